@@ -1,0 +1,1 @@
+"""Simulate, plan and run distributed training of large models."""

@@ -1,0 +1,1 @@
+"""What does each piece cost? Kernels, collectives, memory and software stacks."""

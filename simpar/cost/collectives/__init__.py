@@ -1,0 +1,1 @@
+"""Collective algorithms: latency and bytes per link."""

@@ -1,0 +1,1 @@
+"""What do we run on? Devices, links and clusters."""

@@ -1,0 +1,1 @@
+"""What do we train? Models as graphs of operators with named dimensions."""

@@ -1,0 +1,1 @@
+"""How is it split? Mesh, sharding, schedules and the Plan."""

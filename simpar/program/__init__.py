@@ -1,0 +1,1 @@
+"""What exactly happens? The one intermediate representation and its reductions."""

@@ -1,0 +1,1 @@
+"""What came out? Results, explanations, plots and traces."""
