@@ -1,0 +1,265 @@
+"""Emission: templates repeated over the actions of every rank class become one Program, in bulk columns.
+
+Every class owns one *slot* per node of every action. A collective that joins several classes has a slot in each
+of them; the k-th use of a group kind in one class is the k-th use in the others, so those slots merge into one
+op that sits on the streams of all of them (its rendezvous is its dependencies).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.program.program import MEMORY_CATEGORIES, Label
+from simpar.program.templates import Node, Template
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class FlowUse:
+    """How one collective appears in the Program: latency, bytes to drain, its route (-1: none) and rate cap."""
+
+    fixed_ns: int
+    work_bytes: int = 0
+    route: int = -1
+    rate_cap_bytes_per_s: int = 0
+
+
+@dataclass(frozen=True)
+class ClassActions:
+    """The ordered actions of one rank class.
+
+    ``template`` int64[n] indexes ``templates``; ``source_class`` / ``source_action`` int64[n] name the action
+    whose exit the arrival nodes wait for (-1: nothing to wait for).
+    """
+
+    name: str
+    templates: tuple[Template, ...]
+    template: Ints
+    microbatch: Ints
+    stage: Ints
+    source_class: Ints
+    source_action: Ints
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Columns over the slots of all classes, before merging."""
+
+    class_id: Ints
+    action: Ints
+    node: Ints
+    label: Ints
+    fixed_ns: Ints
+    work_bytes: Ints
+    route: Ints
+    rate_cap: Ints
+    group: Ints
+    microbatch: Ints
+    stage: Ints
+
+
+@dataclass(frozen=True)
+class Links:
+    """Rows (slot, ...) that hang on slots: dependencies, stream membership, memory changes."""
+
+    dependency: Ints
+    stream: Ints
+    memory: Ints
+
+
+class LabelTable:
+    """Distinct labels in order of first use."""
+
+    def __init__(self) -> None:
+        self._index: dict[Label, int] = {}
+
+    def add(self, label: Label) -> int:
+        """The index of a label, new or known."""
+        return self._index.setdefault(label, len(self._index))
+
+    def labels(self) -> tuple[Label, ...]:
+        """All labels by index."""
+        return tuple(self._index)
+
+
+class Emitter:
+    """Collects the slots of all classes; ``streams`` fixes the order of stream names within a class."""
+
+    def __init__(
+        self,
+        streams: Sequence[str],
+        price: Callable[[int, Node], FlowUse],
+        group_of: Callable[[int, str], int],
+    ) -> None:
+        self.streams = {name: index for index, name in enumerate(streams)}
+        self.labels = LabelTable()
+        self._price = price
+        self._group_of = group_of
+        self._parts: list[Slots] = []
+        self._rows: list[Links] = []
+        self._starts: list[Ints] = []
+        self._exits: list[Ints] = []
+        self._arrivals: list[tuple[Ints, Ints, Ints]] = []
+        self._total = 0
+
+    def add(self, class_id: int, actions: ClassActions) -> None:
+        """Append the slots of one class; classes are added in order of their id."""
+        tables = [self._table(class_id, template) for template in actions.templates]
+        sizes = np.array([len(table.fixed_ns) for table in tables], dtype=np.int64)[actions.template]
+        starts = self._total + np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
+        action = np.repeat(np.arange(len(sizes)), sizes)
+        node = np.arange(int(sizes.sum())) - (starts - self._total)[action]
+        bases = np.cumsum([0, *(len(table.fixed_ns) for table in tables[:-1])])
+        source = bases[actions.template][action] + node
+        columns = {
+            name: np.concatenate([getattr(table, name) for table in tables])[source]
+            for name in ("label", "fixed_ns", "work_bytes", "route", "rate_cap", "group")
+        }
+        self._parts.append(
+            Slots(
+                class_id=np.full(len(node), class_id),
+                action=action,
+                node=node,
+                microbatch=actions.microbatch[action],
+                stage=actions.stage[action],
+                **columns,
+            )
+        )
+        self._rows.append(self._repeat_rows(class_id, tables, actions.template, starts))
+        exits = np.array([template.exit for template in actions.templates], dtype=np.int64)[actions.template]
+        self._starts.append(starts)
+        self._exits.append(starts + exits)
+        self._note_arrivals(tables, actions, starts)
+        self._total += len(node)
+
+    def finish(self) -> tuple[Slots, Links]:
+        """All slots and their rows; arrival dependencies are resolved here, once every class is known."""
+        slots = _concatenate(self._parts)
+        rows = _concatenate(self._rows)
+        return slots, Links(np.concatenate([rows.dependency, self._arrival_rows()]), rows.stream, rows.memory)
+
+    def _table(self, class_id: int, template: Template) -> _Table:
+        uses = [
+            self._price(class_id, node) if node.collective else FlowUse(node.duration_ns) for node in template.nodes
+        ]
+        return _Table(
+            label=_column(self.labels.add(_label(node)) for node in template.nodes),
+            fixed_ns=_column(use.fixed_ns for use in uses),
+            work_bytes=_column(use.work_bytes for use in uses),
+            route=_column(use.route for use in uses),
+            rate_cap=_column(use.rate_cap_bytes_per_s for use in uses),
+            group=_column(
+                self._group_of(class_id, node.collective.group) if node.collective else -1 for node in template.nodes
+            ),
+            dependency=_rows(((i, after) for i, node in enumerate(template.nodes) for after in node.after), 2),
+            stream=_rows(
+                ((i, self.streams[name]) for i, node in enumerate(template.nodes) for name in node.streams), 2
+            ),
+            memory=_rows(_memory_rows(template.nodes), 4),
+            arrival=_column(i for i, node in enumerate(template.nodes) if node.arrival),
+        )
+
+    def _repeat_rows(self, class_id: int, tables: Sequence[_Table], template: Ints, starts: Ints) -> Links:
+        dependency = _tile([table.dependency for table in tables], template, starts, shifted=(0, 1))
+        stream = _tile([table.stream for table in tables], template, starts, shifted=(0,))
+        stream[:, 1] += class_id * len(self.streams)
+        memory = _tile([table.memory for table in tables], template, starts, shifted=(0,))
+        owner = np.full((len(memory), 1), class_id)
+        return Links(dependency, stream, np.concatenate([memory, owner], axis=1))
+
+    def _note_arrivals(self, tables: Sequence[_Table], actions: ClassActions, starts: Ints) -> None:
+        waiting = np.flatnonzero(actions.source_class >= 0)
+        rows = _tile(
+            [table.arrival[:, None] for table in tables], actions.template[waiting], starts[waiting], shifted=(0,)
+        )
+        counts = np.array([len(table.arrival) for table in tables])[actions.template[waiting]]
+        self._arrivals.append(
+            (
+                rows[:, 0],
+                np.repeat(actions.source_class[waiting], counts),
+                np.repeat(actions.source_action[waiting], counts),
+            )
+        )
+
+    def _arrival_rows(self) -> Ints:
+        offsets = np.concatenate([[0], np.cumsum([len(exits) for exits in self._exits])])
+        exits = np.concatenate(self._exits)
+        slot, source_class, source_action = (np.concatenate(column) for column in zip(*self._arrivals, strict=True))
+        return np.stack([slot, exits[offsets[source_class] + source_action]], axis=1)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """One template as columns (per node) and rows (node, ...)."""
+
+    label: Ints
+    fixed_ns: Ints
+    work_bytes: Ints
+    route: Ints
+    rate_cap: Ints
+    group: Ints
+    dependency: Ints
+    stream: Ints
+    memory: Ints
+    arrival: Ints
+
+
+def merge_slots(slots: Slots, members: Mapping[int, tuple[int, ...]], kinds: Mapping[int, str]) -> Ints:
+    """The op of every slot: int64[num_slots], ops numbered in slot order, shared collectives merged.
+
+    ``members[g]`` are the rank classes of group class g and ``kinds[g]`` its kind; the k-th slot of a kind in
+    the first member is the k-th in all others.
+    """
+    owner = np.arange(len(slots.class_id))
+    for group, classes in members.items():
+        if len(classes) < 2:
+            continue
+        first, *others = (np.flatnonzero((slots.group == group) & (slots.class_id == c)) for c in classes)
+        for slots_of_other in others:
+            if len(slots_of_other) != len(first):
+                raise AssertionError(f"classes {classes} use the {kinds[group]} group a different number of times")
+            owner[slots_of_other] = first
+    kept = owner == np.arange(len(owner))
+    return (np.cumsum(kept) - 1)[owner]
+
+
+def _label(node: Node) -> Label:
+    return Label(kind=node.kind, name=node.name, layer=node.layer)
+
+
+def _memory_rows(nodes: Sequence[Node]) -> list[tuple[int, int, int, int]]:
+    return [
+        (i, int(change.at_finish), round(change.delta_bytes), MEMORY_CATEGORIES.index(change.category))
+        for i, node in enumerate(nodes)
+        for change in node.memory
+    ]
+
+
+def _column(values: object) -> Ints:
+    return np.array(list(values), dtype=np.int64)  # type: ignore[call-overload]
+
+
+def _rows(values: object, width: int) -> Ints:
+    return np.array(list(values), dtype=np.int64).reshape(-1, width)  # type: ignore[call-overload]
+
+
+def _tile(tables: Sequence[Ints], template: Ints, starts: Ints, *, shifted: tuple[int, ...]) -> Ints:
+    """Repeat each action's rows, shifting the node columns by the action's first slot."""
+    counts = np.array([len(table) for table in tables], dtype=np.int64)[template]
+    bases = np.cumsum([0, *(len(table) for table in tables[:-1])])[template]
+    first = np.concatenate([[0], np.cumsum(counts)[:-1]]) if len(counts) else np.zeros(0, dtype=np.int64)
+    action = np.repeat(np.arange(len(counts)), counts)
+    rows = np.concatenate(tables)[bases[action] + np.arange(len(action)) - first[action]]
+    for column in shifted:
+        rows[:, column] += starts[action]
+    return rows
+
+
+def _concatenate(parts: Sequence[Slots] | Sequence[Links]):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    names = parts[0].__dataclass_fields__
+    return type(parts[0])(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})

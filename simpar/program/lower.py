@@ -1,0 +1,261 @@
+"""Lowering: a checked plan becomes the Program of one training step, one representative per class of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.hardware.cluster import Cluster
+from simpar.plan.schedules.actions import Schedule
+from simpar.program.emit import ClassActions, Emitter, FlowUse, Slots
+from simpar.program.assemble import assemble
+from simpar.program.layout import Layout, build_layout
+from simpar.program.program import Program
+from simpar.program.rank_view import Job, RankView
+from simpar.program.stages import Pricing, StageBuilder
+from simpar.program.steps import COMPUTE, TENSOR, CollectiveUse
+from simpar.program.synchronisation import Synchronisation
+from simpar.program.templates import GATHER, REDUCE, Node, Template, flatten
+from simpar.program.traffic import EMBEDDING_GROUP, Network, group_kinds, hop_kind, send_bytes, stream_counts
+
+Ints = NDArray[np.int64]
+TAIL = "tail"
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """What makes ranks differ, drawn before the run: compute slowdown per rank, and lognormal jitter.
+
+    ``slow_ranks`` maps a rank to the factor (>= 1 is slower) on its kernel times; ``jitter_sigma`` is the
+    standard deviation of the logarithm of an independent factor on every op, keyed by (seed, rank, op).
+    """
+
+    slow_ranks: Mapping[int, float] = field(default_factory=dict)
+    jitter_sigma: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A Program with the way back: classes, templates behind every slot, and which op each slot became."""
+
+    program: Program
+    layout: Layout
+    network: Network
+    builder: StageBuilder
+    schedule: Schedule
+    actions: tuple[ClassActions, ...]
+    slots: Slots
+    op_of_slot: Ints
+    stage_of_class: Ints
+
+
+def lower(
+    job: Job, cluster: Cluster, schedule: Schedule, *, perturbation: Perturbation | None = None, collapse: bool = True
+) -> Lowered:
+    """Build the Program of one step.
+
+    ``schedule`` is the plan's action table; ``collapse`` merges the serial steps of a block into one op where
+    nothing outside can touch them (exact; see :mod:`simpar.program.segments`).
+    """
+    perturbation = perturbation or Perturbation()
+    view = RankView.of(job)
+    sync = Synchronisation.of(job)
+    kinds = group_kinds(view, sync, schedule)
+    layout = build_layout(cluster, kinds, _rank_colours(job, perturbation))
+    network = Network(cluster, layout, stream_counts(kinds, schedule, sync))
+    builder = StageBuilder(job, view, sync)
+    maker = _ClassMaker(builder, network, schedule, perturbation, collapse)
+    actions = tuple(maker.actions(class_id) for class_id in range(layout.num_classes))
+    emitter = Emitter(_stream_names(schedule, sync), lambda c, node: _price(network, c, node), network.group_of)
+    for class_id, entry in enumerate(actions):
+        emitter.add(class_id, entry)
+    slots, rows = emitter.finish()
+    slots = _with_jitter(slots, layout, perturbation)
+    program, op_of_slot = assemble(slots, rows, emitter, network)
+    return Lowered(
+        program, layout, network, builder, schedule, actions, slots, op_of_slot, maker.stage_of_class
+    )
+
+
+def _price(network: Network, class_id: int, node: Node) -> FlowUse:
+    assert node.collective is not None, "only collectives are priced on the network"
+    return network.flow(class_id, node.collective)
+
+
+def _rank_colours(job: Job, perturbation: Perturbation) -> Ints:
+    """Ranks start equal when they run the same stage at the same speed; jitter makes every rank its own."""
+    mesh = job.plan.mesh
+    world = np.arange(mesh.world_size)
+    if perturbation.jitter_sigma > 0:
+        return world
+    colour = mesh.coordinates(world)["pp"].astype(np.int64)
+    factors = sorted(set(perturbation.slow_ranks.values()))
+    for rank, factor in perturbation.slow_ranks.items():
+        colour[rank] += mesh.pp * (1 + factors.index(factor))
+    return colour
+
+
+def _stream_names(schedule: Schedule, sync: Synchronisation) -> tuple[str, ...]:
+    sends = [f"{letter} {hop_kind(delta)}" for delta in range(schedule.num_ranks) for letter in ("send_F", "send_B")]
+    reduces = [f"{REDUCE}.{group}" for group, _, _ in sync.reduce_ops[1:]]
+    return (COMPUTE, TENSOR, GATHER, REDUCE, *reduces, *sends)
+
+
+@dataclass(frozen=True)
+class _ClassMaker:
+    """Templates and ordered actions of each rank class."""
+
+    builder: StageBuilder
+    network: Network
+    schedule: Schedule
+    perturbation: Perturbation
+    collapse: bool
+
+    @property
+    def stage_of_class(self) -> Ints:
+        """Pipeline rank of every class."""
+        return self.builder.job.plan.mesh.coordinates(self.network.layout.representative_rank)["pp"].astype(np.int64)
+
+    def actions(self, class_id: int) -> ClassActions:
+        """The class's actions in schedule order, then the step's tail (gradient sync, optimizer)."""
+        pipeline_rank = int(self.stage_of_class[class_id])
+        letters, stages, microbatches = self.schedule.letters(pipeline_rank)
+        keys = list(zip(letters, stages.tolist(), self._boundaries(letters, stages), strict=True))
+        templates, index = self._templates(class_id, keys)
+        templates.append(self._tail(class_id))
+        order = np.array([index[key] for key in keys] + [len(templates) - 1], dtype=np.int64)
+        source_class, source_action = self._sources(class_id, letters, stages, microbatches)
+        return ClassActions(
+            name=f"stage {pipeline_rank}",
+            templates=tuple(templates),
+            template=order,
+            microbatch=np.append(microbatches, -1),
+            stage=np.append(stages, -1),
+            source_class=np.append(source_class, -1),
+            source_action=np.append(source_action, -1),
+        )
+
+    def _boundaries(self, letters: Sequence[str], stages: Ints) -> list[bool]:
+        """First forward and last backward-type action of every virtual stage."""
+        first: dict[int, int] = {}
+        last: dict[tuple[int, str], int] = {}
+        for position, (letter, stage) in enumerate(zip(letters, stages.tolist(), strict=True)):
+            if letter == "F":
+                first.setdefault(stage, position)
+            else:
+                last[stage, letter] = position
+        marked = {*first.values(), *last.values()}
+        return [position in marked for position in range(len(letters))]
+
+    def _templates(
+        self, class_id: int, keys: Sequence[tuple[str, int, bool]]
+    ) -> tuple[list[Template], dict[tuple[str, int, bool], int]]:
+        pricing = self._pricing(class_id)
+        flat = not self.collapse or not self._collapsible(class_id)
+        by_stage = {stage: self.builder.templates(stage, pricing) for stage in sorted({key[1] for key in keys})}
+        templates: list[Template] = []
+        index: dict[tuple[str, int, bool], int] = {}
+        for key in keys:
+            if key in index:
+                continue
+            letter, stage, boundary = key
+            template = by_stage[stage][letter, boundary]
+            index[key] = len(templates)
+            templates.append(self._with_send(letter, stage, flatten(template) if flat else template))
+        return templates, index
+
+    def _pricing(self, class_id: int) -> Pricing:
+        rank = int(self.network.layout.representative_rank[class_id])
+        job = self.builder.job
+        return Pricing(
+            price=lambda use: self.network.solo_ns(class_id, use),
+            slowdown=self.perturbation.slow_ranks.get(rank, 1.0),
+            comm_slowdown=job.stack.overlap.compute_slowdown_while_comm,
+        )
+
+    def _collapsible(self, class_id: int) -> bool:
+        if self.builder.view.tensor_parallel == 1:
+            return True
+        return self.network.is_private(class_id, TENSOR)
+
+    def _with_send(self, letter: str, stage: int, template: Template) -> Template:
+        """Append the message to the neighbouring stage; forward sends ahead, B and I send back."""
+        target = stage + 1 if letter == "F" else stage - 1
+        if letter == "W" or not 0 <= target < self.schedule.num_stages:
+            return template
+        ranks = self.schedule.rank_of_stage
+        delta = (ranks[target] - ranks[stage]) % self.schedule.num_ranks
+        if delta == 0:
+            return template
+        view = self.builder.view
+        stream = f"{'send_F' if letter == 'F' else 'send_B'} {hop_kind(delta)}"
+        blocks = view.job.stack.overlap.p2p_blocks_compute
+        node = Node(
+            kind="pp",
+            name="send activations" if letter == "F" else "send gradients",
+            streams=(stream, COMPUTE) if blocks else (stream,),
+            collective=CollectiveUse(hop_kind(delta), "send", send_bytes(view)),
+            after=(template.exit,),
+        )
+        return Template((*template.nodes, node), len(template.nodes))
+
+    def _tail(self, class_id: int) -> Template:
+        stages = tuple(np.flatnonzero(np.array(self.schedule.rank_of_stage) == self.stage_of_class[class_id]).tolist())
+        nodes = self.builder.sync.tail(self.builder.parameters(stages))
+        kinds = self.network.layout.group_class
+        if EMBEDDING_GROUP in kinds and kinds[EMBEDDING_GROUP][class_id] >= 0:
+            nodes = (self._embedding_sync(), *nodes)
+        return Template(nodes, len(nodes) - 1)
+
+    def _embedding_sync(self) -> Node:
+        """Tied embeddings live on the first and the last stage; their gradients are summed before the update."""
+        builder = self.builder
+        weights = builder.job.graph.embedding.operators[0].weights[0].size
+        from simpar.models.graph import evaluate
+
+        size = float(evaluate(weights, builder.view.tensor)) * builder.sync.gradient_bytes
+        use = CollectiveUse(EMBEDDING_GROUP, "all_reduce", size)
+        return Node(kind="pp", name="all_reduce tied embedding", streams=(COMPUTE, REDUCE), collective=use)
+
+    def _sources(self, class_id: int, letters: Sequence[str], stages: Ints, microbatches: Ints) -> tuple[Ints, Ints]:
+        """The action each arrival waits for: forward of the stage before, backward of the stage behind.
+
+        The backward of the last stage follows its own forward.
+        """
+        num = self.schedule.num_stages
+        source_class = np.full(len(letters), -1, dtype=np.int64)
+        source_action = np.full(len(letters), -1, dtype=np.int64)
+        for position, (letter, stage, microbatch) in enumerate(
+            zip(letters, stages.tolist(), microbatches.tolist(), strict=True)
+        ):
+            if letter == "W" or (letter == "F" and stage == 0):
+                continue
+            wanted = ("F", stage - 1) if letter == "F" else ("B", stage + 1) if stage + 1 < num else ("F", stage)
+            rank = self.schedule.rank_of_stage[wanted[1]]
+            source_class[position] = self._class_at(class_id, rank)
+            source_action[position] = self._positions[wanted[0], wanted[1], microbatch]
+        return source_class, source_action
+
+    def _class_at(self, class_id: int, pipeline_rank: int) -> int:
+        """The class of the rank that shares everything but the pipeline coordinate with this class's representative."""
+        layout, mesh = self.network.layout, self.builder.job.plan.mesh
+        coordinates = mesh.coordinates(layout.representative_rank[[class_id]])
+        peer = mesh.rank(**{**{axis: int(v[0]) for axis, v in coordinates.items()}, "pp": pipeline_rank})
+        return int(layout.class_of_rank[peer])
+
+
+def _with_jitter(slots: Slots, layout: Layout, perturbation: Perturbation) -> Slots:
+    """Independent lognormal factors on fixed durations, from a counter-based generator keyed by (seed, rank)."""
+    if perturbation.jitter_sigma <= 0:
+        return slots
+    fixed = slots.fixed_ns.copy()
+    for class_id, rank in enumerate(layout.representative_rank):
+        mine = np.flatnonzero(slots.class_id == class_id)
+        draws = np.random.Generator(np.random.Philox(key=[perturbation.seed, int(rank)])).standard_normal(len(mine))
+        factor = np.exp(perturbation.jitter_sigma * draws - perturbation.jitter_sigma**2 / 2)
+        fixed[mine] = np.rint(fixed[mine] * factor).astype(np.int64)
+    return replace(slots, fixed_ns=fixed)

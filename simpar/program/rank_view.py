@@ -1,0 +1,97 @@
+"""What one rank sees of the job: local sizes, kernel times and habits of the stack, resolved from the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from simpar.cost.kernels import KernelModel
+from simpar.cost.operators import OperatorTime, operator_times
+from simpar.cost.stack import Stack
+from simpar.models.graph import Block, ModelGraph, Operator, evaluate
+from simpar.models.training import Training
+from simpar.plan.plan import Plan
+from simpar.plan.sharding import sequence_dims, tensor_dims
+from simpar.units import DTYPE_BYTES
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that is decided before lowering: model, shape, plan (checked), stack and kernel model."""
+
+    graph: ModelGraph
+    training: Training
+    plan: Plan
+    stack: Stack
+    kernels: KernelModel
+
+
+@dataclass(frozen=True)
+class RankView:
+    """Sizes and times of one tensor-parallel rank. Bytes are per microbatch."""
+
+    job: Job
+    tensor: Mapping[str, int]
+    sequence: Mapping[str, int]
+
+    @staticmethod
+    def of(job: Job) -> RankView:
+        """The view of a rank of the job; all ranks of a mesh are alike up to stage and speed."""
+        return RankView(
+            job=job,
+            tensor=tensor_dims(job.graph, job.plan, job.training),
+            sequence=sequence_dims(job.graph, job.plan, job.training),
+        )
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Tensor-parallel degree."""
+        return self.job.plan.mesh.tp
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether the residual stream is sharded over the sequence."""
+        return bool(self.job.plan.tensor_parallel.sequence_parallel) and self.tensor_parallel > 1
+
+    @property
+    def overlap_tensor_parallel(self) -> bool:
+        """Whether forward all-gathers are decomposed and overlapped with their products."""
+        return bool(self.job.plan.tensor_parallel.overlap)
+
+    @property
+    def overlap_backward(self) -> bool:
+        """Whether backward collectives run beside the weight-gradient products."""
+        return bool(self.job.stack.overlap.tensor_backward)
+
+    @property
+    def regathers_input(self) -> bool:
+        """Whether the stack keeps only the shard of a gathered input and gathers it again in backward."""
+        return bool(self.job.stack.overlap.regather_input)
+
+    @property
+    def compute_bytes(self) -> float:
+        """Bytes of one activation element."""
+        precision = self.job.plan.numerics.precision
+        return DTYPE_BYTES["bf16" if precision == "fp8" else precision]
+
+    @property
+    def host_time_per_kernel_s(self) -> float:
+        """Seconds the host needs to issue one kernel."""
+        return self.job.stack.launch.host_time_per_kernel_s
+
+    def operator_times(self, block: Block) -> list[OperatorTime]:
+        """Kernel times of every operator of a block, in order."""
+        return operator_times(block.operators, self.tensor, self.sequence, self.job.kernels)
+
+    def rows(self, op: Operator, *, region: str) -> float:
+        """Rows (tokens) of an operator's output on this rank."""
+        return float(evaluate(op.rows, self.tensor if region == "tensor" else self.sequence))
+
+    def elements(self, op: Operator, *, region: str) -> float:
+        """Elements of an operator's output on this rank."""
+        dims = self.tensor if region == "tensor" else self.sequence
+        return float(evaluate(op.rows, dims)) * float(evaluate(op.columns, dims))
+
+    def residual_bytes(self, op: Operator) -> float:
+        """Bytes of the whole residual stream that an operator of region "tensor" reads."""
+        return self.rows(op, region="tensor") * self.job.graph.dims["hidden"] * self.compute_bytes

@@ -1,0 +1,177 @@
+"""Stages: which blocks a pipeline rank holds, what they weigh, and the templates of its actions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from simpar.cost.activations import block_activations
+from simpar.models.graph import Block, evaluate
+from simpar.plan.plan import stage_layers
+from simpar.program.rank_view import Job, RankView
+from simpar.program.segments import Segment, make_segment
+from simpar.program.steps import BlockSteps, CollectiveUse, Phase, block_steps
+from simpar.program.synchronisation import Synchronisation
+from simpar.program.templates import SyncPolicy, Template, Unit, backward_template, forward_template
+from simpar.units import to_ns
+
+EMBEDDING_LAYER = -1
+PASSES = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One block of a stage: its position in the model and whether its activations are recomputed."""
+
+    layer: int
+    block: Block
+    recompute: str
+
+
+def virtual_stage_pieces(job: Job) -> tuple[tuple[Piece, ...], ...]:
+    """Blocks of every virtual stage in model order: embedding first, head (norm, lm_head, loss) last."""
+    graph, policy = job.graph, job.plan.memory.recompute
+    counts = stage_layers(job.plan, len(graph.layers))
+    bounds = np.concatenate([[0], np.cumsum(counts)])
+    stages = []
+    for stage, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        pieces = [
+            Piece(layer, graph.blocks[graph.layers[layer]], _recompute_of(policy, layer)) for layer in range(begin, end)
+        ]
+        if stage == 0:
+            pieces.insert(0, Piece(EMBEDDING_LAYER, graph.embedding, "none"))
+        if stage == len(counts) - 1:
+            pieces.append(Piece(len(graph.layers), graph.head, "none"))
+        stages.append(tuple(pieces))
+    return tuple(stages)
+
+
+def _recompute_of(policy: str, layer: int) -> str:
+    """``every:C`` recomputes every C-th layer in full and keeps the others."""
+    if policy.startswith("every:"):
+        return "full" if layer % int(policy.removeprefix("every:")) == 0 else "none"
+    return policy
+
+
+@dataclass
+class Pricing:
+    """Solo durations of collectives for one rank class, its speed, and the segments built with them."""
+
+    price: Callable[[CollectiveUse], int]
+    slowdown: float = 1.0
+    comm_slowdown: float = 1.0
+    segments: dict[tuple[str, str, str, float], Segment] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StageBuilder:
+    """Builds action templates from pieces; costs of equal pieces are computed once."""
+
+    job: Job
+    view: RankView
+    sync: Synchronisation
+
+    @cached_property
+    def pieces(self) -> tuple[tuple[Piece, ...], ...]:
+        """Blocks of every virtual stage."""
+        return virtual_stage_pieces(self.job)
+
+    @cached_property
+    def _steps(self) -> dict[tuple[str, str], BlockSteps]:
+        return {}
+
+    @cached_property
+    def _units(self) -> dict[tuple[str, str], Unit]:
+        return {}
+
+    def steps(self, piece: Piece) -> BlockSteps:
+        """Phases of a piece, shared by all layers with the same block and recompute choice."""
+        key = (piece.block.name, piece.recompute)
+        if key not in self._steps:
+            self._steps[key] = block_steps(piece.block, self.view, recompute=piece.recompute)
+        return self._steps[key]
+
+    def unit(self, piece: Piece) -> Unit:
+        """Bytes that a piece holds and moves on one rank."""
+        key = (piece.block.name, piece.recompute)
+        if key not in self._units:
+            self._units[key] = self._make_unit(piece)
+        known = self._units[key]
+        return replace(known, layer=piece.layer)
+
+    def _make_unit(self, piece: Piece) -> Unit:
+        job, sync = self.job, self.sync
+        held = block_activations(
+            piece.block, self.view.tensor, self.view.sequence, job.stack, recompute=piece.recompute,
+            numerics=job.plan.numerics,
+        )  # fmt: skip
+        parameters = sum(float(evaluate(w.size, self.view.tensor)) for op in piece.block.operators for w in op.weights)
+        return Unit(
+            layer=piece.layer,
+            name=piece.block.name,
+            saved_bytes=float(held.saved_bytes),
+            recomputed_bytes=float(held.recomputed_bytes),
+            forward_workspace_bytes=float(held.forward_workspace_bytes),
+            backward_workspace_bytes=float(held.backward_workspace_bytes),
+            gathered_bytes=parameters * sync.gathered_bytes_per_parameter,
+            parameter_bytes=parameters * sync.parameter_bytes,
+            gradient_bytes=parameters * sync.gradient_bytes,
+        )
+
+    def templates(self, stage: int, pricing: Pricing) -> Mapping[tuple[str, bool], Template]:
+        """Templates of one virtual stage by (action letter F, B, I or W; whether it is the boundary microbatch).
+
+        The boundary microbatch is the first for F (parameters may have to be gathered) and the last for
+        backward (gradients are reduced).
+        """
+        pieces = self.pieces[stage]
+        units = [self.unit(piece) for piece in pieces]
+        table: dict[tuple[str, bool], Template] = {}
+        for letter, kind in PASSES.items():
+            for boundary in (False, True):
+                sync = self.sync.policy(kind, boundary=boundary)
+                segments = [self._segment(piece, unit, kind, sync, pricing) for piece, unit in zip(pieces, units, strict=True)]
+                if kind == "forward":
+                    table[letter, boundary] = forward_template(units, segments, sync)
+                else:
+                    table[letter, boundary] = backward_template(kind, units, segments, sync)
+        return table
+
+    def _segment(self, piece: Piece, unit: Unit, kind: str, sync: SyncPolicy, pricing: Pricing) -> Segment:
+        phase: Phase = getattr(self.steps(piece), kind)
+        slowdown = pricing.slowdown * _contention(phase, unit, sync, pricing)
+        key = (piece.block.name, piece.recompute, kind, slowdown)
+        if key not in pricing.segments:
+            pricing.segments[key] = make_segment(phase, pricing.price, slowdown=slowdown)
+        return pricing.segments[key]
+
+    def parameters(self, stages: tuple[int, ...]) -> float:
+        """Parameters that one rank holds for its virtual stages, before data-parallel sharding."""
+        return sum(
+            float(evaluate(weight.size, self.view.tensor))
+            for stage in stages
+            for piece in self.pieces[stage]
+            for op in piece.block.operators
+            for weight in op.weights
+        )
+
+
+def _contention(phase: Phase, unit: Unit, sync: SyncPolicy, pricing: Pricing) -> float:
+    """Slowdown of kernels while data-parallel collectives hold SMs and memory bandwidth.
+
+    Applied for the share of the kernels' time that the unit's own collectives cover; Source: measured overlap
+    slowdowns, arXiv 2507.03114.
+    """
+    excess = pricing.comm_slowdown - 1.0
+    compute_s = sum(step.duration_s for step in phase.steps)
+    if excess <= 0 or compute_s <= 0 or not (sync.overlap and (sync.reduce or sync.gather)):
+        return 1.0
+    busy_ns = sum(
+        pricing.price(CollectiveUse(group, op, unit.gradient_bytes * share)) for group, op, share in sync.reduce_ops
+    )
+    if sync.gather:
+        busy_ns += pricing.price(CollectiveUse(sync.gather_group, "all_gather", unit.parameter_bytes))
+    return 1.0 + excess * min(1.0, busy_ns / float(to_ns(compute_s)))

@@ -1,0 +1,268 @@
+"""From a block of operators to the steps one rank executes: kernels, tensor-parallel collectives, host gaps.
+
+The collectives are not listed anywhere: they follow from the graph. Operators of region "sequence" need the
+residual stream (sharded over the sequence under sequence parallelism), operators of region "tensor" need whole
+rows; a contraction over a sharded dim leaves a partial sum. Walking the data flow, a change of region or a
+partial sum that is read is where a collective stands [Korthikanti et al. 2022, arXiv 2205.05198, section 4.2].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from simpar.cost.operators import OperatorTime
+from simpar.models.graph import Block, Operator, evaluate, is_row_parallel
+from simpar.program.rank_view import RankView
+
+COMPUTE = "compute"
+TENSOR = "tp"
+
+
+@dataclass(frozen=True)
+class CollectiveUse:
+    """One call of a collective: which process group, which operation, bytes of the whole tensor, how often."""
+
+    group: str
+    op: str
+    size_bytes: float
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Step:
+    """A kernel (``duration_s`` on the device) or a collective of one block; ``after`` are earlier positions."""
+
+    name: str
+    kind: str
+    stream: str
+    duration_s: float = 0.0
+    collective: CollectiveUse | None = None
+    after: tuple[int, ...] = ()
+
+
+@dataclass
+class _Sequence:
+    """Steps under construction; the next serial step waits for everything in ``frontier``."""
+
+    steps: list[Step] = field(default_factory=list)
+    frontier: tuple[int, ...] = ()
+
+    def add(self, step: Step, *, after: tuple[int, ...] | None = None, join: bool = True) -> int:
+        """Append a step after ``after`` (default: the frontier); ``join`` makes it the new frontier."""
+        self.steps.append(replace(step, after=self.frontier if after is None else after))
+        index = len(self.steps) - 1
+        if join:
+            self.frontier = (index,)
+        return index
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Steps of one pass through a block and ``issue_s``, the host's time to launch all its kernels."""
+
+    steps: tuple[Step, ...]
+    issue_s: float = 0.0
+
+    def then(self, other: Phase) -> Phase:
+        """This phase followed by ``other``, whose opening steps wait for the last steps of this one."""
+        waited = {index for step in self.steps for index in step.after}
+        ends = tuple(index for index in range(len(self.steps)) if index not in waited)
+        offset = len(self.steps)
+        moved = [replace(s, after=tuple(a + offset for a in s.after) or ends) for s in other.steps]
+        return Phase((*self.steps, *moved), self.issue_s + other.issue_s)
+
+
+@dataclass(frozen=True)
+class BlockSteps:
+    """The phases of one block: forward, full backward (F, B) and its two halves (I, W)."""
+
+    forward: Phase
+    backward: Phase
+    input_gradient: Phase
+    weight_gradient: Phase
+
+
+def block_steps(block: Block, view: RankView, *, recompute: str = "none") -> BlockSteps:
+    """Steps of one block on one rank, for recompute ``none``, ``selective`` (core attention) or ``full``."""
+    times = view.operator_times(block)
+    traffic = _Traffic.of(block, view)
+    forward = _forward(block, times, traffic, view, kind="forward")
+    again = _forward(block, times, traffic, view, kind="recompute") if recompute == "full" else Phase(())
+    walk = _Backward(block, times, traffic, view, selective=recompute == "selective")
+    return BlockSteps(
+        forward=forward,
+        backward=again.then(walk.phase(input_gradient=True, weight_gradient=True)),
+        input_gradient=again.then(walk.phase(input_gradient=True, weight_gradient=False)),
+        weight_gradient=walk.phase(input_gradient=False, weight_gradient=True),
+    )
+
+
+@dataclass(frozen=True)
+class _Traffic:
+    """Where collectives stand: per operator, the tensors gathered before it and those reduced before it."""
+
+    gathers: dict[str, float]
+    reduces: dict[str, float]
+    first_reader: dict[str, str]
+    reduced_producers: dict[str, str]
+    ends_partial: float
+
+    @staticmethod
+    def of(block: Block, view: RankView) -> _Traffic:
+        """Walk the data flow of the block once. Bytes are those of the whole (unsharded) tensor of a microbatch."""
+        traffic = _Traffic({}, {}, {}, {}, 0.0)
+        if view.tensor_parallel == 1:
+            return traffic
+        partial: dict[str, float] = {}
+        available: set[str] = set()
+        ends_partial = 0.0
+        for op in block.operators:
+            summed = [name for name in op.inputs if name in partial]
+            if summed:
+                traffic.reduces[op.name] = max(partial.pop(name) for name in summed)
+                traffic.reduced_producers.update(dict.fromkeys(summed, op.name))
+            if op.region == "tensor":
+                _note_gathers(block, op, view, traffic, available)
+            if is_row_parallel(op) or _is_sharded_embedding(op):
+                partial[op.name] = view.elements(op, region="tensor") * view.compute_bytes
+        if partial:
+            ends_partial = max(partial.values())
+        return replace(traffic, ends_partial=ends_partial)
+
+
+def _note_gathers(block: Block, op: Operator, view: RankView, traffic: _Traffic, available: set[str]) -> None:
+    producers = {other.name: other for other in block.operators}
+    for name in op.inputs:
+        source = producers.get(name)
+        from_sequence = source.region == "sequence" if source else op.kind not in ("embedding", "loss")
+        if from_sequence and name not in available:
+            available.add(name)
+            width = source if source else op
+            traffic.gathers[op.name] = view.residual_bytes(width)
+            traffic.first_reader[name] = op.name
+
+
+def _is_sharded_embedding(op: Operator) -> bool:
+    return op.kind == "embedding" and any("vocab" in dims for w in op.weights for _, dims in w.size)
+
+
+def _forward(
+    block: Block, times: Sequence[OperatorTime], traffic: _Traffic, view: RankView, *, kind: str
+) -> Phase:
+    sequence = _Sequence()
+    for op, time in zip(block.operators, times, strict=True):
+        if op.name in traffic.reduces:
+            sequence.add(_reduce(f"{op.name}.reduce", traffic.reduces[op.name], view))
+        if op.kind == "loss" and view.tensor_parallel > 1:
+            sequence.add(_loss_statistics(op, view))
+        compute = Step(name=op.name, kind=kind, stream=COMPUTE, duration_s=float(time.forward_s))
+        gather = traffic.gathers.get(op.name, 0.0)
+        if gather and view.sequence_parallel:
+            _gather_then_compute(sequence, compute, gather, view)
+        else:
+            sequence.add(compute)
+    if traffic.ends_partial:
+        sequence.add(_reduce("output.reduce", traffic.ends_partial, view))
+    launches = sum(int(time.forward_kernels) for time in times)
+    return Phase(tuple(sequence.steps), launches * view.host_time_per_kernel_s)
+
+
+def _gather_then_compute(sequence: _Sequence, compute: Step, size_bytes: float, view: RankView) -> None:
+    """All-gather before a column-parallel product, decomposed into tp chunks where the plan overlaps them."""
+    name = f"{compute.name}.all_gather"
+    if not view.overlap_tensor_parallel:
+        sequence.add(_collective(name, "all_gather", size_bytes))
+        sequence.add(compute)
+        return
+    chunk = size_bytes / view.tensor_parallel
+    first = sequence.add(_collective(f"{name}.first", "all_gather", chunk))
+    rest = sequence.add(_collective(f"{name}.rest", "all_gather", size_bytes - chunk), join=False)
+    product = sequence.add(compute, after=(first,))
+    sequence.frontier = (rest, product)
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """The backward walk of one block, in full or one half of it (input or weight gradients)."""
+
+    block: Block
+    times: Sequence[OperatorTime]
+    traffic: _Traffic
+    view: RankView
+    selective: bool
+
+    def phase(self, *, input_gradient: bool, weight_gradient: bool) -> Phase:
+        sequence = _Sequence()
+        pairs = list(zip(self.block.operators, self.times, strict=True))
+        if self.traffic.ends_partial and self.view.sequence_parallel and input_gradient:
+            sequence.add(_collective("output.all_gather", "all_gather", self.traffic.ends_partial))
+        for op, time in reversed(pairs):
+            self._gather_gradient(sequence, op, input_gradient=input_gradient)
+            self._operator(sequence, op, time, input_gradient=input_gradient, weight_gradient=weight_gradient)
+        share = 1.0 if input_gradient and weight_gradient else 0.5
+        launches = share * sum(int(time.backward_kernels) for time in self.times)
+        return Phase(tuple(sequence.steps), launches * self.view.host_time_per_kernel_s)
+
+    def _gather_gradient(self, sequence: _Sequence, op: Operator, *, input_gradient: bool) -> None:
+        """The gradient of a reduce-scattered partial sum arrives sharded: gather it before the producer."""
+        reader = self.traffic.reduced_producers.get(op.name)
+        producers = [name for name, by in self.traffic.reduced_producers.items() if by == reader]
+        is_last_producer = bool(producers) and producers[-1] == op.name
+        if reader and is_last_producer and self.view.sequence_parallel and input_gradient:
+            sequence.add(_collective(f"{op.name}.gradient_gather", "all_gather", self.traffic.reduces[reader]))
+
+    def _operator(
+        self, sequence: _Sequence, op: Operator, time: OperatorTime, *, input_gradient: bool, weight_gradient: bool
+    ) -> None:
+        if self.selective and op.kind == "attention" and input_gradient:
+            sequence.add(Step(name=op.name, kind="recompute", stream=COMPUTE, duration_s=float(time.forward_s)))
+        start = sequence.frontier
+        gathered = self._gather_input_again(sequence, op) if weight_gradient else None
+        ends: tuple[int, ...] = ()
+        if input_gradient and time.backward_input_s > 0:
+            sequence.add(_kernel(op.name, "input_gradient", float(time.backward_input_s)), after=start)
+        reduced = self._reduce_input_gradient(sequence, op) if input_gradient else None
+        if weight_gradient and time.backward_weight_s > 0:
+            waits = sequence.frontier if reduced is None else sequence.steps[reduced].after
+            waits = (*waits, gathered) if gathered is not None else waits
+            if reduced is not None and not self.view.overlap_backward:
+                waits = (*waits, reduced)
+            ends = (sequence.add(_kernel(op.name, "weight_gradient", float(time.backward_weight_s)), after=waits),)
+        if reduced is not None:
+            sequence.frontier = (reduced, *ends)
+
+    def _gather_input_again(self, sequence: _Sequence, op: Operator) -> int | None:
+        """Only the sequence shard of a gathered input is kept: the weight gradient needs all of it again."""
+        size = self.traffic.gathers.get(op.name, 0.0)
+        if not size or not self.view.sequence_parallel or not self.view.regathers_input or not op.weights:
+            return None
+        step = _collective(f"{op.name}.input_gather", "all_gather", size)
+        return sequence.add(step, join=not self.view.overlap_backward)
+
+    def _reduce_input_gradient(self, sequence: _Sequence, op: Operator) -> int | None:
+        """Input gradients of column-parallel products are partial sums; the first reader closes the sum."""
+        size = self.traffic.gathers.get(op.name, 0.0)
+        if not size or op.kind == "embedding":
+            return None
+        return sequence.add(_reduce(f"{op.name}.gradient_reduce", size, self.view), join=False)
+
+
+def _kernel(name: str, kind: str, duration_s: float) -> Step:
+    return Step(name=name, kind=kind, stream=COMPUTE, duration_s=duration_s)
+
+
+def _collective(name: str, op: str, size_bytes: float) -> Step:
+    return Step(name=name, kind=TENSOR, stream=TENSOR, collective=CollectiveUse(TENSOR, op, size_bytes))
+
+
+def _loss_statistics(op: Operator, view: RankView) -> Step:
+    """Vocabulary-parallel cross entropy sums three fp32 numbers a row: maximum, target logit, denominator."""
+    size = 4.0 * view.rows(op, region="tensor")
+    return Step(f"{op.name}.sums", TENSOR, TENSOR, collective=CollectiveUse(TENSOR, "all_reduce", size, count=3))
+
+
+def _reduce(name: str, size_bytes: float, view: RankView) -> Step:
+    op = "reduce_scatter" if view.sequence_parallel else "all_reduce"
+    return _collective(name, op, size_bytes)
+

@@ -1,0 +1,139 @@
+"""Data parallelism as hooks: which parameters are gathered and which gradients are reduced, when and by what.
+
+| scheme | before use | after the backward of | with |
+|---|---|---|---|
+| DDP (zero 0) | - | the last microbatch | all-reduce in buckets |
+| ZeRO-1 | first forward (or step end) gathers parameters | the last microbatch | reduce-scatter in buckets |
+| ZeRO-2 | as ZeRO-1 | every microbatch | reduce-scatter in buckets |
+| FSDP zero 2 | first forward gathers and keeps | every microbatch | reduce-scatter per unit |
+| FSDP zero 3 | every pass gathers and frees | every microbatch | reduce-scatter per unit |
+
+With HSDP the shards live in groups of dp/replicas ranks and an all-reduce across the replicas follows
+[Rajbhandari et al. 2020, arXiv 1910.02054; Zhao et al. 2023, arXiv 2304.11277].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simpar.cost.operators import optimizer_time_s
+from simpar.program.rank_view import Job
+from simpar.program.steps import COMPUTE, CollectiveUse
+from simpar.program.templates import GATHER, REDUCE, Node, SyncPolicy
+from simpar.units import DTYPE_BYTES, to_ns
+
+
+@dataclass(frozen=True)
+class Synchronisation:
+    """The data-parallel behaviour of a job. ``width`` ranks share gradients, ``shards`` of them share states."""
+
+    job: Job
+    width: int
+    shards: int
+
+    @staticmethod
+    def of(job: Job) -> Synchronisation:
+        """Read the scheme from a checked plan."""
+        mesh, data = job.plan.mesh, job.plan.data_parallel
+        width = int(mesh.dp or 1) * mesh.cp
+        shards = width // data.hsdp if data.zero else 1
+        return Synchronisation(job, width, shards)
+
+    @property
+    def fully_sharded(self) -> bool:
+        """Whether parameters themselves are sharded between uses."""
+        return self.job.plan.data_parallel.zero == 3 and self.width > 1
+
+    @property
+    def per_unit(self) -> bool:
+        """Whether each block is a unit of gathering and reduction (FSDP) instead of flat buckets."""
+        return self.job.plan.data_parallel.kind == "fsdp"
+
+    @property
+    def parameter_bytes(self) -> float:
+        """Bytes per parameter that a gather moves: the compute precision."""
+        return DTYPE_BYTES[self.job.stack.numerics.gather_dtype(self.job.plan.numerics.precision)]
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Bytes per parameter that a reduction moves."""
+        return DTYPE_BYTES[self.job.plan.numerics.grad_dtype or self.job.stack.numerics.reduce_dtype]
+
+    @property
+    def gathered_bytes_per_parameter(self) -> float:
+        """Bytes per parameter of the unsharded buffer a fully sharded unit holds while it is used."""
+        return self.parameter_bytes if self.fully_sharded else 0.0
+
+    @property
+    def shard_group(self) -> str:
+        """The group kind that holds one copy of the sharded states."""
+        return "dp_shard" if self.job.plan.data_parallel.hsdp > 1 else "dp"
+
+    @property
+    def reduce_ops(self) -> tuple[tuple[str, str, float], ...]:
+        """Collectives of one gradient reduction in turn: (group kind, operation, share of the bytes)."""
+        data = self.job.plan.data_parallel
+        if data.zero == 0 or (data.zero == 1 and self.job.stack.overlap.all_reduce_zero1):
+            return (("dp", "all_reduce", 1.0),)
+        first = (self.shard_group, "reduce_scatter", 1.0)
+        if data.hsdp == 1:
+            return (first,)
+        return (first, ("dp_replicate", "all_reduce", 1.0 / self.shards))
+
+    def policy(self, kind: str, *, boundary: bool) -> SyncPolicy:
+        """Hooks of one pass; ``boundary`` is the first microbatch of a forward, the last of a backward."""
+        data = self.job.plan.data_parallel
+        if self.width == 1:
+            return SyncPolicy()
+        gathers = self._gathers(kind, boundary=boundary)
+        reduces = kind in ("backward", "weight_gradient") and (boundary or data.zero >= 2) and data.overlap_grad_reduce
+        return SyncPolicy(
+            gather=gathers,
+            reshard=self.fully_sharded and bool(data.reshard_after_forward),
+            reduce=bool(reduces),
+            bucket_bytes=float(data.bucket_bytes or 0),
+            per_unit=self.per_unit,
+            reduce_ops=self.reduce_ops if reduces else (),
+            gather_group=self.shard_group,
+        )
+
+    def _gathers(self, kind: str, *, boundary: bool) -> bool:
+        data = self.job.plan.data_parallel
+        if kind == "weight_gradient" or data.zero == 0:
+            return False
+        if self.fully_sharded and data.reshard_after_forward:
+            return True
+        if kind != "forward" or not boundary:
+            return False
+        return self.per_unit or bool(data.overlap_param_gather)
+
+    def tail(self, parameters: float) -> tuple[Node, ...]:
+        """What follows the last backward on a rank that holds ``parameters`` (unsharded count)."""
+        return (*self._late_reduction(parameters), self._optimizer(parameters), *self._late_gather(parameters))
+
+    def _late_reduction(self, parameters: float) -> tuple[Node, ...]:
+        if self.width == 1 or self.job.plan.data_parallel.overlap_grad_reduce:
+            return ()
+        size = parameters * self.gradient_bytes
+        count = max(1, round(size / float(self.job.plan.data_parallel.bucket_bytes or size)))
+        return tuple(
+            Node(
+                kind="dp",
+                name=f"{op} gradients",
+                streams=(COMPUTE, REDUCE),
+                collective=CollectiveUse(group, op, size * share / count, count),
+            )
+            for group, op, share in self.reduce_ops
+        )
+
+    def _optimizer(self, parameters: float) -> Node:
+        seconds = optimizer_time_s(parameters / self.shards, self.job.plan.numerics, self.job.kernels)
+        streams = (COMPUTE, GATHER, REDUCE, *(f"{REDUCE}.{group}" for group, _, _ in self.reduce_ops[1:]))
+        return Node(kind="optimizer", name="optimizer", streams=streams, duration_ns=int(to_ns(seconds)))
+
+    def _late_gather(self, parameters: float) -> tuple[Node, ...]:
+        data = self.job.plan.data_parallel
+        if self.width == 1 or data.zero == 0 or self.per_unit or data.overlap_param_gather:
+            return ()
+        use = CollectiveUse(self.shard_group, "all_gather", parameters * self.parameter_bytes)
+        return (Node(kind="dp", name="all_gather parameters", streams=(COMPUTE, GATHER), collective=use),)

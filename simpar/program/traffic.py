@@ -1,0 +1,172 @@
+"""Process groups of a plan and what their collectives cost on the folded layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.cost.collectives import collective
+from simpar.hardware.cluster import Cluster
+from simpar.plan.schedules.actions import Schedule
+from simpar.program.emit import FlowUse
+from simpar.program.layout import GroupKind, Layout
+from simpar.program.program import solo_duration_ns
+from simpar.program.rank_view import RankView
+from simpar.program.steps import CollectiveUse
+from simpar.program.synchronisation import Synchronisation
+from simpar.units import to_ns
+
+Ints = NDArray[np.int64]
+EMBEDDING_GROUP = "embedding"
+
+
+def hop_kind(delta: int) -> str:
+    """Name of the point-to-point groups that send ``delta`` pipeline ranks ahead (modulo the pipeline)."""
+    return f"pp+{delta}"
+
+
+def send_bytes(view: RankView) -> float:
+    """Bytes of one boundary activation that a rank sends: its slice where the residual stream is sharded.
+
+    Megatron scatters the boundary tensor over the tensor-parallel ranks also without sequence parallelism
+    when the stack says so [Narayanan et al. 2021, arXiv 2104.04473, section 4.1].
+    """
+    dims = view.tensor
+    whole = float(dims["batch"]) * float(dims["seq"]) * view.job.graph.dims["hidden"] * view.compute_bytes
+    sliced = view.sequence_parallel or view.job.stack.overlap.scatter_gather_p2p
+    return whole / view.tensor_parallel if sliced else whole
+
+
+def group_kinds(view: RankView, sync: Synchronisation, schedule: Schedule) -> list[GroupKind]:
+    """Every kind of process group the plan communicates in, with the traffic that places it on links."""
+    job = view.job
+    mesh = job.plan.mesh
+    kinds: list[GroupKind] = []
+    tokens_bytes = send_bytes(view)
+    if mesh.tp > 1:
+        op = "all_gather" if view.sequence_parallel else "all_reduce"
+        kinds.append(GroupKind("tp", mesh.groups("tp"), op, tokens_bytes * mesh.tp))
+    if sync.width > 1:
+        kinds += _data_parallel_kinds(sync)
+    for delta in sorted(hops(schedule)):
+        kinds.append(GroupKind(hop_kind(delta), _pairs(mesh.groups("pp"), delta), "send", tokens_bytes, directed=True))
+    if job.graph.tied_embeddings and mesh.pp > 1:
+        ends = mesh.groups("pp")[:, [0, mesh.pp - 1]]
+        kinds.append(GroupKind(EMBEDDING_GROUP, ends, "all_reduce", tokens_bytes))
+    return kinds
+
+
+def hops(schedule: Schedule) -> set[int]:
+    """Distances (modulo the pipeline) that activations and gradients travel under a schedule's placement."""
+    ranks = np.array(schedule.rank_of_stage)
+    ahead = (ranks[1:] - ranks[:-1]) % schedule.num_ranks
+    back = (ranks[:-1] - ranks[1:]) % schedule.num_ranks
+    return {int(d) for d in np.concatenate([ahead, back]) if d != 0}
+
+
+def _pairs(pipelines: Ints, delta: int) -> Ints:
+    """(sender, receiver) for every rank of every pipeline."""
+    return np.stack([pipelines.ravel(), np.roll(pipelines, -delta, axis=1).ravel()], axis=1)
+
+
+def _data_parallel_kinds(sync: Synchronisation) -> list[GroupKind]:
+    mesh = sync.job.plan.mesh
+    groups = mesh.groups(("dp", "cp")) if mesh.cp > 1 else mesh.groups("dp")
+    size = 2.0**30
+    replicas = sync.job.plan.data_parallel.hsdp
+    if replicas == 1:
+        return [GroupKind("dp", groups, sync.reduce_ops[0][1], size)]
+    shards = groups.reshape(len(groups) * replicas, -1)
+    across = groups.reshape(len(groups), replicas, -1).transpose(0, 2, 1).reshape(-1, replicas)
+    return [
+        GroupKind("dp_shard", shards, "reduce_scatter", size),
+        GroupKind("dp_replicate", np.ascontiguousarray(across), "all_reduce", size),
+    ]
+
+
+@dataclass
+class Network:
+    """Prices collectives on a layout: private ones as fixed durations, contended ones as flows with a route.
+
+    ``streams_of_kind`` says how many streams may carry collectives of a kind at the same time; a link with a
+    single such stream is private, because a stream serialises what it carries.
+    """
+
+    cluster: Cluster
+    layout: Layout
+    streams_of_kind: dict[str, int]
+    routes: list[tuple[Ints, NDArray[np.float64]]] = field(default_factory=list)
+    algorithms: dict[tuple[str, str], str] = field(default_factory=dict)
+    _known: dict[tuple[int, CollectiveUse], FlowUse] = field(default_factory=dict)
+    _shared: NDArray[np.bool_] | None = None
+
+    def shared_links(self) -> NDArray[np.bool_]:
+        """Which link classes carry flows of more than one stream."""
+        if self._shared is None:
+            users = np.zeros(len(self.layout.link_capacity_bytes_per_s), dtype=np.int64)
+            for link, group in self.layout.flows_on_link:
+                users[link] += self.streams_of_kind[self.layout.groups[group].kind]
+            self._shared = users > 1
+        return self._shared
+
+    def group_of(self, class_id: int, kind: str) -> int:
+        """The group class of a kind that a rank class belongs to."""
+        return int(self.layout.group_class[kind][class_id])
+
+    def is_private(self, class_id: int, kind: str) -> bool:
+        """Whether all links of the class's group are private and the group joins no other class."""
+        group = self.group_of(class_id, kind)
+        links = [link for link, user in self.layout.flows_on_link if user == group]
+        return len(self.layout.groups[group].members) == 1 and not self.shared_links()[links].any()
+
+    def flow(self, class_id: int, use: CollectiveUse) -> FlowUse:
+        """The Program entry of a collective as seen from a rank class."""
+        key = (self.group_of(class_id, use.group), use)
+        if key not in self._known:
+            self._known[key] = self._make(*key)
+        return self._known[key]
+
+    def solo_ns(self, class_id: int, use: CollectiveUse) -> int:
+        """Duration of a collective that has its links to itself."""
+        flow = self.flow(class_id, use)
+        if flow.route < 0:
+            return flow.fixed_ns
+        links, coefficients = self.routes[flow.route]
+        capacity = np.floor(self.layout.link_capacity_bytes_per_s[links]).astype(np.int64)
+        return solo_duration_ns(
+            flow.fixed_ns, flow.work_bytes, coefficients, capacity, flow.rate_cap_bytes_per_s
+        )
+
+    def _make(self, group: int, use: CollectiveUse) -> FlowUse:
+        ranks = self.layout.groups[group].representative
+        cost = collective(use.op, ranks[None, :], self.cluster, size_bytes=use.size_bytes)
+        self.algorithms.setdefault((use.group, use.op), cost.algorithm)
+        links, coefficients = self.layout.route(group, cost)
+        latency_ns = int(to_ns(use.count * cost.latency_s))
+        work, cap = round(use.count * use.size_bytes), int(cost.rate_cap_bytes_per_s or 0)
+        if not self.shared_links()[links].any():
+            capacity = np.floor(self.layout.link_capacity_bytes_per_s[links]).astype(np.int64)
+            return FlowUse(fixed_ns=solo_duration_ns(latency_ns, work, coefficients, capacity, cap))
+        self.routes.append((links, coefficients))
+        return FlowUse(latency_ns, work, len(self.routes) - 1, cap)
+
+
+def stream_counts(kinds: Sequence[GroupKind], schedule: Schedule, sync: Synchronisation) -> dict[str, int]:
+    """How many streams carry each kind of group concurrently (gathers and reductions have one each)."""
+    ranks = np.array(schedule.rank_of_stage)
+    counts: dict[str, int] = {}
+    for kind in kinds:
+        if kind.name.startswith("pp+"):
+            delta = int(kind.name.removeprefix("pp+"))
+            ahead = bool((((ranks[1:] - ranks[:-1]) % schedule.num_ranks) == delta).any())
+            back = bool((((ranks[:-1] - ranks[1:]) % schedule.num_ranks) == delta).any())
+            counts[kind.name] = int(ahead) + int(back)
+        elif kind.name.startswith("dp"):
+            gathers = sync.job.plan.data_parallel.zero > 0 and kind.name == sync.shard_group
+            counts[kind.name] = 1 + int(gathers)
+        else:
+            counts[kind.name] = 1
+    return counts
