@@ -1,0 +1,302 @@
+"""The result of a simulation: what users read, plot, save and compare. All values are SI."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+import simpar.report.timeline as timelines
+from simpar.errors import UserError
+from simpar.files import load, write_atomic
+from simpar.report.timeline import Overview, Timeline
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA_VERSION = 1
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Speed(_Part):
+    """How fast: one optimizer step in s, rates, model FLOP of the whole job per step, utilisations in 0..1.
+
+    ``mfu`` counts model FLOP and ``hfu`` also what is recomputed, both over the dense peak of the precision;
+    ``flops_convention`` says how causal attention counts ("full" or "causal").
+    """
+
+    step_time_s: float
+    tokens_per_s: float
+    tokens_per_s_per_device: float
+    model_flops_per_step: float
+    mfu: float
+    hfu: float
+    tflops_per_device: float
+    flops_convention: str = "full"
+
+
+class TimeBreakdown(_Part):
+    """Where the step of the critical rank goes, in s; the parts sum to the step time.
+
+    ``compute`` holds the kernels of forward, backward and recomputation; ``exposed_*`` is communication that
+    nothing hides; ``bubble`` is waiting for other pipeline stages.
+    """
+
+    compute: float = 0.0
+    exposed_tp: float = 0.0
+    exposed_pp: float = 0.0
+    exposed_dp: float = 0.0
+    exposed_cp: float = 0.0
+    exposed_ep: float = 0.0
+    bubble: float = 0.0
+    optimizer: float = 0.0
+    host: float = 0.0
+    offload: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Sum of the parts, in s."""
+        return float(sum(self.model_dump().values()))
+
+
+class Communication(_Part):
+    """One kind of communication on the critical rank: bytes put on the wire, seconds busy and exposed."""
+
+    bytes_per_rank: float
+    busy_s: float
+    exposed_s: float
+    algorithm: str
+
+
+class StageMemory(_Part):
+    """Memory of one pipeline stage at its peak, in bytes: the six parts sum to ``peak``.
+
+    ``peak_time_s`` is when the peak is reached and ``peak_op`` the op that starts there.
+    """
+
+    stage: int
+    parameters: float
+    gradients: float
+    optimizer_states: float
+    activations: float
+    transient: float
+    overhead: float
+    peak: float
+    peak_time_s: float
+    peak_op: str
+
+
+class MemoryReport(_Part):
+    """Memory of the fullest rank in bytes, and of every pipeline stage.
+
+    ``peak_memory_bytes`` is what the allocator hands out, ``peak_reserved_bytes`` what it holds, the device
+    must hold ``capacity_bytes``; ``headroom_bytes`` is what is left (negative: it does not fit).
+    """
+
+    peak_memory_bytes: float
+    peak_reserved_bytes: float
+    static_memory_bytes: float
+    capacity_bytes: float
+    fits: bool
+    stages: tuple[StageMemory, ...]
+
+    @property
+    def headroom_bytes(self) -> float:
+        """Capacity minus the reserved peak, in bytes."""
+        return self.capacity_bytes - self.peak_reserved_bytes
+
+
+class Bill(_Part):
+    """Money and energy of one step of the whole job; None where the profile has no facts."""
+
+    cost_usd_per_step: float | None = None
+    energy_j_per_step: float | None = None
+
+
+class Setup(_Part):
+    """Enough to reproduce the run: resolved inputs, the engine that ran and what folding did."""
+
+    plan: dict[str, Any]
+    training: dict[str, Any]
+    model: dict[str, Any]
+    cluster: dict[str, Any]
+    engine: dict[str, Any]
+    fold: dict[str, Any]
+    simpar_version: str
+
+
+class Published(_Part):
+    """A published figure for the same run, shown beside the prediction; at least one number, and its source."""
+
+    source: str
+    step_time_s: float | None = None
+    tokens_per_s_per_device: float | None = None
+    tflops_per_device: float | None = None
+    mfu: float | None = None
+    peak_memory_bytes: float | None = None
+    note: str = ""
+
+
+class Why(_Part):
+    """The explanation: sentences on what binds and what to try, and seconds of each kind on the critical path."""
+
+    binds: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+    critical_path_s: dict[str, float] = {}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one simulated step came to.
+
+    ``timeline`` is the full record and stays in memory; ``overview`` is its compact form, kept in the JSON.
+    Values are SI: seconds, bytes, FLOP, USD, joule, fractions of one.
+    """
+
+    speed: Speed
+    bubble_fraction: float
+    time_breakdown_s: TimeBreakdown
+    communication: Mapping[str, Communication]
+    memory: MemoryReport
+    bill: Bill
+    setup: Setup
+    why: Why = field(default_factory=Why)
+    published: Published | None = None
+    overview: Overview | None = None
+    timeline: Timeline | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds of one optimizer step."""
+        return self.speed.step_time_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of the whole job per second."""
+        return self.speed.tokens_per_s
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOP utilisation, 0..1."""
+        return self.speed.mfu
+
+    @property
+    def peak_memory_bytes(self) -> float:
+        """Peak bytes of the fullest rank."""
+        return self.memory.peak_memory_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the reserved peak is below the device's capacity on every rank."""
+        return self.memory.fits
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data with the keys that :mod:`simpar.report` promises, SI units."""
+        data: dict[str, Any] = self.speed.model_dump()
+        data["bubble_fraction"] = self.bubble_fraction
+        data["time_breakdown_s"] = self.time_breakdown_s.model_dump()
+        data["communication"] = {kind: entry.model_dump() for kind, entry in self.communication.items()}
+        memory = self.memory.model_dump()
+        data["memory"] = list(memory.pop("stages"))
+        data |= memory | {"headroom_bytes": self.memory.headroom_bytes}
+        data |= self.bill.model_dump() | self.setup.model_dump() | {"schema_version": SCHEMA_VERSION}
+        data["why"] = self.why.model_dump(mode="json")
+        data["published"] = None if self.published is None else self.published.model_dump()
+        data["timeline"] = None if self.overview is None else timelines.to_json(self.overview)
+        return data
+
+    def to_json(self) -> str:
+        """The result as JSON text."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any], *, source: str = "result") -> Result:
+        """Read what :meth:`to_dict` gives. Raises UserError where ``source`` is not such a result."""
+        version = data.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise UserError(
+                f"{source}: schema_version = {version!r}: allowed {SCHEMA_VERSION}; write it with `simpar simulate --json`"
+            )
+        try:
+            return _read(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise UserError(f"{source}: {where}: {first['msg'].lower()}; not a result of `simpar simulate`") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{source}: {error}: missing or malformed; not a result of `simpar simulate`") from None
+
+    @staticmethod
+    def from_json(text: str, *, source: str = "result") -> Result:
+        """Read what :meth:`to_json` gives. Raises UserError."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{source}:{error.lineno}: not JSON: {error.msg}") from None
+        if not isinstance(data, dict):
+            raise UserError(f"{source}: a {type(data).__name__}: a result is a JSON object")
+        return Result.from_dict(data, source=source)
+
+    @staticmethod
+    def load(path: str | Path) -> Result:
+        """Read a result file. Raises UserError."""
+        return Result.from_dict(load(path).data, source=str(path))
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON, whole or not at all."""
+        write_atomic(path, self.to_json() + "\n")
+
+    def with_published(self, published: Published | None) -> Result:
+        """The same result beside a published figure."""
+        return replace(self, published=published)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Memory and busy time per pipeline stage as a pandas DataFrame, bytes and seconds."""
+        import pandas as pd
+
+        return pd.DataFrame([stage.model_dump() for stage in self.memory.stages]).set_index("stage")
+
+    def plot_timeline(self, path: str | Path) -> None:
+        """Write the timeline as .png, .svg or .html. Raises UserError for another suffix."""
+        from simpar.report.plots import save_plot
+
+        save_plot(self, "timeline", path)
+
+    def plot_memory(self, path: str | Path) -> None:
+        """Write memory over time as .png, .svg or .html. Raises UserError for another suffix."""
+        from simpar.report.plots import save_plot
+
+        save_plot(self, "memory", path)
+
+    def _repr_html_(self) -> str:
+        from simpar.report.terminal import to_html
+
+        return to_html(self)
+
+
+def _read(data: Mapping[str, Any]) -> Result:
+    memory = _pick(MemoryReport, data) | {"stages": data["memory"]}
+    published, view = data.get("published"), data.get("timeline")
+    return Result(
+        speed=Speed.model_validate(_pick(Speed, data)),
+        bubble_fraction=float(data["bubble_fraction"]),
+        time_breakdown_s=TimeBreakdown.model_validate(data["time_breakdown_s"]),
+        communication={kind: Communication.model_validate(row) for kind, row in data["communication"].items()},
+        memory=MemoryReport.model_validate(memory),
+        bill=Bill.model_validate(_pick(Bill, data)),
+        setup=Setup.model_validate(_pick(Setup, data)),
+        why=Why.model_validate(data.get("why", {})),
+        published=None if published is None else Published.model_validate(published),
+        overview=None if view is None else timelines.from_json(view),
+    )
+
+
+def _pick(part: type[BaseModel], data: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: data[name] for name in part.model_fields if name in data}

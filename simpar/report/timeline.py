@@ -1,0 +1,272 @@
+"""The timeline of a step: what every rank class did when, and its compact form that plots and JSON use.
+
+A :class:`Timeline` has one row per (op, stream of a class) and may be large; traces are written from it. An
+:class:`Overview` keeps one rank class per pipeline rank with its blocks (one block per action, or per run of one
+kind inside it) and a thinned memory curve; it travels in the result's JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.units import NS_PER_S
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+COMPUTE_KINDS = ("forward", "backward", "input_gradient", "weight_gradient", "recompute", "optimizer", "host")
+COMMUNICATION_KINDS = ("tp", "pp", "dp", "cp", "ep", "offload")
+KINDS = (*COMPUTE_KINDS, *COMMUNICATION_KINDS)
+PASS_KINDS = ("forward", "backward", "input_gradient", "weight_gradient", "recompute")
+MEMORY_PARTS = ("parameters", "gradients", "optimizer_states", "overhead", "activations", "transient")
+MAX_MEMORY_POINTS = 2000
+
+
+@dataclass(frozen=True)
+class SliceLabel:
+    """What a slice is: ``kind`` (one of KINDS), a readable ``name``, the layer (-1: none)."""
+
+    kind: str
+    name: str
+    layer: int = -1
+
+
+@dataclass(frozen=True)
+class RankClass:
+    """A class of ranks that behave alike: one of its ranks, its pipeline rank and how many ranks it stands for."""
+
+    name: str
+    pipeline_rank: int
+    representative_rank: int
+    multiplicity: int
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Columns, one row per (op, stream of a class); times are int64 ns.
+
+    ``label`` indexes Timeline.labels; ``stage`` is the virtual stage and ``microbatch`` its microbatch (-1:
+    none); ``size_bytes`` is what a collective moves (0 for kernels).
+    """
+
+    class_id: Ints
+    stream: Ints
+    start_ns: Ints
+    finish_ns: Ints
+    label: Ints
+    stage: Ints
+    microbatch: Ints
+    size_bytes: Ints
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def take(self, rows: Ints) -> Slices:
+        """The slices at ``rows``, in that order."""
+        return Slices(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
+class MemoryCurve:
+    """Bytes held over time on one rank class: step functions, one column per part of MEMORY_PARTS.
+
+    ``time_s`` float64[n] ascending; ``parts[name]`` float64[n] is the value from that time on.
+    """
+
+    time_s: Floats
+    parts: Mapping[str, Floats]
+
+    @property
+    def total_bytes(self) -> Floats:
+        """Sum over the parts, float64[n]."""
+        return np.sum([np.asarray(part) for part in self.parts.values()], axis=0, dtype=np.float64)
+
+    def thinned(self, limit: int = MAX_MEMORY_POINTS) -> MemoryCurve:
+        """At most ``limit`` points: the highest point of each bucket, so the peak survives."""
+        count = len(self.time_s)
+        if count <= limit:
+            return self
+        bounds = np.linspace(0, count, limit + 1).astype(np.int64)
+        total = self.total_bytes
+        kept = np.array([a + int(np.argmax(total[a:b])) for a, b in zip(bounds[:-1], bounds[1:], strict=True)])
+        return MemoryCurve(self.time_s[kept], {name: part[kept] for name, part in self.parts.items()})
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Everything that happened in one step, class by class.
+
+    ``arrows`` int64[k, 2] are pairs of slice rows: a message and the slice that waited for it. ``memory`` has one
+    curve per class, or is empty.
+    """
+
+    slices: Slices
+    labels: tuple[SliceLabel, ...]
+    classes: tuple[RankClass, ...]
+    streams: tuple[str, ...]
+    arrows: Ints
+    memory: tuple[MemoryCurve, ...] = ()
+
+    @property
+    def span_ns(self) -> int:
+        """When the last slice ends."""
+        return int(self.slices.finish_ns.max(initial=0))
+
+    def kind_codes(self) -> Ints:
+        """Position in KINDS of every slice's kind; -1 for kinds that are drawn nowhere (joins)."""
+        codes = [KINDS.index(label.kind) if label.kind in KINDS else -1 for label in self.labels]
+        return np.array([*codes, -1], dtype=np.int64)[self.slices.label]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of one stage: start and duration in s, position in KINDS, chunk of the rank, microbatch (-1: none)."""
+
+    start_s: Floats
+    duration_s: Floats
+    kind: Ints
+    chunk: Ints
+    microbatch: Ints
+
+    def __len__(self) -> int:
+        return len(self.start_s)
+
+    def of_kind(self, *kinds: str) -> Blocks:
+        """The blocks of the given kinds."""
+        rows = np.flatnonzero(np.isin(self.kind, [KINDS.index(kind) for kind in kinds]))
+        return Blocks(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
+class StageView:
+    """One pipeline rank as plots show it: the slowest of its classes."""
+
+    name: str
+    pipeline_rank: int
+    multiplicity: int
+    blocks: Blocks
+    memory: MemoryCurve | None = None
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The compact timeline: one view per pipeline rank and the length of the step in s."""
+
+    stages: tuple[StageView, ...]
+    step_time_s: float
+
+
+def overview(timeline: Timeline) -> Overview:
+    """Reduce a timeline to one class per pipeline rank and one block per run of one kind.
+
+    Tensor-parallel traffic is part of the block it serves and gets none of its own.
+    """
+    codes, inside = timeline.kind_codes(), KINDS.index("tp")
+    stages = []
+    for class_id in shown_classes(timeline):
+        entry = timeline.classes[class_id]
+        rows = np.flatnonzero((timeline.slices.class_id == class_id) & (codes >= 0) & (codes != inside))
+        curve = timeline.memory[class_id].thinned() if timeline.memory else None
+        blocks = _blocks(timeline.slices.take(rows), codes[rows])
+        stages.append(StageView(entry.name, entry.pipeline_rank, entry.multiplicity, blocks, curve))
+    return Overview(tuple(stages), timeline.span_ns / NS_PER_S)
+
+
+def shown_classes(timeline: Timeline) -> tuple[int, ...]:
+    """For every pipeline rank the class that ends its compute last; of equals the one with most ranks."""
+    best: dict[int, tuple[tuple[int, int], int]] = {}
+    slices = timeline.slices
+    for class_id, entry in enumerate(timeline.classes):
+        finish = int(slices.finish_ns[slices.class_id == class_id].max(initial=0))
+        rating = (finish, entry.multiplicity)
+        if entry.pipeline_rank not in best or rating > best[entry.pipeline_rank][0]:
+            best[entry.pipeline_rank] = (rating, class_id)
+    return tuple(best[rank][1] for rank in sorted(best))
+
+
+def _blocks(slices: Slices, codes: Ints) -> Blocks:
+    """Merge neighbouring slices of one stream, kind, stage and microbatch; an op on several streams counts once."""
+    order = np.lexsort((slices.finish_ns, slices.start_ns, slices.stream))
+    slices, codes = slices.take(order), codes[order]
+    if not len(slices):
+        empty, none = np.zeros(0), np.zeros(0, dtype=np.int64)
+        return Blocks(empty, empty, none, none, none)
+    same = np.ones(len(slices), dtype=bool)
+    same[0] = False
+    for column in (slices.stream, codes, slices.stage, slices.microbatch):
+        same[1:] &= column[1:] == column[:-1]
+    # Gaps between the kernels of one action belong to it; two messages with a gap between them are two messages.
+    in_pass = np.isin(codes, [KINDS.index(kind) for kind in PASS_KINDS])
+    same[1:] &= in_pass[1:] | (slices.start_ns[1:] <= slices.finish_ns[:-1])
+    first = np.flatnonzero(~same)
+    start = slices.start_ns[first]
+    finish = np.maximum.reduceat(slices.finish_ns, first)
+    columns = np.stack([start, finish, codes[first], _chunks(slices.stage)[first], slices.microbatch[first]])
+    columns = np.unique(columns, axis=1)
+    return Blocks(columns[0] / NS_PER_S, (columns[1] - columns[0]) / NS_PER_S, columns[2], columns[3], columns[4])
+
+
+def _chunks(stage: Ints) -> Ints:
+    """Position of each virtual stage among those of the rank; -1 stays -1."""
+    known = np.unique(stage[stage >= 0])
+    return np.where(stage >= 0, np.searchsorted(known, stage), -1)
+
+
+def to_json(view: Overview) -> dict[str, Any]:
+    """The overview as plain data: blocks are [start_s, duration_s, kind, chunk, microbatch]."""
+    return {"step_time_s": view.step_time_s, "stages": [_stage_to_json(stage) for stage in view.stages]}
+
+
+def _stage_to_json(stage: StageView) -> dict[str, Any]:
+    blocks = stage.blocks
+    kinds = [KINDS[code] for code in blocks.kind]
+    rows = zip(*(c.tolist() for c in (blocks.start_s, blocks.duration_s)), kinds, *(
+        c.tolist() for c in (blocks.chunk, blocks.microbatch)), strict=True)  # fmt: skip
+    memory = stage.memory
+    return {
+        "name": stage.name,
+        "pipeline_rank": stage.pipeline_rank,
+        "multiplicity": stage.multiplicity,
+        "blocks": [list(row) for row in rows],
+        "memory": None
+        if memory is None
+        else {"time_s": memory.time_s.tolist(), **{name: part.tolist() for name, part in memory.parts.items()}},
+    }
+
+
+def from_json(data: Mapping[str, Any]) -> Overview:
+    """Read what :func:`to_json` wrote. Raises KeyError, TypeError or ValueError where the data is not that."""
+    stages = tuple(_stage_from_json(stage) for stage in data["stages"])
+    return Overview(stages, float(data["step_time_s"]))
+
+
+def _stage_from_json(data: Mapping[str, Any]) -> StageView:
+    memory = data["memory"]
+    curve = None
+    if memory is not None:
+        columns = {name: np.array(values, dtype=np.float64) for name, values in memory.items()}
+        curve = MemoryCurve(columns.pop("time_s"), columns)
+    return StageView(
+        name=str(data["name"]),
+        pipeline_rank=int(data["pipeline_rank"]),
+        multiplicity=int(data["multiplicity"]),
+        blocks=_blocks_from_rows(data["blocks"]),
+        memory=curve,
+    )
+
+
+def _blocks_from_rows(rows: Sequence[Sequence[Any]]) -> Blocks:
+    start, duration, kind, chunk, microbatch = zip(*rows, strict=True) if rows else ((), (), (), (), ())
+    return Blocks(
+        start_s=np.array(start, dtype=np.float64),
+        duration_s=np.array(duration, dtype=np.float64),
+        kind=np.array([KINDS.index(name) for name in kind], dtype=np.int64),
+        chunk=np.array(chunk, dtype=np.int64),
+        microbatch=np.array(microbatch, dtype=np.int64),
+    )
+
