@@ -133,7 +133,7 @@ class Setup(_Part):
 
 
 class Published(_Part):
-    """A published figure for the same run, shown beside the prediction; at least one number, and its source."""
+    """A published figure for the same run, shown beside the prediction, and its source."""
 
     source: str
     step_time_s: float | None = None
@@ -145,7 +145,7 @@ class Published(_Part):
 
 
 class Why(_Part):
-    """The explanation: sentences on what binds and what to try, and seconds of each kind on the critical path."""
+    """The explanation: what binds, what to try, and seconds of each kind of op on the critical path."""
 
     binds: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
@@ -222,16 +222,21 @@ class Result:
         version = data.get("schema_version")
         if version != SCHEMA_VERSION:
             raise UserError(
-                f"{source}: schema_version = {version!r}: allowed {SCHEMA_VERSION}; write it with `simpar simulate --json`"
+                f"{source}: schema_version = {version!r}: allowed {SCHEMA_VERSION}; "
+                "write the file with `simpar simulate --json`"
             )
         try:
             return _read(data)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
-            raise UserError(f"{source}: {where}: {first['msg'].lower()}; not a result of `simpar simulate`") from None
+            raise UserError(
+                f"{source}: {where}: {first['msg'].lower()}; not a result of `simpar simulate`"
+            ) from None
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{source}: {error}: missing or malformed; not a result of `simpar simulate`") from None
+            raise UserError(
+                f"{source}: {error}: missing or malformed; not a result of `simpar simulate`"
+            ) from None
 
     @staticmethod
     def from_json(text: str, *, source: str = "result") -> Result:
@@ -288,7 +293,9 @@ def _read(data: Mapping[str, Any]) -> Result:
         speed=Speed.model_validate(_pick(Speed, data)),
         bubble_fraction=float(data["bubble_fraction"]),
         time_breakdown_s=TimeBreakdown.model_validate(data["time_breakdown_s"]),
-        communication={kind: Communication.model_validate(row) for kind, row in data["communication"].items()},
+        communication={
+            kind: Communication.model_validate(row) for kind, row in data["communication"].items()
+        },
         memory=MemoryReport.model_validate(memory),
         bill=Bill.model_validate(_pick(Bill, data)),
         setup=Setup.model_validate(_pick(Setup, data)),

@@ -1,7 +1,7 @@
 """The timeline of a step: what every rank class did when, and its compact form that plots and JSON use.
 
 A :class:`Timeline` has one row per (op, stream of a class) and may be large; traces are written from it. An
-:class:`Overview` keeps one rank class per pipeline rank with its blocks (one block per action, or per run of one
+:class:`Overview` keeps one rank class per pipeline rank with its blocks (one per action, or per run of one
 kind inside it) and a thinned memory curve; it travels in the result's JSON.
 """
 
@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.program.program import Label, Program, Timing
 from simpar.units import NS_PER_S
 
 Ints = NDArray[np.int64]
@@ -28,17 +30,8 @@ MAX_MEMORY_POINTS = 2000
 
 
 @dataclass(frozen=True)
-class SliceLabel:
-    """What a slice is: ``kind`` (one of KINDS), a readable ``name``, the layer (-1: none)."""
-
-    kind: str
-    name: str
-    layer: int = -1
-
-
-@dataclass(frozen=True)
 class RankClass:
-    """A class of ranks that behave alike: one of its ranks, its pipeline rank and how many ranks it stands for."""
+    """Ranks that behave alike: one of them, its pipeline rank and how many ranks the class stands for."""
 
     name: str
     pipeline_rank: int
@@ -84,7 +77,8 @@ class MemoryCurve:
     @property
     def total_bytes(self) -> Floats:
         """Sum over the parts, float64[n]."""
-        return np.sum([np.asarray(part) for part in self.parts.values()], axis=0, dtype=np.float64)
+        columns = np.array(list(self.parts.values()), dtype=np.float64)
+        return np.asarray(columns.sum(axis=0), dtype=np.float64)
 
     def thinned(self, limit: int = MAX_MEMORY_POINTS) -> MemoryCurve:
         """At most ``limit`` points: the highest point of each bucket, so the peak survives."""
@@ -93,7 +87,7 @@ class MemoryCurve:
             return self
         bounds = np.linspace(0, count, limit + 1).astype(np.int64)
         total = self.total_bytes
-        kept = np.array([a + int(np.argmax(total[a:b])) for a, b in zip(bounds[:-1], bounds[1:], strict=True)])
+        kept = np.array([a + int(np.argmax(total[a:b])) for a, b in pairwise(bounds.tolist())])
         return MemoryCurve(self.time_s[kept], {name: part[kept] for name, part in self.parts.items()})
 
 
@@ -101,12 +95,12 @@ class MemoryCurve:
 class Timeline:
     """Everything that happened in one step, class by class.
 
-    ``arrows`` int64[k, 2] are pairs of slice rows: a message and the slice that waited for it. ``memory`` has one
-    curve per class, or is empty.
+    ``arrows`` int64[k, 2] are pairs of slice rows: a message and the slice that waited for it. ``memory`` has
+    one curve per class, or is empty.
     """
 
     slices: Slices
-    labels: tuple[SliceLabel, ...]
+    labels: tuple[Label, ...]
     classes: tuple[RankClass, ...]
     streams: tuple[str, ...]
     arrows: Ints
@@ -123,9 +117,46 @@ class Timeline:
         return np.array([*codes, -1], dtype=np.int64)[self.slices.label]
 
 
+def from_program(
+    program: Program, timing: Timing, classes: Sequence[RankClass], *, memory: Sequence[MemoryCurve] = ()
+) -> Timeline:
+    """The timeline of a timed Program: one slice per (op, stream), arrows from messages to who waited.
+
+    ``classes`` describe the Program's rank classes in order, ``memory`` their curves (or none).
+    """
+    stream, op = program.streams.owners(), program.streams.item
+    names = tuple(dict.fromkeys(program.stream_names))
+    position = np.array([names.index(name) for name in program.stream_names], dtype=np.int64)
+    slices = Slices(
+        class_id=program.stream_class[stream],
+        stream=position[stream],
+        start_ns=timing.start_ns[op],
+        finish_ns=timing.finish_ns[op],
+        label=program.ops.label[op],
+        stage=program.ops.stage[op],
+        microbatch=program.ops.microbatch[op],
+        size_bytes=program.ops.work_bytes[op],
+    )
+    return Timeline(
+        slices, program.labels, tuple(classes), names, _arrows(program, slices, op), tuple(memory)
+    )
+
+
+def _arrows(program: Program, slices: Slices, op: Ints) -> Ints:
+    """Rows (message, waiting slice) of every dependency on a pipeline message by an op of another class."""
+    row_of_op = np.full(len(program), -1, dtype=np.int64)
+    row_of_op[op[::-1]] = np.arange(len(op))[::-1]
+    is_message = np.array([label.kind == "pp" for label in program.labels], dtype=bool)[program.ops.label]
+    waiting, source = program.dependencies.owners(), program.dependencies.item
+    pairs = np.stack([row_of_op[source], row_of_op[waiting]], axis=1)[is_message[source]]
+    pairs = pairs[(pairs >= 0).all(axis=1)]
+    elsewhere = slices.class_id[pairs[:, 0]] != slices.class_id[pairs[:, 1]]
+    return np.asarray(pairs[elsewhere], dtype=np.int64)
+
+
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of one stage: start and duration in s, position in KINDS, chunk of the rank, microbatch (-1: none)."""
+    """Blocks of a stage: start, duration in s, position in KINDS, chunk of the rank, microbatch (-1: none)."""
 
     start_s: Floats
     duration_s: Floats
@@ -190,7 +221,7 @@ def shown_classes(timeline: Timeline) -> tuple[int, ...]:
 
 
 def _blocks(slices: Slices, codes: Ints) -> Blocks:
-    """Merge neighbouring slices of one stream, kind, stage and microbatch; an op on several streams counts once."""
+    """Merge neighbours of one stream, kind, stage and microbatch; an op on several streams counts once."""
     order = np.lexsort((slices.finish_ns, slices.start_ns, slices.stream))
     slices, codes = slices.take(order), codes[order]
     if not len(slices):
@@ -200,7 +231,7 @@ def _blocks(slices: Slices, codes: Ints) -> Blocks:
     same[0] = False
     for column in (slices.stream, codes, slices.stage, slices.microbatch):
         same[1:] &= column[1:] == column[:-1]
-    # Gaps between the kernels of one action belong to it; two messages with a gap between them are two messages.
+    # Gaps between the kernels of one action belong to it; messages with a gap between them stay apart.
     in_pass = np.isin(codes, [KINDS.index(kind) for kind in PASS_KINDS])
     same[1:] &= in_pass[1:] | (slices.start_ns[1:] <= slices.finish_ns[:-1])
     first = np.flatnonzero(~same)
@@ -208,7 +239,9 @@ def _blocks(slices: Slices, codes: Ints) -> Blocks:
     finish = np.maximum.reduceat(slices.finish_ns, first)
     columns = np.stack([start, finish, codes[first], _chunks(slices.stage)[first], slices.microbatch[first]])
     columns = np.unique(columns, axis=1)
-    return Blocks(columns[0] / NS_PER_S, (columns[1] - columns[0]) / NS_PER_S, columns[2], columns[3], columns[4])
+    return Blocks(
+        columns[0] / NS_PER_S, (columns[1] - columns[0]) / NS_PER_S, columns[2], columns[3], columns[4]
+    )
 
 
 def _chunks(stage: Ints) -> Ints:
@@ -235,12 +268,15 @@ def _stage_to_json(stage: StageView) -> dict[str, Any]:
         "blocks": [list(row) for row in rows],
         "memory": None
         if memory is None
-        else {"time_s": memory.time_s.tolist(), **{name: part.tolist() for name, part in memory.parts.items()}},
+        else {
+            "time_s": memory.time_s.tolist(),
+            **{name: part.tolist() for name, part in memory.parts.items()},
+        },
     }
 
 
 def from_json(data: Mapping[str, Any]) -> Overview:
-    """Read what :func:`to_json` wrote. Raises KeyError, TypeError or ValueError where the data is not that."""
+    """Read what :func:`to_json` wrote. Raises KeyError, TypeError or ValueError for other data."""
     stages = tuple(_stage_from_json(stage) for stage in data["stages"])
     return Overview(stages, float(data["step_time_s"]))
 
@@ -269,4 +305,3 @@ def _blocks_from_rows(rows: Sequence[Sequence[Any]]) -> Blocks:
         chunk=np.array(chunk, dtype=np.int64),
         microbatch=np.array(microbatch, dtype=np.int64),
     )
-

@@ -1,0 +1,187 @@
+"""What binds, in words: the critical path, the largest losses, the memory peak, and what to try next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.program.program import Program, Timing, predecessors
+from simpar.report.result import Result, StageMemory, Why
+from simpar.units import NS_PER_S, format_bytes, format_seconds
+
+MEMORY_PARTS = ("parameters", "gradients", "optimizer_states", "activations", "transient", "overhead")
+WORDS = {
+    "exposed_tp": "exposed tensor-parallel communication",
+    "exposed_pp": "exposed pipeline sends",
+    "exposed_dp": "exposed data-parallel communication",
+    "exposed_cp": "exposed context-parallel communication",
+    "exposed_ep": "exposed expert-parallel communication",
+    "bubble": "pipeline bubble and waiting",
+    "optimizer": "optimizer",
+    "host": "kernel launches on the host",
+    "offload": "offload transfers",
+}
+WORTH_A_HINT = 0.05  # share of the step below which a loss is not worth a suggestion
+ROOMY = 0.3  # share of the capacity above which unused memory is worth trading for time
+
+
+def critical_path(program: Program, timing: Timing) -> NDArray[np.int64]:
+    """Ops of one longest chain, first to last, int64[n].
+
+    Walks back from the op that finishes last, always through the predecessor (dependency or stream) that
+    finished last; ops of no duration stay in the chain.
+    """
+    pointer, before = predecessors(program)
+    if not len(timing.finish_ns):
+        return np.zeros(0, dtype=np.int64)
+    chain = [int(np.argmax(timing.finish_ns))]
+    while pointer[chain[-1]] < pointer[chain[-1] + 1]:
+        candidates = before[pointer[chain[-1]] : pointer[chain[-1] + 1]]
+        chain.append(int(candidates[np.argmax(timing.finish_ns[candidates])]))
+    return np.array(chain[::-1], dtype=np.int64)
+
+
+def critical_path_s(program: Program, timing: Timing) -> dict[str, float]:
+    """Seconds of every kind of op on the critical path, largest first; "wait" is what no op on it covers."""
+    chain = critical_path(program, timing)
+    spent: dict[str, int] = {}
+    clock = 0
+    for op in chain.tolist():
+        start, finish = int(timing.start_ns[op]), int(timing.finish_ns[op])
+        kind = program.labels[int(program.ops.label[op])].kind
+        spent["wait"] = spent.get("wait", 0) + max(0, start - clock)
+        spent[kind] = spent.get(kind, 0) + finish - max(start, min(clock, finish))
+        clock = max(clock, finish)
+    order = sorted(spent.items(), key=lambda item: -item[1])
+    return {kind: time / NS_PER_S for kind, time in order if time}
+
+
+def explained(result: Result, *, critical: Mapping[str, float] | None = None) -> Result:
+    """The same result with its explanation; ``critical`` is what :func:`critical_path_s` found."""
+    why = Why(binds=tuple(_binds(result)), hints=tuple(_hints(result)), critical_path_s=dict(critical or {}))
+    return replace(result, why=why)
+
+
+def _binds(result: Result) -> Iterator[str]:
+    step = result.step_time_s
+    parts = result.time_breakdown_s.model_dump()
+    losses = sorted(((parts[name], words) for name, words in WORDS.items()), reverse=True)
+    sentence = f"compute takes {parts['compute'] / step:.1%} of the step"
+    worst = [
+        f"{words} {format_seconds(value)} ({value / step:.1%})"
+        for value, words in losses
+        if value >= 0.01 * step
+    ]
+    yield f"{sentence}; lost to {', '.join(worst[:3])}" if worst else f"{sentence}; nothing else reaches 1 %"
+    yield _memory_sentence(result)
+
+
+def fullest_stage(result: Result) -> StageMemory:
+    """The stage with the highest peak."""
+    return max(result.memory.stages, key=lambda stage: stage.peak)
+
+
+def _memory_sentence(result: Result) -> str:
+    memory, stage = result.memory, fullest_stage(result)
+    parts = {name: getattr(stage, name) for name in MEMORY_PARTS}
+    largest = max(parts, key=lambda name: parts[name])
+    room = abs(memory.headroom_bytes)
+    state = (
+        f"{format_bytes(room)} are left" if memory.fits else f"{format_bytes(room)} too much: it does not fit"
+    )
+    words = largest.replace("_", " ")
+    reserved, capacity = format_bytes(memory.peak_reserved_bytes), format_bytes(memory.capacity_bytes)
+    return (
+        f"memory peaks on stage {stage.stage} at {format_seconds(stage.peak_time_s)} in {stage.peak_op}: "
+        f"{format_bytes(stage.peak)}, most of it {words} ({format_bytes(parts[largest])}); "
+        f"reserved {reserved} of {capacity}, {state}"
+    )
+
+
+def _hints(result: Result) -> Iterator[str]:
+    if not result.fits:
+        yield from _memory_hints(result)
+    for name, advise in TIME_ADVICE.items():
+        if getattr(result.time_breakdown_s, name) >= WORTH_A_HINT * result.step_time_s:
+            yield from advise(result)
+    if result.fits and result.memory.headroom_bytes > ROOMY * result.memory.capacity_bytes:
+        yield from _spend_memory(result)
+
+
+def _memory_hints(result: Result) -> Iterator[str]:
+    stage, plan = fullest_stage(result), _Choices(result.setup.plan)
+    if plan.zero == 0 and plan.dp > 1:
+        saved = stage.optimizer_states * (1 - 1 / plan.dp)
+        yield f"--zero 1 shards optimizer states over {plan.dp} ranks: saves up to {format_bytes(saved)}"
+    if plan.recompute != "full" and stage.activations > 0.2 * stage.peak:
+        wanted = "selective" if plan.recompute == "none" else "full"
+        yield f"--recompute {wanted} drops part of {format_bytes(stage.activations)} of activations"
+    if plan.micro_batch > 1:
+        yield f"--micro-batch {plan.micro_batch // 2} halves activations and workspaces"
+    states = stage.parameters + stage.gradients + stage.optimizer_states
+    if states > 0.5 * stage.peak:
+        yield f"model states take {format_bytes(states)}: a larger --tp or --pp, or --zero 3, divides them"
+
+
+def _bubble_hints(result: Result) -> Iterator[str]:
+    plan = _Choices(result.setup.plan)
+    if plan.pp == 1:
+        return
+    if plan.micro_batch > 1:
+        yield f"--micro-batch {plan.micro_batch // 2} doubles the microbatches and shrinks the bubble"
+    if plan.vpp == 1:
+        yield "--schedule interleaved --vpp 2 halves the bubble, at the price of more sends"
+    yield f"a smaller --pp than {plan.pp} needs fewer microbatches to fill the pipeline"
+
+
+def _tensor_hints(result: Result) -> Iterator[str]:
+    plan = _Choices(result.setup.plan)
+    per_node = int(result.setup.cluster.get("devices_per_node") or plan.tp)
+    if plan.tp > per_node:
+        yield f"tp {plan.tp} leaves the node ({per_node} devices): --tp {per_node} keeps it on the fast links"
+    else:
+        yield f"--tp {max(1, plan.tp // 2)} halves each tensor-parallel group (memory grows)"
+
+
+def _data_hints(result: Result) -> Iterator[str]:
+    plan = _Choices(result.setup.plan)
+    if plan.zero == 3:
+        yield "--hsdp keeps parameter gathers in small groups; --zero 2 gathers once a step (memory grows)"
+    else:
+        yield "a larger --global-batch spreads one gradient reduction over more compute"
+
+
+def _host_hints(_: Result) -> Iterator[str]:
+    yield "kernels are too short for the host: try a larger --micro-batch, a smaller --tp, a compiled --stack"
+
+
+def _spend_memory(result: Result) -> Iterator[str]:
+    plan, room = _Choices(result.setup.plan), format_bytes(result.memory.headroom_bytes)
+    if plan.recompute != "none":
+        yield f"{room} are unused: --recompute none (or selective) trades them for time"
+    else:
+        yield f"{room} are unused: a larger --micro-batch or a smaller --tp may use them"
+
+
+TIME_ADVICE: dict[str, Callable[[Result], Iterator[str]]] = {
+    "bubble": _bubble_hints,
+    "exposed_tp": _tensor_hints,
+    "exposed_dp": _data_hints,
+    "host": _host_hints,
+}
+
+
+class _Choices:
+    """The few choices that hints talk about, read from the plan as it is echoed in a result."""
+
+    def __init__(self, plan: Mapping[str, Any]) -> None:
+        mesh = plan.get("mesh", {})
+        self.tp, self.pp, self.dp = (int(mesh.get(axis) or 1) for axis in ("tp", "pp", "dp"))
+        self.vpp = int(plan.get("pipeline", {}).get("vpp") or 1)
+        self.micro_batch = int(plan.get("micro_batch") or 1)
+        self.zero = int(plan.get("data_parallel", {}).get("zero") or 0)
+        self.recompute = str(plan.get("memory", {}).get("recompute", "none"))

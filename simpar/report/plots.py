@@ -1,0 +1,393 @@
+"""Pictures of a result: timeline, memory over time, breakdown of the step, occupancy of every stage.
+
+Six colour-blind-safe colours (Paul Tol's "bright" scheme) mean the same thing in every picture. Figures are
+built without pyplot, so nothing global is touched and no display is needed.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simpar.errors import UserError
+from simpar.files import choose, write_atomic
+from simpar.report.timeline import KINDS, MEMORY_PARTS, Blocks, MemoryCurve, Overview, StageView
+from simpar.units import GIB, MS, US, format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from simpar.report.result import Result
+
+FORWARD, BACKWARD, WEIGHT, AGAIN, COMM, UPDATE = (
+    "#4477AA",
+    "#228833",
+    "#CCBB44",
+    "#66CCEE",
+    "#EE6677",
+    "#AA3377",
+)
+KIND_COLOUR = {
+    "forward": FORWARD, "backward": BACKWARD, "input_gradient": BACKWARD, "weight_gradient": WEIGHT,
+    "recompute": AGAIN, "optimizer": UPDATE, "host": UPDATE, "tp": COMM, "pp": COMM, "dp": COMM, "cp": COMM,
+    "ep": COMM, "offload": COMM,
+}  # fmt: skip
+KIND_TITLE = {
+    FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight gradient", AGAIN: "recompute",
+    COMM: "communication", UPDATE: "optimizer, host",
+}  # fmt: skip
+MEMORY_COLOUR = {
+    "parameters": FORWARD, "gradients": AGAIN, "optimizer_states": UPDATE, "overhead": "#BBBBBB",
+    "activations": BACKWARD, "transient": WEIGHT,
+}  # fmt: skip
+PART_COLOUR = {
+    "compute": FORWARD, "bubble": "#BBBBBB", "optimizer": UPDATE, "host": AGAIN, "offload": WEIGHT,
+}  # fmt: skip
+INK, FAINT = "#333333", "#E4E4E4"
+MAX_PANELS = 16
+RASTER_ABOVE = 5000  # more blocks than this make an SVG slower to open than it is worth
+SUFFIXES = (".png", ".svg", ".html")
+
+
+def save_plot(result: Result, kind: str, path: str | Path) -> None:
+    """Draw ``kind`` (one of KINDS_OF_PLOT) to ``path``. Raises UserError for another kind or suffix."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UserError(
+            f"{path}: unknown kind of picture {suffix or 'without suffix'!r}: allowed {', '.join(SUFFIXES)}"
+        )
+    figure = plot(result, kind)
+    if suffix == ".html":
+        write_atomic(path, _html(result, kind, _render(figure, "svg").decode()))
+    else:
+        write_atomic(path, _render(figure, suffix.removeprefix(".")))
+
+
+def plot(result: Result, kind: str) -> Figure:
+    """The picture as a matplotlib Figure. Raises UserError for an unknown kind or without a timeline."""
+    return KINDS_OF_PLOT[choose(kind, KINDS_OF_PLOT, "plot")](result)
+
+
+def plot_timeline(result: Result) -> Figure:
+    """Stages over time: what each rank computes, thin below it what it sends, hatched where it idles."""
+    view = _overview(result)
+    figure, axes = _canvas(_row_height(len(view.stages)) * len(view.stages) + 1.5)
+    scale, unit = _time_unit(view.step_time_s)
+    many = sum(len(stage.blocks) for stage in view.stages) > RASTER_ABOVE
+    used: set[str] = set()
+    for row, stage in enumerate(view.stages):
+        used |= _draw_stage(axes, row, stage, view.step_time_s, scale=scale, rasterized=many)
+    _stage_axis(axes, view)
+    axes.set_xlim(0, view.step_time_s / scale)
+    axes.set_xlabel(f"time ({unit})", color=INK)
+    _label_blocks(figure, axes, view, scale)
+    _titles(
+        figure,
+        axes,
+        result,
+        f"step {format_seconds(result.step_time_s)}, bubble {result.bubble_fraction:.1%}",
+    )
+    _legend(axes, used)
+    return figure
+
+
+def plot_memory(result: Result) -> Figure:
+    """Memory over time by category, one panel a stage, under the capacity of the device."""
+    view = _overview(result)
+    stages = _with_memory(view)
+    columns = min(4, len(stages))
+    rows = -(-len(stages) // columns)
+    figure = _figure(13.0 if columns > 1 else 9.0, 2.4 * rows + 1.6)
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    scale, unit = _time_unit(view.step_time_s)
+    for panel, stage in zip(panels.flat, stages, strict=False):
+        _draw_memory(panel, stage, result, scale)
+    highest = max(result.memory.capacity_bytes, *(float(_curve(stage).total_bytes.max()) for stage in stages))
+    panels[0, 0].set_ylim(0, 1.06 * highest / GIB)
+    for panel in panels.flat[len(stages) :]:
+        panel.set_visible(False)
+    for panel in panels[:, 0]:
+        panel.set_ylabel("GiB", color=INK)
+    for panel in panels[-1]:
+        panel.set_xlabel(f"time ({unit})", color=INK)
+    shown = f", {len(stages)} of {len(view.stages)} stages" if len(stages) < len(view.stages) else ""
+    peak = format_bytes(result.peak_memory_bytes)
+    _titles(
+        figure, panels[0, 0], result, f"peak {peak} of {format_bytes(result.memory.capacity_bytes)}{shown}"
+    )
+    handles = [_patch(MEMORY_COLOUR[part], part.replace("_", " ")) for part in MEMORY_PARTS]
+    handles.append(panels[0, 0].lines[-1])
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
+    return figure
+
+
+def plot_breakdown(result: Result) -> Figure:
+    """Where the step of the critical rank goes, as a waterfall from zero to the step time."""
+    parts = {name: value for name, value in result.time_breakdown_s.model_dump().items() if value > 0}
+    figure, axes = _canvas(0.42 * len(parts) + 1.5, width=9.0)
+    scale, unit = _time_unit(result.step_time_s)
+    left = 0.0
+    for row, (name, value) in enumerate(parts.items()):
+        axes.barh(row, value / scale, left=left / scale, height=0.7, color=PART_COLOUR.get(name, COMM))
+        text = f"{format_seconds(value)}  {value / result.step_time_s:.1%}"
+        axes.annotate(
+            text, ((left + value) / scale, row), (5, 0), textcoords="offset points", va="center", fontsize=9,
+            color=INK, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+        )  # fmt: skip
+        left += value
+    axes.set_yticks(range(len(parts)), [name.replace("_", " ") for name in parts])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.18 * result.step_time_s / scale)
+    axes.axvline(result.step_time_s / scale, color=INK, lw=0.8, ls=":", zorder=0)
+    axes.set_xlabel(f"time ({unit})", color=INK)
+    _titles(figure, axes, result, f"step {format_seconds(result.step_time_s)}, MFU {result.mfu:.1%}")
+    return figure
+
+
+def plot_heatmap(result: Result, bins: int = 240) -> Figure:
+    """Share of time every stage computes, over time: legible where a timeline has too many blocks."""
+    view = _overview(result)
+    edges = np.linspace(0, view.step_time_s, bins + 1)
+    busy = np.array([_occupancy(stage.blocks, edges) for stage in view.stages])
+    figure, axes = _canvas(_row_height(len(view.stages)) * len(view.stages) + 1.5)
+    scale, unit = _time_unit(view.step_time_s)
+    extent = (0, view.step_time_s / scale, len(view.stages) - 0.5, -0.5)
+    image = axes.imshow(
+        busy, aspect="auto", extent=extent, cmap="cividis", vmin=0, vmax=1, interpolation="nearest"
+    )
+    bar = figure.colorbar(image, ax=axes, pad=0.01, format=lambda value, _: f"{value:.0%}")
+    bar.set_label("share of time computing", color=INK)
+    bar.outline.set_visible(False)
+    _stage_axis(axes, view)
+    axes.set_xlabel(f"time ({unit})", color=INK)
+    _titles(
+        figure,
+        axes,
+        result,
+        f"step {format_seconds(result.step_time_s)}, bubble {result.bubble_fraction:.1%}",
+    )
+    return figure
+
+
+KINDS_OF_PLOT: dict[str, Callable[[Result], Figure]] = {
+    "timeline": plot_timeline,
+    "memory": plot_memory,
+    "breakdown": plot_breakdown,
+    "heatmap": plot_heatmap,
+}
+
+
+def _overview(result: Result) -> Overview:
+    if result.overview is None or not result.overview.stages:
+        raise UserError("result: timeline is missing: write the result with `simpar simulate --json FILE`")
+    return result.overview
+
+
+def _draw_stage(
+    axes: Axes, row: int, stage: StageView, step_time_s: float, *, scale: float, rasterized: bool
+) -> set[str]:
+    """Draw one row; returns the colours used."""
+    whole = [(0, step_time_s / scale)]
+    axes.broken_barh(
+        whole, (row - 0.4, 0.66), facecolors="white", edgecolors=FAINT, hatch="////", lw=0, zorder=1
+    )
+    used: set[str] = set()
+    blocks = stage.blocks
+    for code in np.unique(blocks.kind).tolist():
+        kind = KINDS[code]
+        colour, low, height = KIND_COLOUR[kind], *_lane(kind, row)
+        of_kind = blocks.of_kind(kind)
+        used.add(colour)
+        for chunk in np.unique(of_kind.chunk).tolist():
+            mine = of_kind.chunk == chunk
+            bars = np.stack([of_kind.start_s[mine], of_kind.duration_s[mine]], axis=1) / scale
+            axes.broken_barh(
+                [tuple(bar) for bar in bars.tolist()],
+                (low, height),
+                facecolors=_lighter(colour, max(chunk, 0)),
+                edgecolors="white",
+                lw=0.25,
+                zorder=2,
+                rasterized=rasterized,
+            )
+    return used
+
+
+def _lane(kind: str, row: int) -> tuple[float, float]:
+    """Lower edge and height of a kind's bars: compute above, communication as a thin line below it."""
+    if KIND_COLOUR[kind] == COMM:
+        return row + 0.29, 0.13
+    return row - 0.4, 0.66
+
+
+def _label_blocks(figure: Figure, axes: Axes, view: Overview, scale: float) -> None:
+    """Microbatch numbers, only in blocks wide enough to hold them."""
+    figure.draw_without_rendering()
+    points_per_unit = axes.get_window_extent().width / figure.dpi * 72 / (view.step_time_s / scale)
+    size = 6.5
+    for row, stage in enumerate(view.stages):
+        blocks = stage.blocks.of_kind("forward", "backward", "input_gradient", "weight_gradient")
+        columns = (
+            blocks.start_s / scale,
+            blocks.duration_s / scale,
+            blocks.microbatch,
+            blocks.kind,
+            blocks.chunk,
+        )
+        for start, width, microbatch, kind, chunk in zip(*(c.tolist() for c in columns), strict=True):
+            needed = (0.66 * len(str(microbatch)) + 0.4) * size
+            if microbatch < 0 or width * points_per_unit < needed:
+                continue
+            light = KIND_COLOUR[KINDS[kind]] == WEIGHT or chunk > 0
+            axes.text(
+                start + width / 2, row - 0.08, str(microbatch), ha="center", va="center",
+                fontsize=size, color=INK if light else "white", zorder=3,
+            )  # fmt: skip
+
+
+def _lighter(colour: str, steps: int) -> tuple[float, float, float]:
+    """Later chunks of a rank in lighter shades, never lighter than half way to white."""
+    from matplotlib.colors import to_rgb
+
+    weight = min(0.22 * steps, 0.55)
+    red, green, blue = to_rgb(colour)
+    return (red + (1 - red) * weight, green + (1 - green) * weight, blue + (1 - blue) * weight)
+
+
+def _draw_memory(panel: Axes, stage: StageView, result: Result, scale: float) -> None:
+    curve = _curve(stage)
+    time = np.append(curve.time_s, result.step_time_s) / scale
+    names = [part for part in MEMORY_PARTS if part in curve.parts]
+    columns = [np.append(curve.parts[name], curve.parts[name][-1]) / GIB for name in names]
+    panel.stackplot(time, columns, colors=[MEMORY_COLOUR[name] for name in names], step="post", lw=0)
+    total = curve.total_bytes
+    top = int(np.argmax(total))
+    panel.plot(curve.time_s[top] / scale, total[top] / GIB, marker="v", color=INK, ms=4, clip_on=False)
+    capacity = result.memory.capacity_bytes / GIB
+    panel.axhline(capacity, color=COMM, lw=1.2, ls="--", label="capacity")
+    panel.set_title(f"{stage.name}: {format_bytes(float(total[top]))}", fontsize=9, color=INK, loc="left")
+    panel.set_xlim(0, result.step_time_s / scale)
+    _clean(panel)
+
+
+def _curve(stage: StageView) -> MemoryCurve:
+    assert stage.memory is not None, "stages without a curve are filtered before drawing"
+    return stage.memory
+
+
+def _with_memory(view: Overview) -> list[StageView]:
+    stages = [stage for stage in view.stages if stage.memory is not None]
+    if not stages:
+        raise UserError(
+            "result: memory curves are missing: write the result with `simpar simulate --json FILE`"
+        )
+    if len(stages) <= MAX_PANELS:
+        return stages
+    fullest = max(range(len(stages)), key=lambda index: float(_curve(stages[index]).total_bytes.max()))
+    kept = {*np.linspace(0, len(stages) - 1, MAX_PANELS - 1).round().astype(int).tolist(), fullest}
+    return [stages[index] for index in sorted(kept)]
+
+
+def _occupancy(blocks: Blocks, edges: Any) -> Any:
+    """Share of each time bin that lies inside compute blocks (blocks of one rank do not overlap)."""
+    compute = blocks.of_kind(*(kind for kind, colour in KIND_COLOUR.items() if colour != COMM))
+    order = np.argsort(compute.start_s)
+    start, duration = compute.start_s[order], compute.duration_s[order]
+    done = np.concatenate([[0.0], np.cumsum(duration)])
+    index = np.searchsorted(start, edges, side="right")
+    inside = np.zeros(len(edges))
+    seen = index > 0
+    inside[seen] = np.clip(edges[seen] - start[index[seen] - 1], 0, duration[index[seen] - 1])
+    cumulative = np.where(seen, done[np.maximum(index - 1, 0)] + inside, 0.0)
+    return np.clip(np.diff(cumulative) / np.diff(edges), 0, 1)
+
+
+def _row_height(num_stages: int) -> float:
+    return 0.44 if num_stages <= 16 else max(0.16, 7.0 / num_stages)
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=150, layout="constrained")
+
+
+def _canvas(height: float, width: float = 14.0) -> tuple[Figure, Axes]:
+    figure = _figure(width, max(2.4, height))
+    axes = figure.subplots()
+    _clean(axes)
+    return figure, axes
+
+
+def _clean(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color("#999999")
+    axes.tick_params(colors=INK, labelsize=8)
+
+
+def _stage_axis(axes: Axes, view: Overview) -> None:
+    count = len(view.stages)
+    every = 1 if count <= 32 else 4
+    names = [
+        stage.name + (f"  x{stage.multiplicity}" if stage.multiplicity > 1 else "") for stage in view.stages
+    ]
+    axes.set_yticks(range(0, count, every), names[::every])
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(count - 0.45, -0.55)
+    axes.spines["left"].set_visible(False)
+
+
+def _titles(figure: Figure, axes: Axes, result: Result, detail: str) -> None:
+    from simpar.report.terminal import headline
+
+    figure.suptitle(headline(result), x=0.01, ha="left", fontsize=12, color=INK, fontweight="bold")
+    if len(figure.axes) <= 2:
+        axes.set_title(detail, loc="left", fontsize=10, color=INK)
+    else:
+        figure.supxlabel("")
+        figure.text(0.99, 0.995, detail, ha="right", va="top", fontsize=10, color=INK)
+
+
+def _legend(axes: Axes, used: set[str]) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [_patch(colour, title) for colour, title in KIND_TITLE.items() if colour in used]
+    handles.append(Patch(facecolor="white", edgecolor="#BBBBBB", hatch="////", label="bubble, idle", lw=0))
+    axes.legend(
+        handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(handles), frameon=False,
+        fontsize=9, handlelength=1.2, columnspacing=1.2, borderaxespad=0.2,
+    )  # fmt: skip
+
+
+def _patch(colour: str, title: str) -> Any:
+    from matplotlib.patches import Patch
+
+    return Patch(color=colour, label=title)
+
+
+def _time_unit(span_s: float) -> tuple[float, str]:
+    """Seconds per displayed unit, and its name."""
+    if span_s >= 1:
+        return 1.0, "s"
+    return (MS, "ms") if span_s >= MS else (US, "us")
+
+
+def _render(figure: Figure, suffix: str) -> bytes:
+    import matplotlib as mpl
+
+    buffer = io.BytesIO()
+    metadata = {"Date": None} if suffix == "svg" else {"Software": None}
+    with mpl.rc_context({"svg.hashsalt": "simpar", "hatch.linewidth": 0.6}):
+        figure.savefig(buffer, format=suffix, metadata=metadata)
+    return buffer.getvalue()
+
+
+def _html(result: Result, kind: str, svg: str) -> str:
+    from simpar.report.terminal import html_page
+
+    return html_page(result, title=kind, picture=svg[svg.index("<svg") :])

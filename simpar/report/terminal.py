@@ -1,0 +1,239 @@
+"""The report for people: a headline, where time and memory go, what binds. Three significant digits.
+
+Tables have lines and bars only on a terminal; piped output is plain text. NO_COLOR is honoured by rich.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from simpar.report.explain import MEMORY_PARTS
+from simpar.report.result import Published, Result, StageMemory
+from simpar.units import GIB, MEGA, format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+BAR_WIDTH = 32
+MAX_MEMORY_ROWS = 12
+
+
+def headline(result: Result) -> str:
+    """Model with its parameter count, cluster and layout in one line."""
+    model, cluster, setup = result.setup.model, result.setup.cluster, result.setup
+    count = model.get("num_parameters")
+    size = f" ({format_count(count)})" if count else ""
+    nodes, devices = cluster.get("nodes"), cluster.get("num_devices")
+    where = f"{nodes} x {cluster.get('name')}" + (
+        f" ({devices:,} {cluster.get('device', 'devices')})" if devices else ""
+    )
+    return f"{model.get('name')}{size} on {where}: {layout(setup.plan)}"
+
+
+def layout(plan: dict[str, Any]) -> str:
+    """The plan in a few words: axes above one, schedule, ZeRO, recompute."""
+    mesh, pipeline = plan.get("mesh", {}), plan.get("pipeline", {})
+    axes = [f"{axis}{mesh[axis]}" for axis in ("tp", "cp", "ep", "pp", "dp") if (mesh.get(axis) or 1) > 1]
+    words = [" ".join(axes) or "one device"]
+    if (mesh.get("pp") or 1) > 1:
+        chunks = pipeline.get("vpp") or 1
+        words.append(str(pipeline.get("schedule")) + (f" vpp{chunks}" if chunks > 1 else ""))
+    words.append(f"micro-batch {plan.get('micro_batch')}")
+    zero = plan.get("data_parallel", {}).get("zero")
+    if zero:
+        words.append(f"ZeRO-{zero}")
+    recompute = plan.get("memory", {}).get("recompute", "none")
+    if recompute != "none":
+        words.append(f"recompute {recompute}")
+    words.append(str(plan.get("numerics", {}).get("precision", "")))
+    return ", ".join(word for word in words if word)
+
+
+def print_report(result: Result, console: Console) -> None:
+    """Write the whole report to a rich console."""
+    console.print(headline(result), style="bold", soft_wrap=True)
+    console.print()
+    console.print(_figures(result, console))
+    for line in _published_lines(result):
+        console.print(line, soft_wrap=True)
+    for title, table in (
+        ("Where the step goes (critical rank)", _breakdown(result, console)),
+        ("Communication (critical rank)", _communication(result, console)),
+        ("Memory per pipeline stage at its peak, GiB", _memory(result, console)),
+    ):
+        console.print(f"\n{title}", style="bold")
+        console.print(table)
+    for title, lines in (("What binds", result.why.binds), ("What to try", result.why.hints)):
+        if lines:
+            console.print(f"\n{title}", style="bold")
+        for line in lines:
+            console.print(f"- {line}", soft_wrap=True)
+
+
+def figures(result: Result) -> list[tuple[str, str]]:
+    """The headline figures as (name, value with unit)."""
+    speed = result.speed
+    rows = [
+        ("step time", format_seconds(speed.step_time_s)),
+        (
+            "tokens/s",
+            f"{format_count(speed.tokens_per_s)} ({format_count(speed.tokens_per_s_per_device)} per device)",
+        ),
+        ("MFU / HFU", f"{speed.mfu:.1%} / {speed.hfu:.1%} (attention counted {speed.flops_convention})"),
+        ("model TFLOP/s per device", _three(speed.tflops_per_device)),
+        ("bubble", f"{result.bubble_fraction:.1%}"),
+        ("memory", _memory_state(result)),
+    ]
+    if result.bill.cost_usd_per_step is not None:
+        rows.append(("cost per step", f"{_three(result.bill.cost_usd_per_step)} USD"))
+    if result.bill.energy_j_per_step is not None:
+        rows.append(("energy per step", f"{_three(result.bill.energy_j_per_step / MEGA)} MJ"))
+    return rows
+
+
+def _memory_state(result: Result) -> str:
+    memory = result.memory
+    verdict = "fits" if memory.fits else "DOES NOT FIT"
+    return f"{verdict}: {format_bytes(memory.peak_reserved_bytes)} of {format_bytes(memory.capacity_bytes)}"
+
+
+def _figures(result: Result, console: Console) -> Table:
+    table = _table(console, ("", "left"), ("", "left"), header=False)
+    for name, value in figures(result):
+        table.add_row(name, value)
+    return table
+
+
+def published_rows(result: Result) -> list[tuple[str, float, float]]:
+    """Published figures with their prediction: (name with unit, published, predicted)."""
+    reference = result.published
+    if reference is None:
+        return []
+    memory = reference.peak_memory_bytes
+    pairs = [
+        ("step time, s", reference.step_time_s, result.step_time_s),
+        ("tokens/s per device", reference.tokens_per_s_per_device, result.speed.tokens_per_s_per_device),
+        ("TFLOP/s per device", reference.tflops_per_device, result.speed.tflops_per_device),
+        ("MFU, %", _percent(reference.mfu), 100 * result.mfu),
+        ("peak memory, GiB", memory and memory / GIB, result.memory.peak_reserved_bytes / GIB),
+    ]
+    return [(name, known, ours) for name, known, ours in pairs if known is not None]
+
+
+def _percent(fraction: float | None) -> float | None:
+    return None if fraction is None else 100 * fraction
+
+
+def _published_lines(result: Result) -> Iterator[str]:
+    for name, known, ours in published_rows(result):
+        yield f"published {name}: {_three(known)}; predicted {_three(ours)} ({ours / known - 1:+.1%})"
+    if isinstance(result.published, Published):
+        yield f"source: {result.published.source}" + (
+            f". {result.published.note}" if result.published.note else ""
+        )
+
+
+def _breakdown(result: Result, console: Console) -> Table:
+    table = _table(console, ("part", "left"), ("time", "right"), ("share", "right"), ("", "left"))
+    for name, value in result.time_breakdown_s.model_dump().items():
+        share = value / result.step_time_s
+        bar = "█" * round(BAR_WIDTH * share) if console.is_terminal else ""
+        if value > 0:
+            table.add_row(name.replace("_", " "), format_seconds(value), f"{share:.1%}", bar)
+    table.add_row("step", format_seconds(result.step_time_s), "", "")
+    return table
+
+
+def _communication(result: Result, console: Console) -> Table:
+    table = _table(
+        console, ("kind", "left"), ("algorithm", "left"), ("sent per rank", "right"), ("busy", "right"),
+        ("exposed", "right"),
+    )  # fmt: skip
+    for kind, entry in result.communication.items():
+        if entry.bytes_per_rank or entry.busy_s:
+            table.add_row(
+                kind, entry.algorithm, format_bytes(entry.bytes_per_rank), format_seconds(entry.busy_s),
+                format_seconds(entry.exposed_s),
+            )  # fmt: skip
+    if not table.row_count:
+        table.add_row("none", "", "", "", "")
+    return table
+
+
+def _memory(result: Result, console: Console) -> Table:
+    names = ("params", "grads", "optimizer", "activations", "transient", "overhead", "peak")
+    table = _table(console, ("stage", "left"), *((name, "right") for name in names))
+    for stages, cells in shortened(memory_rows(result.memory.stages)):
+        table.add_row(stages, *cells)
+    return table
+
+
+def memory_rows(stages: Sequence[StageMemory]) -> list[tuple[str, tuple[str, ...]]]:
+    """Rows of the memory table in GiB; neighbouring stages that read alike share one row ("1-14")."""
+    rows: list[tuple[int, int, tuple[str, ...]]] = []
+    for stage in stages:
+        cells = tuple(_three(getattr(stage, part) / GIB) for part in (*MEMORY_PARTS, "peak"))
+        if rows and rows[-1][2] == cells and rows[-1][1] == stage.stage - 1:
+            rows[-1] = (rows[-1][0], stage.stage, cells)
+        else:
+            rows.append((stage.stage, stage.stage, cells))
+    return [(str(first) if first == last else f"{first}-{last}", cells) for first, last, cells in rows]
+
+
+def shortened(rows: Sequence[tuple[str, tuple[str, ...]]]) -> list[tuple[str, tuple[str, ...]]]:
+    """At most MAX_MEMORY_ROWS rows, the middle ones left out (all stages are in the JSON)."""
+    if len(rows) <= MAX_MEMORY_ROWS:
+        return list(rows)
+    half = MAX_MEMORY_ROWS // 2
+    return [*rows[:half], ("...", ()), *rows[-half + 1 :]]
+
+
+def _table(console: Console, *columns: tuple[str, Any], header: bool = True) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        box=box.SIMPLE_HEAD if console.is_terminal and header else None, show_header=header, pad_edge=False
+    )
+    for name, justify in columns:
+        table.add_column(name, justify=justify, no_wrap=True)
+    return table
+
+
+def _three(value: float) -> str:
+    """Three significant digits without an exponent."""
+    if value == 0:
+        return "0"
+    text = f"{value:.3g}"
+    return f"{float(text):,.0f}" if "e" in text else text
+
+
+def to_html(result: Result) -> str:
+    """The figures and the time breakdown as HTML, for notebooks and pages."""
+    rows = [*figures(result)]
+    rows += [
+        (name.replace("_", " "), f"{format_seconds(value)} ({value / result.step_time_s:.1%})")
+        for name, value in result.time_breakdown_s.model_dump().items()
+        if value > 0
+    ]
+    cells = "".join(
+        f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in rows
+    )
+    reasons = "".join(f"<li>{html.escape(line)}</li>" for line in (*result.why.binds, *result.why.hints))
+    return f"<p><b>{html.escape(headline(result))}</b></p><table>{cells}</table><ul>{reasons}</ul>"
+
+
+def html_page(result: Result, *, title: str, picture: str) -> str:
+    """One self-contained page: picture (inline SVG) above the figures."""
+    style = (
+        "body{font:15px/1.45 system-ui,sans-serif;color:#333;max-width:1200px;margin:2em auto;padding:0 1em}"
+        "svg{width:100%;height:auto}th{text-align:left;font-weight:500;padding-right:2em}td{padding:.1em 0}"
+    )
+    name = html.escape(f"simpar: {title}")
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
+        f"<style>{style}</style></head><body>{picture}{to_html(result)}</body></html>\n"
+    )
