@@ -12,8 +12,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 import simpar.report.timeline as timelines
 from simpar.errors import UserError
-from simpar.files import load, write_atomic
+from simpar.files import write_atomic
 from simpar.report.timeline import Overview, Timeline
+from simpar.scenario import Published
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -132,18 +133,6 @@ class Setup(_Part):
     simpar_version: str
 
 
-class Published(_Part):
-    """A published figure for the same run, shown beside the prediction, and its source."""
-
-    source: str
-    step_time_s: float | None = None
-    tokens_per_s_per_device: float | None = None
-    tflops_per_device: float | None = None
-    mfu: float | None = None
-    peak_memory_bytes: float | None = None
-    note: str = ""
-
-
 class Why(_Part):
     """The explanation: what binds, what to try, and seconds of each kind of op on the critical path."""
 
@@ -252,7 +241,13 @@ class Result:
     @staticmethod
     def load(path: str | Path) -> Result:
         """Read a result file. Raises UserError."""
-        return Result.from_dict(load(path).data, source=str(path))
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        except UnicodeDecodeError:
+            raise UserError(f"{path}: is not text (UTF-8)") from None
+        return Result.from_json(text, source=str(path))
 
     def save(self, path: str | Path) -> None:
         """Write the JSON, whole or not at all."""

@@ -6,11 +6,12 @@ Tables have lines and bars only on a terminal; piped output is plain text. NO_CO
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simpar.report.explain import MEMORY_PARTS
-from simpar.report.result import Published, Result, StageMemory
+from simpar.report.result import Result, StageMemory
+from simpar.scenario import Published
 from simpar.units import GIB, MEGA, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -71,6 +72,14 @@ def print_report(result: Result, console: Console) -> None:
             console.print(f"\n{title}", style="bold")
         for line in lines:
             console.print(f"- {line}", soft_wrap=True)
+
+
+def print_names(names: Mapping[str, str], console: Console) -> None:
+    """Write names with a line of description each."""
+    table = _table(console, ("", "left"), ("", "left"), header=False)
+    for name, description in names.items():
+        table.add_row(name, description)
+    console.print(table)
 
 
 def figures(result: Result) -> list[tuple[str, str]]:

@@ -156,7 +156,7 @@ def _arrows(program: Program, slices: Slices, op: Ints) -> Ints:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of a stage: start, duration in s, position in KINDS, chunk of the rank, microbatch (-1: none)."""
+    """Blocks of a stage: start, duration in s, position in KINDS, chunk of the rank, microbatch (or -1)."""
 
     start_s: Floats
     duration_s: Floats

@@ -1,0 +1,5 @@
+"""``python -m simpar`` is the same as ``simpar``."""
+
+from simpar.cli import main
+
+main()

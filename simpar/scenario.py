@@ -1,0 +1,233 @@
+"""A scenario: one file (or the same as flags) that says what is trained, on what, and how it is split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.hardware.cluster import Cluster, load_cluster
+from simpar.models.catalogue import load_model
+from simpar.models.graph import ModelGraph
+from simpar.models.hf_config import read as read_config
+from simpar.models.training import Training
+from simpar.plan.plan import Plan
+from simpar.program.lower import Perturbation
+from simpar.units import Bytes, Count, Fraction
+
+SLOWER = Field(ge=1, allow_inf_nan=False, description="factor on kernel times, 1 is nominal")
+POSITIVE = Field(gt=0, allow_inf_nan=False)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ClusterChoice(_Part):
+    """Which hardware profile, and how many nodes of it."""
+
+    hardware: str = Field(description="name of a shipped profile, or a profile file")
+    nodes: Count = Field(1, description="number of nodes")
+
+
+class Jitter(_Part):
+    """Independent lognormal factors on every op's duration."""
+
+    sigma: float = Field(ge=0, allow_inf_nan=False, description="standard deviation of the logarithm")
+    seed: int = 0
+
+
+class Perturbations(_Part):
+    """What makes ranks and links differ from the nominal cluster."""
+
+    slow_ranks: dict[int, float] = Field(default_factory=dict, description="rank: factor on its kernel times")
+    degraded_links: dict[str, Fraction] = Field(
+        default_factory=dict, description="link: share of capacity left"
+    )
+    jitter: Jitter | None = None
+
+
+class Published(_Part):
+    """A published figure for the same run, shown beside the prediction, and its source."""
+
+    source: str = Field(description="citation: paper and table, or repository, commit and file")
+    step_time_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    tokens_per_s_per_device: float | None = Field(None, gt=0, allow_inf_nan=False)
+    tflops_per_device: float | None = Field(None, gt=0, allow_inf_nan=False)
+    mfu: Fraction | None = None
+    peak_memory_bytes: Bytes | None = None
+    note: str = ""
+
+
+class Scenario(_Part):
+    """What is trained (``model``, ``training``), on what (``cluster``) and how it is split (``plan``)."""
+
+    description: str = ""
+    model: str | dict[str, Any] = Field(description="shipped name, config.json file, or a config inline")
+    cluster: ClusterChoice
+    training: Training
+    plan: Plan = Plan()
+    stack: str | None = Field(None, description="software stack profile; default by hardware and plan")
+    perturbation: Perturbations = Perturbations()
+    published: Published | None = None
+
+    def graph(self) -> ModelGraph:
+        """The model as a graph of operators. Raises UserError."""
+        if isinstance(self.model, str):
+            return load_model(self.model)
+        return read_config(
+            self.model, name=str(self.model.get("name", self.model.get("model_type", "inline")))
+        )
+
+    def build_cluster(self) -> Cluster:
+        """The cluster with its degraded links. Raises UserError."""
+        cluster = load_cluster(self.cluster.hardware, self.cluster.nodes)
+        return cluster.with_degraded(self.perturbation.degraded_links)
+
+    def perturb(self) -> Perturbation:
+        """Slow ranks and jitter as the Program takes them."""
+        jitter = self.perturbation.jitter or Jitter(sigma=0)
+        return Perturbation(self.perturbation.slow_ranks, jitter_sigma=jitter.sigma, seed=jitter.seed)
+
+
+def load_scenario(
+    name: str | Path | None, flags: Mapping[str, Any] | None = None, settings: Iterable[str] = ()
+) -> Scenario:
+    """Read a scenario and lay flags over it; flags win over the file, ``settings`` over both.
+
+    ``name`` is a shipped scenario, a scenario file, a plan file, or None for flags alone. ``flags`` maps dotted
+    keys ("plan.tp") to values; ``settings`` are texts "dotted.key=value" whose value is read as a YAML scalar.
+    Raises UserError.
+    """
+    document = _Document.of(name)
+    data = document.data
+    for key, value in (flags or {}).items():
+        data = with_value(data, key, value)
+    for text in settings:
+        key, value = parse_setting(text)
+        data = with_value(data, key, value)
+    _require(data, document.source)
+    return files.parse(Scenario, document.carrying(data), source=document.source)
+
+
+@dataclass(frozen=True)
+class _Document:
+    """The file behind a scenario, where there is one, and what it says."""
+
+    data: dict[str, Any]
+    source: str
+    file: files.Document | None = None
+
+    @staticmethod
+    def of(name: str | Path | None) -> _Document:
+        if name is None:
+            return _Document({}, "command line")
+        path = files.find(str(name), "scenarios", "scenario")
+        file = files.load(path)
+        if not isinstance(file.data, dict):
+            raise UserError(f"{file.source}: a scenario is a mapping with model, cluster, training and plan")
+        data = _beside(_wrapped(file.data), path.parent)
+        return _Document(data, str(file.source), file)
+
+    def carrying(self, data: dict[str, Any]) -> Any:
+        """The data with the file's line numbers, for error messages."""
+        return data if self.file is None else replace(self.file, data=data)
+
+
+def _wrapped(data: dict[str, Any]) -> dict[str, Any]:
+    """A plan file is a scenario without a cluster: the plan, with the model and shape it was made for."""
+    if "plan" in data or "mesh" not in data:
+        return data
+    known = {"model": data.get("model"), "training": data.get("training"), "stack": data.get("stack")}
+    return {"plan": data} | {key: value for key, value in known.items() if value is not None}
+
+
+def _beside(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Files named in a scenario lie relative to it."""
+    found = dict(data)
+    if isinstance(data.get("model"), str):
+        found["model"] = _relative(data["model"], folder)
+    cluster = data.get("cluster")
+    if isinstance(cluster, dict) and isinstance(cluster.get("hardware"), str):
+        found["cluster"] = cluster | {"hardware": _relative(cluster["hardware"], folder)}
+    return found
+
+
+def _relative(name: str, folder: Path) -> str:
+    return str(folder / name) if Path(name).suffix in (".yaml", ".yml", ".json") else name
+
+
+def with_value(data: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """A copy with the value at a dotted key replaced; sections on the way are made where they are missing.
+
+    A nested key of the plan (plan.mesh.tp) also removes its flat twin (plan.tp), so the last word wins.
+    Raises UserError where a part of the key is a value and no section.
+    """
+    head, *rest = key.split(".", 1)
+    changed = dict(data)
+    if not rest:
+        return changed | {head: value}
+    section = changed.get(head, {})
+    if not isinstance(section, Mapping):
+        raise UserError(f"--set {key}: {head} is {section!r} and has no parts")
+    changed[head] = with_value(section, rest[0], value)
+    if head == "plan" and "." in rest[0]:
+        changed[head].pop(rest[0].rsplit(".", 1)[1], None)
+    return changed
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Key and value of "dotted.key=value"; the value is a YAML scalar. Raises UserError."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"--set {text}: wants dotted.key=value, such as plan.zero=1")
+    return key.strip(), _scalar(text, value)
+
+
+def _scalar(text: str, value: str) -> Any:
+    """A YAML 1.2 scalar, or a flow list of scalars."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        read = YAML(typ="safe", pure=True).load(value)
+    except (YAMLError, ValueError):
+        raise UserError(f"--set {text}: {value!r} is no YAML value") from None
+    items = read if isinstance(read, list) else [read]
+    if not all(item is None or isinstance(item, str | int | float) for item in items):
+        raise UserError(f"--set {text}: wants a number, a text, true, false or a list of them")
+    return read
+
+
+REMEDY = {
+    "model": "--model NAME",
+    "cluster.hardware": "--hardware NAME",
+    "training.seq_len": "--seq-len TOKENS",
+    "training.global_batch": "--global-batch SEQUENCES",
+}
+
+
+def _require(data: Mapping[str, Any], source: str) -> None:
+    """Name everything that is missing at once, with the flag that gives it."""
+    missing = [key for key in REMEDY if not _has(data, key)]
+    if missing:
+        flags = " ".join(REMEDY[key] for key in missing)
+        raise UserError(f"{source}: {', '.join(missing)} missing: give {flags}, or a scenario file")
+
+
+def _has(data: Any, key: str) -> bool:
+    for part in key.split("."):
+        if not isinstance(data, Mapping) or part not in data:
+            return not isinstance(data, Mapping)
+        data = data[part]
+    return data is not None
+
+
+def scenario_schema() -> dict[str, Any]:
+    """JSON Schema of the scenario file."""
+    return Scenario.model_json_schema()
