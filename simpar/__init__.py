@@ -1,1 +1,103 @@
-"""Simulate, plan and run distributed training of large models."""
+"""Simulate and plan distributed training of large models.
+
+    import simpar
+    model   = simpar.Model("llama-3-8b")                   # or a config.json
+    cluster = simpar.Cluster("dgx-h100", nodes=2)
+    plan    = simpar.Plan(tp=2, zero=1, micro_batch=1)
+    result  = simpar.simulate(model, cluster, plan, simpar.Training(seq_len=8192, global_batch=64))
+    result.plot_timeline("timeline.png")
+
+Names are imported when first used, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simpar.cost.stack import load_stack
+    from simpar.errors import Infeasible, UserError
+    from simpar.hardware.cluster import load_cluster
+    from simpar.hardware.device import load_device
+    from simpar.models.catalogue import load_model
+    from simpar.models.graph import ModelGraph
+    from simpar.models.training import Training
+    from simpar.plan.mesh import Mesh
+    from simpar.plan.plan import Plan
+    from simpar.plan.schedules import make_schedule
+    from simpar.plan.schedules.actions import Action, Schedule
+    from simpar.program.lower import Perturbation
+    from simpar.report.plots import save_plot
+    from simpar.report.result import Result
+    from simpar.report.timeline import Timeline
+    from simpar.report.trace import write_trace
+    from simpar.scenario import Scenario, load_scenario
+    from simpar.simulate import simulate
+
+    Cluster, Device, Model = load_cluster, load_device, load_model
+
+__version__ = "0.1.0"
+
+_CONTENTS = (
+    ("Model", "models.catalogue:load_model", "a model by name or config.json"),
+    ("ModelGraph", "models.graph:ModelGraph", "what Model gives: operators with named dims"),
+    ("Cluster", "hardware.cluster:load_cluster", "nodes of a hardware profile"),
+    ("Device", "hardware.device:load_device", "one accelerator's rates and memory"),
+    ("Training", "models.training:Training", "sequence length and global batch"),
+    ("Plan", "plan.plan:Plan", "how the step is split; save and load"),
+    ("Mesh", "plan.mesh:Mesh", "ranks, coordinates and process groups"),
+    ("make_schedule", "plan.schedules:make_schedule", "a pipeline schedule as a table of actions"),
+    ("Schedule", "plan.schedules.actions:Schedule", "what make_schedule gives"),
+    ("Action", "plan.schedules.actions:Action", "one pass of one stage over one microbatch"),
+    ("load_stack", "cost.stack:load_stack", "habits of a training software stack"),
+    ("Perturbation", "program.lower:Perturbation", "slow ranks and jitter"),
+    ("simulate", "simulate:simulate", "the step of one plan"),
+    ("Result", "report.result:Result", "what simulate gives; plots, JSON, tables"),
+    ("Timeline", "report.timeline:Timeline", "every op of the step, class by class"),
+    ("save_plot", "report.plots:save_plot", "timeline, memory, breakdown or heat map to a file"),
+    ("write_trace", "report.trace:write_trace", "a timeline for Perfetto"),
+    ("Scenario", "scenario:Scenario", "model, cluster, training and plan in one file"),
+    ("load_scenario", "scenario:load_scenario", "a scenario by name or file, with overrides"),
+    ("UserError", "errors:UserError", "input that the user can mend, in one line"),
+    ("Infeasible", "errors:Infeasible", "good input without a feasible answer"),
+)
+_HOME = {name: home for name, home, _ in _CONTENTS}
+
+__all__ = [
+    "Action",
+    "Cluster",
+    "Device",
+    "Infeasible",
+    "Mesh",
+    "Model",
+    "ModelGraph",
+    "Perturbation",
+    "Plan",
+    "Result",
+    "Scenario",
+    "Schedule",
+    "Timeline",
+    "Training",
+    "UserError",
+    "__version__",
+    "load_scenario",
+    "load_stack",
+    "make_schedule",
+    "save_plot",
+    "simulate",
+    "write_trace",
+]
+
+__doc__ += "\nContents:\n\n" + "\n".join(f"    {name:<14} {what}" for name, _, what in _CONTENTS) + "\n"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'simpar' has no attribute {name!r}")
+    module, _, attribute = _HOME[name].partition(":")
+    return getattr(import_module(f"simpar.{module}"), attribute)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -122,16 +122,16 @@ def _parameter(flag: Flag) -> inspect.Parameter:
 def simulate(scenario: str | None, **values: Any) -> int:
     """Simulate one layout and report step time, memory and what binds."""
     from simpar.scenario import load_scenario
-    from simpar.simulate import simulate_scenario
+    from simpar.simulate import simulate as run_step
 
     flags = {flag.key: values[flag.name] for flag in SCENARIO_FLAGS if values[flag.name] is not None}
     settings = list(values["set_"] or [])
-    if values["seed"] is not None:
-        settings.append(f"perturbation.jitter.seed={values['seed']}")
     loaded = load_scenario(scenario, flags, settings)
-    options = {name: values[name] for name in ("engine", "flops_convention") if values[name] is not None}
+    options = {
+        name: values[name] for name in ("engine", "flops_convention", "seed") if values[name] is not None
+    }
     with _working("simulating"):
-        result = simulate_scenario(loaded, **options)
+        result = run_step(**loaded.inputs(), **options).with_published(loaded.published)
     _write_outputs(result, values)
     return INFEASIBLE if values["require_fit"] and not result.fits else 0
 

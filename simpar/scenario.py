@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from simpar import files
 from simpar.errors import UserError
-from simpar.hardware.cluster import Cluster, load_cluster
-from simpar.models.catalogue import load_model
-from simpar.models.graph import ModelGraph
-from simpar.models.hf_config import read as read_config
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
-from simpar.program.lower import Perturbation
 from simpar.units import Bytes, Count, Fraction
+
+if TYPE_CHECKING:
+    from simpar.hardware.cluster import Cluster
+    from simpar.models.graph import ModelGraph
+    from simpar.program.lower import Perturbation
 
 SLOWER = Field(ge=1, allow_inf_nan=False, description="factor on kernel times, 1 is nominal")
 POSITIVE = Field(gt=0, allow_inf_nan=False)
@@ -76,8 +76,22 @@ class Scenario(_Part):
     perturbation: Perturbations = Perturbations()
     published: Published | None = None
 
+    def inputs(self) -> dict[str, Any]:
+        """What simulate takes: ``simulate(**scenario.inputs())``. Raises UserError."""
+        return {
+            "model": self.graph(),
+            "cluster": self.build_cluster(),
+            "plan": self.plan,
+            "training": self.training,
+            "stack": self.stack,
+            "perturbation": self.perturb(),
+        }
+
     def graph(self) -> ModelGraph:
         """The model as a graph of operators. Raises UserError."""
+        from simpar.models.catalogue import load_model
+        from simpar.models.hf_config import read as read_config
+
         if isinstance(self.model, str):
             return load_model(self.model)
         return read_config(
@@ -86,11 +100,15 @@ class Scenario(_Part):
 
     def build_cluster(self) -> Cluster:
         """The cluster with its degraded links. Raises UserError."""
+        from simpar.hardware.cluster import load_cluster
+
         cluster = load_cluster(self.cluster.hardware, self.cluster.nodes)
         return cluster.with_degraded(self.perturbation.degraded_links)
 
     def perturb(self) -> Perturbation:
         """Slow ranks and jitter as the Program takes them."""
+        from simpar.program.lower import Perturbation
+
         jitter = self.perturbation.jitter or Jitter(sigma=0)
         return Perturbation(self.perturbation.slow_ranks, jitter_sigma=jitter.sigma, seed=jitter.seed)
 
@@ -100,8 +118,8 @@ def load_scenario(
 ) -> Scenario:
     """Read a scenario and lay flags over it; flags win over the file, ``settings`` over both.
 
-    ``name`` is a shipped scenario, a scenario file, a plan file, or None for flags alone. ``flags`` maps dotted
-    keys ("plan.tp") to values; ``settings`` are texts "dotted.key=value" whose value is read as a YAML scalar.
+    ``name`` is a shipped scenario, a scenario file, a plan file, or None for flags alone. ``flags`` maps
+    dotted keys ("plan.tp") to values; ``settings`` are texts "dotted.key=value" whose value is a YAML scalar.
     Raises UserError.
     """
     document = _Document.of(name)

@@ -1,12 +1,191 @@
-"""Builders shared by all tests."""
+"""Builders shared by all tests: a pipeline timed by hand, so that report tests need no simulator."""
 
 from __future__ import annotations
 
-import pytest
-from report_samples import make_result, make_timeline
+from collections.abc import Callable
 
-from simpar.report.result import Result
-from simpar.report.timeline import Timeline
+import numpy as np
+import pytest
+
+from simpar.program.program import Label
+from simpar.report.result import (
+    Bill,
+    Communication,
+    MemoryReport,
+    Result,
+    Setup,
+    Speed,
+    StageMemory,
+    TimeBreakdown,
+)
+from simpar.report.timeline import MemoryCurve, RankClass, Slices, Timeline, overview
+from simpar.units import GIB, MS, NS_PER_S
+
+LABELS = tuple(
+    Label(kind, name)
+    for kind, name in (
+        ("forward", "forward"),
+        ("backward", "backward"),
+        ("pp", "send activations"),
+        ("pp", "send gradients"),
+        ("dp", "reduce_scatter gradients"),
+        ("optimizer", "optimizer"),
+    )
+)
+FORWARD, BACKWARD, SEND_F, SEND_B, REDUCE, UPDATE = range(6)
+STREAMS = ("compute", "send_F", "send_B", "grad_reduce")
+PER_MS = round(MS * NS_PER_S)
+
+
+def one_f_one_b(num_stages: int, num_microbatches: int) -> list[list[tuple[int, int]]]:
+    """Per stage the ordered (FORWARD | BACKWARD, microbatch) of 1F1B."""
+    orders = []
+    for stage in range(num_stages):
+        warmup = min(num_stages - stage - 1, num_microbatches)
+        order = [(FORWARD, m) for m in range(warmup)]
+        for m in range(num_microbatches - warmup):
+            order += [(FORWARD, m + warmup), (BACKWARD, m)]
+        order += [(BACKWARD, m) for m in range(num_microbatches - warmup, num_microbatches)]
+        orders.append(order)
+    return orders
+
+
+def make_timeline(num_stages: int, num_microbatches: int, *, multiplicity: int = 8) -> Timeline:
+    """Forward 3 ms, backward 6 ms, sends 1 ms, then a reduction of 10 ms and an optimizer of 2 ms."""
+    rows: list[tuple[int, ...]] = []
+    row_of: dict[tuple[int, int, int], int] = {}
+    arrows: list[tuple[int, int]] = []
+    orders = one_f_one_b(num_stages, num_microbatches)
+    position, clock = [0] * num_stages, [0] * num_stages
+    arrival: dict[tuple[int, int, int], int] = {}
+    while any(position[s] < len(orders[s]) for s in range(num_stages)):
+        for stage in range(num_stages):
+            while position[stage] < len(orders[stage]):
+                kind, microbatch = orders[stage][position[stage]]
+                entry = stage == 0 if kind == FORWARD else stage == num_stages - 1
+                key = (kind, stage, microbatch)
+                if not entry and key not in arrival:
+                    break
+                start = max(clock[stage], 0 if entry else arrival[key])
+                finish = start + (3 if kind == FORWARD else 6) * PER_MS
+                row_of[key] = len(rows)
+                rows.append((stage, 0, start, finish, kind, stage, microbatch, 0))
+                _send(rows, arrival, key, finish, num_stages)
+                clock[stage], position[stage] = finish, position[stage] + 1
+    for index, row in enumerate(rows):
+        _, stream, _, _, kind, stage, microbatch, _ = row
+        if stream in (1, 2):
+            target = (FORWARD, stage + 1, microbatch) if kind == SEND_F else (BACKWARD, stage - 1, microbatch)
+            arrows.append((index, row_of[target]))
+    for stage in range(num_stages):
+        reduced = clock[stage] + 10 * PER_MS
+        rows.append((stage, 3, clock[stage], reduced, REDUCE, -1, -1, 2 * 10**9))
+    last = max(row[3] for row in rows)
+    rows += [(stage, 0, last, last + 2 * PER_MS, UPDATE, -1, -1, 0) for stage in range(num_stages)]
+    columns = np.array(rows, dtype=np.int64).T
+    slices = Slices(*columns)
+    classes = tuple(RankClass(f"stage {s}", s, s * multiplicity, multiplicity) for s in range(num_stages))
+    memory = tuple(_memory(slices, s) for s in range(num_stages))
+    return Timeline(slices, LABELS, classes, STREAMS, np.array(arrows, dtype=np.int64).reshape(-1, 2), memory)
+
+
+def _send(
+    rows: list[tuple[int, ...]],
+    arrival: dict[tuple[int, int, int], int],
+    key: tuple[int, int, int],
+    finish: int,
+    n: int,
+) -> None:
+    kind, stage, microbatch = key
+    step, label, stream = (1, SEND_F, 1) if kind == FORWARD else (-1, SEND_B, 2)
+    if 0 <= stage + step < n:
+        rows.append((stage, stream, finish, finish + PER_MS, label, stage, microbatch, 64 * 2**20))
+        arrival[kind, stage + step, microbatch] = finish + PER_MS
+
+
+def _memory(slices: Slices, stage: int) -> MemoryCurve:
+    mine = (slices.class_id == stage) & (slices.stream == 0) & (slices.label <= BACKWARD)
+    forward = slices.label[mine] == FORWARD
+    time = np.where(forward, slices.start_ns[mine], slices.finish_ns[mine]) / NS_PER_S
+    order = np.argsort(time, kind="stable")
+    held = np.cumsum(np.where(forward, 6.0, -6.0)[order]) * GIB
+    time, held = np.concatenate([[0.0], time[order]]), np.concatenate([[0.0], held])
+    flat = np.ones(len(time)) * GIB
+    return MemoryCurve(
+        time,
+        {
+            "parameters": 6 * flat, "gradients": 12 * flat, "optimizer_states": 9 * flat,
+            "overhead": 2 * flat, "activations": held, "transient": np.where(held > 0, 1.5, 0.0) * GIB,
+        },
+    )  # fmt: skip
+
+
+def make_result(timeline: Timeline) -> Result:
+    """A result whose figures agree with the timeline; utilisations and money are made up."""
+    view = overview(timeline)
+    step = view.step_time_s
+    stages = tuple(_stage_memory(index, curve) for index, curve in enumerate(timeline.memory))
+    peak = max(stage.peak for stage in stages)
+    microbatches = int(timeline.slices.microbatch.max()) + 1
+    compute = 9 * microbatches * MS
+    parts = {"compute": compute, "exposed_dp": 10 * MS, "optimizer": 2 * MS, "exposed_pp": 4 * MS}
+    return Result(
+        speed=Speed(
+            step_time_s=step, tokens_per_s=2.1e6, tokens_per_s_per_device=256.0, model_flops_per_step=3.3e15,
+            mfu=0.41, hfu=0.43, tflops_per_device=405.0,
+        ),
+        bubble_fraction=1 - compute / (step - 12 * MS),
+        time_breakdown_s=TimeBreakdown(**parts, bubble=step - sum(parts.values())),
+        communication={
+            "pp": Communication(bytes_per_rank=2.0e9, busy_s=16 * MS, exposed_s=4 * MS, algorithm="send"),
+            "dp": Communication(bytes_per_rank=4.0e9, busy_s=10 * MS, exposed_s=10 * MS, algorithm="ring"),
+        },
+        memory=MemoryReport(
+            peak_memory_bytes=peak, peak_reserved_bytes=peak + GIB, static_memory_bytes=29 * GIB,
+            capacity_bytes=79.6 * GIB, fits=peak + GIB <= 79.6 * GIB, stages=stages,
+        ),
+        bill=Bill(cost_usd_per_step=0.12, energy_j_per_step=2.5e6),
+        setup=Setup(
+            plan={
+                "mesh": {"tp": 8, "pp": len(stages), "dp": 1}, "pipeline": {"schedule": "1f1b", "vpp": 1},
+                "micro_batch": 2, "data_parallel": {"zero": 0}, "memory": {"recompute": "none"},
+                "numerics": {"precision": "bf16"},
+            },
+            training={"seq_len": 4096, "global_batch": 2 * microbatches},
+            model={"name": "gpt3-175b", "num_parameters": 174.6e9},
+            cluster={
+                "name": "dgx-h100", "nodes": 4, "num_devices": 32, "device": "H100", "devices_per_node": 8,
+            },
+            engine={"name": "reference", "seed": 0}, fold={"ranks": 32, "classes": len(stages)},
+            simpar_version="0.1.0",
+        ),
+        overview=view,
+        timeline=timeline,
+    )  # fmt: skip
+
+
+def _stage_memory(stage: int, curve: MemoryCurve) -> StageMemory:
+    at = int(np.argmax(curve.total_bytes))
+    parts = {name: float(values[at]) for name, values in curve.parts.items()}
+    return StageMemory(
+        stage=stage,
+        **parts,
+        peak=sum(parts.values()),
+        peak_time_s=float(curve.time_s[at]),
+        peak_op="forward mb 3",
+    )
+
+
+@pytest.fixture(scope="session")
+def timeline_of() -> Callable[..., Timeline]:
+    """Builder of a 1F1B step: ``timeline_of(num_stages, num_microbatches)``."""
+    return make_timeline
+
+
+@pytest.fixture(scope="session")
+def result_of() -> Callable[[Timeline], Result]:
+    """Builder of a result around a timeline."""
+    return make_result
 
 
 @pytest.fixture(scope="session")

@@ -35,12 +35,11 @@ def critical_path(program: Program, timing: Timing) -> NDArray[np.int64]:
     Walks back from the op that finishes last, always through the predecessor (dependency or stream) that
     finished last; ops of no duration stay in the chain.
     """
-    pointer, before = predecessors(program)
     if not len(timing.finish_ns):
         return np.zeros(0, dtype=np.int64)
+    before = predecessors(program)
     chain = [int(np.argmax(timing.finish_ns))]
-    while pointer[chain[-1]] < pointer[chain[-1] + 1]:
-        candidates = before[pointer[chain[-1]] : pointer[chain[-1] + 1]]
+    while len(candidates := before.row(chain[-1])):
         chain.append(int(candidates[np.argmax(timing.finish_ns[candidates])]))
     return np.array(chain[::-1], dtype=np.int64)
 

@@ -1,0 +1,88 @@
+"""Pictures: they can be drawn for every kind and size, and they say what they show."""
+
+import pytest
+
+from simpar.errors import UserError
+from simpar.report.plots import KIND_COLOUR, KINDS_OF_PLOT, plot, save_plot
+from simpar.report.result import Result
+from simpar.report.timeline import KINDS
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS_OF_PLOT))
+def test_every_kind_is_drawn_as_png_svg_and_html(result, tmp_path, kind):
+    """Each suffix gives a file of its format."""
+    for suffix, start in ((".png", b"\x89PNG"), (".svg", b"<?xml"), (".html", b"<!doctype html>")):
+        path = tmp_path / f"p{suffix}"
+        save_plot(result, kind, path)
+        assert path.read_bytes().startswith(start)
+
+
+def test_a_page_needs_nothing_from_outside(result, tmp_path):
+    """The HTML page has its picture inside and loads no script, font or style from elsewhere."""
+    save_plot(result, "timeline", tmp_path / "p.html")
+    text = (tmp_path / "p.html").read_text()
+    assert "<svg" in text
+    assert "<script" not in text
+    assert 'src="http' not in text
+    assert "<link" not in text
+
+
+def test_the_same_result_draws_the_same_bytes(result, tmp_path):
+    """Pictures carry no date and no random ids."""
+    for name in ("a.svg", "b.svg"):
+        save_plot(result, "timeline", tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_an_unknown_suffix_or_kind_is_refused(result, tmp_path):
+    """The message lists what is allowed."""
+    with pytest.raises(UserError, match=r"\.png, \.svg, \.html"):
+        save_plot(result, "timeline", tmp_path / "p.pdf")
+    with pytest.raises(UserError, match="did you mean 'timeline'"):
+        save_plot(result, "timelime", tmp_path / "p.png")
+
+
+def test_a_result_without_timeline_says_how_to_get_one(result):
+    """Plots over time need the timeline section."""
+    data = result.to_dict() | {"timeline": None}
+    with pytest.raises(UserError, match="--json"):
+        plot(Result.from_dict(data), "timeline")
+
+
+def test_every_kind_of_op_has_a_colour():
+    """A new kind cannot be forgotten in the pictures; at most six colours."""
+    assert set(KIND_COLOUR) == set(KINDS)
+    assert len(set(KIND_COLOUR.values())) <= 6
+
+
+def test_labels_are_drawn_only_where_they_fit(timeline_of, result_of):
+    """Wide blocks carry their microbatch, narrow ones none."""
+    few = plot(result_of(timeline_of(2, 4)), "timeline").axes[0].texts
+    many = plot(result_of(timeline_of(8, 256)), "timeline").axes[0].texts
+    assert len(few) == 2 * 2 * 4
+    assert not many
+
+
+def test_one_panel_a_stage_and_the_capacity_in_each(timeline_of, result_of):
+    """Memory panels: all stages up to 16, then a choice with the fullest among them."""
+    small = plot(result_of(timeline_of(3, 4)), "memory")
+    assert [axes.get_title(loc="left").split(":")[0] for axes in small.axes if axes.get_visible()][1:] == [
+        "stage 1",
+        "stage 2",
+    ]
+    large = plot(result_of(timeline_of(20, 4)), "memory")
+    assert sum(axes.get_visible() for axes in large.axes) <= 16
+
+
+def test_occupancy_of_a_heatmap_is_the_busy_share(result):
+    """Averaged over time, the heat map's rows are the compute share of each stage."""
+    image = plot(result, "heatmap").axes[0].images[0].get_array()
+    blocks = result.overview.stages[0].blocks
+    busy = blocks.of_kind("forward", "backward", "optimizer").duration_s.sum()
+    assert float(image[0].mean()) == pytest.approx(busy / result.step_time_s, rel=1e-6)
+
+
+def test_breakdown_bars_end_at_the_step_time(result):
+    """The waterfall's last bar ends where the step ends."""
+    bars = plot(result, "breakdown").axes[0].patches
+    assert max(bar.get_x() + bar.get_width() for bar in bars) == pytest.approx(result.step_time_s / 1e-3)

@@ -1,0 +1,101 @@
+"""The result: its JSON keys are a promise."""
+
+import json
+
+import pytest
+
+from simpar.errors import UserError
+from simpar.report.result import Result
+from simpar.scenario import Published
+
+PROMISED = {
+    "step_time_s", "tokens_per_s", "tokens_per_s_per_device", "model_flops_per_step", "mfu", "hfu",
+    "tflops_per_device", "bubble_fraction", "time_breakdown_s", "communication", "peak_memory_bytes",
+    "peak_reserved_bytes", "static_memory_bytes", "fits", "memory", "cost_usd_per_step", "energy_j_per_step",
+    "plan", "model", "cluster", "engine", "fold", "simpar_version", "schema_version",
+}  # fmt: skip
+BREAKDOWN = [
+    "compute", "exposed_tp", "exposed_pp", "exposed_dp", "exposed_cp", "exposed_ep", "bubble", "optimizer",
+    "host", "offload",
+]  # fmt: skip
+MEMORY = ["parameters", "gradients", "optimizer_states", "activations", "transient", "overhead", "peak"]
+
+
+def test_the_json_has_the_promised_keys(result):
+    """Top-level keys, parts of the breakdown and of the memory table are all there."""
+    data = json.loads(result.to_json())
+    assert set(data) >= PROMISED
+    assert list(data["time_breakdown_s"]) == BREAKDOWN
+    for stage in data["memory"]:
+        assert set(MEMORY) <= set(stage)
+    for entry in data["communication"].values():
+        assert set(entry) == {"bytes_per_rank", "busy_s", "exposed_s", "algorithm"}
+
+
+def test_the_breakdown_sums_to_the_step(result):
+    """Every second of the critical rank has one cause."""
+    assert result.time_breakdown_s.total_s == pytest.approx(result.step_time_s)
+
+
+def test_memory_parts_sum_to_the_peak(result):
+    """Six parts make the peak of every stage."""
+    for stage in result.memory.stages:
+        parts = [getattr(stage, name) for name in MEMORY[:-1]]
+        assert sum(parts) == pytest.approx(stage.peak)
+
+
+def test_a_result_survives_json(result):
+    """Reading back what was written gives the same JSON again."""
+    again = Result.from_json(result.to_json())
+    assert again.to_json() == result.to_json()
+    assert again.timeline is None
+
+
+def test_json_holds_no_clock_time_host_or_path(result):
+    """Two runs of the same scenario write the same bytes."""
+    text = result.to_json()
+    assert "/work" not in text
+    assert "hostname" not in text
+
+
+def test_save_and_load(result, tmp_path):
+    """Saving writes what loading reads."""
+    result.save(tmp_path / "r.json")
+    assert Result.load(tmp_path / "r.json").to_json() == result.to_json()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "a result is a JSON object"),
+        ('{"schema_version": 99}', "schema_version = 99: allowed 1"),
+        ('{"schema_version": 1}', "not a result of"),
+    ],
+)
+def test_other_files_are_refused_in_one_line(text, words):
+    """A file that is no result says so, and what would be one."""
+    with pytest.raises(UserError, match=words) as caught:
+        Result.from_json(text, source="r.json")
+    assert str(caught.value).startswith("r.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_malformed_field_is_named(result):
+    """The field that is wrong stands in the message."""
+    data = json.loads(result.to_json()) | {"mfu": "high"}
+    with pytest.raises(UserError, match="mfu"):
+        Result.from_dict(data, source="r.json")
+
+
+def test_a_frame_has_a_row_per_stage(result):
+    """to_frame gives bytes per pipeline stage."""
+    frame = result.to_frame()
+    assert list(frame.index) == [0, 1, 2, 3]
+    assert frame["peak"].max() == result.peak_memory_bytes
+
+
+def test_a_published_figure_travels_with_the_result(result):
+    """with_published keeps everything else and survives JSON."""
+    beside = result.with_published(Published(source="a paper", step_time_s=0.1))
+    assert Result.from_json(beside.to_json()).published == beside.published

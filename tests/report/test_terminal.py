@@ -1,0 +1,93 @@
+"""The report for people."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from simpar.report.explain import explained
+from simpar.report.result import Result
+from simpar.report.terminal import headline, memory_rows, print_report, published_rows, shortened, to_html
+from simpar.scenario import Published
+
+
+def printed(result: Result, *, terminal: bool, width: int = 200) -> str:
+    """The report as text."""
+    stream = io.StringIO()
+    print_report(result, Console(file=stream, force_terminal=terminal, highlight=False, width=width))
+    return stream.getvalue()
+
+
+def test_piped_reports_are_plain_text(result):
+    """No box characters, bars or escape codes where nobody looks."""
+    text = printed(explained(result), terminal=False)
+    assert not set(text) & set("│─━┃█\x1b")
+
+
+def test_no_color_is_honoured(result, monkeypatch):
+    """With NO_COLOR a terminal report has no colour codes."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[3" not in printed(result, terminal=True)
+
+
+def test_the_headline_names_model_cluster_and_layout(result):
+    """One line: what, where, how."""
+    assert headline(result) == (
+        "gpt3-175b (175 B) on 4 x dgx-h100 (32 H100): tp8 pp4, 1f1b, micro-batch 2, bf16"
+    )
+
+
+def test_a_report_fits_eighty_columns(result):
+    """Tables are not cut off on a narrow terminal."""
+    text = printed(explained(result), terminal=True, width=80)
+    assert "…" not in text
+    assert "peak" in text
+
+
+def test_every_part_above_zero_is_listed(result):
+    """The breakdown names each part with its share, and the sum."""
+    text = printed(result, terminal=False)
+    for name in ("compute", "exposed pp", "exposed dp", "bubble", "optimizer", "step"):
+        assert name in text
+    assert "exposed ep" not in text
+
+
+def test_a_published_figure_stands_beside_the_prediction(result):
+    """Each published number with ours, the difference in percent, and the source."""
+    beside = result.with_published(
+        Published(source="a paper", step_time_s=result.step_time_s / 1.1, mfu=0.41)
+    )
+    assert [name for name, _, _ in published_rows(beside)] == ["step time, s", "MFU, %"]
+    text = printed(beside, terminal=False)
+    assert "(+10.0%)" in text
+    assert "source: a paper" in text
+
+
+def test_stages_that_read_alike_share_a_row(result):
+    """Equal neighbours are merged, and very long tables are shortened in the middle."""
+    first = result.memory.stages[0]
+    stages = [first.model_copy(update={"stage": index}) for index in range(5)]
+    assert [name for name, _ in memory_rows(stages)] == ["0-4"]
+    different = [first.model_copy(update={"stage": i, "activations": i * 1e10}) for i in range(40)]
+    rows = shortened(memory_rows(different))
+    assert len(rows) == 12
+    assert rows[0][0] == "0"
+    assert rows[-1][0] == "39"
+
+
+def test_html_is_escaped_and_complete(result):
+    """The notebook form carries the figures and escapes names."""
+    text = to_html(result)
+    assert "step time" in text
+    assert "<script" not in to_html(
+        Result(
+            **{**result.__dict__, "setup": result.setup.model_copy(update={"model": {"name": "<script>"}})}
+        )
+    )
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_layout_that_does_not_fit_is_shouted(result, terminal):
+    """The memory line says so in capitals."""
+    memory = result.memory.model_copy(update={"fits": False, "capacity_bytes": 1e9})
+    assert "DOES NOT FIT" in printed(Result(**{**result.__dict__, "memory": memory}), terminal=terminal)

@@ -1,0 +1,108 @@
+"""The timeline and its compact form."""
+
+import json
+
+import numpy as np
+import pytest
+
+from simpar.program.builder import ProgramBuilder
+from simpar.program.program import Label, Program, Timing
+from simpar.report import timeline as timelines
+from simpar.report.timeline import KINDS, MemoryCurve, RankClass, overview
+
+
+def test_overview_has_one_view_per_pipeline_rank_and_one_block_per_action(timeline):
+    """Four stages with 8 microbatches give 16 passes a stage."""
+    view = overview(timeline)
+    assert [stage.pipeline_rank for stage in view.stages] == [0, 1, 2, 3]
+    for stage in view.stages:
+        assert len(stage.blocks.of_kind("forward")) == len(stage.blocks.of_kind("backward")) == 8
+
+
+def test_overview_keeps_busy_time(timeline):
+    """Merging slices into blocks neither adds nor loses compute time."""
+    for stage in overview(timeline).stages:
+        assert stage.blocks.of_kind("forward").duration_s.sum() == pytest.approx(8 * 3e-3)
+        assert stage.blocks.of_kind("backward").duration_s.sum() == pytest.approx(8 * 6e-3)
+
+
+def test_overview_survives_json(timeline):
+    """What to_json writes, from_json reads back unchanged."""
+    view = overview(timeline)
+    data = json.loads(json.dumps(timelines.to_json(view)))
+    assert timelines.to_json(timelines.from_json(data)) == data
+
+
+def test_blocks_name_kind_chunk_and_microbatch(timeline):
+    """A block row reads [start_s, duration_s, kind, chunk, microbatch]."""
+    row = timelines.to_json(overview(timeline))["stages"][0]["blocks"][0]
+    assert row == [0.0, pytest.approx(3e-3), "forward", 0, 0]
+
+
+def test_kernels_of_one_action_merge_into_one_block(timeline):
+    """Split every pass in two kernels with a gap: the blocks stay one per action."""
+    slices = timeline.slices
+    half = (slices.finish_ns - slices.start_ns) // 3
+    first = slices.take(np.arange(len(slices)))
+    columns = {name: getattr(slices, name) for name in slices.__dataclass_fields__}
+    early = type(slices)(**{**columns, "finish_ns": first.start_ns + half})
+    late = type(slices)(**{**columns, "start_ns": first.finish_ns - half})
+    both = type(slices)(
+        **{name: np.concatenate([getattr(early, name), getattr(late, name)]) for name in columns}
+    )
+    split = type(timeline)(both, timeline.labels, timeline.classes, timeline.streams, timeline.arrows)
+    assert len(overview(split).stages[0].blocks.of_kind("forward")) == 8
+
+
+def test_the_slowest_class_of_a_pipeline_rank_is_shown(timeline):
+    """Of two classes on one pipeline rank the one that ends later represents it, however few its ranks."""
+    slices = timeline.slices
+    classes = (RankClass("stage 0", 0, 0, 7), *timeline.classes[1:3], RankClass("slow", 0, 3, 1))
+    finish = np.where(slices.class_id == 3, slices.finish_ns + 1, slices.finish_ns)
+    columns = {name: getattr(slices, name) for name in slices.__dataclass_fields__} | {"finish_ns": finish}
+    mixed = type(timeline)(
+        type(slices)(**columns), timeline.labels, classes, timeline.streams, timeline.arrows
+    )
+    assert timelines.shown_classes(mixed) == (3, 1, 2)
+
+
+def test_thinning_keeps_the_peak():
+    """A thinned curve has at most the wanted points and the same maximum."""
+    held = np.random.default_rng(0).uniform(0, 1, 10_000)
+    curve = MemoryCurve(np.arange(10_000.0), {"activations": held, "parameters": np.ones(10_000)})
+    thin = curve.thinned(500)
+    assert len(thin.time_s) <= 500
+    assert thin.total_bytes.max() == curve.total_bytes.max()
+    assert (np.diff(thin.time_s) > 0).all()
+
+
+def two_class_program() -> tuple[Program, Timing]:
+    """Stage 0 computes and sends, stage 1 waits for the message and computes."""
+    build = ProgramBuilder()
+    first, second = build.add_class("stage 0", 4), build.add_class("stage 1", 4)
+    streams = [
+        build.add_stream(name, c) for name, c in (("compute", first), ("send_F", first), ("compute", second))
+    ]
+    forward, send = build.label(Label("forward", name="forward")), build.label(Label("pp", name="send"))
+    ops = build.add_ops(
+        3,
+        class_id=[0, 0, 1],
+        fixed_ns=[10, 5, 10],
+        label=[forward, send, forward],
+        microbatch=0,
+        stage=[0, 0, 1],
+    )
+    build.depend(ops[1:], ops[:-1])
+    build.place(streams, ops)
+    return build.build(), Timing(np.array([0, 10, 15]), np.array([10, 15, 25]))
+
+
+def test_a_timed_program_becomes_slices_with_arrows():
+    """One slice per op and stream; an arrow runs from the message to the op of the other class."""
+    program, timing = two_class_program()
+    classes = [RankClass("stage 0", 0, 0, 4), RankClass("stage 1", 1, 4, 4)]
+    made = timelines.from_program(program, timing, classes)
+    assert made.streams == ("compute", "send_F")
+    assert made.arrows.tolist() == [[1, 2]]
+    assert made.span_ns == 25
+    assert [KINDS[code] for code in made.kind_codes()] == ["forward", "pp", "forward"]
