@@ -7,7 +7,7 @@ op that sits on the streams of all of them (its rendezvous is its dependencies).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -207,25 +207,6 @@ class _Table:
     stream: Ints
     memory: Ints
     arrival: Ints
-
-
-def merge_slots(slots: Slots, members: Mapping[int, tuple[int, ...]], kinds: Mapping[int, str]) -> Ints:
-    """The op of every slot: int64[num_slots], ops numbered in slot order, shared collectives merged.
-
-    ``members[g]`` are the rank classes of group class g and ``kinds[g]`` its kind; the k-th slot of a kind in
-    the first member is the k-th in all others.
-    """
-    owner = np.arange(len(slots.class_id))
-    for group, classes in members.items():
-        if len(classes) < 2:
-            continue
-        first, *others = (np.flatnonzero((slots.group == group) & (slots.class_id == c)) for c in classes)
-        for slots_of_other in others:
-            if len(slots_of_other) != len(first):
-                raise AssertionError(f"classes {classes} use the {kinds[group]} group a different number of times")
-            owner[slots_of_other] = first
-    kept = owner == np.arange(len(owner))
-    return (np.cumsum(kept) - 1)[owner]
 
 
 def _label(node: Node) -> Label:

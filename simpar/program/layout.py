@@ -43,6 +43,7 @@ class GroupClass:
     kind: str
     representative: Ints
     members: tuple[int, ...]
+    directed: bool = False
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ def _classes_joined(kind: GroupKind, class_of_rank: Ints, class_of_group: Ints, 
 def _group_class(kind: GroupKind, index: int, class_of_rank: Ints) -> GroupClass:
     ranks = kind.groups[index]
     members = tuple(int(c) for c in np.unique(class_of_rank[ranks]))
-    return GroupClass(kind=kind.name, representative=ranks.copy(), members=members)
+    return GroupClass(kind.name, ranks.copy(), members, kind.directed)
 
 
 def _flows_on_link(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.hardware.cluster import Cluster
+from simpar.models.graph import evaluate
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.emit import ClassActions, Emitter, FlowUse, Slots
 from simpar.program.assemble import assemble
@@ -75,7 +77,7 @@ def lower(
         emitter.add(class_id, entry)
     slots, rows = emitter.finish()
     slots = _with_jitter(slots, layout, perturbation)
-    program, op_of_slot = assemble(slots, rows, emitter, network)
+    program, op_of_slot = assemble(slots, rows, emitter.labels.labels(), tuple(emitter.streams), network)
     return Lowered(
         program, layout, network, builder, schedule, actions, slots, op_of_slot, maker.stage_of_class
     )
@@ -215,8 +217,6 @@ class _ClassMaker:
         """Tied embeddings live on the first and the last stage; their gradients are summed before the update."""
         builder = self.builder
         weights = builder.job.graph.embedding.operators[0].weights[0].size
-        from simpar.models.graph import evaluate
-
         size = float(evaluate(weights, builder.view.tensor)) * builder.sync.gradient_bytes
         use = CollectiveUse(EMBEDDING_GROUP, "all_reduce", size)
         return Node(kind="pp", name="all_reduce tied embedding", streams=(COMPUTE, REDUCE), collective=use)
@@ -239,6 +239,17 @@ class _ClassMaker:
             source_class[position] = self._class_at(class_id, rank)
             source_action[position] = self._positions[wanted[0], wanted[1], microbatch]
         return source_class, source_action
+
+    @cached_property
+    def _positions(self) -> dict[tuple[str, int, int], int]:
+        """Position of every action on its rank; I counts as B, because both hand a gradient over."""
+        table: dict[tuple[str, int, int], int] = {}
+        for rank in range(self.schedule.num_ranks):
+            letters, stages, microbatches = self.schedule.letters(rank)
+            for position, key in enumerate(zip(letters, stages.tolist(), microbatches.tolist(), strict=True)):
+                letter = "B" if key[0] == "I" else key[0]
+                table[letter, key[1], key[2]] = position
+        return table
 
     def _class_at(self, class_id: int, pipeline_rank: int) -> int:
         """The class of the rank that shares everything but the pipeline coordinate with this class's representative."""

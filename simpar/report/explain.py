@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.program.program import Program, Timing, predecessors
+from simpar.program.program import Csr, Program, Timing, predecessors
 from simpar.report.result import Result, StageMemory, Why
 from simpar.units import NS_PER_S, format_bytes, format_seconds
 
@@ -37,7 +37,7 @@ def critical_path(program: Program, timing: Timing) -> NDArray[np.int64]:
     """
     if not len(timing.finish_ns):
         return np.zeros(0, dtype=np.int64)
-    before = predecessors(program)
+    before = Csr(*predecessors(program))
     chain = [int(np.argmax(timing.finish_ns))]
     while len(candidates := before.row(chain[-1])):
         chain.append(int(candidates[np.argmax(timing.finish_ns[candidates])]))

@@ -124,12 +124,11 @@ def from_program(
 
     ``classes`` describe the Program's rank classes in order, ``memory`` their curves (or none).
     """
-    streams = program.streams
-    stream, op = streams.owners(), streams.op
-    names = tuple(dict.fromkeys(streams.names))
-    position = np.array([names.index(name) for name in streams.names], dtype=np.int64)
+    stream, op = program.streams.owners(), program.streams.item
+    names = tuple(dict.fromkeys(program.stream_names))
+    position = np.array([names.index(name) for name in program.stream_names], dtype=np.int64)
     slices = Slices(
-        class_id=streams.class_id[stream],
+        class_id=program.stream_class[stream],
         stream=position[stream],
         start_ns=timing.start_ns[op],
         finish_ns=timing.finish_ns[op],
@@ -145,7 +144,7 @@ def from_program(
 
 def _arrows(program: Program, slices: Slices, op: Ints) -> Ints:
     """Rows (message, waiting slice) of every dependency on a pipeline message by an op of another class."""
-    row_of_op = np.full(program.num_ops, -1, dtype=np.int64)
+    row_of_op = np.full(len(program), -1, dtype=np.int64)
     row_of_op[op[::-1]] = np.arange(len(op))[::-1]
     is_message = np.array([label.kind == "pp" for label in program.labels], dtype=bool)[program.ops.label]
     waiting, source = program.dependencies.owners(), program.dependencies.item

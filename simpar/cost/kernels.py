@@ -1,0 +1,161 @@
+"""Kernel times on one device: GEMM, attention and memory-bound kernels, vectorised over shapes.
+
+Every parameter is physical, one set per device, and stands in the device's profile with its provenance; what a
+profile leaves out has the default below. All functions broadcast numpy arrays and return seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.errors import UserError
+from simpar.hardware.device import Device
+from simpar.units import DTYPE_BYTES, US
+
+Array = Any
+_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64))
+
+DEFAULTS: dict[str, float] = {
+    # share of peak that the tensor cores sustain in a long GEMM (power, issue, shared memory)
+    "gemm_efficiency": 0.80,
+    # the same for 8-bit floats, whose operands are also cast and scaled
+    "gemm_efficiency_fp8": 0.72,
+    # extra contraction depth a tile pays for filling and draining its pipeline, elements of K
+    "gemm_prologue_k": 180.0,
+    # share of a partial last wave that stream-K or overlapping CTAs recover
+    "gemm_wave_overlap": 0.3,
+    # efficiency lost by a tile half as large as 256 x 128 (operands are re-read twice as often)
+    "gemm_small_tile_loss": 0.10,
+    # extra time of a weight-gradient GEMM that adds into an fp32 buffer, share of the GEMM
+    "gemm_wgrad_loss": 0.04,
+    # share of peak of the flash-attention kernels on long sequences with head_dim 128
+    "attention_forward_efficiency": 0.55,
+    "attention_backward_efficiency": 0.45,
+    # sequence length at which attention reaches half of that (pipeline fill of one block row), tokens
+    "attention_half_seq": 350.0,
+    # share of the datasheet bandwidth a streaming kernel reaches
+    "memory_efficiency": 0.85,
+    # fixed cost of a kernel: launch, ramp and tail
+    "kernel_latency_us": 3.0,
+}
+
+
+@dataclass(frozen=True)
+class KernelModel:
+    """Kernel times of a device at a precision; ``attention`` names the kernel family (flash or unfused)."""
+
+    device: Device
+    precision: str = "bf16"
+    attention: str = "flash"
+
+    @cached_property
+    def parameters(self) -> dict[str, float]:
+        """Fitted parameters over defaults. Raises UserError for a name this model does not know."""
+        unknown = sorted(set(self.device.kernels) - set(DEFAULTS))
+        if unknown:
+            raise UserError(f"device {self.device.name}: unknown kernel parameter {unknown[0]}; allowed: {', '.join(DEFAULTS)}")
+        return {**DEFAULTS, **self.device.kernels}
+
+    @property
+    def activation_dtype(self) -> str:
+        """Dtype of activations: fp8 runs keep them in bf16 between products."""
+        return "bf16" if self.precision == "fp8" else self.precision
+
+    @property
+    def activation_bytes(self) -> float:
+        """Bytes of an activation element."""
+        return DTYPE_BYTES[self.activation_dtype]
+
+    def peak(self, dtype: str) -> float:
+        """Dense peak FLOP/s. Raises UserError where the device cannot compute in that dtype."""
+        rates = self.device.peak_flop_per_s
+        if dtype not in rates:
+            raise UserError(f"device {self.device.name}: no {dtype} arithmetic; allowed precision: {', '.join(rates)}")
+        return rates[dtype]
+
+    @property
+    def bandwidth(self) -> float:
+        """Sustained memory bandwidth in bytes/s."""
+        return self.device.memory_bandwidth * self.parameters["memory_efficiency"]
+
+    @property
+    def latency_s(self) -> float:
+        """Fixed time of one kernel in seconds."""
+        return self.parameters["kernel_latency_us"] * US
+
+    def gemm_time_s(self, m: Array, n: Array, k: Array, *, batch: Array = 1, accumulate: bool = False) -> Array:
+        """Seconds of ``batch`` products (m x k)(k x n) at the model's precision.
+
+        The best of a few tile shapes; each pays whole waves over the SMs (partly recovered), the prologue of
+        its K loop, and never less than moving operands and result through memory. ``accumulate``: the result is
+        added into fp32 (weight gradients).
+        """
+        m, n, k, batch = (np.asarray(x, dtype=np.float64) for x in (m, n, k, batch))
+        rate = self._gemm_rate()
+        best: NDArray[np.float64] = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape, batch.shape), np.inf)
+        for tile in _TILES:
+            best = np.minimum(best, self._tiled_s(m, n, k, batch, tile=tile, rate=rate))
+        if accumulate:
+            best = best * (1 + self.parameters["gemm_wgrad_loss"])
+        size = DTYPE_BYTES[self.precision] if self.precision == "fp8" else self.activation_bytes
+        result = DTYPE_BYTES["fp32"] * 2 if accumulate else self.activation_bytes
+        moved = batch * (size * (m * k + k * n) + result * m * n)
+        return self.latency_s + np.maximum(best, moved / self.bandwidth)
+
+    def _gemm_rate(self) -> float:
+        key = "gemm_efficiency_fp8" if self.precision == "fp8" else "gemm_efficiency"
+        return self.peak(self.precision) * self.parameters[key]
+
+    def _tiled_s(self, m: Array, n: Array, k: Array, batch: Array, *, tile: tuple[int, int], rate: float) -> Array:
+        rows, columns = tile
+        sms, p = self.device.num_sms, self.parameters
+        halvings = np.log2(_TILES[0][0] * _TILES[0][1] / (rows * columns))
+        efficiency = 1.0 - p["gemm_small_tile_loss"] * halvings
+        waves = batch * np.ceil(m / rows) * np.ceil(n / columns) / sms
+        overlap = p["gemm_wave_overlap"]
+        paid = (1 - overlap) * np.ceil(waves) + overlap * np.maximum(waves, 1.0)
+        per_wave = 2.0 * rows * columns * (k + p["gemm_prologue_k"]) * sms / (rate * efficiency)
+        return paid * per_wave
+
+    def attention_time_s(
+        self, shape: tuple[Array, Array, Array, Array], *, context: Array, causal: bool, window: int | None, backward: bool
+    ) -> Array:
+        """Seconds of core attention for shape (batch, seq, heads, head_dim) over ``context`` keys.
+
+        FLOP: 4 b s c a d forward, 2.5 times that backward; a causal mask halves it, a window bounds the keys.
+        """
+        batch, seq, heads, head_dim = (np.asarray(x, dtype=np.float64) for x in shape)
+        keys = np.asarray(context, dtype=np.float64)
+        seen = keys / 2 if causal else keys
+        if window is not None:
+            seen = np.minimum(seen, window)
+        if self.attention == "unfused":
+            return self._unfused_attention_s(batch, seq, heads, head_dim, keys, backward=backward)
+        p = self.parameters
+        key = "attention_backward_efficiency" if backward else "attention_forward_efficiency"
+        ramp = keys / (keys + p["attention_half_seq"])
+        width = np.minimum(head_dim / 128.0, 1.0) ** 0.3
+        flop = 4.0 * batch * seq * seen * heads * head_dim * (2.5 if backward else 1.0)
+        return self.latency_s + flop / (self.peak(self.activation_dtype) * p[key] * ramp * width)
+
+    def _unfused_attention_s(
+        self, batch: Array, seq: Array, heads: Array, head_dim: Array, keys: Array, *, backward: bool
+    ) -> Array:
+        """Two batched products and the passes of scale, mask, softmax and dropout over the scores."""
+        model = self if self.precision != "fp8" else KernelModel(self.device, "bf16", self.attention)
+        scores = batch * heads * seq * keys
+        products = model.gemm_time_s(seq, keys, head_dim, batch=batch * heads) + model.gemm_time_s(
+            seq, head_dim, keys, batch=batch * heads
+        )
+        passes = 5.0 * self.activation_bytes + 1.0  # softmax reads and writes, dropout reads, writes and masks
+        factor = 2.0 if backward else 1.0
+        return factor * products + scores * passes * (1.2 if backward else 1.0) / self.bandwidth
+
+    def memory_time_s(self, moved_bytes: Array, *, kernels: int = 1) -> Array:
+        """Seconds of memory-bound kernels that move ``moved_bytes`` in ``kernels`` launches."""
+        return kernels * self.latency_s + np.asarray(moved_bytes, dtype=np.float64) / self.bandwidth

@@ -1,0 +1,177 @@
+"""Operators to kernels: forward, input-gradient and weight-gradient seconds of every operator of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from simpar.cost.kernels import KernelModel
+from simpar.cost.stack import Stack
+from simpar.models.graph import Dims, Operator, evaluate
+from simpar.units import DTYPE_BYTES
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """Device seconds of one operator (scalars or arrays) and how many kernels it launches."""
+
+    name: str
+    forward_s: Array
+    backward_input_s: Array
+    backward_weight_s: Array
+    forward_kernels: int
+    backward_kernels: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a rule needs to know: dims of the operator's region, the kernel model and the stack."""
+
+    dims: Dims
+    kernels: KernelModel
+    stack: Stack
+
+
+def operator_times(
+    operators: Sequence[Operator], tensor_dims: Dims, sequence_dims: Dims, kernels: KernelModel, stack: Stack
+) -> list[OperatorTime]:
+    """Kernel times of a block's operators, in order.
+
+    Operators of region "tensor" are evaluated with ``tensor_dims``, those of region "sequence" with
+    ``sequence_dims``. Raises KeyError for an operator kind without a rule.
+    """
+    tensor, sequence = Sizes(tensor_dims, kernels, stack), Sizes(sequence_dims, kernels, stack)
+    return [_RULES[op.kind](op, tensor if op.region == "tensor" else sequence) for op in operators]
+
+
+def _elements(op: Operator, sizes: Sizes) -> Array:
+    return evaluate(op.rows, sizes.dims) * evaluate(op.columns, sizes.dims)
+
+
+def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
+    m, n, k = (evaluate(size, sizes.dims) for size in (op.rows, op.columns, op.contraction))
+    kernels = sizes.kernels
+    return OperatorTime(
+        op.name,
+        kernels.gemm_time_s(m, n, k),
+        kernels.gemm_time_s(m, k, n),
+        kernels.gemm_time_s(k, n, m, accumulate=sizes.stack.numerics.gradient_accumulation_fusion),
+        1,
+        2,
+    )
+
+
+def _attention(op: Operator, sizes: Sizes) -> OperatorTime:
+    assert op.attention is not None, "an attention operator carries its mask"
+    dims = sizes.dims
+    shape = (dims["batch"], dims["seq"], dims["heads"], dims["head_dim"])
+    both = [
+        sizes.kernels.attention_time_s(
+            shape, context=dims["context"], causal=op.attention.causal, window=op.attention.window, backward=backward
+        )
+        for backward in (False, True)
+    ]
+    launches = (1, 3) if sizes.kernels.attention != "unfused" else (5, 8)
+    return OperatorTime(op.name, both[0], both[1], 0.0, *launches)
+
+
+def _streaming(passes: Callable[[Operator, Stack], tuple[float, float, int]]) -> Callable[[Operator, Sizes], OperatorTime]:
+    """A memory-bound operator from (forward, backward) element passes and its kernel count when not fused."""
+
+    def rule(op: Operator, sizes: Sizes) -> OperatorTime:
+        forward, backward, launches = passes(op, sizes.stack)
+        moved = _elements(op, sizes) * sizes.kernels.activation_bytes
+        return OperatorTime(
+            op.name,
+            sizes.kernels.memory_time_s(forward * moved, kernels=launches) if forward else 0.0,
+            sizes.kernels.memory_time_s(backward * moved, kernels=launches) if backward else 0.0,
+            0.0,
+            launches if forward else 0,
+            2 * launches if backward else 0,
+        )
+
+    return rule
+
+
+def _norm_passes(_: Operator, stack: Stack) -> tuple[float, float, int]:
+    """Fused: read x, write y; backward reads x, dy and writes dx. Eager repeats in fp32 for every small op."""
+    return (2.0, 3.0, 1) if stack.fusion.norm else (11.0, 16.0, 6)
+
+
+def _gated_passes(_: Operator, stack: Stack) -> tuple[float, float, int]:
+    """Per output element: read gate and up, write; eager keeps the silu output as a tensor of its own."""
+    return (3.0, 5.0, 1) if stack.fusion.activation else (5.0, 8.0, 2)
+
+
+def _activation_passes(_: Operator, stack: Stack) -> tuple[float, float, int]:
+    """Read, write; the bias in front is a pass of its own unless fused."""
+    return (2.0, 3.0, 1) if stack.fusion.activation else (4.0, 5.0, 2)
+
+
+def _rope_passes(_: Operator, stack: Stack) -> tuple[float, float, int]:
+    """Query and key are read and written; eager rotates halves through several tensors."""
+    return (1.7, 1.7, 1) if stack.fusion.rope else (7.0, 7.0, 8)
+
+
+def _add_passes(_: Operator, stack: Stack) -> tuple[float, float, int]:
+    """Read two, write one; the gradient flows to both inputs without a copy but is summed once."""
+    return (0.0, 0.0, 0) if stack.fusion.residual else (3.0, 3.0, 1)
+
+
+def _dropout_passes(_: Operator, stack: Stack) -> tuple[float, float, int]:
+    """Read, write, and a mask of one byte; fused with bias and residual it costs only the mask."""
+    return (1.0, 1.0, 0) if stack.fusion.dropout else (2.5, 2.5, 1)
+
+
+def _embedding(op: Operator, sizes: Sizes) -> OperatorTime:
+    """Gather rows; backward scatters into the gradient table."""
+    moved = _elements(op, sizes) * sizes.kernels.activation_bytes
+    forward, backward = sizes.kernels.memory_time_s(2 * moved), sizes.kernels.memory_time_s(4 * moved)
+    return OperatorTime(op.name, forward, 0.0, backward, 1, 2)
+
+
+def _loss(op: Operator, sizes: Sizes) -> OperatorTime:
+    """Cross entropy over the logits: fused in one pass each way, else upcast, log-softmax and gather."""
+    logits = _elements(op, sizes)
+    wide = DTYPE_BYTES["fp32"]
+    forward, backward = (2.0, 4.0) if sizes.stack.fusion.cross_entropy else (2.0 + 4 * wide, 2.0 + 3 * wide)
+    launches = 1 if sizes.stack.fusion.cross_entropy else 6
+    model = sizes.kernels
+    return OperatorTime(
+        op.name,
+        model.memory_time_s(forward * logits, kernels=launches),
+        model.memory_time_s(backward * logits, kernels=launches),
+        0.0,
+        launches,
+        launches,
+    )
+
+
+_RULES: dict[str, Callable[[Operator, Sizes], OperatorTime]] = {
+    "matmul": _matmul,
+    "attention": _attention,
+    "norm": _streaming(_norm_passes),
+    "gated_activation": _streaming(_gated_passes),
+    "activation": _streaming(_activation_passes),
+    "rope": _streaming(_rope_passes),
+    "add": _streaming(_add_passes),
+    "dropout": _streaming(_dropout_passes),
+    "embedding": _embedding,
+    "loss": _loss,
+}
+
+_OPTIMIZER_BYTES = {"adamw": 16.0, "sgd": 0.0, "sgd_momentum": 8.0}
+
+
+def optimizer_time_s(num_parameters: Array, optimizer: str, kernels: KernelModel, stack: Stack) -> Array:
+    """Seconds of the update of ``num_parameters`` (this rank's share).
+
+    AdamW reads gradient, master weight and two moments and writes all but the gradient, plus the low-precision
+    copy, the norm pass and the zeroing of gradients: 38 bytes a parameter; momentum SGD keeps one moment.
+    """
+    gradient = DTYPE_BYTES["fp32"]
+    moved = gradient * 3 + 2 * DTYPE_BYTES["fp32"] + kernels.activation_bytes + _OPTIMIZER_BYTES[optimizer]
+    return kernels.memory_time_s(num_parameters * moved * stack.launch.optimizer_passes, kernels=4)

@@ -1,0 +1,148 @@
+"""Software stacks: what a training framework fuses, overlaps, buckets and keeps. Chosen by name."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from simpar import files
+from simpar.plan.plan import Plan
+from simpar.units import Bytes, Fraction, Seconds
+
+Dtype = Literal["fp32", "bf16"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Fusion(_Part):
+    """Which kernels are one pass over memory."""
+
+    norm: bool = True
+    activation: bool = True
+    rope: bool = True
+    residual: bool = False
+    dropout: bool = True
+    cross_entropy: bool = True
+    attention: Literal["flash", "unfused"] = "flash"
+
+
+class Launch(_Part):
+    """How the host issues work: seconds a kernel, and passes of the optimizer over its states."""
+
+    host_time_per_kernel_s: Seconds = 0.0
+    optimizer_passes: float = Field(1.0, ge=1)
+    step_overhead_s: Seconds = 0.0
+
+
+class Overlap(_Part):
+    """What runs beside what, and what that costs the kernels."""
+
+    grad_reduce: bool = True
+    param_gather: bool = True
+    tensor_backward: bool = True
+    tensor_forward: bool = False
+    regather_input: bool = True
+    p2p_blocks_compute: bool = False
+    scatter_gather_p2p: bool = True
+    all_reduce_zero1: bool = False
+    compute_slowdown_while_comm: float = Field(1.0, ge=1)
+
+
+class StackNumerics(_Part):
+    """Dtypes of gradients and states, and whether weight gradients accumulate in the GEMM."""
+
+    grad_dtype: Dtype = "fp32"
+    reduce_dtype: Dtype = "fp32"
+    parameter_dtype: Dtype = "bf16"
+    master_weights: bool = True
+    gradient_accumulation_fusion: bool = True
+
+
+class Buckets(_Part):
+    """Sizes of gradient buckets in bytes of the reduced dtype."""
+
+    bucket: Bytes = 25e6
+    first: Bytes = 0.0
+
+
+class MemoryHabits(_Part):
+    """What the stack keeps besides the mathematics of the model.
+
+    ``logit_bytes`` per logit and microbatch at the peak of the loss; ``extra_saved`` bytes per token and hidden
+    feature of each layer kept beyond what the operators need; ``fragmentation`` reserved over allocated.
+    """
+
+    logit_bytes: float = 6.0
+    pins_packed_qkv: bool = False
+    eager_copies: bool = False
+    fragmentation: Fraction = 0.03
+    context_bytes: Bytes = 0.0
+    communicator_bytes: Bytes = 0.0
+    extra_saved: float = Field(0.0, ge=0)
+
+
+class Stack(_Part):
+    """A training framework as the simulator sees it."""
+
+    name: str
+    description: str
+    data_parallel: Literal["ddp", "fsdp"] = "ddp"
+    sequence_parallel: bool = True
+    fusion: Fusion = Fusion()
+    launch: Launch = Launch()
+    overlap: Overlap = Overlap()
+    numerics: StackNumerics = StackNumerics()
+    buckets: Buckets = Buckets()
+    memory: MemoryHabits = MemoryHabits()
+    provenance: str = ""
+    sources: tuple[str, ...] = ()
+
+
+DEFAULT_STACK = "megatron"
+
+
+@lru_cache(maxsize=32)
+def load_stack(name: str) -> Stack:
+    """A stack by bundled name or by the path of its YAML. Raises UserError."""
+    return files.parse(Stack, files.load(files.find(name, "stacks", "stack")))
+
+
+def resolve(plan: Plan, stack: Stack) -> Plan:
+    """The plan with everything it leaves to the stack decided."""
+    data, tensor, numerics = plan.data_parallel, plan.tensor_parallel, plan.numerics
+    kind = data.kind or ("fsdp" if data.zero == 3 or (data.zero == 2 and stack.data_parallel == "fsdp") else "ddp")
+    low = numerics.precision in ("bf16", "fp16", "fp8")
+
+    def chosen(value: object, default: object) -> object:
+        return default if value is None else value
+
+    return plan.model_copy(
+        update={
+            "stack": stack.name,
+            "data_parallel": data.model_copy(
+                update={
+                    "kind": kind,
+                    "bucket_bytes": chosen(data.bucket_bytes, stack.buckets.bucket),
+                    "overlap_grad_reduce": chosen(data.overlap_grad_reduce, stack.overlap.grad_reduce),
+                    "overlap_param_gather": chosen(data.overlap_param_gather, stack.overlap.param_gather),
+                    "reshard_after_forward": chosen(data.reshard_after_forward, data.zero == 3),
+                }
+            ),
+            "tensor_parallel": tensor.model_copy(
+                update={
+                    "sequence_parallel": chosen(tensor.sequence_parallel, plan.mesh.tp > 1 and stack.sequence_parallel),
+                    "overlap": chosen(tensor.overlap, stack.overlap.tensor_forward),
+                }
+            ),
+            "numerics": numerics.model_copy(
+                update={
+                    "grad_dtype": chosen(numerics.grad_dtype, stack.numerics.grad_dtype if low else "fp32"),
+                    "master_weights": chosen(numerics.master_weights, stack.numerics.master_weights and low),
+                }
+            ),
+        }
+    )

@@ -1,0 +1,11 @@
+"""Errors that are the user's to mend: one clear line each."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """Bad input (exit code 2): names the culprit, its value, the rule and the remedy."""
+
+
+class Infeasible(UserError):
+    """Good input with no feasible answer (exit code 3)."""

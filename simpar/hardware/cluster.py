@@ -1,0 +1,292 @@
+"""A cluster is links and routes, both by arithmetic on rank numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.hardware.device import Device, load_device
+from simpar.hardware.profile import ClusterProfile
+
+if TYPE_CHECKING:
+    import networkx
+
+Ints = NDArray[np.int64]
+MAX_DEVICES = 2**21
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """``nodes`` nodes of a profile. Links have one direction; ids are blocks of arithmetic.
+
+    Blocks in order: ``port_tx port_rx`` (scale-up port of every device), ``nic_tx nic_rx`` (rails of every node),
+    ``leaf_up leaf_down`` (leaf switches), ``pcie_tx pcie_rx`` (device to host), ``host_memory`` (a node).
+    ``scaling`` multiplies capacities by link name (degraded or measured state).
+    """
+
+    profile: ClusterProfile
+    nodes: int
+    scaling: Mapping[str, float] = field(default_factory=dict)
+    state: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def world_size(self) -> int:
+        """Number of devices."""
+        return self.nodes * self.profile.devices_per_node
+
+    @cached_property
+    def device(self) -> Device:
+        """The device of every rank."""
+        return load_device(self.profile.device)
+
+    @property
+    def rails(self) -> int:
+        """Network links of a node: one per device where NICs allow, else one per NIC."""
+        out = self.profile.scale_out
+        return min(self.profile.devices_per_node, out.nics_per_node) if out else 1
+
+    @property
+    def domain_size(self) -> int:
+        """Devices that reach each other over the scale-up fabric."""
+        return self.profile.scale_up.domain or self.profile.devices_per_node
+
+    @property
+    def num_leaves(self) -> int:
+        """Leaf switches: one per pod and rail, or per pod; 0 if one switch joins all nodes."""
+        out = self.profile.scale_out
+        if out is None or out.nodes_per_leaf is None or self.nodes <= out.nodes_per_leaf:
+            return 0
+        return -(-self.nodes // out.nodes_per_leaf) * (self.rails if out.rails else 1)
+
+    @cached_property
+    def _blocks(self) -> dict[str, tuple[int, int]]:
+        sizes = {
+            "port_tx": self.world_size, "port_rx": self.world_size,
+            "nic_tx": self.nodes * self.rails, "nic_rx": self.nodes * self.rails,
+            "leaf_up": self.num_leaves, "leaf_down": self.num_leaves,
+            "pcie_tx": self.world_size, "pcie_rx": self.world_size, "host_memory": self.nodes,
+        }  # fmt: skip
+        starts = np.concatenate([[0], np.cumsum(list(sizes.values()))])
+        return {name: (int(start), size) for (name, size), start in zip(sizes.items(), starts[:-1], strict=True)}
+
+    @property
+    def num_links(self) -> int:
+        """Number of directed links."""
+        return sum(size for _, size in self._blocks.values())
+
+    @cached_property
+    def link_capacity_bytes_per_s(self) -> NDArray[np.float64]:
+        """Capacity of every link, float64[num_links], with degradations applied."""
+        capacity = np.ones(self.num_links)
+        for name, value in self._block_capacity().items():
+            start, size = self._blocks[name]
+            capacity[start : start + size] = value
+        for pattern, factor in self.scaling.items():
+            capacity[self._matching(pattern)] *= factor
+        return capacity
+
+    def _block_capacity(self) -> dict[str, float]:
+        profile, out = self.profile, self.profile.scale_out
+        rail = out.nic_bandwidth * out.nics_per_node / self.rails if out else profile.scale_up.bandwidth
+        nodes_per_leaf = (out.nodes_per_leaf or self.nodes) if out else 1
+        rails_per_leaf = 1 if out and out.rails else self.rails
+        leaf = rail * nodes_per_leaf * rails_per_leaf / (out.oversubscription if out else 1.0)
+        host = profile.host
+        return {
+            "port_tx": profile.scale_up.bandwidth, "port_rx": profile.scale_up.bandwidth, "nic_tx": rail,
+            "nic_rx": rail, "leaf_up": leaf, "leaf_down": leaf, "pcie_tx": host.pcie_bandwidth,
+            "pcie_rx": host.pcie_bandwidth, "host_memory": host.memory_bandwidth,
+        }  # fmt: skip
+
+    def _matching(self, pattern: str) -> Ints:
+        """Link ids of ``name``, ``name[i]`` or ``node:i`` (all links of a node). Raises UserError."""
+        match = re.fullmatch(r"node:(\d+)", pattern)
+        if match:
+            node = int(match.group(1))
+            if node >= self.nodes:
+                raise UserError(f"degraded link {pattern}: the cluster has nodes 0..{self.nodes - 1}")
+            rails = np.arange(node * self.rails, (node + 1) * self.rails)
+            return np.concatenate([self._blocks["nic_tx"][0] + rails, self._blocks["nic_rx"][0] + rails])
+        match = re.fullmatch(r"(\w+?)(?:\[(\d+)\])?", pattern)
+        if not match or match.group(1) not in self._blocks:
+            raise UserError(f"degraded link {pattern!r}: allowed {', '.join(self._blocks)} with [index], or node:index")
+        start, size = self._blocks[match.group(1)]
+        if match.group(2) is None:
+            return np.arange(start, start + size)
+        if int(match.group(2)) >= size:
+            raise UserError(f"degraded link {pattern}: index out of range, allowed 0..{size - 1}")
+        return np.array([start + int(match.group(2))])
+
+    def with_degraded(self, links: Mapping[str, float]) -> Cluster:
+        """The cluster with capacities multiplied by a factor in (0, 1]: {"nic_tx[17]": 0.5, "node:3": 0.8}."""
+        for pattern, factor in links.items():
+            if not 0 < factor <= 1:
+                raise UserError(f"degraded link {pattern} = {factor}: allowed: greater than 0, at most 1")
+        changed = replace(self, scaling={**self.scaling, **links})
+        _ = changed.link_capacity_bytes_per_s
+        return changed
+
+    def link_name(self, link: int) -> str:
+        """``block[index]`` of a link id."""
+        for name, (start, size) in self._blocks.items():
+            if start <= link < start + size:
+                return f"{name}[{link - start}]"
+        raise IndexError(link)
+
+    def node_of(self, ranks: Ints) -> Ints:
+        """Node of every rank."""
+        return np.asarray(ranks) // self.profile.devices_per_node
+
+    def domain_of(self, ranks: Ints) -> Ints:
+        """Scale-up domain of every rank."""
+        return np.asarray(ranks) // self.domain_size
+
+    def rail_of(self, ranks: Ints) -> Ints:
+        """Rail (index within the node) that a rank's traffic leaves by."""
+        local = np.asarray(ranks) % self.profile.devices_per_node
+        return local * self.rails // self.profile.devices_per_node
+
+    def port_tx(self, ranks: Ints) -> Ints:
+        """Outgoing scale-up port."""
+        return self._blocks["port_tx"][0] + np.asarray(ranks)
+
+    def port_rx(self, ranks: Ints) -> Ints:
+        """Incoming scale-up port."""
+        return self._blocks["port_rx"][0] + np.asarray(ranks)
+
+    def nic_tx(self, ranks: Ints) -> Ints:
+        """Outgoing network link (shared by the ranks of a rail)."""
+        return self._blocks["nic_tx"][0] + self.node_of(ranks) * self.rails + self.rail_of(ranks)
+
+    def nic_rx(self, ranks: Ints) -> Ints:
+        """Incoming network link (shared by the ranks of a rail)."""
+        return self._blocks["nic_rx"][0] + self.node_of(ranks) * self.rails + self.rail_of(ranks)
+
+    def leaf_of(self, ranks: Ints) -> Ints:
+        """Leaf switch of a rank's NIC (0 where a single switch joins all)."""
+        out = self.profile.scale_out
+        if self.num_leaves == 0 or out is None:
+            return np.zeros_like(np.asarray(ranks))
+        pod = self.node_of(ranks) // int(out.nodes_per_leaf or self.nodes)
+        return pod * self.rails + self.rail_of(ranks) if out.rails else pod
+
+    def leaf_up(self, ranks: Ints) -> Ints:
+        """Uplink of a rank's leaf."""
+        return self._blocks["leaf_up"][0] + self.leaf_of(ranks)
+
+    def leaf_down(self, ranks: Ints) -> Ints:
+        """Downlink of a rank's leaf."""
+        return self._blocks["leaf_down"][0] + self.leaf_of(ranks)
+
+    def pcie_tx(self, ranks: Ints) -> Ints:
+        """Device to host link."""
+        return self._blocks["pcie_tx"][0] + np.asarray(ranks)
+
+    def pcie_rx(self, ranks: Ints) -> Ints:
+        """Host to device link."""
+        return self._blocks["pcie_rx"][0] + np.asarray(ranks)
+
+    def host_memory(self, ranks: Ints) -> Ints:
+        """Memory of a rank's node."""
+        return self._blocks["host_memory"][0] + self.node_of(ranks)
+
+    def route(self, src: Ints, dst: Ints) -> tuple[Ints, Ints]:
+        """Links that messages src[i] -> dst[i] cross: (message index, link id), int64.
+
+        Inside a domain: the two ports (every hop of a torus, dimension by dimension). Across nodes: NICs, and
+        leaf uplink and downlink where the leaves differ. On rails a message to another rail first moves over the
+        scale-up fabric to the device on that rail (PXN), so it never crosses a spine for a rail's sake.
+        """
+        src, dst = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
+        index = np.arange(len(src))
+        if self.profile.scale_up.kind == "torus" and self.domain_size >= self.world_size:
+            return self._torus_route(src, dst)
+        near = (self.domain_of(src) == self.domain_of(dst)) & (src != dst)
+        far = self.domain_of(src) != self.domain_of(dst)
+        exit_rank = self._exit_rank(src, dst)
+        hop = far & (exit_rank != src)
+        leaves = far & (self.leaf_of(exit_rank) != self.leaf_of(dst)) if self.num_leaves else np.zeros_like(far)
+        pieces = [
+            (index[near], self.port_tx(src[near])), (index[near], self.port_rx(dst[near])),
+            (index[hop], self.port_tx(src[hop])), (index[hop], self.port_rx(exit_rank[hop])),
+            (index[far], self.nic_tx(exit_rank[far])), (index[far], self.nic_rx(dst[far])),
+            (index[leaves], self.leaf_up(exit_rank[leaves])), (index[leaves], self.leaf_down(dst[leaves])),
+        ]  # fmt: skip
+        return np.concatenate([i for i, _ in pieces]), np.concatenate([link for _, link in pieces])
+
+    def _exit_rank(self, src: Ints, dst: Ints) -> Ints:
+        """The device whose NIC a message leaves by: on rails, the one on the receiver's rail."""
+        out = self.profile.scale_out
+        if out is None or not out.rails:
+            return src
+        per_node = self.profile.devices_per_node
+        peer = self.node_of(src) * per_node + dst % per_node
+        return np.where(self.rail_of(src) == self.rail_of(dst), src, peer)
+
+    def _torus_route(self, src: Ints, dst: Ints) -> tuple[Ints, Ints]:
+        """Dimension-ordered shortest way round; a device's port stands for its links of one hop."""
+        dims = self.profile.scale_up.dims or (self.world_size,)
+        here, there = np.array(np.unravel_index(src, dims)), np.array(np.unravel_index(dst, dims))
+        messages, links = [], []
+        for axis, side in enumerate(dims):
+            steps = (there[axis] - here[axis]) % side
+            direction = np.where(steps <= side - steps, 1, -1)
+            remaining = np.minimum(steps, side - steps)
+            while (remaining > 0).any():
+                moving = np.flatnonzero(remaining > 0)
+                links.append(self.port_tx(np.ravel_multi_index(tuple(here[:, moving]), dims)))
+                here[axis, moving] = (here[axis, moving] + direction[moving]) % side
+                links.append(self.port_rx(np.ravel_multi_index(tuple(here[:, moving]), dims)))
+                messages += [moving, moving]
+                remaining[moving] -= 1
+        empty = np.zeros(0, dtype=np.int64)
+        return np.concatenate([empty, *messages]), np.concatenate([empty, *links])
+
+    def to_networkx(self) -> networkx.DiGraph[Any]:
+        """Devices, switches, NICs, leaves and the spine as a directed graph with ``capacity`` in bytes/s."""
+        import networkx as nx
+
+        graph: networkx.DiGraph[Any] = nx.DiGraph()
+        capacity = self.link_capacity_bytes_per_s
+        ranks = np.arange(self.world_size)
+        for rank, domain in zip(ranks.tolist(), self.domain_of(ranks).tolist(), strict=True):
+            graph.add_edge(f"gpu{rank}", f"switch{domain}", capacity=capacity[self.port_tx(ranks[rank])])
+            graph.add_edge(f"switch{domain}", f"gpu{rank}", capacity=capacity[self.port_rx(ranks[rank])])
+        if self.profile.scale_out is None:
+            return graph
+        for rank in ranks.tolist():
+            nic = f"nic{int(self.nic_tx(ranks[[rank]])[0]) - self._blocks['nic_tx'][0]}"
+            leaf = f"leaf{int(self.leaf_of(ranks[[rank]])[0])}"
+            graph.add_edge(f"gpu{rank}", nic, capacity=capacity[self.pcie_tx(ranks[rank])])
+            graph.add_edge(nic, f"gpu{rank}", capacity=capacity[self.pcie_rx(ranks[rank])])
+            graph.add_edge(nic, leaf, capacity=capacity[self.nic_tx(ranks[[rank]])[0]])
+            graph.add_edge(leaf, nic, capacity=capacity[self.nic_rx(ranks[[rank]])[0]])
+        for leaf_index in range(self.num_leaves):
+            graph.add_edge(f"leaf{leaf_index}", "spine", capacity=capacity[self._blocks["leaf_up"][0] + leaf_index])
+            graph.add_edge("spine", f"leaf{leaf_index}", capacity=capacity[self._blocks["leaf_down"][0] + leaf_index])
+        return graph
+
+
+def load_cluster(name: str, nodes: int) -> Cluster:
+    """A cluster by bundled profile name or by the path of its YAML. Raises UserError."""
+    profile = files.parse(ClusterProfile, files.load(files.find(name, "clusters", "hardware")))
+    return make_cluster(profile, nodes)
+
+
+def make_cluster(profile: ClusterProfile, nodes: int) -> Cluster:
+    """A cluster of ``nodes`` nodes. Raises UserError for an impossible number."""
+    most = MAX_DEVICES // profile.devices_per_node
+    if not isinstance(nodes, int) or isinstance(nodes, bool) or not 1 <= nodes <= most:
+        raise UserError(f"nodes = {nodes!r}: allowed: 1 to {most}")
+    if nodes > 1 and profile.scale_out is None and (profile.scale_up.domain or 0) < nodes * profile.devices_per_node:
+        raise UserError(f"hardware {profile.name}: has no network between nodes; allowed: nodes = 1, not {nodes}")
+    load_device(profile.device)
+    return Cluster(profile, nodes)

@@ -1,0 +1,198 @@
+"""Decoder transformers of every usual shape as a ModelGraph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from simpar.models.graph import INPUT, Attention, Block, ModelGraph, Operator, Size, Weight, term
+
+TOKENS: Size = term("batch", "seq")
+HIDDEN: Size = term("hidden")
+QUERY: Size = term("heads", "head_dim")
+QKV: Size = (*term("heads", "head_dim"), *term("kv_heads", "head_dim", times=2))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a decoder; ``head_dim`` need not be hidden / heads."""
+
+    vocab: int
+    hidden: int
+    ffn: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    positions: int = 0
+
+
+@dataclass(frozen=True)
+class Style:
+    """What distinguishes decoder families beside their sizes.
+
+    ``norms`` per layer is 2 (pre-norm), 4 (before and after both halves) or 1 (parallel branches on one norm);
+    ``qk_norm`` is "", "head" (one weight of head_dim) or "full" (one weight per feature); ``embedding_extra`` and
+    ``norm_extra`` count stray weights (an embedding norm, a norm without parameters).
+    """
+
+    norm: str = "rms"
+    gated: bool = True
+    tied: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    head_bias: bool = False
+    rotary: bool = True
+    qk_norm: str = ""
+    parallel: bool = False
+    norms: int = 2
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def build(
+    name: str, shape: Shape, style: Style, *, windows: tuple[int | None, ...] = (), dropout: bool = False
+) -> ModelGraph:
+    """A decoder of the given shape and style; ``windows`` gives each layer's attention window (None: all).
+
+    Layers with equal windows share one block.
+    """
+    spans = windows or (None,) * shape.layers
+    names = {span: "layer" if span is None else f"layer_window_{span}" for span in dict.fromkeys(spans)}
+    blocks = {block: _layer(block, style, span, dropout) for span, block in names.items()}
+    dims = {
+        "hidden": shape.hidden, "heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim,
+        "ffn": shape.ffn, "vocab": shape.vocab, "positions": shape.positions,
+    }  # fmt: skip
+    return ModelGraph(
+        name=name,
+        dims=dims,
+        blocks=blocks,
+        layers=tuple(names[span] for span in spans),
+        embedding=_embedding(shape, style, dropout),
+        head=_head(style),
+        tied_embeddings=style.tied,
+    )
+
+
+def _norm(name: str, source: str, style: Style) -> Operator:
+    weights: tuple[Weight, ...] = ()
+    if style.norm != "none":  # rms and weight: one vector; layer: a bias besides; none: no parameters
+        weights = (Weight(f"{name}.weight", HIDDEN, "vector"),)
+    if style.norm == "layer":
+        weights = (*weights, Weight(f"{name}.bias", HIDDEN, "vector"))
+    return Operator(name, "norm", TOKENS, HIDDEN, "sequence", weights=weights, inputs=(source,), saves=(source, "stats"))
+
+
+def _matmul(name: str, source: str, contraction: Size, columns: Size, weight: Size, bias: bool) -> Operator:
+    weights = [Weight(f"{name}.weight", weight)]
+    if bias:
+        weights.append(Weight(f"{name}.bias", columns, "vector"))
+    return Operator(
+        name, "matmul", TOKENS, columns, "tensor", contraction=contraction, weights=tuple(weights), inputs=(source,),
+        saves=(source,),
+    )  # fmt: skip
+
+
+def _product(left: Size, right: Size) -> Size:
+    return tuple((a * b, (*x, *y)) for a, x in left for b, y in right)
+
+
+def _attention(source: str, style: Style, window: int | None, dropout: bool) -> list[Operator]:
+    ops = [_matmul("qkv", source, HIDDEN, QKV, _product(HIDDEN, QKV), style.qkv_bias)]
+    if style.qk_norm:
+        width = {"head": term("head_dim", times=2), "full": (*QUERY, *term("kv_heads", "head_dim"))}[style.qk_norm]
+        weights = (Weight("qk_norm.weight", width, "vector"),)
+        ops.append(
+            Operator("qk_norm", "norm", TOKENS, QKV, "tensor", weights=weights, inputs=("qkv",), saves=("qkv", "stats"))
+        )
+    if style.rotary:
+        ops.append(Operator("rope", "rope", TOKENS, QKV, "tensor", inputs=(ops[-1].name,)))
+    core = Attention(causal=True, window=window, dropout=dropout)
+    ops.append(
+        Operator(
+            "attention", "attention", TOKENS, QUERY, "tensor", inputs=(ops[-1].name,),
+            saves=(ops[-1].name, "attention", "lse"), attention=core,
+        )  # fmt: skip
+    )
+    ops.append(_matmul("o_proj", "attention", QUERY, HIDDEN, _product(QUERY, HIDDEN), style.output_bias))
+    return ops
+
+
+def _mlp(source: str, style: Style) -> list[Operator]:
+    width = term("ffn", times=2 if style.gated else 1)
+    up = _matmul("mlp_up", source, HIDDEN, width, _product(HIDDEN, width), style.mlp_bias)
+    kind = "gated_activation" if style.gated else "activation"
+    act = Operator("activation", kind, TOKENS, term("ffn"), "tensor", inputs=("mlp_up",), saves=("mlp_up",))
+    down = _matmul("mlp_down", "activation", term("ffn"), HIDDEN, _product(term("ffn"), HIDDEN), style.mlp_bias)
+    return [up, act, down]
+
+
+def _add(name: str, *sources: str) -> Operator:
+    return Operator(name, "add", TOKENS, HIDDEN, "sequence", inputs=sources)
+
+
+def _dropout(name: str, source: str) -> Operator:
+    return Operator(name, "dropout", TOKENS, HIDDEN, "sequence", inputs=(source,), saves=("mask",))
+
+
+def _layer(name: str, style: Style, window: int | None, dropout: bool) -> Block:
+    if style.parallel:
+        return Block(name, tuple(_parallel_layer(style, window, dropout)))
+    post = style.norms == 4 or style.extra.get("post_norm_only", False)
+    pre = not style.extra.get("post_norm_only", False)
+    ops = [_norm("attention_norm", INPUT, style)] if pre else []
+    ops += _attention(ops[-1].name if pre else INPUT, style, window, dropout)
+    ops += _branch_end("attention", ops[-1].name, style, post=post, dropout=dropout)
+    ops.append(_add("attention_residual", INPUT, ops[-1].name))
+    if pre:
+        ops.append(_norm("mlp_norm", "attention_residual", style))
+    ops += _mlp("mlp_norm" if pre else "attention_residual", style)
+    ops += _branch_end("mlp", "mlp_down", style, post=post, dropout=dropout)
+    ops.append(_add("mlp_residual", "attention_residual", ops[-1].name))
+    return Block(name, tuple(ops))
+
+
+def _branch_end(branch: str, source: str, style: Style, *, post: bool, dropout: bool) -> list[Operator]:
+    ops = [_norm(f"{branch}_post_norm", source, style)] if post else []
+    if dropout:
+        ops.append(_dropout(f"{branch}_dropout", ops[-1].name if ops else source))
+    return ops
+
+
+def _parallel_layer(style: Style, window: int | None, dropout: bool) -> list[Operator]:
+    """Attention and MLP side by side: their partial sums are added first, so one reduction serves both."""
+    ops = [_norm("attention_norm", INPUT, style)]
+    mlp_source = "attention_norm"
+    if style.norms == 2:
+        ops.append(_norm("mlp_norm", INPUT, style))
+        mlp_source = "mlp_norm"
+    ops += _attention("attention_norm", style, window, dropout)
+    ops += _mlp(mlp_source, style)
+    ops.append(_add("residual", INPUT, "o_proj", "mlp_down"))
+    return ops
+
+
+def _embedding(shape: Shape, style: Style, dropout: bool) -> Block:
+    table = Weight("token_embedding.weight", term("vocab", "hidden"), "embedding")
+    ops = [Operator("token_embedding", "embedding", TOKENS, HIDDEN, "tensor", weights=(table,), inputs=(INPUT,))]
+    if shape.positions:
+        positions = Weight("position_embedding.weight", term("positions", "hidden"), "embedding")
+        ops.append(
+            Operator(
+                "position_embedding", "add", TOKENS, HIDDEN, "sequence", weights=(positions,), inputs=("token_embedding",)
+            )
+        )
+    if style.extra.get("embedding_norm"):
+        ops.append(_norm("embedding_norm", ops[-1].name, style))
+    if dropout:
+        ops.append(_dropout("embedding_dropout", ops[-1].name))
+    return Block("embedding", tuple(ops))
+
+
+def _head(style: Style) -> Block:
+    norm = _norm("final_norm", INPUT, style)
+    lm_head = _matmul("lm_head", "final_norm", HIDDEN, term("vocab"), term("hidden", "vocab"), style.head_bias)
+    loss = Operator("loss", "loss", TOKENS, term("vocab"), "tensor", inputs=("lm_head",), saves=("lm_head",))
+    return Block("head", (norm, lm_head, loss))

@@ -1,0 +1,129 @@
+"""Quantities: SI inside, units in files, readable text outside. The only home of unit literals."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, ValidationInfo
+
+KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
+KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+MS, US, NS = 1e-3, 1e-6, 1e-9
+KILO, MEGA, GIGA, TERA, PETA = 1e3, 1e6, 1e9, 1e12, 1e15
+NS_PER_S = 10**9
+HOUR_S, DAY_S = 3600.0, 86400.0
+
+DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5, "int8": 1.0}
+
+_DECIMAL = {"": 1.0, "k": KILO, "K": KILO, "M": MEGA, "G": GIGA, "T": TERA, "P": PETA}
+_BINARY = {"Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": TIB}
+_UNITS: dict[str, dict[str, float]] = {
+    "bytes": {
+        **{f"{p}B": f for p, f in {**_DECIMAL, **_BINARY}.items()},
+    },
+    "seconds": {"s": 1.0, "ms": MS, "us": US, "µs": US, "ns": NS, "min": 60.0, "h": HOUR_S, "d": DAY_S},
+    "bytes_per_s": {
+        **{f"{p}B/s": f for p, f in {**_DECIMAL, **_BINARY}.items()},
+        **{f"{p}b/s": f / 8 for p, f in _DECIMAL.items()},
+    },
+    "flop_per_s": {f"{p}FLOP/s": f for p, f in _DECIMAL.items()},
+    "watts": {"W": 1.0, "kW": KILO, "MW": MEGA},
+    "usd_per_hour": {"USD/h": 1.0},
+    "hertz": {"Hz": 1.0, "MHz": MEGA, "GHz": GIGA},
+}
+_EXAMPLES = {
+    "bytes": "80 GiB", "seconds": "5 us", "bytes_per_s": "450 GB/s or 400 Gb/s", "flop_per_s": "989 TFLOP/s",
+    "watts": "700 W", "usd_per_hour": "2.5 USD/h", "hertz": "1.98 GHz",
+}  # fmt: skip
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\s\d][^\s]*)\s*")
+
+
+def parse_quantity(text: str, dimension: str) -> float:
+    """SI value of a text such as "80 GiB", "400 Gb/s" or "5 us".
+
+    Raises ValueError (number, unit or dimension wrong); GB is 10^9 bytes, GiB 2^30, Gb 10^9 bits.
+    """
+    units = _UNITS[dimension]
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match.group(2) not in units:
+        raise ValueError(f"needs a number and a unit, such as {_EXAMPLES[dimension]}")
+    value = float(match.group(1)) * units[match.group(2)]
+    if not math.isfinite(value):
+        raise ValueError("must be finite")
+    return value
+
+
+def _quantity(dimension: str) -> BeforeValidator:
+    def convert(value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, str):
+            return parse_quantity(value, dimension)
+        if (info.context or {}).get("file") and isinstance(value, int | float) and value != 0:
+            raise ValueError(f"needs a unit, such as {_EXAMPLES[dimension]}")
+        return value
+
+    return BeforeValidator(convert)
+
+
+_POSITIVE = Field(gt=0, allow_inf_nan=False)
+_NON_NEGATIVE = Field(ge=0, allow_inf_nan=False)
+Bytes = Annotated[float, _quantity("bytes"), _NON_NEGATIVE]
+Seconds = Annotated[float, _quantity("seconds"), _NON_NEGATIVE]
+BytesPerS = Annotated[float, _quantity("bytes_per_s"), _POSITIVE]
+FlopPerS = Annotated[float, _quantity("flop_per_s"), _POSITIVE]
+Watts = Annotated[float, _quantity("watts"), _NON_NEGATIVE]
+Hertz = Annotated[float, _quantity("hertz"), _POSITIVE]
+UsdPerHour = Annotated[float, _quantity("usd_per_hour"), _NON_NEGATIVE]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, strict=True)]
+
+
+def to_ns(seconds: float | NDArray[np.float64]) -> Any:
+    """Nanoseconds (int, or int64 array) of seconds, rounded half to even."""
+    scaled = np.rint(np.asarray(seconds, dtype=np.float64) * NS_PER_S).astype(np.int64)
+    return int(scaled) if scaled.ndim == 0 else scaled
+
+
+def to_seconds(ns: Any) -> Any:
+    """Seconds (float, or float64 array) of nanoseconds."""
+    return np.asarray(ns, dtype=np.float64) / NS_PER_S if np.ndim(ns) else float(ns) / NS_PER_S
+
+
+def format_bytes(size: float) -> str:
+    """Bytes as GiB (or a smaller binary unit below 0.1 GiB), 3 significant digits."""
+    for unit, factor in (("TiB", 10 * TIB), ("GiB", GIB / 10), ("MiB", MIB), ("KiB", KIB)):
+        if abs(size) >= factor:
+            return f"{_digits(size / {'TiB': TIB, 'GiB': GIB, 'MiB': MIB, 'KiB': KIB}[unit])} {unit}"
+    return f"{size:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds in the unit that reads best, 3 significant digits."""
+    for unit, factor in (("s", 1.0), ("ms", MS), ("us", US)):
+        if abs(seconds) >= factor:
+            return f"{_digits(seconds / factor)} {unit}"
+    return f"{seconds / NS:.0f} ns" if seconds else "0 s"
+
+
+def format_rate(bytes_per_s: float) -> str:
+    """Bandwidth in GB/s, 3 significant digits."""
+    return f"{_digits(bytes_per_s / GB)} GB/s"
+
+
+def format_count(value: float) -> str:
+    """A large count with a decimal suffix: 8.03 B, 405 B, 1.01 T, 124 M."""
+    for suffix, factor in (("T", TERA), ("B", GIGA), ("M", MEGA), ("K", KILO)):
+        if abs(value) >= factor:
+            return f"{_digits(value / factor)} {suffix}"
+    return f"{value:.0f}"
+
+
+def _digits(value: float) -> str:
+    """Three significant digits without an exponent."""
+    if value == 0:
+        return "0"
+    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}"
