@@ -1,7 +1,7 @@
 """Integer arithmetic of flows, the same in every engine: rates, work, coefficients and solo durations.
 
-Rates are in kB/s and work in uB, so that a rate times nanoseconds is exactly an amount of work; coefficients are fixed
-point. int64 then holds 9.2 TB of work an op and links up to 500 TB/s.
+Rates are in kB/s and work in uB, so that a rate times nanoseconds is exactly an amount of work; coefficients
+are fixed point. int64 then holds 9.2 TB of work an op and links up to 500 TB/s.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ WORK_PER_BYTE = 10**6
 def quantise(coefficient: ArrayLike) -> Floats:
     """Coefficients rounded to what engines represent.
 
-    Multiply by the number of flows of a folded class *after* rounding: then the class puts exactly as much on a
-    link as its members would.
+    Multiply by the number of flows of a folded class *after* rounding: then the class puts exactly as much on
+    a link as its members would.
     """
     return fixed_point(coefficient) / COEFFICIENT_ONE
 
@@ -50,12 +50,16 @@ def solo_rates(coefficient: ArrayLike, capacity_bytes_per_s: ArrayLike) -> Ints:
 
 
 def solo_duration_ns(
-    fixed_ns: int, work_bytes: int, coefficient: ArrayLike, capacity_bytes_per_s: ArrayLike, rate_cap_bytes_per_s: int
+    fixed_ns: int,
+    work_bytes: int,
+    coefficient: ArrayLike,
+    capacity_bytes_per_s: ArrayLike,
+    rate_cap_bytes_per_s: int,
 ) -> int:
-    """Duration of one flow that has its links to itself: fixed part plus work over its smallest rate, rounded up."""
+    """Duration of one flow with its links to itself: fixed part plus work over its smallest rate."""
     if not work_bytes:
         return int(fixed_ns)
-    rates = solo_rates(coefficient, capacity_bytes_per_s).tolist()
+    rates: list[int] = solo_rates(coefficient, capacity_bytes_per_s).tolist()
     if rate_cap_bytes_per_s:
         rates.append(int(to_rate(rate_cap_bytes_per_s)))
     return int(fixed_ns) - (-int(to_work(work_bytes)) // max(min(rates), 1))

@@ -1,15 +1,15 @@
 """The Program: the one intermediate representation, and the four rules that are the whole of its meaning.
 
-1. An op starts when its dependencies, and its predecessors on all its streams, have finished. A stream is an
-   explicit ordered list of ops; an op may sit on several (a collective sits on one of every rank it joins).
-2. Its fixed part elapses; then its work drains at the rate that max-min fair sharing of the links on its route
-   gives it, and at most at its rate cap.
+1. An op starts when its dependencies, and its predecessors on all its streams, have finished. A stream is
+   an explicit ordered list of ops; an op may sit on several (a collective on one of every rank it joins).
+2. Its fixed part elapses; then its work drains at the rate that max-min fair sharing of the links on its
+   route gives it, and at most at its rate cap.
 3. At one instant: first all finishes and starts, then one re-share of the touched component of links.
-4. No arbitration and no randomness inside an engine. Jitter, stragglers and faults are drawn before, and arrive
-   as durations or as scheduled changes of a link's capacity.
+4. No arbitration and no randomness inside an engine. Jitter, stragglers and faults are drawn before, and
+   arrive as durations or as scheduled changes of a link's capacity.
 
-Times are int64 nanoseconds. A route says how many bytes each link carries per byte of the op's work; a flow class
-that stands for several equal flows counts with their number on one link. Sharing is integer as well
+Times are int64 nanoseconds. A route says how many bytes each link carries per byte of the op's work; a flow
+class that stands for several equal flows counts with their number on one link. Sharing is integer as well
 (:mod:`simpar.program.flow`), so that two engines either agree exactly or one of them is wrong.
 """
 
@@ -59,7 +59,7 @@ MEMORY_CATEGORIES = ("activations", "transient", "gradients", "parameters")
 
 
 class ProgramError(ValueError):
-    """A Program that breaks one of its own rules, or that cannot finish; the message names op, link or stream."""
+    """A Program that breaks a rule of its own or cannot finish; the message names the op, link or stream."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Label:
 
 @dataclass(frozen=True)
 class OpTable:
-    """Columns over ops; ``route`` -1 and ``work_bytes`` 0 for an op of fixed duration, ``rate_cap`` 0 for none.
+    """Columns over ops: ``route`` -1 and ``work_bytes`` 0 for a fixed duration, ``rate_cap`` 0 for none.
 
     ``label`` indexes Program.labels; ``microbatch`` and ``stage`` are -1 where they mean nothing.
     """
@@ -209,14 +209,14 @@ def edges(program: Program) -> tuple[Ints, Ints]:
 
 
 def predecessors(program: Program) -> tuple[Ints, Ints]:
-    """CSR (pointer, ops) of what must finish before every op starts: dependencies, then stream predecessors."""
+    """CSR (pointer, ops) of what must finish before each op starts: dependencies, then stream order."""
     before, after = edges(program)
     table = Csr.of(after, before, len(program))
     return table.pointer, table.item
 
 
 def solo_durations_ns(program: Program) -> Ints:
-    """Duration of every op that has its links to itself: fixed part plus work over the slowest link's rate."""
+    """Duration of every op with its links to itself: fixed part plus work over the slowest link's rate."""
     ops, routes = program.ops, program.routes
     share = solo_rates(routes.coefficient, routes.capacity_bytes_per_s[routes.links.item])
     rate = np.full(len(routes.links) + 1, np.iinfo(np.int64).max)  # the last entry serves route -1
@@ -281,9 +281,9 @@ def _check(rule: bool | np.bool_, text: str) -> None:
 
 
 def _verify_shapes(program: Program) -> None:
-    for table in (program.ops, program.memory):
-        lengths = {len(getattr(table, column.name)) for column in fields(table)}
-        _check(len(lengths) == 1, f"{type(table).__name__} has columns of different lengths")
+    for columns in (program.ops, program.memory):
+        lengths = {len(getattr(columns, column.name)) for column in fields(columns)}
+        _check(len(lengths) == 1, f"{type(columns).__name__} has columns of different lengths")
     routes = program.routes
     for name, table, num_rows in (
         ("dependencies", program.dependencies, len(program)),
@@ -294,9 +294,9 @@ def _verify_shapes(program: Program) -> None:
         good = len(pointer) == num_rows + 1 and pointer[0] == 0 and pointer[-1] == len(table.item)
         _check(good and bool((np.diff(pointer) >= 0).all()), f"{name}: pointer does not cut {num_rows} rows")
     _check(len(routes.coefficient) == len(routes.links.item), "routes: one coefficient per entry is needed")
-    _check(len(routes.capacity_bytes_per_s) == len(routes.link_names), "routes: links and names differ in number")
+    _check(len(routes.capacity_bytes_per_s) == len(routes.link_names), "links and names differ in number")
     _check(len(program.multiplicity) == len(program.class_names), "classes and names differ in number")
-    _check(len(program.stream_class) == len(program.stream_names), "streams and their classes differ in number")
+    _check(len(program.stream_class) == len(program.stream_names), "streams and classes differ in number")
 
 
 def _verify_references(program: Program) -> None:
