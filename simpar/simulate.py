@@ -1,11 +1,79 @@
-"""The data flow of a simulation, from a model, a cluster and a plan to a Result."""
+"""The data flow of a simulation: a model, a cluster and a plan become a Result."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal, TypedDict, Unpack
+
 from simpar.cost.kernels import KernelModel
-from simpar.cost.stack import Stack, load_stack
-from simpar.hardware.cluster import Cluster, load_cluster
+from simpar.cost.stack import DEFAULT_STACK, Stack, load_stack, resolve
+from simpar.engine import choose_engine
+from simpar.errors import UserError
+from simpar.files import choose
+from simpar.hardware.cluster import Cluster
 from simpar.models.catalogue import load_model
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
+from simpar.plan.check import Target, check, schedule_of
 from simpar.plan.plan import Plan
+from simpar.program.lower import Lowered, Perturbation, lower
+from simpar.program.rank_view import Job
+from simpar.report.result import Result
+from simpar.report.summarise import Context, summarise
+
+CONVENTIONS = ("full", "causal")
+
+
+class Options(TypedDict, total=False):
+    """What does not change the layout: the engine, the seed of jitter, how MFU counts causal attention, and
+    what makes ranks differ."""
+
+    engine: str
+    seed: int
+    flops_convention: Literal["full", "causal"]
+    perturbation: Perturbation
+
+
+def simulate(
+    model: ModelGraph | str,
+    cluster: Cluster,
+    plan: Plan,
+    training: Training,
+    *,
+    stack: Stack | str | None = None,
+    **options: Unpack[Options],
+) -> Result:
+    """Simulate one optimizer step of a layout.
+
+    Raises UserError where the plan cannot be on this model and cluster, or an option is unknown.
+    """
+    convention = choose(options.get("flops_convention", "full"), CONVENTIONS, "FLOP convention")
+    job = make_job(model, cluster, plan, training, stack)
+    lowered = lower_job(job, cluster, options)
+    name, engine = choose_engine(options.get("engine", "auto"), lowered.program)
+    return summarise(Context(lowered, engine(lowered.program), cluster, name, convention))
+
+
+def make_job(
+    model: ModelGraph | str, cluster: Cluster, plan: Plan, training: Training, stack: Stack | str | None = None
+) -> Job:
+    """Everything decided before lowering. Raises UserError."""
+    graph = load_model(model) if isinstance(model, str) else model
+    habits = stack if isinstance(stack, Stack) else load_stack(stack or plan.stack or DEFAULT_STACK)
+    target = Target(graph, training, cluster.world_size, cluster.profile.devices_per_node)
+    plan = check(resolve(plan, habits), target)
+    named = {"model": graph.name, "training": training.model_dump(), "stack": habits.name}
+    kernels = KernelModel(cluster.device, plan.numerics.precision, habits.fusion.attention)
+    kernels.peak(plan.numerics.precision)
+    return Job(graph, training, plan.model_copy(update=named), habits, kernels)
+
+
+def lower_job(job: Job, cluster: Cluster, options: Options) -> Lowered:
+    """Lower a job under the perturbation of the options. Raises UserError for a rank that does not exist."""
+    perturbation = options.get("perturbation") or Perturbation()
+    if "seed" in options:
+        perturbation = replace(perturbation, seed=options["seed"])
+    for rank in perturbation.slow_ranks:
+        if not 0 <= rank < cluster.world_size:
+            raise UserError(f"slow_ranks: rank {rank}: allowed: 0..{cluster.world_size - 1}")
+    return lower(job, cluster, schedule_of(job.plan, job.training), perturbation=perturbation)

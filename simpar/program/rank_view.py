@@ -81,7 +81,7 @@ class RankView:
 
     def operator_times(self, block: Block) -> list[OperatorTime]:
         """Kernel times of every operator of a block, in order."""
-        return operator_times(block.operators, self.tensor, self.sequence, self.job.kernels)
+        return operator_times(block.operators, self.tensor, self.sequence, self.job.kernels, self.job.stack)
 
     def rows(self, op: Operator, *, region: str) -> float:
         """Rows (tokens) of an operator's output on this rank."""

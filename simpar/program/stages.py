@@ -8,9 +8,9 @@ from functools import cached_property
 
 import numpy as np
 
-from simpar.cost.activations import block_activations
+from simpar.cost.activations import RankDims, block_activations
 from simpar.models.graph import Block, evaluate
-from simpar.plan.plan import stage_layers
+from simpar.plan.check import stage_layers
 from simpar.program.rank_view import Job, RankView
 from simpar.program.segments import Segment, make_segment
 from simpar.program.steps import BlockSteps, CollectiveUse, Phase, block_steps
@@ -104,10 +104,8 @@ class StageBuilder:
 
     def _make_unit(self, piece: Piece) -> Unit:
         job, sync = self.job, self.sync
-        held = block_activations(
-            piece.block, self.view.tensor, self.view.sequence, job.stack, recompute=piece.recompute,
-            numerics=job.plan.numerics,
-        )  # fmt: skip
+        dims = RankDims(self.view.tensor, self.view.sequence)
+        held = block_activations(piece.block, dims, job.stack, job.plan.numerics, piece.recompute)
         parameters = sum(float(evaluate(w.size, self.view.tensor)) for op in piece.block.operators for w in op.weights)
         return Unit(
             layer=piece.layer,
@@ -157,6 +155,12 @@ class StageBuilder:
             for op in piece.block.operators
             for weight in op.weights
         )
+
+    def held_parameters(self, pipeline_rank: int) -> float:
+        """Parameters of all virtual stages of a pipeline rank; a tied projection on the embedding's rank is free."""
+        count = self.job.plan.mesh.pp
+        stages = tuple(stage for stage in range(len(self.pieces)) if stage % count == pipeline_rank)
+        return self.parameters(stages)
 
 
 def _contention(phase: Phase, unit: Unit, sync: SyncPolicy, pricing: Pricing) -> float:

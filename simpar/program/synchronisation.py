@@ -52,12 +52,14 @@ class Synchronisation:
     @property
     def parameter_bytes(self) -> float:
         """Bytes per parameter that a gather moves: the compute precision."""
-        return DTYPE_BYTES[self.job.stack.numerics.gather_dtype(self.job.plan.numerics.precision)]
+        return DTYPE_BYTES["fp32" if self.job.plan.numerics.precision == "fp32" else "bf16"]
 
     @property
     def gradient_bytes(self) -> float:
         """Bytes per parameter that a reduction moves."""
-        return DTYPE_BYTES[self.job.plan.numerics.grad_dtype or self.job.stack.numerics.reduce_dtype]
+        numerics = self.job.plan.numerics
+        reduced = self.job.stack.numerics.reduce_dtype if numerics.precision != "fp32" else "fp32"
+        return DTYPE_BYTES[reduced]
 
     @property
     def gathered_bytes_per_parameter(self) -> float:
@@ -127,7 +129,9 @@ class Synchronisation:
         )
 
     def _optimizer(self, parameters: float) -> Node:
-        seconds = optimizer_time_s(parameters / self.shards, self.job.plan.numerics, self.job.kernels)
+        seconds = optimizer_time_s(
+            parameters / self.shards, self.job.plan.numerics.optimizer, self.job.kernels, self.job.stack
+        )
         streams = (COMPUTE, GATHER, REDUCE, *(f"{REDUCE}.{group}" for group, _, _ in self.reduce_ops[1:]))
         return Node(kind="optimizer", name="optimizer", streams=streams, duration_ns=int(to_ns(seconds)))
 

@@ -1,36 +1,83 @@
-"""Direct messages: point-to-point sends, each from its source straight to its destination.
+"""Direct messages: a send goes straight to its destination, an all-to-all is a send between every pair.
 
-Source: NCCL's point-to-point connections use a few channels a peer, each bound to a fixed rate between nodes
-(nccl issues 1197; measured 27 GB/s with two channels on 400 Gb/s NICs, NCCL 2.29).
+Source: NCCL's point-to-point connections. Between nodes a message has a few channels of fixed rate each. In an
+all-to-all over rails data first moves to the device on the receiver's rail (PXN), so that NIC traffic stays on it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from simpar.cost.collectives.placement import Placement, Shape
-from simpar.cost.collectives.traffic import Edges, Loads
+from simpar.cost.collectives.traffic import Edges, Loads, by_kind, concatenate, member_edges
 
 NAME = "direct"
-OPS = ("send",)
+OPS = ("send", "all_to_all")
+PROTOCOLS = ("ll", "simple")
 
 
 def refuses(op: str, placement: Placement) -> str | None:
-    """Why the algorithm cannot serve a group, or None."""
+    """Why a group cannot use the algorithm, or None."""
     if op not in OPS:
         return f"{op} is no set of direct messages"
-    return None if placement.members == 2 else "a send has one source and one destination"
+    if op == "send" and placement.members != 2:
+        return f"a send has a source and a destination, this group has {placement.members} members"
+    return None
 
 
-def steps(op: str, shape: Shape) -> tuple[float, float]:
-    """Sequential hops (inside domains, between domains): one."""
-    return (1.0, 0.0) if shape.num_domains == 1 else (0.0, 1.0)
+def automatic(op: str, shape: Shape) -> bool:
+    """Whether the library considers it by itself: always."""
+    return op in OPS and shape.members > 1
+
+
+def hops(op: str, shape: Shape) -> dict[str, float]:
+    """One message; every further domain of an all-to-all costs its share of proxies and connections."""
+    near = shape.num_domains == 1
+    hop = {"port_hop_us": 1.0} if near else {"tree_hop_us": 1.0}
+    if op == "send":
+        return {**hop, "send_us": 1.0}
+    return {**hop, "peer_us": float(shape.members - shape.per_domain)}
 
 
 def loads(op: str, placement: Placement) -> Loads:
-    """The links of the route, one byte each."""
-    cluster = placement.cluster
-    message, link = cluster.route(placement.ranks[:, 0], placement.ranks[:, 1])
-    edges = Edges(message, link, np.ones(len(link)))
-    is_port = link < int(cluster.nic_tx(np.zeros(1, dtype=np.int64))[0])
-    return Loads(edges.take(is_port), edges.take(~is_port))
+    """The route of the one message, or what each member exchanges with all others."""
+    if op == "all_to_all":
+        return _exchange(placement)
+    message, link = placement.cluster.route(placement.ranks[:, 0], placement.ranks[:, 1])
+    return by_kind(Edges(message, link, np.ones(len(link))), placement.cluster)
+
+
+def _exchange(placement: Placement) -> Loads:
+    """Loads of an all-to-all: S/N to every other member, counted by domain, rail and pod, not pair by pair."""
+    cluster, ranks, members = placement.cluster, placement.ranks, placement.members
+    far = (members - placement.beside) / members
+    near = (placement.beside - 1) / members
+    out = cluster.profile.scale_out
+    forwarded = _forwarded(placement) if out is not None and out.rails else np.zeros(ranks.shape)
+    ports = [member_edges(ranks, link(ranks), near + forwarded) for link in (cluster.port_tx, cluster.port_rx)]
+    network = [member_edges(ranks, link(ranks), far) for link in (cluster.nic_tx, cluster.nic_rx)]
+    if cluster.num_leaves:
+        pod = cluster.pod_of(ranks)
+        beyond = (members - placement.count_equal(pod)) / members
+        network += [member_edges(ranks, link(ranks), beyond) for link in (cluster.leaf_up, cluster.leaf_down)]
+    return Loads(concatenate(ports), concatenate(network))
+
+
+def _forwarded(placement: Placement) -> np.ndarray:
+    """Share of S that a member hands to a neighbour on another rail: far members that are not on its own rail."""
+    rail = placement.cluster.rail_of(placement.ranks)
+    same_rail = placement.count_equal(rail)
+    key = placement.position * (int(rail.max()) + 1) + rail
+    far_other_rail = (placement.members - placement.beside) - (same_rail - placement.count_equal(key))
+    reachable = placement.beside > placement.count_equal(key)
+    return np.where(reachable, far_other_rail / placement.members, 0.0)
+
+
+def efficiency(shape: Shape, values: Mapping[str, float]) -> tuple[float, float]:
+    """Shares of ports and of NICs that it reaches; many domains thin out the messages."""
+    doublings = np.log2(max(shape.num_domains, 2)) - 1
+    return values["exchange_efficiency"], values["exchange_nic_efficiency"] * (
+        1 - values["exchange_scale_loss"] * doublings
+    )

@@ -1,36 +1,59 @@
-"""Recursive halving and doubling: 2 log2 N steps for all-reduce, log2 N for the others.
+"""Recursive halving and doubling: latency logarithmic in the members, bandwidth as a ring.
 
-Source: Thakur, Rabenseifner and Gropp 2005. Partners at distance N/2 first, so the largest messages go far.
+Near partners exchange the large halves, far partners the small rest (vector halving, distance doubling; Rabenseifner
+2004, "Optimization of collective reduction operations"). With one member a domain it stands for NCCL's PAT.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
-from simpar.cost.collectives.placement import Pattern, Placement, join_edges
+from simpar.cost.collectives.placement import Placement, Shape
+from simpar.cost.collectives.traffic import Domains, Loads, spread
 
+NAME = "halving_doubling"
 OPS = ("all_reduce", "all_gather", "reduce_scatter")
+PROTOCOLS = ("simple",)
 
 
-def available(op: str, place: Placement) -> bool:
-    """Groups whose size is a power of two."""
-    return op in OPS and place.size > 1 and place.size & (place.size - 1) == 0
+def refuses(op: str, placement: Placement) -> str | None:
+    """Why a group cannot use the algorithm, or None."""
+    if op not in OPS:
+        return f"{op} has no halving form"
+    shape = placement.shape
+    powers = all(size & (size - 1) == 0 for size in (shape.num_domains, shape.per_domain))
+    if shape.smallest != shape.per_domain or not powers:
+        return "it needs a power of two of domains with a power of two of members each"
+    return None
 
 
-def pattern(op: str, place: Placement) -> Pattern:
-    """Every rank exchanges S/2, S/4, ... S/N with partners ever nearer (and back for all-reduce)."""
-    rounds = 2 if op == "all_reduce" else 1
-    n, far = place.size, place.num_domains
-    shape = place.groups.shape
-    network = rounds * (1 - 1 / far)
-    inside = rounds * (n - 1) / n - network
-    steps_far = math.ceil(math.log2(far))
-    steps_near = round(math.log2(n)) - steps_far
-    latency = rounds * (steps_far * place.us("nic_hop_us") + steps_near * place.us("port_hop_us"))
-    nic = np.full(shape, network)
-    edges = join_edges(place.port_edges(np.full(shape, max(inside, 0.0))), place.nic_edges(nic))
-    if far > 1:
-        edges = join_edges(edges, place.all_leaf_edges(nic, place.nic_efficiency))
-    return Pattern(place.us("base_us") + latency, edges)
+def automatic(op: str, shape: Shape) -> bool:
+    """Whether the library considers it by itself: gathers and scatters with one member a domain (PAT)."""
+    return op in ("all_gather", "reduce_scatter") and shape.per_domain == 1 and shape.num_domains > 1
+
+
+def hops(op: str, shape: Shape) -> dict[str, float]:
+    """log2 N steps, 2 log2 N for all-reduce."""
+    rounds = 2.0 if op == "all_reduce" else 1.0
+    return {"port_hop_us": rounds * math.log2(shape.per_domain), "tree_hop_us": rounds * math.log2(shape.num_domains)}
+
+
+def loads(op: str, placement: Placement) -> Loads:
+    """Halves S/2 .. S/g stay inside the domain; the g members send S/(2g) .. S/(gn) each to others."""
+    rounds = 2.0 if op == "all_reduce" else 1.0
+    inside = rounds * (placement.beside - 1) / placement.beside
+    order = np.arange(placement.num_domains)
+    steps = range(placement.num_domains.bit_length() - 1)
+    source = np.tile(order, len(steps))
+    target = np.concatenate([order[:0], *(order ^ (1 << step) for step in steps)])
+    volume = np.concatenate([np.zeros(0), *(np.full(len(order), rounds / 2 ** (step + 1)) for step in steps)])
+    return spread(placement, inside, inside, Domains(source, target, volume))
+
+
+def efficiency(shape: Shape, values: Mapping[str, float]) -> tuple[float, float]:
+    """Shares of ports and of NICs that it reaches."""
+    del shape
+    return values["port_efficiency"], values["nic_efficiency"]

@@ -1,27 +1,56 @@
-"""Hierarchical: reduce-scatter inside each domain, exchange S/g along every rail, all-gather inside."""
+"""Hierarchical: a ring inside each domain, then one ring along every rail, pipelined against each other.
+
+Source: Jia et al. 2018, arXiv 1807.11205 (hierarchical all-reduce): reduce-scatter inside, all-reduce of S/g
+across, all-gather inside.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from simpar.cost.collectives.placement import Pattern, Placement, join_edges
+from simpar.cost.collectives.placement import Placement, Shape
+from simpar.cost.collectives.ring import volume
+from simpar.cost.collectives.traffic import Domains, Loads, spread
 
-OPS = ("all_reduce", "all_gather", "reduce_scatter")
-
-
-def available(op: str, place: Placement) -> bool:
-    """Groups with equally many members, two or more, in each of several domains."""
-    equal = place.per_domain * place.num_domains == place.size
-    return op in OPS and place.num_domains > 1 and place.per_domain > 1 and equal
+NAME = "hierarchical"
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
+PROTOCOLS = ("ll", "ll128", "simple")
 
 
-def pattern(op: str, place: Placement) -> Pattern:
-    """The two levels are pipelined against each other: links, not the sum of phases, decide."""
-    g, n = place.per_domain, place.num_domains
-    rounds = 2 if op == "all_reduce" else 1
-    shape = place.groups.shape
-    nic = np.full(shape, rounds * (n - 1) / (n * g))
-    port = np.full(shape, rounds * (g - 1) / g)
-    latency = rounds * ((g - 1) * place.us("port_hop_us") + (n - 1) * place.us("nic_hop_us"))
-    edges = join_edges(place.port_edges(port), place.nic_edges(nic), place.ring_leaf_edges(nic))
-    return Pattern(place.us("base_us") + latency, edges)
+def refuses(op: str, placement: Placement) -> str | None:
+    """Why a group cannot use the algorithm, or None."""
+    if op not in OPS:
+        return f"{op} has no hierarchical form"
+    shape = placement.shape
+    if shape.num_domains == 1 or shape.per_domain == 1 or shape.smallest != shape.per_domain:
+        return "it needs several domains with equally many members, at least two"
+    return None
+
+
+def automatic(op: str, shape: Shape) -> bool:
+    """Whether the library considers it by itself: never, it is asked for by name."""
+    del op, shape
+    return False
+
+
+def hops(op: str, shape: Shape) -> dict[str, float]:
+    """(g-1) steps inside and (n-1) across, twice for all-reduce."""
+    rounds = 2.0 if op == "all_reduce" else 1.0
+    return {"port_hop_us": rounds * (shape.per_domain - 1), "nic_hop_us": rounds * (shape.num_domains - 1)}
+
+
+def loads(op: str, placement: Placement) -> Loads:
+    """Ring volumes of g members on ports, of n domains on NICs."""
+    count = placement.num_domains
+    inside = volume(op, placement.shape.per_domain)
+    order = np.arange(count)
+    pattern = Domains(order, np.roll(order, -1), np.full(count, volume(op, count)))
+    return spread(placement, inside, inside, pattern)
+
+
+def efficiency(shape: Shape, values: Mapping[str, float]) -> tuple[float, float]:
+    """Shares of ports and of NICs that it reaches."""
+    del shape
+    return values["port_efficiency"], values["nic_efficiency"]

@@ -1,33 +1,51 @@
-"""NVLS: the switch reduces and multicasts, so a port carries S + S/N each way; between nodes a tree joins them.
+"""NVLS: the scale-up switch reduces and multicasts; NVLSTree joins several domains by two trees.
 
-Source: NCCL's NVLS and NVLSTree algorithms (all-reduce).
+A device reads its reduced 1/N share and stores it once for all, so a port carries S + S/N each way where a ring
+needs 2S(N-1)/N. Source: NCCL transport/nvls.cc, graph/tuning.cc (NVLS, NVLSTree).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
-import numpy as np
+from simpar.cost.collectives.placement import Placement, Shape
+from simpar.cost.collectives.traffic import Loads, spread
+from simpar.cost.collectives.tree import two_trees
 
-from simpar.cost.collectives.placement import Pattern, Placement, join_edges
-
+NAME = "nvls"
 OPS = ("all_reduce",)
+PROTOCOLS = ("simple",)
 
 
-def available(op: str, place: Placement) -> bool:
-    """Switched fabrics with in-switch reduction, three or more members in every domain of the group."""
-    return op in OPS and place.cluster.profile.scale_up.nvls and place.per_domain > 2
+def refuses(op: str, placement: Placement) -> str | None:
+    """Why a group cannot use the algorithm, or None."""
+    if op not in OPS:
+        return f"{op} is not reduced in the switch"
+    if not placement.cluster.profile.scale_up.nvls:
+        return f"the switches of {placement.cluster.profile.name} do not reduce"
+    return None if placement.shape.smallest > 1 else "it needs at least two members in every domain"
 
 
-def pattern(op: str, place: Placement) -> Pattern:
-    """One switch pass inside a domain, a tree between domains."""
-    here = place.members_here.astype(np.float64)
-    ratio = place.port_efficiency / place.parameters["nvls_efficiency"]
-    port = place.port_edges((1.0 + 1.0 / here) * ratio)
-    latency = place.us("base_us") + place.us("nvls_us")
-    n = place.num_domains
-    if n == 1:
-        return Pattern(latency, port)
-    nic = 2.0 * (n - 1) / n / here
-    latency += 2 * math.ceil(math.log2(n)) * place.us("tree_hop_us")
-    return Pattern(latency, join_edges(port, place.nic_edges(nic), place.ring_leaf_edges(nic)))
+def automatic(op: str, shape: Shape) -> bool:
+    """Whether the library considers it by itself: from three members a domain on."""
+    return op in OPS and shape.smallest > 2
+
+
+def hops(op: str, shape: Shape) -> dict[str, float]:
+    """One pass through the switch, and up and down the tree between domains."""
+    del op
+    return {"nvls_us": 1.0, "tree_hop_us": 2.0 * math.ceil(math.log2(shape.num_domains))}
+
+
+def loads(op: str, placement: Placement) -> Loads:
+    """S + S/g on every port; the two trees on NICs."""
+    del op
+    through = 1.0 + 1.0 / placement.beside
+    return spread(placement, through, through, two_trees(placement.num_domains))
+
+
+def efficiency(shape: Shape, values: Mapping[str, float]) -> tuple[float, float]:
+    """Shares of ports and of NICs that it reaches."""
+    del shape
+    return values["nvls_efficiency"], values["nic_efficiency"]

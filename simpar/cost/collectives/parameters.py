@@ -1,4 +1,8 @@
-"""Fitted parameters of collectives: names, meanings, analytic defaults, and how a cluster overrides them."""
+"""Fitted parameters of collectives: names, meanings, analytic defaults, and how a cluster overrides them.
+
+Latencies are microseconds and rates GB/s, because they are read from cluster files by eye; everything that leaves
+this module is SI.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,31 @@ from functools import lru_cache
 from simpar.errors import UserError
 from simpar.files import suggest
 from simpar.hardware.cluster import Cluster
-from simpar.units import GB, US
 
-# name: (default, what it is). Defaults follow the latency and efficiency tables of NCCL's tuner
-# (graph/tuning.cc, NCCL 2.30), with latencies doubled as measured logs ask for.
+# name: (default, what it is). Defaults: the latency and efficiency tables of NCCL 2.30's tuner (graph/tuning.cc),
+# with latencies about doubled, as measured logs ask for.
 PARAMETERS: dict[str, tuple[float, str]] = {
-    "port_efficiency": (0.82, "share of the scale-up port that rings, trees and pairwise exchange reach"),
-    "nvls_efficiency": (0.85, "share of the scale-up port that in-switch reduction (NVLS) reaches"),
-    "nic_efficiency": (0.92, "share of NIC bandwidth that rings and trees reach"),
-    "base_latency_s": (15 * US, "launch and rendezvous of one collective"),
-    "port_hop_latency_s": (3.4 * US, "one step between devices of a scale-up domain, large messages (Simple)"),
-    "nic_hop_latency_s": (14 * US, "one step between domains, large messages (Simple)"),
-    "p2p_channel_bytes_per_s": (14.0 * GB, "rate of one channel of a point-to-point message between nodes"),
-    "p2p_channels": (2.0, "channels of a point-to-point message between nodes"),
+    "base_us": (20.0, "launch and rendezvous of one collective"),
+    "port_hop_us": (3.4, "one ring or tree step between devices of a domain, Simple protocol"),
+    "nic_hop_us": (14.0, "one ring step between domains, Simple protocol"),
+    "tree_hop_us": (28.0, "one tree step between domains, Simple protocol"),
+    "nvls_us": (25.0, "one reduction in the scale-up switch"),
+    "sharp_us": (31.0, "one reduction in the network switches"),
+    "send_us": (10.0, "one point-to-point message, beyond the launch"),
+    "peer_us": (1.0, "one more peer of an all-to-all in another domain"),
+    "ll_hop_factor": (0.3, "hop latency of the LL protocol over that of Simple"),
+    "ll_efficiency": (0.25, "bandwidth of the LL protocol over that of Simple"),
+    "ll128_hop_factor": (0.55, "hop latency of the LL128 protocol over that of Simple"),
+    "ll128_efficiency": (0.92, "bandwidth of the LL128 protocol over that of Simple"),
+    "port_efficiency": (0.81, "share of the scale-up port that rings and trees reach"),
+    "nvls_efficiency": (0.68, "share of the scale-up port that in-switch reduction reaches"),
+    "exchange_efficiency": (0.77, "share of the scale-up port that an all-to-all reaches"),
+    "nic_efficiency": (0.94, "share of the NICs that rings and trees reach"),
+    "exchange_nic_efficiency": (0.92, "share of the NICs that an all-to-all reaches"),
+    "exchange_scale_loss": (0.0, "part of exchange_nic_efficiency lost per doubling of the domains beyond two"),
+    "send_efficiency": (0.81, "share of the scale-up port that a point-to-point message reaches"),
+    "p2p_channel_gb_per_s": (14.0, "rate of one channel of a point-to-point message between domains"),
+    "p2p_channels": (2.0, "channels of a point-to-point message between domains (2 before NCCL 2.30, then 4)"),
 }
 
 
@@ -30,8 +46,10 @@ def _merged(items: tuple[tuple[str, float], ...], name: str) -> Mapping[str, flo
     for key, value in items:
         if key not in PARAMETERS:
             raise UserError(f"hardware {name}: unknown key collectives.{key}{suggest(key, PARAMETERS)}")
-        if not value >= 0:
-            raise UserError(f"hardware {name}: collectives.{key} = {value}: must not be negative")
+        positive = not key.endswith("_us") and key != "exchange_scale_loss"
+        if value < 0 or (positive and value == 0):
+            rule = "must be greater than 0" if positive else "must not be negative"
+            raise UserError(f"hardware {name}: collectives.{key} = {value}: {rule}")
         values[key] = value
     return values
 
@@ -39,7 +57,7 @@ def _merged(items: tuple[tuple[str, float], ...], name: str) -> Mapping[str, flo
 def parameters(cluster: Cluster) -> Mapping[str, float]:
     """Parameters of a cluster: defaults, overridden by its profile, overridden by its measured state.
 
-    Raises UserError for an unknown name or a negative value.
+    Raises UserError for an unknown name or a value out of range.
     """
     profile = cluster.profile
     return _merged((*profile.collectives.items(), *cluster.state.items()), profile.name)

@@ -1,49 +1,60 @@
-"""Ring: every member sends to the next; bandwidth-optimal, latency linear in the members.
+"""Ring: every member sends to the next; optimal in bandwidth, latency linear in the members.
 
-Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms"; NCCL's ring channels enter and leave
-a node once per channel, rotated over its NICs.
+Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations". As in
+NCCL, several channels run the ring; each enters and leaves a domain once, by a NIC of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from simpar.cost.collectives.placement import Placement, Shape
-from simpar.cost.collectives.traffic import NO_DOMAINS, Floats, Ints, Loads, Traffic, spread
+from simpar.cost.collectives.traffic import Domains, Loads, spread
 
 NAME = "ring"
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
+PROTOCOLS = ("ll", "ll128", "simple")
 
 
 def refuses(op: str, placement: Placement) -> str | None:
-    """Why the algorithm cannot serve a group, or None."""
+    """Why a group cannot use the algorithm, or None."""
+    del placement  # a ring joins any members
     return None if op in OPS else f"{op} has no ring form"
 
 
+def automatic(op: str, shape: Shape) -> bool:
+    """Whether the library considers it by itself: always."""
+    return op in OPS and shape.members > 1
+
+
 def volume(op: str, members: int) -> float:
-    """Bytes a member sends per byte of the whole tensor: 2(N-1)/N, (N-1)/N, or 1 for a pipelined chain."""
+    """Bytes a member sends per byte of the tensor: 2(N-1)/N, (N-1)/N, or 1 for a pipelined chain."""
     if op in ("broadcast", "reduce"):
         return 1.0
     return (2.0 if op == "all_reduce" else 1.0) * (members - 1) / members
 
 
-def steps(op: str, shape: Shape) -> tuple[float, float]:
-    """Sequential hops (inside domains, between domains): N-1 in all, twice that for all-reduce."""
+def hops(op: str, shape: Shape) -> dict[str, float]:
+    """Steps in sequence: N-1, or 2(N-1) for all-reduce; one a domain crosses the network."""
     rounds = 2.0 if op == "all_reduce" else 1.0
     across = shape.num_domains - 1
-    return rounds * (shape.members - 1 - across), rounds * across
+    return {"port_hop_us": rounds * (shape.members - 1 - across), "nic_hop_us": rounds * across}
 
 
 def loads(op: str, placement: Placement) -> Loads:
-    """A member sends over its port, except in the one channel in which it is its domain's exit."""
+    """A member sends over its port, except in the channels in which it is its domain's exit."""
     sent = volume(op, placement.members)
     if placement.num_domains == 1:
-        return spread(Traffic(sent, sent, *NO_DOMAINS), placement)
+        return spread(placement, sent, sent)
     inside = sent * (placement.beside - 1) / placement.beside
-    return spread(Traffic(inside, inside, *neighbours(placement.num_domains, sent)), placement)
+    order = np.arange(placement.num_domains)
+    pattern = Domains(order, np.roll(order, -1), np.full(len(order), sent))
+    return spread(placement, inside, inside, pattern)
 
 
-def neighbours(count: int, each: float) -> tuple[Ints, Ints, Floats]:
-    """Every domain sends ``each`` bytes to the next one."""
-    order = np.arange(count)
-    return order, (order + 1) % count, np.full(count, each)
+def efficiency(shape: Shape, values: Mapping[str, float]) -> tuple[float, float]:
+    """Shares of ports and of NICs that it reaches."""
+    del shape
+    return values["port_efficiency"], values["nic_efficiency"]

@@ -1,31 +1,58 @@
-"""Star: the root talks to every other member one after the other (parameter server, scatter, gather)."""
+"""Star: the root talks to every other member directly, so its port or NIC serialises (parameter server).
+
+The first member of a group is its root. NCCL has no scatter or gather; programs send from the root in this way.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from simpar.cost.collectives.placement import Pattern, Placement, join_edges
+from simpar.cost.collectives.placement import Placement, Shape
+from simpar.cost.collectives.traffic import Edges, Loads, by_kind
 
+NAME = "star"
 OPS = ("broadcast", "reduce", "scatter", "gather", "all_reduce")
+PROTOCOLS = ("simple",)
 
 
-def available(op: str, place: Placement) -> bool:
-    """Any group of two or more."""
-    return op in OPS and place.size > 1
+def refuses(op: str, placement: Placement) -> str | None:
+    """Why a group cannot use the algorithm, or None."""
+    del placement
+    return None if op in OPS else f"{op} has no root"
 
 
-def pattern(op: str, place: Placement) -> Pattern:
-    """The root's link serialises N - 1 messages, of S/N each for scatter and gather; all-reduce pays both ways."""
-    n = place.size
-    each = 1.0 / n if op in ("scatter", "gather") else 1.0
-    rounds = 2 if op == "all_reduce" else 1
-    near = (place.members_here[:, :1] - 1).astype(np.float64)
-    far = n - 1 - near
-    root = np.zeros(place.groups.shape)
-    root[:, :1] = 1.0
-    edges = join_edges(
-        place.port_edges(root * near * each), place.nic_edges(root * far * each),
-        place.all_leaf_edges(root * far * each, place.nic_efficiency),
-    )  # fmt: skip
-    hop = place.us("nic_hop_us") if place.num_domains > 1 else place.us("port_hop_us")
-    return Pattern(place.us("base_us") + rounds * hop, edges.scaled(float(rounds)) if rounds > 1 else edges)
+def automatic(op: str, shape: Shape) -> bool:
+    """Whether the library considers it by itself: for scatter and gather, which have no other form."""
+    return op in ("scatter", "gather") and shape.members > 1
+
+
+def hops(op: str, shape: Shape) -> dict[str, float]:
+    """A message out, and one back for all-reduce."""
+    rounds = 2.0 if op == "all_reduce" else 1.0
+    near = shape.num_domains == 1
+    return {"port_hop_us": rounds if near else 0.0, "tree_hop_us": 0.0 if near else rounds}
+
+
+def loads(op: str, placement: Placement) -> Loads:
+    """N-1 messages over the routes from (or to) the root: S/N each for scatter and gather, else S."""
+    groups, members = placement.ranks.shape
+    root = np.repeat(placement.ranks[:, 0], members - 1)
+    others = placement.ranks[:, 1:].ravel()
+    group = np.repeat(np.arange(groups), members - 1)
+    each = 1.0 / members if op in ("scatter", "gather") else 1.0
+    pieces = []
+    if op in ("broadcast", "scatter", "all_reduce"):
+        pieces.append(placement.cluster.route(root, others))
+    if op in ("reduce", "gather", "all_reduce"):
+        pieces.append(placement.cluster.route(others, root))
+    message = np.concatenate([index for index, _ in pieces])
+    link = np.concatenate([links for _, links in pieces])
+    return by_kind(Edges(group[message], link, np.full(len(link), each)), placement.cluster)
+
+
+def efficiency(shape: Shape, values: Mapping[str, float]) -> tuple[float, float]:
+    """Shares of ports and of NICs that it reaches."""
+    del shape
+    return values["send_efficiency"], values["nic_efficiency"]

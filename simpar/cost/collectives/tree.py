@@ -1,48 +1,97 @@
-"""Trees: O(log N) latency. All-reduce is NCCL's double binary tree; broadcast and reduce are binomial.
+"""Trees: latency logarithmic in the domains.
 
-Sources: Sanders, Speck and Traeff 2009 (two trees); a binomial broadcast sends the size once per round.
+All-reduce is NCCL's pair of binary trees between domains, each on half of the data, with a chain inside a domain
+(Sanders, Speck and Träff 2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"; NCCL
+graph/trees.cc). Broadcast and reduce are binomial trees: the root sends everything once a round.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
-from simpar.cost.collectives.placement import Pattern, Placement, join_edges
+from simpar.cost.collectives.placement import Ints, Placement, Shape
+from simpar.cost.collectives.traffic import Domains, Loads, spread
 
+NAME = "tree"
 OPS = ("all_reduce", "broadcast", "reduce")
+PROTOCOLS = ("ll", "ll128", "simple")
 
 
-def available(op: str, place: Placement) -> bool:
-    """Trees exist for every group of two or more."""
-    return op in OPS and place.size > 1
+def refuses(op: str, placement: Placement) -> str | None:
+    """Why a group cannot use the algorithm, or None."""
+    del placement
+    return None if op in OPS else f"{op} has no tree form"
 
 
-def pattern(op: str, place: Placement) -> Pattern:
-    """All-reduce goes up and down a chain inside each domain and a tree between domains."""
+def automatic(op: str, shape: Shape) -> bool:
+    """Whether the library considers it by itself: for all-reduce across domains."""
+    return op == "all_reduce" and shape.num_domains > 1
+
+
+def hops(op: str, shape: Shape) -> dict[str, float]:
+    """Up and down: a chain inside the domain (a binomial tree for broadcast), a tree between domains."""
+    across = math.ceil(math.log2(shape.num_domains))
     if op != "all_reduce":
-        return _binomial(place)
-    inside = place.members_here - 1
-    between = math.ceil(math.log2(place.num_domains))
-    hops = int(inside.max()) * place.us("port_hop_us") + between * place.us("tree_hop_us")
-    shape = place.groups.shape
-    here = place.members_here.astype(np.float64)
-    port = place.port_edges(np.where(here > 1, 2.0 * (here - 1) / here, 0.0))
-    if place.num_domains == 1:
-        return Pattern(place.us("base_us") + 2 * hops, place.port_edges(np.full(shape, 2.0)))
-    nic = 2.0 / here
-    return Pattern(
-        place.us("base_us") + 2 * hops, join_edges(port, place.nic_edges(nic), place.ring_leaf_edges(nic))
-    )
+        return {"port_hop_us": math.ceil(math.log2(shape.per_domain)), "tree_hop_us": across}
+    return {"port_hop_us": 2.0 * (shape.per_domain - 1), "tree_hop_us": 2.0 * across}
 
 
-def _binomial(place: Placement) -> Pattern:
-    """The root sends the whole size in each of ceil(log2 N) rounds."""
-    rounds = math.ceil(math.log2(place.size))
-    load = np.zeros(place.groups.shape)
-    load[:, 0] = rounds
-    far = place.num_domains > 1
-    hop = place.us("nic_hop_us") if far else place.us("port_hop_us")
-    edges = place.nic_edges(load) if far else place.port_edges(load)
-    return Pattern(place.us("base_us") + rounds * hop, edges)
+def loads(op: str, placement: Placement) -> Loads:
+    """Two half trees for all-reduce, a binomial tree for broadcast (and its mirror, reduce)."""
+    if op == "all_reduce":
+        inside = 2.0 * (placement.beside - 1) / placement.beside
+        return spread(placement, inside, inside, two_trees(placement.num_domains))
+    children = binomial_children(placement.local, placement.beside).astype(np.float64)
+    fed = (placement.local > 0).astype(np.float64)
+    parent, child = _binomial_edges(placement.num_domains)
+    whole = np.ones(len(child))
+    if op == "broadcast":
+        return spread(placement, children, fed, Domains(parent, child, whole))
+    return spread(placement, fed, children, Domains(child, parent, whole))
+
+
+def two_trees(count: int) -> Domains:
+    """Both directions of the two trees: a domain is inner in one of them and a leaf in the other."""
+    first = binary_parents(count)
+    mirrored = (lambda at: count - 1 - at) if count % 2 == 0 else (lambda at: (at + 1) % count)
+    child = np.arange(1, count)
+    children = np.concatenate([child, mirrored(child)])
+    parents = np.concatenate([first[1:], mirrored(first[1:])])
+    source = np.concatenate([children, parents])
+    target = np.concatenate([parents, children])
+    return Domains(source, target, np.full(len(source), 0.5))
+
+
+def binary_parents(count: int) -> Ints:
+    """Parent of every domain in NCCL's in-order binary tree rooted at 0 (which points to itself)."""
+    parent = np.zeros(count, dtype=np.int64)
+    for at in range(1, count):
+        bit = at & -at
+        up = (at ^ bit) | (bit << 1)
+        parent[at] = up if up < count else at ^ bit
+    return parent
+
+
+def binomial_children(index: Ints, count: Ints) -> Ints:
+    """Children of ``index`` in a binomial tree over 0..count-1: index + 2^k below its lowest set bit."""
+    children = np.zeros_like(index)
+    reach = np.where(index == 0, count, index & -index)
+    step = 1
+    while step < int(count.max()):
+        children += (step < reach) & (index + step < count)
+        step *= 2
+    return children
+
+
+def _binomial_edges(count: int) -> tuple[Ints, Ints]:
+    child = np.arange(1, count)
+    return child & (child - 1), child
+
+
+def efficiency(shape: Shape, values: Mapping[str, float]) -> tuple[float, float]:
+    """Shares of ports and of NICs that it reaches."""
+    del shape
+    return values["port_efficiency"], values["nic_efficiency"]

@@ -1,0 +1,228 @@
+"""From a timed Program to a Result: speed, breakdown, communication, memory, bill, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import simpar
+from simpar.cost.memory import overhead_bytes, reserved_bytes, static_memory
+from simpar.hardware.cluster import Cluster
+from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
+from simpar.program.lower import Lowered
+from simpar.program.memory import MemoryUse, memory_use
+from simpar.program.program import MEMORY_CATEGORIES, Timing
+from simpar.program.rank_view import Job
+from simpar.report.accounting import Accounts, account, bubble_fraction
+from simpar.report.explain import critical_path_s, explained
+from simpar.report.result import (
+    Bill, Communication, MemoryReport, Result, Setup, Speed, StageMemory, TimeBreakdown,
+)  # fmt: skip
+from simpar.report.timeline import MemoryCurve, RankClass, from_program, overview
+from simpar.units import HOUR_S, NS_PER_S, TERA
+
+ACTIVE_POWER, WAITING_POWER = 0.8, 0.4  # shares of the power limit while computing and while waiting
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a summary is made from."""
+
+    lowered: Lowered
+    timing: Timing
+    cluster: Cluster
+    engine: str
+    convention: str
+
+    @property
+    def job(self) -> Job:
+        """The job behind the Program."""
+        return self.lowered.builder.job
+
+
+def summarise(context: Context) -> Result:
+    """The Result of one simulated step."""
+    lowered, timing = context.lowered, context.timing
+    accounts = account(lowered, timing)
+    critical = accounts.critical_class()
+    breakdown = accounts.breakdown_s(critical)
+    step_s = accounts.step_ns / NS_PER_S + context.job.stack.launch.step_overhead_s
+    breakdown["host"] += context.job.stack.launch.step_overhead_s
+    uses = tuple(memory_use(lowered.program, timing, c) for c in range(lowered.layout.num_classes))
+    stages, curves = _stage_memory(context, uses)
+    timeline = from_program(lowered.program, timing, _rank_classes(lowered), memory=curves)
+    result = Result(
+        speed=_speed(context, step_s),
+        bubble_fraction=bubble_fraction(accounts, lowered.layout.multiplicity),
+        time_breakdown_s=TimeBreakdown(**breakdown),
+        communication=_communication(context, accounts, critical, breakdown),
+        memory=_memory(context, stages),
+        bill=_bill(context, step_s, breakdown),
+        setup=_setup(context),
+        overview=overview(timeline),
+        timeline=timeline,
+    )
+    return explained(result, critical=critical_path_s(lowered.program, timing))
+
+
+def _rank_classes(lowered: Lowered) -> list[RankClass]:
+    """Readable names: the stage, and the representative where a stage has several classes."""
+    layout = lowered.layout
+    stages = lowered.stage_of_class.tolist()
+    return [
+        RankClass(
+            name=f"stage {stage}" if stages.count(stage) == 1 else f"stage {stage} like rank {rank}",
+            pipeline_rank=stage,
+            representative_rank=int(rank),
+            multiplicity=int(multiplicity),
+        )
+        for stage, rank, multiplicity in zip(stages, layout.representative_rank, layout.multiplicity, strict=True)
+    ]
+
+
+def _speed(context: Context, step_s: float) -> Speed:
+    job, cluster = context.job, context.cluster
+    tokens = job.training.tokens_per_step
+    devices = cluster.world_size
+    per_token = model_flop_per_token(job.graph, job.training.seq_len, context.convention)
+    hardware = hardware_flop_per_token(
+        job.graph, job.training.seq_len, job.plan.memory.recompute, context.convention
+    )
+    peak = devices * job.kernels.peak(job.plan.numerics.precision)
+    return Speed(
+        step_time_s=step_s,
+        tokens_per_s=tokens / step_s,
+        tokens_per_s_per_device=tokens / step_s / devices,
+        model_flops_per_step=per_token * tokens,
+        mfu=per_token * tokens / step_s / peak,
+        hfu=hardware * tokens / step_s / peak,
+        tflops_per_device=per_token * tokens / step_s / devices / TERA,
+        flops_convention=context.convention,
+    )
+
+
+def _communication(
+    context: Context, accounts: Accounts, critical: int, breakdown: Mapping[str, float]
+) -> dict[str, Communication]:
+    """Kinds of communication that the plan has, on the critical class."""
+    algorithms: dict[str, set[str]] = {}
+    for (group, op), algorithm in sorted(context.lowered.network.algorithms.items()):
+        kind = "pp" if group.startswith("pp") or group == "embedding" else group.split("_")[0]
+        algorithms.setdefault(kind, set()).add(f"{op} {algorithm}")
+    found = {}
+    for index, kind in enumerate(accounts.kinds):
+        busy_ns, size = accounts.communication[critical, index].tolist()
+        if busy_ns or kind in algorithms:
+            found[kind] = Communication(
+                bytes_per_rank=float(size),
+                busy_s=busy_ns / NS_PER_S,
+                exposed_s=breakdown[f"exposed_{kind}"],
+                algorithm=", ".join(sorted(algorithms.get(kind, set()))),
+            )
+    return found
+
+
+def _stage_memory(context: Context, uses: tuple[MemoryUse, ...]) -> tuple[list[StageMemory], list[MemoryCurve]]:
+    """Memory of the fullest class of every pipeline stage, and the curve of every class."""
+    lowered, job = context.lowered, context.job
+    overhead = overhead_bytes(job.plan, job.stack, context.cluster)
+    curves: list[MemoryCurve] = []
+    stages: dict[int, StageMemory] = {}
+    for class_id, use in enumerate(uses):
+        stage = int(lowered.stage_of_class[class_id])
+        static = static_memory(int(lowered.builder.held_parameters(stage)), job.plan, job.stack)
+        constant = {
+            "parameters": float(static.parameters_bytes),
+            "gradients": float(static.gradients_bytes),
+            "optimizer_states": float(static.optimizer_bytes),
+            "overhead": overhead,
+        }
+        moving = dict(zip(MEMORY_CATEGORIES, use.at_peak.tolist(), strict=True))
+        parts = {**constant, "activations": moving["activations"], "transient": moving["transient"]}
+        entry = StageMemory(
+            stage=stage,
+            **parts,
+            peak=sum(parts.values()),
+            peak_time_s=use.peak_time_ns / NS_PER_S,
+            peak_op=_op_name(lowered, use.peak_op),
+        )
+        if stage not in stages or entry.peak > stages[stage].peak:
+            stages[stage] = entry
+        columns = {name: np.full(len(use.time_ns), value) for name, value in constant.items()}
+        columns |= {
+            name: use.by_category[:, MEMORY_CATEGORIES.index(name)].astype(np.float64)
+            for name in ("activations", "transient")
+        }
+        curves.append(MemoryCurve(use.time_ns / NS_PER_S, columns))
+    return [stages[stage] for stage in sorted(stages)], curves
+
+
+def _op_name(lowered: Lowered, op: int) -> str:
+    if op < 0:
+        return "the whole step"
+    ops = lowered.program.ops
+    label = lowered.program.labels[int(ops.label[op])]
+    microbatch = int(ops.microbatch[op])
+    words = label.kind.replace("_", " ") if label.name == label.kind else f"{label.kind.replace('_', ' ')} {label.name}"
+    return f"{words} of microbatch {microbatch}" if microbatch >= 0 else words
+
+
+def _memory(context: Context, stages: list[StageMemory]) -> MemoryReport:
+    stack, capacity = context.job.stack, context.cluster.device.memory_bytes
+    peak = max(stage.peak for stage in stages)
+    static = max(stage.parameters + stage.gradients + stage.optimizer_states for stage in stages)
+    reserved = max(stage.overhead + reserved_bytes(stage.peak - stage.overhead, stack) for stage in stages)
+    return MemoryReport(
+        peak_memory_bytes=peak,
+        peak_reserved_bytes=reserved,
+        static_memory_bytes=static,
+        capacity_bytes=capacity,
+        fits=reserved <= capacity,
+        stages=tuple(stages),
+    )
+
+
+def _bill(context: Context, step_s: float, breakdown: Mapping[str, float]) -> Bill:
+    """Rental price of the devices, and energy: 0.8 of the power limit computing, 0.4 waiting, plus the hosts."""
+    cluster = context.cluster
+    price = cluster.profile.price_per_device_hour or cluster.device.price_per_hour
+    power = cluster.device.power
+    energy = None
+    if power is not None:
+        busy = breakdown["compute"] + breakdown["optimizer"]
+        device = power.limit * (ACTIVE_POWER * busy + WAITING_POWER * (step_s - busy))
+        energy = cluster.world_size * device + cluster.nodes * cluster.profile.host.power * step_s
+    cost = None if price is None else price * cluster.world_size * step_s / HOUR_S
+    return Bill(cost_usd_per_step=cost, energy_j_per_step=energy)
+
+
+def _setup(context: Context) -> Setup:
+    job, cluster, layout = context.job, context.cluster, context.lowered.layout
+    return Setup(
+        plan=job.plan.model_dump(mode="json"),
+        training=job.training.model_dump(),
+        model=_model_facts(job),
+        cluster={
+            "hardware": cluster.profile.name,
+            "nodes": cluster.nodes,
+            "devices": cluster.world_size,
+            "device": cluster.device.name,
+            "degraded": dict(cluster.scaling),
+        },
+        engine={"name": context.engine, "ops": len(context.lowered.program)},
+        fold={"ranks": cluster.world_size, "classes": layout.num_classes},
+        simpar_version=simpar.__version__,
+    )
+
+
+def _model_facts(job: Job) -> dict[str, Any]:
+    graph = job.graph
+    return {
+        "name": graph.name,
+        "parameters": graph.num_parameters(),
+        "layers": len(graph.layers),
+        **{name: int(value) for name, value in graph.dims.items()},
+    }
