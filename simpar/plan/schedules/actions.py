@@ -21,6 +21,18 @@ _ACTION = re.compile(r"(\d+)([FBIW])(\d+)")
 
 
 @dataclass(frozen=True)
+class Action:
+    """One entry of a table: kind F, B, I or W of a virtual stage for a microbatch."""
+
+    kind: str
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
+
+@dataclass(frozen=True)
 class RankActions:
     """One rank's actions in order, as columns: code (index into ``FBIW``), virtual stage, microbatch."""
 
