@@ -31,6 +31,7 @@ app = typer.Typer(
     help="Simulate and plan distributed training of large models.",
     epilog="Example: simpar simulate llama-3.1-405b-16384-h100 --timeline timeline.png",
     rich_markup_mode=None,
+    pretty_exceptions_enable=False,
     no_args_is_help=True,
 )
 
@@ -122,11 +123,12 @@ def _parameter(flag: Flag) -> inspect.Parameter:
 def simulate(scenario: str | None, **values: Any) -> int:
     """Simulate one layout and report step time, memory and what binds."""
     from simpar.scenario import load_scenario
-    from simpar.simulate import simulate as run_step
 
     flags = {flag.key: values[flag.name] for flag in SCENARIO_FLAGS if values[flag.name] is not None}
     settings = list(values["set_"] or [])
     loaded = load_scenario(scenario, flags, settings)
+    from simpar.simulate import simulate as run_step  # after the input is known to be good: it loads much
+
     options = {
         name: values[name] for name in ("engine", "flops_convention", "seed") if values[name] is not None
     }
@@ -206,10 +208,13 @@ def _names(what: str) -> dict[str, str]:
 
 
 def _models() -> dict[str, str]:
-    from simpar.models.catalogue import load_model, names
+    from simpar.models.catalogue import catalogue, load_model
     from simpar.units import format_count
 
-    return {name: f"{format_count(load_model(name).num_parameters())} parameters" for name in names()}
+    return {
+        name: f"{format_count(load_model(name).num_parameters())} parameters; {config['source']}"
+        for name, config in catalogue().items()
+    }
 
 
 def _hardware() -> dict[str, str]:
@@ -270,7 +275,7 @@ def doctor(
         str | None, typer.Option("--json", help="Write the findings as JSON; - is standard output")
     ] = None,
 ) -> None:
-    """Show versions of simpar and of what it builds on, and which extras are installed."""
+    """Show versions of simpar and what it builds on."""
     from simpar.report.terminal import print_names
 
     found = _versions()

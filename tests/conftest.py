@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from simpar.program.program import Label
+from simpar.program.program import Csr, Label, MemoryTable, OpTable, Program, Routes, Timing
 from simpar.report.result import (
     Bill,
     Communication,
@@ -152,9 +152,9 @@ def make_result(timeline: Timeline) -> Result:
                 "numerics": {"precision": "bf16"},
             },
             training={"seq_len": 4096, "global_batch": 2 * microbatches},
-            model={"name": "gpt3-175b", "num_parameters": 174.6e9},
+            model={"name": "gpt3-175b", "parameters": 174.6e9},
             cluster={
-                "name": "dgx-h100", "nodes": 4, "num_devices": 32, "device": "H100", "devices_per_node": 8,
+                "hardware": "dgx-h100", "nodes": 4, "devices": 32, "device": "H100", "devices_per_node": 8,
             },
             engine={"name": "reference", "seed": 0}, fold={"ranks": 32, "classes": len(stages)},
             simpar_version="0.1.0",
@@ -174,6 +174,44 @@ def _stage_memory(stage: int, curve: MemoryCurve) -> StageMemory:
         peak_time_s=float(curve.time_s[at]),
         peak_op="forward mb 3",
     )
+
+
+def make_program(
+    timing: Timing, ops: list[tuple[int, str]], streams: dict[str, list[int]], waits: list[tuple[int, int]]
+) -> Program:
+    """A Program of fixed durations: ops (class, kind), streams "class:name", waits (op, on which)."""
+    kinds = list(dict.fromkeys(kind for _, kind in ops))
+    zeros = np.zeros(len(ops), dtype=np.int64)
+    none = zeros[:0]
+    pairs = [(index, op) for index, row in enumerate(streams.values()) for op in row]
+    owners = [int(name.split(":")[0]) for name in streams]
+    return Program(
+        ops=OpTable(
+            class_id=np.array([c for c, _ in ops], dtype=np.int64),
+            fixed_ns=timing.finish_ns - timing.start_ns,
+            work_bytes=zeros,
+            route=zeros - 1,
+            rate_cap_bytes_per_s=zeros,
+            label=np.array([kinds.index(kind) for _, kind in ops], dtype=np.int64),
+            microbatch=zeros,
+            stage=zeros,
+        ),
+        dependencies=Csr.of(*np.array(waits, dtype=np.int64).reshape(-1, 2).T, len(ops)),
+        streams=Csr.of(*np.array(pairs, dtype=np.int64).reshape(-1, 2).T, len(streams)),
+        stream_names=tuple(name.split(":")[1] for name in streams),
+        stream_class=np.array(owners, dtype=np.int64),
+        routes=Routes(Csr(np.zeros(1, dtype=np.int64), none), np.zeros(0), none, ()),
+        memory=MemoryTable(none, np.zeros(0, dtype=bool), none, none, none),
+        labels=tuple(Label(kind, kind) for kind in kinds),
+        class_names=tuple(f"stage {index}" for index in sorted(set(owners))),
+        multiplicity=np.ones(len(set(owners)), dtype=np.int64),
+    )
+
+
+@pytest.fixture(scope="session")
+def program_of() -> Callable[..., Program]:
+    """Builder of a small Program: ``program_of(timing, ops, streams, waits)``."""
+    return make_program
 
 
 @pytest.fixture(scope="session")

@@ -139,7 +139,8 @@ def _bubble_hints(result: Result) -> Iterator[str]:
 
 def _tensor_hints(result: Result) -> Iterator[str]:
     plan = _Choices(result.setup.plan)
-    per_node = int(result.setup.cluster.get("devices_per_node") or plan.tp)
+    cluster = result.setup.cluster
+    per_node = int(cluster.get("devices", plan.tp)) // int(cluster.get("nodes", 1))
     if plan.tp > per_node:
         yield f"tp {plan.tp} leaves the node ({per_node} devices): --tp {per_node} keeps it on the fast links"
     else:

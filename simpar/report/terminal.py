@@ -25,10 +25,10 @@ MAX_MEMORY_ROWS = 12
 def headline(result: Result) -> str:
     """Model with its parameter count, cluster and layout in one line."""
     model, cluster, setup = result.setup.model, result.setup.cluster, result.setup
-    count = model.get("num_parameters")
+    count = model.get("parameters")
     size = f" ({format_count(count)})" if count else ""
-    nodes, devices = cluster.get("nodes"), cluster.get("num_devices")
-    where = f"{nodes} x {cluster.get('name')}" + (
+    nodes, devices = cluster.get("nodes"), cluster.get("devices")
+    where = f"{nodes} x {cluster.get('hardware')}" + (
         f" ({devices:,} {cluster.get('device', 'devices')})" if devices else ""
     )
     return f"{model.get('name')}{size} on {where}: {layout(setup.plan)}"

@@ -3,43 +3,35 @@
 import numpy as np
 import pytest
 
-from simpar.program.builder import ProgramBuilder
-from simpar.program.program import Label, Program, Timing
+from simpar.program.program import Timing
 from simpar.report.explain import critical_path, critical_path_s, explained, fullest_stage
 from simpar.report.result import Result, TimeBreakdown
 
 
-def chain_program() -> tuple[Program, Timing]:
+@pytest.fixture
+def chain(program_of):
     """Forward 10 ns, then side by side a send of 30 ns and a kernel of 5 ns, then a kernel of 10 ns."""
-    build = ProgramBuilder()
-    stage = build.add_class("stage 0")
-    compute, sends = build.add_stream("compute", stage), build.add_stream("send_F", stage)
-    labels = [build.label(Label(kind, name=kind)) for kind in ("forward", "pp", "forward", "backward")]
-    ops = build.add_ops(4, fixed_ns=[10, 30, 5, 10], label=labels)
-    build.depend([1, 3], [0, 1])
-    build.place([compute, compute, compute, sends], [0, 2, 3, 1])
-    assert len(ops) == 4
-    return build.build(), Timing(np.array([0, 10, 10, 40]), np.array([10, 40, 15, 50]))
+    timing = Timing(np.array([0, 10, 10, 40]), np.array([10, 40, 15, 50]))
+    ops = [(0, "forward"), (0, "pp"), (0, "forward"), (0, "backward")]
+    return program_of(timing, ops, {"0:compute": [0, 2, 3], "0:send_F": [1]}, [(1, 0), (3, 1)]), timing
 
 
-def test_the_critical_path_goes_through_whoever_finished_last():
+def test_the_critical_path_goes_through_whoever_finished_last(chain):
     """The message is on it, the shorter kernel beside it is not."""
-    program, timing = chain_program()
-    assert critical_path(program, timing).tolist() == [0, 1, 3]
+    assert critical_path(*chain).tolist() == [0, 1, 3]
 
 
-def test_the_critical_path_covers_the_step():
+def test_the_critical_path_covers_the_step(chain):
     """Its kinds, with waiting, sum to the step, largest first."""
-    program, timing = chain_program()
-    spent = critical_path_s(program, timing)
+    spent = critical_path_s(*chain)
     assert list(spent) == ["pp", "forward", "backward"]
     assert sum(spent.values()) == pytest.approx(50e-9)
 
 
-def test_an_empty_program_has_an_empty_path():
+def test_an_empty_program_has_an_empty_path(program_of):
     """Nothing to do, nothing critical."""
-    empty = np.zeros(0, dtype=np.int64)
-    assert critical_path(ProgramBuilder().build(), Timing(empty, empty)).tolist() == []
+    nothing = Timing(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    assert critical_path(program_of(nothing, [], {}, []), nothing).tolist() == []
 
 
 def test_binds_names_the_largest_loss_and_the_memory_peak(result):

@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from simpar.program.builder import ProgramBuilder
-from simpar.program.program import Label, Program, Timing
+from simpar.program.program import Timing
 from simpar.report import timeline as timelines
 from simpar.report.timeline import KINDS, MemoryCurve, RankClass, overview
 
@@ -76,30 +75,11 @@ def test_thinning_keeps_the_peak():
     assert (np.diff(thin.time_s) > 0).all()
 
 
-def two_class_program() -> tuple[Program, Timing]:
-    """Stage 0 computes and sends, stage 1 waits for the message and computes."""
-    build = ProgramBuilder()
-    first, second = build.add_class("stage 0", 4), build.add_class("stage 1", 4)
-    streams = [
-        build.add_stream(name, c) for name, c in (("compute", first), ("send_F", first), ("compute", second))
-    ]
-    forward, send = build.label(Label("forward", name="forward")), build.label(Label("pp", name="send"))
-    ops = build.add_ops(
-        3,
-        class_id=[0, 0, 1],
-        fixed_ns=[10, 5, 10],
-        label=[forward, send, forward],
-        microbatch=0,
-        stage=[0, 0, 1],
-    )
-    build.depend(ops[1:], ops[:-1])
-    build.place(streams, ops)
-    return build.build(), Timing(np.array([0, 10, 15]), np.array([10, 15, 25]))
-
-
-def test_a_timed_program_becomes_slices_with_arrows():
+def test_a_timed_program_becomes_slices_with_arrows(program_of):
     """One slice per op and stream; an arrow runs from the message to the op of the other class."""
-    program, timing = two_class_program()
+    timing = Timing(np.array([0, 10, 15]), np.array([10, 15, 25]))
+    ops = [(0, "forward"), (0, "pp"), (1, "forward")]
+    program = program_of(timing, ops, {"0:compute": [0], "0:send_F": [1], "1:compute": [2]}, [(1, 0), (2, 1)])
     classes = [RankClass("stage 0", 0, 0, 4), RankClass("stage 1", 1, 4, 4)]
     made = timelines.from_program(program, timing, classes)
     assert made.streams == ("compute", "send_F")

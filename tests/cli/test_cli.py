@@ -1,0 +1,226 @@
+"""The command line as a user types it: exit codes, one-line errors, what goes to which stream."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simpar import cli
+from simpar.report.result import Result
+
+HEAVY = (
+    "numpy",
+    "scipy",
+    "pandas",
+    "matplotlib",
+    "networkx",
+    "numba",
+    "torch",
+    "simpy",
+    "pydantic",
+    "ruamel",
+)
+COMMANDS = ("simulate", "plot", "list", "schema", "doctor")
+SMALL = [
+    "--model", "gpt2", "--hardware", "laptop-cpu-4", "--seq-len", "128", "--global-batch", "8", "--precision",
+    "fp32",
+]  # fmt: skip
+FROZEN_FLAGS = {
+    "--model", "--hardware", "--nodes", "--seq-len", "--global-batch", "--tp", "--pp", "--vpp", "--dp",
+    "--cp", "--ep", "--micro-batch", "--zero", "--hsdp", "--sequence-parallel/--no-sequence-parallel", "--schedule",
+    "--recompute", "--precision", "--optimizer", "--stack", "--set", "--json", "--trace", "--timeline",
+    "--memory-plot", "--engine", "--seed", "--flops-convention", "--require-fit",
+}  # fmt: skip
+
+
+def test_the_flags_are_frozen():
+    """A flag is added or removed by changing this list, never by accident."""
+    assert {flag.spelling for flag in (*cli.SCENARIO_FLAGS, *cli.SIMULATE_FLAGS)} == FROZEN_FLAGS
+
+
+def test_help_loads_nothing_heavy():
+    """Help answers without numerics, plots, validation or torch."""
+    code = (
+        "import sys; from simpar.cli import run; code = run(['--help']);"
+        f"heavy = [m for m in {HEAVY!r} if m in sys.modules]; sys.exit(code or len(heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command, capsys):
+    """Each --help ends with a line to copy."""
+    assert cli.run([command, "--help"]) == 0
+    assert f"Example: simpar {command}" in capsys.readouterr().out
+
+
+def test_there_is_no_command_that_does_not_work_yet(capsys):
+    """The help lists exactly the commands that exist."""
+    cli.run(["--help"])
+    listed = capsys.readouterr().out.split("Commands:\n")[1].split("\n\n")[0]
+    assert tuple(line.split()[0] for line in listed.splitlines()) == COMMANDS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["simulate", "no-such-scenario"], "unknown scenario 'no-such-scenario'"),
+        (["simulate", "gpt2-laptob"], "did you mean 'gpt2-laptop'"),
+        (["simulate", "missing.yaml"], "missing.yaml"),
+        (["simulate"], "--model"),
+        (["simulate", "gpt2-laptop", "--tp", "many"], "--tp"),
+        (["simulate", "gpt2-laptop", "--tpp", "2"], "--tpp"),
+        (["simulate", "gpt2-laptop", "--zero", "4"], "zero = 4"),
+        (["simulate", "gpt2-laptop", "--set", "plan.zero"], "--set plan.zero"),
+        (["simulate", "gpt2-laptop", "--set", "plan.zer=1"], "plan.zer"),
+        (["simulate", "gpt2-laptop", "--model", "gpt5"], "gpt5"),
+        (["simulate", "gpt2-laptop", "--hardware", "dgx-h1000"], "did you mean 'dgx-h100'"),
+        (["simulate", "gpt2-laptop", "--recompute", "some"], "recompute"),
+        (["simulate", "gpt2-laptop", "--engine", "magic"], "magic"),
+        (["plot", "missing.json"], "missing.json"),
+        (["list", "modles"], "did you mean 'models'"),
+        (["schema", "plans"], "did you mean 'plan'"),
+        (["simulat"], "simulate"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, words, capsys):
+    """What the user can mend: the culprit in one line on standard error, nothing on standard output."""
+    assert cli.run(arguments) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert words in error
+    assert error.count("\n") == 1
+    assert "Traceback" not in error
+
+
+def test_json_to_standard_output_is_all_there_is(capsys):
+    """--json - prints one JSON object and nothing else."""
+    assert cli.run(["simulate", *SMALL, "--json", "-"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["step_time_s"] > 0
+    assert sum(data["time_breakdown_s"].values()) == pytest.approx(data["step_time_s"])
+
+
+def test_one_run_writes_every_output(tmp_path, capsys):
+    """JSON, trace, timeline and memory plot of one run; the report still goes to standard output."""
+    names = {"--json": "r.json", "--trace": "t.json", "--timeline": "t.svg", "--memory-plot": "m.html"}
+    wanted = [word for flag, name in names.items() for word in (flag, str(tmp_path / name))]
+    assert cli.run(["simulate", *SMALL, *wanted]) == 0
+    assert "What binds" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names.values())
+    assert "traceEvents" in json.loads((tmp_path / "t.json").read_text())
+
+
+@pytest.mark.parametrize("kind", ["timeline", "memory", "breakdown", "heatmap"])
+def test_a_saved_result_can_be_plotted(result, kind, tmp_path, capsys):
+    """Simpar plot reads what simulate --json wrote."""
+    result.save(tmp_path / "r.json")
+    assert cli.run(["plot", str(tmp_path / "r.json"), "--kind", kind, "-o", str(tmp_path / "p.svg")]) == 0
+    assert (tmp_path / "p.svg").stat().st_size > 1000
+    assert "wrote" in capsys.readouterr().out
+
+
+def test_a_saved_result_is_a_result(tmp_path, capsys):
+    """Result.load reads the file back."""
+    assert cli.run(["simulate", *SMALL, "--json", str(tmp_path / "r.json")]) == 0
+    assert Result.load(tmp_path / "r.json").step_time_s > 0
+    assert capsys.readouterr().err == ""
+
+
+def test_the_same_command_gives_the_same_bytes(tmp_path):
+    """No clock time, host or path in the JSON."""
+    for name in ("a.json", "b.json"):
+        assert cli.run(["simulate", *SMALL, "--json", str(tmp_path / name)]) == 0
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_require_fit_exits_with_3_where_it_does_not_fit(capsys):
+    """A 175-billion-parameter model does not fit on a laptop; without the flag that is no error."""
+    big = ["simulate", *SMALL, "--model", "gpt3-175b"]
+    assert cli.run([*big, "--require-fit"]) == 3
+    assert cli.run(big) == 0
+    assert "DOES NOT FIT" in capsys.readouterr().out
+
+
+def test_flops_convention_moves_mfu_and_not_time(capsys):
+    """Causal attention counts half the score matrix: less model FLOP, the same step."""
+    found = {}
+    for convention in ("full", "causal"):
+        assert cli.run(["simulate", *SMALL, "--json", "-", "--flops-convention", convention]) == 0
+        found[convention] = json.loads(capsys.readouterr().out)
+    assert found["full"]["step_time_s"] == found["causal"]["step_time_s"]
+    assert found["full"]["mfu"] > found["causal"]["mfu"]
+
+
+@pytest.mark.parametrize("what", cli.LISTS)
+def test_lists_name_what_other_commands_take(what, capsys):
+    """Every list is readable text, and JSON on request."""
+    assert cli.run(["list", what]) == 0
+    text = capsys.readouterr().out
+    assert cli.run(["list", what, "--json", "-"]) == 0
+    names = json.loads(capsys.readouterr().out)
+    assert names
+    assert all(name in text for name in names)
+
+
+@pytest.mark.parametrize("what", cli.SCHEMAS)
+def test_schemas_are_printed(what, capsys):
+    """Each schema is a JSON object with properties."""
+    assert cli.run(["schema", what]) == 0
+    assert json.loads(capsys.readouterr().out)["properties"]
+
+
+def test_doctor_lists_versions(capsys):
+    """What a bug report needs."""
+    assert cli.run(["doctor", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"simpar", "python", "numpy", "simpy"} <= set(found)
+
+
+def test_version(capsys):
+    """--version prints the version."""
+    assert cli.run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("simpar ")
+
+
+def test_an_interrupt_exits_with_130(monkeypatch):
+    """Ctrl-C is no traceback."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_versions", interrupted)
+    assert cli.run(["doctor"]) == 130
+
+
+def test_our_own_bugs_are_not_hidden(monkeypatch):
+    """An unexpected error is not dressed up as the user's: it propagates and exits with 1."""
+
+    def broken() -> None:
+        raise RuntimeError("bug")
+
+    monkeypatch.setattr(cli, "_versions", broken)
+    with pytest.raises(RuntimeError, match="bug"):
+        cli.run(["doctor"])
+
+
+def test_an_unwritable_file_is_the_users_to_mend(result, tmp_path, capsys):
+    """Writing into a folder that does not exist is exit code 2 and names the file."""
+    result.save(tmp_path / "r.json")
+    target = tmp_path / "no" / "p.png"
+    assert cli.run(["plot", str(tmp_path / "r.json"), "-o", str(target)]) == 2
+    assert str(target) in capsys.readouterr().err
+
+
+def test_python_m_simpar_is_the_same(tmp_path):
+    """The module runs from any folder and finds the shipped data."""
+    environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-m", "simpar", "list", "scenarios"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "gpt2-laptop" in done.stdout

@@ -1,0 +1,253 @@
+"""The rules of the house, as tests: sizes, names, units, docstrings, and a README that is true."""
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+import simpar
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = sorted((ROOT / "simpar").rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+MAX_FILE, MAX_FUNCTION, MEDIAN_FUNCTION, MAX_FIELDS, MAX_PARAMETERS = 500, 80, 10, 12, 6
+UNIT_LITERALS = {
+    "1e9",
+    "1e-9",
+    "1e-6",
+    "1e6",
+    "1e-3",
+    "1e3",
+    "1e12",
+    "1e15",
+    "1024",
+    "10**9",
+    "2**30",
+    "2**20",
+}
+FOLDERS_WITH_A_TABLE = (("simpar/plan/schedules", "actions"), ("simpar/cost/collectives", "parameters"))
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text())
+
+
+def functions(path: Path) -> list[ast.FunctionDef]:
+    """All functions and methods of a file."""
+    return [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]
+
+
+def lines_of(function: ast.FunctionDef) -> int:
+    """Lines of code in a function's body, its docstring aside."""
+    body = function.body
+    if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+        body = body[1:]
+    return body[-1].end_lineno - body[0].lineno + 1 if body else 0
+
+
+def where(path: Path, line: int) -> str:
+    """A clickable place."""
+    return f"{path.relative_to(ROOT)}:{line}"
+
+
+@pytest.mark.parametrize("path", [*PACKAGE, *TESTS], ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_are_short(path):
+    """No file has more than 500 lines."""
+    assert len(path.read_text().splitlines()) <= MAX_FILE
+
+
+def test_functions_are_short():
+    """Half of all functions have at most ten lines and none has more than eighty."""
+    sizes = {where(path, f.lineno): lines_of(f) for path in PACKAGE for f in functions(path)}
+    assert [place for place, size in sizes.items() if size > MAX_FUNCTION] == []
+    assert median(sizes.values()) <= MEDIAN_FUNCTION
+
+
+def test_functions_take_few_parameters():
+    """At most six, keyword-only ones included and self aside; a command's flags are one table."""
+    many = []
+    for path in PACKAGE:
+        for function in functions(path):
+            arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+            if len([a for a in arguments if a.arg not in ("self", "cls")]) > MAX_PARAMETERS:
+                many.append(f"{where(path, function.lineno)} {function.name}")
+    public_verbs = {"simulate"}  # the one call that users type; its parameters are the interface
+    assert [place for place in many if place.split()[-1] not in public_verbs] == []
+
+
+def test_classes_have_few_fields():
+    """At most twelve annotated fields a class; more means it should be composed."""
+    large = []
+    for path in PACKAGE:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef):
+                fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
+                if len(fields) > MAX_FIELDS:
+                    large.append(f"{where(path, node.lineno)} {node.name}: {len(fields)}")
+    assert large == []
+
+
+def test_unit_literals_live_in_units():
+    """Powers of 1,000 and 1,024 are spelled by name everywhere but in units.py."""
+    found = []
+    for path in PACKAGE:
+        if path.name == "units.py":
+            continue
+        tokens = list(tokenize.generate_tokens(io.StringIO(path.read_text()).readline))
+        for index, token in enumerate(tokens):
+            power = "".join(t.string for t in tokens[index : index + 3])
+            if token.type == tokenize.NUMBER and (token.string in UNIT_LITERALS or power in UNIT_LITERALS):
+                found.append(f"{where(path, token.start[0])} {token.string}")
+    assert found == []
+
+
+def test_public_names_are_documented():
+    """Every public module, class, function and method has a docstring."""
+    silent = []
+    for path in PACKAGE:
+        if ast.get_docstring(tree(path)) is None:
+            silent.append(str(path.relative_to(ROOT)))
+        silent += [where(path, node.lineno) for node in public(tree(path)) if ast.get_docstring(node) is None]
+    assert silent == []
+
+
+def public(scope: ast.Module | ast.ClassDef) -> list[ast.FunctionDef | ast.ClassDef]:
+    """Public functions and classes of a module, and public methods of those classes."""
+    found = []
+    for node in scope.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            found.append(node)
+            found += public(node) if isinstance(node, ast.ClassDef) else []
+    return found
+
+
+def test_tests_say_what_they_check():
+    """Every test has a docstring that states the law."""
+    silent = [
+        where(path, f.lineno)
+        for path in TESTS
+        for f in functions(path)
+        if f.name.startswith("test_") and ast.get_docstring(f) is None
+    ]
+    assert silent == []
+
+
+def test_nothing_is_left_undone():
+    """No TODO, no stub, no print in the library, no global state declared with global."""
+    found = []
+    for path in PACKAGE:
+        text = path.read_text()
+        found += [
+            f"{path.name}: {word}" for word in ("TODO", "FIXME", "XXX", "NotImplementedError") if word in text
+        ]
+        found += [where(path, n.lineno) for n in ast.walk(tree(path)) if isinstance(n, ast.Global)]
+    assert [place for place in found if place != "files.py: NotImplementedError"] == []
+
+
+def test_no_junk_drawer():
+    """Files are named for what they hold."""
+    assert [path for path in PACKAGE if path.stem in ("utils", "util", "helpers", "misc", "common")] == []
+
+
+def test_no_machine_paths():
+    """Tracked text names no folder of a particular machine."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    pattern = re.compile(r"(?<![\w.])/(?:work|home|root|Users)/")
+    found = []
+    for name in listed.split():
+        path = ROOT / name
+        if (
+            path.suffix in (".py", ".md", ".yaml", ".toml", ".json", "")
+            and path.is_file()
+            and path != Path(__file__)
+        ):
+            found += [name] if pattern.search(path.read_text(encoding="utf-8", errors="ignore")) else []
+    assert found == []
+
+
+def test_every_schedule_is_in_the_table():
+    """A file in the folder of schedules is in its table, or the table's machinery."""
+    from simpar.plan.schedules import SCHEDULES
+
+    files = {path.stem for path in (ROOT / "simpar/plan/schedules").glob("*.py")} - {"__init__", "actions"}
+    assert files == {home.split(":")[0] for home in SCHEDULES.values()}
+
+
+def test_the_package_lists_itself():
+    """__all__, the table of contents and the docstring name the same things, and each can be imported."""
+    names = [name for name, _, _ in simpar._CONTENTS]
+    assert sorted([*names, "__version__"]) == sorted(simpar.__all__)
+    assert len(simpar.__all__) <= 24
+    for name in names:
+        assert f"    {name} " in simpar.__doc__
+        assert getattr(simpar, name) is not None
+
+
+def test_the_version_is_the_same_everywhere():
+    """Package, metadata and changelog agree."""
+    import tomllib
+
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == simpar.__version__
+    assert f"## {simpar.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_importing_the_package_is_free():
+    """Import simpar loads no submodule and no third-party package."""
+    code = "import simpar, sys; sys.exit(any(m.startswith('simpar.') or m == 'numpy' for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def readme() -> str:
+    """The text of README.md."""
+    return (ROOT / "README.md").read_text()
+
+
+def test_the_readme_is_short():
+    """At most 150 lines."""
+    assert len(readme().splitlines()) <= 150
+
+
+def test_the_gate_runs_what_the_readme_says():
+    """The first two commands of README are the ones that .ci/run greps and executes."""
+    blocks = re.findall(r"```bash\n(.*?)```", readme(), flags=re.DOTALL)
+    first, second = (block.strip() for block in blocks[:2])
+    assert first.startswith("pip install . && simpar simulate ")
+    assert re.fullmatch(r'pip install "\.\[dev,fast\]" && python -m pytest -n 2', second)
+    gate = (ROOT / ".ci/run").read_text()
+    patterns = re.findall(r"grep -m1 '([^']*)' README\.md", gate)
+    found = [next(line for line in readme().splitlines() if re.match(pattern, line)) for pattern in patterns]
+    assert found == [first, second]
+
+
+def test_the_readme_names_only_what_exists():
+    """Scenarios, files and commands that README mentions are there."""
+    from simpar.cli import app
+    from simpar.files import bundled
+
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands}
+    for command, argument in re.findall(r"(?:^|`|&& )simpar (\w+) ?([\w.-]*)", readme(), re.MULTILINE):
+        assert command in commands
+        if command == "simulate" and argument and not argument.startswith("-"):
+            assert argument in bundled("scenarios")
+    for name in re.findall(r"`((?:docs|benchmarks|scenarios)/[\w./]*)`", readme()):
+        assert (ROOT / name).exists(), name
+
+
+def test_the_readme_python_runs(tmp_path, monkeypatch):
+    """The Python block of README runs as it stands."""
+    monkeypatch.chdir(tmp_path)
+    for block in re.findall(r"```python\n(.*?)```", readme(), flags=re.DOTALL):
+        done = subprocess.run(
+            [sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert "MFU" in done.stdout

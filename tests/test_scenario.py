@@ -1,0 +1,195 @@
+"""Scenarios: a file and flags mean the same things, and what is wrong says where and what to do."""
+
+import json
+
+import pytest
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.plan.plan import Plan
+from simpar.scenario import Scenario, load_scenario, parse_setting, with_value
+
+FLAGS = {
+    "model": "llama-3-8b",
+    "cluster.hardware": "dgx-h100",
+    "cluster.nodes": 2,
+    "training.seq_len": 4096,
+    "training.global_batch": 32,
+    "plan.tp": 2,
+}
+SHIPPED = sorted(files.bundled("scenarios"))
+
+
+@pytest.fixture
+def scenario_file(tmp_path):
+    """A scenario file that says the same as FLAGS."""
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "model: llama-3-8b\ncluster:\n  hardware: dgx-h100\n  nodes: 2\n"
+        "training:\n  seq_len: 4096\n  global_batch: 32\nplan:\n  tp: 2\n"
+    )
+    return path
+
+
+def test_a_file_and_flags_mean_the_same(scenario_file):
+    """The same values by file or by flags give equal scenarios."""
+    assert load_scenario(scenario_file) == load_scenario(None, FLAGS)
+
+
+def test_flags_win_over_the_file_and_settings_over_both(scenario_file):
+    """The last word counts; what is not mentioned stays."""
+    loaded = load_scenario(scenario_file, {"plan.tp": 4, "plan.zero": 1}, ["plan.zero=2"])
+    assert loaded.plan.mesh.tp == 4
+    assert loaded.plan.data_parallel.zero == 2
+    assert loaded.cluster.nodes == 2
+
+
+def test_nested_and_flat_plan_keys_overwrite_each_other(scenario_file):
+    """--set plan.mesh.tp beats a flat tp in the file."""
+    assert load_scenario(scenario_file, {}, ["plan.mesh.tp=8"]).plan.mesh.tp == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a.b=1", 1),
+        ("a.b=3e-4", 3e-4),
+        ("a.b=true", True),
+        ("a.b=no", "no"),
+        ("a.b=null", None),
+        ("a.b=[1, 2]", [1, 2]),
+        ("a.b=every:2", "every:2"),
+        ("a.b=80 GiB", "80 GiB"),
+    ],
+)
+def test_a_setting_is_a_yaml_scalar(text, value):
+    """YAML 1.2: 3e-4 is a number and no is a word."""
+    assert parse_setting(text) == ("a.b", value)
+
+
+@pytest.mark.parametrize("text", ["plan.tp", "=3", "a={b: 1}", "a=[", "a=!!python/name:os.system", "a=&x *x"])
+def test_a_malformed_setting_is_refused_in_one_line(text):
+    """The message repeats the text and says what is wanted."""
+    with pytest.raises(UserError) as caught:
+        parse_setting(text)
+    assert "\n" not in str(caught.value)
+    assert "--set" in str(caught.value)
+
+
+def test_values_are_set_without_touching_the_original():
+    """with_value copies the sections it changes."""
+    data = {"plan": {"tp": 1}}
+    changed = with_value(data, "plan.mesh.tp", 4)
+    assert data == {"plan": {"tp": 1}}
+    assert changed == {"plan": {"mesh": {"tp": 4}}}
+
+
+def test_a_value_has_no_parts():
+    """model.name cannot be set where model is a name."""
+    with pytest.raises(UserError, match="has no parts"):
+        with_value({"model": "gpt2"}, "model.name", "x")
+
+
+def test_everything_missing_is_named_with_its_flag():
+    """An empty call lists all required values at once."""
+    with pytest.raises(UserError) as caught:
+        load_scenario(None, {})
+    for flag in ("--model", "--hardware", "--seq-len", "--global-batch"):
+        assert flag in str(caught.value)
+
+
+def test_errors_point_into_the_file(scenario_file):
+    """The message starts with file and line, names the key and what is allowed."""
+    scenario_file.write_text(scenario_file.read_text() + "  zero: 4\n")
+    with pytest.raises(UserError) as caught:
+        load_scenario(scenario_file)
+    assert str(caught.value).startswith(f"{scenario_file}:")
+    assert "zero = 4" in str(caught.value)
+
+
+def test_an_unknown_key_gets_a_suggestion(scenario_file):
+    """A misspelt section is not ignored."""
+    scenario_file.write_text(scenario_file.read_text().replace("training:", "trainig:"))
+    with pytest.raises(UserError, match=r"training"):
+        load_scenario(scenario_file)
+
+
+def test_an_unknown_scenario_gets_a_suggestion():
+    """A near miss names the scenario that was meant."""
+    with pytest.raises(UserError, match="did you mean 'gpt2-laptop'"):
+        load_scenario("gpt2-laptob")
+
+
+def test_a_plan_file_is_a_scenario_without_a_cluster(tmp_path):
+    """What search writes, simulate reads: plan, model and shape come from it, the cluster from flags."""
+    plan = Plan(tp=2, micro_batch=2, model="gpt2", training={"seq_len": 512, "global_batch": 8})
+    plan.save(tmp_path / "plan.json")
+    loaded = load_scenario(tmp_path / "plan.json", {"cluster.hardware": "laptop-cpu"})
+    assert loaded.model == "gpt2"
+    assert loaded.training.seq_len == 512
+    assert loaded.plan.mesh.tp == 2
+
+
+def test_files_named_in_a_scenario_lie_beside_it(tmp_path, scenario_file):
+    """A relative config.json is looked for next to the scenario, not in the current folder."""
+    scenario_file.write_text(scenario_file.read_text().replace("llama-3-8b", "config.json"))
+    assert load_scenario(scenario_file).model == str(tmp_path / "config.json")
+
+
+def test_perturbations_reach_the_program():
+    """Slow ranks and jitter are handed over as the Program takes them."""
+    data = FLAGS | {"perturbation.slow_ranks": {"3": 1.5}, "perturbation.jitter": {"sigma": 0.1, "seed": 7}}
+    found = load_scenario(None, data).perturb()
+    assert found.slow_ranks == {3: 1.5}
+    assert (found.jitter_sigma, found.seed) == (0.1, 7)
+
+
+def test_degraded_links_reach_the_cluster():
+    """A degraded link has a share of its capacity."""
+    nominal = load_scenario(None, FLAGS).build_cluster()
+    degraded = load_scenario(
+        None, FLAGS | {"perturbation.degraded_links": {"nic_tx[0]": 0.5}}
+    ).build_cluster()
+    ratio = degraded.link_capacity_bytes_per_s / nominal.link_capacity_bytes_per_s
+    assert sorted(set(ratio.tolist())) == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("factor", [0, 1.5, -1])
+def test_a_degradation_is_a_share(factor):
+    """Links keep more than nothing and at most everything."""
+    data = FLAGS | {"perturbation.degraded_links": {"nic_tx[0]": factor}}
+    with pytest.raises(UserError):
+        load_scenario(None, data).build_cluster()
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_scenarios_load_and_cite(name):
+    """Every shipped scenario is valid, describes itself, and cites what it compares with."""
+    loaded = load_scenario(name)
+    assert loaded.description
+    loaded.graph()
+    loaded.build_cluster()
+    if loaded.published is not None:
+        numbers = loaded.published.model_dump(exclude={"source", "note"})
+        assert any(value is not None for value in numbers.values())
+
+
+def test_enough_scenarios_are_shipped():
+    """At least seven, most of them beside a published figure."""
+    assert len(SHIPPED) >= 7
+    assert sum(load_scenario(name).published is not None for name in SHIPPED) >= 6
+
+
+def test_an_inline_model_is_read_like_a_config_file():
+    """The model may be a Hugging Face config inline."""
+    config = {
+        "model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    }  # fmt: skip
+    assert len(load_scenario(None, FLAGS | {"model": config}).graph().layers) == 2
+
+
+def test_the_schema_is_json():
+    """The published schema describes every section."""
+    schema = json.loads(json.dumps(Scenario.model_json_schema()))
+    assert {"model", "cluster", "training", "plan", "perturbation", "published"} <= set(schema["properties"])
