@@ -1,16 +1,11 @@
 """Collective algorithms: latency and bytes per link.
 
-A collective is a few straight lines ``latency + size * seconds_per_byte``, one per algorithm and protocol; the
-automatic choice is the lowest line at the size asked for, as NCCL's tuner does. Each algorithm is one file that says
-which hops it takes in sequence (latency) and how many bytes it puts on which links (bandwidth).
+A collective is a few straight lines ``latency + size * seconds_per_byte``, one per algorithm and protocol;
+the automatic choice is the lowest line at the size asked for, as NCCL's tuner does. Each algorithm is one
+file that says which hops it takes in sequence (latency) and how many bytes it puts on which links (bandwidth).
 """
 
-from simpar.cost.collectives.choice import (
-    CollectiveCost,
-    algorithms,
-    collective,
-    collective_time_s,
-)
+from simpar.cost.collectives.choice import CollectiveCost, algorithms, collective, collective_time_s
 from simpar.cost.collectives.placement import Shape, regular, shape_of
 from simpar.cost.collectives.traffic import Edges
 

@@ -1,27 +1,79 @@
-"""Cost of a collective: the candidates' lines, the choice among them, and the links of the chosen one."""
+"""Cost of a collective: the candidates' lines, the choice among them, the links that the chosen one loads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simpar.cost.collectives import direct, ring
+from simpar.cost.collectives import (
+    direct,
+    halving_doubling,
+    hierarchical,
+    nvls,
+    ring,
+    sharp,
+    star,
+    tree,
+)
 from simpar.cost.collectives.parameters import parameters
 from simpar.cost.collectives.placement import Placement, Shape, place, regular, representative
-from simpar.cost.collectives.traffic import Edges, concatenate, occupancy
+from simpar.cost.collectives.traffic import Edges, Loads, concatenate, occupancy
 from simpar.errors import UserError
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
+from simpar.units import GB, US
 
 Ints = NDArray[np.int64]
-ALGORITHMS: dict[str, ModuleType] = {module.NAME: module for module in (ring, direct)}
-OPS = (
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "scatter", "gather", "send",
-)  # fmt: skip
+
+
+class Algorithm(Protocol):
+    """What every algorithm's file defines."""
+
+    @property
+    def NAME(self) -> str:  # noqa: N802 - constants of a module
+        """Its name."""
+
+    @property
+    def OPS(self) -> tuple[str, ...]:  # noqa: N802
+        """What it can do."""
+
+    @property
+    def PROTOCOLS(self) -> tuple[str, ...]:  # noqa: N802
+        """Its protocols."""
+
+    @property
+    def RATES(self) -> Mapping[str, tuple[str, str]]:  # noqa: N802
+        """By op, the parameters that hold its shares of ports and of NICs."""
+
+    def refuses(self, op: str, placement: Placement, /) -> str | None:
+        """Why a group cannot use the algorithm, or None."""
+
+    def automatic(self, op: str, shape: Shape, /) -> bool:
+        """Whether the library considers it by itself."""
+
+    def hops(self, op: str, shape: Shape, /) -> dict[str, float]:
+        """How often each latency parameter counts."""
+
+    def loads(self, op: str, placement: Placement, /) -> Loads:
+        """Bytes on links per byte of size."""
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "ring": ring,
+    "tree": tree,
+    "halving_doubling": halving_doubling,
+    "hierarchical": hierarchical,
+    "nvls": nvls,
+    "sharp": sharp,
+    "star": star,
+    "direct": direct,
+}
+OPS = tuple(sorted({op for module in ALGORITHMS.values() for op in module.OPS}))
 
 
 @dataclass(frozen=True)
@@ -40,7 +92,7 @@ class CollectiveCost:
     rate_cap_bytes_per_s: float | None = None
 
     def solo_time_s(self, size_bytes: float, cluster: Cluster) -> float:
-        """Seconds of the slowest group with all links to itself."""
+        """Seconds of the slowest group, every group with all links to itself."""
         slopes = self.edges.coefficient / cluster.link_capacity_bytes_per_s[self.edges.link_id]
         slope = float(slopes.max(initial=0.0))
         if self.rate_cap_bytes_per_s:
@@ -56,7 +108,11 @@ class Line:
     protocol: str
     latency_s: float
     seconds_per_byte: float
-    rate_cap_bytes_per_s: float | None
+    rate_cap_bytes_per_s: float | None = None
+
+    def time_s(self, size_bytes: float) -> float:
+        """Seconds for a size."""
+        return self.latency_s + size_bytes * self.seconds_per_byte
 
 
 def collective(
@@ -66,14 +122,17 @@ def collective(
 
     ``size_bytes`` is the full tensor: what all_gather produces, reduce_scatter consumes, one rank of an
     all_to_all sends in total, a message carries. ``algorithm`` is "auto" (fastest at that size) or a name.
-    Raises UserError for an unknown op, a wrong group, or an algorithm that cannot do it (with those that can).
+    The first member is the root. Raises UserError: unknown op, wrong group, an algorithm that cannot do it.
     """
+    choose(op, OPS, "collective")
     placed = place(groups, cluster)
     if placed.members == 1:
         return CollectiveCost("none", "none", 0.0, concatenate([]))
     parts = [_one_shape(op, part, index, size_bytes, algorithm) for part, index in _by_shape(placed)]
-    if len(parts) == 1:
-        return parts[0]
+    return parts[0] if len(parts) == 1 else _together(parts)
+
+
+def _together(parts: Sequence[CollectiveCost]) -> CollectiveCost:
     caps = [part.rate_cap_bytes_per_s for part in parts if part.rate_cap_bytes_per_s]
     return CollectiveCost(
         algorithm="+".join(sorted({part.algorithm for part in parts})),
@@ -86,7 +145,8 @@ def collective(
 
 def _by_shape(placed: Placement) -> list[tuple[Placement, Ints]]:
     """Groups of equal shape together, with their indices."""
-    key = np.stack([placed.position.max(axis=1), placed.beside.max(axis=1), placed.beside.min(axis=1)], axis=1)
+    beside = placed.beside
+    key = np.stack([placed.position.max(axis=1), beside.max(axis=1), beside.min(axis=1)], axis=1)
     if (key == key[0]).all():
         return [(placed, np.arange(len(key)))]
     _, kind = np.unique(key, axis=0, return_inverse=True)
@@ -95,75 +155,106 @@ def _by_shape(placed: Placement) -> list[tuple[Placement, Ints]]:
 
 
 def _one_shape(op: str, placed: Placement, index: Ints, size_bytes: float, algorithm: str) -> CollectiveCost:
-    lines = _lines(op, placed.take(slice(0, 1)), algorithm)
-    line = min(lines, key=lambda each: each.latency_s + size_bytes * each.seconds_per_byte)
-    edges = _edges(op, placed, line, parameters(placed.cluster))
-    relabelled = Edges(index[edges.group_index], edges.link_id, edges.coefficient)
-    return CollectiveCost(line.algorithm, line.protocol, line.latency_s, relabelled, line.rate_cap_bytes_per_s)
+    first = placed.take(slice(0, 1))
+    line = min(_lines(op, first, algorithm), key=lambda each: each.time_s(size_bytes))
+    share = parameters(placed.cluster).get(f"{line.protocol}_efficiency", 1.0)
+    edges = _edges(op, placed, line.algorithm)
+    edges = Edges(index[edges.group_index], edges.link_id, edges.coefficient / share)
+    return CollectiveCost(line.algorithm, line.protocol, line.latency_s, edges, line.rate_cap_bytes_per_s)
 
 
-def _edges(op: str, placed: Placement, line: Line, values: Mapping[str, float]) -> Edges:
-    loads = ALGORITHMS[line.algorithm].loads(op, placed)
-    return occupancy(
-        loads, placed.cluster.num_links, port=values["port_efficiency"], nic=values["nic_efficiency"]
-    )
+def _edges(op: str, placed: Placement, algorithm: str) -> Edges:
+    """Links and bytes of an algorithm in its bandwidth-optimal protocol."""
+    module = ALGORITHMS[algorithm]
+    port, nic = _efficiencies(op, placed, module)
+    return occupancy(module.loads(op, placed), placed.cluster.num_links, port=port, nic=nic)
+
+
+def _efficiencies(op: str, placed: Placement, module: Algorithm) -> tuple[float, float]:
+    """Shares of ports and NICs that are reached; a mesh port is the sum of links to every other device."""
+    values, shape = parameters(placed.cluster), placed.shape
+    port, nic = (values[name] for name in module.RATES[op])
+    if placed.cluster.profile.scale_up.kind == "mesh":
+        port *= max(shape.per_domain - 1, 1) / (placed.cluster.domain_size - 1)
+    doublings = max(math.log2(shape.num_domains) - 1, 0.0)
+    return port, nic * (1 - values["nic_scale_loss"]) ** doublings
 
 
 def _lines(op: str, placed: Placement, algorithm: str) -> list[Line]:
-    """Candidate lines for one group, on undamaged links. Raises UserError where there are none."""
-    choose(op, OPS, "collective")
-    reasons = {name: module.refuses(op, placed) for name, module in ALGORITHMS.items()}
-    able = [name for name, reason in reasons.items() if reason is None]
-    if algorithm != "auto":
-        choose(algorithm, (*ALGORITHMS, "auto"), "collective algorithm")
-        if algorithm not in able:
-            raise UserError(
-                f"algorithm {algorithm} for {op}: {reasons[algorithm]}; allowed here: {', '.join(['auto', *able])}"
-            )
-        able = [algorithm]
-    if not able:
-        raise UserError(f"{op} on {placed.members} ranks: {'; '.join(sorted({str(r) for r in reasons.values()}))}")
-    return [_line(op, placed, name) for name in able]
+    """Candidate lines of one group, on undamaged links: the choice precedes any degradation."""
+    lines: list[Line] = []
+    for name in _able(op, placed, algorithm):
+        lines += _protocol_lines(op, placed, name, parameters(placed.cluster))
+    return lines
 
 
-def _line(op: str, placed: Placement, name: str) -> Line:
-    values = parameters(placed.cluster)
-    inside, across = ALGORITHMS[name].steps(op, placed.shape)
-    latency_s = (
-        values["base_latency_s"] + inside * values["port_hop_latency_s"] + across * values["nic_hop_latency_s"]
-    )
-    cap = values["p2p_channels"] * values["p2p_channel_bytes_per_s"] if op == "send" and across else None
-    line = Line(name, "simple", latency_s, 0.0, cap)
-    edges = _edges(op, placed, line, values)
-    capacity = _undamaged(placed.cluster).link_capacity_bytes_per_s[edges.link_id]
-    slope = max(float((edges.coefficient / capacity).max(initial=0.0)), 1 / cap if cap else 0.0)
-    return Line(name, "simple", latency_s, slope, cap)
+def _able(op: str, placed: Placement, algorithm: str) -> list[str]:
+    """Algorithms to consider. Raises UserError where the one that is asked for cannot."""
+    if algorithm == "auto":
+        modules = [module for module in ALGORITHMS.values() if module.automatic(op, placed.shape)]
+        return [module.NAME for module in modules if module.refuses(op, placed) is None]
+    choose(algorithm, (*ALGORITHMS, "auto"), "collective algorithm")
+    reason = ALGORITHMS[algorithm].refuses(op, placed)
+    if reason is not None:
+        able = [name for name, module in ALGORITHMS.items() if module.refuses(op, placed) is None]
+        raise UserError(
+            f"algorithm {algorithm} for {op}: {reason}; allowed here: {', '.join(['auto', *able])}"
+        )
+    return [algorithm]
 
 
-def _undamaged(cluster: Cluster) -> Cluster:
-    """The cluster without degradations: the library chooses before it knows them."""
-    return replace(cluster, scaling={}) if cluster.scaling else cluster
+def _protocol_lines(op: str, placed: Placement, name: str, values: Mapping[str, float]) -> list[Line]:
+    edges = _edges(op, placed, name)
+    slope = float((edges.coefficient / _undamaged(placed.cluster)[edges.link_id]).max(initial=0.0))
+    hops = ALGORITHMS[name].hops(op, placed.shape)
+    travel_us = sum(values[key] * count for key, count in hops.items())
+    lines = []
+    for protocol in ALGORITHMS[name].PROTOCOLS:
+        latency_s = (values["base_us"] + travel_us * values.get(f"{protocol}_hop_factor", 1.0)) * US
+        per_byte = slope / values.get(f"{protocol}_efficiency", 1.0)
+        cap = _rate_cap(op, placed, values)
+        lines.append(Line(name, protocol, latency_s, max(per_byte, 1 / cap if cap else 0.0), cap))
+    return lines
+
+
+def _rate_cap(op: str, placed: Placement, values: Mapping[str, float]) -> float | None:
+    """Channels bound a point-to-point message between domains."""
+    if op != "send" or placed.num_domains == 1:
+        return None
+    return values["p2p_channels"] * values["p2p_channel_gb_per_s"] * GB
+
+
+def _undamaged(cluster: Cluster) -> NDArray[np.float64]:
+    whole = replace(cluster, scaling={}) if cluster.scaling else cluster
+    return whole.link_capacity_bytes_per_s
 
 
 def collective_time_s(
-    op: str, size_bytes: ArrayLike, shape: Shape | tuple[int, int], cluster: Cluster, *, algorithm: str = "auto"
+    op: str,
+    size_bytes: ArrayLike,
+    shape: Shape | tuple[int, int],
+    cluster: Cluster,
+    *,
+    algorithm: str = "auto",
 ) -> NDArray[np.float64]:
-    """Seconds of a collective alone on the cluster, for sizes of any shape.
+    """Seconds of a collective alone on an undamaged cluster, for an array of sizes.
 
-    ``shape`` is a Shape (see ``shape_of``) or (number of domains, members in each). Raises UserError.
+    ``shape`` is a Shape (see :func:`shape_of`) or (number of domains, members in each). Raises UserError.
     """
-    if not isinstance(shape, Shape):
-        shape = regular(*shape)
+    choose(op, OPS, "collective")
+    shape = shape if isinstance(shape, Shape) else regular(*shape)
     sizes = np.asarray(size_bytes, dtype=np.float64)
     if shape.members == 1:
         return np.zeros_like(sizes)
     lines = _lines(op, representative(shape, cluster), algorithm)
-    times = [line.latency_s + sizes * line.seconds_per_byte for line in lines]
-    best: NDArray[np.float64] = np.min(times, axis=0)
+    best: NDArray[np.float64] = np.min(
+        [line.latency_s + sizes * line.seconds_per_byte for line in lines], axis=0
+    )
     return best
 
 
 def algorithms(op: str, group: Ints, cluster: Cluster) -> list[str]:
-    """Names of the algorithms that can serve one group int64[N]."""
-    placed = place(np.asarray(group)[None, :], cluster)
+    """Names of the algorithms that can serve one group int64[N]. Raises UserError."""
+    choose(op, OPS, "collective")
+    placed = place(np.asarray(group, dtype=np.int64)[None, :], cluster)
     return [name for name, module in ALGORITHMS.items() if module.refuses(op, placed) is None]

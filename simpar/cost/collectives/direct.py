@@ -1,21 +1,24 @@
 """Direct messages: a send goes straight to its destination, an all-to-all is a send between every pair.
 
-Source: NCCL's point-to-point connections. Between nodes a message has a few channels of fixed rate each. In an
-all-to-all over rails data first moves to the device on the receiver's rail (PXN), so that NIC traffic stays on it.
+Source: NCCL's point-to-point connections. Between nodes a message has a few channels of fixed rate each.
+In an all-to-all over rails data first moves to the device on the receiver's rail (PXN), so that NIC traffic stays
+on that rail.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from simpar.cost.collectives.placement import Placement, Shape
-from simpar.cost.collectives.traffic import Edges, Loads, by_kind, concatenate, member_edges
+from simpar.cost.collectives.placement import Placement, Shape, count_equal
+from simpar.cost.collectives.traffic import Edges, Floats, Loads, by_kind, concatenate, member_edges
 
 NAME = "direct"
 OPS = ("send", "all_to_all")
 PROTOCOLS = ("ll", "simple")
+RATES = {
+    "send": ("send_efficiency", "nic_efficiency"),
+    "all_to_all": ("exchange_efficiency", "exchange_nic_efficiency"),
+}
 
 
 def refuses(op: str, placement: Placement) -> str | None:
@@ -50,34 +53,25 @@ def loads(op: str, placement: Placement) -> Loads:
 
 
 def _exchange(placement: Placement) -> Loads:
-    """Loads of an all-to-all: S/N to every other member, counted by domain, rail and pod, not pair by pair."""
+    """Loads of an all-to-all: S/N to every other member, counted by domain, rail and pod (not by pair)."""
     cluster, ranks, members = placement.cluster, placement.ranks, placement.members
     far = (members - placement.beside) / members
     near = (placement.beside - 1) / members
     out = cluster.profile.scale_out
     forwarded = _forwarded(placement) if out is not None and out.rails else np.zeros(ranks.shape)
-    ports = [member_edges(ranks, link(ranks), near + forwarded) for link in (cluster.port_tx, cluster.port_rx)]
-    network = [member_edges(ranks, link(ranks), far) for link in (cluster.nic_tx, cluster.nic_rx)]
+    ports = [member_edges(link(ranks), near + forwarded) for link in (cluster.port_tx, cluster.port_rx)]
+    network = [member_edges(link(ranks), far) for link in (cluster.nic_tx, cluster.nic_rx)]
     if cluster.num_leaves:
-        pod = cluster.pod_of(ranks)
-        beyond = (members - placement.count_equal(pod)) / members
-        network += [member_edges(ranks, link(ranks), beyond) for link in (cluster.leaf_up, cluster.leaf_down)]
+        beyond = (members - count_equal(placement.pod)) / members
+        network += [member_edges(link(ranks), beyond) for link in (cluster.leaf_up, cluster.leaf_down)]
     return Loads(concatenate(ports), concatenate(network))
 
 
-def _forwarded(placement: Placement) -> np.ndarray:
-    """Share of S that a member hands to a neighbour on another rail: far members that are not on its own rail."""
+def _forwarded(placement: Placement) -> Floats:
+    """Share of S that a member hands to neighbours on other rails: far members not on its own rail."""
     rail = placement.cluster.rail_of(placement.ranks)
-    same_rail = placement.count_equal(rail)
+    same_rail = count_equal(rail)
     key = placement.position * (int(rail.max()) + 1) + rail
-    far_other_rail = (placement.members - placement.beside) - (same_rail - placement.count_equal(key))
-    reachable = placement.beside > placement.count_equal(key)
+    far_other_rail = (placement.members - placement.beside) - (same_rail - count_equal(key))
+    reachable = placement.beside > count_equal(key)
     return np.where(reachable, far_other_rail / placement.members, 0.0)
-
-
-def efficiency(shape: Shape, values: Mapping[str, float]) -> tuple[float, float]:
-    """Shares of ports and of NICs that it reaches; many domains thin out the messages."""
-    doublings = np.log2(max(shape.num_domains, 2)) - 1
-    return values["exchange_efficiency"], values["exchange_nic_efficiency"] * (
-        1 - values["exchange_scale_loss"] * doublings
-    )

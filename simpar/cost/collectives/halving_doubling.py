@@ -1,13 +1,13 @@
 """Recursive halving and doubling: latency logarithmic in the members, bandwidth as a ring.
 
-Near partners exchange the large halves, far partners the small rest (vector halving, distance doubling; Rabenseifner
-2004, "Optimization of collective reduction operations"). With one member a domain it stands for NCCL's PAT.
+Near partners exchange the large halves, far partners the small rest (vector halving, distance doubling).
+Source: Rabenseifner 2004, "Optimization of collective reduction operations". With one member a domain it
+stands for NCCL's PAT.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from simpar.cost.collectives.traffic import Domains, Loads, spread
 NAME = "halving_doubling"
 OPS = ("all_reduce", "all_gather", "reduce_scatter")
 PROTOCOLS = ("simple",)
+RATES = dict.fromkeys(OPS, ("port_efficiency", "nic_efficiency"))
 
 
 def refuses(op: str, placement: Placement) -> str | None:
@@ -38,7 +39,8 @@ def automatic(op: str, shape: Shape) -> bool:
 def hops(op: str, shape: Shape) -> dict[str, float]:
     """log2 N steps, 2 log2 N for all-reduce."""
     rounds = 2.0 if op == "all_reduce" else 1.0
-    return {"port_hop_us": rounds * math.log2(shape.per_domain), "tree_hop_us": rounds * math.log2(shape.num_domains)}
+    inside, across = math.log2(shape.per_domain), math.log2(shape.num_domains)
+    return {"port_hop_us": rounds * inside, "tree_hop_us": rounds * across}
 
 
 def loads(op: str, placement: Placement) -> Loads:
@@ -51,9 +53,3 @@ def loads(op: str, placement: Placement) -> Loads:
     target = np.concatenate([order[:0], *(order ^ (1 << step) for step in steps)])
     volume = np.concatenate([np.zeros(0), *(np.full(len(order), rounds / 2 ** (step + 1)) for step in steps)])
     return spread(placement, inside, inside, Domains(source, target, volume))
-
-
-def efficiency(shape: Shape, values: Mapping[str, float]) -> tuple[float, float]:
-    """Shares of ports and of NICs that it reaches."""
-    del shape
-    return values["port_efficiency"], values["nic_efficiency"]

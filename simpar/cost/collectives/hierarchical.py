@@ -6,8 +6,6 @@ across, all-gather inside.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from simpar.cost.collectives.placement import Placement, Shape
@@ -17,6 +15,7 @@ from simpar.cost.collectives.traffic import Domains, Loads, spread
 NAME = "hierarchical"
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 PROTOCOLS = ("ll", "ll128", "simple")
+RATES = dict.fromkeys(OPS, ("port_efficiency", "nic_efficiency"))
 
 
 def refuses(op: str, placement: Placement) -> str | None:
@@ -29,9 +28,8 @@ def refuses(op: str, placement: Placement) -> str | None:
     return None
 
 
-def automatic(op: str, shape: Shape) -> bool:
+def automatic(_op: str, _shape: Shape) -> bool:
     """Whether the library considers it by itself: never, it is asked for by name."""
-    del op, shape
     return False
 
 
@@ -48,9 +46,3 @@ def loads(op: str, placement: Placement) -> Loads:
     order = np.arange(count)
     pattern = Domains(order, np.roll(order, -1), np.full(count, volume(op, count)))
     return spread(placement, inside, inside, pattern)
-
-
-def efficiency(shape: Shape, values: Mapping[str, float]) -> tuple[float, float]:
-    """Shares of ports and of NICs that it reaches."""
-    del shape
-    return values["port_efficiency"], values["nic_efficiency"]

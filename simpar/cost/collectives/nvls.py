@@ -1,13 +1,12 @@
 """NVLS: the scale-up switch reduces and multicasts; NVLSTree joins several domains by two trees.
 
-A device reads its reduced 1/N share and stores it once for all, so a port carries S + S/N each way where a ring
-needs 2S(N-1)/N. Source: NCCL transport/nvls.cc, graph/tuning.cc (NVLS, NVLSTree).
+A device reads its reduced 1/N share and stores it once for all, so a port carries S + S/N each way where a
+ring needs 2S(N-1)/N. Source: NCCL transport/nvls.cc, graph/tuning.cc (NVLS, NVLSTree).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 from simpar.cost.collectives.placement import Placement, Shape
 from simpar.cost.collectives.traffic import Loads, spread
@@ -16,6 +15,7 @@ from simpar.cost.collectives.tree import two_trees
 NAME = "nvls"
 OPS = ("all_reduce",)
 PROTOCOLS = ("simple",)
+RATES = dict.fromkeys(OPS, ("nvls_efficiency", "nic_efficiency"))
 
 
 def refuses(op: str, placement: Placement) -> str | None:
@@ -32,20 +32,12 @@ def automatic(op: str, shape: Shape) -> bool:
     return op in OPS and shape.smallest > 2
 
 
-def hops(op: str, shape: Shape) -> dict[str, float]:
+def hops(_op: str, shape: Shape) -> dict[str, float]:
     """One pass through the switch, and up and down the tree between domains."""
-    del op
     return {"nvls_us": 1.0, "tree_hop_us": 2.0 * math.ceil(math.log2(shape.num_domains))}
 
 
-def loads(op: str, placement: Placement) -> Loads:
+def loads(_op: str, placement: Placement) -> Loads:
     """S + S/g on every port; the two trees on NICs."""
-    del op
     through = 1.0 + 1.0 / placement.beside
     return spread(placement, through, through, two_trees(placement.num_domains))
-
-
-def efficiency(shape: Shape, values: Mapping[str, float]) -> tuple[float, float]:
-    """Shares of ports and of NICs that it reaches."""
-    del shape
-    return values["nvls_efficiency"], values["nic_efficiency"]

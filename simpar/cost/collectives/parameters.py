@@ -1,7 +1,6 @@
 """Fitted parameters of collectives: names, meanings, analytic defaults, and how a cluster overrides them.
 
-Latencies are microseconds and rates GB/s, because they are read from cluster files by eye; everything that leaves
-this module is SI.
+Latencies are microseconds and rates GB/s here, because people read them in cluster files.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from simpar.errors import UserError
 from simpar.files import suggest
 from simpar.hardware.cluster import Cluster
 
-# name: (default, what it is). Defaults: the latency and efficiency tables of NCCL 2.30's tuner (graph/tuning.cc),
-# with latencies about doubled, as measured logs ask for.
+# name: (default, what it is). Defaults: the latency and efficiency tables of NCCL 2.30's tuner
+# (graph/tuning.cc), with latencies about doubled, as measured logs ask for.
 PARAMETERS: dict[str, tuple[float, str]] = {
     "base_us": (20.0, "launch and rendezvous of one collective"),
     "port_hop_us": (3.4, "one ring or tree step between devices of a domain, Simple protocol"),
@@ -33,10 +32,10 @@ PARAMETERS: dict[str, tuple[float, str]] = {
     "exchange_efficiency": (0.77, "share of the scale-up port that an all-to-all reaches"),
     "nic_efficiency": (0.94, "share of the NICs that rings and trees reach"),
     "exchange_nic_efficiency": (0.92, "share of the NICs that an all-to-all reaches"),
-    "exchange_scale_loss": (0.0, "part of exchange_nic_efficiency lost per doubling of the domains beyond two"),
+    "nic_scale_loss": (0.0, "share of NIC bandwidth lost per doubling of the domains beyond two"),
     "send_efficiency": (0.81, "share of the scale-up port that a point-to-point message reaches"),
     "p2p_channel_gb_per_s": (14.0, "rate of one channel of a point-to-point message between domains"),
-    "p2p_channels": (2.0, "channels of a point-to-point message between domains (2 before NCCL 2.30, then 4)"),
+    "p2p_channels": (2.0, "channels of a point-to-point message between domains (NCCL 2.29: 2)"),
 }
 
 
@@ -46,7 +45,7 @@ def _merged(items: tuple[tuple[str, float], ...], name: str) -> Mapping[str, flo
     for key, value in items:
         if key not in PARAMETERS:
             raise UserError(f"hardware {name}: unknown key collectives.{key}{suggest(key, PARAMETERS)}")
-        positive = not key.endswith("_us") and key != "exchange_scale_loss"
+        positive = not key.endswith("_us") and key != "nic_scale_loss"
         if value < 0 or (positive and value == 0):
             rule = "must be greater than 0" if positive else "must not be negative"
             raise UserError(f"hardware {name}: collectives.{key} = {value}: {rule}")

@@ -1,4 +1,4 @@
-"""Where the members of process groups sit: domains, neighbours, and the shape that costs depend on."""
+"""Where the members of process groups sit, and the shape that the cost of a group depends on."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ Ints = NDArray[np.int64]
 class Shape:
     """What the cost of a group depends on.
 
-    ``num_domains`` scale-up domains (nodes, or NVLink racks) of at most ``per_domain`` and at least ``smallest``
-    members each; ``stride`` is the distance of neighbours inside a domain, ``domain_stride`` that of domains.
+    ``num_domains`` scale-up domains (nodes, or NVLink racks) hold at most ``per_domain`` and at least
+    ``smallest`` of its ``members``. Neighbours are ``stride`` ranks apart inside a domain, and domains
+    ``domain_stride`` domains apart.
     """
 
     num_domains: int
@@ -32,10 +33,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Placement:
-    """Groups of one shape on a cluster: ``ranks`` int64[G, N] in the order of the ring.
+    """Groups of one shape on a cluster: ``ranks`` int64[G, N], in the order of the ring.
 
-    ``position`` int64[G, N] numbers the domains of a group 0..n-1 in order of appearance; ``beside`` int64[G, N]
-    counts the members in a member's own domain, itself included.
+    ``position`` int64[G, N] numbers a group's domains 0..n-1 in order of appearance; ``beside`` counts the
+    members in a member's own domain, itself included.
     """
 
     cluster: Cluster
@@ -54,11 +55,28 @@ class Placement:
         return int(self.position[0].max()) + 1
 
     @cached_property
+    def local(self) -> Ints:
+        """Index of every member among the members of its domain, int64[G, N]."""
+        groups = len(self.ranks)
+        key = (np.arange(groups)[:, None] * self.members + self.position).ravel()
+        order = np.argsort(key, kind="stable")
+        _, first, count = np.unique(key[order], return_index=True, return_counts=True)
+        local = np.empty_like(key)
+        local[order] = np.arange(len(key)) - np.repeat(first, count)
+        return local.reshape(self.ranks.shape)
+
+    @cached_property
+    def pod(self) -> Ints:
+        """Leaf domain of every member: nodes under one leaf (per rail) share a number."""
+        out = self.cluster.profile.scale_out
+        per_leaf = out.nodes_per_leaf if out and out.nodes_per_leaf else self.cluster.nodes
+        return self.cluster.node_of(self.ranks) // per_leaf
+
+    @cached_property
     def shape(self) -> Shape:
         """Shape of the first group, which stands for all of them."""
         ranks, domains = self.ranks[0], self.cluster.domain_of(self.ranks[0])
-        distinct = np.unique(domains)
-        near = np.sort(ranks[domains == domains[0]])
+        distinct, near = np.unique(domains), np.sort(ranks[domains == domains[0]])
         return Shape(
             num_domains=self.num_domains,
             per_domain=int(self.beside[0].max()),
@@ -68,38 +86,45 @@ class Placement:
             domain_stride=int(distinct[1] - distinct[0]) if len(distinct) > 1 else 1,
         )
 
-    def take(self, groups: NDArray[np.bool_] | slice) -> Placement:
+    def take(self, groups: Ints | slice) -> Placement:
         """The placement of some of the groups."""
         return Placement(self.cluster, self.ranks[groups], self.position[groups], self.beside[groups])
 
 
 def place(groups: Ints, cluster: Cluster) -> Placement:
-    """Locate groups int64[G, N]. Raises UserError for a group that is empty, repeats a rank or leaves the cluster."""
+    """Locate groups int64[G, N]. Raises UserError: an empty group, a repeated rank, a rank off the cluster."""
     ranks = np.ascontiguousarray(groups, dtype=np.int64)
     if ranks.ndim != 2 or ranks.size == 0:
-        raise UserError(f"process groups of shape {ranks.shape}: needed: groups x members, at least one of each")
-    if ranks.min() < 0 or ranks.max() >= cluster.world_size:
-        raise UserError(f"process groups use ranks {ranks.min()}..{ranks.max()}: allowed 0..{cluster.world_size - 1}")
+        raise UserError(f"process groups of shape {ranks.shape}: needed: groups x members")
+    low, high = int(ranks.min()), int(ranks.max())
+    if low < 0 or high >= cluster.world_size:
+        raise UserError(f"process groups use ranks {low}..{high}: allowed 0..{cluster.world_size - 1}")
     ordered = np.sort(ranks, axis=1)
     if (ordered[:, 1:] == ordered[:, :-1]).any():
         raise UserError("a process group names a rank twice: every rank may appear once")
-    position, beside = _domains(cluster.domain_of(ranks))
-    return Placement(cluster, ranks, position, beside)
+    domain = cluster.domain_of(ranks)
+    return Placement(cluster, ranks, _appearance(domain), count_equal(domain))
 
 
-def _domains(domain: Ints) -> tuple[Ints, Ints]:
-    """Number of every member's domain in order of appearance within its group, and members of that domain."""
-    num_groups, members = domain.shape
-    row = np.repeat(np.arange(num_groups), members)
-    key = row * (int(domain.max()) + 1) + domain.ravel()
-    _, first, inverse, count = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
+def _row_keys(key: Ints) -> Ints:
+    """Keys that differ between groups too."""
+    return (np.arange(len(key))[:, None] * (int(key.max()) + 1) + key).ravel()
+
+
+def count_equal(key: Ints) -> Ints:
+    """How often each entry of key int64[G, N] occurs in its row."""
+    _, inverse, count = np.unique(_row_keys(key), return_inverse=True, return_counts=True)
+    return count[inverse].reshape(key.shape)
+
+
+def _appearance(key: Ints) -> Ints:
+    """Entries of each row renumbered 0, 1, ... in order of first appearance."""
+    _, first, inverse = np.unique(_row_keys(key), return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
-    number = np.empty_like(order)
-    number[order] = np.arange(len(order))
-    start = np.full(num_groups, len(order))
-    np.minimum.at(start, row[first], number)
-    position = number[inverse] - start[row]
-    return position.reshape(domain.shape), count[inverse].reshape(domain.shape)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    number = rank[inverse].reshape(key.shape)
+    return number - number[:, :1]
 
 
 def regular(num_domains: int, per_domain: int) -> Shape:
@@ -108,7 +133,7 @@ def regular(num_domains: int, per_domain: int) -> Shape:
 
 
 def representative(shape: Shape, cluster: Cluster) -> Placement:
-    """One group of a regular shape at the start of the cluster. Raises UserError where it does not fit."""
+    """One group of a shape, from rank 0 on. Raises UserError where it does not fit on the cluster."""
     inside = np.arange(shape.per_domain) * shape.stride
     across = np.arange(shape.num_domains) * shape.domain_stride * cluster.domain_size
     ranks = (across[:, None] + inside[None, :]).ravel()[: shape.members]

@@ -6,8 +6,6 @@ NCCL, several channels run the ring; each enters and leaves a domain once, by a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from simpar.cost.collectives.placement import Placement, Shape
@@ -16,11 +14,11 @@ from simpar.cost.collectives.traffic import Domains, Loads, spread
 NAME = "ring"
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 PROTOCOLS = ("ll", "ll128", "simple")
+RATES = dict.fromkeys(OPS, ("port_efficiency", "nic_efficiency"))
 
 
-def refuses(op: str, placement: Placement) -> str | None:
+def refuses(op: str, _placement: Placement) -> str | None:
     """Why a group cannot use the algorithm, or None."""
-    del placement  # a ring joins any members
     return None if op in OPS else f"{op} has no ring form"
 
 
@@ -52,9 +50,3 @@ def loads(op: str, placement: Placement) -> Loads:
     order = np.arange(placement.num_domains)
     pattern = Domains(order, np.roll(order, -1), np.full(len(order), sent))
     return spread(placement, inside, inside, pattern)
-
-
-def efficiency(shape: Shape, values: Mapping[str, float]) -> tuple[float, float]:
-    """Shares of ports and of NICs that it reaches."""
-    del shape
-    return values["port_efficiency"], values["nic_efficiency"]

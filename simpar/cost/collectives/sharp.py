@@ -1,12 +1,10 @@
 """SHARP: the network switches reduce; a domain sends its data up once and receives the result once.
 
-Source: Graham et al. 2016, "Scalable Hierarchical Aggregation Protocol (SHArP)"; NCCL's CollNet. Rarely enabled in
-clouds, so a profile has to say ``sharp: true``.
+Source: Graham et al. 2016, "Scalable Hierarchical Aggregation Protocol (SHArP)"; NCCL's CollNet. Clouds
+rarely enable it, so a profile has to say ``sharp: true``.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -16,6 +14,7 @@ from simpar.cost.collectives.traffic import Domains, Loads, spread
 NAME = "sharp"
 OPS = ("all_reduce",)
 PROTOCOLS = ("simple",)
+RATES = dict.fromkeys(OPS, ("nvls_efficiency", "nic_efficiency"))
 
 
 def refuses(op: str, placement: Placement) -> str | None:
@@ -33,15 +32,13 @@ def automatic(op: str, shape: Shape) -> bool:
     return op in OPS and shape.num_domains > 1
 
 
-def hops(op: str, shape: Shape) -> dict[str, float]:
+def hops(_op: str, shape: Shape) -> dict[str, float]:
     """One pass through the network, and the reduction inside the domain before and after it."""
-    del op
     return {"sharp_us": 1.0, "nvls_us": 1.0 if shape.per_domain > 1 else 0.0}
 
 
-def loads(op: str, placement: Placement) -> Loads:
+def loads(_op: str, placement: Placement) -> Loads:
     """S a domain each way on NICs, whatever their number; ports as in the switch, or a ring without it."""
-    del op
     in_switch = placement.cluster.profile.scale_up.nvls
     alone = placement.beside == 1
     ring = 2.0 * (placement.beside - 1) / placement.beside
@@ -49,9 +46,3 @@ def loads(op: str, placement: Placement) -> Loads:
     order = np.arange(placement.num_domains)
     pattern = Domains(order, np.roll(order, -1), np.ones(len(order)))
     return spread(placement, ports, ports, pattern)
-
-
-def efficiency(shape: Shape, values: Mapping[str, float]) -> tuple[float, float]:
-    """Shares of ports and of NICs that it reaches."""
-    del shape
-    return values["nvls_efficiency"], values["nic_efficiency"]

@@ -1,11 +1,9 @@
 """Star: the root talks to every other member directly, so its port or NIC serialises (parameter server).
 
-The first member of a group is its root. NCCL has no scatter or gather; programs send from the root in this way.
+The first member of a group is its root. NCCL has no scatter or gather; programs send from the root like this.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -15,11 +13,11 @@ from simpar.cost.collectives.traffic import Edges, Loads, by_kind
 NAME = "star"
 OPS = ("broadcast", "reduce", "scatter", "gather", "all_reduce")
 PROTOCOLS = ("simple",)
+RATES = dict.fromkeys(OPS, ("send_efficiency", "nic_efficiency"))
 
 
-def refuses(op: str, placement: Placement) -> str | None:
+def refuses(op: str, _placement: Placement) -> str | None:
     """Why a group cannot use the algorithm, or None."""
-    del placement
     return None if op in OPS else f"{op} has no root"
 
 
@@ -50,9 +48,3 @@ def loads(op: str, placement: Placement) -> Loads:
     message = np.concatenate([index for index, _ in pieces])
     link = np.concatenate([links for _, links in pieces])
     return by_kind(Edges(group[message], link, np.full(len(link), each)), placement.cluster)
-
-
-def efficiency(shape: Shape, values: Mapping[str, float]) -> tuple[float, float]:
-    """Shares of ports and of NICs that it reaches."""
-    del shape
-    return values["send_efficiency"], values["nic_efficiency"]

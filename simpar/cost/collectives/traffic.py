@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from simpar.cost.collectives.placement import Placement
+from simpar.hardware.cluster import Cluster
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -15,7 +17,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Edges:
-    """Group ``group_index[e]`` puts ``coefficient[e]`` bytes on ``link_id[e]`` per byte of size; pairs are unique."""
+    """Group ``group_index[e]`` puts ``coefficient[e]`` bytes on ``link_id[e]`` per byte of its size."""
 
     group_index: Ints
     link_id: Ints
@@ -35,35 +37,80 @@ class Loads:
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """What an algorithm moves, in bytes per byte of size, before efficiencies.
+class Domains:
+    """Traffic between the domains of a group: ``volume[k]`` bytes from ``source[k]`` to ``target[k]``."""
 
-    ``port_tx``, ``port_rx`` broadcast to [G, N]: on each member's scale-up port. The domains exchange
-    ``volume[k]`` bytes from domain ``source[k]`` to domain ``target[k]``, spread over their members' NICs.
-    """
-
-    port_tx: Floats | float
-    port_rx: Floats | float
     source: Ints
     target: Ints
     volume: Floats
 
 
-NO_DOMAINS: tuple[Ints, Ints, Floats] = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+def spread(
+    placement: Placement, sent: ArrayLike, received: ArrayLike, domains: Domains | None = None
+) -> Loads:
+    """Loads of a pattern.
 
-
-def spread(traffic: Traffic, placement: Placement) -> Loads:
-    """Loads of a pattern: ports by member; NICs and leaf links by what domains exchange."""
+    ``sent`` and ``received`` broadcast to [G, N]: bytes on each member's port. What domains exchange is
+    spread over their members' NICs and crosses leaf links where source and target hang on different leaves.
+    """
     cluster, ranks = placement.cluster, placement.ranks
-    ports = [
-        _members(placement, cluster.port_tx(ranks), traffic.port_tx),
-        _members(placement, cluster.port_rx(ranks), traffic.port_rx),
-    ]
-    network = _between_domains(traffic, placement) if len(traffic.volume) else []
+    ports = [member_edges(cluster.port_tx(ranks), sent), member_edges(cluster.port_rx(ranks), received)]
+    network = _network(placement, domains) if domains is not None and len(domains.volume) else []
     return Loads(concatenate(ports), concatenate(network))
 
 
-def concatenate(pieces: list[Edges]) -> Edges:
+def member_edges(links: Ints, load: ArrayLike) -> Edges:
+    """One edge a member: its load on the link of links int64[G, N]."""
+    groups, members = links.shape
+    loads = np.broadcast_to(np.asarray(load, dtype=np.float64), links.shape)
+    return Edges(np.repeat(np.arange(groups), members), links.ravel(), loads.ravel())
+
+
+def _network(placement: Placement, domains: Domains) -> list[Edges]:
+    cluster, ranks, count = placement.cluster, placement.ranks, placement.num_domains
+    sent = np.bincount(domains.source, domains.volume, count)[placement.position]
+    received = np.bincount(domains.target, domains.volume, count)[placement.position]
+    pieces = [
+        member_edges(cluster.nic_tx(ranks), sent / placement.beside),
+        member_edges(cluster.nic_rx(ranks), received / placement.beside),
+    ]
+    if cluster.num_leaves:
+        up, down = _crossing(placement, domains)
+        pieces += [
+            member_edges(cluster.leaf_up(ranks), up / placement.beside),
+            member_edges(cluster.leaf_down(ranks), down / placement.beside),
+        ]
+    return pieces
+
+
+def _crossing(placement: Placement, domains: Domains) -> tuple[Floats, Floats]:
+    """Bytes each member's domain sends to, and gets from, domains under other leaves: float64[G, N] twice."""
+    groups, count = len(placement.ranks), placement.num_domains
+    pod = np.zeros((groups, count), dtype=np.int64)
+    np.put_along_axis(pod, placement.position, placement.pod, axis=1)
+    weight = (pod[:, domains.source] != pod[:, domains.target]) * domains.volume
+    return tuple(  # type: ignore[return-value]
+        np.take_along_axis(_sum_by(end, weight, count), placement.position, axis=1)
+        for end in (domains.source, domains.target)
+    )
+
+
+def _sum_by(domain: Ints, weight: Floats, count: int) -> Floats:
+    """Weights float64[G, K] added up by domain: float64[G, count]."""
+    groups = len(weight)
+    key = np.arange(groups)[:, None] * count + domain[None, :]
+    total: Floats = np.bincount(key.ravel(), weight.ravel(), groups * count).astype(np.float64)
+    return total.reshape(groups, count)
+
+
+def by_kind(edges: Edges, cluster: Cluster) -> Loads:
+    """Edges told apart: scale-up ports, and the network."""
+    first_nic = int(cluster.nic_tx(np.zeros(1, dtype=np.int64))[0])
+    is_port = edges.link_id < first_nic
+    return Loads(edges.take(is_port), edges.take(~is_port))
+
+
+def concatenate(pieces: Sequence[Edges]) -> Edges:
     """All edges in one list."""
     if not pieces:
         return Edges(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
@@ -74,58 +121,18 @@ def concatenate(pieces: list[Edges]) -> Edges:
     )
 
 
-def _members(placement: Placement, links: Ints, load: Floats | float) -> Edges:
-    """One edge a member: its load on its own link."""
-    groups, members = placement.ranks.shape
-    index = np.repeat(np.arange(groups), members)
-    loads = np.broadcast_to(np.asarray(load, dtype=np.float64), (groups, members)).ravel()
-    return Edges(index, links.ravel(), loads)
-
-
-def _between_domains(traffic: Traffic, placement: Placement) -> list[Edges]:
-    """NIC and leaf edges: every domain spreads what it sends and receives over its members."""
-    cluster, ranks, count = placement.cluster, placement.ranks, placement.num_domains
-    sent = np.bincount(traffic.source, traffic.volume, count)
-    received = np.bincount(traffic.target, traffic.volume, count)
-    pieces = [
-        _members(placement, cluster.nic_tx(ranks), sent[placement.position] / placement.beside),
-        _members(placement, cluster.nic_rx(ranks), received[placement.position] / placement.beside),
-    ]
-    if cluster.num_leaves:
-        up, down = _crossing(traffic, placement)
-        pieces += [
-            _members(placement, cluster.leaf_up(ranks), up / placement.beside),
-            _members(placement, cluster.leaf_down(ranks), down / placement.beside),
-        ]
-    return pieces
-
-
-def _crossing(traffic: Traffic, placement: Placement) -> tuple[Floats, Floats]:
-    """Bytes each member's domain sends to, and receives from, domains under other leaves: float64[G, N] twice."""
-    groups, count = len(placement.ranks), placement.num_domains
-    leaf = np.zeros((groups, count), dtype=np.int64)
-    out = placement.cluster.profile.scale_out
-    pods = placement.cluster.node_of(placement.ranks) // int((out.nodes_per_leaf if out else None) or 1)
-    np.put_along_axis(leaf, placement.position, pods, axis=1)
-    differs = leaf[:, traffic.source] != leaf[:, traffic.target]
-    weighted = differs * traffic.volume
-    up, down = np.zeros((groups, count)), np.zeros((groups, count))
-    rows = np.arange(groups)[:, None]
-    np.add.at(up, (rows, traffic.source[None, :]), weighted)
-    np.add.at(down, (rows, traffic.target[None, :]), weighted)
-    return np.take_along_axis(up, placement.position, axis=1), np.take_along_axis(down, placement.position, axis=1)
-
-
 def occupancy(loads: Loads, num_links: int, *, port: float, nic: float) -> Edges:
-    """One edge per (group, link): loads divided by the share of the link that the algorithm reaches, added up.
+    """One edge per (group, link): loads over the share of the link that the algorithm reaches, added up.
 
-    Sums are rounded to 12 digits, so that links in symmetric places get bit-equal coefficients and fold together.
+    Sums are rounded to 12 digits: links in symmetric places must get bit-equal coefficients, or they do not
+    fold together.
     """
     edges = concatenate([loads.ports, loads.network])
     weight = np.concatenate([loads.ports.coefficient / port, loads.network.coefficient / nic])
     keep = weight > 0
-    key, inverse = np.unique(edges.group_index[keep] * num_links + edges.link_id[keep], return_inverse=True)
-    total = np.bincount(inverse, weight[keep], len(key))
+    pair = edges.group_index[keep] * num_links + edges.link_id[keep]
+    key, inverse = np.unique(pair, return_inverse=True)
+    total: Floats = np.bincount(inverse, weight[keep], len(key)).astype(np.float64)
     return Edges(key // num_links, key % num_links, significant(total))
 
 

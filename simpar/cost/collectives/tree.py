@@ -1,14 +1,14 @@
 """Trees: latency logarithmic in the domains.
 
-All-reduce is NCCL's pair of binary trees between domains, each on half of the data, with a chain inside a domain
-(Sanders, Speck and Träff 2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"; NCCL
-graph/trees.cc). Broadcast and reduce are binomial trees: the root sends everything once a round.
+All-reduce is NCCL's pair of binary trees between domains, each on half of the data, with a chain inside a
+domain. Broadcast and reduce are binomial trees: the root sends everything once a round.
+Sources: Sanders, Speck and Träff 2009, "Two-tree algorithms for full bandwidth broadcast, reduction and
+scan"; NCCL graph/trees.cc.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -18,11 +18,11 @@ from simpar.cost.collectives.traffic import Domains, Loads, spread
 NAME = "tree"
 OPS = ("all_reduce", "broadcast", "reduce")
 PROTOCOLS = ("ll", "ll128", "simple")
+RATES = dict.fromkeys(OPS, ("port_efficiency", "nic_efficiency"))
 
 
-def refuses(op: str, placement: Placement) -> str | None:
+def refuses(op: str, _placement: Placement) -> str | None:
     """Why a group cannot use the algorithm, or None."""
-    del placement
     return None if op in OPS else f"{op} has no tree form"
 
 
@@ -55,14 +55,17 @@ def loads(op: str, placement: Placement) -> Loads:
 
 def two_trees(count: int) -> Domains:
     """Both directions of the two trees: a domain is inner in one of them and a leaf in the other."""
-    first = binary_parents(count)
-    mirrored = (lambda at: count - 1 - at) if count % 2 == 0 else (lambda at: (at + 1) % count)
-    child = np.arange(1, count)
-    children = np.concatenate([child, mirrored(child)])
-    parents = np.concatenate([first[1:], mirrored(first[1:])])
+    child, parent = np.arange(1, count), binary_parents(count)[1:]
+    children = np.concatenate([child, _mirrored(child, count)])
+    parents = np.concatenate([parent, _mirrored(parent, count)])
     source = np.concatenate([children, parents])
     target = np.concatenate([parents, children])
     return Domains(source, target, np.full(len(source), 0.5))
+
+
+def _mirrored(domain: Ints, count: int) -> Ints:
+    """Places in the second tree: mirrored where the number is even, shifted by one where it is odd."""
+    return count - 1 - domain if count % 2 == 0 else (domain + 1) % count
 
 
 def binary_parents(count: int) -> Ints:
@@ -89,9 +92,3 @@ def binomial_children(index: Ints, count: Ints) -> Ints:
 def _binomial_edges(count: int) -> tuple[Ints, Ints]:
     child = np.arange(1, count)
     return child & (child - 1), child
-
-
-def efficiency(shape: Shape, values: Mapping[str, float]) -> tuple[float, float]:
-    """Shares of ports and of NICs that it reaches."""
-    del shape
-    return values["port_efficiency"], values["nic_efficiency"]
