@@ -34,7 +34,9 @@ def schedule_of(plan: Plan, training: Training) -> Schedule:
     """The plan's action table: its own CSV, or the named producer's."""
     if plan.pipeline.actions:
         return from_csv(plan.pipeline.actions)
-    return make_schedule(plan.schedule, plan.mesh.pp, plan.num_microbatches(training.global_batch), plan.pipeline.vpp)
+    return make_schedule(
+        plan.schedule, plan.mesh.pp, plan.num_microbatches(training.global_batch), plan.pipeline.vpp
+    )
 
 
 def stage_layers(plan: Plan, num_layers: int) -> tuple[int, ...]:
@@ -101,7 +103,9 @@ def _pipeline(plan: Plan, target: Target) -> None:
     pipeline, pp = plan.pipeline, plan.mesh.pp
     stages, layers = pp * pipeline.vpp, len(target.graph.layers)
     if stages > layers:
-        raise UserError(f"plan: pp x vpp = {pp} x {pipeline.vpp} = {stages} stages for {layers} layers; allowed: at most one a layer")
+        raise UserError(
+            f"plan: pp x vpp = {pp} x {pipeline.vpp} = {stages} stages for {layers} layers; allowed: at most one a layer"
+        )
     if pipeline.layers and (len(pipeline.layers) != stages or sum(pipeline.layers) != layers):
         raise UserError(
             f"plan: layers lists {len(pipeline.layers)} stages with {sum(pipeline.layers)} layers; needed: {stages} stages "
@@ -125,7 +129,9 @@ def _data(plan: Plan, target: Target) -> None:
     data, mesh = plan.data_parallel, plan.mesh
     if data.kind == "single_process":
         if mesh.tp * mesh.pp * mesh.cp > 1 or data.zero:
-            raise UserError("plan: single_process data parallelism combines with nothing (tp, pp, cp = 1 and zero = 0)")
+            raise UserError(
+                "plan: single_process data parallelism combines with nothing (tp, pp, cp = 1 and zero = 0)"
+            )
         if target.world_size > target.devices_per_node:
             raise UserError(
                 f"plan: single_process data parallelism is one process on one node of {target.devices_per_node} devices; "

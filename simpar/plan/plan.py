@@ -27,7 +27,9 @@ class Pipeline(_Part):
 
     schedule: str | None = Field(None, description="name in the table of schedules; default by vpp")
     vpp: Count = Field(1, description="model chunks per pipeline rank")
-    layers: tuple[Count, ...] | None = Field(None, description="transformer layers per virtual stage, model order")
+    layers: tuple[Count, ...] | None = Field(
+        None, description="transformer layers per virtual stage, model order"
+    )
     actions: str | None = Field(None, description="action table (CSV) instead of a named schedule")
 
 
@@ -59,7 +61,9 @@ class MemoryPolicy(_Part):
     @classmethod
     def _known(cls, value: str) -> str:
         period = value.removeprefix("every:")
-        if value in ("none", "selective", "full") or (value != period and period.isdigit() and int(period) > 0):
+        if value in ("none", "selective", "full") or (
+            value != period and period.isdigit() and int(period) > 0
+        ):
             return value
         raise ValueError("allowed none, selective, full, every:C with C >= 1")
 

@@ -21,5 +21,7 @@ SCHEDULES = {
 def make_schedule(name: str, num_ranks: int, num_microbatches: int, vpp: int = 1) -> Schedule:
     """The action table of a named schedule. Raises UserError for an unknown name or an impossible shape."""
     module, function = SCHEDULES[files.choose(name, SCHEDULES, "schedule")].split(":")
-    schedule: Schedule = getattr(import_module(f"{__name__}.{module}"), function)(num_ranks, num_microbatches, vpp)
+    schedule: Schedule = getattr(import_module(f"{__name__}.{module}"), function)(
+        num_ranks, num_microbatches, vpp
+    )
     return schedule

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simpar.errors import UserError
-from simpar.plan.schedules.actions import RankActions, Schedule
-
-F, B = 0, 1
+from simpar.plan.schedules.actions import B, F, Ints, Schedule, columns
 
 
 def naive(p: int, m: int, vpp: int = 1) -> Schedule:
@@ -15,7 +13,7 @@ def naive(p: int, m: int, vpp: int = 1) -> Schedule:
     _only_one_chunk("naive", vpp)
     code = np.tile([F, B], m)
     microbatch = np.repeat(np.arange(m), 2)
-    ranks = tuple(RankActions(code, np.full(2 * m, r), microbatch) for r in range(p))
+    ranks = tuple(columns(code, r, microbatch) for r in range(p))
     return Schedule("naive", m, tuple(range(p)), ranks)
 
 
@@ -24,7 +22,7 @@ def gpipe(p: int, m: int, vpp: int = 1) -> Schedule:
     _only_one_chunk("gpipe", vpp)
     code = np.repeat([F, B], m)
     microbatch = np.tile(np.arange(m), 2)
-    ranks = tuple(RankActions(code, np.full(2 * m, r), microbatch) for r in range(p))
+    ranks = tuple(columns(code, r, microbatch) for r in range(p))
     return Schedule("gpipe", m, tuple(range(p)), ranks)
 
 
@@ -34,7 +32,7 @@ def one_f_one_b(p: int, m: int, vpp: int = 1) -> Schedule:
     ranks = []
     for r in range(p):
         code, forward, backward = _alternate(min(p - r - 1, m), m)
-        ranks.append(RankActions(code, np.full(2 * m, r), np.where(code == F, forward, backward)))
+        ranks.append(columns(code, r, np.where(code == F, forward, backward)))
     return Schedule("1f1b", m, tuple(range(p)), tuple(ranks))
 
 
@@ -54,7 +52,7 @@ def interleaved(p: int, m: int, vpp: int = 2) -> Schedule:
         warmup = min(2 * (p - r - 1) + (vpp - 1) * p, total) if vpp > 1 else min(p - r - 1, total)
         code, forward, backward = _alternate(warmup, total)
         stage = np.where(code == F, chunk[forward], vpp - 1 - chunk[backward]) * p + r
-        ranks.append(RankActions(code, stage, np.where(code == F, microbatch[forward], microbatch[backward])))
+        ranks.append(columns(code, stage, np.where(code == F, microbatch[forward], microbatch[backward])))
     return Schedule("interleaved", m, tuple(v % p for v in range(p * vpp)), tuple(ranks))
 
 
@@ -64,11 +62,11 @@ def breadth_first(p: int, m: int, vpp: int = 2) -> Schedule:
     microbatch = np.tile(np.arange(m), vpp)
     code = np.repeat([F, B], m * vpp)
     stages = np.concatenate([chunk, chunk[::-1]])
-    ranks = tuple(RankActions(code, stages * p + r, np.tile(microbatch, 2)) for r in range(p))
+    ranks = tuple(columns(code, stages * p + r, np.tile(microbatch, 2)) for r in range(p))
     return Schedule("breadth-first", m, tuple(v % p for v in range(p * vpp)), ranks)
 
 
-def _alternate(warmup: int, total: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _alternate(warmup: int, total: int) -> tuple[Ints, Ints, Ints]:
     """Codes of warm-up forwards, then F and B in turn, then the remaining backwards; running F and B indices."""
     steady = total - warmup
     code = np.concatenate([np.full(warmup, F), np.tile([F, B], steady), np.full(warmup, B)]).astype(np.int64)
@@ -79,4 +77,6 @@ def _alternate(warmup: int, total: int) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 def _only_one_chunk(name: str, vpp: int) -> None:
     if vpp != 1:
-        raise UserError(f"schedule {name}: vpp = {vpp}; allowed: 1 (several chunks need interleaved or breadth-first)")
+        raise UserError(
+            f"schedule {name}: vpp = {vpp}; allowed: 1 (several chunks need interleaved or breadth-first)"
+        )
