@@ -1,0 +1,1 @@
+"""Is it true? Predictions beside published measurements."""

@@ -1,0 +1,140 @@
+"""Predictions for cases: the same lowering and engines as ``simulate``, without the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from pydantic import BaseModel
+
+from simpar import files
+from simpar.cost.memory import overhead_bytes, reserved_bytes, static_memory
+from simpar.cost.stack import Stack, load_stack
+from simpar.engine import choose_engine
+from simpar.errors import UserError
+from simpar.hardware.cluster import Cluster, make_cluster
+from simpar.hardware.profile import ClusterProfile
+from simpar.plan.plan import Plan
+from simpar.program.lower import Lowered
+from simpar.program.memory import memory_use
+from simpar.program.program import Timing
+from simpar.simulate import lower_job, make_job
+from simpar.units import GB, NS_PER_S
+from simpar.validate.rows import Case, Unmodelled
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted seconds a step and bytes on the fullest rank."""
+
+    step_time_s: float
+    static_memory_bytes: float
+    peak_reserved_bytes: float
+    fits: bool
+
+
+def predict(case: Case) -> Prediction:
+    """Predict one case. Raises Unmodelled where the plan cannot be on this model and cluster."""
+    cluster = cluster_of(case)
+    stack = changed_stack(case.stack, case.stack_changes)
+    try:
+        plan = files.parse(Plan, dict(case.plan), source="row")
+        job = make_job(case.graph, cluster, plan, case.training, stack)
+        lowered = lower_job(job, cluster, {})
+    except UserError as error:
+        raise Unmodelled(str(error).splitlines()[0].removeprefix("plan: ")) from None
+    _, engine = choose_engine("auto", lowered.program)
+    timing = engine(lowered.program)
+    static, peak, reserved = _memory(lowered, timing, cluster)
+    return Prediction(
+        step_time_s=timing.makespan_ns / NS_PER_S + stack.launch.step_overhead_s,
+        static_memory_bytes=static,
+        peak_reserved_bytes=reserved,
+        fits=reserved <= cluster.device.memory_bytes,
+    )
+
+
+def _memory(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[float, float, float]:
+    job = lowered.builder.job
+    overhead = overhead_bytes(job.plan, job.stack, cluster)
+    most_static = most_peak = most_reserved = 0.0
+    for class_id in range(lowered.layout.num_classes):
+        stage = int(lowered.stage_of_class[class_id])
+        static = float(static_memory(int(lowered.builder.held_parameters(stage)), job.plan, job.stack).total_bytes)
+        peak = static + memory_use(lowered.program, timing, class_id).peak_bytes
+        most_static = max(most_static, static)
+        most_peak = max(most_peak, peak + overhead)
+        most_reserved = max(most_reserved, overhead + reserved_bytes(peak, job.stack))
+    return most_static, most_peak, most_reserved
+
+
+@lru_cache(maxsize=64)
+def _profile(name: str) -> ClusterProfile:
+    return files.parse(ClusterProfile, files.load(files.find(name, "clusters", "hardware")))
+
+
+def cluster_of(case: Case) -> Cluster:
+    """The cluster a case ran on, in the state that its own fabric measurements show."""
+    profile = _profile(case.hardware)
+    if case.devices_per_node != profile.devices_per_node:
+        profile = _resized(profile, case.devices_per_node)
+    nodes = case.num_devices // case.devices_per_node
+    try:
+        cluster = make_cluster(profile, nodes)
+    except UserError as error:
+        raise Unmodelled(str(error)) from None
+    return in_measured_state(cluster, case.fabric)
+
+
+def _resized(profile: ClusterProfile, per_node: int) -> ClusterProfile:
+    """Part of a node, or a node of another size: NICs go with the devices."""
+    out = profile.scale_out
+    if out is not None:
+        nics = max(1, out.nics_per_node * per_node // profile.devices_per_node)
+        out = out.model_copy(update={"nics_per_node": nics})
+    return profile.model_copy(update={"devices_per_node": per_node, "scale_out": out})
+
+
+def in_measured_state(cluster: Cluster, measured: Mapping[str, float]) -> Cluster:
+    """The cluster with links scaled so that collectives over all its ranks reach the measured bandwidth.
+
+    ``measured`` are bus bandwidths in GB/s of 1 GiB all-reduces over all ranks ("fabric_allreduce") and inside
+    a node ("intra_allreduce"). The all-gather test of the source copies through lists and reads low, so the
+    all-reduce decides; links are never scaled above their nominal capacity by more than a factor of two.
+    """
+    scaling: dict[str, float] = {}
+    if "intra_allreduce" in measured:
+        factor = _factor(cluster, measured["intra_allreduce"], ranks=cluster.domain_size)
+        scaling |= {"port_tx": factor, "port_rx": factor}
+    if cluster.nodes > 1 and "fabric_allreduce" in measured:
+        factor = _factor(cluster, measured["fabric_allreduce"], ranks=cluster.world_size)
+        scaling |= {"nic_tx": factor, "nic_rx": factor}
+    return cluster.scaled(scaling) if scaling else cluster
+
+
+def _factor(cluster: Cluster, busbw_gb: float, *, ranks: int) -> float:
+    """How far a measured all-reduce bus bandwidth is from the modelled one."""
+    import numpy as np
+
+    from simpar.cost.collectives import collective
+    from simpar.units import GIB
+
+    if ranks < 2:
+        return 1.0
+    group = np.arange(min(ranks, cluster.world_size))[None, :]
+    cost = collective("all_reduce", group, cluster, size_bytes=float(GIB))
+    seconds = cost.solo_time_s(float(GIB), cluster)
+    modelled = 2 * (group.shape[1] - 1) / group.shape[1] * GIB / seconds / GB
+    return float(np.clip(busbw_gb / modelled, 0.01, 2.0))
+
+
+def changed_stack(name: str, changes: Mapping[str, Any]) -> Stack:
+    """A stack with single fields replaced by dotted key."""
+    stack = load_stack(name)
+    for key, value in changes.items():
+        section, field = key.split(".")
+        part: BaseModel = getattr(stack, section)
+        stack = stack.model_copy(update={section: part.model_copy(update={field: value})})
+    return stack

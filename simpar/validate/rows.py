@@ -1,0 +1,370 @@
+"""Measured runs as inputs: a row of a table becomes a model, a cluster and a plan, or a reason why not.
+
+The columns are the same for every table; free text is read through the few patterns below and nowhere else.
+Blank means unknown: what a plan needs and a row does not say is a reason, never a guess.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from simpar.models.graph import ModelGraph
+from simpar.models.training import Training
+from simpar.models.transformer import Shape, Style, build
+from simpar.units import GIB
+
+Row = Mapping[str, str]
+
+
+class Unmodelled(Exception):
+    """A row outside what is modelled; the text is the reason that the report counts."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measured run as simulation input."""
+
+    graph: ModelGraph
+    hardware: str
+    num_devices: int
+    devices_per_node: int
+    training: Training
+    plan: Mapping[str, object]
+    stack: str
+    stack_changes: Mapping[str, object]
+    fabric: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a row says about its run; None where it does not."""
+
+    step_time_s: float | None
+    peak_memory_bytes: float | None
+    static_memory_bytes: float | None
+    peer_step_time_s: float | None
+    peer_memory_bytes: float | None
+    fits: bool
+
+
+def text(row: Row, name: str) -> str:
+    """A column as text, empty where it is missing."""
+    return (row.get(name) or "").strip()
+
+
+def number(row: Row, name: str) -> float | None:
+    """A column as a finite number, None where blank. Raises Unmodelled for anything else."""
+    value = text(row, name)
+    if not value:
+        return None
+    try:
+        read = float(value)
+    except ValueError:
+        raise Unmodelled(f"{name} is no number") from None
+    if not math.isfinite(read):
+        raise Unmodelled(f"{name} is not finite")
+    return read
+
+
+def whole(row: Row, name: str, default: int | None = None) -> int:
+    """A column as a positive integer. Raises Unmodelled where it is missing and has no default."""
+    value = number(row, name)
+    if value is None:
+        if default is None:
+            raise Unmodelled(f"{name} not published")
+        return default
+    if value < 1 or value != int(value):
+        raise Unmodelled(f"{name} = {value:g} is no positive integer")
+    return int(value)
+
+
+def case(row: Row) -> Case:
+    """The simulation input of a row. Raises Unmodelled with the reason."""
+    if (number(row, "n_experts") or 0) > 1:
+        raise Unmodelled("mixture of experts")
+    if (number(row, "cp") or 1) > 1:
+        raise Unmodelled("context parallelism")
+    graph = model(row)
+    devices = whole(row, "n_gpus")
+    hardware, per_node = _hardware(row, devices)
+    plan = _plan(row, devices)
+    seq_len = whole(row, "seq_len")
+    training = Training(seq_len=seq_len, global_batch=_global_batch(row, plan, devices))
+    stack, changes = _stack(row)
+    return Case(graph, hardware, devices, per_node, training, plan, stack, changes, _fabric(row))
+
+
+# --- the model -------------------------------------------------------------------------------------------------
+
+_GATED = re.compile(r"llama|qwen|mistral|gemma|deepseek|olmo|granite|internlm|yi-|baichuan", re.IGNORECASE)
+_PLAIN = re.compile(r"gpt|megatron|bloom|opt|neox|nlg|turing|bert|t5", re.IGNORECASE)
+_VOCABULARIES = (
+    (re.compile(r"llama[- _]?(v)?3|llama3", re.IGNORECASE), 128256),
+    (re.compile(r"llama", re.IGNORECASE), 32000),
+    (re.compile(r"qwen", re.IGNORECASE), 152064),
+    (re.compile(r"nemotron", re.IGNORECASE), 256000),
+    (re.compile(r"mistral", re.IGNORECASE), 32000),
+    (re.compile(r"mpt", re.IGNORECASE), 50368),
+)
+_GPT_VOCABULARY = 51200
+
+
+def model(row: Row) -> ModelGraph:
+    """The dense decoder that a row describes by its sizes."""
+    name = text(row, "model_name") or "model"
+    hidden, heads = whole(row, "hidden"), whole(row, "n_heads")
+    gated = bool(_GATED.search(name))
+    ffn = number(row, "ffn_hidden")
+    if ffn is None:
+        if gated:
+            raise Unmodelled("ffn_hidden not published")
+        ffn = 4 * hidden
+    if not gated and not _PLAIN.search(name) and not re.search("mpt|nemotron", name, re.IGNORECASE):
+        gated = abs(ffn - 4 * hidden) > hidden // 8
+    if hidden % heads:
+        raise Unmodelled("hidden is no multiple of n_heads")
+    shape = Shape(
+        vocab=whole(row, "vocab", _vocabulary(name)),
+        hidden=hidden,
+        ffn=int(ffn),
+        layers=whole(row, "n_layers"),
+        heads=heads,
+        kv_heads=whole(row, "n_kv_heads", heads),
+        head_dim=hidden // heads,
+        positions=0 if gated or "mpt" in name.lower() else whole(row, "seq_len"),
+    )
+    return build(name, shape, _style(row, name, gated=gated), dropout=not gated and _unfused(row))
+
+
+def _vocabulary(name: str) -> int:
+    return next((size for pattern, size in _VOCABULARIES if pattern.search(name)), _GPT_VOCABULARY)
+
+
+def _style(row: Row, name: str, *, gated: bool) -> Style:
+    tied = text(row, "tied_embeddings").lower()
+    if gated:
+        bias = bool(re.search("qwen(1.5|2)", name, re.IGNORECASE))
+        return Style(tied=tied == "true", qkv_bias=bias)
+    if re.search("mpt", name, re.IGNORECASE):
+        return Style(norm="weight", gated=False, tied=True, rotary=False)
+    if re.search("nemotron", name, re.IGNORECASE):
+        return Style(norm="layer", gated=False, tied=False)
+    return Style(
+        norm="layer", gated=False, tied=tied != "false", qkv_bias=True, output_bias=True, mlp_bias=True, rotary=False
+    )
+
+
+def _unfused(row: Row) -> bool:
+    kernel = text(row, "attention_kernel").lower()
+    if "unfused" in kernel or "no flash" in kernel:
+        return True
+    return not kernel and text(row, "stack") == "megatron-deepspeed"
+
+
+# --- the cluster -----------------------------------------------------------------------------------------------
+
+_HARDWARE = (  # device pattern, interconnect pattern, profile; the first match counts
+    (r"a100.*pcie", r"", "a100-pcie-8"),
+    (r"a100.*40", r"efa", "aws-p4d"),
+    (r"a100.*40", r"", "dgx-a100-40gb"),
+    (r"a100", r"800 gb/s|4x connectx", "a100-800"),
+    (r"a100", r"roce", "a100-roce-1600"),
+    (r"a100", r"", "dgx-a100-80gb"),
+    (r"h100.*(500 ?w|low tdp|hbm2e)", r"", "grand-teton-h100"),
+    (r"h100.*pcie", r"", "a100-pcie-8"),
+    (r"h100", r"efa", "aws-p5"),
+    (r"h100", r"oversubscribed", "meta-llama3-h100"),
+    (r"h100", r"roce|rdma", "h100-roce-400"),
+    (r"h100", r"", "dgx-h100"),
+    (r"h200", r"", "hgx-h200"),
+    (r"gb300", r"", "gb300-nvl72"),
+    (r"gb200", r"", "gb200-nvl72"),
+    (r"b300", r"", "hgx-b300"),
+    (r"b200", r"", "hgx-b200"),
+    (r"mi300x", r"", "mi300x-8"),
+    (r"mi325x", r"", "mi325x-8"),
+    (r"mi355x", r"", "mi355x-8"),
+    (r"v100", r"", "dgx-v100"),
+)
+
+
+def _hardware(row: Row, devices: int) -> tuple[str, int]:
+    """Profile and devices per node; a job smaller than a node is one node of its size."""
+    device, network = text(row, "gpu_type").lower(), text(row, "interconnect").lower()
+    if not device:
+        raise Unmodelled("gpu_type not published")
+    if "tpu" in device:
+        raise Unmodelled("TPU slices (torus collectives)")
+    name = next((p for d, n, p in _HARDWARE if re.search(d, device) and re.search(n, network)), None)
+    if name is None:
+        raise Unmodelled(f"no profile for {text(row, 'gpu_type')}")
+    per_node = min(whole(row, "gpus_per_node", 4 if "gb" in device else 8), devices)
+    if devices % per_node:
+        raise Unmodelled("n_gpus is no multiple of gpus_per_node")
+    return name, per_node
+
+
+def _fabric(row: Row) -> dict[str, float]:
+    """Bandwidths measured inside the job, GB/s: over all ranks and inside a node."""
+    found = {}
+    for scope in ("fabric", "intra"):
+        for op in ("allreduce", "allgather", "reducescatter"):
+            value = number(row, f"{scope}_{op}_gbs")
+            if value is not None and value > 0:
+                found[f"{scope}_{op}"] = value
+    return found
+
+
+# --- the plan --------------------------------------------------------------------------------------------------
+
+
+def _plan(row: Row, devices: int) -> dict[str, object]:
+    tp, pp = whole(row, "tp", 1), whole(row, "pp", 1)
+    if devices % (tp * pp):
+        raise Unmodelled("tp x pp does not divide n_gpus")
+    vpp = whole(row, "vpp", 1) if pp > 1 else 1
+    plan: dict[str, object] = {
+        "tp": tp, "pp": pp, "vpp": vpp, "micro_batch": _micro_batch(row, devices // (tp * pp)),
+        "recompute": _recompute(row), "precision": _precision(row), "schedule": _schedule(row, vpp),
+    }  # fmt: skip
+    plan |= _sharding(row, devices // (tp * pp))
+    sequence = text(row, "seq_parallel").lower()
+    if sequence in ("true", "false"):
+        plan["sequence_parallel"] = sequence == "true" and tp > 1
+    elif _unfused(row):
+        plan["sequence_parallel"] = False
+    notes = text(row, "overlap_notes").lower()
+    if re.search(r"tp comm overlap on|tp-comm-overlap|asynctp|async tp", notes):
+        plan["tensor_parallel"] = {"overlap": True}
+    if re.search(r"not overlapped|no tp/dp overlap", notes):
+        plan["overlap_grad_reduce"] = plan["overlap_param_gather"] = False
+    return plan
+
+
+def _micro_batch(row: Row, dp: int) -> int:
+    known = number(row, "micro_batch")
+    if known is not None:
+        return whole(row, "micro_batch")
+    batch, accumulation = number(row, "global_batch_seqs"), number(row, "grad_accum")
+    if batch and accumulation and batch % (dp * accumulation) == 0:
+        return int(batch // (dp * accumulation))
+    raise Unmodelled("micro_batch not published")
+
+
+def _global_batch(row: Row, plan: Mapping[str, object], devices: int) -> int:
+    known = number(row, "global_batch_seqs")
+    if known is not None:
+        return whole(row, "global_batch_seqs")
+    dp = devices // (int(str(plan["tp"])) * int(str(plan["pp"])))
+    return dp * int(str(plan["micro_batch"])) * whole(row, "grad_accum")
+
+
+def _recompute(row: Row) -> str:
+    words = text(row, "recompute").lower()
+    if not words or words.startswith("none"):
+        return "none"
+    if re.search(r"every other|every n-th", words):
+        return "every:2"
+    if re.search(r"of \d+ layers|1 layer per virtual|offload|moe|mla|remateri|minimal", words):
+        raise Unmodelled("partial recompute or offload")
+    if "mlp" in words:
+        raise Unmodelled("recompute of chosen modules")
+    return "selective" if "selective" in words else "full"
+
+
+def _precision(row: Row) -> str:
+    words = text(row, "precision").lower()
+    if re.search(r"fp4", words):
+        raise Unmodelled("4-bit floats")
+    if re.search(r"fp8|float8", words):
+        return "fp8"
+    return "fp16" if words.startswith("fp16") and "v100" in text(row, "gpu_type").lower() else "bf16"
+
+
+def _schedule(row: Row, vpp: int) -> str:
+    words = text(row, "schedule").lower()
+    for pattern, name in (("zb-1p", "zb-h1"), ("zb-2p", "zb-h2"), ("zb-v", "zb-v")):
+        if pattern in words:
+            return name
+    return "interleaved" if vpp > 1 else "1f1b"
+
+
+def _sharding(row: Row, dp: int) -> dict[str, object]:
+    """ZeRO stage and replicas from the words of the sharding column; unknown is the stack's usual."""
+    words = text(row, "zero_stage_or_fsdp").lower()
+    stage = re.search(r"zero-?([0-3])", words)
+    if re.search(r"zero-2-like|grad-op|without reshard", words):
+        return {"zero": 2, "kind": "fsdp"}
+    if stage and "fsdp" not in words:
+        return {"zero": int(stage.group(1))} if dp > 1 else {"zero": 0}
+    if "fsdp" in words or (stage and stage.group(1) == "3"):
+        width = re.search(r"(?:fsdp ?=? ?|degree )(\d+)", words)
+        shards = int(width.group(1)) if width else dp
+        if "hsdp" in words:
+            raise Unmodelled("HSDP degree not published")
+        if dp % shards:
+            raise Unmodelled("FSDP degree does not divide dp")
+        return {"zero": 3, "hsdp": dp // shards} if dp > 1 else {"zero": 0}
+    if "optimizer" in words:
+        return {"zero": 1} if dp > 1 else {"zero": 0}
+    return {"zero": 0}
+
+
+# --- the stack -------------------------------------------------------------------------------------------------
+
+
+def _stack(row: Row) -> tuple[str, dict[str, object]]:
+    """Stack profile, and what the row's words change about it."""
+    words = text(row, "stack").lower()
+    notes = f"{text(row, 'overlap_notes')} {text(row, 'model_name')}".lower()
+    known = {
+        "megatron-deepspeed": "megatron-deepspeed", "megatron": "megatron", "nanotron": "nanotron",
+        "llm-foundry": "llm-foundry", "torchtitan": "torchtitan", "fsdp": "fsdp", "llama3": "llama3",
+        "maxtext": "maxtext",
+    }  # fmt: skip
+    if words not in known:
+        raise Unmodelled("stack not published" if not words else f"no profile for stack {words}")
+    name = known[words]
+    if name == "torchtitan" and re.search(r"no compile|compile=false", notes):
+        name = "torchtitan-eager"
+    if name == "megatron" and _unfused(row):
+        name = "megatron-sc21"
+    changes: dict[str, object] = {}
+    if "cuda graph" in notes and "none []" not in notes:
+        changes["launch.host_time_per_kernel_s"] = 0.0
+    if "bf16 grad reduce" in notes:
+        changes["numerics.reduce_dtype"] = "bf16"
+    if "fp32 grad reduce" in notes:
+        changes["numerics.reduce_dtype"] = "fp32"
+    return name, changes
+
+
+def measured(row: Row) -> Measured:
+    """The measurements of a row, in SI."""
+    def memory(name: str) -> float | None:
+        value = number(row, name)
+        return None if value is None else value * GIB
+
+    return Measured(
+        step_time_s=_step_time(row),
+        peak_memory_bytes=memory("peak_mem_gib"),
+        static_memory_bytes=memory("static_mem_gib"),
+        peer_step_time_s=number(row, "peer_pred_iteration_time_s"),
+        peer_memory_bytes=memory("peer_pred_mem_gib"),
+        fits=text(row, "status").lower() != "oom",
+    )
+
+
+def _step_time(row: Row) -> float | None:
+    """Published, or from tokens per second and device."""
+    known = number(row, "iteration_time_s")
+    if known is not None and known > 0:
+        return known
+    rate, batch = number(row, "tokens_per_s_per_gpu"), number(row, "global_batch_seqs")
+    length, devices = number(row, "seq_len"), number(row, "n_gpus")
+    if rate and batch and length and devices:
+        return batch * length / (rate * devices)
+    return None

@@ -1,0 +1,170 @@
+"""Errors in sum: per source and overall, rank correlation, fits, and the regret of trusting the prediction."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+
+from simpar.validate.predict import Prediction
+from simpar.validate.rows import Measured
+
+CELL = ("model_name", "n_layers", "hidden", "gpu_type", "n_gpus", "seq_len", "global_batch_seqs", "source")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One row of a table: its cell (what is compared for regret), measurement, and prediction or reason."""
+
+    row: int
+    source: str
+    label: str
+    cell: tuple[str, ...]
+    measured: Measured | None
+    prediction: Prediction | None
+    reason: str = ""
+    suspect: str = ""
+
+    @property
+    def time_error(self) -> float | None:
+        """Signed relative error of step time."""
+        if self.prediction is None or self.measured is None or not self.measured.step_time_s:
+            return None
+        return self.prediction.step_time_s / self.measured.step_time_s - 1
+
+    @property
+    def memory_error(self) -> float | None:
+        """Signed relative error of the reserved peak."""
+        if self.prediction is None or self.measured is None or not self.measured.peak_memory_bytes:
+            return None
+        return self.prediction.peak_reserved_bytes / self.measured.peak_memory_bytes - 1
+
+    @property
+    def static_error(self) -> float | None:
+        """Signed relative error of static memory."""
+        if self.prediction is None or self.measured is None or not self.measured.static_memory_bytes:
+            return None
+        return self.prediction.static_memory_bytes / self.measured.static_memory_bytes - 1
+
+
+def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The JSON of ``simpar validate`` without its rows: overall figures and ``by_source``."""
+    sources: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        sources[outcome.source].append(outcome)
+    return {**figures(outcomes), "by_source": {name: figures(rows) for name, rows in sorted(sources.items())}}
+
+
+def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Figures of one set of rows; None where nothing was measured."""
+    modelled = [o for o in outcomes if o.prediction is not None]
+    times = [abs(o.time_error) for o in modelled if o.time_error is not None]
+    clean = [abs(o.time_error) for o in modelled if o.time_error is not None and not o.suspect]
+    memories = [abs(o.memory_error) for o in modelled if o.memory_error is not None]
+    statics = [abs(o.static_error) for o in modelled if o.static_error is not None]
+    regrets = [r for r in regret_by_cell(modelled).values() if r is not None]
+    return {
+        "rows": len(outcomes),
+        "modelled": len(modelled),
+        "unmodelled_reasons": dict(Counter(o.reason for o in outcomes if o.prediction is None).most_common()),
+        "suspect_rows": dict(Counter(o.suspect for o in modelled if o.suspect)),
+        "time_rows": len(times),
+        "time_ape_median": _percent(times, median),
+        "time_ape_mean": _percent(times, fmean),
+        "time_ape_p90": _percent(times, _p90),
+        "clean_time_ape_median": _percent(clean, median),
+        "clean_time_ape_p90": _percent(clean, _p90),
+        "time_bias_median": _percent([o.time_error for o in modelled if o.time_error is not None], median),
+        "memory_rows": len(memories),
+        "memory_ape_median": _percent(memories, median),
+        "memory_ape_p90": _percent(memories, _p90),
+        "static_memory_ape_median": _percent(statics, median),
+        "kendall_tau": kendall_tau(modelled),
+        "fit_accuracy": _fit_accuracy(modelled),
+        "fit_confusion": dict(_confusion(modelled)),
+        "regret_mean": _percent(regrets, fmean),
+        "regret_max": _percent(regrets, max),
+        **_peers(modelled),
+    }
+
+
+def _percent(values: Iterable[float], reduce: Any) -> float | None:
+    found = list(values)
+    return round(100 * float(reduce(found)), 3) if found else None
+
+
+def _p90(values: Sequence[float]) -> float:
+    return float(np.percentile(values, 90))
+
+
+def _cells(outcomes: Sequence[Outcome]) -> dict[tuple[str, ...], list[Outcome]]:
+    """Rows with a measured time by cell, cells of two or more; suspect rows do not compare."""
+    cells: dict[tuple[str, ...], list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        if outcome.time_error is not None and not outcome.suspect:
+            cells[outcome.cell].append(outcome)
+    return {cell: rows for cell, rows in cells.items() if len(rows) > 1}
+
+
+def regret_by_cell(outcomes: Sequence[Outcome]) -> dict[tuple[str, ...], float]:
+    """How much slower (measured) the row with the best predicted time is than the measured best."""
+    found = {}
+    for cell, rows in _cells(outcomes).items():
+        pick = min(rows, key=lambda o: o.prediction.step_time_s if o.prediction else float("inf"))
+        best = min(o.measured.step_time_s for o in rows if o.measured and o.measured.step_time_s)
+        assert pick.measured is not None and pick.measured.step_time_s, "cells hold measured rows only"
+        found[cell] = pick.measured.step_time_s / best - 1
+    return found
+
+
+def kendall_tau(outcomes: Sequence[Outcome]) -> float | None:
+    """Mean over cells of three rows or more of Kendall's tau-b between predicted and measured time."""
+    from scipy.stats import kendalltau
+
+    taus, weights = [], []
+    for rows in _cells(outcomes).values():
+        predicted = [o.prediction.step_time_s for o in rows if o.prediction]
+        actual = [o.measured.step_time_s for o in rows if o.measured]
+        if len(rows) > 2 and len(set(predicted)) > 1 and len(set(actual)) > 1:
+            taus.append(float(kendalltau(predicted, actual).statistic))
+            weights.append(len(rows))
+    return round(float(np.average(taus, weights=weights)), 4) if taus else None
+
+
+def _confusion(outcomes: Sequence[Outcome]) -> Counter[str]:
+    """Counts of measured and predicted fits: "fits_fits", "fits_oom", "oom_fits", "oom_oom"."""
+    words = {True: "fits", False: "oom"}
+    return Counter(
+        f"{words[o.measured.fits]}_{words[o.prediction.fits]}" for o in outcomes if o.measured and o.prediction
+    )
+
+
+def _fit_accuracy(outcomes: Sequence[Outcome]) -> float | None:
+    counts = _confusion(outcomes)
+    total = sum(counts.values())
+    return round((counts["fits_fits"] + counts["oom_oom"]) / total, 4) if total else None
+
+
+def _peers(outcomes: Sequence[Outcome]) -> Mapping[str, float | None]:
+    """Our error and the peer's own, on the rows where the source publishes another tool's prediction."""
+    time = [o for o in outcomes if o.measured and o.measured.peer_step_time_s and o.time_error is not None]
+    memory = [o for o in outcomes if o.measured and o.measured.peer_memory_bytes and o.memory_error is not None]
+    return {
+        "peer_rows": float(len(time)),
+        "peer_time_ape_mean": _percent([_peer(o, "time") for o in time], fmean),
+        "ours_on_peer_time_ape_mean": _percent([abs(o.time_error or 0) for o in time], fmean),
+        "peer_memory_ape_mean": _percent([_peer(o, "memory") for o in memory], fmean),
+        "ours_on_peer_memory_ape_mean": _percent([abs(o.memory_error or 0) for o in memory], fmean),
+    }
+
+
+def _peer(outcome: Outcome, what: str) -> float:
+    m = outcome.measured
+    assert m is not None, "peers are compared on measured rows"
+    if what == "time":
+        return abs((m.peer_step_time_s or 0) / (m.step_time_s or 1) - 1)
+    return abs((m.peer_memory_bytes or 0) / (m.peak_memory_bytes or 1) - 1)
