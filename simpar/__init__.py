@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from simpar.scenario import Scenario, load_scenario
     from simpar.simulate import simulate
 
-    Cluster, Device, Model = load_cluster, load_device, load_model
+    Cluster = load_cluster
+    Model = load_model
 
 __version__ = "0.1.0"
 
@@ -43,7 +44,7 @@ _CONTENTS = (
     ("Model", "models.catalogue:load_model", "a model by name or config.json"),
     ("ModelGraph", "models.graph:ModelGraph", "what Model gives: operators with named dims"),
     ("Cluster", "hardware.cluster:load_cluster", "nodes of a hardware profile"),
-    ("Device", "hardware.device:load_device", "one accelerator's rates and memory"),
+    ("load_device", "hardware.device:load_device", "one accelerator's rates and memory"),
     ("Training", "models.training:Training", "sequence length and global batch"),
     ("Plan", "plan.plan:Plan", "how the step is split; save and load"),
     ("Mesh", "plan.mesh:Mesh", "ranks, coordinates and process groups"),
@@ -67,7 +68,6 @@ _HOME = {name: home for name, home, _ in _CONTENTS}
 __all__ = [
     "Action",
     "Cluster",
-    "Device",
     "Infeasible",
     "Mesh",
     "Model",
@@ -81,6 +81,7 @@ __all__ = [
     "Training",
     "UserError",
     "__version__",
+    "load_device",
     "load_scenario",
     "load_stack",
     "make_schedule",

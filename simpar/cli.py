@@ -259,13 +259,17 @@ def schema(what: Annotated[str, typer.Argument(help=", ".join(SCHEMAS))]) -> Non
 
 
 def _schema(what: str) -> dict[str, Any]:
+    from pydantic import BaseModel
+
     from simpar.cost.stack import Stack
     from simpar.hardware.device import Device
     from simpar.hardware.profile import ClusterProfile
     from simpar.plan.plan import Plan
     from simpar.scenario import Scenario
 
-    models = {"plan": Plan, "scenario": Scenario, "profile": ClusterProfile, "device": Device, "stack": Stack}
+    models: dict[str, type[BaseModel]] = {
+        "plan": Plan, "scenario": Scenario, "profile": ClusterProfile, "device": Device, "stack": Stack,
+    }  # fmt: skip
     return models[what].model_json_schema()
 
 

@@ -1,11 +1,9 @@
 """The rules of the house, as tests: sizes, names, units, docstrings, and a README that is true."""
 
 import ast
-import io
 import re
 import subprocess
 import sys
-import tokenize
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -100,13 +98,14 @@ def test_unit_literals_live_in_units():
     """Powers of 1,000 and 1,024 are spelled by name everywhere but in units.py."""
     found = []
     for path in PACKAGE:
-        if path.name == "units.py":
-            continue
-        tokens = list(tokenize.generate_tokens(io.StringIO(path.read_text()).readline))
-        for index, token in enumerate(tokens):
-            power = "".join(t.string for t in tokens[index : index + 3])
-            if token.type == tokenize.NUMBER and (token.string in UNIT_LITERALS or power in UNIT_LITERALS):
-                found.append(f"{where(path, token.start[0])} {token.string}")
+        for node in ast.walk(tree(path)) if path.name != "units.py" else ():
+            text = ast.unparse(node) if isinstance(node, ast.Constant | ast.BinOp) else ""
+            scaled = (
+                isinstance(node, ast.BinOp) and {ast.unparse(node.left), ast.unparse(node.right)} & BINARY
+            )
+            written = ast.get_source_segment(path.read_text(), node) if text in SCALES else ""
+            if scaled or text in POWERS or (written or "").lower() in SCALES_AS_WRITTEN:
+                found.append(f"{where(path, node.lineno)} {text}")
     assert found == []
 
 

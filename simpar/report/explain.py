@@ -132,7 +132,7 @@ def _bubble_hints(result: Result) -> Iterator[str]:
         return
     if plan.micro_batch > 1:
         yield f"--micro-batch {plan.micro_batch // 2} doubles the microbatches and shrinks the bubble"
-    if plan.vpp == 1:
+    if plan.vpp == 1 and plan.num_microbatches(result.setup.training) % plan.pp == 0:
         yield "--schedule interleaved --vpp 2 halves the bubble, at the price of more sends"
     yield f"a smaller --pp than {plan.pp} needs fewer microbatches to fill the pipeline"
 
@@ -164,7 +164,8 @@ def _spend_memory(result: Result) -> Iterator[str]:
     if plan.recompute != "none":
         yield f"{room} are unused: --recompute none (or selective) trades them for time"
     else:
-        yield f"{room} are unused: a larger --micro-batch or a smaller --tp may use them"
+        smaller = " or a smaller --tp" if plan.tp > 1 else ""
+        yield f"{room} are unused: a larger --micro-batch{smaller} may use them"
 
 
 TIME_ADVICE: dict[str, Callable[[Result], Iterator[str]]] = {
@@ -185,3 +186,7 @@ class _Choices:
         self.micro_batch = int(plan.get("micro_batch") or 1)
         self.zero = int(plan.get("data_parallel", {}).get("zero") or 0)
         self.recompute = str(plan.get("memory", {}).get("recompute", "none"))
+
+    def num_microbatches(self, training: Mapping[str, Any]) -> int:
+        """Microbatches of one pipeline in a step."""
+        return int(training.get("global_batch", 1)) // (self.dp * self.micro_batch)

@@ -15,7 +15,7 @@ import numpy as np
 
 from simpar.errors import UserError
 from simpar.files import choose, write_atomic
-from simpar.report.timeline import KINDS, MEMORY_PARTS, Blocks, MemoryCurve, Overview, StageView
+from simpar.report.timeline import KINDS, MEMORY_PARTS, PASS_KINDS, Blocks, MemoryCurve, Overview, StageView
 from simpar.units import GIB, MS, US, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -85,10 +85,9 @@ def plot_timeline(result: Result) -> Figure:
     _stage_axis(axes, view)
     axes.set_xlim(0, view.step_time_s / scale)
     axes.set_xlabel(f"time ({unit})", color=INK)
-    _label_blocks(figure, axes, view, scale)
+    _label_blocks(axes, view, scale)
     _titles(
         figure,
-        axes,
         result,
         f"step {format_seconds(result.step_time_s)}, bubble {result.bubble_fraction:.1%}",
     )
@@ -117,9 +116,7 @@ def plot_memory(result: Result) -> Figure:
         panel.set_xlabel(f"time ({unit})", color=INK)
     shown = f", {len(stages)} of {len(view.stages)} stages" if len(stages) < len(view.stages) else ""
     peak = format_bytes(result.peak_memory_bytes)
-    _titles(
-        figure, panels[0, 0], result, f"peak {peak} of {format_bytes(result.memory.capacity_bytes)}{shown}"
-    )
+    _titles(figure, result, f"peak {peak} of {format_bytes(result.memory.capacity_bytes)}{shown}")
     handles = [_patch(MEMORY_COLOUR[part], part.replace("_", " ")) for part in MEMORY_PARTS]
     handles.append(panels[0, 0].lines[-1])
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
@@ -145,7 +142,7 @@ def plot_breakdown(result: Result) -> Figure:
     axes.set_xlim(0, 1.18 * result.step_time_s / scale)
     axes.axvline(result.step_time_s / scale, color=INK, lw=0.8, ls=":", zorder=0)
     axes.set_xlabel(f"time ({unit})", color=INK)
-    _titles(figure, axes, result, f"step {format_seconds(result.step_time_s)}, MFU {result.mfu:.1%}")
+    _titles(figure, result, f"step {format_seconds(result.step_time_s)}, MFU {result.mfu:.1%}")
     return figure
 
 
@@ -167,7 +164,6 @@ def plot_heatmap(result: Result, bins: int = 240) -> Figure:
     axes.set_xlabel(f"time ({unit})", color=INK)
     _titles(
         figure,
-        axes,
         result,
         f"step {format_seconds(result.step_time_s)}, bubble {result.bubble_fraction:.1%}",
     )
@@ -203,19 +199,28 @@ def _draw_stage(
         colour, low, height = KIND_COLOUR[kind], *_lane(kind, row)
         of_kind = blocks.of_kind(kind)
         used.add(colour)
-        for chunk in np.unique(of_kind.chunk).tolist():
-            mine = of_kind.chunk == chunk
+        shades = of_kind.chunk if kind in PASS_KINDS else np.zeros(len(of_kind), dtype=np.int64)
+        edge = min(0.3, 0.04 * _points(axes, float(np.median(of_kind.duration_s)) / step_time_s))
+        for shade in np.unique(shades).tolist():
+            mine = shades == shade
             bars = np.stack([of_kind.start_s[mine], of_kind.duration_s[mine]], axis=1) / scale
             axes.broken_barh(
                 [tuple(bar) for bar in bars.tolist()],
                 (low, height),
-                facecolors=_lighter(colour, max(chunk, 0)),
+                facecolors=_lighter(colour, max(shade, 0)),
                 edgecolors="white",
-                lw=0.25,
+                lw=edge if height > 0.5 else 0,
                 zorder=2,
                 rasterized=rasterized,
             )
     return used
+
+
+def _points(axes: Axes, share: float) -> float:
+    """Width in points of a share of the horizontal axis."""
+    figure = axes.get_figure()
+    assert figure is not None, "axes are drawn on a figure"
+    return 72 * 0.9 * float(figure.get_figwidth()) * share  # type: ignore[union-attr]
 
 
 def _lane(kind: str, row: int) -> tuple[float, float]:
@@ -225,28 +230,19 @@ def _lane(kind: str, row: int) -> tuple[float, float]:
     return row - 0.4, 0.66
 
 
-def _label_blocks(figure: Figure, axes: Axes, view: Overview, scale: float) -> None:
-    """Microbatch numbers, only in blocks wide enough to hold them."""
-    figure.draw_without_rendering()
-    points_per_unit = axes.get_window_extent().width / figure.dpi * 72 / (view.step_time_s / scale)
-    size = 6.5
+def _label_blocks(axes: Axes, view: Overview, scale: float) -> None:
+    """Microbatch numbers, only in blocks wide enough to hold the largest of them."""
+    size, span = 6.5, view.step_time_s / scale
+    digits = len(str(max((int(stage.blocks.microbatch.max(initial=0)) for stage in view.stages), default=0)))
     for row, stage in enumerate(view.stages):
-        blocks = stage.blocks.of_kind("forward", "backward", "input_gradient", "weight_gradient")
-        columns = (
-            blocks.start_s / scale,
-            blocks.duration_s / scale,
-            blocks.microbatch,
-            blocks.kind,
-            blocks.chunk,
-        )
-        for start, width, microbatch, kind, chunk in zip(*(c.tolist() for c in columns), strict=True):
-            needed = (0.66 * len(str(microbatch)) + 0.4) * size
-            if microbatch < 0 or width * points_per_unit < needed:
+        blocks = stage.blocks.of_kind(*PASS_KINDS)
+        columns = (blocks.start_s / scale, blocks.duration_s / scale, blocks.microbatch, blocks.chunk)
+        for start, width, microbatch, chunk in zip(*(c.tolist() for c in columns), strict=True):
+            if microbatch < 0 or _points(axes, width / span) < (0.66 * digits + 0.4) * size:
                 continue
-            light = KIND_COLOUR[KINDS[kind]] == WEIGHT or chunk > 0
             axes.text(
                 start + width / 2, row - 0.08, str(microbatch), ha="center", va="center",
-                fontsize=size, color=INK if light else "white", zorder=3,
+                fontsize=size, color="white" if chunk < 1 else INK, zorder=3,
             )  # fmt: skip
 
 
@@ -342,15 +338,15 @@ def _stage_axis(axes: Axes, view: Overview) -> None:
     axes.spines["left"].set_visible(False)
 
 
-def _titles(figure: Figure, axes: Axes, result: Result, detail: str) -> None:
+def _titles(figure: Figure, result: Result, detail: str) -> None:
+    """The headline, in a size that fits the width, and one line of detail under it."""
     from simpar.report.terminal import headline
 
-    figure.suptitle(headline(result), x=0.01, ha="left", fontsize=12, color=INK, fontweight="bold")
-    if len(figure.axes) <= 2:
-        axes.set_title(detail, loc="left", fontsize=10, color=INK)
-    else:
-        figure.supxlabel("")
-        figure.text(0.99, 0.995, detail, ha="right", va="top", fontsize=10, color=INK)
+    title = headline(result)
+    size = min(12.0, 72 * figure.get_figwidth() / (0.66 * len(title)))
+    figure.suptitle(f"{title}\n", x=0.01, ha="left", fontsize=size, color=INK, fontweight="bold")
+    below = (1.35 * size + 6) / 72 / figure.get_figheight()
+    figure.text(0.01, 1 - below, detail, ha="left", va="top", fontsize=10, color=INK)
 
 
 def _legend(axes: Axes, used: set[str]) -> None:
@@ -360,7 +356,7 @@ def _legend(axes: Axes, used: set[str]) -> None:
     handles.append(Patch(facecolor="white", edgecolor="#BBBBBB", hatch="////", label="bubble, idle", lw=0))
     axes.legend(
         handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(handles), frameon=False,
-        fontsize=9, handlelength=1.2, columnspacing=1.2, borderaxespad=0.2,
+        fontsize=9, handlelength=1.2, columnspacing=1.2, borderaxespad=0,
     )  # fmt: skip
 
 

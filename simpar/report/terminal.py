@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from simpar.report.explain import MEMORY_PARTS
 from simpar.report.result import Result, StageMemory
 from simpar.scenario import Published
-from simpar.units import GIB, MEGA, format_bytes, format_count, format_seconds
+from simpar.units import GIB, KILO, MEGA, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -99,8 +99,13 @@ def figures(result: Result) -> list[tuple[str, str]]:
     if result.bill.cost_usd_per_step is not None:
         rows.append(("cost per step", f"{_three(result.bill.cost_usd_per_step)} USD"))
     if result.bill.energy_j_per_step is not None:
-        rows.append(("energy per step", f"{_three(result.bill.energy_j_per_step / MEGA)} MJ"))
+        rows.append(("energy per step", _energy(result.bill.energy_j_per_step)))
     return rows
+
+
+def _energy(energy_j: float) -> str:
+    scale, unit = (MEGA, "MJ") if energy_j >= MEGA else (KILO, "kJ")
+    return f"{_three(energy_j / scale)} {unit}"
 
 
 def _memory_state(result: Result) -> str:

@@ -30,9 +30,9 @@ SMALL = [
 ]  # fmt: skip
 FROZEN_FLAGS = {
     "--model", "--hardware", "--nodes", "--seq-len", "--global-batch", "--tp", "--pp", "--vpp", "--dp",
-    "--cp", "--ep", "--micro-batch", "--zero", "--hsdp", "--sequence-parallel/--no-sequence-parallel", "--schedule",
-    "--recompute", "--precision", "--optimizer", "--stack", "--set", "--json", "--trace", "--timeline",
-    "--memory-plot", "--engine", "--seed", "--flops-convention", "--require-fit",
+    "--cp", "--ep", "--micro-batch", "--zero", "--hsdp", "--sequence-parallel/--no-sequence-parallel",
+    "--schedule", "--recompute", "--precision", "--optimizer", "--stack", "--set", "--json", "--trace",
+    "--timeline", "--memory-plot", "--engine", "--seed", "--flops-convention", "--require-fit",
 }  # fmt: skip
 
 
