@@ -16,20 +16,13 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = sorted((ROOT / "simpar").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MAX_FILE, MAX_FUNCTION, MEDIAN_FUNCTION, MAX_FIELDS, MAX_PARAMETERS = 500, 80, 10, 12, 6
-UNIT_LITERALS = {
-    "1e9",
-    "1e-9",
-    "1e-6",
-    "1e6",
-    "1e-3",
-    "1e3",
-    "1e12",
-    "1e15",
+SCALES_AS_WRITTEN = {"1e-9", "1e-6", "1e-3", "1e3", "1e6", "1e9", "1e12", "1e15"}
+SCALES = {repr(float(text)) for text in SCALES_AS_WRITTEN}
+POWERS = {"10 ** 3", "10 ** 6", "10 ** 9", "10 ** 12", "2 ** 10", "2 ** 20", "2 ** 30", "2 ** 40"}
+BINARY = {
     "1024",
-    "10**9",
-    "2**30",
-    "2**20",
-}
+    "1024.0",
+}  # only where something is multiplied or divided by it: it is a size of tensors, too
 FOLDERS_WITH_A_TABLE = (("simpar/plan/schedules", "actions"), ("simpar/cost/collectives", "parameters"))
 
 
