@@ -1,194 +1,189 @@
-"""The reference engine: the four rules of the Program, executed by SimPy. Every other engine must equal it."""
+"""The reference engine: the four rules of the Program, executed by SimPy. Every other engine must equal it.
+
+Nothing here is a process of its own: an op is a countdown of what it waits for, then one timeout; the only
+shared resource is the Network. This reads as the rules do, and runs four times as fast as a process per
+stream.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-import simpy
-from simpy.events import NORMAL, Event
+from simpy import Environment
+from simpy.events import NORMAL, Event, Timeout
 
-from simpar.engine.sharing import max_min_rates
-from simpar.program.program import Program, Timing, fixed_point, predecessors
+from simpar.engine.sharing import FlowTable, LinkChange, as_rates, max_min_rates
+from simpar.program.program import Csr, Program, ProgramError, Timing, cycle_text, edges
 
-_SETTLE = NORMAL + 1  # after every other event of the instant (rule 3)
-
-
-@dataclass(frozen=True)
-class LinkChange:
-    """A scheduled change of a link's capacity."""
-
-    time_ns: int
-    link: int
-    capacity_bytes_per_s: int
+AFTER_THE_INSTANT = NORMAL + 1  # rule 3: re-share when every other event of the instant has happened
 
 
 def run(program: Program, changes: Sequence[LinkChange] = ()) -> Timing:
-    """Start and finish of every op. Raises ValueError if ops wait for each other for ever."""
+    """Start and finish of every op, with scheduled changes of link capacity.
+
+    Raises ProgramError naming ops that wait for each other, or flows that a dead link stops for ever.
+    """
     return _Run(program, changes).timing()
 
 
 class _Run:
+    """One execution of a Program: rules 1 and 2."""
+
     def __init__(self, program: Program, changes: Sequence[LinkChange]) -> None:
-        self.environment = simpy.Environment()
-        self.network = _Network(self.environment, program, self._finish)
-        pointer, preds = predecessors(program)
-        self.waiting = np.diff(pointer).tolist()
-        self.followers = _followers(pointer, preds)
-        self.fixed = program.ops.fixed_ns.tolist()
-        self.work = program.ops.work_bytes.tolist()
-        self.start = [-1] * len(program)
-        self.finish = [-1] * len(program)
-        for change in changes:
-            self._at(change.time_ns, lambda change=change: self.network.change(change))
-        for op in [op for op, count in enumerate(self.waiting) if count == 0]:
-            self._start(op)
+        self.program = program
+        self.clock = Environment(initial_time=0)
+        self.flows = FlowTable.of(program)
+        self.network = Network(self.clock, self.flows, self.finish)
+        before, after = edges(program)
+        followers = Csr.of(before, after, len(program))
+        self.pointer, self.follower = followers.pointer.tolist(), followers.item.tolist()
+        self.waiting = np.bincount(after, minlength=len(program)).tolist()
+        self.fixed_ns = program.ops.fixed_ns.tolist()
+        self.start_ns = [-1] * len(program)
+        self.finish_ns = [-1] * len(program)
+        for time_ns, link, rate in as_rates(changes):
+            _at(self.clock, time_ns, lambda event: self.network.change(*event.value), (link, rate))
 
     def timing(self) -> Timing:
-        self.environment.run()
-        if -1 in self.finish:
-            stuck = [op for op, time in enumerate(self.finish) if time < 0][:8]
-            raise ValueError(f"deadlock: ops {stuck} wait for each other")
-        return Timing(np.array(self.start, dtype=np.int64), np.array(self.finish, dtype=np.int64))
+        """Run to the end."""
+        for op in [op for op, count in enumerate(self.waiting) if not count]:
+            if self.start(op):
+                self.finish(op)
+        self.clock.run()
+        if -1 in self.finish_ns:
+            raise ProgramError(self.complaint())
+        return Timing(np.array(self.start_ns, dtype=np.int64), np.array(self.finish_ns, dtype=np.int64))
 
-    def _at(self, delay: int, action) -> None:  # type: ignore[no-untyped-def]
-        event = Event(self.environment)
-        event._ok, event._value = True, None
-        event.callbacks.append(lambda _: action())  # type: ignore[union-attr]
-        self.environment.schedule(event, delay=delay)
-
-    def _start(self, op: int) -> None:
-        """Rule 2: the fixed part elapses, then work drains on the network."""
-        self.start[op] = int(self.environment.now)
-        then = self._finish if self.work[op] == 0 else self.network.join
-        if self.fixed[op] == 0:
-            then(op)
+    def start(self, op: int) -> bool:
+        """Begin rule 2 for an op whose rule 1 is satisfied; return whether it takes no time at all."""
+        self.start_ns[op] = self.clock.now
+        if self.fixed_ns[op]:
+            _at(self.clock, self.fixed_ns[op], self.fixed_part_over, op)
+        elif self.flows.work[op]:
+            self.network.join(op)
         else:
-            self._at(self.fixed[op], lambda: then(op))
+            return True
+        return False
 
-    def _finish(self, op: int) -> None:
-        """Rule 1: a finish releases the ops whose last predecessor this was."""
-        stack = [op]
-        now = int(self.environment.now)
-        while stack:
-            done = stack.pop()
-            self.finish[done] = now
-            for follower in self.followers[done]:
+    def fixed_part_over(self, event: Event) -> None:
+        """Rule 2: then its work drains."""
+        op = event.value
+        if self.flows.work[op]:
+            self.network.join(op)
+        else:
+            self.finish(op)
+
+    def finish(self, op: int) -> None:
+        """Rule 1: start every op that waited for this one last, and pass through those that take no time."""
+        done = [op]
+        for finished in done:
+            self.finish_ns[finished] = self.clock.now
+            for follower in self.follower[self.pointer[finished] : self.pointer[finished + 1]]:
                 self.waiting[follower] -= 1
-                if self.waiting[follower]:
-                    continue
-                if self.fixed[follower] == 0 and self.work[follower] == 0:
-                    self.start[follower] = now
-                    stack.append(follower)
-                else:
-                    self._start(follower)
+                if not self.waiting[follower] and self.start(follower):
+                    done.append(follower)
+
+    def complaint(self) -> str:
+        """Why ops are left when nothing happens any more."""
+        stopped = [op for op, start in enumerate(self.start_ns) if start >= 0 > self.finish_ns[op]]
+        if stopped:
+            return f"{self.program.describe(stopped[0])} drains over a link without capacity, for ever"
+        return f"ops wait for each other: {cycle_text(self.program, np.array(self.start_ns) < 0)}"
 
 
-def _followers(pointer: np.ndarray, preds: np.ndarray) -> list[list[int]]:
-    followers: list[list[int]] = [[] for _ in range(len(pointer) - 1)]
-    owner = np.repeat(np.arange(len(pointer) - 1), np.diff(pointer))
-    for op, before in zip(owner.tolist(), preds.tolist(), strict=True):
-        followers[before].append(op)
-    return followers
+class Network:
+    """Links as shared resources: flows join and leave, and once an instant `settle` shares what they touched.
 
+    `remaining`, `rate`, `since_ns` and `version` are by active flow; a finish scheduled under an older
+    version of the rate is void.
+    """
 
-class _Network:
-    """Links as shared resources. Flows join and leave; one settling per instant re-shares what they touched."""
-
-    def __init__(self, environment: simpy.Environment, program: Program, finish) -> None:  # type: ignore[no-untyped-def]
-        self.environment = environment
+    def __init__(self, clock: Environment, flows: FlowTable, finish: Callable[[int], None]) -> None:
+        self.clock = clock
+        self.flows = flows
         self.finish = finish
-        self.capacity = program.routes.capacity_bytes_per_s.tolist()
-        coefficient = fixed_point(program.routes.coefficient).tolist()
-        links = program.routes.links
-        self.routes = [
-            list(zip(links.row(r).tolist(), coefficient[links.pointer[r] : links.pointer[r + 1]], strict=True))
-            for r in range(len(links.pointer) - 1)
-        ]
-        self.route_of = program.ops.route.tolist()
-        self.cap_of = program.ops.rate_cap_bytes_per_s.tolist()
-        self.work_of = program.ops.work_bytes.tolist()
-        self.left: dict[int, int] = {}  # byte-nanoseconds still to drain: bytes x 10^9
+        self.link_rate = list(flows.link_rate)
+        self.on_link: list[set[int]] = [set() for _ in self.link_rate]
+        self.remaining: dict[int, int] = {}
         self.rate: dict[int, int] = {}
-        self.since: dict[int, int] = {}
+        self.since_ns: dict[int, int] = {}
         self.version: dict[int, int] = {}
-        self.on_link: dict[int, set[int]] = {}
         self.touched: set[int] = set()
+        self.capped: list[int] = []
         self.settling = False
 
-    def join(self, op: int) -> None:
-        """A flow enters; its links are re-shared at the end of the instant."""
-        self.left[op] = self.work_of[op] * 10**9
-        self.rate[op], self.since[op] = 0, int(self.environment.now)
-        self.version[op] = 0
-        for link, _ in self.routes[self.route_of[op]]:
-            self.on_link.setdefault(link, set()).add(op)
-        self._touch(op)
+    def join(self, flow: int) -> None:
+        """A flow starts to drain."""
+        self.remaining[flow], self.rate[flow] = self.flows.work[flow], 0
+        self.since_ns[flow], self.version[flow] = self.clock.now, 0
+        links = [link for link, _ in self.flows.route[flow]]
+        for link in links:
+            self.on_link[link].add(flow)
+        if not links:  # only its own cap limits it
+            self.capped.append(flow)
+        self.touch(links)
 
-    def change(self, change: LinkChange) -> None:
-        """A link gets another capacity from now on."""
-        self.capacity[change.link] = change.capacity_bytes_per_s
-        self.touched.add(change.link)
-        self._settle_later()
+    def leave(self, event: Event) -> None:
+        """A flow has drained, unless its rate changed after this event was scheduled."""
+        flow, version = event.value
+        if self.version.get(flow) != version:
+            return
+        links = [link for link, _ in self.flows.route[flow]]
+        for link in links:
+            self.on_link[link].discard(flow)
+        for table in (self.remaining, self.rate, self.since_ns, self.version):
+            del table[flow]
+        self.touch(links)
+        self.finish(flow)
 
-    def _touch(self, op: int) -> None:
-        self.touched.update(link for link, _ in self.routes[self.route_of[op]])
-        self._settle_later()
+    def change(self, link: int, rate: int) -> None:
+        """A link has another capacity from now on."""
+        self.link_rate[link] = rate
+        self.touch([link])
 
-    def _settle_later(self) -> None:
+    def touch(self, links: Iterable[int]) -> None:
+        """Ask for a re-share of these links at the end of the instant."""
+        self.touched.update(links)
         if not self.settling:
             self.settling = True
-            event = Event(self.environment)
+            event = Event(self.clock)
             event._ok, event._value = True, None
-            event.callbacks.append(lambda _: self._settle())  # type: ignore[union-attr]
-            self.environment.schedule(event, priority=_SETTLE, delay=0)
+            event.callbacks.append(self.settle)
+            self.clock.schedule(event, priority=AFTER_THE_INSTANT)
 
-    def _settle(self) -> None:
-        """Rule 3: max-min rates for the connected component of the touched links."""
+    def settle(self, _: Event) -> None:
+        """Rule 3: share the connected component of the touched links, and foresee its finishes anew."""
         self.settling = False
-        flows = self._component()
-        self.touched.clear()
-        now = int(self.environment.now)
+        flows = self.component()
         rates = max_min_rates(
-            {f: self.routes[self.route_of[f]] for f in flows}, {f: self.cap_of[f] for f in flows}, self.capacity
+            {flow: self.flows.route[flow] for flow in flows},
+            {flow: self.flows.cap[flow] for flow in flows},
+            self.link_rate,
         )
-        for flow in sorted(flows):
-            if rates[flow] == self.rate[flow]:
+        now = self.clock.now
+        for flow, rate in rates.items():
+            if rate == self.rate[flow]:
                 continue
-            self.left[flow] -= self.rate[flow] * (now - self.since[flow])
-            self.rate[flow], self.since[flow] = rates[flow], now
+            self.remaining[flow] -= self.rate[flow] * (now - self.since_ns[flow])
+            self.rate[flow], self.since_ns[flow] = rate, now
             self.version[flow] += 1
-            self._expect(flow, -(-max(self.left[flow], 0) // rates[flow]))
+            if rate:
+                _at(self.clock, -(-self.remaining[flow] // rate), self.leave, (flow, self.version[flow]))
 
-    def _component(self) -> set[int]:
-        flows: set[int] = set()
-        links = list(self.touched)
-        seen = set(links)
-        while links:
-            for flow in self.on_link.get(links.pop(), ()):
-                if flow in flows:
-                    continue
+    def component(self) -> set[int]:
+        """All flows connected to the touched links through links that they share."""
+        links, seen = list(self.touched), self.touched
+        flows = set(self.capped)
+        self.touched, self.capped = set(), []
+        for link in links:
+            for flow in self.on_link[link] - flows:
                 flows.add(flow)
-                new = [link for link, _ in self.routes[self.route_of[flow]] if link not in seen]
+                new = [other for other, _ in self.flows.route[flow] if other not in seen]
                 seen.update(new)
                 links += new
         return flows
 
-    def _expect(self, flow: int, delay: int) -> None:
-        version = self.version[flow]
-        event = Event(self.environment)
-        event._ok, event._value = True, None
-        event.callbacks.append(lambda _: self._drained(flow, version))  # type: ignore[union-attr]
-        self.environment.schedule(event, delay=delay)
 
-    def _drained(self, flow: int, version: int) -> None:
-        """A flow ends, unless its rate changed since this event was scheduled."""
-        if self.version.get(flow) != version:
-            return
-        self._touch(flow)
-        for link, _ in self.routes[self.route_of[flow]]:
-            self.on_link[link].discard(flow)
-        for table in (self.left, self.rate, self.since, self.version):
-            del table[flow]
-        self.finish(flow)
+def _at(clock: Environment, delay_ns: int, callback: Callable[[Event], None], value: object) -> None:
+    Timeout(clock, delay_ns, value).callbacks.append(callback)

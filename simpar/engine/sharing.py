@@ -1,36 +1,87 @@
-"""Max-min fair sharing of links in integers: water-filling in which all links tied at the minimum freeze together."""
+"""Max-min fair sharing of links in integers; all links tied at the minimum share freeze together."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from simpar.program.program import COEFFICIENT_ONE
+import numpy as np
+
+from simpar.program.flow import COEFFICIENT_ONE, fixed_point, to_rate, to_work
+from simpar.program.program import Program
+
+Route = Sequence[tuple[int, int]]  # (link, coefficient in fixed point) of every link that a flow crosses
+
+
+@dataclass(frozen=True)
+class LinkChange:
+    """From `time_ns` on, a link has another capacity; 0 stops its flows until the next change."""
+
+    time_ns: int
+    link: int
+    capacity_bytes_per_s: int
+
+
+@dataclass(frozen=True)
+class FlowTable:
+    """Flows as engines see them, in lists: `work`, `cap` (0: none) and `route` by op, `link_rate` by link."""
+
+    work: list[int]
+    cap: list[int]
+    route: list[Route]
+    link_rate: list[int]
+
+    @staticmethod
+    def of(program: Program) -> FlowTable:
+        """Flows of a Program in units of work and rate."""
+        ops, routes = program.ops, program.routes
+        pointer, link = routes.links.pointer.tolist(), routes.links.item.tolist()
+        entry = list(zip(link, fixed_point(routes.coefficient).tolist(), strict=True))
+        table = [entry[pointer[r] : pointer[r + 1]] for r in range(len(routes.links))]
+        table.append([])  # serves route -1
+        return FlowTable(
+            work=to_work(ops.work_bytes).tolist(),
+            cap=to_rate(ops.rate_cap_bytes_per_s).tolist(),
+            route=[table[r] for r in ops.route.tolist()],
+            link_rate=to_rate(routes.capacity_bytes_per_s).tolist(),
+        )
 
 
 def max_min_rates(
-    routes: Mapping[int, Sequence[tuple[int, int]]], caps: Mapping[int, int], capacity: Sequence[int]
+    routes: Mapping[int, Route], caps: Mapping[int, int], link_rate: Sequence[int]
 ) -> dict[int, int]:
-    """Rates in bytes/s of flows by id.
+    """Rates of flows by id; `routes` and `caps` (0: none) by flow id, `link_rate` by link.
 
-    ``routes[f]`` lists (link, coefficient in fixed point), ``caps[f]`` the flow's own limit (0: none),
-    ``capacity`` bytes/s per link. The smallest fair share over all links (and caps) is given to every flow it
-    binds; they leave with their load; repeat. Ties freeze together, so the order of flows cannot matter.
+    The smallest fair share over all links and caps goes to every flow that it binds; these leave with their
+    load; repeat. Ties freeze together, so neither the order of flows nor folding equal ones into a class
+    can matter.
     """
-    left = {link: capacity[link] * COEFFICIENT_ONE for route in routes.values() for link, _ in route}
-    active: dict[int, Sequence[tuple[int, int]]] = dict(routes)
+    left: dict[int, int] = {}
+    load: dict[int, int] = {}
+    for route in routes.values():
+        for link, coefficient in route:
+            load[link] = load.get(link, 0) + coefficient
+            left[link] = link_rate[link] * COEFFICIENT_ONE
+    active = dict(routes)
     rates: dict[int, int] = {}
     while active:
-        load: dict[int, int] = {}
-        for route in active.values():
-            for link, coefficient in route:
-                load[link] = load.get(link, 0) + coefficient
-        share = {link: left[link] // total for link, total in load.items()}
-        capped = [caps[f] for f in active if caps[f]]
-        fair = max(min([*share.values(), *capped]), 1)
-        tight = {link for link, value in share.items() if max(value, 1) <= fair}
-        frozen = [f for f, route in active.items() if caps[f] == fair or any(link in tight for link, _ in route)]
-        for flow in frozen:
+        share = {link: left[link] // total for link, total in load.items() if total}
+        fair = min([*share.values(), *(caps[flow] for flow in active if caps[flow])])
+        tight = {link for link, value in share.items() if value == fair}
+        for flow in [
+            f for f, route in active.items() if caps[f] == fair or any(e[0] in tight for e in route)
+        ]:
             rates[flow] = fair
             for link, coefficient in active.pop(flow):
-                left[link] = max(left[link] - fair * coefficient, 0)
+                left[link] -= fair * coefficient
+                load[link] -= coefficient
     return rates
+
+
+def as_rates(changes: Sequence[LinkChange]) -> list[tuple[int, int, int]]:
+    """Changes as (time_ns, link, rate) in order of time; of two at one time the later one wins."""
+    for change in changes:
+        if change.time_ns < 0 or change.capacity_bytes_per_s < 0:
+            raise ValueError(f"{change}: neither the time nor the capacity of a change may be negative")
+    ordered = sorted(changes, key=lambda change: change.time_ns)
+    return [(c.time_ns, c.link, int(to_rate(np.int64(c.capacity_bytes_per_s)))) for c in ordered]

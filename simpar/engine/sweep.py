@@ -1,7 +1,7 @@
-"""The sweep engine: longest path, level by level in numpy, with a batch axis over configurations.
+"""The sweep engine: longest paths, with a batch axis over configurations.
 
-Exact where no link is shared; where links are shared it refuses, or gives a lower bound: with a static order,
-finish times grow with every duration, and a flow alone on its links is never slower than one that shares them.
+Exact where no two flows drain on one link at the same time. Elsewhere it refuses, or gives a lower bound:
+with a static order finish times grow with every duration, and no flow is faster in company than alone.
 """
 
 from __future__ import annotations
@@ -11,81 +11,98 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.program.program import Program, Timing, predecessors, solo_durations_ns
+from simpar.program.program import (
+    Csr,
+    Program,
+    ProgramError,
+    Timing,
+    levels,
+    longest_path_ns,
+    predecessors,
+    solo_durations_ns,
+)
 
 Ints = NDArray[np.int64]
 
 
+class SharedLinkError(ProgramError):
+    """Flows meet on a link, so that longest paths are only a lower bound."""
+
+
 @dataclass(frozen=True)
 class Structure:
-    """The precedence graph of a Program, cut into levels: ops of level i wait only for ops of earlier levels.
+    """The precedence graph of Programs that differ only in durations, cut into levels; compute once and keep.
 
-    ``order`` int64[n] lists ops by level, ``bounds`` the start of each level in it; ``pointer``/``preds`` are
-    the predecessors of ``order[i]``, CSR in that same order.
+    `order` int64[n] lists ops by level and `bounds` int64[levels + 1] cuts it; `predecessors` has one row
+    per position in `order` and holds positions in `order`.
     """
 
     order: Ints
     bounds: Ints
-    pointer: Ints
-    preds: Ints
+    predecessors: Csr
 
     @staticmethod
     def of(program: Program) -> Structure:
-        """Levels of a Program. Raises ValueError naming an op on a cycle."""
-        pointer, preds = predecessors(program)
-        level = _levels(pointer, preds)
+        """Levels of a Program. Raises ProgramError naming the ops of a cycle."""
+        level = levels(program)
         order = np.argsort(level, kind="stable")
-        counts = np.diff(pointer)[order]
-        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        take = np.repeat(pointer[order] - starts[:-1], counts) + np.arange(len(preds))
-        bounds = np.concatenate([[0], np.cumsum(np.bincount(level))]).astype(np.int64)
-        return Structure(order, bounds, starts, preds[take])
-
-
-def _levels(pointer: Ints, preds: Ints) -> Ints:
-    """Level of every op: 0 without predecessors, else one more than the highest predecessor (Kahn's order)."""
-    num = len(pointer) - 1
-    waiting = np.diff(pointer).astype(np.int64)
-    owner = np.repeat(np.arange(num), waiting)
-    order = np.argsort(preds, kind="stable")
-    followers = owner[order]
-    starts = np.searchsorted(preds[order], np.arange(num + 1))
-    level = np.zeros(num, dtype=np.int64)
-    ready = np.flatnonzero(waiting == 0)
-    depth, done = 0, 0
-    while len(ready):
-        level[ready] = depth
-        done += len(ready)
-        counts = starts[ready + 1] - starts[ready]
-        offsets = np.repeat(starts[ready] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
-        next_ops = followers[offsets + np.arange(int(counts.sum()))]
-        np.subtract.at(waiting, next_ops, 1)
-        ready = np.unique(next_ops[waiting[next_ops] == 0])
-        depth += 1
-    if done < num:
-        raise ValueError(f"deadlock: ops {np.flatnonzero(waiting > 0)[:8].tolist()} wait for each other")
-    return level
+        position = np.empty_like(order)
+        position[order] = np.arange(len(order))
+        table = Csr(*predecessors(program))
+        rows = Csr.of(position[table.owners()], position[table.item], len(program))
+        return Structure(order, np.append(0, np.cumsum(np.bincount(level))), rows)
 
 
 def run(program: Program, *, lower_bound: bool = False) -> Timing:
-    """Start and finish of every op. Raises ValueError if links are shared, unless a lower bound is wanted."""
-    if not lower_bound and (program.ops.work_bytes > 0).any():
-        raise ValueError("the sweep engine is exact only where no link is shared; pass lower_bound=True or use reference")
+    """Start and finish of every op, each flow draining as if alone.
+
+    Raises SharedLinkError if two flows drain on one link at the same time, unless a lower bound is wanted.
+    """
     durations = solo_durations_ns(program)
-    finish = run_batch(Structure.of(program), durations[None, :])[0]
-    return Timing(finish - durations, finish)
+    start = longest_path_ns(program, durations)
+    timing = Timing(start, start + durations)
+    if not lower_bound:
+        refuse_meetings(program, timing)
+    return timing
 
 
 def run_batch(structure: Structure, durations_ns: Ints) -> Ints:
-    """Finish times int64[batch, n] for durations int64[batch, n] on one structure."""
-    finish = np.zeros((durations_ns.shape[1], durations_ns.shape[0]), dtype=np.int64)
-    durations = durations_ns.T
-    for begin, end in zip(structure.bounds[:-1], structure.bounds[1:], strict=True):
-        ops = structure.order[begin:end]
-        first, last = structure.pointer[begin], structure.pointer[end]
-        if last > first:
-            ready = np.maximum.reduceat(finish[structure.preds[first:last]], structure.pointer[begin:end] - first, axis=0)
-            finish[ops] = ready + durations[ops]
+    """Finish times int64[batch, n] for durations int64[batch, n], level by level."""
+    durations = np.ascontiguousarray(durations_ns.T[structure.order])
+    finish = np.empty_like(durations)
+    bounds, pointer = structure.bounds.tolist(), structure.predecessors.pointer
+    ends = pointer[structure.bounds].tolist()
+    for level in range(len(bounds) - 1):
+        ops, rows = slice(bounds[level], bounds[level + 1]), slice(ends[level], ends[level + 1])
+        if level:
+            before = finish[structure.predecessors.item[rows]]
+            ready = np.maximum.reduceat(before, pointer[ops] - rows.start, axis=0)
+            np.add(ready, durations[ops], out=finish[ops])
         else:
             finish[ops] = durations[ops]
-    return finish.T
+    result = np.empty_like(finish)
+    result[structure.order] = finish
+    return result.T
+
+
+def refuse_meetings(program: Program, timing: Timing) -> None:
+    """Raise SharedLinkError if, in this timing, two flows drain on one link at the same time.
+
+    If none do under solo durations, sharing never happens: the timing is what any engine would give.
+    """
+    ops, links = program.ops, program.routes.links
+    flows = np.flatnonzero((ops.work_bytes > 0) & (ops.route >= 0))
+    hops = np.diff(links.pointer)[ops.route[flows]]
+    first = links.pointer[ops.route[flows]]
+    inside = np.arange(hops.sum()) - np.repeat(np.cumsum(hops) - hops, hops)
+    flow, link = np.repeat(flows, hops), links.item[np.repeat(first, hops) + inside]
+    begin, end = timing.start_ns[flow] + ops.fixed_ns[flow], timing.finish_ns[flow]
+    order = np.lexsort((begin, link))
+    link, begin, end = link[order], begin[order], end[order]
+    latest = np.maximum.accumulate(end + link * (timing.makespan_ns + 1)) - link * (timing.makespan_ns + 1)
+    met = np.flatnonzero((link[1:] == link[:-1]) & (begin[1:] < latest[:-1]))
+    if len(met):
+        name = program.routes.link_names[link[met[0]]]
+        raise SharedLinkError(
+            f"link {name} is shared: {program.describe(int(flow[order[met[0] + 1]]))} meets another flow"
+        )

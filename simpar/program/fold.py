@@ -1,8 +1,8 @@
 """Folding: the coarsest equitable partition of a labelled graph, by colour refinement, verified exactly.
 
 Nodes of one class have, for every label and every class of neighbours, equally many neighbours. Where the
-semantics are symmetric (max-min sharing is, a lock or an id tie-break is not), equal classes stay in equal states
-for ever, by induction over event instants: one representative stands for its class.
+semantics are symmetric (max-min sharing is, a lock or an id tie-break is not), equal classes stay in equal
+states for ever, by induction over event instants: one representative stands for its class.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
-_MIX = np.uint64(0x9E3779B97F4A7C15)
+Hashes = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Incidence:
 
 @dataclass(frozen=True)
 class Partition:
-    """``class_of`` int64[nodes]; ``representative`` and ``size`` int64[classes]."""
+    """``class_of`` int64[nodes]; ``representative`` (its first node) and ``size`` int64[classes]."""
 
     class_of: Ints
     representative: Ints
@@ -38,70 +38,82 @@ class Partition:
 def refine(graph: Incidence) -> Partition:
     """Refine the colours until they are equitable, then check that they are.
 
+    A node's hash is its own colour plus the sum over its edges of label times the neighbour's colour, all
+    random 64-bit numbers, so that the order of neighbours cannot matter; a round is two sparse products. It
+    looks along the edges first and then, with the new colours, against them: news travels two hops a round.
     Raises AssertionError if two nodes of a class differ after all (a hash collision).
     """
-    owner = np.concatenate([graph.edge_u, graph.edge_v])
-    other = np.concatenate([graph.edge_v, graph.edge_u])
-    label = _mix(np.concatenate([graph.edge_label, graph.edge_label]).astype(np.uint64))
-    order = np.argsort(owner, kind="stable")
-    owner, other, label = owner[order], other[order], label[order]
-    starts = np.flatnonzero(np.diff(owner, prepend=-1))
-    nodes = owner[starts] if len(starts) else owner
-    colour = _compact(graph.colour)
-    while True:
-        refined = _compact(_round(colour, nodes, starts, other, label))
-        if refined.max(initial=0) == colour.max(initial=0):
-            break
-        colour = refined
-    _, representative, size = np.unique(colour, return_index=True, return_counts=True)
-    _verify(colour, representative, owner, other, label)
-    return Partition(colour, representative.astype(np.int64), size.astype(np.int64))
+    from scipy.sparse import coo_array
+
+    shape = (len(graph.colour), len(graph.colour))
+    factor = _mix(graph.edge_label.astype(np.uint64)) | np.uint64(1)
+    ends = graph.edge_u.astype(np.int32), graph.edge_v.astype(np.int32)
+    outward = coo_array((factor, ends), shape=shape)
+    inward = coo_array((factor, ends[::-1]), shape=shape)
+    colour = _mix(graph.colour.astype(np.uint64))
+    num_classes = 0
+    while (found := _num_distinct(colour)) > num_classes:
+        num_classes = found
+        colour = _mix(colour * np.uint64(3) + outward @ colour)
+        colour = _mix(colour * np.uint64(3) + inward @ colour)
+    partition = _compact(colour)
+    _verify(graph, partition)
+    return partition
 
 
-def _round(
-    colour: Ints, nodes: Ints, starts: Ints, other: Ints, label: NDArray[np.uint64]
-) -> NDArray[np.uint64]:
-    """A commutative 64-bit hash of every node's colour and its labelled neighbours' colours."""
-    mixed = _mix(colour.astype(np.uint64) + np.uint64(1))
-    value = _mix(mixed ^ np.uint64(0x5851F42D4C957F2D))
-    if len(starts):
-        messages = _mix(mixed[other] + label)
-        value[nodes] += np.add.reduceat(messages, starts)
-    return value
+def _mix(value: Hashes) -> Hashes:
+    """The finaliser of splitmix64 [Steele, Lea and Flood 2014, doi 10.1145/2714064.2660195]."""
+    mixed = value + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
 
 
-def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64 [Steele et al. 2014]."""
-    x = value + _MIX
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+def _num_distinct(values: Hashes) -> int:
+    ordered = np.sort(values)
+    return int(np.count_nonzero(ordered[1:] != ordered[:-1])) + bool(len(ordered))
 
 
-def _compact(values: NDArray[np.int64] | NDArray[np.uint64]) -> Ints:
+def _compact(colour: Hashes) -> Partition:
     """Classes 0, 1, ... in order of first appearance, so that results do not depend on hash values."""
-    _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), dtype=np.int64)
-    rank[np.argsort(first, kind="stable")] = np.arange(len(first))
-    return rank[inverse]
+    _, first, inverse, size = np.unique(colour, return_index=True, return_inverse=True, return_counts=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return Partition(rank[inverse], first[order].astype(np.int64), size[order].astype(np.int64))
 
 
-def _verify(colour: Ints, representative: Ints, owner: Ints, other: Ints, label: NDArray[np.uint64]) -> None:
-    """Every node sees exactly the (label, colour) counts that its representative sees."""
-    if not len(owner):
-        return
-    pair = _pairs(label, colour[other])
-    key = owner * np.int64(pair.max() + 1) + pair
-    keys, counts = np.unique(key, return_counts=True)
-    node, kind = keys // (pair.max() + 1), keys % (pair.max() + 1)
-    kinds_of_node = np.bincount(node, minlength=len(colour))
-    assert (kinds_of_node == kinds_of_node[representative[colour]]).all(), "partition is not equitable"
-    model = representative[colour[node]] * np.int64(pair.max() + 1) + kind
-    position = np.minimum(np.searchsorted(keys, model), len(keys) - 1)
-    assert (keys[position] == model).all(), "partition is not equitable"
-    assert (counts[position] == counts).all(), "partition is not equitable"
+def _verify(graph: Incidence, partition: Partition) -> None:
+    """Every node has the colour of its representative and sees the same (label, class) as often."""
+    class_of, model = partition.class_of, partition.representative[partition.class_of]
+    assert (graph.colour == graph.colour[model]).all(), "two colours share a class"
+    seen = _neighbourhoods(graph, class_of)
+    degree = _degrees(graph)
+    assert (degree == degree[model]).all(), "partition is not equitable: degrees differ"
+    first = np.cumsum(degree) - degree
+    same = np.repeat(first[model] - first, degree) + np.arange(len(seen))
+    assert (seen == seen[same]).all(), "partition is not equitable: neighbours differ"
 
 
-def _pairs(label: NDArray[np.uint64], colour: Ints) -> Ints:
-    labels = np.unique(label, return_inverse=True)[1]
-    return np.unique(labels * np.int64(colour.max() + 1) + colour, return_inverse=True)[1]
+def _degrees(graph: Incidence) -> Ints:
+    num_nodes = len(graph.colour)
+    return np.bincount(graph.edge_u, minlength=num_nodes) + np.bincount(graph.edge_v, minlength=num_nodes)
+
+
+def _neighbourhoods(graph: Incidence, class_of: Ints) -> Ints:
+    """What every node sees, node by node and sorted: one number per (label, class of the neighbour)."""
+    labels = graph.edge_label - graph.edge_label.min(initial=0)
+    if labels.max(initial=0) > len(labels):
+        labels = np.unique(labels, return_inverse=True)[1]
+    num_classes = int(class_of.max(initial=0)) + 1
+    kinds = (int(labels.max(initial=0)) + 1) * num_classes
+    assert len(class_of) * kinds < np.iinfo(np.int64).max, "too many nodes, labels and classes for one key"
+    base = labels * num_classes
+    key = np.concatenate(
+        [
+            graph.edge_u * kinds + base + class_of[graph.edge_v],
+            graph.edge_v * kinds + base + class_of[graph.edge_u],
+        ]
+    )
+    key.sort()  # by node first, since a node's keys lie in a range of their own
+    return key - np.repeat(np.arange(len(class_of)) * kinds, _degrees(graph))

@@ -44,6 +44,7 @@ __all__ = [
     "edges",
     "fixed_point",
     "levels",
+    "longest_path_ns",
     "predecessors",
     "quantise",
     "solo_duration_ns",
@@ -228,28 +229,35 @@ def solo_durations_ns(program: Program) -> Ints:
     return ops.fixed_ns - (-to_work(ops.work_bytes) // np.maximum(own, 1))
 
 
-def levels(program: Program) -> Ints:
-    """Longest-path depth of every op in the precedence graph. Raises ProgramError naming the ops of a cycle.
+def longest_path_ns(program: Program, durations_ns: ArrayLike) -> Ints:
+    """Start of every op when rule 1 alone decides, int64[num_ops], for durations int64[num_ops].
 
-    Plain Python, because real programs have thousands of levels of a few ops, where numpy is slower.
+    Plain Python, because real programs are thousands of levels deep and a few ops wide, where numpy is
+    slower. Raises ProgramError naming the ops of a cycle.
     """
     before, after = edges(program)
     waiting = np.bincount(after, minlength=len(program)).tolist()
     table = Csr.of(before, after, len(program))
     pointer, item = table.pointer.tolist(), table.item.tolist()
-    level = [0] * len(program)
-    ready = [op for op, count in enumerate(waiting) if count == 0]
+    duration = np.asarray(durations_ns).tolist()
+    start = [0] * len(program)
+    ready = [op for op, count in enumerate(waiting) if not count]
     for op in ready:
-        below = level[op] + 1
+        finish = start[op] + duration[op]
         for follower in item[pointer[op] : pointer[op + 1]]:
-            if level[follower] < below:
-                level[follower] = below
+            if start[follower] < finish:
+                start[follower] = finish
             waiting[follower] -= 1
             if not waiting[follower]:
                 ready.append(follower)
     if len(ready) < len(program):
         raise ProgramError(f"ops wait for each other: {cycle_text(program, np.array(waiting) > 0)}")
-    return np.array(level, dtype=np.int64)
+    return np.array(start, dtype=np.int64)
+
+
+def levels(program: Program) -> Ints:
+    """Depth of every op in the precedence graph: ops of level i wait only for ops of earlier levels."""
+    return longest_path_ns(program, np.ones(len(program), dtype=np.int64))
 
 
 def cycle_text(program: Program, stuck: Bools) -> str:
@@ -333,6 +341,11 @@ def _verify_amounts(program: Program) -> None:
             raise ProgramError(f"{program.describe(int(op))} {what}")
     for link in np.flatnonzero(routes.capacity_bytes_per_s <= 0)[:1]:
         raise ProgramError(f"link {routes.link_names[link]} has no capacity")
+    share = solo_rates(routes.coefficient, routes.capacity_bytes_per_s[routes.links.item])
+    for entry in np.flatnonzero(share < 1)[:1]:
+        raise ProgramError(
+            f"link {routes.link_names[routes.links.item[entry]]} is too slow for its coefficients"
+        )
     _check(bool((routes.coefficient > 0).all()), "a route has a coefficient that is not positive")
     _check(bool((program.multiplicity > 0).all()), "a class stands for no rank")
 
