@@ -2,7 +2,7 @@
 
 A collective is a few straight lines ``latency + size * seconds_per_byte``, one per algorithm and protocol;
 the automatic choice is the lowest line at the size asked for, as NCCL's tuner does. Each algorithm is one
-file that says which hops it takes in sequence (latency) and how many bytes it puts on which links (bandwidth).
+file that says which hops it takes in sequence (latency) and how many bytes it puts on which links.
 """
 
 from simpar.cost.collectives.choice import CollectiveCost, algorithms, collective, collective_time_s

@@ -1,8 +1,8 @@
 """Direct messages: a send goes straight to its destination, an all-to-all is a send between every pair.
 
 Source: NCCL's point-to-point connections. Between nodes a message has a few channels of fixed rate each.
-In an all-to-all over rails data first moves to the device on the receiver's rail (PXN), so that NIC traffic stays
-on that rail.
+In an all-to-all over rails data first moves to the device on the receiver's rail (PXN), so that NIC traffic
+stays on that rail.
 """
 
 from __future__ import annotations

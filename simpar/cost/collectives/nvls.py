@@ -10,7 +10,7 @@ import math
 
 from simpar.cost.collectives.placement import Placement, Shape
 from simpar.cost.collectives.traffic import Loads, spread
-from simpar.cost.collectives.tree import two_trees
+from simpar.cost.collectives.tree import as_ring
 
 NAME = "nvls"
 OPS = ("all_reduce",)
@@ -40,4 +40,4 @@ def hops(_op: str, shape: Shape) -> dict[str, float]:
 def loads(_op: str, placement: Placement) -> Loads:
     """S + S/g on every port; the two trees on NICs."""
     through = 1.0 + 1.0 / placement.beside
-    return spread(placement, through, through, two_trees(placement.num_domains))
+    return spread(placement, through, through, as_ring(placement.num_domains))

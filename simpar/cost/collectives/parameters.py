@@ -17,6 +17,7 @@ from simpar.hardware.cluster import Cluster
 PARAMETERS: dict[str, tuple[float, str]] = {
     "base_us": (20.0, "launch and rendezvous of one collective"),
     "port_hop_us": (3.4, "one ring or tree step between devices of a domain, Simple protocol"),
+    "far_hop_us": (6.0, "one ring step inside a fully used node, where the ring spans several domains"),
     "nic_hop_us": (14.0, "one ring step between domains, Simple protocol"),
     "tree_hop_us": (28.0, "one tree step between domains, Simple protocol"),
     "nvls_us": (25.0, "one reduction in the scale-up switch"),
@@ -28,6 +29,8 @@ PARAMETERS: dict[str, tuple[float, str]] = {
     "ll128_hop_factor": (0.55, "hop latency of the LL128 protocol over that of Simple"),
     "ll128_efficiency": (0.92, "bandwidth of the LL128 protocol over that of Simple"),
     "port_efficiency": (0.81, "share of the scale-up port that rings and trees reach"),
+    "pair_loss": (0.2, "part of port_efficiency that a ring of two lacks; a ring of N lacks (2/N)^2 of it"),
+    "far_port_share": (0.95, "part of port_efficiency left to rings and trees that span domains"),
     "nvls_efficiency": (0.68, "share of the scale-up port that in-switch reduction reaches"),
     "exchange_efficiency": (0.77, "share of the scale-up port that an all-to-all reaches"),
     "nic_efficiency": (0.94, "share of the NICs that rings and trees reach"),
@@ -45,7 +48,7 @@ def _merged(items: tuple[tuple[str, float], ...], name: str) -> Mapping[str, flo
     for key, value in items:
         if key not in PARAMETERS:
             raise UserError(f"hardware {name}: unknown key collectives.{key}{suggest(key, PARAMETERS)}")
-        positive = not key.endswith("_us") and key != "nic_scale_loss"
+        positive = not key.endswith("_us") and not key.endswith("_loss")
         if value < 0 or (positive and value == 0):
             rule = "must be greater than 0" if positive else "must not be negative"
             raise UserError(f"hardware {name}: collectives.{key} = {value}: {rule}")

@@ -20,13 +20,14 @@ class Shape:
 
     ``num_domains`` scale-up domains (nodes, or NVLink racks) hold at most ``per_domain`` and at least
     ``smallest`` of its ``members``. Neighbours are ``stride`` ranks apart inside a domain, and domains
-    ``domain_stride`` domains apart.
+    ``domain_stride`` domains apart. ``node_fill`` is 1 where the group takes whole nodes, 0 where one device.
     """
 
     num_domains: int
     per_domain: int
     smallest: int
     members: int
+    node_fill: float = 1.0
     stride: int = 1
     domain_stride: int = 1
 
@@ -76,12 +77,14 @@ class Placement:
     def shape(self) -> Shape:
         """Shape of the first group, which stands for all of them."""
         ranks, domains = self.ranks[0], self.cluster.domain_of(self.ranks[0])
+        per_node = int(np.unique(self.cluster.node_of(ranks), return_counts=True)[1].max())
         distinct, near = np.unique(domains), np.sort(ranks[domains == domains[0]])
         return Shape(
             num_domains=self.num_domains,
             per_domain=int(self.beside[0].max()),
             smallest=int(self.beside[0].min()),
             members=self.members,
+            node_fill=(per_node - 1) / max(self.cluster.profile.devices_per_node - 1, 1),
             stride=int(near[1] - near[0]) if len(near) > 1 else 1,
             domain_stride=int(distinct[1] - distinct[0]) if len(distinct) > 1 else 1,
         )
@@ -92,7 +95,7 @@ class Placement:
 
 
 def place(groups: Ints, cluster: Cluster) -> Placement:
-    """Locate groups int64[G, N]. Raises UserError: an empty group, a repeated rank, a rank off the cluster."""
+    """Locate groups int64[G, N]. Raises UserError: empty group, repeated rank, rank off the cluster."""
     ranks = np.ascontiguousarray(groups, dtype=np.int64)
     if ranks.ndim != 2 or ranks.size == 0:
         raise UserError(f"process groups of shape {ranks.shape}: needed: groups x members")

@@ -35,18 +35,26 @@ def volume(op: str, members: int) -> float:
 
 
 def hops(op: str, shape: Shape) -> dict[str, float]:
-    """Steps in sequence: N-1, or 2(N-1) for all-reduce; one a domain crosses the network."""
+    """Steps in sequence: N-1, or 2(N-1) for all-reduce; one a domain crosses the network.
+
+    Steps inside domains take longer where a ring spans several, the more devices of a node share its proxies.
+    """
     rounds = 2.0 if op == "all_reduce" else 1.0
-    across = shape.num_domains - 1
-    return {"port_hop_us": rounds * (shape.members - 1 - across), "nic_hop_us": rounds * across}
+    if shape.num_domains == 1:
+        return {"port_hop_us": rounds * (shape.members - 1)}
+    inside = shape.members - shape.num_domains
+    return {"far_hop_us": rounds * inside * shape.node_fill, "nic_hop_us": rounds * (shape.num_domains - 1)}
 
 
 def loads(op: str, placement: Placement) -> Loads:
-    """A member sends over its port, except in the channels in which it is its domain's exit."""
+    """A member passes every byte on, through its port or (one channel in g) through its NIC.
+
+    The copy channels, not the port's wires, are what a full ring exhausts, so the port counts all bytes.
+    """
     sent = volume(op, placement.members)
     if placement.num_domains == 1:
         return spread(placement, sent, sent)
-    inside = sent * (placement.beside - 1) / placement.beside
+    inside = np.where(placement.beside > 1, sent, 0.0)
     order = np.arange(placement.num_domains)
     pattern = Domains(order, np.roll(order, -1), np.full(len(order), sent))
     return spread(placement, inside, inside, pattern)

@@ -27,6 +27,10 @@ class Edges:
         """Some of the edges."""
         return Edges(self.group_index[which], self.link_id[which], self.coefficient[which])
 
+    def over(self, share: float) -> Edges:
+        """The edges with every coefficient divided by the share of a link that is reached."""
+        return Edges(self.group_index, self.link_id, self.coefficient / share)
+
 
 @dataclass(frozen=True)
 class Loads:
@@ -121,18 +125,17 @@ def concatenate(pieces: Sequence[Edges]) -> Edges:
     )
 
 
-def occupancy(loads: Loads, num_links: int, *, port: float, nic: float) -> Edges:
-    """One edge per (group, link): loads over the share of the link that the algorithm reaches, added up.
+def occupancy(pieces: Sequence[Edges], num_links: int) -> Edges:
+    """One edge per (group, link), loads added up, none of them zero.
 
     Sums are rounded to 12 digits: links in symmetric places must get bit-equal coefficients, or they do not
     fold together.
     """
-    edges = concatenate([loads.ports, loads.network])
-    weight = np.concatenate([loads.ports.coefficient / port, loads.network.coefficient / nic])
-    keep = weight > 0
+    edges = concatenate(pieces)
+    keep = edges.coefficient > 0
     pair = edges.group_index[keep] * num_links + edges.link_id[keep]
     key, inverse = np.unique(pair, return_inverse=True)
-    total: Floats = np.bincount(inverse, weight[keep], len(key)).astype(np.float64)
+    total: Floats = np.bincount(inverse, edges.coefficient[keep], len(key)).astype(np.float64)
     return Edges(key // num_links, key % num_links, significant(total))
 
 

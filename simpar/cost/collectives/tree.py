@@ -43,7 +43,7 @@ def loads(op: str, placement: Placement) -> Loads:
     """Two half trees for all-reduce, a binomial tree for broadcast (and its mirror, reduce)."""
     if op == "all_reduce":
         inside = 2.0 * (placement.beside - 1) / placement.beside
-        return spread(placement, inside, inside, two_trees(placement.num_domains))
+        return spread(placement, inside, inside, as_ring(placement.num_domains))
     children = binomial_children(placement.local, placement.beside).astype(np.float64)
     fed = (placement.local > 0).astype(np.float64)
     parent, child = _binomial_edges(placement.num_domains)
@@ -61,6 +61,16 @@ def two_trees(count: int) -> Domains:
     source = np.concatenate([children, parents])
     target = np.concatenate([parents, children])
     return Domains(source, target, np.full(len(source), 0.5))
+
+
+def as_ring(count: int) -> Domains:
+    """The trees' load of the busiest domain, sent to the next domain.
+
+    Trees follow the order of the ring, so that they cross leaves no more often; and equal domains stay equal.
+    """
+    trees, order = two_trees(count), np.arange(count)
+    busiest = float(np.bincount(trees.source, trees.volume, count).max())
+    return Domains(order, np.roll(order, -1), np.full(count, busiest if count > 1 else 0.0))
 
 
 def _mirrored(domain: Ints, count: int) -> Ints:

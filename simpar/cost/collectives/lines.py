@@ -1,0 +1,148 @@
+"""What an algorithm takes on one group: straight lines in the size, one per protocol."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.cost.collectives.placement import Placement, Shape
+from simpar.cost.collectives.table import ALGORITHMS, POINT_TO_POINT
+from simpar.cost.collectives.traffic import Edges, occupancy
+from simpar.errors import UserError
+from simpar.files import choose
+from simpar.units import GB, US
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An algorithm on a group before any fitted parameter: hops in sequence, raw links' seconds per byte."""
+
+    op: str
+    algorithm: str
+    shape: Shape
+    hops: Mapping[str, float]
+    port_s_per_byte: float
+    network_s_per_byte: float
+    mesh_share: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """Time of one algorithm and protocol on a shape: ``latency_s + size * seconds_per_byte``."""
+
+    algorithm: str
+    protocol: str
+    latency_s: float
+    seconds_per_byte: float
+    rate_cap_bytes_per_s: float | None = None
+
+    def time_s(self, size_bytes: float) -> float:
+        """Seconds for a size."""
+        return self.latency_s + size_bytes * self.seconds_per_byte
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Shares of raw bandwidth reached on ports and on NICs."""
+
+    port: float
+    nic: float
+
+
+def candidates(op: str, placed: Placement, algorithm: str = "auto") -> list[Candidate]:
+    """The algorithms to consider for the first group of a placement.
+
+    Links count as undamaged: the library chooses before it knows what is degraded. Raises UserError where the
+    algorithm that is asked for cannot serve the group.
+    """
+    first = placed.take(slice(0, 1))
+    return [_candidate(op, first, name) for name in _able(op, first, algorithm)]
+
+
+def _able(op: str, placed: Placement, algorithm: str) -> list[str]:
+    if algorithm == "auto":
+        modules = [module for module in ALGORITHMS.values() if module.automatic(op, placed.shape)]
+        return [module.NAME for module in modules if module.refuses(op, placed) is None]
+    choose(algorithm, (*ALGORITHMS, "auto"), "collective algorithm")
+    reason = ALGORITHMS[algorithm].refuses(op, placed)
+    if reason is not None:
+        able = ", ".join(["auto", *serving(op, placed)])
+        raise UserError(f"algorithm {algorithm} for {op}: {reason}; allowed here: {able}")
+    return [algorithm]
+
+
+def serving(op: str, placed: Placement) -> list[str]:
+    """Names of all algorithms that can serve the groups of a placement."""
+    return [name for name, module in ALGORITHMS.items() if module.refuses(op, placed) is None]
+
+
+def _candidate(op: str, placed: Placement, name: str) -> Candidate:
+    module, cluster = ALGORITHMS[name], placed.cluster
+    loads = module.loads(op, placed)
+    mesh = cluster.profile.scale_up.kind == "mesh"
+    return Candidate(
+        op=op,
+        algorithm=name,
+        shape=placed.shape,
+        hops=module.hops(op, placed.shape),
+        port_s_per_byte=_slowest(occupancy([loads.ports], cluster.num_links), placed),
+        network_s_per_byte=_slowest(occupancy([loads.network], cluster.num_links), placed),
+        # a mesh port is the sum of the links to all others, of which a group uses those to its members
+        mesh_share=max(placed.shape.per_domain - 1, 1) / (cluster.domain_size - 1) if mesh else 1.0,
+    )
+
+
+def _slowest(edges: Edges, placed: Placement) -> float:
+    cluster = placed.cluster
+    whole = replace(cluster, scaling={}) if cluster.scaling else cluster
+    return float((edges.coefficient / whole.link_capacity_bytes_per_s[edges.link_id]).max(initial=0.0))
+
+
+def efficiency(candidate: Candidate, values: Mapping[str, float]) -> Efficiency:
+    """Shares of ports and NICs that an algorithm reaches on its shape, in its full-bandwidth protocol."""
+    port_name, nic_name = ALGORITHMS[candidate.algorithm].RATES[candidate.op]
+    shape, port = candidate.shape, values[port_name] * candidate.mesh_share
+    if port_name == "port_efficiency":
+        port *= 1 - values["pair_loss"] * (2 / max(shape.per_domain, 2)) ** 2
+        port *= values["far_port_share"] if shape.num_domains > 1 else 1.0
+    doublings = max(math.log2(shape.num_domains) - 1, 0.0)
+    return Efficiency(port, values[nic_name] * (1 - values["nic_scale_loss"]) ** doublings)
+
+
+def lines(candidate: Candidate, values: Mapping[str, float]) -> list[Line]:
+    """One line per protocol, under given parameters (see :mod:`simpar.cost.collectives.parameters`)."""
+    reached = efficiency(candidate, values)
+    slope = max(candidate.port_s_per_byte / reached.port, candidate.network_s_per_byte / reached.nic)
+    travel_us = sum(values[key] * count for key, count in candidate.hops.items())
+    cap = _rate_cap(candidate, values)
+    found = []
+    for protocol in ALGORITHMS[candidate.algorithm].PROTOCOLS:
+        latency_us = values["base_us"] + travel_us * values.get(f"{protocol}_hop_factor", 1.0)
+        per_byte = max(slope / protocol_share(protocol, values), 1 / cap if cap else 0.0)
+        found.append(Line(candidate.algorithm, protocol, latency_us * US, per_byte, cap))
+    return found
+
+
+def protocol_share(protocol: str, values: Mapping[str, float]) -> float:
+    """Bandwidth of a protocol over that of Simple."""
+    return values.get(f"{protocol}_efficiency", 1.0)
+
+
+def _rate_cap(candidate: Candidate, values: Mapping[str, float]) -> float | None:
+    """Channels bound every message between domains, also those that make up an all-to-all."""
+    if candidate.op not in POINT_TO_POINT or candidate.shape.num_domains == 1:
+        return None
+    messages = 1 if candidate.op == "send" else candidate.shape.members
+    return messages * values["p2p_channels"] * values["p2p_channel_gb_per_s"] * GB
+
+
+def envelope_s(found: Sequence[Line], sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Time of the best line at every size."""
+    best: NDArray[np.float64] = np.min(
+        [line.latency_s + sizes * line.seconds_per_byte for line in found], axis=0
+    )
+    return best
