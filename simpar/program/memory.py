@@ -16,7 +16,8 @@ Ints = NDArray[np.int64]
 class MemoryUse:
     """Memory of one class: ``by_category[i]`` bytes hold from ``time_ns[i]`` on (columns: MEMORY_CATEGORIES).
 
-    ``at_peak`` are the categories at the highest total, ``peak_op`` the op that starts there (-1: no ops).
+    ``at_peak`` are the categories at the highest total, ``peak_op`` the op whose allocation reaches it first
+    (-1: it is held from the beginning).
     """
 
     time_ns: Ints
@@ -30,19 +31,36 @@ class MemoryUse:
         """Highest total."""
         return int(self.at_peak.sum())
 
+    @property
+    def total_bytes(self) -> Ints:
+        """The curve of all categories together, int64[len(time_ns)]."""
+        return np.asarray(self.by_category.sum(axis=1))
+
 
 def memory_use(program: Program, timing: Timing, class_id: int) -> MemoryUse:
     """The exact curve of one class; at one instant, frees come before allocations."""
+    return _use(program, timing, np.flatnonzero(program.memory.class_id == class_id))
+
+
+def memory_uses(program: Program, timing: Timing) -> tuple[MemoryUse, ...]:
+    """The exact curves of all classes, for one pass over the table."""
+    owner = program.memory.class_id
+    order = np.argsort(owner, kind="stable")
+    cuts = np.cumsum(np.bincount(owner, minlength=len(program.class_names)))[:-1]
+    return tuple(_use(program, timing, rows) for rows in np.split(order, cuts))
+
+
+def _use(program: Program, timing: Timing, rows: Ints) -> MemoryUse:
+    """The curve of some rows of the memory table."""
     table = program.memory
-    mine = np.flatnonzero(table.class_id == class_id)
-    op, delta, category = table.op[mine], table.delta_bytes[mine], table.category[mine]
-    time = np.where(table.at_finish[mine], timing.finish_ns[op], timing.start_ns[op])
-    order = np.argsort(time * 2 + (delta > 0), kind="stable")
-    columns = np.zeros((len(order) + 1, len(MEMORY_CATEGORIES)), dtype=np.int64)
-    columns[np.arange(1, len(order) + 1), category[order]] = delta[order]
-    curve = np.cumsum(columns, axis=0)
-    times = np.concatenate([[0], time[order]])
-    last = np.append(np.flatnonzero(np.diff(times)), len(times) - 1)
+    op, delta = table.op[rows], table.delta_bytes[rows]
+    time = np.where(table.at_finish[rows], timing.finish_ns[op], timing.start_ns[op])
+    order = np.argsort(time << 1 | (delta > 0), kind="stable")  # one packed key: time, then frees first
+    changes = np.zeros((len(order) + 1, len(MEMORY_CATEGORIES)), dtype=np.int64)
+    changes[np.arange(1, len(order) + 1), table.category[rows][order]] = delta[order]
+    curve = np.cumsum(changes, axis=0)
+    times = np.append(0, time[order])
+    last = np.append(np.flatnonzero(times[1:] != times[:-1]), len(times) - 1)  # what an instant ends with
     peak = int(np.argmax(curve.sum(axis=1)))
     return MemoryUse(
         time_ns=times[last],
