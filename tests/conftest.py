@@ -83,7 +83,7 @@ def make_timeline(num_stages: int, num_microbatches: int, *, multiplicity: int =
     last = max(row[3] for row in rows)
     rows += [(stage, 0, last, last + 2 * PER_MS, UPDATE, -1, -1, 0) for stage in range(num_stages)]
     columns = np.array(rows, dtype=np.int64).T
-    slices = Slices(*columns)
+    slices = Slices(*columns, inner=np.full(len(rows), -1))
     classes = tuple(RankClass(f"stage {s}", s, s * multiplicity, multiplicity) for s in range(num_stages))
     memory = tuple(_memory(slices, s) for s in range(num_stages))
     return Timeline(slices, LABELS, classes, STREAMS, np.array(arrows, dtype=np.int64).reshape(-1, 2), memory)

@@ -17,6 +17,7 @@ from simpar.program.memory import MemoryUse, memory_use
 from simpar.program.program import MEMORY_CATEGORIES, Timing
 from simpar.program.rank_view import Job
 from simpar.report.accounting import Accounts, account, bubble_fraction
+from simpar.report.detail import inner_steps
 from simpar.report.explain import critical_path_s, explained
 from simpar.report.result import (
     Bill, Communication, MemoryReport, Result, Setup, Speed, StageMemory, TimeBreakdown,
@@ -53,7 +54,9 @@ def summarise(context: Context) -> Result:
     breakdown["host"] += context.job.stack.launch.step_overhead_s
     uses = tuple(memory_use(lowered.program, timing, c) for c in range(lowered.layout.num_classes))
     stages, curves = _stage_memory(context, uses)
-    timeline = from_program(lowered.program, timing, _rank_classes(lowered), memory=curves)
+    timeline = from_program(
+        lowered.program, timing, _rank_classes(lowered), memory=curves, inside=inner_steps(lowered)
+    )
     result = Result(
         speed=_speed(context, step_s),
         bubble_fraction=bubble_fraction(accounts, lowered.layout.multiplicity),
@@ -79,7 +82,9 @@ def _rank_classes(lowered: Lowered) -> list[RankClass]:
             representative_rank=int(rank),
             multiplicity=int(multiplicity),
         )
-        for stage, rank, multiplicity in zip(stages, layout.representative_rank, layout.multiplicity, strict=True)
+        for stage, rank, multiplicity in zip(
+            stages, layout.representative_rank, layout.multiplicity, strict=True
+        )
     ]
 
 
@@ -125,7 +130,9 @@ def _communication(
     return found
 
 
-def _stage_memory(context: Context, uses: tuple[MemoryUse, ...]) -> tuple[list[StageMemory], list[MemoryCurve]]:
+def _stage_memory(
+    context: Context, uses: tuple[MemoryUse, ...]
+) -> tuple[list[StageMemory], list[MemoryCurve]]:
     """Memory of the fullest class of every pipeline stage, and the curve of every class."""
     lowered, job = context.lowered, context.job
     overhead = overhead_bytes(job.plan, job.stack, context.cluster)
@@ -166,7 +173,11 @@ def _op_name(lowered: Lowered, op: int) -> str:
     ops = lowered.program.ops
     label = lowered.program.labels[int(ops.label[op])]
     microbatch = int(ops.microbatch[op])
-    words = label.kind.replace("_", " ") if label.name == label.kind else f"{label.kind.replace('_', ' ')} {label.name}"
+    words = (
+        label.kind.replace("_", " ")
+        if label.name == label.kind
+        else f"{label.kind.replace('_', ' ')} {label.name}"
+    )
     return f"{words} of microbatch {microbatch}" if microbatch >= 0 else words
 
 

@@ -44,7 +44,8 @@ class Slices:
     """Columns, one row per (op, stream of a class); times are int64 ns.
 
     ``label`` indexes Timeline.labels; ``stage`` is the virtual stage and ``microbatch`` its microbatch (-1:
-    none); ``size_bytes`` is what a collective moves (0 for kernels).
+    none); ``size_bytes`` is what a collective moves (0 for kernels); ``inner`` indexes Timeline.inner, the
+    steps that the slice stands for (-1: none).
     """
 
     class_id: Ints
@@ -55,6 +56,7 @@ class Slices:
     stage: Ints
     microbatch: Ints
     size_bytes: Ints
+    inner: Ints
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -62,6 +64,16 @@ class Slices:
     def take(self, rows: Ints) -> Slices:
         """The slices at ``rows``, in that order."""
         return Slices(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
+class InnerSteps:
+    """The steps that one op stands for: stream, label and times (ns after the op's start) of each."""
+
+    streams: tuple[str, ...]
+    labels: tuple[Label, ...]
+    start_ns: Ints
+    finish_ns: Ints
 
 
 @dataclass(frozen=True)
@@ -96,7 +108,7 @@ class Timeline:
     """Everything that happened in one step, class by class.
 
     ``arrows`` int64[k, 2] are pairs of slice rows: a message and the slice that waited for it. ``memory`` has
-    one curve per class, or is empty.
+    one curve per class, or is empty. ``inner`` are the distinct insides of ops that stand for several steps.
     """
 
     slices: Slices
@@ -105,6 +117,7 @@ class Timeline:
     streams: tuple[str, ...]
     arrows: Ints
     memory: tuple[MemoryCurve, ...] = ()
+    inner: tuple[InnerSteps, ...] = ()
 
     @property
     def span_ns(self) -> int:
@@ -118,15 +131,22 @@ class Timeline:
 
 
 def from_program(
-    program: Program, timing: Timing, classes: Sequence[RankClass], *, memory: Sequence[MemoryCurve] = ()
+    program: Program,
+    timing: Timing,
+    classes: Sequence[RankClass],
+    *,
+    memory: Sequence[MemoryCurve] = (),
+    inside: tuple[Ints, tuple[InnerSteps, ...]] | None = None,
 ) -> Timeline:
-    """The timeline of a timed Program: one slice per (op, stream), arrows from messages to who waited.
+    """The timeline of a timed Program: a slice per (op, stream), arrows from messages to who waited.
 
-    ``classes`` describe the Program's rank classes in order, ``memory`` their curves (or none).
+    ``classes`` describe the Program's rank classes in order, ``memory`` their curves (or none), ``inside``
+    the steps of merged ops as :func:`simpar.report.detail.inner_steps` finds them.
     """
     stream, op = program.streams.owners(), program.streams.item
     names = tuple(dict.fromkeys(program.stream_names))
     position = np.array([names.index(name) for name in program.stream_names], dtype=np.int64)
+    inner_of_op, inner = inside or (np.full(len(program), -1, dtype=np.int64), ())
     slices = Slices(
         class_id=program.stream_class[stream],
         stream=position[stream],
@@ -136,10 +156,11 @@ def from_program(
         stage=program.ops.stage[op],
         microbatch=program.ops.microbatch[op],
         size_bytes=program.ops.work_bytes[op],
+        # an op on several streams opens once, on the first of them
+        inner=np.where(position[stream] == 0, inner_of_op[op], -1),
     )
-    return Timeline(
-        slices, program.labels, tuple(classes), names, _arrows(program, slices, op), tuple(memory)
-    )
+    arrows = _arrows(program, slices, op)
+    return Timeline(slices, program.labels, tuple(classes), names, arrows, tuple(memory), inner)
 
 
 def _arrows(program: Program, slices: Slices, op: Ints) -> Ints:

@@ -9,18 +9,24 @@ Sources: google/perfetto PR 1656, PR 3273, issue 208.
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from simpar.files import write_atomic
-from simpar.report.timeline import MemoryCurve, Slices, Timeline
+from simpar.program.program import Label
+from simpar.report.timeline import InnerSteps, MemoryCurve, Slices, Timeline, shown_classes
 from simpar.units import KILO, NS_PER_S
 
 Event = dict[str, Any]
+# About 30 MB of JSON each: viewers take several times a file's size in memory.
+MAX_SLICES = 150_000
+MAX_INNER_SLICES = 150_000
 SHORT_KINDS = {
     "forward": "fwd",
     "backward": "bwd",
@@ -30,18 +36,34 @@ SHORT_KINDS = {
 
 
 def write_trace(timeline: Timeline, path: str | Path, *, metadata: Mapping[str, Any] | None = None) -> None:
-    """Write the trace as JSON, whole or not at all; ``metadata`` is shown by the viewer's info page."""
-    write_atomic(path, json.dumps(trace(timeline, metadata=metadata)))
+    """Write the trace as JSON, whole or not at all, compressed where the name ends with .gz.
+
+    ``metadata`` is shown by the viewer's info page.
+    """
+    text = json.dumps(trace(timeline, metadata=metadata))
+    write_atomic(path, gzip.compress(text.encode(), mtime=0) if str(path).endswith(".gz") else text)
 
 
 def trace(timeline: Timeline, *, metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The timeline in the Trace Event format: slices, send arrows, memory counters, step bounds."""
+    timeline = _small_enough(timeline)
     lanes = _Lanes(timeline)
     events = [*_names(timeline, lanes), *_slices(timeline, lanes), *_arrows(timeline, lanes)]
-    for class_id, curve in enumerate(timeline.memory):
-        events += _counters(class_id, curve)
+    for class_id in np.unique(timeline.slices.class_id).tolist() if timeline.memory else ():
+        events += _counters(class_id, timeline.memory[class_id])
     events.append({"ph": "i", "s": "g", "pid": 0, "tid": 0, "name": "step end", "ts": _us(timeline.span_ns)})
     return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": dict(metadata or {})}
+
+
+def _small_enough(timeline: Timeline) -> Timeline:
+    """Of a large timeline only the slowest class of every pipeline rank."""
+    if len(timeline.slices) <= MAX_SLICES:
+        return timeline
+    kept = np.flatnonzero(np.isin(timeline.slices.class_id, shown_classes(timeline)))
+    row_of = np.full(len(timeline.slices) + 1, -1, dtype=np.int64)
+    row_of[kept] = np.arange(len(kept))
+    arrows = row_of[timeline.arrows]
+    return replace(timeline, slices=timeline.slices.take(kept), arrows=arrows[(arrows >= 0).all(axis=1)])
 
 
 class _Lanes:
@@ -77,7 +99,8 @@ class _Lanes:
 
 def _names(timeline: Timeline, lanes: _Lanes) -> Iterator[Event]:
     slices = timeline.slices
-    for class_id, entry in enumerate(timeline.classes):
+    for class_id in np.unique(slices.class_id).tolist():
+        entry = timeline.classes[class_id]
         title = f"{entry.name} (x{entry.multiplicity})" if entry.multiplicity > 1 else entry.name
         yield {"ph": "M", "pid": class_id, "name": "process_name", "args": {"name": title}}
         yield {"ph": "M", "pid": class_id, "name": "process_sort_index", "args": {"sort_index": class_id}}
@@ -97,26 +120,52 @@ def _names(timeline: Timeline, lanes: _Lanes) -> Iterator[Event]:
 
 
 def _slices(timeline: Timeline, lanes: _Lanes) -> Iterator[Event]:
-    names = [f"{SHORT_KINDS.get(label.kind, label.kind)} {label.name}".strip() for label in timeline.labels]
+    shown = _opened(timeline)
     for row, columns in enumerate(_rows(timeline.slices)):
-        class_id, stream, start, finish, label, stage, microbatch, size = columns
+        class_id, stream, start, finish, label, stage, microbatch, size, inner = columns
         if finish == start:
             continue
         entry = timeline.labels[label]
-        facts = {"layer": entry.layer, "stage": stage, "microbatch": microbatch}
-        args = {name: value for name, value in facts.items() if value >= 0}
-        suffix = f" L{entry.layer}" if entry.layer >= 0 else ""
-        suffix += f" mb{microbatch}" if microbatch >= 0 else ""
-        yield {
-            "ph": "X",
-            "pid": class_id,
-            "tid": lanes.tid(stream, int(lanes.overflow[row])),
-            "name": names[label] + suffix,
-            "cat": entry.kind,
-            "ts": _us(start),
-            "dur": _us(finish - start),
-            "args": args | ({"bytes": size} if size else {}),
-        }
+        place = {"pid": class_id, "tid": lanes.tid(stream, int(lanes.overflow[row]))}
+        facts = {"stage": stage, "microbatch": microbatch, "bytes": size or -1}
+        yield _slice(place, entry, start, finish, facts)
+        if inner >= 0 and microbatch <= shown:
+            yield from _inside(timeline, timeline.inner[inner], place, start)
+
+
+def _slice(
+    place: Mapping[str, int], label: Label, start: int, finish: int, facts: Mapping[str, int]
+) -> Event:
+    """One complete event; facts below zero are left out."""
+    words = [SHORT_KINDS.get(label.kind, label.kind)]
+    words += [label.name] if label.name != label.kind else []
+    words += [f"L{label.layer}"] if label.layer >= 0 else []
+    words += [f"mb{facts['microbatch']}"] if facts.get("microbatch", -1) >= 0 else []
+    return {
+        "ph": "X",
+        **place,
+        "name": " ".join(words),
+        "cat": label.kind,
+        "ts": _us(start),
+        "dur": _us(finish - start),
+        "args": {name: value for name, value in facts.items() if value >= 0},
+    }
+
+
+def _inside(timeline: Timeline, steps: InnerSteps, place: Mapping[str, int], begin: int) -> Iterator[Event]:
+    """The steps of a merged op, nested in its slice or, for another stream, in its twin there."""
+    times = zip(steps.streams, steps.labels, steps.start_ns.tolist(), steps.finish_ns.tolist(), strict=True)
+    for stream, label, start, finish in times:
+        tid = timeline.streams.index(stream) if stream in timeline.streams else place["tid"]
+        yield _slice({**place, "tid": tid}, label, begin + start, begin + finish, {})
+
+
+def _opened(timeline: Timeline) -> int:
+    """The last microbatch whose blocks are opened: as many as keep the file small enough for a viewer."""
+    slices = timeline.slices
+    sizes = np.array([*(len(steps.labels) for steps in timeline.inner), 0], dtype=np.int64)[slices.inner]
+    per_microbatch = np.bincount(np.maximum(slices.microbatch, 0), weights=sizes)
+    return int(np.searchsorted(np.cumsum(per_microbatch), MAX_INNER_SLICES, side="right")) - 1
 
 
 def _rows(slices: Slices) -> Iterator[tuple[int, ...]]:

@@ -1,11 +1,18 @@
 """Traces obey the rules that viewers enforce silently."""
 
+import gzip
 import json
+from dataclasses import replace
 
 import numpy as np
 
-from simpar.report.timeline import Timeline
+from simpar.hardware.cluster import load_cluster
+from simpar.models.training import Training
+from simpar.plan.plan import Plan
+from simpar.program.program import Label
+from simpar.report.timeline import InnerSteps, Timeline
 from simpar.report.trace import check_trace, trace, write_trace
+from simpar.simulate import simulate
 
 
 def test_a_trace_breaks_no_rule(timeline):
@@ -72,8 +79,66 @@ def test_memory_counters_carry_every_part(timeline):
     assert counters[-1]["args"]["activations"] == 0
 
 
+def test_a_trace_can_be_compressed(timeline, tmp_path):
+    """A name ending in .gz gives the same JSON, compressed, and the same bytes each time."""
+    for name in ("a.json.gz", "b.json.gz", "c.json"):
+        write_trace(timeline, tmp_path / name)
+    assert gzip.decompress((tmp_path / "a.json.gz").read_bytes()) == (tmp_path / "c.json").read_bytes()
+    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+
+
 def test_a_written_trace_is_plain_json(timeline, tmp_path):
     """The file loads and carries the metadata given."""
     write_trace(timeline, tmp_path / "t.json", metadata={"simpar_version": "1"})
     data = json.loads((tmp_path / "t.json").read_text())
     assert data["otherData"] == {"simpar_version": "1"}
+
+
+def test_blocks_open_into_their_steps(timeline):
+    """Inner steps lie nested in the slice they belong to, on their own streams, exactly where offsets say."""
+    steps = InnerSteps(
+        ("compute", "send_F", "compute"),
+        (Label("forward", "norm", 0), Label("tp", "all_gather", 0), Label("forward", "mlp", 0)),
+        np.array([0, 10**6, 2 * 10**6]),
+        np.array([10**6, 2 * 10**6, 3 * 10**6]),
+    )
+    slices = timeline.slices
+    forwards = np.flatnonzero((slices.label == 0) & (slices.class_id == 0))
+    inner = np.where(np.isin(np.arange(len(slices)), forwards), 0, -1)
+    opened = replace(
+        timeline, slices=replace(slices, inner=inner), inner=(steps,), arrows=timeline.arrows[:0]
+    )
+    events = trace(opened)["traceEvents"]
+    found = [e for e in events if e["ph"] == "X" and e["name"] == "fwd norm L0"]
+    assert [e["ts"] for e in found] == (slices.start_ns[forwards] / 1000).tolist()
+    assert len(events) == len(trace(replace(timeline, arrows=timeline.arrows[:0]))["traceEvents"]) + 3 * len(
+        found
+    )
+
+
+def test_large_timelines_show_one_class_a_stage(timeline, monkeypatch):
+    """Above the limit a second class of a pipeline rank is left out, and nothing else."""
+    slices = timeline.slices
+    twin = replace(slices, class_id=slices.class_id + 4)
+    both = type(slices)(
+        **{
+            name: np.concatenate([getattr(slices, name), getattr(twin, name)])
+            for name in slices.__dataclass_fields__
+        }
+    )
+    double = replace(timeline, slices=both, classes=(*timeline.classes, *timeline.classes), memory=())
+    monkeypatch.setattr("simpar.report.trace.MAX_SLICES", len(slices))
+    data = trace(double)
+    assert check_trace(data) == []
+    assert sum(event["ph"] == "X" for event in data["traceEvents"]) == len(slices)
+
+
+def test_real_runs_give_traces_that_break_no_rule():
+    """A simulated pipeline with tensor parallelism: nested steps and arrows, no overlap, exact block times."""
+    plan = Plan(tp=2, pp=2, micro_batch=1)
+    made = simulate("gpt2", load_cluster("dgx-h100", 1), plan, Training(seq_len=512, global_batch=16))
+    data = trace(made.timeline)
+    assert check_trace(data) == []
+    names = " ".join(event["name"] for event in data["traceEvents"] if event["ph"] == "X")
+    assert "tp " in names
+    assert "fwd attention L0" in names

@@ -1,0 +1,57 @@
+"""What merged ops stand for: the steps inside them, so that a trace can open every block.
+
+Lowering merges the steps of a block into one op whose inner times are constant offsets (see
+:mod:`simpar.program.segments`); adding the offsets back is exact.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.program.lower import Lowered
+from simpar.program.program import Label
+from simpar.program.templates import Node
+from simpar.report.timeline import InnerSteps
+
+Ints = NDArray[np.int64]
+
+
+def inner_steps(lowered: Lowered) -> tuple[Ints, tuple[InnerSteps, ...]]:
+    """Index of the inner steps of every op, int64[num_ops] (-1: none), and the distinct insides."""
+    slots = lowered.slots
+    inner_of_op = np.full(len(lowered.program), -1, dtype=np.int64)
+    insides: list[InnerSteps] = []
+    for class_id, actions in enumerate(lowered.actions):
+        mine = np.flatnonzero(slots.class_id == class_id)
+        table: list[int] = []
+        bases: list[int] = []
+        for template in actions.templates:
+            bases.append(len(table))
+            for node in template.nodes:
+                table.append(len(insides) if node.segments else -1)
+                insides += [_open(node)] if node.segments else []
+        first = np.array(bases, dtype=np.int64)[actions.template[slots.action[mine]]]
+        inner_of_op[lowered.op_of_slot[mine]] = np.array(table, dtype=np.int64)[first + slots.node[mine]]
+    return inner_of_op, tuple(insides)
+
+
+def _open(node: Node) -> InnerSteps:
+    """The segments of a node one after the other, zero-length steps left out."""
+    streams: list[str] = []
+    labels: list[Label] = []
+    starts: list[int] = []
+    finishes: list[int] = []
+    begin = 0
+    for layer, segment in node.segments:
+        times = zip(segment.steps, segment.start_ns.tolist(), segment.finish_ns.tolist(), strict=True)
+        for step, start, finish in times:
+            if finish > start:
+                streams.append(step.stream)
+                labels.append(Label(step.kind, step.name, layer))
+                starts.append(begin + start)
+                finishes.append(begin + finish)
+        begin += segment.duration_ns
+    return InnerSteps(
+        tuple(streams), tuple(labels), np.array(starts, dtype=np.int64), np.array(finishes, dtype=np.int64)
+    )
