@@ -68,7 +68,7 @@ def make_job(
     return Job(graph, training, plan.model_copy(update=named), habits, kernels)
 
 
-def lower_job(job: Job, cluster: Cluster, options: Options) -> Lowered:
+def lower_job(job: Job, cluster: Cluster, options: Options, *, contention: bool = True) -> Lowered:
     """Lower a job under the perturbation of the options. Raises UserError for a rank that does not exist."""
     perturbation = options.get("perturbation") or Perturbation()
     if "seed" in options:
@@ -76,4 +76,5 @@ def lower_job(job: Job, cluster: Cluster, options: Options) -> Lowered:
     for rank in perturbation.slow_ranks:
         if not 0 <= rank < cluster.world_size:
             raise UserError(f"slow_ranks: rank {rank}: allowed: 0..{cluster.world_size - 1}")
-    return lower(job, cluster, schedule_of(job.plan, job.training), perturbation=perturbation)
+    schedule = schedule_of(job.plan, job.training)
+    return lower(job, cluster, schedule, perturbation=perturbation, contention=contention)

@@ -122,7 +122,8 @@ def _edges(cluster: Cluster, kinds: Sequence[GroupKind], costs: Sequence[Collect
         used[cost.edges.link_id] = True
     links = np.flatnonzero(used)
     position = np.cumsum(used) - 1
-    us, vs, labels, next_label = [], [], [], 1
+    us, vs, labels = ([np.zeros(0, dtype=np.int64)] for _ in range(3))
+    next_label = 1
     for kind, cost, start in zip(kinds, costs, group_start[:-1], strict=True):
         members = kind.groups.shape[1]
         us.append(kind.groups.ravel())

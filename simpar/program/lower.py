@@ -56,19 +56,26 @@ class Lowered:
 
 
 def lower(
-    job: Job, cluster: Cluster, schedule: Schedule, *, perturbation: Perturbation | None = None, collapse: bool = True
+    job: Job,
+    cluster: Cluster,
+    schedule: Schedule,
+    *,
+    perturbation: Perturbation | None = None,
+    collapse: bool = True,
+    contention: bool = True,
 ) -> Lowered:
     """Build the Program of one step.
 
     ``schedule`` is the plan's action table; ``collapse`` merges the serial steps of a block into one op where
-    nothing outside can touch them (exact; see :mod:`simpar.program.segments`).
+    nothing outside can touch them (exact; see :mod:`simpar.program.segments`). Without ``contention`` every
+    collective has its links to itself: a lower bound, and much smaller where tensor-parallel traffic shares links.
     """
     perturbation = perturbation or Perturbation()
     view = RankView.of(job)
     sync = Synchronisation.of(job)
     kinds = group_kinds(view, sync, schedule)
     layout = build_layout(cluster, kinds, _rank_colours(job, perturbation))
-    network = Network(cluster, layout, stream_counts(kinds, schedule, sync))
+    network = Network(cluster, layout, stream_counts(kinds, schedule, sync), contention)
     builder = StageBuilder(job, view, sync)
     maker = _ClassMaker(builder, network, schedule, perturbation, collapse)
     actions = tuple(maker.actions(class_id) for class_id in range(layout.num_classes))

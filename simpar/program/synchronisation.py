@@ -40,9 +40,14 @@ class Synchronisation:
         return Synchronisation(job, width, shards)
 
     @property
+    def zero(self) -> int:
+        """The ZeRO stage in effect: 0 where the shard group has a single rank."""
+        return self.job.plan.data_parallel.zero if self.shards > 1 else 0
+
+    @property
     def fully_sharded(self) -> bool:
         """Whether parameters themselves are sharded between uses."""
-        return self.job.plan.data_parallel.zero == 3 and self.width > 1
+        return self.zero == 3
 
     @property
     def per_unit(self) -> bool:
@@ -75,7 +80,7 @@ class Synchronisation:
     def reduce_ops(self) -> tuple[tuple[str, str, float], ...]:
         """Collectives of one gradient reduction in turn: (group kind, operation, share of the bytes)."""
         data = self.job.plan.data_parallel
-        if data.zero == 0 or (data.zero == 1 and self.job.stack.overlap.all_reduce_zero1):
+        if self.zero == 0 or (self.zero == 1 and self.job.stack.overlap.all_reduce_zero1):
             return (("dp", "all_reduce", 1.0),)
         first = (self.shard_group, "reduce_scatter", 1.0)
         if data.hsdp == 1:
@@ -88,7 +93,7 @@ class Synchronisation:
         if self.width == 1:
             return SyncPolicy()
         gathers = self._gathers(kind, boundary=boundary)
-        reduces = kind in ("backward", "weight_gradient") and (boundary or data.zero >= 2) and data.overlap_grad_reduce
+        reduces = kind in ("backward", "weight_gradient") and (boundary or self.zero >= 2) and data.overlap_grad_reduce
         return SyncPolicy(
             gather=gathers,
             reshard=self.fully_sharded and bool(data.reshard_after_forward),
@@ -101,7 +106,7 @@ class Synchronisation:
 
     def _gathers(self, kind: str, *, boundary: bool) -> bool:
         data = self.job.plan.data_parallel
-        if kind == "weight_gradient" or data.zero == 0:
+        if kind == "weight_gradient" or self.zero == 0:
             return False
         if self.fully_sharded and data.reshard_after_forward:
             return True
@@ -137,7 +142,7 @@ class Synchronisation:
 
     def _late_gather(self, parameters: float) -> tuple[Node, ...]:
         data = self.job.plan.data_parallel
-        if self.width == 1 or data.zero == 0 or self.per_unit or data.overlap_param_gather:
+        if self.zero == 0 or self.per_unit or data.overlap_param_gather:
             return ()
         use = CollectiveUse(self.shard_group, "all_gather", parameters * self.parameter_bytes)
         return (Node(kind="dp", name="all_gather parameters", streams=(COMPUTE, GATHER), collective=use),)

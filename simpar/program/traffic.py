@@ -76,7 +76,7 @@ def _data_parallel_kinds(sync: Synchronisation) -> list[GroupKind]:
     mesh = sync.job.plan.mesh
     groups = mesh.groups(("dp", "cp")) if mesh.cp > 1 else mesh.groups("dp")
     size = 2.0**30
-    replicas = sync.job.plan.data_parallel.hsdp
+    replicas = sync.job.plan.data_parallel.hsdp if sync.zero else 1
     if replicas == 1:
         return [GroupKind("dp", groups, sync.reduce_ops[0][1], size)]
     shards = groups.reshape(len(groups) * replicas, -1)
@@ -91,6 +91,7 @@ def _data_parallel_kinds(sync: Synchronisation) -> list[GroupKind]:
 class Network:
     """Prices collectives on a layout: private ones as fixed durations, contended ones as flows with a route.
 
+    ``contention`` False prices every collective alone on its links: a lower bound without flows.
     ``streams_of_kind`` says how many streams may carry collectives of a kind at the same time; a link with a
     single such stream is private, because a stream serialises what it carries.
     """
@@ -98,6 +99,7 @@ class Network:
     cluster: Cluster
     layout: Layout
     streams_of_kind: dict[str, int]
+    contention: bool = True
     routes: list[tuple[Ints, NDArray[np.float64]]] = field(default_factory=list)
     algorithms: dict[tuple[str, str], str] = field(default_factory=dict)
     _known: dict[tuple[int, CollectiveUse], FlowUse] = field(default_factory=dict)
@@ -109,7 +111,7 @@ class Network:
             users = np.zeros(len(self.layout.link_capacity_bytes_per_s), dtype=np.int64)
             for link, group in self.layout.flows_on_link:
                 users[link] += self.streams_of_kind[self.layout.groups[group].kind]
-            self._shared = users > 1
+            self._shared = (users > 1) & self.contention
         return self._shared
 
     def group_of(self, class_id: int, kind: str) -> int:
@@ -147,6 +149,8 @@ class Network:
         links, coefficients = self.layout.route(group, cost)
         latency_ns = int(to_ns(use.count * cost.latency_s))
         work, cap = round(use.count * use.size_bytes), int(cost.rate_cap_bytes_per_s or 0)
+        if not len(links) and not cap:
+            return FlowUse(latency_ns)
         if not self.shared_links()[links].any():
             capacity = np.floor(self.layout.link_capacity_bytes_per_s[links]).astype(np.int64)
             return FlowUse(fixed_ns=solo_duration_ns(latency_ns, work, coefficients, capacity, cap))
@@ -165,7 +169,7 @@ def stream_counts(kinds: Sequence[GroupKind], schedule: Schedule, sync: Synchron
             back = bool((((ranks[:-1] - ranks[1:]) % schedule.num_ranks) == delta).any())
             counts[kind.name] = int(ahead) + int(back)
         elif kind.name.startswith("dp"):
-            gathers = sync.job.plan.data_parallel.zero > 0 and kind.name == sync.shard_group
+            gathers = sync.zero > 0 and kind.name == sync.shard_group
             counts[kind.name] = 1 + int(gathers)
         else:
             counts[kind.name] = 1
