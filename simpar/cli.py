@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 BAD_INPUT, INFEASIBLE, INTERRUPTED = 2, 3, 130
 PIPED_WIDTH = 200
+JSON_HELP = "Write the result as JSON; - is standard output"
 
 app = typer.Typer(
     name="simpar",
@@ -81,7 +82,7 @@ SCENARIO_FLAGS = (
 )
 SIMULATE_FLAGS = (
     Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
-    Flag("--json", "", str, "Write the result as JSON; - is standard output"),
+    Flag("--json", "", str, JSON_HELP),
     Flag("--trace", "", str, "Write a trace for Perfetto or chrome://tracing"),
     Flag("--timeline", "", str, "Write the timeline as .png, .svg or .html"),
     Flag("--memory-plot", "", str, "Write memory over time as .png, .svg or .html"),
@@ -177,15 +178,28 @@ def plot(
     _console().print(f"wrote {output}", soft_wrap=True)
 
 
+@app.command(epilog="Example: simpar validate measured.csv --json errors.json")
+def validate(
+    table: Annotated[str, typer.Argument(help="Measured runs, one a row", metavar="TABLE.csv")],
+    json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
+) -> None:
+    """Predict every row of a table of measured runs and report the errors."""
+    from simpar.report.terminal import print_validation
+    from simpar.validate.table import validate as validate_table
+
+    with _working(f"predicting {table}"):
+        found = validate_table(table)
+    if not _json_out(found, json_):
+        print_validation(found, _console())
+
+
 LISTS = ("models", "hardware", "scenarios", "schedules", "stacks")
 
 
 @app.command("list", epilog="Example: simpar list models")
 def list_names(
     what: Annotated[str, typer.Argument(help=", ".join(LISTS))],
-    json_: Annotated[
-        str | None, typer.Option("--json", help="Write the list as JSON; - is standard output")
-    ] = None,
+    json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
     """List what is shipped, by the names that other commands take."""
     from simpar.files import choose
@@ -275,9 +289,7 @@ def _schema(what: str) -> dict[str, Any]:
 
 @app.command(epilog="Example: simpar doctor")
 def doctor(
-    json_: Annotated[
-        str | None, typer.Option("--json", help="Write the findings as JSON; - is standard output")
-    ] = None,
+    json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
     """Show versions of simpar and what it builds on."""
     from simpar.report.terminal import print_names

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 BAR_WIDTH = 32
 MAX_MEMORY_ROWS = 12
+MAX_VALIDATION_ROWS = 40
 
 
 def headline(result: Result) -> str:
@@ -80,6 +81,54 @@ def print_names(names: Mapping[str, str], console: Console) -> None:
     for name, description in names.items():
         table.add_row(name, description)
     console.print(table)
+
+
+def print_validation(found: Mapping[str, Any], console: Console) -> None:
+    """Write errors of predictions against measurements: per source, overall, and what was not modelled.
+
+    ``found`` is the JSON of ``simpar validate``; of a short table every row is listed as well.
+    """
+    rows = found["rows_detail"]
+    if len(rows) <= MAX_VALIDATION_ROWS:
+        console.print(_validation_rows(rows, console))
+        console.print()
+    console.print(_validation_sources(found, console))
+    for title, counts in (("Not modelled", found["unmodelled_reasons"]), ("Suspect", found["suspect_rows"])):
+        if counts:
+            console.print(f"\n{title}", style="bold")
+        for reason, count in counts.items():
+            console.print(f"- {count} rows: {reason}", soft_wrap=True)
+
+
+def _validation_rows(rows: Sequence[Mapping[str, Any]], console: Console) -> Table:
+    names = ("predicted s", "measured s", "error %", "predicted GiB", "measured GiB", "error %")
+    table = _table(console, ("run", "left"), *((name, "right") for name in names))
+    keys = (
+        "predicted_step_time_s", "measured_step_time_s", "time_error_percent", "predicted_peak_gib",
+        "measured_peak_gib", "memory_error_percent",
+    )  # fmt: skip
+    for row in rows:
+        if "reason" in row:
+            table.add_row(row["label"], f"not modelled: {row['reason']}")
+        else:
+            table.add_row(row["label"], *(_blank_or_three(row[key]) for key in keys))
+    return table
+
+
+def _validation_sources(found: Mapping[str, Any], console: Console) -> Table:
+    columns = {
+        "rows": "rows", "modelled": "modelled", "time %": "time_ape_median", "p90 %": "time_ape_p90",
+        "memory %": "memory_ape_median", "static %": "static_memory_ape_median", "tau": "kendall_tau",
+        "regret %": "regret_mean",
+    }  # fmt: skip
+    table = _table(console, ("median errors by source", "left"), *((name, "right") for name in columns))
+    for name, figures_of in (*found["by_source"].items(), ("all", found)):
+        table.add_row(name, *(_blank_or_three(figures_of[key]) for key in columns.values()))
+    return table
+
+
+def _blank_or_three(value: float | None) -> str:
+    return "" if value is None else _three(value)
 
 
 def figures(result: Result) -> list[tuple[str, str]]:

@@ -23,7 +23,7 @@ HEAVY = (
     "pydantic",
     "ruamel",
 )
-COMMANDS = ("simulate", "plot", "list", "schema", "doctor")
+COMMANDS = ("simulate", "plot", "validate", "list", "schema", "doctor")
 SMALL = [
     "--model", "gpt2", "--hardware", "laptop-cpu-4", "--seq-len", "128", "--global-batch", "8", "--precision",
     "fp32",
@@ -82,6 +82,8 @@ def test_there_is_no_command_that_does_not_work_yet(capsys):
         (["simulate", "gpt2-laptop", "--recompute", "some"], "recompute"),
         (["simulate", "gpt2-laptop", "--engine", "magic"], "magic"),
         (["plot", "missing.json"], "missing.json"),
+        (["validate", "missing.csv"], "missing.csv"),
+        (["validate", __file__], "column"),
         (["list", "modles"], "did you mean 'models'"),
         (["schema", "plans"], "did you mean 'plan'"),
         (["simulat"], "simulate"),
@@ -154,6 +156,41 @@ def test_flops_convention_moves_mfu_and_not_time(capsys):
         found[convention] = json.loads(capsys.readouterr().out)
     assert found["full"]["step_time_s"] == found["causal"]["step_time_s"]
     assert found["full"]["mfu"] > found["causal"]["mfu"]
+
+
+COLUMNS = (
+    "source,model_name,n_layers,hidden,n_heads,vocab,seq_len,gpu_type,gpus_per_node,n_gpus,precision,tp,pp,vpp,dp,"
+    "zero_stage_or_fsdp,micro_batch,global_batch_seqs,recompute,schedule,seq_parallel,attention_kernel,stack,"
+    "iteration_time_s,status"
+)
+MEASURED = (  # two rows of Korthikanti et al. 2022, arXiv 2205.05198, Table 5, and one without its layers
+    "Table 5,GPT-3-175B,96,12288,96,51200,2048,A100 SXM 80GB,8,64,fp16,8,8,3,1,zero0,1,64,selective,"
+    "interleaved 1F1B,True,unfused,megatron,13.75,ok",
+    "Table 5,GPT-22B,48,6144,64,51200,2048,A100 SXM 80GB,8,8,fp16,8,1,1,1,zero0,4,4,selective,"
+    "none,True,unfused,megatron,1.1,ok",
+    "Elsewhere,Mystery,,6144,64,51200,2048,A100 SXM 80GB,8,8,fp16,8,1,1,1,zero0,4,4,none,none,True,flash,"
+    "megatron,1,ok",
+)
+VALIDATION_KEYS = {
+    "rows", "modelled", "unmodelled_reasons", "time_ape_median", "time_ape_mean", "time_ape_p90",
+    "memory_ape_median", "static_memory_ape_median", "kendall_tau", "fit_accuracy", "fit_confusion",
+    "regret_mean", "regret_max", "by_source", "rows_detail",
+}  # fmt: skip
+
+
+def test_validate_reports_errors_and_what_it_cannot_model(tmp_path, capsys):
+    """Every row is counted: predicted, or given a reason."""
+    (tmp_path / "t.csv").write_text("\n".join((COLUMNS, *MEASURED)))
+    assert cli.run(["validate", str(tmp_path / "t.csv"), "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) >= VALIDATION_KEYS
+    assert (found["rows"], found["modelled"]) == (3, 2)
+    assert sum(found["unmodelled_reasons"].values()) == 1
+    assert found["time_ape_median"] < 30
+    assert cli.run(["validate", str(tmp_path / "t.csv")]) == 0
+    text = capsys.readouterr().out
+    for word in ("GPT-22B", "Table 5", "not modelled", "Not modelled", "all"):
+        assert word in text
 
 
 @pytest.mark.parametrize("what", cli.LISTS)

@@ -134,7 +134,7 @@ def test_large_timelines_show_one_class_a_stage(timeline, monkeypatch):
 
 
 def test_real_runs_give_traces_that_break_no_rule():
-    """A simulated pipeline with tensor parallelism: nested steps and arrows, no overlap, exact block times."""
+    """A simulated pipeline with tensor parallelism: nested steps and arrows, no overlap."""
     plan = Plan(tp=2, pp=2, micro_batch=1)
     made = simulate("gpt2", load_cluster("dgx-h100", 1), plan, Training(seq_len=512, global_batch=16))
     data = trace(made.timeline)
