@@ -38,6 +38,8 @@ DEFAULTS: dict[str, float] = {
     "attention_backward_efficiency": 0.45,
     # sequence length at which attention reaches half of that (pipeline fill of one block row), tokens
     "attention_half_seq": 350.0,
+    # clock that power and heat leave in a long training step, relative to a short benchmark
+    "sustained_clock": 1.0,
     # share of the datasheet bandwidth a streaming kernel reaches
     "memory_efficiency": 0.85,
     # fixed cost of a kernel: launch, ramp and tail
@@ -47,11 +49,15 @@ DEFAULTS: dict[str, float] = {
 
 @dataclass(frozen=True)
 class KernelModel:
-    """Kernel times of a device at a precision; ``attention`` names the kernel family (flash or unfused)."""
+    """Kernel times of a device at a precision; ``attention`` names the kernel family (flash or unfused).
+
+    ``sustained`` applies the clock of long steps; without it times are those of short benchmarks.
+    """
 
     device: Device
     precision: str = "bf16"
     attention: str = "flash"
+    sustained: bool = True
 
     @cached_property
     def parameters(self) -> dict[str, float]:
@@ -77,6 +83,10 @@ class KernelModel:
         if dtype not in rates:
             raise UserError(f"device {self.device.name}: no {dtype} arithmetic; allowed precision: {', '.join(rates)}")
         return rates[dtype]
+
+    def rate(self, dtype: str) -> float:
+        """Peak FLOP/s at the clock that kernels run at."""
+        return self.peak(dtype) * (self.parameters["sustained_clock"] if self.sustained else 1.0)
 
     @property
     def bandwidth(self) -> float:
@@ -109,7 +119,7 @@ class KernelModel:
 
     def _gemm_rate(self) -> float:
         key = "gemm_efficiency_fp8" if self.precision == "fp8" else "gemm_efficiency"
-        return self.peak(self.precision) * self.parameters[key]
+        return self.rate(self.precision) * self.parameters[key]
 
     def _tiled_s(self, m: Array, n: Array, k: Array, batch: Array, *, tile: tuple[int, int], rate: float) -> Array:
         rows, columns = tile
@@ -141,13 +151,13 @@ class KernelModel:
         ramp = keys / (keys + p["attention_half_seq"])
         width = np.minimum(head_dim / 128.0, 1.0) ** 0.3
         flop = 4.0 * batch * seq * seen * heads * head_dim * (2.5 if backward else 1.0)
-        return self.latency_s + flop / (self.peak(self.activation_dtype) * p[key] * ramp * width)
+        return self.latency_s + flop / (self.rate(self.activation_dtype) * p[key] * ramp * width)
 
     def _unfused_attention_s(
         self, batch: Array, seq: Array, heads: Array, head_dim: Array, keys: Array, *, backward: bool
     ) -> Array:
         """Two batched products and the passes of scale, mask, softmax and dropout over the scores."""
-        model = self if self.precision != "fp8" else KernelModel(self.device, "bf16", self.attention)
+        model = self if self.precision != "fp8" else KernelModel(self.device, "bf16", self.attention, self.sustained)
         scores = batch * heads * seq * keys
         products = model.gemm_time_s(seq, keys, head_dim, batch=batch * heads) + model.gemm_time_s(
             seq, head_dim, keys, batch=batch * heads
