@@ -1,8 +1,15 @@
-"""Pipeline schedules as tables of actions: a table of producers by name, imported when asked for."""
+"""Pipeline schedules as tables of actions.
+
+``SCHEDULES`` names the producers, imported when asked for. A producer is a function of pipeline ranks p,
+microbatches m and chunks a rank vpp, and of ``costs`` (durations of F, I, W) where it looks at them; the default of
+its vpp is the schedule's natural number of chunks. To add a schedule, add a file and its line here.
+"""
 
 from __future__ import annotations
 
-from functools import lru_cache
+import inspect
+from collections.abc import Callable
+from functools import cache, lru_cache
 from importlib import import_module
 
 from simpar import files
@@ -14,14 +21,50 @@ SCHEDULES = {
     "1f1b": "ordered:one_f_one_b",
     "interleaved": "ordered:interleaved",
     "breadth-first": "ordered:breadth_first",
+    "zb-h1": "greedy:zb_h1",
+    "zb-h2": "greedy:zb_h2",
+    "zb-v": "zb_v:zb_v",
+    "v-half": "patterns:v_half",
+    "v-min": "patterns:v_min",
+    "dualpipe": "dualpipe:dualpipe",
+    "dualpipev": "dualpipe:dualpipe_v",
 }
 
 
-@lru_cache(maxsize=64)
-def make_schedule(name: str, num_ranks: int, num_microbatches: int, vpp: int = 1) -> Schedule:
-    """The action table of a named schedule. Raises UserError for an unknown name or an impossible shape."""
+@cache
+def producer(name: str) -> Callable[..., Schedule]:
+    """The function that makes a schedule. Raises UserError for an unknown name."""
     module, function = SCHEDULES[files.choose(name, SCHEDULES, "schedule")].split(":")
-    schedule: Schedule = getattr(import_module(f"{__name__}.{module}"), function)(
-        num_ranks, num_microbatches, vpp
-    )
-    return schedule
+    made: Callable[..., Schedule] = getattr(import_module(f"{__name__}.{module}"), function)
+    return made
+
+
+def natural_vpp(name: str) -> int:
+    """Chunks a rank has under a schedule when nobody says otherwise. Raises UserError for an unknown name."""
+    return int(inspect.signature(producer(name)).parameters["vpp"].default)
+
+
+def describe() -> dict[str, str]:
+    """Every schedule's name and what it is, in a sentence."""
+    return {name: (inspect.getdoc(producer(name)) or "").splitlines()[0] for name in SCHEDULES}
+
+
+@lru_cache(maxsize=64)
+def make_schedule(
+    name: str,
+    num_ranks: int,
+    num_microbatches: int,
+    vpp: int | None = None,
+    *,
+    costs: tuple[float, float, float] = (1.0, 1.0, 1.0),
+) -> Schedule:
+    """The action table of a named schedule for ``vpp`` chunks a rank (None: the schedule's natural number).
+
+    ``costs`` are durations of F, I and W of one stage, in any unit; schedules that are fixed orders ignore them.
+    Raises UserError for an unknown name or an impossible shape.
+    """
+    make = producer(name)
+    chunks = natural_vpp(name) if vpp is None else vpp
+    if "costs" in inspect.signature(make).parameters:
+        return make(num_ranks, num_microbatches, chunks, costs=costs)
+    return make(num_ranks, num_microbatches, chunks)

@@ -1,0 +1,104 @@
+"""V-Min and V-Half: one microbatch's pattern, repeated every six units [Qi et al. 2024, arXiv 2405.15362].
+
+Rank r holds stages r and 2p - 1 - r. A pattern gives the times of the four passes F down, F up, I up, I down on
+every rank; moving from a rank to the next costs each of them one or two units, and how long a microbatch stays
+on a rank, hence the memory, is the sum of these. No two passes of a rank may fall on the same time modulo six.
+The repeated pattern is an order; weight gradients fill what it leaves open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simpar.errors import UserError
+from simpar.plan.schedules.actions import F, I, Schedule, W
+from simpar.plan.schedules.list_scheduler import UNIT, Chooser, Costs, RankState, list_schedule
+from simpar.plan.schedules.zb_v import v_placement
+
+INTERVAL = 6
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Units between neighbours for F down, F up, I up, I down, and extra units at the three turning points.
+
+    ``cap`` is the number of chunks in flight that the pattern needs.
+    """
+
+    steps: tuple[int, int, int, int]
+    pauses: tuple[int, int, int]
+    cap: int
+
+    def times(self, rank: int, p: int) -> list[tuple[int, int, int]]:
+        """(time, code, stage) of the four passes of microbatch 0 on a rank."""
+        down, up, back_up, back_down = self.steps
+        first_up = (p - 1) * (down + up) + 1 + self.pauses[0]
+        first_back = first_up + 1 + self.pauses[1]
+        first_back_down = first_back + (p - 1) * (back_up + back_down) + 1 + self.pauses[2]
+        return [
+            (down * rank, F, rank),
+            (first_up - up * rank, F, 2 * p - 1 - rank),
+            (first_back + back_up * rank, I, 2 * p - 1 - rank),
+            (first_back_down - back_down * rank, I, rank),
+        ]
+
+
+def v_min(p: int, m: int, vpp: int = 2, *, costs: Costs = UNIT) -> Schedule:
+    """V-Min: a third of 1F1B's activations, 2((p + 4) // 3) chunks; bubble 4p - 5 chunk passes if F = I = W."""
+    return _schedule("v-min", p, m, vpp, _v_min(p), costs)
+
+
+def v_half(p: int, m: int, vpp: int = 2, *, costs: Costs = UNIT) -> Schedule:
+    """V-Half: half of 1F1B's activations, 2((p + 2) // 2) chunks; bubble 3p - 7 chunk passes (p even, F = I = W)."""
+    return _schedule("v-half", p, m, vpp, _v_half(p), costs)
+
+
+def _v_min(p: int) -> Pattern:
+    return Pattern((1, 1, 1, 1), (0, 0, 0) if p % 3 else (2, 0, 2), 2 * ((p + 4) // 3))
+
+
+def _v_half(p: int) -> Pattern:
+    return Pattern((1, 2, 1, 2), (0, 0, 1) if p % 2 else (3, 3, 1), 2 * ((p + 2) // 2))
+
+
+def _schedule(name: str, p: int, m: int, vpp: int, pattern: Pattern, costs: Costs) -> Schedule:
+    if vpp != 2:
+        raise UserError(f"schedule {name}: vpp = {vpp}; allowed: 2")
+    orders = [_order(pattern.times(rank, p), m) for rank in range(p)]
+    return list_schedule(name, v_placement(p), m, lambda: _follow(orders, pattern.cap), costs)
+
+
+def _order(passes: list[tuple[int, int, int]], m: int) -> list[tuple[int, int]]:
+    """(code, stage) of the passes of m microbatches, one pattern every six units, by time."""
+    time, code, stage = np.array(passes).T
+    repeated = (time[:, None] + INTERVAL * np.arange(m)).ravel()
+    chosen = np.argsort(repeated, kind="stable") // m
+    return list(zip(code[chosen].tolist(), stage[chosen].tolist(), strict=True))
+
+
+def _follow(orders: list[list[tuple[int, int]]], cap: int) -> Chooser:
+    """Keep to the order; while its next pass cannot start, take an I out of turn, else a W."""
+    position = [0] * len(orders)
+    early: dict[int, int] = {}
+
+    def choose(rank: RankState, now: float) -> tuple[int, int] | None:
+        order = orders[rank.number]
+        while position[rank.number] < len(order):
+            code, stage = order[position[rank.number]]
+            if code != I or not early.get(stage):
+                break
+            early[stage] -= 1
+            position[rank.number] += 1
+        else:
+            return rank.ready(W, now)
+        if rank.can(code, stage, now) and (code != F or rank.in_flight < cap):
+            position[rank.number] += 1
+            return code, stage
+        gradient = rank.ready(I, now)
+        if gradient:
+            early[gradient[1]] = early.get(gradient[1], 0) + 1
+        return gradient or rank.ready(W, now)
+
+    return choose
