@@ -86,7 +86,7 @@ SIMULATE_FLAGS = (
     Flag("--trace", "", str, "Write a trace for Perfetto or chrome://tracing"),
     Flag("--timeline", "", str, "Write the timeline as .png, .svg or .html"),
     Flag("--memory-plot", "", str, "Write memory over time as .png, .svg or .html"),
-    Flag("--engine", "", str, "auto, reference or event"),
+    Flag("--engine", "", str, "auto, reference or sweep"),
     Flag("--seed", "", int, "Seed of jitter"),
     Flag("--flops-convention", "", str, "How MFU counts causal attention: full or causal"),
     Flag("--require-fit", "", bool, "Exit with 3 where the layout does not fit in memory"),

@@ -163,13 +163,13 @@ COLUMNS = (
     "zero_stage_or_fsdp,micro_batch,global_batch_seqs,recompute,schedule,seq_parallel,attention_kernel,stack,"
     "iteration_time_s,status"
 )
+SINGLE = "none,True,unfused,megatron"
+PIPELINE = "interleaved 1F1B,True,unfused,megatron"
+COMMON = "51200,2048,A100 SXM 80GB,8"
 MEASURED = (  # two rows of Korthikanti et al. 2022, arXiv 2205.05198, Table 5, and one without its layers
-    "Table 5,GPT-3-175B,96,12288,96,51200,2048,A100 SXM 80GB,8,64,fp16,8,8,3,1,zero0,1,64,selective,"
-    "interleaved 1F1B,True,unfused,megatron,13.75,ok",
-    "Table 5,GPT-22B,48,6144,64,51200,2048,A100 SXM 80GB,8,8,fp16,8,1,1,1,zero0,4,4,selective,"
-    "none,True,unfused,megatron,1.1,ok",
-    "Elsewhere,Mystery,,6144,64,51200,2048,A100 SXM 80GB,8,8,fp16,8,1,1,1,zero0,4,4,none,none,True,flash,"
-    "megatron,1,ok",
+    f"Table 5,GPT-3-175B,96,12288,96,{COMMON},64,fp16,8,8,3,1,zero0,1,64,selective,{PIPELINE},13.75,ok",
+    f"Table 5,GPT-22B,48,6144,64,{COMMON},8,fp16,8,1,1,1,zero0,4,4,selective,{SINGLE},1.1,ok",
+    f"Elsewhere,Mystery,,6144,64,{COMMON},8,fp16,8,1,1,1,zero0,4,4,none,none,True,flash,megatron,1,ok",
 )
 VALIDATION_KEYS = {
     "rows", "modelled", "unmodelled_reasons", "time_ape_median", "time_ape_mean", "time_ape_p90",
