@@ -12,7 +12,7 @@ from simpar.scenario import load_scenario
 from simpar.simulate import simulate
 
 SCENARIO = "gpt3-175b-64-a100"
-FEWER_MICROBATCHES = "training.global_batch=16"  # so that each pass is wide enough to see
+FEWER_MICROBATCHES = "training.global_batch=8"  # so that each pass is wide enough to see
 
 
 def main() -> None:

@@ -208,8 +208,9 @@ def _draw_stage(
                 [tuple(bar) for bar in bars.tolist()],
                 (low, height),
                 facecolors=_lighter(colour, max(shade, 0)),
-                edgecolors="white",
-                lw=edge if height > 0.5 else 0,
+                # a message may be thinner than a pixel: an edge of its own colour keeps it visible
+                edgecolors="white" if height > 0.5 else colour,
+                lw=edge if height > 0.5 else 0.4,
                 zorder=2,
                 rasterized=rasterized,
             )
