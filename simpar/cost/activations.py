@@ -58,12 +58,21 @@ def block_activations(
     widest = max((_output_bytes(op, dims, width) for op in block.operators if op.kind != "loss"), default=0.0)
     if recompute == "full":
         return BlockActivations(boundary, total - boundary, total - boundary, widest)
+    if recompute == "selective" and stack.memory.selective == "operators":
+        chosen = boundary + _matmuls_and_attention(block, dims, width)
+        return BlockActivations(chosen, total - chosen, max(total - chosen, widest), widest)
     if recompute == "selective":
         lse = sum(value for key, value in kept.items() if key.endswith(".lse"))
         dropped = scores if scores else lse
         return BlockActivations(total - dropped, dropped, scores, widest)
     extra = max(logits - whole_logits, 0.0)
     return BlockActivations(total, 0.0, max(widest, extra), max(widest, extra))
+
+
+def _matmuls_and_attention(block: Block, dims: RankDims, width: float) -> Array:
+    """Outputs of attention, and of every other matmul (half of them in bytes)."""
+    share = {"attention": 1.0, "matmul": 0.5}
+    return sum(share[op.kind] * _output_bytes(op, dims, width) for op in block.operators if op.kind in share)
 
 
 def _tensor_bytes(op: Operator | None, what: str, dims: RankDims, width: float, stack: Stack) -> Array:

@@ -74,12 +74,15 @@ class MemoryHabits(_Part):
 
     ``logit_bytes`` per logit and microbatch at the peak of the loss; ``extra_saved`` bytes per token and hidden
     feature of each layer kept beyond what the operators need; ``fragmentation`` reserved over allocated.
+    ``selective`` is what selective recompute means: Megatron drops core attention; torchtitan keeps attention and
+    every other matmul and recomputes the rest.
     """
 
     logit_bytes: float = 6.0
     pins_packed_qkv: bool = False
     eager_copies: bool = False
     fragmentation: Fraction = 0.03
+    selective: Literal["attention", "operators"] = "attention"
     context_bytes: Bytes = 0.0
     communicator_bytes: Bytes = 0.0
     extra_saved: float = Field(0.0, ge=0)

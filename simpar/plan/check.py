@@ -102,9 +102,17 @@ def _batch(plan: Plan, target: Target) -> None:
 def _pipeline(plan: Plan, target: Target) -> None:
     pipeline, pp = plan.pipeline, plan.mesh.pp
     stages, layers = pp * pipeline.vpp, len(target.graph.layers)
-    if stages > layers:
+    if stages > layers + 2:
         raise UserError(
-            f"plan: pp x vpp = {pp} x {pipeline.vpp} = {stages} stages for {layers} layers; allowed: at most one a layer"
+            f"plan: pp x vpp = {pp} x {pipeline.vpp} = {stages} stages for {layers} layers; allowed: at most {layers + 2} "
+            "(embedding and head may have a stage of their own)"
+        )
+    empty = [
+        stage for stage, count in enumerate(pipeline.layers or ()) if count == 0 and 0 < stage < stages - 1
+    ]
+    if empty:
+        raise UserError(
+            f"plan: layers gives stage {empty[0]} no layer; only the first and the last may have none"
         )
     if pipeline.layers and (len(pipeline.layers) != stages or sum(pipeline.layers) != layers):
         raise UserError(

@@ -5,17 +5,32 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    WithJsonSchema,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from simpar import files
+from simpar.models.training import Training
+from simpar.plan import flat
 from simpar.plan.mesh import Mesh
-from simpar.units import Count
+from simpar.plan.schedules import SCHEDULES, known_name, natural_vpp
+from simpar.units import Bytes, Count
 
 VERSION = "1"
+CUSTOM = "custom"
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 Optimizer = Literal["adamw", "sgd", "sgd_momentum"]
+BucketSize = Annotated[Bytes, Field(gt=0), WithJsonSchema({"type": "string", "examples": ["25 MiB"]})]
 
 
 class _Part(BaseModel):
@@ -25,28 +40,67 @@ class _Part(BaseModel):
 class Pipeline(_Part):
     """Pipeline parallelism: which schedule, how many chunks a rank, layers of every virtual stage."""
 
-    schedule: str | None = Field(None, description="name in the table of schedules; default by vpp")
-    vpp: Count = Field(1, description="model chunks per pipeline rank")
-    layers: tuple[Count, ...] | None = Field(
-        None, description="transformer layers per virtual stage, model order"
+    schedule: str | None = Field(
+        None, description="name of a schedule; default 1f1b, interleaved with chunks"
     )
-    actions: str | None = Field(None, description="action table (CSV) instead of a named schedule")
+    vpp: Count = Field(1, description="model chunks per pipeline rank; default as the schedule needs")
+    layers: tuple[Count, ...] | None = Field(
+        None, description="transformer layers per virtual stage, in order"
+    )
+    actions: str | None = Field(
+        None, description="action table (CSV, a line a rank) instead of a named schedule"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _natural_vpp(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or not isinstance(data.get("schedule"), str) or "vpp" in data:
+            return data
+        name = known_name(data["schedule"])
+        return data if name is None else {**data, "vpp": natural_vpp(name)}
+
+    @field_validator("schedule")
+    @classmethod
+    def _known(cls, name: str | None) -> str | None:
+        if name is None or name == CUSTOM:
+            return name
+        known = known_name(name)
+        if known is None:
+            raise ValueError(f"is no schedule{files.suggest(name, SCHEDULES)}{files.allowed(SCHEDULES)}")
+        return known
+
+    @model_validator(mode="after")
+    def _custom_has_actions(self) -> Pipeline:
+        if self.schedule == CUSTOM and not self.actions:
+            raise ValueError("schedule = 'custom' needs an action table in actions")
+        if self.actions and self.schedule not in (None, CUSTOM):
+            raise ValueError(f"schedule = {self.schedule!r} and an action table: give one of them")
+        return self
 
 
 class DataParallel(_Part):
-    """Data parallelism. Fields left out are decided by the software stack."""
+    """Data parallelism. What is None is decided by the software stack.
+
+    ``zero`` 1 shards optimizer states, 2 also gradients, 3 also parameters. With pipelines, 2 and 3 reduce and
+    gather per microbatch, as FSDP does, unless the stack accumulates locally.
+    """
 
     kind: Literal["ddp", "fsdp", "single_process"] | None = None
     zero: Literal[0, 1, 2, 3] = 0
     hsdp: Count = Field(1, description="replicas of the sharded states")
-    bucket_bytes: float | None = Field(None, gt=0, allow_inf_nan=False)
+    bucket_bytes: BucketSize | None = None
+    first_bucket_bytes: BucketSize | None = None
     overlap_grad_reduce: bool | None = None
     overlap_param_gather: bool | None = None
     reshard_after_forward: bool | None = None
 
+    @field_serializer("bucket_bytes", "first_bucket_bytes")
+    def _with_unit(self, size: float | None) -> str | None:
+        return None if size is None else f"{int(size) if size == int(size) else size} B"
+
 
 class TensorParallel(_Part):
-    """Tensor parallelism: sequence parallelism and overlap. Fields left out are decided by the stack."""
+    """Tensor parallelism: sequence parallelism and overlap. What is None is decided by the stack."""
 
     sequence_parallel: bool | None = None
     overlap: bool | None = None
@@ -55,17 +109,7 @@ class TensorParallel(_Part):
 class MemoryPolicy(_Part):
     """What is kept for backward: ``none``, ``selective``, ``full`` or ``every:C`` recompute."""
 
-    recompute: str = "none"
-
-    @field_validator("recompute")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        period = value.removeprefix("every:")
-        if value in ("none", "selective", "full") or (
-            value != period and period.isdigit() and int(period) > 0
-        ):
-            return value
-        raise ValueError("allowed none, selective, full, every:C with C >= 1")
+    recompute: str = Field("none", pattern=r"^(none|selective|full|every:[1-9]\d{0,5})$")
 
 
 class Numerics(_Part):
@@ -77,29 +121,25 @@ class Numerics(_Part):
     optimizer: Optimizer = "adamw"
 
 
-_FLAT = {
-    "tp": "mesh", "cp": "mesh", "dp": "mesh", "pp": "mesh", "ep": "mesh", "schedule": "pipeline", "vpp": "pipeline",
-    "layers": "pipeline", "actions": "pipeline", "kind": "data_parallel", "zero": "data_parallel",
-    "hsdp": "data_parallel", "bucket_bytes": "data_parallel", "overlap_grad_reduce": "data_parallel",
-    "overlap_param_gather": "data_parallel", "reshard_after_forward": "data_parallel",
-    "sequence_parallel": "tensor_parallel", "recompute": "memory", "precision": "numerics",
-    "grad_dtype": "numerics", "master_weights": "numerics", "optimizer": "numerics",
-}  # fmt: skip
-_SYNONYMS = {
-    "tensor_parallel_size": "tp", "pipeline_parallel_size": "pp", "data_parallel_size": "dp",
-    "context_parallel_size": "cp", "expert_parallel_size": "ep", "micro_batch_size": "micro_batch",
-    "virtual_pipeline_parallel_size": "vpp", "zero_stage": "zero",
-}  # fmt: skip
+def _add_flat_keys(schema: dict[str, Any]) -> None:
+    sections = {
+        "mesh": Mesh, "pipeline": Pipeline, "data_parallel": DataParallel, "tensor_parallel": TensorParallel,
+        "memory": MemoryPolicy, "numerics": Numerics,
+    }  # fmt: skip
+    schema["properties"] |= flat.flat_schema(sections)
+    schema["properties"]["rank_order"] = {"type": "string", "examples": ["tp-cp-dp-pp"]}
 
 
 class Plan(_Part):
-    """One layout. Flat keywords (``Plan(tp=8, pp=4, micro_batch=1, zero=1)``) and nested sections mean the same."""
+    """One layout. Flat keys (``Plan(tp=8, pp=4, micro_batch=1, zero=1)``) and sections mean the same."""
 
-    version: Literal["1"] = VERSION
+    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=_add_flat_keys)
+
+    version: Literal["1"] = "1"
     model: str | None = None
     training: dict[str, int] | None = None
     mesh: Mesh = Mesh()
-    micro_batch: Count = 1
+    micro_batch: Count = Field(1, description="sequences a data-parallel rank runs at once")
     pipeline: Pipeline = Pipeline()
     data_parallel: DataParallel = DataParallel()
     tensor_parallel: TensorParallel = TensorParallel()
@@ -108,29 +148,33 @@ class Plan(_Part):
     stack: str | None = None
     predicted: dict[str, Any] | None = None
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _nest(cls, data: Any) -> Any:
+    def _accept_flat(cls, data: Any, handler: ModelWrapValidatorHandler[Plan]) -> Plan:
         if not isinstance(data, Mapping):
-            return data
-        nested = {key: value for key, value in data.items() if key not in _FLAT and key not in _SYNONYMS}
-        for key, value in data.items():
-            flat = _SYNONYMS.get(key, key)
-            if flat == "micro_batch":
-                nested["micro_batch"] = value
-            elif flat == "rank_order":
-                section = dict(nested.get("mesh") or {})
-                nested["mesh"] = {**section, "order": _order(value)}
-                nested.pop("rank_order", None)
-            elif flat in _FLAT and not (key == "tensor_parallel"):
-                section = nested.get(_FLAT[flat]) or {}
-                section = section.model_dump() if isinstance(section, BaseModel) else dict(section)
-                nested[_FLAT[flat]] = {**section, flat: value}
-        return nested
+            return handler(data)
+        try:
+            return handler(flat.nest(data))
+        except ValidationError as error:
+            raise flat.relocated(error, data) from None
+
+    @field_validator("version", mode="before")
+    @classmethod
+    def _readable(cls, version: Any) -> Any:
+        if str(version) != VERSION:
+            raise ValueError(f"plans of another version cannot be read; allowed: {VERSION!r}")
+        return VERSION
+
+    @field_validator("training", mode="before")
+    @classmethod
+    def _shape(cls, training: Any) -> Any:
+        return None if training is None else Training.model_validate(training).model_dump()
 
     @property
     def schedule(self) -> str:
-        """The schedule's name: as given, else 1f1b, or interleaved with several chunks."""
+        """The schedule's name: as given, "custom" with an action table, else 1f1b, or interleaved with chunks."""
+        if self.pipeline.actions:
+            return CUSTOM
         return self.pipeline.schedule or ("interleaved" if self.pipeline.vpp > 1 else "1f1b")
 
     def num_microbatches(self, global_batch: int) -> int:
@@ -139,10 +183,10 @@ class Plan(_Part):
 
     def with_values(self, **values: Any) -> Plan:
         """A copy with flat values replaced, validated again."""
-        return Plan.model_validate({**self.model_dump(exclude_unset=False), **values})
+        return Plan.model_validate({**self.model_dump(), **values})
 
     def save(self, path: str | Path) -> None:
-        """Write the plan as JSON, atomically."""
+        """Write the plan as JSON, atomically; an equal plan gives equal bytes."""
         files.write_atomic(Path(path), json.dumps(self.model_dump(mode="json"), indent=2) + "\n")
 
     @staticmethod
@@ -151,12 +195,6 @@ class Plan(_Part):
         return files.parse(Plan, files.load(Path(path)))
 
 
-def _order(value: Any) -> tuple[str, ...]:
-    """Axes of a rank order such as "tp-cp-ep-dp-pp" (ep is no axis of its own)."""
-    names = value.split("-") if isinstance(value, str) else list(value)
-    return tuple(name for name in names if name != "ep")
-
-
 def plan_schema() -> dict[str, Any]:
-    """JSON Schema of the plan file."""
+    """JSON Schema of the plan file, flat keys included."""
     return Plan.model_json_schema()

@@ -88,14 +88,28 @@ def block_steps(block: Block, view: RankView, *, recompute: str = "none") -> Blo
     times = view.operator_times(block)
     traffic = _Traffic.of(block, view)
     forward = _forward(block, times, traffic, view, kind="forward")
-    again = _forward(block, times, traffic, view, kind="recompute") if recompute == "full" else Phase(())
-    walk = _Backward(block, times, traffic, view, selective=recompute == "selective")
+    operators = recompute == "selective" and view.job.stack.memory.selective == "operators"
+    again = Phase(())
+    if recompute == "full":
+        again = _forward(block, times, traffic, view, kind="recompute")
+    elif operators:
+        again = _forward(block, _unsaved(times, block), traffic, view, kind="recompute")
+    walk = _Backward(block, times, traffic, view, selective=recompute == "selective" and not operators)
     return BlockSteps(
         forward=forward,
         backward=again.then(walk.phase(input_gradient=True, weight_gradient=True)),
         input_gradient=again.then(walk.phase(input_gradient=True, weight_gradient=False)),
         weight_gradient=walk.phase(input_gradient=False, weight_gradient=True),
     )
+
+
+def _unsaved(times: Sequence[OperatorTime], block: Block) -> list[OperatorTime]:
+    """What per-operator selective recompute runs again: half of the matmuls, and all but attention of the rest."""
+    share = {"attention": 0.0, "matmul": 0.5}
+    return [
+        replace(time, forward_s=share.get(op.kind, 1.0) * time.forward_s)
+        for op, time in zip(block.operators, times, strict=True)
+    ]
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,8 @@ def case(row: Row) -> Case:
     """The simulation input of a row. Raises Unmodelled with the reason."""
     if (number(row, "n_experts") or 0) > 1:
         raise Unmodelled("mixture of experts")
+    if "lora" in text(row, "model_name").lower():
+        raise Unmodelled("LoRA")
     if (number(row, "cp") or 1) > 1:
         raise Unmodelled("context parallelism")
     graph = model(row)
@@ -330,7 +332,9 @@ def _stack(row: Row) -> tuple[str, dict[str, object]]:
     name = known[words]
     if name == "torchtitan" and re.search(r"no compile|compile=false", notes):
         name = "torchtitan-eager"
-    if name == "megatron" and _unfused(row):
+    if name == "megatron" and "deepspeed" in text(row, "zero_stage_or_fsdp").lower():
+        name = "deepspeed"
+    elif name == "megatron" and _unfused(row):
         name = "megatron-sc21"
     changes: dict[str, object] = {}
     if "cuda graph" in notes and "none []" not in notes:
