@@ -13,8 +13,8 @@ import numpy as np
 from simpy import Environment
 from simpy.events import NORMAL, Event, Timeout
 
-from simpar.engine.sharing import FlowTable, LinkChange, as_rates, max_min_rates
-from simpar.program.program import Csr, Program, ProgramError, Timing, cycle_text, edges
+from simpar.engine.sharing import FlowTable, LinkChange, as_rates, complaint, max_min_rates
+from simpar.program.program import Csr, Program, ProgramError, Timing, edges
 
 AFTER_THE_INSTANT = NORMAL + 1  # rule 3: re-share when every other event of the instant has happened
 
@@ -51,9 +51,10 @@ class _Run:
             if self.start(op):
                 self.finish(op)
         self.clock.run()
-        if -1 in self.finish_ns:
-            raise ProgramError(self.complaint())
-        return Timing(np.array(self.start_ns, dtype=np.int64), np.array(self.finish_ns, dtype=np.int64))
+        start, finish = np.array([self.start_ns, self.finish_ns], dtype=np.int64)
+        if (finish < 0).any():
+            raise ProgramError(complaint(self.program, start, finish))
+        return Timing(start, finish)
 
     def start(self, op: int) -> bool:
         """Begin rule 2 for an op whose rule 1 is satisfied; return whether it takes no time at all."""
@@ -83,13 +84,6 @@ class _Run:
                 self.waiting[follower] -= 1
                 if not self.waiting[follower] and self.start(follower):
                     done.append(follower)
-
-    def complaint(self) -> str:
-        """Why ops are left when nothing happens any more."""
-        stopped = [op for op, start in enumerate(self.start_ns) if start >= 0 > self.finish_ns[op]]
-        if stopped:
-            return f"{self.program.describe(stopped[0])} drains over a link without capacity, for ever"
-        return f"ops wait for each other: {cycle_text(self.program, np.array(self.start_ns) < 0)}"
 
 
 class Network:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simpar.program.flow import COEFFICIENT_ONE, fixed_point, to_rate, to_work
-from simpar.program.program import Program
+from simpar.program.program import Ints, Program, cycle_text
 
 Route = Sequence[tuple[int, int]]  # (link, coefficient in fixed point) of every link that a flow crosses
 
@@ -85,3 +85,11 @@ def as_rates(changes: Sequence[LinkChange]) -> list[tuple[int, int, int]]:
             raise ValueError(f"{change}: neither the time nor the capacity of a change may be negative")
     ordered = sorted(changes, key=lambda change: change.time_ns)
     return [(c.time_ns, c.link, int(to_rate(np.int64(c.capacity_bytes_per_s)))) for c in ordered]
+
+
+def complaint(program: Program, start_ns: Ints, finish_ns: Ints) -> str:
+    """Why ops are left (finish -1) when nothing happens any more."""
+    stopped = np.flatnonzero((start_ns >= 0) & (finish_ns < 0))
+    if len(stopped):
+        return f"{program.describe(int(stopped[0]))} drains over a link without capacity, for ever"
+    return f"ops wait for each other: {cycle_text(program, start_ns < 0)}"

@@ -9,13 +9,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from simpar.units import KB, NS_PER_S
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 FRACTION_BITS = 24
 COEFFICIENT_ONE = 1 << FRACTION_BITS
-BYTES_PER_S_PER_RATE = 10**3
-WORK_PER_BYTE = 10**6
+BYTES_PER_S_PER_RATE = int(KB)
+WORK_PER_BYTE = NS_PER_S // BYTES_PER_S_PER_RATE
+_LARGEST = int(np.iinfo(np.int64).max)
 
 
 def quantise(coefficient: ArrayLike) -> Floats:
@@ -36,12 +39,20 @@ def fixed_point(coefficient: ArrayLike) -> Ints:
 def to_rate(bytes_per_s: ArrayLike) -> Ints:
     """Bytes per second in units of rate, rounded down, but only zero when it is zero."""
     value = np.asarray(bytes_per_s, np.int64)
+    _check_largest("rate", value, BYTES_PER_S_PER_RATE * (_LARGEST >> FRACTION_BITS))
     return np.where(value > 0, np.maximum(value // BYTES_PER_S_PER_RATE, 1), 0)
 
 
 def to_work(size_bytes: ArrayLike) -> Ints:
     """Bytes in units of work."""
-    return np.asarray(size_bytes, np.int64) * WORK_PER_BYTE
+    value = np.asarray(size_bytes, np.int64)
+    _check_largest("work", value, _LARGEST // WORK_PER_BYTE)
+    return value * WORK_PER_BYTE
+
+
+def _check_largest(what: str, value: Ints, limit: int) -> None:
+    if value.max(initial=0) > limit:
+        raise ValueError(f"{what} of {value.max()} bytes is above {limit}, the most that integers hold")
 
 
 def solo_rates(coefficient: ArrayLike, capacity_bytes_per_s: ArrayLike) -> Ints:
