@@ -123,6 +123,18 @@ def collective_time_s(
     return envelope_s([line for candidate in found for line in lines(candidate, values)], sizes)
 
 
+def sm_count(algorithm: str, op: str, cluster: Cluster) -> int:
+    """Multiprocessors that compute loses while a collective runs (0 on devices without them).
+
+    ``algorithm`` is that of a CollectiveCost. Source: NCCL runs one thread block a channel, 16 to 32 of them
+    for rings and trees; reduction in switches needs fewer, a message as many as its channels.
+    """
+    if cluster.device.kind != "gpu" or algorithm == "none":
+        return 0
+    names = [choose(name, ALGORITHMS, "collective algorithm") for name in algorithm.split("+")]
+    return min(max(ALGORITHMS[name].NUM_SMS.get(op, 0) for name in names), cluster.device.num_sms // 4)
+
+
 def algorithms(op: str, group: Ints, cluster: Cluster) -> list[str]:
     """Names of the algorithms that can serve one group int64[N]. Raises UserError."""
     choose(op, OPS, "collective")

@@ -14,6 +14,7 @@ from simpar.cost.collectives.traffic import Edges, Floats, Loads, by_kind, conca
 
 NAME = "direct"
 OPS = ("send", "all_to_all")
+NUM_SMS = {"send": 4, "all_to_all": 24}
 PROTOCOLS = ("ll", "simple")
 RATES = {
     "send": ("send_efficiency", "nic_efficiency"),
@@ -36,12 +37,13 @@ def automatic(op: str, shape: Shape) -> bool:
 
 
 def hops(op: str, shape: Shape) -> dict[str, float]:
-    """One message; every further domain of an all-to-all costs its share of proxies and connections."""
+    """One message; every peer of an all-to-all costs its connection."""
     near = shape.num_domains == 1
     hop = {"port_hop_us": 1.0} if near else {"tree_hop_us": 1.0}
     if op == "send":
         return {**hop, "send_us": 1.0}
-    return {**hop, "peer_us": float(shape.members - shape.per_domain)}
+    far = shape.members - shape.per_domain
+    return {**hop, "near_peer_us": shape.per_domain - 1.0, "peer_us": float(far)}
 
 
 def loads(op: str, placement: Placement) -> Loads:
@@ -56,7 +58,7 @@ def _exchange(placement: Placement) -> Loads:
     """Loads of an all-to-all: S/N to every other member, counted by domain, rail and pod (not by pair)."""
     cluster, ranks, members = placement.cluster, placement.ranks, placement.members
     far = (members - placement.beside) / members
-    near = (placement.beside - 1) / members
+    near = (placement.beside - 1) / members * _mean_hops(placement)
     out = cluster.profile.scale_out
     forwarded = _forwarded(placement) if out is not None and out.rails else np.zeros(ranks.shape)
     ports = [member_edges(link(ranks), near + forwarded) for link in (cluster.port_tx, cluster.port_rx)]
@@ -65,6 +67,16 @@ def _exchange(placement: Placement) -> Loads:
         beyond = (members - count_equal(placement.pod)) / members
         network += [member_edges(link(ranks), beyond) for link in (cluster.leaf_up, cluster.leaf_down)]
     return Loads(concatenate(ports), concatenate(network))
+
+
+def _mean_hops(placement: Placement) -> float:
+    """Links of a device-to-device path inside a domain, on average: more than one only in a torus."""
+    if placement.cluster.profile.scale_up.kind != "torus":
+        return 1.0
+    near = placement.ranks[0][placement.position[0] == 0]
+    others = near[1:]
+    _, links = placement.cluster.route(np.full(len(others), near[0]), others)
+    return max(len(links) / 2 / max(len(others), 1), 1.0)
 
 
 def _forwarded(placement: Placement) -> Floats:

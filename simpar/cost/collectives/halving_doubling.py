@@ -16,6 +16,7 @@ from simpar.cost.collectives.traffic import Domains, Loads, spread
 
 NAME = "halving_doubling"
 OPS = ("all_reduce", "all_gather", "reduce_scatter")
+NUM_SMS = dict.fromkeys(OPS, 24)
 PROTOCOLS = ("simple",)
 RATES = dict.fromkeys(OPS, ("port_efficiency", "nic_efficiency"))
 

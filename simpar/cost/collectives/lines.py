@@ -28,6 +28,7 @@ class Candidate:
     port_s_per_byte: float
     network_s_per_byte: float
     mesh_share: float
+    crosses_host: bool
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def serving(op: str, placed: Placement) -> list[str]:
 def _candidate(op: str, placed: Placement, name: str) -> Candidate:
     module, cluster = ALGORITHMS[name], placed.cluster
     loads = module.loads(op, placed)
-    mesh = cluster.profile.scale_up.kind == "mesh"
+    kind, beside = cluster.profile.scale_up.kind, placed.shape.per_domain
     return Candidate(
         op=op,
         algorithm=name,
@@ -92,7 +93,8 @@ def _candidate(op: str, placed: Placement, name: str) -> Candidate:
         port_s_per_byte=_slowest(occupancy([loads.ports], cluster.num_links), placed),
         network_s_per_byte=_slowest(occupancy([loads.network], cluster.num_links), placed),
         # a mesh port is the sum of the links to all others, of which a group uses those to its members
-        mesh_share=max(placed.shape.per_domain - 1, 1) / (cluster.domain_size - 1) if mesh else 1.0,
+        mesh_share=max(beside - 1, 1) / (cluster.domain_size - 1) if kind == "mesh" else 1.0,
+        crosses_host=kind == "pcie" and 2 * beside > cluster.profile.devices_per_node,
     )
 
 
@@ -109,6 +111,7 @@ def efficiency(candidate: Candidate, values: Mapping[str, float]) -> Efficiency:
     if port_name == "port_efficiency":
         port *= 1 - values["pair_loss"] * (2 / max(shape.per_domain, 2)) ** 2
         port *= values["far_port_share"] if shape.num_domains > 1 else 1.0
+    port *= values["host_bridge_share"] if candidate.crosses_host else 1.0
     doublings = max(math.log2(shape.num_domains) - 1, 0.0)
     return Efficiency(port, values[nic_name] * (1 - values["nic_scale_loss"]) ** doublings)
 

@@ -14,6 +14,7 @@ from simpar.cost.collectives.tree import as_ring
 
 NAME = "nvls"
 OPS = ("all_reduce",)
+NUM_SMS = dict.fromkeys(OPS, 16)
 PROTOCOLS = ("simple",)
 RATES = dict.fromkeys(OPS, ("nvls_efficiency", "nic_efficiency"))
 

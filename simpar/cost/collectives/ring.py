@@ -13,6 +13,7 @@ from simpar.cost.collectives.traffic import Domains, Loads, spread
 
 NAME = "ring"
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
+NUM_SMS = dict.fromkeys(OPS, 24)
 PROTOCOLS = ("ll", "ll128", "simple")
 RATES = dict.fromkeys(OPS, ("port_efficiency", "nic_efficiency"))
 

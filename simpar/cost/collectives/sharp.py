@@ -13,6 +13,7 @@ from simpar.cost.collectives.traffic import Domains, Loads, spread
 
 NAME = "sharp"
 OPS = ("all_reduce",)
+NUM_SMS = dict.fromkeys(OPS, 8)
 PROTOCOLS = ("simple",)
 RATES = dict.fromkeys(OPS, ("nvls_efficiency", "nic_efficiency"))
 

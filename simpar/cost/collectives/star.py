@@ -12,6 +12,7 @@ from simpar.cost.collectives.traffic import Edges, Loads, by_kind
 
 NAME = "star"
 OPS = ("broadcast", "reduce", "scatter", "gather", "all_reduce")
+NUM_SMS = dict.fromkeys(OPS, 8)
 PROTOCOLS = ("simple",)
 RATES = dict.fromkeys(OPS, ("send_efficiency", "nic_efficiency"))
 

@@ -29,6 +29,10 @@ class Algorithm(Protocol):
     def RATES(self) -> Mapping[str, tuple[str, str]]:  # noqa: N802
         """By op, the parameters that hold its shares of ports and of NICs."""
 
+    @property
+    def NUM_SMS(self) -> Mapping[str, int]:  # noqa: N802
+        """By op, multiprocessors (NCCL: one a channel) that are busy while it runs."""
+
     def refuses(self, op: str, placement: Placement, /) -> str | None:
         """Why a group cannot use the algorithm, or None."""
 

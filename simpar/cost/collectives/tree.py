@@ -17,6 +17,7 @@ from simpar.cost.collectives.traffic import Domains, Loads, spread
 
 NAME = "tree"
 OPS = ("all_reduce", "broadcast", "reduce")
+NUM_SMS = dict.fromkeys(OPS, 24)
 PROTOCOLS = ("ll", "ll128", "simple")
 RATES = dict.fromkeys(OPS, ("port_efficiency", "nic_efficiency"))
 

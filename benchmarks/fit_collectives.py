@@ -1,0 +1,342 @@
+"""Fit the parameters of collectives to published measurements and write them into the cluster profiles.
+
+    python benchmarks/fit_collectives.py [collectives.csv] [--check] [--verbose]
+
+The table is looked for in $SIMPAR_DATA, else in ../shared/data beside the checkout. The fit starts from the
+defaults in the code, never from what a profile holds, so running it again changes nothing. ``--check`` writes
+nothing and fails where a profile differs from the fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from fit_collectives_rows import Case, Skipped, read_cases
+
+from simpar import files
+from simpar.cost.collectives.lines import Candidate, candidates, envelope_s, lines
+from simpar.cost.collectives.parameters import PARAMETERS
+from simpar.cost.collectives.placement import place, regular, representative
+from simpar.hardware.cluster import Cluster, load_cluster
+from simpar.units import MIB
+
+NODE = (
+    "base_us", "port_hop_us", "ll_hop_factor", "ll_efficiency", "ll128_hop_factor", "ll128_efficiency",
+    "port_efficiency", "pair_loss", "exchange_efficiency", "near_peer_us",
+)  # fmt: skip
+SWITCH = ("nvls_us", "nvls_efficiency")
+SEND = ("send_us", "send_efficiency")
+NETWORK = (
+    "far_hop_us", "nic_hop_us", "tree_hop_us", "peer_us", "far_port_share", "nic_efficiency",
+    "exchange_nic_efficiency", "nic_scale_loss",
+)  # fmt: skip
+FACTORS = ("ll_hop_factor", "ll128_hop_factor")
+PORT = ("port_efficiency", "exchange_efficiency")
+CHANNELS = ("p2p_channel_gb_per_s",)
+# where a parameter still means what its name says; a fit at an end says that the model lacks something
+RANGES = {
+    "base_us": (8.0, 60.0), "port_hop_us": (0.5, 12.0), "far_hop_us": (0.2, 20.0), "nic_hop_us": (2.0, 100.0),
+    "tree_hop_us": (10.0, 500.0), "nvls_us": (10.0, 100.0), "send_us": (2.0, 100.0),
+    "near_peer_us": (0.05, 4.0), "peer_us": (0.2, 20.0),
+    "ll_hop_factor": (0.05, 0.9), "ll_efficiency": (0.03, 0.5),
+    "ll128_hop_factor": (0.1, 1.0), "ll128_efficiency": (0.3, 0.95), "port_efficiency": (0.3, 1.0),
+    "pair_loss": (0.0, 0.5), "host_bridge_share": (0.2, 1.0), "far_port_share": (0.5, 1.0),
+    "nvls_efficiency": (0.3, 0.9),
+    "exchange_efficiency": (0.3, 1.0), "nic_efficiency": (0.3, 1.0), "exchange_nic_efficiency": (0.3, 1.0),
+    "nic_scale_loss": (0.0, 0.3), "send_efficiency": (0.3, 1.0), "p2p_channel_gb_per_s": (5.0, 30.0),
+}  # fmt: skip
+PRIOR = 0.05  # weight of the pull towards the start: settles what the data leave open, moves nothing else
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a profile learns from its rows: ``free`` parameters; others come from ``start`` (last wins)."""
+
+    profile: str
+    free: tuple[str, ...]
+    start: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A profile without measurements: parameters of siblings (last wins), and what is known to differ."""
+
+    profile: str
+    start: tuple[tuple[str, tuple[str, ...]], ...]
+    changes: Mapping[str, float] = field(default_factory=dict)
+
+
+ALL = tuple(PARAMETERS)
+FITS = (
+    Fit("dgx-h100", NODE + SWITCH + SEND + NETWORK + CHANNELS),
+    Fit("hgx-h200", NODE[:-3] + SWITCH, (("dgx-h100", ALL),)),
+    Fit("aws-p5", NETWORK + NODE[2:6], (("dgx-h100", ALL),)),
+    Fit("gcp-a3-mega", ("tree_hop_us", "nic_efficiency", *FACTORS), (("dgx-h100", ALL),)),
+    Fit("dgx-a100-80gb", (*NODE, "nic_efficiency", "exchange_nic_efficiency"), (("dgx-h100", ALL),)),
+    Fit("aws-p4d", ("nic_efficiency",), (("dgx-a100-80gb", ALL), ("aws-p5", NETWORK))),
+    Fit("dgx-v100", NODE[:-2], (("dgx-a100-80gb", ALL),)),
+    Fit("a100-pcie-8", (*PORT, "pair_loss", "host_bridge_share"), (("dgx-a100-80gb", ALL),)),
+    Fit("hgx-b200", NODE + SWITCH + SEND, (("dgx-h100", ALL),)),
+    Fit("hgx-b300", ("nvls_efficiency", *PORT[1:], "exchange_nic_efficiency"), (("hgx-b200", ALL),)),
+    Fit("gb200-nvl72", (*NODE, *SWITCH, *SEND, "exchange_nic_efficiency"), (("hgx-b200", ALL),)),
+    Fit("gb300-nvl72", NODE + SWITCH + SEND, (("gb200-nvl72", ALL),)),
+    Fit("mi300x-8", ("port_efficiency", "nic_efficiency"), (("dgx-a100-80gb", ALL), ("dgx-h100", NETWORK))),
+    Fit("mi355x-8", (*PORT, "exchange_nic_efficiency"), (("mi300x-8", ALL),)),
+)  # fmt: skip
+STAGED = {
+    "port_efficiency": 0.42
+}  # no peer-to-peer between these cards: every byte crosses host memory twice
+DERIVED = (
+    Derived("grand-teton-h100", (("dgx-h100", ALL),)),
+    Derived("h100-roce-400", (("dgx-h100", ALL),)),
+    Derived("meta-llama3-h100", (("dgx-h100", ALL),)),
+    Derived("dgx-a100-40gb", (("dgx-a100-80gb", ALL),)),
+    Derived("a100-roce-1600", (("dgx-a100-80gb", ALL),)),
+    Derived("a100-800", (("dgx-a100-80gb", ALL),)),
+    Derived("mi325x-8", (("mi300x-8", ALL),)),
+    Derived("mi250x-8", (("mi300x-8", ALL),)),
+    Derived("l40s-8", (("a100-pcie-8", ALL),)),
+    Derived("a10g-8", (("a100-pcie-8", ALL), ("aws-p5", NETWORK))),
+    Derived("l4-8", (("a100-pcie-8", ALL), ("gcp-a3-mega", NETWORK))),
+    Derived("rtx-3090-8", (("a100-pcie-8", ALL), ("gcp-a3-mega", NETWORK)), STAGED),
+    Derived("rtx-4090-8", (("a100-pcie-8", ALL), ("gcp-a3-mega", NETWORK)), STAGED),
+    Derived("trn2", (("aws-p5", NETWORK),)),
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Rows of one profile with equal op, shape and algorithm: candidates once, sizes and times as arrays."""
+
+    cases: tuple[Case, ...]
+    candidates: tuple[Candidate, ...]
+    sizes: np.ndarray
+    seconds: np.ndarray
+
+    def predicted(self, values: Mapping[str, float]) -> np.ndarray:
+        """Seconds under given parameters."""
+        return envelope_s([line for each in self.candidates for line in lines(each, values)], self.sizes)
+
+
+def problems(profile: str, cases: Iterable[Case]) -> list[Problem]:
+    """Cases of a profile, grouped."""
+    grouped: dict[tuple[object, ...], list[Case]] = defaultdict(list)
+    for case in cases:
+        if case.profile == profile:
+            grouped[case.op, case.domains, case.per_domain, case.algorithm].append(case)
+    return [_problem(profile, tuple(grouped[key])) for key in sorted(grouped, key=str)]
+
+
+def _problem(profile: str, cases: tuple[Case, ...]) -> Problem:
+    first = cases[0]
+    cluster = _cluster(profile, first)
+    placed = representative(regular(first.domains, first.per_domain), cluster)
+    if first.op == "send":
+        far = cluster.domain_size if first.domains > 1 else 1
+        placed = place(np.array([[0, far]]), cluster)
+    return Problem(
+        cases,
+        tuple(candidates(first.op, placed, first.algorithm)),
+        np.array([case.size_bytes for case in cases]),
+        np.array([case.seconds for case in cases]),
+    )
+
+
+def _cluster(profile: str, case: Case) -> Cluster:
+    """A cluster that just holds the case; SHARP is switched on where the row says so."""
+    domain = load_cluster(profile, 1)
+    nodes = case.domains * domain.domain_size // domain.profile.devices_per_node
+    cluster = load_cluster(profile, max(nodes, 1))
+    if case.algorithm != "sharp" or cluster.profile.scale_out is None:
+        return cluster
+    out = cluster.profile.scale_out.model_copy(update={"sharp": True})
+    return Cluster(cluster.profile.model_copy(update={"scale_out": out}), cluster.nodes)
+
+
+def inherited(task: Fit | Derived, known: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Defaults, overridden by what a profile takes from others."""
+    values = {name: default for name, (default, _) in PARAMETERS.items()}
+    for profile, names in task.start:
+        values |= {name: known[profile][name] for name in names}
+    return values
+
+
+def fit(task: Fit, cases: Sequence[Case], known: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Parameters of a profile: robust least squares on the logarithm of time."""
+    from scipy.optimize import least_squares
+
+    values = inherited(task, known)
+    work = problems(task.profile, cases)
+    start = np.array([_coordinate(name, values[name]) for name in task.free])
+    low, high = np.array([_bounds(name) for name in task.free]).T
+    start = np.clip(start, low + 1e-6, high - 1e-6)
+
+    def residuals(point: np.ndarray) -> np.ndarray:
+        trial = values | {name: _value(name, x) for name, x in zip(task.free, point, strict=True)}
+        return np.concatenate([*(_weighted(problem, trial) for problem in work), PRIOR * (point - start)])
+
+    best = min(
+        (least_squares(residuals, np.clip(start + shift, low + 1e-6, high - 1e-6), bounds=(low, high),
+                       loss="soft_l1", f_scale=0.1, diff_step=1e-3, max_nfev=200)
+         for shift in (0.0, 0.2, -0.2)), key=lambda found: float(found.cost),
+    )  # fmt: skip
+    values |= {name: _value(name, x) for name, x in zip(task.free, best.x, strict=True)}
+    return {name: _rounded(value) for name, value in values.items()}
+
+
+def _weighted(problem: Problem, values: Mapping[str, float]) -> np.ndarray:
+    weight = np.where(problem.sizes >= MIB, 1.0, 0.5)
+    return weight * np.log(problem.predicted(values) / problem.seconds)
+
+
+def _coordinate(name: str, value: float) -> float:
+    """Losses are fitted as they are, everything else as a logarithm."""
+    return value if name.endswith("_loss") else math.log(value)
+
+
+def _value(name: str, coordinate: float) -> float:
+    return coordinate if name.endswith("_loss") else math.exp(coordinate)
+
+
+def _bounds(name: str) -> tuple[float, float]:
+    low, high = RANGES[name]
+    return _coordinate(name, low), _coordinate(name, high)
+
+
+def _rounded(value: float) -> float:
+    """Three significant digits: more would be noise."""
+    return float(f"{value:.3g}")
+
+
+def errors(problem: Problem, values: Mapping[str, float]) -> np.ndarray:
+    """Relative error of bandwidth, predicted over measured - 1."""
+    return problem.seconds / problem.predicted(values) - 1
+
+
+def report(results: Mapping[str, Mapping[str, float]], cases: Sequence[Case], *, verbose: bool) -> None:
+    """Print the error table: rows by profile, source, op and world size, then profile and grand totals."""
+    print(
+        f"{'profile':14} {'source':32} {'op':15} {'ranks':>6} {'rows':>5} {'>=1MB':>7} {'p90':>6} {'<1MB':>7}"
+    )
+    totals: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for profile, values in results.items():
+        cells: dict[tuple[str, str, int], list[tuple[float, float]]] = defaultdict(list)
+        for problem in problems(profile, cases):
+            for case, error in zip(problem.cases, errors(problem, values), strict=True):
+                point = (case.size_bytes, float(error))
+                cells[case.source, case.op, case.domains * case.per_domain].append(point)
+                totals[profile].append(point)
+                totals["all"].append(point)
+                if verbose:
+                    print(f"    {case.op} {case.domains}x{case.per_domain} {case.size_bytes / MIB:.3f} MiB "
+                          f"{case.algorithm} {1e6 * case.seconds:.1f} us {100 * error:+.0f} %")  # fmt: skip
+        for (source, op, ranks), found in sorted(cells.items()):
+            print(f"{profile:14} {source[:32]:32} {op:15} {ranks:6d} {_columns(found)}")
+    for profile, found in totals.items():
+        print(f"{profile:14} {'total':32} {'':15} {'':6} {_columns(found)}")
+
+
+def _columns(found: Sequence[tuple[float, float]]) -> str:
+    large = [abs(error) for size, error in found if size >= 1e6]
+    small = [abs(error) for size, error in found if size < 1e6]
+    middle = (
+        f"{100 * np.median(large):6.1f}% {100 * np.quantile(large, 0.9):5.0f}%"
+        if large
+        else f"{'-':>7} {'-':>6}"
+    )
+    return f"{len(found):5d} {middle} " + (f"{100 * np.median(small):6.1f}%" if small else f"{'-':>7}")
+
+
+def provenance(task: Fit, cases: Sequence[Case], values: Mapping[str, float]) -> str:
+    """One line for the profile: how many rows of which sources, which error, what was taken over."""
+    mine = problems(task.profile, cases)
+    sources = Counter(case.source for problem in mine for case in problem.cases)
+    found = np.concatenate([np.abs(errors(problem, values))[problem.sizes >= 1e6] for problem in mine])
+    taken = f"; other parameters from {', '.join(name for name, _ in task.start)}" if task.start else ""
+    rows = ", ".join(f"{source} ({count} rows)" for source, count in sorted(sources.items()))
+    return (
+        f"collectives: benchmarks/fit_collectives.py on {rows}; median bandwidth error from 1 MB on "
+        f"{100 * float(np.median(found)):.1f} %{taken}"
+    )
+
+
+def write(profile: str, values: Mapping[str, float], origin: str, *, check: bool) -> bool:
+    """Put parameters and their origin into a profile, comments kept; True if the file changed."""
+    from io import StringIO
+
+    from ruamel.yaml import YAML
+
+    path = files.bundled("clusters")[profile]
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = 4096
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    data = yaml.load(path.read_text(encoding="utf-8"))
+    known = {name: _rounded(value) for name, value in values.items() if value != PARAMETERS[name][0]}
+    if "collectives" in data:
+        data["collectives"].clear()
+        data["collectives"].update(known)
+    else:
+        data.insert(list(data).index("sources") if "sources" in data else len(data), "collectives", known)
+    if "provenance" in data:
+        data["provenance"] = origin
+    else:
+        data.insert(list(data).index("collectives") + 1, "provenance", origin)
+    buffer = StringIO()
+    yaml.dump(data, buffer)
+    changed = buffer.getvalue() != path.read_text(encoding="utf-8")
+    if changed and not check:
+        files.write_atomic(path, buffer.getvalue())
+    return changed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Fit, print, write; 1 if ``--check`` finds a difference."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("table", nargs="?", type=Path, default=_default_table())
+    parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
+    parser.add_argument("--verbose", action="store_true", help="print every row")
+    options = parser.parse_args(arguments)
+    cases, skipped = read_cases(options.table)
+    results: dict[str, dict[str, float]] = {}
+    for task in FITS:
+        results[task.profile] = fit(task, cases, results)
+    report(results, cases, verbose=options.verbose)
+    _list_skipped(skipped)
+    changed = [
+        task.profile for task in FITS
+        if write(task.profile, results[task.profile], provenance(task, cases, results[task.profile]),
+                 check=options.check)
+    ]  # fmt: skip
+    for each in DERIVED:
+        siblings = ", ".join(f"{name} (network)" if names == NETWORK else name for name, names in each.start)
+        origin = f"collectives: no published measurements; taken from {siblings}"
+        if write(each.profile, {**inherited(each, results), **each.changes}, origin, check=options.check):
+            changed.append(each.profile)
+    print(f"changed: {', '.join(changed) or 'none'}")
+    return 1 if options.check and changed else 0
+
+
+def _list_skipped(skipped: Sequence[Skipped]) -> None:
+    print("\nnot modelled:")
+    for (source, reason), count in sorted(Counter((row.source, row.reason) for row in skipped).items()):
+        print(f"  {count:5d} rows, {source}: {reason}")
+
+
+def _default_table() -> Path:
+    beside = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+    return Path(os.environ.get("SIMPAR_DATA", beside)) / "collectives.csv"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
