@@ -1,15 +1,20 @@
-"""Whether a plan can be: every combination that cannot says why, in one line."""
+"""Whether a plan can be: every combination that cannot says why, and what is allowed, in one line."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
+from typing import Any
 
 from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
-from simpar.plan.plan import Plan
-from simpar.plan.schedules import SCHEDULES, make_schedule
+from simpar.plan.plan import CUSTOM, Plan
+from simpar.plan.schedules import make_schedule
 from simpar.plan.schedules.actions import Schedule, from_csv
+
+MAX_PASSES = 2**21
+Costs = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -23,27 +28,29 @@ class Target:
 
 
 def check(plan: Plan, target: Target) -> Plan:
-    """The plan with dp filled in. Raises UserError with the first rule it breaks."""
-    plan = _fill_dp(plan, target.world_size)
-    for rule in (_tensor, _batch, _pipeline, _data, _later):
+    """The plan with dp and the schedule's name filled in. Raises UserError with the first rule it breaks."""
+    plan = _fill(plan, target.world_size)
+    for rule in (_later, _tensor, _batch, _stages, _schedule, _data):
         rule(plan, target)
     return plan
 
 
-def schedule_of(plan: Plan, training: Training) -> Schedule:
-    """The plan's action table: its own CSV, or the named producer's."""
+def schedule_of(plan: Plan, training: Training, costs: Costs = (1.0, 1.0, 1.0)) -> Schedule:
+    """The plan's action table: its own CSV, or the named producer's for durations ``costs`` of F, I and W.
+
+    ``plan`` has its dp. Raises UserError for a table that cannot run or a shape the schedule does not allow.
+    """
     if plan.pipeline.actions:
-        return from_csv(plan.pipeline.actions)
-    return make_schedule(
-        plan.schedule, plan.mesh.pp, plan.num_microbatches(training.global_batch), plan.pipeline.vpp
-    )
+        return from_csv(plan.pipeline.actions, name=CUSTOM)
+    microbatches = plan.num_microbatches(training.global_batch)
+    return make_schedule(plan.schedule, plan.mesh.pp, microbatches, plan.pipeline.vpp, costs=costs)
 
 
 def stage_layers(plan: Plan, num_layers: int) -> tuple[int, ...]:
-    """Transformer layers of every virtual stage.
+    """Transformer layers of every virtual stage, in model order; embedding and head come on top.
 
-    As given, or as even as possible: a remainder goes to the earlier of the stages that hold neither embedding
-    nor head, then to the first, then to the last.
+    As given, or as even as possible: a remainder goes to the stages after the first, one each, so that the
+    first and last stage, which also hold embedding and head, are the last to get one (first before last).
     """
     if plan.pipeline.layers:
         return plan.pipeline.layers
@@ -54,104 +61,137 @@ def stage_layers(plan: Plan, num_layers: int) -> tuple[int, ...]:
     return tuple(base + (stage in more) for stage in range(stages))
 
 
-def _fill_dp(plan: Plan, world_size: int) -> Plan:
+def _fill(plan: Plan, world_size: int) -> Plan:
     mesh = plan.mesh
     model = mesh.tp * mesh.cp * mesh.pp
-    if mesh.dp is None:
-        if world_size % model:
-            raise UserError(
-                f"plan: tp x cp x pp = {mesh.tp} x {mesh.cp} x {mesh.pp} = {model} does not divide the world size "
-                f"{world_size}"
-            )
-        return plan.model_copy(update={"mesh": mesh.model_copy(update={"dp": world_size // model})})
-    if model * mesh.dp != world_size:
+    factors = f"tp x cp x pp = {mesh.tp} x {mesh.cp} x {mesh.pp} = {model}"
+    if world_size % model:
+        raise UserError(f"plan: {factors} does not divide the {world_size} devices; allowed: a divisor")
+    left = world_size // model
+    if mesh.dp not in (None, left):
         raise UserError(
-            f"plan: tp x cp x dp x pp = {mesh.tp} x {mesh.cp} x {mesh.dp} x {mesh.pp} = {model * mesh.dp}; the world size "
-            f"is {world_size}"
+            f"plan.dp = {mesh.dp}: {factors} on {world_size} devices leaves {left}; allowed: {left}, or no dp"
         )
-    return plan
+    return plan.model_copy(
+        update={
+            "mesh": mesh.model_copy(update={"dp": left}),
+            "pipeline": plan.pipeline.model_copy(update={"schedule": plan.schedule}),
+        }
+    )
 
 
-def _must_divide(what: str, divisor: int, name: str, value: int) -> None:
-    if value % divisor:
-        raise UserError(f"plan: {what} = {divisor} does not divide {name} = {value}")
+def _later(plan: Plan, _: Target) -> None:
+    for axis, name in (("cp", "context"), ("ep", "expert")):
+        size = getattr(plan.mesh, axis)
+        if size > 1:
+            raise UserError(f"plan.{axis} = {size}: {name} parallelism is not modelled yet; allowed: 1")
 
 
 def _tensor(plan: Plan, target: Target) -> None:
-    tp, dims = plan.mesh.tp, target.graph.dims
-    _must_divide("tp", tp, "attention heads", dims["heads"])
-    _must_divide("tp", tp, "ffn size", dims["ffn"])
-    _must_divide("tp", tp, "hidden size", dims["hidden"])
-    if dims["kv_heads"] % tp and tp % dims["kv_heads"]:
-        raise UserError(f"plan: tp = {tp} and {dims['kv_heads']} key-value heads; one must divide the other")
-    if plan.tensor_parallel.sequence_parallel:
-        if tp == 1:
-            raise UserError("plan: sequence_parallel = true needs tp > 1, there is nothing to shard over")
-        _must_divide("tp (sequence parallel)", tp, "seq_len", target.training.seq_len)
-
-
-def _batch(plan: Plan, target: Target) -> None:
-    share = int(plan.mesh.dp or 1) * plan.micro_batch
-    if target.training.global_batch % share:
+    tp, dims, sequence_parallel = plan.mesh.tp, target.graph.dims, plan.tensor_parallel.sequence_parallel
+    if sequence_parallel and tp == 1:
         raise UserError(
-            f"plan: dp x micro_batch = {plan.mesh.dp} x {plan.micro_batch} = {share} does not divide global_batch = "
-            f"{target.training.global_batch}"
+            "plan.sequence_parallel = true: needs tp > 1, with tp = 1 there is nothing to share out"
+        )
+    sizes = {"attention heads": dims["heads"], "ffn size": dims["ffn"], "hidden size": dims["hidden"]}
+    if sequence_parallel:
+        sizes["seq_len (sequence parallel)"] = target.training.seq_len
+    whole = gcd(*sizes.values())
+    for name, size in sizes.items():
+        if size % tp:
+            raise UserError(f"plan.tp = {tp}: does not divide the {name} {size}; allowed: {_divisors(whole)}")
+    kv_heads = dims["kv_heads"]
+    if kv_heads % tp and tp % kv_heads:
+        raise UserError(
+            f"plan.tp = {tp}: does not fit {kv_heads} key-value heads; allowed: a divisor or a multiple of it"
         )
 
 
-def _pipeline(plan: Plan, target: Target) -> None:
+def _divisors(number: int) -> str:
+    found = [str(n) for n in range(1, min(number, 64) + 1) if number % n == 0]
+    return ", ".join(found)
+
+
+def _batch(plan: Plan, target: Target) -> None:
+    dp, micro_batch, batch = plan.mesh.dp or 1, plan.micro_batch, target.training.global_batch
+    if batch % dp:
+        raise UserError(f"plan.dp = {dp}: does not divide global_batch = {batch}; allowed: a divisor of it")
+    if batch // dp % micro_batch:
+        raise UserError(
+            f"plan.micro_batch = {micro_batch}: does not divide the {batch // dp} sequences of a rank "
+            f"(global_batch {batch} / dp {dp}); allowed: a divisor of {batch // dp}"
+        )
+
+
+def _stages(plan: Plan, target: Target) -> None:
     pipeline, pp = plan.pipeline, plan.mesh.pp
     stages, layers = pp * pipeline.vpp, len(target.graph.layers)
     if stages > layers + 2:
         raise UserError(
-            f"plan: pp x vpp = {pp} x {pipeline.vpp} = {stages} stages for {layers} layers; allowed: at most {layers + 2} "
-            "(embedding and head may have a stage of their own)"
+            f"plan.pp = {pp}: pp x vpp = {pp} x {pipeline.vpp} = {stages} stages for {layers} layers; "
+            f"allowed: at most {layers + 2}, with embedding and head in stages of their own"
         )
-    empty = [
-        stage for stage, count in enumerate(pipeline.layers or ()) if count == 0 and 0 < stage < stages - 1
-    ]
-    if empty:
+    given = pipeline.layers
+    if given and len(given) != stages:
         raise UserError(
-            f"plan: layers gives stage {empty[0]} no layer; only the first and the last may have none"
+            f"plan.layers: {len(given)} stages; allowed: one number for each of pp x vpp = {stages}"
         )
-    if pipeline.layers and (len(pipeline.layers) != stages or sum(pipeline.layers) != layers):
+    if given and sum(given) != layers:
+        raise UserError(f"plan.layers: {sum(given)} layers in all; allowed: the model's {layers}")
+    if given and 0 in given[1:-1]:
         raise UserError(
-            f"plan: layers lists {len(pipeline.layers)} stages with {sum(pipeline.layers)} layers; needed: {stages} stages "
-            f"with {layers} layers"
+            f"plan.layers: stage {given.index(0, 1)} has none; allowed: 0 in the first and the last"
         )
-    if pipeline.actions:
-        table = from_csv(pipeline.actions)
-        wanted = plan.num_microbatches(target.training.global_batch)
-        if table.num_ranks != pp or table.num_stages != stages or table.num_microbatches != wanted:
-            raise UserError(
-                f"plan: the action table has {table.num_ranks} ranks, {table.num_stages} stages, {table.num_microbatches} "
-                f"microbatches; needed: {pp}, {stages}, {wanted}"
-            )
-        return
-    if plan.schedule not in SCHEDULES:
-        make_schedule(plan.schedule, 1, 1)
-    schedule_of(plan, target.training)
+
+
+def _schedule(plan: Plan, target: Target) -> None:
+    microbatches = plan.num_microbatches(target.training.global_batch)
+    stages = plan.mesh.pp * plan.pipeline.vpp
+    if stages * microbatches > MAX_PASSES:
+        raise UserError(
+            f"plan.micro_batch = {plan.micro_batch}: {stages} stages x {microbatches} microbatches; allowed: "
+            f"{MAX_PASSES} in all, larger micro-batches or more data parallelism"
+        )
+    table = schedule_of(plan, target.training)
+    shape = {"ranks": plan.mesh.pp, "stages": stages, "microbatches": microbatches}
+    for what, wanted in shape.items():
+        found = getattr(table, f"num_{what}")
+        if found != wanted:
+            raise UserError(f"plan.actions: the action table has {found} {what}; allowed: {wanted}")
+    if table.num_mirrored:
+        raise UserError(
+            f"plan.schedule = {plan.schedule}: keeps two copies of every stage, which is not simulated yet; "
+            f"allowed: the others, such as dualpipev"
+        )
 
 
 def _data(plan: Plan, target: Target) -> None:
     data, mesh = plan.data_parallel, plan.mesh
+    width = (mesh.dp or 1) * mesh.cp
     if data.kind == "single_process":
-        if mesh.tp * mesh.pp * mesh.cp > 1 or data.zero:
-            raise UserError(
-                "plan: single_process data parallelism combines with nothing (tp, pp, cp = 1 and zero = 0)"
-            )
-        if target.world_size > target.devices_per_node:
-            raise UserError(
-                f"plan: single_process data parallelism is one process on one node of {target.devices_per_node} devices; "
-                f"the world size is {target.world_size}"
-            )
+        _single_process(plan, target)
+    if data.kind == "fsdp" and data.zero < 2 and width > 1:
+        raise UserError(
+            f"plan.kind = fsdp with zero = {data.zero}: fsdp shards gradients; allowed: zero 2 or 3"
+        )
     if data.hsdp > 1 and not data.zero:
-        raise UserError(f"plan: hsdp = {data.hsdp} replicates sharded states; it needs zero 1, 2 or 3")
-    _must_divide("hsdp", data.hsdp, "dp x cp", int(mesh.dp or 1) * mesh.cp)
+        raise UserError(
+            f"plan.hsdp = {data.hsdp}: makes replicas of sharded states; allowed: with zero 1, 2 or 3"
+        )
+    if width % data.hsdp:
+        raise UserError(f"plan.hsdp = {data.hsdp}: does not divide dp = {width}; allowed: a divisor of it")
 
 
-def _later(plan: Plan, target: Target) -> None:
-    if plan.mesh.cp > 1:
-        raise UserError(f"plan: cp = {plan.mesh.cp}; context parallelism is not modelled, allowed: 1")
-    if plan.mesh.ep > 1:
-        raise UserError(f"plan: ep = {plan.mesh.ep}; expert parallelism is not modelled, allowed: 1")
+def _single_process(plan: Plan, target: Target) -> None:
+    mesh, zero = plan.mesh, plan.data_parallel.zero
+    others: dict[str, Any] = {"tp": mesh.tp, "pp": mesh.pp, "cp": mesh.cp}
+    for axis, size in others.items():
+        if size > 1:
+            raise UserError(f"plan.{axis} = {size}: single_process is pure data parallelism; allowed: 1")
+    if zero:
+        raise UserError(f"plan.zero = {zero}: single_process keeps all states on every device; allowed: 0")
+    if target.world_size > target.devices_per_node:
+        raise UserError(
+            f"plan.kind = single_process: {target.world_size} devices; allowed: those of one node, "
+            f"{target.devices_per_node}"
+        )

@@ -2,51 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, model_serializer, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_serializer
 
 from simpar.units import Count
 
 Ints = NDArray[np.int64]
 AXES = ("tp", "cp", "dp", "pp")
-DEFAULT_ORDER = AXES
 
 
 class Mesh(BaseModel):
     """Sizes of the mesh axes and their order, fastest varying rank first.
 
-    The world size is tp x cp x dp x pp; expert parallelism (``ep``) re-uses ranks of dp x cp. In files a mesh is
-    a mapping whose key order is the rank order.
+    The world size is tp x cp x dp x pp; expert parallelism re-uses the ranks of dp x cp. In a plan file a
+    mesh is a mapping whose key order is the rank order.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    tp: Count = 1
-    cp: Count = 1
-    dp: Count | None = None
-    pp: Count = 1
-    ep: Count = 1
-    order: tuple[str, ...] = DEFAULT_ORDER
+    tp: Count = Field(1, description="tensor-parallel ranks")
+    cp: Count = Field(1, description="context-parallel ranks")
+    dp: Count | None = Field(
+        None, description="data-parallel ranks; left out, it follows from the world size"
+    )
+    pp: Count = Field(1, description="pipeline ranks")
+    ep: Count = Field(1, description="expert-parallel ranks, among those of dp x cp")
+    order: tuple[str, ...] = Field(AXES, description="axes from fastest to slowest varying rank")
 
-    @model_validator(mode="before")
+    @field_validator("order")
     @classmethod
-    def _order_from_keys(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping) or "order" in data:
-            return data
-        named = [key for key in data if key in AXES]
-        if set(named) == set(AXES):
-            return {**data, "order": tuple(named)}
-        return data
-
-    @model_validator(mode="after")
-    def _complete_order(self) -> Mesh:
-        if sorted(self.order) != sorted(AXES):
-            raise ValueError(f"order must name each of {', '.join(AXES)} once")
-        return self
+    def _every_axis_once(cls, order: tuple[str, ...]) -> tuple[str, ...]:
+        if sorted(order) != sorted(AXES):
+            raise ValueError(f"the rank order names each of {', '.join(AXES)} once, fastest first")
+        return order
 
     @model_serializer
     def _serialise(self) -> dict[str, int | None]:
@@ -62,8 +53,8 @@ class Mesh(BaseModel):
         """Number of ranks."""
         return int(np.prod(self.shape))
 
-    def coordinates(self, ranks: Ints) -> dict[str, Ints]:
-        """Coordinate of every rank along every axis; ``ranks`` int64[n]."""
+    def coordinates(self, ranks: Any) -> dict[str, Ints]:
+        """Coordinate of every rank along every axis: axis -> int64[n] for ``ranks`` int64[n]."""
         position = np.unravel_index(np.asarray(ranks), self.shape, order="F")
         return {axis: np.asarray(p, dtype=np.int64) for axis, p in zip(self.order, position, strict=True)}
 
@@ -75,8 +66,11 @@ class Mesh(BaseModel):
     def groups(self, axes: str | tuple[str, ...]) -> Ints:
         """All process groups along one axis, or along the product of several: int64[num_groups, group_size].
 
-        Members are in rank order; groups are sorted by their first rank.
+        Members are in rank order; groups are sorted by their first rank. Groups of "ep" are neighbours within
+        a dp x cp group.
         """
+        if axes == "ep":
+            return self.groups(("dp", "cp")).reshape(-1, self.ep)
         wanted = (axes,) if isinstance(axes, str) else axes
         grid = np.arange(self.world_size).reshape(self.shape, order="F")
         inside = [self.order.index(axis) for axis in wanted]

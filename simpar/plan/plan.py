@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,6 +31,8 @@ VERSION = "1"
 CUSTOM = "custom"
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 Optimizer = Literal["adamw", "sgd", "sgd_momentum"]
+_RECOMPUTE = r"(none|selective|full|every:[1-9]\d{0,5})"
+Layers = Annotated[int, Field(ge=0, strict=True)]
 BucketSize = Annotated[Bytes, Field(gt=0), WithJsonSchema({"type": "string", "examples": ["25 MiB"]})]
 
 
@@ -44,7 +47,7 @@ class Pipeline(_Part):
         None, description="name of a schedule; default 1f1b, interleaved with chunks"
     )
     vpp: Count = Field(1, description="model chunks per pipeline rank; default as the schedule needs")
-    layers: tuple[Count, ...] | None = Field(
+    layers: tuple[Layers, ...] | None = Field(
         None, description="transformer layers per virtual stage, in order"
     )
     actions: str | None = Field(
@@ -81,8 +84,9 @@ class Pipeline(_Part):
 class DataParallel(_Part):
     """Data parallelism. What is None is decided by the software stack.
 
-    ``zero`` 1 shards optimizer states, 2 also gradients, 3 also parameters. With pipelines, 2 and 3 reduce and
-    gather per microbatch, as FSDP does, unless the stack accumulates locally.
+    ``zero`` 1 shards optimizer states, 2 also gradients, 3 also parameters. With 2 and 3
+    gradients are reduced after every microbatch, in pipelines too; parameters are gathered for every
+    microbatch with 3 where they are resharded after forward.
     """
 
     kind: Literal["ddp", "fsdp", "single_process"] | None = None
@@ -109,7 +113,14 @@ class TensorParallel(_Part):
 class MemoryPolicy(_Part):
     """What is kept for backward: ``none``, ``selective``, ``full`` or ``every:C`` recompute."""
 
-    recompute: str = Field("none", pattern=r"^(none|selective|full|every:[1-9]\d{0,5})$")
+    recompute: str = Field("none", json_schema_extra={"pattern": f"^{_RECOMPUTE}$"})
+
+    @field_validator("recompute")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if not re.fullmatch(_RECOMPUTE, value):
+            raise ValueError("allowed none, selective, full, every:C with C >= 1")
+        return value
 
 
 class Numerics(_Part):
@@ -172,7 +183,7 @@ class Plan(_Part):
 
     @property
     def schedule(self) -> str:
-        """The schedule's name: as given, "custom" with an action table, else 1f1b, or interleaved with chunks."""
+        """The schedule's name: as given, "custom" with an action table, else by vpp: 1f1b or interleaved."""
         if self.pipeline.actions:
             return CUSTOM
         return self.pipeline.schedule or ("interleaved" if self.pipeline.vpp > 1 else "1f1b")

@@ -1,8 +1,9 @@
 """Pipeline schedules as tables of actions.
 
 ``SCHEDULES`` names the producers, imported when asked for. A producer is a function of pipeline ranks p,
-microbatches m and chunks a rank vpp, and of ``costs`` (durations of F, I, W) where it looks at them; the default of
-its vpp is the schedule's natural number of chunks. To add a schedule, add a file and its line here.
+microbatches m and chunks a rank vpp, and of ``costs`` (durations of F, I, W) where it looks at them; the
+default of its vpp is the schedule's natural number of chunks. To add a schedule, add a file and its line
+here.
 """
 
 from __future__ import annotations
@@ -29,6 +30,17 @@ SCHEDULES = {
     "dualpipe": "dualpipe:dualpipe",
     "dualpipev": "dualpipe:dualpipe_v",
 }
+
+_ALIASES = {
+    "afab": "gpipe", "interleaved1f1b": "interleaved", "loopedbfs": "breadth-first", "bfs": "breadth-first",
+    "zbvzerobubble": "zb-v",
+}  # fmt: skip
+
+
+def known_name(name: str) -> str | None:
+    """The table's name for what people write ("1F1B", "ZB_H1", "Interleaved1F1B"), None if unknown."""
+    bare = "".join(letter for letter in name.lower() if letter.isalnum())
+    return _ALIASES.get(bare) or next((known for known in SCHEDULES if known.replace("-", "") == bare), None)
 
 
 @cache
@@ -60,8 +72,8 @@ def make_schedule(
 ) -> Schedule:
     """The action table of a named schedule for ``vpp`` chunks a rank (None: the schedule's natural number).
 
-    ``costs`` are durations of F, I and W of one stage, in any unit; schedules that are fixed orders ignore them.
-    Raises UserError for an unknown name or an impossible shape.
+    ``costs`` are durations of F, I and W of one stage, in any unit; schedules that are fixed orders ignore
+    them. Raises UserError for an unknown name or an impossible shape.
     """
     make = producer(name)
     chunks = natural_vpp(name) if vpp is None else vpp

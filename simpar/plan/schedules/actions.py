@@ -1,9 +1,10 @@
 """Action tables: a pipeline schedule is, per rank, an ordered list of (F | B | I | W, stage, microbatch).
 
-F is a forward, B a full backward, I an input-gradient pass, W a weight-gradient pass of one virtual stage for one
-microbatch; texts such as ``2F0`` and the CSV (a line a rank) are those of torch.distributed.pipelining. A forward
-and a backward that run together are neighbours in the list, the first one flagged; the text of such a pair is
-``(2F4;5B0)OVERLAP_F_B``. Whoever ignores the flag runs them one after the other, which is always possible.
+F is a forward, B a full backward, I an input-gradient pass, W a weight-gradient pass of one virtual stage for
+one microbatch; texts such as ``2F0`` and the CSV (a line a rank) are those of torch.distributed.pipelining. A
+forward and a backward that run together are neighbours in the list, the first one flagged; the text of such a
+pair is ``(2F4;5B0)OVERLAP_F_B``. Whoever ignores the flag runs them one after the other, which is always
+possible.
 """
 
 from __future__ import annotations
@@ -74,8 +75,9 @@ class RankActions:
 class Schedule:
     """A whole table. ``rank_of_stage[v]`` is the pipeline rank that holds virtual stage v.
 
-    In a bidirectional schedule the last ``num_mirrored`` microbatches enter at the other end: every rank also holds
-    a copy of the mirrored rank's stages, and runs stage v of those microbatches on rank p - 1 - rank_of_stage[v].
+    In a bidirectional schedule the last ``num_mirrored`` microbatches enter at the other end: every rank also
+    holds a copy of the mirrored rank's stages, and runs stage v of those microbatches on rank p - 1 -
+    rank_of_stage[v].
     """
 
     name: str
@@ -157,8 +159,8 @@ def from_csv(text: str, *, name: str = "custom") -> Schedule:
     microbatches = 1 + max((microbatch for _, microbatch in owner), default=-1)
     if not owner or len(owner) != stages * microbatches:
         raise UserError(
-            f"schedule {name}: {len(owner)} pairs of stage and microbatch; needed: every one of stages 0.. and "
-            f"microbatches 0.. (here {stages} x {microbatches})"
+            f"schedule {name}: {len(owner)} pairs of stage and microbatch; needed: every one of "
+            f"stages 0.. and microbatches 0.. (here {stages} x {microbatches})"
         )
     placement = tuple(owner[stage, 0] for stage in range(stages))
     mirrored = sum(owner[0, m] != placement[0] for m in range(microbatches))
@@ -209,10 +211,10 @@ def verify(schedule: Schedule, *, memory_cap: int | None = None) -> None:
 
 
 def waits_for(schedule: Schedule) -> Ints:
-    """For every action, ranks one after the other, the index of the action it waits for, or -1: int64[num_actions].
+    """For every action, rank after rank, the index of the action it waits for, or -1: int64[num_actions].
 
-    A forward waits for the stage before, a B or an I for the B or I of the stage behind (the last one for its own
-    forward), a W for its I. Whatever else must come first follows from these and the order on the rank.
+    A forward waits for the stage before, a B or an I for the B or I of the stage behind (the last one for its
+    own forward), a W for its I. Whatever else must come first follows from these and the order on the rank.
     """
     return _Flat.of(schedule).waits_for(schedule)
 
@@ -276,7 +278,7 @@ def _wrong_counts(schedule: Schedule, every: _Flat) -> str | None:
 
 
 def _stuck(schedule: Schedule, every: _Flat) -> str | None:
-    """Run the lists; a rank whose next action waits for ever means a cycle. Overlapped pairs start together."""
+    """Run the lists: a rank that waits for ever means a cycle. Overlapped pairs start together."""
     needs = every.waits_for(schedule).tolist()
     joined = np.concatenate([columns.overlap for columns in schedule.ranks]).tolist()
     ends = np.cumsum([len(columns) for columns in schedule.ranks]).tolist()

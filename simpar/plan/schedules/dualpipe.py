@@ -1,9 +1,9 @@
-"""DualPipe and DualPipeV: forwards of one end overlap with backwards of the other, so that messages are hidden.
+"""DualPipe and DualPipeV: forwards from one end overlap with backwards from the other.
 
 A forward and a backward that run together are flagged as a pair (see actions). DualPipe runs half of the
-microbatches from each end, every rank holding two stages' parameters, one of each direction; DualPipeV folds this
-into a V: rank r holds stages r and 2p - 1 - r once [DeepSeek-V3, arXiv 2412.19437, section 3.2.1, and the
-phases published as github.com/deepseek-ai/DualPipe].
+microbatches from each end, every rank holding two stages' parameters, one of each direction; DualPipeV folds
+this into a V: rank r holds stages r and 2p - 1 - r once [DeepSeek-V3, arXiv 2412.19437, section 3.2.1, and
+the phases published as github.com/deepseek-ai/DualPipe].
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def dualpipe(p: int, m: int, vpp: int = 1) -> Schedule:
     if vpp != 1:
         raise UserError(f"schedule dualpipe: vpp = {vpp}; allowed: 1")
     if p % 2 or m % 2 or m < 2 * p:
-        raise UserError(f"schedule dualpipe: pp = {p}, {m} microbatches; allowed: both even, and at least {2 * p}")
+        raise UserError(
+            f"schedule dualpipe: pp = {p}, {m} microbatches; allowed: both even, and at least {2 * p}"
+        )
     return Schedule("dualpipe", m, tuple(range(p)), tuple(_dualpipe_rank(r, p, m) for r in range(p)), m // 2)
 
 
@@ -53,7 +55,7 @@ def _dualpipe_rank(r: int, p: int, m: int) -> RankActions:
 
 @dataclass
 class _Writer:
-    """Writes one rank's table. Side 0 is the stage nearer to the input of its microbatches, side 1 the other."""
+    """Writes one rank's table. Side 0 is the stage nearer to its microbatches' input, side 1 the other."""
 
     stages: tuple[int, int]
     first_microbatch: tuple[int, int]
@@ -62,7 +64,7 @@ class _Writer:
     owed: deque[tuple[int, int]] = field(default_factory=deque)
 
     def run(self, *, tail: int, rest: int, steady: int, middle: bool) -> None:
-        """The eight phases; ``tail`` = near + 1 and ``rest`` count repetitions, ``middle`` ranks start unpaired."""
+        """The eight phases; ``tail`` and ``rest`` count repetitions, ``middle`` ranks start unpaired."""
         for _ in range(2 * rest):
             self.forward(0)
         for _ in range(tail):

@@ -17,7 +17,7 @@ def zb_h1(p: int, m: int, vpp: int = 1, *, costs: Costs = UNIT) -> Schedule:
 
 
 def zb_h2(p: int, m: int, vpp: int = 1, *, costs: Costs = UNIT) -> Schedule:
-    """ZB-H2: at most 2p - 1 forwards in flight; with F = I = W and m >= 2p - 1 no rank waits once it started."""
+    """ZB-H2: at most 2p - 1 forwards in flight; no rank waits within if F = I = W and m >= 2p - 1."""
     return _zero_bubble("zb-h2", p, m, vpp, 2 * p - 1, costs)
 
 

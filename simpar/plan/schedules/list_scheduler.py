@@ -1,7 +1,8 @@
-"""A list scheduler: simulates a pipeline whose ranks choose their next action as they go, and writes the table.
+"""A list scheduler: simulates a pipeline whose ranks choose as they go, and writes the table.
 
 The backward is split into I (input gradient) and W (weight gradient); messages take no time. What a rank
-prefers is a chooser: given the rank's state and the time, it names an action that can start now, or None to wait.
+prefers is a chooser: given the rank's state and the time, it names an action that can start now, or None to
+wait.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ UNIT: Costs = (1.0, 1.0, 1.0)
 
 @dataclass
 class RankState:
-    """A rank in the simulation. ``forwards`` and ``gradients`` are its messages: stage -> (arrival, microbatch).
+    """A rank in the simulation. ``forwards`` and ``gradients`` are messages: stage -> (arrival, microbatch).
 
-    ``weights`` are the weight gradients it owes, (stage, microbatch); ``in_flight`` counts forwards whose W has
-    not started; ``rows`` is its table so far. Stages stand last one first.
+    ``weights`` are the weight gradients it owes, (stage, microbatch); ``in_flight`` counts forwards whose W
+    has not started; ``rows`` is its table so far. Stages stand last one first.
     """
 
     number: int
@@ -125,11 +126,16 @@ def simulate(
 def _idle_ranks(rank_of_stage: tuple[int, ...]) -> list[RankState]:
     last = len(rank_of_stage) - 1
     held = [[s for s in range(last, -1, -1) if rank_of_stage[s] == r] for r in range(max(rank_of_stage) + 1)]
-    return [RankState(r, {s: deque() for s in mine}, {s: deque() for s in mine}) for r, mine in enumerate(held)]
+    return [
+        RankState(r, {s: deque() for s in mine}, {s: deque() for s in mine}) for r, mine in enumerate(held)
+    ]
 
 
 def _send(
-    ranks: list[RankState], rank_of_stage: tuple[int, ...], action: tuple[int, int], message: tuple[float, int]
+    ranks: list[RankState],
+    rank_of_stage: tuple[int, ...],
+    action: tuple[int, int],
+    message: tuple[float, int],
 ) -> int:
     """Put an action's result where it is needed; the rank that gets it, or -1."""
     code, stage = action

@@ -1,4 +1,4 @@
-"""Schedules that are an order and a number of warm-up forwards: naive, GPipe, 1F1B, interleaved, breadth-first."""
+"""Schedules that are an order and a warm-up count: naive, GPipe, 1F1B, interleaved, breadth-first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def gpipe(p: int, m: int, vpp: int = 1) -> Schedule:
 
 
 def one_f_one_b(p: int, m: int, vpp: int = 1) -> Schedule:
-    """1F1B: p - r - 1 warm-up forwards on rank r, then one forward and one backward in turn [arXiv 2006.09503]."""
+    """1F1B: p - r - 1 warm-up forwards on rank r, then F and B in turn [arXiv 2006.09503]."""
     _only_one_chunk("1f1b", vpp)
     ranks = []
     for r in range(p):
@@ -57,7 +57,7 @@ def interleaved(p: int, m: int, vpp: int = 2) -> Schedule:
 
 
 def breadth_first(p: int, m: int, vpp: int = 2) -> Schedule:
-    """Looped breadth-first: every chunk runs all its microbatches in turn [Lamy-Poirier 2022, arXiv 2211.05953]."""
+    """Looped breadth-first: every chunk runs all its microbatches in turn [arXiv 2211.05953]."""
     chunk = np.repeat(np.arange(vpp), m)
     microbatch = np.tile(np.arange(m), vpp)
     code = np.repeat([F, B], m * vpp)
@@ -67,7 +67,7 @@ def breadth_first(p: int, m: int, vpp: int = 2) -> Schedule:
 
 
 def _alternate(warmup: int, total: int) -> tuple[Ints, Ints, Ints]:
-    """Codes of warm-up forwards, then F and B in turn, then the remaining backwards; running F and B indices."""
+    """Codes of warm-up Fs, then F and B in turn, then the remaining Bs; running F and B indices."""
     steady = total - warmup
     code = np.concatenate([np.full(warmup, F), np.tile([F, B], steady), np.full(warmup, B)]).astype(np.int64)
     forward = np.cumsum(code == F) - 1

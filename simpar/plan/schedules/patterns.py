@@ -1,9 +1,9 @@
 """V-Min and V-Half: one microbatch's pattern, repeated every six units [Qi et al. 2024, arXiv 2405.15362].
 
-Rank r holds stages r and 2p - 1 - r. A pattern gives the times of the four passes F down, F up, I up, I down on
-every rank; moving from a rank to the next costs each of them one or two units, and how long a microbatch stays
-on a rank, hence the memory, is the sum of these. No two passes of a rank may fall on the same time modulo six.
-The repeated pattern is an order; weight gradients fill what it leaves open.
+Rank r holds stages r and 2p - 1 - r. A pattern gives the times of the four passes F down, F up, I up, I down
+on every rank; moving from a rank to the next costs each of them one or two units, and how long a microbatch
+stays on a rank, hence the memory, is the sum of these. No two passes of a rank may fall on the same time
+modulo six. The repeated pattern is an order; weight gradients fill what it leaves open.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Pattern:
 
 
 def v_min(p: int, m: int, vpp: int = 2, *, costs: Costs = UNIT) -> Schedule:
-    """V-Min: a third of 1F1B's activations, 2((p + 4) // 3) chunks; bubble 4p - 5 chunk passes if F = I = W."""
+    """V-Min: a third of 1F1B's activations, 2((p + 4) // 3) chunks; bubble 4p - 5 passes if F = I = W."""
     return _schedule("v-min", p, m, vpp, _v_min(p), costs)
 
 
 def v_half(p: int, m: int, vpp: int = 2, *, costs: Costs = UNIT) -> Schedule:
-    """V-Half: half of 1F1B's activations, 2((p + 2) // 2) chunks; bubble 3p - 7 chunk passes (p even, F = I = W)."""
+    """V-Half: half of 1F1B's, 2((p + 2) // 2) chunks; bubble 3p - 7 (p even), 3p - 4 passes if F = I = W."""
     return _schedule("v-half", p, m, vpp, _v_half(p), costs)
 
 

@@ -23,7 +23,7 @@ def v_placement(p: int) -> tuple[int, ...]:
 
 
 def _rank(r: int, p: int, m: int) -> RankActions:
-    """Warm-up, steady state and cool-down, planned for at least 2p - 1 microbatches; what exceeds m is left out."""
+    """Warm-up, steady state, cool-down of at least 2p - 1 microbatches; those beyond m are left out."""
     down, up, planned = r, 2 * p - 1 - r, max(m, 2 * p - 1)
     done: dict[tuple[int, int], int] = {}
     rows: list[tuple[int, int, int]] = []

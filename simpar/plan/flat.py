@@ -1,0 +1,145 @@
+"""The short way to write a plan: flat keys (``tp: 8``), and other tools' names for them.
+
+A flat key wins over the same field in its section, so that flags can be laid over a file. Errors are reported
+where the user wrote the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from simpar import files
+from simpar.plan.mesh import AXES
+
+SECTIONS = {
+    "mesh": ("tp", "cp", "dp", "pp", "ep"),
+    "pipeline": ("schedule", "vpp", "layers", "actions"),
+    "data_parallel": (
+        "kind", "zero", "hsdp", "bucket_bytes", "first_bucket_bytes", "overlap_grad_reduce",
+        "overlap_param_gather", "reshard_after_forward",
+    ),
+    "tensor_parallel": ("sequence_parallel",),
+    "memory": ("recompute",),
+    "numerics": ("precision", "grad_dtype", "master_weights", "optimizer"),
+}  # fmt: skip
+SECTION_OF = {flat: section for section, names in SECTIONS.items() for flat in names}
+SYNONYMS = {
+    "tensor_parallel_size": "tp", "tensor_model_parallel_size": "tp", "tensor_parallel_degree": "tp",
+    "pipeline_parallel_size": "pp", "pipeline_model_parallel_size": "pp", "pipeline_parallel_degree": "pp",
+    "data_parallel_size": "dp", "data_parallel_degree": "dp", "data_parallel_replicate_degree": "hsdp",
+    "context_parallel_size": "cp", "context_parallel_degree": "cp",
+    "expert_parallel_size": "ep", "expert_model_parallel_size": "ep", "expert_parallel_degree": "ep",
+    "virtual_pipeline_parallel_size": "vpp", "virtual_pipeline_model_parallel_size": "vpp",
+    "pipeline_schedule": "schedule", "pipeline_parallel_schedule": "schedule",
+    "micro_batch_size": "micro_batch", "microbatch_size": "micro_batch",
+    "train_micro_batch_size_per_gpu": "micro_batch",
+    "zero_stage": "zero", "recompute_granularity": "recompute",
+}  # fmt: skip
+
+
+def nest(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The same input with every flat key in its section. Raises ValueError for a key that is given twice."""
+    nested: dict[str, Any] = {}
+    flat: dict[str, tuple[str, Any]] = {}
+    for key, value in data.items():
+        name = SYNONYMS.get(key, key)
+        if name in flat and flat[name][1] != value:
+            raise ValueError(
+                f"{flat[name][0]} = {flat[name][1]!r} and {key} = {value!r} mean the same; give one"
+            )
+        if name in SECTION_OF or name == "rank_order":
+            flat[name] = key, value
+        elif name != key and name in data and data[name] != value:
+            raise ValueError(f"{name} = {data[name]!r} and {key} = {value!r} mean the same; give one")
+        else:
+            nested[name] = value
+    if isinstance(nested.get("mesh"), Mapping):
+        nested["mesh"] = _ordered_mesh(nested["mesh"])
+    for name, (_, value) in flat.items():
+        section, field = ("mesh", "order") if name == "rank_order" else (SECTION_OF[name], name)
+        nested[section] = {**_fields(nested.get(section)), field: axes(value) if field == "order" else value}
+    return nested
+
+
+def axes(order: Any) -> Any:
+    """Axes of a rank order such as "tp-cp-ep-dp-pp"; ep is no axis of its own."""
+    names = order.split("-") if isinstance(order, str) else order
+    return tuple(name for name in names if name != "ep") if isinstance(names, list | tuple) else names
+
+
+def relocated(error: ValidationError, data: Mapping[str, Any]) -> ValidationError:
+    """The error with every location as the user wrote it, and a suggestion for an unknown key."""
+    written = {SYNONYMS.get(key, key): key for key in data}
+    if "rank_order" in data:
+        written["order"] = "rank_order"
+    return ValidationError.from_exception_data(
+        error.title, [_detail(item, written) for item in error.errors(include_url=False)]
+    )
+
+
+def unknown_key(key: str) -> str:
+    """What to say about a key that no plan has."""
+    known = [
+        "mesh",
+        "micro_batch",
+        "model",
+        "training",
+        "stack",
+        "rank_order",
+        *SECTIONS,
+        *SECTION_OF,
+        *SYNONYMS,
+    ]
+    return "is no key of a plan" + (files.suggest(key, known) or files.allowed([*SECTIONS, *SECTION_OF]))
+
+
+def flat_schema(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON Schema properties of the flat keys, taken from the sections' own fields."""
+    found: dict[str, Any] = {}
+    for section, names in SECTIONS.items():
+        fields = sections[section].model_json_schema()["properties"]
+        found |= {name: fields[name] for name in names}
+    return found
+
+
+def _fields(section: Any) -> dict[str, Any]:
+    if isinstance(section, BaseModel):
+        return {name: getattr(section, name) for name in section.model_fields_set}
+    if section is None or isinstance(section, Mapping):
+        return dict(section or {})
+    raise ValueError(f"{section!r} stands where a section with fields is needed")
+
+
+def _ordered_mesh(mesh: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The rank order is the key order; a partial mapping in the default order means the default."""
+    named = [key for key in mesh if key in AXES]
+    if "order" in mesh:
+        return {**mesh, "order": axes(mesh["order"])}
+    if len(named) == len(AXES):
+        return {**mesh, "order": tuple(named)}
+    if named != [axis for axis in AXES if axis in named]:
+        raise ValueError(
+            f"mesh names {', '.join(named)}: key order is rank order, fastest first; "
+            f"name all of {', '.join(AXES)} to change it"
+        )
+    return mesh
+
+
+def _detail(item: Any, written: Mapping[str, str]) -> InitErrorDetails:
+    location = tuple(part for part in item["loc"] if not str(part).startswith("function-"))
+    kind, message = item["type"], item["msg"]
+    if kind == "extra_forbidden" and len(location) == 1:
+        kind, message = "unknown_key", unknown_key(str(location[0]))
+    elif (
+        len(location) > 1
+        and written.get(str(location[1]))
+        and SECTION_OF.get(str(location[1])) == location[0]
+    ):
+        location = (written[str(location[1])], *location[2:])
+    return InitErrorDetails(
+        type=PydanticCustomError(kind, "{message}", {"message": message}), loc=location, input=item["input"]
+    )
