@@ -67,12 +67,16 @@ def candidates(op: str, placed: Placement, algorithm: str = "auto") -> list[Cand
 def _able(op: str, placed: Placement, algorithm: str) -> list[str]:
     if algorithm == "auto":
         modules = [module for module in ALGORITHMS.values() if module.automatic(op, placed.shape)]
-        return [module.NAME for module in modules if module.refuses(op, placed) is None]
+        able = [module.NAME for module in modules if module.refuses(op, placed) is None]
+        if not able:
+            reasons = sorted({str(module.refuses(op, placed)) for module in modules})
+            raise UserError(f"{op} on {placed.members} ranks: {'; '.join(reasons)}")
+        return able
     choose(algorithm, (*ALGORITHMS, "auto"), "collective algorithm")
     reason = ALGORITHMS[algorithm].refuses(op, placed)
     if reason is not None:
-        able = ", ".join(["auto", *serving(op, placed)])
-        raise UserError(f"algorithm {algorithm} for {op}: {reason}; allowed here: {able}")
+        others = ", ".join(["auto", *serving(op, placed)])
+        raise UserError(f"algorithm {algorithm} for {op}: {reason}; allowed here: {others}")
     return [algorithm]
 
 

@@ -39,7 +39,10 @@ def calibrated(cluster: Cluster, measured: Mapping[str, float], *, size_bytes: f
     whole = {op: measured[op] for op in REDUCTIONS if op in measured}
     if domains == 1:
         return _matched(cluster, {**inside, **whole}, 1, _PORTS, size_bytes)
-    return _matched(_matched(cluster, inside, 1, _PORTS, size_bytes), whole, domains, _NICS, size_bytes)
+    node = _matched(cluster, inside, 1, _PORTS, size_bytes)
+    # what was measured over all devices already contains what is lost at that scale
+    at_scale = replace(node, state={**node.state, "nic_scale_loss": 0.0}) if whole else node
+    return _matched(at_scale, whole, domains, _NICS, size_bytes)
 
 
 def _matched(
