@@ -31,9 +31,15 @@ class Fusion(_Part):
 
 
 class Launch(_Part):
-    """How the host issues work: seconds a kernel, and passes of the optimizer over its states."""
+    """How work is issued and what it costs beyond the listed kernels.
+
+    ``host_time_per_kernel_s`` to launch a kernel; ``kernel_overhead`` multiplies kernel times for the copies,
+    casts and layout changes that an operator list does not contain; ``optimizer_passes`` over the optimizer's
+    states; ``step_overhead_s`` once a step (data, logging, clipping, synchronisation).
+    """
 
     host_time_per_kernel_s: Seconds = 0.0
+    kernel_overhead: float = Field(1.0, gt=0, allow_inf_nan=False)
     optimizer_passes: float = Field(1.0, ge=1)
     step_overhead_s: Seconds = 0.0
 

@@ -243,7 +243,7 @@ class _ClassMaker:
                 continue
             wanted = ("F", stage - 1) if letter == "F" else ("B", stage + 1) if stage + 1 < num else ("F", stage)
             rank = self.schedule.rank_of_stage[wanted[1]]
-            source_class[position] = self._class_at(class_id, rank)
+            source_class[position] = self._class_by_stage[class_id, rank]
             source_action[position] = self._positions[wanted[0], wanted[1], microbatch]
         return source_class, source_action
 
@@ -258,12 +258,14 @@ class _ClassMaker:
                 table[letter, key[1], key[2]] = position
         return table
 
-    def _class_at(self, class_id: int, pipeline_rank: int) -> int:
-        """The class of the rank that shares everything but the pipeline coordinate with this class's representative."""
+    @cached_property
+    def _class_by_stage(self) -> Ints:
+        """int64[num_classes, pp]: the class at every pipeline rank that shares a class's other coordinates."""
         layout, mesh = self.network.layout, self.builder.job.plan.mesh
-        coordinates = mesh.coordinates(layout.representative_rank[[class_id]])
-        peer = mesh.rank(**{**{axis: int(v[0]) for axis, v in coordinates.items()}, "pp": pipeline_rank})
-        return int(layout.class_of_rank[peer])
+        here = mesh.coordinates(layout.representative_rank)
+        index = [np.broadcast_to(here[axis][:, None], (layout.num_classes, mesh.pp)) for axis in mesh.order]
+        index[mesh.order.index("pp")] = np.broadcast_to(np.arange(mesh.pp), (layout.num_classes, mesh.pp))
+        return layout.class_of_rank[np.ravel_multi_index(tuple(index), mesh.shape, order="F")]
 
 
 def _with_jitter(slots: Slots, layout: Layout, perturbation: Perturbation) -> Slots:

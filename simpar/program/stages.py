@@ -140,7 +140,8 @@ class StageBuilder:
 
     def _segment(self, piece: Piece, unit: Unit, kind: str, sync: SyncPolicy, pricing: Pricing) -> Segment:
         phase: Phase = getattr(self.steps(piece), kind)
-        slowdown = pricing.slowdown * _contention(phase, unit, sync, pricing)
+        slowdown = pricing.slowdown * self.job.stack.launch.kernel_overhead
+        slowdown *= _contention(phase, unit, sync, pricing)
         key = (piece.block.name, piece.recompute, kind, slowdown)
         if key not in pricing.segments:
             pricing.segments[key] = make_segment(phase, pricing.price, slowdown=slowdown)

@@ -7,7 +7,7 @@ Leaving contention out is a lower bound, but thousands of rows stay a matter of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -24,6 +24,7 @@ from simpar.plan.plan import Plan
 from simpar.program.lower import Lowered
 from simpar.program.memory import memory_use
 from simpar.program.program import Timing
+from simpar.program.rank_view import Job
 from simpar.simulate import lower_job, make_job
 from simpar.units import GB, NS_PER_S
 from simpar.validate.rows import Case, Unmodelled
@@ -39,13 +40,24 @@ class Prediction:
     fits: bool
 
 
-def predict(case: Case) -> Prediction:
+@dataclass(frozen=True)
+class Tuning:
+    """Parameters tried by a fit instead of those in the profiles: of devices and of stacks, by dotted key."""
+
+    devices: Mapping[str, Mapping[str, float]]
+    stacks: Mapping[str, Mapping[str, float]]
+
+
+NO_TUNING = Tuning({}, {})
+
+
+def predict(case: Case, tuning: Tuning = NO_TUNING) -> Prediction:
     """Predict one case. Raises Unmodelled where the plan cannot be on this model and cluster."""
     cluster = cluster_of(case)
-    stack = changed_stack(case.stack, case.stack_changes)
+    stack = changed_stack(case.stack, {**tuning.stacks.get(case.stack, {}), **case.stack_changes})
     try:
         plan = files.parse(Plan, dict(case.plan), source="row")
-        job = make_job(case.graph, cluster, plan, case.training, stack)
+        job = _tuned(make_job(case.graph, cluster, plan, case.training, stack), tuning)
         lowered = lower_job(job, cluster, {}, contention=False)
     except UserError as error:
         raise Unmodelled(str(error).splitlines()[0].removeprefix("plan: ")) from None
@@ -58,6 +70,15 @@ def predict(case: Case) -> Prediction:
         peak_reserved_bytes=reserved,
         fits=reserved <= cluster.device.memory_bytes,
     )
+
+
+def _tuned(job: Job, tuning: Tuning) -> Job:
+    device = job.kernels.device
+    if device.name not in tuning.devices:
+        return job
+    kernels = {**device.kernels, **tuning.devices[device.name]}
+    changed = device.model_copy(update={"kernels": kernels})
+    return replace(job, kernels=replace(job.kernels, device=changed))
 
 
 def _memory(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[float, float, float]:

@@ -1,0 +1,215 @@
+"""Fit what whole training runs tell: sustained clocks of devices, launch and overlap costs of software stacks.
+
+Usage: python benchmarks/fit_runs.py [TABLE.csv ...] [--write]
+
+One clock a device and four numbers a stack, fitted jointly to the step times of the development tables by scipy's
+least squares on log errors with a robust loss; never a number per row. Deterministic; re-running changes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from joblib import Parallel, delayed
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+from scipy.sparse import lil_matrix
+
+from simpar.units import US
+from simpar.validate.predict import Tuning, predict
+from simpar.validate.rows import Case, Unmodelled, case, measured, text
+from simpar.validate.table import read_table
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = Path(os.environ.get("SIMPAR_DATA", ROOT.parent / "shared" / "data"))
+TABLES = ("measured_runs_dev.csv", "measured_playbook_dev.csv")
+MOST_ROWS = 48  # of one source: a grid of a thousand runs must not outvote twenty papers
+
+CLOCK = (0.35, 1.1)
+STACK = {  # dotted key: bounds, scale of its prior around the profile's class default, default
+    "launch.host_time_per_kernel_s": (0.0, 40 * US),
+    "launch.kernel_overhead": (0.8, 1.8),
+    "launch.step_overhead_s": (0.0, 0.3),
+    "overlap.compute_slowdown_while_comm": (1.0, 1.6),
+}
+START = {
+    "launch.host_time_per_kernel_s": 6 * US, "launch.kernel_overhead": 1.05, "launch.step_overhead_s": 0.01,
+    "overlap.compute_slowdown_while_comm": 1.1,
+}  # fmt: skip
+PRIOR = {"launch.kernel_overhead": (1.05, 0.15), "overlap.compute_slowdown_while_comm": (1.1, 0.15)}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A measured run that can be predicted."""
+
+    source: str
+    case: Case
+    device: str
+    time_s: float
+
+
+def runs_of(paths: Sequence[Path]) -> list[Run]:
+    """Rows with a step time that are modelled, thinned evenly to MOST_ROWS a source; disturbed rows left out."""
+    by_source: dict[str, list[Run]] = defaultdict(list)
+    for path in paths:
+        for row in read_table(path):
+            if text(row, "slow_pipeline_bug").lower() == "true" or text(row, "notes").startswith("tier C"):
+                continue
+            try:
+                known = measured(row).step_time_s
+                if known:
+                    entry = case(row)
+                    by_source[text(row, "source")].append(Run(text(row, "source"), entry, "", known))
+            except Unmodelled:
+                continue
+    runs = []
+    for _, found in sorted(by_source.items()):
+        step = max(1.0, len(found) / MOST_ROWS)
+        runs += [found[int(i * step)] for i in range(int(len(found) / step))]
+    checked = Parallel(n_jobs=-1)(delayed(_device)(run.case) for run in runs)
+    return [Run(r.source, r.case, device, r.time_s) for r, device in zip(runs, checked, strict=True) if device]
+
+
+def _device(entry: Case) -> str:
+    """The device of a case, or nothing if its plan cannot be."""
+    from simpar.validate.predict import cluster_of
+
+    try:
+        predict(entry)
+    except Unmodelled:
+        return ""
+    return cluster_of(entry).device.name
+
+
+class Problem:
+    """Columns: a clock per device, four numbers per stack, scaled to 0..1 between their bounds."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = runs
+        self.devices = sorted({run.device for run in runs})
+        self.stacks = sorted({run.case.stack for run in runs})
+        self.names = [("device", d, "sustained_clock") for d in self.devices]
+        self.names += [("stack", s, key) for s in self.stacks for key in STACK]
+        bounds = [CLOCK if kind == "device" else STACK[key] for kind, _, key in self.names]
+        self.low, self.high = np.array(bounds).T
+
+    def start(self) -> NDArray[np.float64]:
+        """Where the fit starts: the same everywhere, so that re-running reproduces it."""
+        values = [0.85 if kind == "device" else START[key] for kind, _, key in self.names]
+        return np.asarray((np.array(values) - self.low) / (self.high - self.low))
+
+    def tuning(self, unit: NDArray[np.float64]) -> Tuning:
+        """Parameters of a point."""
+        values = self.low + unit * (self.high - self.low)
+        found: dict[str, dict[str, dict[str, float]]] = {"device": {}, "stack": {}}
+        for (kind, name, key), value in zip(self.names, values, strict=True):
+            found[kind].setdefault(name, {})[key] = float(value)
+        return Tuning(found["device"], found["stack"])
+
+    def residuals(self, unit: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Log errors of all runs, then the priors."""
+        tuning = self.tuning(unit)
+        chunks = [self.runs[i : i + 24] for i in range(0, len(self.runs), 24)]
+        parts = Parallel(n_jobs=-1)(delayed(_log_errors)(chunk, tuning) for chunk in chunks)
+        values = self.low + unit * (self.high - self.low)
+        priors = [
+            (value - PRIOR[key][0]) / PRIOR[key][1] * 0.1
+            for (kind, _, key), value in zip(self.names, values, strict=True)
+            if kind == "stack" and key in PRIOR
+        ]
+        return np.concatenate([*parts, priors])
+
+    def sparsity(self) -> lil_matrix:
+        """Which numbers a run depends on: its device's clock and its stack's four."""
+        priors = [i for i, (kind, _, key) in enumerate(self.names) if kind == "stack" and key in PRIOR]
+        pattern = lil_matrix((len(self.runs) + len(priors), len(self.names)), dtype=int)
+        for column, (kind, name, _) in enumerate(self.names):
+            for row, run in enumerate(self.runs):
+                if name == (run.device if kind == "device" else run.case.stack):
+                    pattern[row, column] = 1
+        for offset, column in enumerate(priors):
+            pattern[len(self.runs) + offset, column] = 1
+        return pattern
+
+
+def _log_errors(runs: Sequence[Run], tuning: Tuning) -> NDArray[np.float64]:
+    return np.array([np.log(predict(run.case, tuning).step_time_s / run.time_s) for run in runs])
+
+
+def main() -> None:
+    """Fit, print, and write on request."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tables", nargs="*", type=Path, default=[DATA / name for name in TABLES])
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--evaluations", type=int, default=8)
+    arguments = parser.parse_args()
+    problem = Problem(runs_of(arguments.tables))
+    print(f"{len(problem.runs)} runs, {len(problem.devices)} devices, {len(problem.stacks)} stacks")
+    best = least_squares(
+        problem.residuals, problem.start(), bounds=(0, 1), loss="soft_l1", f_scale=0.08, diff_step=0.02,
+        jac_sparsity=problem.sparsity(), max_nfev=arguments.evaluations, verbose=2,
+    )  # fmt: skip
+    tuning = problem.tuning(best.x)
+    errors = np.exp(problem.residuals(best.x)[: len(problem.runs)]) - 1
+    report(problem, tuning, errors)
+    if arguments.write:
+        write(problem, tuning, errors)
+
+
+def report(problem: Problem, tuning: Tuning, errors: NDArray[np.float64]) -> None:
+    """Parameters and errors by source."""
+    for name, values in (*tuning.devices.items(), *tuning.stacks.items()):
+        print(f"{name:24s}", {key: float(f"{value:.3g}") for key, value in values.items()})
+    sources = np.array([run.source for run in problem.runs])
+    for source in sorted(set(sources)):
+        own = errors[sources == source]
+        print(
+            f"{source[:46]:46s} n {len(own):4d} median {np.median(abs(own)):6.1%} "
+            f"p90 {np.percentile(abs(own), 90):6.1%} bias {np.median(own):+6.1%}"
+        )
+
+
+def write(problem: Problem, tuning: Tuning, errors: NDArray[np.float64]) -> None:
+    """Put the numbers and where they come from into the profiles."""
+    for kind, folder, values in (("device", "devices", tuning.devices), ("stack", "stacks", tuning.stacks)):
+        for name, found in values.items():
+            own = [i for i, r in enumerate(problem.runs) if name == (r.device if kind == "device" else r.case.stack)]
+            sources = sorted({problem.runs[i].source for i in own})
+            note = (
+                f"fitted to {len(own)} runs ({'; '.join(sources)}); median absolute error of step time "
+                f"{np.median(abs(errors[own])):.1%}"
+            )
+            _update(ROOT / "hardware_profiles" / folder / f"{name}.yaml", kind, found, note)
+
+
+def _update(path: Path, kind: str, values: dict[str, float], note: str) -> None:
+    from ruamel.yaml import YAML
+
+    parser = YAML()
+    parser.width = 4096
+    document = parser.load(path.read_text())
+    if kind == "device":
+        kernels = document.setdefault("kernels", {})
+        kernels["sustained_clock"] = float(f"{values['sustained_clock']:.4g}")
+        kept = str(document.get("provenance") or "").split("; sustained clock")[0]
+        document["provenance"] = f"{kept}; sustained clock {note}".removeprefix("; ")
+    else:
+        for key, value in values.items():
+            section, field = key.split(".")
+            unit = f"{value / US:.3g} us" if field == "host_time_per_kernel_s" else None
+            unit = f"{value * 1e3:.3g} ms" if field == "step_overhead_s" else unit
+            document.setdefault(section, {})[field] = unit or float(f"{value:.4g}")
+        document["provenance"] = note
+    with path.open("w") as stream:
+        parser.dump(document, stream)
+
+
+if __name__ == "__main__":
+    main()
