@@ -134,12 +134,14 @@ def _detail(item: Any, written: Mapping[str, str]) -> InitErrorDetails:
     kind, message = item["type"], item["msg"]
     if kind == "extra_forbidden" and len(location) == 1:
         kind, message = "unknown_key", unknown_key(str(location[0]))
-    elif (
-        len(location) > 1
-        and written.get(str(location[1]))
-        and SECTION_OF.get(str(location[1])) == location[0]
-    ):
-        location = (written[str(location[1])], *location[2:])
+    elif len(location) == 1:
+        location = (written.get(location[0], location[0]),)
+    elif len(location) > 1 and location[1] in written and _home(location[1]) == location[0]:
+        location = (written[location[1]], *location[2:])
     return InitErrorDetails(
         type=PydanticCustomError(kind, "{message}", {"message": message}), loc=location, input=item["input"]
     )
+
+
+def _home(field: str) -> str | None:
+    return "mesh" if field == "order" else SECTION_OF.get(field)

@@ -14,7 +14,7 @@ import numpy as np
 
 from simpar.errors import UserError
 from simpar.plan.schedules.actions import F, I, Schedule, W
-from simpar.plan.schedules.list_scheduler import UNIT, Chooser, Costs, RankState, list_schedule
+from simpar.plan.schedules.greedy import UNIT, Chooser, Costs, RankState, list_schedule
 from simpar.plan.schedules.zb_v import v_placement
 
 INTERVAL = 6

@@ -1,13 +1,15 @@
-"""An independent executor: runs an action table step by step, with durations and a delay on every message.
+"""An independent executor: runs an action table, with durations and a delay on every message.
 
 Nothing here comes from the package but the table itself, so that the oracles are checked by a second mind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import pytest
 
 Key = tuple[str, int, int]
 
@@ -35,12 +37,16 @@ class Run:
         mine = self.ranks[rank]
         return max(self.finish[key] for key in mine) - min(self.start[key] for key in mine)
 
+    def idle(self) -> float:
+        """The most time that any rank waits within the makespan."""
+        return max(self.makespan - self.work(rank) for rank in range(len(self.ranks)))
+
     def bubble_in_span(self) -> float:
         """The most time that any rank waits between its first start and its last finish."""
         return max(self.span(rank) - self.work(rank) for rank in range(len(self.ranks)))
 
 
-def execute(
+def run_table(
     schedule: Any, f: float = 1, b: float = 1, w: float = 1, *, c: float = 0, pair: float | None = None
 ) -> Run:
     """Run every rank's list in order; a message takes ``c`` between different ranks and blocks nobody.
@@ -72,13 +78,28 @@ def execute(
     return Run(start, finish, tuple(tuple(key for unit in units for key in unit) for units in rows))
 
 
-def peak(schedule: Any, rank: int) -> int:
-    """Most forwards of a rank that still wait for the end of their backward, counted from its list."""
-    held = most = 0
-    for action in schedule.actions[rank]:
-        held += {"F": 1, "B": -1, "I": 0, "W": -1}[action.kind]
-        most = max(most, held)
-    return most
+def count_peaks(schedule: Any) -> list[int]:
+    """Per rank the most forwards that still wait for the end of their backward, counted from its list."""
+    peaks = []
+    for actions in schedule.actions:
+        held = most = 0
+        for action in actions:
+            held += {"F": 1, "B": -1, "I": 0, "W": -1}[action.kind]
+            most = max(most, held)
+        peaks.append(most)
+    return peaks
+
+
+@pytest.fixture(scope="session")
+def execute() -> Callable[..., Run]:
+    """The executor: ``execute(schedule, f, b, w, c=0, pair=None)``."""
+    return run_table
+
+
+@pytest.fixture(scope="session")
+def peaks() -> Callable[[Any], list[int]]:
+    """Peak activations of every rank, in chunks."""
+    return count_peaks
 
 
 def _units(schedule: Any, rank: int) -> list[list[Key]]:

@@ -1,0 +1,165 @@
+"""The contract of every schedule in the table, one suite for all."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from simpar.errors import UserError
+from simpar.plan import schedules
+from simpar.plan.schedules import SCHEDULES, describe, known_name, make_schedule, natural_vpp
+from simpar.plan.schedules.actions import from_csv, verify
+
+SHAPES = [(1, 2), (1, 8), (2, 4), (2, 12), (3, 9), (4, 8), (4, 20), (5, 10), (6, 36), (7, 14), (8, 32)]
+COSTS = [(1.0, 1.0, 1.0), (10.0, 12.0, 8.0), (3.0, 9.0, 1.0)]
+
+
+def caps(p, m):
+    """Most chunks of activations a rank keeps."""
+    return {
+        "naive": 1, "gpipe": m, "1f1b": min(p, m), "interleaved": min(3 * p - 1, 2 * m),
+        "breadth-first": 2 * m, "zb-h1": p, "zb-h2": 2 * p - 1, "zb-v": 2 * p, "v-half": 2 * ((p + 2) // 2),
+        "v-min": 2 * ((p + 4) // 3), "dualpipe": p + 1, "dualpipev": 2 * p + 1,
+    }  # fmt: skip
+
+
+def bubbles(p, m):
+    """Makespan beyond a rank's work, in passes of a chunk, for F = I = W and enough microbatches."""
+    return {
+        "naive": 3 * (p - 1) * m, "gpipe": 3 * (p - 1), "1f1b": 3 * (p - 1), "interleaved": 3 * (p - 1),
+        "breadth-first": 3 * (p - 1), "zb-h1": p - 1, "zb-h2": p - 1, "zb-v": p - 1,
+        "v-half": 3 * p - (4 if p % 2 else 7), "v-min": 4 * p - 5, "dualpipe": p - 2,
+        "dualpipev": 2 * (p - 1),
+    }  # fmt: skip
+
+
+def tables(name, costs=(1.0, 1.0, 1.0)):
+    """The schedule at every shape it allows."""
+    for p, m in SHAPES:
+        table, _ = attempt(name, p, m, costs)
+        if table is not None:
+            yield p, m, table
+
+
+def attempt(name, p, m, costs=(1.0, 1.0, 1.0)):
+    """The table and "", or None and why not."""
+    try:
+        return make_schedule(name, p, m, costs=costs), ""
+    except UserError as error:
+        return None, str(error)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_table_is_sound_and_stays_under_its_memory(name):
+    """Each action once, on its rank, executable, and no more forwards in flight than promised."""
+    found = [(p, m, table) for costs in COSTS for p, m, table in tables(name, costs)]
+    assert len(found) > 5
+    for p, m, table in found:
+        verify(table, memory_cap=caps(p, m)[name])
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_csv_round_trip(name):
+    """What is written as CSV is read as the same table."""
+    for _, m, table in tables(name):
+        again = from_csv(table.to_csv(), name=name)
+        assert again.to_csv() == table.to_csv()
+        assert again.rank_of_stage == table.rank_of_stage
+        assert (again.num_microbatches, again.num_mirrored) == (m, table.num_mirrored)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_bubble_has_its_closed_form(name, execute):
+    """With F = I = W, the makespan exceeds a rank's work by the published bubble."""
+    shapes = [
+        (p, m) for p, m, _ in tables(name) if p > 1 and m >= 2 * p and (p > 3 or not name.startswith("v"))
+    ]
+    assert shapes
+    for p, m in shapes:
+        work = 3 * m * natural_vpp(name)
+        assert execute(make_schedule(name, p, m)).makespan - work == bubbles(p, m)[name], (p, m)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_peak_is_reached_where_the_schedule_says(name, peaks):
+    """The largest peak of a rank is the schedule's cap, and the table's own count agrees with the list's."""
+    for p, m, table in tables(name):
+        counted = peaks(table)
+        assert counted == [table.peak_in_flight(rank) for rank in range(p)]
+        if p > 3 and m >= 3 * p:
+            assert max(counted) == caps(p, m)[name]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_one_microbatch_and_one_rank_work_or_say_why_not(name):
+    """The smallest shapes give a sound table or a UserError that names what is allowed."""
+    for p, m in ((1, 1), (2, 1), (4, 1), (1, 5), (3, 2)):
+        table, words = attempt(name, p, m)
+        if table is None:
+            assert "allowed" in words
+        else:
+            verify(table)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_wrong_number_of_chunks_is_refused(name):
+    """A schedule with a fixed number of chunks a rank names it when asked for another."""
+    if name in ("interleaved", "breadth-first"):
+        verify(make_schedule(name, 4, 8, 3))
+        return
+    with pytest.raises(UserError, match=rf"schedule {name}: vpp = 3; allowed: {natural_vpp(name)}"):
+        make_schedule(name, 4, 8, 3)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_making_a_large_table_is_quick(name):
+    """A table of 32 ranks and 128 microbatches takes a fraction of a second."""
+    begin = time.perf_counter()
+    make_schedule.__wrapped__(name, 32, 128)
+    assert time.perf_counter() - begin < 0.5
+
+
+def test_columns_are_small_integers():
+    """Bulk columns are int8 and int32, and agree with the actions as objects."""
+    table = make_schedule("1f1b", 2, 3)
+    code, stage, microbatch = table.arrays(0)
+    assert (code.dtype, stage.dtype, microbatch.dtype) == (np.int8, np.int32, np.int32)
+    assert [str(action) for action in table.actions[0]] == ["0F0", "0F1", "0B0", "0F2", "0B1", "0B2"]
+    assert table.letters(0)[0] == [action.kind for action in table.actions[0]]
+
+
+def test_names_are_found_as_people_write_them():
+    """Spelling with capitals, underscores, or torch's class names leads to the same schedule."""
+    for written, name in (
+        ("1F1B", "1f1b"),
+        ("ZB_H1", "zb-h1"),
+        ("Interleaved1F1B", "interleaved"),
+        ("ZBV", "zb-v"),
+    ):
+        assert known_name(written) == name
+    assert known_name("2f2b") is None
+
+
+def test_an_unknown_name_gets_a_suggestion():
+    """A misspelt schedule is refused with the nearest name and the list."""
+    with pytest.raises(UserError, match=r"did you mean 'interleaved'.*allowed: 1f1b"):
+        make_schedule("interleave", 2, 4)
+
+
+def test_every_schedule_describes_itself():
+    """Each producer has a sentence that says what it is."""
+    assert list(describe()) == list(SCHEDULES)
+    assert all(len(text) > 20 for text in describe().values())
+
+
+def test_a_new_schedule_is_one_file_and_one_line(tmp_path, monkeypatch):
+    """A producer dropped into the folder and named in the table can be made like the others."""
+    (tmp_path / "backwards_first.py").write_text(
+        "from simpar.plan.schedules.ordered import gpipe\n\n\n"
+        "def dummy(p, m, vpp=1):\n    return gpipe(p, m, vpp)\n"
+    )
+    monkeypatch.setattr(schedules, "__path__", [*schedules.__path__, str(tmp_path)])
+    monkeypatch.setitem(SCHEDULES, "dummy", "backwards_first:dummy")
+    assert make_schedule("dummy", 2, 2).to_csv() == make_schedule("gpipe", 2, 2).to_csv()

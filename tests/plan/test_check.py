@@ -1,0 +1,152 @@
+"""Which plans can be: every combination that cannot says why and what is allowed, in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from simpar.errors import UserError
+from simpar.plan.check import check, schedule_of, stage_layers
+from simpar.plan.plan import Plan
+from simpar.plan.schedules import make_schedule
+
+
+def test_dp_and_the_schedule_are_filled_in(target):
+    """What follows from the rest is written into the checked plan."""
+    plan = check(Plan(tp=8, pp=2), target(64))
+    assert (plan.mesh.dp, plan.pipeline.schedule) == (4, "1f1b")
+    assert check(Plan(pp=2, vpp=2), target(2)).pipeline.schedule == "interleaved"
+    assert check(plan, target(64)) == plan
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"tp": 8, "pp": 3}, "tp x cp x pp = 8 x 1 x 3 = 24 does not divide the 64 devices"),
+        ({"tp": 8, "dp": 4}, "plan.dp = 4: tp x cp x pp = 8 x 1 x 1 = 8 on 64 devices leaves 8; allowed: 8"),
+        ({"tp": 64}, "plan.tp = 64: does not divide the attention heads 32; allowed: 1, 2, 4, 8, 16, 32"),
+        ({"tp": 2, "cp": 2}, "plan.cp = 2: context parallelism is not modelled yet; allowed: 1"),
+        ({"ep": 2}, "plan.ep = 2: expert parallelism is not modelled yet; allowed: 1"),
+        ({"sequence_parallel": True}, "plan.sequence_parallel = true: needs tp > 1"),
+        ({"micro_batch": 3}, "plan.micro_batch = 3: does not divide the 4 sequences of a rank"),
+        ({"pp": 64}, "64 stages for 32 layers; allowed: at most 34"),
+        ({"pp": 2, "layers": (16, 15)}, "plan.layers: 31 layers in all; allowed: the model's 32"),
+        ({"pp": 2, "layers": (32,)}, "plan.layers: 1 stages; allowed: one number for each of pp x vpp = 2"),
+        (
+            {"pp": 4, "layers": (0, 0, 16, 16)},
+            "plan.layers: stage 1 has none; allowed: 0 in the first and the last",
+        ),
+        ({"pp": 2, "schedule": "gpipe", "vpp": 2}, "schedule gpipe: vpp = 2; allowed: 1"),
+        ({"pp": 2, "schedule": "zb-v", "vpp": 1}, "schedule zb-v: vpp = 1; allowed: 2"),
+        (
+            {"pp": 8, "schedule": "dualpipev", "micro_batch": 4},
+            "8 microbatches; allowed: at least 2 x pp = 16",
+        ),
+        ({"pp": 2, "schedule": "dualpipe"}, "keeps two copies of every stage, which is not simulated yet"),
+        ({"pp": 2, "actions": "0F0,0B0\n1F0,1B0"}, "the action table has 1 microbatches; allowed: 8"),
+        ({"actions": "0F0"}, "needed are one F and either one B or one I and one W"),
+        ({"hsdp": 2}, "plan.hsdp = 2: makes replicas of sharded states; allowed: with zero 1, 2 or 3"),
+        ({"hsdp": 3, "zero": 3}, "plan.hsdp = 3: does not divide dp = 64"),
+        (
+            {"kind": "fsdp", "zero": 1},
+            "plan.kind = fsdp with zero = 1: fsdp shards gradients; allowed: zero 2 or 3",
+        ),
+        ({"kind": "single_process"}, "plan.kind = single_process: 64 devices; allowed: those of one node, 8"),
+        ({"kind": "single_process", "zero": 1}, "plan.zero = 1: single_process keeps all states"),
+        (
+            {"kind": "single_process", "pp": 2},
+            "plan.pp = 2: single_process is pure data parallelism; allowed: 1",
+        ),
+    ],
+)
+def test_what_cannot_be_says_why(target, values, said):
+    """The line names the culprit, its value, the rule and what is allowed."""
+    with pytest.raises(UserError) as caught:
+        check(Plan(**values), target(64))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "shape", "said"),
+    [
+        (
+            {"tp": 2, "sequence_parallel": True},
+            {"seq_len": 4095},
+            "does not divide the seq_len (sequence parallel) 4095",
+        ),
+        ({}, {"global_batch": 96}, "plan.dp = 64: does not divide global_batch = 96"),
+        (
+            {"pp": 8, "vpp": 2},
+            {"global_batch": 96},
+            "schedule interleaved: 12 microbatches; allowed: a multiple of pp = 8",
+        ),
+        ({}, {"global_batch": 2**40}, "larger micro-batches or more data parallelism"),
+    ],
+)
+def test_the_training_shape_has_to_fit(target, values, shape, said):
+    """Sequence length and batch are checked against the split."""
+    with pytest.raises(UserError) as caught:
+        check(Plan(**values), target(64, **shape))
+    assert said in str(caught.value)
+
+
+def test_key_value_heads_are_divided_or_copied(target):
+    """With 8 key-value heads, tp 4 divides and tp 16 copies them."""
+    for tp in (4, 16, 32):
+        assert check(Plan(tp=tp), target(64)).mesh.tp == tp
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_sharded_gradients_and_pipelines_combine(target, zero):
+    """ZeRO 2 and 3 are allowed with a pipeline, with and without replicas."""
+    check(Plan(pp=4, zero=zero, hsdp=2, kind="fsdp"), target(64))
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "vpp", "expected"),
+    [
+        (32, 4, 1, (8, 8, 8, 8)),
+        (33, 4, 1, (8, 9, 8, 8)),
+        (34, 4, 1, (8, 9, 9, 8)),
+        (35, 4, 1, (9, 9, 9, 8)),
+        (10, 2, 2, (2, 3, 3, 2)),
+        (5, 1, 1, (5,)),
+        (3, 2, 1, (2, 1)),
+        (4, 6, 1, (0, 1, 1, 1, 1, 0)),
+        (4, 5, 1, (1, 1, 1, 1, 0)),
+    ],
+)
+def test_layers_are_spread_evenly(layers, pp, vpp, expected):
+    """A remainder goes one each to stages without embedding and head, from the front; then first, last."""
+    assert stage_layers(Plan(pp=pp, vpp=vpp), layers) == expected
+
+
+def test_llama_3_405b_has_one_layer_fewer_at_both_ends():
+    """126 layers in 64 chunks are 2 each, 1 in the first and in the last [arXiv 2407.21783, 3.3.2]."""
+    counts = stage_layers(Plan(pp=16, vpp=4), 126)
+    assert counts == (1, *[2] * 62, 1)
+
+
+def test_layers_as_given(target):
+    """An explicit list is taken as it is; the ends may hold embedding and head alone."""
+    plan = check(Plan(pp=4, layers=(0, 16, 16, 0)), target(64))
+    assert stage_layers(plan, 32) == (0, 16, 16, 0)
+
+
+def test_a_plan_can_carry_its_own_table(target):
+    """A CSV of the right shape is the schedule; anything the table says is run."""
+    table = make_schedule("zb-h2", 4, 16)
+    plan = check(Plan(pp=4, actions=table.to_csv()), target(64))
+    assert plan.pipeline.schedule == "custom"
+    assert schedule_of(plan, target(64).training).to_csv() == table.to_csv()
+
+
+def test_durations_reach_the_schedules_that_look_at_them(target):
+    """V-Half made for the true durations is another table than for equal ones; 1F1B is not."""
+    training = target(64).training
+    for name, differs in (("v-half", True), ("1f1b", False)):
+        plan = check(Plan(pp=8, schedule=name), target(64))
+        tables = {
+            schedule_of(plan, training, costs).to_csv() for costs in ((1.0, 1.0, 1.0), (10.0, 12.0, 8.0))
+        }
+        assert (len(tables) == 2) is differs

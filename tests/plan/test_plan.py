@@ -1,0 +1,187 @@
+"""The plan as a file: what may be written, what comes back, and how mistakes are reported."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.plan.flat import SECTION_OF, SYNONYMS
+from simpar.plan.mesh import AXES, Mesh
+from simpar.plan.plan import Plan, plan_schema
+
+PLANS = st.builds(
+    Plan,
+    tp=st.sampled_from([1, 2, 8]),
+    pp=st.sampled_from([1, 4]),
+    dp=st.none() | st.integers(1, 64),
+    micro_batch=st.integers(1, 4),
+    zero=st.integers(0, 3),
+    schedule=st.sampled_from([None, "1f1b", "zb-v", "interleaved"]),
+    bucket_bytes=st.none() | st.floats(1, 1e12),
+    recompute=st.sampled_from(["none", "full", "selective", "every:3"]),
+    sequence_parallel=st.sampled_from([None, True, False]),
+    rank_order=st.permutations(AXES).map("-".join),
+    predicted=st.none() | st.just({"step_time_s": 1.25}),
+)
+
+
+def read(tmp_path, text, name="plan.yaml"):
+    """A plan from a file with the given text."""
+    path = tmp_path / name
+    path.write_text(text)
+    return Plan.load(path)
+
+
+def complaint(tmp_path, text):
+    """What is said about a plan file, without the path."""
+    with pytest.raises(UserError) as caught:
+        read(tmp_path, text)
+    return str(caught.value).replace(str(tmp_path), "")
+
+
+@given(PLANS)
+def test_saving_and_loading_keeps_every_byte(tmp_path_factory, plan):
+    """A saved plan loads as an equal one, which saves as the same bytes; as YAML, too."""
+    folder = tmp_path_factory.mktemp("plan")
+    plan.save(folder / "a.json")
+    again = Plan.load(folder / "a.json")
+    again.save(folder / "b.yaml")
+    assert again == plan
+    assert (folder / "a.json").read_bytes() == (folder / "b.yaml").read_bytes()
+    assert Plan.load(folder / "b.yaml") == plan
+
+
+def test_flat_and_nested_mean_the_same(tmp_path):
+    """Flat keys, sections, synonyms and a Mesh all give the same plan."""
+    plan = Plan(tp=8, pp=4, vpp=2, zero=1, micro_batch=2, precision="fp16")
+    nested = """
+        mesh: {tp: 8, pp: 4}
+        pipeline: {vpp: 2}
+        data_parallel: {zero: 1}
+        numerics: {precision: fp16}
+        micro_batch: 2
+    """
+    synonyms = """
+        {tensor_model_parallel_size: 8, pipeline_parallel_degree: 4, virtual_pipeline_parallel_size: 2,
+         zero_stage: 1, micro_batch_size: 2, precision: fp16}
+    """
+    assert read(tmp_path, nested) == read(tmp_path, synonyms) == plan
+    assert Plan(mesh=Mesh(tp=8, pp=4), vpp=2, zero=1, micro_batch=2, precision="fp16") == plan
+
+
+def test_a_flat_key_wins_over_its_section():
+    """Flags are laid over a file as flat keys."""
+    plan = Plan.model_validate({"mesh": {"tp": 2, "pp": 2}, "tp": 4, "pipeline": {"vpp": 2}, "vpp": 1})
+    assert (plan.mesh.tp, plan.mesh.pp, plan.pipeline.vpp) == (4, 2, 1)
+    assert plan.with_values(tp=8, zero=3).mesh == Mesh(tp=8, pp=2)
+
+
+def test_the_key_order_of_a_mesh_is_its_rank_order(tmp_path):
+    """A full mapping sets the order, a partial one in default order keeps it, flat keys never count."""
+    assert read(tmp_path, "mesh: {dp: 2, tp: 4, cp: 1, pp: 2}").mesh.order == ("dp", "tp", "cp", "pp")
+    assert read(tmp_path, "mesh: {tp: 4, pp: 2}").mesh.order == AXES
+    assert Plan(pp=2, tp=4).mesh.order == AXES
+    assert Plan(rank_order="tp-cp-ep-pp-dp").mesh.order == ("tp", "cp", "pp", "dp")
+    saved = Plan(rank_order="pp-dp-cp-tp").model_dump(mode="json")
+    assert list(saved["mesh"]) == ["pp", "dp", "cp", "tp", "ep"]
+    assert "name all of tp, cp, dp, pp" in complaint(tmp_path, "mesh: {pp: 4, tp: 2}")
+
+
+def test_the_schedule_follows_from_the_chunks_and_the_chunks_from_the_schedule():
+    """Without a name it is 1f1b, or interleaved with chunks; without vpp it is the natural number."""
+    assert (Plan().schedule, Plan(vpp=2).schedule) == ("1f1b", "interleaved")
+    assert (Plan(schedule="zb-v").pipeline.vpp, Plan(schedule="ZBVZeroBubble").schedule) == (2, "zb-v")
+    assert Plan(schedule="zb-v", vpp=3).pipeline.vpp == 3
+    assert Plan(actions="0F0,0B0").schedule == "custom"
+
+
+def test_buckets_have_units(tmp_path):
+    """A bucket size in a file needs its unit; it is saved in bytes and read again."""
+    assert read(tmp_path, "bucket_bytes: 25 MiB").data_parallel.bucket_bytes == 25 * 2**20
+    assert "bucket_bytes = 100: needs a unit" in complaint(tmp_path, "bucket_bytes: 100")
+    assert Plan(bucket_bytes=1e6).model_dump()["data_parallel"]["bucket_bytes"] == "1000000 B"
+
+
+def test_microbatches():
+    """A pipeline runs global batch / (dp x micro-batch) microbatches."""
+    assert Plan(dp=4, micro_batch=2).num_microbatches(64) == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tp: 1\nzero: 4", "/plan.yaml:2: zero = 4: Input should be 0, 1, 2 or 3"),
+        (
+            "micro_batch_size: 0",
+            "/plan.yaml:1: micro_batch_size = 0: Input should be greater than or equal to 1",
+        ),
+        ("mesh:\n  tp: 0", "/plan.yaml:2: mesh.tp = 0: Input should be greater than or equal to 1"),
+        ("tpp: 4", "/plan.yaml:1: tpp = 4: is no key of a plan; did you mean 'tp'?"),
+        (
+            "pipeline:\n  schedul: 1f1b",
+            "/plan.yaml:2: unknown key pipeline.schedul; did you mean 'schedule'?",
+        ),
+        ("tp: 2\nschedule: gpip", "/plan.yaml:2: schedule = 'gpip': is no schedule; did you mean 'gpipe'?"),
+        ("recompute: every:0", "/plan.yaml:1: recompute = 'every:0': allowed none, selective, full, every:C"),
+        ("rank_order: tp-dp", "/plan.yaml:1: rank_order = ('tp', 'dp'): the rank order names each of"),
+        ("version: 2", "/plan.yaml:1: version = 2: plans of another version cannot be read; allowed: '1'"),
+        ("training: {seq_len: 4}", "/plan.yaml:1: training.global_batch is missing"),
+        ("tp: 2\ntensor_parallel_size: 4", "tp = 2 and tensor_parallel_size = 4 mean the same; give one"),
+        ("micro_batch: 2\nmicro_batch_size: 4", "micro_batch_size = 4 mean the same; give one"),
+        ("pipeline: 1f1b\nvpp: 2", "'1f1b' stands where a section with fields is needed"),
+        ("schedule: custom", "schedule = 'custom' needs an action table"),
+        ("{schedule: gpipe, actions: '0F0,0B0'}", "schedule = 'gpipe' and an action table: give one"),
+        ("layers: [2, -1]", "layers.1 = -1: Input should be greater than or equal to 0"),
+        ("- 1", "Input should be a valid dictionary"),
+    ],
+)
+def test_mistakes_are_reported_where_they_were_written(tmp_path, text, said):
+    """A mistake gives one line: file, line, the key as the user wrote it, the value, and what is allowed."""
+    found = complaint(tmp_path, text)
+    assert said in found
+    assert "\n" not in found
+
+
+def test_python_gets_the_same_words():
+    """Built in Python, a wrong plan names the same rule."""
+    with pytest.raises(ValidationError, match="did you mean 'schedule'"):
+        Plan(schedul="1f1b")
+
+
+def test_the_schema_knows_sections_and_flat_keys():
+    """The JSON Schema has every flat key with its section's rule, and refuses unknown keys."""
+    schema = plan_schema()
+    assert set(SECTION_OF) | {"mesh", "pipeline", "version", "rank_order"} <= set(schema["properties"])
+    assert schema["properties"]["zero"]["enum"] == [0, 1, 2, 3]
+    assert schema["additionalProperties"] is False
+    json.dumps(schema)
+
+
+def test_synonyms_lead_to_keys():
+    """Every other tool's name stands for a key of the plan, and none hides one."""
+    assert set(SYNONYMS.values()) <= {*SECTION_OF, "micro_batch"}
+    assert not set(SYNONYMS) & {*SECTION_OF, *Plan.model_fields}
+
+
+def test_every_section_is_a_field():
+    """Each flat key is a field of the section it is moved to."""
+    for flat, section in SECTION_OF.items():
+        assert flat in Plan.model_fields[section].annotation.model_fields
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(max_size=5), lambda x: st.dictionaries(st.text(max_size=9), x)
+    )
+)
+def test_reading_never_breaks(data):
+    """Any mapping is a plan or a UserError."""
+    with contextlib.suppress(UserError):
+        files.parse(Plan, data if isinstance(data, dict) else {"mesh": data})
