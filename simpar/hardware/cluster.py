@@ -134,10 +134,6 @@ class Cluster:
         _ = changed.link_capacity_bytes_per_s
         return changed
 
-    def scaled(self, links: Mapping[str, float]) -> Cluster:
-        """The cluster with capacities multiplied by any positive factor: the measured state of a real one."""
-        return replace(self, scaling={**self.scaling, **links})
-
     def link_name(self, link: int) -> str:
         """``block[index]`` of a link id."""
         for name, (start, size) in self._blocks.items():

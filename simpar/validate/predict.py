@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from simpar import files
+from simpar.cost.collectives import calibrated
 from simpar.cost.memory import overhead_bytes, reserved_bytes, static_memory
 from simpar.cost.stack import Stack, load_stack
 from simpar.engine import choose_engine
@@ -26,7 +27,7 @@ from simpar.program.memory import memory_use
 from simpar.program.program import Timing
 from simpar.program.rank_view import Job
 from simpar.simulate import lower_job, make_job
-from simpar.units import GB, NS_PER_S
+from simpar.units import NS_PER_S
 from simpar.validate.rows import Case, Unmodelled
 
 
@@ -110,7 +111,7 @@ def cluster_of(case: Case) -> Cluster:
         cluster = make_cluster(profile, nodes)
     except UserError as error:
         raise Unmodelled(str(error)) from None
-    return in_measured_state(cluster, case.fabric)
+    return calibrated(cluster, case.fabric) if case.fabric else cluster
 
 
 def _resized(profile: ClusterProfile, per_node: int) -> ClusterProfile:
@@ -120,39 +121,6 @@ def _resized(profile: ClusterProfile, per_node: int) -> ClusterProfile:
         nics = max(1, out.nics_per_node * per_node // profile.devices_per_node)
         out = out.model_copy(update={"nics_per_node": nics})
     return profile.model_copy(update={"devices_per_node": per_node, "scale_out": out})
-
-
-def in_measured_state(cluster: Cluster, measured: Mapping[str, float]) -> Cluster:
-    """The cluster with links scaled so that collectives over all its ranks reach the measured bandwidth.
-
-    ``measured`` are bus bandwidths in GB/s of 1 GiB all-reduces over all ranks ("fabric_allreduce") and inside
-    a node ("intra_allreduce"). The all-gather test of the source copies through lists and reads low, so the
-    all-reduce decides; links are never scaled above their nominal capacity by more than a factor of two.
-    """
-    scaling: dict[str, float] = {}
-    if "intra_allreduce" in measured:
-        factor = _factor(cluster, measured["intra_allreduce"], ranks=cluster.domain_size)
-        scaling |= {"port_tx": factor, "port_rx": factor}
-    if cluster.nodes > 1 and "fabric_allreduce" in measured:
-        factor = _factor(cluster, measured["fabric_allreduce"], ranks=cluster.world_size)
-        scaling |= {"nic_tx": factor, "nic_rx": factor}
-    return cluster.scaled(scaling) if scaling else cluster
-
-
-def _factor(cluster: Cluster, busbw_gb: float, *, ranks: int) -> float:
-    """How far a measured all-reduce bus bandwidth is from the modelled one."""
-    import numpy as np
-
-    from simpar.cost.collectives import collective
-    from simpar.units import GIB
-
-    if ranks < 2:
-        return 1.0
-    group = np.arange(min(ranks, cluster.world_size))[None, :]
-    cost = collective("all_reduce", group, cluster, size_bytes=float(GIB))
-    seconds = cost.solo_time_s(float(GIB), cluster)
-    modelled = 2 * (group.shape[1] - 1) / group.shape[1] * GIB / seconds / GB
-    return float(np.clip(busbw_gb / modelled, 0.01, 2.0))
 
 
 def changed_stack(name: str, changes: Mapping[str, Any]) -> Stack:

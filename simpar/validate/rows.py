@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.models.transformer import Shape, Style, build
-from simpar.units import GIB
+from simpar.units import GB, GIB
 
 Row = Mapping[str, str]
 
@@ -210,13 +210,15 @@ def _hardware(row: Row, devices: int) -> tuple[str, int]:
 
 
 def _fabric(row: Row) -> dict[str, float]:
-    """Bandwidths measured inside the job, GB/s: over all ranks and inside a node."""
+    """Bus bandwidths measured inside the job, bytes/s: over all ranks, and "intra" inside a node.
+
+    All-reduce decides; the all-gather and reduce-scatter tests of such tables copy through lists and read low.
+    """
     found = {}
-    for scope in ("fabric", "intra"):
-        for op in ("allreduce", "allgather", "reducescatter"):
-            value = number(row, f"{scope}_{op}_gbs")
-            if value is not None and value > 0:
-                found[f"{scope}_{op}"] = value
+    for name, column in (("all_reduce", "fabric_allreduce_gbs"), ("intra_all_reduce", "intra_allreduce_gbs")):
+        value = number(row, column)
+        if value is not None and value > 0:
+            found[name] = value * GB
     return found
 
 

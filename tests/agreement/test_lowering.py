@@ -1,0 +1,120 @@
+"""Reductions are exact: collapsed equals flat, folded equals unfolded, contention only adds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from simpar.engine import reference, sweep
+from simpar.hardware.cluster import load_cluster
+from simpar.models.catalogue import load_model
+from simpar.models.training import Training
+from simpar.plan.check import schedule_of
+from simpar.plan.plan import Plan
+from simpar.program.lower import Lowered, Perturbation, lower
+from simpar.program.program import verify
+from simpar.simulate import make_job
+
+PLANS = {
+    "ddp": {"dp": 16},
+    "zero1": {"dp": 16, "zero": 1},
+    "zero2": {"dp": 16, "zero": 2},
+    "fsdp": {"dp": 16, "zero": 3},
+    "hsdp": {"dp": 16, "zero": 3, "hsdp": 2},
+    "tp": {"tp": 8, "dp": 2, "zero": 1},
+    "tp-overlap": {"tp": 8, "dp": 2, "tensor_parallel": {"overlap": True}},
+    "pp": {"pp": 4, "dp": 4, "schedule": "gpipe"},
+    "pp-tp": {"pp": 2, "tp": 4, "dp": 2, "zero": 1, "recompute": "full"},
+    "interleaved": {"pp": 2, "vpp": 2, "tp": 2, "dp": 4, "recompute": "selective"},
+    "pp-fsdp": {"pp": 2, "dp": 8, "zero": 3},
+    "tp-across-nodes": {"tp": 8, "dp": 2, "rank_order": "dp-tp-cp-pp"},
+}
+
+
+def lowered(plan: dict[str, object], **options: object) -> Lowered:
+    """A small Llama on two DGX H100."""
+    cluster = load_cluster("dgx-h100", 2)
+    training = Training(seq_len=512, global_batch=64)
+    job = make_job("small-llama", cluster, Plan(**plan), training)
+    return lower(job, cluster, schedule_of(job.plan, training), **options)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
+def test_collapsed_equals_flat(plan: dict[str, object]) -> None:
+    """One op per block gives every action the same finish as one op per kernel, to the nanosecond."""
+    short, long = lowered(plan), lowered(plan, collapse=False)
+    verify(short.program)
+    verify(long.program)
+    assert len(short.program) <= len(long.program)
+    ends = [_action_ends(each) for each in (short, long)]
+    assert (ends[0] == ends[1]).all()
+
+
+def _action_ends(entry: Lowered) -> np.ndarray:
+    """Finish of every action of every class, int64 ns, from the reference engine."""
+    finish = reference.run(entry.program).finish_ns[entry.op_of_slot]
+    key = entry.slots.class_id * (entry.slots.action.max() + 1) + entry.slots.action
+    starts = np.flatnonzero(np.diff(key, prepend=-1))
+    return np.maximum.reduceat(finish, starts)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
+def test_folded_equals_unfolded(plan: dict[str, object]) -> None:
+    """A class's representative finishes every action when each of its ranks does on its own."""
+    folded = lowered(plan)
+    alone = lowered(plan, perturbation=Perturbation(jitter_sigma=1e-15))
+    assert alone.layout.num_classes == 16
+    folded_ends, alone_ends = (_ends_by_class(each) for each in (folded, alone))
+    for rank in range(16):
+        assert folded_ends[folded.layout.class_of_rank[rank]] == alone_ends[alone.layout.class_of_rank[rank]]
+
+
+def _ends_by_class(entry: Lowered) -> dict[int, list[int]]:
+    finish = reference.run(entry.program).finish_ns[entry.op_of_slot]
+    found: dict[int, list[int]] = {}
+    for class_id in range(entry.layout.num_classes):
+        mine = entry.slots.class_id == class_id
+        action = entry.slots.action[mine]
+        found[class_id] = np.maximum.reduceat(
+            finish[mine], np.flatnonzero(np.diff(action, prepend=-1))
+        ).tolist()
+    return found
+
+
+@pytest.mark.parametrize("name", ["ddp", "tp", "pp", "fsdp"])
+def test_straggler_unfolds_and_slows(name: str) -> None:
+    """One slow rank makes more classes and a longer step; the fold still equals the unfolded run."""
+    plain = lowered(PLANS[name])
+    slow = lowered(PLANS[name], perturbation=Perturbation({3: 1.5}))
+    assert slow.layout.num_classes > plain.layout.num_classes
+    assert reference.run(slow.program).makespan_ns > reference.run(plain.program).makespan_ns
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
+def test_contention_only_adds(plan: dict[str, object]) -> None:
+    """Without contention the step is a lower bound, and the sweep engine agrees with the reference."""
+    free, shared = lowered(plan, contention=False), lowered(plan)
+    bound = sweep.run(free.program)
+    assert (bound.finish_ns == reference.run(free.program).finish_ns).all()
+    assert bound.makespan_ns <= reference.run(shared.program).makespan_ns
+
+
+def test_degraded_link_slows_the_pipeline_that_crosses_it() -> None:
+    """A send between nodes pays for every link on its way."""
+    training = Training(seq_len=512, global_batch=16)
+    graph = load_model("small-llama")
+    spans = []
+    for factor in (1.0, 0.01):
+        cluster = load_cluster("dgx-h100", 2).with_degraded({"nic_tx[0]": factor})
+        job = make_job(graph, cluster, Plan(pp=2, dp=8), training)
+        spans.append(reference.run(lower(job, cluster, schedule_of(job.plan, training)).program).makespan_ns)
+    assert spans[1] > spans[0]
+
+
+def test_jitter_is_seeded() -> None:
+    """The same seed gives the same durations, another seed others."""
+    runs = [
+        lowered(PLANS["pp"], perturbation=Perturbation(jitter_sigma=0.05, seed=seed)) for seed in (1, 1, 2)
+    ]
+    spans = [reference.run(each.program).makespan_ns for each in runs]
+    assert spans[0] == spans[1] != spans[2]

@@ -1,0 +1,94 @@
+"""Collectives follow from the graph: where a region changes or a partial sum is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from simpar.hardware.cluster import load_cluster
+from simpar.models.catalogue import load_model
+from simpar.models.training import Training
+from simpar.plan.plan import Plan
+from simpar.program.rank_view import RankView
+from simpar.program.steps import BlockSteps, Phase, block_steps
+from simpar.simulate import make_job
+
+
+def layer_steps(model: str, recompute: str = "none", stack: str = "megatron", **plan: object) -> BlockSteps:
+    """Steps of the first layer of a model on one DGX H100."""
+    training = Training(seq_len=2048, global_batch=8)
+    job = make_job(model, load_cluster("dgx-h100", 1), Plan(**plan), training, stack)
+    graph = job.graph
+    return block_steps(graph.blocks[graph.layers[0]], RankView.of(job), recompute=recompute)
+
+
+def collectives(phase: Phase) -> Counter[str]:
+    """How often each collective is called."""
+    return Counter(step.collective.op for step in phase.steps if step.collective)
+
+
+def test_tensor_parallel_layer_all_reduces_twice_each_way() -> None:
+    """Without sequence parallelism: two all-reduces forward, two backward."""
+    steps = layer_steps("llama-3-8b", tp=4, sequence_parallel=False)
+    assert collectives(steps.forward) == {"all_reduce": 2}
+    assert collectives(steps.backward) == {"all_reduce": 2}
+
+
+def test_sequence_parallelism_splits_all_reduce() -> None:
+    """Each all-reduce becomes a gather and a scatter; backward gathers kept shards again."""
+    steps = layer_steps("llama-3-8b", tp=4, sequence_parallel=True)
+    assert collectives(steps.forward) == {"all_gather": 2, "reduce_scatter": 2}
+    assert collectives(steps.backward) == {"all_gather": 4, "reduce_scatter": 2}
+
+
+def test_parallel_branches_share_one_reduction() -> None:
+    """Attention and MLP side by side are summed first, so one all-reduce serves both."""
+    steps = layer_steps("falcon-40b", tp=4, sequence_parallel=False)
+    assert collectives(steps.forward)["all_reduce"] == 1
+
+
+def test_single_rank_communicates_nothing() -> None:
+    """Without tensor parallelism a layer has no collective."""
+    steps = layer_steps("llama-3-8b")
+    assert not collectives(steps.forward) + collectives(steps.backward)
+
+
+def test_bytes_of_a_gather_are_the_whole_residual_stream() -> None:
+    """The gathered tensor has b s h elements of two bytes."""
+    steps = layer_steps("llama-3-8b", tp=4, micro_batch=2)
+    sizes = {step.collective.size_bytes for step in steps.forward.steps if step.collective}
+    assert sizes == {2 * 2048 * 4096 * 2}
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+def test_halves_of_backward_make_the_whole(tp: int) -> None:
+    """Input-gradient and weight-gradient passes together take the kernels of the full backward."""
+    steps = layer_steps("llama-3-8b", tp=tp)
+
+    def kernels(phase: Phase) -> float:
+        return sum(step.duration_s for step in phase.steps)
+
+    halves = kernels(steps.input_gradient) + kernels(steps.weight_gradient)
+    assert halves == pytest.approx(kernels(steps.backward), rel=1e-12)
+
+
+def test_full_recompute_adds_one_forward() -> None:
+    """The backward of a recomputed layer starts with its forward, collectives included."""
+    plain = layer_steps("llama-3-8b", tp=2)
+    again = layer_steps("llama-3-8b", "full", tp=2)
+    added = [step for step in again.backward.steps if step.kind == "recompute"]
+    assert sum(s.duration_s for s in added) == pytest.approx(sum(s.duration_s for s in plain.forward.steps))
+    assert collectives(again.backward) == collectives(plain.backward) + collectives(plain.forward)
+
+
+def test_selective_recompute_repeats_attention_only() -> None:
+    """Selective recompute in the Megatron sense runs core attention again and nothing else."""
+    steps = layer_steps("llama-3-8b", "selective")
+    assert [step.name for step in steps.backward.steps if step.kind == "recompute"] == ["attention"]
+
+
+def test_gradient_waits_are_acyclic() -> None:
+    """Every step waits for earlier steps only."""
+    for phase in vars(layer_steps("gemma-2-9b", tp=4)).values():
+        assert all(position < index for index, step in enumerate(phase.steps) for position in step.after)
