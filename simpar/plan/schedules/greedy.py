@@ -1,8 +1,8 @@
 """Greedy list scheduling; ZB-H1 and ZB-H2, one rule with two memory caps [Qi et al., arXiv 2401.10241].
 
 A backward is split into I (input gradient) and W (weight gradient). The pipeline is simulated, messages
-taking no time; each rank chooses as it goes, and its choices are the table. A chooser is given the state of the rank
-and the time and names an action that can start now, or None to wait.
+taking no time; each rank chooses as it goes, and its choices are the table. A chooser is given the state of a
+rank and the time and names an action that can start now, or None to wait.
 
 In ZB-H1 and ZB-H2, forwards (while fewer than the cap are in flight) and input gradients take turns; a weight
 gradient runs when neither can. The cap is the same on every rank: a rank further down holds back weight
