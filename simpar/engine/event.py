@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.engine.sharing import LinkChange, as_rates, complaint
-from simpar.program.flow import fixed_point, to_rate, to_work
+from simpar.program.flow import fixed_point, to_cap, to_rate, to_work
 from simpar.program.program import Csr, Program, ProgramError, Timing, edges
 
 Ints = NDArray[np.int64]
@@ -71,7 +71,7 @@ def _ops_and_nodes(
         "waiting": waiting,
         "fixed_ns": columns.fixed_ns,
         "work": to_work(columns.work_bytes),
-        "cap": to_rate(columns.rate_cap_bytes_per_s),
+        "cap": to_cap(columns.rate_cap_bytes_per_s),
         "first_node": last - hops,
         "last_node": last,
     }.items():

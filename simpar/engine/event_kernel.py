@@ -14,12 +14,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from simpar.program.flow import FRACTION_BITS
+from simpar.program.flow import FRACTION_BITS, NO_CAP
 
 Ints = NDArray[np.int64]
 Records = Any  # a structured array; numba reads ops[i].rate where numpy says ops["rate"][i]
 Function = TypeVar("Function", bound=Callable[..., Any])
-FOREVER = np.iinfo(np.int64).max
 
 
 def _record(*fields: str) -> np.dtype[np.void]:
@@ -36,7 +35,7 @@ OP = _record(
 LINK = _record("rate", "head", "left", "load", "share", "stamp")  # head: first node of its active flows
 NODE = _record("link", "coefficient", "flow", "previous", "following")
 
-# Rows of `lists`: heap order, links and flows found in a re-share, stack of finished ops, lengths of the rows.
+# Rows of `lists`: heap order, links and flows found in a re-share, stack of finished ops, their lengths.
 HEAP, LINKS, FLOWS, DONE, SIZES = range(5)
 STAMP, NOW = 3, 4  # further entries of the row SIZES
 
@@ -180,7 +179,7 @@ def _component(ops: Records, links: Records, nodes: Records, lists: Ints) -> Non
 @_compiled
 def _fair_share(ops: Records, links: Records, lists: Ints, capped: int) -> int:
     """The smallest share of any link still in use and any cap of a flow without a rate."""
-    fair = FOREVER
+    fair = NO_CAP
     kept = 0
     for i in range(lists[SIZES, LINKS]):
         link = links[lists[LINKS, i]]
@@ -193,7 +192,7 @@ def _fair_share(ops: Records, links: Records, lists: Ints, capped: int) -> int:
     if capped:
         for i in range(lists[SIZES, FLOWS]):
             flow = ops[lists[FLOWS, i]]
-            if flow.new_rate < 0 and flow.cap > 0:
+            if flow.new_rate < 0:
                 fair = min(fair, flow.cap)
     return fair
 
@@ -212,7 +211,7 @@ def _water_fill(ops: Records, links: Records, nodes: Records, lists: Ints) -> No
     """Max-min rates of the flows found; all links and caps at the minimum freeze together."""
     unfrozen, capped = lists[SIZES, FLOWS], 0
     for i in range(lists[SIZES, FLOWS]):
-        capped += ops[lists[FLOWS, i]].cap > 0
+        capped += ops[lists[FLOWS, i]].cap < NO_CAP
     while unfrozen:
         fair = _fair_share(ops, links, lists, capped)
         for i in range(lists[SIZES, LINKS]):

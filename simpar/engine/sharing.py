@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simpar.program.flow import COEFFICIENT_ONE, fixed_point, to_rate, to_work
+from simpar.program.flow import COEFFICIENT_ONE, fixed_point, to_cap, to_rate, to_work
 from simpar.program.program import Ints, Program, cycle_text
 
 Route = Sequence[tuple[int, int]]  # (link, coefficient in fixed point) of every link that a flow crosses
@@ -24,7 +24,7 @@ class LinkChange:
 
 @dataclass(frozen=True)
 class FlowTable:
-    """Flows as engines see them, in lists: `work`, `cap` (0: none) and `route` by op, `link_rate` by link."""
+    """Flows as engines see them, in lists: `work`, `cap` and `route` by op, `link_rate` by link."""
 
     work: list[int]
     cap: list[int]
@@ -41,7 +41,7 @@ class FlowTable:
         table.append([])  # serves route -1
         return FlowTable(
             work=to_work(ops.work_bytes).tolist(),
-            cap=to_rate(ops.rate_cap_bytes_per_s).tolist(),
+            cap=to_cap(ops.rate_cap_bytes_per_s).tolist(),
             route=[table[r] for r in ops.route.tolist()],
             link_rate=to_rate(routes.capacity_bytes_per_s).tolist(),
         )
@@ -50,7 +50,7 @@ class FlowTable:
 def max_min_rates(
     routes: Mapping[int, Route], caps: Mapping[int, int], link_rate: Sequence[int]
 ) -> dict[int, int]:
-    """Rates of flows by id; `routes` and `caps` (0: none) by flow id, `link_rate` by link.
+    """Rates of flows by id; `routes` and `caps` by flow id, `link_rate` by link.
 
     The smallest fair share over all links and caps goes to every flow that it binds; these leave with their
     load; repeat. Ties freeze together, so neither the order of flows nor folding equal ones into a class
@@ -66,7 +66,7 @@ def max_min_rates(
     rates: dict[int, int] = {}
     while active:
         share = {link: left[link] // total for link, total in load.items() if total}
-        fair = min([*share.values(), *(caps[flow] for flow in active if caps[flow])])
+        fair = min([*share.values(), *(caps[flow] for flow in active)])
         tight = {link for link, value in share.items() if value == fair}
         for flow in [
             f for f, route in active.items() if caps[f] == fair or any(e[0] in tight for e in route)
@@ -83,8 +83,8 @@ def as_rates(changes: Sequence[LinkChange]) -> list[tuple[int, int, int]]:
     for change in changes:
         if change.time_ns < 0 or change.capacity_bytes_per_s < 0:
             raise ValueError(f"{change}: neither the time nor the capacity of a change may be negative")
-    ordered = sorted(changes, key=lambda change: change.time_ns)
-    return [(c.time_ns, c.link, int(to_rate(np.int64(c.capacity_bytes_per_s)))) for c in ordered]
+    last = {(c.time_ns, c.link): int(to_rate(c.capacity_bytes_per_s)) for c in changes}
+    return sorted((time_ns, link, rate) for (time_ns, link), rate in last.items())
 
 
 def complaint(program: Program, start_ns: Ints, finish_ns: Ints) -> str:

@@ -116,7 +116,7 @@ def collapse(program: Program) -> tuple[Program, Expansion]:
         offset, owner = offset + offsets[owner], beside[into[owner]]
         if len(merged) == len(graph):
             break
-        graph = _without(merged, _triangles(merged))
+        graph = _without(merged, _short_detours(merged))
     duration = np.where(plain, ops.fixed_ns, -1)
     return _rebuilt(program, owner, graph.duration_ns), Expansion(owner, offset, duration)
 
@@ -144,16 +144,16 @@ def _detours_along_streams(graph: _Graph, program: Program) -> Bools:
     position[streams.item] = np.arange(len(streams.item))
     elsewhere = np.flatnonzero(np.bincount(streams.item, minlength=len(graph)) != 1)
     home[elsewhere] = len(streams) + elsewhere  # on several streams or none: a stream of its own
-    return _implied(graph, home, position)
+    return _implied(graph, home, position, steps=1)
 
 
-def _triangles(graph: _Graph) -> Bools:
-    """Edges u -> w beside a path u -> q -> w."""
-    return _implied(graph, np.arange(len(graph)), np.zeros(len(graph), dtype=np.int64))
+def _short_detours(graph: _Graph) -> Bools:
+    """Edges u -> w beside a path of two or three edges, as from an action over a message to the next one."""
+    return _implied(graph, np.arange(len(graph)), np.zeros(len(graph), dtype=np.int64), steps=2)
 
 
-def _implied(graph: _Graph, home: Ints, position: Ints) -> Bools:
-    """Edges u -> w for which some q and p with u -> q and p -> w have one home, and q does not stand after p.
+def _implied(graph: _Graph, home: Ints, position: Ints, steps: int) -> Bools:
+    """Edges u -> w with a q at most so many steps behind u, and a p -> w, of one home and q not after p.
 
     Ops that share a home must follow each other in order of position.
     """
@@ -164,6 +164,10 @@ def _implied(graph: _Graph, home: Ints, position: Ints) -> Bools:
     asked = np.flatnonzero(doubtful)
     followers = Csr.of(graph.before, graph.after, len(graph))
     q, edge = _rows_of(followers, graph.before[asked], asked)
+    if steps > 1:
+        near = num_after[q] <= _FEW
+        farther, edge_of_farther = _rows_of(followers, q[near], edge[near])
+        q, edge = np.concatenate([q, farther]), np.concatenate([edge, edge_of_farther])
     q, edge = q[q != graph.after[edge]], edge[q != graph.after[edge]]
     num_homes = int(home.max(initial=0)) + 1
     known = np.flatnonzero(num_before[graph.after] > 1)

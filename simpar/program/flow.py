@@ -19,6 +19,7 @@ COEFFICIENT_ONE = 1 << FRACTION_BITS
 BYTES_PER_S_PER_RATE = int(KB)
 WORK_PER_BYTE = NS_PER_S // BYTES_PER_S_PER_RATE
 _LARGEST = int(np.iinfo(np.int64).max)
+NO_CAP = _LARGEST  # rate of a flow that only its links limit
 
 
 def quantise(coefficient: ArrayLike) -> Floats:
@@ -41,6 +42,12 @@ def to_rate(bytes_per_s: ArrayLike) -> Ints:
     value = np.asarray(bytes_per_s, np.int64)
     _check_largest("rate", value, BYTES_PER_S_PER_RATE * (_LARGEST >> FRACTION_BITS))
     return np.where(value > 0, np.maximum(value // BYTES_PER_S_PER_RATE, 1), 0)
+
+
+def to_cap(bytes_per_s: ArrayLike) -> Ints:
+    """Rate caps of flows in units of rate; 0 means NO_CAP."""
+    rate = to_rate(bytes_per_s)
+    return np.where(rate > 0, rate, NO_CAP)
 
 
 def to_work(size_bytes: ArrayLike) -> Ints:
@@ -70,7 +77,6 @@ def solo_duration_ns(
     """Duration of one flow with its links to itself: fixed part plus work over its smallest rate."""
     if not work_bytes:
         return int(fixed_ns)
-    rates: list[int] = solo_rates(coefficient, capacity_bytes_per_s).tolist()
-    if rate_cap_bytes_per_s:
-        rates.append(int(to_rate(rate_cap_bytes_per_s)))
-    return int(fixed_ns) - (-int(to_work(work_bytes)) // max(min(rates), 1))
+    rates = solo_rates(coefficient, capacity_bytes_per_s).tolist()
+    rate = min([int(to_cap(rate_cap_bytes_per_s)), *rates])
+    return int(fixed_ns) - (-int(to_work(work_bytes)) // max(rate, 1))

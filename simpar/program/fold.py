@@ -39,8 +39,7 @@ def refine(graph: Incidence) -> Partition:
     """Refine the colours until they are equitable, then check that they are.
 
     A node's hash is its own colour plus the sum over its edges of label times the neighbour's colour, all
-    random 64-bit numbers, so that the order of neighbours cannot matter; a round is two sparse products. It
-    looks along the edges first and then, with the new colours, against them: news travels two hops a round.
+    random 64-bit numbers, so that the order of neighbours cannot matter; a round is two sparse products.
     Raises AssertionError if two nodes of a class differ after all (a hash collision).
     """
     from scipy.sparse import coo_array
@@ -54,8 +53,7 @@ def refine(graph: Incidence) -> Partition:
     num_classes = 0
     while (found := _num_distinct(colour)) > num_classes:
         num_classes = found
-        colour = _mix(colour * np.uint64(3) + outward @ colour)
-        colour = _mix(colour * np.uint64(3) + inward @ colour)
+        colour = _mix(colour * np.uint64(3) + outward @ colour + inward @ colour)
     partition = _compact(colour)
     _verify(graph, partition)
     return partition

@@ -22,11 +22,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from simpar.program.flow import (
     COEFFICIENT_ONE,
+    NO_CAP,
     fixed_point,
     quantise,
     solo_duration_ns,
     solo_rates,
-    to_rate,
+    to_cap,
     to_work,
 )
 
@@ -220,12 +221,11 @@ def solo_durations_ns(program: Program) -> Ints:
     """Duration of every op with its links to itself: fixed part plus work over the slowest link's rate."""
     ops, routes = program.ops, program.routes
     share = solo_rates(routes.coefficient, routes.capacity_bytes_per_s[routes.links.item])
-    rate = np.full(len(routes.links) + 1, np.iinfo(np.int64).max)  # the last entry serves route -1
+    rate = np.full(len(routes.links) + 1, NO_CAP)  # the last entry serves route -1
     used = np.flatnonzero(np.diff(routes.links.pointer))
     if len(used):
         rate[used] = np.minimum.reduceat(share, routes.links.pointer[used])
-    capped = ops.rate_cap_bytes_per_s > 0
-    own = np.where(capped, np.minimum(rate[ops.route], to_rate(ops.rate_cap_bytes_per_s)), rate[ops.route])
+    own = np.minimum(rate[ops.route], to_cap(ops.rate_cap_bytes_per_s))
     return ops.fixed_ns - (-to_work(ops.work_bytes) // np.maximum(own, 1))
 
 
