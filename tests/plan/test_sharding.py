@@ -28,7 +28,7 @@ def test_key_value_heads_are_copied_below_one():
 
 
 def test_the_vocabulary_is_padded_as_megatron_does():
-    """Under tensor parallelism, GPT-2's 50257 tokens are padded to a multiple of 128 x tp; without, not at all."""
+    """Under tensor parallelism the vocabulary becomes a multiple of 128 x tp; without, it stays."""
     graph = load_model("gpt2")
     assert tensor_dims(graph, Plan(), TRAINING)["vocab"] == 50257
     assert tensor_dims(graph, Plan(tp=2), TRAINING)["vocab"] == 50432 // 2
