@@ -1,0 +1,76 @@
+"""Configs are read strictly: what is missing or impossible is one clear line."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simpar.errors import UserError
+from simpar.models.hf_config import FAMILIES, read
+
+LLAMA = {
+    "model_type": "llama", "vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2,
+}  # fmt: skip
+
+
+def test_unknown_family_suggests() -> None:
+    """A misspelt model_type gets the nearest known one."""
+    with pytest.raises(UserError, match="did you mean 'llama'"):
+        read({**LLAMA, "model_type": "lama"}, "config.json")
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "deepseek_v3", "gpt_oss"])
+def test_mixtures_are_refused_clearly(kind: str) -> None:
+    """Families that are not modelled say so."""
+    with pytest.raises(UserError, match="not modelled"):
+        read({**LLAMA, "model_type": kind}, "config.json")
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "64", True, 10**12])
+@pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "vocab_size"])
+def test_impossible_sizes(field: str, value: object) -> None:
+    """Sizes are positive integers; the message names file, field and value."""
+    with pytest.raises(UserError, match=rf"config.json: {field} = "):
+        read({**LLAMA, field: value}, "config.json")
+
+
+def test_missing_field_is_named() -> None:
+    """A required field that is absent is named."""
+    with pytest.raises(UserError, match="intermediate_size is missing"):
+        read({key: value for key, value in LLAMA.items() if key != "intermediate_size"}, "config.json")
+
+
+@pytest.mark.parametrize(("heads", "kv"), [(5, 5), (4, 3)])
+def test_heads_must_divide(heads: int, kv: int) -> None:
+    """Heads divide the hidden size, key-value heads divide heads."""
+    with pytest.raises(UserError, match="does not divide"):
+        read({**LLAMA, "num_attention_heads": heads, "num_key_value_heads": kv}, "config.json")
+
+
+def test_multimodal_wrappers_hide_the_text_model() -> None:
+    """The decoder of a wrapper is read from text_config."""
+    assert read({"model_type": "gemma3", "text_config": {**LLAMA, "model_type": "llama"}}).num_parameters() > 0
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*LLAMA, "head_dim", "sliding_window", "n_embd"]),
+        st.none() | st.integers(-2, 300) | st.text(max_size=3) | st.floats(allow_nan=True) | st.booleans(),
+    ),
+    st.sampled_from(sorted(FAMILIES)),
+)
+def test_reader_never_fails_otherwise(changes: dict[str, object], family: str) -> None:
+    """Any config either gives a model or one UserError, whatever stands in it."""
+    try:
+        assert read({**LLAMA, **changes, "model_type": family}, "config.json").num_parameters() > 0
+    except UserError as error:
+        assert str(error).startswith("config.json")
+
+
+def test_windows_make_block_kinds() -> None:
+    """Alternating attention gives two kinds of blocks, in order."""
+    config = {**LLAMA, "model_type": "gemma2", "sliding_window": 16, "head_dim": 16}
+    graph = read(config, "config.json")
+    assert graph.layers == ("layer_window_16", "layer")
