@@ -77,6 +77,6 @@ def solo_duration_ns(
     """Duration of one flow with its links to itself: fixed part plus work over its smallest rate."""
     if not work_bytes:
         return int(fixed_ns)
-    rates = solo_rates(coefficient, capacity_bytes_per_s).tolist()
+    rates: list[int] = solo_rates(coefficient, capacity_bytes_per_s).tolist()
     rate = min([int(to_cap(rate_cap_bytes_per_s)), *rates])
     return int(fixed_ns) - (-int(to_work(work_bytes)) // max(rate, 1))

@@ -226,7 +226,7 @@ def solo_durations_ns(program: Program) -> Ints:
     if len(used):
         rate[used] = np.minimum.reduceat(share, routes.links.pointer[used])
     own = np.minimum(rate[ops.route], to_cap(ops.rate_cap_bytes_per_s))
-    return ops.fixed_ns - (-to_work(ops.work_bytes) // np.maximum(own, 1))
+    return np.asarray(ops.fixed_ns - (-to_work(ops.work_bytes) // np.maximum(own, 1)))
 
 
 def longest_path_ns(program: Program, durations_ns: ArrayLike) -> Ints:
