@@ -1,0 +1,103 @@
+"""Laws of the kernel model: monotone, below peak, bound by memory, quantised, vectorised."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simpar.cost.kernels import KernelModel
+from simpar.errors import UserError
+from simpar.hardware.device import load_device
+
+MODEL = KernelModel(load_device("h100-sxm-80gb"))
+SIZE = st.integers(1, 20_000)
+
+
+@given(SIZE, SIZE, SIZE)
+def test_gemm_never_beats_the_device(m: int, n: int, k: int) -> None:
+    """No product runs above peak or moves its operands faster than memory."""
+    time = float(MODEL.gemm_time_s(m, n, k))
+    assert time >= 2.0 * m * n * k / MODEL.peak("bf16")
+    assert time >= 2.0 * (m * k + k * n + m * n) / MODEL.device.memory_bandwidth
+
+
+@given(SIZE, SIZE, SIZE, st.sampled_from([0, 1, 2]), st.integers(2, 5))
+def test_more_work_takes_no_less_time(m: int, n: int, k: int, axis: int, factor: int) -> None:
+    """Growing any dimension never makes a product faster."""
+    grown = [m, n, k]
+    grown[axis] *= factor
+    assert MODEL.gemm_time_s(*grown) >= MODEL.gemm_time_s(m, n, k) * (1 - 1e-12)
+
+
+def test_vectorised_equals_scalar() -> None:
+    """Arrays of shapes give what each shape gives alone."""
+    m, n, k = np.array([128, 4096, 8192]), np.array([4096, 4096, 128]), np.array([4096, 512, 8192])
+    together = MODEL.gemm_time_s(m, n, k)
+    alone = [float(MODEL.gemm_time_s(*shape)) for shape in zip(m, n, k, strict=True)]
+    assert together.tolist() == alone
+
+
+def test_waves_quantise() -> None:
+    """One tile more than a full wave costs visibly more than the share of its work."""
+    model = KernelModel(load_device("h100-sxm-80gb").model_copy(update={"kernels": {"gemm_wave_overlap": 0.0}}))
+    full = 132 * 128  # tiles of 128 rows x 256 columns on 132 SMs
+    step = model.gemm_time_s(full + 1, 256, 4096) / model.gemm_time_s(full, 256, 4096)
+    assert step > 1.3
+
+
+@pytest.mark.parametrize(
+    ("device", "low", "high"), [("a100-sxm-80gb", 200e12, 312e12), ("h100-sxm-80gb", 550e12, 989e12)]
+)
+def test_large_gemm_in_a_known_range(device: str, low: float, high: float) -> None:
+    """An 8192-cube runs where public benchmarks put it."""
+    model = KernelModel(load_device(device), sustained=False)
+    assert low < 2 * 8192**3 / float(model.gemm_time_s(8192, 8192, 8192)) < high
+
+
+def test_backward_of_attention_is_two_and_a_half_forwards() -> None:
+    """With equal efficiencies the backward takes 2.5 times the forward's arithmetic."""
+    equal = {"attention_forward_efficiency": 0.5, "attention_backward_efficiency": 0.5, "kernel_latency_us": 0.0}
+    model = KernelModel(MODEL.device.model_copy(update={"kernels": equal}))
+    shape = (1, 8192, 32, 128)
+    times = [model.attention_time_s(shape, context=8192, causal=True, window=None, backward=b) for b in (False, True)]
+    assert times[1] / times[0] == pytest.approx(2.5)
+
+
+@given(st.integers(128, 65536), st.integers(64, 4096))
+def test_masks_and_windows_save_time(seq: int, window: int) -> None:
+    """A causal kernel is no slower than a full one, a window no slower than all keys."""
+
+    def time(*, causal: bool, window: int | None) -> float:
+        return float(
+            MODEL.attention_time_s((1, seq, 8, 128), context=seq, causal=causal, window=window, backward=False)
+        )
+
+    assert time(causal=True, window=None) <= time(causal=False, window=None)
+    assert time(causal=True, window=window) <= time(causal=True, window=None)
+
+
+def test_unfused_attention_pays_for_scores() -> None:
+    """Materialised scores make attention memory-bound and slower."""
+    shape = (4, 2048, 16, 128)
+    fused, unfused = (
+        KernelModel(MODEL.device, attention=kind).attention_time_s(
+            shape, context=2048, causal=True, window=None, backward=False
+        )
+        for kind in ("flash", "unfused")
+    )
+    assert unfused > 2 * fused
+
+
+def test_unknown_parameter_is_named() -> None:
+    """A profile cannot carry a number that the model does not know."""
+    device = MODEL.device.model_copy(update={"kernels": {"speed": 2.0}})
+    with pytest.raises(UserError, match="unknown kernel parameter speed"):
+        _ = KernelModel(device).parameters
+
+
+def test_precision_the_device_lacks() -> None:
+    """An A100 has no 8-bit floats; the message lists what it has."""
+    with pytest.raises(UserError, match="no fp8 arithmetic; allowed precision: .*bf16"):
+        KernelModel(load_device("a100-sxm-80gb")).peak("fp8")
