@@ -13,7 +13,7 @@ from simpar.units import GB, KB
 def blocks(num_blocks=3, layers=4, *, hook=False, wide=False):
     """Blocks of layers that alternate between compute and communication, a message between blocks.
 
-    With `hook`, another stream waits for every layer of the last block; with `wide`, two ops of a layer overlap.
+    With `hook` another stream waits for each layer of the last block; with `wide` two ops of a layer overlap.
     """
     build = ProgramBuilder()
     gpu = build.add_class("gpu")
