@@ -136,11 +136,15 @@ def _times(model: KernelModel, op: str, kernels: Sequence[Kernel]) -> NDArray[np
         mask = np.array([kernel.causal == causal for kernel in kernels])
         b, s, a, d = columns[:, mask]
         for backward in {"fwd": (False,), "bwd": (True,), "both": (False, True)}[op.split(":")[1]]:
-            total[mask] += model.attention_time_s((b, s, a, d), context=s, causal=causal, window=None, backward=backward)
+            total[mask] += model.attention_time_s(
+                (b, s, a, d), context=s, causal=causal, window=None, backward=backward
+            )
     return total
 
 
-def fit(device: Device, kernels: Sequence[Kernel], bounds: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+def fit(
+    device: Device, kernels: Sequence[Kernel], bounds: Mapping[str, tuple[float, float]]
+) -> dict[str, float]:
     """Parameters that minimise the robust sum of squared log errors."""
     measured = np.log([kernel.time_s for kernel in kernels])
     names = list(bounds)
@@ -152,7 +156,9 @@ def fit(device: Device, kernels: Sequence[Kernel], bounds: Mapping[str, tuple[fl
         return np.log(predicted(changed, kernels)) - measured
 
     start = (np.array([{**DEFAULTS, **device.kernels}[name] for name in names]) - low) / (high - low)
-    best = least_squares(residuals, np.clip(start, 0.02, 0.98), bounds=(0, 1), loss="soft_l1", f_scale=0.1, diff_step=1e-3)
+    best = least_squares(
+        residuals, np.clip(start, 0.02, 0.98), bounds=(0, 1), loss="soft_l1", f_scale=0.1, diff_step=1e-3
+    )
     return {name: float(f"{v:.4g}") for name, v in zip(names, low + best.x * (high - low), strict=True)}
 
 
@@ -199,7 +205,9 @@ def main() -> None:
         for kernel, error in zip(kernels, errors, strict=True):
             groups[kernel.source, kernel.op, kernel.dtype].append(float(error))
         for key, values_of in sorted(groups.items()):
-            print(f"  {' / '.join(key):70s} n {len(values_of):4d}  median {np.median(values_of):6.1%}  p90 {np.percentile(values_of, 90):6.1%}")
+            print(
+                f"  {' / '.join(key):70s} n {len(values_of):4d}  median {np.median(values_of):6.1%}  p90 {np.percentile(values_of, 90):6.1%}"
+            )
         fitted[name] = {k: v for k, v in values.items() if k != "sustained_clock"}
         sources = sorted({kernel.source for kernel in kernels})
         notes[name] = (
@@ -210,7 +218,11 @@ def main() -> None:
         for name, values in fitted.items():
             write(name, values, notes[name])
         for name, sibling in SIBLINGS.items():
-            write(name, fitted.get(sibling, {}), f"kernels derived from {sibling}: same architecture, same shares of peak")
+            write(
+                name,
+                fitted.get(sibling, {}),
+                f"kernels derived from {sibling}: same architecture, same shares of peak",
+            )
 
 
 def write(name: str, values: Mapping[str, Any], note: str) -> None:

@@ -74,7 +74,9 @@ def runs_of(paths: Sequence[Path]) -> list[Run]:
         step = max(1.0, len(found) / MOST_ROWS)
         runs += [found[int(i * step)] for i in range(int(len(found) / step))]
     checked = Parallel(n_jobs=-1)(delayed(_device)(run.case) for run in runs)
-    return [Run(r.source, r.case, device, r.time_s) for r, device in zip(runs, checked, strict=True) if device]
+    return [
+        Run(r.source, r.case, device, r.time_s) for r, device in zip(runs, checked, strict=True) if device
+    ]
 
 
 def _device(entry: Case) -> str:
@@ -180,7 +182,11 @@ def write(problem: Problem, tuning: Tuning, errors: NDArray[np.float64]) -> None
     """Put the numbers and where they come from into the profiles."""
     for kind, folder, values in (("device", "devices", tuning.devices), ("stack", "stacks", tuning.stacks)):
         for name, found in values.items():
-            own = [i for i, r in enumerate(problem.runs) if name == (r.device if kind == "device" else r.case.stack)]
+            own = [
+                i
+                for i, r in enumerate(problem.runs)
+                if name == (r.device if kind == "device" else r.case.stack)
+            ]
             sources = sorted({problem.runs[i].source for i in own})
             note = (
                 f"fitted to {len(own)} runs ({'; '.join(sources)}); median absolute error of step time "

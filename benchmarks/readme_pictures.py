@@ -9,7 +9,7 @@ from pathlib import Path
 
 from simpar.report.plots import save_plot
 from simpar.scenario import load_scenario
-from simpar.simulate import simulate
+from simpar.simulation import simulate
 
 SCENARIO = "gpt3-175b-64-a100"
 FEWER_MICROBATCHES = "training.global_batch=8"  # so that each pass is wide enough to see

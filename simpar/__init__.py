@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from simpar.report.timeline import Timeline
     from simpar.report.trace import write_trace
     from simpar.scenario import Scenario, load_scenario
-    from simpar.simulate import simulate
+    from simpar.simulation import simulate
 
     Cluster = load_cluster
     Model = load_model
@@ -53,7 +53,7 @@ _CONTENTS = (
     ("Action", "plan.schedules.actions:Action", "one pass of one stage over one microbatch"),
     ("load_stack", "cost.stack:load_stack", "habits of a training software stack"),
     ("Perturbation", "program.lower:Perturbation", "slow ranks and jitter"),
-    ("simulate", "simulate:simulate", "the step of one plan"),
+    ("simulate", "simulation:simulate", "the step of one plan"),
     ("Result", "report.result:Result", "what simulate gives; plots, JSON, tables"),
     ("Timeline", "report.timeline:Timeline", "every op of the step, class by class"),
     ("save_plot", "report.plots:save_plot", "timeline, memory, breakdown or heat map to a file"),

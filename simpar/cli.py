@@ -128,7 +128,7 @@ def simulate(scenario: str | None, **values: Any) -> int:
     flags = {flag.key: values[flag.name] for flag in SCENARIO_FLAGS if values[flag.name] is not None}
     settings = list(values["set_"] or [])
     loaded = load_scenario(scenario, flags, settings)
-    from simpar.simulate import simulate as run_step  # after the input is known to be good: it loads much
+    from simpar.simulation import simulate as run_step  # after the input is known to be good: it loads much
 
     options = {
         name: values[name] for name in ("engine", "flops_convention", "seed") if values[name] is not None

@@ -143,7 +143,9 @@ def parse(model: type[Model], document: Document | Mapping[str, Any], *, source:
 
 
 def _problem(document: Document, model: type[BaseModel], item: Any) -> str:
-    location = tuple(part for part in item["loc"] if not (isinstance(part, str) and part.startswith("function-")))
+    location = tuple(
+        part for part in item["loc"] if not (isinstance(part, str) and part.startswith("function-"))
+    )
     key = ".".join(map(str, location)) or "document"
     place = document.place(location)
     if item["type"] == "extra_forbidden":

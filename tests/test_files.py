@@ -71,7 +71,7 @@ def test_alias_bomb_is_refused(tmp_path: Path) -> None:
     lines = ["a: &a [" + ",".join(["x"] * 9) + "]"]
     for name, before in zip("bcdefghi", "abcdefgh", strict=True):
         lines.append(f"{name}: &{name} [" + ",".join([f"*{before}"] * 9) + "]")
-    with pytest.raises(UserError, match="aliases|too many"):
+    with pytest.raises(UserError, match=r"aliases|too many"):
         load(written(tmp_path, "\n".join(lines * 4)))
 
 
@@ -88,7 +88,9 @@ def test_any_bytes_give_data_or_a_user_error(tmp_path: Path, content: bytes, nam
 
 def test_choose_suggests() -> None:
     """An unknown name gets the nearest one and the list."""
-    with pytest.raises(UserError, match=r"unknown colour 'gren'; did you mean 'green'\?; allowed: blue, green"):
+    with pytest.raises(
+        UserError, match=r"unknown colour 'gren'; did you mean 'green'\?; allowed: blue, green"
+    ):
         choose("gren", ["green", "blue"], "colour")
     assert suggest("zzz", ["green"]) == ""
 

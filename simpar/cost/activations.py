@@ -50,10 +50,16 @@ def block_activations(
     """Saved and transient bytes of one block under a recompute choice (none, selective, full)."""
     width = DTYPE_BYTES["bf16" if numerics.precision == "fp8" else numerics.precision]
     kept = {key: _tensor_bytes(op, what, dims, width, stack) for key, op, what in saved_tensors(block)}
-    scores = sum(_score_bytes(op, dims, width) for op in block.operators) if stack.fusion.attention == "unfused" else 0.0
+    scores = (
+        sum(_score_bytes(op, dims, width) for op in block.operators)
+        if stack.fusion.attention == "unfused"
+        else 0.0
+    )
     total = sum(kept.values()) + scores + _habits(block, dims, stack, width)
     logits = sum(_loss_bytes(op, dims, stack) for op in block.operators)
-    whole_logits = sum(kept[key] for key, op, what in saved_tensors(block) if op is not None and op.name == "lm_head")
+    whole_logits = sum(
+        kept[key] for key, op, what in saved_tensors(block) if op is not None and op.name == "lm_head"
+    )
     boundary = _boundary_bytes(dims, width)
     widest = max((_output_bytes(op, dims, width) for op in block.operators if op.kind != "loss"), default=0.0)
     if recompute == "full":

@@ -64,7 +64,9 @@ class KernelModel:
         """Fitted parameters over defaults. Raises UserError for a name this model does not know."""
         unknown = sorted(set(self.device.kernels) - set(DEFAULTS))
         if unknown:
-            raise UserError(f"device {self.device.name}: unknown kernel parameter {unknown[0]}; allowed: {', '.join(DEFAULTS)}")
+            raise UserError(
+                f"device {self.device.name}: unknown kernel parameter {unknown[0]}; allowed: {', '.join(DEFAULTS)}"
+            )
         return {**DEFAULTS, **self.device.kernels}
 
     @property
@@ -81,7 +83,9 @@ class KernelModel:
         """Dense peak FLOP/s. Raises UserError where the device cannot compute in that dtype."""
         rates = self.device.peak_flop_per_s
         if dtype not in rates:
-            raise UserError(f"device {self.device.name}: no {dtype} arithmetic; allowed precision: {', '.join(rates)}")
+            raise UserError(
+                f"device {self.device.name}: no {dtype} arithmetic; allowed precision: {', '.join(rates)}"
+            )
         return rates[dtype]
 
     def rate(self, dtype: str) -> float:
@@ -98,7 +102,9 @@ class KernelModel:
         """Fixed time of one kernel in seconds."""
         return self.parameters["kernel_latency_us"] * US
 
-    def gemm_time_s(self, m: Array, n: Array, k: Array, *, batch: Array = 1, accumulate: bool = False) -> Array:
+    def gemm_time_s(
+        self, m: Array, n: Array, k: Array, *, batch: Array = 1, accumulate: bool = False
+    ) -> Array:
         """Seconds of ``batch`` products (m x k)(k x n) at the model's precision.
 
         The best of a few tile shapes; each pays whole waves over the SMs (partly recovered), the prologue of
@@ -107,7 +113,9 @@ class KernelModel:
         """
         m, n, k, batch = (np.asarray(x, dtype=np.float64) for x in (m, n, k, batch))
         rate = self._gemm_rate()
-        best: NDArray[np.float64] = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape, batch.shape), np.inf)
+        best: NDArray[np.float64] = np.full(
+            np.broadcast_shapes(m.shape, n.shape, k.shape, batch.shape), np.inf
+        )
         for tile in _TILES:
             best = np.minimum(best, self._tiled_s(m, n, k, batch, tile=tile, rate=rate))
         if accumulate:
@@ -121,7 +129,9 @@ class KernelModel:
         key = "gemm_efficiency_fp8" if self.precision == "fp8" else "gemm_efficiency"
         return self.rate(self.precision) * self.parameters[key]
 
-    def _tiled_s(self, m: Array, n: Array, k: Array, batch: Array, *, tile: tuple[int, int], rate: float) -> Array:
+    def _tiled_s(
+        self, m: Array, n: Array, k: Array, batch: Array, *, tile: tuple[int, int], rate: float
+    ) -> Array:
         rows, columns = tile
         sms, p = self.device.num_sms, self.parameters
         halvings = np.log2(_TILES[0][0] * _TILES[0][1] / (rows * columns))
@@ -133,7 +143,13 @@ class KernelModel:
         return paid * per_wave
 
     def attention_time_s(
-        self, shape: tuple[Array, Array, Array, Array], *, context: Array, causal: bool, window: int | None, backward: bool
+        self,
+        shape: tuple[Array, Array, Array, Array],
+        *,
+        context: Array,
+        causal: bool,
+        window: int | None,
+        backward: bool,
     ) -> Array:
         """Seconds of core attention for shape (batch, seq, heads, head_dim) over ``context`` keys.
 
@@ -157,12 +173,18 @@ class KernelModel:
         self, batch: Array, seq: Array, heads: Array, head_dim: Array, keys: Array, *, backward: bool
     ) -> Array:
         """Two batched products and the passes of scale, mask, softmax and dropout over the scores."""
-        model = self if self.precision != "fp8" else KernelModel(self.device, "bf16", self.attention, self.sustained)
+        model = (
+            self
+            if self.precision != "fp8"
+            else KernelModel(self.device, "bf16", self.attention, self.sustained)
+        )
         scores = batch * heads * seq * keys
         products = model.gemm_time_s(seq, keys, head_dim, batch=batch * heads) + model.gemm_time_s(
             seq, head_dim, keys, batch=batch * heads
         )
-        passes = 5.0 * self.activation_bytes + 1.0  # softmax reads and writes, dropout reads, writes and masks
+        passes = (
+            5.0 * self.activation_bytes + 1.0
+        )  # softmax reads and writes, dropout reads, writes and masks
         factor = 2.0 if backward else 1.0
         return factor * products + scores * passes * (1.2 if backward else 1.0) / self.bandwidth
 

@@ -102,5 +102,3 @@ def checkpointed_peak(num_layers: int, every: int, layer_bytes: float, boundary_
     2016, arXiv 1604.06174].
     """
     return -(-num_layers // every) * boundary_bytes + every * layer_bytes
-
-

@@ -70,7 +70,11 @@ def _attention(op: Operator, sizes: Sizes) -> OperatorTime:
     shape = (dims["batch"], dims["seq"], dims["heads"], dims["head_dim"])
     both = [
         sizes.kernels.attention_time_s(
-            shape, context=dims["context"], causal=op.attention.causal, window=op.attention.window, backward=backward
+            shape,
+            context=dims["context"],
+            causal=op.attention.causal,
+            window=op.attention.window,
+            backward=backward,
         )
         for backward in (False, True)
     ]
@@ -78,7 +82,9 @@ def _attention(op: Operator, sizes: Sizes) -> OperatorTime:
     return OperatorTime(op.name, both[0], both[1], 0.0, *launches)
 
 
-def _streaming(passes: Callable[[Operator, Stack], tuple[float, float, int]]) -> Callable[[Operator, Sizes], OperatorTime]:
+def _streaming(
+    passes: Callable[[Operator, Stack], tuple[float, float, int]],
+) -> Callable[[Operator, Sizes], OperatorTime]:
     """A memory-bound operator from (forward, backward) element passes and its kernel count when not fused."""
 
     def rule(op: Operator, sizes: Sizes) -> OperatorTime:

@@ -123,7 +123,9 @@ def load_stack(name: str) -> Stack:
 def resolve(plan: Plan, stack: Stack) -> Plan:
     """The plan with everything it leaves to the stack decided."""
     data, tensor, numerics = plan.data_parallel, plan.tensor_parallel, plan.numerics
-    kind = data.kind or ("fsdp" if data.zero == 3 or (data.zero == 2 and stack.data_parallel == "fsdp") else "ddp")
+    kind = data.kind or (
+        "fsdp" if data.zero == 3 or (data.zero == 2 and stack.data_parallel == "fsdp") else "ddp"
+    )
     low = numerics.precision in ("bf16", "fp16", "fp8")
 
     def chosen(value: object, default: object) -> object:
@@ -143,7 +145,9 @@ def resolve(plan: Plan, stack: Stack) -> Plan:
             ),
             "tensor_parallel": tensor.model_copy(
                 update={
-                    "sequence_parallel": chosen(tensor.sequence_parallel, plan.mesh.tp > 1 and stack.sequence_parallel),
+                    "sequence_parallel": chosen(
+                        tensor.sequence_parallel, plan.mesh.tp > 1 and stack.sequence_parallel
+                    ),
                     "overlap": chosen(tensor.overlap, stack.overlap.tensor_forward),
                 }
             ),

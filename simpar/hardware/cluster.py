@@ -75,7 +75,9 @@ class Cluster:
             "pcie_tx": self.world_size, "pcie_rx": self.world_size, "host_memory": self.nodes,
         }  # fmt: skip
         starts = np.concatenate([[0], np.cumsum(list(sizes.values()))])
-        return {name: (int(start), size) for (name, size), start in zip(sizes.items(), starts[:-1], strict=True)}
+        return {
+            name: (int(start), size) for (name, size), start in zip(sizes.items(), starts[:-1], strict=True)
+        }
 
     @property
     def num_links(self) -> int:
@@ -117,7 +119,9 @@ class Cluster:
             return np.concatenate([self._blocks["nic_tx"][0] + rails, self._blocks["nic_rx"][0] + rails])
         match = re.fullmatch(r"(\w+?)(?:\[(\d+)\])?", pattern)
         if not match or match.group(1) not in self._blocks:
-            raise UserError(f"degraded link {pattern!r}: allowed {', '.join(self._blocks)} with [index], or node:index")
+            raise UserError(
+                f"degraded link {pattern!r}: allowed {', '.join(self._blocks)} with [index], or node:index"
+            )
         start, size = self._blocks[match.group(1)]
         if match.group(2) is None:
             return np.arange(start, start + size)
@@ -213,7 +217,9 @@ class Cluster:
         far = self.domain_of(src) != self.domain_of(dst)
         exit_rank = self._exit_rank(src, dst)
         hop = far & (exit_rank != src)
-        leaves = far & (self.leaf_of(exit_rank) != self.leaf_of(dst)) if self.num_leaves else np.zeros_like(far)
+        leaves = (
+            far & (self.leaf_of(exit_rank) != self.leaf_of(dst)) if self.num_leaves else np.zeros_like(far)
+        )
         pieces = [
             (index[near], self.port_tx(src[near])), (index[near], self.port_rx(dst[near])),
             (index[hop], self.port_tx(src[hop])), (index[hop], self.port_rx(exit_rank[hop])),
@@ -270,8 +276,12 @@ class Cluster:
             graph.add_edge(nic, leaf, capacity=capacity[self.nic_tx(ranks[[rank]])[0]])
             graph.add_edge(leaf, nic, capacity=capacity[self.nic_rx(ranks[[rank]])[0]])
         for leaf_index in range(self.num_leaves):
-            graph.add_edge(f"leaf{leaf_index}", "spine", capacity=capacity[self._blocks["leaf_up"][0] + leaf_index])
-            graph.add_edge("spine", f"leaf{leaf_index}", capacity=capacity[self._blocks["leaf_down"][0] + leaf_index])
+            graph.add_edge(
+                f"leaf{leaf_index}", "spine", capacity=capacity[self._blocks["leaf_up"][0] + leaf_index]
+            )
+            graph.add_edge(
+                "spine", f"leaf{leaf_index}", capacity=capacity[self._blocks["leaf_down"][0] + leaf_index]
+            )
         return graph
 
 
@@ -286,7 +296,13 @@ def make_cluster(profile: ClusterProfile, nodes: int) -> Cluster:
     most = MAX_DEVICES // profile.devices_per_node
     if not isinstance(nodes, int) or isinstance(nodes, bool) or not 1 <= nodes <= most:
         raise UserError(f"nodes = {nodes!r}: allowed: 1 to {most}")
-    if nodes > 1 and profile.scale_out is None and (profile.scale_up.domain or 0) < nodes * profile.devices_per_node:
-        raise UserError(f"hardware {profile.name}: has no network between nodes; allowed: nodes = 1, not {nodes}")
+    if (
+        nodes > 1
+        and profile.scale_out is None
+        and (profile.scale_up.domain or 0) < nodes * profile.devices_per_node
+    ):
+        raise UserError(
+            f"hardware {profile.name}: has no network between nodes; allowed: nodes = 1, not {nodes}"
+        )
     load_device(profile.device)
     return Cluster(profile, nodes)

@@ -26,7 +26,9 @@ def model_flop_per_token(graph: ModelGraph, seq_len: int, convention: str = "ful
     return 6.0 * graph.num_matmul_parameters() + 3.0 * attention_flop_per_token(graph, seq_len, convention)
 
 
-def hardware_flop_per_token(graph: ModelGraph, seq_len: int, recompute: str, convention: str = "full") -> float:
+def hardware_flop_per_token(
+    graph: ModelGraph, seq_len: int, recompute: str, convention: str = "full"
+) -> float:
     """Model FLOP plus what is recomputed: another forward of the layers (full), of attention (selective).
 
     ``every:C`` recomputes one layer in C.

@@ -120,7 +120,9 @@ class ModelGraph:
         """Parameters that a token is multiplied with: matrices of layers, and the output projection."""
         blocks = [self.blocks[name] for name in self.layers] + [self.head]
         matmuls = (op for block in blocks for op in block.operators if op.kind == "matmul")
-        return int(sum(evaluate(w.size, self.dims) for op in matmuls for w in op.weights if w.kind == "matrix"))
+        return int(
+            sum(evaluate(w.size, self.dims) for op in matmuls for w in op.weights if w.kind == "matrix")
+        )
 
     def _output_projection(self) -> int:
         return int(

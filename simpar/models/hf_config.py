@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +33,9 @@ class Config:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < MAX_SIZE:
-                raise UserError(f"{self.source}: {name} = {value!r}: allowed: a positive integer below {MAX_SIZE}")
+                raise UserError(
+                    f"{self.source}: {name} = {value!r}: allowed: a positive integer below {MAX_SIZE}"
+                )
             return value
         if default is None:
             raise UserError(f"{self.source}: {names[0]} is missing")
@@ -80,9 +81,13 @@ def read(config: Mapping[str, Any], name: str = "model") -> ModelGraph:
             config = {"model_type": config.get("model_type"), **inner}
     kind = str(config.get("model_type") or "")
     if kind in MIXTURES:
-        raise UserError(f"{name}: model_type = {kind!r}: mixture-of-experts and latent attention are not modelled")
+        raise UserError(
+            f"{name}: model_type = {kind!r}: mixture-of-experts and latent attention are not modelled"
+        )
     if kind not in FAMILIES:
-        raise UserError(f"{name}: model_type = {kind!r} is not known{suggest(kind, FAMILIES) or allowed(FAMILIES)}")
+        raise UserError(
+            f"{name}: model_type = {kind!r} is not known{suggest(kind, FAMILIES) or allowed(FAMILIES)}"
+        )
     return FAMILIES[kind](Config(config, name), name)
 
 
@@ -91,9 +96,13 @@ def _shape(config: Config, *, hidden: int, ffn: int, layers: int, heads: int, **
     kv_heads = sizes.get("kv_heads") or heads
     head_dim = sizes.get("head_dim") or 0
     if heads % kv_heads:
-        raise UserError(f"{config.source}: num_key_value_heads = {kv_heads} does not divide num_attention_heads = {heads}")
+        raise UserError(
+            f"{config.source}: num_key_value_heads = {kv_heads} does not divide num_attention_heads = {heads}"
+        )
     if not head_dim and hidden % heads:
-        raise UserError(f"{config.source}: num_attention_heads = {heads} does not divide hidden_size = {hidden}")
+        raise UserError(
+            f"{config.source}: num_attention_heads = {heads} does not divide hidden_size = {hidden}"
+        )
     return Shape(
         vocab=config.size("vocab_size"), hidden=hidden, ffn=ffn, layers=layers, heads=heads, kv_heads=kv_heads,
         head_dim=head_dim or hidden // heads, positions=sizes.get("positions", 0),
@@ -152,7 +161,10 @@ def _qwen3(config: Config, name: str) -> ModelGraph:
     shape = _llama_shape(config, head_dim=128)
     bias = config.flag("attention_bias", default=False)
     style = Style(
-        tied=config.flag("tie_word_embeddings", default=False), qkv_bias=bias, output_bias=bias, qk_norm="head"
+        tied=config.flag("tie_word_embeddings", default=False),
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm="head",
     )
     return build(name, shape, style, windows=_windows(config, shape.layers, default=False))
 
@@ -208,7 +220,9 @@ def _olmo2(config: Config, name: str) -> ModelGraph:
 
 
 def _olmo(config: Config, name: str) -> ModelGraph:
-    return build(name, _llama_shape(config), Style(norm="none", tied=config.flag("tie_word_embeddings", default=False)))
+    return build(
+        name, _llama_shape(config), Style(norm="none", tied=config.flag("tie_word_embeddings", default=False))
+    )
 
 
 def _gpt2(config: Config, name: str) -> ModelGraph:
@@ -229,7 +243,14 @@ def _gpt2(config: Config, name: str) -> ModelGraph:
 def _biased(*, tied: bool, rotary: bool = False, **more: Any) -> Style:
     """The GPT style: LayerNorm, plain MLP, biases everywhere."""
     return Style(
-        norm="layer", gated=False, tied=tied, qkv_bias=True, output_bias=True, mlp_bias=True, rotary=rotary, **more
+        norm="layer",
+        gated=False,
+        tied=tied,
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        rotary=rotary,
+        **more,
     )
 
 

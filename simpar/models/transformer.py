@@ -82,7 +82,9 @@ def _norm(name: str, source: str, style: Style) -> Operator:
         weights = (Weight(f"{name}.weight", HIDDEN, "vector"),)
     if style.norm == "layer":
         weights = (*weights, Weight(f"{name}.bias", HIDDEN, "vector"))
-    return Operator(name, "norm", TOKENS, HIDDEN, "sequence", weights=weights, inputs=(source,), saves=(source, "stats"))
+    return Operator(
+        name, "norm", TOKENS, HIDDEN, "sequence", weights=weights, inputs=(source,), saves=(source, "stats")
+    )
 
 
 def _matmul(name: str, source: str, contraction: Size, columns: Size, weight: Size, bias: bool) -> Operator:
@@ -102,19 +104,36 @@ def _product(left: Size, right: Size) -> Size:
 def _attention(source: str, style: Style, window: int | None, dropout: bool) -> list[Operator]:
     ops = [_matmul("qkv", source, HIDDEN, QKV, _product(HIDDEN, QKV), style.qkv_bias)]
     if style.qk_norm:
-        width = {"head": term("head_dim", times=2), "full": (*QUERY, *term("kv_heads", "head_dim"))}[style.qk_norm]
+        width = {"head": term("head_dim", times=2), "full": (*QUERY, *term("kv_heads", "head_dim"))}[
+            style.qk_norm
+        ]
         weights = (Weight("qk_norm.weight", width, "vector"),)
         ops.append(
-            Operator("qk_norm", "norm", TOKENS, QKV, "tensor", weights=weights, inputs=("qkv",), saves=("qkv", "stats"))
+            Operator(
+                "qk_norm",
+                "norm",
+                TOKENS,
+                QKV,
+                "tensor",
+                weights=weights,
+                inputs=("qkv",),
+                saves=("qkv", "stats"),
+            )
         )
     if style.rotary:
         ops.append(Operator("rope", "rope", TOKENS, QKV, "tensor", inputs=(ops[-1].name,)))
     core = Attention(causal=True, window=window, dropout=dropout)
     ops.append(
         Operator(
-            "attention", "attention", TOKENS, QUERY, "tensor", inputs=(ops[-1].name,),
-            saves=(ops[-1].name, "attention", "lse"), attention=core,
-        )  # fmt: skip
+            "attention",
+            "attention",
+            TOKENS,
+            QUERY,
+            "tensor",
+            inputs=(ops[-1].name,),
+            saves=(ops[-1].name, "attention", "lse"),
+            attention=core,
+        )
     )
     ops.append(_matmul("o_proj", "attention", QUERY, HIDDEN, _product(QUERY, HIDDEN), style.output_bias))
     return ops
@@ -125,7 +144,9 @@ def _mlp(source: str, style: Style) -> list[Operator]:
     up = _matmul("mlp_up", source, HIDDEN, width, _product(HIDDEN, width), style.mlp_bias)
     kind = "gated_activation" if style.gated else "activation"
     act = Operator("activation", kind, TOKENS, term("ffn"), "tensor", inputs=("mlp_up",), saves=("mlp_up",))
-    down = _matmul("mlp_down", "activation", term("ffn"), HIDDEN, _product(term("ffn"), HIDDEN), style.mlp_bias)
+    down = _matmul(
+        "mlp_down", "activation", term("ffn"), HIDDEN, _product(term("ffn"), HIDDEN), style.mlp_bias
+    )
     return [up, act, down]
 
 
@@ -176,12 +197,20 @@ def _parallel_layer(style: Style, window: int | None, dropout: bool) -> list[Ope
 
 def _embedding(shape: Shape, style: Style, dropout: bool) -> Block:
     table = Weight("token_embedding.weight", term("vocab", "hidden"), "embedding")
-    ops = [Operator("token_embedding", "embedding", TOKENS, HIDDEN, "tensor", weights=(table,), inputs=(INPUT,))]
+    ops = [
+        Operator("token_embedding", "embedding", TOKENS, HIDDEN, "tensor", weights=(table,), inputs=(INPUT,))
+    ]
     if shape.positions:
         positions = Weight("position_embedding.weight", term("positions", "hidden"), "embedding")
         ops.append(
             Operator(
-                "position_embedding", "add", TOKENS, HIDDEN, "sequence", weights=(positions,), inputs=("token_embedding",)
+                "position_embedding",
+                "add",
+                TOKENS,
+                HIDDEN,
+                "sequence",
+                weights=(positions,),
+                inputs=("token_embedding",),
             )
         )
     if style.extra.get("embedding_norm"):
@@ -193,6 +222,8 @@ def _embedding(shape: Shape, style: Style, dropout: bool) -> Block:
 
 def _head(style: Style) -> Block:
     norm = _norm("final_norm", INPUT, style)
-    lm_head = _matmul("lm_head", "final_norm", HIDDEN, term("vocab"), term("hidden", "vocab"), style.head_bias)
+    lm_head = _matmul(
+        "lm_head", "final_norm", HIDDEN, term("vocab"), term("hidden", "vocab"), style.head_bias
+    )
     loss = Operator("loss", "loss", TOKENS, term("vocab"), "tensor", inputs=("lm_head",), saves=("lm_head",))
     return Block("head", (norm, lm_head, loss))

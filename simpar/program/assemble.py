@@ -58,9 +58,13 @@ def _merge(slots: Slots, layout: Layout) -> Ints:
     for index, group in enumerate(layout.groups):
         if len(group.members) < 2 or group.directed:
             continue
-        first, *others = (np.flatnonzero((slots.group == index) & (slots.class_id == c)) for c in group.members)
+        first, *others = (
+            np.flatnonzero((slots.group == index) & (slots.class_id == c)) for c in group.members
+        )
         for other in others:
-            assert len(other) == len(first), f"classes {group.members} call the {group.kind} group unequally often"
+            assert len(other) == len(first), (
+                f"classes {group.members} call the {group.kind} group unequally often"
+            )
             owner[other] = first
     kept = owner == np.arange(len(owner))
     return (np.cumsum(kept) - 1)[owner]

@@ -145,7 +145,8 @@ class Emitter:
 
     def _table(self, class_id: int, template: Template) -> _Table:
         uses = [
-            self._price(class_id, node) if node.collective else FlowUse(node.duration_ns) for node in template.nodes
+            self._price(class_id, node) if node.collective else FlowUse(node.duration_ns)
+            for node in template.nodes
         ]
         return _Table(
             label=_column(self.labels.add(_label(node)) for node in template.nodes),
@@ -154,9 +155,12 @@ class Emitter:
             route=_column(use.route for use in uses),
             rate_cap=_column(use.rate_cap_bytes_per_s for use in uses),
             group=_column(
-                self._group_of(class_id, node.collective.group) if node.collective else -1 for node in template.nodes
+                self._group_of(class_id, node.collective.group) if node.collective else -1
+                for node in template.nodes
             ),
-            dependency=_rows(((i, after) for i, node in enumerate(template.nodes) for after in node.after), 2),
+            dependency=_rows(
+                ((i, after) for i, node in enumerate(template.nodes) for after in node.after), 2
+            ),
             stream=_rows(
                 ((i, self.streams[name]) for i, node in enumerate(template.nodes) for name in node.streams), 2
             ),
@@ -175,7 +179,10 @@ class Emitter:
     def _note_arrivals(self, tables: Sequence[_Table], actions: ClassActions, starts: Ints) -> None:
         waiting = np.flatnonzero(actions.source_class >= 0)
         rows = _tile(
-            [table.arrival[:, None] for table in tables], actions.template[waiting], starts[waiting], shifted=(0,)
+            [table.arrival[:, None] for table in tables],
+            actions.template[waiting],
+            starts[waiting],
+            shifted=(0,),
         )
         counts = np.array([len(table.arrival) for table in tables])[actions.template[waiting]]
         self._arrivals.append(
@@ -189,7 +196,9 @@ class Emitter:
     def _arrival_rows(self) -> Ints:
         offsets = np.concatenate([[0], np.cumsum([len(exits) for exits in self._exits])])
         exits = np.concatenate(self._exits)
-        slot, source_class, source_action = (np.concatenate(column) for column in zip(*self._arrivals, strict=True))
+        slot, source_class, source_action = (
+            np.concatenate(column) for column in zip(*self._arrivals, strict=True)
+        )
         return np.stack([slot, exits[offsets[source_class] + source_action]], axis=1)
 
 

@@ -81,7 +81,9 @@ class Layout:
         order = np.unique(classes)
         coefficient = np.zeros(len(order), dtype=np.float64)
         np.maximum.at(coefficient, np.searchsorted(order, classes), cost.edges.coefficient)
-        flows = np.array([self.flows_on_link.get((int(link), group_class), 1) for link in order], dtype=np.float64)
+        flows = np.array(
+            [self.flows_on_link.get((int(link), group_class), 1) for link in order], dtype=np.float64
+        )
         return order, coefficient * flows
 
 
@@ -94,7 +96,9 @@ def build_layout(cluster: Cluster, kinds: Sequence[GroupKind], rank_colour: Ints
     world = len(rank_colour)
     costs = [collective(kind.op, kind.groups, cluster, size_bytes=kind.size_bytes) for kind in kinds]
     edges = _edges(cluster, kinds, costs, world)
-    partition = refine(Incidence(colour=_colours(cluster, kinds, rank_colour, edges.links), **edges.columns()))
+    partition = refine(
+        Incidence(colour=_colours(cluster, kinds, rank_colour, edges.links), **edges.columns())
+    )
     return _read_back(cluster, kinds, world, edges, partition.class_of)
 
 
@@ -113,7 +117,9 @@ class _Edges:
         return {"edge_u": self.u, "edge_v": self.v, "edge_label": self.label}
 
 
-def _edges(cluster: Cluster, kinds: Sequence[GroupKind], costs: Sequence[CollectiveCost], world: int) -> _Edges:
+def _edges(
+    cluster: Cluster, kinds: Sequence[GroupKind], costs: Sequence[CollectiveCost], world: int
+) -> _Edges:
     sizes = [len(kind.groups) for kind in kinds]
     group_start = world + np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     link_start = int(group_start[-1])
@@ -155,7 +161,9 @@ def _colours(cluster: Cluster, kinds: Sequence[GroupKind], rank_colour: Ints, li
     return np.concatenate([ranks, groups, offset + len(kinds) + capacity]).astype(np.int64)
 
 
-def _read_back(cluster: Cluster, kinds: Sequence[GroupKind], world: int, edges: _Edges, class_of: Ints) -> Layout:
+def _read_back(
+    cluster: Cluster, kinds: Sequence[GroupKind], world: int, edges: _Edges, class_of: Ints
+) -> Layout:
     ranks, representative, class_of_rank, multiplicity = np.unique(
         class_of[:world], return_index=True, return_inverse=True, return_counts=True
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,8 @@ from numpy.typing import NDArray
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import evaluate
 from simpar.plan.schedules.actions import Schedule
-from simpar.program.emit import ClassActions, Emitter, FlowUse, Slots
 from simpar.program.assemble import assemble
+from simpar.program.emit import ClassActions, Emitter, FlowUse, Slots
 from simpar.program.layout import Layout, build_layout
 from simpar.program.program import Program
 from simpar.program.rank_view import Job, RankView
@@ -79,7 +80,9 @@ def lower(
     builder = StageBuilder(job, view, sync)
     maker = _ClassMaker(builder, network, schedule, perturbation, collapse)
     actions = tuple(maker.actions(class_id) for class_id in range(layout.num_classes))
-    emitter = Emitter(_stream_names(schedule, sync), lambda c, node: _price(network, c, node), network.group_of)
+    emitter = Emitter(
+        _stream_names(schedule, sync), lambda c, node: _price(network, c, node), network.group_of
+    )
     for class_id, entry in enumerate(actions):
         emitter.add(class_id, entry)
     slots, rows = emitter.finish()
@@ -109,7 +112,11 @@ def _rank_colours(job: Job, perturbation: Perturbation) -> Ints:
 
 
 def _stream_names(schedule: Schedule, sync: Synchronisation) -> tuple[str, ...]:
-    sends = [f"{letter} {hop_kind(delta)}" for delta in range(schedule.num_ranks) for letter in ("send_F", "send_B")]
+    sends = [
+        f"{letter} {hop_kind(delta)}"
+        for delta in range(schedule.num_ranks)
+        for letter in ("send_F", "send_B")
+    ]
     reduces = [f"{REDUCE}.{group}" for group, _, _ in sync.reduce_ops[1:]]
     return (COMPUTE, TENSOR, GATHER, REDUCE, *reduces, *sends)
 
@@ -127,7 +134,9 @@ class _ClassMaker:
     @property
     def stage_of_class(self) -> Ints:
         """Pipeline rank of every class."""
-        return self.builder.job.plan.mesh.coordinates(self.network.layout.representative_rank)["pp"].astype(np.int64)
+        return self.builder.job.plan.mesh.coordinates(self.network.layout.representative_rank)["pp"].astype(
+            np.int64
+        )
 
     def actions(self, class_id: int) -> ClassActions:
         """The class's actions in schedule order, then the step's tail (gradient sync, optimizer)."""
@@ -148,7 +157,7 @@ class _ClassMaker:
             source_action=np.append(source_action, -1),
         )
 
-    def _boundaries(self, letters: Sequence[str], stages: Ints) -> list[bool]:
+    def _boundaries(self, letters: Sequence[str], stages: NDArray[Any]) -> list[bool]:
         """First forward and last backward-type action of every virtual stage."""
         first: dict[int, int] = {}
         last: dict[tuple[int, str], int] = {}
@@ -165,7 +174,9 @@ class _ClassMaker:
     ) -> tuple[list[Template], dict[tuple[str, int, bool], int]]:
         pricing = self._pricing(class_id)
         flat = not self.collapse or not self._collapsible(class_id)
-        by_stage = {stage: self.builder.templates(stage, pricing) for stage in sorted({key[1] for key in keys})}
+        by_stage = {
+            stage: self.builder.templates(stage, pricing) for stage in sorted({key[1] for key in keys})
+        }
         templates: list[Template] = []
         index: dict[tuple[str, int, bool], int] = {}
         for key in keys:
@@ -213,7 +224,9 @@ class _ClassMaker:
         return Template((*template.nodes, node), len(template.nodes))
 
     def _tail(self, class_id: int) -> Template:
-        stages = tuple(np.flatnonzero(np.array(self.schedule.rank_of_stage) == self.stage_of_class[class_id]).tolist())
+        stages = tuple(
+            np.flatnonzero(np.array(self.schedule.rank_of_stage) == self.stage_of_class[class_id]).tolist()
+        )
         nodes = self.builder.sync.tail(self.builder.parameters(stages))
         kinds = self.network.layout.group_class
         if EMBEDDING_GROUP in kinds and kinds[EMBEDDING_GROUP][class_id] >= 0:
@@ -228,7 +241,9 @@ class _ClassMaker:
         use = CollectiveUse(EMBEDDING_GROUP, "all_reduce", size)
         return Node(kind="pp", name="all_reduce tied embedding", streams=(COMPUTE, REDUCE), collective=use)
 
-    def _sources(self, class_id: int, letters: Sequence[str], stages: Ints, microbatches: Ints) -> tuple[Ints, Ints]:
+    def _sources(
+        self, class_id: int, letters: Sequence[str], stages: NDArray[Any], microbatches: NDArray[Any]
+    ) -> tuple[Ints, Ints]:
         """The action each arrival waits for: forward of the stage before, backward of the stage behind.
 
         The backward of the last stage follows its own forward.
@@ -241,7 +256,9 @@ class _ClassMaker:
         ):
             if letter == "W" or (letter == "F" and stage == 0):
                 continue
-            wanted = ("F", stage - 1) if letter == "F" else ("B", stage + 1) if stage + 1 < num else ("F", stage)
+            wanted = (
+                ("F", stage - 1) if letter == "F" else ("B", stage + 1) if stage + 1 < num else ("F", stage)
+            )
             rank = self.schedule.rank_of_stage[wanted[1]]
             source_class[position] = self._class_by_stage[class_id, rank]
             source_action[position] = self._positions[wanted[0], wanted[1], microbatch]
@@ -275,7 +292,9 @@ def _with_jitter(slots: Slots, layout: Layout, perturbation: Perturbation) -> Sl
     fixed = slots.fixed_ns.copy()
     for class_id, rank in enumerate(layout.representative_rank):
         mine = np.flatnonzero(slots.class_id == class_id)
-        draws = np.random.Generator(np.random.Philox(key=[perturbation.seed, int(rank)])).standard_normal(len(mine))
+        draws = np.random.Generator(np.random.Philox(key=[perturbation.seed, int(rank)])).standard_normal(
+            len(mine)
+        )
         factor = np.exp(perturbation.jitter_sigma * draws - perturbation.jitter_sigma**2 / 2)
         fixed[mine] = np.rint(fixed[mine] * factor).astype(np.int64)
     return replace(slots, fixed_ns=fixed)

@@ -80,7 +80,9 @@ def _terminals(steps: Sequence[Step]) -> tuple[int, ...]:
     return tuple(index for index in range(len(steps)) if index not in waited)
 
 
-def _parts(steps: Sequence[Step], starts: Sequence[int], finishes: Sequence[int], duration: int) -> dict[str, int]:
+def _parts(
+    steps: Sequence[Step], starts: Sequence[int], finishes: Sequence[int], duration: int
+) -> dict[str, int]:
     parts: dict[str, int] = {}
     for step, start, finish in zip(steps, starts, finishes, strict=True):
         if step.stream == COMPUTE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -37,9 +38,10 @@ def virtual_stage_pieces(job: Job) -> tuple[tuple[Piece, ...], ...]:
     counts = stage_layers(job.plan, len(graph.layers))
     bounds = np.concatenate([[0], np.cumsum(counts)])
     stages = []
-    for stage, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for stage, (begin, end) in enumerate(pairwise(bounds.tolist())):
         pieces = [
-            Piece(layer, graph.blocks[graph.layers[layer]], _recompute_of(policy, layer)) for layer in range(begin, end)
+            Piece(layer, graph.blocks[graph.layers[layer]], _recompute_of(policy, layer))
+            for layer in range(begin, end)
         ]
         if stage == 0:
             pieces.insert(0, Piece(EMBEDDING_LAYER, graph.embedding, "none"))
@@ -106,7 +108,9 @@ class StageBuilder:
         job, sync = self.job, self.sync
         dims = RankDims(self.view.tensor, self.view.sequence)
         held = block_activations(piece.block, dims, job.stack, job.plan.numerics, piece.recompute)
-        parameters = sum(float(evaluate(w.size, self.view.tensor)) for op in piece.block.operators for w in op.weights)
+        parameters = sum(
+            float(evaluate(w.size, self.view.tensor)) for op in piece.block.operators for w in op.weights
+        )
         return Unit(
             layer=piece.layer,
             name=piece.block.name,
@@ -131,7 +135,10 @@ class StageBuilder:
         for letter, kind in PASSES.items():
             for boundary in (False, True):
                 sync = self.sync.policy(kind, boundary=boundary)
-                segments = [self._segment(piece, unit, kind, sync, pricing) for piece, unit in zip(pieces, units, strict=True)]
+                segments = [
+                    self._segment(piece, unit, kind, sync, pricing)
+                    for piece, unit in zip(pieces, units, strict=True)
+                ]
                 if kind == "forward":
                     table[letter, boundary] = forward_template(units, segments, sync)
                 else:
@@ -175,7 +182,8 @@ def _contention(phase: Phase, unit: Unit, sync: SyncPolicy, pricing: Pricing) ->
     if excess <= 0 or compute_s <= 0 or not (sync.overlap and (sync.reduce or sync.gather)):
         return 1.0
     busy_ns = sum(
-        pricing.price(CollectiveUse(group, op, unit.gradient_bytes * share)) for group, op, share in sync.reduce_ops
+        pricing.price(CollectiveUse(group, op, unit.gradient_bytes * share))
+        for group, op, share in sync.reduce_ops
     )
     if sync.gather:
         busy_ns += pricing.price(CollectiveUse(sync.gather_group, "all_gather", unit.parameter_bytes))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from simpar.cost.operators import OperatorTime
-from simpar.models.graph import Block, Operator, evaluate, is_row_parallel
+from simpar.models.graph import Block, Operator, is_row_parallel
 from simpar.program.rank_view import RankView
 
 COMPUTE = "compute"
@@ -65,7 +65,7 @@ class Phase:
     issue_s: float = 0.0
 
     def then(self, other: Phase) -> Phase:
-        """This phase followed by ``other``, whose opening steps wait for the last steps of this one."""
+        """Both phases in turn: the opening steps of ``other`` wait for the last steps here."""
         waited = {index for step in self.steps for index in step.after}
         ends = tuple(index for index in range(len(self.steps)) if index not in waited)
         offset = len(self.steps)
@@ -224,13 +224,23 @@ class _Backward:
         producers = [name for name, by in self.traffic.reduced_producers.items() if by == reader]
         is_last_producer = bool(producers) and producers[-1] == op.name
         if reader and is_last_producer and self.view.sequence_parallel and input_gradient:
-            sequence.add(_collective(f"{op.name}.gradient_gather", "all_gather", self.traffic.reduces[reader]))
+            sequence.add(
+                _collective(f"{op.name}.gradient_gather", "all_gather", self.traffic.reduces[reader])
+            )
 
     def _operator(
-        self, sequence: _Sequence, op: Operator, time: OperatorTime, *, input_gradient: bool, weight_gradient: bool
+        self,
+        sequence: _Sequence,
+        op: Operator,
+        time: OperatorTime,
+        *,
+        input_gradient: bool,
+        weight_gradient: bool,
     ) -> None:
         if self.selective and op.kind == "attention" and input_gradient:
-            sequence.add(Step(name=op.name, kind="recompute", stream=COMPUTE, duration_s=float(time.forward_s)))
+            sequence.add(
+                Step(name=op.name, kind="recompute", stream=COMPUTE, duration_s=float(time.forward_s))
+            )
         start = sequence.frontier
         gathered = self._gather_input_again(sequence, op) if weight_gradient else None
         ends: tuple[int, ...] = ()
@@ -242,7 +252,9 @@ class _Backward:
             waits = (*waits, gathered) if gathered is not None else waits
             if reduced is not None and not self.view.overlap_backward:
                 waits = (*waits, reduced)
-            ends = (sequence.add(_kernel(op.name, "weight_gradient", float(time.backward_weight_s)), after=waits),)
+            ends = (
+                sequence.add(_kernel(op.name, "weight_gradient", float(time.backward_weight_s)), after=waits),
+            )
         if reduced is not None:
             sequence.frontier = (reduced, *ends)
 
@@ -273,10 +285,11 @@ def _collective(name: str, op: str, size_bytes: float) -> Step:
 def _loss_statistics(op: Operator, view: RankView) -> Step:
     """Vocabulary-parallel cross entropy sums three fp32 numbers a row: maximum, target logit, denominator."""
     size = 4.0 * view.rows(op, region="tensor")
-    return Step(f"{op.name}.sums", TENSOR, TENSOR, collective=CollectiveUse(TENSOR, "all_reduce", size, count=3))
+    return Step(
+        f"{op.name}.sums", TENSOR, TENSOR, collective=CollectiveUse(TENSOR, "all_reduce", size, count=3)
+    )
 
 
 def _reduce(name: str, size_bytes: float, view: RankView) -> Step:
     op = "reduce_scatter" if view.sequence_parallel else "all_reduce"
     return _collective(name, op, size_bytes)
-

@@ -93,7 +93,11 @@ class Synchronisation:
         if self.width == 1:
             return SyncPolicy()
         gathers = self._gathers(kind, boundary=boundary)
-        reduces = kind in ("backward", "weight_gradient") and (boundary or self.zero >= 2) and data.overlap_grad_reduce
+        reduces = (
+            kind in ("backward", "weight_gradient")
+            and (boundary or self.zero >= 2)
+            and data.overlap_grad_reduce
+        )
         return SyncPolicy(
             gather=gathers,
             reshard=self.fully_sharded and bool(data.reshard_after_forward),
@@ -116,7 +120,11 @@ class Synchronisation:
 
     def tail(self, parameters: float) -> tuple[Node, ...]:
         """What follows the last backward on a rank that holds ``parameters`` (unsharded count)."""
-        return (*self._late_reduction(parameters), self._optimizer(parameters), *self._late_gather(parameters))
+        return (
+            *self._late_reduction(parameters),
+            self._optimizer(parameters),
+            *self._late_gather(parameters),
+        )
 
     def _late_reduction(self, parameters: float) -> tuple[Node, ...]:
         if self.width == 1 or self.job.plan.data_parallel.overlap_grad_reduce:

@@ -114,7 +114,9 @@ def forward_template(units: Sequence[Unit], segments: Sequence[Segment], sync: S
     return Template(tuple(nodes), computes[-1])
 
 
-def backward_template(kind: str, units: Sequence[Unit], segments: Sequence[Segment], sync: SyncPolicy) -> Template:
+def backward_template(
+    kind: str, units: Sequence[Unit], segments: Sequence[Segment], sync: SyncPolicy
+) -> Template:
     """Backward (B), input-gradient (I) or weight-gradient (W) pass of one virtual stage, units in reverse.
 
     ``kind`` is "backward", "input_gradient" or "weight_gradient"; memory saved for backward is released by
@@ -172,7 +174,9 @@ class _Buckets:
             use = CollectiveUse(group, op, size * share / count, count)
             streams = (REDUCE,) if offset == 0 else (f"{REDUCE}.{group}",)
             waits = (after,) if offset == 0 else (position + offset - 1,)
-            nodes.append(Node(kind="dp", name=f"{op} gradients", streams=streams, collective=use, after=waits))
+            nodes.append(
+                Node(kind="dp", name=f"{op} gradients", streams=streams, collective=use, after=waits)
+            )
         return nodes
 
 
@@ -257,7 +261,9 @@ def flatten(template: Template) -> Template:
         first = len(nodes)
         last: tuple[int, ...] = waits
         for index, (layer, segment) in enumerate(node.segments):
-            last = _append_steps(nodes, replace(node, arrival=node.arrival and index == 0, layer=layer), segment, last)
+            last = _append_steps(
+                nodes, replace(node, arrival=node.arrival and index == 0, layer=layer), segment, last
+            )
         _move_ends(nodes, node, first, last)
         ends.append((len(nodes) - 1,))
     return Template(tuple(nodes), ends[template.exit][0])
@@ -268,7 +274,9 @@ def _append_steps(nodes: list[Node], node: Node, segment: Segment, last: tuple[i
     for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True):
         nodes.append(
             Node(
-                kind=node.kind if step.kind in ("forward", "input_gradient", "weight_gradient") else step.kind,
+                kind=node.kind
+                if step.kind in ("forward", "input_gradient", "weight_gradient")
+                else step.kind,
                 name=step.name,
                 streams=(step.stream,),
                 duration_ns=int(finish - start),

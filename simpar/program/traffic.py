@@ -52,7 +52,9 @@ def group_kinds(view: RankView, sync: Synchronisation, schedule: Schedule) -> li
     if sync.width > 1:
         kinds += _data_parallel_kinds(sync)
     for delta in sorted(hops(schedule)):
-        kinds.append(GroupKind(hop_kind(delta), _pairs(mesh.groups("pp"), delta), "send", tokens_bytes, directed=True))
+        kinds.append(
+            GroupKind(hop_kind(delta), _pairs(mesh.groups("pp"), delta), "send", tokens_bytes, directed=True)
+        )
     if job.graph.tied_embeddings and mesh.pp > 1:
         ends = mesh.groups("pp")[:, [0, mesh.pp - 1]]
         kinds.append(GroupKind(EMBEDDING_GROUP, ends, "all_reduce", tokens_bytes))

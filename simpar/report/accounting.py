@@ -20,8 +20,8 @@ from simpar.program.templates import Node, Template
 from simpar.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from simpar.engine.reference import Timing
     from simpar.program.lower import Lowered
+    from simpar.program.program import Timing
 
 Ints = NDArray[np.int64]
 
@@ -34,7 +34,16 @@ _CAUSE_OF_KIND = {
     "recompute": "compute", "tp": "exposed_tp", "pp": "exposed_pp", "dp": "exposed_dp", "cp": "exposed_cp",
     "ep": "exposed_ep", "optimizer": "optimizer", "host": "host", "offload": "offload", "join": "compute",
 }  # fmt: skip
-PIPELINE_KINDS = ("forward", "backward", "input_gradient", "weight_gradient", "recompute", "host", "tp", "join")
+PIPELINE_KINDS = (
+    "forward",
+    "backward",
+    "input_gradient",
+    "weight_gradient",
+    "recompute",
+    "host",
+    "tp",
+    "join",
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,9 @@ class Accounts:
 
     def breakdown_s(self, class_id: int) -> dict[str, float]:
         """Seconds by cause of one class; they sum to the step time."""
-        return {cause: float(ns) / NS_PER_S for cause, ns in zip(CAUSES, self.causes_ns[class_id], strict=True)}
+        return {
+            cause: float(ns) / NS_PER_S for cause, ns in zip(CAUSES, self.causes_ns[class_id], strict=True)
+        }
 
 
 def account(lowered: Lowered, timing: Timing) -> Accounts:
@@ -115,7 +126,8 @@ def _node_facts(lowered: Lowered, class_id: int, mine: Ints) -> _Facts:
     bases = np.cumsum([0, *(len(table.kind) for table in tables[:-1])])
     source = bases[actions.template[lowered.slots.action[mine]]] + lowered.slots.node[mine]
     columns = {
-        name: np.concatenate([getattr(table, name) for table in tables])[source] for name in _Facts.__dataclass_fields__
+        name: np.concatenate([getattr(table, name) for table in tables])[source]
+        for name in _Facts.__dataclass_fields__
     }
     return _Facts(**columns)
 
@@ -125,7 +137,9 @@ def _template_facts(template: Template) -> _Facts:
     return _Facts(
         on_compute=np.array([COMPUTE in node.streams for node in nodes]),
         kind=np.array([node.kind for node in nodes]),
-        parts=np.array([_inner_parts(node) for node in nodes], dtype=np.int64).reshape(len(nodes), len(_PARTS)),
+        parts=np.array([_inner_parts(node) for node in nodes], dtype=np.int64).reshape(
+            len(nodes), len(_PARTS)
+        ),
         tensor_ns=np.array([_tensor_busy_ns(node) for node in nodes], dtype=np.int64),
         size_bytes=np.array([_bytes_moved(node) for node in nodes], dtype=np.int64),
     )
@@ -197,7 +211,9 @@ def _binding_predecessors(lowered: Lowered, timing: Timing) -> Ints:
     return binding
 
 
-def _split_gaps(gaps: _Gaps, binding: Ints, lowered: Lowered, timing: Timing) -> tuple[NDArray[np.str_], Ints]:
+def _split_gaps(
+    gaps: _Gaps, binding: Ints, lowered: Lowered, timing: Timing
+) -> tuple[NDArray[np.str_], Ints]:
     """Kind of the binding predecessor and how much of each gap it was running."""
     kinds_of_label = np.array([label.kind for label in lowered.program.labels])
     known = binding >= 0

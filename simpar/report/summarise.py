@@ -20,7 +20,14 @@ from simpar.report.accounting import Accounts, account, bubble_fraction
 from simpar.report.detail import inner_steps
 from simpar.report.explain import critical_path_s, explained
 from simpar.report.result import (
-    Bill, Communication, MemoryReport, Result, Setup, Speed, StageMemory, TimeBreakdown,
+    Bill,
+    Communication,
+    MemoryReport,
+    Result,
+    Setup,
+    Speed,
+    StageMemory,
+    TimeBreakdown,
 )  # fmt: skip
 from simpar.report.timeline import MemoryCurve, RankClass, from_program, overview
 from simpar.units import HOUR_S, NS_PER_S, TERA

@@ -26,7 +26,7 @@ from simpar.program.lower import Lowered
 from simpar.program.memory import memory_use
 from simpar.program.program import Timing
 from simpar.program.rank_view import Job
-from simpar.simulate import lower_job, make_job
+from simpar.simulation import lower_job, make_job
 from simpar.units import NS_PER_S
 from simpar.validate.rows import Case, Unmodelled
 
@@ -64,7 +64,7 @@ def predict(case: Case, tuning: Tuning = NO_TUNING) -> Prediction:
         raise Unmodelled(str(error).splitlines()[0].removeprefix("plan: ")) from None
     _, engine = choose_engine("auto", lowered.program)
     timing = engine(lowered.program)
-    static, peak, reserved = _memory(lowered, timing, cluster)
+    static, reserved = _memory(lowered, timing, cluster)
     return Prediction(
         step_time_s=timing.makespan_ns / NS_PER_S + stack.launch.step_overhead_s,
         static_memory_bytes=static,
@@ -82,18 +82,19 @@ def _tuned(job: Job, tuning: Tuning) -> Job:
     return replace(job, kernels=replace(job.kernels, device=changed))
 
 
-def _memory(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[float, float, float]:
+def _memory(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[float, float]:
     job = lowered.builder.job
     overhead = overhead_bytes(job.plan, job.stack, cluster)
-    most_static = most_peak = most_reserved = 0.0
+    most_static = most_reserved = 0.0
     for class_id in range(lowered.layout.num_classes):
         stage = int(lowered.stage_of_class[class_id])
-        static = float(static_memory(int(lowered.builder.held_parameters(stage)), job.plan, job.stack).total_bytes)
+        static = float(
+            static_memory(int(lowered.builder.held_parameters(stage)), job.plan, job.stack).total_bytes
+        )
         peak = static + memory_use(lowered.program, timing, class_id).peak_bytes
         most_static = max(most_static, static)
-        most_peak = max(most_peak, peak + overhead)
         most_reserved = max(most_reserved, overhead + reserved_bytes(peak, job.stack))
-    return most_static, most_peak, most_reserved
+    return most_static, most_reserved
 
 
 @lru_cache(maxsize=64)

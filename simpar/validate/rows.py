@@ -155,7 +155,13 @@ def _style(row: Row, name: str, *, gated: bool) -> Style:
     if re.search("nemotron", name, re.IGNORECASE):
         return Style(norm="layer", gated=False, tied=False)
     return Style(
-        norm="layer", gated=False, tied=tied != "false", qkv_bias=True, output_bias=True, mlp_bias=True, rotary=False
+        norm="layer",
+        gated=False,
+        tied=tied != "false",
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        rotary=False,
     )
 
 
@@ -350,6 +356,7 @@ def _stack(row: Row) -> tuple[str, dict[str, object]]:
 
 def measured(row: Row) -> Measured:
     """The measurements of a row, in SI."""
+
     def memory(name: str) -> float | None:
         value = number(row, name)
         return None if value is None else value * GIB

@@ -116,8 +116,9 @@ def regret_by_cell(outcomes: Sequence[Outcome]) -> dict[tuple[str, ...], float]:
     for cell, rows in _cells(outcomes).items():
         pick = min(rows, key=lambda o: o.prediction.step_time_s if o.prediction else float("inf"))
         best = min(o.measured.step_time_s for o in rows if o.measured and o.measured.step_time_s)
-        assert pick.measured is not None and pick.measured.step_time_s, "cells hold measured rows only"
-        found[cell] = pick.measured.step_time_s / best - 1
+        taken = pick.measured.step_time_s if pick.measured else None
+        assert taken, "cells hold measured rows only"
+        found[cell] = taken / best - 1
     return found
 
 
@@ -128,7 +129,7 @@ def kendall_tau(outcomes: Sequence[Outcome]) -> float | None:
     taus, weights = [], []
     for rows in _cells(outcomes).values():
         predicted = [o.prediction.step_time_s for o in rows if o.prediction]
-        actual = [o.measured.step_time_s for o in rows if o.measured]
+        actual = [o.measured.step_time_s or 0.0 for o in rows if o.measured]
         if len(rows) > 2 and len(set(predicted)) > 1 and len(set(actual)) > 1:
             taus.append(float(kendalltau(predicted, actual).statistic))
             weights.append(len(rows))
@@ -139,7 +140,9 @@ def _confusion(outcomes: Sequence[Outcome]) -> Counter[str]:
     """Counts of measured and predicted fits: "fits_fits", "fits_oom", "oom_fits", "oom_oom"."""
     words = {True: "fits", False: "oom"}
     return Counter(
-        f"{words[o.measured.fits]}_{words[o.prediction.fits]}" for o in outcomes if o.measured and o.prediction
+        f"{words[o.measured.fits]}_{words[o.prediction.fits]}"
+        for o in outcomes
+        if o.measured and o.prediction
     )
 
 
@@ -152,7 +155,9 @@ def _fit_accuracy(outcomes: Sequence[Outcome]) -> float | None:
 def _peers(outcomes: Sequence[Outcome]) -> Mapping[str, float | None]:
     """Our error and the peer's own, on the rows where the source publishes another tool's prediction."""
     time = [o for o in outcomes if o.measured and o.measured.peer_step_time_s and o.time_error is not None]
-    memory = [o for o in outcomes if o.measured and o.measured.peer_memory_bytes and o.memory_error is not None]
+    memory = [
+        o for o in outcomes if o.measured and o.measured.peer_memory_bytes and o.memory_error is not None
+    ]
     return {
         "peer_rows": float(len(time)),
         "peer_time_ape_mean": _percent([_peer(o, "time") for o in time], fmean),

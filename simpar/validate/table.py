@@ -40,7 +40,9 @@ def read_table(path: str | Path) -> list[Row]:
         raise UserError(f"{path}: is no CSV table ({error})") from None
     missing = [name for name in NEEDED if name not in names]
     if missing:
-        raise UserError(f"{path}: column {', '.join(missing)} missing; a measured table needs {', '.join(NEEDED)}")
+        raise UserError(
+            f"{path}: column {', '.join(missing)} missing; a measured table needs {', '.join(NEEDED)}"
+        )
     return rows
 
 

@@ -13,7 +13,7 @@ from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.lower import Lowered, Perturbation, lower
 from simpar.program.program import verify
-from simpar.simulate import make_job
+from simpar.simulation import make_job
 
 PLANS = {
     "ddp": {"dp": 16},

@@ -44,8 +44,10 @@ SCORES = 5 * HEADS * S / HIDDEN
     ],
 )
 def test_gpt_layer(tp: int, sp: bool, recompute: str, factor: float) -> None:
-    """s b h times 34 + 5as/h, and its tensor-parallel, sequence-parallel, selective and full variants."""
-    assert saved("megatron-22b", UNFUSED, tp=tp, sp=sp, recompute=recompute) == pytest.approx(factor * SBH, rel=1e-9)
+    """S b h times 34 + 5as/h, and its tensor-parallel, sequence-parallel, selective and full variants."""
+    assert saved("megatron-22b", UNFUSED, tp=tp, sp=sp, recompute=recompute) == pytest.approx(
+        factor * SBH, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize(("tp", "sp"), [(1, False), (8, True)])
@@ -71,7 +73,9 @@ def test_eager_llama_keeps_49_sbh() -> None:
 
 def test_recompute_orders_memory() -> None:
     """Full keeps less than selective, selective less than none."""
-    full, selective, none = (saved("megatron-22b", UNFUSED, recompute=r) for r in ("full", "selective", "none"))
+    full, selective, none = (
+        saved("megatron-22b", UNFUSED, recompute=r) for r in ("full", "selective", "none")
+    )
     assert full < selective < none
 
 

@@ -41,7 +41,9 @@ def test_vectorised_equals_scalar() -> None:
 
 def test_waves_quantise() -> None:
     """One tile more than a full wave costs visibly more than the share of its work."""
-    model = KernelModel(load_device("h100-sxm-80gb").model_copy(update={"kernels": {"gemm_wave_overlap": 0.0}}))
+    model = KernelModel(
+        load_device("h100-sxm-80gb").model_copy(update={"kernels": {"gemm_wave_overlap": 0.0}})
+    )
     full = 132 * 128  # tiles of 128 rows x 256 columns on 132 SMs
     step = model.gemm_time_s(full + 1, 256, 4096) / model.gemm_time_s(full, 256, 4096)
     assert step > 1.3
@@ -58,10 +60,17 @@ def test_large_gemm_in_a_known_range(device: str, low: float, high: float) -> No
 
 def test_backward_of_attention_is_two_and_a_half_forwards() -> None:
     """With equal efficiencies the backward takes 2.5 times the forward's arithmetic."""
-    equal = {"attention_forward_efficiency": 0.5, "attention_backward_efficiency": 0.5, "kernel_latency_us": 0.0}
+    equal = {
+        "attention_forward_efficiency": 0.5,
+        "attention_backward_efficiency": 0.5,
+        "kernel_latency_us": 0.0,
+    }
     model = KernelModel(MODEL.device.model_copy(update={"kernels": equal}))
     shape = (1, 8192, 32, 128)
-    times = [model.attention_time_s(shape, context=8192, causal=True, window=None, backward=b) for b in (False, True)]
+    times = [
+        model.attention_time_s(shape, context=8192, causal=True, window=None, backward=b)
+        for b in (False, True)
+    ]
     assert times[1] / times[0] == pytest.approx(2.5)
 
 
@@ -71,7 +80,9 @@ def test_masks_and_windows_save_time(seq: int, window: int) -> None:
 
     def time(*, causal: bool, window: int | None) -> float:
         return float(
-            MODEL.attention_time_s((1, seq, 8, 128), context=seq, causal=causal, window=window, backward=False)
+            MODEL.attention_time_s(
+                (1, seq, 8, 128), context=seq, causal=causal, window=window, backward=False
+            )
         )
 
     assert time(causal=True, window=None) <= time(causal=False, window=None)
@@ -99,5 +110,5 @@ def test_unknown_parameter_is_named() -> None:
 
 def test_precision_the_device_lacks() -> None:
     """An A100 has no 8-bit floats; the message lists what it has."""
-    with pytest.raises(UserError, match="no fp8 arithmetic; allowed precision: .*bf16"):
+    with pytest.raises(UserError, match=r"no fp8 arithmetic; allowed precision: .*bf16"):
         KernelModel(load_device("a100-sxm-80gb")).peak("fp8")

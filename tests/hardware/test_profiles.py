@@ -79,7 +79,12 @@ def test_message_between_rails_moves_inside_the_node_first() -> None:
     """On rails, rank 0 to rank 9 crosses the port to rank 1, then rail 1: no spine."""
     cluster = load_cluster("dgx-h100", 2)
     _, links = cluster.route(np.array([0]), np.array([9]))
-    assert sorted(map(cluster.link_name, links.tolist())) == ["nic_rx[9]", "nic_tx[1]", "port_rx[1]", "port_tx[0]"]
+    assert sorted(map(cluster.link_name, links.tolist())) == [
+        "nic_rx[9]",
+        "nic_tx[1]",
+        "port_rx[1]",
+        "port_tx[0]",
+    ]
 
 
 def test_leaves_join_pods() -> None:

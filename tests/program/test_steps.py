@@ -7,12 +7,11 @@ from collections import Counter
 import pytest
 
 from simpar.hardware.cluster import load_cluster
-from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.rank_view import RankView
 from simpar.program.steps import BlockSteps, Phase, block_steps
-from simpar.simulate import make_job
+from simpar.simulation import make_job
 
 
 def layer_steps(model: str, recompute: str = "none", stack: str = "megatron", **plan: object) -> BlockSteps:

@@ -12,7 +12,7 @@ from simpar.plan.plan import Plan
 from simpar.program.program import Label
 from simpar.report.timeline import InnerSteps, Timeline
 from simpar.report.trace import check_trace, trace, write_trace
-from simpar.simulate import simulate
+from simpar.simulation import simulate
 
 
 def test_a_trace_breaks_no_rule(timeline):

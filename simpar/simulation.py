@@ -25,8 +25,7 @@ CONVENTIONS = ("full", "causal")
 
 
 class Options(TypedDict, total=False):
-    """What does not change the layout: the engine, the seed of jitter, how MFU counts causal attention, and
-    what makes ranks differ."""
+    """What does not change the layout: engine, seed of jitter, FLOP convention, what makes ranks differ."""
 
     engine: str
     seed: int
@@ -55,7 +54,11 @@ def simulate(
 
 
 def make_job(
-    model: ModelGraph | str, cluster: Cluster, plan: Plan, training: Training, stack: Stack | str | None = None
+    model: ModelGraph | str,
+    cluster: Cluster,
+    plan: Plan,
+    training: Training,
+    stack: Stack | str | None = None,
 ) -> Job:
     """Everything decided before lowering. Raises UserError."""
     graph = load_model(model) if isinstance(model, str) else model
