@@ -206,7 +206,8 @@ def main() -> None:
             groups[kernel.source, kernel.op, kernel.dtype].append(float(error))
         for key, values_of in sorted(groups.items()):
             print(
-                f"  {' / '.join(key):70s} n {len(values_of):4d}  median {np.median(values_of):6.1%}  p90 {np.percentile(values_of, 90):6.1%}"
+                f"  {' / '.join(key):70s} n {len(values_of):4d}  median {np.median(values_of):6.1%}  "
+                f"p90 {np.percentile(values_of, 90):6.1%}"
             )
         fitted[name] = {k: v for k, v in values.items() if k != "sustained_clock"}
         sources = sorted({kernel.source for kernel in kernels})

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+from simpar import files
+from simpar.errors import UserError
 
 if TYPE_CHECKING:
     from simpar.program.program import Program, Timing
 
-ENGINES = ("auto", "reference", "sweep")
+ENGINES = ("auto", "reference", "sweep", "event")
+MANY_OPS = 50_000  # beyond this many ops the compiled engine is worth its start-up
 
 
 def choose_engine(name: str, program: Program) -> tuple[str, Callable[[Program], Timing]]:
-    """The engine of a name, and its own name; ``auto`` sweeps where no link is shared (the same integers, faster)."""
-    from simpar import files
+    """The engine of a name, and its own name. Raises UserError for an unknown name, or event without numba.
 
+    ``auto`` sweeps where no link is shared, else takes ``event`` for large programs where numba is installed, and
+    ``reference`` otherwise: the same integers in every case.
+    """
     files.choose(name, ENGINES, "engine")
-    shared = bool((program.ops.work_bytes > 0).any())
-    if name == "sweep" or (name == "auto" and not shared):
-        from simpar.engine import sweep
+    if name == "auto":
+        name = _fastest(program)
+    if name == "event" and not find_spec("numba"):
+        raise UserError('engine event: needs numba, which is not installed; pip install ".[fast]"')
+    return name, getattr(import_module(f"simpar.engine.{name}"), "run")  # noqa: B009
 
-        return "sweep", sweep.run
-    from simpar.engine import reference
 
-    return "reference", reference.run
+def _fastest(program: Program) -> str:
+    if not (program.ops.work_bytes > 0).any():
+        return "sweep"
+    return "event" if len(program) > MANY_OPS and find_spec("numba") else "reference"

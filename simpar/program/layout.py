@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from simpar.cost.collectives import CollectiveCost, collective
 from simpar.hardware.cluster import Cluster
+from simpar.program.flow import quantise
 from simpar.program.fold import Incidence, refine
 
 Ints = NDArray[np.int64]
@@ -80,7 +81,7 @@ class Layout:
         classes = self.link_class[cost.edges.link_id]
         order = np.unique(classes)
         coefficient = np.zeros(len(order), dtype=np.float64)
-        np.maximum.at(coefficient, np.searchsorted(order, classes), cost.edges.coefficient)
+        np.maximum.at(coefficient, np.searchsorted(order, classes), quantise(cost.edges.coefficient))
         flows = np.array(
             [self.flows_on_link.get((int(link), group_class), 1) for link in order], dtype=np.float64
         )
