@@ -2,15 +2,30 @@
 
 With flash attention and fused kernels a Llama layer keeps 8h + 2(q + 2kv) + 2q + 6f + 4a bytes a token; a GPT
 layer with dropout and unfused attention s b h (34 + 5 a s / h) [Korthikanti et al. 2022, arXiv 2205.05198].
+Sizes may be numpy arrays: everything broadcasts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
+import numpy as np
+
+from simpar.cost.habits import MemoryHabits
 from simpar.cost.stack import Stack
-from simpar.models.graph import Block, Dims, Operator, evaluate, saved_tensors
+from simpar.models.graph import (
+    INPUT,
+    Block,
+    Dims,
+    Operator,
+    evaluate,
+    is_column_parallel,
+    is_row_parallel,
+    saved_tensors,
+)
 from simpar.plan.plan import Numerics
 from simpar.units import DTYPE_BYTES
 
@@ -48,91 +63,218 @@ def block_activations(
     block: Block, dims: RankDims, stack: Stack, numerics: Numerics, recompute: str = "none"
 ) -> BlockActivations:
     """Saved and transient bytes of one block under a recompute choice (none, selective, full)."""
-    width = DTYPE_BYTES["bf16" if numerics.precision == "fp8" else numerics.precision]
-    kept = {key: _tensor_bytes(op, what, dims, width, stack) for key, op, what in saved_tensors(block)}
-    scores = (
-        sum(_score_bytes(op, dims, width) for op in block.operators)
-        if stack.fusion.attention == "unfused"
-        else 0.0
-    )
-    total = sum(kept.values()) + scores + _habits(block, dims, stack, width)
-    logits = sum(_loss_bytes(op, dims, stack) for op in block.operators)
-    whole_logits = sum(
-        kept[key] for key, op, what in saved_tensors(block) if op is not None and op.name == "lm_head"
-    )
-    boundary = _boundary_bytes(dims, width)
-    widest = max((_output_bytes(op, dims, width) for op in block.operators if op.kind != "loss"), default=0.0)
-    if recompute == "full":
-        return BlockActivations(boundary, total - boundary, total - boundary, widest)
-    if recompute == "selective" and stack.memory.selective == "operators":
-        chosen = boundary + _matmuls_and_attention(block, dims, width)
-        return BlockActivations(chosen, total - chosen, max(total - chosen, widest), widest)
-    if recompute == "selective":
-        lse = sum(value for key, value in kept.items() if key.endswith(".lse"))
-        dropped = scores if scores else lse
-        return BlockActivations(total - dropped, dropped, scores, widest)
-    extra = max(logits - whole_logits, 0.0)
-    return BlockActivations(total, 0.0, max(widest, extra), max(widest, extra))
+    return _Sizes(block, dims, stack, activation_bytes(numerics)).under(recompute)
 
 
-def _matmuls_and_attention(block: Block, dims: RankDims, width: float) -> Array:
-    """Outputs of attention, and of every other matmul (half of them in bytes)."""
-    share = {"attention": 1.0, "matmul": 0.5}
-    return sum(share[op.kind] * _output_bytes(op, dims, width) for op in block.operators if op.kind in share)
+def activation_bytes(numerics: Numerics) -> float:
+    """Bytes of an activation element: fp8 products keep their inputs in bf16."""
+    return DTYPE_BYTES["bf16" if numerics.precision == "fp8" else numerics.precision]
 
 
-def _tensor_bytes(op: Operator | None, what: str, dims: RankDims, width: float, stack: Stack) -> Array:
-    if op is None:
-        return _boundary_bytes(dims, width)
-    local = dims.of(op)
-    rows = evaluate(op.rows, local)
-    if what == "stats":
-        return 0.0 if stack.fusion.norm else rows * _FLOAT
-    if what == "lse":
-        return 0.0 if stack.fusion.attention == "unfused" else rows * local["heads"] * _FLOAT
-    elements = rows * evaluate(op.columns, local)
-    if what == "mask":
-        return elements * 1.0
-    return elements * width
+def loss_activations(num_logits: Array, habits: MemoryHabits) -> tuple[Array, Array]:
+    """(saved, peak) bytes of ``num_logits`` logits and their loss.
+
+    At the peak plain PyTorch with an fp32 loss holds 14 bytes a logit, a bf16 loss 6, eight chunks 1.6,
+    Megatron's vocabulary-parallel loss 2 + 4 and 2..4 more in backward.
+    """
+    return habits.logit_saved_bytes * num_logits, habits.logit_bytes * num_logits
 
 
-def _output_bytes(op: Operator, dims: RankDims, width: float) -> Array:
-    local = dims.of(op)
-    return evaluate(op.rows, local) * evaluate(op.columns, local) * width
+def _largest(sizes: Iterable[Array]) -> Array:
+    """Elementwise maximum, 0 of nothing."""
+    return reduce(np.maximum, sizes, 0.0)
 
 
-def _boundary_bytes(dims: RankDims, width: float) -> Array:
-    """The residual stream between two blocks."""
-    return dims.sequence["batch"] * dims.sequence["seq"] * dims.sequence["hidden"] * width
+@dataclass(frozen=True)
+class _Sizes:
+    """Tensor sizes of one block; ``width`` is bytes of an activation element."""
 
+    block: Block
+    dims: RankDims
+    stack: Stack
+    width: float
 
-def _score_bytes(op: Operator, dims: RankDims, width: float) -> Array:
-    """Scores kept by unfused attention: softmax output, dropout mask (1 byte) and dropout output: 5 a s^2 b."""
-    if op.attention is None:
-        return 0.0
-    local = dims.tensor
-    scores = local["batch"] * local["heads"] * local["seq"] * local["context"]
-    return scores * (2 * width + 1.0 if op.attention.dropout else width)
+    def under(self, recompute: str) -> BlockActivations:
+        """Sizes under one recompute choice."""
+        total, peak_loss = self._saved(), self._loss_workspace()
+        forward = np.maximum(self._forward_workspace(), peak_loss)
+        backward = np.maximum(self._backward_workspace(), peak_loss)
+        if recompute == "full":
+            return BlockActivations(self.boundary, total - self.boundary, self._discarding(), backward)
+        if recompute == "selective":
+            kept = (
+                self._chosen()
+                if self.stack.memory.selective == "operators"
+                else total - self._core_attention()
+            )
+            kept = np.minimum(kept, total)
+            return BlockActivations(kept, total - kept, np.maximum(forward, self._scores()), backward)
+        return BlockActivations(total, 0.0 * total, forward, backward)
 
+    @property
+    def boundary(self) -> Array:
+        """The residual stream between two blocks."""
+        local = self.dims.sequence
+        return local["batch"] * local["seq"] * local["hidden"] * self.width
 
-def _habits(block: Block, dims: RankDims, stack: Stack, width: float) -> Array:
-    """Bytes that a stack keeps beyond the mathematics of a transformer layer."""
-    if not any(op.kind == "attention" for op in block.operators):
-        return 0.0
-    tensor, sequence = dims.tensor, dims.sequence
-    total: Array = stack.memory.extra_saved * sequence["batch"] * sequence["seq"] * sequence["hidden"]
-    tokens = tensor["batch"] * tensor["seq"]
-    if stack.memory.pins_packed_qkv:
-        total = total + tokens * (tensor["heads"] + tensor["kv_heads"]) * tensor["head_dim"] * width
-    if stack.memory.eager_copies:
-        norms = sum(1 for op in block.operators if op.kind == "norm" and op.region == "sequence")
-        rows = sequence["batch"] * sequence["seq"]
-        total = total + norms * rows * sequence["hidden"] * _FLOAT + tokens * tensor["ffn"] * width
-    return total
+    @property
+    def _whole_rows(self) -> Array:
+        """Whether sequence parallelism is on: the residual stream has fewer rows than the tensor region."""
+        return self.dims.tensor["seq"] > self.dims.sequence["seq"]
 
+    def _saved(self) -> Array:
+        """All saved tensors, scores of unfused attention and the stack's habits; no logits."""
+        tensors = sum(self._tensor(key, op, what) for key, op, what in saved_tensors(self.block))
+        losses = sum(loss_activations(self._logits(op), self.stack.memory)[0] for op in self._losses)
+        return tensors + losses + self._scores() + self._habits()
 
-def _loss_bytes(op: Operator, dims: RankDims, stack: Stack) -> Array:
-    """Peak bytes of logits and loss together: ``logit_bytes`` per logit of the stack's loss."""
-    if op.kind != "loss":
-        return 0.0
-    return evaluate(op.rows, dims.tensor) * evaluate(op.columns, dims.tensor) * stack.memory.logit_bytes
+    def _tensor(self, key: str, op: Operator | None, what: str) -> Array:
+        if op is not None and what in ("mask", "stats", "lse"):
+            return self._own(op, what)
+        if op is not None and any(key in loss.inputs for loss in self._losses):
+            return 0.0  # logits are the loss's, with its own width
+        return self._residual(key, op) if op is None or op.region == "sequence" else self._output(op)
+
+    def _own(self, op: Operator, what: str) -> Array:
+        """An operator's own mask (1 byte an element), statistics (fp32 a row) or lse (fp32 a row and head)."""
+        local = self.dims.of(op)
+        rows, fusion = evaluate(op.rows, local), self.stack.fusion
+        if what == "mask":
+            return rows * evaluate(op.columns, local)
+        if what == "stats":
+            return 0.0 if fusion.norm else rows * _FLOAT
+        return 0.0 if fusion.attention == "unfused" else rows * local["heads"] * _FLOAT
+
+    def _residual(self, key: str, op: Operator | None) -> Array:
+        """A tensor of the residual stream: its shard, or whole rows where a product keeps what it gathered."""
+        shard = self.boundary if op is None else self._output(op)
+        savers = [other for other in self.block.operators if key in other.saves]
+        products = [other for other in savers if other.kind == "matmul"]
+        if not products or self.stack.overlap.regather_input:
+            return shard
+        tensor, sequence = self.dims.tensor, self.dims.sequence
+        whole = shard * tensor["seq"] / sequence["seq"]
+        alone = 1.0 if len(savers) > len(products) else 0.0
+        return np.where(self._whole_rows, whole + alone * shard, shard)
+
+    def _output(self, op: Operator) -> Array:
+        local = self.dims.of(op)
+        return evaluate(op.rows, local) * evaluate(op.columns, local) * self.width
+
+    @property
+    def _losses(self) -> list[Operator]:
+        return [op for op in self.block.operators if op.kind == "loss"]
+
+    def _logits(self, op: Operator) -> Array:
+        return evaluate(op.rows, self.dims.tensor) * evaluate(op.columns, self.dims.tensor)
+
+    def _loss_workspace(self) -> Array:
+        """What the loss holds at its peak beyond what it saves."""
+        sizes = [loss_activations(self._logits(op), self.stack.memory) for op in self._losses]
+        return _largest(np.maximum(peak - saved, 0.0) for saved, peak in sizes)
+
+    def _scores(self) -> Array:
+        """Scores of unfused attention: softmax output, dropout mask (1 byte) and dropout output: 5 a s^2 b."""
+        if self.stack.fusion.attention != "unfused":
+            return 0.0
+        local = self.dims.tensor
+        scores = local["batch"] * local["heads"] * local["seq"] * local["context"]
+        each = (
+            2 * self.width + 1.0 if op.attention.dropout else self.width
+            for op in self._attentions
+            if op.attention
+        )
+        return sum(scores * size for size in each)
+
+    @property
+    def _attentions(self) -> list[Operator]:
+        return [op for op in self.block.operators if op.kind == "attention"]
+
+    def _core_attention(self) -> Array:
+        """What recomputing core attention drops: the scores, or the statistics of flash attention."""
+        if self.stack.fusion.attention == "unfused":
+            return self._scores()
+        return sum(self._own(op, "lse") for op in self._attentions)
+
+    def _chosen(self) -> Array:
+        """Input, attention output and every other product, counting query, key and value, gate and up apart."""
+        if not self._attentions:
+            return self._saved()
+        kept, count = self.boundary, 0
+        for op in self.block.operators:
+            if op.kind == "attention":
+                kept = kept + self._output(op) + self._own(op, "lse")
+            for part in self._products(op):
+                kept, count = kept + (part if count % 2 == 0 else 0.0), count + 1
+        return kept
+
+    def _products(self, op: Operator) -> list[Array]:
+        """Outputs of the separate products that a fused one stands for."""
+        if op.kind != "matmul":
+            return []
+        local = self.dims.of(op)
+        each = [evaluate((size,), local) for size in op.columns]
+        parts = [
+            part for part, (times, _) in zip(each, op.columns, strict=True) for part in [part / times] * times
+        ]
+        rows = evaluate(op.rows, local) * self.width
+        sequence = self.dims.sequence["seq"] / self.dims.tensor["seq"] if is_row_parallel(op) else 1.0
+        return [rows * part * sequence for part in parts]
+
+    def _habits(self) -> Array:
+        """Bytes that a stack keeps beyond the mathematics of a transformer layer."""
+        if not self._attentions:
+            return 0.0
+        tensor, sequence, habits = self.dims.tensor, self.dims.sequence, self.stack.memory
+        rows, tokens = sequence["batch"] * sequence["seq"], tensor["batch"] * tensor["seq"]
+        total: Array = habits.extra_saved * rows * sequence["hidden"]
+        if habits.pins_packed_qkv:
+            total = total + tokens * (tensor["heads"] + tensor["kv_heads"]) * tensor["head_dim"] * self.width
+        if habits.eager_copies:
+            norms = sum(1 for op in self.block.operators if op.kind == "norm" and op.region == "sequence")
+            total = total + norms * rows * sequence["hidden"] * _FLOAT
+        if habits.eager_copies or habits.activation_output:
+            gated = sum(1 for op in self.block.operators if op.kind == "gated_activation")
+            total = total + gated * tokens * tensor["ffn"] * self.width
+        return total
+
+    def _forward_workspace(self) -> Array:
+        """The largest output that nobody saves, with the gathered rows its product reads."""
+        saved = {key for key, _, _ in saved_tensors(self.block)}
+        return _largest(
+            (0.0 if op.name in saved else self._output(op)) + self._gathered(op)
+            for op in self.block.operators
+            if op.kind not in ("loss", "add") and op.name != "lm_head"
+        )
+
+    def _gathered(self, op: Operator) -> Array:
+        """Whole rows that a column-parallel product gathers and does not keep."""
+        if not is_column_parallel(op) or not self.stack.overlap.regather_input:
+            return 0.0
+        local = self.dims.tensor
+        return np.where(self._whole_rows, local["batch"] * local["seq"] * local["hidden"] * self.width, 0.0)
+
+    def _backward_workspace(self) -> Array:
+        """Gradients of one operator's output and inputs, what it gathers again, and the residual's gradient."""
+        inner = [op for op in self.block.operators if op.kind != "loss" and op.name != "lm_head"]
+        return self.boundary + _largest(
+            self._output(op) + self._input(op) + self._gathered(op) + self._query_sum(op) for op in inner
+        )
+
+    def _query_sum(self, op: Operator) -> Array:
+        """Flash attention sums the query's gradient in fp32."""
+        if op.kind != "attention" or self.stack.fusion.attention == "unfused":
+            return 0.0
+        return self._output(op) * _FLOAT / self.width
+
+    def _input(self, op: Operator) -> Array:
+        if op.kind == "matmul":
+            local = self.dims.tensor
+            return evaluate(op.rows, local) * evaluate(op.contraction, local) * self.width
+        made = {other.name: other for other in self.block.operators}
+        return sum(self.boundary if name == INPUT else self._output(made[name]) for name in op.inputs)
+
+    def _discarding(self) -> Array:
+        """Forward that keeps only the block's input: one operator's inputs and output beside the residual."""
+        inner = (op for op in self.block.operators if op.kind != "loss")
+        return self.boundary + _largest(self._output(op) + self._input(op) for op in inner)

@@ -1,4 +1,4 @@
-"""Static memory of a rank, exact to the byte: parameters, gradients, optimizer states, and fixed overheads.
+"""Static memory of a rank, exact to the byte: parameters, gradients, optimizer states, buffers, fixed overheads.
 
 | scheme | bytes a parameter (bf16 compute, fp32 AdamW with master weights, bf16 gradients) |
 |---|---|
@@ -7,56 +7,168 @@
 | ZeRO-2 | 2 + 14/N |
 | ZeRO-3 | 16/N |
 
-With fp32 gradients add 2 [Rajbhandari et al. 2020, arXiv 1910.02054].
+With fp32 gradients add 2 [Rajbhandari et al. 2020, arXiv 1910.02054]; a stack that stores fp32 parameters holds
+(4 + 4 + 8)/N under ZeRO-3. What moves during a step is in :mod:`simpar.cost.activations`, what the process holds
+for all of it in :mod:`simpar.cost.allocator`, the closed form of the peak in :mod:`simpar.cost.peak`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from simpar.cost.activations import activation_bytes
+from simpar.cost.allocator import reserve, round_allocation
 from simpar.cost.stack import Stack
 from simpar.hardware.cluster import Cluster
+from simpar.models.graph import Block, Dims, ModelGraph, evaluate
+from simpar.models.training import Training
+from simpar.plan.check import stage_layers
 from simpar.plan.plan import Plan
-from simpar.units import DTYPE_BYTES, MIB
+from simpar.plan.sharding import tensor_dims
+from simpar.units import DTYPE_BYTES
+
+__all__ = [
+    "MOMENTS", "StaticMemory", "checkpointed_peak", "overhead_bytes", "reserved_bytes", "round_allocation",
+    "stage_blocks", "stage_static_memory", "static_memory", "stored_parameter_bytes",
+]  # fmt: skip
 
 MOMENTS = {"adamw": 2, "sgd_momentum": 1, "sgd": 0}
-_SMALL, _LARGE = 20 * MIB, 2 * MIB
+_FLAT_ALIGNMENT = 128
 
 
 @dataclass(frozen=True)
 class StaticMemory:
-    """Bytes that a rank holds for the whole step."""
+    """Bytes that a rank holds between steps.
+
+    ``buffers`` are gradient buckets apart from the gradients, gathered rows of sequence parallelism and the
+    workspaces of GEMM libraries; ``copies`` are left from the parameter gather after the update and gone when
+    the next pass peaks.
+    """
 
     parameters_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
     buffers_bytes: int = 0
+    copies_bytes: int = 0
+
+    @property
+    def resident_bytes(self) -> int:
+        """What stays through forward and backward."""
+        return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes + self.buffers_bytes
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
-        return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes + self.buffers_bytes
+        """All that is allocated after a step."""
+        return self.resident_bytes + self.copies_bytes
 
 
-def static_memory(num_parameters: int, plan: Plan, stack: Stack) -> StaticMemory:
+def static_memory(
+    num_parameters: int,
+    plan: Plan,
+    stack: Stack,
+    *,
+    shard_elements: int | None = None,
+    residual_bytes: float = 0.0,
+) -> StaticMemory:
     """Static bytes of a rank that is responsible for ``num_parameters`` (before data-parallel sharding).
 
-    ``plan`` must be resolved (dp, gradient dtype and master weights decided). Shards are rounded up to whole
-    elements.
+    ``plan`` must be resolved (dp, gradient dtype and master weights decided). ``shard_elements`` is the size of
+    one shard with its padding (default: rounded up to whole elements), ``residual_bytes`` the whole rows of one
+    microbatch's residual stream.
     """
-    data, numerics = plan.data_parallel, plan.numerics
-    shards = int(plan.mesh.dp or 1) * plan.mesh.cp // data.hsdp if data.zero else 1
-    shard = -(-num_parameters // shards)
+    data, numerics, shards = plan.data_parallel, plan.numerics, num_shards(plan)
+    shard = -(-num_parameters // shards) if shard_elements is None else shard_elements
     stored = stored_parameter_bytes(plan, stack)
-    gradient = DTYPE_BYTES[numerics.grad_dtype or "fp32"]
     states = MOMENTS[numerics.optimizer] * DTYPE_BYTES["fp32"]
     if numerics.master_weights and stored < DTYPE_BYTES["fp32"]:
         states += DTYPE_BYTES["fp32"]
     return StaticMemory(
         parameters_bytes=int(stored * (shard if data.zero == 3 else num_parameters)),
-        gradients_bytes=int(gradient * (shard if data.zero >= 2 else num_parameters)),
+        gradients_bytes=int(
+            DTYPE_BYTES[numerics.grad_dtype or "fp32"] * (shard if data.zero >= 2 else num_parameters)
+        ),
         optimizer_bytes=int(states * (shard if data.zero >= 1 else num_parameters)),
+        buffers_bytes=int(_buffers(num_parameters, plan, stack, residual_bytes)),
+        copies_bytes=int(stored * (num_parameters + shard)) if _copies(plan, stack, shards) else 0,
     )
+
+
+def num_shards(plan: Plan) -> int:
+    """Ranks that share one copy of the sharded states; context-parallel ranks count."""
+    data = plan.data_parallel
+    return int(plan.mesh.dp or 1) * plan.mesh.cp // data.hsdp if data.zero else 1
+
+
+def _buffers(num_parameters: int, plan: Plan, stack: Stack, residual_bytes: float) -> float:
+    habits, mesh = stack.memory, plan.mesh
+    size = stack.memory.allocator.workspace_bytes
+    if int(mesh.dp or 1) * mesh.cp > 1 and plan.data_parallel.kind == "ddp":
+        size += habits.bucket_bytes * num_parameters
+    if mesh.tp > 1 and plan.tensor_parallel.sequence_parallel:
+        size += habits.gather_buffers * residual_bytes
+    return size
+
+
+def _copies(plan: Plan, stack: Stack, shards: int) -> bool:
+    return stack.memory.gather_copies and plan.data_parallel.zero in (1, 2) and shards > 1
+
+
+def stage_static_memory(
+    graph: ModelGraph, plan: Plan, training: Training, stack: Stack, stage: int
+) -> StaticMemory:
+    """Static bytes of pipeline rank ``stage``, its tensor-parallel share of all its virtual stages.
+
+    ``plan`` must be resolved and checked. Tied embeddings are held once where embedding and head meet, and by
+    both the first and the last stage otherwise. Shards carry their padding: FSDP pads the first dim of every
+    parameter to a multiple of the group, flat buffers end at a multiple of lcm(N, 128) elements.
+    """
+    dims = tensor_dims(graph, plan, training)
+    blocks = [block for _, block in stage_blocks(graph, plan, stage)]
+    weights = _weights(blocks, dims)
+    if graph.tied_embeddings and graph.embedding in blocks and graph.head in blocks:
+        weights.remove(next(weight for weight in weights if weight[1] == dims["vocab"] * dims["hidden"]))
+    shards = num_shards(plan)
+    elements = sum(size for _, size in weights)
+    if plan.data_parallel.kind == "fsdp":
+        shard = sum(-(-rows // shards) * (size // rows) for rows, size in weights)
+    else:
+        aligned = int(np.lcm(shards, _FLAT_ALIGNMENT)) if shards > 1 else 1
+        shard = -(-elements // aligned) * aligned // shards
+    tokens = dims["batch"] * dims["seq"]
+    residual = tokens * dims["hidden"] * activation_bytes(plan.numerics)
+    return static_memory(elements, plan, stack, shard_elements=shard, residual_bytes=residual)
+
+
+def stage_blocks(graph: ModelGraph, plan: Plan, stage: int) -> list[tuple[int, Block]]:
+    """(layer, block) of pipeline rank ``stage`` in model order; -1 is the embedding, the layer count the head.
+
+    Virtual stages go round the pipeline ranks.
+    """
+    counts = stage_layers(plan, len(graph.layers))
+    bounds = np.concatenate([[0], np.cumsum(counts)]).tolist()
+    held: list[tuple[int, Block]] = []
+    for virtual in range(stage, len(counts), plan.mesh.pp):
+        if virtual == 0:
+            held.append((-1, graph.embedding))
+        held += [(i, graph.blocks[graph.layers[i]]) for i in range(bounds[virtual], bounds[virtual + 1])]
+        if virtual == len(counts) - 1:
+            held.append((len(graph.layers), graph.head))
+    return held
+
+
+def _weights(blocks: Sequence[Block], dims: Dims) -> list[tuple[int, int]]:
+    """(first dim, elements) of every parameter; the first dim of a projection is its output."""
+    found = []
+    for block in blocks:
+        for op in block.operators:
+            for weight in op.weights:
+                size = int(evaluate(weight.size, dims))
+                rows = {"matrix": int(evaluate(op.columns, dims)), "embedding": size // int(dims["hidden"])}
+                found.append((rows.get(weight.kind, size), size))
+    return found
 
 
 def stored_parameter_bytes(plan: Plan, stack: Stack) -> float:
@@ -72,27 +184,18 @@ def overhead_bytes(plan: Plan, stack: Stack, cluster: Cluster) -> float:
         return 0.0
     mesh = plan.mesh
     communicators = sum(size > 1 for size in (mesh.tp, int(mesh.dp or 1), mesh.pp, mesh.cp))
-    return stack.memory.context_bytes + communicators * stack.memory.communicator_bytes
+    return stack.memory.allocator.context_bytes + communicators * stack.memory.allocator.communicator_bytes
 
 
-def round_allocation(size_bytes: int) -> int:
-    """What the caching allocator reserves for one tensor in an empty pool.
+def reserved_bytes(
+    allocated_peak_bytes: float, stack: Stack, static_bytes: float = 0.0, *, alternates: bool = False
+) -> float:
+    """Bytes the allocator holds for an allocated peak of which ``static_bytes`` stay for the whole step.
 
-    512 B granularity; up to 1 MiB from a 2 MiB segment, up to 10 MiB from a 20 MiB segment, larger ones rounded
-    up to 2 MiB. Source: torch c10 CUDACachingAllocator constants.
+    ``alternates``: passes of several microbatches do. See :func:`simpar.cost.allocator.reserve`.
     """
-    rounded = -(-size_bytes // 512) * 512
-    if rounded <= MIB:
-        return _LARGE
-    if rounded <= 10 * MIB:
-        return _SMALL
-    return -(-rounded // _LARGE) * _LARGE
-
-
-def reserved_bytes(allocated_peak_bytes: float, stack: Stack) -> float:
-    """Peak the allocator reserves: the allocated peak plus the stack's fragmentation, in whole segments."""
-    padded = allocated_peak_bytes * (1.0 + stack.memory.fragmentation)
-    return float(-(-padded // _LARGE) * _LARGE)
+    moving = allocated_peak_bytes - static_bytes
+    return float(reserve(static_bytes, moving, stack.memory.allocator, alternates=alternates).needed_bytes)
 
 
 def checkpointed_peak(num_layers: int, every: int, layer_bytes: float, boundary_bytes: float) -> float:

@@ -8,8 +8,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from simpar import files
+from simpar.cost.habits import MemoryHabits
 from simpar.plan.plan import Plan
-from simpar.units import Bytes, Fraction, Seconds
+from simpar.units import Bytes, Seconds
 
 Dtype = Literal["fp32", "bf16"]
 
@@ -35,13 +36,15 @@ class Launch(_Part):
 
     ``host_time_per_kernel_s`` to launch a kernel; ``kernel_overhead`` multiplies kernel times for the copies,
     casts and layout changes that an operator list does not contain; ``optimizer_passes`` over the optimizer's
-    states; ``step_overhead_s`` once a step (data, logging, clipping, synchronisation).
+    states; ``pipeline_balance`` "cost" counts the output projection when layers are spread over stages;
+    ``step_overhead_s`` once a step (data, logging, clipping, synchronisation).
     """
 
     host_time_per_kernel_s: Seconds = 0.0
     kernel_overhead: float = Field(1.0, gt=0, allow_inf_nan=False)
     optimizer_passes: float = Field(1.0, ge=1)
     step_overhead_s: Seconds = 0.0
+    pipeline_balance: Literal["layers", "cost"] = "layers"
 
 
 class Overlap(_Part):
@@ -73,25 +76,6 @@ class Buckets(_Part):
 
     bucket: Bytes = 25e6
     first: Bytes = 0.0
-
-
-class MemoryHabits(_Part):
-    """What the stack keeps besides the mathematics of the model.
-
-    ``logit_bytes`` per logit and microbatch at the peak of the loss; ``extra_saved`` bytes per token and hidden
-    feature of each layer kept beyond what the operators need; ``fragmentation`` reserved over allocated.
-    ``selective`` is what selective recompute means: Megatron drops core attention; torchtitan keeps attention and
-    every other matmul and recomputes the rest.
-    """
-
-    logit_bytes: float = 6.0
-    pins_packed_qkv: bool = False
-    eager_copies: bool = False
-    fragmentation: Fraction = 0.03
-    selective: Literal["attention", "operators"] = "attention"
-    context_bytes: Bytes = 0.0
-    communicator_bytes: Bytes = 0.0
-    extra_saved: float = Field(0.0, ge=0)
 
 
 class Stack(_Part):

@@ -1,0 +1,57 @@
+"""What a software stack keeps in memory besides the mathematics of the model, and how its allocator behaves."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from simpar.units import Bytes, Fraction
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class AllocatorHabits(_Part):
+    """What the process holds beyond what it allocated for tensors.
+
+    ``fragmentation``: blocks that cannot be reused, per byte that moves during a step; ``churn``: more of it where
+    passes of different microbatches alternate; ``held_outputs``: share of the partial sums of row-parallel
+    products that a communication stream still holds after they are freed, because the host runs ahead.
+    ``context_bytes`` of the device context and its kernels, ``communicator_bytes`` per communicator,
+    ``workspace_bytes`` of the GEMM libraries (allocated through the same allocator).
+    """
+
+    fragmentation: Fraction = 0.05
+    churn: Fraction = 0.05
+    held_outputs: Fraction = 0.0
+    context_bytes: Bytes = 0.0
+    communicator_bytes: Bytes = 0.0
+    workspace_bytes: Bytes = 0.0
+
+
+class MemoryHabits(_Part):
+    """What the stack keeps.
+
+    Of the loss, per logit: ``logit_bytes`` at its peak, ``logit_saved_bytes`` from forward to backward. Of a
+    layer: ``pins_packed_qkv`` (views keep the packed projection alive), ``activation_output`` (of the gate, not
+    fused with its product), ``eager_copies`` (that, and fp32 copies in norms), ``extra_saved`` bytes per token and
+    hidden feature. For the whole run:
+    ``gather_buffers`` of one full residual stream each under sequence parallelism, ``bucket_bytes`` per parameter
+    for gradient buckets apart from the gradients, and ``gather_copies`` (flat copies made to gather sharded
+    parameters after the update stay until the next pass). ``selective`` is what selective recompute means:
+    Megatron drops core attention; torchtitan keeps attention and every other matmul and recomputes the rest.
+    """
+
+    logit_bytes: float = Field(6.0, ge=0, allow_inf_nan=False)
+    logit_saved_bytes: float = Field(2.0, ge=0, allow_inf_nan=False)
+    pins_packed_qkv: bool = False
+    activation_output: bool = False
+    eager_copies: bool = False
+    extra_saved: float = Field(0.0, ge=0, allow_inf_nan=False)
+    selective: Literal["attention", "operators"] = "attention"
+    gather_buffers: int = Field(0, ge=0)
+    bucket_bytes: float = Field(0.0, ge=0, allow_inf_nan=False)
+    gather_copies: bool = False
+    allocator: AllocatorHabits = AllocatorHabits()
