@@ -59,7 +59,9 @@ def main() -> None:
     subprocess.run([sys.executable, "-m", "simpar", "--help"], check=True, stdout=subprocess.DEVNULL)
     helped = time.perf_counter()
     subprocess.run(
-        [sys.executable, "-m", "simpar", "simulate", "llama-3.1-405b-16384-h100"], check=True, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "simpar", "simulate", "llama-3.1-405b-16384-h100"],
+        check=True,
+        stdout=subprocess.DEVNULL,
     )
     print(f"command: --help {helped - started:.2f} s, simulate 405B {time.perf_counter() - helped:.2f} s")
 

@@ -14,7 +14,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.models.catalogue import load_model
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
-from simpar.plan.check import Target, check, schedule_of
+from simpar.plan.check import Target, check, layers_by_cost, schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.lower import Lowered, Perturbation, lower
 from simpar.program.rank_view import Job
@@ -64,11 +64,20 @@ def make_job(
     graph = load_model(model) if isinstance(model, str) else model
     habits = stack if isinstance(stack, Stack) else load_stack(stack or plan.stack or DEFAULT_STACK)
     target = Target(graph, training, cluster.world_size, cluster.profile.devices_per_node)
-    plan = check(resolve(plan, habits), target)
+    plan = check(_balanced(resolve(plan, habits), graph, habits), target)
     named = {"model": graph.name, "training": training.model_dump(), "stack": habits.name}
     kernels = KernelModel(cluster.device, plan.numerics.precision, habits.fusion.attention)
     kernels.peak(plan.numerics.precision)
     return Job(graph, training, plan.model_copy(update=named), habits, kernels)
+
+
+def _balanced(plan: Plan, graph: ModelGraph, stack: Stack) -> Plan:
+    """The plan with layers spread by cost, for stacks that do so and plans that leave it open."""
+    stages = plan.mesh.pp * plan.pipeline.vpp
+    if stack.launch.pipeline_balance != "cost" or plan.pipeline.layers or stages == 1:
+        return plan
+    layers = layers_by_cost(graph, stages)
+    return plan.model_copy(update={"pipeline": plan.pipeline.model_copy(update={"layers": layers})})
 
 
 def lower_job(job: Job, cluster: Cluster, options: Options, *, contention: bool = True) -> Lowered:

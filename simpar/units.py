@@ -16,6 +16,7 @@ MS, US, NS = 1e-3, 1e-6, 1e-9
 KILO, MEGA, GIGA, TERA, PETA = 1e3, 1e6, 1e9, 1e12, 1e15
 NS_PER_S = 10**9
 HOUR_S, DAY_S = 3600.0, 86400.0
+_MOST_NS = 2.0**63
 
 DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5, "int8": 1.0}
 
@@ -42,12 +43,14 @@ _EXAMPLES = {
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\s\d][^\s]*)\s*")
 
 
-def parse_quantity(text: str, dimension: str) -> float:
-    """SI value of a text such as "80 GiB", "400 Gb/s" or "5 us".
+def parse_quantity(text: str | float, dimension: str) -> float:
+    """SI value of a text such as "80 GiB", "400 Gb/s" or "5 us"; a number counts as SI already.
 
     Raises ValueError (number, unit or dimension wrong); GB is 10^9 bytes, GiB 2^30, Gb 10^9 bits.
     """
     units = _UNITS[dimension]
+    if not isinstance(text, str):
+        text = f"{float(text)!r} {next(unit for unit, factor in units.items() if factor == 1)}"
     match = _QUANTITY.fullmatch(text)
     if match is None or match.group(2) not in units:
         raise ValueError(f"needs a number and a unit, such as {_EXAMPLES[dimension]}")
@@ -61,7 +64,7 @@ def _quantity(dimension: str) -> BeforeValidator:
     def convert(value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, str):
             return parse_quantity(value, dimension)
-        if (info.context or {}).get("file") and isinstance(value, int | float) and value != 0:
+        if isinstance(value, bool) or ((info.context or {}).get("file") and isinstance(value, int | float)):
             raise ValueError(f"needs a unit, such as {_EXAMPLES[dimension]}")
         return value
 
@@ -71,10 +74,12 @@ def _quantity(dimension: str) -> BeforeValidator:
 _POSITIVE = Field(gt=0, allow_inf_nan=False)
 _NON_NEGATIVE = Field(ge=0, allow_inf_nan=False)
 Bytes = Annotated[float, _quantity("bytes"), _NON_NEGATIVE]
+PositiveBytes = Annotated[float, _quantity("bytes"), _POSITIVE]
 Seconds = Annotated[float, _quantity("seconds"), _NON_NEGATIVE]
 BytesPerS = Annotated[float, _quantity("bytes_per_s"), _POSITIVE]
 FlopPerS = Annotated[float, _quantity("flop_per_s"), _POSITIVE]
 Watts = Annotated[float, _quantity("watts"), _NON_NEGATIVE]
+PositiveWatts = Annotated[float, _quantity("watts"), _POSITIVE]
 Hertz = Annotated[float, _quantity("hertz"), _POSITIVE]
 UsdPerHour = Annotated[float, _quantity("usd_per_hour"), _NON_NEGATIVE]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -82,9 +87,15 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 
 
 def to_ns(seconds: float | NDArray[np.float64]) -> Any:
-    """Nanoseconds (int, or int64 array) of seconds, rounded half to even."""
-    scaled = np.rint(np.asarray(seconds, dtype=np.float64) * NS_PER_S).astype(np.int64)
-    return int(scaled) if scaled.ndim == 0 else scaled
+    """Nanoseconds (int, or int64 array) of seconds, rounded half to even.
+
+    Raises ValueError where they are not finite or do not fit in 64 bits (292 years).
+    """
+    scaled = np.rint(np.asarray(seconds, dtype=np.float64) * NS_PER_S)
+    if not np.all(np.abs(scaled) < _MOST_NS):
+        raise ValueError(f"{seconds} s: must be finite and less than {_MOST_NS / NS_PER_S:.0f} s")
+    whole = scaled.astype(np.int64)
+    return int(whole) if whole.ndim == 0 else whole
 
 
 def to_seconds(ns: Any) -> Any:
@@ -94,9 +105,14 @@ def to_seconds(ns: Any) -> Any:
 
 def format_bytes(size: float) -> str:
     """Bytes as GiB (or a smaller binary unit below 0.1 GiB), 3 significant digits."""
-    for unit, factor in (("TiB", 10 * TIB), ("GiB", GIB / 10), ("MiB", MIB), ("KiB", KIB)):
-        if abs(size) >= factor:
-            return f"{_digits(size / {'TiB': TIB, 'GiB': GIB, 'MiB': MIB, 'KiB': KIB}[unit])} {unit}"
+    for unit, factor, least in (
+        ("TiB", TIB, 10 * TIB),
+        ("GiB", GIB, GIB / 10),
+        ("MiB", MIB, MIB),
+        ("KiB", KIB, KIB),
+    ):
+        if abs(size) >= least:
+            return f"{_digits(size / factor)} {unit}"
     return f"{size:.0f} B"
 
 
@@ -105,7 +121,7 @@ def format_seconds(seconds: float) -> str:
     for unit, factor in (("s", 1.0), ("ms", MS), ("us", US)):
         if abs(seconds) >= factor:
             return f"{_digits(seconds / factor)} {unit}"
-    return f"{seconds / NS:.0f} ns" if seconds else "0 s"
+    return f"{_digits(seconds / NS)} ns" if seconds else "0 s"
 
 
 def format_rate(bytes_per_s: float) -> str:
@@ -122,8 +138,9 @@ def format_count(value: float) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three significant digits without an exponent."""
-    if value == 0:
-        return "0"
-    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{decimals}f}"
+    """Three significant digits (or all before the point) without an exponent."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    rounded = float(f"{value:.2e}") if abs(value) < KILO else value
+    decimals = max(0, 2 - math.floor(math.log10(abs(rounded))))
+    return f"{rounded:,.{decimals}f}"

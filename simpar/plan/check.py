@@ -46,6 +46,23 @@ def schedule_of(plan: Plan, training: Training, costs: Costs = (1.0, 1.0, 1.0)) 
     return make_schedule(plan.schedule, plan.mesh.pp, microbatches, plan.pipeline.vpp, costs=costs)
 
 
+def layers_by_cost(graph: ModelGraph, stages: int) -> tuple[int, ...] | None:
+    """Layers of every stage when the output projection counts with its parameters, as nanotron spreads them.
+
+    A stage is full once the running cost passes its share of the total. None where a stage between the ends
+    would stay empty.
+    """
+    costs = [graph.blocks[name].parameters(graph.dims) for name in graph.layers]
+    share = (sum(costs) + graph.head.parameters(graph.dims)) / stages
+    counts, running, stage = [0] * stages, 0.0, 0
+    for cost in costs:
+        counts[stage] += 1
+        running += cost
+        if running > share * (stage + 1) and stage < stages - 1:
+            stage += 1
+    return tuple(counts) if all(counts[:-1]) else None
+
+
 def stage_layers(plan: Plan, num_layers: int) -> tuple[int, ...]:
     """Transformer layers of every virtual stage, in model order; embedding and head come on top.
 

@@ -77,7 +77,7 @@ def lower(
     kinds = group_kinds(view, sync, schedule)
     layout = build_layout(cluster, kinds, _rank_colours(job, perturbation))
     network = Network(cluster, layout, stream_counts(kinds, schedule, sync), contention)
-    builder = StageBuilder(job, view, sync)
+    builder = StageBuilder(job, view, sync, schedule.rank_of_stage)
     maker = _ClassMaker(builder, network, schedule, perturbation, collapse)
     actions = tuple(maker.actions(class_id) for class_id in range(layout.num_classes))
     emitter = Emitter(
@@ -105,6 +105,8 @@ def _rank_colours(job: Job, perturbation: Perturbation) -> Ints:
     if perturbation.jitter_sigma > 0:
         return world
     colour = mesh.coordinates(world)["pp"].astype(np.int64)
+    if job.plan.data_parallel.kind == "single_process":
+        colour[0] = world.size  # the device that everything passes through
     factors = sorted(set(perturbation.slow_ranks.values()))
     for rank, factor in perturbation.slow_ranks.items():
         colour[rank] += mesh.pp * (1 + factors.index(factor))
@@ -185,8 +187,20 @@ class _ClassMaker:
             letter, stage, boundary = key
             template = by_stage[stage][letter, boundary]
             index[key] = len(templates)
-            templates.append(self._with_send(letter, stage, flatten(template) if flat else template))
+            template = flatten(template) if flat else template
+            if letter == "F":
+                template = self._with_replication(class_id, template)
+            templates.append(self._with_send(letter, stage, template))
         return templates, index
+
+    def _with_replication(self, class_id: int, template: Template) -> Template:
+        """The copies that precede a forward where one process drives all devices."""
+        held = self.builder.held_parameters(int(self.stage_of_class[class_id]))
+        first = self.builder.sync.replicate(held)
+        if not first:
+            return template
+        moved = [replace(node, after=(*(i + 1 for i in node.after), 0)) for node in template.nodes]
+        return Template((*first, *moved), template.exit + 1)
 
     def _pricing(self, class_id: int) -> Pricing:
         rank = int(self.network.layout.representative_rank[class_id])
@@ -224,10 +238,8 @@ class _ClassMaker:
         return Template((*template.nodes, node), len(template.nodes))
 
     def _tail(self, class_id: int) -> Template:
-        stages = tuple(
-            np.flatnonzero(np.array(self.schedule.rank_of_stage) == self.stage_of_class[class_id]).tolist()
-        )
-        nodes = self.builder.sync.tail(self.builder.parameters(stages))
+        held = self.builder.held_parameters(int(self.stage_of_class[class_id]))
+        nodes = self.builder.sync.tail(held, root=self.network.layout.class_of_rank[0] == class_id)
         kinds = self.network.layout.group_class
         if EMBEDDING_GROUP in kinds and kinds[EMBEDDING_GROUP][class_id] >= 0:
             nodes = (self._embedding_sync(), *nodes)

@@ -75,6 +75,7 @@ class StageBuilder:
     job: Job
     view: RankView
     sync: Synchronisation
+    rank_of_stage: tuple[int, ...]
 
     @cached_property
     def pieces(self) -> tuple[tuple[Piece, ...], ...]:
@@ -147,6 +148,7 @@ class StageBuilder:
 
     def _segment(self, piece: Piece, unit: Unit, kind: str, sync: SyncPolicy, pricing: Pricing) -> Segment:
         phase: Phase = getattr(self.steps(piece), kind)
+        phase = replace(phase, issue_s=phase.issue_s * self.sync.interpreters)
         slowdown = pricing.slowdown * self.job.stack.launch.kernel_overhead
         slowdown *= _contention(phase, unit, sync, pricing)
         key = (piece.block.name, piece.recompute, kind, slowdown)
@@ -155,20 +157,21 @@ class StageBuilder:
         return pricing.segments[key]
 
     def parameters(self, stages: tuple[int, ...]) -> float:
-        """Parameters that one rank holds for its virtual stages, before data-parallel sharding."""
-        return sum(
-            float(evaluate(weight.size, self.view.tensor))
-            for stage in stages
-            for piece in self.pieces[stage]
-            for op in piece.block.operators
-            for weight in op.weights
-        )
+        """Parameters that one rank holds for its virtual stages, before data-parallel sharding.
+
+        A tied output projection is free on the rank that holds the embedding.
+        """
+        blocks = [piece.block for stage in stages for piece in self.pieces[stage]]
+        total = sum(float(block.parameters(self.view.tensor)) for block in blocks)
+        graph = self.job.graph
+        if graph.tied_embeddings and graph.embedding in blocks and graph.head in blocks:
+            total -= float(evaluate(graph.head.operator("lm_head").weights[0].size, self.view.tensor))
+        return total
 
     def held_parameters(self, pipeline_rank: int) -> float:
-        """Parameters of all virtual stages of a pipeline rank; a tied projection on the embedding's rank is free."""
-        count = self.job.plan.mesh.pp
-        stages = tuple(stage for stage in range(len(self.pieces)) if stage % count == pipeline_rank)
-        return self.parameters(stages)
+        """Parameters of all virtual stages that a pipeline rank holds."""
+        ranks = self.rank_of_stage
+        return self.parameters(tuple(stage for stage, rank in enumerate(ranks) if rank == pipeline_rank))
 
 
 def _contention(phase: Phase, unit: Unit, sync: SyncPolicy, pricing: Pricing) -> float:

@@ -50,6 +50,23 @@ class Synchronisation:
         return self.zero == 3
 
     @property
+    def single_process(self) -> bool:
+        """Whether one process drives all devices: parameters go out and gradients come in through the first."""
+        return self.job.plan.data_parallel.kind == "single_process" and self.width > 1
+
+    @property
+    def interpreters(self) -> float:
+        """How many devices one interpreter issues kernels for: its lock serialises the launches of all of them."""
+        return float(self.width) if self.single_process else 1.0
+
+    def replicate(self, parameters: float) -> tuple[Node, ...]:
+        """What precedes every forward of a single process: parameters copied from the first device to all."""
+        if not self.single_process:
+            return ()
+        use = CollectiveUse("dp", "broadcast", parameters * self.parameter_bytes)
+        return (Node(kind="dp", name="broadcast parameters", streams=(COMPUTE, GATHER), collective=use),)
+
+    @property
     def per_unit(self) -> bool:
         """Whether each block is a unit of gathering and reduction (FSDP) instead of flat buckets."""
         return self.job.plan.data_parallel.kind == "fsdp"
@@ -90,7 +107,7 @@ class Synchronisation:
     def policy(self, kind: str, *, boundary: bool) -> SyncPolicy:
         """Hooks of one pass; ``boundary`` is the first microbatch of a forward, the last of a backward."""
         data = self.job.plan.data_parallel
-        if self.width == 1:
+        if self.width == 1 or self.single_process:
             return SyncPolicy()
         gathers = self._gathers(kind, boundary=boundary)
         reduces = (
@@ -118,8 +135,15 @@ class Synchronisation:
             return False
         return self.per_unit or bool(data.overlap_param_gather)
 
-    def tail(self, parameters: float) -> tuple[Node, ...]:
-        """What follows the last backward on a rank that holds ``parameters`` (unsharded count)."""
+    def tail(self, parameters: float, *, root: bool = True) -> tuple[Node, ...]:
+        """What follows the last backward on a rank that holds ``parameters`` (unsharded count).
+
+        A single process sums gradients on the first device (``root``), which alone updates.
+        """
+        if self.single_process:
+            use = CollectiveUse("dp", "reduce", parameters * self.gradient_bytes)
+            reduce = Node(kind="dp", name="reduce gradients", streams=(COMPUTE, REDUCE), collective=use)
+            return (reduce, self._optimizer(parameters if root else 0.0))
         return (
             *self._late_reduction(parameters),
             self._optimizer(parameters),

@@ -80,7 +80,8 @@ def _data_parallel_kinds(sync: Synchronisation) -> list[GroupKind]:
     size = 2.0**30
     replicas = sync.job.plan.data_parallel.hsdp if sync.zero else 1
     if replicas == 1:
-        return [GroupKind("dp", groups, sync.reduce_ops[0][1], size)]
+        op = "broadcast" if sync.single_process else sync.reduce_ops[0][1]
+        return [GroupKind("dp", groups, op, size)]
     shards = groups.reshape(len(groups) * replicas, -1)
     across = groups.reshape(len(groups), replicas, -1).transpose(0, 2, 1).reshape(-1, replicas)
     return [
@@ -172,7 +173,7 @@ def stream_counts(kinds: Sequence[GroupKind], schedule: Schedule, sync: Synchron
             counts[kind.name] = int(ahead) + int(back)
         elif kind.name.startswith("dp"):
             gathers = sync.zero > 0 and kind.name == sync.shard_group
-            counts[kind.name] = 1 + int(gathers)
+            counts[kind.name] = 1 if sync.single_process else 1 + int(gathers)
         else:
             counts[kind.name] = 1
     return counts

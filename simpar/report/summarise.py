@@ -150,7 +150,7 @@ def _stage_memory(
         static = static_memory(int(lowered.builder.held_parameters(stage)), job.plan, job.stack)
         constant = {
             "parameters": float(static.parameters_bytes),
-            "gradients": float(static.gradients_bytes),
+            "gradients": float(static.gradients_bytes + static.buffers_bytes),
             "optimizer_states": float(static.optimizer_bytes),
             "overhead": overhead,
         }

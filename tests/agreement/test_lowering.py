@@ -111,6 +111,20 @@ def test_degraded_link_slows_the_pipeline_that_crosses_it() -> None:
     assert spans[1] > spans[0]
 
 
+def test_one_process_for_all_devices_is_the_slowest() -> None:
+    """DataParallel copies parameters every forward, sums through the first device, and one interpreter issues all."""
+    graph, cluster = load_model("small-llama"), load_cluster("dgx-h100", 1)
+    training = Training(seq_len=512, global_batch=64)
+    spans = {}
+    for kind in ("ddp", "single_process"):
+        job = make_job(graph, cluster, Plan(dp=8, kind=kind), training, "ddp")
+        entry = lower(job, cluster, schedule_of(job.plan, training))
+        spans[kind] = reference.run(entry.program).makespan_ns
+        names = {entry.program.labels[label].name for label in entry.program.ops.label}
+        assert ("broadcast parameters" in names) == (kind == "single_process")
+    assert spans["single_process"] > spans["ddp"]
+
+
 def test_jitter_is_seeded() -> None:
     """The same seed gives the same durations, another seed others."""
     runs = [

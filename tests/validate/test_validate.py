@@ -1,0 +1,150 @@
+"""Measured tables: rows are modelled or counted with a reason, and figures follow their definitions."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from simpar.errors import UserError
+from simpar.units import GB, GIB
+from simpar.validate.predict import Prediction, cluster_of, predict
+from simpar.validate.rows import Measured, Unmodelled, case, measured
+from simpar.validate.summary import Outcome, figures, kendall_tau, regret_by_cell
+from simpar.validate.table import outcomes_of, read_table, validate
+
+ROW = {
+    "source": "test", "model_name": "Llama-2-7B", "n_layers": "32", "hidden": "4096", "n_heads": "32",
+    "n_kv_heads": "32", "ffn_hidden": "11008", "vocab": "32000", "seq_len": "4096", "gpu_type": "H100 SXM 80GB",
+    "gpus_per_node": "8", "n_gpus": "16", "interconnect": "NVLink; InfiniBand", "precision": "bf16", "tp": "2",
+    "pp": "1", "dp": "8", "zero_stage_or_fsdp": "ZeRO-1", "micro_batch": "1", "global_batch_seqs": "64",
+    "recompute": "none", "schedule": "1F1B", "stack": "megatron", "iteration_time_s": "1.5", "status": "ok",
+}  # fmt: skip
+DATA = Path(os.environ.get("SIMPAR_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> Path:
+    """A CSV table of rows."""
+    with path.open("w", newline="") as stream:
+        names = dict.fromkeys(name for row in rows for name in row)
+        writer = csv.DictWriter(stream, fieldnames=list(names))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def test_row_becomes_the_layout_it_describes() -> None:
+    """Columns give model, cluster and plan."""
+    found = case(ROW)
+    assert found.graph.num_parameters() == 6_738_415_616
+    assert (found.hardware, found.num_devices, found.stack) == ("dgx-h100", 16, "megatron")
+    assert found.plan["zero"] == 1
+    assert predict(found).step_time_s > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"n_experts": "8"}, "mixture of experts"), ({"cp": "2"}, "context parallelism"),
+        ({"hidden": ""}, "hidden not published"), ({"micro_batch": "", "grad_accum": ""}, "micro_batch"),
+        ({"tp": "3"}, "does not divide"), ({"gpu_type": "Gaudi 3"}, "no profile"), ({"n_gpus": "many"}, "no number"),
+        ({"gpu_type": "TPU v5p"}, "TPU"), ({"precision": "NVFP4"}, "4-bit"), ({"model_name": "x (LoRA)"}, "LoRA"),
+    ],
+)  # fmt: skip
+def test_rows_outside_the_model_have_a_reason(change: dict[str, str], reason: str) -> None:
+    """What is not modelled says why."""
+    with pytest.raises(Unmodelled, match=reason):
+        predict(case({**ROW, **change}))
+
+
+@pytest.mark.parametrize(
+    ("words", "zero", "hsdp"),
+    [
+        ("zero0", 0, 1), ("distributed optimizer (ZeRO-1)", 1, 1), ("FSDP FULL_SHARD (ZeRO-3)", 3, 1),
+        ("fsdp-grad-op", 2, 1), ("FSDP 4", 3, 2), ("DDP (no ZeRO in the config)", 0, 1), ("zero3", 3, 1),
+    ],
+)  # fmt: skip
+def test_sharding_is_read_from_words(words: str, zero: int, hsdp: int) -> None:
+    """The sharding column's words give stage and replicas."""
+    plan = case({**ROW, "zero_stage_or_fsdp": words}).plan
+    assert (plan.get("zero"), plan.get("hsdp", 1)) == (zero, hsdp)
+
+
+def test_step_time_from_tokens() -> None:
+    """Where only tokens per second and device are published, the step follows."""
+    row = {**ROW, "iteration_time_s": "", "tokens_per_s_per_gpu": "8192"}
+    assert measured(row).step_time_s == pytest.approx(64 * 4096 / (8192 * 16))
+
+
+def test_measured_fabric_is_the_state_of_the_cluster() -> None:
+    """A slower measured all-reduce makes the same plan slower."""
+    slow = {**ROW, "fabric_allreduce_gbs": "20"}
+    assert cluster_of(case(slow)).state
+    assert predict(case(slow)).step_time_s > predict(case(ROW)).step_time_s
+
+
+def test_every_row_is_counted(tmp_path: Path) -> None:
+    """Modelled and unmodelled rows add up; the result is plain JSON with the promised keys."""
+    table = write(tmp_path / "t.csv", [ROW, {**ROW, "n_experts": "8"}, {**ROW, "tp": "4", "dp": "4"}])
+    found = validate(table, jobs=1)
+    json.dumps(found, allow_nan=False)
+    assert found["rows"] == 3
+    assert found["modelled"] + sum(found["unmodelled_reasons"].values()) == 3
+    keys = (
+        "time_ape_median", "time_ape_mean", "time_ape_p90", "memory_ape_median", "static_memory_ape_median",
+        "kendall_tau", "fit_accuracy", "fit_confusion", "regret_mean", "regret_max", "by_source", "rows_detail",
+    )  # fmt: skip
+    assert all(key in found for key in keys)
+
+
+def test_bad_tables_are_one_line(tmp_path: Path) -> None:
+    """A missing file or column is named."""
+    with pytest.raises(UserError, match="cannot be read"):
+        read_table(tmp_path / "none.csv")
+    with pytest.raises(UserError, match="column n_gpus, seq_len missing"):
+        read_table(write(tmp_path / "t.csv", [{"source": "x"}]))
+
+
+def outcome(predicted: float, actual: float, *, fits: bool = True, said: bool = True) -> Outcome:
+    """An outcome with given step times."""
+    prediction = Prediction(predicted, 1 * GIB, 2 * GIB, said)
+    return Outcome(1, "s", "x", ("cell",), Measured(actual, 1 * GB, None, None, None, fits), prediction)
+
+
+def test_regret_is_the_cost_of_trusting_the_prediction() -> None:
+    """The row predicted fastest was measured at 12 s, the best at 10 s: 20 percent."""
+    rows = [outcome(1.0, 12.0), outcome(2.0, 10.0), outcome(3.0, 30.0)]
+    assert list(regret_by_cell(rows).values()) == [pytest.approx(0.2)]
+
+
+def test_rank_correlation() -> None:
+    """Equal order gives 1, reversed order -1."""
+    assert kendall_tau([outcome(t, t) for t in (1.0, 2.0, 3.0)]) == 1.0
+    assert kendall_tau([outcome(t, 4 - t) for t in (1.0, 2.0, 3.0)]) == -1.0
+
+
+def test_figures_of_known_errors() -> None:
+    """Errors of 10 and 30 percent: median and mean 20, bias signed."""
+    found = figures([outcome(1.1, 1.0), outcome(0.7, 1.0, fits=False)])
+    assert found["time_ape_median"] == pytest.approx(20.0)
+    assert found["time_bias_median"] == pytest.approx(-10.0)
+    assert found["fit_confusion"] == {"fits_fits": 1, "oom_fits": 1}
+    assert found["fit_accuracy"] == 0.5
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="published tables are not beside the checkout")
+def test_published_runs_within_bounds() -> None:
+    """A sample of the development table stays within the error it is documented with."""
+    rows = read_table(DATA / "measured_runs_dev.csv")
+    papers = [
+        row
+        for row in rows
+        if row["source"].startswith(("Megatron SC21 Table 1", "Selective recompute Table 5"))
+    ]
+    found = figures(outcomes_of(papers, jobs=1))
+    assert found["modelled"] == len(papers)
+    assert found["time_ape_median"] < 6
+    assert found["time_ape_p90"] < 15
