@@ -31,15 +31,15 @@ DATA = Path(os.environ.get("SIMPAR_DATA", ROOT.parent / "shared" / "data"))
 TABLES = ("measured_runs_dev.csv", "measured_playbook_dev.csv")
 MOST_ROWS = 48  # of one source: a grid of a thousand runs must not outvote twenty papers
 
-CLOCK = (0.35, 1.1)
-STACK = {  # dotted key: bounds, scale of its prior around the profile's class default, default
-    "launch.host_time_per_kernel_s": (0.0, 40 * US),
+CLOCK = (0.35, 1.05)
+STACK = {  # dotted key: bounds
+    "launch.host_time_per_kernel_s": (0.0, 100 * US),
     "launch.kernel_overhead": (0.8, 1.8),
     "launch.step_overhead_s": (0.0, 0.3),
     "overlap.compute_slowdown_while_comm": (1.0, 1.6),
 }
 START = {
-    "launch.host_time_per_kernel_s": 6 * US, "launch.kernel_overhead": 1.05, "launch.step_overhead_s": 0.01,
+    "launch.host_time_per_kernel_s": 10 * US, "launch.kernel_overhead": 1.05, "launch.step_overhead_s": 0.01,
     "overlap.compute_slowdown_while_comm": 1.1,
 }  # fmt: skip
 PRIOR = {"launch.kernel_overhead": (1.05, 0.15), "overlap.compute_slowdown_while_comm": (1.1, 0.15)}
@@ -150,12 +150,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tables", nargs="*", type=Path, default=[DATA / name for name in TABLES])
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--evaluations", type=int, default=8)
+    parser.add_argument("--evaluations", type=int, default=10)
     arguments = parser.parse_args()
     problem = Problem(runs_of(arguments.tables))
     print(f"{len(problem.runs)} runs, {len(problem.devices)} devices, {len(problem.stacks)} stacks")
     best = least_squares(
-        problem.residuals, problem.start(), bounds=(0, 1), loss="soft_l1", f_scale=0.08, diff_step=0.02,
+        problem.residuals, problem.start(), bounds=(0, 1), loss="soft_l1", f_scale=0.08, diff_step=0.04,
         jac_sparsity=problem.sparsity(), max_nfev=arguments.evaluations, verbose=2,
     )  # fmt: skip
     tuning = problem.tuning(best.x)

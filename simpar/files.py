@@ -6,11 +6,11 @@ import difflib
 import json
 import math
 import os
-import tempfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -18,23 +18,33 @@ from simpar.errors import UserError
 from simpar.units import MIB
 
 Model = TypeVar("Model", bound=BaseModel)
+Location = tuple[str | int, ...]
 MAX_BYTES = 8 * MIB
+MAX_YAML_BYTES = MIB  # the parser reads some 100 kB/s: what is larger is data, and data is JSON
 MAX_DEPTH = 40
+MAX_NODES = 10**6
+MAX_INTEGER = 2**63 - 1
+_YAML = "tag:yaml.org,2002:"
 
 
 @dataclass(frozen=True)
 class Document:
-    """Data read from a file: plain dicts, lists and scalars, and where each key stands."""
+    """Data read from a file: plain dicts, lists and scalars, and where each key stands.
+
+    JSON tells no lines: they are looked up in ``text`` when an error wants one.
+    """
 
     data: Any
     source: str
-    lines: Mapping[tuple[Any, ...], int]
+    lines: Mapping[Location, int]
+    text: str = field(default="", repr=False)
 
     def place(self, location: tuple[Any, ...]) -> str:
         """``file:line`` of a key, or of its nearest parent that has one."""
+        lines = self.lines or _json_lines(self.text)
         for end in range(len(location), 0, -1):
-            if location[:end] in self.lines:
-                return f"{self.source}:{self.lines[location[:end]]}"
+            if location[:end] in lines:
+                return f"{self.source}:{lines[location[:end]]}"
         return self.source
 
 
@@ -42,130 +52,255 @@ def load(path: Path | str) -> Document:
     """Read a YAML 1.2 or JSON file. Raises UserError in one line for anything that is not plain, finite data."""
     path = Path(path)
     text = _read_text(path)
-    data = _read_json(text, path) if path.suffix == ".json" else _read_yaml(text, path)
+    if path.suffix == ".json":
+        data, lines = _read_json(text, str(path)), {}
+    else:
+        data, lines = _read_yaml(text, str(path))
     if data is None:
         raise UserError(f"{path}: is empty")
-    lines: dict[tuple[Any, ...], int] = {}
-    plain = _plain(data, (), lines, path)
-    return Document(plain, str(path), lines)
+    return Document(data, str(path), lines, text if not lines else "")
 
 
 def _read_text(path: Path) -> str:
+    most = MAX_BYTES if path.suffix == ".json" else MAX_YAML_BYTES
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise UserError(f"{path}: larger than {MAX_BYTES // MIB} MiB")
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as stream:  # read at most so much, whatever size the file claims to have
+            content = stream.read(most + 1)
+        text = content.decode("utf-8-sig")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: is not text (UTF-8)") from None
     except ValueError as error:
-        raise UserError(f"{path!r}: cannot be read ({error})") from None
+        raise UserError(f"{str(path)!r}: cannot be read ({error})") from None
+    if len(content) > most:
+        raise UserError(f"{path}: larger than {most // MIB} MiB{_json_hint(path)}")
     if "\0" in text:
         raise UserError(f"{path}: is not text")
     return text
 
 
-def _read_json(text: str, path: Path) -> Any:
+def _json_hint(path: Path) -> str:
+    return "" if path.suffix == ".json" else f"; as .json up to {MAX_BYTES // MIB} MiB"
+
+
+def _read_json(text: str, source: str) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        for index, (key, _) in enumerate(pairs):
-            if any(key == other for other, _ in pairs[:index]):
-                raise UserError(f"{path}: key {key!r} appears twice")
-        return dict(pairs)
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UserError(f"{source}: key {twice!r} appears twice")
+        return found
 
+    if not text.strip():
+        return None
     try:
-        return json.loads(text, object_pairs_hook=unique)
+        data = json.loads(text, object_pairs_hook=unique)
+        _check_plain(data, source)
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: not valid JSON ({error.msg})") from None
+        raise UserError(f"{source}:{error.lineno}: not valid JSON ({error.msg})") from None
     except (RecursionError, ValueError):
-        raise UserError(f"{path}: nested too deeply or a number too long") from None
+        raise UserError(f"{source}: nested too deeply or a number too long") from None
+    return data
 
 
-def _read_yaml(text: str, path: Path) -> Any:
+def _check_plain(value: Any, source: str, location: Location = ()) -> None:
+    """Refuse what JSON can say and simpar cannot use."""
+    if len(location) > MAX_DEPTH:
+        raise UserError(f"{source}: nested more than {MAX_DEPTH} levels deep")
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            _check_plain(item, source, (*location, key))
+            if isinstance(key, str):
+                _scalar_fault(key)
+    elif fault := _scalar_fault(value):
+        raise UserError(
+            f"{source}: {dotted(location)} = {value if len(repr(value)) < 40 else '...'}: {fault}"
+        )
+
+
+def _scalar_fault(value: Any) -> str | None:
+    """What is wrong with a scalar, or None."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "must be finite"
+    if isinstance(value, int) and abs(value) > MAX_INTEGER:
+        return "must fit in 64 bits"
+    if isinstance(value, str) and any(0xD800 <= ord(letter) <= 0xDFFF for letter in value):
+        return "must be text (half of a surrogate pair)"
+    return None
+
+
+def _json_lines(text: str) -> Mapping[Location, int]:
+    """Line of every key in a JSON text, which is YAML too; nothing where the YAML parser disagrees."""
+    if not text or len(text) > MAX_YAML_BYTES:
+        return {}
+    try:
+        return _read_yaml(text, "")[1]
+    except UserError:
+        return {}
+
+
+def _read_yaml(text: str, source: str) -> tuple[Any, dict[Location, int]]:
+    """Data, and the line of every key and list item. Only the parser's node tree is used: it builds no objects."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-    parser = YAML(typ="rt", pure=True)
-    parser.allow_duplicate_keys = False
-    if text.count("*") > 200 and text.count("&") > 2:
-        raise UserError(f"{path}: too many aliases")
     try:
-        return parser.load(text)
+        root = YAML(typ="safe", pure=True).compose(text)
     except MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise UserError(f"{path}{line}: not valid YAML ({str(error.problem).splitlines()[0]})") from None
+        raise UserError(f"{source}{line}: not valid YAML ({_first_line(error.problem)})") from None
     except (YAMLError, RecursionError, ValueError, TypeError, AttributeError, KeyError, IndexError, NotImplementedError,
             AssertionError) as error:  # fmt: skip
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path}: not valid YAML ({reason})") from None
+        raise UserError(f"{source}: not valid YAML ({_first_line(error) or type(error).__name__})") from None
+    reader = _Nodes(source)
+    return (None if root is None else reader.value(root, ())), reader.lines
 
 
-def _plain(value: Any, location: tuple[Any, ...], lines: dict[tuple[Any, ...], int], path: Path) -> Any:
-    """Plain Python data; refuses tags, exotic keys, and numbers that are not finite."""
-    if len(location) > MAX_DEPTH:
-        raise UserError(f"{path}: nested more than {MAX_DEPTH} levels deep")
-    tag = getattr(value, "tag", None)
-    if tag is not None and getattr(tag, "value", None):
-        raise UserError(f"{path}: tag {tag.value} is not allowed, plain data only")
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str | int):
-                raise UserError(f"{path}: key {key!r} is no text")
-            position = getattr(getattr(value, "lc", None), "data", None)
-            if position and key in position:
-                lines[(*location, str(key))] = position[key][0] + 1
-        return {str(k): _plain(v, (*location, str(k)), lines, path) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_plain(item, (*location, index), lines, path) for index, item in enumerate(value)]
-    if isinstance(value, bool) or value is None:
+def _first_line(message: object) -> str:
+    return (str(message).splitlines() or [""])[0]
+
+
+class _Nodes:
+    """From YAML nodes to plain data, counting, so that aliases cannot multiply without end."""
+
+    def __init__(self, source: str) -> None:
+        self.source, self.count = source, 0
+        self.lines: dict[Location, int] = {}
+
+    def value(self, node: Any, location: Location) -> Any:
+        """Plain data of a node. Raises UserError."""
+        self.count += 1
+        if self.count > MAX_NODES:
+            self.fail(node, f"more than {MAX_NODES} values (aliases count where they are used)")
+        if len(location) > MAX_DEPTH:
+            self.fail(node, f"nested more than {MAX_DEPTH} levels deep")
+        kind = _kind(node)
+        if kind == "map":
+            return self.mapping(node, location)
+        if kind == "seq":
+            for index, item in enumerate(node.value):
+                self.lines[(*location, index)] = item.start_mark.line + 1
+            return [self.value(item, (*location, index)) for index, item in enumerate(node.value)]
+        return self.scalar(node, kind, location)
+
+    def mapping(self, node: Any, location: Location) -> dict[str, Any]:
+        """A dict whose keys are texts (numbers are taken as texts); no key twice."""
+        found: dict[str, Any] = {}
+        for key_node, item in node.value:
+            kind = _kind(key_node)
+            if kind == "merge":
+                self.fail(key_node, "merge keys (<<) are not allowed: write the keys out")
+            if kind not in ("str", "int"):
+                self.fail(key_node, "a key must be a text or a whole number")
+            key = str(self.scalar(key_node, kind, location))
+            if key in found:
+                self.fail(key_node, f"key {key!r} appears twice")
+            self.lines[(*location, key)] = key_node.start_mark.line + 1
+            found[key] = self.value(item, (*location, key))
+        return found
+
+    def scalar(self, node: Any, kind: str, location: Location) -> Any:
+        """None, a truth value, a number or a text."""
+        if kind not in _SCALARS:
+            self.fail(node, f"tag {node.tag} is not allowed: plain data only")
+        try:
+            value = _SCALARS[kind](node.value)
+        except (ValueError, KeyError):
+            self.fail(node, f"{dotted(location)} = {node.value[:40]!r} is no YAML 1.2 {kind}")
+        if fault := _scalar_fault(value):
+            self.fail(node, f"{dotted(location)} = {node.value[:40]}: {fault}")
         return value
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise UserError(f"{path}: {'.'.join(map(str, location))} = {value}: must be finite")
-        return float(value)
-    return str(value)
+
+    def fail(self, node: Any, what: str) -> NoReturn:
+        """Raise UserError at the line of a node."""
+        raise UserError(f"{self.source}:{node.start_mark.line + 1}: {what}")
+
+
+def _kind(node: Any) -> str:
+    """Short name of a standard tag, or the whole of another."""
+    return str(node.tag or "").removeprefix(_YAML)
+
+
+def _integer(text: str) -> int:
+    digits = text.replace("_", "").lower()
+    base = {"0x": 16, "0o": 8, "0b": 2}.get(digits.lstrip("+-")[:2], 10)
+    return int(digits, base)
+
+
+def _real(text: str) -> float:
+    return float(text.lower().replace("_", "").replace(".inf", "inf").replace(".nan", "nan"))
+
+
+_SCALARS: dict[str, Callable[[str], Any]] = {
+    "null": lambda _: None,
+    "bool": lambda text: {"true": True, "false": False}[text.lower()],
+    "int": _integer,
+    "float": _real,
+    "str": str,
+    "timestamp": str,
+    "value": str,
+}
+
+
+def dotted(location: Iterable[object]) -> str:
+    """``plan.mesh.tp`` of a location; parts that do not print are escaped, so that a message stays one line."""
+    parts = [str(part) for part in location]
+    return ".".join(part if part.isprintable() else repr(part)[1:-1] for part in parts)
 
 
 def parse(model: type[Model], document: Document | Mapping[str, Any], *, source: str = "input") -> Model:
     """Validate data against a pydantic model.
 
-    Raises UserError with a line per problem: ``file:line: key = value: rule``. Bare numbers in dimensional
-    fields are refused, in files and in mappings alike.
+    Raises UserError with a line per problem, ``file:line: key = value: rule``: unknown keys first, then values
+    out of range, then what is missing. Bare numbers in dimensional fields are refused, in files and in mappings
+    alike.
     """
     if not isinstance(document, Document):
         document = Document(document, source, {})
     try:
         return model.model_validate(document.data, context={"file": True})
     except ValidationError as error:
-        raise UserError("\n".join(_problem(document, model, item) for item in error.errors())) from None
+        order = {"extra_forbidden": 0, "missing": 2}
+        problems = sorted(error.errors(), key=lambda item: order.get(item["type"], 1))
+        raise UserError("\n".join(_problem(document, model, item) for item in problems)) from None
 
 
 def _problem(document: Document, model: type[BaseModel], item: Any) -> str:
     location = tuple(
         part for part in item["loc"] if not (isinstance(part, str) and part.startswith("function-"))
     )
-    key = ".".join(map(str, location)) or "document"
+    key = dotted(location) or "document"
     place = document.place(location)
     if item["type"] == "extra_forbidden":
         names = _field_names(model, location[:-1])
         return f"{place}: unknown key {key}{suggest(str(location[-1]), names) or allowed(names)}"
     if item["type"] == "missing":
         return f"{place}: {key} is missing"
-    message = item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    message = _first_line(item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, "))
+    if isinstance(item.get("input"), Mapping) and item["type"] in ("value_error", "assertion_error"):
+        return f"{place}: {dotted(location) + ': ' if location else ''}{message}"
     given = repr(item.get("input"))
     return f"{place}: {key} = {given if len(given) < 60 else given[:57] + '...'}: {message}"
 
 
 def _field_names(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     for part in location:
-        field = model.model_fields.get(str(part))
-        inner = field.annotation if field else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        field_info = model.model_fields.get(str(part))
+        inner = _inner_model(field_info.annotation) if field_info else None
+        if inner is None:
             return []
         model = inner
     return list(model.model_fields)
+
+
+def _inner_model(annotation: Any) -> type[BaseModel] | None:
+    """The model in an annotation such as ``ScaleOut | None``."""
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
 
 
 def suggest(name: str, options: Iterable[str]) -> str:
@@ -189,23 +324,29 @@ def choose(name: str, options: Iterable[str], what: str) -> str:
 
 
 def write_atomic(path: Path | str, content: str | bytes) -> None:
-    """Write a file under a temporary name beside it and rename it: readers see the old file or the new one."""
-    path = Path(path)
+    """Write a file under a temporary name beside it and rename it: readers see the old file or the new one.
+
+    A device or a pipe is written to as it is. Raises UserError.
+    """
     data = content.encode() if isinstance(content, str) else content
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent or Path(), prefix=f".{path.name}.")
+        target = Path(path).resolve()  # through a link to the file it means
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)
+        else:
+            _replace(target, data)
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def _replace(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as stream:
             stream.write(data)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -227,9 +368,10 @@ def bundled(kind: str) -> dict[str, Path]:
     return {}
 
 
-def find(name: str, kind: str, what: str) -> Path:
+def find(name: str | Path, kind: str, what: str) -> Path:
     """The path of a bundled name or of a file the user names. Raises UserError with a suggestion."""
-    if name.endswith((".yaml", ".yml", ".json")) or "/" in name:
+    text = str(name)
+    if isinstance(name, Path) or text.endswith((".yaml", ".yml", ".json")) or "/" in text:
         return Path(name)
     files = bundled(kind)
-    return files[choose(name, files, what)]
+    return files[choose(text, files, what)]

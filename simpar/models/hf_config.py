@@ -206,8 +206,8 @@ def _phi3(config: Config, name: str) -> ModelGraph:
 
 def _phi(config: Config, name: str) -> ModelGraph:
     style = Style(
-        norm="layer", gated=False, qkv_bias=True, output_bias=True, mlp_bias=True, head_bias=True, parallel=True, norms=1,
-        tied=config.flag("tie_word_embeddings", default=False),
+        norm="layer", gated=False, qkv_bias=True, output_bias=True, mlp_bias=True, head_bias=True, parallel=True,
+        norms=1, tied=config.flag("tie_word_embeddings", default=False),
     )  # fmt: skip
     return build(name, _llama_shape(config), style)
 

@@ -77,7 +77,9 @@ def test_reserved_exceeds_allocated_by_the_fragmentation() -> None:
     stack = load_stack("megatron")
     reserved = reserved_bytes(1000 * MIB, stack, 400 * MIB)
     assert reserved % (2 * MIB) == 0
-    assert reserved == pytest.approx(400 * MIB + 600 * MIB * (1 + stack.memory.allocator.fragmentation), rel=0.003)
+    assert reserved == pytest.approx(
+        400 * MIB + 600 * MIB * (1 + stack.memory.allocator.fragmentation), rel=0.003
+    )
 
 
 @pytest.mark.parametrize("layers", [16, 64, 144])

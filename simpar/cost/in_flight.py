@@ -1,0 +1,44 @@
+"""How many forwards wait for their backward on a pipeline rank: closed forms, for arrays of layouts at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from simpar.plan.schedules import make_schedule
+
+Array = Any
+_SATURATED = 4
+
+
+def in_flight(schedule: str, rank: Array, num_ranks: Array, num_microbatches: Array, vpp: Array = 1) -> Array:
+    """Most (chunk, microbatch) forwards in flight on a rank; arguments are ints or arrays that broadcast.
+
+    1F1B: min(p - r, m). GPipe: m. Interleaved: min(2(p - r - 1) + (v - 1)p + 1, mv). Breadth-first: mv. Other
+    schedules are read from their tables, of at most four microbatches a rank: more of them change nothing.
+    """
+    arrays = np.broadcast_arrays(rank, num_ranks, num_microbatches, vpp)
+    r, p, m, v = (np.asarray(a, dtype=np.int64) for a in arrays)
+    if schedule in _CLOSED:
+        return _CLOSED[schedule](r, p, m, v)
+    shapes = np.stack([p.ravel(), np.minimum(m, _SATURATED * p).ravel(), v.ravel()], axis=1)
+    unique, which = np.unique(shapes, axis=0, return_inverse=True)
+    tables = [make_schedule(schedule, *(int(size) for size in shape)) for shape in unique]
+    peaks = [tables[i].peak_in_flight(int(r_)) for i, r_ in zip(which.ravel(), r.ravel(), strict=True)]
+    return np.array(peaks, dtype=np.int64).reshape(p.shape)
+
+
+def _interleaved(r: Array, p: Array, m: Array, v: Array) -> Array:
+    several = np.minimum(2 * (p - r - 1) + (v - 1) * p + 1, m * v)
+    return np.where(v > 1, several, np.minimum(p - r, m))
+
+
+_CLOSED: dict[str, Callable[[Array, Array, Array, Array], Array]] = {
+    "naive": lambda _r, _p, m, _v: np.minimum(m, 1),
+    "gpipe": lambda _r, _p, m, _v: m,
+    "1f1b": lambda r, p, m, _v: np.minimum(p - r, m),
+    "interleaved": _interleaved,
+    "breadth-first": lambda _r, _p, m, v: m * v,
+}
