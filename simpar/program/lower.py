@@ -242,7 +242,8 @@ class _ClassMaker:
         nodes = self.builder.sync.tail(held, root=self.network.layout.class_of_rank[0] == class_id)
         kinds = self.network.layout.group_class
         if EMBEDDING_GROUP in kinds and kinds[EMBEDDING_GROUP][class_id] >= 0:
-            nodes = (self._embedding_sync(), *nodes)
+            update = next(i for i, node in enumerate(nodes) if node.kind == "optimizer")
+            nodes = (*nodes[:update], self._embedding_sync(), *nodes[update:])
         return Template(nodes, len(nodes) - 1)
 
     def _embedding_sync(self) -> Node:
