@@ -1,4 +1,4 @@
-"""How many forwards wait for their backward on a pipeline rank: closed forms, for arrays of layouts at once."""
+"""Which virtual stages a pipeline rank has, and how many forwards wait for their backward there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from simpar.models.training import Training
+from simpar.plan.check import schedule_of
+from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.schedules import make_schedule
+from simpar.plan.schedules.actions import Schedule
 
 Array = Any
 _SATURATED = 4
@@ -28,6 +32,21 @@ def in_flight(schedule: str, rank: Array, num_ranks: Array, num_microbatches: Ar
     tables = [make_schedule(schedule, *(int(size) for size in shape)) for shape in unique]
     peaks = [tables[i].peak_in_flight(int(r_)) for i, r_ in zip(which.ravel(), r.ravel(), strict=True)]
     return np.array(peaks, dtype=np.int64).reshape(p.shape)
+
+
+def short_schedule(plan: Plan, training: Training) -> Schedule:
+    """The plan's table with no more microbatches than change its peak; an action table as it is given."""
+    if plan.schedule == CUSTOM:
+        return schedule_of(plan, training)
+    microbatches = min(plan.num_microbatches(training.global_batch), _SATURATED * plan.mesh.pp)
+    return make_schedule(plan.schedule, plan.mesh.pp, microbatches, plan.pipeline.vpp)
+
+
+def placement(plan: Plan, training: Training) -> tuple[int, ...]:
+    """Pipeline rank of every virtual stage: round the ranks, or as the schedule's table has it."""
+    if plan.schedule in _CLOSED:
+        return tuple(virtual % plan.mesh.pp for virtual in range(plan.mesh.pp * plan.pipeline.vpp))
+    return short_schedule(plan, training).rank_of_stage
 
 
 def _interleaved(r: Array, p: Array, m: Array, v: Array) -> Array:

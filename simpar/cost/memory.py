@@ -21,6 +21,7 @@ import numpy as np
 
 from simpar.cost.activations import activation_bytes
 from simpar.cost.allocator import reserve, round_allocation
+from simpar.cost.in_flight import placement
 from simpar.cost.stack import Stack
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import Block, Dims, ModelGraph, evaluate
@@ -31,8 +32,8 @@ from simpar.plan.sharding import tensor_dims
 from simpar.units import DTYPE_BYTES
 
 __all__ = [
-    "MOMENTS", "StaticMemory", "checkpointed_peak", "overhead_bytes", "reserved_bytes", "round_allocation",
-    "stage_blocks", "stage_static_memory", "static_memory", "stored_parameter_bytes",
+    "MOMENTS", "StaticMemory", "Widths", "checkpointed_peak", "num_shards", "overhead_bytes", "parameter_widths",
+    "reserved_bytes", "round_allocation", "stage_chunks", "stage_static_memory", "static_memory",
 ]  # fmt: skip
 
 MOMENTS = {"adamw": 2, "sgd_momentum": 1, "sgd": 0}
@@ -79,21 +80,36 @@ def static_memory(
     one shard with its padding (default: rounded up to whole elements), ``residual_bytes`` the whole rows of one
     microbatch's residual stream.
     """
-    data, numerics, shards = plan.data_parallel, plan.numerics, num_shards(plan)
-    shard = -(-num_parameters // shards) if shard_elements is None else shard_elements
-    stored = stored_parameter_bytes(plan, stack)
-    states = MOMENTS[numerics.optimizer] * DTYPE_BYTES["fp32"]
-    if numerics.master_weights and stored < DTYPE_BYTES["fp32"]:
-        states += DTYPE_BYTES["fp32"]
+    zero, widths = plan.data_parallel.zero, parameter_widths(plan, stack)
+    shard = -(-num_parameters // num_shards(plan)) if shard_elements is None else shard_elements
+    sharded = zero == 3 or (zero == 2 and plan.data_parallel.kind == "fsdp")
     return StaticMemory(
-        parameters_bytes=int(stored * (shard if data.zero == 3 else num_parameters)),
-        gradients_bytes=int(
-            DTYPE_BYTES[numerics.grad_dtype or "fp32"] * (shard if data.zero >= 2 else num_parameters)
-        ),
-        optimizer_bytes=int(states * (shard if data.zero >= 1 else num_parameters)),
+        parameters_bytes=int(widths.stored * (shard if sharded else num_parameters)),
+        gradients_bytes=int(widths.gradient * (shard if zero >= 2 else num_parameters)),
+        optimizer_bytes=int(widths.states * (shard if zero >= 1 else num_parameters)),
         buffers_bytes=int(_buffers(num_parameters, plan, stack, residual_bytes)),
-        copies_bytes=int(stored * (num_parameters + shard)) if _copies(plan, stack, shards) else 0,
+        copies_bytes=int(widths.stored * (num_parameters + shard)) if _copies(plan, stack) else 0,
     )
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Bytes a parameter: as stored, its gradient, its optimizer states with master weights, as computed with."""
+
+    stored: float
+    gradient: float
+    states: float
+    compute: float
+
+
+def parameter_widths(plan: Plan, stack: Stack) -> Widths:
+    """Bytes a parameter under a resolved plan; stacks may store parameters in fp32 whatever they compute in."""
+    numerics, whole = plan.numerics, DTYPE_BYTES["fp32"]
+    compute = whole if numerics.precision == "fp32" else DTYPE_BYTES["bf16"]
+    stored = whole if stack.numerics.parameter_dtype == "fp32" else compute
+    master = whole if numerics.master_weights and stored < whole else 0.0
+    gradient = DTYPE_BYTES[numerics.grad_dtype or "fp32"]
+    return Widths(stored, gradient, MOMENTS[numerics.optimizer] * whole + master, compute)
 
 
 def num_shards(plan: Plan) -> int:
@@ -103,17 +119,20 @@ def num_shards(plan: Plan) -> int:
 
 
 def _buffers(num_parameters: int, plan: Plan, stack: Stack, residual_bytes: float) -> float:
-    habits, mesh = stack.memory, plan.mesh
-    size = stack.memory.allocator.workspace_bytes
-    if int(mesh.dp or 1) * mesh.cp > 1 and plan.data_parallel.kind == "ddp":
+    """Buckets of DDP, parameters that FSDP with ZeRO-2 keeps gathered, gathered rows, library workspaces."""
+    habits, mesh, data = stack.memory, plan.mesh, plan.data_parallel
+    size = habits.allocator.workspace_bytes
+    if int(mesh.dp or 1) * mesh.cp > 1 and data.kind == "ddp":
         size += habits.bucket_bytes * num_parameters
+    if data.kind == "fsdp" and data.zero == 2:
+        size += parameter_widths(plan, stack).compute * num_parameters
     if mesh.tp > 1 and plan.tensor_parallel.sequence_parallel:
         size += habits.gather_buffers * residual_bytes
     return size
 
 
-def _copies(plan: Plan, stack: Stack, shards: int) -> bool:
-    return stack.memory.gather_copies and plan.data_parallel.zero in (1, 2) and shards > 1
+def _copies(plan: Plan, stack: Stack) -> bool:
+    return stack.memory.gather_copies and plan.data_parallel.zero in (1, 2) and num_shards(plan) > 1
 
 
 def stage_static_memory(
@@ -126,7 +145,8 @@ def stage_static_memory(
     parameter to a multiple of the group, flat buffers end at a multiple of lcm(N, 128) elements.
     """
     dims = tensor_dims(graph, plan, training)
-    blocks = [block for _, block in stage_blocks(graph, plan, stage)]
+    chunks = stage_chunks(graph, plan, training, stage)
+    blocks = [block for held in chunks.values() for _, block in held]
     weights = _weights(blocks, dims)
     if graph.tied_embeddings and graph.embedding in blocks and graph.head in blocks:
         weights.remove(next(weight for weight in weights if weight[1] == dims["vocab"] * dims["hidden"]))
@@ -142,21 +162,22 @@ def stage_static_memory(
     return static_memory(elements, plan, stack, shard_elements=shard, residual_bytes=residual)
 
 
-def stage_blocks(graph: ModelGraph, plan: Plan, stage: int) -> list[tuple[int, Block]]:
-    """(layer, block) of pipeline rank ``stage`` in model order; -1 is the embedding, the layer count the head.
+def stage_chunks(
+    graph: ModelGraph, plan: Plan, training: Training, stage: int
+) -> dict[int, tuple[tuple[int, Block], ...]]:
+    """Virtual stages of pipeline rank ``stage``, each with its (layer, block) in model order.
 
-    Virtual stages go round the pipeline ranks.
+    Layer -1 is the embedding, the layer count the head.
     """
     counts = stage_layers(plan, len(graph.layers))
     bounds = np.concatenate([[0], np.cumsum(counts)]).tolist()
-    held: list[tuple[int, Block]] = []
-    for virtual in range(stage, len(counts), plan.mesh.pp):
-        if virtual == 0:
-            held.append((-1, graph.embedding))
-        held += [(i, graph.blocks[graph.layers[i]]) for i in range(bounds[virtual], bounds[virtual + 1])]
-        if virtual == len(counts) - 1:
-            held.append((len(graph.layers), graph.head))
-    return held
+    named = [(layer, graph.blocks[name]) for layer, name in enumerate(graph.layers)]
+    found: dict[int, tuple[tuple[int, Block], ...]] = {}
+    for virtual in (v for v, rank in enumerate(placement(plan, training)) if rank == stage):
+        before = ((-1, graph.embedding),) if virtual == 0 else ()
+        after = ((len(named), graph.head),) if virtual == len(counts) - 1 else ()
+        found[virtual] = (*before, *named[bounds[virtual] : bounds[virtual + 1]], *after)
+    return found
 
 
 def _weights(blocks: Sequence[Block], dims: Dims) -> list[tuple[int, int]]:
@@ -169,13 +190,6 @@ def _weights(blocks: Sequence[Block], dims: Dims) -> list[tuple[int, int]]:
                 rows = {"matrix": int(evaluate(op.columns, dims)), "embedding": size // int(dims["hidden"])}
                 found.append((rows.get(weight.kind, size), size))
     return found
-
-
-def stored_parameter_bytes(plan: Plan, stack: Stack) -> float:
-    """Bytes of a stored parameter: the compute precision, or fp32 where the stack keeps parameters in it."""
-    if plan.numerics.precision == "fp32" or stack.numerics.parameter_dtype == "fp32":
-        return DTYPE_BYTES["fp32"]
-    return DTYPE_BYTES["bf16"]
 
 
 def overhead_bytes(plan: Plan, stack: Stack, cluster: Cluster) -> float:

@@ -9,14 +9,15 @@ most activations, and needs neither a schedule's table nor a single op.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from simpar.cost.activations import BlockActivations, RankDims, activation_bytes, block_activations
 from simpar.cost.allocator import Reservation, reserve
-from simpar.cost.in_flight import in_flight
-from simpar.cost.memory import num_shards, stage_blocks, stage_static_memory, static_memory_of
+from simpar.cost.in_flight import in_flight, short_schedule
+from simpar.cost.memory import num_shards, parameter_widths, stage_chunks, stage_static_memory
 from simpar.cost.stack import Stack
 from simpar.models.graph import Block, ModelGraph, is_row_parallel
 from simpar.models.training import Training
@@ -88,7 +89,11 @@ class Layouts:
 
 @dataclass(frozen=True)
 class _Stage:
-    """One rank's share: how often it holds each kind of layer, whether it has the ends, and what is in flight."""
+    """One rank's share: how often it holds each kind of layer, whether it has the ends, and what is in flight.
+
+    ``passes``, where chunks differ: in schedule order, +1 (forward) or -1 (activations released) and the blocks of
+    the chunk.
+    """
 
     layers: tuple[tuple[Block, str, Array], ...]
     embedding: Array
@@ -96,12 +101,16 @@ class _Stage:
     chunks: Array
     in_flight: Array
     head_in_flight: Array
+    passes: tuple[tuple[int, tuple[tuple[Block, str], ...]], ...] = ()
 
 
 @dataclass(frozen=True)
 class _Scheme:
-    """Data parallelism in numbers: width of gathered parameters (0: none), of gradients before they are reduced
-    or accumulated, and of the buffer being reduced; ``units`` whether each block is its own."""
+    """Data parallelism in numbers.
+
+    Widths of gathered parameters (0: none), of gradients before they are reduced or accumulated, and of the
+    buffer being reduced; ``units`` whether each block is its own.
+    """
 
     gathered: Array
     gradient: Array
@@ -143,8 +152,244 @@ def peak_memory_of(
     residual = (
         dims.tensor["batch"] * dims.tensor["seq"] * dims.tensor["hidden"] * activation_bytes(plan.numerics)
     )
-    static = static_memory_of(parameters, layouts, plan, stack, residual_bytes=residual)
+    static = _static(parameters, layouts, plan, stack) + _gathered_rows(layouts, stack, residual)
     scheme = _scheme(plan, stack, layouts.zero, layouts.shards)
     moving = _Moving(graph, shape, dims, plan, stack)
     held = _held(layouts.pp, shape, stack)
     return moving.peak(static, scheme, held=held, alternates=np.asarray(num_microbatches) > 1)
+
+
+@dataclass(frozen=True)
+class _Moving:
+    """Bytes of one rank's passes."""
+
+    graph: ModelGraph
+    stage: _Stage
+    dims: RankDims
+    plan: Plan
+    stack: Stack
+
+    def peak(self, static: Array, scheme: _Scheme, *, held: float | Array, alternates: Array) -> PeakMemory:
+        """All of it at the worst moment."""
+        stage = self.stage
+        layers = [(self._sizes(block, recompute), block, count) for block, recompute, count in stage.layers]
+        ends = [
+            (self._sizes(self.graph.embedding, "none"), stage.embedding),
+            (self._sizes(self.graph.head, "none"), stage.head),
+        ]
+        each = sum((sizes.saved_bytes * count for sizes, _, count in layers), start=0.0) / stage.chunks
+        head = ends[1][0].saved_bytes * stage.head
+        transient = np.maximum(self._layers(layers, head, each, scheme), self._ends(ends, layers, scheme))
+        return PeakMemory(
+            static_bytes=static,
+            activations_bytes=self._chunked() if stage.passes else self._even(ends, each, head),
+            transient_bytes=transient + self._messages(),
+            held_bytes=held * self._partial_sums(layers) * stage.in_flight / stage.chunks,
+            alternates=alternates,
+        )
+
+    def _even(self, ends: list[tuple[BlockActivations, Array]], each: Array, head: Array) -> Array:
+        """Saved bytes in flight where all chunks of the rank are alike."""
+        stage = self.stage
+        embedding = stage.in_flight / stage.chunks * ends[0][0].saved_bytes * stage.embedding
+        return stage.in_flight * each + embedding + stage.head_in_flight * head
+
+    def _chunked(self) -> float:
+        """Highest sum of saved bytes along the rank's passes."""
+        sizes: dict[tuple[str, str], float] = {}
+        changes = []
+        for sign, blocks in self.stage.passes:
+            for block, recompute in blocks:
+                if (block.name, recompute) not in sizes:
+                    sizes[block.name, recompute] = float(self._sizes(block, recompute).saved_bytes)
+            changes.append(sign * sum(sizes[block.name, recompute] for block, recompute in blocks))
+        return float(np.cumsum(changes).max(initial=0.0))
+
+    def _sizes(self, block: Block, recompute: str) -> BlockActivations:
+        return block_activations(block, self.dims, self.stack, self.plan.numerics, recompute)
+
+    def _layers(
+        self, layers: list[tuple[BlockActivations, Block, Array]], head: Array, each: Array, scheme: _Scheme
+    ) -> Array:
+        """Workspace of a layer's pass, with gathered parameters, its gradient and the one being reduced.
+
+        The loss is over when a layer's backward runs. Where low-precision gradients wait for their accumulation
+        until the backward is over, they take the place of one microbatch's activations.
+        """
+        worst: Array = 0.0
+        for sizes, block, count in layers:
+            parameters = block.parameters(self.dims.tensor)
+            gradients = scheme.units * parameters * (scheme.gradient + scheme.reduced)
+            backward = sizes.recomputed_bytes + sizes.backward_workspace_bytes + gradients - head
+            here = np.maximum(sizes.forward_workspace_bytes, backward) + 2 * scheme.gathered * parameters
+            worst = np.maximum(worst, np.where(np.asarray(count) > 0, here, 0.0))
+        held = sum((block.parameters(self.dims.tensor) * count for _, block, count in layers), start=0.0)
+        return np.maximum(worst, (1 - scheme.units) * scheme.gradient * held - each)
+
+    def _ends(
+        self,
+        ends: list[tuple[BlockActivations, Array]],
+        layers: list[tuple[BlockActivations, Block, Array]],
+        scheme: _Scheme,
+    ) -> Array:
+        """Workspace of embedding and head, with their parameters and those of a layer gathered."""
+        layer = reduce(np.maximum, (block.parameters(self.dims.tensor) for _, block, _ in layers), 0)
+        worst: Array = 0.0
+        for (sizes, present), block in zip(ends, (self.graph.embedding, self.graph.head), strict=True):
+            gathered = scheme.gathered * (block.parameters(self.dims.tensor) + layer)
+            here = np.maximum(sizes.forward_workspace_bytes, sizes.backward_workspace_bytes) + gathered
+            worst = np.maximum(worst, present * here)
+        return worst
+
+    def _messages(self) -> Array:
+        """A received activation and a received gradient, where there is a pipeline."""
+        local = self.dims.sequence
+        boundary = local["batch"] * local["seq"] * local["hidden"] * activation_bytes(self.plan.numerics)
+        return np.where(np.asarray(self.stage.embedding) * self.stage.head > 0, 0.0, 2.0) * boundary
+
+    def _partial_sums(self, layers: list[tuple[BlockActivations, Block, Array]]) -> Array:
+        """Whole-row outputs of row-parallel products of all layers, for one microbatch."""
+        local = self.dims.tensor
+        row = local["batch"] * local["seq"] * local["hidden"] * activation_bytes(self.plan.numerics)
+        parallel = np.where(local["heads"] < self.graph.dims["heads"], row, 0.0)
+        outputs = (count * sum(is_row_parallel(op) for op in block.operators) for _, block, count in layers)
+        return parallel * sum(outputs, start=0.0)
+
+
+def _held(pp: Array, stage: _Stage, stack: Stack) -> Array:
+    """Share of partial sums that are freed but not released: the host runs ahead of the device.
+
+    Without a pipeline it runs ahead freely; with one it waits for messages, except in the warm-up.
+    """
+    microbatches = np.maximum(stage.in_flight / stage.chunks, 1.0)
+    ahead = np.where(np.asarray(pp) == 1, 1.0, np.clip(microbatches - 2.0, 0.0, None) / microbatches)
+    return stack.memory.allocator.held_outputs * ahead
+
+
+def _scheme(plan: Plan, stack: Stack, zero: Array, shards: Array) -> _Scheme:
+    widths, several = parameter_widths(plan, stack), np.asarray(shards) > 1
+    units = np.where(several & (np.asarray(zero) >= 2), 1.0, 0.0) * (plan.data_parallel.kind == "fsdp")
+    apart = not stack.numerics.gradient_accumulation_fusion and widths.stored < widths.gradient
+    low = widths.compute if apart or plan.data_parallel.kind == "fsdp" else 0.0
+    return _Scheme(
+        gathered=np.where(several & (np.asarray(zero) == 3), widths.compute, 0.0),
+        gradient=low,
+        reduced=DTYPE_BYTES[stack.numerics.reduce_dtype],
+        units=units,
+    )
+
+
+def _stage_of(graph: ModelGraph, plan: Plan, training: Training, stage: int) -> _Stage:
+    chunks = stage_chunks(graph, plan, training, stage)
+    held = [piece for pieces in chunks.values() for piece in pieces]
+    kinds: dict[tuple[str, str], int] = {}
+    for layer, block in held:
+        if 0 <= layer < len(graph.layers):
+            key = (block.name, recompute_of(plan.memory.recompute, layer))
+            kinds[key] = kinds.get(key, 0) + 1
+    table = plan.schedule == CUSTOM or len(chunks) > 1
+    flying = _in_flight(plan, training, stage)
+    return _Stage(
+        layers=tuple((graph.blocks[name], recompute, count) for (name, recompute), count in kinds.items()),
+        embedding=int(any(layer < 0 for layer, _ in held)),
+        head=int(any(layer == len(graph.layers) for layer, _ in held)),
+        chunks=len(chunks),
+        in_flight=flying,
+        head_in_flight=1 if plan.schedule in _ALONE else flying,
+        passes=_passes(graph, plan, training, stage) if table else (),
+    )
+
+
+def _in_flight(plan: Plan, training: Training, stage: int) -> int:
+    if plan.schedule == CUSTOM:
+        return schedule_of(plan, training).peak_in_flight(stage)
+    microbatches = plan.num_microbatches(training.global_batch)
+    return int(in_flight(plan.schedule, stage, plan.mesh.pp, microbatches, plan.pipeline.vpp))
+
+
+def _passes(
+    graph: ModelGraph, plan: Plan, training: Training, stage: int
+) -> tuple[tuple[int, tuple[tuple[Block, str], ...]], ...]:
+    """Forwards and releases of one rank in schedule order, of a table as short as saturates it."""
+    schedule = short_schedule(plan, training)
+    policy, num_layers = plan.memory.recompute, len(graph.layers)
+    pieces = {
+        virtual: tuple(
+            (block, recompute_of(policy, layer) if 0 <= layer < num_layers else "none")
+            for layer, block in held
+        )
+        for virtual, held in stage_chunks(graph, plan, training, stage).items()
+    }
+    codes, stages, _ = schedule.arrays(stage)
+    signs = np.array([1, -1, 0, -1])[codes]
+    return tuple(
+        (int(sign), pieces[int(virtual)]) for sign, virtual in zip(signs, stages, strict=True) if sign
+    )
+
+
+def recompute_of(policy: str, layer: int) -> str:
+    """``every:C`` recomputes every C-th layer in full and keeps the others."""
+    if policy.startswith("every:"):
+        return "full" if layer % int(policy.removeprefix("every:")) == 0 else "none"
+    return policy
+
+
+def _shape_of(
+    graph: ModelGraph, layouts: Layouts, plan: Plan, num_microbatches: Array, *, last: bool
+) -> _Stage:
+    pp, vpp = np.asarray(layouts.pp), np.asarray(layouts.vpp)
+    rank = pp - 1 if last else np.zeros_like(pp)
+    flying = in_flight(plan.schedule, rank, pp, num_microbatches, vpp)
+    share = np.ceil(len(graph.layers) / (pp * vpp)) * vpp / len(graph.layers)
+    kinds: dict[tuple[str, str], float] = {}
+    for layer, name in enumerate(graph.layers):
+        key = (name, recompute_of(plan.memory.recompute, layer))
+        kinds[key] = kinds.get(key, 0.0) + 1.0
+    return _Stage(
+        layers=tuple((graph.blocks[name], how, count * share) for (name, how), count in kinds.items()),
+        embedding=np.where(last & (pp > 1), 0, 1),
+        head=np.where(last | (pp == 1), 1, 0),
+        chunks=vpp,
+        in_flight=flying,
+        head_in_flight=1 if plan.schedule in _ALONE else flying / vpp,
+    )
+
+
+def _dims_of(graph: ModelGraph, layouts: Layouts, training: Training) -> RankDims:
+    """Dims of both regions as columns, as :mod:`simpar.plan.sharding` has them for one plan."""
+    tp = np.asarray(layouts.tp)
+    padded = -(-graph.dims["vocab"] // (VOCAB_MULTIPLE * tp)) * VOCAB_MULTIPLE
+    tensor = {
+        **graph.dims,
+        "vocab": np.where(tp > 1, padded, graph.dims["vocab"]),
+        "heads": graph.dims["heads"] // tp,
+        "kv_heads": np.maximum(graph.dims["kv_heads"] // tp, 1),
+        "ffn": graph.dims["ffn"] // tp,
+        "batch": layouts.micro_batch,
+        "seq": training.seq_len // np.asarray(layouts.cp),
+        "context": training.seq_len,
+    }
+    rows = np.where(np.asarray(layouts.sequence_parallel), tensor["seq"] // tp, tensor["seq"])
+    return RankDims(tensor, {**tensor, "seq": rows})
+
+
+def _static(parameters: Array, layouts: Layouts, plan: Plan, stack: Stack) -> Array:
+    """Resident static bytes of columns of layouts, before the padding of shards."""
+    widths, zero, fsdp = (
+        parameter_widths(plan, stack),
+        np.asarray(layouts.zero),
+        plan.data_parallel.kind == "fsdp",
+    )
+    shard = np.ceil(parameters / layouts.shards)
+    stored = np.where((zero == 3) | ((zero == 2) & fsdp), shard, parameters) * widths.stored
+    gradients = np.where(zero >= 2, shard, parameters) * widths.gradient
+    states = np.where(zero >= 1, shard, parameters) * widths.states
+    kept = np.where((zero == 2) & fsdp, widths.compute, 0.0) * parameters
+    several = (layouts.dp * np.asarray(layouts.cp) > 1) & (plan.data_parallel.kind == "ddp")
+    buckets = np.where(several, stack.memory.bucket_bytes, 0.0) * parameters
+    return stored + gradients + states + kept + buckets + stack.memory.allocator.workspace_bytes
+
+
+def _gathered_rows(layouts: Layouts, stack: Stack, residual_bytes: Array) -> Array:
+    shared = (np.asarray(layouts.tp) > 1) & np.asarray(layouts.sequence_parallel, dtype=bool)
+    return np.where(shared, stack.memory.gather_buffers * residual_bytes, 0.0)
