@@ -232,11 +232,14 @@ class _Moving:
         layers: list[tuple[BlockActivations, Block, Array]],
         scheme: _Scheme,
     ) -> Array:
-        """Workspace of embedding and head, with their parameters and those of a layer gathered."""
+        """Workspace of embedding and head, with their parameters and those of a layer gathered.
+
+        The backward's gather of an end may run beside the forward that still has its own.
+        """
         layer = reduce(np.maximum, (block.parameters(self.dims.tensor) for _, block, _ in layers), 0)
         worst: Array = 0.0
         for (sizes, present), block in zip(ends, (self.graph.embedding, self.graph.head), strict=True):
-            gathered = scheme.gathered * (block.parameters(self.dims.tensor) + layer)
+            gathered = scheme.gathered * (2 * block.parameters(self.dims.tensor) + layer)
             here = np.maximum(sizes.forward_workspace_bytes, sizes.backward_workspace_bytes) + gathered
             worst = np.maximum(worst, present * here)
         return worst

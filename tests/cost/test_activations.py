@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from simpar.cost.activations import RankDims, block_activations
-from simpar.cost.stack import MemoryHabits, Stack, load_stack
+from simpar.cost.activations import RankDims, block_activations, loss_activations
+from simpar.cost.habits import MemoryHabits
+from simpar.cost.stack import Overlap, Stack, load_stack
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Numerics, Plan
 from simpar.plan.sharding import sequence_dims, tensor_dims
+from simpar.units import GB
 
 S, B = 2048, 2
 CLEAN = Stack(name="clean", description="no habits", memory=MemoryHabits())
@@ -77,6 +80,80 @@ def test_recompute_orders_memory() -> None:
         saved("megatron-22b", UNFUSED, recompute=r) for r in ("full", "selective", "none")
     )
     assert full < selective < none
+
+
+def dims_of(model: str, *, tp: int = 1, sp: bool = False) -> RankDims:
+    """Both regions' dims of one rank."""
+    graph, training = load_model(model), Training(seq_len=S, global_batch=B)
+    plan = Plan(tp=tp, micro_batch=B, sequence_parallel=sp)
+    return RankDims(tensor_dims(graph, plan, training), sequence_dims(graph, plan, training))
+
+
+def test_keeping_the_gathered_input_costs_4_sbh_unsharded() -> None:
+    """Without gathering again, the inputs of the two column-parallel products stay whole: 4 sbh, not 4 sbh / t."""
+    keeps = CLEAN.model_copy(update={"overlap": Overlap(regather_input=False)})
+    again, whole = (saved("llama-3-8b", stack, tp=8, sp=True) for stack in (CLEAN, keeps))
+    assert whole - again == pytest.approx(4 * S * B * 4096 * (1 - 1 / 8))
+    assert saved("llama-3-8b", keeps) == saved("llama-3-8b", CLEAN)
+
+
+def test_nanotron_keeps_16h_and_8f() -> None:
+    """A fused norm, and the gate's activation apart from its product: 8h + 2(q + 2kv) + 2q + 8f + 4a bytes a token."""
+    per_token = 8 * 4096 + 2 * (4096 + 2 * 1024) + 2 * 4096 + 8 * 14336 + 4 * 32
+    assert saved("llama-3-8b", load_stack("nanotron")) == pytest.approx(per_token * S * B)
+
+
+def test_selective_by_operator_keeps_every_other_product() -> None:
+    """Input, attention output and its statistics, and products 1, 3, 5 and 7: query, value, gate, down.
+
+    Source: torchtitan, activation checkpointing mode "selective", option "op".
+    """
+    habits = CLEAN.model_copy(update={"memory": MemoryHabits(selective="operators")})
+    h, q, kv, f, a = 4096, 4096, 1024, 14336, 32
+    per_token = 2 * h + 2 * q + 4 * a + 2 * (q + kv + f + h)
+    kept = saved("llama-3-8b", habits, recompute="selective")
+    assert kept == pytest.approx(per_token * S * B)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("model", ["megatron-22b", "llama-3-8b"])
+def test_what_is_kept_and_recomputed_is_everything(model: str, recompute: str) -> None:
+    """Saved and recomputed bytes add up to what no recompute saves."""
+    graph, dims = load_model(model), dims_of(model)
+    block = graph.blocks[graph.layers[0]]
+    held = block_activations(block, dims, UNFUSED, Numerics(), recompute)
+    everything = block_activations(block, dims, UNFUSED, Numerics()).saved_bytes
+    assert held.saved_bytes + held.recomputed_bytes == pytest.approx(everything)
+
+
+def test_the_loss_by_the_book() -> None:
+    """14 bytes a logit in plain PyTorch, 6 with a bf16 loss, 1.6 in eight chunks."""
+    peaks = [loss_activations(GB, MemoryHabits(logit_bytes=size))[1] for size in (14.0, 6.0, 1.6)]
+    assert peaks == [14 * GB, 6 * GB, 1.6 * GB]
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("stack", ["megatron", "megatron-sc21", "nanotron", "torchtitan"])
+def test_arrays_give_what_scalars_give(stack: str, recompute: str) -> None:
+    """Dims may be arrays: a thousand layouts are evaluated like one."""
+    graph, habits, degrees = load_model("llama-3-8b"), load_stack(stack), (1, 2, 4, 8)
+    single = [dims_of("llama-3-8b", tp=t, sp=t > 1) for t in degrees]
+    columns = [
+        {name: np.array([region[name] for region in regions]) for name in regions[0]}
+        for regions in zip(*((d.tensor, d.sequence) for d in single), strict=True)
+    ]
+    for block in (graph.embedding, graph.blocks[graph.layers[0]], graph.head):
+        bulk = block_activations(block, RankDims(*columns), habits, Numerics(), recompute)
+        for index, dims in enumerate(single):
+            one = block_activations(block, dims, habits, Numerics(), recompute)
+            for field in (
+                "saved_bytes",
+                "recomputed_bytes",
+                "forward_workspace_bytes",
+                "backward_workspace_bytes",
+            ):
+                value = np.broadcast_to(getattr(bulk, field), (len(degrees),))[index]
+                assert value == pytest.approx(float(getattr(one, field)), rel=1e-12)
 
 
 def test_head_peak_follows_the_stack() -> None:

@@ -6,8 +6,18 @@ import math
 
 import pytest
 
-from simpar.cost.memory import checkpointed_peak, reserved_bytes, round_allocation, static_memory
+from simpar.cost.memory import (
+    checkpointed_peak,
+    overhead_bytes,
+    reserved_bytes,
+    round_allocation,
+    stage_static_memory,
+    static_memory,
+)
 from simpar.cost.stack import Stack, load_stack, resolve
+from simpar.hardware.cluster import load_cluster
+from simpar.models.catalogue import load_model
+from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.units import GB, KIB, MIB
 
@@ -87,3 +97,108 @@ def test_square_root_rule(layers: int) -> None:
     """With boundaries as large as layers, the peak is least at a checkpoint every sqrt(L) layers."""
     best = min(range(1, layers + 1), key=lambda every: checkpointed_peak(layers, every, 1.0, 1.0))
     assert best == math.isqrt(layers)
+
+
+TRAINING = Training(seq_len=1024, global_batch=64)
+
+
+def stage(model: str, stage_index: int, stack: str = "megatron", **plan: object) -> tuple[int, int]:
+    """(parameter bytes, total bytes) of one pipeline rank."""
+    habits = load_stack(stack)
+    held = stage_static_memory(
+        load_model(model), resolve(Plan(**plan), habits), TRAINING, habits, stage_index
+    )
+    return held.parameters_bytes, held.total_bytes
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4, 8])
+def test_stages_hold_the_whole_model(pp: int) -> None:
+    """Untied, the parameters of all stages are the model's, at two bytes."""
+    total = sum(stage("llama-3-8b", r, dp=1, pp=pp)[0] for r in range(pp))
+    assert total == 2 * load_model("llama-3-8b").num_parameters()
+
+
+@pytest.mark.parametrize(("pp", "copies"), [(1, 1), (4, 2)])
+def test_tied_embeddings_live_on_both_ends(pp: int, copies: int) -> None:
+    """Tied, the table is held once, and twice as soon as first and last stage are different ranks."""
+    graph = load_model("gpt2-xl")
+    table = graph.dims["vocab"] * graph.dims["hidden"]
+    total = sum(stage("gpt2-xl", r, dp=1, pp=pp)[0] for r in range(pp))
+    assert total == 2 * (graph.num_parameters() + (copies - 1) * table)
+
+
+def test_tensor_parallel_ranks_repeat_the_norms() -> None:
+    """Products, table and padded vocabulary are divided by tp, norms are not."""
+    graph, tp = load_model("llama-3-8b"), 8
+    hidden, layers = graph.dims["hidden"], len(graph.layers)
+    padded = math.ceil(graph.dims["vocab"] / (128 * tp)) * 128 * tp - graph.dims["vocab"]
+    norms = (2 * layers + 1) * hidden
+    divided = graph.num_parameters() - norms + 2 * padded * hidden
+    assert stage("llama-3-8b", 0, dp=1, tp=tp)[0] == 2 * (norms + divided // tp)
+
+
+def test_virtual_stages_follow_the_schedule() -> None:
+    """Under a V placement the first rank has the first and the last chunk: embedding and head."""
+    graph = load_model("llama-3-8b")
+    head = graph.dims["vocab"] * graph.dims["hidden"] + graph.dims["hidden"]
+    v_shaped = stage("llama-3-8b", 0, dp=1, pp=4, schedule="zb-v")[0]
+    looped = stage("llama-3-8b", 0, dp=1, pp=4, vpp=2)[0]
+    assert v_shaped - looped == 2 * head
+
+
+def test_fsdp_pads_the_first_dim_of_every_parameter() -> None:
+    """On 3 ranks every tensor's rows are rounded up: a shard is more than a third, by less than a row each."""
+    graph = load_model("llama-3-8b")
+    parameters, _ = stage("llama-3-8b", 0, "torchtitan", dp=3, zero=3)
+    exact = 4 * graph.num_parameters() / 3
+    longest = 4 * max(graph.dims["ffn"], graph.dims["hidden"])
+    assert exact < parameters < exact + 2 * len(graph.layers) * 4 * longest
+
+
+def test_flat_shards_end_on_an_aligned_element() -> None:
+    """A flat buffer is padded to lcm(N, 128) elements, so all ranks hold the same."""
+    habits = load_stack("megatron")
+    plan = resolve(Plan(dp=24, zero=1), habits)
+    held = stage_static_memory(load_model("llama-3-8b"), plan, TRAINING, habits, 0)
+    elements = held.optimizer_bytes / 12
+    assert elements % (128 // math.gcd(24, 128)) == 0
+    assert 0 <= elements * 24 - load_model("llama-3-8b").num_parameters() < math.lcm(24, 128)
+
+
+@pytest.mark.parametrize(("zero", "dp", "bytes_each"), [(0, 1, 18), (0, 8, 20), (1, 8, 10 + 14 / 8)])
+def test_nanotron_after_a_step(zero: int, dp: int, bytes_each: float) -> None:
+    """18 bytes a parameter alone, 20 with DDP's buckets; ZeRO-1 10 + 14/N with the copies of its gather.
+
+    Source: the benchmark table of the Ultra-Scale Playbook, to 0.1 %.
+    """
+    _, total = stage("llama-3-8b", 0, "nanotron", zero=zero, dp=dp)
+    parameters = load_model("llama-3-8b").num_parameters()
+    assert total - 64 * MIB == pytest.approx(bytes_each * parameters, rel=1e-6)
+
+
+def test_copies_are_gone_when_passes_peak() -> None:
+    """What the parameter gather leaves counts after a step, but not beside activations."""
+    habits = load_stack("nanotron")
+    held = stage_static_memory(
+        load_model("llama-3-8b"), resolve(Plan(dp=8, zero=1), habits), TRAINING, habits, 0
+    )
+    assert held.total_bytes - held.resident_bytes == held.copies_bytes > 0
+
+
+def test_zero_2_of_fsdp_keeps_gathered_parameters() -> None:
+    """Sharded fp32 parameters and states, and the gathered ones in bf16: 2 + 16/N."""
+    habits = load_stack("torchtitan")
+    plan = resolve(Plan(dp=N, zero=2, kind="fsdp"), habits)
+    held = static_memory(P, plan, habits)
+    assert held.resident_bytes - 64 * MIB == pytest.approx((2 + 16 / N) * P, rel=1e-9)
+
+
+def test_overhead_counts_communicators() -> None:
+    """A context, and a communicator per axis that has more than one rank; none on a CPU."""
+    habits = load_stack("megatron")
+    cluster = load_cluster("dgx-h100", 2)
+    one = overhead_bytes(Plan(tp=1, dp=1), habits, cluster)
+    assert one == habits.memory.allocator.context_bytes
+    three = overhead_bytes(Plan(tp=2, dp=2, pp=4), habits, cluster)
+    assert three - one == 3 * habits.memory.allocator.communicator_bytes
+    assert overhead_bytes(Plan(dp=1), habits, load_cluster("laptop-cpu", 1)) == 0

@@ -1,0 +1,105 @@
+"""The closed form of the peak: against the exact curve of the Program, and in bulk against one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from simpar.cost.in_flight import in_flight
+from simpar.cost.memory import stage_static_memory
+from simpar.cost.peak import Layouts, peak_memory, peak_memory_of
+from simpar.cost.stack import load_stack, resolve
+from simpar.engine import choose_engine
+from simpar.errors import UserError
+from simpar.hardware.cluster import load_cluster
+from simpar.models.catalogue import load_model
+from simpar.models.training import Training
+from simpar.plan.plan import Plan
+from simpar.plan.schedules import make_schedule
+from simpar.program.memory import memory_uses
+from simpar.simulation import lower_job, make_job
+
+TRAINING = Training(seq_len=512, global_batch=32)
+MODEL = "llama-3.2-1b"
+
+LAYOUTS = [
+    {"tp": 1, "pp": 1},
+    {"tp": 2, "pp": 4},
+    {"tp": 2, "pp": 4, "recompute": "full"},
+    {"pp": 4, "recompute": "every:3"},
+    {"pp": 4, "schedule": "gpipe"},
+    {"pp": 4, "schedule": "zb-h1"},
+    {"pp": 4, "schedule": "zb-h2"},
+    {"pp": 4, "schedule": "zb-v"},
+    {"pp": 4, "vpp": 3},
+    {"pp": 2, "tp": 2, "zero": 1, "stack": "nanotron"},
+    {"zero": 3, "stack": "torchtitan", "recompute": "selective"},
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_close_to_the_exact_curve(layout: dict[str, object]) -> None:
+    """Not below the highest total of the Program on any pipeline rank, and at most 8 % above it."""
+    cluster = load_cluster("dgx-a100-80gb", 1)
+    job = make_job(load_model(MODEL), cluster, Plan(micro_batch=1, **layout), TRAINING)
+    lowered = lower_job(job, cluster, {}, contention=False)
+    _, engine = choose_engine("auto", lowered.program)
+    exact: dict[int, int] = {}
+    for class_id, use in enumerate(memory_uses(lowered.program, engine(lowered.program))):
+        stage = int(lowered.stage_of_class[class_id])
+        exact[stage] = max(exact.get(stage, 0), use.peak_bytes)
+    inputs = (job.graph, job.plan, job.training, job.stack)
+    for stage, moving in exact.items():
+        resident = stage_static_memory(*inputs, stage).resident_bytes
+        ratio = float(peak_memory(*inputs, stage).allocated_bytes) / (resident + moving)
+        assert 0.999 < ratio < 1.08, (stage, ratio)
+
+
+@pytest.mark.parametrize("stack", ["megatron", "nanotron", "torchtitan"])
+@pytest.mark.parametrize("last", [False, True])
+def test_bulk_is_one_by_one(stack: str, *, last: bool) -> None:
+    """Arrays of layouts give the peaks of the single plans, where layers divide evenly."""
+    graph, habits = load_model("llama-3-8b"), load_stack(stack)
+    training = Training(seq_len=4096, global_batch=256)
+    rows = [
+        (tp, dp, pp, mb, zero)
+        for tp in (1, 2, 8) for dp in (1, 4) for pp in (1, 2, 8) for mb in (1, 4) for zero in (0, 1, 3)
+    ]  # fmt: skip
+    tp, dp, pp, mb, zero = (np.array(column) for column in zip(*rows, strict=True))
+    template = resolve(Plan(tp=1, dp=1, zero=3 if stack == "torchtitan" else 0), habits)
+    layouts = Layouts(tp=tp, dp=dp, pp=pp, micro_batch=mb, zero=zero, sequence_parallel=tp > 1)
+    bulk = peak_memory_of(graph, layouts, template, training, habits, last=last)
+    needed = bulk.reservation(habits).needed_bytes
+    kind = template.data_parallel.kind
+    for index, (tp_, dp_, pp_, mb_, zero_) in enumerate(rows):
+        plan = resolve(Plan(tp=tp_, dp=dp_, pp=pp_, micro_batch=mb_, zero=zero_, kind=kind), habits)
+        single = peak_memory(graph, plan, training, habits, pp_ - 1 if last else 0)
+        assert float(needed[index]) == pytest.approx(
+            float(single.reservation(habits).needed_bytes), rel=1e-4
+        ), rows[index]
+
+
+@pytest.mark.parametrize(
+    "name", ["naive", "gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-h2", "zb-v", "v-half"]
+)
+def test_in_flight_is_the_table_s(name: str) -> None:
+    """Closed forms, and tables of few microbatches, agree with the schedule's own count."""
+    for p, m, vpp in [(1, 1, 1), (2, 8, 1), (4, 4, 1), (4, 32, 1), (4, 8, 2), (4, 32, 2), (2, 16, 4)]:
+        try:
+            schedule = make_schedule(name, p, m, vpp)
+        except UserError:
+            continue
+        found = in_flight(name, np.arange(p), p, m, vpp)
+        assert found.tolist() == [schedule.peak_in_flight(r) for r in range(p)]
+
+
+def test_held_outputs_need_tensor_parallelism_and_a_host_that_runs_ahead() -> None:
+    """Partial sums pile up under tp without a pipeline or in its warm-up, not with tp = 1 or two stages."""
+    graph, habits = load_model("llama-3-8b"), load_stack("nanotron")
+
+    def held(**plan: int) -> float:
+        resolved = resolve(Plan(dp=1, **plan), habits)
+        return float(peak_memory(graph, resolved, TRAINING, habits, 0).held_bytes)
+
+    assert held(tp=1, pp=1) == held(tp=8, pp=2) == 0
+    assert held(tp=8, pp=1) > held(tp=8, pp=4) > 0

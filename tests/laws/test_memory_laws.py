@@ -1,0 +1,140 @@
+"""Laws of memory: more sharding never needs more, more in flight never less, recompute orders itself."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simpar.cost.memory import checkpointed_peak, round_allocation, stage_static_memory, static_memory
+from simpar.cost.peak import PeakMemory, peak_memory
+from simpar.cost.stack import load_stack, resolve
+from simpar.models.catalogue import load_model
+from simpar.models.training import Training
+from simpar.plan.plan import Plan
+from simpar.units import MIB
+
+TRAINING = Training(seq_len=2048, global_batch=128)
+STACKS = ("megatron", "nanotron", "torchtitan", "deepspeed", "ddp")
+GRAPH = load_model("llama-3-8b")
+
+
+def peak(stage: int = 0, stack: str = "megatron", **plan: object) -> PeakMemory:
+    """Peak of a stage of Llama 3 8B."""
+    habits = load_stack(stack)
+    return peak_memory(GRAPH, resolve(Plan(**{"dp": 1, **plan}), habits), TRAINING, habits, stage)
+
+
+@given(
+    parameters=st.integers(1, 10**11), dp=st.integers(1, 512), zero=st.integers(0, 2), stack=st.sampled_from(STACKS)
+)  # fmt: skip
+def test_a_higher_zero_stage_holds_no_more(parameters: int, dp: int, zero: int, stack: str) -> None:
+    """Every further stage shards more of the state, up to the rounding of shards."""
+    habits = load_stack(stack)
+    lower, higher = (
+        static_memory(parameters, resolve(Plan(dp=dp, zero=z, kind="ddp"), habits), habits).resident_bytes
+        for z in (zero, zero + 1)
+    )
+    assert higher <= lower + 16
+
+
+@given(parameters=st.integers(1, 10**11), dp=st.integers(1, 512), zero=st.sampled_from([1, 2, 3]))
+def test_shards_cover_the_state(parameters: int, dp: int, zero: int) -> None:
+    """N ranks hold at least one copy of what is sharded, and less than an element each too much."""
+    habits = load_stack("megatron")
+    held = static_memory(parameters, resolve(Plan(dp=dp, zero=zero), habits), habits)
+    assert 12 * parameters <= held.optimizer_bytes * dp < 12 * (parameters + dp)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_tensor_parallelism_divides_the_peak(stack: str, tp: int) -> None:
+    """Doubling tp lowers the allocated peak, by less than half: something is always repeated."""
+    before, after = (float(peak(stack=stack, tp=t).allocated_bytes) for t in (tp, 2 * tp))
+    assert before / 2 < after < before
+
+
+@given(pp=st.sampled_from([2, 4, 8, 16]), tp=st.sampled_from([1, 2, 8]), stage=st.integers(0, 14))
+@settings(max_examples=20, deadline=None)
+def test_1f1b_empties_towards_the_end(pp: int, tp: int, stage: int) -> None:
+    """A later stage of 1F1B has no more activations than the one before (the loss is not one of them)."""
+    first = min(stage, pp - 2)
+    before, after = (float(peak(r, pp=pp, tp=tp).activations_bytes) for r in (first, first + 1))
+    logits = 4 * 2048 * 128256 if first + 1 == pp - 1 else 0
+    assert after <= before + logits
+
+
+@pytest.mark.parametrize(("pp", "tp"), [(4, 1), (8, 8)])
+def test_1f1b_holds_a_stage_of_every_microbatch_in_flight(pp: int, tp: int) -> None:
+    """Stage 0 of any depth holds p microbatches of L/p layers: a whole model's worth of one microbatch."""
+    one, many = (float(peak(pp=p, tp=tp).activations_bytes) for p in (1, pp))
+    head = 4 * 2048 * 128256 / tp + 2 * 2 * 2048 * 4096 / tp
+    assert many == pytest.approx(one - head, rel=0.01)
+
+
+def test_gpipe_holds_every_microbatch() -> None:
+    """GPipe keeps all m, 1F1B only p of them: the ratio is m / p."""
+    gpipe, steady = (float(peak(pp=4, schedule=s).activations_bytes) for s in ("gpipe", "1f1b"))
+    assert gpipe / steady == pytest.approx(128 / 4)
+
+
+def test_interleaving_costs_memory() -> None:
+    """Interleaved 1F1B holds 1 + (p - 1)/(pv) times the activations of 1F1B on the first rank."""
+    p, v = 4, 2
+    plain, looped = (float(peak(pp=p, vpp=chunks).activations_bytes) for chunks in (1, v))
+    assert looped / plain == pytest.approx(1 + (p - 1) / (p * v))
+
+
+@given(tp=st.sampled_from([1, 2, 4, 8]), pp=st.sampled_from([1, 2, 4]), stack=st.sampled_from(STACKS))
+@settings(max_examples=15, deadline=None)
+def test_recompute_orders_activations(tp: int, pp: int, stack: str) -> None:
+    """Full keeps less than every other layer, which keeps less than none; selective is between."""
+    sizes = [
+        float(peak(stack=stack, tp=tp, pp=pp, recompute=r).activations_bytes)
+        for r in ("full", "every:2", "every:4", "none")
+    ]
+    assert sizes == sorted(sizes)
+    selective = float(peak(stack=stack, tp=tp, pp=pp, recompute="selective").activations_bytes)
+    assert sizes[0] < selective <= sizes[-1]
+
+
+@given(stage=st.integers(0, 3), mb=st.sampled_from([1, 2, 4]))
+@settings(max_examples=8, deadline=None)
+def test_what_moves_is_proportional_to_the_microbatch(stage: int, mb: int) -> None:
+    """Activations and workspaces double with the micro-batch."""
+    one, two = (float(peak(stage, pp=4, micro_batch=b).moving_bytes) for b in (mb, 2 * mb))
+    assert two / one == pytest.approx(2)
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_static_memory_of_the_stages_is_the_model_s(zero: int) -> None:
+    """Summed over pipeline ranks, the static state is one rank's that holds the whole model, up to padding."""
+    habits = load_stack("megatron")
+
+    def total(pp: int) -> int:
+        plan = resolve(Plan(dp=8, pp=pp, zero=zero), habits)
+        held = [stage_static_memory(GRAPH, plan, TRAINING, habits, r) for r in range(pp)]
+        return sum(one.total_bytes - one.buffers_bytes for one in held)
+
+    assert total(8) == pytest.approx(total(1), rel=1e-6)
+
+
+@given(size=st.integers(1, 10**10))
+def test_an_allocation_fits_its_segment(size: int) -> None:
+    """A segment holds its tensor, in whole 2 MiB, and large ones waste less than 2 MiB."""
+    segment = round_allocation(size)
+    assert segment >= size
+    assert segment % (2 * MIB) == 0
+    assert size < 10 * MIB or segment - size < 2 * MIB
+
+
+@given(layers=st.integers(4, 400), boundary=st.floats(0.02, 1.0))
+def test_checkpoints_every_square_root(layers: int, boundary: float) -> None:
+    """The best distance between checkpoints is about sqrt(L x boundary / layer), and so is the peak's order."""
+    best = min(range(1, layers + 1), key=lambda c: checkpointed_peak(layers, c, 1.0, boundary))
+    ideal = math.sqrt(layers * boundary)
+    least = checkpointed_peak(layers, best, 1.0, boundary)
+    assert least <= 2 * ideal + 1 + boundary
+    assert ideal / 2 - 1 <= best <= 2 * ideal + 1
