@@ -3,7 +3,8 @@
 Usage: python benchmarks/fit_runs.py [TABLE.csv ...] [--write]
 
 One clock a device and four numbers a stack, fitted jointly to the step times of the development tables by scipy's
-least squares on log errors with a robust loss; never a number per row. Deterministic; re-running changes nothing.
+least squares on log errors with a robust loss; never a number per row. Deterministic: it starts from the same point.
+With --only STACK the clocks stay as the profiles have them and only that stack's numbers are fitted, to more rows.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("SIMPAR_DATA", ROOT.parent / "shared" / "data"))
 TABLES = ("measured_runs_dev.csv", "measured_playbook_dev.csv")
 MOST_ROWS = 48  # of one source: a grid of a thousand runs must not outvote twenty papers
+MOST_ROWS_OF_ONE = 120
 
 CLOCK = (0.35, 1.05)
 STACK = {  # dotted key: bounds
@@ -55,7 +57,7 @@ class Run:
     time_s: float
 
 
-def runs_of(paths: Sequence[Path]) -> list[Run]:
+def runs_of(paths: Sequence[Path], only: str | None) -> list[Run]:
     """Rows with a step time that are modelled, thinned evenly to MOST_ROWS a source; disturbed rows left out."""
     by_source: dict[str, list[Run]] = defaultdict(list)
     for path in paths:
@@ -66,12 +68,14 @@ def runs_of(paths: Sequence[Path]) -> list[Run]:
                 known = measured(row).step_time_s
                 if known:
                     entry = case(row)
+                    if only not in (None, entry.stack):
+                        continue
                     by_source[text(row, "source")].append(Run(text(row, "source"), entry, "", known))
             except Unmodelled:
                 continue
     runs = []
     for _, found in sorted(by_source.items()):
-        step = max(1.0, len(found) / MOST_ROWS)
+        step = max(1.0, len(found) / (MOST_ROWS if only is None else MOST_ROWS_OF_ONE))
         runs += [found[int(i * step)] for i in range(int(len(found) / step))]
     checked = Parallel(n_jobs=-1)(delayed(_device)(run.case) for run in runs)
     return [
@@ -93,9 +97,9 @@ def _device(entry: Case) -> str:
 class Problem:
     """Columns: a clock per device, four numbers per stack, scaled to 0..1 between their bounds."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[Run], *, clocks: bool) -> None:
         self.runs = runs
-        self.devices = sorted({run.device for run in runs})
+        self.devices = sorted({run.device for run in runs}) if clocks else []
         self.stacks = sorted({run.case.stack for run in runs})
         self.names = [("device", d, "sustained_clock") for d in self.devices]
         self.names += [("stack", s, key) for s in self.stacks for key in STACK]
@@ -150,9 +154,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tables", nargs="*", type=Path, default=[DATA / name for name in TABLES])
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--only", help="one stack; clocks stay")
     parser.add_argument("--evaluations", type=int, default=10)
     arguments = parser.parse_args()
-    problem = Problem(runs_of(arguments.tables))
+    problem = Problem(runs_of(arguments.tables, arguments.only), clocks=arguments.only is None)
     print(f"{len(problem.runs)} runs, {len(problem.devices)} devices, {len(problem.stacks)} stacks")
     best = least_squares(
         problem.residuals, problem.start(), bounds=(0, 1), loss="soft_l1", f_scale=0.08, diff_step=0.04,

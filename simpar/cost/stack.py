@@ -122,6 +122,7 @@ def resolve(plan: Plan, stack: Stack) -> Plan:
                 update={
                     "kind": kind,
                     "bucket_bytes": chosen(data.bucket_bytes, stack.buckets.bucket),
+                    "first_bucket_bytes": chosen(data.first_bucket_bytes, stack.buckets.first or None),
                     "overlap_grad_reduce": chosen(data.overlap_grad_reduce, stack.overlap.grad_reduce),
                     "overlap_param_gather": chosen(data.overlap_param_gather, stack.overlap.param_gather),
                     "reshard_after_forward": chosen(data.reshard_after_forward, data.zero == 3),

@@ -138,7 +138,7 @@ def _edges(
         role = np.arange(members) if kind.directed else np.zeros(members, dtype=np.int64)
         labels.append(next_label + np.tile(role, len(kind.groups)))
         next_label += members if kind.directed else 1
-        distinct, coefficient = np.unique(cost.edges.coefficient, return_inverse=True)
+        distinct, coefficient = _compact(cost.edges.coefficient)
         us.append(start + cost.edges.group_index)
         vs.append(link_start + position[cost.edges.link_id])
         labels.append(next_label + coefficient)
@@ -151,6 +151,14 @@ def _edges(
         group_start=group_start,
         link_start=link_start,
     )
+
+
+def _compact(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], Ints]:
+    """Distinct values and the index of each; a column of one value, the usual case, is not sorted."""
+    if len(values) and (values == values[0]).all():
+        return values[:1], np.zeros(len(values), dtype=np.int64)
+    distinct, index = np.unique(values, return_inverse=True)
+    return distinct, index.astype(np.int64)
 
 
 def _colours(cluster: Cluster, kinds: Sequence[GroupKind], rank_colour: Ints, links: Ints) -> Ints:

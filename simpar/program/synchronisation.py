@@ -120,6 +120,7 @@ class Synchronisation:
             reshard=self.fully_sharded and bool(data.reshard_after_forward),
             reduce=bool(reduces),
             bucket_bytes=float(data.bucket_bytes or 0),
+            first_bucket_bytes=float(data.first_bucket_bytes or 0),
             per_unit=self.per_unit,
             reduce_ops=self.reduce_ops if reduces else (),
             gather_group=self.shard_group,

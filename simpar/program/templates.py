@@ -90,6 +90,7 @@ class SyncPolicy:
     reduce: bool = False
     overlap: bool = True
     bucket_bytes: float = 0.0
+    first_bucket_bytes: float = 0.0
     per_unit: bool = False
     reduce_ops: tuple[tuple[str, str, float], ...] = ()
     gather_group: str = "dp"
@@ -152,23 +153,26 @@ def backward_template(
 
 
 class _Buckets:
-    """Fills gradient buckets unit by unit and emits the reductions that a unit completes."""
+    """Fills gradient buckets unit by unit and emits the reductions that a unit completes.
+
+    DDP's first bucket is small, so that reduction starts early.
+    """
 
     def __init__(self, sync: SyncPolicy) -> None:
         self._sync = sync
         self._pending = 0.0
-        self._held: list[float] = []
+        self._limit = sync.first_bucket_bytes or sync.bucket_bytes
 
     def close(self, unit: Unit, *, last: bool, after: int, position: int) -> list[Node]:
         sync = self._sync
         self._pending += unit.gradient_bytes
-        full = sync.per_unit or (self._pending >= sync.bucket_bytes and sync.overlap)
+        full = sync.per_unit or (self._pending >= self._limit and sync.overlap)
         if not (full or last) or self._pending <= 0:
             return []
         size, count = self._pending, 1
         if not sync.per_unit and sync.bucket_bytes > 0:
             count = max(1, round(size / sync.bucket_bytes))
-        self._pending = 0.0
+        self._pending, self._limit = 0.0, sync.bucket_bytes
         nodes = []
         for offset, (group, op, share) in enumerate(sync.reduce_ops):
             use = CollectiveUse(group, op, size * share / count, count)
