@@ -8,7 +8,7 @@ most activations, and needs neither a schedule's table nor a single op.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -54,6 +54,10 @@ class PeakMemory:
     def allocated_bytes(self) -> Array:
         """Highest number of bytes in tensors."""
         return self.static_bytes + self.moving_bytes
+
+    def exactly(self, moving_bytes: Array) -> PeakMemory:
+        """The same rank with the highest total of a simulated step in place of the closed form."""
+        return replace(self, activations_bytes=moving_bytes, transient_bytes=0.0)
 
     def reservation(self, stack: Stack, limit_bytes: Array = np.inf) -> Reservation:
         """What the allocator needs and reserves for this peak, where the device leaves it ``limit_bytes``."""

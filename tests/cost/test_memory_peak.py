@@ -103,3 +103,12 @@ def test_held_outputs_need_tensor_parallelism_and_a_host_that_runs_ahead() -> No
 
     assert held(tp=1, pp=1) == held(tp=8, pp=2) == 0
     assert held(tp=8, pp=1) > held(tp=8, pp=4) > 0
+
+
+def test_a_simulated_peak_takes_the_place_of_the_closed_form() -> None:
+    """Static state, held outputs and alternation stay; what moves is the simulated total."""
+    graph, habits = load_model(MODEL), load_stack("nanotron")
+    closed = peak_memory(graph, resolve(Plan(dp=1, tp=8), habits), TRAINING, habits, 0)
+    exact = closed.exactly(12345.0)
+    assert exact.moving_bytes == 12345.0
+    assert (exact.static_bytes, exact.held_bytes) == (closed.static_bytes, closed.held_bytes)
