@@ -6,7 +6,9 @@ import difflib
 import json
 import math
 import os
+import re
 import secrets
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,9 +24,10 @@ Location = tuple[str | int, ...]
 MAX_BYTES = 8 * MIB
 MAX_YAML_BYTES = MIB  # the parser reads some 100 kB/s: what is larger is data, and data is JSON
 MAX_DEPTH = 40
-MAX_NODES = 10**6
+MAX_NODES = 200_000
 MAX_INTEGER = 2**63 - 1
 _YAML = "tag:yaml.org,2002:"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,9 @@ def load(path: Path | str) -> Document:
     """Read a YAML 1.2 or JSON file. Raises UserError in one line for anything that is not plain, finite data."""
     path = Path(path)
     text = _read_text(path)
+    lines: Mapping[Location, int] = {}
     if path.suffix == ".json":
-        data, lines = _read_json(text, str(path)), {}
+        data = _read_json(text, str(path))
     else:
         data, lines = _read_yaml(text, str(path))
     if data is None:
@@ -111,13 +115,11 @@ def _check_plain(value: Any, source: str, location: Location = ()) -> None:
         raise UserError(f"{source}: nested more than {MAX_DEPTH} levels deep")
     if isinstance(value, dict | list):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if fault := _scalar_fault(key):
+                raise UserError(f"{source}: key {key!r} {fault}")
             _check_plain(item, source, (*location, key))
-            if isinstance(key, str):
-                _scalar_fault(key)
     elif fault := _scalar_fault(value):
-        raise UserError(
-            f"{source}: {dotted(location)} = {value if len(repr(value)) < 40 else '...'}: {fault}"
-        )
+        raise UserError(f"{source}: {dotted(location)} = {_short(value)}: {fault}")
 
 
 def _scalar_fault(value: Any) -> str | None:
@@ -126,7 +128,7 @@ def _scalar_fault(value: Any) -> str | None:
         return "must be finite"
     if isinstance(value, int) and abs(value) > MAX_INTEGER:
         return "must fit in 64 bits"
-    if isinstance(value, str) and any(0xD800 <= ord(letter) <= 0xDFFF for letter in value):
+    if isinstance(value, str) and _SURROGATE.search(value):
         return "must be text (half of a surrogate pair)"
     return None
 
@@ -144,14 +146,16 @@ def _json_lines(text: str) -> Mapping[Location, int]:
 def _read_yaml(text: str, source: str) -> tuple[Any, dict[Location, int]]:
     """Data, and the line of every key and list item. Only the parser's node tree is used: it builds no objects."""
     from ruamel.yaml import YAML
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+    from ruamel.yaml.error import MarkedYAMLError, MarkedYAMLWarning, YAMLError, YAMLWarning
 
     try:
-        root = YAML(typ="safe", pure=True).compose(text)
-    except MarkedYAMLError as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", YAMLWarning)  # an anchor used twice, for one
+            root = YAML(typ="safe", pure=True).compose(text)
+    except (MarkedYAMLError, MarkedYAMLWarning) as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UserError(f"{source}{line}: not valid YAML ({_first_line(error.problem)})") from None
-    except (YAMLError, RecursionError, ValueError, TypeError, AttributeError, KeyError, IndexError, NotImplementedError,
+    except (YAMLError, YAMLWarning, RuntimeError, ValueError, TypeError, AttributeError, LookupError,
             AssertionError) as error:  # fmt: skip
         raise UserError(f"{source}: not valid YAML ({_first_line(error) or type(error).__name__})") from None
     reader = _Nodes(source)
@@ -159,7 +163,12 @@ def _read_yaml(text: str, source: str) -> tuple[Any, dict[Location, int]]:
 
 
 def _first_line(message: object) -> str:
-    return (str(message).splitlines() or [""])[0]
+    return printable((str(message).strip().splitlines() or [""])[0])
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else text[:57] + "..."
 
 
 class _Nodes:
@@ -215,7 +224,7 @@ class _Nodes:
 
     def fail(self, node: Any, what: str) -> NoReturn:
         """Raise UserError at the line of a node."""
-        raise UserError(f"{self.source}:{node.start_mark.line + 1}: {what}")
+        raise UserError(f"{self.source}:{node.start_mark.line + 1}: {printable(what)}")
 
 
 def _kind(node: Any) -> str:
@@ -245,9 +254,13 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
 
 
 def dotted(location: Iterable[object]) -> str:
-    """``plan.mesh.tp`` of a location; parts that do not print are escaped, so that a message stays one line."""
-    parts = [str(part) for part in location]
-    return ".".join(part if part.isprintable() else repr(part)[1:-1] for part in parts)
+    """``plan.mesh.tp`` of a location."""
+    return printable(".".join(str(part) for part in location))
+
+
+def printable(text: str) -> str:
+    """The text, escaped where it would break a one-line message."""
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def parse(model: type[Model], document: Document | Mapping[str, Any], *, source: str = "input") -> Model:
@@ -281,8 +294,7 @@ def _problem(document: Document, model: type[BaseModel], item: Any) -> str:
     message = _first_line(item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, "))
     if isinstance(item.get("input"), Mapping) and item["type"] in ("value_error", "assertion_error"):
         return f"{place}: {dotted(location) + ': ' if location else ''}{message}"
-    given = repr(item.get("input"))
-    return f"{place}: {key} = {given if len(given) < 60 else given[:57] + '...'}: {message}"
+    return f"{place}: {key} = {_short(item.get('input'))}: {message}"
 
 
 def _field_names(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
@@ -328,15 +340,16 @@ def write_atomic(path: Path | str, content: str | bytes) -> None:
 
     A device or a pipe is written to as it is. Raises UserError.
     """
-    data = content.encode() if isinstance(content, str) else content
     try:
+        data = content.encode() if isinstance(content, str) else content
         target = Path(path).resolve()  # through a link to the file it means
         if target.exists() and not target.is_file():
             target.write_bytes(data)
         else:
             _replace(target, data)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path}: cannot be written ({reason})") from None
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -16,7 +16,7 @@ MS, US, NS = 1e-3, 1e-6, 1e-9
 KILO, MEGA, GIGA, TERA, PETA = 1e3, 1e6, 1e9, 1e12, 1e15
 NS_PER_S = 10**9
 HOUR_S, DAY_S = 3600.0, 86400.0
-_MOST_NS = 2.0**63
+_MOST_S = 2.0**63 / NS_PER_S
 
 DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5, "int8": 1.0}
 
@@ -91,10 +91,10 @@ def to_ns(seconds: float | NDArray[np.float64]) -> Any:
 
     Raises ValueError where they are not finite or do not fit in 64 bits (292 years).
     """
-    scaled = np.rint(np.asarray(seconds, dtype=np.float64) * NS_PER_S)
-    if not np.all(np.abs(scaled) < _MOST_NS):
-        raise ValueError(f"{seconds} s: must be finite and less than {_MOST_NS / NS_PER_S:.0f} s")
-    whole = scaled.astype(np.int64)
+    exact = np.asarray(seconds, dtype=np.float64)
+    if not np.all(np.abs(exact) < _MOST_S):
+        raise ValueError(f"{seconds} s: must be finite and less than {_MOST_S:.0f} s")
+    whole = np.rint(exact * NS_PER_S).astype(np.int64)
     return int(whole) if whole.ndim == 0 else whole
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simpar.errors import UserError
-from simpar.files import bundled, choose, load, parse, suggest, write_atomic
+from simpar.files import MAX_NODES, bundled, choose, find, load, parse, suggest, write_atomic
 from simpar.hardware.device import Device
+from simpar.hardware.profile import ClusterProfile
 
 DEVICE = """name: x
 peak_flop_per_s: {bf16: 100 TFLOP/s}
@@ -18,6 +23,9 @@ memory_bytes: 80 GiB
 memory_bandwidth: 2 TB/s
 num_sms: 100
 """
+FIXTURE = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None
+)
 
 
 def written(tmp_path: Path, text: str | bytes, name: str = "device.yaml") -> Path:
@@ -25,6 +33,11 @@ def written(tmp_path: Path, text: str | bytes, name: str = "device.yaml") -> Pat
     path = tmp_path / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
+
+
+def read(tmp_path: Path, text: str | bytes, name: str = "device.yaml") -> Any:
+    """The data of a file with that content."""
+    return load(written(tmp_path, text, name)).data
 
 
 def test_good_file(tmp_path: Path) -> None:
@@ -36,54 +49,176 @@ def test_good_file(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ("memory_bytes: 80 GiB->memory_bytes: 80", r"device.yaml:3: memory_bytes = 80: needs a unit"),
-        ("num_sms: 100->num_sm: 100", r"device.yaml:5: unknown key num_sm; did you mean 'num_sms'"),
+        ("memory_bytes: 80 GiB->memory_bytes: 0", r"device.yaml:3: memory_bytes = 0: needs a unit"),
+        ("memory_bytes: 80 GiB->memory_bytes: -1 GiB", r"device.yaml:3: memory_bytes = .*greater than 0"),
+        ("num_sms: 100->num_sm: 100", r"^\S*device.yaml:5: unknown key num_sm; did you mean 'num_sms'"),
         ("num_sms: 100->num_sms: -1", r"device.yaml:5: num_sms = -1: .*greater than or equal to 1"),
-        ("num_sms: 100->num_sms: .nan", r"num_sms = nan: must be finite"),
-        ("num_sms: 100->num_sms: 1e400", r"must be finite|num_sms"),
-        ("name: x->name: x\nname: y", r"not valid YAML"),
-        ("name: x->name: !!python/object/apply:os.system [ls]", r"not allowed|not valid"),
+        ("num_sms: 100->num_sms: .nan", r"device.yaml:5: num_sms = .nan: must be finite"),
+        ("num_sms: 100->num_sms: 1e400", r"device.yaml:5: num_sms = 1e400: must be finite"),
+        (f"num_sms: 100->num_sms: {2**63}", r"device.yaml:5: num_sms = .*: must fit in 64 bits"),
+        (f"num_sms: 100->num_sms: {'9' * 5000}", r"device.yaml:5: num_sms = .* is no YAML 1.2 int"),
+        ("name: x->name: x\nname: y", r"device.yaml:2: key 'name' appears twice"),
+        ("name: x->name: !!python/object/apply:os.system [ls]", r"device.yaml:1: tag \S+os.system is not allowed"),
+        ("name: x->name: !mine y", r"device.yaml:1: tag !mine is not allowed"),
+        ("name: x->name: !!binary aGk=", r"device.yaml:1: tag \S+binary is not allowed"),
+        ("name: x->name: x\n? [a]\n: 1", r"device.yaml:2: a key must be a text"),
+        ("name: x->name: x\nnull: 1", r"device.yaml:2: a key must be a text"),
+        ("name: x->name: x\nk: {<<: {a: 1}}", r"device.yaml:2: merge keys"),
+        ("name: x->name: &a [*a]", r"device.yaml:1: nested more than 40"),
+        ("name: x->name: *a", r"device.yaml:1: not valid YAML .*undefined alias"),
+        ("name: x->%YAML 1.1\n---\nname: yes", r"device.yaml:3: name = 'yes' is no YAML 1.2 bool"),
+        ('name: x->"na\\nme": x', r"unknown key na\\nme"),
     ],
-)
+)  # fmt: skip
 def test_bad_content_names_file_line_and_rule(tmp_path: Path, change: str, message: str) -> None:
     """One line: file, line, key, value, what is allowed."""
     old, new = change.split("->")
+    text = new + DEVICE.removeprefix(old) if new.startswith("%") else DEVICE.replace(old, new)
     with pytest.raises(UserError, match=message):
-        parse(Device, load(written(tmp_path, DEVICE.replace(old, new))))
+        parse(Device, load(written(tmp_path, text)))
 
 
-@pytest.mark.parametrize("content", [b"", b"\x00\x01", b"\xff\xfe\x00", b"x" * (9 << 20), b"{", b"[" * 500])
+def test_several_problems_are_a_line_each(tmp_path: Path) -> None:
+    """A misspelt key comes first: it is usually why another one is missing."""
+    text = DEVICE.replace("num_sms", "num_sm").replace("2 TB/s", "2 GiB")
+    with pytest.raises(UserError) as caught:
+        parse(Device, load(written(tmp_path, text)))
+    first, second, third = str(caught.value).splitlines()
+    assert "unknown key num_sm" in first
+    assert "memory_bandwidth = '2 GiB': needs a number and a unit, such as 450 GB/s" in second
+    assert third.endswith("num_sms is missing")
+
+
+def test_suggestions_reach_into_optional_sections(tmp_path: Path) -> None:
+    """A misspelt key of an optional section is suggested from that section's keys."""
+    text = Path(bundled("clusters")["dgx-h100"]).read_text().replace("nics_per_node", "nics_pernode")
+    with pytest.raises(
+        UserError, match=r":\d+: unknown key scale_out.nics_pernode; did you mean 'nics_per_node'"
+    ):
+        parse(ClusterProfile, load(written(tmp_path, text)))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"# only words\n", b"\x00\x01", b"\xff\xfe\x00", b"x" * (9 << 20), b"{", b"[" * 500, b"- a\n  b: 1\n :"],
+)  # fmt: skip
 @pytest.mark.parametrize("name", ["f.yaml", "f.json"])
 def test_unreadable_files(tmp_path: Path, content: bytes, name: str) -> None:
     """Empty, binary, huge, broken and deeply nested files are one line that names the file."""
-    with pytest.raises(UserError, match=name):
+    with pytest.raises(UserError, match=name) as caught:
         load(written(tmp_path, content, name))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 1, "a": 2}', "key 'a' appears twice"),
+        ('{"a": {"b": NaN}}', r"f.json: a.b = nan: must be finite"),
+        ('{"a": [1, 1e999]}', r"f.json: a.1 = inf: must be finite"),
+        ('{"a": 123456789012345678901}', r"f.json: a = 123456789012345678901: must fit in 64 bits"),
+        ('{"a": "\\ud800"}', r"f.json: a = '\\ud800': must be text"),
+        ('{"\\ud800": 1}', r"f.json: key '\\ud800' must be text"),
+        ('{\n"a": 1,\n}', r"f.json:3: not valid JSON"),
+        ("[" * 60 + "]" * 60, r"f.json: nested more than 40"),
+    ],
+)
+def test_json_is_as_strict(tmp_path: Path, text: str, message: str) -> None:
+    """JSON files obey the same rules as YAML files."""
+    with pytest.raises(UserError, match=message):
+        read(tmp_path, text, "f.json")
+
+
+def test_errors_in_json_name_the_line(tmp_path: Path) -> None:
+    """A value that breaks a rule is found in JSON, too."""
+    text = json.dumps({"name": "x", "num_sms": 0}, indent=1)
+    with pytest.raises(UserError, match=r"f.json:3: num_sms = 0: "):
+        parse(Device, load(written(tmp_path, text, "f.json")))
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:
     """A path that cannot be read says so."""
-    for path in (tmp_path / "none.yaml", tmp_path):
+    for path in (tmp_path / "none.yaml", tmp_path, "a\0b.yaml"):
         with pytest.raises(UserError, match="cannot be read"):
             load(path)
 
 
-def test_alias_bomb_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("repeated", [1, 4])
+def test_alias_bomb_is_refused(tmp_path: Path, repeated: int) -> None:
     """References that would multiply without end are refused before they do."""
     lines = ["a: &a [" + ",".join(["x"] * 9) + "]"]
     for name, before in zip("bcdefghi", "abcdefgh", strict=True):
         lines.append(f"{name}: &{name} [" + ",".join([f"*{before}"] * 9) + "]")
-    with pytest.raises(UserError, match=r"aliases|too many"):
-        load(written(tmp_path, "\n".join(lines * 4)))
+    with pytest.raises(UserError, match=rf"more than {MAX_NODES} values|duplicate anchor"):
+        load(written(tmp_path, "\n".join(lines * repeated)))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
-@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode), st.sampled_from(["f.yaml", "f.json"]))
+def test_aliases_of_ordinary_size_are_data(tmp_path: Path) -> None:
+    """An anchor used a few times is plain data each time."""
+    assert read(tmp_path, "a: &a {x: 1}\nb: *a\nc: [*a, *a]") == {
+        "a": {"x": 1}, "b": {"x": 1}, "c": [{"x": 1}, {"x": 1}],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1), ("-1_000", -1000), ("0x1F", 31), ("0o17", 15), ("012", 12), ("1e3", 1000.0), (".5", 0.5),
+        ("true", True), ("False", False), ("yes", "yes"), ("on", "on"), ("null", None), ("~", None), ("", None),
+        ("2024-01-01", "2024-01-01"), ("12:30", "12:30"), ("'1'", "1"), ("!!str 1", "1"), ("!!float 1", 1.0),
+        ("|\n  x\n  y", "x\ny"), ("[1, a]", [1, "a"]), ("=", "="),
+    ],
+)  # fmt: skip
+def test_scalars_are_those_of_yaml_1_2(tmp_path: Path, text: str, value: object) -> None:
+    """No surprises of YAML 1.1: ``yes`` is a word, a date is a text, 012 is twelve."""
+    found = read(tmp_path, f"a: {text}")["a"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+# what YAML allows in a text without an escape
+LETTERS = st.characters(exclude_categories=["Cs", "Cc", "Cn", "Co", "Zl", "Zp"], exclude_characters="\ufeff")
+NUMBERS = st.integers(-(2**63) + 1, 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.text(LETTERS, max_size=8),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text("abcxyz_", min_size=1, max_size=5), inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@FIXTURE
+@given(PLAIN.filter(lambda value: value is not None), st.booleans())
+def test_plain_data_survives(tmp_path: Path, value: object, as_yaml: bool) -> None:
+    """Whatever JSON can say is read back, by the YAML reader as well: JSON is YAML 1.2."""
+    text = json.dumps(value, ensure_ascii=not as_yaml)
+    assert read(tmp_path, text, "f.yaml" if as_yaml else "f.json") == value
+
+
+@FIXTURE
+@given(
+    st.binary(max_size=200)
+    | st.text(max_size=200).map(lambda text: text.encode(errors="surrogatepass"))
+    | st.text("ab:-[]{}&*!|>'\"%#,? \n\t1.e~<=", max_size=60).map(str.encode),
+    st.sampled_from(["f.yaml", "f.json"]),
+)
 def test_any_bytes_give_data_or_a_user_error(tmp_path: Path, content: bytes, name: str) -> None:
-    """Whatever a file holds, the reader answers with plain data or one UserError."""
+    """Whatever a file holds, the reader answers with plain data or UserErrors of printable lines."""
     try:
-        document = load(written(tmp_path, content, name))
-        parse(Device, document)
+        parse(Device, load(written(tmp_path, content, name)))
     except UserError as error:
         assert str(error)
+        assert all(line.isprintable() for line in str(error).split("\n"))
+
+
+@FIXTURE
+@given(st.dictionaries(st.sampled_from([*Device.model_fields, "nmae"]), PLAIN, max_size=6))
+def test_any_fields_give_a_device_or_a_user_error(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """Whatever the fields hold, validation ends in a device or in a UserError."""
+    try:
+        parse(Device, load(written(tmp_path, json.dumps(fields), "f.json")))
+    except UserError as error:
+        assert "f.json" in str(error)
 
 
 def test_choose_suggests() -> None:
@@ -95,18 +230,52 @@ def test_choose_suggests() -> None:
     assert suggest("zzz", ["green"]) == ""
 
 
-def test_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_and_paths_are_told_apart(tmp_path: Path) -> None:
+    """A suffix or a slash makes a path; a bare word is a name that must exist."""
+    assert find("my/h100.yaml", "devices", "device") == Path("my/h100.yaml")
+    assert find(tmp_path / "dgx-h100", "clusters", "hardware") == tmp_path / "dgx-h100"
+    with pytest.raises(UserError, match="unknown hardware 'dgx-h10'; did you mean 'dgx-h100'"):
+        find("dgx-h10", "clusters", "hardware")
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError])
+def test_interrupted_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: type[BaseException]
+) -> None:
     """If the rename never happens, the old content stays and no temporary file is left."""
     path = written(tmp_path, "old", "out.txt")
 
     def fail(self: Path, target: Path) -> Path:
-        raise KeyboardInterrupt
+        raise failure
 
     monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises((KeyboardInterrupt, UserError)):
         write_atomic(path, "new")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["out.txt"]
+
+
+def test_written_files_obey_the_umask_and_links(tmp_path: Path) -> None:
+    """A new file has the permissions of any new file; a link's target is replaced, not the link."""
+    before = os.umask(0o027)
+    try:
+        write_atomic(tmp_path / "new.txt", "1")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new.txt").stat().st_mode) == 0o640
+    (tmp_path / "link").symlink_to("new.txt")
+    write_atomic(tmp_path / "link", b"2")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "new.txt").read_text() == "2"
+
+
+def test_devices_are_written_to_and_folders_refused(tmp_path: Path) -> None:
+    """/dev/null stays a device; a folder, or a path in a missing folder, is one clear line."""
+    write_atomic("/dev/null", "x")
+    assert not Path("/dev/null").is_file()
+    for path in (tmp_path, tmp_path / "none" / "f.txt", "a\0b"):
+        with pytest.raises(UserError, match="cannot be written"):
+            write_atomic(path, "x")
 
 
 @pytest.mark.parametrize("kind", ["devices", "clusters", "stacks", "scenarios"])

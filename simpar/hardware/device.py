@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simpar import files
-from simpar.units import Bytes, BytesPerS, Count, FlopPerS, UsdPerHour, Watts
+from simpar.files import allowed, suggest
+from simpar.units import (
+    DTYPE_BYTES,
+    Bytes,
+    BytesPerS,
+    Count,
+    FlopPerS,
+    Hertz,
+    PositiveBytes,
+    PositiveWatts,
+    UsdPerHour,
+    Watts,
+)
 
 
 class _Part(BaseModel):
@@ -16,23 +29,32 @@ class _Part(BaseModel):
 
 
 class Power(_Part):
-    """Electrical power of one device."""
+    """Electrical power of one device, and the clock that its peak rates assume while power allows it."""
 
-    limit: Watts
+    limit: PositiveWatts
     idle: Watts
+    boost_clock: Hertz | None = None
+
+    @model_validator(mode="after")
+    def _idle_below_limit(self) -> Self:
+        if self.idle > self.limit:
+            raise ValueError(f"idle = {self.idle:g} W: allowed: at most the limit, {self.limit:g} W")
+        return self
 
 
 class Device(_Part):
     """One accelerator (or CPU) as its datasheet and measurements describe it.
 
-    ``peak_flop_per_s`` are dense rates by dtype; ``memory_bytes`` is what the driver reports; ``kernels`` holds
-    the fitted parameters that :mod:`simpar.cost.kernels` reads, ``provenance`` where they come from.
+    ``peak_flop_per_s`` are dense rates by dtype; ``memory_bytes`` is what programs get to see (``total_memory``
+    of torch or HIP, some hundred MiB below the driver's own table); ``num_sms`` counts SMs, compute units or
+    matrix units; ``l2_bytes`` is the last cache before memory. ``kernels`` holds the fitted parameters that
+    :mod:`simpar.cost.kernels` reads, ``provenance`` where they come from.
     """
 
     name: str
     kind: Literal["gpu", "tpu", "cpu"] = "gpu"
     peak_flop_per_s: dict[str, FlopPerS]
-    memory_bytes: Bytes
+    memory_bytes: PositiveBytes
     memory_bandwidth: BytesPerS
     num_sms: Count
     l2_bytes: Bytes = 0.0
@@ -42,9 +64,26 @@ class Device(_Part):
     provenance: str = ""
     sources: tuple[str, ...] = ()
 
+    @model_validator(mode="after")
+    def _known_dtypes(self) -> Self:
+        for dtype in self.peak_flop_per_s:
+            if dtype not in DTYPE_BYTES:
+                hint = suggest(dtype, DTYPE_BYTES) or allowed(DTYPE_BYTES)
+                raise ValueError(f"peak_flop_per_s: unknown dtype {dtype!r}{hint}")
+        if not self.peak_flop_per_s:
+            raise ValueError("peak_flop_per_s: needs at least one dtype")
+        return self
 
-@lru_cache(maxsize=64)
-def load_device(name: str) -> Device:
+
+def load_device(name: str | Path) -> Device:
     """A device by bundled name or by the path of its YAML. Raises UserError."""
     path = files.find(name, "devices", "device")
+    if path in files.bundled("devices").values():
+        return _shipped(path)
+    return files.parse(Device, files.load(path))
+
+
+@lru_cache(maxsize=64)
+def _shipped(path: Path) -> Device:
+    """Shipped files do not change while simpar runs, those of users do."""
     return files.parse(Device, files.load(path))
