@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from simpar import files
 from simpar.errors import UserError
+from simpar.hardware import torus
 from simpar.hardware.device import Device, load_device
 from simpar.hardware.profile import ClusterProfile
 
@@ -29,7 +31,8 @@ class Cluster:
 
     Blocks in order: ``port_tx port_rx`` (scale-up port of every device), ``nic_tx nic_rx`` (rails of every node),
     ``leaf_up leaf_down`` (leaf switches), ``pcie_tx pcie_rx`` (device to host), ``host_memory`` (a node).
-    ``scaling`` multiplies capacities by link name (degraded or measured state).
+    ``scaling`` multiplies capacities by link name (degraded links), ``state`` replaces fitted parameters of
+    collectives (a measured state of the fabric).
     """
 
     profile: ClusterProfile
@@ -56,13 +59,27 @@ class Cluster:
     @property
     def domain_size(self) -> int:
         """Devices that reach each other over the scale-up fabric."""
-        return self.profile.scale_up.domain or self.profile.devices_per_node
+        return self.profile.domain_size
+
+    @cached_property
+    def torus_sides(self) -> tuple[int, ...]:
+        """Sides of the torus of a domain: of the box that the job gets where it needs less than a whole one."""
+        fabric, used = self.profile.scale_up, min(self.world_size, self.domain_size)
+        return torus.slice_sides(used, fabric.dims, fabric.wrap) if fabric.dims else ()
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether a device passes messages on to a neighbour on the receiver's rail (PXN, over NVLink or xGMI)."""
+        out = self.profile.scale_out
+        return out is not None and out.rails and self.profile.scale_up.kind in ("nvswitch", "mesh")
 
     @property
     def num_leaves(self) -> int:
-        """Leaf switches: one per pod and rail, or per pod; 0 if one switch joins all nodes."""
+        """Leaf switches: one per pod and rail, or per pod; 0 if none is ever left."""
         out = self.profile.scale_out
-        if out is None or out.nodes_per_leaf is None or self.nodes <= out.nodes_per_leaf:
+        if out is None or out.nodes_per_leaf is None:
+            return 0
+        if self.nodes <= out.nodes_per_leaf and (self.hands_over or not out.rails):
             return 0
         return -(-self.nodes // out.nodes_per_leaf) * (self.rails if out.rails else 1)
 
@@ -109,15 +126,15 @@ class Cluster:
         }  # fmt: skip
 
     def _matching(self, pattern: str) -> Ints:
-        """Link ids of ``name``, ``name[i]`` or ``node:i`` (all links of a node). Raises UserError."""
-        match = re.fullmatch(r"node:(\d+)", pattern)
+        """Link ids of ``name``, ``name[i]`` or ``node:i`` (all NICs of a node, both ways). Raises UserError."""
+        match = re.fullmatch(r"node:([0-9]{1,9})", pattern)
         if match:
             node = int(match.group(1))
             if node >= self.nodes:
                 raise UserError(f"degraded link {pattern}: the cluster has nodes 0..{self.nodes - 1}")
             rails = np.arange(node * self.rails, (node + 1) * self.rails)
             return np.concatenate([self._blocks["nic_tx"][0] + rails, self._blocks["nic_rx"][0] + rails])
-        match = re.fullmatch(r"(\w+?)(?:\[(\d+)\])?", pattern)
+        match = re.fullmatch(r"(\w+?)(?:\[([0-9]{1,9})\])?", pattern)
         if not match or match.group(1) not in self._blocks:
             raise UserError(
                 f"degraded link {pattern!r}: allowed {', '.join(self._blocks)} with [index], or node:index"
@@ -130,7 +147,10 @@ class Cluster:
         return np.array([start + int(match.group(2))])
 
     def with_degraded(self, links: Mapping[str, float]) -> Cluster:
-        """The cluster with capacities multiplied by a factor in (0, 1]: {"nic_tx[17]": 0.5, "node:3": 0.8}."""
+        """The cluster with capacities multiplied by a factor in (0, 1]: {"nic_tx[17]": 0.5, "node:3": 0.8}.
+
+        Patterns: a link's name, a block of links ("leaf_up"), or all NICs of a node. Raises UserError.
+        """
         for pattern, factor in links.items():
             if not 0 < factor <= 1:
                 raise UserError(f"degraded link {pattern} = {factor}: allowed: greater than 0, at most 1")
@@ -205,89 +225,65 @@ class Cluster:
     def route(self, src: Ints, dst: Ints) -> tuple[Ints, Ints]:
         """Links that messages src[i] -> dst[i] cross: (message index, link id), int64.
 
-        Inside a domain: the two ports (every hop of a torus, dimension by dimension). Across nodes: NICs, and
-        leaf uplink and downlink where the leaves differ. On rails a message to another rail first moves over the
-        scale-up fabric to the device on that rail (PXN), so it never crosses a spine for a rail's sake.
+        Inside a domain: the two ports (on a torus: those of every hop, dimension by dimension). Across domains:
+        NICs, and leaf uplink and downlink where the leaves differ. On rails a message to another rail first moves
+        over the scale-up fabric to the device on that rail (PXN): two ports more, but no spine for a rail's sake.
         """
         src, dst = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
-        index = np.arange(len(src))
-        if self.profile.scale_up.kind == "torus" and self.domain_size >= self.world_size:
-            return self._torus_route(src, dst)
-        near = (self.domain_of(src) == self.domain_of(dst)) & (src != dst)
-        far = self.domain_of(src) != self.domain_of(dst)
-        exit_rank = self._exit_rank(src, dst)
-        hop = far & (exit_rank != src)
-        leaves = (
-            far & (self.leaf_of(exit_rank) != self.leaf_of(dst)) if self.num_leaves else np.zeros_like(far)
-        )
-        pieces = [
-            (index[near], self.port_tx(src[near])), (index[near], self.port_rx(dst[near])),
-            (index[hop], self.port_tx(src[hop])), (index[hop], self.port_rx(exit_rank[hop])),
-            (index[far], self.nic_tx(exit_rank[far])), (index[far], self.nic_rx(dst[far])),
-            (index[leaves], self.leaf_up(exit_rank[leaves])), (index[leaves], self.leaf_down(dst[leaves])),
-        ]  # fmt: skip
+        near = np.flatnonzero((self.domain_of(src) == self.domain_of(dst)) & (src != dst))
+        far = np.flatnonzero(self.domain_of(src) != self.domain_of(dst))
+        pieces = [*self._inside(near, src[near], dst[near]), *self._across(far, src[far], dst[far])]
         return np.concatenate([i for i, _ in pieces]), np.concatenate([link for _, link in pieces])
 
+    def _inside(self, message: Ints, src: Ints, dst: Ints) -> list[tuple[Ints, Ints]]:
+        """Ports that messages within a domain cross; a torus device's port stands for its links along an axis."""
+        if self.torus_sides:
+            size = self.domain_size
+            hop, left, reached = torus.hops(
+                src % size, dst % size, self.torus_sides, self.profile.scale_up.wrap
+            )
+            first = src[hop] // size * size
+            message, src, dst = message[hop], first + left, first + reached
+        return [(message, self.port_tx(src)), (message, self.port_rx(dst))]
+
+    def _across(self, message: Ints, src: Ints, dst: Ints) -> list[tuple[Ints, Ints]]:
+        """Links that messages between domains cross."""
+        leaving = self._exit_rank(src, dst)
+        hop = leaving != src
+        pieces = [
+            *self._inside(message[hop], src[hop], leaving[hop]),
+            (message, self.nic_tx(leaving)), (message, self.nic_rx(dst)),
+        ]  # fmt: skip
+        if self.num_leaves:
+            up = self.leaf_of(leaving) != self.leaf_of(dst)
+            pieces += [(message[up], self.leaf_up(leaving[up])), (message[up], self.leaf_down(dst[up]))]
+        return pieces
+
     def _exit_rank(self, src: Ints, dst: Ints) -> Ints:
-        """The device whose NIC a message leaves by: on rails, the one on the receiver's rail."""
-        out = self.profile.scale_out
-        if out is None or not out.rails:
+        """The device whose NIC a message leaves by: where rails hand over, the one on the receiver's rail."""
+        if not self.hands_over:
             return src
         per_node = self.profile.devices_per_node
         peer = self.node_of(src) * per_node + dst % per_node
         return np.where(self.rail_of(src) == self.rail_of(dst), src, peer)
 
-    def _torus_route(self, src: Ints, dst: Ints) -> tuple[Ints, Ints]:
-        """Dimension-ordered shortest way round; a device's port stands for its links of one hop."""
-        dims = self.profile.scale_up.dims or (self.world_size,)
-        here, there = np.array(np.unravel_index(src, dims)), np.array(np.unravel_index(dst, dims))
-        messages, links = [], []
-        for axis, side in enumerate(dims):
-            steps = (there[axis] - here[axis]) % side
-            direction = np.where(steps <= side - steps, 1, -1)
-            remaining = np.minimum(steps, side - steps)
-            while (remaining > 0).any():
-                moving = np.flatnonzero(remaining > 0)
-                links.append(self.port_tx(np.ravel_multi_index(tuple(here[:, moving]), dims)))
-                here[axis, moving] = (here[axis, moving] + direction[moving]) % side
-                links.append(self.port_rx(np.ravel_multi_index(tuple(here[:, moving]), dims)))
-                messages += [moving, moving]
-                remaining[moving] -= 1
-        empty = np.zeros(0, dtype=np.int64)
-        return np.concatenate([empty, *messages]), np.concatenate([empty, *links])
-
     def to_networkx(self) -> networkx.DiGraph[Any]:
-        """Devices, switches, NICs, leaves and the spine as a directed graph with ``capacity`` in bytes/s."""
-        import networkx as nx
+        """The cluster as a directed graph of gpu, switch, nic, leaf and spine nodes, ``capacity`` in bytes/s."""
+        from simpar.hardware.view import to_networkx
 
-        graph: networkx.DiGraph[Any] = nx.DiGraph()
-        capacity = self.link_capacity_bytes_per_s
-        ranks = np.arange(self.world_size)
-        for rank, domain in zip(ranks.tolist(), self.domain_of(ranks).tolist(), strict=True):
-            graph.add_edge(f"gpu{rank}", f"switch{domain}", capacity=capacity[self.port_tx(ranks[rank])])
-            graph.add_edge(f"switch{domain}", f"gpu{rank}", capacity=capacity[self.port_rx(ranks[rank])])
-        if self.profile.scale_out is None:
-            return graph
-        for rank in ranks.tolist():
-            nic = f"nic{int(self.nic_tx(ranks[[rank]])[0]) - self._blocks['nic_tx'][0]}"
-            leaf = f"leaf{int(self.leaf_of(ranks[[rank]])[0])}"
-            graph.add_edge(f"gpu{rank}", nic, capacity=capacity[self.pcie_tx(ranks[rank])])
-            graph.add_edge(nic, f"gpu{rank}", capacity=capacity[self.pcie_rx(ranks[rank])])
-            graph.add_edge(nic, leaf, capacity=capacity[self.nic_tx(ranks[[rank]])[0]])
-            graph.add_edge(leaf, nic, capacity=capacity[self.nic_rx(ranks[[rank]])[0]])
-        for leaf_index in range(self.num_leaves):
-            graph.add_edge(
-                f"leaf{leaf_index}", "spine", capacity=capacity[self._blocks["leaf_up"][0] + leaf_index]
-            )
-            graph.add_edge(
-                "spine", f"leaf{leaf_index}", capacity=capacity[self._blocks["leaf_down"][0] + leaf_index]
-            )
-        return graph
+        return to_networkx(self)
 
 
-def load_cluster(name: str, nodes: int) -> Cluster:
-    """A cluster by bundled profile name or by the path of its YAML. Raises UserError."""
-    profile = files.parse(ClusterProfile, files.load(files.find(name, "clusters", "hardware")))
+def load_cluster(profile: str | Path | ClusterProfile, nodes: int = 1) -> Cluster:
+    """``nodes`` nodes of a profile: a bundled name, the path of a YAML, or a profile itself. Raises UserError.
+
+    A device file named in a profile file lies relative to it.
+    """
+    if not isinstance(profile, ClusterProfile):
+        path = files.find(profile, "clusters", "hardware")
+        profile = files.parse(ClusterProfile, files.load(path))
+        if Path(profile.device).suffix:
+            profile = profile.model_copy(update={"device": str(path.parent / profile.device)})
     return make_cluster(profile, nodes)
 
 
@@ -296,13 +292,11 @@ def make_cluster(profile: ClusterProfile, nodes: int) -> Cluster:
     most = MAX_DEVICES // profile.devices_per_node
     if not isinstance(nodes, int) or isinstance(nodes, bool) or not 1 <= nodes <= most:
         raise UserError(f"nodes = {nodes!r}: allowed: 1 to {most}")
-    if (
-        nodes > 1
-        and profile.scale_out is None
-        and (profile.scale_up.domain or 0) < nodes * profile.devices_per_node
-    ):
+    within = profile.domain_size // profile.devices_per_node
+    if nodes > within and profile.scale_out is None:
+        rule = "nodes = 1" if within == 1 else f"nodes up to {within}"
         raise UserError(
-            f"hardware {profile.name}: has no network between nodes; allowed: nodes = 1, not {nodes}"
+            f"hardware {profile.name}: has no network between nodes; allowed: {rule}, not {nodes}"
         )
     load_device(profile.device)
     return Cluster(profile, nodes)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simpar.units import Bytes, BytesPerS, Count, Seconds, UsdPerHour, Watts
 
@@ -16,8 +17,9 @@ class _Part(BaseModel):
 class ScaleUp(_Part):
     """The fabric inside a domain of devices: a switch, PCIe, a mesh, a torus, or shared memory.
 
-    ``bandwidth`` is per device and direction. ``domain`` devices reach each other without a NIC (default: a
-    node). ``dims`` are the sides of a torus.
+    ``bandwidth`` is per device and direction: of a mesh, of all its links together; of a torus, of its links
+    along one axis. ``domain`` devices reach each other without a NIC (default: a node). ``dims`` are the sides of
+    a whole torus, of which a smaller job gets a box; a side is a ring where it is a multiple of ``wrap``.
     """
 
     kind: Literal["nvswitch", "mesh", "pcie", "torus", "shared_memory"]
@@ -26,13 +28,23 @@ class ScaleUp(_Part):
     domain: Count | None = None
     nvls: bool = False
     dims: tuple[Count, ...] = ()
+    wrap: Count = 1
+
+    @model_validator(mode="after")
+    def _dims_of_a_torus(self) -> Self:
+        if bool(self.dims) != (self.kind == "torus"):
+            raise ValueError(
+                f"dims = {list(self.dims)}: a torus needs its sides, such as [4, 4], others have none"
+            )
+        return self
 
 
 class ScaleOut(_Part):
     """The network between nodes.
 
-    ``nic_bandwidth`` is per NIC and direction. With ``rails`` the i-th NIC of every node hangs on the same leaf;
-    ``nodes_per_leaf`` left out means one non-blocking switch. ``oversubscription`` divides a leaf's uplinks.
+    ``nic_bandwidth`` is per NIC and direction. With ``rails`` the i-th NIC of every node hangs on the same leaf,
+    one leaf per rail; else all NICs of ``nodes_per_leaf`` nodes share one. ``nodes_per_leaf`` left out means one
+    non-blocking switch. ``oversubscription`` divides a leaf's uplinks.
     """
 
     kind: Literal["ib", "roce", "efa", "tcpxo", "ethernet"]
@@ -71,3 +83,21 @@ class ClusterProfile(_Part):
     collectives: dict[str, float] = Field(default_factory=dict)
     provenance: str = ""
     sources: tuple[str, ...] = ()
+
+    @property
+    def domain_size(self) -> int:
+        """Devices that reach each other over the scale-up fabric."""
+        return self.scale_up.domain or self.devices_per_node
+
+    @model_validator(mode="after")
+    def _whole_nodes(self) -> Self:
+        if self.domain_size % self.devices_per_node:
+            raise ValueError(
+                f"scale_up.domain = {self.domain_size}: allowed: multiples of {self.devices_per_node}"
+            )
+        sides = self.scale_up.dims
+        if sides and math.prod(sides) != self.domain_size:
+            raise ValueError(
+                f"scale_up.dims = {list(sides)}: must hold {self.domain_size} devices, the domain"
+            )
+        return self
