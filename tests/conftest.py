@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from simpar.program.program import Csr, Label, MemoryTable, OpTable, Program, Routes, Timing
 from simpar.report.result import (
@@ -20,6 +21,10 @@ from simpar.report.result import (
 )
 from simpar.report.timeline import MemoryCurve, RankClass, Slices, Timeline, overview
 from simpar.units import GIB, MS, NS_PER_S
+
+# Machines that run tests are shared: slow generation says nothing about the code.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 LABELS = tuple(
     Label(kind, name)

@@ -311,7 +311,7 @@ def _sharding(row: Row, dp: int) -> dict[str, object]:
     if stage and "fsdp" not in words:
         return {"zero": int(stage.group(1))} if dp > 1 else {"zero": 0}
     if "fsdp" in words or (stage and stage.group(1) == "3"):
-        width = re.search(r"(?:fsdp ?=? ?|degree )(\d+)", words)
+        width = re.search(r"(?:fsdp[ =]|degree )(\d+)", words)
         shards = int(width.group(1)) if width else dp
         if "hsdp" in words:
             raise Unmodelled("HSDP degree not published")
