@@ -11,18 +11,20 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from simpar.errors import UserError
-from simpar.units import MIB
+from simpar.units import KIB, MIB
 
 Model = TypeVar("Model", bound=BaseModel)
 Location = tuple[str | int, ...]
 MAX_BYTES = 8 * MIB
 MAX_YAML_BYTES = MIB  # the parser reads some 100 kB/s: what is larger is data, and data is JSON
+MAX_LINED_BYTES = 256 * KIB  # of JSON whose lines are looked up
 MAX_DEPTH = 40
 MAX_NODES = 200_000
 MAX_INTEGER = 2**63 - 1
@@ -133,9 +135,10 @@ def _scalar_fault(value: Any) -> str | None:
     return None
 
 
+@lru_cache(maxsize=1)
 def _json_lines(text: str) -> Mapping[Location, int]:
     """Line of every key in a JSON text, which is YAML too; nothing where the YAML parser disagrees."""
-    if not text or len(text) > MAX_YAML_BYTES:
+    if not text or len(text) > MAX_LINED_BYTES:
         return {}
     try:
         return _read_yaml(text, "")[1]

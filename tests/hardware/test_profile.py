@@ -37,8 +37,7 @@ def test_profile_is_plausible(name: str) -> None:
     if profile.scale_out:
         rate = profile.scale_out.nic_bandwidth * profile.scale_out.nics_per_node / profile.devices_per_node
         assert 0.5 * GB < rate <= profile.scale_up.bandwidth
-    if profile.collectives:
-        assert profile.provenance or "laptop" in name
+    assert profile.provenance
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
