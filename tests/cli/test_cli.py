@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from simpar import cli
+from simpar.cli.flags import SCENARIO_FLAGS
+from simpar.cli.listing import LISTS
+from simpar.cli.simulate import SIMULATE_FLAGS
 from simpar.report.result import Result
 
 HEAVY = (
@@ -38,7 +41,7 @@ FROZEN_FLAGS = {
 
 def test_the_flags_are_frozen():
     """A flag is added or removed by changing this list, never by accident."""
-    assert {flag.spelling for flag in (*cli.SCENARIO_FLAGS, *cli.SIMULATE_FLAGS)} == FROZEN_FLAGS
+    assert {flag.spelling for flag in (*SCENARIO_FLAGS, *SIMULATE_FLAGS)} == FROZEN_FLAGS
 
 
 def test_help_loads_nothing_heavy():
@@ -193,7 +196,7 @@ def test_validate_reports_errors_and_what_it_cannot_model(tmp_path, capsys):
         assert word in text
 
 
-@pytest.mark.parametrize("what", cli.LISTS)
+@pytest.mark.parametrize("what", LISTS)
 def test_lists_name_what_other_commands_take(what, capsys):
     """Every list is readable text, and JSON on request."""
     assert cli.run(["list", what]) == 0

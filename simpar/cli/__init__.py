@@ -1,0 +1,62 @@
+"""The command line. Thin: it turns flags into a scenario, calls the library and prints.
+
+A new command is one new file here, imported below, and its test.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+from simpar.cli import about, listing, plot, simulate, validate
+from simpar.cli.about import version as _version
+from simpar.cli.app import BAD_INPUT, INFEASIBLE, INTERRUPTED, app
+from simpar.errors import Infeasible, UserError
+
+COMMANDS = (
+    simulate,
+    plot,
+    validate,
+    listing,
+    about,
+)  # imported for their registration; also the order of the help
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"simpar {_version()}")
+        raise typer.Exit
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command and return its exit code; what the user can mend is one line on standard error."""
+    try:
+        return int(app(arguments, prog_name="simpar", standalone_mode=False) or 0)
+    except Infeasible as error:
+        return _fail(str(error), INFEASIBLE)
+    except UserError as error:
+        return _fail(str(error), BAD_INPUT)
+    except TyperException as error:
+        return _fail(error.format_message(), BAD_INPUT)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _fail(f"{error.filename}: {error.strerror}", BAD_INPUT)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stderr.write(f"{message}\n")
+    return code
+
+
+def main() -> None:
+    """Entry point of the ``simpar`` executable and of ``python -m simpar``."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,71 @@
+"""``simpar schema`` and ``simpar doctor``: about simpar itself."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from simpar.cli.app import JSON_HELP, app, console, json_out
+
+SCHEMAS = ("plan", "scenario", "profile", "device", "stack")
+
+
+@app.command(epilog="Example: simpar schema scenario > scenario.schema.json")
+def schema(what: Annotated[str, typer.Argument(help=", ".join(SCHEMAS))]) -> None:
+    """Print the JSON Schema of a file that simpar reads."""
+    import json
+
+    from simpar.files import choose
+
+    sys.stdout.write(json.dumps(_schema(choose(what, SCHEMAS, "schema")), indent=2) + "\n")
+
+
+def _schema(what: str) -> dict[str, Any]:
+    from pydantic import BaseModel
+
+    from simpar.cost.stack import Stack
+    from simpar.hardware.device import Device
+    from simpar.hardware.profile import ClusterProfile
+    from simpar.plan.plan import Plan
+    from simpar.scenario import Scenario
+
+    models: dict[str, type[BaseModel]] = {
+        "plan": Plan, "scenario": Scenario, "profile": ClusterProfile, "device": Device, "stack": Stack,
+    }  # fmt: skip
+    return models[what].model_json_schema()
+
+
+@app.command(epilog="Example: simpar doctor")
+def doctor(
+    json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
+) -> None:
+    """Show versions of simpar and what it builds on."""
+    from simpar.report.terminal import print_names
+
+    found = _versions()
+    if not json_out(found, json_):
+        print_names(found, console())
+
+
+def _versions() -> dict[str, str]:
+    import platform
+    from importlib import metadata
+
+    packages = ("numpy", "scipy", "simpy", "networkx", "pandas", "matplotlib", "pydantic", "typer", "rich")
+    extras = {"numba": "extra fast: compiled event engine", "torch": "extra torch: real runs"}
+    found = {"simpar": version(), "python": platform.python_version()}
+    for name in (*packages, *extras):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = f"not installed ({extras.get(name, 'required')})"
+    return found
+
+
+def version() -> str:
+    """The version of simpar."""
+    import simpar
+
+    return simpar.__version__

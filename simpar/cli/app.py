@@ -1,0 +1,56 @@
+"""The application that the commands register with, and what they share: exit codes, JSON out, spinner.
+
+Everything heavy is imported inside the commands, so that ``simpar --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+BAD_INPUT, INFEASIBLE, INTERRUPTED = 2, 3, 130
+PIPED_WIDTH = 200
+JSON_HELP = "Write the result as JSON; - is standard output"
+
+app = typer.Typer(
+    name="simpar",
+    help="Simulate and plan distributed training of large models.",
+    epilog="Example: simpar simulate llama-3.1-405b-16384-h100 --timeline timeline.png",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+)
+
+
+def json_out(data: Any, path: str | None) -> bool:
+    """Write data as JSON where asked to; True where standard output is taken."""
+    import json
+
+    from simpar.files import write_atomic
+
+    text = json.dumps(data, indent=2) + "\n"
+    if path == "-":
+        sys.stdout.write(text)
+    elif path:
+        write_atomic(Path(path), text)
+    return path == "-"
+
+
+def console() -> Console:
+    """A console on standard output, wide where it is piped."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+
+
+def working(what: str) -> Any:
+    """A spinner on standard error; nothing where that is no terminal."""
+    from rich.console import Console
+
+    return Console(stderr=True).status(f"{what} ...")

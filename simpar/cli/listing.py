@@ -1,0 +1,77 @@
+"""``simpar list``: what is shipped, by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simpar.cli.app import JSON_HELP, app, console, json_out
+
+if TYPE_CHECKING:
+    from simpar.hardware.profile import ClusterProfile
+
+LISTS = ("models", "hardware", "scenarios", "schedules", "stacks")
+
+
+@app.command("list", epilog="Example: simpar list models")
+def list_names(
+    what: Annotated[str, typer.Argument(help=", ".join(LISTS))],
+    json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
+) -> None:
+    """List what is shipped, by the names that other commands take."""
+    from simpar.files import choose
+    from simpar.report.terminal import print_names
+
+    names = _names(choose(what, LISTS, "list"))
+    if not json_out(names, json_):
+        print_names(names, console())
+
+
+def _names(what: str) -> dict[str, str]:
+    """Name and one line of description of everything of a kind."""
+    return {
+        "models": _models,
+        "hardware": _hardware,
+        "scenarios": lambda: _described("scenarios"),
+        "stacks": lambda: _described("stacks"),
+        "schedules": _schedules,
+    }[what]()
+
+
+def _models() -> dict[str, str]:
+    from simpar.models.catalogue import catalogue, load_model
+    from simpar.units import format_count
+
+    return {
+        name: f"{format_count(load_model(name).num_parameters())} parameters; {config['source']}"
+        for name, config in catalogue().items()
+    }
+
+
+def _hardware() -> dict[str, str]:
+    from simpar.files import bundled, load, parse
+    from simpar.hardware.profile import ClusterProfile
+
+    profiles = {name: parse(ClusterProfile, load(path)) for name, path in bundled("clusters").items()}
+    return {name: _fabric(profile) for name, profile in profiles.items()}
+
+
+def _fabric(profile: ClusterProfile) -> str:
+    from simpar.units import format_rate
+
+    inside, out = profile.scale_up, profile.scale_out
+    words = f"{profile.devices_per_node} x {profile.device}, {inside.kind} {format_rate(inside.bandwidth)}"
+    return words + (f", {out.nics_per_node} x {out.kind} {format_rate(out.nic_bandwidth)}" if out else "")
+
+
+def _described(kind: str) -> dict[str, str]:
+    from simpar.files import bundled, load
+
+    return {name: str(load(path).data.get("description", "")) for name, path in bundled(kind).items()}
+
+
+def _schedules() -> dict[str, str]:
+    from simpar.plan.schedules import SCHEDULES
+
+    return dict(SCHEDULES)

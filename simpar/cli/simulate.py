@@ -1,0 +1,65 @@
+"""``simpar simulate``: one layout to a report."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from simpar.cli.app import INFEASIBLE, JSON_HELP, app, console, working
+from simpar.cli.flags import SCENARIO_FLAGS, Flag, scenario_flags, with_flags
+
+if TYPE_CHECKING:
+    from simpar.report.result import Result
+
+SIMULATE_FLAGS = (
+    Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
+    Flag("--json", "", str, JSON_HELP),
+    Flag("--trace", "", str, "Write a trace for Perfetto or chrome://tracing"),
+    Flag("--timeline", "", str, "Write the timeline as .png, .svg or .html"),
+    Flag("--memory-plot", "", str, "Write memory over time as .png, .svg or .html"),
+    Flag("--engine", "", str, "auto, reference or sweep"),
+    Flag("--seed", "", int, "Seed of jitter"),
+    Flag("--flops-convention", "", str, "How MFU counts causal attention: full or causal"),
+    Flag("--require-fit", "", bool, "Exit with 3 where the layout does not fit in memory"),
+)
+
+
+@app.command(epilog="Example: simpar simulate --model llama-3-8b --hardware dgx-h100 --seq-len 8192 "
+             "--global-batch 64 --zero 3 --json result.json")  # fmt: skip
+@with_flags((*SCENARIO_FLAGS, *SIMULATE_FLAGS), "A shipped scenario, a scenario file or a plan file")
+def simulate(scenario: str | None, **values: Any) -> int:
+    """Simulate one layout and report step time, memory and what binds."""
+    from simpar.scenario import load_scenario
+
+    loaded = load_scenario(scenario, scenario_flags(values), list(values["set_"] or []))
+    from simpar.simulation import simulate as run_step  # after the input is known to be good: it loads much
+
+    options = {
+        name: values[name] for name in ("engine", "flops_convention", "seed") if values[name] is not None
+    }
+    with working("simulating"):
+        result = run_step(**loaded.inputs(), **options).with_published(loaded.published)
+    _write_outputs(result, values)
+    return INFEASIBLE if values["require_fit"] and not result.fits else 0
+
+
+def _write_outputs(result: Result, values: Mapping[str, Any]) -> None:
+    from simpar.report.plots import save_plot
+    from simpar.report.terminal import print_report
+    from simpar.report.trace import write_trace
+
+    if values["trace"] and result.timeline is not None:
+        write_trace(
+            result.timeline, values["trace"], metadata={"simpar_version": result.setup.simpar_version}
+        )
+    for name, kind in (("timeline", "timeline"), ("memory_plot", "memory")):
+        if values[name]:
+            with working(f"drawing {kind}"):
+                save_plot(result, kind, values[name])
+    if values["json_"] == "-":
+        sys.stdout.write(result.to_json() + "\n")
+        return
+    if values["json_"]:
+        result.save(values["json_"])
+    print_report(result, console())
