@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from simpar import cli
+from simpar.cli.about import SCHEMAS
 from simpar.cli.flags import SCENARIO_FLAGS
 from simpar.cli.listing import LISTS
 from simpar.cli.simulate import SIMULATE_FLAGS
@@ -207,7 +208,7 @@ def test_lists_name_what_other_commands_take(what, capsys):
     assert all(name in text for name in names)
 
 
-@pytest.mark.parametrize("what", cli.SCHEMAS)
+@pytest.mark.parametrize("what", SCHEMAS)
 def test_schemas_are_printed(what, capsys):
     """Each schema is a JSON object with properties."""
     assert cli.run(["schema", what]) == 0
