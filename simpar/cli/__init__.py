@@ -16,13 +16,12 @@ from simpar.cli.about import version as _version
 from simpar.cli.app import BAD_INPUT, INFEASIBLE, INTERRUPTED, app
 from simpar.errors import Infeasible, UserError
 
-COMMANDS = (
-    simulate,
-    plot,
-    validate,
-    listing,
-    about,
-)  # imported for their registration; also the order of the help
+COMMANDS = (simulate, plot, validate, listing, about)  # imported for their registration
+ORDER = (
+    "simulate", "search", "compare", "report", "export", "import", "run", "plot", "calibrate", "validate", "list",
+    "schema", "doctor",
+)  # fmt: skip
+app.registered_commands.sort(key=lambda command: ORDER.index(command.name or command.callback.__name__))  # type: ignore[union-attr]
 
 
 @app.callback(invoke_without_command=True)

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 import simpar
-from simpar.cost.memory import overhead_bytes, reserved_bytes, static_memory
 from simpar.hardware.cluster import Cluster
 from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
+from simpar.program.footprint import Footprint, footprints
 from simpar.program.lower import Lowered
-from simpar.program.memory import MemoryUse, memory_use
 from simpar.program.program import MEMORY_CATEGORIES, Timing
 from simpar.program.rank_view import Job
 from simpar.report.accounting import Accounts, account, bubble_fraction
@@ -59,8 +58,8 @@ def summarise(context: Context) -> Result:
     breakdown = accounts.breakdown_s(critical)
     step_s = accounts.step_ns / NS_PER_S + context.job.stack.launch.step_overhead_s
     breakdown["host"] += context.job.stack.launch.step_overhead_s
-    uses = tuple(memory_use(lowered.program, timing, c) for c in range(lowered.layout.num_classes))
-    stages, curves = _stage_memory(context, uses)
+    held = footprints(lowered, timing, context.cluster)
+    stages, curves = _stage_memory(lowered, held)
     timeline = from_program(
         lowered.program, timing, _rank_classes(lowered), memory=curves, inside=inner_steps(lowered)
     )
@@ -69,7 +68,7 @@ def summarise(context: Context) -> Result:
         bubble_fraction=bubble_fraction(accounts, lowered.layout.multiplicity),
         time_breakdown_s=TimeBreakdown(**breakdown),
         communication=_communication(context, accounts, critical, breakdown),
-        memory=_memory(context, stages),
+        memory=_memory(context, stages, held),
         bill=_bill(context, step_s, breakdown),
         setup=_setup(context),
         overview=overview(timeline),
@@ -138,33 +137,30 @@ def _communication(
 
 
 def _stage_memory(
-    context: Context, uses: tuple[MemoryUse, ...]
+    lowered: Lowered, held: tuple[Footprint, ...]
 ) -> tuple[list[StageMemory], list[MemoryCurve]]:
     """Memory of the fullest class of every pipeline stage, and the curve of every class."""
-    lowered, job = context.lowered, context.job
-    overhead = overhead_bytes(job.plan, job.stack, context.cluster)
     curves: list[MemoryCurve] = []
     stages: dict[int, StageMemory] = {}
-    for class_id, use in enumerate(uses):
-        stage = int(lowered.stage_of_class[class_id])
-        static = static_memory(int(lowered.builder.held_parameters(stage)), job.plan, job.stack)
+    for one in held:
+        static, use = one.static, one.use
         constant = {
             "parameters": float(static.parameters_bytes),
             "gradients": float(static.gradients_bytes + static.buffers_bytes),
             "optimizer_states": float(static.optimizer_bytes),
-            "overhead": overhead,
+            "overhead": one.overhead_bytes,
         }
         moving = dict(zip(MEMORY_CATEGORIES, use.at_peak.tolist(), strict=True))
         parts = {**constant, "activations": moving["activations"], "transient": moving["transient"]}
         entry = StageMemory(
-            stage=stage,
+            stage=one.stage,
             **parts,
             peak=sum(parts.values()),
             peak_time_s=use.peak_time_ns / NS_PER_S,
             peak_op=_op_name(lowered, use.peak_op),
         )
-        if stage not in stages or entry.peak > stages[stage].peak:
-            stages[stage] = entry
+        if one.stage not in stages or entry.peak > stages[one.stage].peak:
+            stages[one.stage] = entry
         columns = {name: np.full(len(use.time_ns), value) for name, value in constant.items()}
         columns |= {
             name: use.by_category[:, MEMORY_CATEGORIES.index(name)].astype(np.float64)
@@ -188,17 +184,14 @@ def _op_name(lowered: Lowered, op: int) -> str:
     return f"{words} of microbatch {microbatch}" if microbatch >= 0 else words
 
 
-def _memory(context: Context, stages: list[StageMemory]) -> MemoryReport:
-    stack, capacity = context.job.stack, context.cluster.device.memory_bytes
-    peak = max(stage.peak for stage in stages)
-    static = max(stage.parameters + stage.gradients + stage.optimizer_states for stage in stages)
-    reserved = max(stage.overhead + reserved_bytes(stage.peak - stage.overhead, stack) for stage in stages)
+def _memory(context: Context, stages: list[StageMemory], held: tuple[Footprint, ...]) -> MemoryReport:
+    capacity = context.cluster.device.memory_bytes
     return MemoryReport(
-        peak_memory_bytes=peak,
-        peak_reserved_bytes=reserved,
-        static_memory_bytes=static,
+        peak_memory_bytes=max(stage.peak for stage in stages),
+        peak_reserved_bytes=max(one.held_bytes for one in held),
+        static_memory_bytes=max(float(one.static.total_bytes) for one in held),
         capacity_bytes=capacity,
-        fits=reserved <= capacity,
+        fits=max(one.needed_bytes for one in held) <= capacity,
         stages=tuple(stages),
     )
 

@@ -15,16 +15,13 @@ from pydantic import BaseModel
 
 from simpar import files
 from simpar.cost.collectives import calibrated
-from simpar.cost.memory import overhead_bytes, reserved_bytes, static_memory
 from simpar.cost.stack import Stack, load_stack
 from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster, make_cluster
 from simpar.hardware.profile import ClusterProfile
 from simpar.plan.plan import Plan
-from simpar.program.lower import Lowered
-from simpar.program.memory import memory_use
-from simpar.program.program import Timing
+from simpar.program.footprint import footprints
 from simpar.program.rank_view import Job
 from simpar.simulation import lower_job, make_job
 from simpar.units import NS_PER_S
@@ -33,10 +30,11 @@ from simpar.validate.rows import Case, Unmodelled
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted seconds a step and bytes on the fullest rank."""
+    """Predicted seconds a step, and bytes on the fullest rank as the framework's allocator reports them."""
 
     step_time_s: float
     static_memory_bytes: float
+    peak_allocated_bytes: float
     peak_reserved_bytes: float
     fits: bool
 
@@ -64,12 +62,13 @@ def predict(case: Case, tuning: Tuning = NO_TUNING) -> Prediction:
         raise Unmodelled(str(error).splitlines()[0].removeprefix("plan: ")) from None
     _, engine = choose_engine("auto", lowered.program)
     timing = engine(lowered.program)
-    static, reserved = _memory(lowered, timing, cluster)
+    held = footprints(lowered, timing, cluster)
     return Prediction(
         step_time_s=timing.makespan_ns / NS_PER_S + stack.launch.step_overhead_s,
-        static_memory_bytes=static,
-        peak_reserved_bytes=reserved,
-        fits=reserved <= cluster.device.memory_bytes,
+        static_memory_bytes=max(float(one.static.total_bytes) for one in held),
+        peak_allocated_bytes=max(one.allocated_bytes for one in held),
+        peak_reserved_bytes=max(one.reserved_bytes for one in held),
+        fits=max(one.needed_bytes for one in held) <= cluster.device.memory_bytes,
     )
 
 
@@ -80,21 +79,6 @@ def _tuned(job: Job, tuning: Tuning) -> Job:
     kernels = {**device.kernels, **tuning.devices[device.name]}
     changed = device.model_copy(update={"kernels": kernels})
     return replace(job, kernels=replace(job.kernels, device=changed))
-
-
-def _memory(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[float, float]:
-    job = lowered.builder.job
-    overhead = overhead_bytes(job.plan, job.stack, cluster)
-    most_static = most_reserved = 0.0
-    for class_id in range(lowered.layout.num_classes):
-        stage = int(lowered.stage_of_class[class_id])
-        static = float(
-            static_memory(int(lowered.builder.held_parameters(stage)), job.plan, job.stack).total_bytes
-        )
-        peak = static + memory_use(lowered.program, timing, class_id).peak_bytes
-        most_static = max(most_static, static)
-        most_reserved = max(most_reserved, overhead + reserved_bytes(peak, job.stack))
-    return most_static, most_reserved
 
 
 @lru_cache(maxsize=64)

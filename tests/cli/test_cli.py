@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from simpar import cli
+from simpar.cli import about
 from simpar.cli.about import SCHEMAS
 from simpar.cli.flags import SCENARIO_FLAGS
 from simpar.cli.listing import LISTS
@@ -234,7 +235,7 @@ def test_an_interrupt_exits_with_130(monkeypatch):
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_versions", interrupted)
+    monkeypatch.setattr(about, "_versions", interrupted)
     assert cli.run(["doctor"]) == 130
 
 
@@ -244,7 +245,7 @@ def test_our_own_bugs_are_not_hidden(monkeypatch):
     def broken() -> None:
         raise RuntimeError("bug")
 
-    monkeypatch.setattr(cli, "_versions", broken)
+    monkeypatch.setattr(about, "_versions", broken)
     with pytest.raises(RuntimeError, match="bug"):
         cli.run(["doctor"])
 
@@ -259,7 +260,7 @@ def test_an_unwritable_file_is_the_users_to_mend(result, tmp_path, capsys):
 
 def test_python_m_simpar_is_the_same(tmp_path):
     """The module runs from any folder and finds the shipped data."""
-    environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[2])}
     done = subprocess.run(
         [sys.executable, "-m", "simpar", "list", "scenarios"],
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=True,

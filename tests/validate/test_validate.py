@@ -110,7 +110,7 @@ def test_bad_tables_are_one_line(tmp_path: Path) -> None:
 
 def outcome(predicted: float, actual: float, *, fits: bool = True, said: bool = True) -> Outcome:
     """An outcome with given step times."""
-    prediction = Prediction(predicted, 1 * GIB, 2 * GIB, said)
+    prediction = Prediction(predicted, 1 * GIB, 2 * GIB, 2 * GIB, said)
     return Outcome(1, "s", "x", ("cell",), Measured(actual, 1 * GB, None, None, None, fits), prediction)
 
 

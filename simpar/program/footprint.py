@@ -1,0 +1,69 @@
+"""What every class of ranks holds at its worst: states, the simulated peak, the allocator, the context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simpar.cost.allocator import Reservation
+from simpar.cost.memory import StaticMemory, overhead_bytes, stage_static_memory
+from simpar.cost.peak import peak_memory
+from simpar.hardware.cluster import Cluster
+from simpar.program.lower import Lowered
+from simpar.program.memory import MemoryUse, memory_uses
+from simpar.program.program import Timing
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Memory of one class of ranks in one simulated step.
+
+    ``overhead_bytes`` (context and communicators) lie outside the allocator; ``reservation`` is the allocator's
+    and grows no further than the device lets it.
+    """
+
+    stage: int
+    static: StaticMemory
+    use: MemoryUse
+    reservation: Reservation
+    overhead_bytes: float
+
+    @property
+    def allocated_bytes(self) -> float:
+        """Highest number of bytes in tensors."""
+        return float(self.static.resident_bytes + self.use.peak_bytes)
+
+    @property
+    def reserved_bytes(self) -> float:
+        """What the allocator reports as its reserved peak."""
+        return float(self.reservation.reserved_bytes)
+
+    @property
+    def held_bytes(self) -> float:
+        """What the device shows as used at the peak."""
+        return self.overhead_bytes + self.reserved_bytes
+
+    @property
+    def needed_bytes(self) -> float:
+        """The smallest device memory that this class runs in."""
+        return self.overhead_bytes + float(self.reservation.needed_bytes)
+
+
+def footprints(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[Footprint, ...]:
+    """Footprints of all classes, in order; the moving part is the simulated curve, not a closed form."""
+    job = lowered.builder.job
+    overhead = overhead_bytes(job.plan, job.stack, cluster)
+    limit = cluster.device.memory_bytes - overhead
+    inputs = (job.graph, job.plan, job.training, job.stack)
+    stages = lowered.stage_of_class.tolist()
+    closed = {stage: peak_memory(*inputs, stage) for stage in set(stages)}
+    static = {stage: stage_static_memory(*inputs, stage) for stage in set(stages)}
+    return tuple(
+        Footprint(
+            stage=stage,
+            static=static[stage],
+            use=use,
+            reservation=closed[stage].exactly(use.peak_bytes).reservation(job.stack, limit_bytes=limit),
+            overhead_bytes=overhead,
+        )
+        for stage, use in zip(stages, memory_uses(lowered.program, timing), strict=True)
+    )
