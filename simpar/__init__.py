@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from simpar.report.timeline import Timeline
     from simpar.report.trace import write_trace
     from simpar.scenario import Scenario, load_scenario
+    from simpar.search.api import search
+    from simpar.search.result import SearchResult
     from simpar.simulation import simulate
 
     Cluster = load_cluster
@@ -54,6 +56,8 @@ _CONTENTS = (
     ("load_stack", "cost.stack:load_stack", "habits of a training software stack"),
     ("Perturbation", "program.lower:Perturbation", "slow ranks and jitter"),
     ("simulate", "simulation:simulate", "the step of one plan"),
+    ("search", "search.api:search", "the best plans for a cluster, certified"),
+    ("SearchResult", "search.result:SearchResult", "what search gives: candidates and the certificate"),
     ("Result", "report.result:Result", "what simulate gives; plots, JSON, tables"),
     ("Timeline", "report.timeline:Timeline", "every op of the step, class by class"),
     ("save_plot", "report.plots:save_plot", "timeline, memory, breakdown or heat map to a file"),
@@ -77,6 +81,7 @@ __all__ = [
     "Result",
     "Scenario",
     "Schedule",
+    "SearchResult",
     "Timeline",
     "Training",
     "UserError",
@@ -86,6 +91,7 @@ __all__ = [
     "load_stack",
     "make_schedule",
     "save_plot",
+    "search",
     "simulate",
     "write_trace",
 ]

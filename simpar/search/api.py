@@ -1,0 +1,48 @@
+"""The front door: one call for every space of plans.
+
+A space is a function of a Problem and a Watch that returns a SearchResult; it stands in SPACES under the name that
+users type and is imported when asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from simpar.files import choose
+from simpar.hardware.cluster import Cluster
+from simpar.models.graph import ModelGraph
+from simpar.models.training import Training
+from simpar.search.problem import Problem, make_problem
+from simpar.search.result import SearchResult
+from simpar.search.watch import Watch
+
+SPACES = {"uniform": "uniform:search_uniform"}
+Searcher = Callable[[Problem, Watch], SearchResult]
+
+
+def search(
+    model: ModelGraph | str,
+    cluster: Cluster,
+    training: Training,
+    *,
+    space: str = "uniform",
+    watch: Watch | None = None,
+    **options: Any,
+) -> SearchResult:
+    """The best plans for a model on a cluster, with a certificate.
+
+    ``space`` "uniform" holds what Megatron-like launchers express. ``options`` are ``stack`` and the fields of
+    :class:`simpar.search.Problem`: ``objective``, ``constraints``, ``base``, ``perturbation``. Raises UserError for
+    bad input and Infeasible where no plan meets the constraints.
+    """
+    searcher = find_space(space)
+    return searcher(make_problem(model, cluster, training, **options), watch or Watch())
+
+
+def find_space(name: str) -> Searcher:
+    """The function that searches a space. Raises UserError for an unknown name."""
+    module, _, function = SPACES[choose(name, SPACES, "space")].partition(":")
+    found: Searcher = getattr(import_module(f"simpar.search.{module}"), function)
+    return found

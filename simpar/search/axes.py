@@ -1,0 +1,224 @@
+"""The axes of the uniform space, as a table: what a launcher can choose, and which choices repeat another.
+
+An axis has a domain (a few values) and a rule: a vectorised mask over rows of the space that says which of its
+values are legal there and do not merely rename a plan that another row stands for. Axes are joined in the order of
+the table, so that a rule sees the axes before its own. To add an axis, add an entry; its name is a flat key of the
+Plan, or stands in PATHS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.plan.check import MAX_PASSES
+from simpar.plan.schedules import SCHEDULES
+from simpar.search.problem import Problem
+
+Mask = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+DEFAULT_ORDER = "tp-cp-dp-pp"
+ORDERS = (DEFAULT_ORDER, "tp-cp-pp-dp")
+RECOMPUTE = ("none", "selective", "full", "every:2")
+LEFT_OUT = ("naive", "dualpipe")
+"""Schedules that no row has: one that never pipelines, one that keeps two copies of every stage."""
+SEVERAL_CHUNKS = ("interleaved", "breadth-first")
+TWO_CHUNKS = ("zb-v", "v-half", "v-min", "dualpipev")
+MAX_MICRO_BATCH = 64
+PATHS = {
+    "tp_overlap": ("tensor_parallel", "overlap"),
+    "order": ("mesh", "order"),
+}
+"""Section and field of axes that are no flat key of the Plan."""
+
+
+class Rows:
+    """Rows of the space under construction: codes of every joined axis, and arrays of their values on demand."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.domain: dict[str, tuple[Any, ...]] = {}
+        self.code: dict[str, NDArray[np.int8]] = {}
+        self.count = 1
+
+    def join(self, name: str, domain: Sequence[Any]) -> None:
+        """Every row once for each value of another axis."""
+        for known, codes in self.code.items():
+            self.code[known] = np.repeat(codes, len(domain))
+        self.code[name] = np.tile(np.arange(len(domain), dtype=np.int8), self.count)
+        self.domain[name] = tuple(domain)
+        self.count *= len(domain)
+
+    def take(self, which: Any) -> None:
+        """Keep some of the rows."""
+        self.code = {name: codes[which] for name, codes in self.code.items()}
+        self.count = len(next(iter(self.code.values())))
+
+    def __getitem__(self, name: str) -> Any:
+        """Values of a numeric axis, or of what follows from the axes: dp, microbatches, stages."""
+        if name in _DERIVED:
+            return _DERIVED[name](self)
+        return np.array(self.domain[name])[self.code[name]]
+
+    def one_of(self, name: str, *values: Any) -> Mask:
+        """Where an axis has one of some values."""
+        wanted = [index for index, value in enumerate(self.domain[name]) if value in values]
+        return np.isin(self.code[name], wanted)
+
+
+_DERIVED: dict[str, Callable[[Rows], Any]] = {
+    "dp": lambda rows: rows.problem.cluster.world_size // (rows["tp"] * rows["cp"] * rows["pp"]),
+    "width": lambda rows: rows["dp"] * rows["cp"],
+    "microbatches": lambda rows: (
+        rows.problem.training.global_batch // np.maximum(rows["dp"] * rows["micro_batch"], 1)
+    ),
+    "stages": lambda rows: rows["pp"] * rows["vpp"],
+}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis: its name, its domain, and which rows keep their value."""
+
+    name: str
+    domain: Callable[[Problem], Sequence[Any]]
+    keep: Callable[[Rows], Mask]
+
+
+def divisors(number: int, most: int | None = None) -> list[int]:
+    """Divisors up to ``most``, smallest first."""
+    return [n for n in range(1, min(number, most or number) + 1) if number % n == 0]
+
+
+def _everything(rows: Rows) -> Mask:
+    return np.ones(rows.count, dtype=bool)
+
+
+def _tensor_degrees(problem: Problem) -> list[int]:
+    dims, kv_heads = problem.graph.dims, problem.graph.dims["kv_heads"]
+    return [
+        tp
+        for tp in divisors(problem.cluster.world_size, int(dims["heads"]))
+        if not any(dims[name] % tp for name in ("heads", "ffn", "hidden"))
+        and (kv_heads % tp == 0 or tp % kv_heads == 0)
+    ]
+
+
+def _pipeline_degrees(problem: Problem) -> list[int]:
+    return divisors(problem.cluster.world_size, len(problem.graph.layers) + 2)
+
+
+def _micro_batches(problem: Problem) -> list[int]:
+    return divisors(problem.training.global_batch, MAX_MICRO_BATCH)
+
+
+def _divides_world(rows: Rows) -> Mask:
+    model = rows["tp"] * rows["cp"] * rows["pp"]
+    batch = rows.problem.training.global_batch
+    whole = rows.problem.cluster.world_size % model == 0
+    return np.asarray(whole & (batch % np.maximum(rows["dp"], 1) == 0))
+
+
+def _divides_batch(rows: Rows) -> Mask:
+    return np.asarray((rows.problem.training.global_batch // rows["dp"]) % rows["micro_batch"] == 0)
+
+
+def _schedule_fits(rows: Rows) -> Mask:
+    """One schedule where nothing is pipelined, or a single microbatch makes all of them alike."""
+    pp, m = rows["pp"], rows["microbatches"]
+    first = rows.code["schedule"] == 0
+    plain = (pp == 1) | ((m == 1) & ~rows.one_of("schedule", *SEVERAL_CHUNKS, *TWO_CHUNKS))
+    legal = ~rows.one_of("schedule", "interleaved") | (m % pp == 0)
+    legal &= ~rows.one_of("schedule", "dualpipev") | (m >= 2 * pp)
+    return np.asarray(np.where(plain, first, legal))
+
+
+def _chunks(problem: Problem) -> list[int]:
+    return list(range(1, len(problem.graph.layers) + 3))
+
+
+def _chunks_fit(rows: Rows) -> Mask:
+    """Several chunks where the schedule has them, layers spread evenly over them or nearly so."""
+    layers, stages, vpp = len(rows.problem.graph.layers), rows["stages"], rows["vpp"]
+    even = (layers % stages == 0) | ((layers + 2) % stages == 0) | (vpp <= 4)
+    several = rows.one_of("schedule", *SEVERAL_CHUNKS)
+    two = rows.one_of("schedule", *TWO_CHUNKS)
+    right = np.where(several, (vpp > 1) & even, np.where(two, vpp == 2, vpp == 1))
+    short = stages * rows["microbatches"] <= MAX_PASSES
+    return np.asarray(right & short & (stages <= layers + 2) & ((rows["pp"] > 1) | (vpp == 1)))
+
+
+def _zero_fits(rows: Rows) -> Mask:
+    fsdp = rows.problem.base.data_parallel.kind == "fsdp"
+    legal = rows["zero"] >= 2 if fsdp else np.ones(rows.count, dtype=bool)
+    return np.asarray(np.where(rows["width"] > 1, legal, rows.code["zero"] == 0))
+
+
+def _replicas(problem: Problem) -> list[int]:
+    return divisors(problem.cluster.world_size)
+
+
+def _replicas_fit(rows: Rows) -> Mask:
+    """Replicas of fully sharded states; as many replicas as ranks would shard nothing."""
+    width, hsdp = rows["width"], rows["hsdp"]
+    legal = (width % hsdp == 0) & (width // hsdp > 1) & (rows["zero"] == 3)
+    return np.asarray((hsdp == 1) | legal)
+
+
+def _sequence_fits(rows: Rows) -> Mask:
+    seq = rows.problem.training.seq_len // rows["cp"]
+    legal = (rows["tp"] > 1) & (seq % rows["tp"] == 0)
+    return np.asarray(~rows["sequence_parallel"] | legal)
+
+
+def _tensor_overlap_fits(rows: Rows) -> Mask:
+    return np.asarray(~rows["tp_overlap"] | rows["sequence_parallel"])
+
+
+def _reduce_overlap_fits(rows: Rows) -> Mask:
+    return np.asarray(rows["overlap_grad_reduce"] | (rows["width"] > 1))
+
+
+def _gather_overlap_fits(rows: Rows) -> Mask:
+    """Only sharded states of whole parameters are gathered once a step."""
+    fsdp = (rows["zero"] == 3) | ((rows["zero"] == 2) & (rows.problem.stack.data_parallel == "fsdp"))
+    if rows.problem.base.data_parallel.kind == "fsdp":
+        fsdp = np.ones(rows.count, dtype=bool)
+    sharded = (rows["zero"] > 0) & (rows["width"] > rows["hsdp"]) & ~fsdp
+    return np.asarray(rows["overlap_param_gather"] | sharded)
+
+
+def _order_matters(rows: Rows) -> Mask:
+    return np.asarray((rows.code["order"] == 0) | ((rows["width"] > 1) & (rows["pp"] > 1)))
+
+
+def _schedules(problem: Problem) -> list[str]:
+    """1F1B first: it stands for all of them where nothing is pipelined."""
+    wanted = problem.constraints.schedules or SCHEDULES
+    first = ["1f1b"] if "1f1b" in wanted else []
+    return [*first, *(name for name in SCHEDULES if name in wanted and name not in (*LEFT_OUT, *first))]
+
+
+AXES = (
+    Axis("tp", _tensor_degrees, _everything),
+    Axis("cp", lambda _: (1,), _everything),
+    Axis("ep", lambda _: (1,), _everything),
+    Axis("pp", _pipeline_degrees, _divides_world),
+    Axis("micro_batch", _micro_batches, _divides_batch),
+    Axis("schedule", _schedules, _schedule_fits),
+    Axis("vpp", _chunks, _chunks_fit),
+    Axis("zero", lambda _: (0, 1, 2, 3), _zero_fits),
+    Axis("hsdp", _replicas, _replicas_fit),
+    Axis("sequence_parallel", lambda _: (False, True), _sequence_fits),
+    Axis("tp_overlap", lambda _: (False, True), _tensor_overlap_fits),
+    Axis("recompute", lambda _: RECOMPUTE, _everything),
+    Axis("overlap_grad_reduce", lambda _: (True, False), _reduce_overlap_fits),
+    Axis("overlap_param_gather", lambda _: (True, False), _gather_overlap_fits),
+    Axis("order", lambda _: ORDERS, _order_matters),
+    Axis("precision", lambda problem: (problem.base.numerics.precision,), _everything),
+)
+AXIS_NAMES = tuple(axis.name for axis in AXES)

@@ -1,0 +1,84 @@
+"""A search problem: what is trained, on what, what is best, and what a plan must satisfy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from simpar.cost.stack import DEFAULT_STACK, Stack, load_stack
+from simpar.errors import UserError
+from simpar.files import choose
+from simpar.hardware.cluster import Cluster
+from simpar.models.catalogue import load_model
+from simpar.models.graph import ModelGraph
+from simpar.models.training import Training
+from simpar.plan.plan import Plan
+from simpar.program.lower import Perturbation
+
+OBJECTIVES = {
+    "time": "the shortest step",
+    "cost": "the fewest dollars a step, over numbers of nodes",
+    "energy": "the least energy a step, over numbers of nodes",
+    "devices": "the fewest devices that meet the deadline",
+}
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What every candidate satisfies.
+
+    ``headroom`` is the fraction of device memory to leave free; ``fixed`` maps axes of the space to the value
+    they must have; ``portable`` names an export target that must be able to express the plan; ``schedules``
+    restricts pipeline schedules; ``deadline_s`` bounds the step time.
+    """
+
+    headroom: float = 0.0
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    portable: str | None = None
+    schedules: tuple[str, ...] | None = None
+    deadline_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.headroom < 1:
+            raise UserError(f"headroom = {self.headroom}: allowed: a fraction from 0 to below 1")
+        if self.deadline_s is not None and not self.deadline_s > 0:
+            raise UserError(f"deadline = {self.deadline_s}: allowed: above 0 s")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything a search needs. ``base`` gives what is no axis: optimizer, precision, bucket sizes.
+
+    ``perturbation`` makes ranks differ, as in a scenario: bounds are those of the healthy cluster, exact times
+    those of the perturbed one.
+    """
+
+    graph: ModelGraph
+    cluster: Cluster
+    training: Training
+    stack: Stack
+    base: Plan = field(default_factory=Plan)
+    objective: str = "time"
+    constraints: Constraints = Constraints()
+    perturbation: Perturbation = field(default_factory=Perturbation)
+
+    @property
+    def memory_limit_bytes(self) -> float:
+        """What a plan may reserve on a device."""
+        return self.cluster.device.memory_bytes * (1.0 - self.constraints.headroom)
+
+
+def make_problem(
+    model: ModelGraph | str,
+    cluster: Cluster,
+    training: Training,
+    *,
+    stack: Stack | str | None = None,
+    **options: Any,
+) -> Problem:
+    """A problem from names; ``options`` are the other fields of :class:`Problem`. Raises UserError."""
+    choose(options.get("objective", "time"), OBJECTIVES, "objective")
+    graph = load_model(model) if isinstance(model, str) else model
+    habits = stack if isinstance(stack, Stack) else load_stack(stack or DEFAULT_STACK)
+    return Problem(graph, cluster, training, habits, **options)

@@ -1,0 +1,94 @@
+"""What a search found: ranked candidates with their reasons, and how sure it is that nothing better exists."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from simpar.errors import Infeasible
+from simpar.files import write_atomic
+from simpar.plan.plan import Plan
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many plans were in the space, fitted in memory, were bounded, swept without contention, and simulated."""
+
+    space_size: int = 0
+    feasible: int = 0
+    bounded: int = 0
+    swept: int = 0
+    simulated: int = 0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One plan with its simulated figures (SI) and, in ``why``, what it wins or loses by, in words."""
+
+    rank: int
+    plan: Plan
+    step_time_s: float
+    mfu: float
+    peak_memory_bytes: float
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    why: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: the promised keys first, then the other figures."""
+        head = {
+            "rank": self.rank, "step_time_s": self.step_time_s, "mfu": self.mfu,
+            "peak_memory_bytes": self.peak_memory_bytes,
+        }  # fmt: skip
+        return head | {"plan": self.plan.model_dump(mode="json"), "why": list(self.why)} | dict(self.figures)
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """Candidates, best first, and the certificate.
+
+    ``certified_optimal`` says that no plan of the space can beat the best; else ``gap`` is the share of the
+    objective by which one still might. ``details`` holds what more there is to tell: problem, naive choices, Pareto
+    front.
+    """
+
+    candidates: tuple[Candidate, ...]
+    counts: Counts
+    objective: str
+    certified_optimal: bool
+    gap: float
+    search_seconds: float
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def best(self) -> Candidate:
+        """The first candidate. Raises Infeasible where there is none."""
+        if not self.candidates:
+            raise Infeasible("the search found no plan")
+        return self.candidates[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as ``simpar search --json`` writes it."""
+        counts = {name: getattr(self.counts, name) for name in Counts.__dataclass_fields__}
+        return {
+            "candidates": [candidate.to_dict() for candidate in self.candidates],
+            **counts,
+            "certified_optimal": self.certified_optimal,
+            "gap": self.gap,
+            "search_seconds": self.search_seconds,
+            "objective": self.objective,
+            "search_schema_version": SCHEMA_VERSION,
+            **self.details,
+        }
+
+    def to_json(self) -> str:
+        """The result as JSON text."""
+        return json.dumps(self.to_dict(), allow_nan=False, indent=1)
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON, whole or not at all."""
+        write_atomic(Path(path), self.to_json() + "\n")
