@@ -78,7 +78,8 @@ def with_flags(flags: tuple[Flag, ...], argument: str) -> Callable[[Callable[...
 
 
 def _parameter(flag: Flag) -> inspect.Parameter:
-    kind, default = (bool, False) if flag.spelling == "--require-fit" else (flag.kind | None, None)
+    switch = flag.kind is bool and not flag.key  # a choice of the scenario has a third state: left open
+    kind, default = (bool, False) if switch else (flag.kind | None, None)
     option = typer.Option(flag.spelling, help=flag.help)
     return inspect.Parameter(
         flag.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]

@@ -18,6 +18,8 @@ SIMULATE_FLAGS = (
     Flag("--trace", "", str, "Write a trace for Perfetto or chrome://tracing"),
     Flag("--timeline", "", str, "Write the timeline as .png, .svg or .html"),
     Flag("--memory-plot", "", str, "Write memory over time as .png, .svg or .html"),
+    Flag("--html", "", str, "Write the report as one self-contained page; implies --advise"),
+    Flag("--advise", "", bool, "Simulate neighbouring layouts and say what each would gain"),
     Flag("--engine", "", str, "auto, reference or sweep"),
     Flag("--seed", "", int, "Seed of jitter"),
     Flag("--flops-convention", "", str, "How MFU counts causal attention: full or causal"),
@@ -38,10 +40,19 @@ def simulate(scenario: str | None, **values: Any) -> int:
     options = {
         name: values[name] for name in ("engine", "flops_convention", "seed") if values[name] is not None
     }
-    with working("simulating"):
-        result = run_step(**loaded.inputs(), **options).with_published(loaded.published)
+    inputs = loaded.inputs()
+    with working("simulating") as status:
+        result = run_step(**inputs, **options).with_published(loaded.published)
+        if values["advise"] or values["html"]:
+            result = _advised(result, inputs, status)
     _write_outputs(result, values)
     return INFEASIBLE if values["require_fit"] and not result.fits else 0
+
+
+def _advised(result: Result, inputs: Mapping[str, Any], status: Any) -> Result:
+    from simpar.neighbours import advise
+
+    return advise(result, inputs, lambda change: status.update(f"trying {change} ..."))
 
 
 def _write_outputs(result: Result, values: Mapping[str, Any]) -> None:
@@ -57,6 +68,10 @@ def _write_outputs(result: Result, values: Mapping[str, Any]) -> None:
         if values[name]:
             with working(f"drawing {kind}"):
                 save_plot(result, kind, values[name])
+    if values["html"]:
+        from simpar.report.html import save_report
+
+        save_report(result, values["html"])
     if values["json_"] == "-":
         sys.stdout.write(result.to_json() + "\n")
         return

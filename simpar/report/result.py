@@ -133,12 +133,30 @@ class Setup(_Part):
     simpar_version: str
 
 
+class Trial(_Part):
+    """A neighbouring layout, simulated: the change as flags, and what it came to (s, share of peak, bytes).
+
+    Where the layout cannot be, ``refused`` says why and the figures are None.
+    """
+
+    change: str
+    step_time_s: float | None = None
+    mfu: float | None = None
+    peak_reserved_bytes: float | None = None
+    fits: bool = False
+    refused: str = ""
+
+
 class Why(_Part):
-    """The explanation: what binds, what to try, and seconds of each kind of op on the critical path."""
+    """The explanation: what binds, what to try, seconds of each kind of op on the critical path.
+
+    ``trials`` are neighbouring layouts, best first, where they were simulated (:mod:`simpar.neighbours`).
+    """
 
     binds: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
     critical_path_s: dict[str, float] = {}
+    trials: tuple[Trial, ...] = ()
 
 
 @dataclass(frozen=True)

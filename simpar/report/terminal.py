@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simpar.report.explain import MEMORY_PARTS
-from simpar.report.result import Result, StageMemory
+from simpar.report.result import Result, StageMemory, Trial
 from simpar.scenario import Published
 from simpar.units import GIB, KILO, MEGA, format_bytes, format_count, format_seconds
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 BAR_WIDTH = 32
 MAX_MEMORY_ROWS = 12
 MAX_VALIDATION_ROWS = 40
+MAX_FITTING, MAX_TEMPTING = 6, 4  # simulated neighbours that are listed
 
 
 def headline(result: Result) -> str:
@@ -73,6 +74,32 @@ def print_report(result: Result, console: Console) -> None:
             console.print(f"\n{title}", style="bold")
         for line in lines:
             console.print(f"- {line}", soft_wrap=True)
+    if result.why.trials:
+        console.print("\nNeighbouring layouts, simulated", style="bold")
+        console.print(_trials(result, console))
+
+
+def _trials(result: Result, console: Console) -> Table:
+    """The best layouts that fit, and those that would be faster if they did."""
+    table = _table(
+        console, ("change", "left"), ("step", "right"), ("against this", "right"), ("MFU", "right"),
+        ("memory", "right"), ("", "left"),
+    )  # fmt: skip
+    for trial in worth_showing(result):
+        gain = (trial.step_time_s or 0.0) / result.step_time_s - 1
+        table.add_row(
+            trial.change, format_seconds(trial.step_time_s or 0.0), f"{gain:+.1%}", f"{trial.mfu or 0.0:.1%}",
+            format_bytes(trial.peak_reserved_bytes or 0.0), "fits" if trial.fits else "does not fit",
+        )  # fmt: skip
+    return table
+
+
+def worth_showing(result: Result) -> list[Trial]:
+    """Of the trials, best first: the fastest that fit, then the few faster ones that do not."""
+    ran = [trial for trial in result.why.trials if trial.step_time_s is not None]
+    fitting = [trial for trial in ran if trial.fits]
+    tempting = [trial for trial in ran if not trial.fits and (trial.step_time_s or 0.0) < result.step_time_s]
+    return fitting[:MAX_FITTING] + tempting[:MAX_TEMPTING]
 
 
 def print_names(names: Mapping[str, str], console: Console) -> None:

@@ -28,7 +28,7 @@ HEAVY = (
     "pydantic",
     "ruamel",
 )
-COMMANDS = ("simulate", "plot", "validate", "list", "schema", "doctor")
+COMMANDS = ("simulate", "plot", "report", "validate", "list", "schema", "doctor")
 SMALL = [
     "--model", "gpt2", "--hardware", "laptop-cpu-4", "--seq-len", "128", "--global-batch", "8", "--precision",
     "fp32",
@@ -37,7 +37,7 @@ FROZEN_FLAGS = {
     "--model", "--hardware", "--nodes", "--seq-len", "--global-batch", "--tp", "--pp", "--vpp", "--dp",
     "--cp", "--ep", "--micro-batch", "--zero", "--hsdp", "--sequence-parallel/--no-sequence-parallel",
     "--schedule", "--recompute", "--precision", "--optimizer", "--stack", "--set", "--json", "--trace",
-    "--timeline", "--memory-plot", "--engine", "--seed", "--flops-convention", "--require-fit",
+    "--timeline", "--memory-plot", "--html", "--advise", "--engine", "--seed", "--flops-convention", "--require-fit",
 }  # fmt: skip
 
 

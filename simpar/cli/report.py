@@ -1,0 +1,38 @@
+"""``simpar report``: a saved result as one page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simpar.cli.app import app, console, working
+
+if TYPE_CHECKING:
+    from simpar.report.result import Result
+
+
+@app.command(epilog="Example: simpar report result.json -o report.html")
+def report(
+    result: Annotated[
+        str, typer.Argument(help="A result written by simpar simulate --json", metavar="RESULT.json")
+    ],
+    output: Annotated[str, typer.Option("-o", "--output", help="Page to write")] = "report.html",
+    advise: Annotated[
+        bool, typer.Option("--advise", help="Simulate neighbouring layouts and say what each would gain")
+    ] = False,
+) -> None:
+    """Write a saved result as one self-contained page: timeline, memory, breakdown, why, what to try."""
+    from simpar.report.html import save_report
+    from simpar.report.result import Result
+
+    loaded = Result.load(result)
+    save_report(_advised(loaded) if advise else loaded, output)
+    console().print(f"wrote {output}", soft_wrap=True)
+
+
+def _advised(result: Result) -> Result:
+    from simpar.neighbours import advise, inputs_of
+
+    with working("simulating again") as status:
+        return advise(result, inputs_of(result), lambda change: status.update(f"trying {change} ..."))

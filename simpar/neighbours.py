@@ -1,0 +1,194 @@
+"""What to try next, computed: layouts one or two changes away from a simulated one, simulated themselves.
+
+A neighbour changes one choice of the plan (a degree doubled or halved, another schedule, more or less
+recomputation, another ZeRO stage); then the most promising pairs of changes are tried. Nothing is
+extrapolated: every figure is a simulated step of that layout under the same inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+from simpar.errors import UserError
+from simpar.plan.plan import CUSTOM, Plan
+from simpar.plan.schedules import SCHEDULES, natural_vpp
+from simpar.report.result import Result, Trial
+from simpar.scenario import ClusterChoice, Scenario
+from simpar.simulation import simulate
+
+Change = dict[str, Any]
+RECOMPUTE = ("none", "selective", "full")
+MAX_PAIRS = 6  # simulated in the second round
+POINTLESS = "naive"  # a schedule that every other one beats
+TOLERANCE = 1e-12  # a saved result is the same run when its step time agrees to rounding
+
+# Choices that follow from another one are decided anew when that one changes.
+FOLLOWS: dict[str, tuple[str, ...]] = {
+    "tp": ("dp", "sequence_parallel"),
+    "cp": ("dp",),
+    "pp": ("dp", "layers"),
+    "vpp": ("layers",),
+    "schedule": ("layers",),
+    "zero": ("kind", "reshard_after_forward"),
+}
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A change of the plan and what it came to."""
+
+    change: Change
+    trial: Trial
+
+
+def advise(result: Result, inputs: Mapping[str, Any], progress: Callable[[str], None] | None = None) -> Result:
+    """The result with its neighbours simulated, best first, in ``why.trials``.
+
+    ``inputs`` are what :func:`simpar.simulate` took; ``progress`` hears the name of every trial before it runs.
+    Layouts that cannot be on this model and cluster are kept with the reason.
+    """
+    plan = Plan.model_validate(result.setup.plan)
+    run = _Runner(plan, inputs, progress or (lambda _: None))
+    first = [run(change) for change in neighbours(plan)]
+    second = [run(change) for change in _pairs(result, first)]
+    trials = sorted((tried.trial for tried in (*first, *second)), key=_rating)
+    return replace(result, why=result.why.model_copy(update={"trials": tuple(trials)}))
+
+
+def inputs_of(result: Result) -> dict[str, Any]:
+    """What simulate takes, rebuilt from a saved result. Raises UserError where that is not the same run.
+
+    A result names its model and hardware; what was read from a file of one's own cannot be found by name.
+    """
+    setup = result.setup
+    scenario = Scenario(
+        model=str(setup.model.get("name")),
+        cluster=ClusterChoice(hardware=str(setup.cluster["hardware"]), nodes=int(setup.cluster["nodes"])),
+        training=setup.training,  # type: ignore[arg-type]
+        plan=setup.plan,  # type: ignore[arg-type]
+    )
+    inputs = scenario.inputs()
+    inputs["cluster"] = inputs["cluster"].with_degraded(setup.cluster.get("degraded", {}))
+    again = simulate(**inputs, flops_convention=result.speed.flops_convention).step_time_s  # type: ignore[typeddict-item]
+    if abs(again - result.step_time_s) > TOLERANCE * again:
+        raise UserError(
+            f"result: step_time_s = {result.step_time_s:.6g}: its inputs by name give {again:.6g}; "
+            "it was made by another version, or from files or perturbations that it does not hold"
+        )
+    return inputs
+
+
+@dataclass(frozen=True)
+class _Runner:
+    """Simulates changed plans under the same inputs."""
+
+    plan: Plan
+    inputs: Mapping[str, Any]
+    progress: Callable[[str], None]
+
+    def __call__(self, change: Change) -> _Tried:
+        """Simulate one change; a layout that cannot be is an answer as well."""
+        flags = as_flags(change)
+        self.progress(flags)
+        try:
+            plan = self.plan.with_values(**_following(change), **change, predicted=None)
+            found = simulate(**{**self.inputs, "plan": plan})
+        except (UserError, ValueError) as error:
+            return _Tried(change, Trial(change=flags, refused=_one_line(error)))
+        return _Tried(
+            change,
+            Trial(
+                change=flags,
+                step_time_s=found.step_time_s,
+                mfu=found.mfu,
+                peak_reserved_bytes=found.memory.peak_reserved_bytes,
+                fits=found.fits,
+            ),
+        )
+
+
+def _one_line(error: Exception) -> str:
+    return str(error).splitlines()[-1].strip() if isinstance(error, ValueError) else str(error)
+
+
+def _following(change: Change) -> Change:
+    """Choices to decide anew: None is "follows from the rest"."""
+    names = dict.fromkeys(name for key in change for name in FOLLOWS.get(key, ()))
+    return {name: None for name in names if name not in change}
+
+
+def as_flags(change: Change) -> str:
+    """The change as one would type it."""
+    return " ".join(
+        (f"--{key}" if value else f"--no-{key}") if isinstance(value, bool) else f"--{key} {value}"
+        for key, value in ((key.replace("_", "-"), value) for key, value in change.items())
+    )
+
+
+def neighbours(plan: Plan) -> Iterator[Change]:
+    """Changes of one choice, as flat plan keys; some may not be possible on a given model and cluster."""
+    yield from _degrees(plan)
+    yield from ({"recompute": mode} for mode in RECOMPUTE if mode != plan.memory.recompute)
+    if plan.mesh.pp > 1 and plan.schedule != CUSTOM:
+        yield from _schedules(plan)
+    if (plan.mesh.dp or 1) > 1 and plan.data_parallel.kind != "single_process":
+        yield from ({"zero": stage} for stage in range(4) if stage != plan.data_parallel.zero)
+    if plan.mesh.tp > 1:
+        yield {"sequence_parallel": not plan.tensor_parallel.sequence_parallel}
+
+
+def _degrees(plan: Plan) -> Iterator[Change]:
+    """Micro-batch and mesh axes, doubled and halved; context and expert degrees only where they are in use."""
+    sizes = {"micro_batch": plan.micro_batch, "tp": plan.mesh.tp, "pp": plan.mesh.pp}
+    sizes |= {axis: size for axis in ("cp", "ep") if (size := int(getattr(plan.mesh, axis))) > 1}
+    for name, size in sizes.items():
+        if plan.schedule == CUSTOM and name in ("micro_batch", "pp"):
+            continue  # the action table is for this many stages and microbatches
+        yield {name: 2 * size}
+        if size > 1:
+            yield {name: size // 2}
+
+
+def _schedules(plan: Plan) -> Iterator[Change]:
+    """Every other schedule with its natural chunks; the interleaved family with twice and half the chunks."""
+    for name in SCHEDULES:
+        if name in (plan.schedule, POINTLESS):
+            continue
+        chunks = natural_vpp(name)
+        yield {"schedule": name} if chunks == plan.pipeline.vpp else {"schedule": name, "vpp": chunks}
+    if plan.schedule in ("interleaved", "breadth-first"):
+        yield {"vpp": 2 * plan.pipeline.vpp}
+        if plan.pipeline.vpp >= 4:
+            yield {"vpp": plan.pipeline.vpp // 2}
+
+
+def _pairs(base: Result, tried: Sequence[_Tried]) -> list[Change]:
+    """The most promising pairs of changes: those whose effects, taken as independent, would fit and gain.
+
+    The independence only chooses what to simulate: times multiply, bytes add.
+    """
+    rated: list[tuple[float, Change]] = []
+    goal_s = base.step_time_s if base.fits else float("inf")
+    for one, other in combinations([t for t in tried if not t.trial.refused], 2):
+        if one.change.keys() & other.change.keys():
+            continue
+        step_s, size = _estimate(base, one.trial, other.trial)
+        alone_s = min([goal_s, *(t.trial.step_time_s or 0.0 for t in (one, other) if t.trial.fits)])
+        if size <= base.memory.capacity_bytes and step_s < alone_s:
+            rated.append((step_s, {**one.change, **other.change}))
+    return [change for _, change in sorted(rated, key=lambda pair: pair[0])[:MAX_PAIRS]]
+
+
+def _estimate(base: Result, one: Trial, other: Trial) -> tuple[float, float]:
+    """Step time and reserved bytes of two changes together, if neither knew of the other."""
+    times = [trial.step_time_s or 0.0 for trial in (one, other)]
+    sizes = [trial.peak_reserved_bytes or 0.0 for trial in (one, other)]
+    return times[0] * times[1] / base.step_time_s, sum(sizes) - base.memory.peak_reserved_bytes
+
+
+def _rating(trial: Trial) -> tuple[bool, bool, float]:
+    """Fitting first, then what is too large, then what cannot be; fast before slow."""
+    return bool(trial.refused), not trial.fits, trial.step_time_s or 0.0

@@ -1,0 +1,53 @@
+"""One self-contained page per result: a timeline to zoom into, memory, breakdown, why, what to try next.
+
+The page holds its data, style and scripts, asks the network for nothing and says so in its content security
+policy. ``data`` turns a Result into what the page shows, ``page.html.j2`` lays it out, ``style.css`` and the
+scripts beside it are copied in.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simpar.files import write_atomic
+from simpar.report.html.data import page_data
+
+if TYPE_CHECKING:
+    from simpar.report.result import Result
+
+FOLDER = Path(__file__).parent
+SCRIPTS = ("view.js", "timeline.js", "memory.js", "page.js")
+
+
+def save_report(result: Result, path: str | Path) -> None:
+    """Write the page, whole or not at all; equal results give equal bytes."""
+    write_atomic(path, render(result))
+
+
+def render(result: Result) -> str:
+    """The page as text."""
+    page = page_data(result)
+    return str(
+        _template().render(
+            page=page,
+            style=(FOLDER / "style.css").read_text(encoding="utf-8"),
+            scripts=[(FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS],
+        )
+    )
+
+
+@cache
+def _template() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False, "separators": (",", ":")}
+    return environment.get_template("page.html.j2")

@@ -1,0 +1,268 @@
+"""What the page shows, as plain data: every number formatted once here, every series in compact columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from simpar.report.explain import WORDS
+from simpar.report.plots import COMM, KIND_COLOUR, KIND_TITLE, MEMORY_COLOUR, PART_COLOUR
+from simpar.report.result import Result
+from simpar.report.terminal import figures, headline, layout, published_rows, worth_showing
+from simpar.report.timeline import KINDS, MEMORY_PARTS, Blocks, MemoryCurve, StageView
+from simpar.units import KIB, NS_PER_S, format_bytes, format_count, format_seconds
+
+EQUAL = 0.0005  # gains below this print as zero
+IDLE = "idle"
+IDLE_COLOUR = "#BBBBBB"
+LANES = {"pp": 1, "tp": 2, "dp": 2, "cp": 2, "ep": 2, "offload": 2}  # 0: compute, 1: messages, 2: collectives
+KIND_NAME = {
+    "input_gradient": "input gradient", "weight_gradient": "weight gradient", "pp": "pipeline message",
+    "tp": "tensor-parallel collective", "dp": "data-parallel collective", "cp": "context-parallel collective",
+    "ep": "expert-parallel collective", "offload": "offload transfer", "host": "host",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A part of a bar: name, colour, share of the whole (0..1), and its value in words."""
+
+    name: str
+    colour: str
+    share: float
+    text: str
+
+
+def page_data(result: Result) -> dict[str, Any]:
+    """Everything the template needs; ``series`` is what the scripts draw (None without a timeline)."""
+    return {
+        "title": headline(result),
+        "figures": [_figure(name, value) for name, value in figures(result)],
+        "fits": result.fits,
+        "published": _published(result),
+        "breakdown": [asdict(bar) for bar in _breakdown(result)],
+        "stage_bars": _stage_bars(result),
+        "critical_path": _critical_path(result),
+        "communication": _communication(result),
+        "memory": _memory(result),
+        "why": result.why.model_dump(include={"binds", "hints"}),
+        "trials": list(_trials(result)),
+        "refused": [trial.model_dump() for trial in result.why.trials if trial.refused],
+        "facts": list(_facts(result)),
+        "plan_json": json.dumps(result.setup.plan, indent=2),
+        "legend": _legend(result),
+        "series": None if result.overview is None else _series(result),
+    }
+
+
+def _figure(name: str, value: str) -> dict[str, str]:
+    """A headline figure; what stands in brackets, or before a colon, is detail."""
+    if name == "memory":
+        verdict, _, detail = value.partition(": ")
+        return {"name": name, "value": verdict, "detail": detail}
+    first, _, detail = value.partition(" (")
+    return {"name": name, "value": first, "detail": detail.removesuffix(")")}
+
+
+def _published(result: Result) -> dict[str, Any] | None:
+    if result.published is None:
+        return None
+    rows = [
+        {"name": name, "published": f"{known:.4g}", "predicted": f"{ours:.4g}", "error": f"{ours / known - 1:+.1%}"}
+        for name, known, ours in published_rows(result)
+    ]
+    return {"rows": rows, "source": result.published.source, "note": result.published.note}
+
+
+def _breakdown(result: Result) -> Iterator[Bar]:
+    """Parts of the critical rank's step."""
+    for name, value in result.time_breakdown_s.model_dump().items():
+        if value > 0:
+            share = value / result.step_time_s
+            colour = PART_COLOUR.get(name, COMM)
+            yield Bar(WORDS.get(name, name), colour, share, f"{format_seconds(value)} ({share:.1%})")
+
+
+def _critical_path(result: Result) -> list[dict[str, Any]]:
+    spent = result.why.critical_path_s
+    whole = sum(spent.values())
+    return [
+        asdict(
+            Bar(
+                KIND_NAME.get(kind, kind),
+                KIND_COLOUR.get(kind, IDLE_COLOUR),
+                seconds / whole,
+                f"{format_seconds(seconds)} ({seconds / whole:.1%})",
+            )
+        )
+        for kind, seconds in spent.items()
+    ]
+
+
+def _stage_bars(result: Result) -> list[dict[str, Any]]:
+    """Per pipeline rank: share of the step in each kind of compute, and idle."""
+    if result.overview is None:
+        return []
+    return [
+        {"name": stage.name, "bars": [asdict(bar) for bar in _occupancy(stage, result.overview.step_time_s)]}
+        for stage in result.overview.stages
+    ]
+
+
+def _occupancy(stage: StageView, step_s: float) -> Iterator[Bar]:
+    titles = [title for colour, title in KIND_TITLE.items() if colour != COMM]
+    seconds = dict.fromkeys(titles, 0.0)
+    blocks = stage.blocks
+    for code in np.unique(blocks.kind).tolist():
+        if KIND_COLOUR[KINDS[code]] != COMM:
+            title = KIND_TITLE[KIND_COLOUR[KINDS[code]]]
+            seconds[title] += float(blocks.duration_s[blocks.kind == code].sum())
+    colours = {title: colour for colour, title in KIND_TITLE.items()}
+    for title, value in seconds.items():
+        if value:
+            yield Bar(title, colours[title], value / step_s, f"{format_seconds(value)} ({value / step_s:.1%})")
+    idle = max(0.0, step_s - sum(seconds.values()))
+    yield Bar(IDLE, IDLE_COLOUR, idle / step_s, f"{format_seconds(idle)} ({idle / step_s:.1%})")
+
+
+def _communication(result: Result) -> list[dict[str, Any]]:
+    rows = []
+    for kind, entry in result.communication.items():
+        if not (entry.bytes_per_rank or entry.busy_s):
+            continue
+        hidden = max(0.0, entry.busy_s - entry.exposed_s)
+        rows.append({
+            "kind": KIND_NAME.get(kind, kind),
+            "algorithm": entry.algorithm,
+            "bytes": format_bytes(entry.bytes_per_rank),
+            "busy": format_seconds(entry.busy_s),
+            "exposed": format_seconds(entry.exposed_s),
+            "hidden": f"{hidden / entry.busy_s:.0%}" if entry.busy_s else "",
+            "busy_share": entry.busy_s / result.step_time_s,
+            "exposed_share": entry.exposed_s / result.step_time_s,
+        })  # fmt: skip
+    return rows
+
+
+def _memory(result: Result) -> dict[str, Any]:
+    memory = result.memory
+    highest = max(memory.capacity_bytes, memory.peak_reserved_bytes)
+    stages = []
+    for stage in memory.stages:
+        parts = [(part, float(getattr(stage, part))) for part in MEMORY_PARTS]
+        stages.append({
+            "name": f"stage {stage.stage}",
+            "peak": format_bytes(stage.peak),
+            "when": f"{format_seconds(stage.peak_time_s)}, {stage.peak_op}",
+            "bars": [
+                asdict(Bar(part.replace("_", " "), MEMORY_COLOUR[part], size / highest, format_bytes(size)))
+                for part, size in parts
+            ],
+        })  # fmt: skip
+    return {
+        "capacity": format_bytes(memory.capacity_bytes),
+        "capacity_share": memory.capacity_bytes / highest,
+        "reserved": format_bytes(memory.peak_reserved_bytes),
+        "legend": [(part.replace("_", " "), MEMORY_COLOUR[part]) for part in MEMORY_PARTS],
+        "stages": stages,
+    }
+
+
+def _trials(result: Result) -> Iterator[dict[str, Any]]:
+    """Rows of trials that ran; the page folds away those not ``shown``."""
+    shown = {trial.change for trial in worth_showing(result)}
+    for trial in result.why.trials:
+        if trial.step_time_s is None or trial.peak_reserved_bytes is None:
+            continue
+        gain = trial.step_time_s / result.step_time_s - 1
+        yield {
+            "change": trial.change,
+            "step": format_seconds(trial.step_time_s),
+            "gain": f"{gain:+.1%}",
+            "verdict": "faster" if gain < -EQUAL else "slower" if gain > EQUAL else "equal",
+            "mfu": f"{trial.mfu:.1%}",
+            "memory": format_bytes(trial.peak_reserved_bytes),
+            "fits": trial.fits,
+            "shown": trial.change in shown,
+        }
+
+
+def _facts(result: Result) -> Iterator[tuple[str, str]]:
+    """What was simulated, in words."""
+    setup = result.setup
+    model, cluster = setup.model, setup.cluster
+    yield "model", f"{model.get('name')}, {format_count(float(model.get('parameters', 0)))} parameters"
+    yield "cluster", f"{cluster.get('nodes')} x {cluster.get('hardware')}, {cluster.get('devices'):,} devices"
+    yield "layout", layout(setup.plan)
+    batch, length = setup.training.get("global_batch"), setup.training.get("seq_len")
+    yield "training", f"{batch:,} sequences of {length:,} tokens a step"
+    yield "software stack", str(setup.plan.get("stack") or "")
+    yield "engine", f"{setup.engine.get('name')}, {setup.engine.get('ops', 0):,} ops"
+    yield "folding", f"{setup.fold.get('ranks', 0):,} ranks as {setup.fold.get('classes', 0):,} classes"
+    yield "simpar", setup.simpar_version
+
+
+def _legend(result: Result) -> list[tuple[str, str]]:
+    """Colours that occur in the timeline."""
+    if result.overview is None:
+        return []
+    codes = {code for stage in result.overview.stages for code in np.unique(stage.blocks.kind).tolist()}
+    used = {KIND_COLOUR[KINDS[code]] for code in codes}
+    return [(title, colour) for colour, title in KIND_TITLE.items() if colour in used]
+
+
+def _series(result: Result) -> dict[str, Any]:
+    """Blocks and memory curves in whole nanoseconds and KiB; starts and times as differences."""
+    view = result.overview
+    assert view is not None, "asked for only with a timeline"
+    fullest = max(range(len(view.stages)), key=lambda index: _peak(view.stages[index]))
+    return {
+        "step_ns": round(view.step_time_s * NS_PER_S),
+        "capacity_kib": result.memory.capacity_bytes / KIB,
+        "fullest": fullest,
+        "kinds": [
+            {"name": KIND_NAME.get(kind, kind), "colour": KIND_COLOUR[kind], "lane": LANES.get(kind, 0)}
+            for kind in KINDS
+        ],
+        "parts": [{"name": part.replace("_", " "), "colour": MEMORY_COLOUR[part]} for part in MEMORY_PARTS],
+        "stages": [
+            {
+                "name": stage.name,
+                "multiplicity": stage.multiplicity,
+                "blocks": _block_columns(stage.blocks),
+                "memory": None if stage.memory is None else _memory_columns(stage.memory),
+            }
+            for stage in view.stages
+        ],
+    }
+
+
+def _peak(stage: StageView) -> float:
+    return 0.0 if stage.memory is None else float(stage.memory.total_bytes.max(initial=0.0))
+
+
+def _block_columns(blocks: Blocks) -> dict[str, list[int]]:
+    order = np.argsort(blocks.start_s, kind="stable")
+    start = np.rint(blocks.start_s[order] * NS_PER_S).astype(np.int64)
+    return {
+        "start": np.diff(start, prepend=0).tolist(),
+        "duration": np.rint(blocks.duration_s[order] * NS_PER_S).astype(np.int64).tolist(),
+        "kind": blocks.kind[order].tolist(),
+        "chunk": blocks.chunk[order].tolist(),
+        "microbatch": blocks.microbatch[order].tolist(),
+    }
+
+
+def _memory_columns(curve: MemoryCurve) -> dict[str, Any]:
+    """Times and parts; a part that never changes is one number."""
+    time = np.rint(curve.time_s * NS_PER_S).astype(np.int64)
+    parts: list[int | list[int]] = []
+    for part in MEMORY_PARTS:
+        kib = np.rint(curve.parts[part] / KIB).astype(np.int64)
+        constant = not len(kib) or bool((kib == kib[0]).all())
+        parts.append(int(kib[0]) if constant and len(kib) else kib.tolist())
+    return {"time": np.diff(time, prepend=0).tolist(), "parts": parts}
