@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from simpar.errors import UserError
+from simpar.models.training import Training
 from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.schedules import SCHEDULES, natural_vpp
 from simpar.report.result import Result, Trial
@@ -44,7 +45,9 @@ class _Tried:
     trial: Trial
 
 
-def advise(result: Result, inputs: Mapping[str, Any], progress: Callable[[str], None] | None = None) -> Result:
+def advise(
+    result: Result, inputs: Mapping[str, Any], progress: Callable[[str], None] | None = None
+) -> Result:
     """The result with its neighbours simulated, best first, in ``why.trials``.
 
     ``inputs`` are what :func:`simpar.simulate` took; ``progress`` hears the name of every trial before it runs.
@@ -67,12 +70,12 @@ def inputs_of(result: Result) -> dict[str, Any]:
     scenario = Scenario(
         model=str(setup.model.get("name")),
         cluster=ClusterChoice(hardware=str(setup.cluster["hardware"]), nodes=int(setup.cluster["nodes"])),
-        training=setup.training,  # type: ignore[arg-type]
-        plan=setup.plan,  # type: ignore[arg-type]
+        training=Training.model_validate(setup.training),
+        plan=Plan.model_validate(setup.plan),
     )
     inputs = scenario.inputs()
     inputs["cluster"] = inputs["cluster"].with_degraded(setup.cluster.get("degraded", {}))
-    again = simulate(**inputs, flops_convention=result.speed.flops_convention).step_time_s  # type: ignore[typeddict-item]
+    again = simulate(**inputs).step_time_s
     if abs(again - result.step_time_s) > TOLERANCE * again:
         raise UserError(
             f"result: step_time_s = {result.step_time_s:.6g}: its inputs by name give {again:.6g}; "
@@ -117,6 +120,8 @@ def _one_line(error: Exception) -> str:
 def _following(change: Change) -> Change:
     """Choices to decide anew: None is "follows from the rest"."""
     names = dict.fromkeys(name for key in change for name in FOLLOWS.get(key, ()))
+    if change.get("pp") == 1:
+        names["schedule"] = None
     return {name: None for name in names if name not in change}
 
 
@@ -148,7 +153,9 @@ def _degrees(plan: Plan) -> Iterator[Change]:
         if plan.schedule == CUSTOM and name in ("micro_batch", "pp"):
             continue  # the action table is for this many stages and microbatches
         yield {name: 2 * size}
-        if size > 1:
+        if name == "pp" and size == 2 and plan.pipeline.vpp > 1:
+            yield {"pp": 1, "vpp": 1}
+        elif size > 1:
             yield {name: size // 2}
 
 
@@ -170,16 +177,29 @@ def _pairs(base: Result, tried: Sequence[_Tried]) -> list[Change]:
 
     The independence only chooses what to simulate: times multiply, bytes add.
     """
-    rated: list[tuple[float, Change]] = []
+    rated: list[tuple[float, Change, Change]] = []
     goal_s = base.step_time_s if base.fits else float("inf")
     for one, other in combinations([t for t in tried if not t.trial.refused], 2):
-        if one.change.keys() & other.change.keys():
+        together = {**one.change, **other.change}
+        if len(together) < len(one.change) + len(other.change) or ("schedule" in together and together.get("pp") == 1):
             continue
         step_s, size = _estimate(base, one.trial, other.trial)
         alone_s = min([goal_s, *(t.trial.step_time_s or 0.0 for t in (one, other) if t.trial.fits)])
         if size <= base.memory.capacity_bytes and step_s < alone_s:
-            rated.append((step_s, {**one.change, **other.change}))
-    return [change for _, change in sorted(rated, key=lambda pair: pair[0])[:MAX_PAIRS]]
+            rated.append((step_s, one.change, other.change))
+    return _varied(sorted(rated, key=lambda pair: pair[0]))
+
+
+def _varied(rated: Sequence[tuple[float, Change, Change]]) -> list[Change]:
+    """The first pairs, none of whose changes is in more than two of them."""
+    chosen: list[Change] = []
+    used: dict[str, int] = {}
+    for _, one, other in rated:
+        names = as_flags(one), as_flags(other)
+        if len(chosen) < MAX_PAIRS and all(used.get(name, 0) < 2 for name in names):
+            chosen.append({**one, **other})
+            used |= {name: used.get(name, 0) + 1 for name in names}
+    return chosen
 
 
 def _estimate(base: Result, one: Trial, other: Trial) -> tuple[float, float]:

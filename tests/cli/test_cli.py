@@ -266,3 +266,15 @@ def test_python_m_simpar_is_the_same(tmp_path):
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert "gpt2-laptop" in done.stdout
+
+
+def test_a_page_from_simulate_and_from_report_are_the_same(tmp_path, capsys):
+    """Advice travels in the JSON; --advise computes it from a saved result."""
+    page, saved, again = (str(tmp_path / name) for name in ("a.html", "r.json", "b.html"))
+    assert cli.run(["simulate", *SMALL, "--html", page, "--json", saved]) == 0
+    assert "Neighbouring layouts, simulated" in capsys.readouterr().out
+    assert cli.run(["report", saved, "-o", again]) == 0
+    assert Path(page).read_bytes() == Path(again).read_bytes()
+    assert cli.run(["simulate", *SMALL, "--json", saved]) == 0
+    assert cli.run(["report", saved, "-o", again, "--advise"]) == 0
+    assert Path(page).read_bytes() == Path(again).read_bytes()

@@ -72,7 +72,12 @@ def _published(result: Result) -> dict[str, Any] | None:
     if result.published is None:
         return None
     rows = [
-        {"name": name, "published": f"{known:.4g}", "predicted": f"{ours:.4g}", "error": f"{ours / known - 1:+.1%}"}
+        {
+            "name": name,
+            "published": f"{known:.4g}",
+            "predicted": f"{ours:.4g}",
+            "error": f"{ours / known - 1:+.1%}",
+        }
         for name, known, ours in published_rows(result)
     ]
     return {"rows": rows, "source": result.published.source, "note": result.published.note}
@@ -124,7 +129,9 @@ def _occupancy(stage: StageView, step_s: float) -> Iterator[Bar]:
     colours = {title: colour for colour, title in KIND_TITLE.items()}
     for title, value in seconds.items():
         if value:
-            yield Bar(title, colours[title], value / step_s, f"{format_seconds(value)} ({value / step_s:.1%})")
+            yield Bar(
+                title, colours[title], value / step_s, f"{format_seconds(value)} ({value / step_s:.1%})"
+            )
     idle = max(0.0, step_s - sum(seconds.values()))
     yield Bar(IDLE, IDLE_COLOUR, idle / step_s, f"{format_seconds(idle)} ({idle / step_s:.1%})")
 

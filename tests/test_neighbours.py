@@ -1,0 +1,113 @@
+"""What to try next: every figure is a simulated step, and the advice is what simulate itself would say."""
+
+from dataclasses import replace
+
+import pytest
+
+from simpar.errors import UserError
+from simpar.neighbours import advise, as_flags, inputs_of, neighbours
+from simpar.plan.plan import Plan
+from simpar.plan.schedules import SCHEDULES
+from simpar.report.result import Result
+from simpar.scenario import load_scenario
+from simpar.simulation import simulate
+
+FLAGS = {
+    "model": "gpt2", "cluster.hardware": "laptop-cpu-4", "training.seq_len": 128, "training.global_batch": 16,
+    "plan.precision": "fp32", "plan.pp": 2, "plan.micro_batch": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    """GPT-2 on four CPU devices, two stages by two replicas."""
+    return load_scenario(None, FLAGS).inputs()
+
+
+@pytest.fixture(scope="module")
+def advised(inputs):
+    """That step with its neighbours."""
+    return advise(simulate(**inputs), inputs)
+
+
+def test_every_trial_is_what_simulate_gives(inputs, advised):
+    """Step time and memory of a trial are those of the changed scenario, typed by hand."""
+    trials = {trial.change: trial for trial in advised.why.trials}
+    for change, flags in (
+        ("--micro-batch 4", {"plan.micro_batch": 4}),
+        ("--schedule gpipe", {"plan.schedule": "gpipe"}),
+        ("--zero 1", {"plan.zero": 1}),
+        ("--pp 4", {"plan.pp": 4}),
+        ("--tp 2", {"plan.tp": 2}),
+        ("--recompute full", {"plan.recompute": "full"}),
+    ):
+        typed = simulate(**load_scenario(None, {**FLAGS, **flags}).inputs())
+        assert trials[change].step_time_s == typed.step_time_s, change
+        assert trials[change].peak_reserved_bytes == typed.memory.peak_reserved_bytes, change
+        assert trials[change].fits == typed.fits, change
+
+
+def test_the_best_that_fits_comes_first(advised):
+    """Fitting layouts by step time, then those too large, then those that cannot be."""
+    keys = [(bool(t.refused), not t.fits, t.step_time_s or 0.0) for t in advised.why.trials]
+    assert keys == sorted(keys)
+    assert len({trial.change for trial in advised.why.trials}) == len(keys)
+
+
+def test_impossible_layouts_keep_their_reason(inputs, advised):
+    """Two stages by two replicas cannot become tp 8; a schedule may refuse its shape."""
+    refused = [trial for trial in advised.why.trials if trial.refused]
+    assert all(trial.step_time_s is None and "\n" not in trial.refused for trial in refused)
+    assert any("micro_batch" in trial.refused or "allowed" in trial.refused for trial in refused)
+
+
+def test_pairs_join_two_changes(advised):
+    """Where two changes help, their pair is simulated as well."""
+    assert any(
+        trial.change.count("--") >= 2 and "--schedule" not in trial.change for trial in advised.why.trials
+    )
+
+
+@pytest.mark.parametrize(
+    ("plan", "wanted", "unwanted"),
+    [
+        (Plan(), {"--micro-batch 2", "--tp 2", "--pp 2", "--recompute full"}, {"--zero 1", "--schedule gpipe"}),
+        (Plan(tp=2, dp=4), {"--tp 1", "--zero 3", "--sequence-parallel"}, {"--pp 0"}),
+        (Plan(pp=4, vpp=4), {"--vpp 2", "--vpp 8", "--schedule 1f1b --vpp 1", "--pp 2"}, {"--schedule interleaved"}),
+        (Plan(pp=2, actions="0F0"), {"--recompute full"}, {"--micro-batch 2", "--pp 4", "--schedule gpipe"}),
+    ],
+)  # fmt: skip
+def test_neighbours_change_what_the_plan_has(plan, wanted, unwanted):
+    """Degrees double and halve; choices that mean nothing for the plan are left out."""
+    flags = {as_flags(change) for change in neighbours(plan)}
+    assert wanted <= flags
+    assert not unwanted & flags
+
+
+def test_every_schedule_but_the_pointless_one_is_tried():
+    """A new schedule needs no line here."""
+    tried = {change["schedule"] for change in neighbours(Plan(pp=4)) if "schedule" in change}
+    assert tried == set(SCHEDULES) - {"1f1b", "naive"}
+
+
+def test_a_saved_result_gives_the_same_advice(advised):
+    """What is needed stands in the JSON."""
+    saved = Result.from_json(advised.to_json())
+    assert saved.why == advised.why
+    assert advise(saved, inputs_of(saved)).why.trials == advised.why.trials
+
+
+def test_a_result_that_cannot_be_repeated_is_refused(advised):
+    """Another step time than the inputs give means that something is not in the file."""
+    other = replace(advised, speed=advised.speed.model_copy(update={"step_time_s": 1.0}))
+    with pytest.raises(UserError, match="perturbations"):
+        inputs_of(other)
+    renamed = advised.setup.model_copy(update={"model": {"name": "my-model"}})
+    with pytest.raises(UserError, match="my-model"):
+        inputs_of(replace(advised, setup=renamed))
+
+
+def test_flags_read_as_they_are_typed():
+    """Underscores become dashes and switches lose their value."""
+    change = {"micro_batch": 2, "sequence_parallel": False, "schedule": "zb-v"}
+    assert as_flags(change) == "--micro-batch 2 --no-sequence-parallel --schedule zb-v"
