@@ -181,7 +181,9 @@ def _pairs(base: Result, tried: Sequence[_Tried]) -> list[Change]:
     goal_s = base.step_time_s if base.fits else float("inf")
     for one, other in combinations([t for t in tried if not t.trial.refused], 2):
         together = {**one.change, **other.change}
-        if len(together) < len(one.change) + len(other.change) or ("schedule" in together and together.get("pp") == 1):
+        if len(together) < len(one.change) + len(other.change) or (
+            "schedule" in together and together.get("pp") == 1
+        ):
             continue
         step_s, size = _estimate(base, one.trial, other.trial)
         alone_s = min([goal_s, *(t.trial.step_time_s or 0.0 for t in (one, other) if t.trial.fits)])

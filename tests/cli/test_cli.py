@@ -28,7 +28,7 @@ HEAVY = (
     "pydantic",
     "ruamel",
 )
-COMMANDS = ("simulate", "plot", "report", "validate", "list", "schema", "doctor")
+COMMANDS = ("simulate", "report", "plot", "validate", "list", "schema", "doctor")
 SMALL = [
     "--model", "gpt2", "--hardware", "laptop-cpu-4", "--seq-len", "128", "--global-batch", "8", "--precision",
     "fp32",
