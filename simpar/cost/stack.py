@@ -34,13 +34,17 @@ class Fusion(_Part):
 class Launch(_Part):
     """How work is issued and what it costs beyond the listed kernels.
 
-    ``host_time_per_kernel_s`` to launch a kernel; ``kernel_overhead`` multiplies kernel times for the copies,
+    ``host_time_per_kernel_s`` to launch a kernel, ``host_time_per_collective_s`` to launch a tensor-parallel
+    collective; ``message_s`` for a pipeline message to be agreed on before its data goes (a stack that sends shapes
+    ahead waits for them); ``kernel_overhead`` multiplies kernel times for the copies,
     casts and layout changes that an operator list does not contain; ``optimizer_passes`` over the optimizer's
     states; ``pipeline_balance`` "cost" counts the output projection when layers are spread over stages;
     ``step_overhead_s`` once a step (data, logging, clipping, synchronisation).
     """
 
     host_time_per_kernel_s: Seconds = 0.0
+    host_time_per_collective_s: Seconds = 0.0
+    message_s: Seconds = 0.0
     kernel_overhead: float = Field(1.0, gt=0, allow_inf_nan=False)
     optimizer_passes: float = Field(1.0, ge=1)
     step_overhead_s: Seconds = 0.0
@@ -48,9 +52,13 @@ class Launch(_Part):
 
 
 class Overlap(_Part):
-    """What runs beside what, and what that costs the kernels."""
+    """What runs beside what, and what that costs the kernels.
+
+    Without ``grad_reduce_zero1`` sharded optimizers reduce all gradients at once after the last backward.
+    """
 
     grad_reduce: bool = True
+    grad_reduce_zero1: bool = True
     param_gather: bool = True
     tensor_backward: bool = True
     tensor_forward: bool = False
@@ -96,6 +104,7 @@ class Stack(_Part):
 
 
 DEFAULT_STACK = "megatron"
+ALL_AT_ONCE = float(2**50)  # bytes of a bucket that nothing fills
 
 
 @lru_cache(maxsize=32)
@@ -110,6 +119,7 @@ def resolve(plan: Plan, stack: Stack) -> Plan:
     kind = data.kind or (
         "fsdp" if data.zero == 3 or (data.zero == 2 and stack.data_parallel == "fsdp") else "ddp"
     )
+    at_once = data.zero == 1 and not stack.overlap.grad_reduce_zero1
     low = numerics.precision in ("bf16", "fp16", "fp8")
 
     def chosen(value: object, default: object) -> object:
@@ -121,9 +131,13 @@ def resolve(plan: Plan, stack: Stack) -> Plan:
             "data_parallel": data.model_copy(
                 update={
                     "kind": kind,
-                    "bucket_bytes": chosen(data.bucket_bytes, stack.buckets.bucket),
+                    "bucket_bytes": chosen(
+                        data.bucket_bytes, ALL_AT_ONCE if at_once else stack.buckets.bucket
+                    ),
                     "first_bucket_bytes": chosen(data.first_bucket_bytes, stack.buckets.first or None),
-                    "overlap_grad_reduce": chosen(data.overlap_grad_reduce, stack.overlap.grad_reduce),
+                    "overlap_grad_reduce": chosen(
+                        data.overlap_grad_reduce, stack.overlap.grad_reduce and not at_once
+                    ),
                     "overlap_param_gather": chosen(data.overlap_param_gather, stack.overlap.param_gather),
                     "reshard_after_forward": chosen(data.reshard_after_forward, data.zero == 3),
                 }

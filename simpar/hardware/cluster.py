@@ -41,6 +41,11 @@ class Cluster:
     state: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def in_training(self) -> Cluster:
+        """The cluster as collectives inside a training step find it; what a job measured counts more."""
+        return replace(self, state={**self.profile.in_training, **self.state})
+
+    @property
     def world_size(self) -> int:
         """Number of devices."""
         return self.nodes * self.profile.devices_per_node

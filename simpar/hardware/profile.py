@@ -67,10 +67,21 @@ class Host(_Part):
     power: Watts = 0.0
 
 
+class Disturbance(_Part):
+    """A state that jobs found some nodes in: which ones, and the fitted parameters of collectives there.
+
+    A job is disturbed whose own all-reduce inside a node reaches less than ``below`` bytes/s of bus bandwidth.
+    """
+
+    below: BytesPerS
+    collectives: dict[str, float] = Field(default_factory=dict)
+
+
 class ClusterProfile(_Part):
     """A kind of cluster; the number of nodes is the user's choice.
 
-    ``collectives`` holds the fitted parameters that :mod:`simpar.cost.collectives` reads.
+    ``collectives`` holds the fitted parameters that :mod:`simpar.cost.collectives` reads, ``in_training`` those
+    that differ inside a training step from back-to-back tests, ``disturbed`` those of a bad state.
     """
 
     name: str
@@ -81,6 +92,8 @@ class ClusterProfile(_Part):
     host: Host
     price_per_device_hour: UsdPerHour | None = None
     collectives: dict[str, float] = Field(default_factory=dict)
+    in_training: dict[str, float] = Field(default_factory=dict)
+    disturbed: Disturbance | None = None
     provenance: str = ""
     sources: tuple[str, ...] = ()
 

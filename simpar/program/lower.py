@@ -72,11 +72,14 @@ def lower(
     collective has its links to itself: a lower bound, and much smaller where tensor-parallel traffic shares links.
     """
     perturbation = perturbation or Perturbation()
+    cluster = cluster.in_training
     view = RankView.of(job)
     sync = Synchronisation.of(job)
     kinds = group_kinds(view, sync, schedule)
     layout = build_layout(cluster, kinds, _rank_colours(job, perturbation))
-    network = Network(cluster, layout, stream_counts(kinds, schedule, sync), contention)
+    network = Network(
+        cluster, layout, stream_counts(kinds, schedule, sync), contention, job.stack.launch.message_s
+    )
     builder = StageBuilder(job, view, sync, schedule.rank_of_stage)
     maker = _ClassMaker(builder, network, schedule, perturbation, collapse)
     actions = tuple(maker.actions(class_id) for class_id in range(layout.num_classes))

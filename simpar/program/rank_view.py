@@ -74,10 +74,10 @@ class RankView:
         precision = self.job.plan.numerics.precision
         return DTYPE_BYTES["bf16" if precision == "fp8" else precision]
 
-    @property
-    def host_time_per_kernel_s(self) -> float:
-        """Seconds the host needs to issue one kernel."""
-        return self.job.stack.launch.host_time_per_kernel_s
+    def issue_s(self, kernels: float, collectives: int) -> float:
+        """Seconds the host needs to launch so many kernels and tensor-parallel collectives."""
+        launch = self.job.stack.launch
+        return kernels * launch.host_time_per_kernel_s + collectives * launch.host_time_per_collective_s
 
     def operator_times(self, block: Block) -> list[OperatorTime]:
         """Kernel times of every operator of a block, in order."""

@@ -48,6 +48,11 @@ class _Sequence:
     steps: list[Step] = field(default_factory=list)
     frontier: tuple[int, ...] = ()
 
+    @property
+    def num_collectives(self) -> int:
+        """Collectives among the steps, each call counted."""
+        return sum(step.collective.count for step in self.steps if step.collective)
+
     def add(self, step: Step, *, after: tuple[int, ...] | None = None, join: bool = True) -> int:
         """Append a step after ``after`` (default: the frontier); ``join`` makes it the new frontier."""
         self.steps.append(replace(step, after=self.frontier if after is None else after))
@@ -179,7 +184,7 @@ def _forward(
     if traffic.ends_partial:
         sequence.add(_reduce("output.reduce", traffic.ends_partial, view))
     launches = sum(int(time.forward_kernels) for time in times)
-    return Phase(tuple(sequence.steps), launches * view.host_time_per_kernel_s)
+    return Phase(tuple(sequence.steps), view.issue_s(launches, sequence.num_collectives))
 
 
 def _gather_then_compute(sequence: _Sequence, compute: Step, size_bytes: float, view: RankView) -> None:
@@ -216,7 +221,7 @@ class _Backward:
             self._operator(sequence, op, time, input_gradient=input_gradient, weight_gradient=weight_gradient)
         share = 1.0 if input_gradient and weight_gradient else 0.5
         launches = share * sum(int(time.backward_kernels) for time in self.times)
-        return Phase(tuple(sequence.steps), launches * self.view.host_time_per_kernel_s)
+        return Phase(tuple(sequence.steps), self.view.issue_s(launches, sequence.num_collectives))
 
     def _gather_gradient(self, sequence: _Sequence, op: Operator, *, input_gradient: bool) -> None:
         """The gradient of a reduce-scattered partial sum arrives sharded: gather it before the producer."""

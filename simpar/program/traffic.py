@@ -103,6 +103,7 @@ class Network:
     layout: Layout
     streams_of_kind: dict[str, int]
     contention: bool = True
+    message_s: float = 0.0
     routes: list[tuple[Ints, NDArray[np.float64]]] = field(default_factory=list)
     algorithms: dict[tuple[str, str], str] = field(default_factory=dict)
     _known: dict[tuple[int, CollectiveUse], FlowUse] = field(default_factory=dict)
@@ -150,7 +151,8 @@ class Network:
         cost = collective(use.op, ranks[None, :], self.cluster, size_bytes=use.size_bytes)
         self.algorithms.setdefault((use.group, use.op), cost.algorithm)
         links, coefficients = self.layout.route(group, cost)
-        latency_ns = int(to_ns(use.count * cost.latency_s))
+        agreed_s = self.message_s if use.op == "send" else 0.0
+        latency_ns = int(to_ns(use.count * (cost.latency_s + agreed_s)))
         work, cap = round(use.count * use.size_bytes), int(cost.rate_cap_bytes_per_s or 0)
         if not len(links) and not cap:
             return FlowUse(latency_ns)

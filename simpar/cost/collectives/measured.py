@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from simpar.cost.collectives.choice import collective_time_s
+from simpar.cost.collectives.lines import candidates, lines
 from simpar.cost.collectives.parameters import parameters
-from simpar.cost.collectives.placement import regular
+from simpar.cost.collectives.placement import regular, representative
 from simpar.errors import UserError
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
@@ -38,11 +38,22 @@ def calibrated(cluster: Cluster, measured: Mapping[str, float], *, size_bytes: f
     inside = {op: measured[f"intra_{op}"] for op in REDUCTIONS if f"intra_{op}" in measured}
     whole = {op: measured[op] for op in REDUCTIONS if op in measured}
     if domains == 1:
-        return _matched(cluster, {**inside, **whole}, 1, _PORTS, size_bytes)
-    node = _matched(cluster, inside, 1, _PORTS, size_bytes)
+        inside = {**inside, **whole}
+        return _matched(_disturbed(cluster, inside), inside, 1, _PORTS, size_bytes)
+    node = _matched(_disturbed(cluster, inside), inside, 1, _PORTS, size_bytes)
+    if node.state.get("member_us"):
+        return node  # the test over all devices shows how late its members are, not how wide the links are
     # what was measured over all devices already contains what is lost at that scale
     at_scale = replace(node, state={**node.state, "nic_scale_loss": 0.0}) if whole else node
     return _matched(at_scale, whole, domains, _NICS, size_bytes)
+
+
+def _disturbed(cluster: Cluster, inside: Mapping[str, float]) -> Cluster:
+    """The cluster in its profile's bad state, where an all-reduce inside a node says so."""
+    known, measured = cluster.profile.disturbed, inside.get("all_reduce")
+    if known is None or measured is None or measured >= known.below:
+        return cluster
+    return replace(cluster, state={**cluster.state, **known.collectives})
 
 
 def _matched(
@@ -56,15 +67,17 @@ def _matched(
     factor = (2.0 if op == "all_reduce" else 1.0) * (members - 1) / members
     target_s = size_bytes * factor / bus_bytes_per_s
     values = parameters(cluster)
+    able = candidates(op, representative(regular(domains, members // domains), cluster), "auto")
 
-    def state(share: float) -> Cluster:
-        changed = {name: min(values[name] * share, 1.0) for name in names}
-        return replace(cluster, state={**cluster.state, **changed})
+    def changed(share: float) -> dict[str, float]:
+        return {name: min(values[name] * share, 1.0) for name in names}
 
     def time_s(share: float) -> float:
-        return float(collective_time_s(op, size_bytes, regular(domains, members // domains), state(share)))
+        state = {**values, **changed(share)}
+        return min(line.time_s(size_bytes) for each in able for line in lines(each, state))
 
-    return state(_solve(time_s, target_s, high=1 / min(values[name] for name in names)))
+    found = _solve(time_s, target_s, high=1 / min(values[name] for name in names))
+    return replace(cluster, state={**cluster.state, **changed(found)})
 
 
 def _solve(time_s: Callable[[float], float], target_s: float, *, high: float) -> float:
