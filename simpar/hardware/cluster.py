@@ -45,6 +45,12 @@ class Cluster:
         """The cluster as collectives inside a training step find it; what a job measured counts more."""
         return replace(self, state={**self.profile.in_training, **self.state})
 
+    def without_state(self, name: str) -> Cluster:
+        """The cluster with one parameter as its profile has it."""
+        if name not in self.state:
+            return self
+        return replace(self, state={key: value for key, value in self.state.items() if key != name})
+
     @property
     def world_size(self) -> int:
         """Number of devices."""

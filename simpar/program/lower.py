@@ -23,6 +23,7 @@ from simpar.program.steps import COMPUTE, TENSOR, CollectiveUse
 from simpar.program.synchronisation import Synchronisation
 from simpar.program.templates import GATHER, REDUCE, Node, Template, flatten
 from simpar.program.traffic import EMBEDDING_GROUP, Network, group_kinds, hop_kind, send_bytes, stream_counts
+from simpar.units import US
 
 Ints = NDArray[np.int64]
 TAIL = "tail"
@@ -73,7 +74,7 @@ def lower(
     """
     perturbation = perturbation or Perturbation()
     cluster = cluster.in_training
-    view = RankView.of(job)
+    view = RankView.of(job, late_per_member_s=cluster.state.get("member_us", 0.0) * US)
     sync = Synchronisation.of(job)
     kinds = group_kinds(view, sync, schedule)
     layout = build_layout(cluster, kinds, _rank_colours(job, perturbation))

@@ -28,19 +28,24 @@ class Job:
 
 @dataclass(frozen=True)
 class RankView:
-    """Sizes and times of one tensor-parallel rank. Bytes are per microbatch."""
+    """Sizes and times of one tensor-parallel rank. Bytes are per microbatch.
+
+    ``late_s`` is what every tensor-parallel collective holds up the host on disturbed nodes.
+    """
 
     job: Job
     tensor: Mapping[str, int]
     sequence: Mapping[str, int]
+    late_s: float = 0.0
 
     @staticmethod
-    def of(job: Job) -> RankView:
+    def of(job: Job, *, late_per_member_s: float = 0.0) -> RankView:
         """The view of a rank of the job; all ranks of a mesh are alike up to stage and speed."""
         return RankView(
             job=job,
             tensor=tensor_dims(job.graph, job.plan, job.training),
             sequence=sequence_dims(job.graph, job.plan, job.training),
+            late_s=late_per_member_s * job.plan.mesh.tp,
         )
 
     @property
@@ -77,7 +82,7 @@ class RankView:
     def issue_s(self, kernels: float, collectives: int) -> float:
         """Seconds the host needs to launch so many kernels and tensor-parallel collectives."""
         launch = self.job.stack.launch
-        return kernels * launch.host_time_per_kernel_s + collectives * launch.host_time_per_collective_s
+        return kernels * launch.host_time_per_kernel_s + collectives * (launch.host_time_per_collective_s + self.late_s)
 
     def operator_times(self, block: Block) -> list[OperatorTime]:
         """Kernel times of every operator of a block, in order."""

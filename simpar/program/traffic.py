@@ -15,7 +15,7 @@ from simpar.program.emit import FlowUse
 from simpar.program.layout import GroupKind, Layout
 from simpar.program.program import solo_duration_ns
 from simpar.program.rank_view import RankView
-from simpar.program.steps import CollectiveUse
+from simpar.program.steps import TENSOR, CollectiveUse
 from simpar.program.synchronisation import Synchronisation
 from simpar.units import to_ns
 
@@ -148,7 +148,9 @@ class Network:
 
     def _make(self, group: int, use: CollectiveUse) -> FlowUse:
         ranks = self.layout.groups[group].representative
-        cost = collective(use.op, ranks[None, :], self.cluster, size_bytes=use.size_bytes)
+        # who is late to a tensor-parallel collective holds up the host that launches it, not the device
+        found = self.cluster.without_state("member_us") if use.group == TENSOR else self.cluster
+        cost = collective(use.op, ranks[None, :], found, size_bytes=use.size_bytes)
         self.algorithms.setdefault((use.group, use.op), cost.algorithm)
         links, coefficients = self.layout.route(group, cost)
         agreed_s = self.message_s if use.op == "send" else 0.0

@@ -18,6 +18,7 @@ REDUCTIONS = ("all_reduce", "reduce_scatter", "all_gather")
 MEASURES = (*REDUCTIONS, *(f"intra_{op}" for op in REDUCTIONS))
 _PORTS = ("port_efficiency", "nvls_efficiency", "exchange_efficiency", "send_efficiency")
 _NICS = ("nic_efficiency", "exchange_nic_efficiency")
+_SCALE = ("nic_scale_loss",)
 _LEAST = 1e-4
 
 
@@ -43,9 +44,10 @@ def calibrated(cluster: Cluster, measured: Mapping[str, float], *, size_bytes: f
     node = _matched(_disturbed(cluster, inside), inside, 1, _PORTS, size_bytes)
     if node.state.get("member_us"):
         return node  # the test over all devices shows how late its members are, not how wide the links are
-    # what was measured over all devices already contains what is lost at that scale
-    at_scale = replace(node, state={**node.state, "nic_scale_loss": 0.0}) if whole else node
-    return _matched(at_scale, whole, domains, _NICS, size_bytes)
+    if domains == 2:
+        return _matched(node, whole, domains, _NICS, size_bytes)
+    # two nodes find each other as the profile says: what is missing is lost on the way between many
+    return _matched(node, whole, domains, _SCALE, size_bytes)
 
 
 def _disturbed(cluster: Cluster, inside: Mapping[str, float]) -> Cluster:
@@ -70,13 +72,16 @@ def _matched(
     able = candidates(op, representative(regular(domains, members // domains), cluster), "auto")
 
     def changed(share: float) -> dict[str, float]:
+        if names == _SCALE:
+            return {"nic_scale_loss": max(1.0 - share, 0.0)}
         return {name: min(values[name] * share, 1.0) for name in names}
 
     def time_s(share: float) -> float:
         state = {**values, **changed(share)}
         return min(line.time_s(size_bytes) for each in able for line in lines(each, state))
 
-    found = _solve(time_s, target_s, high=1 / min(values[name] for name in names))
+    high = 1.0 if names == _SCALE else 1 / min(values[name] for name in names)
+    found = _solve(time_s, target_s, high=high)
     return replace(cluster, state={**cluster.state, **changed(found)})
 
 
