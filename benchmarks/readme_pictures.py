@@ -50,7 +50,8 @@ def photograph(result: Result, path: Path) -> None:
         page.wait_for_selector("#rows[data-to]")
         top = page.locator("#try").bounding_box()
         bottom = page.locator("#memory-chart").bounding_box()
-        assert top and bottom, "both sections are on the page"
+        if top is None or bottom is None:
+            raise RuntimeError("the page lacks one of its sections")
         height = bottom["y"] + bottom["height"] - top["y"]
         page.screenshot(
             path=path, full_page=True, clip={"x": 0, "y": top["y"], "width": 1180, "height": height + 12}

@@ -8,7 +8,7 @@ each, split over the chunks that the rank holds; messages are free. Run in the c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ class Timed:
 
     def _ranks(self) -> list[slice]:
         bounds = np.cumsum([0, *(len(rank) for rank in self.schedule.ranks)])
-        return [slice(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        return [slice(a, b) for a, b in pairwise(bounds.tolist())]
 
     @property
     def bubble(self) -> float:
@@ -52,8 +52,7 @@ class Timed:
 
     @property
     def own_bubble(self) -> float:
-        """The same between a rank's own first start and last end: what is left if steps follow each other
-        without a barrier."""
+        """The same within a rank's own first start and last end: what a step without a barrier costs."""
         shares = [
             1
             - covered(self.start[rows], self.end[rows]) / float(self.end[rows].max() - self.start[rows].min())

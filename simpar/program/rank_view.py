@@ -82,7 +82,9 @@ class RankView:
     def issue_s(self, kernels: float, collectives: int) -> float:
         """Seconds the host needs to launch so many kernels and tensor-parallel collectives."""
         launch = self.job.stack.launch
-        return kernels * launch.host_time_per_kernel_s + collectives * (launch.host_time_per_collective_s + self.late_s)
+        return kernels * launch.host_time_per_kernel_s + collectives * (
+            launch.host_time_per_collective_s + self.late_s
+        )
 
     def operator_times(self, block: Block) -> list[OperatorTime]:
         """Kernel times of every operator of a block, in order."""
