@@ -56,7 +56,7 @@ class Document:
 def load(path: Path | str) -> Document:
     """Read a YAML 1.2 or JSON file. Raises UserError in one line for anything that is not plain, finite data."""
     path = Path(path)
-    text = _read_text(path)
+    text = read_text(path)
     lines: Mapping[Location, int] = {}
     if path.suffix == ".json":
         data = _read_json(text, str(path))
@@ -67,7 +67,9 @@ def load(path: Path | str) -> Document:
     return Document(data, str(path), lines, text if not lines else "")
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path | str) -> str:
+    """The text of a file of the user's, UTF-8 and not larger than a config can be. Raises UserError."""
+    path = Path(path)
     most = MAX_BYTES if path.suffix == ".json" else MAX_YAML_BYTES
     try:
         with path.open("rb") as stream:  # read at most so much, whatever size the file claims to have

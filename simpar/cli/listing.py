@@ -11,7 +11,7 @@ from simpar.cli.app import JSON_HELP, app, console, json_out
 if TYPE_CHECKING:
     from simpar.hardware.profile import ClusterProfile
 
-LISTS = ("models", "hardware", "scenarios", "schedules", "stacks")
+LISTS = ("models", "hardware", "scenarios", "schedules", "stacks", "targets")
 
 
 @app.command("list", epilog="Example: simpar list models")
@@ -36,6 +36,7 @@ def _names(what: str) -> dict[str, str]:
         "scenarios": lambda: _described("scenarios"),
         "stacks": lambda: _described("stacks"),
         "schedules": _schedules,
+        "targets": _targets,
     }[what]()
 
 
@@ -75,3 +76,13 @@ def _schedules() -> dict[str, str]:
     from simpar.plan.schedules import SCHEDULES
 
     return dict(SCHEDULES)
+
+
+def _targets() -> dict[str, str]:
+    from simpar.export import TARGETS, load_target
+
+    targets = {name: load_target(name) for name in TARGETS}
+    return {
+        name: f"{found.description}; {found.version}{'; reads back' if found.read else ''}"
+        for name, found in targets.items()
+    }

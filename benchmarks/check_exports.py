@@ -1,0 +1,108 @@
+"""Hand every export to the real tool's own parser or config classes, and write the tables of option names.
+
+Needs an environment of its own, in which the tools are installed without their dependencies on GPUs:
+
+    pip install torch torchtitan==0.3.0 accelerate==1.15.0 deepspeed==0.19.8   (--no-deps where they ask for CUDA)
+    pip download --no-deps megatron-core==0.19.2 megatron-bridge==0.6.2 ; unpack both wheels side by side
+
+    python benchmarks/check_exports.py [--megatron FOLDER] [--tables] [--only TARGET]
+
+``--tables`` writes ``tests/export/tables/*.yaml`` anew from the installed tools; without it, every plan of the matrix is
+exported for every target and read by the tool. Prints a line a target; exits with 1 where a tool refuses one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import os
+import shlex
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from simpar.errors import UserError
+from simpar.export import TARGETS, Exported, export, load_target
+from simpar.models.catalogue import load_model
+from simpar.plan.plan import Plan
+
+ROOT = Path(__file__).parents[1]
+TABLES = ROOT / "tests" / "export" / "tables"
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "export")]
+
+PLANS = importlib.import_module("conftest").PLANS
+TRAINING = importlib.import_module("conftest").TRAINING
+
+MODELS = ("llama-3-8b", "qwen2.5-32b", "gpt2")
+
+
+def matrix() -> Iterator[tuple[str, Plan, str]]:
+    """Every plan of the matrix for every model it fits."""
+    from simpar.plan.check import Target, check
+
+    for label, values in PLANS.items():
+        for model in MODELS:
+            plan = Plan.model_validate({**values, "model": model, "micro_batch": 1})
+            graph = load_model(model)
+            try:
+                checked = check(plan, Target(graph, TRAINING, 8, 8))
+            except UserError:
+                continue  # a plan of 32 layers on a model of 12
+            yield f"{label}, {model}", checked, model
+
+
+def arguments_of(exported: Exported) -> list[str]:
+    """The arguments of command.sh after the program."""
+    text = exported.files["command.sh"]
+    return shlex.split(text[text.index("COMMAND=(") + len("COMMAND=(") : text.rindex(")")])[1:]
+
+
+def main() -> int:
+    """Check every target that has a checker here."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--megatron", help="folder with the unpacked wheels of megatron-core and megatron-bridge"
+    )
+    parser.add_argument("--tables", action="store_true", help="write the tables of option names")
+    parser.add_argument("--only", help="one target")
+    given = parser.parse_args()
+    if given.megatron:
+        os.environ["MEGATRON_WHEELS"] = given.megatron
+    warnings.filterwarnings("ignore")
+    bad = 0
+    for name in [given.only] if given.only else TARGETS:
+        module = importlib.import_module(f"export_checks.{name.replace('-', '_').replace('.', '_')}")
+        if given.tables:
+            (TABLES / f"{name}.yaml").write_text(module.table())
+            print(f"{name}: table written")
+            continue
+        bad += _check(name, module.check)
+    return 1 if bad else 0
+
+
+def _check(name: str, tool: Callable[[Exported], None]) -> int:
+    read, refused, bad = 0, 0, 0
+    for label, plan, model in matrix():
+        try:
+            exported = export(plan, load_model(model), TRAINING, name)
+        except UserError:
+            refused += 1
+            continue
+        try:
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                tool(exported)
+            read += 1
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the tool does, it is a finding
+            bad += 1
+            print(f"{name}: {label}: {type(error).__name__}: {str(error).splitlines()[:1]}")
+    print(
+        f"{name} ({load_target(name).version}): {read} exports read, {refused} refused by simpar, {bad} faults"
+    )
+    return bad
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""``simpar import``: a plan from the file of another framework."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from simpar.cli.app import JSON_HELP, app, console, json_out
+
+
+@app.command("import", epilog="Example: simpar import train.sh --from megatron -o plan.json")
+def import_plan(
+    file: Annotated[str, typer.Argument(help="Arguments or config of the other framework", metavar="FILE")],
+    source: Annotated[str, typer.Option("--from", help="Where it comes from, such as megatron")],
+    output: Annotated[str, typer.Option("-o", "--output", help="Plan to write")] = "plan.json",
+    model: Annotated[str | None, typer.Option("--model", help="Model, where the file names none")] = None,
+    json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
+) -> None:
+    """Read the layout out of another framework's arguments or config; nothing in the file is executed."""
+    from simpar.export import read
+    from simpar.files import read_text
+
+    found = read(read_text(file), file, source)
+    plan = found.plan if model is None else found.plan.model_copy(update={"model": model})
+    plan.save(output)
+    report = {"plan": output, "ignored": list(found.ignored), "notes": list(found.notes)}
+    if json_out(report, json_):
+        return
+    out = console()
+    out.print(f"wrote {output}", soft_wrap=True)
+    for note in found.notes:
+        out.print(f"note: {note}", soft_wrap=True, markup=False)
+    if found.ignored:
+        out.print(f"not part of a plan: {', '.join(found.ignored)}", soft_wrap=True, markup=False)

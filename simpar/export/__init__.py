@@ -1,0 +1,118 @@
+"""Exports: a plan as the files of another framework, and back.
+
+``TARGETS`` names the targets, imported when asked for. To add one, add a file that builds a
+:class:`~simpar.export.target.Target`, its line here, and its table of option names under ``tests/export/tables``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.export.launch import readme
+from simpar.export.subject import Loss, Subject, not_understood, subject
+from simpar.export.target import Imported, Target
+from simpar.models.graph import ModelGraph
+from simpar.models.training import Training
+from simpar.plan.plan import Plan
+
+TARGETS = {
+    "megatron": "megatron:MEGATRON",
+}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The files of an export by name, what was lost and what the user should know."""
+
+    files: Mapping[str, str]
+    lost: tuple[Loss, ...]
+    notes: tuple[str, ...]
+
+
+@cache
+def load_target(name: str) -> Target:
+    """A target by name. Raises UserError for an unknown one."""
+    module, attribute = TARGETS[files.choose(name, TARGETS, "target")].split(":")
+    found: Target = getattr(import_module(f"{__name__}.{module}"), attribute)
+    return found
+
+
+def unsupported(plan: Plan, model: ModelGraph, training: Training, target: str) -> list[str]:
+    """Why a target cannot express a plan, one reason a field; empty where it can.
+
+    ``plan`` has its dp. Raises UserError for an unknown target or stack.
+    """
+    found = load_target(target)
+    return [str(loss) for loss in _losses(found, subject(plan, model, training, found.stack))]
+
+
+def _losses(target: Target, s: Subject) -> tuple[Loss, ...]:
+    return (*not_understood(s.plan), *target.losses(s))
+
+
+def export(
+    plan: Plan,
+    model: ModelGraph,
+    training: Training,
+    target: str,
+    *,
+    devices_per_node: int = 8,
+    lossy: bool = False,
+) -> Exported:
+    """The files of a plan for a target. ``plan`` was checked and has its dp.
+
+    Raises UserError naming everything that the target cannot express, unless ``lossy``.
+    """
+    found = load_target(target)
+    s = subject(plan, model, training, found.stack, devices_per_node)
+    lost = _losses(found, s)
+    if lost and not lossy:
+        reasons = "; ".join(map(str, lost))
+        raise UserError(f"{target} cannot express {reasons} (--lossy exports without)")
+    notes = (*_stack_note(plan, found), *found.notes(s))
+    page = readme(s, target=target, version=found.version, how=found.how, lost=lost, notes=notes)
+    original = json.dumps(plan.model_dump(mode="json"), indent=2) + "\n"
+    written = {**found.files(s, found.options(s)), "plan.json": original, "README.md": page}
+    return Exported(written, lost, notes)
+
+
+def _stack_note(plan: Plan, target: Target) -> tuple[str, ...]:
+    if plan.stack in (None, target.stack):
+        return ()
+    return (
+        f"The plan was made for the habits of stack {plan.stack}; {target.name} has those of stack {target.stack}: "
+        f"what the plan leaves open is as {target.stack} does it.",
+    )
+
+
+def read(text: str, name: str, target: str) -> Imported:
+    """A plan from a file of another tool; ``name`` is the file's name. Raises UserError."""
+    found = load_target(target)
+    if found.read is None:
+        raise UserError(f"{name}: nothing reads files of {target}{files.allowed(readable())}")
+    return found.read(text, name)
+
+
+def readable() -> tuple[str, ...]:
+    """Targets whose files can be read back."""
+    return tuple(name for name in TARGETS if load_target(name).read is not None)
+
+
+__all__ = [
+    "TARGETS",
+    "Exported",
+    "Imported",
+    "Loss",
+    "Target",
+    "export",
+    "load_target",
+    "read",
+    "readable",
+    "unsupported",
+]

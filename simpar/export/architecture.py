@@ -1,0 +1,102 @@
+"""What kind of decoder a ModelGraph is, read off its operators: what other frameworks ask about a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simpar.models.graph import ModelGraph, Operator
+
+PLAIN_KINDS = {
+    "norm", "matmul", "attention", "rope", "gated_activation", "activation", "add", "dropout", "embedding", "loss",
+}  # fmt: skip
+ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
+GELU_GATED = ("gemma", "gemma2", "gemma3", "gemma3_text")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Style of a decoder.
+
+    ``norm`` is "rms", "layer" or "none"; ``biases`` is a subset of qkv, output, mlp, head; ``positions`` is "rope",
+    "learned" or "none"; ``qk_norm`` is "", "head" or "full"; ``residual`` is "pre", "post", "both" (norms before and
+    after every branch) or "parallel"; ``windows`` has each layer's attention window; ``beyond`` names operators that
+    a plain dense decoder does not have.
+    """
+
+    norm: str
+    activation: str
+    gated: bool
+    biases: frozenset[str]
+    positions: str
+    qk_norm: str
+    residual: str
+    windows: tuple[int | None, ...]
+    tied: bool
+    dropout: bool
+    beyond: tuple[str, ...]
+
+
+def architecture(graph: ModelGraph, config: Mapping[str, Any]) -> Architecture:
+    """Read the style of a model off its operators; the name of the activation is in its config."""
+    block = graph.blocks[graph.layers[0]]
+    ops = {op.name: op for op in block.operators}
+    every = [*(op for b in graph.blocks.values() for op in b.operators), *graph.embedding.operators]
+    gated = any(op.kind == "gated_activation" for op in every)
+    names = (("qkv", "qkv"), ("o_proj", "output"), ("mlp_up", "mlp"))
+    biases = {what for name, what in names if name in ops and _has_bias(ops[name])}
+    biases |= {"head"} if any(_has_bias(op) for op in graph.head.operators if op.kind == "matmul") else set()
+    return Architecture(
+        norm=_norm(graph.head.operators[0]),
+        activation=_activation(config, gated),
+        gated=gated,
+        biases=frozenset(biases),
+        positions="rope" if "rope" in ops else "learned" if graph.dims.get("positions") else "none",
+        qk_norm=_qk_norm(ops.get("qk_norm")),
+        residual=_residual(ops),
+        windows=tuple(_window(graph, layer) for layer in graph.layers),
+        tied=graph.tied_embeddings,
+        dropout=any(op.kind == "dropout" for op in every),
+        beyond=tuple(sorted(_beyond(every))),
+    )
+
+
+def _has_bias(op: Operator) -> bool:
+    return any(weight.name.endswith(".bias") for weight in op.weights)
+
+
+def _norm(op: Operator) -> str:
+    return "none" if not op.weights else "layer" if _has_bias(op) else "rms"
+
+
+def _activation(config: Mapping[str, Any], gated: bool) -> str:
+    named = next((str(config[key]) for key in ACTIVATIONS if config.get(key)), None)
+    if named is None:
+        gelu = not gated or config.get("model_type") in GELU_GATED
+        named = "relu" if config.get("model_type") == "opt" else "gelu" if gelu else "silu"
+    return "gelu" if named.startswith("gelu") else named
+
+
+def _qk_norm(op: Operator | None) -> str:
+    if op is None:
+        return ""
+    return "full" if any("heads" in names for _, names in op.weights[0].size) else "head"
+
+
+def _residual(ops: Mapping[str, Operator]) -> str:
+    if "residual" in ops:
+        return "parallel"
+    if "attention_post_norm" in ops:
+        return "both" if "attention_norm" in ops else "post"
+    return "pre"
+
+
+def _window(graph: ModelGraph, layer: str) -> int | None:
+    found = (op.attention for op in graph.blocks[layer].operators if op.attention)
+    return next((attention.window for attention in found), None)
+
+
+def _beyond(every: list[Operator]) -> set[str]:
+    strange = {op.kind for op in every if op.kind not in PLAIN_KINDS}
+    return strange | {op.name for op in every if op.name == "embedding_norm"}

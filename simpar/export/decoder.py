@@ -1,0 +1,47 @@
+"""Which decoders Megatron-Core can build; shared by the targets that stand on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from simpar.export.architecture import Architecture
+from simpar.export.subject import Loss
+
+BIASES = ({"qkv", "output", "mlp"}, {"qkv"}, set())
+
+
+def megatron_core_losses(style: Architecture) -> Iterator[Loss]:
+    """What of a model GPTModel of Megatron-Core cannot build by options."""
+    for name in style.beyond:
+        yield Loss("model", name, "the exporter does not know how this target builds it")
+    if style.norm == "none":
+        yield Loss("model", "norms without weights", "norms are LayerNorm or RMSNorm")
+    if style.residual != "pre":
+        yield Loss(
+            "model", f"{style.residual} residual", "norms stand before attention and MLP, one after the other"
+        )
+    if style.gated and style.activation != "silu":
+        yield Loss("model", f"gated {style.activation}", "the gated activation is SwiGLU")
+    if not style.gated and style.activation != "gelu":
+        yield Loss("model", style.activation, "the plain activation is GELU")
+    if style.positions == "none":
+        yield Loss("model", "no rotary or learned positions", "positions are rotary or learned")
+    if style.biases not in BIASES:
+        yield Loss(
+            "model",
+            f"biases of {', '.join(sorted(style.biases))}",
+            "biases are everywhere, on QKV, or nowhere",
+        )
+    if style.qk_norm == "full":
+        yield Loss("model", "norm over all heads of Q and K", "Q and K are normalised head by head")
+    if len(set(style.windows)) > 1 and period(style.windows) is None:
+        yield Loss("model", "windows by layer", "every n-th layer sees everything, the others one window")
+
+
+def period(windows: tuple[int | None, ...]) -> int | None:
+    """N where every n-th layer has no window and all others share one; None for another pattern."""
+    whole = [layer for layer, window in enumerate(windows) if window is None]
+    if not whole or len(set(windows)) != 2:
+        return None
+    n = whole[0] + 1
+    return n if whole == list(range(n - 1, len(windows), n)) else None

@@ -1,0 +1,107 @@
+"""Launchers that every target shares, and the page that says what was exported, for what and how to start it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import simpar
+from simpar.export.subject import Loss, Subject
+from simpar.units import format_bytes, format_seconds
+
+_LOCAL = """#!/usr/bin/env bash
+# Start on this machine: {devices} processes.
+set -euo pipefail
+cd "$(dirname "$0")"
+source ./command.sh
+exec torchrun --standalone --nproc-per-node {devices} "${{COMMAND[@]}}" "$@"
+"""
+_SLURM = """#!/usr/bin/env bash
+# Start under SLURM: sbatch slurm.sh, from this folder.
+#SBATCH --job-name=simpar
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node={devices}
+#SBATCH --exclusive
+set -euo pipefail
+cd "${{SLURM_SUBMIT_DIR:-.}}"
+source ./command.sh
+HEAD_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+exec srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node {devices} --rdzv-backend c10d \\
+    --rdzv-endpoint "$HEAD_NODE:29500" --rdzv-id "$SLURM_JOB_ID" "${{COMMAND[@]}}" "$@"
+"""
+
+
+def launchers(
+    s: Subject, command: Iterable[str], environment: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """``command.sh`` (environment and command), ``slurm.sh``, and ``local.sh`` where one node is enough.
+
+    The words of ``command`` stand as they are: quote what comes from the user with :func:`words`.
+    """
+    exports = [f"export {name}={value}" for name, value in (environment or {}).items()]
+    lines = [*comment(s), *exports, "COMMAND=(", *(f"    {word}" for word in command), ")"]
+    shape = {"nodes": s.nodes, "devices": s.devices_per_node}
+    found = {"command.sh": "\n".join(lines) + "\n", "slurm.sh": _SLURM.format(**shape)}
+    return found | ({"local.sh": _LOCAL.format(**shape)} if s.nodes == 1 else {})
+
+
+def words(option: str, value: Any = None) -> str:
+    """An option and its value or values, quoted for a shell, on one line."""
+    values = value if isinstance(value, list | tuple) else [] if value is None else [value]
+    return " ".join([option, *(shlex.quote(str(item)) for item in values)])
+
+
+def plan_hash(s: Subject) -> str:
+    """Twelve hexadecimal digits that name the plan."""
+    text = json.dumps(s.plan.model_dump(mode="json"), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def comment(s: Subject, prefix: str = "#") -> list[str]:
+    """What every exported file starts with."""
+    mesh = s.plan.mesh
+    shape = f"tp {mesh.tp}, cp {mesh.cp}, dp {s.dp}, pp {mesh.pp}, ep {mesh.ep}"
+    lines = [
+        f"Written by simpar {simpar.__version__} from plan {plan_hash(s)}.",
+        f"{s.graph.name} on {s.world_size} devices: {shape}; {s.microbatches} microbatches of {s.plan.micro_batch}.",
+    ]
+    lines += [f"Predicted: {text}." for text in [predicted(s)] if text]
+    return [f"{prefix} {line}" for line in lines]
+
+
+def predicted(s: Subject) -> str:
+    """What simpar predicted for the plan, in words; "" where the plan does not say."""
+    facts = s.plan.predicted or {}
+    found = []
+    if isinstance(facts.get("step_time_s"), int | float):
+        found.append(f"{format_seconds(facts['step_time_s'])} a step")
+    if isinstance(facts.get("mfu"), int | float):
+        found.append(f"MFU {facts['mfu']:.1%}")
+    if isinstance(facts.get("peak_memory_bytes"), int | float):
+        found.append(f"{format_bytes(facts['peak_memory_bytes'])} at the peak")
+    return ", ".join(found)
+
+
+def readme(
+    s: Subject, *, target: str, version: str, how: str, lost: Iterable[Loss], notes: Iterable[str]
+) -> str:
+    """The page beside the files: version, how to start, what was lost, what to know."""
+    lines = [
+        f"# {s.graph.name} for {target}",
+        "",
+        *comment(s, "-"),
+        f"- Checked against {version}.",
+        "",
+        how.strip(),
+    ]
+    gone = [f"- {loss}" for loss in lost]
+    if gone:
+        lines += ["", "## Lost", "", "The plan says these, the files do not:", "", *gone]
+    told = [f"- {note}" for note in notes]
+    if told:
+        lines += ["", "## To know", "", *told]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,34 @@
+"""Which shipped model has given sizes: other tools' files name sizes, plans name models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from simpar.models.catalogue import catalogue, load_model
+
+SIZES = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab")
+
+
+@cache
+def _shipped() -> dict[str, dict[str, int]]:
+    found = {}
+    for name in catalogue():
+        graph = load_model(name)
+        found[name] = {**{size: graph.dims[size] for size in SIZES[1:]}, "layers": len(graph.layers)}
+    return found
+
+
+def models_with(sizes: Mapping[str, int]) -> list[str]:
+    """Names of the shipped models with all the given sizes (keys of :data:`SIZES`), in the catalogue's order."""
+    return [
+        name for name, own in _shipped().items() if all(own[key] == value for key, value in sizes.items())
+    ]
+
+
+def model_note(found: list[str], sizes: Mapping[str, int]) -> str:
+    """What to tell about the model that was found, or not; "" for exactly one."""
+    if not found:
+        shape = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        return f"No shipped model has {shape}: give --model when the plan is used."
+    return f"The sizes are those of {', '.join(found)}: the first is taken." if len(found) > 1 else ""

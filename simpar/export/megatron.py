@@ -1,0 +1,275 @@
+"""Megatron-LM: command-line arguments of ``pretrain_gpt.py``, out and back in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+
+from simpar.export import rules
+from simpar.export.architecture import Architecture, architecture
+from simpar.export.decoder import megatron_core_losses, period
+from simpar.export.launch import launchers, words
+from simpar.export.megatron_read import read
+from simpar.export.subject import Loss, Subject
+from simpar.export.target import Options, Target
+from simpar.units import DTYPE_BYTES
+
+FLAG = None
+ORDER, MAPPED_ORDER = "tp-cp-dp-pp", "tp-cp-pp-dp"
+SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+
+
+def losses(s: Subject) -> Iterator[Loss]:
+    """What Megatron-LM has no argument for."""
+    yield from megatron_core_losses(architecture(s.graph, s.config))
+    positions = s.graph.dims.get("positions")
+    if positions and positions < s.training.seq_len:
+        yield Loss("seq_len", s.training.seq_len, f"the model's learned positions end at {positions}")
+    yield from parallel_losses(s)
+
+
+def parallel_losses(s: Subject) -> Iterator[Loss]:
+    """What no launcher on Megatron-Core can say of a layout."""
+    yield from rules.no_single_process(s)
+    yield from rules.only_rank_orders(s, ORDER, MAPPED_ORDER)
+    yield from rules.only_schedules(s, ("1f1b", "interleaved"))
+    yield from _overlaps(s)
+    yield from rules.chosen(
+        s,
+        first_bucket_bytes="buckets have one size",
+        master_weights="main parameters follow from the precision",
+        reshard_after_forward="the sharding strategy decides what is resharded",
+    )
+    if s.plan.memory.recompute.startswith("every:") and s.recomputed_per_stage is None:
+        yield Loss(
+            "recompute",
+            s.plan.memory.recompute,
+            "the first N layers of every stage are recomputed; here N differs",
+        )
+
+
+def _overlaps(s: Subject) -> Iterator[Loss]:
+    data = s.plan.data_parallel
+    if (
+        data.zero
+        and s.chose("overlap_param_gather")
+        and data.overlap_param_gather
+        and not data.overlap_grad_reduce
+    ):
+        yield Loss("overlap_param_gather", True, "it needs overlap_grad_reduce")
+    if data.zero in SHARDING and s.chose("bucket_bytes"):
+        yield Loss("bucket_bytes", data.bucket_bytes, "Megatron-FSDP communicates unit by unit")
+
+
+def options(s: Subject) -> Options:
+    """Every argument by its own name; None marks a switch without a value."""
+    return {
+        **model_arguments(s),
+        **_layout(s),
+        **_pipeline(s),
+        **_data_parallel(s),
+        **_recompute(s),
+        **_numerics(s),
+        **_training(s),
+    }
+
+
+def model_arguments(s: Subject) -> Options:
+    """The network: sizes and style."""
+    dims, style = s.graph.dims, architecture(s.graph, s.config)
+    found: Options = {
+        "--num-layers": len(s.graph.layers),
+        "--hidden-size": dims["hidden"],
+        "--ffn-hidden-size": dims["ffn"],
+        "--num-attention-heads": dims["heads"],
+        "--kv-channels": dims["head_dim"],
+        "--normalization": "LayerNorm" if style.norm == "layer" else "RMSNorm",
+        "--vocab-size": dims["vocab"],
+        "--max-position-embeddings": dims.get("positions") or s.training.seq_len,
+        "--position-embedding-type": "rope" if style.positions == "rope" else "learned_absolute",
+    }
+    if dims["kv_heads"] < dims["heads"]:
+        found |= {"--group-query-attention": FLAG, "--num-query-groups": dims["kv_heads"]}
+    if "rope_theta" in s.config:
+        found["--rotary-base"] = int(s.config["rope_theta"])
+    switches = {
+        "--swiglu": style.gated,
+        "--untie-embeddings-and-output-weights": not style.tied,
+        "--disable-bias-linear": "mlp" not in style.biases,
+        "--add-qkv-bias": style.biases == {"qkv"},
+        "--qk-layernorm": bool(style.qk_norm),
+    }
+    found |= {name: FLAG for name, on in switches.items() if on}
+    return found | _windows(style) | _dropout(style)
+
+
+def _windows(style: Architecture) -> Options:
+    sizes = {window for window in style.windows if window is not None}
+    if len(sizes) != 1:
+        return {}
+    found: Options = {"--window-size": f"{sizes.pop() - 1},0"}
+    every = period(style.windows)
+    return found | ({"--window-attn-skip-freq": every} if every else {})
+
+
+def _dropout(style: Architecture) -> Options:
+    rate = 0.1 if style.dropout else 0.0
+    return {"--attention-dropout": rate, "--hidden-dropout": rate}
+
+
+def _layout(s: Subject) -> Options:
+    mesh, tensor = s.plan.mesh, s.plan.tensor_parallel
+    found: Options = {
+        "--tensor-model-parallel-size": mesh.tp,
+        "--pipeline-model-parallel-size": mesh.pp,
+        "--context-parallel-size": mesh.cp,
+        "--expert-model-parallel-size": mesh.ep,
+    }
+    switches = {
+        "--sequence-parallel": tensor.sequence_parallel,
+        "--tp-comm-overlap": tensor.overlap and mesh.tp > 1,
+        "--use-tp-pp-dp-mapping": mesh.order.index("pp") < mesh.order.index("dp")
+        and mesh.pp > 1
+        and s.dp > 1,
+    }
+    return found | {name: FLAG for name, on in switches.items() if on}
+
+
+def _pipeline(s: Subject) -> Options:
+    if s.plan.mesh.pp == 1:
+        return {}
+    if not s.even:
+        return {"--pipeline-model-parallel-layout": layout(s.layers)}
+    if s.plan.pipeline.vpp > 1:
+        return {"--num-virtual-stages-per-pipeline-rank": s.plan.pipeline.vpp}
+    return {}
+
+
+def layout(layers: tuple[int, ...]) -> str:
+    """The layout string of virtual stages: E embedding, t layer, L loss, a bar between stages, runs as (...)*N."""
+    stages = ["" if n == 0 else "t" if n == 1 else f"t*{n}" for n in layers]
+    stages[0] = f"E{',' if stages[0] else ''}{stages[0]}"
+    stages[-1] = f"{stages[-1]}{',' if stages[-1] else ''}L"
+    runs = [(stage, len(list(same))) for stage, same in groupby(stages)]
+    return "".join(f"{stage}|" if n == 1 else f"({stage}|)*{n}" for stage, n in runs).removesuffix("|")
+
+
+def _data_parallel(s: Subject) -> Options:
+    data, found = s.plan.data_parallel, Options()
+    if data.zero:
+        found["--use-distributed-optimizer"] = FLAG
+    if data.zero in SHARDING:
+        found |= {
+            "--use-megatron-fsdp": FLAG,
+            "--data-parallel-sharding-strategy": SHARDING[data.zero],
+            "--ckpt-format": "fsdp_dtensor",
+            "--no-gradient-accumulation-fusion": FLAG,
+        }
+    if data.hsdp > 1:
+        found["--num-distributed-optimizer-instances"] = data.hsdp
+    if data.overlap_grad_reduce:
+        found["--overlap-grad-reduce"] = FLAG
+        if data.overlap_param_gather and data.zero:
+            found["--overlap-param-gather"] = FLAG
+    if s.chose("bucket_bytes") and data.zero not in SHARDING:
+        size = DTYPE_BYTES[s.plan.numerics.grad_dtype or "fp32"]
+        found["--ddp-bucket-size"] = int(float(data.bucket_bytes or 0) // size)
+    return found
+
+
+def _recompute(s: Subject) -> Options:
+    kind = s.plan.memory.recompute
+    if kind == "none":
+        return {}
+    if kind == "selective":
+        return {"--recompute-granularity": "selective", "--recompute-modules": "core_attn"}
+    if kind == "full":
+        return {
+            "--recompute-granularity": "full",
+            "--recompute-method": "uniform",
+            "--recompute-num-layers": 1,
+        }
+    first = s.recomputed_per_stage
+    return {
+        "--recompute-granularity": "full",
+        "--recompute-method": "block",
+        "--recompute-num-layers": first or 1,
+    }
+
+
+def _numerics(s: Subject) -> Options:
+    numerics, found = s.plan.numerics, Options()
+    if numerics.precision in ("bf16", "fp8"):
+        found["--bf16"] = FLAG
+    if numerics.precision == "fp16":
+        found["--fp16"] = FLAG
+    if numerics.precision == "fp8":
+        found |= {"--fp8-format": "hybrid", "--fp8-recipe": "delayed"}
+    if numerics.precision != "fp32":
+        low = numerics.grad_dtype == "bf16"
+        found["--grad-reduce-in-bf16" if low else "--accumulate-allreduce-grads-in-fp32"] = FLAG
+    found["--optimizer"] = "adam" if numerics.optimizer == "adamw" else "sgd"
+    if numerics.optimizer != "adamw":
+        found["--sgd-momentum"] = 0.9 if numerics.optimizer == "sgd_momentum" else 0.0
+    return found
+
+
+def _training(s: Subject) -> Options:
+    return {
+        "--micro-batch-size": s.plan.micro_batch,
+        "--global-batch-size": s.training.global_batch,
+        "--seq-length": s.training.seq_len,
+        "--train-iters": 100,
+        "--lr": 3e-4,
+        "--mock-data": FLAG,
+        "--tokenizer-type": "NullTokenizer",
+        "--transformer-impl": "transformer_engine",
+        "--attention-backend": "flash",
+        "--cross-entropy-loss-fusion": FLAG,
+        "--log-interval": 1,
+        "--eval-iters": 0,
+        "--distributed-timeout-minutes": 10,
+        "--log-throughput": FLAG,
+        "--init-method-std": 0.02,
+        "--make-vocab-size-divisible-by": 128,
+    }
+
+
+def environment(s: Subject) -> dict[str, str]:
+    """Variables that the layout needs."""
+    if s.plan.data_parallel.zero >= 2:
+        return {}  # Megatron-FSDP refuses a single connection
+    return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if s.plan.mesh.tp * s.plan.mesh.cp > 1 else {}
+
+
+def files(s: Subject, given: Options) -> Mapping[str, str]:
+    """The command with one argument a line, and its launchers."""
+    arguments = [words(name, value) for name, value in given.items()]
+    return launchers(s, ['"${MEGATRON:?set MEGATRON to a checkout of Megatron-LM}/pretrain_gpt.py"', *arguments],
+                     environment(s))  # fmt: skip
+
+
+def notes(s: Subject) -> Iterator[str]:
+    """What to know about the arguments."""
+    yield "Mock data and a null tokenizer: replace `--mock-data` and `--tokenizer-type` with your own."
+    yield "Learning rate, number of iterations and initialisation are placeholders: a plan does not say them."
+    if s.plan.memory.recompute.startswith("every:"):
+        yield (
+            f"{s.plan.memory.recompute} becomes `block`: as many layers a stage are recomputed, but the first ones."
+        )
+    if s.plan.numerics.precision == "fp8":
+        yield "fp8 is the hybrid format with delayed scaling; `--fp8-recipe` has others."
+
+
+MEGATRON = Target(
+    name="megatron",
+    description="Megatron-LM pretrain_gpt.py: command-line arguments",
+    version="Megatron-LM / megatron-core 0.19.2 (megatron/training/arguments.py)",
+    stack="megatron",
+    losses=losses,
+    options=options,
+    files=files,
+    notes=notes,
+    how="Set `MEGATRON` to a checkout of Megatron-LM; then `./local.sh` on one node or `sbatch slurm.sh`.",
+    read=read,
+)

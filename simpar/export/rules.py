@@ -1,0 +1,60 @@
+"""Rules that several targets share: each yields what of the plan cannot be said, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from simpar.export.subject import Loss, Subject
+
+MODEL_AXES = ("tp", "cp", "dp", "pp")
+
+
+def no_axis(s: Subject, axis: str, reason: str) -> Iterator[Loss]:
+    """An axis of the mesh that the target does not have."""
+    size = getattr(s.plan.mesh, axis)
+    if size > 1:
+        yield Loss(axis, size, reason)
+
+
+def only_rank_orders(s: Subject, *orders: str) -> Iterator[Loss]:
+    """Rank orders that a target can lay out, such as "tp-cp-dp-pp"; axes of size 1 may stand anywhere."""
+    order = _trimmed(s, s.plan.mesh.order)
+    if order not in {_trimmed(s, known.split("-")) for known in orders}:
+        allowed = " or ".join(orders)
+        yield Loss("rank_order", "-".join(s.plan.mesh.order), f"ranks are laid out {allowed}, fastest first")
+
+
+def _trimmed(s: Subject, order: Iterable[str]) -> tuple[str, ...]:
+    return tuple(axis for axis in order if int(getattr(s.plan.mesh, axis) or 1) > 1)
+
+
+def only_schedules(s: Subject, names: Iterable[str]) -> Iterator[Loss]:
+    """Schedules that a target has; without a pipeline it does not matter."""
+    if s.plan.mesh.pp == 1:
+        return
+    known = tuple(names)
+    if s.plan.schedule not in known:
+        yield Loss("schedule", s.plan.schedule, f"the target has {', '.join(known) or 'no pipeline'}")
+
+
+def chosen(s: Subject, **reasons: str) -> Iterator[Loss]:
+    """Fields that are a loss where the plan chose them against its stack's habit."""
+    for section in ("data_parallel", "tensor_parallel", "numerics"):
+        part = getattr(s.plan, section)
+        for name, reason in reasons.items():
+            if s.chose(name) and hasattr(part, name):
+                yield Loss(name, getattr(part, name), reason)
+
+
+def no_single_process(s: Subject) -> Iterator[Loss]:
+    """Targets start a process a device."""
+    if s.plan.data_parallel.kind == "single_process":
+        yield Loss("kind", "single_process", "the target runs a process for every device")
+
+
+def no_replicas_of_shards(s: Subject, stages: tuple[int, ...] = ()) -> Iterator[Loss]:
+    """Hybrid sharding where a target has it only for some ZeRO stages."""
+    data = s.plan.data_parallel
+    if data.hsdp > 1 and data.zero not in stages:
+        with_stages = f"only with zero {', '.join(map(str, stages))}" if stages else "not at all"
+        yield Loss("hsdp", data.hsdp, f"replicas of sharded states are there {with_stages}")

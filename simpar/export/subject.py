@@ -1,0 +1,177 @@
+"""What is exported: a plan whose open questions are settled, and what it chose itself.
+
+A plan leaves much to its software stack ("None"). What a target then does is its own habit, and no loss; only what
+the plan chose against its stack's habit must survive the export. So a plan is opened (what equals its stack's habit is
+left open again) and settled with the habits of the target's own stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import gcd
+from typing import Any
+
+from pydantic import BaseModel
+
+from simpar.cost.stack import load_stack, resolve
+from simpar.models.catalogue import catalogue
+from simpar.models.graph import ModelGraph
+from simpar.models.training import Training
+from simpar.plan.check import stage_layers
+from simpar.plan.plan import Plan
+
+STACK_FIELDS = {
+    "data_parallel": (
+        "kind", "bucket_bytes", "first_bucket_bytes", "overlap_grad_reduce", "overlap_param_gather",
+        "reshard_after_forward",
+    ),
+    "tensor_parallel": ("sequence_parallel", "overlap"),
+    "numerics": ("grad_dtype", "master_weights"),
+}  # fmt: skip
+UNDERSTOOD = {
+    "mesh": ("tp", "cp", "dp", "pp", "ep", "order"),
+    "pipeline": ("schedule", "vpp", "layers", "actions"),
+    "data_parallel": ("zero", "hsdp", *STACK_FIELDS["data_parallel"]),
+    "tensor_parallel": STACK_FIELDS["tensor_parallel"],
+    "memory": ("recompute",),
+    "numerics": ("precision", "optimizer", *STACK_FIELDS["numerics"]),
+}  # fmt: skip
+PASSIVE = ("version", "model", "training", "stack", "predicted", "micro_batch")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A field of the plan that a target cannot express, its value, and why."""
+
+    field: str
+    value: Any
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.field} = {_short(self.value)}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A settled plan with its model and shape; ``chosen`` names the fields that are the plan's own decision.
+
+    ``config`` is the model's Hugging Face config where one is known; ``devices_per_node`` shapes the launchers.
+    """
+
+    plan: Plan
+    graph: ModelGraph
+    training: Training
+    chosen: frozenset[str] = frozenset()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    devices_per_node: int = 8
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel ranks."""
+        return int(self.plan.mesh.dp or 1)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.plan.mesh.world_size
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that the launchers ask for."""
+        return -(-self.world_size // self.devices_per_node)
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches a rank runs in one step."""
+        return self.plan.num_microbatches(self.training.global_batch)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Transformer layers of every virtual stage."""
+        return stage_layers(self.plan, len(self.graph.layers))
+
+    @property
+    def even(self) -> bool:
+        """Whether all virtual stages have the same number of transformer layers."""
+        return len(set(self.layers)) == 1
+
+    @property
+    def recomputed_per_stage(self) -> int | None:
+        """Layers that ``every:C`` recomputes in each virtual stage; None where stages differ."""
+        every = int(self.plan.memory.recompute.removeprefix("every:"))
+        starts = [sum(self.layers[:stage]) for stage in range(len(self.layers))]
+        counts = {
+            sum((start + layer) % every == 0 for layer in range(size))
+            for start, size in zip(starts, self.layers, strict=True)
+        }
+        return counts.pop() if len(counts) == 1 else None
+
+    def chose(self, name: str) -> bool:
+        """Whether the plan decided a field itself."""
+        return name in self.chosen
+
+
+def settle(plan: Plan, stack: str) -> tuple[Plan, frozenset[str]]:
+    """The plan with everything open decided as ``stack`` would, and the fields it decided itself.
+
+    Raises UserError for a stack that does not exist.
+    """
+    own = load_stack(plan.stack or stack)
+    habit = resolve(_opened(plan, STACK_FIELDS), own)
+    chosen: set[str] = set()
+    left: dict[str, tuple[str, ...]] = {}
+    for section, names in STACK_FIELDS.items():
+        for name in names:
+            value = getattr(getattr(plan, section), name)
+            if value is not None and value != getattr(getattr(habit, section), name):
+                chosen.add(name)
+        left[section] = tuple(name for name in names if name not in chosen)
+    return resolve(_opened(plan, left), load_stack(stack)), frozenset(chosen)
+
+
+def _opened(plan: Plan, fields: Mapping[str, tuple[str, ...]]) -> Plan:
+    update = {
+        section: getattr(plan, section).model_copy(update=dict.fromkeys(names))
+        for section, names in fields.items()
+    }
+    return plan.model_copy(update=update)
+
+
+def subject(
+    plan: Plan, graph: ModelGraph, training: Training, stack: str, devices_per_node: int = 8
+) -> Subject:
+    """What a target whose habits are ``stack`` is asked to express. Raises UserError for an unknown stack."""
+    settled, chosen = settle(plan, stack)
+    config = {key: value for key, value in catalogue().get(graph.name, {}).items() if key != "source"}
+    shared = gcd(devices_per_node, settled.mesh.world_size)
+    per_node = min(devices_per_node, settled.mesh.world_size)
+    return Subject(
+        plan=settled,
+        graph=graph,
+        training=training,
+        chosen=chosen,
+        config=config,
+        devices_per_node=per_node if settled.mesh.world_size % per_node == 0 else shared,
+    )
+
+
+def not_understood(plan: Plan) -> Iterator[Loss]:
+    """Fields of the plan that no exporter knows yet and that are not at their default."""
+    blank = Plan()
+    for section in type(plan).model_fields:
+        if section in PASSIVE:
+            continue
+        part, default = getattr(plan, section), getattr(blank, section)
+        names = type(part).model_fields if isinstance(part, BaseModel) else ()
+        if not names and part != default:
+            yield Loss(section, part, "the exporters do not know this field")
+        for name in names:
+            value = getattr(part, name)
+            if name not in UNDERSTOOD.get(section, ()) and value != getattr(default, name):
+                yield Loss(f"{section}.{name}", value, "the exporters do not know this field")
+
+
+def _short(value: Any) -> str:
+    text = "true" if value is True else "false" if value is False else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

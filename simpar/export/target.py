@@ -1,0 +1,42 @@
+"""What an export target is: a name, the version it speaks, what it cannot express, and the files it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from simpar.export.subject import Loss, Subject
+from simpar.plan.plan import Plan
+
+Options = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A plan read from another tool's file, and the options of that file that a plan has no place for."""
+
+    plan: Plan
+    ignored: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Target:
+    """One framework at one version.
+
+    ``stack`` is the software stack whose habits it has. ``losses`` yields what it cannot express, ``options`` the
+    options it is given by their own names, ``files`` the text of every file from a subject and its options. ``notes``
+    tells what the user should know. ``read`` takes the text of one of its files, and the file's name, back to a plan.
+    """
+
+    name: str
+    description: str
+    version: str
+    stack: str
+    losses: Callable[[Subject], Iterable[Loss]]
+    options: Callable[[Subject], Options]
+    files: Callable[[Subject, Options], Mapping[str, str]]
+    notes: Callable[[Subject], Iterable[str]] = lambda _: ()
+    how: str = "Start with `./local.sh` on one node (where it is there) or `sbatch slurm.sh` on a cluster."
+    read: Callable[[str, str], Imported] | None = field(default=None)

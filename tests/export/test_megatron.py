@@ -1,0 +1,162 @@
+"""Megatron-LM arguments: out, back in, and as people write them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simpar.errors import UserError
+from simpar.export import export, read, unsupported
+from simpar.export.megatron import layout
+from simpar.export.megatron_read import layers_of
+from simpar.export.subject import settle
+from simpar.models.catalogue import load_model
+from simpar.plan.check import Target, check
+from simpar.plan.plan import Plan
+
+from .conftest import PLANS, TRAINING
+
+
+def exported(model="llama-3-8b", **values):
+    """A checked plan and its command."""
+    plan = Plan.model_validate({**values, "model": model, "training": TRAINING.model_dump()})
+    plan = check(plan, Target(load_model(model), TRAINING, 8, 8))
+    return plan, export(plan, load_model(model), TRAINING, "megatron").files["command.sh"]
+
+
+def lines(text):
+    """Arguments of a command, one a line."""
+    return [line.strip() for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("label", [label for label in PLANS if label not in ("gpipe", "zero-bubble")])
+def test_a_plan_comes_back(label):
+    """Export and import give the same plan, in everything that arguments say; the world size is not in them."""
+    plan, text = exported(**PLANS[label])
+    back = read(text, "command.sh", "megatron").plan
+    assert back.mesh.dp is None
+    whole = check(
+        back.model_copy(update={"model": "llama-3-8b"}), Target(load_model("llama-3-8b"), TRAINING, 8, 8)
+    )
+    assert settle(whole, "megatron")[0] == settle(plan, "megatron")[0]
+
+
+def test_arguments_of_a_three_dimensional_layout():
+    """The arguments that Megatron users expect."""
+    _, text = exported(tp=2, pp=2, dp=2, zero=1, recompute="full")
+    expected = {
+        "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 2", "--sequence-parallel",
+        "--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather",
+        "--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1", "--bf16",
+        "--micro-batch-size 1", "--global-batch-size 64", "--seq-length 1024", "--num-layers 32", "--swiglu",
+        "--num-query-groups 8", "export CUDA_DEVICE_MAX_CONNECTIONS=1",
+    }  # fmt: skip
+    assert expected <= set(lines(text))
+
+
+def test_fsdp_does_not_limit_connections():
+    """Megatron-FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS = 1."""
+    _, text = exported(tp=2, dp=4, zero=3)
+    assert "--data-parallel-sharding-strategy optim_grads_params" in text
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in text
+
+
+@given(st.lists(st.integers(0, 5), min_size=2, max_size=12))
+def test_layouts_come_back(layers):
+    """The layout string says every stage's layers, runs of equal stages folded."""
+    assert layers_of(layout(tuple(layers))) == tuple(layers)
+
+
+@pytest.mark.parametrize(
+    ("text", "stages"),
+    [("Et*3|(tt|)*2,t|L", (3, 2, 2, 1, 0)), ("E|t*2|tL", (0, 2, 1)), ("E,t,t|t*4,L", (2, 4))],
+)
+def test_layouts_as_people_write_them(text, stages):
+    """Commas are decoration, repetition has two forms."""
+    assert layers_of(text) == stages
+
+
+@pytest.mark.parametrize("text", ["t|t", "E|t", "Et|x|L", "Et|mL", "(Et|)*9999" * 200, ""])
+def test_malformed_layouts_are_refused(text):
+    """A layout begins with the embedding and ends with the loss; multi-token prediction is not in a plan."""
+    with pytest.raises(UserError, match="layout"):
+        layers_of(text)
+
+
+def test_a_script_of_a_user_is_read():
+    """Variables, continued lines, comments and = are understood; the rest is listed."""
+    script = """
+    # launch
+    TP=8
+    DISTRIBUTED_ARGS="--nproc_per_node 8"
+    torchrun $DISTRIBUTED_ARGS pretrain_gpt.py \\
+        --tensor-model-parallel-size ${TP} --pipeline-model-parallel-size=4 \\
+        --num-layers 80 --num-layers-per-virtual-pipeline-stage 5 --sequence-parallel \\
+        --hidden-size 8192 --num-attention-heads 64 --group-query-attention --num-query-groups 8 \\
+        --ffn-hidden-size 28672 --vocab-size 128256 \\
+        --micro-batch-size 2 --global-batch-size 1024 --seq-length 8192 --bf16 \\
+        --recompute-activations --use-distributed-optimizer --save /checkpoints
+    """
+    found = read(script, "train.sh", "megatron")
+    plan = found.plan
+    assert (plan.mesh.tp, plan.mesh.pp, plan.pipeline.vpp, plan.micro_batch) == (8, 4, 4, 2)
+    assert plan.model == "llama-3-70b"
+    assert plan.training == {"seq_len": 8192, "global_batch": 1024}
+    assert plan.memory.recompute == "selective"
+    assert plan.data_parallel.zero == 1
+    assert plan.data_parallel.overlap_grad_reduce is False
+    assert "--save" in found.ignored
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--tensor-model-parallel-size many", "--tensor-model-parallel-size = many"),
+        ("--tensor-model-parallel-size $TP", "a variable that the file does not set"),
+        ("--tensor-model-parallel-size", "has no value"),
+        ("--micro-batch-size 1 --optimizer muon", "--optimizer = muon"),
+        ("--micro-batch-size 1 --data-parallel-sharding-strategy x --use-megatron-fsdp", "sharding-strategy = x"),
+        ("nothing of the sort", "no Megatron-LM arguments"),
+        ("--micro-batch-size '1", "not shell text"),
+        ("--micro-batch-size 1 --num-layers 10 --recompute-granularity full --recompute-method block "
+         "--recompute-num-layers 3", "--recompute-num-layers = 3"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_one_line(arguments, words):
+    """File, argument, value and what is allowed."""
+    with pytest.raises(UserError) as error:
+        read(arguments, "train.sh", "megatron")
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "values", "words"),
+    [
+        ("llama-3-8b", {"pp": 4, "dp": 2, "schedule": "zb-h1"}, "schedule = zb-h1"),
+        ("gemma-2-2b", {"dp": 8}, "SwiGLU"),
+        ("falcon-7b", {"dp": 8}, "parallel residual"),
+        ("olmo-2-7b", {"dp": 8}, "head by head"),
+        ("bloom-176b", {"dp": 8}, "positions"),
+        ("llama-3-8b", {"tp": 2, "dp": 4, "rank_order": "dp-tp-cp-pp"}, "rank_order"),
+        ("llama-3-8b", {"dp": 8, "first_bucket_bytes": "1 MiB"}, "first_bucket_bytes"),
+        ("llama-3-8b", {"dp": 8, "kind": "single_process"}, "single_process"),
+        ("gpt2", {"dp": 8}, None),
+        ("mistral-7b", {"dp": 8}, None),
+        ("qwen3-8b", {"dp": 8}, None),
+    ],
+)
+def test_what_megatron_cannot_say_is_named(model, values, words):
+    """A reason for every loss, none where it can be said."""
+    reasons = unsupported(Plan.model_validate(values), load_model(model), TRAINING, "megatron")
+    assert (words is None) == (not reasons)
+    assert words is None or any(words in reason for reason in reasons)
+
+
+def test_what_a_stack_decided_is_no_choice():
+    """A plan that says its own stack's habits loses nothing on a target with others."""
+    from simpar.cost.stack import load_stack, resolve
+
+    plan = resolve(Plan(dp=8, zero=1, stack="deepspeed"), load_stack("deepspeed"))
+    settled, chosen = settle(plan, "megatron")
+    assert chosen == frozenset()
+    assert settled.data_parallel.bucket_bytes == load_stack("megatron").buckets.bucket
