@@ -7,8 +7,8 @@ Needs an environment of its own, in which the tools are installed without their 
 
     python benchmarks/check_exports.py [--megatron FOLDER] [--tables] [--only TARGET]
 
-``--tables`` writes ``tests/export/tables/*.yaml`` anew from the installed tools; without it, every plan of the matrix is
-exported for every target and read by the tool. Prints a line a target; exits with 1 where a tool refuses one.
+``--tables`` writes ``tests/export/tables/*.yaml`` anew from the installed tools; without it, every plan of the matrix
+is exported for every target and read by the tool. Prints a line a target; exits with 1 where a tool refuses one.
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from simpar.cli import about, listing, plot, report, simulate, validate
+from simpar.cli import about, export, import_, listing, plot, report, simulate, validate
 from simpar.cli.about import version as _version
 from simpar.cli.app import BAD_INPUT, INFEASIBLE, INTERRUPTED, app
 from simpar.errors import Infeasible, UserError
 
-COMMANDS = (simulate, plot, report, validate, listing, about)  # imported for their registration
+COMMANDS = (simulate, report, export, import_, plot, validate, listing, about)  # imported for their registration
 ORDER = (
     "simulate", "search", "compare", "report", "export", "import", "run", "plot", "calibrate", "validate", "list",
     "schema", "doctor",

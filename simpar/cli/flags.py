@@ -60,16 +60,22 @@ def scenario_flags(values: Mapping[str, Any]) -> dict[str, Any]:
     return {flag.key: values[flag.name] for flag in SCENARIO_FLAGS if values[flag.name] is not None}
 
 
-def with_flags(flags: tuple[Flag, ...], argument: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command taking ``(scenario, **values)`` one optional flag for each entry of the table."""
+def with_flags(
+    flags: tuple[Flag, ...], argument: str, *, metavar: str = "[SCENARIO]"
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command taking ``(scenario, **values)`` one optional flag for each entry of the table.
+
+    A ``metavar`` without brackets makes the argument required.
+    """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         position = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        kind: Any = str | None if metavar.startswith("[") else str
         first = inspect.Parameter(
             "scenario",
             position,
-            default=None,
-            annotation=Annotated[str | None, typer.Argument(help=argument, metavar="[SCENARIO]")],
+            default=None if metavar.startswith("[") else inspect.Parameter.empty,
+            annotation=Annotated[kind, typer.Argument(help=argument, metavar=metavar)],
         )
         command.__signature__ = inspect.Signature([first, *map(_parameter, flags)])  # type: ignore[attr-defined]
         return command
@@ -80,7 +86,7 @@ def with_flags(flags: tuple[Flag, ...], argument: str) -> Callable[[Callable[...
 def _parameter(flag: Flag) -> inspect.Parameter:
     switch = flag.kind is bool and not flag.key  # a choice of the scenario has a third state: left open
     kind, default = (bool, False) if switch else (flag.kind | None, None)
-    option = typer.Option(flag.spelling, help=flag.help)
+    option = typer.Option(*flag.spelling.split(","), help=flag.help)
     return inspect.Parameter(
         flag.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
     )

@@ -86,8 +86,10 @@ def _stack_note(plan: Plan, target: Target) -> tuple[str, ...]:
     if plan.stack in (None, target.stack):
         return ()
     return (
-        f"The plan was made for the habits of stack {plan.stack}; {target.name} has those of stack {target.stack}: "
-        f"what the plan leaves open is as {target.stack} does it.",
+        (
+            f"The plan was made for the habits of stack {plan.stack}; {target.name} has those of stack {target.stack}: "
+            f"what the plan leaves open is as {target.stack} does it."
+        ),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from simpar.export.architecture import Architecture
 from simpar.export.subject import Loss
 
-BIASES = ({"qkv", "output", "mlp"}, {"qkv"}, set())
+BIASES = (frozenset({"qkv", "output", "mlp"}), frozenset({"qkv"}), frozenset[str]())
 
 
 def megatron_core_losses(style: Architecture) -> Iterator[Loss]:

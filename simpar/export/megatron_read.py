@@ -107,8 +107,7 @@ def _resolved(tokens: list[str], variables: dict[str, str]) -> Iterator[str]:
                 variables[assigned.group(1)] = _put_in(assigned.group(2), variables)
             yield ")"  # ends the values of a flag before it
             continue
-        for word in _put_in(token, variables).split() if "$" in token else [token]:
-            yield word
+        yield from _put_in(token, variables).split() if "$" in token else [token]
 
 
 def _put_in(text: str, variables: Mapping[str, str]) -> str:

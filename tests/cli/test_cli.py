@@ -28,7 +28,17 @@ HEAVY = (
     "pydantic",
     "ruamel",
 )
-COMMANDS = ("simulate", "report", "plot", "validate", "list", "schema", "doctor")
+COMMANDS = (
+    "simulate",
+    "report",
+    "export",
+    "import",
+    "plot",
+    "validate",
+    "list",
+    "schema",
+    "doctor",
+)
 SMALL = [
     "--model", "gpt2", "--hardware", "laptop-cpu-4", "--seq-len", "128", "--global-batch", "8", "--precision",
     "fp32",
@@ -86,6 +96,11 @@ def test_there_is_no_command_that_does_not_work_yet(capsys):
         (["simulate", "gpt2-laptop", "--hardware", "dgx-h1000"], "did you mean 'dgx-h100'"),
         (["simulate", "gpt2-laptop", "--recompute", "some"], "recompute"),
         (["simulate", "gpt2-laptop", "--engine", "magic"], "magic"),
+        (["export", "missing.json", "--to", "megatron", "-o", "x"], "missing.json"),
+        (["export", "gpt2-laptop", "-o", "x"], "--to is missing"),
+        (["export", "gpt2-laptop", "--to", "megatrom", "-o", "x"], "did you mean 'megatron'"),
+        (["import", "missing.sh", "--from", "megatron"], "missing.sh"),
+        (["import", __file__, "--from", "megatrom"], "did you mean 'megatron'"),
         (["plot", "missing.json"], "missing.json"),
         (["validate", "missing.csv"], "missing.csv"),
         (["validate", __file__], "column"),

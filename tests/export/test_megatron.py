@@ -117,8 +117,8 @@ def test_a_script_of_a_user_is_read():
         ("--micro-batch-size 1 --data-parallel-sharding-strategy x --use-megatron-fsdp", "sharding-strategy = x"),
         ("nothing of the sort", "no Megatron-LM arguments"),
         ("--micro-batch-size '1", "not shell text"),
-        ("--micro-batch-size 1 --num-layers 10 --recompute-granularity full --recompute-method block "
-         "--recompute-num-layers 3", "--recompute-num-layers = 3"),
+        (("--micro-batch-size 1 --num-layers 10 --recompute-granularity full --recompute-method block "
+         "--recompute-num-layers 3"), "--recompute-num-layers = 3"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_one_line(arguments, words):
