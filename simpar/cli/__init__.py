@@ -16,7 +16,16 @@ from simpar.cli.about import version as _version
 from simpar.cli.app import BAD_INPUT, INFEASIBLE, INTERRUPTED, app
 from simpar.errors import Infeasible, UserError
 
-COMMANDS = (simulate, report, export, import_, plot, validate, listing, about)  # imported for their registration
+COMMANDS = (
+    simulate,
+    report,
+    export,
+    import_,
+    plot,
+    validate,
+    listing,
+    about,
+)  # imported for their registration
 ORDER = (
     "simulate", "search", "compare", "report", "export", "import", "run", "plot", "calibrate", "validate", "list",
     "schema", "doctor",
