@@ -87,7 +87,10 @@ class Buckets(_Part):
 
 
 class Stack(_Part):
-    """A training framework as the simulator sees it."""
+    """A training framework as the simulator sees it.
+
+    ``variants`` name releases or settings that differ, by dotted key, in SI.
+    """
 
     name: str
     description: str
@@ -99,6 +102,7 @@ class Stack(_Part):
     numerics: StackNumerics = StackNumerics()
     buckets: Buckets = Buckets()
     memory: MemoryHabits = MemoryHabits()
+    variants: dict[str, dict[str, float]] = Field(default_factory=dict)
     provenance: str = ""
     sources: tuple[str, ...] = ()
 

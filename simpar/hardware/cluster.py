@@ -45,11 +45,11 @@ class Cluster:
         """The cluster as collectives inside a training step find it; what a job measured counts more."""
         return replace(self, state={**self.profile.in_training, **self.state})
 
-    def without_state(self, name: str) -> Cluster:
-        """The cluster with one parameter as its profile has it."""
-        if name not in self.state:
+    def without_state(self, *names: str) -> Cluster:
+        """The cluster with some parameters as its profile has them."""
+        if self.state.keys().isdisjoint(names):
             return self
-        return replace(self, state={key: value for key, value in self.state.items() if key != name})
+        return replace(self, state={key: value for key, value in self.state.items() if key not in names})
 
     @property
     def world_size(self) -> int:

@@ -22,8 +22,15 @@ from simpar.program.stages import Pricing, StageBuilder
 from simpar.program.steps import COMPUTE, TENSOR, CollectiveUse
 from simpar.program.synchronisation import Synchronisation
 from simpar.program.templates import GATHER, REDUCE, Node, Template, flatten
-from simpar.program.traffic import EMBEDDING_GROUP, Network, group_kinds, hop_kind, send_bytes, stream_counts
-from simpar.units import US
+from simpar.program.traffic import (
+    EMBEDDING_GROUP,
+    Network,
+    group_kinds,
+    hop_kind,
+    late_per_member_s,
+    send_bytes,
+    stream_counts,
+)  # fmt: skip
 
 Ints = NDArray[np.int64]
 TAIL = "tail"
@@ -74,7 +81,7 @@ def lower(
     """
     perturbation = perturbation or Perturbation()
     cluster = cluster.in_training
-    view = RankView.of(job, late_per_member_s=cluster.state.get("member_us", 0.0) * US)
+    view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, job.plan.mesh))
     sync = Synchronisation.of(job)
     kinds = group_kinds(view, sync, schedule)
     layout = build_layout(cluster, kinds, _rank_colours(job, perturbation))

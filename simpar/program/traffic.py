@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from simpar.cost.collectives import collective
 from simpar.hardware.cluster import Cluster
+from simpar.plan.mesh import Mesh
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.emit import FlowUse
 from simpar.program.layout import GroupKind, Layout
@@ -17,10 +18,17 @@ from simpar.program.program import solo_duration_ns
 from simpar.program.rank_view import RankView
 from simpar.program.steps import TENSOR, CollectiveUse
 from simpar.program.synchronisation import Synchronisation
-from simpar.units import to_ns
+from simpar.units import US, to_ns
 
 Ints = NDArray[np.int64]
 EMBEDDING_GROUP = "embedding"
+LATE = ("member_us", "far_member_us")
+
+
+def late_per_member_s(cluster: Cluster, mesh: Mesh) -> float:
+    """Seconds that every member of a tensor-parallel collective holds up its host (0 but on disturbed nodes)."""
+    first = mesh.groups("tp")[0] // cluster.domain_size
+    return cluster.state.get(LATE[int((first != first[0]).any())], 0.0) * US
 
 
 def hop_kind(delta: int) -> str:
@@ -149,7 +157,7 @@ class Network:
     def _make(self, group: int, use: CollectiveUse) -> FlowUse:
         ranks = self.layout.groups[group].representative
         # who is late to a tensor-parallel collective holds up the host that launches it, not the device
-        found = self.cluster.without_state("member_us") if use.group == TENSOR else self.cluster
+        found = self.cluster.without_state(*LATE) if use.group == TENSOR else self.cluster
         cost = collective(use.op, ranks[None, :], found, size_bytes=use.size_bytes)
         self.algorithms.setdefault((use.group, use.op), cost.algorithm)
         links, coefficients = self.layout.route(group, cost)

@@ -6,10 +6,10 @@ Leaving contention out is a lower bound, but thousands of rows stay a matter of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -26,6 +26,8 @@ from simpar.program.rank_view import Job
 from simpar.simulation import lower_job, make_job
 from simpar.units import NS_PER_S
 from simpar.validate.rows import Case, Unmodelled
+
+_Part = TypeVar("_Part", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,11 @@ def changed_stack(name: str, changes: Mapping[str, Any]) -> Stack:
     """A stack with single fields replaced by dotted key."""
     stack = load_stack(name)
     for key, value in changes.items():
-        section, field = key.split(".")
-        part: BaseModel = getattr(stack, section)
-        stack = stack.model_copy(update={section: part.model_copy(update={field: value})})
+        stack = _changed(stack, key.split("."), value)
     return stack
+
+
+def _changed(part: _Part, path: Sequence[str], value: object) -> _Part:
+    """A section with the field at the end of a path replaced."""
+    name, *rest = path
+    return part.model_copy(update={name: _changed(getattr(part, name), rest, value) if rest else value})

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from simpar.cost.stack import load_stack
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.models.transformer import Shape, Style, build
@@ -40,7 +41,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a row says about its run; None where it does not."""
+    """What a row says about its run; None where it does not.
+
+    ``peak_is_allocated`` where the peak counts tensors, not the blocks that the allocator keeps.
+    """
 
     step_time_s: float | None
     peak_memory_bytes: float | None
@@ -48,6 +52,7 @@ class Measured:
     peer_step_time_s: float | None
     peer_memory_bytes: float | None
     fits: bool
+    peak_is_allocated: bool = False
 
 
 def text(row: Row, name: str) -> str:
@@ -169,7 +174,11 @@ def _unfused(row: Row) -> bool:
     kernel = text(row, "attention_kernel").lower()
     if "unfused" in kernel or "no flash" in kernel:
         return True
-    return not kernel and text(row, "stack") == "megatron-deepspeed"
+    if kernel:
+        return False
+    # Megatron-LM's own attention, before Hopper brought fused kernels by default
+    early = re.search("v100|a100", text(row, "gpu_type").lower()) is not None
+    return text(row, "stack") == "megatron-deepspeed" or (early and text(row, "stack") == "megatron")
 
 
 # --- the cluster -----------------------------------------------------------------------------------------------
@@ -240,7 +249,7 @@ def _plan(row: Row, devices: int) -> dict[str, object]:
         "tp": tp, "pp": pp, "vpp": vpp, "micro_batch": _micro_batch(row, devices // (tp * pp)),
         "recompute": _recompute(row), "precision": _precision(row), "schedule": _schedule(row, vpp),
     }  # fmt: skip
-    plan |= _sharding(row, devices // (tp * pp))
+    plan |= _sharding(row, devices // (tp * pp), sharded=_shards_by_default(row))
     sequence = text(row, "seq_parallel").lower()
     if sequence in ("true", "false"):
         plan["sequence_parallel"] = sequence == "true" and tp > 1
@@ -302,7 +311,12 @@ def _schedule(row: Row, vpp: int) -> str:
     return "interleaved" if vpp > 1 else "1f1b"
 
 
-def _sharding(row: Row, dp: int) -> dict[str, object]:
+def _shards_by_default(row: Row) -> bool:
+    """Whether a silent row has a distributed optimizer: today's Megatron recipes all switch it on."""
+    return text(row, "stack") == "megatron" and not _unfused(row)
+
+
+def _sharding(row: Row, dp: int, *, sharded: bool) -> dict[str, object]:
     """ZeRO stage and replicas from the words of the sharding column; unknown is the stack's usual."""
     words = text(row, "zero_stage_or_fsdp").lower()
     stage = re.search(r"zero-?([0-3])", words)
@@ -318,7 +332,7 @@ def _sharding(row: Row, dp: int) -> dict[str, object]:
         if dp % shards:
             raise Unmodelled("FSDP degree does not divide dp")
         return {"zero": 3, "hsdp": dp // shards} if dp > 1 else {"zero": 0}
-    if "optimizer" in words:
+    if "optimizer" in words or (sharded and not words):
         return {"zero": 1} if dp > 1 else {"zero": 0}
     return {"zero": 0}
 
@@ -345,6 +359,8 @@ def _stack(row: Row) -> tuple[str, dict[str, object]]:
     elif name == "megatron" and _unfused(row):
         name = "megatron-sc21"
     changes: dict[str, object] = {}
+    if text(row, "slow_pipeline_bug").lower() == "true" and whole(row, "pp", 1) > 1:
+        changes |= load_stack(name).variants.get("slow_pipeline", {})
     if "cuda graph" in notes and "none []" not in notes:
         changes["launch.host_time_per_kernel_s"] = 0.0
     if "bf16 grad reduce" in notes:
@@ -368,7 +384,16 @@ def measured(row: Row) -> Measured:
         peer_step_time_s=number(row, "peer_pred_iteration_time_s"),
         peer_memory_bytes=memory("peer_pred_mem_gib"),
         fits=text(row, "status").lower() != "oom",
+        peak_is_allocated=_counts_tensors(row),
     )
+
+
+def _counts_tensors(row: Row) -> bool:
+    """Megatron logs the most bytes in tensors, others the most that the allocator reserved; notes may say so."""
+    notes = text(row, "notes").lower()
+    if "allocated" in notes or "reserved" in notes:
+        return "max allocated" in notes or "(allocated" in notes
+    return text(row, "stack").startswith("megatron")
 
 
 def _step_time(row: Row) -> float | None:

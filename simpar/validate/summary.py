@@ -38,10 +38,12 @@ class Outcome:
 
     @property
     def memory_error(self) -> float | None:
-        """Signed relative error of the reserved peak."""
+        """Signed relative error of the peak: of tensors or of reserved blocks, whichever was measured."""
         if self.prediction is None or self.measured is None or not self.measured.peak_memory_bytes:
             return None
-        return self.prediction.peak_reserved_bytes / self.measured.peak_memory_bytes - 1
+        tensors = self.measured.peak_is_allocated
+        found = self.prediction.peak_allocated_bytes if tensors else self.prediction.peak_reserved_bytes
+        return found / self.measured.peak_memory_bytes - 1
 
     @property
     def static_error(self) -> float | None:

@@ -128,7 +128,8 @@ def lines(candidate: Candidate, values: Mapping[str, float]) -> list[Line]:
     cap = _rate_cap(candidate, values)
     found = []
     for protocol in ALGORITHMS[candidate.algorithm].PROTOCOLS:
-        fixed_us = values["base_us"] + candidate.shape.members * values["member_us"]
+        late_us = values["far_member_us" if candidate.shape.num_domains > 1 else "member_us"]
+        fixed_us = values["base_us"] + candidate.shape.members * late_us
         latency_us = fixed_us + travel_us * values.get(f"{protocol}_hop_factor", 1.0)
         per_byte = max(slope / protocol_share(protocol, values), 1 / cap if cap else 0.0)
         found.append(Line(candidate.algorithm, protocol, latency_us * US, per_byte, cap))
