@@ -137,7 +137,7 @@ def _times(model: KernelModel, op: str, kernels: Sequence[Kernel]) -> NDArray[np
         b, s, a, d = columns[:, mask]
         for backward in {"fwd": (False,), "bwd": (True,), "both": (False, True)}[op.split(":")[1]]:
             total[mask] += model.attention_time_s(
-                (b, s, a, d), context=s, causal=causal, window=None, backward=backward
+                (b, s, a, d), context=s, seen=s / 2 if causal else s, backward=backward
             )
     return total
 

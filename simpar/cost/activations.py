@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from simpar.cost.context import exchange_elements
 from simpar.cost.habits import MemoryHabits
 from simpar.cost.stack import Stack
 from simpar.models.graph import (
@@ -242,7 +243,7 @@ class _Sizes:
         """The largest output that nobody saves, with the gathered rows its product reads."""
         saved = {key for key, _, _ in saved_tensors(self.block)}
         return _largest(
-            (0.0 if op.name in saved else self._output(op)) + self._gathered(op)
+            (0.0 if op.name in saved else self._output(op)) + self._gathered(op) + self._exchanged(op)
             for op in self.block.operators
             if op.kind not in ("loss", "add") and op.name != "lm_head"
         )
@@ -258,8 +259,16 @@ class _Sizes:
         """Gradients of one operator's output and inputs, what it gathers again, and the residual's gradient."""
         inner = [op for op in self.block.operators if op.kind != "loss" and op.name != "lm_head"]
         return self.boundary + _largest(
-            self._output(op) + self._input(op) + self._gathered(op) + self._query_sum(op) for op in inner
-        )
+            self._output(op) + self._input(op) + self._gathered(op) + self._query_sum(op)
+            + self._exchanged(op, backward=True)
+            for op in inner
+        )  # fmt: skip
+
+    def _exchanged(self, op: Operator, *, backward: bool = False) -> Array:
+        """Keys and values of other ranks, and copies of exchanged heads, while attention runs."""
+        if op.kind != "attention":
+            return 0.0
+        return exchange_elements(op, self.dims.tensor, backward=backward) * self.width
 
     def _query_sum(self, op: Operator) -> Array:
         """Flash attention sums the query's gradient in fp32."""
@@ -277,4 +286,6 @@ class _Sizes:
     def _discarding(self) -> Array:
         """Forward that keeps only the block's input: one operator's inputs and output beside the residual."""
         inner = (op for op in self.block.operators if op.kind != "loss")
-        return self.boundary + _largest(self._output(op) + self._input(op) for op in inner)
+        return self.boundary + _largest(
+            self._output(op) + self._input(op) + self._exchanged(op) for op in inner
+        )

@@ -147,19 +147,16 @@ class KernelModel:
         shape: tuple[Array, Array, Array, Array],
         *,
         context: Array,
-        causal: bool,
-        window: int | None,
+        seen: Array,
         backward: bool,
     ) -> Array:
         """Seconds of core attention for shape (batch, seq, heads, head_dim) over ``context`` keys.
 
-        FLOP: 4 b s c a d forward, 2.5 times that backward; a causal mask halves it, a window bounds the keys.
+        A query sees ``seen`` of them on average. FLOP: 4 b s a d x seen forward, 2.5 times that backward; unfused
+        kernels compute masked scores too.
         """
         batch, seq, heads, head_dim = (np.asarray(x, dtype=np.float64) for x in shape)
         keys = np.asarray(context, dtype=np.float64)
-        seen = keys / 2 if causal else keys
-        if window is not None:
-            seen = np.minimum(seen, window)
         if self.attention == "unfused":
             return self._unfused_attention_s(batch, seq, heads, head_dim, keys, backward=backward)
         p = self.parameters

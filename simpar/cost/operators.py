@@ -65,16 +65,14 @@ def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
 
 
 def _attention(op: Operator, sizes: Sizes) -> OperatorTime:
+    """All keys at once; under context parallelism the blocks of :mod:`simpar.cost.context` add up to a little more."""
     assert op.attention is not None, "an attention operator carries its mask"
-    dims = sizes.dims
-    shape = (dims["batch"], dims["seq"], dims["heads"], dims["head_dim"])
+    dims, mask = sizes.dims, op.attention
+    width = (evaluate(mask.key_dim, dims) + evaluate(mask.value_dim, dims)) / 2
+    shape = (dims["batch"], dims["seq"], dims["heads"], width)
     both = [
         sizes.kernels.attention_time_s(
-            shape,
-            context=dims["context"],
-            causal=op.attention.causal,
-            window=op.attention.window,
-            backward=backward,
+            shape, context=dims["context"], seen=mask.mean_keys(dims["context"]), backward=backward
         )
         for backward in (False, True)
     ]

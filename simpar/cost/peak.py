@@ -23,7 +23,7 @@ from simpar.models.graph import Block, ModelGraph, is_row_parallel
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import CUSTOM, Plan
-from simpar.plan.sharding import VOCAB_MULTIPLE, sequence_dims, tensor_dims
+from simpar.plan.sharding import VOCAB_MULTIPLE, context_dims, sequence_dims, tensor_dims
 from simpar.units import DTYPE_BYTES
 
 Array = Any
@@ -143,7 +143,7 @@ def peak_memory_of(
     Layers are spread evenly; of stages between the ends none is fuller than the first under a schedule whose
     first rank has the most in flight.
     """
-    dims = _dims_of(graph, layouts, training)
+    dims = _dims_of(graph, layouts, plan, training)
     num_microbatches = training.global_batch // (layouts.dp * layouts.micro_batch)
     shape = _shape_of(graph, layouts, plan, num_microbatches, last=last)
     embedding, head = (block.parameters(dims.tensor) for block in (graph.embedding, graph.head))
@@ -362,7 +362,7 @@ def _shape_of(
     )
 
 
-def _dims_of(graph: ModelGraph, layouts: Layouts, training: Training) -> RankDims:
+def _dims_of(graph: ModelGraph, layouts: Layouts, plan: Plan, training: Training) -> RankDims:
     """Dims of both regions as columns, as :mod:`simpar.plan.sharding` has them for one plan."""
     tp = np.asarray(layouts.tp)
     padded = -(-graph.dims["vocab"] // (VOCAB_MULTIPLE * tp)) * VOCAB_MULTIPLE
@@ -375,6 +375,7 @@ def _dims_of(graph: ModelGraph, layouts: Layouts, training: Training) -> RankDim
         "batch": layouts.micro_batch,
         "seq": training.seq_len // np.asarray(layouts.cp),
         "context": training.seq_len,
+        **context_dims(plan.context_parallel, np.asarray(layouts.cp)),
     }
     rows = np.where(np.asarray(layouts.sequence_parallel), tensor["seq"] // tp, tensor["seq"])
     return RankDims(tensor, {**tensor, "seq": rows})

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from simpar import files
 from simpar.cost.habits import MemoryHabits
-from simpar.plan.plan import Plan
+from simpar.plan.plan import ContextParallel, Plan
 from simpar.units import Bytes, Seconds
 
 Dtype = Literal["fp32", "bf16"]
@@ -69,6 +69,13 @@ class Overlap(_Part):
     compute_slowdown_while_comm: float = Field(1.0, ge=1)
 
 
+class Context(_Part):
+    """How the stack does context parallelism unless the plan says so (see ContextParallel in the plan)."""
+
+    method: Literal["ring", "ulysses", "all_gather"] = "ring"
+    balance: Literal["zigzag", "striped", "contiguous"] = "zigzag"
+
+
 class StackNumerics(_Part):
     """Dtypes of gradients and states, and whether weight gradients accumulate in the GEMM."""
 
@@ -86,25 +93,31 @@ class Buckets(_Part):
     first: Bytes = 0.0
 
 
-class Stack(_Part):
+class Described(_Part):
+    """What a profile is called, and where its numbers come from."""
+
+    name: str
+    description: str
+    provenance: str = ""
+    sources: tuple[str, ...] = ()
+
+
+class Stack(Described):
     """A training framework as the simulator sees it.
 
     ``variants`` name releases or settings that differ, by dotted key, in SI.
     """
 
-    name: str
-    description: str
     data_parallel: Literal["ddp", "fsdp"] = "ddp"
     sequence_parallel: bool = True
     fusion: Fusion = Fusion()
     launch: Launch = Launch()
     overlap: Overlap = Overlap()
+    context: Context = Context()
     numerics: StackNumerics = StackNumerics()
     buckets: Buckets = Buckets()
     memory: MemoryHabits = MemoryHabits()
     variants: dict[str, dict[str, float]] = Field(default_factory=dict)
-    provenance: str = ""
-    sources: tuple[str, ...] = ()
 
 
 DEFAULT_STACK = "megatron"
@@ -146,6 +159,7 @@ def resolve(plan: Plan, stack: Stack) -> Plan:
                     "reshard_after_forward": chosen(data.reshard_after_forward, data.zero == 3),
                 }
             ),
+            "context_parallel": _resolved_context(plan, stack),
             "tensor_parallel": tensor.model_copy(
                 update={
                     "sequence_parallel": chosen(
@@ -162,3 +176,10 @@ def resolve(plan: Plan, stack: Stack) -> Plan:
             ),
         }
     )
+
+
+def _resolved_context(plan: Plan, stack: Stack) -> ContextParallel:
+    """Method and balance in effect."""
+    given = plan.context_parallel
+    chosen = {"cp_method": given.cp_method or stack.context.method}
+    return given.model_copy(update={**chosen, "cp_balance": given.cp_balance or stack.context.balance})

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from simpar.models.graph import ModelGraph
+from simpar.models.graph import ModelGraph, evaluate
 
 
 def attention_flop_per_token(graph: ModelGraph, seq_len: int, convention: str = "full") -> float:
-    """Forward FLOP of core attention per token: 4 a d s a layer, half of it under "causal"; windows bound s."""
-    width = graph.dims["heads"] * graph.dims["head_dim"]
+    """Forward FLOP of core attention per token: 2 a (d_k + d_v) s a layer, half of it under "causal".
+
+    Windows bound s.
+    """
     total = 0.0
     for name in graph.layers:
         for op in graph.blocks[name].operators:
             if op.attention is not None:
-                keys = min(op.attention.window or seq_len, seq_len)
-                seen = keys if convention == "full" else keys - keys * keys / (2 * seq_len)
-                total += 4.0 * width * seen
+                width = evaluate(op.attention.key_dim, graph.dims) + evaluate(
+                    op.attention.value_dim, graph.dims
+                )
+                window = min(op.attention.window or seq_len, seq_len)
+                seen = window if convention == "full" else op.attention.mean_keys(seq_len)
+                total += 2.0 * graph.dims["heads"] * width * seen
     return total
 
 

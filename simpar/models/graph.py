@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 Dims = Mapping[str, Any]
 Size = tuple[tuple[int, tuple[str, ...]], ...]
 
@@ -36,6 +38,9 @@ def term(*names: str, times: int = 1) -> Size:
     return ((times, names),)
 
 
+HEAD_DIM, KV_HEADS = term("head_dim"), term("kv_heads")
+
+
 @dataclass(frozen=True)
 class Weight:
     """A parameter tensor: its number of elements and whether it is a matrix, a vector or an embedding table."""
@@ -47,11 +52,28 @@ class Weight:
 
 @dataclass(frozen=True)
 class Attention:
-    """Core attention: causal or not, over a sliding ``window`` of tokens or all of them (None)."""
+    """Core attention: causal or not, over a sliding ``window`` of tokens or all of them (None).
+
+    ``chunked`` windows do not slide: a query sees the keys of its own window only. Widths of one head: ``key_dim``
+    of queries and keys, ``value_dim`` of values; ``kv_heads`` counts the key-value heads.
+    """
 
     causal: bool = True
     window: int | None = None
+    chunked: bool = False
     dropout: bool = False
+    key_dim: Size = HEAD_DIM
+    value_dim: Size = HEAD_DIM
+    kv_heads: Size = KV_HEADS
+
+    def mean_keys(self, context: Any) -> Any:
+        """Keys that a query sees on average: half of them under a causal mask, at most a window of them."""
+        if self.window is None:
+            return context / 2 if self.causal else context
+        keys = np.minimum(self.window, context)
+        if not self.causal:
+            return keys
+        return keys / 2 if self.chunked else keys - keys * keys / (2 * context)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, lcm
 from typing import Any
 
 from simpar.errors import UserError
@@ -30,7 +30,7 @@ class Target:
 def check(plan: Plan, target: Target) -> Plan:
     """The plan with dp and the schedule's name filled in. Raises UserError with the first rule it breaks."""
     plan = _fill(plan, target.world_size)
-    for rule in (_later, _tensor, _batch, _stages, _schedule, _data):
+    for rule in (_later, _tensor, _context, _batch, _stages, _schedule, _data):
         rule(plan, target)
     return plan
 
@@ -98,10 +98,8 @@ def _fill(plan: Plan, world_size: int) -> Plan:
 
 
 def _later(plan: Plan, _: Target) -> None:
-    for axis, name in (("cp", "context"), ("ep", "expert")):
-        size = getattr(plan.mesh, axis)
-        if size > 1:
-            raise UserError(f"plan.{axis} = {size}: {name} parallelism is not modelled yet; allowed: 1")
+    if plan.mesh.ep > 1:
+        raise UserError(f"plan.ep = {plan.mesh.ep}: expert parallelism is not modelled yet; allowed: 1")
 
 
 def _tensor(plan: Plan, target: Target) -> None:
@@ -121,6 +119,32 @@ def _tensor(plan: Plan, target: Target) -> None:
     if kv_heads % tp and tp % kv_heads:
         raise UserError(
             f"plan.tp = {tp}: does not fit {kv_heads} key-value heads; allowed: a divisor or a multiple of it"
+        )
+
+
+def _context(plan: Plan, target: Target) -> None:
+    """Sequences divide into the chunks of every rank, heads into the Ulysses ranks."""
+    cp, choice, seq_len = plan.mesh.cp, plan.context_parallel, target.training.seq_len
+    rows = plan.mesh.tp if plan.tensor_parallel.sequence_parallel else 1
+    pieces = lcm(rows, 2 if choice.cp_balance == "zigzag" and choice.cp_method != "ulysses" else 1)
+    if cp > 1 and seq_len % (cp * pieces):
+        raise UserError(
+            f"plan.cp = {cp}: seq_len = {seq_len} does not divide into {cp} x {pieces} equal pieces "
+            f"(tp = {plan.mesh.tp}, cp_balance = {choice.cp_balance}); allowed: {_divisors(seq_len // pieces)}"
+        )
+    if choice.cp_method == "ulysses" and plan.ulysses != cp:
+        raise UserError(
+            f"plan.ulysses = {plan.ulysses}: cp_method ulysses takes all of cp = {cp}; allowed: {cp}, or cp_method "
+            "ring or all_gather for the hybrid"
+        )
+    if cp % plan.ulysses:
+        raise UserError(f"plan.ulysses = {plan.ulysses}: does not divide cp = {cp}; allowed: {_divisors(cp)}")
+    heads = target.graph.dims["heads"] // plan.mesh.tp
+    kv_heads = max(target.graph.dims["kv_heads"] // plan.mesh.tp, 1)
+    if heads % plan.ulysses or (kv_heads % plan.ulysses and plan.ulysses % kv_heads):
+        raise UserError(
+            f"plan.ulysses = {plan.ulysses}: exchanges heads, of which a rank has {heads} ({kv_heads} key-value); "
+            f"allowed: {_divisors(gcd(cp, heads))}"
         )
 
 

@@ -23,6 +23,7 @@ SECTIONS = {
         "overlap_param_gather", "reshard_after_forward",
     ),
     "tensor_parallel": ("sequence_parallel",),
+    "context_parallel": ("cp_method", "cp_balance", "ulysses"),
     "memory": ("recompute",),
     "numerics": ("precision", "grad_dtype", "master_weights", "optimizer"),
 }  # fmt: skip

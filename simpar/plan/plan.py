@@ -110,6 +110,26 @@ class TensorParallel(_Part):
     overlap: bool | None = None
 
 
+class ContextParallel(_Part):
+    """Context parallelism: how queries meet keys of other ranks. What is None is decided by the stack.
+
+    ``cp_method`` "ring" passes blocks of keys and values round the ranks, "all_gather" collects them first,
+    "ulysses" exchanges heads for tokens. With "ring" and "all_gather", groups of ``ulysses`` neighbours exchange
+    heads first (the hybrid). ``cp_balance`` says which tokens a rank holds: "zigzag" (one chunk from each end),
+    "striped" (every cp-th token) or "contiguous" (one chunk: causal ranks at the end have the most work).
+    """
+
+    cp_method: Literal["ring", "ulysses", "all_gather"] | None = None
+    cp_balance: Literal["zigzag", "striped", "contiguous"] | None = None
+    ulysses: Count | None = Field(
+        None, description="context ranks that exchange heads; default all of them for ulysses, else 1"
+    )
+
+    def degree(self, cp: Any) -> Any:
+        """Ranks (an int, or an array like ``cp``) that exchange heads for tokens."""
+        return self.ulysses or (cp if self.cp_method == "ulysses" else 1)
+
+
 class MemoryPolicy(_Part):
     """What is kept for backward: ``none``, ``selective``, ``full`` or ``every:C`` recompute."""
 
@@ -135,39 +155,20 @@ class Numerics(_Part):
 def _add_flat_keys(schema: dict[str, Any]) -> None:
     sections = {
         "mesh": Mesh, "pipeline": Pipeline, "data_parallel": DataParallel, "tensor_parallel": TensorParallel,
-        "memory": MemoryPolicy, "numerics": Numerics,
+        "context_parallel": ContextParallel, "memory": MemoryPolicy, "numerics": Numerics,
     }  # fmt: skip
     schema["properties"] |= flat.flat_schema(sections)
     schema["properties"]["rank_order"] = {"type": "string", "examples": ["tp-cp-dp-pp"]}
 
 
-class Plan(_Part):
-    """One layout. Flat keys (``Plan(tp=8, pp=4, micro_batch=1, zero=1)``) and sections mean the same."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=_add_flat_keys)
+class Record(_Part):
+    """What a plan was made for: model, training shape, software stack, and what was predicted for it."""
 
     version: Literal["1"] = "1"
     model: str | None = None
     training: dict[str, int] | None = None
-    mesh: Mesh = Mesh()
-    micro_batch: Count = Field(1, description="sequences a data-parallel rank runs at once")
-    pipeline: Pipeline = Pipeline()
-    data_parallel: DataParallel = DataParallel()
-    tensor_parallel: TensorParallel = TensorParallel()
-    memory: MemoryPolicy = MemoryPolicy()
-    numerics: Numerics = Numerics()
     stack: str | None = None
     predicted: dict[str, Any] | None = None
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _accept_flat(cls, data: Any, handler: ModelWrapValidatorHandler[Plan]) -> Plan:
-        if not isinstance(data, Mapping):
-            return handler(data)
-        try:
-            return handler(flat.nest(data))
-        except ValidationError as error:
-            raise flat.relocated(error, data) from None
 
     @field_validator("version", mode="before")
     @classmethod
@@ -181,12 +182,42 @@ class Plan(_Part):
     def _shape(cls, training: Any) -> Any:
         return None if training is None else Training.model_validate(training).model_dump()
 
+
+class Plan(Record):
+    """One layout. Flat keys (``Plan(tp=8, pp=4, micro_batch=1, zero=1)``) and sections mean the same."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=_add_flat_keys)
+
+    mesh: Mesh = Mesh()
+    micro_batch: Count = Field(1, description="sequences a data-parallel rank runs at once")
+    pipeline: Pipeline = Pipeline()
+    data_parallel: DataParallel = DataParallel()
+    tensor_parallel: TensorParallel = TensorParallel()
+    context_parallel: ContextParallel = ContextParallel()
+    memory: MemoryPolicy = MemoryPolicy()
+    numerics: Numerics = Numerics()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _accept_flat(cls, data: Any, handler: ModelWrapValidatorHandler[Plan]) -> Plan:
+        if not isinstance(data, Mapping):
+            return handler(data)
+        try:
+            return handler(flat.nest(data))
+        except ValidationError as error:
+            raise flat.relocated(error, data) from None
+
     @property
     def schedule(self) -> str:
         """The schedule's name: as given, "custom" with an action table, else by vpp: 1f1b or interleaved."""
         if self.pipeline.actions:
             return CUSTOM
         return self.pipeline.schedule or ("interleaved" if self.pipeline.vpp > 1 else "1f1b")
+
+    @property
+    def ulysses(self) -> int:
+        """Context ranks that exchange heads for tokens; 1 where nothing else is decided yet."""
+        return int(self.context_parallel.degree(self.mesh.cp))
 
     def num_microbatches(self, global_batch: int) -> int:
         """Microbatches a pipeline runs in one step: global batch / (dp x micro-batch)."""

@@ -1,20 +1,23 @@
 """Tensor-parallel sharding by the names of dims, and the dims that one rank sees.
 
 Tensor parallelism divides heads, kv_heads, ffn and vocab; hidden and head_dim stay whole [Shoeybi et al.
-2019, arXiv 1909.08053]. Operators of region "tensor" see whole sequences; those of region "sequence" see 1/tp
-of the rows under sequence parallelism [Korthikanti et al. 2022, arXiv 2205.05198]. Fewer key-value heads than
-tp ranks are copied.
+2019, arXiv 1909.08053]. Operators of region "tensor" see all rows of the rank's context; those of region
+"sequence" see 1/tp of them under sequence parallelism [Korthikanti et al. 2022, arXiv 2205.05198]. Fewer key-value
+heads than tp ranks are copied. Context parallelism divides the rows of everything; "context" stays whole, because
+queries meet the keys of all ranks: in "blocks" of a ring or "gathered", after "ulysses" ranks have exchanged heads.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from simpar.models.graph import SHARDED_DIMS, ModelGraph
 from simpar.models.training import Training
-from simpar.plan.plan import Plan
+from simpar.plan.plan import ContextParallel, Plan
 
 VOCAB_MULTIPLE = 128
 
-__all__ = ["SHARDED_DIMS", "VOCAB_MULTIPLE", "sequence_dims", "tensor_dims"]
+__all__ = ["SHARDED_DIMS", "VOCAB_MULTIPLE", "context_dims", "sequence_dims", "tensor_dims"]
 
 
 def tensor_dims(
@@ -28,7 +31,17 @@ def tensor_dims(
     mesh = plan.mesh
     local = graph.local_dims(mesh.tp, vocab_multiple=vocab_multiple) if mesh.tp > 1 else dict(graph.dims)
     shape = {"batch": plan.micro_batch, "seq": training.seq_len // mesh.cp, "context": training.seq_len}
-    return {**local, **shape}
+    return {**local, **shape, **context_dims(plan.context_parallel, mesh.cp)}
+
+
+def context_dims(choice: ContextParallel, cp: Any) -> dict[str, Any]:
+    """How attention reaches all keys: "blocks" of a ring or ranks "gathered" from, and "ulysses" ranks.
+
+    ``cp`` is an int, or an array of them.
+    """
+    heads = choice.degree(cp)
+    ring = choice.cp_method != "all_gather"
+    return {"ulysses": heads, "blocks": cp // heads if ring else 1, "gathered": 1 if ring else cp // heads}
 
 
 def sequence_dims(

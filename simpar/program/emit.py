@@ -88,7 +88,11 @@ class LabelTable:
 
 
 class Emitter:
-    """Collects the slots of all classes; ``streams`` fixes the order of stream names within a class."""
+    """Collects the slots of all classes.
+
+    ``streams`` fixes the order of stream names within a class; streams that no collective of the job uses are not
+    among them and left out of the nodes' lists.
+    """
 
     def __init__(
         self,
@@ -162,7 +166,13 @@ class Emitter:
                 ((i, after) for i, node in enumerate(template.nodes) for after in node.after), 2
             ),
             stream=_rows(
-                ((i, self.streams[name]) for i, node in enumerate(template.nodes) for name in node.streams), 2
+                (
+                    (i, self.streams[name])
+                    for i, node in enumerate(template.nodes)
+                    for name in node.streams
+                    if name in self.streams
+                ),
+                2,
             ),
             memory=_rows(_memory_rows(template.nodes), 4),
             arrival=_column(i for i, node in enumerate(template.nodes) if node.arrival),

@@ -16,10 +16,10 @@ from simpar.plan.schedules.actions import Schedule
 from simpar.program.assemble import assemble
 from simpar.program.emit import ClassActions, Emitter, FlowUse, Slots
 from simpar.program.layout import Layout, build_layout
+from simpar.program.phases import COMPUTE, CONTEXT, TENSOR, CollectiveUse
 from simpar.program.program import Program
 from simpar.program.rank_view import Job, RankView
 from simpar.program.stages import Pricing, StageBuilder
-from simpar.program.steps import COMPUTE, TENSOR, CollectiveUse
 from simpar.program.synchronisation import Synchronisation
 from simpar.program.templates import GATHER, REDUCE, Node, Template, flatten
 from simpar.program.traffic import (
@@ -84,7 +84,7 @@ def lower(
     view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, job.plan.mesh))
     sync = Synchronisation.of(job)
     kinds = group_kinds(view, sync, schedule)
-    layout = build_layout(cluster, kinds, _rank_colours(job, perturbation))
+    layout = build_layout(cluster, kinds, _rank_colours(view, perturbation))
     network = Network(
         cluster, layout, stream_counts(kinds, schedule, sync), contention, job.stack.launch.message_s
     )
@@ -109,18 +109,22 @@ def _price(network: Network, class_id: int, node: Node) -> FlowUse:
     return network.flow(class_id, node.collective)
 
 
-def _rank_colours(job: Job, perturbation: Perturbation) -> Ints:
-    """Ranks start equal when they run the same stage at the same speed; jitter makes every rank its own."""
-    mesh = job.plan.mesh
+def _rank_colours(view: RankView, perturbation: Perturbation) -> Ints:
+    """Ranks start equal when they run the same work at the same speed; jitter makes every rank its own."""
+    job, mesh = view.job, view.job.plan.mesh
     world = np.arange(mesh.world_size)
     if perturbation.jitter_sigma > 0:
         return world
-    colour = mesh.coordinates(world)["pp"].astype(np.int64)
+    here = mesh.coordinates(world)
+    colour = here["pp"].astype(np.int64)
+    colours = mesh.pp
+    if view.uneven_context:
+        colour, colours = colour + mesh.pp * here["cp"], mesh.pp * mesh.cp
     if job.plan.data_parallel.kind == "single_process":
         colour[0] = world.size  # the device that everything passes through
     factors = sorted(set(perturbation.slow_ranks.values()))
     for rank, factor in perturbation.slow_ranks.items():
-        colour[rank] += mesh.pp * (1 + factors.index(factor))
+        colour[rank] += colours * (1 + factors.index(factor))
     return colour
 
 
@@ -131,7 +135,8 @@ def _stream_names(schedule: Schedule, sync: Synchronisation) -> tuple[str, ...]:
         for letter in ("send_F", "send_B")
     ]
     reduces = [f"{REDUCE}.{group}" for group, _, _ in sync.reduce_ops[1:]]
-    return (COMPUTE, TENSOR, GATHER, REDUCE, *reduces, *sends)
+    context = (CONTEXT,) if sync.job.plan.mesh.cp > 1 else ()
+    return (COMPUTE, TENSOR, *context, GATHER, REDUCE, *reduces, *sends)
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,22 @@ class _ClassMaker:
     schedule: Schedule
     perturbation: Perturbation
     collapse: bool
+
+    @cached_property
+    def _builders(self) -> dict[int, StageBuilder]:
+        """Builders by the coordinate that ranks differ in (see RankView), made when first asked for."""
+        return {}
+
+    def _builder(self, class_id: int) -> StageBuilder:
+        """What builds the templates of a class."""
+        view = self.builder.view
+        if not view.uneven_context:
+            return self.builder
+        mesh, rank = self.builder.job.plan.mesh, self.network.layout.representative_rank[class_id]
+        position = int(mesh.coordinates(rank)["cp"])
+        if position not in self._builders:
+            self._builders[position] = replace(self.builder, view=replace(view, context_rank=position))
+        return self._builders[position]
 
     @property
     def stage_of_class(self) -> Ints:
@@ -188,7 +209,8 @@ class _ClassMaker:
         pricing = self._pricing(class_id)
         flat = not self.collapse or not self._collapsible(class_id)
         by_stage = {
-            stage: self.builder.templates(stage, pricing) for stage in sorted({key[1] for key in keys})
+            stage: self._builder(class_id).templates(stage, pricing)
+            for stage in sorted({key[1] for key in keys})
         }
         templates: list[Template] = []
         index: dict[tuple[str, int, bool], int] = {}
@@ -223,9 +245,7 @@ class _ClassMaker:
         )
 
     def _collapsible(self, class_id: int) -> bool:
-        if self.builder.view.tensor_parallel == 1:
-            return True
-        return self.network.is_private(class_id, TENSOR)
+        return all(self.network.is_private(class_id, kind) for kind in self.network.block_kinds)
 
     def _with_send(self, letter: str, stage: int, template: Template) -> Template:
         """Append the message to the neighbouring stage; forward sends ahead, B and I send back."""

@@ -14,6 +14,8 @@ from simpar.plan.plan import Plan
 from simpar.plan.sharding import sequence_dims, tensor_dims
 from simpar.units import DTYPE_BYTES
 
+ANY = -1
+
 
 @dataclass(frozen=True)
 class Job:
@@ -31,12 +33,15 @@ class RankView:
     """Sizes and times of one tensor-parallel rank. Bytes are per microbatch.
 
     ``late_s`` is what every tensor-parallel collective holds up the host on disturbed nodes.
+    ``context_rank`` is the context-parallel coordinate where ranks differ by it (contiguous chunks under a causal
+    mask), else ANY.
     """
 
     job: Job
     tensor: Mapping[str, int]
     sequence: Mapping[str, int]
     late_s: float = 0.0
+    context_rank: int = ANY
 
     @staticmethod
     def of(job: Job, *, late_per_member_s: float = 0.0) -> RankView:
@@ -57,6 +62,23 @@ class RankView:
     def sequence_parallel(self) -> bool:
         """Whether the residual stream is sharded over the sequence."""
         return bool(self.job.plan.tensor_parallel.sequence_parallel) and self.tensor_parallel > 1
+
+    @property
+    def ring_position(self) -> int:
+        """Position among the ranks that a ring joins or keys are gathered from; ANY where all are alike."""
+        return self.context_rank // self.job.plan.ulysses if self.context_rank != ANY else ANY
+
+    @property
+    def uneven_context(self) -> bool:
+        """Whether later context ranks have more to do: contiguous chunks under a causal mask."""
+        plan, blocks = self.job.plan, self.job.graph.blocks.values()
+        masks = [op.attention for block in blocks for op in block.operators if op.attention]
+        split = plan.mesh.cp > plan.ulysses and plan.context_parallel.cp_balance == "contiguous"
+        return split and any(mask.causal and mask.window is None for mask in masks)
+
+    def rounds(self, op: Operator) -> int:
+        """How often the kernels of an operator are launched: once a ring block for attention."""
+        return self.tensor["blocks"] if op.kind == "attention" else 1
 
     @property
     def overlap_tensor_parallel(self) -> bool:

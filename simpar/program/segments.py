@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.program.steps import COMPUTE, CollectiveUse, Phase, Step
+from simpar.program.phases import COMPUTE, CollectiveUse, Phase, Step
 from simpar.units import to_ns
 
 Ints = NDArray[np.int64]
@@ -26,7 +26,7 @@ class Segment:
     """One block phase scheduled from idle streams; times are ns relative to its start.
 
     ``parts_ns`` splits ``duration_ns`` by what the compute stream does: kernels by kind, the launch gap
-    ("host"), and "tp" for the rest, in which only a tensor-parallel collective runs.
+    ("host"), and the rest by the kind of collective that it waits for ("tp", "cp").
     """
 
     steps: tuple[Step, ...]
@@ -83,12 +83,30 @@ def _terminals(steps: Sequence[Step]) -> tuple[int, ...]:
 def _parts(
     steps: Sequence[Step], starts: Sequence[int], finishes: Sequence[int], duration: int
 ) -> dict[str, int]:
+    """Nanoseconds by kind: of kernels, and of the collectives that run while the compute stream is idle.
+
+    Walking back from the end of a gap, the collective that started last before it is what the gap waits for.
+    """
     parts: dict[str, int] = {}
+    waits = [(s, f, step.kind) for step, s, f in zip(steps, starts, finishes, strict=True) if step.collective]
+    free = 0
     for step, start, finish in zip(steps, starts, finishes, strict=True):
         if step.stream == COMPUTE:
             parts[step.kind] = parts.get(step.kind, 0) + finish - start
-    parts["tp"] = duration - sum(parts.values())
+            _add_gap(parts, waits, free, start)
+            free = finish
+    _add_gap(parts, waits, free, duration)
     return parts
+
+
+def _add_gap(parts: dict[str, int], waits: Sequence[tuple[int, int, str]], begin: int, end: int) -> None:
+    while end > begin:
+        running = [wait for wait in waits if wait[0] < end <= wait[1]]
+        assert running, "a segment waits for nothing but its own collectives"
+        start, _, kind = max(running)
+        start = max(start, begin)
+        parts[kind] = parts.get(kind, 0) + end - start
+        end = start
 
 
 def terminals(segment: Segment) -> tuple[int, ...]:

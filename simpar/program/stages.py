@@ -12,9 +12,10 @@ import numpy as np
 from simpar.cost.activations import RankDims, block_activations
 from simpar.models.graph import Block, evaluate
 from simpar.plan.check import stage_layers
+from simpar.program.phases import CollectiveUse, Phase
 from simpar.program.rank_view import Job, RankView
 from simpar.program.segments import Segment, make_segment
-from simpar.program.steps import BlockSteps, CollectiveUse, Phase, block_steps
+from simpar.program.steps import BlockSteps, block_steps
 from simpar.program.synchronisation import Synchronisation
 from simpar.program.templates import SyncPolicy, Template, Unit, backward_template, forward_template
 from simpar.units import to_ns

@@ -9,73 +9,13 @@ partial sum that is read is where a collective stands [Korthikanti et al. 2022, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from simpar.cost.operators import OperatorTime
 from simpar.models.graph import Block, Operator, is_row_parallel
+from simpar.program import context
+from simpar.program.phases import COMPUTE, TENSOR, CollectiveUse, Phase, Step, StepList
 from simpar.program.rank_view import RankView
-
-COMPUTE = "compute"
-TENSOR = "tp"
-
-
-@dataclass(frozen=True)
-class CollectiveUse:
-    """One call of a collective: which process group, which operation, bytes of the whole tensor, how often."""
-
-    group: str
-    op: str
-    size_bytes: float
-    count: int = 1
-
-
-@dataclass(frozen=True)
-class Step:
-    """A kernel (``duration_s`` on the device) or a collective of one block; ``after`` are earlier positions."""
-
-    name: str
-    kind: str
-    stream: str
-    duration_s: float = 0.0
-    collective: CollectiveUse | None = None
-    after: tuple[int, ...] = ()
-
-
-@dataclass
-class _Sequence:
-    """Steps under construction; the next serial step waits for everything in ``frontier``."""
-
-    steps: list[Step] = field(default_factory=list)
-    frontier: tuple[int, ...] = ()
-
-    @property
-    def num_collectives(self) -> int:
-        """Collectives among the steps, each call counted."""
-        return sum(step.collective.count for step in self.steps if step.collective)
-
-    def add(self, step: Step, *, after: tuple[int, ...] | None = None, join: bool = True) -> int:
-        """Append a step after ``after`` (default: the frontier); ``join`` makes it the new frontier."""
-        self.steps.append(replace(step, after=self.frontier if after is None else after))
-        index = len(self.steps) - 1
-        if join:
-            self.frontier = (index,)
-        return index
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Steps of one pass through a block and ``issue_s``, the host's time to launch all its kernels."""
-
-    steps: tuple[Step, ...]
-    issue_s: float = 0.0
-
-    def then(self, other: Phase) -> Phase:
-        """Both phases in turn: the opening steps of ``other`` wait for the last steps here."""
-        waited = {index for step in self.steps for index in step.after}
-        ends = tuple(index for index in range(len(self.steps)) if index not in waited)
-        offset = len(self.steps)
-        moved = [replace(s, after=tuple(a + offset for a in s.after) or ends) for s in other.steps]
-        return Phase((*self.steps, *moved), self.issue_s + other.issue_s)
 
 
 @dataclass(frozen=True)
@@ -169,7 +109,7 @@ def _is_sharded_embedding(op: Operator) -> bool:
 def _forward(
     block: Block, times: Sequence[OperatorTime], traffic: _Traffic, view: RankView, *, kind: str
 ) -> Phase:
-    sequence = _Sequence()
+    sequence = StepList()
     for op, time in zip(block.operators, times, strict=True):
         if op.name in traffic.reduces:
             sequence.add(_reduce(f"{op.name}.reduce", traffic.reduces[op.name], view))
@@ -177,17 +117,21 @@ def _forward(
             sequence.add(_loss_statistics(op, view))
         compute = Step(name=op.name, kind=kind, stream=COMPUTE, duration_s=float(time.forward_s))
         gather = traffic.gathers.get(op.name, 0.0)
-        if gather and view.sequence_parallel:
+        if op.kind == "attention" and context.splits_context(view) and time.forward_s > 0:
+            context.attention_forward(sequence, op, view, kind=kind)
+        elif gather and view.sequence_parallel:
             _gather_then_compute(sequence, compute, gather, view)
         else:
             sequence.add(compute)
     if traffic.ends_partial:
         sequence.add(_reduce("output.reduce", traffic.ends_partial, view))
-    launches = sum(int(time.forward_kernels) for time in times)
+    launches = sum(
+        int(time.forward_kernels) * view.rounds(op) for op, time in zip(block.operators, times, strict=True)
+    )
     return Phase(tuple(sequence.steps), view.issue_s(launches, sequence.num_collectives))
 
 
-def _gather_then_compute(sequence: _Sequence, compute: Step, size_bytes: float, view: RankView) -> None:
+def _gather_then_compute(sequence: StepList, compute: Step, size_bytes: float, view: RankView) -> None:
     """All-gather before a column-parallel product, decomposed into tp chunks where the plan overlaps them."""
     name = f"{compute.name}.all_gather"
     if not view.overlap_tensor_parallel:
@@ -212,7 +156,7 @@ class _Backward:
     selective: bool
 
     def phase(self, *, input_gradient: bool, weight_gradient: bool) -> Phase:
-        sequence = _Sequence()
+        sequence = StepList()
         pairs = list(zip(self.block.operators, self.times, strict=True))
         if self.traffic.ends_partial and self.view.sequence_parallel and input_gradient:
             sequence.add(_collective("output.all_gather", "all_gather", self.traffic.ends_partial))
@@ -220,10 +164,10 @@ class _Backward:
             self._gather_gradient(sequence, op, input_gradient=input_gradient)
             self._operator(sequence, op, time, input_gradient=input_gradient, weight_gradient=weight_gradient)
         share = 1.0 if input_gradient and weight_gradient else 0.5
-        launches = share * sum(int(time.backward_kernels) for time in self.times)
+        launches = share * sum(int(time.backward_kernels) * self.view.rounds(op) for op, time in pairs)
         return Phase(tuple(sequence.steps), self.view.issue_s(launches, sequence.num_collectives))
 
-    def _gather_gradient(self, sequence: _Sequence, op: Operator, *, input_gradient: bool) -> None:
+    def _gather_gradient(self, sequence: StepList, op: Operator, *, input_gradient: bool) -> None:
         """The gradient of a reduce-scattered partial sum arrives sharded: gather it before the producer."""
         reader = self.traffic.reduced_producers.get(op.name)
         producers = [name for name, by in self.traffic.reduced_producers.items() if by == reader]
@@ -235,17 +179,16 @@ class _Backward:
 
     def _operator(
         self,
-        sequence: _Sequence,
+        sequence: StepList,
         op: Operator,
         time: OperatorTime,
         *,
         input_gradient: bool,
         weight_gradient: bool,
     ) -> None:
-        if self.selective and op.kind == "attention" and input_gradient:
-            sequence.add(
-                Step(name=op.name, kind="recompute", stream=COMPUTE, duration_s=float(time.forward_s))
-            )
+        if op.kind == "attention" and input_gradient:
+            self._attention(sequence, op, time)
+            return
         start = sequence.frontier
         gathered = self._gather_input_again(sequence, op) if weight_gradient else None
         ends: tuple[int, ...] = ()
@@ -263,7 +206,19 @@ class _Backward:
         if reduced is not None:
             sequence.frontier = (reduced, *ends)
 
-    def _gather_input_again(self, sequence: _Sequence, op: Operator) -> int | None:
+    def _attention(self, sequence: StepList, op: Operator, time: OperatorTime) -> None:
+        """Input gradients of core attention, after another forward of it where that was not kept."""
+        split = context.splits_context(self.view)
+        if self.selective and split:
+            context.attention_forward(sequence, op, self.view, kind="recompute")
+        elif self.selective:
+            sequence.add(Step(op.name, "recompute", COMPUTE, float(time.forward_s)))
+        if split:
+            context.attention_backward(sequence, op, self.view)
+        else:
+            sequence.add(_kernel(op.name, "input_gradient", float(time.backward_input_s)))
+
+    def _gather_input_again(self, sequence: StepList, op: Operator) -> int | None:
         """Only the sequence shard of a gathered input is kept: the weight gradient needs all of it again."""
         size = self.traffic.gathers.get(op.name, 0.0)
         if not size or not self.view.sequence_parallel or not self.view.regathers_input or not op.weights:
@@ -271,7 +226,7 @@ class _Backward:
         step = _collective(f"{op.name}.input_gather", "all_gather", size)
         return sequence.add(step, join=not self.view.overlap_backward)
 
-    def _reduce_input_gradient(self, sequence: _Sequence, op: Operator) -> int | None:
+    def _reduce_input_gradient(self, sequence: StepList, op: Operator) -> int | None:
         """Input gradients of column-parallel products are partial sums; the first reader closes the sum."""
         size = self.traffic.gathers.get(op.name, 0.0)
         if not size or op.kind == "embedding":

@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simpar.cost.operators import optimizer_time_s
+from simpar.program.phases import COMPUTE, CollectiveUse
 from simpar.program.rank_view import Job
-from simpar.program.steps import COMPUTE, CollectiveUse
 from simpar.program.templates import GATHER, REDUCE, Node, SyncPolicy
 from simpar.units import DTYPE_BYTES, to_ns
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from simpar.program.phases import BLOCK_STREAMS, CollectiveUse
 from simpar.program.segments import Segment, terminals
-from simpar.program.steps import COMPUTE, TENSOR, CollectiveUse
 
 GATHER = "param_gather"
 REDUCE = "grad_reduce"
@@ -240,7 +240,7 @@ def _compute(
     return Node(
         kind=kind,
         name=units[0].name if len(units) == 1 else kind,
-        streams=(COMPUTE, TENSOR),
+        streams=BLOCK_STREAMS,
         duration_ns=sum(segment.duration_ns for segment in segments),
         segments=tuple((unit.layer, segment) for unit, segment in zip(units, segments, strict=True)),
         after=after,

@@ -12,16 +12,20 @@ from simpar.cost.collectives import collective
 from simpar.hardware.cluster import Cluster
 from simpar.plan.mesh import Mesh
 from simpar.plan.schedules.actions import Schedule
+from simpar.program.context import HEADS, RING
 from simpar.program.emit import FlowUse
 from simpar.program.layout import GroupKind, Layout
+from simpar.program.phases import TENSOR, CollectiveUse
 from simpar.program.program import solo_duration_ns
 from simpar.program.rank_view import RankView
-from simpar.program.steps import TENSOR, CollectiveUse
 from simpar.program.synchronisation import Synchronisation
 from simpar.units import US, to_ns
 
 Ints = NDArray[np.int64]
 EMBEDDING_GROUP = "embedding"
+BLOCK_KINDS = ("tp", RING, HEADS)
+"""Groups that blocks communicate in. The collectives of one rank's blocks follow one another: those that have a
+rank class in common never run at the same time."""
 LATE = ("member_us", "far_member_us")
 
 
@@ -57,6 +61,7 @@ def group_kinds(view: RankView, sync: Synchronisation, schedule: Schedule) -> li
     if mesh.tp > 1:
         op = "all_gather" if view.sequence_parallel else "all_reduce"
         kinds.append(GroupKind("tp", mesh.groups("tp"), op, tokens_bytes * mesh.tp))
+    kinds += _context_kinds(view)
     if sync.width > 1:
         kinds += _data_parallel_kinds(sync)
     for delta in sorted(hops(schedule)):
@@ -66,6 +71,22 @@ def group_kinds(view: RankView, sync: Synchronisation, schedule: Schedule) -> li
     if job.graph.tied_embeddings and mesh.pp > 1:
         ends = mesh.groups("pp")[:, [0, mesh.pp - 1]]
         kinds.append(GroupKind(EMBEDDING_GROUP, ends, "all_reduce", tokens_bytes))
+    return kinds
+
+
+def _context_kinds(view: RankView) -> list[GroupKind]:
+    """Rings (or ranks that keys are gathered from), and within them groups of neighbours that exchange heads."""
+    mesh, heads = view.job.plan.mesh, view.job.plan.ulysses
+    if mesh.cp == 1:
+        return []
+    groups = mesh.groups("cp").reshape(-1, mesh.cp // heads, heads)
+    kinds = []
+    if heads > 1:
+        kinds.append(GroupKind(HEADS, groups.reshape(-1, heads), "all_to_all", send_bytes(view)))
+    if mesh.cp > heads:
+        across = np.ascontiguousarray(groups.transpose(0, 2, 1)).reshape(-1, mesh.cp // heads)
+        op = "permute" if view.tensor["gathered"] == 1 else "all_gather"
+        kinds.append(GroupKind(RING, across, op, send_bytes(view)))
     return kinds
 
 
@@ -121,10 +142,22 @@ class Network:
         """Which link classes carry flows of more than one stream."""
         if self._shared is None:
             users = np.zeros(len(self.layout.link_capacity_bytes_per_s), dtype=np.int64)
+            blocks: dict[int, list[set[int]]] = {}
             for link, group in self.layout.flows_on_link:
-                users[link] += self.streams_of_kind[self.layout.groups[group].kind]
+                entry = self.layout.groups[group]
+                if entry.kind in BLOCK_KINDS:
+                    blocks.setdefault(link, []).append(set(entry.members))
+                else:
+                    users[link] += self.streams_of_kind[entry.kind]
+            for link, joined in blocks.items():
+                users[link] += 1 if set.intersection(*joined) else len(joined)
             self._shared = (users > 1) & self.contention
         return self._shared
+
+    @property
+    def block_kinds(self) -> tuple[str, ...]:
+        """Kinds of groups of this layout that blocks communicate in."""
+        return tuple(kind for kind in BLOCK_KINDS if kind in self.layout.group_class)
 
     def group_of(self, class_id: int, kind: str) -> int:
         """The group class of a kind that a rank class belongs to."""

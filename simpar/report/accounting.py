@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.program.phases import COMPUTE
 from simpar.program.program import predecessors
-from simpar.program.steps import COMPUTE
 from simpar.program.templates import Node, Template
 from simpar.units import NS_PER_S
 
@@ -42,6 +42,8 @@ PIPELINE_KINDS = (
     "recompute",
     "host",
     "tp",
+    "cp",
+    "ep",
     "join",
 )
 
@@ -106,17 +108,23 @@ def bubble_fraction(accounts: Accounts, multiplicity: Ints) -> float:
     return float(np.average(accounts.bubble_in_window_ns / accounts.window_ns, weights=multiplicity))
 
 
-_PARTS = ("forward", "backward", "input_gradient", "weight_gradient", "recompute", "host", "tp")
+_INSIDE = ("tp", "cp", "ep")
+"""Kinds of communication that happen inside the passes of a block."""
+_PARTS = ("forward", "backward", "input_gradient", "weight_gradient", "recompute", "host", *_INSIDE)
 
 
 @dataclass(frozen=True)
 class _Facts:
-    """Columns over one class's slots: which sit on the compute stream, kinds, inner parts, communication."""
+    """Columns over one class's slots: which sit on the compute stream, kinds, inner parts, communication.
+
+    ``inside`` int64[n, kinds of _INSIDE, 2] holds busy ns and bytes of collectives in blocks, ``size_bytes`` those
+    of a slot's own collective.
+    """
 
     on_compute: NDArray[np.bool_]
     kind: NDArray[np.str_]
     parts: Ints
-    tensor_ns: Ints
+    inside: Ints
     size_bytes: Ints
 
 
@@ -140,7 +148,9 @@ def _template_facts(template: Template) -> _Facts:
         parts=np.array([_inner_parts(node) for node in nodes], dtype=np.int64).reshape(
             len(nodes), len(_PARTS)
         ),
-        tensor_ns=np.array([_tensor_busy_ns(node) for node in nodes], dtype=np.int64),
+        inside=np.array([_inside(node) for node in nodes], dtype=np.int64).reshape(
+            len(nodes), len(_INSIDE), 2
+        ),
         size_bytes=np.array([_bytes_moved(node) for node in nodes], dtype=np.int64),
     )
 
@@ -155,20 +165,20 @@ def _inner_parts(node: Node) -> list[int]:
     return list(parts.values())
 
 
-def _tensor_busy_ns(node: Node) -> int:
-    return sum(
-        int(finish - start)
-        for _, segment in node.segments
-        for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True)
-        if step.collective is not None
-    )
+def _inside(node: Node) -> list[list[int]]:
+    """Busy ns and bytes of the collectives in a node's blocks, by kind."""
+    found = {kind: [0, 0] for kind in _INSIDE}
+    for _, segment in node.segments:
+        for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True):
+            if step.collective is not None:
+                found[step.kind][0] += int(finish - start)
+                found[step.kind][1] += round(step.collective.size_bytes * step.collective.count)
+    return list(found.values())
 
 
 def _bytes_moved(node: Node) -> int:
-    """Bytes of the tensors that the node's collectives work on."""
-    uses = [step.collective for _, segment in node.segments for step in segment.steps if step.collective]
-    uses += [node.collective] if node.collective else []
-    return round(sum(use.size_bytes * use.count for use in uses))
+    """Bytes of the tensor that the node's own collective works on."""
+    return round(node.collective.size_bytes * node.collective.count) if node.collective else 0
 
 
 def _add_ops(row: Ints, facts: _Facts, start: Ints, finish: Ints) -> None:
@@ -255,6 +265,5 @@ def _add_communication(row: Ints, kinds: tuple[str, ...], facts: _Facts, duratio
         own = facts.kind == kind
         row[index, 0] += duration[own].sum()
         row[index, 1] += facts.size_bytes[own].sum()
-    inside = ~np.isin(facts.kind, kinds)
-    row[kinds.index("tp"), 0] += facts.tensor_ns[inside].sum()
-    row[kinds.index("tp"), 1] += facts.size_bytes[inside].sum()
+    for index, kind in enumerate(_INSIDE):
+        row[kinds.index(kind)] += facts.inside[:, index].sum(axis=0)

@@ -155,6 +155,14 @@ def _data_hints(result: Result) -> Iterator[str]:
         yield "a larger --global-batch spreads one gradient reduction over more compute"
 
 
+def _context_hints(result: Result) -> Iterator[str]:
+    plan = _Choices(result.setup.plan)
+    if plan.cp_method == "ring":
+        yield f"a ring hides behind more tokens a rank: --cp {plan.cp // 2}, or ulysses inside a node (plan.ulysses)"
+    else:
+        yield "--set plan.cp_method=ring sends keys and values while attention runs"
+
+
 def _host_hints(_: Result) -> Iterator[str]:
     yield "kernels are too short for the host: try a larger --micro-batch, a smaller --tp, a compiled --stack"
 
@@ -172,6 +180,7 @@ TIME_ADVICE: dict[str, Callable[[Result], Iterator[str]]] = {
     "bubble": _bubble_hints,
     "exposed_tp": _tensor_hints,
     "exposed_dp": _data_hints,
+    "exposed_cp": _context_hints,
     "host": _host_hints,
 }
 
@@ -181,7 +190,8 @@ class _Choices:
 
     def __init__(self, plan: Mapping[str, Any]) -> None:
         mesh = plan.get("mesh", {})
-        self.tp, self.pp, self.dp = (int(mesh.get(axis) or 1) for axis in ("tp", "pp", "dp"))
+        self.tp, self.pp, self.dp, self.cp = (int(mesh.get(axis) or 1) for axis in ("tp", "pp", "dp", "cp"))
+        self.cp_method = str(plan.get("context_parallel", {}).get("cp_method") or "ring")
         self.vpp = int(plan.get("pipeline", {}).get("vpp") or 1)
         self.micro_batch = int(plan.get("micro_batch") or 1)
         self.zero = int(plan.get("data_parallel", {}).get("zero") or 0)

@@ -92,8 +92,6 @@ def case(row: Row) -> Case:
         raise Unmodelled("mixture of experts")
     if "lora" in text(row, "model_name").lower():
         raise Unmodelled("LoRA")
-    if (number(row, "cp") or 1) > 1:
-        raise Unmodelled("context parallelism")
     graph = model(row)
     devices = whole(row, "n_gpus")
     hardware, per_node = _hardware(row, devices)
@@ -241,15 +239,17 @@ def _fabric(row: Row) -> dict[str, float]:
 
 
 def _plan(row: Row, devices: int) -> dict[str, object]:
-    tp, pp = whole(row, "tp", 1), whole(row, "pp", 1)
-    if devices % (tp * pp):
-        raise Unmodelled("tp x pp does not divide n_gpus")
+    tp, pp, cp = whole(row, "tp", 1), whole(row, "pp", 1), whole(row, "cp", 1)
+    if devices % (tp * cp * pp):
+        raise Unmodelled("tp x cp x pp does not divide n_gpus")
     vpp = whole(row, "vpp", 1) if pp > 1 else 1
     plan: dict[str, object] = {
-        "tp": tp, "pp": pp, "vpp": vpp, "micro_batch": _micro_batch(row, devices // (tp * pp)),
+        "tp": tp, "pp": pp, "cp": cp, "vpp": vpp, "micro_batch": _micro_batch(row, devices // (tp * cp * pp)),
         "recompute": _recompute(row), "precision": _precision(row), "schedule": _schedule(row, vpp),
     }  # fmt: skip
     plan |= _sharding(row, devices // (tp * pp), sharded=_shards_by_default(row))
+    if cp > 1 and "cp all-to-all" in text(row, "overlap_notes").lower():
+        plan["cp_method"] = "ulysses"
     sequence = text(row, "seq_parallel").lower()
     if sequence in ("true", "false"):
         plan["sequence_parallel"] = sequence == "true" and tp > 1
@@ -277,7 +277,7 @@ def _global_batch(row: Row, plan: Mapping[str, object], devices: int) -> int:
     known = number(row, "global_batch_seqs")
     if known is not None:
         return whole(row, "global_batch_seqs")
-    dp = devices // (int(str(plan["tp"])) * int(str(plan["pp"])))
+    dp = devices // (int(str(plan["tp"])) * int(str(plan["cp"])) * int(str(plan["pp"])))
     return dp * int(str(plan["micro_batch"])) * whole(row, "grad_accum")
 
 

@@ -77,7 +77,9 @@ def outcome(line: int, row: Row) -> Outcome:
 
 
 def _label(row: Row) -> str:
-    layout = " ".join(f"{axis}{text(row, axis)}" for axis in ("tp", "pp", "dp") if text(row, axis))
+    layout = " ".join(
+        f"{axis}{text(row, axis)}" for axis in ("tp", "cp", "ep", "pp", "dp") if text(row, axis)
+    )
     return f"{text(row, 'model_name')} on {text(row, 'n_gpus')} {layout}".strip()
 
 

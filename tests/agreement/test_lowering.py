@@ -27,6 +27,15 @@ PLANS = {
     "pp-tp": {"pp": 2, "tp": 4, "dp": 2, "zero": 1, "recompute": "full"},
     "interleaved": {"pp": 2, "vpp": 2, "tp": 2, "dp": 4, "recompute": "selective"},
     "pp-fsdp": {"pp": 2, "dp": 8, "zero": 3},
+    "ring": {"cp": 4, "dp": 4, "zero": 1},
+    "ring-across-nodes": {"cp": 16, "recompute": "full"},
+    "ring-striped-tp": {"cp": 4, "tp": 2, "dp": 2, "cp_balance": "striped", "recompute": "selective"},
+    "ring-contiguous": {"cp": 4, "dp": 4, "cp_balance": "contiguous"},
+    "ring-contiguous-pp": {"cp": 4, "pp": 2, "tp": 2, "cp_balance": "contiguous", "zero": 2},
+    "ulysses": {"cp": 4, "dp": 4, "cp_method": "ulysses", "zero": 3},
+    "ulysses-ring": {"cp": 8, "ulysses": 2, "pp": 2, "cp_method": "ring"},
+    "all-gather": {"cp": 4, "pp": 2, "tp": 2, "cp_method": "all_gather", "cp_balance": "zigzag"},
+    "all-gather-contiguous": {"cp": 4, "dp": 4, "cp_method": "all_gather", "cp_balance": "contiguous"},
     "tp-across-nodes": {"tp": 8, "dp": 2, "rank_order": "dp-tp-cp-pp"},
 }
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from simpar.cost.kernels import KernelModel
 from simpar.errors import UserError
 from simpar.hardware.device import load_device
+from simpar.models.graph import Attention
 
 MODEL = KernelModel(load_device("h100-sxm-80gb"))
 SIZE = st.integers(1, 20_000)
@@ -67,10 +68,7 @@ def test_backward_of_attention_is_two_and_a_half_forwards() -> None:
     }
     model = KernelModel(MODEL.device.model_copy(update={"kernels": equal}))
     shape = (1, 8192, 32, 128)
-    times = [
-        model.attention_time_s(shape, context=8192, causal=True, window=None, backward=b)
-        for b in (False, True)
-    ]
+    times = [model.attention_time_s(shape, context=8192, seen=4096, backward=b) for b in (False, True)]
     assert times[1] / times[0] == pytest.approx(2.5)
 
 
@@ -79,14 +77,26 @@ def test_masks_and_windows_save_time(seq: int, window: int) -> None:
     """A causal kernel is no slower than a full one, a window no slower than all keys."""
 
     def time(*, causal: bool, window: int | None) -> float:
-        return float(
-            MODEL.attention_time_s(
-                (1, seq, 8, 128), context=seq, causal=causal, window=window, backward=False
-            )
-        )
+        seen = Attention(causal=causal, window=window).mean_keys(seq)
+        return float(MODEL.attention_time_s((1, seq, 8, 128), context=seq, seen=seen, backward=False))
 
     assert time(causal=True, window=None) <= time(causal=False, window=None)
     assert time(causal=True, window=window) <= time(causal=True, window=None)
+
+
+@given(st.integers(1, 512), st.integers(1, 600))
+def test_mean_keys_counts_the_mask(seq: int, window: int) -> None:
+    """The mean number of keys is the share of ones in the mask, up to the diagonal's half key."""
+    distance = np.arange(seq)[:, None] - np.arange(seq)
+    seen = (distance >= 0) & (distance < window)
+    exact = seen.sum() / seq
+    assert Attention(window=window).mean_keys(seq) == pytest.approx(exact, abs=0.5)
+    chunk = np.arange(seq) // window
+    own = (distance >= 0) & (chunk[:, None] == chunk)
+    if seq % window == 0:
+        assert Attention(window=window, chunked=True).mean_keys(seq) == pytest.approx(
+            own.sum() / seq, abs=0.5
+        )
 
 
 def test_unfused_attention_pays_for_scores() -> None:
@@ -94,7 +104,7 @@ def test_unfused_attention_pays_for_scores() -> None:
     shape = (4, 2048, 16, 128)
     fused, unfused = (
         KernelModel(MODEL.device, attention=kind).attention_time_s(
-            shape, context=2048, causal=True, window=None, backward=False
+            shape, context=2048, seen=1024, backward=False
         )
         for kind in ("flash", "unfused")
     )

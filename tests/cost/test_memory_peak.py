@@ -34,6 +34,11 @@ LAYOUTS = [
     {"pp": 4, "vpp": 3},
     {"pp": 2, "tp": 2, "zero": 1, "stack": "nanotron"},
     {"zero": 3, "stack": "torchtitan", "recompute": "selective"},
+    {"cp": 4, "pp": 2},
+    {"cp": 2, "tp": 2, "pp": 2, "recompute": "full", "zero": 1},
+    {"cp": 8, "cp_method": "ulysses", "zero": 1},
+    {"cp": 4, "cp_method": "ring", "ulysses": 2, "pp": 2, "recompute": "selective"},
+    {"cp": 4, "cp_method": "all_gather", "zero": 3},
 ]
 
 
@@ -62,17 +67,18 @@ def test_bulk_is_one_by_one(stack: str, *, last: bool) -> None:
     graph, habits = load_model("llama-3-8b"), load_stack(stack)
     training = Training(seq_len=4096, global_batch=256)
     rows = [
-        (tp, dp, pp, mb, zero)
+        (tp, dp, pp, mb, zero, cp)
         for tp in (1, 2, 8) for dp in (1, 4) for pp in (1, 2, 8) for mb in (1, 4) for zero in (0, 1, 3)
+        for cp in (1, 4)
     ]  # fmt: skip
-    tp, dp, pp, mb, zero = (np.array(column) for column in zip(*rows, strict=True))
+    tp, dp, pp, mb, zero, cp = (np.array(column) for column in zip(*rows, strict=True))
     template = resolve(Plan(tp=1, dp=1, zero=3 if stack == "torchtitan" else 0), habits)
-    layouts = Layouts(tp=tp, dp=dp, pp=pp, micro_batch=mb, zero=zero, sequence_parallel=tp > 1)
+    layouts = Layouts(tp=tp, dp=dp, pp=pp, cp=cp, micro_batch=mb, zero=zero, sequence_parallel=tp > 1)
     bulk = peak_memory_of(graph, layouts, template, training, habits, last=last)
     needed = bulk.reservation(habits).needed_bytes
     kind = template.data_parallel.kind
-    for index, (tp_, dp_, pp_, mb_, zero_) in enumerate(rows):
-        plan = resolve(Plan(tp=tp_, dp=dp_, pp=pp_, micro_batch=mb_, zero=zero_, kind=kind), habits)
+    for index, (tp_, dp_, pp_, mb_, zero_, cp_) in enumerate(rows):
+        plan = resolve(Plan(tp=tp_, dp=dp_, pp=pp_, cp=cp_, micro_batch=mb_, zero=zero_, kind=kind), habits)
         single = peak_memory(graph, plan, training, habits, pp_ - 1 if last else 0)
         assert float(needed[index]) == pytest.approx(
             float(single.reservation(habits).needed_bytes), rel=1e-4

@@ -24,7 +24,18 @@ def test_dp_and_the_schedule_are_filled_in(target):
         ({"tp": 8, "pp": 3}, "tp x cp x pp = 8 x 1 x 3 = 24 does not divide the 64 devices"),
         ({"tp": 8, "dp": 4}, "plan.dp = 4: tp x cp x pp = 8 x 1 x 1 = 8 on 64 devices leaves 8; allowed: 8"),
         ({"tp": 64}, "plan.tp = 64: does not divide the attention heads 32; allowed: 1, 2, 4, 8, 16, 32"),
-        ({"tp": 2, "cp": 2}, "plan.cp = 2: context parallelism is not modelled yet; allowed: 1"),
+        (
+            {"cp": 64, "cp_method": "ulysses"},
+            "plan.ulysses = 64: exchanges heads, of which a rank has 32 (8 key-value); allowed: 1, 2, 4, 8, 16, 32",
+        ),
+        (
+            {"cp": 8, "cp_method": "ulysses", "ulysses": 4},
+            "plan.ulysses = 4: cp_method ulysses takes all of cp = 8; allowed: 8, or cp_method ring or all_gather",
+        ),
+        (
+            {"cp": 8, "cp_method": "ring", "ulysses": 3},
+            "plan.ulysses = 3: does not divide cp = 8; allowed: 1, 2, 4, 8",
+        ),
         ({"ep": 2}, "plan.ep = 2: expert parallelism is not modelled yet; allowed: 1"),
         ({"sequence_parallel": True}, "plan.sequence_parallel = true: needs tp > 1"),
         ({"micro_batch": 3}, "plan.micro_batch = 3: does not divide the 4 sequences of a rank"),

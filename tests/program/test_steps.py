@@ -9,8 +9,9 @@ import pytest
 from simpar.hardware.cluster import load_cluster
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
+from simpar.program.phases import Phase
 from simpar.program.rank_view import RankView
-from simpar.program.steps import BlockSteps, Phase, block_steps
+from simpar.program.steps import BlockSteps, block_steps
 from simpar.simulation import make_job
 
 

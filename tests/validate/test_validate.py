@@ -48,7 +48,7 @@ def test_row_becomes_the_layout_it_describes() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"n_experts": "8"}, "mixture of experts"), ({"cp": "2"}, "context parallelism"),
+        ({"n_experts": "8"}, "mixture of experts"), ({"cp": "3"}, "tp x cp x pp does not divide"),
         ({"hidden": ""}, "hidden not published"), ({"micro_batch": "", "grad_accum": ""}, "micro_batch"),
         ({"tp": "3"}, "does not divide"), ({"gpu_type": "Gaudi 3"}, "no profile"), ({"n_gpus": "many"}, "no number"),
         ({"gpu_type": "TPU v5p"}, "TPU"), ({"precision": "NVFP4"}, "4-bit"), ({"model_name": "x (LoRA)"}, "LoRA"),

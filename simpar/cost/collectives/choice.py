@@ -56,7 +56,8 @@ def collective(
     """Latency and link loads of a collective on groups int64[G, N], all at once.
 
     ``size_bytes`` is the full tensor: what all_gather produces, reduce_scatter consumes, one rank of an
-    all_to_all sends in total, a message carries. ``algorithm`` is "auto" (fastest at that size) or a name.
+    all_to_all sends in total, a message (every one of a permute) carries. ``algorithm`` is "auto" (fastest at
+    that size) or a name.
     The first member is the root. Raises UserError: unknown op, wrong group, an algorithm that cannot do it.
     """
     choose(op, OPS, "collective")

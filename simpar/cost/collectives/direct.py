@@ -1,6 +1,7 @@
 """Direct messages: a send goes straight to its destination, an all-to-all is a send between every pair.
 
 Source: NCCL's point-to-point connections. Between nodes a message has a few channels of fixed rate each.
+A permute is a ring of messages at the same time: every member sends to the next, the last to the first.
 In an all-to-all over rails data first moves to the device on the receiver's rail (PXN), so that NIC traffic
 stays on that rail.
 """
@@ -13,11 +14,12 @@ from simpar.cost.collectives.placement import Placement, Shape, count_equal
 from simpar.cost.collectives.traffic import Edges, Floats, Loads, by_kind, concatenate, member_edges
 
 NAME = "direct"
-OPS = ("send", "all_to_all")
-NUM_SMS = {"send": 4, "all_to_all": 24}
+OPS = ("send", "permute", "all_to_all")
+NUM_SMS = {"send": 4, "permute": 4, "all_to_all": 24}
 PROTOCOLS = ("ll", "simple")
 RATES = {
     "send": ("send_efficiency", "nic_efficiency"),
+    "permute": ("send_efficiency", "nic_efficiency"),
     "all_to_all": ("exchange_efficiency", "exchange_nic_efficiency"),
 }
 
@@ -40,18 +42,21 @@ def hops(op: str, shape: Shape) -> dict[str, float]:
     """One message; every peer of an all-to-all costs its connection."""
     near = shape.num_domains == 1
     hop = {"port_hop_us": 1.0} if near else {"tree_hop_us": 1.0}
-    if op == "send":
+    if op != "all_to_all":
         return {**hop, "send_us": 1.0}
     far = shape.members - shape.per_domain
     return {**hop, "near_peer_us": shape.per_domain - 1.0, "peer_us": float(far)}
 
 
 def loads(op: str, placement: Placement) -> Loads:
-    """The route of the one message, or what each member exchanges with all others."""
+    """The routes of the messages, or what each member exchanges with all others."""
     if op == "all_to_all":
         return _exchange(placement)
-    message, link = placement.cluster.route(placement.ranks[:, 0], placement.ranks[:, 1])
-    return by_kind(Edges(message, link, np.ones(len(link))), placement.cluster)
+    ranks = placement.ranks
+    sources = ranks[:, :1] if op == "send" else ranks
+    targets = np.roll(ranks, -1, axis=1)[:, : sources.shape[1]]
+    message, link = placement.cluster.route(sources.ravel(), targets.ravel())
+    return by_kind(Edges(message // sources.shape[1], link, np.ones(len(link))), placement.cluster)
 
 
 def _exchange(placement: Placement) -> Loads:

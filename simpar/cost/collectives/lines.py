@@ -145,7 +145,7 @@ def _rate_cap(candidate: Candidate, values: Mapping[str, float]) -> float | None
     """Channels bound every message between domains, also those that make up an all-to-all."""
     if candidate.op not in POINT_TO_POINT or candidate.shape.num_domains == 1:
         return None
-    messages = 1 if candidate.op == "send" else candidate.shape.members
+    messages = candidate.shape.members if candidate.op == "all_to_all" else 1
     return messages * values["p2p_channels"] * values["p2p_channel_gb_per_s"] * GB
 
 

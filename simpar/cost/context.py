@@ -1,0 +1,135 @@
+"""Attention under context parallelism: which keys a rank's queries meet, in which blocks, and what moves for it.
+
+| method | before attention | during | after | bytes a rank sends, one pass |
+|---|---|---|---|---|
+| ring | - | blocks of keys and values go round | - | (r - 1) KV |
+| all_gather | keys and values are gathered | - | - | (r - 1) KV |
+| ulysses | heads are exchanged for tokens: q, k, v | - | the output back | (u - 1)/u (Q + KV + O) |
+
+KV = b s/c (d_k + d_v) k bytes are the local keys and values. Backward: a ring sends KV r - 1 times and its gradient r
+times, until it is home; an all-gather is repeated and the gradient reduce-scattered; Ulysses repeats its exchanges.
+[Liu et al. 2023, arXiv 2310.01889 (ring); Jacobs et al. 2023, arXiv 2309.14509 (Ulysses); Dubey et al. 2024, arXiv
+2407.21783, section 3.3.2 (all-gather); Fang and Zhao 2024, arXiv 2405.07719 (hybrid)].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from simpar.cost.kernels import KernelModel
+from simpar.models.graph import Attention, Dims, Operator, evaluate
+
+Array = Any
+SLOWEST = -1
+_MERGE_PASSES = 3  # a block's output is read, and the sum so far read and written
+
+
+@dataclass(frozen=True)
+class ContextSplit:
+    """How the keys of a sequence are spread: over ``blocks`` ring ranks or ``gathered`` ones.
+
+    ``position`` among them matters where a rank holds one contiguous chunk; SLOWEST is the last one.
+    """
+
+    blocks: int
+    gathered: int
+    balance: str
+    position: int = SLOWEST
+
+
+def has_context_parallelism(dims: Dims) -> bool:
+    """Whether queries meet keys of other ranks under these (scalar) dims."""
+    return max(int(dims["blocks"]), int(dims["gathered"]), int(dims["ulysses"])) > 1
+
+
+def query_elements(op: Operator, dims: Dims) -> Array:
+    """Elements of the local queries of an attention operator; output and values likewise have ``value_dim``."""
+    attention = _of(op)
+    return _tokens(op, dims) * dims["heads"] * evaluate(attention.key_dim, dims)
+
+
+def key_value_elements(op: Operator, dims: Dims) -> tuple[Array, Array]:
+    """Elements of the local keys and of the local values; too few heads for Ulysses are copied first."""
+    attention = _of(op)
+    heads = np.maximum(evaluate(attention.kv_heads, dims), dims["ulysses"])
+    rows = _tokens(op, dims) * heads
+    return rows * evaluate(attention.key_dim, dims), rows * evaluate(attention.value_dim, dims)
+
+
+def exchange_elements(op: Operator, dims: Dims, *, backward: bool) -> Array:
+    """Elements of the buffers that the exchange needs beside the local tensors, at their peak.
+
+    A ring holds two blocks of keys and values (one in use, one arriving), and as many of their gradient in
+    backward; an all-gather all of them; Ulysses one copy of queries, keys and values.
+    """
+    keys, values = key_value_elements(op, dims)
+    ring = np.where(np.asarray(dims["blocks"]) > 1, 2, 0)
+    gathered = np.where(np.asarray(dims["gathered"]) > 1, dims["gathered"], 0)
+    heads = np.where(np.asarray(dims["ulysses"]) > 1, query_elements(op, dims) + keys + values, 0)
+    return (ring + gathered) * (keys + values) * (2 if backward else 1) + heads
+
+
+def block_times_s(
+    op: Operator, dims: Dims, kernels: KernelModel, split: ContextSplit, *, backward: bool
+) -> list[float]:
+    """Seconds of attention on every block of keys in turn, without the messages; 0 for a block that is masked.
+
+    Zigzag and striped ranks see half of every block under a causal mask. Contiguous rank i sees its own block under
+    the mask, the i before it whole, and nothing of the others.
+    """
+    attention, blocks = _of(op), split.blocks
+    ulysses = dims["ulysses"]
+    rows, heads = dims["seq"] * ulysses, dims["heads"] // ulysses
+    width = (evaluate(attention.key_dim, dims) + evaluate(attention.value_dim, dims)) / 2
+    shape = (dims["batch"], rows, heads, width)
+
+    def seconds(context: Array, seen: Array) -> float:
+        return float(kernels.attention_time_s(shape, context=context, seen=seen, backward=backward))
+
+    if blocks == 1:
+        return [seconds(dims["context"], _seen_at(attention, dims, split))]
+    merge_s = float(kernels.memory_time_s(_MERGE_PASSES * _output_bytes(op, dims, kernels)))
+    times = []
+    for block in range(blocks):
+        seen = _seen_in_block(attention, rows, dims["context"], split, block)
+        later = merge_s if block and not backward else 0.0
+        times.append(seconds(rows, seen) + later if seen else 0.0)
+    return times
+
+
+def _seen_in_block(attention: Attention, rows: int, context: int, split: ContextSplit, block: int) -> float:
+    """Keys of one ring block that a query sees on average."""
+    if not attention.causal:
+        return float(attention.mean_keys(context)) / split.blocks
+    if attention.window is not None or split.balance != "contiguous":
+        return float(attention.mean_keys(context)) / split.blocks
+    if block == 0:
+        return rows / 2
+    last = split.blocks - 1 if split.position == SLOWEST else split.position
+    return float(rows) if block <= last else 0.0
+
+
+def _seen_at(attention: Attention, dims: Dims, split: ContextSplit) -> Array:
+    """Keys that a query sees on average where all of them are at hand."""
+    alone = split.gathered == 1 or split.balance != "contiguous"
+    if alone or not attention.causal or attention.window is not None:
+        return attention.mean_keys(dims["context"])
+    last = split.gathered - 1 if split.position == SLOWEST else split.position
+    return (last + 0.5) * dims["context"] / split.gathered
+
+
+def _output_bytes(op: Operator, dims: Dims, kernels: KernelModel) -> float:
+    value_dim = evaluate(_of(op).value_dim, dims)
+    return float(_tokens(op, dims) * dims["heads"] * value_dim * kernels.activation_bytes)
+
+
+def _tokens(op: Operator, dims: Dims) -> Array:
+    return evaluate(op.rows, dims)
+
+
+def _of(op: Operator) -> Attention:
+    assert op.attention is not None, "an attention operator carries its mask"
+    return op.attention

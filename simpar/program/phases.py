@@ -1,0 +1,70 @@
+"""What a pass through a block is made of: kernels and collectives in order, with what they wait for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+COMPUTE = "compute"
+TENSOR = "tp"
+CONTEXT = "cp"
+BLOCK_STREAMS = (COMPUTE, TENSOR, CONTEXT)
+"""Streams that the passes of a block use, all idle between two blocks."""
+
+
+@dataclass(frozen=True)
+class CollectiveUse:
+    """One call of a collective: which process group, which operation, bytes of the whole tensor, how often."""
+
+    group: str
+    op: str
+    size_bytes: float
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Step:
+    """A kernel (``duration_s`` on the device) or a collective of one block; ``after`` are earlier positions."""
+
+    name: str
+    kind: str
+    stream: str
+    duration_s: float = 0.0
+    collective: CollectiveUse | None = None
+    after: tuple[int, ...] = ()
+
+
+@dataclass
+class StepList:
+    """Steps under construction; the next serial step waits for everything in ``frontier``."""
+
+    steps: list[Step] = field(default_factory=list)
+    frontier: tuple[int, ...] = ()
+
+    @property
+    def num_collectives(self) -> int:
+        """Collectives among the steps, each call counted."""
+        return sum(step.collective.count for step in self.steps if step.collective)
+
+    def add(self, step: Step, *, after: tuple[int, ...] | None = None, join: bool = True) -> int:
+        """Append a step after ``after`` (default: the frontier); ``join`` makes it the new frontier."""
+        self.steps.append(replace(step, after=self.frontier if after is None else after))
+        index = len(self.steps) - 1
+        if join:
+            self.frontier = (index,)
+        return index
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Steps of one pass through a block and ``issue_s``, the host's time to launch all its kernels."""
+
+    steps: tuple[Step, ...]
+    issue_s: float = 0.0
+
+    def then(self, other: Phase) -> Phase:
+        """Both phases in turn: the opening steps of ``other`` wait for the last steps here."""
+        waited = {index for step in self.steps for index in step.after}
+        ends = tuple(index for index in range(len(self.steps)) if index not in waited)
+        offset = len(self.steps)
+        moved = [replace(s, after=tuple(a + offset for a in s.after) or ends) for s in other.steps]
+        return Phase((*self.steps, *moved), self.issue_s + other.issue_s)
