@@ -222,13 +222,21 @@ def _hardware(row: Row, devices: int) -> tuple[str, int]:
     return name, per_node
 
 
+_FABRIC = (
+    ("all_reduce", "fabric_allreduce_gbs"),
+    ("all_gather", "fabric_allgather_gbs"),
+    ("intra_all_reduce", "intra_allreduce_gbs"),
+    ("intra_all_gather", "intra_allgather_gbs"),
+)
+
+
 def _fabric(row: Row) -> dict[str, float]:
     """Bus bandwidths measured inside the job, bytes/s: over all ranks, and "intra" inside a node.
 
-    All-reduce decides; the all-gather and reduce-scatter tests of such tables copy through lists and read low.
+    All-reduce decides; the all-gather tests of such tables copy through lists and read low.
     """
     found = {}
-    for name, column in (("all_reduce", "fabric_allreduce_gbs"), ("intra_all_reduce", "intra_allreduce_gbs")):
+    for name, column in _FABRIC:
         value = number(row, column)
         if value is not None and value > 0:
             found[name] = value * GB

@@ -117,7 +117,10 @@ def efficiency(candidate: Candidate, values: Mapping[str, float]) -> Efficiency:
         port *= values["far_port_share"] if shape.num_domains > 1 else 1.0
     port *= values["host_bridge_share"] if candidate.crosses_host else 1.0
     doublings = max(math.log2(shape.num_domains) - 1, 0.0)
-    return Efficiency(port, values[nic_name] * (1 - values["nic_scale_loss"]) ** doublings)
+    kept = 1 - values["nic_scale_loss"]
+    if candidate.op in ("all_gather", "reduce_scatter"):
+        kept *= 1 - values["gather_scale_loss"]
+    return Efficiency(port, values[nic_name] * kept**doublings)
 
 
 def lines(candidate: Candidate, values: Mapping[str, float]) -> list[Line]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from simpar.cost.collectives.choice import collective_time_s
 from simpar.cost.collectives.lines import candidates, lines
 from simpar.cost.collectives.parameters import parameters
 from simpar.cost.collectives.placement import regular, representative
@@ -18,7 +19,7 @@ REDUCTIONS = ("all_reduce", "reduce_scatter", "all_gather")
 MEASURES = (*REDUCTIONS, *(f"intra_{op}" for op in REDUCTIONS))
 _PORTS = ("port_efficiency", "nvls_efficiency", "exchange_efficiency", "send_efficiency")
 _NICS = ("nic_efficiency", "exchange_nic_efficiency")
-_SCALE = ("nic_scale_loss",)
+_SCALE, _GATHERS = ("nic_scale_loss",), ("gather_scale_loss",)
 _LEAST = 1e-4
 
 
@@ -27,9 +28,11 @@ def calibrated(cluster: Cluster, measured: Mapping[str, float], *, size_bytes: f
 
     ``measured`` holds bus bandwidths in bytes/s of all_reduce, reduce_scatter or all_gather over all devices
     ("all_reduce") or within a node ("intra_all_reduce"), for ``size_bytes``. One factor on the shares of
-    ports reproduces the node, one on the shares of NICs the whole; all_reduce decides where several are
-    given, since tests of the others often copy as well. A bandwidth beyond what latency and links allow gives
-    the fastest state. Raises UserError for an unknown name or a value that is not positive.
+    ports reproduces the node, one on the shares of NICs (of two nodes) or on what is lost at scale (of more) the
+    whole; all_reduce decides where several are given, since tests of the others often copy as well: beyond two
+    nodes gathers get a loss of their own, less the copying that the test inside a node shows. A bandwidth beyond
+    what latency and links allow gives the fastest state. Raises UserError for an unknown name or a value that is
+    not positive.
     """
     for name, value in measured.items():
         choose(name, MEASURES, "measured bandwidth")
@@ -46,8 +49,36 @@ def calibrated(cluster: Cluster, measured: Mapping[str, float], *, size_bytes: f
         return node  # the test over all devices shows how late its members are, not how wide the links are
     if domains == 2:
         return _matched(node, whole, domains, _NICS, size_bytes)
-    # two nodes find each other as the profile says: what is missing is lost on the way between many
-    return _matched(node, whole, domains, _SCALE, size_bytes)
+    return _at_scale(node, inside, whole, domains, size_bytes)
+
+
+def _at_scale(
+    node: Cluster,
+    inside: Mapping[str, float],
+    whole: Mapping[str, float],
+    domains: int,
+    size_bytes: float,
+) -> Cluster:
+    """The cluster with what it lacks lost on the way between many nodes: two find each other as the profile says."""
+    found = _matched(node, whole, domains, _SCALE, size_bytes)
+    if whole and found.state["nic_scale_loss"] == 0.0:
+        found = _matched(found, whole, domains, _NICS, size_bytes)
+    gather = {op: value for op, value in whole.items() if op == "all_gather"}
+    if "all_reduce" not in whole or not gather:
+        return found
+    copying_s = 0.0
+    if "all_gather" in inside:
+        beside = regular(1, node.domain_size)
+        alone_s = float(collective_time_s("all_gather", size_bytes, beside, node))
+        copying_s = max(
+            _seconds("all_gather", inside["all_gather"], node.domain_size, size_bytes) - alone_s, 0.0
+        )
+    return _matched(found, gather, domains, _GATHERS, size_bytes, beside_s=copying_s)
+
+
+def _seconds(op: str, bus_bytes_per_s: float, members: int, size_bytes: float) -> float:
+    """Time of a collective from its bus bandwidth."""
+    return size_bytes * (2.0 if op == "all_reduce" else 1.0) * (members - 1) / members / bus_bytes_per_s
 
 
 def _disturbed(cluster: Cluster, inside: Mapping[str, float]) -> Cluster:
@@ -59,28 +90,33 @@ def _disturbed(cluster: Cluster, inside: Mapping[str, float]) -> Cluster:
 
 
 def _matched(
-    cluster: Cluster, measured: Mapping[str, float], domains: int, names: tuple[str, ...], size_bytes: float
+    cluster: Cluster,
+    measured: Mapping[str, float],
+    domains: int,
+    names: tuple[str, ...],
+    size_bytes: float,
+    *,
+    beside_s: float = 0.0,
 ) -> Cluster:
-    """The cluster with one factor on some parameters, so that the first measurement is met."""
+    """The cluster with one factor on some parameters, so that the first measurement less ``beside_s`` is met."""
     if not measured:
         return cluster
     op, bus_bytes_per_s = next(iter(measured.items()))
     members = min(cluster.world_size, domains * cluster.domain_size)
-    factor = (2.0 if op == "all_reduce" else 1.0) * (members - 1) / members
-    target_s = size_bytes * factor / bus_bytes_per_s
-    values = parameters(cluster)
+    target_s = _seconds(op, bus_bytes_per_s, members, size_bytes) - beside_s
+    values, lost = parameters(cluster), names in (_SCALE, _GATHERS)
     able = candidates(op, representative(regular(domains, members // domains), cluster), "auto")
 
     def changed(share: float) -> dict[str, float]:
-        if names == _SCALE:
-            return {"nic_scale_loss": max(1.0 - share, 0.0)}
+        if lost:
+            return dict.fromkeys(names, max(1.0 - share, 0.0))
         return {name: min(values[name] * share, 1.0) for name in names}
 
     def time_s(share: float) -> float:
         state = {**values, **changed(share)}
         return min(line.time_s(size_bytes) for each in able for line in lines(each, state))
 
-    high = 1.0 if names == _SCALE else 1 / min(values[name] for name in names)
+    high = 1.0 if lost else 1 / min(values[name] for name in names)
     found = _solve(time_s, target_s, high=high)
     return replace(cluster, state={**cluster.state, **changed(found)})
 

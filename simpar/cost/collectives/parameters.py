@@ -43,6 +43,7 @@ PARAMETERS: dict[str, tuple[float, str]] = {
     "nic_efficiency": (0.94, "share of the NICs that rings and trees reach"),
     "exchange_nic_efficiency": (0.92, "share of the NICs that an all-to-all reaches"),
     "nic_scale_loss": (0.0, "share of NIC bandwidth lost per doubling of the domains beyond two"),
+    "gather_scale_loss": (0.0, "the same of gathers and scatters alone, beside nic_scale_loss"),
     "send_efficiency": (0.81, "share of the scale-up port that a point-to-point message reaches"),
     "p2p_channel_gb_per_s": (14.0, "rate of one channel of a point-to-point message between domains"),
     "p2p_channels": (2.0, "channels of a point-to-point message between domains (NCCL 2.29: 2)"),
