@@ -1,0 +1,60 @@
+"""Notebooks run from top to bottom, in a fresh kernel and an empty folder, and are kept without their output."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
+nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SLOW: set[str] = set()  # more than ten seconds on two cores
+PATIENCE_S = 300
+
+
+def parameters() -> list[object]:
+    """Every notebook, the slow ones marked."""
+    marks = [pytest.mark.slow if path.stem in SLOW else () for path in NOTEBOOKS]
+    return [
+        pytest.param(path, id=path.stem, marks=mark) for path, mark in zip(NOTEBOOKS, marks, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("path", parameters())
+def test_a_notebook_runs(path, tmp_path):
+    """No cell fails, assertions about algebra and simulation included."""
+    copy = tmp_path / path.name
+    copy.write_bytes(path.read_bytes())
+    start = "from nbclient.cli import main; main()"
+    switches = [f"--timeout={PATIENCE_S}", "--KernelManager.transport=ipc", "--inplace"]
+    command = [sys.executable, "-c", start, *switches]
+    search = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": search, "IPYTHONDIR": str(tmp_path / "ipython")}
+    done = subprocess.run(
+        [*command, str(copy)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    cells = nbformat.read(copy, as_version=4).cells
+    assert all(cell.execution_count for cell in cells if cell.cell_type == "code")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_kept_without_output(path):
+    """Counts and outputs would change with every run; what a notebook shows is what running it shows."""
+    book = nbformat.read(path, as_version=4)
+    code = [cell for cell in book.cells if cell.cell_type == "code"]
+    assert code
+    assert all(not cell.outputs and cell.execution_count is None for cell in code)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_open_with_a_title(path):
+    """The first cell says what the notebook answers."""
+    first = nbformat.read(path, as_version=4).cells[0]
+    assert first.cell_type == "markdown"
+    assert first.source.startswith("# ")
