@@ -20,9 +20,7 @@ PATIENCE_S = 300
 def parameters() -> list[object]:
     """Every notebook, the slow ones marked."""
     marks = [pytest.mark.slow if path.stem in SLOW else () for path in NOTEBOOKS]
-    return [
-        pytest.param(path, id=path.stem, marks=mark) for path, mark in zip(NOTEBOOKS, marks, strict=True)
-    ]
+    return [pytest.param(path, id=path.stem, marks=mark) for path, mark in zip(NOTEBOOKS, marks, strict=True)]
 
 
 @pytest.mark.parametrize("path", parameters())

@@ -1,0 +1,118 @@
+"""The documentation site. Build: ``sphinx-build -W -b html docs build/site``; it opens from the folder, offline.
+
+Pages that follow from what is there are made anew by every build, under docs/generated: the help of every
+command, the API page, the notebooks, the changelog, and the page of an example result.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+import simpar  # noqa: E402 - the checkout, not an installed one
+
+project, author, copyright = "simpar", "the simpar authors", "the simpar authors"
+version = release = simpar.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+html_math_renderer = "mathml"  # drawn by browsers themselves: no script is fetched from elsewhere
+exclude_patterns = ["images"]
+html_theme = "furo"
+html_title = f"simpar {version}"
+html_copy_source = False
+html_extra_path = ["generated/extra"]
+html_theme_options = {"sidebar_hide_name": False}
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True, "undoc-members": False}
+suppress_warnings = ["myst.header"]
+
+EXAMPLE = "gpt3-175b-64-a100"
+GENERATED = Path(__file__).parent / "generated"
+
+
+def setup(app: Any) -> None:
+    """Make the generated pages before anything is read."""
+    app.connect("config-inited", lambda *_: generate())
+    app.connect("autodoc-skip-member", _skip)
+    app.add_html_math_renderer("mathml", inline_renderers=(_math, None), block_renderers=(_math, None))
+
+
+def _math(writer: Any, node: Any) -> None:
+    """A formula as MathML."""
+    from docutils.nodes import SkipNode
+    from docutils.utils.math.latex2mathml import tex2mathml
+
+    block = node.tagname == "math_block"
+    writer.body.append(tex2mathml(node.astext(), as_block=block))
+    raise SkipNode
+
+
+def _skip(_app: Any, _what: str, name: str, _thing: object, skip: bool, _options: Any) -> bool:
+    """What every pydantic model has is no part of ours."""
+    return skip or name.startswith(("model_", "_"))
+
+
+def generate() -> None:
+    """Write every generated page, and the example result beside them."""
+    (GENERATED / "extra").mkdir(parents=True, exist_ok=True)
+    (GENERATED / "cli.md").write_text("# Command line\n\n" + "\n".join(_commands()))
+    (GENERATED / "api.md").write_text("\n".join(_api()))
+    (GENERATED / "changelog.md").write_text((ROOT / "CHANGELOG.md").read_text())
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        (GENERATED / f"{path.stem}.md").write_text(_notebook(path))
+    _example(GENERATED / "extra" / "example.html")
+
+
+def _commands() -> Iterator[str]:
+    """The help of every command, as it prints."""
+    from typer.main import get_command
+
+    from simpar.cli import app
+
+    group: Any = get_command(app)
+    context = group.make_context("simpar", [], resilient_parsing=True)
+    yield f"```text\n{group.get_help(context)}\n```\n"
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        inner = type(context)(command, info_name=name, parent=context)
+        yield f"## simpar {name}\n\n```text\n{command.get_help(inner)}\n```\n"
+
+
+def _api() -> Iterator[str]:
+    """Everything that the package exports, under the name that users import."""
+    yield "# Python\n\nEverything that `import simpar` gives. Names are imported when first used.\n"
+    for name, home, what in simpar._CONTENTS:
+        module, _, attribute = home.partition(":")
+        kind = "autoclass" if isinstance(getattr(simpar, name), type) else "autofunction"
+        yield f"## simpar.{name}\n\n{what[0].upper()}{what[1:]}.\n"
+        yield f"```{{eval-rst}}\n.. {kind}:: simpar.{module}.{attribute}\n```\n"
+
+
+def _notebook(path: Path) -> str:
+    """Text and code of a notebook, in order."""
+    parts = [
+        "".join(cell["source"])
+        if cell["cell_type"] == "markdown"
+        else f"```python\n{''.join(cell['source'])}\n```"
+        for cell in json.loads(path.read_text())["cells"]
+    ]
+    return "\n\n".join(parts) + f"\n\n*This page is `notebooks/{path.name}`; run it to see its output.*\n"
+
+
+def _example(path: Path) -> None:
+    """The page of a shipped scenario."""
+    from simpar.neighbours import advise
+    from simpar.report.html import save_report
+    from simpar.scenario import load_scenario
+    from simpar.simulation import simulate
+
+    inputs = load_scenario(EXAMPLE, settings=["training.global_batch=32"]).inputs()
+    save_report(advise(simulate(**inputs), inputs), path)

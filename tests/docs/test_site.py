@@ -1,0 +1,66 @@
+"""The documentation site builds without a warning and stands on its own."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import simpar
+
+for needed in ("sphinx", "myst_parser", "furo"):
+    pytest.importorskip(needed, reason=f"{needed} is not installed")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built site; warnings are errors."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", str(folder / "trees")]
+    done = subprocess.run(
+        [*command, "-b", "html", str(ROOT / "docs"), str(folder / "html")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder / "html"
+
+
+def test_every_document_and_notebook_has_its_page(site):
+    """Nothing that is written stays out of the site."""
+    documents = {path.stem for path in (ROOT / "docs").glob("*.md")}
+    notebooks = {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert documents <= {path.stem for path in site.glob("*.html")}
+    assert notebooks <= {path.stem for path in (site / "generated").glob("*.html")}
+    index = (site / "index.html").read_text()
+    assert all(f'href="generated/{name}.html"' in index for name in notebooks)
+
+
+def test_the_api_page_lists_what_the_package_exports(site):
+    """Every exported name is a heading with its docstring, and nothing else is."""
+    page = (site / "generated" / "api.html").read_text()
+    listed = set(re.findall(r"<h2>simpar\.(\w+)<", page))
+    assert listed | {"__version__"} == set(simpar.__all__)
+
+
+def test_every_command_is_on_its_page(site):
+    """With its help as it prints."""
+    from simpar.cli import app
+
+    page = (site / "generated" / "cli.html").read_text()
+    for command in app.registered_commands:
+        assert f"<h2>simpar {command.name or command.callback.__name__}<" in page
+
+
+def test_pages_load_nothing_from_elsewhere(site):
+    """Scripts, styles, fonts and images lie beside the pages."""
+    for path in site.rglob("*.html"):
+        text = path.read_text()
+        assert not re.findall(r'(?:src|<link[^>]* href)="https?:', text), path.name
+
+
+def test_the_example_result_is_there(site):
+    """The first page links to a result that can be opened."""
+    assert 'href="example.html"' in (site / "index.html").read_text()
+    assert "What to try next" in (site / "example.html").read_text()
