@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from simpar.errors import UserError
@@ -88,7 +88,17 @@ def read(config: Mapping[str, Any], name: str = "model") -> ModelGraph:
         raise UserError(
             f"{name}: model_type = {kind!r} is not known{suggest(kind, FAMILIES) or allowed(FAMILIES)}"
         )
-    return FAMILIES[kind](Config(config, name), name)
+    graph = FAMILIES[kind](Config(config, name), name)
+    return replace(graph, facts={**graph.facts, **_facts(Config(config, name))})
+
+
+def _facts(config: Config) -> dict[str, Any]:
+    """What sizes and costs do not depend on and a real run needs: the activation, rotary base, dropout rate."""
+    activation = config.text("hidden_act") or config.text("activation_function")
+    theta = config.data.get("rope_theta")
+    rate = config.rate("resid_pdrop", "attn_pdrop", "embd_pdrop")
+    found = {"activation": activation, "rope_theta": theta, "dropout": rate}
+    return {name: value for name, value in found.items() if value}
 
 
 def _shape(config: Config, *, hidden: int, ffn: int, layers: int, heads: int, **sizes: int) -> Shape:

@@ -73,6 +73,7 @@ def build(
         embedding=_embedding(shape, style, dropout),
         head=_head(style),
         tied_embeddings=style.tied,
+        facts={"norm": style.norm},
     )
 
 

@@ -1,0 +1,114 @@
+"""Core attention on one rank: rotary positions, masks, and where in the sequence and the heads a rank stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from simpar.models.graph import Attention as Mask
+
+Tensor = Any
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which part of the sequence a rank works on.
+
+    Context parallelism gives rank ``cp_rank`` of ``cp`` one contiguous part of every sequence, ``cp_group`` joins
+    them; sequence parallelism gives rank ``sequence_rank`` of ``sequence_ranks`` a part of that part wherever the
+    residual stream is.
+    """
+
+    cp: int = 1
+    cp_rank: int = 0
+    cp_group: Any = None
+    cp_kind: str = "ring"
+    sequence_ranks: int = 1
+    sequence_rank: int = 0
+
+    def positions(self, length: int, device: Any) -> Tensor:
+        """Positions in the whole sequence of ``length`` tokens of this rank: int64[length]."""
+        start = self.cp_rank * length
+        return torch.arange(start, start + length, device=device)
+
+    def residual_positions(self, length: int, device: Any) -> Tensor:
+        """The same where the residual stream is sharded over the sequence."""
+        start = (self.cp_rank * self.sequence_ranks + self.sequence_rank) * length
+        return torch.arange(start, start + length, device=device)
+
+
+class Rotary(nn.Module):
+    """Rotary position embedding of queries and keys, halves rotated [Su et al. 2021, arXiv 2104.09864]."""
+
+    def __init__(self, head_dim: int, theta: float, place: Place) -> None:
+        super().__init__()
+        self.head_dim, self.theta, self.place = head_dim, theta, place
+        self._cached: tuple[Any, Tensor, Tensor] | None = None
+
+    def forward(self, qkv: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Shapes [batch, seq, heads x head_dim] in and out."""
+        query, key, value = qkv
+        cosine, sine = self._tables(query)
+        return self._rotate(query, cosine, sine), self._rotate(key, cosine, sine), value
+
+    def _tables(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine by position and half feature: [seq, 1, head_dim / 2], kept between calls."""
+        wanted = (x.shape[1], x.dtype, x.device)
+        if self._cached is None or self._cached[0] != wanted:
+            exponent = torch.arange(0, self.head_dim, 2, device=x.device, dtype=torch.float64) / self.head_dim
+            angle = torch.outer(
+                self.place.positions(x.shape[1], x.device).double(), self.theta**-exponent
+            ).unsqueeze(1)
+            self._cached = wanted, angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        return self._cached[1], self._cached[2]
+
+    def _rotate(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        first, second = x.unflatten(-1, (-1, self.head_dim)).chunk(2, dim=-1)
+        rotated = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+        return rotated.flatten(-2)
+
+
+class Attention(nn.Module):
+    """Causal attention of query heads over key-value heads; ``recompute`` runs it again in backward."""
+
+    def __init__(self, mask: Mask | None, head_dim: int, place: Place, dropout: float) -> None:
+        super().__init__()
+        assert mask is not None, "an attention operator carries its mask"
+        self.mask, self.head_dim, self.place = mask, head_dim, place
+        self.dropout = dropout if mask.dropout else 0.0
+        self.recompute = False
+
+    def forward(self, qkv: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """Shapes [batch, seq, heads x head_dim] in, that of the queries out."""
+        heads = [x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in qkv]
+        if self.recompute:
+            out = checkpoint(self._core, *heads, use_reentrant=False)
+        else:
+            out = self._core(*heads)
+        return out.transpose(1, 2).flatten(-2)
+
+    def _core(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Shapes [batch, heads, seq, head_dim]."""
+        groups = query.shape[1] // key.shape[1]
+        if groups > 1:
+            key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+        window = self.mask.window
+        banded = window is not None and window < key.shape[2]
+        return functional.scaled_dot_product_attention(
+            query, key, value,
+            attn_mask=_band(key.shape[2], int(window or 0), query.device) if banded else None,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=self.mask.causal and not banded,
+        )  # fmt: skip
+
+
+def _band(length: int, window: int, device: Any) -> Tensor:
+    """Which keys a query sees: itself and the ``window`` - 1 before it; bool[length, length]."""
+    position = torch.arange(length, device=device)
+    distance = position[:, None] - position[None, :]
+    return (distance >= 0) & (distance < window)

@@ -1,0 +1,315 @@
+"""A ModelGraph as a torch module: the same operators that the simulator costs, in the same order.
+
+Nothing here knows a model family. A block's operators become modules under their own names, a block's forward
+walks the data flow, and the parameters are the graph's weights one by one. A product with several outputs (query,
+key and value; gate and up) is several Linears, so that tensor parallelism can shard each by heads or features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from simpar.errors import UserError
+from simpar.models.graph import INPUT, Block, ModelGraph, Operator, evaluate
+from simpar.runtime.attention import Attention, Place, Rotary
+
+Tensor = Any
+INIT_STD = 0.02  # of matrices and embeddings [Radford et al. 2019]
+NORM_EPS = 1e-5
+DROPOUT = 0.1
+TABLE = "embedding.token_embedding.weight"
+OUTPUT = "head.lm_head.parts.0.weight"
+ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
+    "silu": functional.silu,
+    "swish": functional.silu,
+    "gelu": functional.gelu,
+    "relu": functional.relu,
+    "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
+    "gelu_fast": lambda x: functional.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one pipeline stage holds: layers by index, the embedding, the head."""
+
+    layers: range
+    embedding: bool
+    head: bool
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """What is computed again in backward, and what "selective" means (``attention`` or ``operators``)."""
+
+    kind: str = "none"
+    selective: str = "attention"
+
+    def of_layer(self, layer: int) -> str:
+        """``none``, ``selective`` or ``full`` for one layer; ``every:C`` recomputes the first of every C."""
+        if self.kind.startswith("every:"):
+            return "full" if layer % int(self.kind.removeprefix("every:")) == 0 else "none"
+        return self.kind
+
+
+class Linear(nn.Linear):
+    """A Linear whose product runs in the dtype of its input, whatever its parameters are kept in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape [..., in] to [..., out]."""
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return functional.linear(x, self.weight.to(x.dtype), bias)
+
+
+class Projection(nn.Module):
+    """A product with one or several outputs of the same input; one output is a tensor, several are a tuple."""
+
+    def __init__(self, op: Operator, dims: Mapping[str, int]) -> None:
+        super().__init__()
+        width = int(evaluate(op.contraction, dims))
+        columns = [int(evaluate(((1, names),), dims)) for times, names in op.columns for _ in range(times)]
+        bias = any(weight.kind == "vector" for weight in op.weights)
+        self.parts = nn.ModuleList(Linear(width, size, bias=bias) for size in columns)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Shape [batch, seq, in] to [batch, seq, out] for every output."""
+        outputs = tuple(part(x) for part in self.parts)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+
+class Norm(nn.Module):
+    """RMSNorm, or LayerNorm with a weight and a bias, a weight alone or neither."""
+
+    def __init__(self, op: Operator, width: int, kind: str) -> None:
+        super().__init__()
+        self.width, self.kind = (width,), kind
+        names = [weight.name.rsplit(".", 1)[-1] for weight in op.weights]
+        self.weight = nn.Parameter(torch.empty(width)) if "weight" in names else None
+        self.bias = nn.Parameter(torch.empty(width)) if "bias" in names else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dim, in the dtype of ``x``."""
+        weight = None if self.weight is None else self.weight.to(x.dtype)
+        if self.kind == "rms":
+            return functional.rms_norm(x, self.width, weight, NORM_EPS)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return functional.layer_norm(x, self.width, weight, bias, NORM_EPS)
+
+
+class HeadNorm(nn.Module):
+    """RMSNorm of queries and keys before attention: of every head, or of all heads' features together."""
+
+    def __init__(self, op: Operator, dims: Mapping[str, int]) -> None:
+        super().__init__()
+        per_head = all(names == ("head_dim",) for _, names in op.weights[0].size)
+        self.head_dim = dims["head_dim"] if per_head else None
+        keys, queries = dims["kv_heads"] * dims["head_dim"], dims["heads"] * dims["head_dim"]
+        self.query = nn.Parameter(torch.empty(self.head_dim or queries))
+        self.key = nn.Parameter(torch.empty(self.head_dim or keys))
+
+    def forward(self, qkv: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Shapes [batch, seq, heads x head_dim] in and out."""
+        query, key, value = qkv
+        return self._norm(query, self.query), self._norm(key, self.key), value
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        split = x if self.head_dim is None else x.unflatten(-1, (-1, self.head_dim))
+        normed = functional.rms_norm(split, tuple(weight.shape), weight.to(x.dtype), NORM_EPS)
+        return normed.reshape(x.shape)
+
+
+class Activation(nn.Module):
+    """An activation, or with a gate: act(gate) x up."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.function = ACTIVATIONS[name]
+
+    def forward(self, x: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+        """Shape [batch, seq, ffn] in and out."""
+        if isinstance(x, tuple):
+            gate, up = x
+            return self.function(gate) * up
+        return self.function(x)
+
+
+class Add(nn.Module):
+    """A sum of residual streams."""
+
+    def forward(self, first: Tensor, *others: Tensor) -> Tensor:
+        """Equal shapes in and out."""
+        for other in others:
+            first = first + other
+        return first
+
+
+class TokenEmbedding(nn.Embedding):
+    """Token indices to rows of the table in the dtype of the computation."""
+
+    compute_dtype: Any = None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Shape int64[batch, seq] to [batch, seq, hidden]."""
+        return functional.embedding(tokens, self.weight).to(self.compute_dtype or self.weight.dtype)
+
+
+class PositionEmbedding(nn.Module):
+    """Adds the learned embedding of every token's position."""
+
+    def __init__(self, positions: int, hidden: int, place: Place) -> None:
+        super().__init__()
+        self.place = place
+        self.weight = nn.Parameter(torch.empty(positions, hidden))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape [batch, seq, hidden] in and out."""
+        return x + self.weight[self.place.residual_positions(x.shape[1], x.device)].to(x.dtype)
+
+
+class BlockModule(nn.Module):
+    """A block of the graph: modules under the operators' names, executed in the graph's order."""
+
+    def __init__(self, block: Block, makers: Mapping[str, Callable[[Operator], nn.Module]]) -> None:
+        super().__init__()
+        self.operators = [op for op in block.operators if op.kind != "loss"]
+        for op in self.operators:
+            if op.kind not in makers:
+                raise UserError(f"operator {op.name} of kind {op.kind}: the runtime cannot execute it yet")
+            self.add_module(op.name, makers[op.kind](op))
+        last = {name: position for position, op in enumerate(self.operators) for name in op.inputs}
+        self.forget = [[n for n, at in last.items() if at == i] for i in range(len(self.operators))]
+        self.recompute = "none"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape [batch, seq, hidden] (tokens for the embedding, logits from the head)."""
+        if self.recompute == "full":
+            return checkpoint(self._run, x, use_reentrant=False)
+        if self.recompute == "operators":
+            return checkpoint(self._run, x, use_reentrant=False, context_fn=_every_other_product)
+        return self._run(x)
+
+    def _run(self, x: Tensor) -> Tensor:
+        values = {INPUT: x}
+        for op, done in zip(self.operators, self.forget, strict=True):
+            values[op.name] = getattr(self, op.name)(*(values[name] for name in op.inputs))
+            for name in done:
+                del values[name]
+        return values[self.operators[-1].name]
+
+
+def _every_other_product() -> Any:
+    """Selective recompute per operator: keep attention and every second product, compute the rest again."""
+    aten = torch.ops.aten
+    attention = {
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+    }
+    products = {"forward": 0, "recompute": 0}
+
+    def policy(context: Any, op: Any, *_: Any, **__: Any) -> Any:
+        if op in attention:
+            return CheckpointPolicy.MUST_SAVE
+        if op in (aten.mm.default, aten.addmm.default):
+            phase = "recompute" if context.is_recompute else "forward"
+            products[phase] += 1
+            return CheckpointPolicy.MUST_SAVE if products[phase] % 2 else CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+class Decoder(nn.Module):
+    """A decoder or a pipeline stage of it: embedding, layers and head under the same names in every split."""
+
+    def __init__(self, graph: ModelGraph, part: Part, place: Place, recompute: Recompute) -> None:
+        super().__init__()
+        makers = _makers(graph, place)
+        self.embedding = BlockModule(graph.embedding, makers) if part.embedding else None
+        self.layers = nn.ModuleDict()
+        for layer in part.layers:
+            block = BlockModule(graph.blocks[graph.layers[layer]], makers)
+            _set_recompute(block, recompute.of_layer(layer), recompute.selective)
+            self.layers[str(layer)] = block
+        self.head = BlockModule(graph.head, makers) if part.head else None
+        self.tied = graph.tied_embeddings
+        self.tie()
+
+    def tie(self) -> None:
+        """Let embedding and output projection share their table where both are here and tied."""
+        if self.tied and self.embedding is not None and self.head is not None:
+            self.head.lm_head.parts[0].weight = self.embedding.token_embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens int64[batch, seq] or hidden states in; hidden states [batch, seq, hidden] or logits out."""
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for layer in self.layers.values():
+            x = layer(x)
+        return x if self.head is None else self.head(x)
+
+
+def _set_recompute(block: BlockModule, kind: str, selective: str) -> None:
+    if kind == "selective" and selective == "attention":
+        for module in block.modules():
+            if isinstance(module, Attention):
+                module.recompute = True
+    elif kind == "selective":
+        block.recompute = "operators"
+    else:
+        block.recompute = kind
+
+
+def _makers(graph: ModelGraph, place: Place) -> dict[str, Callable[[Operator], nn.Module]]:
+    """How to make a module of every kind of operator."""
+    dims, facts = graph.dims, graph.facts
+    rate = float(facts.get("dropout", DROPOUT))
+
+    def norm(op: Operator) -> nn.Module:
+        if op.region == "tensor":
+            return HeadNorm(op, dims)
+        return Norm(op, int(evaluate(op.columns, dims)), str(facts.get("norm", "rms")))
+
+    def add(op: Operator) -> nn.Module:
+        if not op.weights:
+            return Add()
+        return PositionEmbedding(dims["positions"], dims["hidden"], place)
+
+    return {
+        "matmul": lambda op: Projection(op, dims),
+        "norm": norm,
+        "add": add,
+        "embedding": lambda _: TokenEmbedding(dims["vocab"], dims["hidden"]),
+        "rope": lambda _: Rotary(dims["head_dim"], float(facts.get("rope_theta", 10_000.0)), place),
+        "attention": lambda op: Attention(op.attention, dims["head_dim"], place, rate),
+        "activation": lambda _: Activation(_activation(facts, "gelu")),
+        "gated_activation": lambda _: Activation(_activation(facts, "silu")),
+        "dropout": lambda _: nn.Dropout(rate),
+    }
+
+
+def _activation(facts: Mapping[str, Any], default: str) -> str:
+    name = str(facts.get("activation") or default)
+    return name if name in ACTIVATIONS else default
+
+
+@torch.no_grad()
+def initial_value(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
+    """The whole fp32 tensor that a parameter starts from: the same in every layout, because only its name counts.
+
+    Vectors named weight (of norms) are one, biases zero, tables and matrices normal.
+    """
+    if len(shape) == 1:
+        return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+    digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    return torch.normal(0.0, INIT_STD, shape, generator=generator)

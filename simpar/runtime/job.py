@@ -1,0 +1,118 @@
+"""A job: everything the workers of a run need to know, as one JSON file. No torch here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.models.catalogue import load_model
+from simpar.models.graph import ModelGraph
+from simpar.models.hf_config import read as read_config
+from simpar.models.training import Training
+from simpar.plan.plan import Plan
+from simpar.units import Count
+
+FILE = "job.json"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Learning(_Part):
+    """The optimizer's numbers, and the seed of initial weights, data order and dropout."""
+
+    learning_rate: float = Field(1e-4, gt=0, allow_inf_nan=False)
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
+    momentum: float = Field(0.9, ge=0, lt=1, description="of sgd_momentum")
+    clip_norm: float | None = Field(None, gt=0, allow_inf_nan=False, description="largest gradient norm")
+    seed: int = Field(0, ge=0, lt=2**31)
+
+
+class Data(_Part):
+    """What is trained on: synthetic tokens, a file of token numbers, or a text and a tokenizer."""
+
+    kind: Literal["synthetic", "tokens", "text"] = "synthetic"
+    path: str | None = None
+    tokenizer: str | None = None
+    dtype: Literal["uint16", "uint32", "int32", "int64"] = "uint16"
+
+
+class Checkpoints(_Part):
+    """Where and how often states are saved; ``keep`` newest are kept."""
+
+    folder: str
+    every: Count | None = None
+    keep: Count = 2
+    resume: bool = True
+    background: bool = True
+
+
+class Machine(_Part):
+    """Where ranks run: device, threads of each, seconds until a silent peer counts as dead."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: Count = 1
+    timeout_s: float = Field(300.0, gt=0, allow_inf_nan=False)
+    offload: bool = Field(False, description="keep sharded states in host memory")
+    port: int | None = Field(None, ge=1, le=65535, description="where rank 0 listens; default a free one")
+
+
+class Job(_Part):
+    """One run of a checked and resolved plan: ``steps`` optimizer steps, results in ``folder``."""
+
+    plan: Plan
+    model: str | dict[str, Any]
+    training: Training
+    steps: Count
+    folder: str
+    learning: Learning = Learning()
+    data: Data = Data()
+    checkpoints: Checkpoints | None = None
+    machine: Machine = Machine()
+    warmup: int = Field(2, ge=0, description="steps at the start that are not measured")
+    trace_steps: int = Field(0, ge=0, description="steps of the Kineto trace, after the warm-up")
+    selective: Literal["attention", "operators"] = "attention"
+
+    @property
+    def own_code(self) -> bool:
+        """Whether the model is a module:function of the user's."""
+        return isinstance(self.model, str) and is_code(self.model)
+
+    def graph(self) -> ModelGraph | None:
+        """The model's graph; None for a model of the user's. Raises UserError."""
+        if isinstance(self.model, dict):
+            return read_config(self.model, name=str(self.model.get("name", "inline")))
+        return None if is_code(self.model) else load_model(self.model)
+
+    def save(self) -> Path:
+        """Write the job into its folder."""
+        path = Path(self.folder) / FILE
+        files.write_atomic(path, self.model_dump_json(indent=2) + "\n")
+        return path
+
+    @staticmethod
+    def load(path: str | Path) -> Job:
+        """Read what :meth:`save` wrote. Raises UserError."""
+        return files.parse(Job, files.load(Path(path)))
+
+
+def is_code(model: str) -> bool:
+    """Whether a model's name is a Python function, ``module:function``."""
+    module, colon, function = model.partition(":")
+    return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def own_model(name: str) -> Any:
+    """What the user's ``module:function`` makes. Raises UserError where it cannot be found."""
+    from importlib import import_module
+
+    module, _, function = name.partition(":")
+    try:
+        return getattr(import_module(module), function)()
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"model = {name}: cannot be imported ({error}); allowed: module:function") from None

@@ -1,0 +1,149 @@
+"""Start the workers of a job with torchrun, follow them, and never leave one behind. No torch here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simpar.errors import UserError
+from simpar.runtime.job import Job
+from simpar.runtime.worker import die_with_parent, listen
+
+GRACE_S = 10.0
+POLL_S = 0.1
+LOCALHOST = "127.0.0.1"
+MIN_TORCH = (2, 11)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Which node of several this is, and where they meet; by default one node that talks to itself only."""
+
+    count: int = 1
+    rank: int = 0
+    rendezvous: str | None = None
+
+
+class WorkerFailure(RuntimeError):
+    """A worker failed through no fault of the user's input."""
+
+
+def require_torch() -> None:
+    """Raise UserError unless a torch that is new enough is installed; it is not imported."""
+    from importlib import metadata
+
+    if importlib.util.find_spec("torch") is None:
+        raise UserError("torch is not installed; a real run needs it: pip install 'simpar-planner[torch]'")
+    version = metadata.version("torch")
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+    if numbers < MIN_TORCH:
+        raise UserError(f"torch {version}: allowed: {MIN_TORCH[0]}.{MIN_TORCH[1]} or newer")
+
+
+def launch(
+    job: Job, processes: int, *, nodes: Nodes | None = None, max_restarts: int = 0,
+    follow: Callable[[], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Run a job on ``processes`` ranks of this node; what each of them measured, by rank.
+
+    ``follow`` is called while they work. Raises UserError where the user can mend it, WorkerFailure otherwise.
+    """  # fmt: skip
+    require_torch()
+    where = nodes or Nodes()
+    if job.machine.port is not None and where.rank == 0:
+        listen(LOCALHOST if where.count == 1 else "0.0.0.0", job.machine.port).close()
+    folder = Path(job.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in (*folder.glob("rank*.json"), *folder.glob("failed*.json"), *folder.glob("rank*.pid")):
+        old.unlink()
+    command = torchrun(job, processes, where, max_restarts)
+    with _running(command, _environment(job, where), folder / "torchrun.log") as process:
+        while process.poll() is None:
+            time.sleep(POLL_S)
+            if follow is not None:
+                follow()
+    _raise_failure(folder, process.returncode)
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"), key=_number)]
+
+
+def torchrun(job: Job, processes: int, nodes: Nodes, max_restarts: int) -> list[str]:
+    """The command line of torch.distributed.run. One node meets through a file and opens no port."""
+    folder = Path(job.folder)
+    timeout = f"join_timeout={int(job.machine.timeout_s)},timeout={int(job.machine.timeout_s)}"
+    if nodes.count == 1:
+        meeting = folder / f"rendezvous-{os.getpid()}-{time.monotonic_ns()}"
+        rendezvous = ["--rdzv-endpoint", str(meeting), "--rdzv-conf", f"store_type=file,{timeout}"]
+        rendezvous += ["--local-addr", LOCALHOST]
+    else:
+        rendezvous = ["--rdzv-endpoint", str(nodes.rendezvous), "--rdzv-conf", timeout]
+        rendezvous += ["--node-rank", str(nodes.rank)]
+    return [
+        sys.executable, "-m", "torch.distributed.run",
+        "--nnodes", str(nodes.count), "--nproc-per-node", str(processes), "--max-restarts", str(max_restarts),
+        "--rdzv-backend", "c10d", "--rdzv-id", "simpar", *rendezvous,
+        "--monitor-interval", "0.1", "--log-dir", str(folder / "logs"), "--redirects", "3",
+        "--module", "simpar.runtime.worker", str(job.save()),
+    ]  # fmt: skip
+
+
+def _environment(job: Job, nodes: Nodes) -> dict[str, str]:
+    found = {**os.environ, "OMP_NUM_THREADS": str(job.machine.threads)}
+    found["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # the agent would listen on every interface
+    path = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
+    found["PYTHONPATH"] = os.pathsep.join(path)
+    if nodes.count == 1 and job.machine.device == "cpu" and sys.platform == "linux":
+        found.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return found
+
+
+@contextmanager
+def _running(command: list[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """torchrun in a session of its own; whatever happens here, it and its workers are gone afterwards."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            preexec_fn=die_with_parent,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its session: politely, then not."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _raise_failure(folder: Path, code: int) -> None:
+    """Tell the cause: what the user can mend first, else the first failure in time."""
+    if code == 0:
+        return
+    reasons = [json.loads(path.read_text()) for path in folder.glob("failed*.json")]
+    for reason in sorted(reasons, key=lambda each: (each["kind"] != "user", each["time"])):
+        if reason["kind"] == "user":
+            raise UserError(reason["message"])
+        raise WorkerFailure(f"rank {reason['rank']}: {reason['message']} (logs: {folder / 'logs'})")
+    lines = (folder / "torchrun.log").read_text(encoding="utf-8", errors="replace").splitlines()
+    last = next((line for line in reversed(lines) if "Error" in line or "rror:" in line), "no reason was left")
+    raise WorkerFailure(f"torchrun ended with {code}: {last.strip()[:300]} (log: {folder / 'torchrun.log'})")
+
+
+def _number(path: Path) -> int:
+    return int(path.stem.removeprefix("rank"))

@@ -1,0 +1,113 @@
+"""What a rank measures: time of every step and of its phases, peak memory, and a Kineto trace on request."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simpar.units import KIB, MS
+
+
+@dataclass
+class Clock:
+    """Seconds of phases of the current step. On CUDA phases are measured by events, so nothing waits for them."""
+
+    device: Any
+    marks: list[tuple[str, Any, Any]] = field(default_factory=list)
+
+    def now(self) -> float:
+        """Seconds, after everything that was issued is done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time inside towards a phase."""
+        start = self._mark()
+        yield
+        self.marks.append((name, start, self._mark()))
+
+    def _mark(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def timed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """The function, with its time counted towards a phase."""
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            with self.phase(name):
+                return function(*arguments, **options)
+
+        return call
+
+    def take(self) -> dict[str, float]:
+        """Seconds by phase since the last call; on CUDA after :meth:`now`."""
+        found: dict[str, float] = defaultdict(float)
+        for name, start, end in self.marks:
+            found[name] += start.elapsed_time(end) * MS if self.device.type == "cuda" else end - start
+        self.marks.clear()
+        return dict(found)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Peak bytes of one rank, beyond what the process held before the model was built.
+
+    On a CUDA device both figures are the caching allocator's; on a CPU there is only the resident set of the
+    process, counted from ``base_bytes`` on.
+    """
+
+    device: Any
+    base_bytes: int
+
+    @staticmethod
+    def start(device: Any) -> Memory:
+        """Begin to watch."""
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            return Memory(device, 0)
+        return Memory(device, _resident_peak_bytes())
+
+    def peak(self) -> dict[str, float]:
+        """Bytes allocated and reserved at the peak."""
+        if self.device.type == "cuda":
+            return {
+                "peak_memory_bytes": float(torch.cuda.max_memory_allocated(self.device)),
+                "peak_reserved_bytes": float(torch.cuda.max_memory_reserved(self.device)),
+            }
+        grown = float(_resident_peak_bytes() - self.base_bytes)
+        return {"peak_memory_bytes": grown, "peak_reserved_bytes": grown}
+
+
+def _resident_peak_bytes() -> int:
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * KIB
+
+
+@contextmanager
+def tracing(path: Path | None, *, wait: int, steps: int) -> Iterator[Callable[[], None]]:
+    """Record a Kineto trace of ``steps`` steps after ``wait``; what is yielded is called after every step."""
+    if path is None or steps == 0:
+        yield lambda: None
+        return
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    plan = schedule(wait=max(wait - 1, 0), warmup=1 if wait else 0, active=steps, repeat=1)
+    with profile(
+        activities=activities, schedule=plan, on_trace_ready=lambda found: found.export_chrome_trace(str(path))
+    ) as profiler:
+        yield profiler.step

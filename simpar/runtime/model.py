@@ -1,0 +1,136 @@
+"""The modules of one rank: built without memory, sharded, then filled with initial values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from simpar.models.graph import ModelGraph
+from simpar.plan.check import stage_layers
+from simpar.plan.plan import Plan
+from simpar.runtime import tensor_parallel
+from simpar.runtime.attention import Place
+from simpar.runtime.decoder import OUTPUT, TABLE, Decoder, Part, Recompute, TokenEmbedding, initial_value
+from simpar.runtime.ranks import Ranks
+from simpar.runtime.strategy import Strategy
+
+Dtype = Any
+DTYPES: Mapping[str, Dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Dtypes:
+    """What parameters are kept in, computed in, and gradients reduced in."""
+
+    storage: Dtype
+    compute: Dtype
+    reduce: Dtype
+
+    @staticmethod
+    def of(plan: Plan) -> Dtypes:
+        """Read off a resolved plan: master weights are parameters kept in fp32."""
+        compute = DTYPES[plan.numerics.precision]
+        storage = torch.float32 if plan.numerics.master_weights else compute
+        return Dtypes(storage, compute, DTYPES[plan.numerics.grad_dtype or plan.numerics.precision])
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What :func:`build_stage` needs beside the stage: graph, resolved plan, strategy, dtypes, switches."""
+
+    graph: ModelGraph
+    plan: Plan
+    strategy: Strategy
+    dtypes: Dtypes
+    recompute: Recompute
+    seed: int = 0
+    offload: bool = False
+
+
+def parts(graph: ModelGraph, plan: Plan) -> list[Part]:
+    """What every virtual stage holds, in order."""
+    counts = stage_layers(plan, len(graph.layers))
+    starts = [sum(counts[:stage]) for stage in range(len(counts))]
+    last = len(counts) - 1
+    return [
+        Part(range(start, start + count), embedding=stage == 0, head=stage == last)
+        for stage, (start, count) in enumerate(zip(starts, counts, strict=True))
+    ]
+
+
+def build_stage(blueprint: Blueprint, part: Part, ranks: Ranks) -> Decoder:
+    """One stage on this rank: tensor-parallel, fully sharded where the strategy says so, with initial values."""
+    plan = blueprint.plan
+    sequence = bool(plan.tensor_parallel.sequence_parallel)
+    with torch.device("meta"):
+        model = Decoder(blueprint.graph, part, place_of(plan, ranks), blueprint.recompute)
+        model.to(blueprint.dtypes.storage)
+        for module in model.modules():
+            if isinstance(module, TokenEmbedding):
+                module.compute_dtype = blueprint.dtypes.compute
+    if plan.mesh.tp > 1:
+        tensor_parallel.apply(model, ranks.submesh("tp"), sequence_parallel=sequence)
+    if blueprint.strategy.reduction == "fsdp":
+        units = [*model.layers.values()]
+        if not model.tied:
+            units += [block for block in (model.embedding, model.head) if block is not None]
+        shard(model, units, blueprint, ranks)
+    model.to_empty(device="cpu" if blueprint.offload else ranks.device)
+    model.tie()
+    fill(model, blueprint.seed)
+    return model
+
+
+def place_of(plan: Plan, ranks: Ranks) -> Place:
+    """Where in a sequence this rank works."""
+    sequence = bool(plan.tensor_parallel.sequence_parallel) and plan.mesh.tp > 1
+    return Place(
+        cp=plan.mesh.cp,
+        cp_rank=ranks.here["cp"],
+        cp_group=ranks.context_group,
+        sequence_ranks=plan.mesh.tp if sequence else 1,
+        sequence_rank=ranks.here["tp"] if sequence else 0,
+    )
+
+
+def shard(model: nn.Module, units: list[nn.Module], blueprint: Blueprint, ranks: Ranks) -> None:
+    """fully_shard every unit, then the rest, over the shard axis (with replicas: over both data axes)."""
+    strategy, dtypes = blueprint.strategy, blueprint.dtypes
+    pinned = ranks.device.type != "cpu"
+    axes = ("replicate", "shard") if strategy.replicas > 1 else ("shard",)
+    policy = MixedPrecisionPolicy(param_dtype=dtypes.compute, reduce_dtype=dtypes.reduce)
+    options = {
+        "mesh": ranks.submesh(*axes),
+        "mp_policy": policy if dtypes.compute != dtypes.storage else MixedPrecisionPolicy(),
+        "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if blueprint.offload else OffloadPolicy(),
+        "reshard_after_forward": strategy.reshard,
+    }
+    for unit in units:
+        fully_shard(unit, **options)
+    fully_shard(model, **options)
+
+
+@torch.no_grad()
+def fill(model: nn.Module, seed: int) -> None:
+    """Give every parameter, or the shard of it that is here, its initial value; both copies of a table the same."""
+    for name, parameter in model.named_parameters():
+        local, here = local_part(parameter)
+        origin = TABLE if name == OUTPUT and getattr(model, "tied", False) else name
+        local.copy_(initial_value(origin, tuple(parameter.shape), seed)[here])
+
+
+def local_part(tensor: Any) -> tuple[Any, tuple[slice, ...]]:
+    """The plain tensor on this rank, and where in the whole tensor it lies."""
+    if not isinstance(tensor, DTensor):
+        return tensor, tuple(slice(0, size) for size in tensor.shape)
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tensor.to_local(), tuple(
+        slice(start, start + size) for start, size in zip(offset, shape, strict=True)
+    )

@@ -1,0 +1,91 @@
+"""The plan's action table on torch.distributed.pipelining.
+
+torch's runtime takes compute actions per rank, adds sends, receives and unsharding, and executes them. The table is
+the one that was simulated and verified; torch's own schedule classes are not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+
+from simpar.plan.schedules.actions import Schedule
+from simpar.runtime.measure import Clock
+from simpar.runtime.ranks import Ranks
+
+Tensor = Any
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Meta tensors of one microbatch: the tokens, the hidden states between stages, the logits."""
+
+    tokens: Tensor
+    hidden: Tensor
+    logits: Tensor
+
+    @staticmethod
+    def of(batch: int, lengths: tuple[int, int], widths: tuple[int, int], dtype: Any) -> Shapes:
+        """For (tokens, residual rows) in ``lengths`` and (hidden, vocab) in ``widths``."""
+        tokens = torch.empty(batch, lengths[0], dtype=torch.int64, device="meta")
+        hidden = torch.empty(batch, lengths[1], widths[0], dtype=dtype, device="meta", requires_grad=True)
+        return Shapes(
+            tokens, hidden, torch.empty(batch, lengths[0], widths[1], dtype=dtype, device="meta")
+        )
+
+
+class Pipeline:
+    """One rank of a pipeline: its stages, and torch's runtime loaded with the action table."""
+
+    def __init__(
+        self, schedule: Schedule, stages: dict[int, Any], shapes: Shapes, loss: Callable[..., Tensor], ranks: Ranks
+    ) -> None:
+        last = schedule.num_stages - 1
+        self.first, self.last = 0 in stages, last in stages
+        built = [
+            PipelineStage(
+                module, index, schedule.num_stages, ranks.device, group=ranks.pipeline_group,
+                input_args=(shapes.tokens if index == 0 else shapes.hidden,),
+                output_args=(shapes.logits if index == last else shapes.hidden,),
+            )
+            for index, module in sorted(stages.items())
+        ]  # fmt: skip
+        self.stages = built
+        self.runtime = _PipelineScheduleRuntime(
+            built, schedule.num_microbatches, loss_fn=loss, scale_grads=False
+        )
+        self.runtime._prepare_schedule_with_comms(actions(schedule))
+
+    def step(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
+        """Forward and backward of all microbatches of int64[batch, seq]; their losses on the last stage."""
+        losses: list[Tensor] = []
+        inputs = (tokens,) if self.first else ()
+        wanted = targets if self.last else None
+        self.runtime.step(*inputs, target=wanted, losses=losses, return_outputs=False)
+        return losses
+
+    def measure(self, clock: Clock) -> None:
+        """Count the stages' own work; the rest of a step is messages and waiting."""
+        for stage in self.stages:
+            stage.forward_one_chunk = clock.timed(stage.forward_one_chunk, "forward")
+            stage.backward_one_chunk = clock.timed(stage.backward_one_chunk, "backward")
+            stage.backward_weight_one_chunk = clock.timed(stage.backward_weight_one_chunk, "backward")
+
+
+def actions(schedule: Schedule) -> dict[int, list[Any]]:
+    """The table as torch's actions; overlapped pairs run one after the other."""
+    return {rank: [_Action.from_str(text) for text in texts(schedule, rank)] for rank in range(schedule.num_ranks)}
+
+
+def texts(schedule: Schedule, rank: int) -> Sequence[str]:
+    """One rank's actions as torch writes them."""
+    letters, stages, microbatches = schedule.letters(rank)
+    return [
+        f"{stage}{letter}{microbatch}"
+        for letter, stage, microbatch in zip(letters, stages.tolist(), microbatches.tolist(), strict=True)
+    ]

@@ -1,0 +1,41 @@
+"""From a plan as written to one that can run: defaults decided, combinations checked, schedule made. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simpar.cost.stack import load_stack, resolve
+from simpar.models.graph import ModelGraph
+from simpar.models.training import Training
+from simpar.plan.check import Target, check, schedule_of
+from simpar.plan.plan import Plan
+from simpar.plan.schedules.actions import Schedule
+from simpar.runtime.strategy import Strategy, choose
+
+STACK = "simpar"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A resolved plan, its action table (None for a model of the user's) and what the runtime does for it."""
+
+    plan: Plan
+    schedule: Schedule | None
+    strategy: Strategy
+    selective: str
+
+
+def prepare(plan: Plan, graph: ModelGraph | None, training: Training, world_size: int) -> Prepared:
+    """Everything decided before torch starts. Raises UserError.
+
+    ``graph`` is None for a model of the user's, which is data parallel only.
+    """
+    stack = load_stack(plan.stack or STACK)
+    plan = resolve(plan, stack)
+    if graph is None:
+        dp = plan.mesh.dp or world_size
+        plan = plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"dp": dp})})
+        return Prepared(plan, None, choose(plan, None), stack.memory.selective)
+    plan = check(plan, Target(graph, training, world_size, world_size))
+    schedule = schedule_of(plan, training)
+    return Prepared(plan, schedule, choose(plan, schedule, graph), stack.memory.selective)

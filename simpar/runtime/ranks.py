@@ -1,0 +1,99 @@
+"""This rank in the plan's mesh: coordinates, device meshes and process groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from simpar.plan.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One rank of a mesh and the groups it talks in. ``replicas`` divide the dp x cp ranks (HSDP).
+
+    Every rank of the job makes the same groups in the same order; groups of one rank are never made.
+    """
+
+    mesh: Mesh
+    rank: int
+    device: Any
+    replicas: int = 1
+
+    @cached_property
+    def here(self) -> dict[str, int]:
+        """This rank's coordinate along every axis of the plan."""
+        return {axis: int(at[0]) for axis, at in self.mesh.coordinates([self.rank]).items()}
+
+    @property
+    def width(self) -> int:
+        """Ranks that share gradients: dp x cp."""
+        return int(self.mesh.dp or 1) * self.mesh.cp
+
+    @property
+    def data_rank(self) -> int:
+        """This rank's number among the data-parallel ranks."""
+        return self.here["dp"]
+
+    @cached_property
+    def device_mesh(self) -> DeviceMesh:
+        """Axes pp, replicate, shard, tp; shard spans what HSDP leaves of dp x cp."""
+        data = self.mesh.groups(("dp", "cp")).reshape(-1, self.replicas, self.width // self.replicas)
+        where = self.mesh.coordinates(data[:, 0, 0])
+        grid = np.empty((self.mesh.pp, *data.shape[1:], self.mesh.tp), dtype=np.int64)
+        for group, pp, tp in zip(data, where["pp"].tolist(), where["tp"].tolist(), strict=True):
+            grid[pp, :, :, tp] = group
+        names = ("pp", "replicate", "shard", "tp")
+        return DeviceMesh(self.device.type, torch.from_numpy(grid), mesh_dim_names=names)
+
+    def submesh(self, *axes: str) -> DeviceMesh:
+        """The part of the device mesh along some axes."""
+        return self.device_mesh[axes if len(axes) > 1 else axes[0]]
+
+    @cached_property
+    def tensor_group(self) -> Any:
+        """Ranks that share one copy of the layers by tensor parallelism; None for one rank."""
+        return self.submesh("tp").get_group() if self.mesh.tp > 1 else None
+
+    @cached_property
+    def pipeline_group(self) -> Any:
+        """Ranks of one pipeline; None for one rank."""
+        return self.submesh("pp").get_group() if self.mesh.pp > 1 else None
+
+    @cached_property
+    def data_group(self) -> Any:
+        """All dp x cp ranks that average gradients; None for one rank."""
+        return self._enumerated(("dp", "cp"), self.width)
+
+    @cached_property
+    def shard_group(self) -> Any:
+        """Ranks that share one set of optimizer states; None for one rank."""
+        if self.width == self.replicas:
+            return None
+        return self.submesh("shard").get_group()
+
+    @cached_property
+    def context_group(self) -> Any:
+        """Ranks that share one sequence; None for one rank."""
+        return self._enumerated("cp", self.mesh.cp)
+
+    @cached_property
+    def embedding_group(self) -> Any:
+        """First and last pipeline rank, which both hold tied embeddings; None within one rank."""
+        if self.mesh.pp < 3:
+            return self.pipeline_group
+        pipelines = self.mesh.groups("pp")
+        found, _ = dist.new_subgroups_by_enumeration(pipelines[:, [0, -1]].tolist())
+        return found
+
+    def _enumerated(self, axes: Any, size: int) -> Any:
+        if size == 1:
+            return None
+        found, _ = dist.new_subgroups_by_enumeration(self.mesh.groups(axes).tolist())
+        return found

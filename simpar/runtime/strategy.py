@@ -1,0 +1,123 @@
+"""How a checked plan is put on torch, and which combinations are refused, with the reason. No torch here.
+
+| plan | gradients | optimizer states |
+|---|---|---|
+| no data parallelism | - | whole |
+| zero 0 | DDP, or one explicit reduction where DDP cannot (tensor parallelism, several chunks, split backward) | whole |
+| zero 1 | as zero 0 | ZeroRedundancyOptimizer |
+| zero 2, 3, HSDP | fully_shard | with the shards |
+| single_process | threads of one process | whole |
+
+DDP broadcasts and reduces plain tensors only, and expects one backward per parameter and step; fully_shard reduces
+in hooks that a split backward (I and W) does not reach.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from simpar.errors import UserError
+from simpar.models.graph import ModelGraph
+from simpar.plan.plan import Plan
+from simpar.plan.schedules.actions import B, F, Schedule
+
+Reduction = Literal["none", "ddp", "explicit", "fsdp", "threads"]
+PRECISIONS = ("bf16", "fp32")
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """What the runtime does for a plan.
+
+    ``reduction`` of gradients over the data-parallel ranks, ``shard_optimizer`` for ZeRO-1, ``reshard`` parameters
+    after forward (zero 3), ``replicas`` of the shards.
+    """
+
+    reduction: Reduction
+    shard_optimizer: bool = False
+    reshard: bool = False
+    replicas: int = 1
+
+
+def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = None) -> Strategy:
+    """The strategy of a checked plan; ``graph`` is None for a model of the user's.
+
+    Raises UserError for what torch cannot do, or does wrongly.
+    """
+    _refuse(plan, graph)
+    if schedule is not None:
+        refuse_schedule(schedule)
+    data, mesh = plan.data_parallel, plan.mesh
+    width = int(mesh.dp or 1) * mesh.cp
+    if data.kind == "single_process":
+        return Strategy("threads")
+    if width == 1:
+        return Strategy("none")
+    split = schedule is not None and is_split(schedule)
+    if data.zero >= 2:
+        if split:
+            raise UserError(
+                f"plan.zero = {data.zero} with schedule {plan.schedule}: fully_shard misses gradients of a backward "
+                f"that is split into I and W, silently; allowed: zero 0 or 1, or a schedule without W"
+            )
+        return Strategy("fsdp", reshard=bool(data.reshard_after_forward), replicas=data.hsdp)
+    plain = mesh.tp == 1 and plan.pipeline.vpp == 1 and not split
+    return Strategy("ddp" if plain else "explicit", shard_optimizer=data.zero == 1, replicas=data.hsdp)
+
+
+def is_split(schedule: Schedule) -> bool:
+    """Whether any backward is split into I and W."""
+    return any(bool(((columns.code != F) & (columns.code != B)).any()) for columns in schedule.ranks)
+
+
+def refuse_schedule(schedule: Schedule) -> None:
+    """Raise UserError for an action table that torch's pipeline runtime cannot execute."""
+    if schedule.num_mirrored:
+        raise UserError(
+            f"plan.schedule = {schedule.name}: two copies of every stage; allowed: the others, such as dualpipev"
+        )
+    last = schedule.num_stages - 1
+    for rank in range(schedule.num_ranks):
+        code, stage, microbatch = schedule.arrays(rank)
+        order = microbatch[(code == F) & (stage == last)]
+        if len(order) and (order[1:] < order[:-1]).any():
+            raise UserError(
+                "plan.actions: the last stage's forwards are out of order; allowed: microbatches 0, 1, 2, ..., "
+                "because torch counts losses"
+            )
+
+
+def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
+    numerics, mesh = plan.numerics, plan.mesh
+    if numerics.precision not in PRECISIONS:
+        raise UserError(
+            f"plan.precision = {numerics.precision}: needs scaled losses or 8-bit products; "
+            f"allowed in a real run: {', '.join(PRECISIONS)}"
+        )
+    if mesh.ep > 1:
+        raise UserError(f"plan.ep = {mesh.ep}: the runtime has no expert parallelism; allowed: 1")
+    if graph is None:
+        others = {"tp": mesh.tp, "pp": mesh.pp, "cp": mesh.cp}
+        for axis, size in others.items():
+            if size > 1:
+                raise UserError(
+                    f"plan.{axis} = {size}: a model of your own is only data parallel; allowed: 1, or a config.json"
+                )
+    elif mesh.tp > 1:
+        _refuse_tensor(mesh.tp, graph)
+
+
+def _refuse_tensor(tp: int, graph: ModelGraph) -> None:
+    kv_heads = graph.dims["kv_heads"]
+    if kv_heads % tp:
+        raise UserError(
+            f"plan.tp = {tp}: the runtime does not copy key-value heads; allowed: a divisor of {kv_heads}"
+        )
+    for block in graph.blocks.values():
+        for op in block.operators:
+            whole = any("heads" in names for weight in op.weights for _, names in weight.size)
+            if op.kind == "norm" and op.region == "tensor" and whole:
+                raise UserError(
+                    f"plan.tp = {tp}: {op.name} of {graph.name} normalises over all heads at once; allowed: 1"
+                )

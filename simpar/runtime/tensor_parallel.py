@@ -1,0 +1,79 @@
+"""Tensor and sequence parallelism of a Decoder with DTensor, read off the graph.
+
+Column-parallel products gather the residual stream, row-parallel products and the embedding sum their partial
+results; under sequence parallelism these become all-gather and reduce-scatter over the sequence [Korthikanti et
+al. 2022, arXiv 2205.05198]. Everything between works on plain local tensors. Parameters that every rank keeps
+whole but applies to its own part (norms and biases under sequence parallelism, norms of local heads) have
+gradients that are partial sums: :func:`partial_parameters` names them, one all-reduce a step adds them up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from simpar.models.graph import Operator, is_column_parallel, is_row_parallel
+from simpar.runtime.decoder import BlockModule, Decoder, HeadNorm, Norm, PositionEmbedding
+
+SEQUENCE_DIM = 1
+
+
+def apply(model: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+    """Shard the products and tables of a Decoder over a one-axis mesh, in place."""
+    residual = Shard(SEQUENCE_DIM) if sequence_parallel else Replicate()
+    for block in _blocks(model):
+        styles: dict[str, Any] = {}
+        for op in block.operators:
+            styles |= _styles(op, residual)
+        parallelize_module(block, mesh, styles)
+    model.tie()
+
+
+def _styles(op: Operator, residual: Any) -> dict[str, Any]:
+    if op.kind == "embedding":
+        return {op.name: RowwiseParallel(input_layouts=Replicate(), output_layouts=residual)}
+    if is_column_parallel(op):
+        logits = op.name == "lm_head"
+        column = ColwiseParallel(use_local_output=not logits, output_layouts=Shard(-1))
+        gather = PrepareModuleInput(input_layouts=(residual,), desired_input_layouts=(Replicate(),))
+        return {op.name: gather, f"{op.name}.parts.*": column}
+    if is_row_parallel(op):
+        return {f"{op.name}.parts.0": RowwiseParallel(output_layouts=residual)}
+    return {}
+
+
+def _blocks(model: Decoder) -> Iterator[BlockModule]:
+    yield from (block for block in (model.embedding, *model.layers.values(), model.head) if block is not None)
+
+
+def partial_parameters(model: nn.Module, *, sequence_parallel: bool) -> list[str]:
+    """Names of whole parameters whose gradient on a rank covers only its heads or its part of the sequence."""
+    found = []
+    for name, module in model.named_modules():
+        per_head = isinstance(module, HeadNorm)
+        on_sequence = sequence_parallel and isinstance(module, Norm | PositionEmbedding)
+        if per_head or on_sequence:
+            found += [f"{name}.{leaf}" for leaf, _ in module.named_parameters()]
+    return found
+
+
+def sum_partial(gradients: list[Any], group: Any) -> None:
+    """Add up partial gradients over the tensor-parallel ranks, as one message."""
+    if not gradients:
+        return
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    dist.all_reduce(flat, group=group)
+    for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(total.view_as(gradient))

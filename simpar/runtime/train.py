@@ -1,0 +1,140 @@
+"""The training loop of one rank: data, steps, log, checkpoints, measurements."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simpar.files import write_atomic
+from simpar.runtime.data import Loader, open_source
+from simpar.runtime.decoder import Recompute
+from simpar.runtime.engine import Engine, average_loss, make_engine
+from simpar.runtime.job import Job
+from simpar.runtime.measure import Clock, Memory, tracing
+from simpar.runtime.model import Blueprint, Dtypes
+from simpar.runtime.prepare import Prepared, prepare
+from simpar.runtime.ranks import Ranks
+
+LOG = "log.jsonl"
+Tensor = Any
+
+
+@dataclass(frozen=True)
+class Session:
+    """One rank's run in progress."""
+
+    job: Job
+    prepared: Prepared
+    ranks: Ranks
+    engine: Engine
+    loader: Loader
+    clock: Clock
+
+    @property
+    def folder(self) -> Path:
+        """Where results go."""
+        return Path(self.job.folder)
+
+
+def train(job: Job, rank: int, world_size: int, device: Any) -> dict[str, Any]:
+    """Run a job on this rank and return what it measured. Raises UserError."""
+    torch.set_num_threads(job.machine.threads)
+    memory = Memory.start(device)
+    session = start(job, rank, world_size, device)
+    first = 0
+    rows: list[dict[str, Any]] = []
+    log = _open_log(session, first) if rank == 0 else None
+    path = session.folder / f"trace-rank{rank}.json" if job.trace_steps else None
+    with tracing(path, wait=job.warmup, steps=job.trace_steps) as traced:
+        for step in range(first, job.steps):
+            rows.append(_one_step(session, step))
+            if log is not None:
+                log(rows[-1])
+            traced()
+    return {"rank": rank, "steps": rows, **memory.peak()}
+
+
+def start(job: Job, rank: int, world_size: int, device: Any) -> Session:
+    """Build everything a rank needs. Raises UserError."""
+    graph = job.graph()
+    assert graph is not None, "models of the user's have their own start"
+    prepared = prepare(job.plan, graph, job.training, world_size)
+    assert prepared.schedule is not None, "decoders have a schedule"
+    plan = prepared.plan
+    ranks = Ranks(plan.mesh, rank, device, prepared.strategy.replicas)
+    seed = job.learning.seed
+    blueprint = Blueprint(
+        graph, plan, prepared.strategy, Dtypes.of(plan), Recompute(plan.memory.recompute, prepared.selective),
+        seed=seed, offload=job.machine.offload,
+    )  # fmt: skip
+    clock = Clock(device)
+    engine = make_engine(blueprint, job.training, job.learning, prepared.schedule, ranks)
+    engine.measure(clock)
+    source = open_source(job.data, job.training, graph.dims["vocab"], seed)
+    loader = Loader(source, job.training.global_batch, ranks.data_rank, int(plan.mesh.dp or 1), seed)
+    return Session(job, prepared, ranks, engine, loader, clock)
+
+
+def _one_step(session: Session, step: int) -> dict[str, Any]:
+    clock, ranks = session.clock, session.ranks
+    seed_step(session, step)
+    begin = clock.now()
+    with clock.phase("data"):
+        tokens, targets = local_batch(session, step)
+    loss, norm = session.engine.step(tokens, targets)
+    mean = average_loss(loss, ranks, ranks.device)
+    end = clock.now()
+    row = {"step": step, "loss": mean, "step_time_s": end - begin, "phases_s": clock.take()}
+    return row if norm is None else {**row, "gradient_norm": norm}
+
+
+def local_batch(session: Session, step: int) -> tuple[Tensor, Tensor]:
+    """This rank's tokens and next tokens of a step: int64[sequences, its part of the sequence]."""
+    samples = torch.from_numpy(session.loader.batch(step)).to(session.ranks.device)
+    length = session.job.training.seq_len // session.ranks.mesh.cp
+    start = session.ranks.here["cp"] * length
+    return samples[:, start : start + length], samples[:, start + 1 : start + length + 1]
+
+
+def seed_step(session: Session, step: int) -> None:
+    """Make dropout a function of seed, step and rank, so that a resumed run continues exactly.
+
+    Ranks of a tensor-parallel group that hold the same residual stream draw the same masks.
+    """
+    plan, here = session.prepared.plan, dict(session.ranks.here)
+    if not plan.tensor_parallel.sequence_parallel:
+        here["tp"] = 0
+    text = f"{session.job.learning.seed} {step} {sorted(here.items())}"
+    torch.manual_seed(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "little"))
+
+
+def _open_log(session: Session, first: int) -> Callable[[dict[str, Any]], None]:
+    """Rank 0's log, a line a step; lines of steps that will be run again are dropped."""
+    path = session.folder / LOG
+    kept = [row for row in read_log(path) if row["step"] < first]
+    write_atomic(path, "".join(json.dumps(row) + "\n" for row in kept))
+
+    def append(row: dict[str, Any]) -> None:
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(row) + "\n")
+
+    return append
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Rows of a log; a last line that was cut short is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows

@@ -1,0 +1,113 @@
+"""What torchrun starts on every rank: ``python -m simpar.runtime.worker JOB.json``.
+
+A rank leaves its measurements, or the reason why it failed, as a file in the job's folder; the launcher reads them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from simpar.errors import UserError
+from simpar.files import write_atomic
+from simpar.runtime.job import Job
+
+PR_SET_PDEATHSIG = 1
+FAILED = 1
+BAD_INPUT = 2
+
+
+def main() -> int:
+    """Run this rank; 0 when done, 2 where the user can mend it, 1 where not."""
+    die_with_parent()
+    job = Job.load(sys.argv[1])
+    rank, folder = int(os.environ["RANK"]), Path(job.folder)
+    write_atomic(folder / f"rank{rank}.pid", f"{os.getpid()}\n")
+    try:
+        measured = run(job)
+    except UserError as error:
+        return fail(folder, rank, "user", str(error), BAD_INPUT)
+    except Exception as error:  # noqa: BLE001 - the reason must reach the user whatever it is
+        traceback.print_exc()
+        return fail(folder, rank, "crash", f"{type(error).__name__}: {first_line(error)}", FAILED)
+    write_atomic(folder / f"rank{rank}.json", json.dumps(measured) + "\n")
+    return 0
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Join the other ranks, train, and leave. Raises UserError."""
+    import torch
+    import torch.distributed as dist
+
+    from simpar.runtime.train import train
+
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    device = torch.device(job.machine.device, local_rank if job.machine.device == "cuda" else None)
+    if job.machine.device == "cuda":
+        torch.cuda.set_device(device)
+    backend = "cuda:nccl,cpu:gloo" if job.machine.device == "cuda" else "gloo"
+    world_size, timeout = int(os.environ["WORLD_SIZE"]), timedelta(seconds=job.machine.timeout_s)
+    store = meet(job, rank, world_size, timeout)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    try:
+        return train(job, rank, world_size, device)
+    finally:
+        dist.destroy_process_group()
+
+
+def meet(job: Job, rank: int, world_size: int, timeout: timedelta) -> Any:
+    """The store where ranks find each other. It listens on the master's address only, not on every interface."""
+    from torch.distributed import TCPStore
+
+    host = os.environ["MASTER_ADDR"]
+    port = job.machine.port or int(os.environ["MASTER_PORT"])
+    listener = listen(host, port).detach() if rank == 0 else None
+    return TCPStore(
+        host, port, world_size, is_master=rank == 0, timeout=timeout, wait_for_workers=False,
+        master_listen_fd=listener,
+    )  # fmt: skip
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises UserError for a port that is taken."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    found = socket.socket(family, kind)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind(address)
+        found.listen(socket.SOMAXCONN)
+    except OSError as error:
+        found.close()
+        raise UserError(f"--port {port}: {host}:{port} cannot be used ({error.strerror}); allowed: a free one") from None
+    return found
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to end this process with its parent (Linux; elsewhere the launcher sees to it)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def fail(folder: Path, rank: int, kind: str, message: str, code: int) -> int:
+    """Leave the reason of a failure for the launcher."""
+    reason = {"rank": rank, "kind": kind, "message": message, "time": time.time()}
+    write_atomic(folder / f"failed{rank}.json", json.dumps(reason) + "\n")
+    return code
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text."""
+    return (str(error).strip().splitlines() or [""])[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""Workers of the equality test: many layouts, one after the other, in one group of processes.
+
+Run by torchrun as ``matrix_job.py CASES.json OUT.json``; every case is trained for a few steps in double precision
+and compared with one process on the same data. Rank 0 writes the differences.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from simpar.errors import UserError
+from simpar.models.hf_config import read
+from simpar.models.training import Training
+from simpar.plan.plan import Plan
+from simpar.runtime.decoder import Recompute
+from simpar.runtime.engine import average_loss, make_engine
+from simpar.runtime.job import Learning
+from simpar.runtime.model import Blueprint, Dtypes
+from simpar.runtime.prepare import prepare
+from simpar.runtime.ranks import Ranks
+from simpar.plan.mesh import Mesh
+
+MODELS = {
+    "llama": {
+        "model_type": "llama", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    },
+    "gpt2": {"model_type": "gpt2", "vocab_size": 97, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64},
+    "deep": {
+        "model_type": "llama", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 4,
+    },
+}  # fmt: skip
+TRAINING = Training(seq_len=16, global_batch=8)
+STEPS = 3
+LEARNING = Learning(learning_rate=1e-2)
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The global batch of a step: tokens and next tokens, int64[global_batch, seq]."""
+    generator = torch.Generator().manual_seed(100 + step)
+    tokens = torch.randint(0, 96, (TRAINING.global_batch, TRAINING.seq_len + 1), generator=generator)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def train(values: dict, rank: int, world: int, dtype: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses of all steps and whole parameters by name (this rank's stages)."""
+    values = dict(values)
+    graph = read(MODELS[values.pop("model", "llama")], "tiny")
+    learning = LEARNING.model_copy(update=values.pop("learning", {}))
+    offload = values.pop("offload", False)
+    prepared = prepare(Plan(**values), graph, TRAINING, world)
+    plan = prepared.plan
+    dtypes = Dtypes.of(plan) if dtype == "plan" else Dtypes(*(3 * [torch.float64]))
+    ranks = Ranks(plan.mesh, rank, torch.device("cpu"), prepared.strategy.replicas)
+    blueprint = Blueprint(
+        graph, plan, prepared.strategy, dtypes, Recompute(plan.memory.recompute, prepared.selective), offload=offload
+    )
+    engine = make_engine(blueprint, TRAINING, learning, prepared.schedule, ranks)
+    losses = []
+    for step in range(STEPS):
+        tokens, targets = (part.chunk(plan.mesh.dp)[ranks.data_rank] for part in batch(step))
+        loss, _ = engine.step(tokens, targets)
+        losses.append(average_loss(loss, ranks, tokens.device))
+    found = {}
+    for owned in engine.owned:
+        value = owned.parameter.detach()
+        found[owned.name] = value.full_tensor() if isinstance(value, DTensor) else value.clone()
+    return losses, found
+
+
+def compare(case: dict, rank: int, world: int) -> dict:
+    """The largest differences of one case over all ranks, relative to single-process training."""
+    dtype = "plan" if case.get("precision", "fp32") == "bf16" else "fp64"
+    alone = {k: case[k] for k in ("model", "precision", "optimizer", "learning") if k in case}
+    started = time.perf_counter()
+    expected_losses, expected = train({**alone, "micro_batch": 4}, 0, 1, dtype)
+    try:
+        losses, found = train(case, rank, world, dtype)
+    except UserError as error:
+        return {"case": case, "refused": str(error)}
+    loss = max(abs(a - b) for a, b in zip(losses, expected_losses, strict=True))
+    twin = {"head.lm_head.parts.0.weight": "embedding.token_embedding.weight"}
+    parameter = max(
+        float((value - expected[name if name in expected else twin[name]]).abs().max())
+        for name, value in found.items()
+    )
+    moved = max(float(value.std()) for value in expected.values())
+    worst = torch.tensor([loss, parameter], dtype=torch.float64)
+    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    names = [None] * world
+    dist.all_gather_object(names, sorted(found))
+    assert set(expected) <= {name for each in names for name in each}, "every parameter is on some rank"
+    return {
+        "case": case, "loss": float(worst[0]), "parameter": float(worst[1]), "scale": moved,
+        "losses": losses, "seconds": time.perf_counter() - started,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Run the cases of a file."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    results = []
+    for case in json.loads(Path(sys.argv[1]).read_text()):
+        results.append(compare(case, rank, world))
+        if rank == 0:
+            Path(sys.argv[2]).write_text(json.dumps(results))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
