@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from simpar.models.graph import ModelGraph
     from simpar.program.lower import Perturbation
 
+Read = TypeVar("Read", bound=BaseModel)
 SLOWER = Field(ge=1, allow_inf_nan=False, description="factor on kernel times, 1 is nominal")
 POSITIVE = Field(gt=0, allow_inf_nan=False)
 
@@ -122,6 +123,18 @@ def load_scenario(
     dotted keys ("plan.tp") to values; ``settings`` are texts "dotted.key=value" whose value is a YAML scalar.
     Raises UserError.
     """
+    return read_as(Scenario, name, flags, settings)
+
+
+def read_as(
+    kind: type[Read],
+    name: str | Path | None,
+    flags: Mapping[str, Any] | None = None,
+    settings: Iterable[str] = (),
+    *,
+    needs: Iterable[str] | None = None,
+) -> Read:
+    """As :func:`load_scenario`, into a model of its own; ``needs`` are the keys it cannot do without."""
     document = _Document.of(name)
     data = document.data
     for key, value in (flags or {}).items():
@@ -129,8 +142,8 @@ def load_scenario(
     for text in settings:
         key, value = parse_setting(text)
         data = with_value(data, key, value)
-    _require(data, document.source)
-    return files.parse(Scenario, document.carrying(data), source=document.source)
+    _require(data, document.source, tuple(REMEDY if needs is None else needs))
+    return files.parse(kind, document.carrying(data), source=document.source)
 
 
 @dataclass(frozen=True)
@@ -230,9 +243,9 @@ REMEDY = {
 }
 
 
-def _require(data: Mapping[str, Any], source: str) -> None:
+def _require(data: Mapping[str, Any], source: str, needs: Iterable[str]) -> None:
     """Name everything that is missing at once, with the flag that gives it."""
-    missing = [key for key in REMEDY if not _has(data, key)]
+    missing = [key for key in needs if not _has(data, key)]
     if missing:
         flags = " ".join(REMEDY[key] for key in missing)
         raise UserError(f"{source}: {', '.join(missing)} missing: give {flags}, or a scenario file")

@@ -64,14 +64,14 @@ def make_job(
     graph = load_model(model) if isinstance(model, str) else model
     habits = stack if isinstance(stack, Stack) else load_stack(stack or plan.stack or DEFAULT_STACK)
     target = Target(graph, training, cluster.world_size, cluster.profile.devices_per_node)
-    plan = check(_balanced(resolve(plan, habits), graph, habits), target)
+    plan = check(balanced(resolve(plan, habits), graph, habits), target)
     named = {"model": graph.name, "training": training.model_dump(), "stack": habits.name}
     kernels = KernelModel(cluster.device, plan.numerics.precision, habits.fusion.attention)
     kernels.peak(plan.numerics.precision)
     return Job(graph, training, plan.model_copy(update=named), habits, kernels)
 
 
-def _balanced(plan: Plan, graph: ModelGraph, stack: Stack) -> Plan:
+def balanced(plan: Plan, graph: ModelGraph, stack: Stack) -> Plan:
     """The plan with layers spread by cost, for stacks that do so and plans that leave it open."""
     stages = plan.mesh.pp * plan.pipeline.vpp
     if stack.launch.pipeline_balance != "cost" or plan.pipeline.layers or stages == 1:

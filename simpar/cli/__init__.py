@@ -12,6 +12,7 @@ import typer
 from typer.exceptions import TyperException
 
 from simpar.cli import about, export, import_, listing, plot, report, simulate, validate
+from simpar.cli import run as _run
 from simpar.cli.about import version as _version
 from simpar.cli.app import BAD_INPUT, INFEASIBLE, INTERRUPTED, app
 from simpar.errors import Infeasible, UserError
@@ -21,6 +22,7 @@ COMMANDS = (
     report,
     export,
     import_,
+    _run,
     plot,
     validate,
     listing,

@@ -14,7 +14,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-BAD_INPUT, INFEASIBLE, INTERRUPTED = 2, 3, 130
+OUR_FAULT, BAD_INPUT, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
 PIPED_WIDTH = 200
 JSON_HELP = "Write the result as JSON; - is standard output"
 

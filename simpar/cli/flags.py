@@ -77,13 +77,14 @@ def with_flags(
             default=None if metavar.startswith("[") else inspect.Parameter.empty,
             annotation=Annotated[kind, typer.Argument(help=argument, metavar=metavar)],
         )
-        command.__signature__ = inspect.Signature([first, *map(_parameter, flags)])  # type: ignore[attr-defined]
+        command.__signature__ = inspect.Signature([first, *map(parameter, flags)])  # type: ignore[attr-defined]
         return command
 
     return decorate
 
 
-def _parameter(flag: Flag) -> inspect.Parameter:
+def parameter(flag: Flag) -> inspect.Parameter:
+    """The flag as an optional keyword of a command."""
     switch = flag.kind is bool and not flag.key  # a choice of the scenario has a third state: left open
     kind, default = (bool, False) if switch else (flag.kind | None, None)
     option = typer.Option(*flag.spelling.split(","), help=flag.help)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,10 +87,8 @@ class Attention(nn.Module):
     def forward(self, qkv: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         """Shapes [batch, seq, heads x head_dim] in, that of the queries out."""
         heads = [x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in qkv]
-        if self.recompute:
-            out = checkpoint(self._core, *heads, use_reentrant=False)
-        else:
-            out = self._core(*heads)
+        core = partial(checkpoint, self._core, use_reentrant=False) if self.recompute else self._core
+        out = core(*heads)
         return out.transpose(1, 2).flatten(-2)
 
     def _core(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

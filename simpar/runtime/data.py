@@ -89,7 +89,9 @@ def open_source(data: Data, training: Training, vocab: int, seed: int) -> Source
     tokens = _encoded(path, data.tokenizer) if data.kind == "text" else _mapped(path, np.dtype(data.dtype))
     source = TokenFile(tokens, training.seq_len, vocab, str(path))
     if len(source) < 1:
-        raise UserError(f"{path}: {len(tokens)} tokens; allowed: at least seq_len + 1 = {training.seq_len + 1}")
+        raise UserError(
+            f"{path}: {len(tokens)} tokens; allowed: at least seq_len + 1 = {training.seq_len + 1}"
+        )
     return source
 
 
@@ -99,7 +101,9 @@ def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     if size == 0 or size % dtype.itemsize:
-        raise UserError(f"{path}: {size} bytes; allowed: whole {dtype.name} numbers of {dtype.itemsize} bytes")
+        raise UserError(
+            f"{path}: {size} bytes; allowed: whole {dtype.name} numbers of {dtype.itemsize} bytes"
+        )
     return np.memmap(path, dtype=dtype, mode="r")
 
 
@@ -185,5 +189,5 @@ class Loader:
         return found
 
     def batch(self, step: int) -> Ints:
-        """This rank's samples of a step: int64[global_batch / ranks, seq_len + 1]."""
+        """Samples of a step on this rank: int64[global_batch / ranks, seq_len + 1]."""
         return np.stack([self.source.sample(index) for index in self.indices(step).tolist()])

@@ -9,23 +9,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
-from simpar.plan.schedules.actions import Schedule
-from simpar.runtime import tensor_parallel
-from simpar.runtime.decoder import OUTPUT
-from simpar.runtime.job import Learning
 from simpar.runtime.measure import Clock
-from simpar.runtime.model import Blueprint, build_stage, parts
-from simpar.runtime.pipeline import Pipeline, Shapes
+from simpar.runtime.pipeline import Pipeline
 from simpar.runtime.ranks import Ranks
-from simpar.runtime.update import Owned, Scope, Update
-from simpar.units import MIB
+from simpar.runtime.update import Owned, Update
 
 Tensor = Any
 
@@ -45,7 +37,6 @@ class Engine:
     update: Update
     microbatches: int
     pipeline: Pipeline | None = None
-    is_last: bool = True
     clock: Clock = field(default_factory=lambda: Clock(torch.device("cpu")))
 
     def forward_backward(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
@@ -53,7 +44,9 @@ class Engine:
         with self._loss_context():
             if self.pipeline is not None:
                 losses = self.pipeline.step(tokens, targets)
-                return torch.stack([plain(loss.detach()).double() for loss in losses]).sum() if losses else None
+                return (
+                    torch.stack([plain(loss.detach()).double() for loss in losses]).sum() if losses else None
+                )
             return self._accumulate(tokens, targets)
 
     def _accumulate(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -96,76 +89,6 @@ def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
 def plain(tensor: Tensor) -> Tensor:
     """A tensor without its mesh."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def make_engine(
-    blueprint: Blueprint, training: Training, learning: Learning, schedule: Schedule, ranks: Ranks
-) -> Engine:
-    """Build, shard and wrap what this rank runs. Every rank of the mesh calls it, in the same order."""
-    plan, here = blueprint.plan, ranks.here["pp"]
-    every = parts(blueprint.graph, plan)
-    mine = [stage for stage, rank in enumerate(schedule.rank_of_stage) if rank == here]
-    tied = blueprint.graph.tied_embeddings and len(every) > 1
-    apart = tied and schedule.rank_of_stage[0] != schedule.rank_of_stage[-1]
-    group = ranks.embedding_group if apart else None
-    stages = {stage: build_stage(blueprint, every[stage], ranks) for stage in mine}
-    owned = [each for stage in stages.values() for each in own(stage, plan)]
-    wrapped = {index: wrap(stage, blueprint, ranks) for index, stage in stages.items()}
-    engine = Engine(
-        plan=plan, ranks=ranks, stages=stages, wrapped=wrapped, owned=owned,
-        update=Update(Scope(plan, learning, blueprint.strategy, ranks, group), owned),
-        microbatches=schedule.num_microbatches, is_last=len(every) - 1 in mine,
-    )  # fmt: skip
-    if plan.mesh.pp > 1:
-        count = schedule.num_microbatches
-        engine.pipeline = Pipeline(
-            schedule, dict(wrapped), _shapes(blueprint, training), lambda o, t: mean_loss(o, t) / count, ranks
-        )
-    return engine
-
-
-def own(stage: Any, plan: Plan) -> list[Owned]:
-    """The parameters of a stage with their local tensors."""
-    for module in stage.modules():
-        if isinstance(module, FSDPModule):  # its shards move once, when they are first gathered
-            module.unshard()
-            module.reshard()
-    sequence = bool(plan.tensor_parallel.sequence_parallel)
-    partial = set(tensor_parallel.partial_parameters(stage, sequence_parallel=sequence))
-    partial = partial if plan.mesh.tp > 1 else set()
-    return [
-        Owned.of(
-            name, parameter, partial=name in partial, twin=stage.tied and name == OUTPUT
-        )
-        for name, parameter in stage.named_parameters()
-    ]
-
-
-def wrap(stage: Any, blueprint: Blueprint, ranks: Ranks) -> Any:
-    """The stage under DDP with the planned buckets, or as it is."""
-    if blueprint.strategy.reduction != "ddp":
-        return stage
-    data = blueprint.plan.data_parallel
-    model = DistributedDataParallel(
-        stage,
-        process_group=ranks.data_group,
-        bucket_cap_mb=float(data.bucket_bytes or 25 * MIB) / MIB,
-        gradient_as_bucket_view=True,
-    )
-    if blueprint.dtypes.reduce != blueprint.dtypes.storage:
-        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-
-        model.register_comm_hook(ranks.data_group, bf16_compress_hook)
-    return model
-
-
-def _shapes(blueprint: Blueprint, training: Training) -> Shapes:
-    plan, dims = blueprint.plan, blueprint.graph.dims
-    length = training.seq_len // plan.mesh.cp
-    sequence = plan.tensor_parallel.sequence_parallel and plan.mesh.tp > 1
-    rows = length // plan.mesh.tp if sequence else length
-    widths = (dims["hidden"], dims["vocab"])
-    return Shapes.of(plan.micro_batch, (length, rows), widths, blueprint.dtypes.compute)
 
 
 def average_loss(loss: Tensor | None, ranks: Ranks, device: Any) -> float:

@@ -17,6 +17,7 @@ from simpar.plan.plan import Plan
 from simpar.units import Count
 
 FILE = "job.json"
+LOG = "log.jsonl"
 
 
 class _Part(BaseModel):

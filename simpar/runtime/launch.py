@@ -51,7 +51,11 @@ def require_torch() -> None:
 
 
 def launch(
-    job: Job, processes: int, *, nodes: Nodes | None = None, max_restarts: int = 0,
+    job: Job,
+    processes: int,
+    *,
+    nodes: Nodes | None = None,
+    max_restarts: int = 0,
     follow: Callable[[], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Run a job on ``processes`` ranks of this node; what each of them measured, by rank.
@@ -108,7 +112,7 @@ def _environment(job: Job, nodes: Nodes) -> dict[str, str]:
 
 @contextmanager
 def _running(command: list[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """torchrun in a session of its own; whatever happens here, it and its workers are gone afterwards."""
+    """Run torchrun in a session of its own; whatever happens here, it and its workers are gone afterwards."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
@@ -141,7 +145,9 @@ def _raise_failure(folder: Path, code: int) -> None:
             raise UserError(reason["message"])
         raise WorkerFailure(f"rank {reason['rank']}: {reason['message']} (logs: {folder / 'logs'})")
     lines = (folder / "torchrun.log").read_text(encoding="utf-8", errors="replace").splitlines()
-    last = next((line for line in reversed(lines) if "Error" in line or "rror:" in line), "no reason was left")
+    last = next(
+        (line for line in reversed(lines) if "Error" in line or "rror:" in line), "no reason was left"
+    )
     raise WorkerFailure(f"torchrun ended with {code}: {last.strip()[:300]} (log: {folder / 'torchrun.log'})")
 
 

@@ -43,9 +43,12 @@ class Dtypes:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What :func:`build_stage` needs beside the stage: graph, resolved plan, strategy, dtypes, switches."""
+    """What building needs beside the stage: resolved plan, strategy, dtypes, switches.
 
-    graph: ModelGraph
+    ``graph`` is None for a module of the user's.
+    """
+
+    graph: ModelGraph | None
     plan: Plan
     strategy: Strategy
     dtypes: Dtypes
@@ -67,6 +70,7 @@ def parts(graph: ModelGraph, plan: Plan) -> list[Part]:
 
 def build_stage(blueprint: Blueprint, part: Part, ranks: Ranks) -> Decoder:
     """One stage on this rank: tensor-parallel, fully sharded where the strategy says so, with initial values."""
+    assert blueprint.graph is not None, "a decoder has a graph"
     plan = blueprint.plan
     sequence = bool(plan.tensor_parallel.sequence_parallel)
     with torch.device("meta"):

@@ -34,16 +34,19 @@ class Shapes:
         """For (tokens, residual rows) in ``lengths`` and (hidden, vocab) in ``widths``."""
         tokens = torch.empty(batch, lengths[0], dtype=torch.int64, device="meta")
         hidden = torch.empty(batch, lengths[1], widths[0], dtype=dtype, device="meta", requires_grad=True)
-        return Shapes(
-            tokens, hidden, torch.empty(batch, lengths[0], widths[1], dtype=dtype, device="meta")
-        )
+        return Shapes(tokens, hidden, torch.empty(batch, lengths[0], widths[1], dtype=dtype, device="meta"))
 
 
 class Pipeline:
     """One rank of a pipeline: its stages, and torch's runtime loaded with the action table."""
 
     def __init__(
-        self, schedule: Schedule, stages: dict[int, Any], shapes: Shapes, loss: Callable[..., Tensor], ranks: Ranks
+        self,
+        schedule: Schedule,
+        stages: dict[int, Any],
+        shapes: Shapes,
+        loss: Callable[..., Tensor],
+        ranks: Ranks,
     ) -> None:
         last = schedule.num_stages - 1
         self.first, self.last = 0 in stages, last in stages
@@ -79,7 +82,9 @@ class Pipeline:
 
 def actions(schedule: Schedule) -> dict[int, list[Any]]:
     """The table as torch's actions; overlapped pairs run one after the other."""
-    return {rank: [_Action.from_str(text) for text in texts(schedule, rank)] for rank in range(schedule.num_ranks)}
+    return {
+        rank: [_Action.from_str(text) for text in texts(schedule, rank)] for rank in range(schedule.num_ranks)
+    }
 
 
 def texts(schedule: Schedule, rank: int) -> Sequence[str]:

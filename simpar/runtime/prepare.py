@@ -11,6 +11,7 @@ from simpar.plan.check import Target, check, schedule_of
 from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import Schedule
 from simpar.runtime.strategy import Strategy, choose
+from simpar.simulation import balanced
 
 STACK = "simpar"
 
@@ -36,6 +37,6 @@ def prepare(plan: Plan, graph: ModelGraph | None, training: Training, world_size
         dp = plan.mesh.dp or world_size
         plan = plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"dp": dp})})
         return Prepared(plan, None, choose(plan, None), stack.memory.selective)
-    plan = check(plan, Target(graph, training, world_size, world_size))
+    plan = check(balanced(plan, graph, stack), Target(graph, training, world_size, world_size))
     schedule = schedule_of(plan, training)
     return Prepared(plan, schedule, choose(plan, schedule, graph), stack.memory.selective)

@@ -1,4 +1,4 @@
-"""This rank in the plan's mesh: coordinates, device meshes and process groups."""
+"""Where a rank stands in the plan's mesh: coordinates, device meshes and process groups."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Ranks:
 
     @cached_property
     def here(self) -> dict[str, int]:
-        """This rank's coordinate along every axis of the plan."""
+        """Coordinate of this rank along every axis of the plan."""
         return {axis: int(at[0]) for axis, at in self.mesh.coordinates([self.rank]).items()}
 
     @property
@@ -38,7 +38,7 @@ class Ranks:
 
     @property
     def data_rank(self) -> int:
-        """This rank's number among the data-parallel ranks."""
+        """Number of this rank among the data-parallel ranks."""
         return self.here["dp"]
 
     @cached_property

@@ -3,7 +3,7 @@
 | plan | gradients | optimizer states |
 |---|---|---|
 | no data parallelism | - | whole |
-| zero 0 | DDP, or one explicit reduction where DDP cannot (tensor parallelism, several chunks, split backward) | whole |
+| zero 0 | DDP; explicit where DDP cannot (tensor parallelism, several chunks, split backward) | whole |
 | zero 1 | as zero 0 | ZeroRedundancyOptimizer |
 | zero 2, 3, HSDP | fully_shard | with the shards |
 | single_process | threads of one process | whole |

@@ -11,17 +11,18 @@ from typing import Any
 
 import torch
 
+from simpar.errors import UserError
 from simpar.files import write_atomic
+from simpar.runtime.assemble import make_engine, make_own_engine
 from simpar.runtime.data import Loader, open_source
 from simpar.runtime.decoder import Recompute
-from simpar.runtime.engine import Engine, average_loss, make_engine
-from simpar.runtime.job import Job
+from simpar.runtime.engine import Engine, average_loss
+from simpar.runtime.job import LOG, Job, own_model
 from simpar.runtime.measure import Clock, Memory, tracing
 from simpar.runtime.model import Blueprint, Dtypes
 from simpar.runtime.prepare import Prepared, prepare
 from simpar.runtime.ranks import Ranks
 
-LOG = "log.jsonl"
 Tensor = Any
 
 
@@ -63,9 +64,7 @@ def train(job: Job, rank: int, world_size: int, device: Any) -> dict[str, Any]:
 def start(job: Job, rank: int, world_size: int, device: Any) -> Session:
     """Build everything a rank needs. Raises UserError."""
     graph = job.graph()
-    assert graph is not None, "models of the user's have their own start"
     prepared = prepare(job.plan, graph, job.training, world_size)
-    assert prepared.schedule is not None, "decoders have a schedule"
     plan = prepared.plan
     ranks = Ranks(plan.mesh, rank, device, prepared.strategy.replicas)
     seed = job.learning.seed
@@ -74,11 +73,29 @@ def start(job: Job, rank: int, world_size: int, device: Any) -> Session:
         seed=seed, offload=job.machine.offload,
     )  # fmt: skip
     clock = Clock(device)
-    engine = make_engine(blueprint, job.training, job.learning, prepared.schedule, ranks)
+    if graph is None or prepared.schedule is None:
+        torch.manual_seed(seed)
+        model = own_model(str(job.model))
+        engine, vocab = (
+            make_own_engine(model, blueprint, job.training, job.learning, ranks),
+            vocabulary(model),
+        )
+    else:
+        engine = make_engine(blueprint, job.training, job.learning, prepared.schedule, ranks)
+        vocab = graph.dims["vocab"]
     engine.measure(clock)
-    source = open_source(job.data, job.training, graph.dims["vocab"], seed)
+    source = open_source(job.data, job.training, vocab, seed)
     loader = Loader(source, job.training.global_batch, ranks.data_rank, int(plan.mesh.dp or 1), seed)
     return Session(job, prepared, ranks, engine, loader, clock)
+
+
+def vocabulary(model: Any) -> int:
+    """How many tokens a module of the user's knows: its ``vocab_size``, or its first embedding's. Raises UserError."""
+    tables = (module.num_embeddings for module in model.modules() if isinstance(module, torch.nn.Embedding))
+    found = getattr(model, "vocab_size", None) or next(tables, None)
+    if not isinstance(found, int):
+        raise UserError("the model has no vocab_size and no Embedding: its number of tokens is not known")
+    return found
 
 
 def _one_step(session: Session, step: int) -> dict[str, Any]:
@@ -95,7 +112,7 @@ def _one_step(session: Session, step: int) -> dict[str, Any]:
 
 
 def local_batch(session: Session, step: int) -> tuple[Tensor, Tensor]:
-    """This rank's tokens and next tokens of a step: int64[sequences, its part of the sequence]."""
+    """Tokens of this rank and next tokens of a step: int64[sequences, its part of the sequence]."""
     samples = torch.from_numpy(session.loader.batch(step)).to(session.ranks.device)
     length = session.job.training.seq_len // session.ranks.mesh.cp
     start = session.ranks.here["cp"] * length

@@ -87,7 +87,9 @@ def listen(host: str, port: int) -> socket.socket:
         found.listen(socket.SOMAXCONN)
     except OSError as error:
         found.close()
-        raise UserError(f"--port {port}: {host}:{port} cannot be used ({error.strerror}); allowed: a free one") from None
+        raise UserError(
+            f"--port {port}: {host}:{port} cannot be used ({error.strerror}); allowed: a free one"
+        ) from None
     return found
 
 

@@ -19,13 +19,13 @@ from simpar.errors import UserError
 from simpar.models.hf_config import read
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
+from simpar.runtime.assemble import make_engine
 from simpar.runtime.decoder import Recompute
-from simpar.runtime.engine import average_loss, make_engine
+from simpar.runtime.engine import average_loss
 from simpar.runtime.job import Learning
 from simpar.runtime.model import Blueprint, Dtypes
 from simpar.runtime.prepare import prepare
 from simpar.runtime.ranks import Ranks
-from simpar.plan.mesh import Mesh
 
 MODELS = {
     "llama": {
@@ -46,7 +46,8 @@ LEARNING = Learning(learning_rate=1e-2)
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The global batch of a step: tokens and next tokens, int64[global_batch, seq]."""
     generator = torch.Generator().manual_seed(100 + step)
-    tokens = torch.randint(0, 96, (TRAINING.global_batch, TRAINING.seq_len + 1), generator=generator)
+    start = torch.randint(0, 96, (TRAINING.global_batch, 1), generator=generator)
+    tokens = (start + 5 * torch.arange(TRAINING.seq_len + 1)) % 96
     return tokens[:, :-1], tokens[:, 1:]
 
 
@@ -61,7 +62,12 @@ def train(values: dict, rank: int, world: int, dtype: str) -> tuple[list[float],
     dtypes = Dtypes.of(plan) if dtype == "plan" else Dtypes(*(3 * [torch.float64]))
     ranks = Ranks(plan.mesh, rank, torch.device("cpu"), prepared.strategy.replicas)
     blueprint = Blueprint(
-        graph, plan, prepared.strategy, dtypes, Recompute(plan.memory.recompute, prepared.selective), offload=offload
+        graph,
+        plan,
+        prepared.strategy,
+        dtypes,
+        Recompute(plan.memory.recompute, prepared.selective),
+        offload=offload,
     )
     engine = make_engine(blueprint, TRAINING, learning, prepared.schedule, ranks)
     losses = []

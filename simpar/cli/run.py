@@ -1,0 +1,132 @@
+"""``simpar run``: train a plan for real and set what was measured beside what was predicted."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from simpar.cli.app import JSON_HELP, OUR_FAULT, app, console, json_out
+from simpar.cli.flags import SCENARIO_FLAGS, Flag, parameter, scenario_flags
+
+RUN_FLAGS = (
+    Flag("--nproc", "", int, "Ranks on this node (follow from the plan)"),
+    Flag("--output,-o", "", str, "Folder for log, report, traces (default: PLAN-run)"),
+    Flag("--json", "", str, JSON_HELP),
+    Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
+    Flag("--learning-rate", "learning.learning_rate", float, "Of the optimizer (1e-4)"),
+    Flag("--weight-decay", "learning.weight_decay", float, "Of the optimizer (0)"),
+    Flag("--clip-norm", "learning.clip_norm", float, "Clip the gradient to this norm"),
+    Flag("--seed", "learning.seed", int, "Of initial weights, data order and dropout"),
+    Flag("--warmup", "warmup", int, "Steps at the start that are not measured (2)"),
+    Flag("--trace-steps", "trace_steps", int, "Steps of a Kineto trace, one file a rank"),
+    Flag("--tokens", "", str, "Train on a flat binary file of token numbers"),
+    Flag("--token-dtype", "data.dtype", str, "Of that file: uint16, uint32, int32 or int64"),
+    Flag("--text", "", str, "Train on a text file"),
+    Flag("--tokenizer", "data.tokenizer", str, "For --text: bytes, or a tokenizer.json"),
+    Flag("--device", "machine.device", str, "cpu or cuda (default: cuda where there are enough)"),
+    Flag("--threads", "machine.threads", int, "Threads of each rank (default: cores / ranks)"),
+    Flag("--offload", "machine.offload", bool, "Keep sharded states in host memory"),
+    Flag("--timeout", "machine.timeout_s", float, "Seconds after which a silent rank counts as dead"),
+    Flag("--port", "machine.port", int, "Where rank 0 listens (default: a free one, on localhost)"),
+    Flag("--max-restarts", "", int, "Times that torchrun may start all ranks again after a failure"),
+    Flag("--nnodes", "", int, "Nodes of the run; every node runs this command"),
+    Flag("--node-rank", "", int, "Which of them this is"),
+    Flag("--rendezvous", "", str, "HOST:PORT where several nodes meet"),
+)
+
+
+def _signature(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Plan and steps, then every flag of the tables as an option."""
+    by_name = inspect.Parameter.KEYWORD_ONLY
+    plan = Annotated[
+        str, typer.Argument(help="A plan, scenario file or shipped scenario", metavar="PLAN.json")
+    ]
+    steps = Annotated[int, typer.Option("--steps", help="Optimizer steps", min=1)]
+    first = inspect.Parameter("plan", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=plan)
+    count = inspect.Parameter("steps", by_name, annotation=steps)
+    options = map(parameter, (*SCENARIO_FLAGS, *RUN_FLAGS))
+    command.__signature__ = inspect.Signature([first, count, *options])  # type: ignore[attr-defined]
+    return command
+
+
+@app.command(epilog="Example: simpar run plan.json --steps 20 --nproc 4 --hardware profile.yaml")
+@_signature
+def run(plan: str, steps: int, **values: Any) -> int:
+    """Train a plan with torch; report measured beside predicted."""
+    from simpar.runtime.experiment import conduct
+    from simpar.runtime.launch import Nodes, WorkerFailure, require_torch
+    from simpar.runtime.request import default_folder, load_request, make_ready
+
+    require_torch()
+    nodes = Nodes(values["nnodes"] or 1, values["node_rank"] or 0, values["rendezvous"])
+    request = load_request(plan, scenario_flags(values), list(values["set_"] or []))
+    folder = Path(values["output"] or default_folder(plan)).resolve()
+    options = {"steps": steps, "folder": str(folder), **_job_fields(values)}
+    ready = make_ready(request, values["nproc"], nodes.count, options)
+    if ready.job.own_code:
+        sys.stderr.write(f"model: running the code of {ready.job.model}\n")
+    try:
+        with _progress(steps) as advance:
+            report = conduct(ready, nodes, advance=advance, max_restarts=values["max_restarts"])
+    except WorkerFailure as failure:
+        sys.stderr.write(f"{failure}\n")
+        return OUR_FAULT
+    if report is not None and not json_out(report, values["json_"]):
+        _print(report, folder)
+    return 0
+
+
+def _job_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the job that flags set, nested as the job has them."""
+    from simpar.scenario import with_value
+
+    fields: dict[str, Any] = {}
+    for flag in RUN_FLAGS:
+        if flag.key and values[flag.name] is not None:
+            fields = with_value(fields, flag.key, values[flag.name])
+    for kind in ("tokens", "text"):
+        if values[kind] is not None:
+            fields = with_value(
+                with_value(fields, "data.kind", kind), "data.path", str(Path(values[kind]).resolve())
+            )
+    return fields
+
+
+@contextmanager
+def _progress(steps: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """A bar on standard error that moves with every step; nothing where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    screen = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=screen, disable=not screen.is_terminal, transient=True) as bar:
+        task = bar.add_task("starting", total=steps)
+
+        def advance(row: Mapping[str, Any]) -> None:
+            words = f"loss {row['loss']:.4f}, {row['step_time_s']:.3f} s a step"
+            bar.update(task, completed=row["step"] + 1, description=words)
+
+        yield advance
+
+
+def _print(report: Mapping[str, Any], folder: Path) -> None:
+    from simpar.report.terminal import layout
+    from simpar.runtime.summary import table
+
+    screen, found = console(), report["measured"]
+    losses = found["losses"]
+    screen.print(
+        f"{report['model']}: {layout(report['plan'])}; {report['ranks']} ranks", style="bold", soft_wrap=True
+    )
+    for name, predicted, measured, error in table(report):
+        screen.print(f"{name:<16}{predicted:>14}{measured:>14}{error:>10}", soft_wrap=True)
+    if losses:
+        screen.print(f"loss            {losses[0]:.4f} at first, {losses[-1]:.4f} after {len(losses)} steps")
+    screen.print(f"wrote {folder}", soft_wrap=True)

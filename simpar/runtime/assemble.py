@@ -1,0 +1,117 @@
+"""From a prepared plan to the engine of one rank: stages built, sharded, wrapped, and given an update."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from simpar.models.training import Training
+from simpar.plan.plan import Plan
+from simpar.plan.schedules.actions import Schedule
+from simpar.runtime import tensor_parallel
+from simpar.runtime.decoder import OUTPUT
+from simpar.runtime.engine import Engine, mean_loss
+from simpar.runtime.job import Learning
+from simpar.runtime.model import Blueprint, build_stage, parts, shard
+from simpar.runtime.pipeline import Pipeline, Shapes
+from simpar.runtime.ranks import Ranks
+from simpar.runtime.update import Owned, Scope, Update
+from simpar.units import MIB
+
+
+def make_engine(
+    blueprint: Blueprint, training: Training, learning: Learning, schedule: Schedule, ranks: Ranks
+) -> Engine:
+    """Build, shard and wrap what this rank runs. Every rank of the mesh calls it, in the same order."""
+    assert blueprint.graph is not None, "a decoder has a graph"
+    plan, here = blueprint.plan, ranks.here["pp"]
+    every = parts(blueprint.graph, plan)
+    mine = [stage for stage, rank in enumerate(schedule.rank_of_stage) if rank == here]
+    tied = blueprint.graph.tied_embeddings and len(every) > 1
+    apart = tied and schedule.rank_of_stage[0] != schedule.rank_of_stage[-1]
+    group = ranks.embedding_group if apart else None
+    stages = {stage: build_stage(blueprint, every[stage], ranks) for stage in mine}
+    owned = [each for stage in stages.values() for each in own(stage, plan)]
+    wrapped = {index: wrap(stage, blueprint, ranks) for index, stage in stages.items()}
+    engine = Engine(
+        plan=plan, ranks=ranks, stages=stages, wrapped=wrapped, owned=owned,
+        update=Update(Scope(plan, learning, blueprint.strategy, ranks, group), owned),
+        microbatches=schedule.num_microbatches,
+    )  # fmt: skip
+    if plan.mesh.pp > 1:
+        count = schedule.num_microbatches
+        engine.pipeline = Pipeline(
+            schedule, dict(wrapped), _shapes(blueprint, training), lambda o, t: mean_loss(o, t) / count, ranks
+        )
+    return engine
+
+
+def make_own_engine(
+    model: Any, blueprint: Blueprint, training: Training, learning: Learning, ranks: Ranks
+) -> Engine:
+    """An engine for a module of the user's: data parallel only, sharded by the members of its module lists."""
+    plan, dtypes = blueprint.plan, blueprint.dtypes
+    model = model.to(device=ranks.device, dtype=dtypes.storage)
+    units = [unit for module in model.modules() if isinstance(module, nn.ModuleList) for unit in module]
+    if plan.memory.recompute != "none":
+        for unit in units:
+            unit.forward = partial(checkpoint, unit.forward, use_reentrant=False)
+    if blueprint.strategy.reduction == "fsdp":
+        shard(model, units, blueprint, ranks)
+    elif dtypes.compute != dtypes.storage:
+        model.forward = torch.autocast(ranks.device.type, dtype=dtypes.compute)(model.forward)
+    owned = own(model, plan)
+    return Engine(
+        plan=plan, ranks=ranks, stages={0: model}, wrapped={0: wrap(model, blueprint, ranks)}, owned=owned,
+        update=Update(Scope(plan, learning, blueprint.strategy, ranks), owned),
+        microbatches=plan.num_microbatches(training.global_batch),
+    )  # fmt: skip
+
+
+def own(stage: Any, plan: Plan) -> list[Owned]:
+    """The parameters of a stage with their local tensors."""
+    for module in stage.modules():
+        if isinstance(module, FSDPModule):  # its shards move once, when they are first gathered
+            module.unshard()
+            module.reshard()
+    sequence = bool(plan.tensor_parallel.sequence_parallel)
+    names = tensor_parallel.partial_parameters(stage, sequence_parallel=sequence)
+    shares = set(names) if plan.mesh.tp > 1 else set()
+    tied = getattr(stage, "tied", False)
+    return [
+        Owned.of(name, parameter, partial=name in shares, twin=tied and name == OUTPUT)
+        for name, parameter in stage.named_parameters()
+    ]
+
+
+def wrap(stage: Any, blueprint: Blueprint, ranks: Ranks) -> Any:
+    """The stage under DDP with the planned buckets, or as it is."""
+    if blueprint.strategy.reduction != "ddp":
+        return stage
+    data = blueprint.plan.data_parallel
+    model = DistributedDataParallel(
+        stage,
+        process_group=ranks.data_group,
+        bucket_cap_mb=float(data.bucket_bytes or 25 * MIB) / MIB,
+        gradient_as_bucket_view=True,
+    )
+    if blueprint.dtypes.reduce != blueprint.dtypes.storage:
+        model.register_comm_hook(ranks.data_group, bf16_compress_hook)
+    return model
+
+
+def _shapes(blueprint: Blueprint, training: Training) -> Shapes:
+    assert blueprint.graph is not None, "a pipeline has a graph"
+    plan, dims = blueprint.plan, blueprint.graph.dims
+    length = training.seq_len // plan.mesh.cp
+    sequence = plan.tensor_parallel.sequence_parallel and plan.mesh.tp > 1
+    rows = length // plan.mesh.tp if sequence else length
+    widths = (dims["hidden"], dims["vocab"])
+    return Shapes.of(plan.micro_batch, (length, rows), widths, blueprint.dtypes.compute)

@@ -1,0 +1,90 @@
+"""One run from prediction to report: predict, launch, measure, compare, write. No torch here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from simpar.files import write_atomic
+from simpar.runtime.job import LOG, Job
+from simpar.runtime.launch import Nodes, launch
+from simpar.runtime.request import Ready, on_machine, predict
+from simpar.runtime.summary import errors, measured, utilisation
+
+REPORT = "report.json"
+
+
+def conduct(
+    ready: Ready,
+    nodes: Nodes,
+    *,
+    advance: Callable[[Mapping[str, Any]], None] | None = None,
+    max_restarts: int | None = None,
+) -> dict[str, Any] | None:
+    """Run a job and write its report; None on nodes other than the first. Raises UserError, WorkerFailure.
+
+    ``advance`` is called with every new line of the log.
+    """
+    processes = ready.world_size // nodes.count
+    job = on_machine(ready.job, processes)
+    predicted = predict(ready)
+    follow = _follow(Path(job.folder), advance) if advance else None
+    ranks = launch(job, processes, nodes=nodes, max_restarts=max_restarts or 0, follow=follow)
+    if nodes.rank:
+        return None
+    report = make_report(ready, job, ranks, predicted)
+    write_atomic(Path(job.folder) / REPORT, json.dumps(report, indent=2) + "\n")
+    return report
+
+
+def make_report(
+    ready: Ready, job: Job, ranks: list[dict[str, Any]], predicted: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Measured, predicted and the error of each figure that both have; SI units, nothing of the machine's name."""
+    import simpar
+
+    graph, plan, training = job.graph(), ready.prepared.plan, job.training
+    found = measured(ranks, training, warmup=job.warmup)
+    if graph is not None and ready.cluster is not None:
+        peak = ready.cluster.device.peak_flop_per_s[plan.numerics.precision]
+        found["mfu"] = utilisation(graph, training, found["step_time_s"], peak, ready.world_size)
+    return {
+        "model": graph.name if graph else job.model,
+        "plan": plan.model_dump(mode="json"),
+        "training": training.model_dump(),
+        "ranks": ready.world_size,
+        "machine": job.machine.model_dump(),
+        "strategy": ready.prepared.strategy.reduction,
+        "measured": found,
+        "predicted": predicted,
+        "error_percent": errors(predicted, found),
+        "hardware": ready.cluster.profile.name if ready.cluster else None,
+        "simpar_version": simpar.__version__,
+        "torch_version": _torch_version(),
+    }
+
+
+def _torch_version() -> str:
+    from importlib import metadata
+
+    return metadata.version("torch")
+
+
+def _follow(folder: Path, advance: Callable[[Mapping[str, Any]], None]) -> Callable[[], None]:
+    """Report new lines of rank 0's log as they come; a restart may take lines back."""
+    path, seen = folder / LOG, [0]
+    path.unlink(missing_ok=True)
+
+    def follow() -> None:
+        if not path.exists():
+            return
+        lines = [
+            line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")
+        ]
+        if len(lines) != seen[0] and lines:
+            advance(json.loads(lines[-1]))
+        seen[0] = len(lines)
+
+    return follow

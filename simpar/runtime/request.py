@@ -1,0 +1,147 @@
+"""What a user asks ``simpar run`` for, turned into a job and a prediction. No torch here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from simpar.errors import UserError
+from simpar.hardware.cluster import Cluster, load_cluster
+from simpar.models.training import Training
+from simpar.plan.plan import Plan
+from simpar.runtime.data import open_source
+from simpar.runtime.job import Job, is_code
+from simpar.runtime.prepare import STACK, Prepared, prepare
+from simpar.scenario import ClusterChoice, Perturbations, Published, read_as
+
+NEEDS = ("model", "training.seq_len", "training.global_batch")
+
+
+class Request(BaseModel):
+    """A scenario whose cluster may be left out: then nothing is predicted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    description: str = ""
+    model: str | dict[str, Any]
+    cluster: ClusterChoice | None = None
+    training: Training
+    plan: Plan = Plan()
+    stack: str | None = None
+    perturbation: Perturbations = Perturbations()
+    published: Published | None = None
+
+    def build_cluster(self) -> Cluster | None:
+        """The cluster to predict on. Raises UserError."""
+        return None if self.cluster is None else load_cluster(self.cluster.hardware, self.cluster.nodes)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A job that can start on ``world_size`` ranks, and the cluster to predict it on."""
+
+    job: Job
+    prepared: Prepared
+    world_size: int
+    cluster: Cluster | None
+
+
+def load_request(name: str, flags: Mapping[str, Any], settings: Iterable[str]) -> Request:
+    """Read a plan or scenario with flags over it. Raises UserError.
+
+    A model that is code is taken from the command line only, never from a file.
+    """
+    request = read_as(Request, name, flags, settings, needs=NEEDS)
+    if isinstance(request.model, str) and is_code(request.model) and flags.get("model") != request.model:
+        raise UserError(
+            f"{name}: model = {request.model}: is code, and files do not get to run code; "
+            f"if you trust it say --model {request.model}"
+        )
+    return request
+
+
+def make_ready(request: Request, nproc: int | None, nodes: int, options: Mapping[str, Any]) -> Ready:
+    """Check everything that can be checked before torch starts. Raises UserError.
+
+    ``nproc`` ranks on each of ``nodes`` nodes; left out they follow from the plan, else from the cluster.
+    ``options`` are further fields of the Job.
+    """
+    cluster = request.build_cluster()
+    world_size = _world_size(request, cluster, nproc, nodes)
+    plan = request.plan
+    if request.stack or not plan.stack:
+        plan = plan.model_copy(update={"stack": request.stack or STACK})
+    job = Job(plan=plan, model=request.model, training=request.training, **options)
+    prepared = prepare(plan, job.graph(), request.training, world_size)
+    if cluster is not None and cluster.world_size != world_size:
+        raise UserError(
+            f"hardware {cluster.profile.name}: {cluster.nodes} x {cluster.profile.devices_per_node} devices for "
+            f"{world_size} ranks; allowed: a profile of as many, or no --hardware, which predicts nothing"
+        )
+    graph = job.graph()
+    if graph is not None:
+        open_source(job.data, job.training, graph.dims["vocab"], job.learning.seed)
+    return Ready(job, prepared, world_size, cluster)
+
+
+def _world_size(request: Request, cluster: Cluster | None, nproc: int | None, nodes: int) -> int:
+    if nproc is not None:
+        return nproc * nodes
+    mesh = request.plan.mesh
+    if mesh.dp is None and cluster is not None:
+        return cluster.world_size
+    if mesh.world_size % nodes:
+        raise UserError(f"plan: {mesh.world_size} ranks do not spread evenly over {nodes} nodes")
+    return mesh.world_size
+
+
+def on_machine(job: Job, processes: int) -> Job:
+    """The job with what follows from this machine decided: the device, and the threads of each rank.
+
+    Ranks of a node share its cores. CUDA is taken where every rank gets a device of its own. Raises UserError
+    where it was asked for and there are too few.
+    """
+    chosen = job.machine.model_fields_set
+    found = _accelerators()
+    device = job.machine.device if "device" in chosen else ("cuda" if found >= processes else "cpu")
+    if device == "cuda" and found < processes:
+        raise UserError(
+            f"machine.device = cuda: {processes} ranks on this node, {found} CUDA devices; "
+            "allowed: cpu, or one device a rank"
+        )
+    threads = job.machine.threads if "threads" in chosen else max(1, usable_cores() // processes)
+    machine = job.machine.model_copy(update={"device": device, "threads": threads})
+    return job.model_copy(update={"machine": machine})
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _accelerators() -> int:
+    """NVIDIA devices of this node, without importing torch."""
+    return len([path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()])
+
+
+def predict(ready: Ready) -> dict[str, Any] | None:
+    """What the simulator, or else the plan file, says about the job; None where neither can."""
+    from simpar.simulation import simulate
+
+    graph, plan = ready.job.graph(), ready.job.plan
+    if graph is None or ready.cluster is None:
+        return dict(plan.predicted) if plan.predicted else None
+    result = simulate(graph, ready.cluster, plan, ready.job.training)
+    found = {name: getattr(result.speed, name) for name in ("step_time_s", "tokens_per_s", "mfu")}
+    memory = {name: getattr(result.memory, name) for name in ("peak_memory_bytes", "peak_reserved_bytes")}
+    return {**found, **memory, "time_breakdown_s": result.time_breakdown_s.model_dump()}
+
+
+def default_folder(name: str) -> Path:
+    """Where results go when nobody says so: beside where the command is typed, named after the plan."""
+    return Path(f"{Path(name).stem}-run")

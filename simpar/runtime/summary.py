@@ -1,0 +1,82 @@
+"""From what every rank measured to one table beside the prediction. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from simpar.models.flops import model_flop_per_token
+from simpar.models.graph import ModelGraph
+from simpar.models.training import Training
+from simpar.units import format_bytes, format_seconds
+
+COMPARED = ("step_time_s", "tokens_per_s", "mfu", "peak_memory_bytes")
+
+
+def measured(ranks: Sequence[Mapping[str, Any]], training: Training, *, warmup: int) -> dict[str, Any]:
+    """Speed, spread, memory and phases of a run from its ranks' rows.
+
+    A step ends when its slowest rank ends; the first ``warmup`` steps are left out, unless there are no others.
+    Phases are medians over steps, by rank; losses of all steps come from rank 0.
+    """
+    rows = [rank["steps"] for rank in ranks]
+    counted = [steps[warmup:] or steps for steps in rows]
+    times = [max(row["step_time_s"] for row in step) for step in zip(*counted, strict=True)]
+    step_time_s = float(median(times))
+    low, high = np.percentile(times, [10, 90])
+    return {
+        "step_time_s": step_time_s,
+        "step_time_spread_s": {"min": min(times), "p10": float(low), "p90": float(high), "max": max(times)},
+        "steps_measured": len(times),
+        "tokens_per_s": training.tokens_per_step / step_time_s,
+        "peak_memory_bytes": max(rank["peak_memory_bytes"] for rank in ranks),
+        "peak_reserved_bytes": max(rank["peak_reserved_bytes"] for rank in ranks),
+        "peak_memory_bytes_by_rank": [rank["peak_memory_bytes"] for rank in ranks],
+        "phases_s_by_rank": [_phases(steps) for steps in counted],
+        "losses": [row["loss"] for row in rows[0]],
+    }
+
+
+def _phases(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    names = sorted({name for row in steps for name in row["phases_s"]})
+    found = {name: float(median(row["phases_s"].get(name, 0.0) for row in steps)) for name in names}
+    rest = median(row["step_time_s"] - sum(row["phases_s"].values()) for row in steps)
+    return {**found, "waiting": max(0.0, float(rest))}
+
+
+def utilisation(
+    graph: ModelGraph, training: Training, step_time_s: float, peak_flop_per_s: float, world_size: int
+) -> float:
+    """MFU: model FLOP of a step over what the devices could do in that time."""
+    flop = model_flop_per_token(graph, training.seq_len) * training.tokens_per_step
+    return flop / (step_time_s * peak_flop_per_s * world_size)
+
+
+def errors(predicted: Mapping[str, Any] | None, found: Mapping[str, Any]) -> dict[str, float]:
+    """Predicted minus measured, in percent of measured, for what both have."""
+    both = [name for name in COMPARED if predicted and predicted.get(name) and found.get(name)]
+    return {name: 100.0 * (predicted[name] / found[name] - 1.0) for name in both if predicted}
+
+
+def table(report: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Rows for people: quantity, predicted, measured, error; the first row is the heading."""
+    predicted, found = report["predicted"] or {}, report["measured"]
+    rows = [("", "predicted", "measured", "error")]
+    for name, (title, write) in _WORDS.items():
+        here, there = predicted.get(name), found.get(name)
+        if there is not None:
+            error = report["error_percent"].get(name)
+            shown = "-" if error is None else f"{error:+.1f} %"
+            rows.append((title, "-" if here is None else write(here), write(there), shown))
+    return rows
+
+
+_WORDS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "step_time_s": ("step time", format_seconds),
+    "tokens_per_s": ("tokens/s", lambda value: f"{value:,.0f}"),
+    "mfu": ("MFU", lambda value: f"{value:.1%}"),
+    "peak_memory_bytes": ("peak memory", format_bytes),
+}

@@ -1,0 +1,63 @@
+"""Builders for tests of real runs: jobs of several processes, started by torchrun, never without a time limit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[2]
+MATRIX_JOB = Path(__file__).with_name("matrix_job.py")
+LIMIT_S = 500
+
+
+def environment() -> dict[str, str]:
+    """One thread a rank, this checkout's simpar, localhost only."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+@pytest.fixture
+def run_matrix(tmp_path):
+    """Train layouts in one group of processes; each case with its differences to one process."""
+
+    def run(cases: list[dict], processes: int) -> list[dict]:
+        inputs, output = tmp_path / "cases.json", tmp_path / "results.json"
+        inputs.write_text(json.dumps(cases))
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
+            str(MATRIX_JOB), str(inputs), str(output),
+        ]  # fmt: skip
+        done = subprocess.run(
+            command, env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        results = json.loads(output.read_text()) if output.exists() else []
+        assert len(results) == len(cases), f"case {len(results)} failed:\n{done.stderr[-4000:]}"
+        return results
+
+    return run
+
+
+@pytest.fixture
+def simpar_run(tmp_path):
+    """``simpar run`` as a user types it, in an empty folder."""
+
+    def run(*arguments: object, limit_s: float = 200) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "simpar", "run", *map(str, arguments)]
+        return subprocess.run(
+            command,
+            env=environment(),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+
+    return run

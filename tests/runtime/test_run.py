@@ -1,0 +1,159 @@
+"""``simpar run`` as a user types it: a report at the end, one clear line otherwise, and nobody left behind."""
+
+import json
+import os
+import re
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from simpar import cli
+from simpar.errors import UserError
+from simpar.runtime import launch as launching
+
+TINY = [
+    "gpt2-laptop",
+    "--model",
+    "tiny-llama",
+    "--seq-len",
+    "32",
+    "--global-batch",
+    "8",
+    "--micro-batch",
+    "2",
+]
+TWO = [*TINY, "--nproc", "2", "--set", "cluster=null"]
+
+
+def alive(folder: Path) -> list[int]:
+    """Ranks of a run that are still processes."""
+    pids = [int(path.read_text()) for path in folder.glob("rank*.pid")]
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_a_run_reports_measured_beside_predicted(simpar_run, tmp_path):
+    """Four ranks train; the table, the JSON, the log and the report agree."""
+    done = simpar_run(*TINY, "--steps", 4, "--json", "out.json", "-o", "here", "--learning-rate", "1e-3")
+    assert done.returncode == 0, done.stderr
+    for word in ("predicted", "measured", "step time", "tokens/s", "MFU", "peak memory"):
+        assert word in done.stdout
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report == json.loads((tmp_path / "here/report.json").read_text())
+    found, predicted = report["measured"], report["predicted"]
+    assert report["ranks"] == 4
+    assert found["steps_measured"] == 2
+    assert found["tokens_per_s"] == pytest.approx(8 * 32 / found["step_time_s"])
+    error = 100 * (predicted["step_time_s"] / found["step_time_s"] - 1)
+    assert report["error_percent"]["step_time_s"] == pytest.approx(error)
+    log = [json.loads(line) for line in (tmp_path / "here/log.jsonl").read_text().splitlines()]
+    assert [row["loss"] for row in log] == found["losses"]
+    assert found["losses"][-1] < found["losses"][0]
+    assert {"forward", "backward", "optimizer", "waiting"} <= set(found["phases_s_by_rank"][3])
+    assert len(found["peak_memory_bytes_by_rank"]) == 4
+    assert alive(tmp_path / "here") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere.json", "--steps", "2"], "nowhere.json: cannot be read"),
+        (
+            [*TWO, "--steps", "2", "--tp", "3"],
+            "plan: tp x cp x pp = 3 x 1 x 1 = 3 does not divide the 2 devices",
+        ),
+        ([*TWO, "--steps", "2", "--dp", "4"], "plan.dp = 4: .*leaves 2; allowed: 2"),
+        ([*TINY, "--steps", "2", "--nproc", "2"], "laptop-cpu-4: 1 x 4 devices for 2 ranks; allowed"),
+        ([*TWO, "--steps", "2", "--set", "plan.version=9"], "plan.version = .*plans of another version"),
+        ([*TWO, "--steps", "2", "--device", "cuda"], "machine.device = cuda: .*CUDA"),
+        ([*TWO, "--steps", "2", "--tokens", "none.bin"], "none.bin: cannot be read"),
+        ([*TWO, "--steps", "2", "--precision", "fp16"], "plan.precision = fp16"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(simpar_run, arguments, words):
+    """What is wrong, where, and what is allowed: on standard error, in one line, without a traceback."""
+    done = simpar_run(*arguments)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert re.search(words, done.stderr), done.stderr
+
+
+def test_files_do_not_get_to_run_code(simpar_run, tmp_path):
+    """A plan that names a module:function is refused unless the command line says the same."""
+    (tmp_path / "evil.py").write_text("open('ran', 'w').write('x')\ndef build():\n    pass\n")
+    plan = {
+        "version": "1",
+        "model": "evil:build",
+        "training": {"seq_len": 32, "global_batch": 2},
+        "mesh": {"dp": 1},
+    }
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    done = simpar_run("plan.json", "--steps", 1)
+    assert done.returncode == 2
+    assert "say --model evil:build" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_missing_torch_is_said_in_one_line(monkeypatch, capsys):
+    """Without the extra, the command says how to install it."""
+    monkeypatch.setattr(launching.importlib.util, "find_spec", lambda _: None)
+    assert cli.run(["run", *TWO, "--steps", "1"]) == 2
+    assert "pip install 'simpar-planner[torch]'" in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_said_in_one_line(simpar_run):
+    """The port is named, and nothing is started."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = simpar_run(*TWO, "--steps", 1, "--port", port)
+    assert done.returncode == 2
+    assert f"--port {port}" in done.stderr
+
+
+def test_a_failing_rank_ends_all_of_them(simpar_run, tmp_path):
+    """A model whose code fails on one rank: exit code 1, the reason, and no process left."""
+    (tmp_path / "odd.py").write_text(
+        "import os\nfrom torch import nn\n\nclass Odd(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.table = nn.Embedding(9, 9)\n"
+        "    def forward(self, tokens):\n"
+        "        if os.environ['RANK'] == '1':\n            raise RuntimeError('rank one is odd')\n"
+        "        return self.table(tokens)\n"
+    )
+    started = time.monotonic()
+    done = simpar_run(*TWO, "--steps", 2, "--model", "odd:Odd", "--set", "plan.recompute=none", "-o", "out")
+    assert done.returncode == 1
+    assert "rank one is odd" in done.stderr
+    assert "running the code of odd:Odd" in done.stderr
+    assert time.monotonic() - started < 120
+    assert alive(tmp_path / "out") == []
+
+
+def test_stopping_the_command_stops_the_ranks(tmp_path):
+    """However the launcher ends, its workers end with it."""
+    import signal
+    import subprocess
+    import sys
+
+    from tests.runtime.conftest import environment
+
+    command = [sys.executable, "-m", "simpar", "run", *TWO, "--steps", "100000", "-o", "out"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "out/log.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert len(alive(tmp_path / "out")) == 2
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    while alive(tmp_path / "out") and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert alive(tmp_path / "out") == []
+
+
+def test_a_torch_that_is_too_old_is_refused(monkeypatch):
+    """The version found and the one needed are named."""
+    from importlib import metadata
+
+    monkeypatch.setattr(metadata, "version", lambda _: "2.4.1+cpu")
+    with pytest.raises(UserError, match=r"torch 2.4.1\+cpu: allowed: 2.11 or newer"):
+        launching.require_torch()

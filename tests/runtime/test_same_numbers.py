@@ -1,0 +1,91 @@
+"""Every layout trains to the same losses and parameters as one process on the same data."""
+
+import pytest
+
+SHARP = 1e-11
+BF16 = 3e-3
+ROUNDED = {"precision": "bf16", "optimizer": "sgd", "learning": {"learning_rate": 0.1}}
+CLIPPED = {"learning": {"clip_norm": 0.5}}
+SEQUENCE = {"tp": 2, "sequence_parallel": True, "model": "gpt2"}
+
+EVERYDAY = [
+    {"dp": 4},
+    {"dp": 4, "zero": 1, "hsdp": 2},
+    {"dp": 4, "zero": 2, "offload": True},
+    {"dp": 4, "zero": 3, "recompute": "full", "micro_batch": 2},
+    {"dp": 4, "zero": 3, "hsdp": 2, **ROUNDED},
+    {"dp": 2, **SEQUENCE, "zero": 3, **CLIPPED},
+    {"pp": 2, "dp": 2, "zero": 1, "model": "gpt2", **CLIPPED},
+    {"pp": 2, "dp": 2, "schedule": "interleaved", "zero": 1},
+    {"pp": 2, "dp": 2, "schedule": "gpipe", "zero": 3, "recompute": "selective"},
+    {"pp": 2, "dp": 2, "schedule": "zb-v", "model": "gpt2"},
+    {"pp": 4, "layers": [1, 2, 1, 0], "schedule": "zb-h1"},
+    {"pp": 4, "schedule": "v-min", "model": "deep"},
+    {"pp": 2, "tp": 2, "schedule": "1f1b"},
+]
+WIDE_FOUR = [
+    {"dp": 4, "zero": 1},
+    {"dp": 4, "optimizer": "sgd_momentum"},
+    {"dp": 4, "optimizer": "sgd", "zero": 3, "reshard_after_forward": False},
+    {"dp": 4, **ROUNDED},
+    {"dp": 2, "tp": 2, **ROUNDED},
+    {"dp": 2, "pp": 2, "zero": 1, **ROUNDED},
+    {"dp": 4, "bucket_bytes": "1 KiB"},
+    {"dp": 2, "tp": 2, "bucket_bytes": "1 KiB"},
+    {"dp": 2, **SEQUENCE, "zero": 1, **CLIPPED},
+    {"dp": 2, **SEQUENCE, "zero": 2, "recompute": "full"},
+    {"tp": 4, "model": "deep", "sequence_parallel": True, "recompute": "selective"},
+    {"tp": 4, "model": "deep"},
+    {"pp": 4, "schedule": "naive"},
+    {"pp": 4, "schedule": "zb-h2", "model": "gpt2"},
+    {"pp": 4, "schedule": "v-half", "model": "deep", "recompute": "full"},
+    {"pp": 4, "schedule": "breadth-first", "model": "deep", "recompute": "every:2"},
+    {"pp": 2, "dp": 2, "schedule": "dualpipev", "model": "gpt2"},
+    {"pp": 2, "tp": 2, "schedule": "zb-v", "sequence_parallel": True},
+    {"pp": 2, **SEQUENCE, "schedule": "interleaved", "recompute": "every:2"},
+    {"pp": 2, "dp": 2, "schedule": "interleaved", "zero": 3},
+    {"pp": 2, "dp": 2, "schedule": "1f1b", "recompute": "full"},
+    {"dp": 4, "zero": 3, "rank_order": "dp-tp-cp-pp"},
+    {"tp": 2, "pp": 2, "rank_order": "pp-tp-cp-dp"},
+]  # fmt: skip
+WIDE_EIGHT = [
+    {"pp": 2, "dp": 2, **SEQUENCE, "zero": 3},
+    {"pp": 2, "dp": 2, **SEQUENCE, "zero": 1, "schedule": "zb-v"},
+    {"pp": 2, "dp": 2, **SEQUENCE, "schedule": "interleaved", **CLIPPED},
+    {"dp": 4, **SEQUENCE, "zero": 3, "hsdp": 2},
+    {"pp": 2, "dp": 4, "zero": 3, "hsdp": 2},
+    {"pp": 4, "dp": 2, "zero": 1, "model": "deep", "schedule": "v-half"},
+]
+
+
+def assert_equal(results):
+    """Every case within its tolerance; a failure names all cases that differ."""
+    differing = []
+    for result in results:
+        limit = BF16 if result["case"]["precision"] == "bf16" else SHARP
+        same = "refused" not in result and max(result["loss"], result["parameter"]) <= limit
+        if not same or result["losses"][0] <= result["losses"][-1]:
+            differing.append(result)
+    assert differing == []
+
+
+def prepared(cases):
+    """The cases in single precision by name; the job computes them in double."""
+    return [{"precision": "fp32", **case} for case in cases]
+
+
+def test_layouts_of_four_ranks_train_like_one_process(run_matrix):
+    """Data, tensor, sequence and pipeline parallelism, sharding and recompute change nothing but rounding."""
+    assert_equal(run_matrix(prepared(EVERYDAY), 4))
+
+
+@pytest.mark.slow
+def test_more_layouts_of_four_ranks_train_like_one_process(run_matrix):
+    """Every schedule, optimizer, precision, bucket size and rank order."""
+    assert_equal(run_matrix(prepared(WIDE_FOUR), 4))
+
+
+@pytest.mark.slow
+def test_layouts_of_eight_ranks_train_like_one_process(run_matrix):
+    """Three kinds of parallelism at once."""
+    assert_equal(run_matrix(prepared(WIDE_EIGHT), 8))
