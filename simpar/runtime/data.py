@@ -25,6 +25,7 @@ from simpar.runtime.job import Data
 Ints = NDArray[np.int64]
 ROUNDS = 4
 STRIDES = 7
+ENDLESS = 1 << 40  # samples of a source without an end
 BYTES = "bytes"
 
 
@@ -47,7 +48,7 @@ class Synthetic:
     seed: int
 
     def __len__(self) -> int:
-        return 2**40
+        return ENDLESS
 
     def sample(self, index: int) -> Ints:
         """One sample: int64[seq_len + 1]."""

@@ -95,6 +95,8 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
             f"plan.precision = {numerics.precision}: needs scaled losses or 8-bit products; "
             f"allowed in a real run: {', '.join(PRECISIONS)}"
         )
+    if mesh.cp > 1:
+        raise UserError(f"plan.cp = {mesh.cp}: the runtime has no context parallelism; allowed: 1")
     if mesh.ep > 1:
         raise UserError(f"plan.ep = {mesh.ep}: the runtime has no expert parallelism; allowed: 1")
     if graph is None:

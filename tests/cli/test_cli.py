@@ -33,6 +33,7 @@ COMMANDS = (
     "report",
     "export",
     "import",
+    "run",
     "plot",
     "validate",
     "list",
