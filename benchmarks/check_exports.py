@@ -36,7 +36,7 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "export")]
 PLANS = importlib.import_module("conftest").PLANS
 TRAINING = importlib.import_module("conftest").TRAINING
 
-MODELS = ("llama-3-8b", "qwen2.5-32b", "gpt2")
+MODELS = ("llama-3-8b", "llama-3.2-3b", "llama-2-7b", "qwen3-8b", "qwen2.5-7b", "gpt3-6.7b")
 
 
 def matrix() -> Iterator[tuple[str, Plan, str]]:
@@ -68,6 +68,7 @@ def main() -> int:
     )
     parser.add_argument("--tables", action="store_true", help="write the tables of option names")
     parser.add_argument("--only", help="one target")
+    parser.add_argument("--verbose", action="store_true", help="say what simpar refuses, and why")
     given = parser.parse_args()
     if given.megatron:
         os.environ["MEGATRON_WHEELS"] = given.megatron
@@ -79,17 +80,19 @@ def main() -> int:
             (TABLES / f"{name}.yaml").write_text(module.table())
             print(f"{name}: table written")
             continue
-        bad += _check(name, module.check)
+        bad += _check(name, module.check, verbose=given.verbose)
     return 1 if bad else 0
 
 
-def _check(name: str, tool: Callable[[Exported], None]) -> int:
+def _check(name: str, tool: Callable[[Exported], None], *, verbose: bool) -> int:
     read, refused, bad = 0, 0, 0
     for label, plan, model in matrix():
         try:
             exported = export(plan, load_model(model), TRAINING, name)
-        except UserError:
+        except UserError as error:
             refused += 1
+            if verbose:
+                print(f"{name}: {label}: {error}")
             continue
         try:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):

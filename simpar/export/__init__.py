@@ -23,6 +23,8 @@ from simpar.plan.plan import Plan
 
 TARGETS = {
     "megatron": "megatron:MEGATRON",
+    "torchtitan": "torchtitan:TORCHTITAN",
+    "torchtitan-0.2": "torchtitan_toml:TORCHTITAN_TOML",
 }
 
 

@@ -173,5 +173,7 @@ def not_understood(plan: Plan) -> Iterator[Loss]:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, float) and value == int(value):
+        value = int(value)
     text = "true" if value is True else "false" if value is False else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

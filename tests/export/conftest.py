@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from simpar.export import export, load_target, read
+from simpar.export.subject import settle
+from simpar.models.catalogue import load_model
 from simpar.models.training import Training
+from simpar.plan.check import Target, check
+from simpar.plan.plan import Plan
 
 TRAINING = Training(seq_len=1024, global_batch=64)
 PLANS = {
@@ -19,6 +24,10 @@ PLANS = {
     "zero-2": {"dp": 8, "zero": 2},
     "zero-3": {"dp": 8, "zero": 3, "recompute": "full"},
     "hsdp": {"dp": 8, "zero": 3, "hsdp": 2},
+    "pp-fsdp": {"pp": 2, "dp": 4, "zero": 2},
+    "interleaved-fsdp": {"pp": 2, "vpp": 2, "dp": 4, "zero": 3, "layers": (7, 9, 9, 7)},
+    "zb-h1-alone": {"pp": 8, "dp": 1, "schedule": "zb-h1"},
+    "v-half-alone": {"tp": 2, "pp": 4, "dp": 1, "schedule": "v-half"},
     "tp-fsdp": {"tp": 2, "dp": 4, "zero": 3},
     "selective": {"dp": 8, "zero": 1, "recompute": "selective"},
     "every-second": {"pp": 2, "dp": 4, "recompute": "every:2"},
@@ -29,3 +38,24 @@ PLANS = {
     "serial": {"dp": 8, "zero": 1, "overlap_grad_reduce": False, "overlap_param_gather": False},
     "bf16-gradients": {"dp": 8, "zero": 1, "grad_dtype": "bf16"},
 }
+
+
+def checked(model="llama-3-8b", world_size=8, **values):
+    """A plan of the matrix as an export gets it."""
+    plan = Plan.model_validate({**values, "model": model, "training": TRAINING.model_dump()})
+    return check(plan, Target(load_model(model), TRAINING, world_size, 8))
+
+
+def exported(target, plan, *, lossy=False):
+    """The files of a plan."""
+    return export(plan, load_model(plan.model), TRAINING, target, lossy=lossy).files
+
+
+def comes_back(target, plan, name):
+    """Whether a plan survives export and import: everything that stack and file together say is equal."""
+    back = read(exported(target, plan)[name], name, target).plan
+    whole = check(back, Target(load_model(plan.model), TRAINING, plan.mesh.world_size, 8))
+    stack = load_target(target).stack
+    found, expected = settle(whole, stack)[0], settle(plan, stack)[0]
+    assert load_model(found.model).dims == load_model(expected.model).dims
+    return found.model_copy(update={"model": expected.model}) == expected

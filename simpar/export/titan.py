@@ -1,0 +1,233 @@
+"""What both generations of torchtitan share: which models it has, what it cannot express, and its option names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from simpar.export import rules
+from simpar.export.architecture import Architecture, architecture
+from simpar.export.subject import Loss, Subject
+from simpar.export.target import Options
+from simpar.models.catalogue import load_model
+from simpar.plan.check import schedule_of
+from simpar.plan.schedules.actions import LETTERS
+
+FLAVORS = {
+    "llama3": {
+        "1B": "llama-3.2-1b", "3B": "llama-3.2-3b", "8B": "llama-3-8b", "70B": "llama-3-70b",
+        "405B": "llama-3.1-405b",
+    },
+    "qwen3": {
+        "0.6B": "qwen3-0.6b", "1.7B": "qwen3-1.7b", "4B": "qwen3-4b", "8B": "qwen3-8b", "14B": "qwen3-14b",
+        "32B": "qwen3-32b",
+    },
+}  # fmt: skip
+SCHEDULES = {
+    "1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "breadth-first": "LoopedBFS",
+    "zb-v": "ZBVZeroBubble", "dualpipev": "DualPipeV",
+}  # fmt: skip
+CSV = "schedule.csv"
+PRECISIONS = {"bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16"}
+
+
+def family(style: Architecture) -> str | None:
+    """The model folder of torchtitan that builds such decoders; None where there is none."""
+    llama = (
+        style.norm == "rms" and style.gated and style.activation == "silu" and not style.biases
+        and style.positions == "rope" and style.residual == "pre" and not style.beyond
+        and not style.dropout and set(style.windows) == {None}
+    )  # fmt: skip
+    return {"": "llama3", "head": "qwen3"}.get(style.qk_norm) if llama else None
+
+
+def flavor(s: Subject, name: str) -> str | None:
+    """The flavour of a model folder with exactly the model's sizes."""
+    for found, shipped in FLAVORS[name].items():
+        graph = load_model(shipped)
+        if (graph.dims, graph.layers, graph.tied_embeddings) == (
+            s.graph.dims,
+            s.graph.layers,
+            s.graph.tied_embeddings,
+        ):
+            return found
+    return None
+
+
+def losses(s: Subject) -> Iterator[Loss]:
+    """What no generation of torchtitan has an option for."""
+    style = architecture(s.graph, s.config)
+    if family(style) is None:
+        yield Loss("model", s.graph.name, "dense models are Llama 3 and Qwen3 decoders")
+    yield from rules.no_single_process(s)
+    yield from rules.only_rank_orders(s, "tp-cp-dp-pp")
+    yield from _data_parallel(s)
+    yield from _pipeline(s)
+    yield from rules.chosen(
+        s,
+        bucket_bytes="a block is the unit of communication",
+        first_bucket_bytes="a block is the unit of communication",
+        grad_dtype="gradients are reduced in fp32",
+        master_weights="parameters are fp32",
+        overlap_grad_reduce="FSDP overlaps always",
+        overlap_param_gather="FSDP overlaps always",
+    )
+    numerics = s.plan.numerics
+    if numerics.precision == "fp16":
+        yield Loss("precision", "fp16", "mixed precision is bf16 or fp32")
+    if numerics.optimizer != "adamw":
+        yield Loss("optimizer", numerics.optimizer, "the optimizer is AdamW")
+
+
+def _data_parallel(s: Subject) -> Iterator[Loss]:
+    data = s.plan.data_parallel
+    if data.zero == 1 and s.dp > 1:
+        yield Loss("zero", 1, "FSDP shards gradients with the optimizer states: zero 2 or 3")
+    if data.kind == "fsdp" and not data.zero and s.chose("kind"):
+        yield Loss("kind", "fsdp", "without sharding parameters are replicated")
+
+
+def _pipeline(s: Subject) -> Iterator[Loss]:
+    if s.plan.mesh.pp == 1:
+        return
+    table = schedule_of(s.plan, s.training)
+    if table.num_mirrored:
+        yield Loss("schedule", s.plan.schedule, "a rank holds no second copy of another rank's stages")
+        return
+    split = LETTERS.index("I")
+    if s.dp > 1 and any((table.arrays(rank)[0] == split).any() for rank in range(table.num_ranks)):
+        yield Loss(
+            "schedule", s.plan.schedule,
+            "torch's split backward and the gradient hooks of FSDP do not meet: wrong gradients with dp > 1",
+        )  # fmt: skip
+    if placement(s) is None:
+        yield Loss("schedule", s.plan.schedule, "stages are dealt out in a loop or in a V")
+
+
+def placement(s: Subject) -> str | None:
+    """A schedule of torch with the plan's placement of stages: its own name where it has one."""
+    if s.plan.schedule in SCHEDULES:
+        return SCHEDULES[s.plan.schedule]
+    pp, stages = s.plan.mesh.pp, schedule_of(s.plan, s.training).rank_of_stage
+    if stages == tuple(range(pp)):
+        return "1F1B"
+    if stages == tuple(stage % pp for stage in range(len(stages))):
+        return "Interleaved1F1B"
+    return "ZBVZeroBubble" if stages == (*range(pp), *reversed(range(pp))) else None
+
+
+def parallelism(s: Subject, head: str) -> Options:
+    """Options of the section ``parallelism``; ``head`` is the name of the output projection."""
+    mesh, data = s.plan.mesh, s.plan.data_parallel
+    sharded = data.zero >= 1
+    replicas = data.hsdp if sharded else s.dp
+    found: Options = {
+        "parallelism.data_parallel_replicate_degree": replicas,
+        "parallelism.data_parallel_shard_degree": s.dp // replicas,
+        "parallelism.tensor_parallel_degree": mesh.tp,
+        "parallelism.context_parallel_degree": mesh.cp,
+        "parallelism.expert_parallel_degree": mesh.ep,
+        "parallelism.pipeline_parallel_degree": mesh.pp,
+    }
+    if sharded:
+        found["parallelism.fsdp_reshard_after_forward"] = "always" if data.reshard_after_forward else "never"
+    return found | (_stages(s, head) if mesh.pp > 1 else {})
+
+
+def _stages(s: Subject, head: str) -> Options:
+    found: Options = {
+        "parallelism.pipeline_parallel_schedule": placement(s) or "1F1B",
+        "parallelism.pipeline_parallel_microbatch_size": s.plan.micro_batch,
+        "parallelism.module_fqns_per_model_part": modules(s.layers, head),
+    }
+    if s.plan.schedule not in SCHEDULES:
+        found["parallelism.pipeline_parallel_schedule_csv"] = CSV
+    return found
+
+
+def modules(layers: tuple[int, ...], head: str) -> list[list[str]]:
+    """Names of the modules of every virtual stage."""
+    parts, first = [], 0
+    for size in layers:
+        parts.append([f"layers.{layer}" for layer in range(first, first + size)])
+        first += size
+    parts[0] = ["tok_embeddings", *parts[0]]
+    parts[-1] = [*parts[-1], "norm", head]
+    return parts
+
+
+def layers_of(parts: Any) -> tuple[int, ...] | None:
+    """Transformer layers of every stage from the modules of every stage; None where there are none."""
+    if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
+        return None
+    return tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
+
+
+def training(s: Subject) -> Options:
+    """Options of the section ``training``: batches in sequences."""
+    local = s.plan.micro_batch * (s.microbatches if s.plan.mesh.pp > 1 else 1)
+    return {
+        "training.local_batch_size": local,
+        "training.global_batch_size": s.training.global_batch,
+        "training.seq_len": s.training.seq_len,
+        "training.steps": 100,
+        "training.mixed_precision_param": PRECISIONS.get(s.plan.numerics.precision, "bfloat16"),
+        "training.mixed_precision_reduce": "float32",
+    }
+
+
+def schedule_file(s: Subject) -> Mapping[str, str]:
+    """The action table as torch reads it, where torch has no such schedule."""
+    if s.plan.mesh.pp == 1 or s.plan.schedule in SCHEDULES:
+        return {}
+    return {CSV: schedule_of(s.plan, s.training).to_csv()}
+
+
+def notes(s: Subject) -> Iterator[str]:
+    """What to know in both generations."""
+    yield "The tokenizer, data set, learning rate and number of steps are placeholders: a plan does not say them."
+    if s.plan.memory.recompute == "selective":
+        yield "selective is per operator, as torchtitan does it: attention and every second matmul are kept."
+    if s.plan.data_parallel.zero == 2:
+        yield "zero 2 becomes FSDP that keeps gathered parameters until the backward pass."
+    if s.plan.numerics.precision == "fp8":
+        yield "fp8 needs torchao."
+
+
+def plan_values(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Plan fields from options by dotted name, those that both generations have."""
+    get = given.get
+    replicate = int(get("parallelism.data_parallel_replicate_degree", 1))
+    shard = int(get("parallelism.data_parallel_shard_degree", -1))
+    reshard = get("parallelism.fsdp_reshard_after_forward", "default")
+    pp = int(get("parallelism.pipeline_parallel_degree", 1))
+    keeps = reshard == "never" or (reshard == "default" and pp > 1)
+    zero = 0 if shard == 1 else 2 if keeps else 3
+    names = {name: ours for ours, name in SCHEDULES.items()}
+    schedule = names.get(str(get("parallelism.pipeline_parallel_schedule", "1F1B")))
+    layers = layers_of(get("parallelism.module_fqns_per_model_part"))
+    chunks = len(layers) // pp if layers else 1
+    values: dict[str, Any] = {
+        "tp": get("parallelism.tensor_parallel_degree"),
+        "cp": get("parallelism.context_parallel_degree"),
+        "ep": get("parallelism.expert_parallel_degree"),
+        "pp": pp,
+        "dp": replicate * shard if shard > 0 else None,
+        "zero": zero,
+        "hsdp": replicate if zero else 1,
+        "schedule": schedule if pp > 1 else None,
+        "vpp": chunks if pp > 1 and layers else None,
+        "layers": layers if layers and pp > 1 and len(set(layers)) > 1 else None,
+    }
+    return {**values, **_shape(given, pp)}
+
+
+def _shape(given: Mapping[str, Any], pp: int) -> dict[str, Any]:
+    local, whole = given.get("training.local_batch_size"), given.get("training.global_batch_size")
+    seq_len = given.get("training.seq_len")
+    micro = given.get("parallelism.pipeline_parallel_microbatch_size", 1) if pp > 1 else local
+    known = isinstance(whole, int) and whole > 0 and seq_len
+    return {
+        "micro_batch": micro,
+        "training": {"seq_len": seq_len, "global_batch": whole} if known else None,
+    }

@@ -1,0 +1,232 @@
+"""torchtitan 0.3: a Python module with one function that returns the Trainer's config, out and back in."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from simpar.errors import UserError
+from simpar.export import titan
+from simpar.export.architecture import architecture
+from simpar.export.launch import comment, launchers
+from simpar.export.subject import Loss, Subject
+from simpar.export.target import Imported, Options, Target
+from simpar.plan.plan import Plan
+
+MODULE, FUNCTION, HEAD = "simpar_recipe", "plan", "lm_head"
+SECTIONS = {"parallelism": "ParallelismConfig", "training": "TrainingConfig", "compile": "CompileConfig"}
+CHECKPOINTING = {"none": "None", "full": "FullAC.Config()", "selective": "SelectiveAC.Config()"}
+_IMPORTS = """from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+from torchtitan.components.optimizer import default_adamw
+{fp8}from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+from torchtitan.models import {family}
+from torchtitan.models.common.config_utils import decoder_vocab_size
+from torchtitan.trainer import Trainer
+"""
+_CUSTOM = '''
+
+def _model():
+    """A Llama decoder with the sizes of the plan's model."""
+    return llama3.Llama3Model.Config(
+        dim={hidden},
+        vocab_size={vocab},{tied}
+        tok_embeddings=llama3.Embedding.Config(
+            num_embeddings={vocab}, embedding_dim={hidden}, param_init=llama3.{embedding_init}
+        ),
+        norm=llama3.RMSNorm.Config(normalized_shape={hidden}, param_init=llama3._NORM_INIT),
+        lm_head=llama3.Linear.Config(
+            in_features={hidden}, out_features={vocab}, param_init=llama3._output_linear_init({hidden})
+        ),
+        layers=llama3._build_llama3_layers(
+            n_layers={layers},
+            dim={hidden},
+            n_heads={heads},
+            n_kv_heads={kv_heads},
+            hidden_dim={ffn},
+            rope=llama3.ComplexRoPE.Config(dim={head_dim}, max_seq_len={positions}, theta={theta}, scaling="none"),
+            attn_backend="flex",
+        ),
+    )
+'''
+
+
+def losses(s: Subject) -> Iterator[Loss]:
+    """What torchtitan 0.3 has no option for."""
+    yield from titan.losses(s)
+    style = architecture(s.graph, s.config)
+    dims = s.graph.dims
+    if titan.family(style) == "qwen3" and titan.flavor(s, "qwen3") is None:
+        yield Loss("model", s.graph.name, "Qwen3 comes in the sizes of its flavours only")
+    if titan.family(style) == "llama3" and dims["heads"] * dims["head_dim"] != dims["hidden"]:
+        yield Loss("model", s.graph.name, "a head has hidden / heads features")
+    if s.plan.memory.recompute.startswith("every:"):
+        yield Loss(
+            "recompute", s.plan.memory.recompute, "recomputation is none, per operator, or of every layer"
+        )
+
+
+def options(s: Subject) -> Options:
+    """Options by their dotted names."""
+    found = titan.parallelism(s, HEAD) | titan.training(s)
+    found["parallelism.enable_sequence_parallel"] = bool(s.plan.tensor_parallel.sequence_parallel)
+    found["training.disable_cuda_graphs"] = True
+    found["compile.enable"] = True
+    if s.plan.tensor_parallel.overlap and s.plan.mesh.tp > 1:
+        found["compile.enable_async_tensor_parallel"] = True
+    recompute = s.plan.memory.recompute
+    found["activation_checkpoint"] = recompute if recompute in CHECKPOINTING else "none"
+    return found
+
+
+def files(s: Subject, given: Options) -> Mapping[str, str]:
+    """The module, the table of the schedule where it needs one, and the launchers."""
+    command = ["-m torchtitan.train", f"--module {MODULE}", f"--config {FUNCTION}"]
+    environment = {"PYTHONPATH": '"$PWD:${PYTHONPATH:-}"', "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    return {f"{MODULE}.py": _module(s, given), **titan.schedule_file(s), **launchers(s, command, environment)}
+
+
+def _module(s: Subject, given: Options) -> str:
+    family = titan.family(architecture(s.graph, s.config)) or "llama3"
+    flavor = titan.flavor(s, family)
+    fp8 = s.plan.numerics.precision == "fp8"
+    quantization = "from torchtitan.components.quantization import Float8LinearConverter\n" if fp8 else ""
+    text = "\n".join(comment(s)) + "\nfrom dataclasses import replace\n\n"
+    text += _IMPORTS.format(family=family, fp8=quantization)
+    text += "" if flavor else _custom(s)
+    text += f'\n\ndef {FUNCTION}() -> Trainer.Config:\n    """The plan."""\n'
+    convert = ", converters=[Float8LinearConverter.Config(model_compile_enabled=True)]" if fp8 else ""
+    text += f'    model_spec = {family}.model_registry("{flavor or "debugmodel"}"{convert})\n'
+    if not flavor:
+        model = "_model()"
+        if fp8:
+            model = f"Float8LinearConverter.Config(model_compile_enabled=True).build().convert({model})"
+        text += f'    model_spec = replace(model_spec, flavor="{s.graph.name}", model={model})\n'
+    return text + _config(given)
+
+
+def _config(given: Options) -> str:
+    lines = [
+        "    vocab_size = decoder_vocab_size(model_spec)",
+        "    return Trainer.Config(",
+        "        model_spec=model_spec,",
+        "        loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config(global_vocab_size=vocab_size)),",
+        "        optimizer=default_adamw(lr=3e-4),",
+        '        dataloader=HuggingFaceTextDataLoader.Config(dataset="c4_test"),',
+        f"        activation_checkpoint={CHECKPOINTING[given['activation_checkpoint']]},",
+    ]
+    for section, name in SECTIONS.items():
+        lines.append(f"        {section}={name}(")
+        for key, value in given.items():
+            if key.startswith(f"{section}."):
+                lines += _keyword(key.partition(".")[2], value)
+        lines.append("        ),")
+    return "\n".join([*lines, "    )"]) + "\n"
+
+
+def _keyword(name: str, value: Any) -> list[str]:
+    if not isinstance(value, list):
+        return [f"            {name}={value!r},"]
+    return [f"            {name}=[", *(f"                {part!r}," for part in value), "            ],"]
+
+
+def _custom(s: Subject) -> str:
+    dims = s.graph.dims
+    return _CUSTOM.format(
+        **{name: dims[name] for name in ("hidden", "vocab", "heads", "kv_heads", "ffn", "head_dim")},
+        layers=len(s.graph.layers),
+        tied="\n        enable_weight_tying=True," if s.graph.tied_embeddings else "",
+        embedding_init="_EMBEDDING_SKIP_INIT" if s.graph.tied_embeddings else "_EMBEDDING_INIT",
+        positions=max(s.training.seq_len, 8192),
+        theta=float(s.config.get("rope_theta", 10000.0)),
+    )
+
+
+def read(text: str, name: str) -> Imported:
+    """The plan in a config function (.py) or in the TOML of 0.2. A Python file is parsed, never executed.
+
+    Raises UserError.
+    """
+    if not name.endswith(".py"):
+        from simpar.export.torchtitan_toml import read as read_toml
+
+        return read_toml(text, name)
+    given = _literals(text, name)
+    if not any(key.startswith("parallelism.") for key in given):
+        raise UserError(f"{name}: no ParallelismConfig with values that are written out")
+    values = titan.plan_values(given)
+    values["recompute"] = given.get("activation_checkpoint", "selective")
+    values["sequence_parallel"] = given.get("parallelism.enable_sequence_parallel", True)
+    if int(values["tp"] or 1) == 1:
+        values.pop("sequence_parallel")
+    half = given.get("training.mixed_precision_param", "bfloat16")
+    fp8 = "Float8LinearConverter" in text
+    values["precision"] = "fp8" if fp8 else "bf16" if half == "bfloat16" else "fp32"
+    model = titan_model(given.get("module"), given.get("flavor"))
+    plan = {"stack": "torchtitan", "model": model, **values}
+    return Imported(
+        Plan.model_validate({key: value for key, value in plan.items() if value is not None}),
+        notes=tuple(titan_notes(given, model)),
+    )
+
+
+def titan_model(module: Any, flavor: Any) -> str | None:
+    """The shipped name of a flavour of a model folder."""
+    return titan.FLAVORS.get(str(module), {}).get(str(flavor))
+
+
+def titan_notes(given: Mapping[str, Any], model: str | None) -> Iterator[str]:
+    """What a plan could not take over."""
+    if model is None:
+        yield f"The model {given.get('module', '')} {given.get('flavor', '')} is not shipped: give --model."
+    if given.get("parallelism.pipeline_parallel_schedule_csv"):
+        yield "The action table is in a file of its own: put its text into pipeline.actions."
+
+
+def _literals(text: str, name: str) -> dict[str, Any]:
+    """Literal keyword arguments of the config classes, by dotted name, without running anything."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise UserError(f"{name}: not Python ({str(error).splitlines()[0]})") from None
+    sections = {config: section for section, config in SECTIONS.items()}
+    found: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func).rsplit(".", 1)[-1]
+            if called in sections:
+                prefix = sections[called]
+                found |= {f"{prefix}.{k.arg}": _literal(k.value, name, k.arg) for k in node.keywords if k.arg}
+            elif called == "model_registry" and node.args and isinstance(node.args[0], ast.Constant):
+                found["flavor"] = node.args[0].value
+                found["module"] = ast.unparse(node.func).split(".", maxsplit=1)[0]
+        if isinstance(node, ast.keyword) and node.arg == "activation_checkpoint":
+            kinds = {text.split(".")[0]: kind for kind, text in CHECKPOINTING.items()}
+            found["activation_checkpoint"] = kinds.get(ast.unparse(node.value).split(".")[0], "selective")
+    if "def _model(" in text:
+        found.pop("flavor", None)
+    return found
+
+
+def _literal(node: ast.expr, name: str, key: str) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, RecursionError):
+        raise UserError(
+            f"{name}:{node.lineno}: {key} = {ast.unparse(node)[:40]}: allowed: a value, no code"
+        ) from None
+
+
+TORCHTITAN = Target(
+    name="torchtitan",
+    description="torchtitan: a Python module that returns the Trainer's config",
+    version="torchtitan 0.3.0",
+    stack="torchtitan",
+    losses=losses,
+    options=options,
+    files=files,
+    notes=titan.notes,
+    read=read,
+)

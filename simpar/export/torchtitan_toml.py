@@ -1,0 +1,118 @@
+"""torchtitan 0.2: a TOML job config, out and back in."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+from simpar.errors import UserError
+from simpar.export import titan
+from simpar.export.architecture import architecture
+from simpar.export.launch import comment, launchers
+from simpar.export.subject import Loss, Subject
+from simpar.export.target import Imported, Options, Target
+from simpar.plan.plan import Plan
+
+HEAD = "output"
+FILE = "torchtitan.toml"
+
+
+def losses(s: Subject) -> Iterator[Loss]:
+    """What the job config of torchtitan 0.2 cannot say."""
+    yield from titan.losses(s)
+    family = titan.family(architecture(s.graph, s.config))
+    if family and titan.flavor(s, family) in (None, "1B", "3B"):
+        yield Loss("model", s.graph.name, "models come in the sizes of their flavours only")
+    mesh = s.plan.mesh
+    if mesh.tp > 1 and s.plan.tensor_parallel.sequence_parallel is False:
+        yield Loss("sequence_parallel", False, "tensor parallelism brings sequence parallelism")
+    if not s.plan.data_parallel.zero and s.dp > 1 and s.dp < s.world_size:
+        yield Loss("zero", 0, "replicated parameters are not combined with other parallelism: zero 2 or 3")
+
+
+def options(s: Subject) -> Options:
+    """Options by their dotted names."""
+    family = titan.family(architecture(s.graph, s.config)) or "llama3"
+    found: Options = {"model.name": family, "model.flavor": titan.flavor(s, family) or "debugmodel"}
+    if s.plan.numerics.precision == "fp8":
+        found["model.converters"] = ["quantize.linear.float8"]
+    found |= titan.parallelism(s, HEAD) | titan.training(s)
+    if s.plan.tensor_parallel.overlap and s.plan.mesh.tp > 1:
+        found["parallelism.enable_async_tensor_parallel"] = True
+    kind = s.plan.memory.recompute
+    found["activation_checkpoint.mode"] = "selective" if kind.startswith("every:") else kind
+    if found["activation_checkpoint.mode"] == "selective":
+        every = kind.removeprefix("every:") if kind.startswith("every:") else "op"
+        found["activation_checkpoint.selective_ac_option"] = every
+    return found | {"compile.enable": True, "optimizer.name": "AdamW", "optimizer.lr": 3e-4}
+
+
+def files(s: Subject, given: Options) -> Mapping[str, str]:
+    """The TOML file, the table of the schedule where it needs one, and the launchers."""
+    lines = comment(s)
+    for section, entries in groupby(given.items(), key=lambda entry: entry[0].split(".")[0]):
+        lines += ["", f"[{section}]"]
+        lines += [f"{key.split('.', 1)[1]} = {_toml(value)}" for key, value in entries]
+    command = ["-m torchtitan.train", f"--job.config_file {FILE}"]
+    environment = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    return {FILE: "\n".join(lines) + "\n", **titan.schedule_file(s), **launchers(s, command, environment)}
+
+
+def _toml(value: Any) -> str:
+    """A TOML value; JSON's texts, numbers, booleans and lists are TOML's."""
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        return "[\n" + "".join(f"    {json.dumps(part)},\n" for part in value) + "]"
+    return json.dumps(value)
+
+
+def read(text: str, name: str) -> Imported:
+    """The plan in a job config of torchtitan up to 0.2. Raises UserError naming file, option and value."""
+    try:
+        data = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UserError(f"{name}: not valid TOML ({error})") from None
+    given = {f"{section}.{key}": v for section, part in data.items() if isinstance(part, dict)
+             for key, v in part.items()}  # fmt: skip
+    if not any(key.startswith("parallelism.") for key in given):
+        raise UserError(f"{name}: no section [parallelism], as torchtitan's job configs have")
+    for key, value in given.items():
+        if key.endswith(("_degree", "batch_size", "seq_len")) and (not isinstance(value, int) or value < -1):
+            raise UserError(f"{name}: {key} = {value!r}: allowed: a positive integer")
+    flavor = titan.FLAVORS.get(str(given.get("model.name")), {}).get(str(given.get("model.flavor")))
+    half = given.get("training.mixed_precision_param", "bfloat16")
+    fp8 = any("float8" in str(converter) for converter in given.get("model.converters", []))
+    values = titan.plan_values(given) | {
+        "recompute": _recompute(given),
+        "precision": "fp8" if fp8 else "bf16" if half == "bfloat16" else "fp32",
+        "stack": "torchtitan",
+        "model": flavor,
+    }
+    plan = Plan.model_validate({key: value for key, value in values.items() if value is not None})
+    unread = ("job", "profiling", "metrics", "optimizer", "lr_scheduler", "checkpoint", "comm", "compile")
+    ignored = tuple(key for key in given if key.split(".")[0] in unread)
+    missing = () if flavor else (f"The model {given.get('model.flavor')} is not shipped: give --model.",)
+    return Imported(plan, ignored, missing)
+
+
+def _recompute(given: Mapping[str, Any]) -> str:
+    mode = str(given.get("activation_checkpoint.mode", "selective"))
+    option = str(given.get("activation_checkpoint.selective_ac_option", "2"))
+    if mode == "selective":
+        return "selective" if option == "op" else f"every:{option}"
+    return mode if mode in ("none", "full") else "selective"
+
+
+TORCHTITAN_TOML = Target(
+    name="torchtitan-0.2",
+    description="torchtitan 0.2: a TOML job config",
+    version="torchtitan 0.2.2",
+    stack="torchtitan",
+    losses=losses,
+    options=options,
+    files=files,
+    notes=titan.notes,
+    read=read,
+)

@@ -1,0 +1,175 @@
+"""torchtitan's config module (0.3) and job config (0.2): out, back in, and as people write them."""
+
+import ast
+import tomllib
+
+import pytest
+
+from simpar.errors import UserError
+from simpar.export import read, unsupported
+from simpar.export.titan import FLAVORS, modules
+from simpar.models.catalogue import load_model
+from simpar.plan.check import schedule_of
+from simpar.plan.plan import Plan
+
+from .conftest import PLANS, TRAINING, checked, comes_back, exported
+
+FILES = {"torchtitan": "simpar_recipe.py", "torchtitan-0.2": "torchtitan.toml"}
+EXPRESSIBLE = [
+    (target, label)
+    for target in FILES
+    for label in PLANS
+    if not unsupported(checked(**PLANS[label]), load_model("llama-3-8b"), TRAINING, target)
+]
+CARRIED = [(target, label) for target, label in EXPRESSIBLE if not label.endswith("-alone")]
+
+
+def test_enough_of_the_matrix_can_be_said():
+    """The round trip below is over more than a few plans."""
+    assert len(CARRIED) >= 12
+    assert {"zero-3", "hsdp", "tp-fsdp", "interleaved-fsdp"} <= {label for _, label in CARRIED}
+
+
+@pytest.mark.parametrize(("target", "label"), CARRIED)
+def test_a_plan_comes_back(target, label):
+    """Export and import give the same plan."""
+    assert comes_back(target, checked(**PLANS[label]), FILES[target])
+
+
+@pytest.mark.parametrize("model", ["llama-2-7b", "llama-3.2-1b", "qwen3-8b", "llama-3.1-405b"])
+def test_the_module_is_python_that_names_the_model(model):
+    """Flavours where torchtitan has the sizes, a config of the same sizes otherwise."""
+    plan = checked(model=model, dp=8, zero=3)
+    text = exported("torchtitan", plan)["simpar_recipe.py"]
+    compile(text, "simpar_recipe.py", "exec")
+    graph = load_model(model)
+    flavor = next((f for part in FLAVORS.values() for f, name in part.items()
+                   if load_model(name).dims == graph.dims), None)  # fmt: skip
+    assert (f'model_registry("{flavor}"' in text) == (flavor is not None)
+    assert ("def _model()" in text) == (flavor is None)
+
+
+def test_every_stage_lists_its_modules():
+    """Embedding first, norm and head last, every layer once."""
+    parts = modules((1, 2, 0), "lm_head")
+    assert parts == [["tok_embeddings", "layers.0"], ["layers.1", "layers.2"], ["norm", "lm_head"]]
+
+
+@pytest.mark.parametrize("label", ["zb-h1-alone", "v-half-alone"])
+def test_schedules_that_torch_lacks_travel_as_tables(label):
+    """The action table is a file beside the config, in the form that torch reads."""
+    plan = checked(**PLANS[label])
+    found = exported("torchtitan", plan)
+    assert found["schedule.csv"] == schedule_of(plan, TRAINING).to_csv()
+    assert "pipeline_parallel_schedule_csv='schedule.csv'" in found["simpar_recipe.py"]
+
+
+def test_pipelines_get_whole_local_batches():
+    """With a pipeline the local batch holds all microbatches; without, one, and gradients accumulate."""
+    for values, local in (({"pp": 2, "dp": 4, "zero": 3, "micro_batch": 2}, 16), ({"dp": 8, "zero": 3}, 1)):
+        text = exported("torchtitan-0.2", checked(**values))["torchtitan.toml"]
+        assert tomllib.loads(text)["training"]["local_batch_size"] == local
+
+
+def test_a_job_config_of_a_user_is_read():
+    """Degrees, batch and recomputation of a TOML file as torchtitan ships them."""
+    text = """
+[model]
+name = "llama3"
+flavor = "70B"
+[training]
+local_batch_size = 8
+seq_len = 8192
+global_batch_size = 512
+[parallelism]
+data_parallel_replicate_degree = 1
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 8
+[activation_checkpoint]
+mode = "full"
+[checkpoint]
+enable = false
+"""
+    found = read(text, "train_configs/llama3_70b.toml", "torchtitan-0.2")
+    plan = found.plan
+    assert (plan.mesh.tp, plan.mesh.dp, plan.data_parallel.zero, plan.micro_batch) == (8, None, 3, 8)
+    assert plan.model == "llama-3-70b"
+    assert plan.memory.recompute == "full"
+    assert plan.training == {"seq_len": 8192, "global_batch": 512}
+    assert found.ignored == ("checkpoint.enable",)
+    assert read(text, "llama3_70b.toml", "torchtitan").plan == plan
+
+
+def test_a_config_module_is_parsed_and_never_executed(tmp_path):
+    """Literal values are read out of the syntax tree; code in a file does not run."""
+    marker = tmp_path / "ran"
+    text = f"""
+open({str(marker)!r}, "w")
+def mine():
+    return Trainer.Config(
+        model_spec=qwen3.model_registry("8B"),
+        training=TrainingConfig(local_batch_size=2, global_batch_size=64, seq_len=4096),
+        parallelism=configs.ParallelismConfig(tensor_parallel_degree=4, enable_sequence_parallel=False),
+        activation_checkpoint=None,
+    )
+"""
+    plan = read(text, "mine.py", "torchtitan").plan
+    assert (plan.model, plan.mesh.tp, plan.tensor_parallel.sequence_parallel) == ("qwen3-8b", 4, False)
+    assert plan.memory.recompute == "none"
+    assert not marker.exists()
+    assert isinstance(ast.parse(text), ast.Module)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "words"),
+    [
+        ("def (", "a.py", "not Python"),
+        ("x = 1", "a.py", "no ParallelismConfig"),
+        (
+            "ParallelismConfig(tensor_parallel_degree=degree())",
+            "a.py",
+            "a.py:1: tensor_parallel_degree = degree()",
+        ),
+        ("[parallelism", "a.toml", "not valid TOML"),
+        ("[training]\nseq_len = 1", "a.toml", "no section [parallelism]"),
+        ("[parallelism]\ntensor_parallel_degree = 'many'", "a.toml", "tensor_parallel_degree = 'many'"),
+    ],
+)
+def test_files_that_are_none_are_one_line(text, name, words):
+    """File, field and what is allowed."""
+    with pytest.raises(UserError) as error:
+        read(text, name, "torchtitan")
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "model", "values", "words"),
+    [
+        ("torchtitan", "llama-3-8b", {"dp": 8, "zero": 1}, "zero = 1"),
+        ("torchtitan", "gpt2", {"dp": 8}, "Llama 3 and Qwen3"),
+        ("torchtitan", "llama-3-8b", {"dp": 8, "zero": 3, "recompute": "every:2"}, "every:2"),
+        ("torchtitan-0.2", "llama-3-8b", {"dp": 8, "zero": 3, "recompute": "every:2"}, None),
+        ("torchtitan-0.2", "llama-2-7b", {"dp": 8, "zero": 3}, "flavours"),
+        (
+            "torchtitan-0.2",
+            "llama-3-8b",
+            {"tp": 2, "dp": 4, "zero": 3, "sequence_parallel": False},
+            "sequence",
+        ),
+        ("torchtitan-0.2", "llama-3-8b", {"tp": 2, "dp": 4}, "replicated parameters"),
+        ("torchtitan", "llama-3-8b", {"tp": 2, "dp": 4}, None),
+        ("torchtitan", "llama-3-8b", {"pp": 4, "dp": 2, "zero": 3, "schedule": "zb-v"}, "split backward"),
+        (
+            "torchtitan",
+            "llama-3-8b",
+            {"dp": 8, "zero": 3, "bucket_bytes": "25 MiB"},
+            "bucket_bytes = 26214400:",
+        ),
+    ],
+)
+def test_what_torchtitan_cannot_say_is_named(target, model, values, words):
+    """A reason for every loss, none where it can be said."""
+    reasons = unsupported(Plan.model_validate(values), load_model(model), TRAINING, target)
+    assert (words is None) == (not reasons), reasons
+    assert words is None or any(words in reason for reason in reasons)
