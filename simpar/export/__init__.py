@@ -55,7 +55,7 @@ def unsupported(plan: Plan, model: ModelGraph, training: Training, target: str) 
 
 
 def _losses(target: Target, s: Subject) -> tuple[Loss, ...]:
-    return (*not_understood(s.plan), *target.losses(s))
+    return (*not_understood(s.plan, target.stack), *target.losses(s))
 
 
 def export(

@@ -16,6 +16,7 @@ from simpar.units import DTYPE_BYTES
 
 FLAG = None
 ORDER, MAPPED_ORDER = "tp-cp-dp-pp", "tp-cp-pp-dp"
+CP_TYPES = {"ring": "p2p", "all_gather": "allgather", "ulysses": "a2a"}
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 
 
@@ -33,6 +34,7 @@ def parallel_losses(s: Subject) -> Iterator[Loss]:
     yield from rules.no_single_process(s)
     yield from rules.only_rank_orders(s, ORDER, MAPPED_ORDER)
     yield from rules.only_schedules(s, ("1f1b", "interleaved"))
+    yield from rules.context_parallel(s, CP_TYPES, ("zigzag",), hybrid=True)
     yield from _overlaps(s)
     yield from rules.chosen(
         s,
@@ -132,7 +134,16 @@ def _layout(s: Subject) -> Options:
         and mesh.pp > 1
         and s.dp > 1,
     }
-    return found | {name: FLAG for name, on in switches.items() if on}
+    return found | {name: FLAG for name, on in switches.items() if on} | _context(s)
+
+
+def _context(s: Subject) -> Options:
+    method, cp, heads = s.plan.context_parallel.cp_method or "ring", s.plan.mesh.cp, s.plan.ulysses
+    if cp == 1:
+        return {}
+    if method == "ring" and heads > 1:
+        return {"--cp-comm-type": "a2a+p2p", "--hierarchical-context-parallel-sizes": [heads, cp // heads]}
+    return {"--cp-comm-type": CP_TYPES[method]}
 
 
 def _pipeline(s: Subject) -> Options:

@@ -25,6 +25,7 @@ AXES = {
     "--tensor-model-parallel-size": "tp", "--pipeline-model-parallel-size": "pp", "--context-parallel-size": "cp",
     "--expert-model-parallel-size": "ep",
 }  # fmt: skip
+CP_METHODS = {"p2p": "ring", "allgather": "all_gather", "a2a": "ulysses", "a2a+p2p": "ring"}
 STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
 
@@ -118,8 +119,20 @@ def _mesh(given: Arguments) -> dict[str, Any]:
     found: dict[str, Any] = {axis: given.number(flag) for flag, axis in AXES.items()}
     if given.has("--use-tp-pp-dp-mapping"):
         found["rank_order"] = "tp-cp-pp-dp"
+    found |= _context(given)
     found["sequence_parallel"] = given.has("--sequence-parallel") if (found["tp"] or 1) > 1 else None
     return found
+
+
+def _context(given: Arguments) -> dict[str, Any]:
+    """Context parallelism: what Megatron-LM does by default is a ring of zigzag pieces."""
+    kind, heads = given.text("--cp-comm-type") or "p2p", given.number("--hierarchical-context-parallel-sizes")
+    if (given.number("--context-parallel-size") or 1) == 1:
+        return {}
+    if kind not in CP_METHODS:
+        raise UserError(f"{given.source}: --cp-comm-type = {kind}: allowed: {', '.join(CP_METHODS)}")
+    hybrid = {"ulysses": heads} if kind == "a2a+p2p" else {}
+    return {"cp_method": CP_METHODS[kind], "cp_balance": "zigzag", **hybrid}
 
 
 def _pipeline(given: Arguments) -> dict[str, Any]:

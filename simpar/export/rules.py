@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from simpar.export.subject import Loss, Subject
+from simpar.export.subject import STACK_FIELDS, Loss, Subject
 
 MODEL_AXES = ("tp", "cp", "dp", "pp")
 
@@ -39,7 +39,7 @@ def only_schedules(s: Subject, names: Iterable[str]) -> Iterator[Loss]:
 
 def chosen(s: Subject, **reasons: str) -> Iterator[Loss]:
     """Fields that are a loss where the plan chose them against its stack's habit."""
-    for section in ("data_parallel", "tensor_parallel", "numerics"):
+    for section in STACK_FIELDS:
         part = getattr(s.plan, section)
         for name, reason in reasons.items():
             if s.chose(name) and hasattr(part, name):
@@ -58,3 +58,20 @@ def no_replicas_of_shards(s: Subject, stages: tuple[int, ...] = ()) -> Iterator[
     if data.hsdp > 1 and data.zero not in stages:
         with_stages = f"only with zero {', '.join(map(str, stages))}" if stages else "not at all"
         yield Loss("hsdp", data.hsdp, f"replicas of sharded states are there {with_stages}")
+
+
+def context_parallel(
+    s: Subject, methods: Iterable[str], balances: Iterable[str], *, hybrid: bool
+) -> Iterator[Loss]:
+    """Ways of context parallelism that a target has: methods, who holds which tokens, and the hybrid with Ulysses."""
+    choice = s.plan.context_parallel
+    if s.plan.mesh.cp == 1:
+        return
+    for name, value, known in (
+        ("cp_method", choice.cp_method, tuple(methods)),
+        ("cp_balance", choice.cp_balance, tuple(balances)),
+    ):
+        if value not in known:
+            yield Loss(name, value, f"the target has {', '.join(known)}")
+    if choice.cp_method != "ulysses" and s.plan.ulysses > 1 and not (hybrid and choice.cp_method == "ring"):
+        yield Loss("ulysses", s.plan.ulysses, "the target exchanges heads in all of cp, or not")

@@ -27,6 +27,7 @@ STACK_FIELDS = {
         "reshard_after_forward",
     ),
     "tensor_parallel": ("sequence_parallel", "overlap"),
+    "context_parallel": ("cp_method", "cp_balance"),
     "numerics": ("grad_dtype", "master_weights"),
 }  # fmt: skip
 UNDERSTOOD = {
@@ -34,6 +35,7 @@ UNDERSTOOD = {
     "pipeline": ("schedule", "vpp", "layers", "actions"),
     "data_parallel": ("zero", "hsdp", *STACK_FIELDS["data_parallel"]),
     "tensor_parallel": STACK_FIELDS["tensor_parallel"],
+    "context_parallel": (*STACK_FIELDS["context_parallel"], "ulysses"),
     "memory": ("recompute",),
     "numerics": ("precision", "optimizer", *STACK_FIELDS["numerics"]),
 }  # fmt: skip
@@ -156,20 +158,21 @@ def subject(
     )
 
 
-def not_understood(plan: Plan) -> Iterator[Loss]:
-    """Fields of the plan that no exporter knows yet and that are not at their default."""
+def not_understood(plan: Plan, stack: str) -> Iterator[Loss]:
+    """Fields of a settled plan that no exporter knows yet, and that neither default nor stack explain."""
     blank = Plan()
+    habit = resolve(blank, load_stack(stack))
     for section in type(plan).model_fields:
         if section in PASSIVE:
             continue
-        part, default = getattr(plan, section), getattr(blank, section)
+        part = getattr(plan, section)
         names = type(part).model_fields if isinstance(part, BaseModel) else ()
-        if not names and part != default:
+        if not names and part not in (getattr(blank, section), getattr(habit, section)):
             yield Loss(section, part, "the exporters do not know this field")
         for name in names:
-            value = getattr(part, name)
-            if name not in UNDERSTOOD.get(section, ()) and value != getattr(default, name):
-                yield Loss(f"{section}.{name}", value, "the exporters do not know this field")
+            usual = (getattr(getattr(blank, section), name), getattr(getattr(habit, section), name))
+            if name not in UNDERSTOOD.get(section, ()) and getattr(part, name) not in usual:
+                yield Loss(f"{section}.{name}", getattr(part, name), "the exporters do not know this field")
 
 
 def _short(value: Any) -> str:

@@ -27,6 +27,7 @@ SCHEDULES = {
     "1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "breadth-first": "LoopedBFS",
     "zb-v": "ZBVZeroBubble", "dualpipev": "DualPipeV",
 }  # fmt: skip
+LOAD_BALANCERS = ("zigzag",)
 CSV = "schedule.csv"
 PRECISIONS = {"bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16"}
 
@@ -61,6 +62,7 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield Loss("model", s.graph.name, "dense models are Llama 3 and Qwen3 decoders")
     yield from rules.no_single_process(s)
     yield from rules.only_rank_orders(s, "tp-cp-dp-pp")
+    yield from rules.context_parallel(s, ("all_gather",), LOAD_BALANCERS, hybrid=False)
     yield from _data_parallel(s)
     yield from _pipeline(s)
     yield from rules.chosen(
@@ -219,6 +221,9 @@ def plan_values(given: Mapping[str, Any]) -> dict[str, Any]:
         "vpp": chunks if pp > 1 and layers else None,
         "layers": layers if layers and pp > 1 and len(set(layers)) > 1 else None,
     }
+    if int(values["cp"] or 1) > 1:
+        balanced = get("parallelism.context_parallel_load_balancer", "headtail")
+        values |= {"cp_method": "all_gather", "cp_balance": "zigzag" if balanced else "contiguous"}
     return {**values, **_shape(given, pp)}
 
 
