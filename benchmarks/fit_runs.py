@@ -2,8 +2,9 @@
 
 Usage: python benchmarks/fit_runs.py [TABLE.csv ...] [--write]
 
-One clock a device and four numbers a stack, fitted jointly to the step times of the development tables by scipy's
-least squares on log errors with a robust loss; never a number per row. Deterministic: it starts from the same point.
+One clock a device, four numbers a stack, and a few latencies of clusters and stacks that only runs show, fitted
+jointly to the step times of the development tables by scipy's least squares on log errors with a robust loss; never
+a number per row. Deterministic: it starts from the same point.
 With --only STACK the clocks stay as the profiles have them and only that stack's numbers are fitted, to more rows.
 """
 
@@ -31,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("SIMPAR_DATA", ROOT.parent / "shared" / "data"))
 TABLES = ("measured_runs_dev.csv", "measured_playbook_dev.csv")
 MOST_ROWS = 48  # of one source: a grid of a thousand runs must not outvote twenty papers
+WIDE = {"ultrascale-playbook": 110}  # it alone shows five latencies of its fabric and its stack
 MOST_ROWS_OF_ONE = 120
 
 CLOCK = (0.35, 1.05)
@@ -40,10 +42,19 @@ STACK = {  # dotted key: bounds
     "launch.step_overhead_s": (0.0, 0.3),
     "overlap.compute_slowdown_while_comm": (1.0, 1.6),
 }
+ONLY_HERE = {  # (kind, name, dotted key): bounds and start
+    ("stack", "nanotron", "launch.host_time_per_collective_s"): (0.0, 600 * US, 250 * US),
+    ("stack", "nanotron", "launch.message_s"): (0.0, 0.01, 0.001),
+    ("stack", "llm-foundry", "fusion.attention_rate"): (0.3, 1.2, 0.65),
+    ("cluster", "aws-p5", "in_training.far_hop_us"): (16.0, 300.0, 115.0),
+    ("cluster", "aws-p5", "disturbed.collectives.member_us"): (0.0, 600.0, 215.0),
+    ("cluster", "aws-p5", "disturbed.collectives.far_member_us"): (0.0, 600.0, 260.0),
+}
 START = {
     "launch.host_time_per_kernel_s": 10 * US, "launch.kernel_overhead": 1.05, "launch.step_overhead_s": 0.01,
     "overlap.compute_slowdown_while_comm": 1.1,
 }  # fmt: skip
+TIMES = ("host_time_per_kernel_s", "host_time_per_collective_s")
 PRIOR = {"launch.kernel_overhead": (1.05, 0.15), "overlap.compute_slowdown_while_comm": (1.1, 0.15)}
 
 
@@ -55,6 +66,10 @@ class Run:
     case: Case
     device: str
     time_s: float
+
+    def part(self, kind: str) -> str:
+        """Its device, stack or cluster."""
+        return {"device": self.device, "stack": self.case.stack, "cluster": self.case.hardware}[kind]
 
 
 def runs_of(paths: Sequence[Path], only: str | None) -> list[Run]:
@@ -75,7 +90,9 @@ def runs_of(paths: Sequence[Path], only: str | None) -> list[Run]:
                 continue
     runs = []
     for _, found in sorted(by_source.items()):
-        step = max(1.0, len(found) / (MOST_ROWS if only is None else MOST_ROWS_OF_ONE))
+        source = found[0].source
+        most = WIDE.get(source, MOST_ROWS) if only is None else MOST_ROWS_OF_ONE
+        step = max(1.0, len(found) / most)
         runs += [found[int(i * step)] for i in range(int(len(found) / step))]
     checked = Parallel(n_jobs=-1)(delayed(_device)(run.case) for run in runs)
     return [
@@ -94,6 +111,10 @@ def _device(entry: Case) -> str:
     return cluster_of(entry).device.name
 
 
+def _start(name: tuple[str, str, str]) -> float:
+    return 0.85 if name[0] == "device" else START[name[2]]
+
+
 class Problem:
     """Columns: a clock per device, four numbers per stack, scaled to 0..1 between their bounds."""
 
@@ -104,20 +125,25 @@ class Problem:
         self.names = [("device", d, "sustained_clock") for d in self.devices]
         self.names += [("stack", s, key) for s in self.stacks for key in STACK]
         bounds = [CLOCK if kind == "device" else STACK[key] for kind, _, key in self.names]
-        self.low, self.high = np.array(bounds).T
+        hardware = {run.case.hardware for run in runs}
+        special = [
+            name for name in ONLY_HERE if name[1] in (hardware if name[0] == "cluster" else self.stacks)
+        ]
+        self.names += special
+        self.low, self.high = np.array([*bounds, *(ONLY_HERE[name][:2] for name in special)]).T
 
     def start(self) -> NDArray[np.float64]:
         """Where the fit starts: the same everywhere, so that re-running reproduces it."""
-        values = [0.85 if kind == "device" else START[key] for kind, _, key in self.names]
+        values = [ONLY_HERE[name][2] if name in ONLY_HERE else _start(name) for name in self.names]
         return np.asarray((np.array(values) - self.low) / (self.high - self.low))
 
     def tuning(self, unit: NDArray[np.float64]) -> Tuning:
         """Parameters of a point."""
         values = self.low + unit * (self.high - self.low)
-        found: dict[str, dict[str, dict[str, float]]] = {"device": {}, "stack": {}}
+        found: dict[str, dict[str, dict[str, float]]] = {"device": {}, "stack": {}, "cluster": {}}
         for (kind, name, key), value in zip(self.names, values, strict=True):
             found[kind].setdefault(name, {})[key] = float(value)
-        return Tuning(found["device"], found["stack"])
+        return Tuning(found["device"], found["stack"], found["cluster"])
 
     def residuals(self, unit: NDArray[np.float64]) -> NDArray[np.float64]:
         """Log errors of all runs, then the priors."""
@@ -138,7 +164,7 @@ class Problem:
         pattern = lil_matrix((len(self.runs) + len(priors), len(self.names)), dtype=int)
         for column, (kind, name, _) in enumerate(self.names):
             for row, run in enumerate(self.runs):
-                if name == (run.device if kind == "device" else run.case.stack):
+                if name == run.part(kind):
                     pattern[row, column] = 1
         for offset, column in enumerate(priors):
             pattern[len(self.runs) + offset, column] = 1
@@ -172,7 +198,7 @@ def main() -> None:
 
 def report(problem: Problem, tuning: Tuning, errors: NDArray[np.float64]) -> None:
     """Parameters and errors by source."""
-    for name, values in (*tuning.devices.items(), *tuning.stacks.items()):
+    for name, values in (*tuning.devices.items(), *tuning.stacks.items(), *tuning.clusters.items()):
         print(f"{name:24s}", {key: float(f"{value:.3g}") for key, value in values.items()})
     sources = np.array([run.source for run in problem.runs])
     for source in sorted(set(sources)):
@@ -185,19 +211,16 @@ def report(problem: Problem, tuning: Tuning, errors: NDArray[np.float64]) -> Non
 
 def write(problem: Problem, tuning: Tuning, errors: NDArray[np.float64]) -> None:
     """Put the numbers and where they come from into the profiles."""
-    for kind, folder, values in (("device", "devices", tuning.devices), ("stack", "stacks", tuning.stacks)):
+    parts = {"device": tuning.devices, "stack": tuning.stacks, "cluster": tuning.clusters}
+    for kind, values in parts.items():
         for name, found in values.items():
-            own = [
-                i
-                for i, r in enumerate(problem.runs)
-                if name == (r.device if kind == "device" else r.case.stack)
-            ]
+            own = [i for i, run in enumerate(problem.runs) if name == run.part(kind)]
             sources = sorted({problem.runs[i].source for i in own})
             note = (
                 f"fitted to {len(own)} runs ({'; '.join(sources)}); median absolute error of step time "
                 f"{np.median(abs(errors[own])):.1%}"
             )
-            _update(ROOT / "hardware_profiles" / folder / f"{name}.yaml", kind, found, note)
+            _update(ROOT / "hardware_profiles" / f"{kind}s" / f"{name}.yaml", kind, found, note)
 
 
 def _update(path: Path, kind: str, values: dict[str, float], note: str) -> None:
@@ -211,11 +234,21 @@ def _update(path: Path, kind: str, values: dict[str, float], note: str) -> None:
         kernels["sustained_clock"] = float(f"{values['sustained_clock']:.4g}")
         kept = str(document.get("provenance") or "").split("; sustained clock")[0]
         document["provenance"] = f"{kept}; sustained clock {note}".removeprefix("; ")
+    elif kind == "cluster":
+        for key, value in values.items():
+            *sections, field = key.split(".")
+            part = document
+            for section in sections:
+                part = part[section]
+            part[field] = float(f"{value:.3g}")
+        kept = str(document.get("provenance") or "").split("; in training")[0]
+        document["provenance"] = f"{kept}; in training {note}"
     else:
         for key, value in values.items():
             section, field = key.split(".")
-            unit = f"{value / US:.3g} us" if field == "host_time_per_kernel_s" else None
-            unit = f"{value * 1e3:.3g} ms" if field == "step_overhead_s" else unit
+            unit = None
+            unit = f"{value / US:.3g} us" if field in TIMES else unit
+            unit = f"{value * 1e3:.3g} ms" if field in ("step_overhead_s", "message_s") else unit
             document.setdefault(section, {})[field] = unit or float(f"{value:.4g}")
         document["provenance"] = note
     with path.open("w") as stream:

@@ -66,7 +66,12 @@ def make_job(
     target = Target(graph, training, cluster.world_size, cluster.profile.devices_per_node)
     plan = check(balanced(resolve(plan, habits), graph, habits), target)
     named = {"model": graph.name, "training": training.model_dump(), "stack": habits.name}
-    kernels = KernelModel(cluster.device, plan.numerics.precision, habits.fusion.attention)
+    kernels = KernelModel(
+        cluster.device,
+        plan.numerics.precision,
+        habits.fusion.attention,
+        attention_rate=habits.fusion.attention_rate,
+    )
     kernels.peak(plan.numerics.precision)
     return Job(graph, training, plan.model_copy(update=named), habits, kernels)
 

@@ -36,6 +36,9 @@ DEFAULTS: dict[str, float] = {
     # share of peak of the flash-attention kernels on long sequences with head_dim 128
     "attention_forward_efficiency": 0.55,
     "attention_backward_efficiency": 0.45,
+    # the same of FlashAttention-2 where the device has faster kernels; 0: they are the same
+    "flash2_forward_efficiency": 0.0,
+    "flash2_backward_efficiency": 0.0,
     # sequence length at which attention reaches half of that (pipeline fill of one block row), tokens
     "attention_half_seq": 350.0,
     # clock that power and heat leave in a long training step, relative to a short benchmark
@@ -49,15 +52,18 @@ DEFAULTS: dict[str, float] = {
 
 @dataclass(frozen=True)
 class KernelModel:
-    """Kernel times of a device at a precision; ``attention`` names the kernel family (flash or unfused).
+    """Kernel times of a device at a precision.
 
-    ``sustained`` applies the clock of long steps; without it times are those of short benchmarks.
+    ``attention`` names the kernel family: "flash" (the fastest that the device has), "flash2" (FlashAttention-2,
+    as in PyTorch's scaled dot product) or "unfused". ``sustained`` applies the clock of long steps; without it
+    times are those of short benchmarks. ``attention_rate`` multiplies the speed of its flash kernels.
     """
 
     device: Device
     precision: str = "bf16"
     attention: str = "flash"
     sustained: bool = True
+    attention_rate: float = 1.0
 
     @cached_property
     def parameters(self) -> dict[str, float]:
@@ -159,12 +165,15 @@ class KernelModel:
         keys = np.asarray(context, dtype=np.float64)
         if self.attention == "unfused":
             return self._unfused_attention_s(batch, seq, heads, head_dim, keys, backward=backward)
-        p = self.parameters
-        key = "attention_backward_efficiency" if backward else "attention_forward_efficiency"
+        p, direction = self.parameters, "backward" if backward else "forward"
+        second = p[f"flash2_{direction}_efficiency"] if self.attention == "flash2" else 0.0
+        share = second or p[f"attention_{direction}_efficiency"]
         ramp = keys / (keys + p["attention_half_seq"])
         width = np.minimum(head_dim / 128.0, 1.0) ** 0.3
         flop = 4.0 * batch * seq * seen * heads * head_dim * (2.5 if backward else 1.0)
-        return self.latency_s + flop / (self.rate(self.activation_dtype) * p[key] * ramp * width)
+        return self.latency_s + flop / (
+            self.rate(self.activation_dtype) * share * self.attention_rate * ramp * width
+        )
 
     def _unfused_attention_s(
         self, batch: Array, seq: Array, heads: Array, head_dim: Array, keys: Array, *, backward: bool

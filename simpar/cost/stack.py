@@ -20,7 +20,10 @@ class _Part(BaseModel):
 
 
 class Fusion(_Part):
-    """Which kernels are one pass over memory."""
+    """Which kernels are one pass over memory, and which attention.
+
+    ``attention_rate`` is the speed of the stack's attention kernel over that of its family on the device.
+    """
 
     norm: bool = True
     activation: bool = True
@@ -28,7 +31,8 @@ class Fusion(_Part):
     residual: bool = False
     dropout: bool = True
     cross_entropy: bool = True
-    attention: Literal["flash", "unfused"] = "flash"
+    attention: Literal["flash", "flash2", "unfused"] = "flash"
+    attention_rate: float = Field(1.0, gt=0, allow_inf_nan=False)
 
 
 class Launch(_Part):

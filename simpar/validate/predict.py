@@ -7,7 +7,7 @@ Leaving contention out is a lower bound, but thousands of rows stay a matter of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -43,18 +43,19 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Tuning:
-    """Parameters tried by a fit instead of those in the profiles: of devices and of stacks, by dotted key."""
+    """Parameters tried by a fit instead of those in the profiles: of devices, stacks and clusters, by dotted key."""
 
-    devices: Mapping[str, Mapping[str, float]]
-    stacks: Mapping[str, Mapping[str, float]]
+    devices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    stacks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    clusters: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
-NO_TUNING = Tuning({}, {})
+NO_TUNING = Tuning()
 
 
 def predict(case: Case, tuning: Tuning = NO_TUNING) -> Prediction:
     """Predict one case. Raises Unmodelled where the plan cannot be on this model and cluster."""
-    cluster = cluster_of(case)
+    cluster = cluster_of(case, tuning)
     stack = changed_stack(case.stack, {**tuning.stacks.get(case.stack, {}), **case.stack_changes})
     try:
         plan = files.parse(Plan, dict(case.plan), source="row")
@@ -88,9 +89,11 @@ def _profile(name: str) -> ClusterProfile:
     return files.parse(ClusterProfile, files.load(files.find(name, "clusters", "hardware")))
 
 
-def cluster_of(case: Case) -> Cluster:
+def cluster_of(case: Case, tuning: Tuning = NO_TUNING) -> Cluster:
     """The cluster a case ran on, in the state that its own fabric measurements show."""
     profile = _profile(case.hardware)
+    for key, value in tuning.clusters.get(case.hardware, {}).items():
+        profile = _changed(profile, key.split("."), value)
     if case.devices_per_node != profile.devices_per_node:
         profile = _resized(profile, case.devices_per_node)
     nodes = case.num_devices // case.devices_per_node
@@ -121,4 +124,7 @@ def changed_stack(name: str, changes: Mapping[str, Any]) -> Stack:
 def _changed(part: _Part, path: Sequence[str], value: object) -> _Part:
     """A section with the field at the end of a path replaced."""
     name, *rest = path
-    return part.model_copy(update={name: _changed(getattr(part, name), rest, value) if rest else value})
+    kept = getattr(part, name, None)
+    if isinstance(kept, Mapping):
+        return part.model_copy(update={name: {**kept, rest[0]: value}})
+    return part.model_copy(update={name: _changed(kept, rest, value) if rest and kept is not None else value})

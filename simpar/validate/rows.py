@@ -255,7 +255,9 @@ def _plan(row: Row, devices: int) -> dict[str, object]:
         "tp": tp, "pp": pp, "cp": cp, "vpp": vpp, "micro_batch": _micro_batch(row, devices // (tp * cp * pp)),
         "recompute": _recompute(row), "precision": _precision(row), "schedule": _schedule(row, vpp),
     }  # fmt: skip
-    plan |= _sharding(row, devices // (tp * pp), sharded=_shards_by_default(row))
+    plan |= _sharding(
+        row, devices // (tp * pp), per_node=whole(row, "gpus_per_node", 8), sharded=_shards_by_default(row)
+    )
     if cp > 1 and "cp all-to-all" in text(row, "overlap_notes").lower():
         plan["cp_method"] = "ulysses"
     sequence = text(row, "seq_parallel").lower()
@@ -291,6 +293,8 @@ def _global_batch(row: Row, plan: Mapping[str, object], devices: int) -> int:
 
 def _recompute(row: Row) -> str:
     words = text(row, "recompute").lower()
+    if not words and text(row, "stack") == "torchtitan":
+        return "selective"  # its default
     if not words or words.startswith("none"):
         return "none"
     if re.search(r"every other|every n-th", words):
@@ -324,10 +328,12 @@ def _shards_by_default(row: Row) -> bool:
     return text(row, "stack") == "megatron" and not _unfused(row)
 
 
-def _sharding(row: Row, dp: int, *, sharded: bool) -> dict[str, object]:
+def _sharding(row: Row, dp: int, *, per_node: int, sharded: bool) -> dict[str, object]:
     """ZeRO stage and replicas from the words of the sharding column; unknown is the stack's usual."""
     words = text(row, "zero_stage_or_fsdp").lower()
     stage = re.search(r"zero-?([0-3])", words)
+    if "hybrid shard" in words:
+        return {"zero": 3, "hsdp": max(1, dp // per_node)}
     if re.search(r"zero-2-like|grad-op|without reshard", words):
         return {"zero": 2, "kind": "fsdp"}
     if stage and "fsdp" not in words:
@@ -367,6 +373,8 @@ def _stack(row: Row) -> tuple[str, dict[str, object]]:
     elif name == "megatron" and _unfused(row):
         name = "megatron-sc21"
     changes: dict[str, object] = {}
+    if name == "torchtitan" and re.search("2024", f"{text(row, 'citation')} {text(row, 'attention_kernel')}"):
+        changes |= load_stack(name).variants["before_compiled_loss"]
     if text(row, "slow_pipeline_bug").lower() == "true" and whole(row, "pp", 1) > 1:
         changes |= load_stack(name).variants.get("slow_pipeline", {})
     if "cuda graph" in notes and "none []" not in notes:
