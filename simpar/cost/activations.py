@@ -55,6 +55,10 @@ class RankDims:
     tensor: Dims
     sequence: Dims
 
+    def of_block(self, block: Block) -> RankDims:
+        """The dims as a block of another tower names them."""
+        return RankDims(block.view(self.tensor), block.view(self.sequence))
+
     def of(self, op: Operator) -> Dims:
         """Dims that an operator's output has."""
         return self.tensor if op.region == "tensor" else self.sequence
@@ -64,7 +68,7 @@ def block_activations(
     block: Block, dims: RankDims, stack: Stack, numerics: Numerics, recompute: str = "none"
 ) -> BlockActivations:
     """Saved and transient bytes of one block under a recompute choice (none, selective, full)."""
-    return _Sizes(block, dims, stack, activation_bytes(numerics)).under(recompute)
+    return _Sizes(block, dims.of_block(block), stack, activation_bytes(numerics)).under(recompute)
 
 
 def activation_bytes(numerics: Numerics) -> float:
@@ -179,9 +183,9 @@ class _Sizes:
         if self.stack.fusion.attention != "unfused":
             return 0.0
         local = self.dims.tensor
-        scores = local["batch"] * local["heads"] * local["seq"] * local["context"]
+        scores = local["batch"] * local["heads"] * local["seq"]
         each = (
-            2 * self.width + 1.0 if op.attention.dropout else self.width
+            local[op.attention.context] * (2 * self.width + 1.0 if op.attention.dropout else self.width)
             for op in self._attentions
             if op.attention
         )

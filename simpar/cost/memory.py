@@ -184,10 +184,11 @@ def _weights(blocks: Sequence[Block], dims: Dims) -> list[tuple[int, int]]:
     """(first dim, elements) of every parameter; the first dim of a projection is its output."""
     found = []
     for block in blocks:
+        own = block.view(dims)
         for op in block.operators:
             for weight in op.weights:
-                size = int(evaluate(weight.size, dims))
-                rows = {"matrix": int(evaluate(op.columns, dims)), "embedding": size // int(dims["hidden"])}
+                size = int(evaluate(weight.size, own))
+                rows = {"matrix": int(evaluate(op.columns, own)), "embedding": size // int(own["hidden"])}
                 found.append((rows.get(weight.kind, size), size))
     return found
 

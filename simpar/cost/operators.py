@@ -69,10 +69,10 @@ def _attention(op: Operator, sizes: Sizes) -> OperatorTime:
     assert op.attention is not None, "an attention operator carries its mask"
     dims, mask = sizes.dims, op.attention
     width = (evaluate(mask.key_dim, dims) + evaluate(mask.value_dim, dims)) / 2
-    shape = (dims["batch"], dims["seq"], dims["heads"], width)
+    shape, context = (dims["batch"], dims["seq"], dims["heads"], width), dims[mask.context]
     both = [
         sizes.kernels.attention_time_s(
-            shape, context=dims["context"], seen=mask.mean_keys(dims["context"]), backward=backward
+            shape, context=context, seen=mask.mean_keys(context), backward=backward
         )
         for backward in (False, True)
     ]

@@ -19,11 +19,19 @@ from simpar.cost.allocator import Reservation, reserve
 from simpar.cost.in_flight import in_flight, short_schedule
 from simpar.cost.memory import num_shards, parameter_widths, stage_chunks, stage_static_memory
 from simpar.cost.stack import Stack
+from simpar.models.flops import shape_dims
 from simpar.models.graph import Block, ModelGraph, is_row_parallel
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import CUSTOM, Plan
-from simpar.plan.sharding import VOCAB_MULTIPLE, context_dims, sequence_dims, tensor_dims
+from simpar.plan.sharding import (
+    SHARDED_DIMS,
+    VOCAB_MULTIPLE,
+    context_dims,
+    is_rows,
+    sequence_dims,
+    tensor_dims,
+)
 from simpar.units import DTYPE_BYTES
 
 Array = Any
@@ -365,20 +373,26 @@ def _shape_of(
 def _dims_of(graph: ModelGraph, layouts: Layouts, plan: Plan, training: Training) -> RankDims:
     """Dims of both regions as columns, as :mod:`simpar.plan.sharding` has them for one plan."""
     tp = np.asarray(layouts.tp)
-    padded = -(-graph.dims["vocab"] // (VOCAB_MULTIPLE * tp)) * VOCAB_MULTIPLE
-    tensor = {
-        **graph.dims,
-        "vocab": np.where(tp > 1, padded, graph.dims["vocab"]),
-        "heads": graph.dims["heads"] // tp,
-        "kv_heads": np.maximum(graph.dims["kv_heads"] // tp, 1),
-        "ffn": graph.dims["ffn"] // tp,
-        "batch": layouts.micro_batch,
-        "seq": training.seq_len // np.asarray(layouts.cp),
-        "context": training.seq_len,
-        **context_dims(plan.context_parallel, np.asarray(layouts.cp)),
-    }
-    rows = np.where(np.asarray(layouts.sequence_parallel), tensor["seq"] // tp, tensor["seq"])
-    return RankDims(tensor, {**tensor, "seq": rows})
+    cp = np.asarray(layouts.cp)
+    whole = {**shape_dims(graph, training.seq_len), "batch": layouts.micro_batch}
+    tensor = {name: _local_size(name, size, tp, cp) for name, size in whole.items()}
+    tensor |= context_dims(plan.context_parallel, cp)
+    sharded = np.asarray(layouts.sequence_parallel)
+    rows = {name: np.where(sharded, size // tp, size) for name, size in tensor.items() if is_rows(name)}
+    return RankDims(tensor, {**tensor, **rows})
+
+
+def _local_size(name: str, size: Array, tp: Array, cp: Array) -> Array:
+    """A dim on one rank: heads, ffn and vocabulary divided by ``tp``, rows by ``cp``."""
+    kind = name.rpartition(".")[2]
+    if kind == "vocab":
+        padded = -(-size // (VOCAB_MULTIPLE * tp)) * VOCAB_MULTIPLE
+        return np.where(tp > 1, padded, size)
+    if kind == "kv_heads":
+        return np.maximum(size // tp, 1)
+    if kind in SHARDED_DIMS:
+        return size // tp
+    return size // cp if kind == "seq" else size
 
 
 def _static(parameters: Array, layouts: Layouts, plan: Plan, stack: Stack) -> Array:

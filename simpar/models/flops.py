@@ -2,24 +2,60 @@
 
 from __future__ import annotations
 
-from simpar.models.graph import ModelGraph, evaluate
+from collections.abc import Iterator, Mapping
+
+from simpar.models.graph import Block, ModelGraph, Operator, evaluate
+
+
+def shape_dims(graph: ModelGraph, seq_len: int, *, batch: int = 1) -> dict[str, int]:
+    """Global dims of the model with the shape of ``batch`` sequences; towers of a fixed length keep theirs."""
+    return {"batch": batch, "seq": seq_len, "context": seq_len, "memory": seq_len, **graph.dims}
+
+
+def _operators(
+    graph: ModelGraph, seq_len: int, blocks: tuple[Block, ...]
+) -> Iterator[tuple[Operator, Mapping[str, int]]]:
+    shape = shape_dims(graph, seq_len)
+    for block in blocks:
+        dims = block.view(shape)
+        for op in block.operators:
+            yield op, dims
+
+
+def _layers(graph: ModelGraph) -> tuple[Block, ...]:
+    return tuple(graph.blocks[name] for name in graph.layers)
+
+
+def matmul_flop_per_token(graph: ModelGraph, seq_len: int) -> float:
+    """Forward FLOP of products with weights per token: 2 per parameter and row, rows counted per token."""
+    return _matmul_flop(graph, seq_len, (graph.embedding, *_layers(graph), graph.head))
+
+
+def _matmul_flop(graph: ModelGraph, seq_len: int, blocks: tuple[Block, ...]) -> float:
+    total = 0.0
+    for op, dims in _operators(graph, seq_len, blocks):
+        if op.kind == "matmul":
+            matrices = sum(evaluate(w.size, dims) for w in op.weights if w.kind == "matrix")
+            total += 2.0 * matrices * (evaluate(op.rows, dims) / seq_len)
+    return total
 
 
 def attention_flop_per_token(graph: ModelGraph, seq_len: int, convention: str = "full") -> float:
     """Forward FLOP of core attention per token: 2 a (d_k + d_v) s a layer, half of it under "causal".
 
     Windows bound s.
+
+    "causal" halves only what is masked: towers that see all of their input count in full.
     """
     total = 0.0
-    for name in graph.layers:
-        for op in graph.blocks[name].operators:
-            if op.attention is not None:
-                width = evaluate(op.attention.key_dim, graph.dims) + evaluate(
-                    op.attention.value_dim, graph.dims
-                )
-                window = min(op.attention.window or seq_len, seq_len)
-                seen = window if convention == "full" else op.attention.mean_keys(seq_len)
-                total += 2.0 * graph.dims["heads"] * width * seen
+    for op, dims in _operators(graph, seq_len, _layers(graph)):
+        if op.attention is None:
+            continue
+        context, mask = dims[op.attention.context], op.attention
+        width = evaluate(mask.key_dim, dims) + evaluate(mask.value_dim, dims)
+        window = min(mask.window or context, context)
+        seen = window if convention == "full" or not mask.causal else mask.mean_keys(context)
+        total += 2.0 * dims["heads"] * width * seen * (evaluate(op.rows, dims) / seq_len)
     return total
 
 
@@ -28,7 +64,8 @@ def model_flop_per_token(graph: ModelGraph, seq_len: int, convention: str = "ful
 
     Source: Chowdhery et al. 2022 (PaLM), arXiv 2204.02311, appendix B; "causal" counts only unmasked scores.
     """
-    return 6.0 * graph.num_matmul_parameters() + 3.0 * attention_flop_per_token(graph, seq_len, convention)
+    matmuls = matmul_flop_per_token(graph, seq_len)
+    return 3.0 * (matmuls + attention_flop_per_token(graph, seq_len, convention))
 
 
 def hardware_flop_per_token(
@@ -43,8 +80,7 @@ def hardware_flop_per_token(
     if recompute == "selective":
         extra = attention
     elif recompute != "none":
-        head = graph.dims["hidden"] * graph.dims["vocab"]
         period = int(recompute.removeprefix("every:")) if recompute.startswith("every:") else 1
         recomputed = -(-len(graph.layers) // period) / len(graph.layers)
-        extra = recomputed * (2.0 * (graph.num_matmul_parameters() - head) + attention)
+        extra = recomputed * (_matmul_flop(graph, seq_len, _layers(graph)) + attention)
     return model_flop_per_token(graph, seq_len, convention) + extra

@@ -43,7 +43,10 @@ HEAD_DIM, KV_HEADS = term("head_dim"), term("kv_heads")
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter tensor: its number of elements and whether it is a matrix, a vector or an embedding table."""
+    """A parameter tensor: its number of elements and its kind.
+
+    Kinds: "matrix", "vector", "embedding" (a table) or "shared" (another block's table, counted there).
+    """
 
     name: str
     size: Size
@@ -55,7 +58,8 @@ class Attention:
     """Core attention: causal or not, over a sliding ``window`` of tokens or all of them (None).
 
     ``chunked`` windows do not slide: a query sees the keys of its own window only. Widths of one head: ``key_dim``
-    of queries and keys, ``value_dim`` of values; ``kv_heads`` counts the key-value heads.
+    of queries and keys, ``value_dim`` of values; ``kv_heads`` counts the key-value heads. ``context`` names the dim
+    that counts the keys of a sequence: "context", or "memory" where queries attend to another tower's output.
     """
 
     causal: bool = True
@@ -65,6 +69,7 @@ class Attention:
     key_dim: Size = HEAD_DIM
     value_dim: Size = HEAD_DIM
     kv_heads: Size = KV_HEADS
+    context: str = "context"
 
     def mean_keys(self, context: Any) -> Any:
         """Keys that a query sees on average: half of them under a causal mask, at most a window of them."""
@@ -102,14 +107,41 @@ class Operator:
 
 @dataclass(frozen=True)
 class Block:
-    """Operators in execution order; the output of the last one is the block's output."""
+    """Operators in execution order; the output of the last one is the block's output.
+
+    A block of another tower (vision encoder, decoder of a pair) has a ``scope``: dims named "scope.hidden",
+    "scope.seq", ... stand in for those of the model. ``passes`` are elements that travel on beside the output,
+    such as an encoder's output past the layers of a decoder.
+    """
 
     name: str
     operators: tuple[Operator, ...]
+    scope: str = ""
+    passes: Size = ()
+
+    def view(self, dims: Dims) -> Dims:
+        """The dims as this block names them: those of its scope ("vision.hidden") in place of the model's."""
+        if not self.scope:
+            return dims
+        prefix = f"{self.scope}."
+        own = {name.removeprefix(prefix): size for name, size in dims.items() if name.startswith(prefix)}
+        return {**dims, **own}
 
     def parameters(self, dims: Dims) -> Any:
         """Number of parameters under the given dims (global dims: all of them, local dims: one shard's)."""
-        return sum(evaluate(weight.size, dims) for op in self.operators for weight in op.weights)
+        own = self.view(dims)
+        return sum(evaluate(weight.size, own) for op in self.operators for weight in op.weights)
+
+    def matmul_parameters(self, dims: Dims) -> Any:
+        """Parameters of matrices that rows are multiplied with."""
+        own = self.view(dims)
+        matmuls = (op for op in self.operators if op.kind == "matmul")
+        return sum(evaluate(w.size, own) for op in matmuls for w in op.weights if w.kind == "matrix")
+
+    def output_elements(self, dims: Dims) -> Any:
+        """Elements that the next block receives: the last operator's output and what travels beside it."""
+        own, last = self.view(dims), self.operators[-1]
+        return evaluate(last.rows, own) * evaluate(last.columns, own) + evaluate(self.passes, own)
 
     def operator(self, name: str) -> Operator:
         """The operator of that name."""
@@ -133,41 +165,43 @@ class ModelGraph:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def num_parameters(self) -> int:
-        """Exact number of parameters; tied embeddings count once."""
-        total = self.embedding.parameters(self.dims) + self.head.parameters(self.dims)
-        total += sum(self.blocks[name].parameters(self.dims) for name in self.layers)
+        """Exact number of parameters; tied embeddings and tables that several blocks look up count once."""
+        blocks = [self.embedding, *(self.blocks[name] for name in self.layers), self.head]
+        total = sum(block.parameters(self.dims) for block in blocks)
+        shared = (w for block in blocks for op in block.operators for w in op.weights if w.kind == "shared")
+        total -= sum(evaluate(weight.size, self.dims) for weight in shared)
         return int(total - (self._output_projection() if self.tied_embeddings else 0))
 
     def num_matmul_parameters(self) -> int:
         """Parameters that a token is multiplied with: matrices of layers, and the output projection."""
-        blocks = [self.blocks[name] for name in self.layers] + [self.head]
-        matmuls = (op for block in blocks for op in block.operators if op.kind == "matmul")
-        return int(
-            sum(evaluate(w.size, self.dims) for op in matmuls for w in op.weights if w.kind == "matrix")
-        )
+        blocks = [self.embedding, *(self.blocks[name] for name in self.layers), self.head]
+        return int(sum(block.matmul_parameters(self.dims) for block in blocks))
 
     def _output_projection(self) -> int:
-        return int(
-            sum(
-                evaluate(weight.size, self.dims)
-                for op in self.head.operators
-                for weight in op.weights
-                if weight.kind == "matrix"
-            )
-        )
+        return int(self.head.matmul_parameters(self.dims))
+
+    @property
+    def scopes(self) -> tuple[Dims, ...]:
+        """The dims of every tower: those of the model's own blocks first."""
+        used = (self.embedding, *(self.blocks[name] for name in self.layers), self.head)
+        return tuple({block.scope: block.view(self.dims) for block in used}.values())
 
     def local_dims(self, tp: int, *, vocab_multiple: int = 1) -> dict[str, int]:
         """Dims of one tensor-parallel shard: heads, ffn and vocab divided, kv heads replicated below one.
 
         The vocabulary is padded to a multiple of ``vocab_multiple`` x tp first.
         """
-        local = dict(self.dims)
+        return {name: _shard(name, size, tp, vocab_multiple) for name, size in self.dims.items()}
+
+
+def _shard(name: str, size: int, tp: int, vocab_multiple: int) -> int:
+    kind = name.rpartition(".")[2]
+    if kind == "vocab":
         multiple = vocab_multiple * tp
-        local["vocab"] = -(-self.dims["vocab"] // multiple) * multiple // tp
-        local["heads"] = self.dims["heads"] // tp
-        local["kv_heads"] = max(self.dims["kv_heads"] // tp, 1)
-        local["ffn"] = self.dims["ffn"] // tp
-        return local
+        return -(-size // multiple) * multiple // tp
+    if kind == "kv_heads":
+        return max(size // tp, 1)
+    return size // tp if kind in SHARDED_DIMS else size
 
 
 def is_row_parallel(op: Operator) -> bool:

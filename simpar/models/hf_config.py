@@ -75,7 +75,8 @@ def read(config: Mapping[str, Any], name: str = "model") -> ModelGraph:
     """The graph of a config. Raises UserError naming file, field, value and rule."""
     if not isinstance(config, Mapping):
         raise UserError(f"{name}: a model config is a mapping with a model_type")
-    for wrapper in WRAPPERS:
+    towers = _towers()
+    for wrapper in WRAPPERS if config.get("model_type") not in towers else ():
         inner = config.get(wrapper)
         if isinstance(inner, Mapping) and "hidden_size" not in config:
             config = {"model_type": config.get("model_type"), **inner}
@@ -84,12 +85,20 @@ def read(config: Mapping[str, Any], name: str = "model") -> ModelGraph:
         raise UserError(
             f"{name}: model_type = {kind!r}: mixture-of-experts and latent attention are not modelled"
         )
-    if kind not in FAMILIES:
+    families = FAMILIES | towers
+    if kind not in families:
         raise UserError(
-            f"{name}: model_type = {kind!r} is not known{suggest(kind, FAMILIES) or allowed(FAMILIES)}"
+            f"{name}: model_type = {kind!r} is not known{suggest(kind, families) or allowed(families)}"
         )
-    graph = FAMILIES[kind](Config(config, name), name)
+    graph = families[kind](Config(config, name), name)
     return replace(graph, facts={**graph.facts, **_facts(Config(config, name))})
+
+
+def _towers() -> dict[str, Family]:
+    """Families whose readers are made of the readers here."""
+    from simpar.models.hf_towers import TOWERS
+
+    return TOWERS
 
 
 def _facts(config: Config) -> dict[str, Any]:

@@ -33,8 +33,8 @@ class Style:
     """What distinguishes decoder families beside their sizes.
 
     ``norms`` per layer is 2 (pre-norm), 4 (before and after both halves) or 1 (parallel branches on one norm);
-    ``qk_norm`` is "", "head" (one weight of head_dim) or "full" (one weight per feature); ``embedding_extra`` and
-    ``norm_extra`` count stray weights (an embedding norm, a norm without parameters).
+    ``qk_norm`` is "", "head" (one weight of head_dim) or "full" (one weight per feature). ``extra`` holds rarer flags:
+    "embedding_norm", "post_norm_only", "bidirectional" (nothing is masked).
     """
 
     norm: str = "rms"
@@ -60,7 +60,7 @@ def build(
     """
     spans = windows or (None,) * shape.layers
     names = {span: "layer" if span is None else f"layer_window_{span}" for span in dict.fromkeys(spans)}
-    blocks = {block: _layer(block, style, span, dropout) for span, block in names.items()}
+    blocks = {block: layer(block, style, span, dropout) for span, block in names.items()}
     dims = {
         "hidden": shape.hidden, "heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim,
         "ffn": shape.ffn, "vocab": shape.vocab, "positions": shape.positions,
@@ -70,14 +70,15 @@ def build(
         dims=dims,
         blocks=blocks,
         layers=tuple(names[span] for span in spans),
-        embedding=_embedding(shape, style, dropout),
-        head=_head(style),
+        embedding=embedding(shape, style, dropout),
+        head=head(style),
         tied_embeddings=style.tied,
         facts={"norm": style.norm},
     )
 
 
-def _norm(name: str, source: str, style: Style) -> Operator:
+def norm(name: str, source: str, style: Style) -> Operator:
+    """A normalisation of the residual stream with the parameters of the style."""
     weights: tuple[Weight, ...] = ()
     if style.norm != "none":  # rms and weight: one vector; layer: a bias besides; none: no parameters
         weights = (Weight(f"{name}.weight", HIDDEN, "vector"),)
@@ -88,7 +89,8 @@ def _norm(name: str, source: str, style: Style) -> Operator:
     )
 
 
-def _matmul(name: str, source: str, contraction: Size, columns: Size, weight: Size, bias: bool) -> Operator:
+def matmul(name: str, source: str, contraction: Size, columns: Size, weight: Size, bias: bool) -> Operator:
+    """A product with a weight, and its bias where there is one."""
     weights = [Weight(f"{name}.weight", weight)]
     if bias:
         weights.append(Weight(f"{name}.bias", columns, "vector"))
@@ -98,12 +100,14 @@ def _matmul(name: str, source: str, contraction: Size, columns: Size, weight: Si
     )  # fmt: skip
 
 
-def _product(left: Size, right: Size) -> Size:
+def product(left: Size, right: Size) -> Size:
+    """The product of two polynomials."""
     return tuple((a * b, (*x, *y)) for a, x in left for b, y in right)
 
 
-def _attention(source: str, style: Style, window: int | None, dropout: bool) -> list[Operator]:
-    ops = [_matmul("qkv", source, HIDDEN, QKV, _product(HIDDEN, QKV), style.qkv_bias)]
+def attention(source: str, style: Style, window: int | None, dropout: bool) -> list[Operator]:
+    """The attention branch from its packed projection to the output projection."""
+    ops = [matmul("qkv", source, HIDDEN, QKV, product(HIDDEN, QKV), style.qkv_bias)]
     if style.qk_norm:
         width = {"head": term("head_dim", times=2), "full": (*QUERY, *term("kv_heads", "head_dim"))}[
             style.qk_norm
@@ -123,7 +127,8 @@ def _attention(source: str, style: Style, window: int | None, dropout: bool) -> 
         )
     if style.rotary:
         ops.append(Operator("rope", "rope", TOKENS, QKV, "tensor", inputs=(ops[-1].name,)))
-    core = Attention(causal=True, window=window, dropout=dropout)
+    causal = not style.extra.get("bidirectional", False)
+    core = Attention(causal=causal, window=window, dropout=dropout)
     ops.append(
         Operator(
             "attention",
@@ -136,22 +141,22 @@ def _attention(source: str, style: Style, window: int | None, dropout: bool) -> 
             attention=core,
         )
     )
-    ops.append(_matmul("o_proj", "attention", QUERY, HIDDEN, _product(QUERY, HIDDEN), style.output_bias))
+    ops.append(matmul("o_proj", "attention", QUERY, HIDDEN, product(QUERY, HIDDEN), style.output_bias))
     return ops
 
 
-def _mlp(source: str, style: Style) -> list[Operator]:
+def mlp(source: str, style: Style) -> list[Operator]:
+    """The MLP branch, gated or plain."""
     width = term("ffn", times=2 if style.gated else 1)
-    up = _matmul("mlp_up", source, HIDDEN, width, _product(HIDDEN, width), style.mlp_bias)
+    up = matmul("mlp_up", source, HIDDEN, width, product(HIDDEN, width), style.mlp_bias)
     kind = "gated_activation" if style.gated else "activation"
     act = Operator("activation", kind, TOKENS, term("ffn"), "tensor", inputs=("mlp_up",), saves=("mlp_up",))
-    down = _matmul(
-        "mlp_down", "activation", term("ffn"), HIDDEN, _product(term("ffn"), HIDDEN), style.mlp_bias
-    )
+    down = matmul("mlp_down", "activation", term("ffn"), HIDDEN, product(term("ffn"), HIDDEN), style.mlp_bias)
     return [up, act, down]
 
 
-def _add(name: str, *sources: str) -> Operator:
+def add(name: str, *sources: str) -> Operator:
+    """A sum of residual streams."""
     return Operator(name, "add", TOKENS, HIDDEN, "sequence", inputs=sources)
 
 
@@ -159,25 +164,26 @@ def _dropout(name: str, source: str) -> Operator:
     return Operator(name, "dropout", TOKENS, HIDDEN, "sequence", inputs=(source,), saves=("mask",))
 
 
-def _layer(name: str, style: Style, window: int | None, dropout: bool) -> Block:
+def layer(name: str, style: Style, window: int | None, dropout: bool) -> Block:
+    """One layer; styles decide norms, branches and biases."""
     if style.parallel:
         return Block(name, tuple(_parallel_layer(style, window, dropout)))
     post = style.norms == 4 or style.extra.get("post_norm_only", False)
     pre = not style.extra.get("post_norm_only", False)
-    ops = [_norm("attention_norm", INPUT, style)] if pre else []
-    ops += _attention(ops[-1].name if pre else INPUT, style, window, dropout)
+    ops = [norm("attention_norm", INPUT, style)] if pre else []
+    ops += attention(ops[-1].name if pre else INPUT, style, window, dropout)
     ops += _branch_end("attention", ops[-1].name, style, post=post, dropout=dropout)
-    ops.append(_add("attention_residual", INPUT, ops[-1].name))
+    ops.append(add("attention_residual", INPUT, ops[-1].name))
     if pre:
-        ops.append(_norm("mlp_norm", "attention_residual", style))
-    ops += _mlp("mlp_norm" if pre else "attention_residual", style)
+        ops.append(norm("mlp_norm", "attention_residual", style))
+    ops += mlp("mlp_norm" if pre else "attention_residual", style)
     ops += _branch_end("mlp", "mlp_down", style, post=post, dropout=dropout)
-    ops.append(_add("mlp_residual", "attention_residual", ops[-1].name))
+    ops.append(add("mlp_residual", "attention_residual", ops[-1].name))
     return Block(name, tuple(ops))
 
 
 def _branch_end(branch: str, source: str, style: Style, *, post: bool, dropout: bool) -> list[Operator]:
-    ops = [_norm(f"{branch}_post_norm", source, style)] if post else []
+    ops = [norm(f"{branch}_post_norm", source, style)] if post else []
     if dropout:
         ops.append(_dropout(f"{branch}_dropout", ops[-1].name if ops else source))
     return ops
@@ -185,18 +191,19 @@ def _branch_end(branch: str, source: str, style: Style, *, post: bool, dropout: 
 
 def _parallel_layer(style: Style, window: int | None, dropout: bool) -> list[Operator]:
     """Attention and MLP side by side: their partial sums are added first, so one reduction serves both."""
-    ops = [_norm("attention_norm", INPUT, style)]
+    ops = [norm("attention_norm", INPUT, style)]
     mlp_source = "attention_norm"
     if style.norms == 2:
-        ops.append(_norm("mlp_norm", INPUT, style))
+        ops.append(norm("mlp_norm", INPUT, style))
         mlp_source = "mlp_norm"
-    ops += _attention("attention_norm", style, window, dropout)
-    ops += _mlp(mlp_source, style)
-    ops.append(_add("residual", INPUT, "o_proj", "mlp_down"))
+    ops += attention("attention_norm", style, window, dropout)
+    ops += mlp(mlp_source, style)
+    ops.append(add("residual", INPUT, "o_proj", "mlp_down"))
     return ops
 
 
-def _embedding(shape: Shape, style: Style, dropout: bool) -> Block:
+def embedding(shape: Shape, style: Style, dropout: bool) -> Block:
+    """Token embedding and what belongs to it."""
     table = Weight("token_embedding.weight", term("vocab", "hidden"), "embedding")
     ops = [
         Operator("token_embedding", "embedding", TOKENS, HIDDEN, "tensor", weights=(table,), inputs=(INPUT,))
@@ -215,16 +222,15 @@ def _embedding(shape: Shape, style: Style, dropout: bool) -> Block:
             )
         )
     if style.extra.get("embedding_norm"):
-        ops.append(_norm("embedding_norm", ops[-1].name, style))
+        ops.append(norm("embedding_norm", ops[-1].name, style))
     if dropout:
         ops.append(_dropout("embedding_dropout", ops[-1].name))
     return Block("embedding", tuple(ops))
 
 
-def _head(style: Style) -> Block:
-    norm = _norm("final_norm", INPUT, style)
-    lm_head = _matmul(
-        "lm_head", "final_norm", HIDDEN, term("vocab"), term("hidden", "vocab"), style.head_bias
-    )
+def head(style: Style) -> Block:
+    """Final norm, output projection and loss."""
+    final = norm("final_norm", INPUT, style)
+    lm_head = matmul("lm_head", "final_norm", HIDDEN, term("vocab"), term("hidden", "vocab"), style.head_bias)
     loss = Operator("loss", "loss", TOKENS, term("vocab"), "tensor", inputs=("lm_head",), saves=("lm_head",))
-    return Block("head", (norm, lm_head, loss))
+    return Block("head", (final, lm_head, loss))

@@ -7,7 +7,7 @@ from math import gcd, lcm
 from typing import Any
 
 from simpar.errors import UserError
-from simpar.models.graph import ModelGraph
+from simpar.models.graph import Dims, ModelGraph
 from simpar.models.training import Training
 from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.schedules import make_schedule
@@ -103,14 +103,20 @@ def _later(plan: Plan, _: Target) -> None:
 
 
 def _tensor(plan: Plan, target: Target) -> None:
-    tp, dims, sequence_parallel = plan.mesh.tp, target.graph.dims, plan.tensor_parallel.sequence_parallel
-    if sequence_parallel and tp == 1:
+    if plan.tensor_parallel.sequence_parallel and plan.mesh.tp == 1:
         raise UserError(
             "plan.sequence_parallel = true: needs tp > 1, with tp = 1 there is nothing to share out"
         )
+    for dims in target.graph.scopes:
+        _tensor_dims(plan, dims, int(dims.get("seq", target.training.seq_len)))
+
+
+def _tensor_dims(plan: Plan, dims: Dims, seq_len: int) -> None:
+    """The rules of tensor parallelism on one tower's dims."""
+    tp = plan.mesh.tp
     sizes = {"attention heads": dims["heads"], "ffn size": dims["ffn"], "hidden size": dims["hidden"]}
-    if sequence_parallel:
-        sizes["seq_len (sequence parallel)"] = target.training.seq_len
+    if plan.tensor_parallel.sequence_parallel:
+        sizes["seq_len (sequence parallel)"] = seq_len
     whole = gcd(*sizes.values())
     for name, size in sizes.items():
         if size % tp:

@@ -17,7 +17,7 @@ from simpar.plan.plan import ContextParallel, Plan
 
 VOCAB_MULTIPLE = 128
 
-__all__ = ["SHARDED_DIMS", "VOCAB_MULTIPLE", "context_dims", "sequence_dims", "tensor_dims"]
+__all__ = ["SHARDED_DIMS", "VOCAB_MULTIPLE", "context_dims", "is_rows", "sequence_dims", "tensor_dims"]
 
 
 def tensor_dims(
@@ -30,8 +30,12 @@ def tensor_dims(
     """
     mesh = plan.mesh
     local = graph.local_dims(mesh.tp, vocab_multiple=vocab_multiple) if mesh.tp > 1 else dict(graph.dims)
-    shape = {"batch": plan.micro_batch, "seq": training.seq_len // mesh.cp, "context": training.seq_len}
-    return {**local, **shape, **context_dims(plan.context_parallel, mesh.cp)}
+    rows = {name: size // mesh.cp for name, size in local.items() if name.endswith(".seq")}
+    shape = {
+        "batch": plan.micro_batch, "seq": training.seq_len // mesh.cp, "context": training.seq_len,
+        "memory": training.seq_len,
+    }  # fmt: skip
+    return {**local, **shape, **rows, **context_dims(plan.context_parallel, mesh.cp)}
 
 
 def context_dims(choice: ContextParallel, cp: Any) -> dict[str, Any]:
@@ -50,5 +54,10 @@ def sequence_dims(
     """Dims of operators of region "sequence": as "tensor", rows divided by tp under sequence parallelism."""
     dims = tensor_dims(graph, plan, training, vocab_multiple=vocab_multiple)
     if plan.tensor_parallel.sequence_parallel:
-        dims["seq"] //= plan.mesh.tp
+        return {name: size // plan.mesh.tp if is_rows(name) else size for name, size in dims.items()}
     return dims
+
+
+def is_rows(name: str) -> bool:
+    """Whether a dim counts the tokens of a sequence that a block works on, or that travel beside it."""
+    return name.rpartition(".")[2] in ("seq", "memory")

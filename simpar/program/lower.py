@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.hardware.cluster import Cluster
-from simpar.models.graph import evaluate
+from simpar.models.graph import Block, evaluate
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.assemble import assemble
 from simpar.program.emit import ClassActions, Emitter, FlowUse, Slots
@@ -263,10 +263,14 @@ class _ClassMaker:
             kind="pp",
             name="send activations" if letter == "F" else "send gradients",
             streams=(stream, COMPUTE) if blocks else (stream,),
-            collective=CollectiveUse(hop_kind(delta), "send", send_bytes(view)),
+            collective=CollectiveUse(hop_kind(delta), "send", send_bytes(view, self._sent(stage, target))),
             after=(template.exit,),
         )
         return Template((*template.nodes, node), len(template.nodes))
+
+    def _sent(self, stage: int, target: int) -> Block:
+        """The block whose output, or its gradient, crosses between two stages."""
+        return self.builder.pieces[min(stage, target)][-1].block
 
     def _tail(self, class_id: int) -> Template:
         held = self.builder.held_parameters(int(self.stage_of_class[class_id]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import OperatorTime, operator_times
@@ -52,6 +52,10 @@ class RankView:
             sequence=sequence_dims(job.graph, job.plan, job.training),
             late_s=late_per_member_s * job.plan.mesh.tp,
         )
+
+    def of_block(self, block: Block) -> RankView:
+        """The view with dims as a block of another tower names them."""
+        return replace(self, tensor=block.view(self.tensor), sequence=block.view(self.sequence))
 
     @property
     def tensor_parallel(self) -> int:
@@ -122,5 +126,6 @@ class RankView:
         return float(evaluate(op.rows, dims)) * float(evaluate(op.columns, dims))
 
     def residual_bytes(self, op: Operator) -> float:
-        """Bytes of the whole residual stream that an operator of region "tensor" reads."""
-        return self.rows(op, region="tensor") * self.job.graph.dims["hidden"] * self.compute_bytes
+        """Bytes of the whole residual stream: what an operator of region "sequence" writes, another one reads."""
+        width = op.columns if op.region == "sequence" else op.contraction or op.columns
+        return self.rows(op, region="tensor") * float(evaluate(width, self.tensor)) * self.compute_bytes

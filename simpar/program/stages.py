@@ -110,9 +110,7 @@ class StageBuilder:
         job, sync = self.job, self.sync
         dims = RankDims(self.view.tensor, self.view.sequence)
         held = block_activations(piece.block, dims, job.stack, job.plan.numerics, piece.recompute)
-        parameters = sum(
-            float(evaluate(w.size, self.view.tensor)) for op in piece.block.operators for w in op.weights
-        )
+        parameters = float(piece.block.parameters(self.view.tensor))
         return Unit(
             layer=piece.layer,
             name=piece.block.name,

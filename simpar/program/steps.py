@@ -30,6 +30,7 @@ class BlockSteps:
 
 def block_steps(block: Block, view: RankView, *, recompute: str = "none") -> BlockSteps:
     """Steps of one block on one rank, for recompute ``none``, ``selective`` (core attention) or ``full``."""
+    view = view.of_block(block)
     times = view.operator_times(block)
     traffic = _Traffic.of(block, view)
     forward = _forward(block, times, traffic, view, kind="forward")

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from simpar.cost.collectives import collective
 from simpar.hardware.cluster import Cluster
+from simpar.models.graph import Block
 from simpar.plan.mesh import Mesh
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.context import HEADS, RING
@@ -40,14 +41,13 @@ def hop_kind(delta: int) -> str:
     return f"pp+{delta}"
 
 
-def send_bytes(view: RankView) -> float:
-    """Bytes of one boundary activation that a rank sends: its slice where the residual stream is sharded.
+def send_bytes(view: RankView, block: Block) -> float:
+    """Bytes of the activation behind ``block`` that a rank sends: its slice where the residual is sharded.
 
     Megatron scatters the boundary tensor over the tensor-parallel ranks also without sequence parallelism
     when the stack says so [Narayanan et al. 2021, arXiv 2104.04473, section 4.1].
     """
-    dims = view.tensor
-    whole = float(dims["batch"]) * float(dims["seq"]) * view.job.graph.dims["hidden"] * view.compute_bytes
+    whole = float(block.output_elements(view.tensor)) * view.compute_bytes
     sliced = view.sequence_parallel or view.job.stack.overlap.scatter_gather_p2p
     return whole / view.tensor_parallel if sliced else whole
 
@@ -57,7 +57,7 @@ def group_kinds(view: RankView, sync: Synchronisation, schedule: Schedule) -> li
     job = view.job
     mesh = job.plan.mesh
     kinds: list[GroupKind] = []
-    tokens_bytes = send_bytes(view)
+    tokens_bytes = send_bytes(view, job.graph.embedding)
     if mesh.tp > 1:
         op = "all_gather" if view.sequence_parallel else "all_reduce"
         kinds.append(GroupKind("tp", mesh.groups("tp"), op, tokens_bytes * mesh.tp))
