@@ -92,7 +92,7 @@ def _decoder_start(style: Style) -> tuple[Operator, ...]:
     """The norm that ends the encoder, and the decoder's tokens, looked up in the table that both towers share."""
     table = Weight("shared_embedding.weight", term("vocab", "hidden"), "shared")
     buckets = Weight("decoder_relative_attention_bias", term("buckets", "heads"), "vector")
-    final = replace(norm("encoder_norm", INPUT, style), rows=MEMORY)
+    final = replace(norm("memory", INPUT, style), rows=MEMORY)
     tokens = Operator(
         "decoder_embedding", "embedding", TOKENS, HIDDEN, "tensor", weights=(table, buckets), inputs=(INPUT,)
     )

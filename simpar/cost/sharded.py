@@ -1,0 +1,161 @@
+"""Operators under roles on a logical mesh: which rank does how much of what, in closed form.
+
+All sizes broadcast: divisors may be arrays over many choices of roles, and times come back as arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from simpar.cost.kernels import KernelModel
+from simpar.cost.operators import OperatorTime, operator_times
+from simpar.cost.stack import Stack
+from simpar.models.graph import Dims, Operator, Size, evaluate
+from simpar.plan.placement import Role
+from simpar.plan.sharding import VOCAB_MULTIPLE
+
+Array = Any
+DIVIDED = ("batch", "seq", "columns", "contraction")
+_WHOLE = ("head_dim", "batch")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What prices a kernel."""
+
+    kernels: KernelModel
+    stack: Stack
+
+
+def divisors(choices: Sequence[Sequence[Role]], mesh: Sequence[int]) -> dict[str, Array]:
+    """By what each size is divided under each choice of roles: name -> int64[num_choices]."""
+    table = {name: np.ones(len(choices), dtype=np.int64) for name in DIVIDED}
+    for index, roles in enumerate(choices):
+        for role, size in zip(roles, mesh, strict=True):
+            if role.divides:
+                table[role.divides][index] *= size
+            elif role.name == "vocabulary":  # rows of a table
+                table["contraction"][index] *= size
+    return table
+
+
+def sized_names(size: Size) -> tuple[str, ...]:
+    """The name in each term that slices divide: the first one that is not a head's width or the batch."""
+    return tuple(next((name for name in names if name not in _WHOLE), "") for _, names in size)
+
+
+def divides(op: Operator, dims: Dims, by: Mapping[str, Array]) -> Array:
+    """Whether slices come out whole: bool per choice."""
+    rows = [dims[name] for name in sized_names(op.rows) if name]
+    good = dims["batch"] % by["batch"] == 0
+    for size in rows:
+        good &= size % by["seq"] == 0
+    for sizes, what in ((op.columns, "columns"), (op.contraction or _table(op), "contraction")):
+        for name in sized_names(sizes):
+            good &= _splits(name, int(dims[name]) if name else 1, by[what])
+    return good
+
+
+def _table(op: Operator) -> Size:
+    """Rows of an embedding table, which sharding by vocabulary divides."""
+    return ((1, ("vocab",)),) if op.kind == "embedding" else ()
+
+
+def _splits(name: str, size: int, number: Array) -> Array:
+    if name == "vocab":
+        return number >= 1  # padded
+    if name == "kv_heads":
+        return (size % number == 0) | (number % size == 0)
+    return size % number == 0
+
+
+def _slice(name: str, size: Array, number: Array) -> Array:
+    """A dim's share of one rank: key-value heads copied where too few, the vocabulary padded."""
+    if name == "vocab":
+        return np.where(number > 1, -(-size // (VOCAB_MULTIPLE * number)) * VOCAB_MULTIPLE, size)
+    return np.maximum(size // number, 1)
+
+
+def _local(size: Size, dims: Dims, number: Array) -> Array:
+    names = sized_names(size)
+    own = {name: _slice(name, dims[name], number) for name in names if name}
+    return evaluate(size, {**dims, **own})
+
+
+@dataclass(frozen=True)
+class LocalOperator:
+    """One rank's share of an operator: a numeric copy of it and the dims that its attention needs."""
+
+    op: Operator
+    dims: Dims
+
+    @property
+    def rows(self) -> Array:
+        """Rows of the output here."""
+        return evaluate(self.op.rows, self.dims)
+
+    @property
+    def columns(self) -> Array:
+        """Columns of the output here."""
+        return evaluate(self.op.columns, self.dims)
+
+    @property
+    def contraction(self) -> Array:
+        """Contracted elements here."""
+        return evaluate(self.op.contraction, self.dims)
+
+
+def local_operator(op: Operator, dims: Dims, by: Mapping[str, Array]) -> LocalOperator:
+    """The share of one rank. ``dims`` are global, with batch and sequence; ``by`` as from :func:`divisors`."""
+    rows = evaluate(op.rows, dims) / (by["batch"] * by["seq"])
+    own = {
+        "batch": dims["batch"] // by["batch"],
+        "seq": dims["seq"] // by["seq"],
+        "heads": _slice("heads", dims["heads"], by["columns"]),
+        "kv_heads": _slice("kv_heads", dims["kv_heads"], by["columns"]),
+    }
+    numeric = replace(
+        op,
+        rows=((rows, ()),),
+        columns=((_local(op.columns, dims, by["columns"]), ()),),
+        contraction=((_local(op.contraction, dims, by["contraction"]), ()),) if op.contraction else (),
+    )
+    return LocalOperator(numeric, {**dims, **own})
+
+
+def local_time(local: LocalOperator, machine: Machine) -> OperatorTime:
+    """Kernel seconds of one rank's share."""
+    return operator_times([local.op], local.dims, local.dims, machine.kernels, machine.stack)[0]
+
+
+def local_weights(op: Operator, dims: Dims, by: Mapping[str, Array]) -> tuple[Array, Array]:
+    """(elements of matrices and tables, elements of vectors) that one rank works with."""
+    matrices: Array = np.zeros(np.shape(by["batch"]))
+    vectors: Array = np.zeros(np.shape(by["batch"]))
+    for weight in op.weights:
+        if weight.kind == "matrix":
+            inside = _local(op.contraction, dims, by["contraction"])
+            matrices = matrices + inside * _local(op.columns, dims, by["columns"])
+        elif weight.kind == "vector":
+            share = by["columns"] if op.kind == "matmul" else 1
+            vectors = vectors + _local(weight.size, dims, share)
+        else:
+            rows = _slice("vocab", dims["vocab"], by["contraction"]) / dims["vocab"]
+            matrices = matrices + evaluate(weight.size, dims) * rows / by["columns"]
+    return matrices, vectors
+
+
+def output_elements(op: Operator, dims: Dims) -> float:
+    """Elements of the whole output."""
+    return float(evaluate(op.rows, dims)) * float(evaluate(op.columns, dims))
+
+
+def shared_keys_elements(op: Operator, dims: Dims) -> float:
+    """Elements of keys and values of a whole microbatch: what sequence-sharded attention gathers."""
+    assert op.attention is not None, "only attention has keys"
+    context = dims[op.attention.context]
+    return float(2 * dims["batch"] * context * dims["kv_heads"] * dims["head_dim"])

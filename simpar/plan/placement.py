@@ -1,0 +1,140 @@
+"""Placements of tensors on the axes of a logical mesh, the roles operators take, and what a change costs.
+
+A stage runs on a logical mesh of one or two axes. On every axis a tensor [batch, sequence, features] has a state:
+
+| state | the ranks of the axis hold | the gradient is |
+|---|---|---|
+| R | all of it | whole on every rank |
+| B, S, F | a slice of the batch, the sequence, the features | the same slice |
+| P | summands of it | whole on every rank |
+| X | all of it | summands |
+
+An operator takes one role per axis, which fixes the states that it reads and writes; where the writer's state is not
+the reader's, a collective stands, one in forward and one in backward. Tensor parallelism with and without sequence
+parallelism, data, context and vocabulary parallelism are all paths through this table [Zheng et al. 2022, Alpa, arXiv
+2201.12023, section 4; the sums of gradients as states of their own are DTensor's Partial].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from simpar.models.graph import Operator
+
+SHARDED = "BSF"
+States = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Role:
+    """What an operator does on one mesh axis: states that it reads and writes, and the size that is divided."""
+
+    name: str
+    reads: str
+    writes: str
+    divides: str = ""
+
+
+BATCH = Role("batch", "B", "B", "batch")
+SEQUENCE = Role("sequence", "S", "S", "seq")
+REPLICATE = Role("replicate", "R", "R")
+COLUMN = Role("column", "X", "F", "columns")
+ROW = Role("row", "F", "P", "contraction")
+FEATURES = Role("features", "F", "F", "columns")
+HEADS = Role("heads", "F", "F", "columns")
+PARTIAL = Role("partial_gradient", "X", "X")
+SUM = Role("sum", "P", "P")
+TABLE_ROWS = Role("vocabulary", "R", "P")
+TABLE_COLUMNS = Role("features", "R", "F", "columns")
+LOGITS = Role("vocabulary", "F", "R", "columns")
+
+_STREAM = (BATCH, SEQUENCE, REPLICATE, PARTIAL)
+_POINTWISE = (*_STREAM, FEATURES)
+ROLES: Mapping[str, tuple[Role, ...]] = {
+    "matmul": (BATCH, SEQUENCE, COLUMN, ROW, REPLICATE),
+    "attention": (BATCH, SEQUENCE, HEADS, REPLICATE),
+    "embedding": (BATCH, SEQUENCE, TABLE_ROWS, TABLE_COLUMNS, REPLICATE),
+    "loss": (BATCH, SEQUENCE, LOGITS, REPLICATE),
+    "norm": _STREAM,
+    "add": (*_POINTWISE, SUM),
+    "rope": _POINTWISE,
+    "activation": _POINTWISE,
+    "gated_activation": _POINTWISE,
+    "dropout": _POINTWISE,
+}
+GENERIC = (BATCH, SEQUENCE, REPLICATE)
+"""Roles of an operator whose kind is not listed: its rows can be shared out, nothing else."""
+
+_GATHER, _SCATTER, _REDUCE, _EXCHANGE = "all_gather", "reduce_scatter", "all_reduce", "all_to_all"
+CONVERSIONS: Mapping[tuple[str, str], tuple[str, str]] = {
+    **{(state, state): ("", "") for state in "RBSFPX"},
+    **{("R", shard): ("", _GATHER) for shard in SHARDED},
+    **{(shard, "R"): (_GATHER, "") for shard in SHARDED},
+    **{(shard, "X"): (_GATHER, _SCATTER) for shard in SHARDED},
+    **{("P", shard): (_SCATTER, _GATHER) for shard in SHARDED},
+    **{(a, b): (_EXCHANGE, _EXCHANGE) for a in SHARDED for b in SHARDED if a != b},
+    ("R", "X"): ("", _REDUCE),
+    ("R", "P"): ("", ""),
+    ("P", "R"): (_REDUCE, ""),
+    ("P", "X"): (_REDUCE, _REDUCE),
+}
+"""Collectives (forward, backward; "" for none) between the state written and the state read."""
+
+
+def roles_of(op: Operator) -> tuple[Role, ...]:
+    """The roles that an operator can take on an axis; features of a norm over the stream stay together."""
+    if op.kind == "norm" and op.region == "tensor":
+        return _POINTWISE
+    return ROLES.get(op.kind, GENERIC)
+
+
+def role_named(op: Operator, name: str) -> Role | None:
+    """The operator's role of that name."""
+    return next((role for role in roles_of(op) if role.name == name), None)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One collective along a mesh axis on a tensor of which each rank of the group sees ``share`` (0..1].
+
+    The collective's size is ``share`` x the bytes of the whole tensor: what an all-gather makes, a reduce-scatter
+    consumes, one rank of an all-to-all sends.
+    """
+
+    axis: int
+    op: str
+    share: float
+
+
+def sharding(states: Sequence[str], mesh: Sequence[int], *, but: int = -1) -> int:
+    """Over how many slices a tensor is spread by all axes (``but`` one)."""
+    factor = 1
+    for axis, (state, size) in enumerate(zip(states, mesh, strict=True)):
+        if state in SHARDED and axis != but:
+            factor *= size
+    return factor
+
+
+def transfers(
+    before: States, after: States, mesh: Sequence[int]
+) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]] | None:
+    """Collectives of a change of states, in forward and in backward order; None where there is none.
+
+    Axes that end up sliced change first, so that what is gathered later is already as small as it gets.
+    """
+    order = sorted(range(len(mesh)), key=lambda axis: (after[axis] not in SHARDED, axis))
+    now = list(before)
+    forward: list[Transfer] = []
+    backward: list[Transfer] = []
+    for axis in order:
+        pair = CONVERSIONS.get((before[axis], after[axis]))
+        if pair is None:
+            return None
+        share = 1.0 / sharding(now, mesh, but=axis)
+        for op, found in zip(pair, (forward, backward), strict=True):
+            if op and mesh[axis] > 1:
+                whole = share / mesh[axis] if op == _EXCHANGE else share
+                found.append(Transfer(axis, op, whole))
+        now[axis] = after[axis]
+    return tuple(forward), tuple(reversed(backward))
