@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from simpar import files
-from simpar.cost.memory import overhead_bytes, stage_static_memory
+from simpar.cost.memory import num_communicators, overhead_bytes, stage_static_memory
 from simpar.cost.peak import peak_memory
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
@@ -59,7 +59,7 @@ def predicted(found: Case) -> tuple[float, float, float, bool]:
     stack = changed_stack(found.stack, found.stack_changes)
     plan = files.parse(Plan, dict(found.plan), source="row")
     job = make_job(found.graph, cluster, plan, found.training, stack)
-    overhead = overhead_bytes(job.plan, stack, cluster)
+    overhead = overhead_bytes(num_communicators(job.plan), stack, cluster)
     limit = cluster.device.memory_bytes - overhead
     pp = job.plan.mesh.pp
     inputs = (job.graph, job.plan, job.training, job.stack)

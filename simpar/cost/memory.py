@@ -32,7 +32,8 @@ from simpar.plan.sharding import tensor_dims
 from simpar.units import DTYPE_BYTES
 
 __all__ = [
-    "MOMENTS", "StaticMemory", "Widths", "checkpointed_peak", "num_shards", "overhead_bytes", "parameter_widths",
+    "MOMENTS", "StaticMemory", "Widths", "checkpointed_peak", "num_communicators", "num_shards", "overhead_bytes",
+    "parameter_widths",
     "reserved_bytes", "round_allocation", "stage_chunks", "stage_static_memory", "static_memory",
 ]  # fmt: skip
 
@@ -193,12 +194,16 @@ def _weights(blocks: Sequence[Block], dims: Dims) -> list[tuple[int, int]]:
     return found
 
 
-def overhead_bytes(plan: Plan, stack: Stack, cluster: Cluster) -> float:
-    """CUDA context and communicators: one per kind of group that the plan communicates in."""
+def num_communicators(plan: Plan) -> int:
+    """Kinds of groups that a rank of a plan communicates in."""
+    mesh = plan.mesh
+    return sum(size > 1 for size in (mesh.tp, int(mesh.dp or 1), mesh.pp, mesh.cp))
+
+
+def overhead_bytes(communicators: int, stack: Stack, cluster: Cluster) -> float:
+    """Device context and communicators of a rank."""
     if cluster.device.kind == "cpu":
         return 0.0
-    mesh = plan.mesh
-    communicators = sum(size > 1 for size in (mesh.tp, int(mesh.dp or 1), mesh.pp, mesh.cp))
     return stack.memory.allocator.context_bytes + communicators * stack.memory.allocator.communicator_bytes
 
 

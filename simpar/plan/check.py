@@ -12,6 +12,7 @@ from simpar.models.training import Training
 from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.schedules import make_schedule
 from simpar.plan.schedules.actions import Schedule, from_csv
+from simpar.plan.stages import check_stages
 
 MAX_PASSES = 2**21
 Costs = tuple[float, float, float]
@@ -29,8 +30,37 @@ class Target:
 
 def check(plan: Plan, target: Target) -> Plan:
     """The plan with dp and the schedule's name filled in. Raises UserError with the first rule it breaks."""
+    if plan.pipeline.stages:
+        return _check_staged(plan, target)
     plan = _fill(plan, target.world_size)
     for rule in (_later, _tensor, _context, _batch, _stages, _schedule, _data):
+        rule(plan, target)
+    return plan
+
+
+def _check_staged(plan: Plan, target: Target) -> Plan:
+    """A plan whose stages have devices and shardings of their own; the mesh only counts the stages."""
+    stages, mesh, data = plan.pipeline.stages or (), plan.mesh, plan.data_parallel
+    wanted = {"tp": 1, "cp": 1, "ep": 1, "pp": len(stages)}
+    for axis, size in wanted.items():
+        if getattr(mesh, axis) not in (1, size):
+            raise UserError(
+                f"plan.{axis} = {getattr(mesh, axis)}: stages have meshes of their own; allowed: {size}"
+            )
+    if mesh.dp not in (None, 1) or plan.pipeline.vpp > 1 or data.kind == "fsdp" or data.zero not in (0, 1):
+        raise UserError(
+            "plan.stages: stages have data parallelism of their own; allowed: dp 1, vpp 1, kind ddp, zero 1"
+        )
+    check_stages(stages, target.graph, target.world_size)
+    pipeline = {"schedule": plan.schedule, "layers": tuple(stage.layers for stage in stages)}
+    plan = plan.model_copy(
+        update={
+            "mesh": mesh.model_copy(update={**wanted, "dp": 1}),
+            "pipeline": plan.pipeline.model_copy(update=pipeline),
+            "data_parallel": data.model_copy(update={"zero": 1}),
+        }
+    )
+    for rule in (_batch, _stages, _schedule):
         rule(plan, target)
     return plan
 

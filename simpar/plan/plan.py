@@ -25,6 +25,7 @@ from simpar.models.training import Training
 from simpar.plan import flat
 from simpar.plan.mesh import Mesh
 from simpar.plan.schedules import SCHEDULES, known_name, natural_vpp
+from simpar.plan.stages import StagePlan
 from simpar.units import Bytes, Count
 
 VERSION = "1"
@@ -52,6 +53,9 @@ class Pipeline(_Part):
     )
     actions: str | None = Field(
         None, description="action table (CSV, a line a rank) instead of a named schedule"
+    )
+    stages: tuple[StagePlan, ...] | None = Field(
+        None, description="stages with devices, meshes and shardings of their own"
     )
 
     @model_validator(mode="before")

@@ -34,7 +34,7 @@ class ClassActions:
     """The ordered actions of one rank class.
 
     ``template`` int64[n] indexes ``templates``; ``source_class`` / ``source_action`` int64[n] name the action
-    whose exit the arrival nodes wait for (-1: nothing to wait for).
+    whose exit the arrival nodes wait for (-1: nothing to wait for), or int64[n, k] up to k such actions.
     """
 
     name: str
@@ -187,21 +187,25 @@ class Emitter:
         return Links(dependency, stream, np.concatenate([memory, owner], axis=1))
 
     def _note_arrivals(self, tables: Sequence[_Table], actions: ClassActions, starts: Ints) -> None:
-        waiting = np.flatnonzero(actions.source_class >= 0)
-        rows = _tile(
-            [table.arrival[:, None] for table in tables],
-            actions.template[waiting],
-            starts[waiting],
-            shifted=(0,),
+        classes, positions = (
+            np.atleast_2d(column.T) for column in (actions.source_class, actions.source_action)
         )
-        counts = np.array([len(table.arrival) for table in tables])[actions.template[waiting]]
-        self._arrivals.append(
-            (
-                rows[:, 0],
-                np.repeat(actions.source_class[waiting], counts),
-                np.repeat(actions.source_action[waiting], counts),
+        for source_class, source_action in zip(classes, positions, strict=True):
+            waiting = np.flatnonzero(source_class >= 0)
+            rows = _tile(
+                [table.arrival[:, None] for table in tables],
+                actions.template[waiting],
+                starts[waiting],
+                shifted=(0,),
             )
-        )
+            counts = np.array([len(table.arrival) for table in tables])[actions.template[waiting]]
+            self._arrivals.append(
+                (
+                    rows[:, 0],
+                    np.repeat(source_class[waiting], counts),
+                    np.repeat(source_action[waiting], counts),
+                )
+            )
 
     def _arrival_rows(self) -> Ints:
         offsets = np.concatenate([[0], np.cumsum([len(exits) for exits in self._exits])])

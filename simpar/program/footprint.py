@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simpar.cost.allocator import Reservation
-from simpar.cost.memory import StaticMemory, overhead_bytes, stage_static_memory
-from simpar.cost.peak import peak_memory
+from simpar.cost.memory import StaticMemory, overhead_bytes
 from simpar.hardware.cluster import Cluster
 from simpar.program.lower import Lowered
 from simpar.program.memory import MemoryUse, memory_uses
@@ -51,19 +50,23 @@ class Footprint:
 def footprints(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[Footprint, ...]:
     """Footprints of all classes, in order; the moving part is the simulated curve, not a closed form."""
     job = lowered.builder.job
-    overhead = overhead_bytes(job.plan, job.stack, cluster)
-    limit = cluster.device.memory_bytes - overhead
-    inputs = (job.graph, job.plan, job.training, job.stack)
+    device = cluster.device.memory_bytes
     stages = lowered.stage_of_class.tolist()
-    closed = {stage: peak_memory(*inputs, stage) for stage in set(stages)}
-    static = {stage: stage_static_memory(*inputs, stage) for stage in set(stages)}
+    closed = {stage: lowered.builder.peak_memory(stage) for stage in set(stages)}
+    overhead = {
+        stage: overhead_bytes(lowered.builder.num_communicators(stage), job.stack, cluster)
+        for stage in set(stages)
+    }
+    static = {stage: lowered.builder.static_memory(stage) for stage in set(stages)}
     return tuple(
         Footprint(
             stage=stage,
             static=static[stage],
             use=use,
-            reservation=closed[stage].exactly(use.peak_bytes).reservation(job.stack, limit_bytes=limit),
-            overhead_bytes=overhead,
+            reservation=closed[stage]
+            .exactly(use.peak_bytes)
+            .reservation(job.stack, limit_bytes=device - overhead[stage]),
+            overhead_bytes=overhead[stage],
         )
         for stage, use in zip(stages, memory_uses(lowered.program, timing), strict=True)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,9 @@ from simpar.program.traffic import (
     stream_counts,
 )  # fmt: skip
 
+if TYPE_CHECKING:
+    from simpar.program.stage_builder import StagedBuilder
+
 Ints = NDArray[np.int64]
 TAIL = "tail"
 
@@ -56,7 +59,7 @@ class Lowered:
     program: Program
     layout: Layout
     network: Network
-    builder: StageBuilder
+    builder: StageBuilder | StagedBuilder
     schedule: Schedule
     actions: tuple[ClassActions, ...]
     slots: Slots
@@ -81,6 +84,11 @@ def lower(
     """
     perturbation = perturbation or Perturbation()
     cluster = cluster.in_training
+    if job.plan.pipeline.stages:
+        from simpar.program.lower_stages import StagedClassMaker
+
+        staged = StagedClassMaker.of(job, cluster, schedule, perturbation, contention=contention)
+        return emit_classes(replace(staged, collapse=collapse), staged.streams)
     view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, job.plan.mesh))
     sync = Synchronisation.of(job)
     kinds = group_kinds(view, sync, schedule)
@@ -89,18 +97,30 @@ def lower(
         cluster, layout, stream_counts(kinds, schedule, sync), contention, job.stack.launch.message_s
     )
     builder = StageBuilder(job, view, sync, schedule.rank_of_stage)
-    maker = _ClassMaker(builder, network, schedule, perturbation, collapse)
+    maker = ClassMaker(builder, network, schedule, perturbation, collapse)
+    return emit_classes(maker, _stream_names(schedule, sync))
+
+
+def emit_classes(maker: ClassMaker, streams: tuple[str, ...]) -> Lowered:
+    """The Program of all classes of ranks."""
+    network, layout = maker.network, maker.network.layout
     actions = tuple(maker.actions(class_id) for class_id in range(layout.num_classes))
-    emitter = Emitter(
-        _stream_names(schedule, sync), lambda c, node: _price(network, c, node), network.group_of
-    )
+    emitter = Emitter(streams, lambda c, node: _price(network, c, node), network.group_of)
     for class_id, entry in enumerate(actions):
         emitter.add(class_id, entry)
     slots, rows = emitter.finish()
-    slots = _with_jitter(slots, layout, perturbation)
+    slots = _with_jitter(slots, layout, maker.perturbation)
     program, op_of_slot = assemble(slots, rows, emitter.labels.labels(), tuple(emitter.streams), network)
     return Lowered(
-        program, layout, network, builder, schedule, actions, slots, op_of_slot, maker.stage_of_class
+        program,
+        layout,
+        network,
+        maker.builder,
+        maker.schedule,
+        actions,
+        slots,
+        op_of_slot,
+        maker.stage_of_class,
     )
 
 
@@ -113,8 +133,6 @@ def _rank_colours(view: RankView, perturbation: Perturbation) -> Ints:
     """Ranks start equal when they run the same work at the same speed; jitter makes every rank its own."""
     job, mesh = view.job, view.job.plan.mesh
     world = np.arange(mesh.world_size)
-    if perturbation.jitter_sigma > 0:
-        return world
     here = mesh.coordinates(world)
     colour = here["pp"].astype(np.int64)
     colours = mesh.pp
@@ -122,6 +140,13 @@ def _rank_colours(view: RankView, perturbation: Perturbation) -> Ints:
         colour, colours = colour + mesh.pp * here["cp"], mesh.pp * mesh.cp
     if job.plan.data_parallel.kind == "single_process":
         colour[0] = world.size  # the device that everything passes through
+    return with_slow_ranks(colour, colours, perturbation)
+
+
+def with_slow_ranks(colour: Ints, colours: int, perturbation: Perturbation) -> Ints:
+    """Colours of ranks, those at another speed apart; with jitter every rank is its own."""
+    if perturbation.jitter_sigma > 0:
+        return np.arange(len(colour))
     factors = sorted(set(perturbation.slow_ranks.values()))
     for rank, factor in perturbation.slow_ranks.items():
         colour[rank] += colours * (1 + factors.index(factor))
@@ -140,14 +165,14 @@ def _stream_names(schedule: Schedule, sync: Synchronisation) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class _ClassMaker:
+class ClassMaker:
     """Templates and ordered actions of each rank class."""
 
-    builder: StageBuilder
+    builder: Any
     network: Network
     schedule: Schedule
     perturbation: Perturbation
-    collapse: bool
+    collapse: bool = True
 
     @cached_property
     def _builders(self) -> dict[int, StageBuilder]:
@@ -165,12 +190,12 @@ class _ClassMaker:
             self._builders[position] = replace(self.builder, view=replace(view, context_rank=position))
         return self._builders[position]
 
-    @property
+    @cached_property
     def stage_of_class(self) -> Ints:
         """Pipeline rank of every class."""
-        return self.builder.job.plan.mesh.coordinates(self.network.layout.representative_rank)["pp"].astype(
-            np.int64
-        )
+        ranks = self.network.layout.representative_rank
+        stages: Ints = self.builder.job.plan.mesh.coordinates(ranks)["pp"].astype(np.int64)
+        return stages
 
     def actions(self, class_id: int) -> ClassActions:
         """The class's actions in schedule order, then the step's tail (gradient sync, optimizer)."""
@@ -187,8 +212,8 @@ class _ClassMaker:
             template=order,
             microbatch=np.append(microbatches, -1),
             stage=np.append(stages, -1),
-            source_class=np.append(source_class, -1),
-            source_action=np.append(source_action, -1),
+            source_class=_with_tail(source_class),
+            source_action=_with_tail(source_action),
         )
 
     def _boundaries(self, letters: Sequence[str], stages: NDArray[Any]) -> list[bool]:
@@ -207,7 +232,6 @@ class _ClassMaker:
         self, class_id: int, keys: Sequence[tuple[str, int, bool]]
     ) -> tuple[list[Template], dict[tuple[str, int, bool], int]]:
         pricing = self._pricing(class_id)
-        flat = not self.collapse or not self._collapsible(class_id)
         by_stage = {
             stage: self._builder(class_id).templates(stage, pricing)
             for stage in sorted({key[1] for key in keys})
@@ -220,11 +244,15 @@ class _ClassMaker:
             letter, stage, boundary = key
             template = by_stage[stage][letter, boundary]
             index[key] = len(templates)
-            template = flatten(template) if flat else template
+            template = self._shaped(class_id, template)
             if letter == "F":
                 template = self._with_replication(class_id, template)
             templates.append(self._with_send(letter, stage, template))
         return templates, index
+
+    def _shaped(self, class_id: int, template: Template) -> Template:
+        """The template as it is, or step by step where collectives inside may be disturbed."""
+        return template if self.collapse and self._collapsible(class_id) else flatten(template)
 
     def _with_replication(self, class_id: int, template: Template) -> Template:
         """The copies that precede a forward where one process drives all devices."""
@@ -270,7 +298,8 @@ class _ClassMaker:
 
     def _sent(self, stage: int, target: int) -> Block:
         """The block whose output, or its gradient, crosses between two stages."""
-        return self.builder.pieces[min(stage, target)][-1].block
+        last: Block = self.builder.pieces[min(stage, target)][-1].block
+        return last
 
     def _tail(self, class_id: int) -> Template:
         held = self.builder.held_parameters(int(self.stage_of_class[class_id]))
@@ -331,6 +360,11 @@ class _ClassMaker:
         index = [np.broadcast_to(here[axis][:, None], (layout.num_classes, mesh.pp)) for axis in mesh.order]
         index[mesh.order.index("pp")] = np.broadcast_to(np.arange(mesh.pp), (layout.num_classes, mesh.pp))
         return layout.class_of_rank[np.ravel_multi_index(tuple(index), mesh.shape, order="F")]
+
+
+def _with_tail(sources: Ints) -> Ints:
+    """Nothing to wait for, for the tail behind the actions."""
+    return np.concatenate([sources, np.full_like(sources[:1], -1)])
 
 
 def _with_jitter(slots: Slots, layout: Layout, perturbation: Perturbation) -> Slots:

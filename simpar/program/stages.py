@@ -10,6 +10,8 @@ from itertools import pairwise
 import numpy as np
 
 from simpar.cost.activations import RankDims, block_activations
+from simpar.cost.memory import StaticMemory, num_communicators, stage_static_memory
+from simpar.cost.peak import PeakMemory, peak_memory
 from simpar.models.graph import Block, evaluate
 from simpar.plan.check import stage_layers
 from simpar.program.phases import CollectiveUse, Phase
@@ -166,6 +168,20 @@ class StageBuilder:
         if graph.tied_embeddings and graph.embedding in blocks and graph.head in blocks:
             total -= float(evaluate(graph.head.operator("lm_head").weights[0].size, self.view.tensor))
         return total
+
+    def static_memory(self, pipeline_rank: int) -> StaticMemory:
+        """Bytes that a pipeline rank holds between steps."""
+        job = self.job
+        return stage_static_memory(job.graph, job.plan, job.training, job.stack, pipeline_rank)
+
+    def peak_memory(self, pipeline_rank: int) -> PeakMemory:
+        """The closed form of a pipeline rank's peak."""
+        job = self.job
+        return peak_memory(job.graph, job.plan, job.training, job.stack, pipeline_rank)
+
+    def num_communicators(self, _pipeline_rank: int) -> int:
+        """Kinds of groups that a rank communicates in."""
+        return num_communicators(self.job.plan)
 
     def held_parameters(self, pipeline_rank: int) -> float:
         """Parameters of all virtual stages that a pipeline rank holds."""

@@ -39,7 +39,7 @@ def block_steps(block: Block, view: RankView, *, recompute: str = "none") -> Blo
     if recompute == "full":
         again = _forward(block, times, traffic, view, kind="recompute")
     elif operators:
-        again = _forward(block, _unsaved(times, block), traffic, view, kind="recompute")
+        again = _forward(block, unsaved(times, block), traffic, view, kind="recompute")
     walk = _Backward(block, times, traffic, view, selective=recompute == "selective" and not operators)
     return BlockSteps(
         forward=forward,
@@ -49,7 +49,7 @@ def block_steps(block: Block, view: RankView, *, recompute: str = "none") -> Blo
     )
 
 
-def _unsaved(times: Sequence[OperatorTime], block: Block) -> list[OperatorTime]:
+def unsaved(times: Sequence[OperatorTime], block: Block) -> list[OperatorTime]:
     """What per-operator selective recompute runs again: half of the matmuls, and all but attention of the rest."""
     share = {"attention": 0.0, "matmul": 0.5}
     return [

@@ -99,7 +99,7 @@ class SyncPolicy:
 def forward_template(units: Sequence[Unit], segments: Sequence[Segment], sync: SyncPolicy) -> Template:
     """Forward of one virtual stage: units in order, each behind the gather of its parameters if sharded."""
     if not sync.gather:
-        node = _compute("forward", units, segments, memory=forward_memory(units))
+        node = compute_node("forward", units, segments, memory=forward_memory(units))
         return Template((replace(node, arrival=True),), 0)
     nodes: list[Node] = []
     computes: list[int] = []
@@ -109,7 +109,7 @@ def forward_template(units: Sequence[Unit], segments: Sequence[Segment], sync: S
         memory = forward_memory([unit])
         if sync.reshard:
             memory = (*memory, MemoryChange(True, -unit.gathered_bytes, "transient"))
-        nodes.append(_compute("forward", [unit], [segment], after=(len(nodes) - 1,), memory=memory))
+        nodes.append(compute_node("forward", [unit], [segment], after=(len(nodes) - 1,), memory=memory))
         computes.append(len(nodes) - 1)
     nodes[computes[0]] = replace(nodes[computes[0]], arrival=True)
     return Template(tuple(nodes), computes[-1])
@@ -125,7 +125,7 @@ def backward_template(
     """
     backwards, passes = list(reversed(units)), list(reversed(segments))
     if not sync.gather and not sync.reduce:
-        node = _compute(kind, backwards, passes, memory=backward_memory(kind, backwards))
+        node = compute_node(kind, backwards, passes, memory=backward_memory(kind, backwards))
         return Template((replace(node, arrival=True),), 0)
     nodes: list[Node] = []
     computes: list[int] = []
@@ -141,7 +141,7 @@ def backward_template(
             changes = (*changes, MemoryChange(True, -unit.gathered_bytes, "transient"))
         if sync.per_unit and len(reduces) >= 2:
             after = (*after, reduces[-2])
-        nodes.append(_compute(kind, [unit], [segment], after=after, memory=changes))
+        nodes.append(compute_node(kind, [unit], [segment], after=after, memory=changes))
         computes.append(len(nodes) - 1)
         if sync.reduce:
             added = buckets.close(unit, last=index == len(units) - 1, after=computes[-1], position=len(nodes))
@@ -229,7 +229,7 @@ def _gather(unit: Unit, sync: SyncPolicy, *, after: tuple[int, ...]) -> Node:
     )
 
 
-def _compute(
+def compute_node(
     kind: str,
     units: Sequence[Unit],
     segments: Sequence[Segment],
@@ -237,6 +237,7 @@ def _compute(
     memory: tuple[MemoryChange, ...],
     after: tuple[int, ...] = (),
 ) -> Node:
+    """One op for the passes of consecutive blocks."""
     return Node(
         kind=kind,
         name=units[0].name if len(units) == 1 else kind,

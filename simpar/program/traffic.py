@@ -36,6 +36,11 @@ def late_per_member_s(cluster: Cluster, mesh: Mesh) -> float:
     return cluster.state.get(LATE[int((first != first[0]).any())], 0.0) * US
 
 
+def is_tensor_parallel(kind: str) -> bool:
+    """Whether groups of a kind serve the collectives inside blocks: "tp", or "tp_..." of a stage's own mesh."""
+    return kind.split("_")[0] == TENSOR
+
+
 def hop_kind(delta: int) -> str:
     """Name of the point-to-point groups that send ``delta`` pipeline ranks ahead (modulo the pipeline)."""
     return f"pp+{delta}"
@@ -82,11 +87,15 @@ def _context_kinds(view: RankView) -> list[GroupKind]:
     groups = mesh.groups("cp").reshape(-1, mesh.cp // heads, heads)
     kinds = []
     if heads > 1:
-        kinds.append(GroupKind(HEADS, groups.reshape(-1, heads), "all_to_all", send_bytes(view)))
+        kinds.append(
+            GroupKind(
+                HEADS, groups.reshape(-1, heads), "all_to_all", send_bytes(view, view.job.graph.embedding)
+            )
+        )
     if mesh.cp > heads:
         across = np.ascontiguousarray(groups.transpose(0, 2, 1)).reshape(-1, mesh.cp // heads)
         op = "permute" if view.tensor["gathered"] == 1 else "all_gather"
-        kinds.append(GroupKind(RING, across, op, send_bytes(view)))
+        kinds.append(GroupKind(RING, across, op, send_bytes(view, view.job.graph.embedding)))
     return kinds
 
 
@@ -145,7 +154,7 @@ class Network:
             blocks: dict[int, list[set[int]]] = {}
             for link, group in self.layout.flows_on_link:
                 entry = self.layout.groups[group]
-                if entry.kind in BLOCK_KINDS:
+                if entry.kind in BLOCK_KINDS or is_tensor_parallel(entry.kind):
                     blocks.setdefault(link, []).append(set(entry.members))
                 else:
                     users[link] += self.streams_of_kind[entry.kind]
@@ -190,7 +199,7 @@ class Network:
     def _make(self, group: int, use: CollectiveUse) -> FlowUse:
         ranks = self.layout.groups[group].representative
         # who is late to a tensor-parallel collective holds up the host that launches it, not the device
-        found = self.cluster.without_state(*LATE) if use.group == TENSOR else self.cluster
+        found = self.cluster.without_state(*LATE) if is_tensor_parallel(use.group) else self.cluster
         cost = collective(use.op, ranks[None, :], found, size_bytes=use.size_bytes)
         self.algorithms.setdefault((use.group, use.op), cost.algorithm)
         links, coefficients = self.layout.route(group, cost)

@@ -8,6 +8,7 @@ import pytest
 
 from simpar.cost.memory import (
     checkpointed_peak,
+    num_communicators,
     overhead_bytes,
     reserved_bytes,
     round_allocation,
@@ -197,8 +198,8 @@ def test_overhead_counts_communicators() -> None:
     """A context, and a communicator per axis that has more than one rank; none on a CPU."""
     habits = load_stack("megatron")
     cluster = load_cluster("dgx-h100", 2)
-    one = overhead_bytes(Plan(tp=1, dp=1), habits, cluster)
+    one = overhead_bytes(num_communicators(Plan(tp=1, dp=1)), habits, cluster)
     assert one == habits.memory.allocator.context_bytes
-    three = overhead_bytes(Plan(tp=2, dp=2, pp=4), habits, cluster)
+    three = overhead_bytes(num_communicators(Plan(tp=2, dp=2, pp=4)), habits, cluster)
     assert three - one == 3 * habits.memory.allocator.communicator_bytes
-    assert overhead_bytes(Plan(dp=1), habits, load_cluster("laptop-cpu", 1)) == 0
+    assert overhead_bytes(num_communicators(Plan(dp=1)), habits, load_cluster("laptop-cpu", 1)) == 0

@@ -1,0 +1,351 @@
+"""Builds what :mod:`simpar.program.lower` needs of stages with meshes of their own: templates, tails, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from simpar.cost.memory import StaticMemory, parameter_widths
+from simpar.cost.operators import optimizer_time_s
+from simpar.cost.peak import PeakMemory
+from simpar.models.graph import Block
+from simpar.plan.placement import SHARDED, Role, sharding
+from simpar.plan.stages import StagePlan, stage_blocks
+from simpar.program.phases import COMPUTE, CollectiveUse, Phase
+from simpar.program.rank_view import Job
+from simpar.program.segments import Segment, make_segment
+from simpar.program.sharded_steps import sharded_block_steps
+from simpar.program.stage_memory import Weights, activations, block_weights, num_shards
+from simpar.program.stage_templates import (
+    Hooks,
+    StageUnit,
+    gather_node,
+    reduce_node,
+    stage_backward,
+    stage_forward,
+)
+from simpar.program.stage_view import BlockView, StageView
+from simpar.program.stages import EMBEDDING_LAYER, PASSES, Pricing
+from simpar.program.steps import BlockSteps
+from simpar.program.templates import GATHER, REDUCE, Node, Template, Unit
+from simpar.units import DTYPE_BYTES, to_ns
+
+Axes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StagedBuilder:
+    """All stages of a job. ``rank_of_stage`` is the schedule's; every rank has one stage here."""
+
+    job: Job
+    late_s: float = 0.0
+
+    @property
+    def stages(self) -> tuple[StagePlan, ...]:
+        """The stages of the plan."""
+        return self.job.plan.pipeline.stages or ()
+
+    @cached_property
+    def blocks(self) -> tuple[tuple[Block, ...], ...]:
+        """Blocks of every stage in order."""
+        return stage_blocks(self.stages, self.job.graph)
+
+    @cached_property
+    def _parts(self) -> dict[int, StagePart]:
+        return {}
+
+    def part(self, index: int) -> StagePart:
+        """One stage; embedding and head of tied models that meet in a stage hold their table once."""
+        if index not in self._parts:
+            begin = sum(stage.layers for stage in self.stages[:index])
+            view = StageView(
+                self.job, self.stages[index], index, self.late_s * self.stages[index].num_devices
+            )
+            first = EMBEDDING_LAYER if index == 0 else begin
+            self._parts[index] = StagePart(view, self.blocks[index], first)
+        return self._parts[index]
+
+    def static_memory(self, stage: int) -> StaticMemory:
+        """Bytes that a rank of a stage holds between steps."""
+        return self.part(stage).static_memory()
+
+    def peak_memory(self, stage: int) -> PeakMemory:
+        """Static bytes and what the allocator needs to know; the moving part is the Program's."""
+        static = self.static_memory(stage)
+        several = self.job.plan.num_microbatches(self.job.training.global_batch) > 1
+        return PeakMemory(static.resident_bytes, 0.0, 0.0, 0.0, several)
+
+    def num_communicators(self, stage: int) -> int:
+        """Kinds of groups that a rank of a stage communicates in."""
+        return len(self.part(stage).groups) + (len(self.stages) > 1)
+
+
+@dataclass(frozen=True)
+class StagePart:
+    """One stage: templates of its actions, the tail of its step, its weights."""
+
+    view: StageView
+    blocks: tuple[Block, ...]
+    first_layer: int
+
+    @cached_property
+    def _views(self) -> dict[str, BlockView]:
+        return {block.name: self.view.block(block) for block in self.blocks}
+
+    @cached_property
+    def steps(self) -> dict[str, BlockSteps]:
+        """Phases of every kind of block."""
+        return {
+            name: sharded_block_steps(view, recompute=self._recompute(name))
+            for name, view in self._views.items()
+        }
+
+    def _recompute(self, name: str) -> str:
+        graph = self.view.job.graph
+        ends = (graph.embedding.name, graph.head.name)
+        return "none" if name in ends else self.view.stage.recompute
+
+    @cached_property
+    def weights(self) -> dict[str, Weights]:
+        """Weights of every kind of block; a tied output projection is free beside the embedding."""
+        found = {name: block_weights(view) for name, view in self._views.items()}
+        graph = self.view.job.graph
+        ends = (graph.embedding.name, graph.head.name)
+        if graph.tied_embeddings and all(name in found for name in ends):
+            table, head = (found[name].kept for name in ends)
+            for axes in table.keys() & head.keys():
+                shared = min(table[axes], head[axes])
+                found[ends[1]] = found[ends[1]].without(axes, shared)
+        return found
+
+    @cached_property
+    def _units(self) -> dict[str, StageUnit]:
+        return {name: self._unit(view) for name, view in self._views.items()}
+
+    def _unit(self, view: BlockView) -> StageUnit:
+        held = activations(view, self._recompute(view.block.name))
+        weights, sync = self.weights[view.block.name], Sync(self.view.job)
+        gathered = sum(weights.gathered.values())
+        unit = Unit(
+            layer=0,
+            name=view.block.name,
+            saved_bytes=float(held.saved_bytes),
+            recomputed_bytes=float(held.recomputed_bytes),
+            forward_workspace_bytes=float(held.forward_workspace_bytes),
+            backward_workspace_bytes=float(held.backward_workspace_bytes),
+            gathered_bytes=gathered * sync.parameter_bytes,
+            parameter_bytes=weights.total * sync.parameter_bytes,
+            gradient_bytes=weights.total * sync.gradient_bytes,
+        )
+        return StageUnit(
+            unit,
+            gathers=self._by_group(weights.gathered, sync.parameter_bytes),
+            refreshes=self._by_group(weights.kept, sync.parameter_bytes),
+            reduces=self._by_group(weights.kept, sync.gradient_bytes),
+            scatters=self._by_group(weights.gathered, sync.gradient_bytes),
+        )
+
+    def _by_group(self, table: Mapping[Axes, float], width: float) -> dict[str, float]:
+        """Bytes by process group; parameters that one rank has to itself move nowhere."""
+        return {self.view.group(axes, "dp"): count * width for axes, count in table.items() if axes}
+
+    @cached_property
+    def units(self) -> list[StageUnit]:
+        """One entry a block, numbered by its place in the model."""
+        numbered = enumerate(self.blocks, start=self.first_layer)
+        return [
+            replace(self._units[block.name], unit=replace(self._units[block.name].unit, layer=layer))
+            for layer, block in numbered
+        ]
+
+    @cached_property
+    def groups(self) -> dict[str, tuple[Axes, str]]:
+        """Process groups of the stage by name: their axes and the collective they mostly serve."""
+        found: dict[str, tuple[Axes, str]] = {}
+        for steps in self.steps.values():
+            for phase in (steps.forward, steps.backward):
+                for step in phase.steps:
+                    if step.collective is not None:
+                        axis = int(step.collective.group.rpartition("_")[2])
+                        found.setdefault(step.collective.group, ((axis,), step.collective.op))
+        for axis in self._gathered_axes():
+            found.setdefault(self.view.group((axis,)), ((axis,), "all_gather"))
+        for weights in self.weights.values():
+            for axes in (*weights.kept, *weights.gathered):
+                if axes:
+                    found.setdefault(self.view.group(axes, "dp"), (axes, "reduce_scatter"))
+        return found
+
+    def _gathered_axes(self) -> list[int]:
+        """Axes on which pieces that arrive from a neighbouring stage are put together."""
+        view, last = self.view, len(self.view.job.plan.pipeline.stages or ()) - 1
+        ends = [(self.blocks[0], "input")] * (view.index > 0) + [(self.blocks[-1], "output")] * (
+            view.index < last
+        )
+        states = [view.stage.sharding[block.name].stream(which) for block, which in ends]
+        return [
+            axis
+            for axis, size in enumerate(view.mesh)
+            if size > 1 and any(each[axis] not in SHARDED for each in states)
+        ]
+
+    def templates(self, pricing: Pricing) -> dict[tuple[str, bool], Template]:
+        """Templates by (action letter, whether it is the first forward or the last backward)."""
+        sync = Sync(self.view.job)
+        table: dict[tuple[str, bool], Template] = {}
+        for letter, kind in PASSES.items():
+            for boundary in (False, True):
+                hooks = sync.hooks(kind, boundary=boundary)
+                segments = [self._segment(unit, kind, hooks, pricing) for unit in self.units]
+                if kind == "forward":
+                    table[letter, boundary] = stage_forward(self.units, segments, hooks)
+                else:
+                    table[letter, boundary] = stage_backward(kind, self.units, segments, hooks)
+        return table
+
+    def _segment(self, unit: StageUnit, kind: str, hooks: Hooks, pricing: Pricing) -> Segment:
+        phase: Phase = getattr(self.steps[unit.unit.name], kind)
+        slowdown = pricing.slowdown * self.view.job.stack.launch.kernel_overhead
+        slowdown *= _contention(phase, unit, hooks, pricing)
+        key = (unit.unit.name, self.view.stage.recompute, kind, slowdown)
+        if key not in pricing.segments:
+            pricing.segments[key] = make_segment(phase, pricing.price, slowdown=slowdown)
+        return pricing.segments[key]
+
+    def tail(self) -> tuple[Node, ...]:
+        """What follows the last backward: late reductions, the update, late gathers."""
+        sync = Sync(self.view.job)
+        reduces: dict[str, float] = {}
+        refreshes: dict[str, float] = {}
+        for unit in self.units:
+            for table, sizes in ((reduces, unit.reduces), (refreshes, unit.refreshes)):
+                for group, size in sizes.items():
+                    table[group] = table.get(group, 0.0) + size
+        late = (
+            reduce_node(sync.in_buckets(group, size), streams=(COMPUTE, REDUCE))
+            for group, size in (reduces.items() if not sync.overlaps_reduce else ())
+        )
+        again = (
+            gather_node(CollectiveUse(group, "all_gather", size), streams=(COMPUTE, GATHER))
+            for group, size in (refreshes.items() if not sync.overlaps_gather else ())
+        )
+        return (*late, self._optimizer(), *again)
+
+    def _optimizer(self) -> Node:
+        job = self.view.job
+        owned = self._count(lambda axes, count: count / num_shards(axes, self.view.mesh), every=True)
+        seconds = optimizer_time_s(owned, job.plan.numerics.optimizer, job.kernels, job.stack)
+        return Node(
+            kind="optimizer",
+            name="optimizer",
+            streams=(COMPUTE, GATHER, REDUCE),
+            duration_ns=int(to_ns(seconds)),
+        )
+
+    def _count(self, of: Callable[[Axes, float], float], *, every: bool) -> float:
+        """Sum over the stage's blocks of a function of (axes, parameters); ``every`` counts gathered ones, too."""
+        total = 0.0
+        for block in self.blocks:
+            weights = self.weights[block.name]
+            tables = (weights.kept, weights.gathered) if every else (weights.kept,)
+            total += sum(of(axes, count) for table in tables for axes, count in table.items())
+        return total
+
+    def static_memory(self) -> StaticMemory:
+        """Parameters, gradients, states: whole where kept, in slices where gathered, states always in slices."""
+        job = self.view.job
+        widths = parameter_widths(job.plan, job.stack)
+        owned = self._count(lambda axes, count: count / num_shards(axes, self.view.mesh), every=True)
+        kept = self._count(lambda _, count: count, every=False)
+        shared = self._count(lambda axes, count: count / num_shards(axes, self.view.mesh), every=False)
+        held = kept + owned - shared
+        buckets = self._count(lambda axes, count: count if axes else 0.0, every=False)
+        buffers = job.stack.memory.allocator.workspace_bytes + job.stack.memory.bucket_bytes * buckets
+        buffers += job.stack.memory.gather_buffers * self._gathered_stream()
+        return StaticMemory(
+            parameters_bytes=int(widths.stored * held),
+            gradients_bytes=int(widths.gradient * held),
+            optimizer_bytes=int(widths.states * owned),
+            buffers_bytes=int(buffers),
+        )
+
+    def _gathered_stream(self) -> float:
+        """Bytes of the stream with whole sequences, where the stage keeps it in slices of sequences."""
+        sizes = [0.0]
+        for view in self._views.values():
+            states = view.sharding.stream("input")
+            if "S" in states:
+                rows = sharding(["B" if state == "B" else "R" for state in states], view.stage.mesh)
+                whole = float(view.dims["batch"] * view.dims["seq"] * view.dims["hidden"])
+                sizes.append(whole / rows * view.stage.compute_bytes)
+        return max(sizes)
+
+
+@dataclass(frozen=True)
+class Sync:
+    """How the job's plan and stack keep weights of shared stages in step."""
+
+    job: Job
+
+    @property
+    def parameter_bytes(self) -> float:
+        """Bytes per parameter that a gather moves."""
+        return DTYPE_BYTES["fp32" if self.job.plan.numerics.precision == "fp32" else "bf16"]
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Bytes per parameter that a reduction moves."""
+        numerics = self.job.plan.numerics
+        return DTYPE_BYTES[self.job.stack.numerics.reduce_dtype if numerics.precision != "fp32" else "fp32"]
+
+    @property
+    def reduce_op(self) -> str:
+        """The collective that reduces gradients of whole parameters."""
+        return "all_reduce" if self.job.stack.overlap.all_reduce_zero1 else "reduce_scatter"
+
+    def in_buckets(self, group: str, size_bytes: float) -> CollectiveUse:
+        """The reduction of all gradients of a group, bucket after bucket."""
+        count = max(1, round(size_bytes / float(self.job.plan.data_parallel.bucket_bytes or size_bytes)))
+        return CollectiveUse(group, self.reduce_op, size_bytes / count, count)
+
+    @property
+    def overlaps_reduce(self) -> bool:
+        """Whether gradients are reduced beside the last backward."""
+        return bool(self.job.plan.data_parallel.overlap_grad_reduce)
+
+    @property
+    def overlaps_gather(self) -> bool:
+        """Whether updated parameters are gathered beside the first forward."""
+        return bool(self.job.plan.data_parallel.overlap_param_gather)
+
+    def hooks(self, kind: str, *, boundary: bool) -> Hooks:
+        """Hooks of one pass; ``boundary`` is the first microbatch of a forward, the last of a backward."""
+        data = self.job.plan.data_parallel
+        backward = kind in ("backward", "weight_gradient")
+        return Hooks(
+            refresh=kind == "forward" and boundary and self.overlaps_gather,
+            reduce=backward and boundary and self.overlaps_reduce,
+            reduce_op=self.reduce_op,
+            bucket_bytes=float(data.bucket_bytes or 0),
+            first_bucket_bytes=float(data.first_bucket_bytes or 0),
+        )
+
+
+def _contention(phase: Phase, unit: StageUnit, hooks: Hooks, pricing: Pricing) -> float:
+    """Slowdown of kernels for the share of their time that the block's own weight collectives cover."""
+    excess = pricing.comm_slowdown - 1.0
+    compute_s = sum(step.duration_s for step in phase.steps)
+    gathered = {**unit.gathers, **(unit.refreshes if hooks.refresh else {})}
+    reduced = unit.reduces if hooks.reduce else {}
+    busy = [CollectiveUse(group, "all_gather", size) for group, size in gathered.items()]
+    busy += [CollectiveUse(group, hooks.reduce_op, size) for group, size in reduced.items()]
+    if excess <= 0 or compute_s <= 0 or not busy:
+        return 1.0
+    busy_ns = sum(pricing.price(use) for use in busy)
+    return 1.0 + excess * min(1.0, busy_ns / float(to_ns(compute_s)))
+
+
+def roles_in_words(roles: Mapping[str, tuple[Role, ...]]) -> dict[str, tuple[str, ...]]:
+    """Roles of operators by name, as a plan writes them."""
+    return {name: tuple(role.name for role in each) for name, each in roles.items()}
