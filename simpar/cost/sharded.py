@@ -157,5 +157,6 @@ def output_elements(op: Operator, dims: Dims) -> float:
 def shared_keys_elements(op: Operator, dims: Dims) -> float:
     """Elements of keys and values of a whole microbatch: what sequence-sharded attention gathers."""
     assert op.attention is not None, "only attention has keys"
-    context = dims[op.attention.context]
-    return float(2 * dims["batch"] * context * dims["kv_heads"] * dims["head_dim"])
+    mask = op.attention
+    width = evaluate(mask.key_dim, dims) + evaluate(mask.value_dim, dims)
+    return float(dims["batch"] * dims[mask.context] * evaluate(mask.kv_heads, dims) * width)

@@ -182,12 +182,13 @@ class ClassMaker:
     def _builder(self, class_id: int) -> StageBuilder:
         """What builds the templates of a class."""
         view = self.builder.view
+        own: StageBuilder = self.builder
         if not view.uneven_context:
-            return self.builder
+            return own
         mesh, rank = self.builder.job.plan.mesh, self.network.layout.representative_rank[class_id]
         position = int(mesh.coordinates(rank)["cp"])
         if position not in self._builders:
-            self._builders[position] = replace(self.builder, view=replace(view, context_rank=position))
+            self._builders[position] = replace(own, view=replace(view, context_rank=position))
         return self._builders[position]
 
     @cached_property

@@ -17,6 +17,7 @@ from simpar.cost.sharded import (
 from simpar.models.flops import shape_dims
 from simpar.models.graph import INPUT, Block, Dims, Operator, evaluate
 from simpar.plan.placement import Role, States, Transfer, transfers
+from simpar.plan.sharding import context_dims
 from simpar.plan.stages import MEMORY, BlockSharding, StagePlan
 from simpar.program.rank_view import Job
 from simpar.units import DTYPE_BYTES
@@ -75,8 +76,9 @@ class StageView:
 
     def dims(self, block: Block) -> Dims:
         """Global dims of a block with the shape of one microbatch."""
-        shape = shape_dims(self.job.graph, self.job.training.seq_len, batch=self.job.plan.micro_batch)
-        return block.view(shape)
+        job = self.job
+        shape = shape_dims(job.graph, job.training.seq_len, batch=job.plan.micro_batch)
+        return block.view({**shape, **context_dims(job.plan.context_parallel, 1)})
 
     def block(self, block: Block) -> BlockView:
         """The block under its roles on this stage."""

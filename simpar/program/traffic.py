@@ -85,17 +85,13 @@ def _context_kinds(view: RankView) -> list[GroupKind]:
     if mesh.cp == 1:
         return []
     groups = mesh.groups("cp").reshape(-1, mesh.cp // heads, heads)
-    kinds = []
+    kinds, size = [], send_bytes(view, view.job.graph.embedding)
     if heads > 1:
-        kinds.append(
-            GroupKind(
-                HEADS, groups.reshape(-1, heads), "all_to_all", send_bytes(view, view.job.graph.embedding)
-            )
-        )
+        kinds.append(GroupKind(HEADS, groups.reshape(-1, heads), "all_to_all", size))
     if mesh.cp > heads:
         across = np.ascontiguousarray(groups.transpose(0, 2, 1)).reshape(-1, mesh.cp // heads)
         op = "permute" if view.tensor["gathered"] == 1 else "all_gather"
-        kinds.append(GroupKind(RING, across, op, send_bytes(view, view.job.graph.embedding)))
+        kinds.append(GroupKind(RING, across, op, size))
     return kinds
 
 

@@ -124,5 +124,5 @@ def test_impossible_roles_say_why():
     sharding = plan.pipeline.stages[0].sharding
     layer = sharding["layer"]
     wrong = layer.model_copy(update={"operators": {**layer.operators, "attention": ("batch", "row")}})
-    with pytest.raises(UserError, match="layer.attention as 'row'"):
+    with pytest.raises(UserError, match=r"layer\.attention as 'row'"):
         simulate(graph, cluster, spoiled(plan, sharding={**sharding, "layer": wrong}), TRAINING)
