@@ -13,6 +13,7 @@ import typer
 
 from simpar.cli.app import JSON_HELP, OUR_FAULT, app, console, json_out
 from simpar.cli.flags import SCENARIO_FLAGS, Flag, parameter, scenario_flags
+from simpar.errors import UserError
 
 RUN_FLAGS = (
     Flag("--nproc", "", int, "Ranks on this node (follow from the plan)"),
@@ -34,7 +35,24 @@ RUN_FLAGS = (
     Flag("--offload", "machine.offload", bool, "Keep sharded states in host memory"),
     Flag("--timeout", "machine.timeout_s", float, "Seconds after which a silent rank counts as dead"),
     Flag("--port", "machine.port", int, "Where rank 0 listens (default: a free one, on localhost)"),
-    Flag("--max-restarts", "", int, "Times that torchrun may start all ranks again after a failure"),
+    Flag("--checkpoint", "checkpoints.folder", str, "Folder to save states in, and to go on from"),
+    Flag(
+        "--checkpoint-every",
+        "checkpoints.every",
+        int,
+        "Steps between checkpoints (one at the end in any case)",
+    ),
+    Flag("--keep", "checkpoints.keep", int, "Newest checkpoints to keep (2)"),
+    Flag("--resume/--no-resume", "checkpoints.resume", bool, "Go on from the newest checkpoint (yes)"),
+    Flag(
+        "--background/--no-background", "checkpoints.background", bool, "Write them beside the training (yes)"
+    ),
+    Flag(
+        "--max-restarts",
+        "",
+        int,
+        "Times all ranks may start again after a failure (3 with --checkpoint, else 0)",
+    ),
     Flag("--nnodes", "", int, "Nodes of the run; every node runs this command"),
     Flag("--node-rank", "", int, "Which of them this is"),
     Flag("--rendezvous", "", str, "HOST:PORT where several nodes meet"),
@@ -95,6 +113,11 @@ def _job_fields(values: Mapping[str, Any]) -> dict[str, Any]:
             fields = with_value(
                 with_value(fields, "data.kind", kind), "data.path", str(Path(values[kind]).resolve())
             )
+    if "checkpoints" in fields:
+        folder = fields["checkpoints"].get("folder")
+        if folder is None:
+            raise UserError("--checkpoint-every, --keep, --resume: need a folder, --checkpoint DIR")
+        fields = with_value(fields, "checkpoints.folder", str(Path(folder).resolve()))
     return fields
 
 

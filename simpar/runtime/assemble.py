@@ -50,6 +50,7 @@ def make_engine(
         engine.pipeline = Pipeline(
             schedule, dict(wrapped), _shapes(blueprint, training), lambda o, t: mean_loss(o, t) / count, ranks
         )
+    rehearse(engine, training)
     return engine
 
 
@@ -68,11 +69,27 @@ def make_own_engine(
     elif dtypes.compute != dtypes.storage:
         model.forward = torch.autocast(ranks.device.type, dtype=dtypes.compute)(model.forward)
     owned = own(model, plan)
-    return Engine(
+    engine = Engine(
         plan=plan, ranks=ranks, stages={0: model}, wrapped={0: wrap(model, blueprint, ranks)}, owned=owned,
         update=Update(Scope(plan, learning, blueprint.strategy, ranks), owned),
         microbatches=plan.num_microbatches(training.global_batch),
     )  # fmt: skip
+    rehearse(engine, training)
+    return engine
+
+
+def rehearse(engine: Engine, training: Training) -> None:
+    """One backward on zeros under DDP, which rearranges its buckets after the first.
+
+    Without it the first step of a resumed run would add up gradients in another order than the run it continues.
+    """
+    if any(isinstance(model, DistributedDataParallel) for model in engine.wrapped.values()):
+        ranks = engine.ranks
+        shape = (training.global_batch // int(ranks.mesh.dp or 1), training.seq_len // ranks.mesh.cp)
+        zeros = torch.zeros(shape, dtype=torch.int64, device=ranks.device)
+        engine.forward_backward(zeros, zeros)
+        for owned in engine.owned:
+            owned.parameter.grad = None
 
 
 def own(stage: Any, plan: Plan) -> list[Owned]:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from simpar.files import write_atomic
-from simpar.runtime.job import LOG, Job
+from simpar.runtime.job import LOG, Job, read_log
 from simpar.runtime.launch import Nodes, launch
 from simpar.runtime.request import Ready, on_machine, predict
 from simpar.runtime.summary import errors, measured, utilisation
 
 REPORT = "report.json"
+RESTARTS = 3  # of a run that can go on from a checkpoint
 
 
 def conduct(
@@ -31,7 +32,8 @@ def conduct(
     job = on_machine(ready.job, processes)
     predicted = predict(ready)
     follow = _follow(Path(job.folder), advance) if advance else None
-    ranks = launch(job, processes, nodes=nodes, max_restarts=max_restarts or 0, follow=follow)
+    restarts = (RESTARTS if job.checkpoints else 0) if max_restarts is None else max_restarts
+    ranks = launch(job, processes, nodes=nodes, max_restarts=restarts, follow=follow)
     if nodes.rank:
         return None
     report = make_report(ready, job, ranks, predicted)
@@ -47,6 +49,7 @@ def make_report(
 
     graph, plan, training = job.graph(), ready.prepared.plan, job.training
     found = measured(ranks, training, warmup=job.warmup)
+    found["losses"] = [row["loss"] for row in read_log(Path(job.folder) / LOG)]
     if graph is not None and ready.cluster is not None:
         peak = ready.cluster.device.peak_flop_per_s[plan.numerics.precision]
         found["mfu"] = utilisation(graph, training, found["step_time_s"], peak, ready.world_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -117,3 +118,16 @@ def own_model(name: str) -> Any:
         return getattr(import_module(module), function)()
     except (ImportError, AttributeError) as error:
         raise UserError(f"model = {name}: cannot be imported ({error}); allowed: module:function") from None
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Rows of a log; a last line that was cut short is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows

@@ -17,6 +17,7 @@ from simpar.plan.plan import Plan
 from simpar.runtime.data import open_source
 from simpar.runtime.job import Job, is_code
 from simpar.runtime.prepare import STACK, Prepared, prepare
+from simpar.runtime.saved import check_continuation
 from simpar.scenario import ClusterChoice, Perturbations, Published, read_as
 
 NEEDS = ("model", "training.seq_len", "training.global_batch")
@@ -83,6 +84,7 @@ def make_ready(request: Request, nproc: int | None, nodes: int, options: Mapping
             f"hardware {cluster.profile.name}: {cluster.nodes} x {cluster.profile.devices_per_node} devices for "
             f"{world_size} ranks; allowed: a profile of as many, or no --hardware, which predicts nothing"
         )
+    check_continuation(job)
     graph = job.graph()
     if graph is not None:
         open_source(job.data, job.training, graph.dims["vocab"], job.learning.seed)

@@ -20,7 +20,7 @@ def measured(ranks: Sequence[Mapping[str, Any]], training: Training, *, warmup: 
     """Speed, spread, memory and phases of a run from its ranks' rows.
 
     A step ends when its slowest rank ends; the first ``warmup`` steps are left out, unless there are no others.
-    Phases are medians over steps, by rank; losses of all steps come from rank 0.
+    Phases are medians over steps, by rank.
     """
     rows = [rank["steps"] for rank in ranks]
     counted = [steps[warmup:] or steps for steps in rows]
@@ -36,7 +36,6 @@ def measured(ranks: Sequence[Mapping[str, Any]], training: Training, *, warmup: 
         "peak_reserved_bytes": max(rank["peak_reserved_bytes"] for rank in ranks),
         "peak_memory_bytes_by_rank": [rank["peak_memory_bytes"] for rank in ranks],
         "phases_s_by_rank": [_phases(steps) for steps in counted],
-        "losses": [row["loss"] for row in rows[0]],
     }
 
 

@@ -14,14 +14,17 @@ import torch
 from simpar.errors import UserError
 from simpar.files import write_atomic
 from simpar.runtime.assemble import make_engine, make_own_engine
+from simpar.runtime.checkpoint import Contents, Store
 from simpar.runtime.data import Loader, open_source
 from simpar.runtime.decoder import Recompute
 from simpar.runtime.engine import Engine, average_loss
-from simpar.runtime.job import LOG, Job, own_model
+from simpar.runtime.job import LOG, Job, own_model, read_log
 from simpar.runtime.measure import Clock, Memory, tracing
 from simpar.runtime.model import Blueprint, Dtypes
 from simpar.runtime.prepare import Prepared, prepare
 from simpar.runtime.ranks import Ranks
+from simpar.runtime.saved import next_step
+from simpar.runtime.states import named_tensors, set_steps
 
 Tensor = Any
 
@@ -48,7 +51,8 @@ def train(job: Job, rank: int, world_size: int, device: Any) -> dict[str, Any]:
     torch.set_num_threads(job.machine.threads)
     memory = Memory.start(device)
     session = start(job, rank, world_size, device)
-    first = 0
+    saving = Saving.open(session)
+    first = saving.resume()
     rows: list[dict[str, Any]] = []
     log = _open_log(session, first) if rank == 0 else None
     path = session.folder / f"trace-rank{rank}.json" if job.trace_steps else None
@@ -57,8 +61,59 @@ def train(job: Job, rank: int, world_size: int, device: Any) -> dict[str, Any]:
             rows.append(_one_step(session, step))
             if log is not None:
                 log(rows[-1])
+            saving.after(step)
             traced()
+    saving.finish()
     return {"rank": rank, "steps": rows, **memory.peak()}
+
+
+@dataclass(frozen=True)
+class Saving:
+    """When checkpoints are written and read; ``store`` is None for a run that keeps none."""
+
+    session: Session
+    store: Store | None
+
+    @staticmethod
+    def open(session: Session) -> Saving:
+        """Open the folder of checkpoints, where the job has one."""
+        wanted = session.job.checkpoints
+        if wanted is None:
+            return Saving(session, None)
+        store = Store.open(Path(wanted.folder), keep=wanted.keep, background=wanted.background)
+        return Saving(session, store)
+
+    def resume(self) -> int:
+        """Load the newest checkpoint, if there is one; the step to go on with. Raises UserError."""
+        update = self.session.engine.update
+        found = self.store.latest() if self.store is not None else None
+        if self.store is None or found is None:
+            return 0
+        path, manifest = found
+        step = next_step(path, manifest, self.session.job)
+        self.store.load(path, manifest, named_tensors(update))
+        set_steps(update, step)
+        return step
+
+    def after(self, step: int) -> None:
+        """Save where it is due: on schedule, and after the last step."""
+        job, done = self.session.job, step + 1
+        if self.store is None or job.checkpoints is None:
+            return
+        if done == job.steps or (job.checkpoints.every and done % job.checkpoints.every == 0):
+            plan, graph = self.session.prepared.plan, job.graph()
+            contents = Contents(
+                model=graph.name if graph else str(job.model),
+                optimizer=plan.numerics.optimizer,
+                step=done,
+                plan=plan.model_dump(mode="json"),
+            )
+            self.store.save(named_tensors(self.session.engine.update)[0], contents)
+
+    def finish(self) -> None:
+        """Wait for what is being written."""
+        if self.store is not None:
+            self.store.wait()
 
 
 def start(job: Job, rank: int, world_size: int, device: Any) -> Session:
@@ -142,16 +197,3 @@ def _open_log(session: Session, first: int) -> Callable[[dict[str, Any]], None]:
             stream.write(json.dumps(row) + "\n")
 
     return append
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """Rows of a log; a last line that was cut short is left out."""
-    if not path.exists():
-        return []
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows

@@ -32,6 +32,8 @@ def main() -> int:
     job = Job.load(sys.argv[1])
     rank, folder = int(os.environ["RANK"]), Path(job.folder)
     write_atomic(folder / f"rank{rank}.pid", f"{os.getpid()}\n")
+    if any('"kind": "user"' in path.read_text() for path in folder.glob("failed*.json")):
+        return BAD_INPUT  # starting again does not mend it
     try:
         measured = run(job)
     except UserError as error:

@@ -48,6 +48,21 @@ WIDE_FOUR = [
     {"dp": 4, "zero": 3, "rank_order": "dp-tp-cp-pp"},
     {"tp": 2, "pp": 2, "rank_order": "pp-tp-cp-dp"},
 ]  # fmt: skip
+CONTINUED = [
+    {"dp": 4, "zero": 1, "then": {"dp": 4, "zero": 1}},
+    {"dp": 4, "zero": 3, "then": {"dp": 4, "zero": 3}},
+    {"dp": 2, **SEQUENCE, "zero": 3, "then": {"tp": 2, "pp": 2, "schedule": "zb-v"}},
+    {"pp": 2, "dp": 2, "zero": 1, "model": "gpt2", "then": {"dp": 4, "zero": 3, "hsdp": 2}},
+]
+WIDE_CONTINUED = [
+    {"pp": 2, "dp": 2, "then": {"pp": 2, "dp": 2}},
+    {"tp": 2, "dp": 2, "zero": 1, "then": {"tp": 2, "dp": 2, "zero": 1}},
+    {"pp": 4, "schedule": "v-half", "model": "deep", "then": {"pp": 4, "schedule": "v-half"}},
+    {"pp": 2, "tp": 2, "optimizer": "sgd_momentum", "then": {"dp": 4, "zero": 1}},
+    {"dp": 4, "zero": 3, "offload": True, "then": {"pp": 4, "layers": [1, 2, 1, 0]}},
+    {"pp": 4, "optimizer": "sgd", "then": {"dp": 2, "tp": 2, "zero": 2}},
+    {"dp": 4, "zero": 1, "model": "gpt2", "then": {"pp": 2, "dp": 2, "schedule": "dualpipev", "zero": 1}},
+]
 WIDE_EIGHT = [
     {"pp": 2, "dp": 2, **SEQUENCE, "zero": 3},
     {"pp": 2, "dp": 2, **SEQUENCE, "zero": 1, "schedule": "zb-v"},
@@ -77,6 +92,17 @@ def prepared(cases):
 def test_layouts_of_four_ranks_train_like_one_process(run_matrix):
     """Data, tensor, sequence and pipeline parallelism, sharding and recompute change nothing but rounding."""
     assert_equal(run_matrix(prepared(EVERYDAY), 4))
+
+
+def test_checkpoints_continue_in_any_layout(run_matrix):
+    """Another layout goes on where one stopped; the same layout goes on to the last bit."""
+    assert_equal(run_matrix(prepared(CONTINUED), 4))
+
+
+@pytest.mark.slow
+def test_more_checkpoints_continue_in_any_layout(run_matrix):
+    """Every optimizer and every way to shard."""
+    assert_equal(run_matrix(prepared(WIDE_CONTINUED), 4))
 
 
 @pytest.mark.slow

@@ -1,0 +1,249 @@
+"""Checkpoints that are whole or not there, load into any layout, and execute nothing.
+
+A checkpoint is a folder ``step-00000010`` with torch.distributed.checkpoint's files and ``manifest.json``: what was
+trained, and size and digest of every file. It is written under another name and renamed once every rank has finished,
+so a half-written one is never taken for a checkpoint. Tensors go by the parameter's name and whole shape, in shards,
+which any other layout can read its own shards from.
+
+torch.distributed.checkpoint unpickles its index; here only the classes that an index is made of are let through.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.runtime.saved import MANIFEST, PREFIX, VERSION, newest, whole_checkpoints
+from simpar.units import MIB
+
+PARTIAL, INDEX = ".partial", ".metadata"
+Tensors = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a checkpoint is of: the model's name, the optimizer, the step that comes next, the plan that made it."""
+
+    model: str
+    optimizer: str
+    step: int
+    plan: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Store:
+    """The checkpoints of a run in one folder. Every rank has one; all call its methods together.
+
+    Saving goes on in a thread while training does, over a process group of its own.
+    """
+
+    folder: Path
+    keep: int = 2
+    background: bool = True
+    group: Any = None
+    _saving: Future[None] | None = None
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "checkpoint"))
+
+    @staticmethod
+    def open(folder: Path, *, keep: int, background: bool) -> Store:
+        """Make the folder, forget what was half written."""
+        store = Store(folder, keep, background, dist.new_group(backend="gloo"))
+        if dist.get_rank() == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            for left in folder.glob(f"{PREFIX}*{PARTIAL}"):
+                shutil.rmtree(left)
+        dist.barrier(store.group)
+        return store
+
+    def latest(self) -> tuple[Path, dict[str, Any]] | None:
+        """The newest whole checkpoint and its manifest, the same on every rank. Raises UserError."""
+        found: list[Any] = [None]
+        if dist.get_rank() == 0:
+            found = [_attempt(lambda: newest(self.folder))]
+        dist.broadcast_object_list(found, src=0, group=self.group)
+        chosen: tuple[Path, dict[str, Any]] | None = _agreed([found[0]])[0]
+        return chosen
+
+    def save(self, tensors: Tensors, contents: Contents) -> None:
+        """Write a checkpoint; returns once the tensors are copied. Raises what the previous save failed with."""
+        self.wait()
+        half = self.folder / f"{PREFIX}{contents.step:08d}{PARTIAL}"
+        copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        writing = dcp.async_save(copies, storage_writer=dcp.FileSystemWriter(half), process_group=self.group)
+        self._saving = self._thread.submit(self._commit, writing, half, contents)
+        if not self.background:
+            self.wait()
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        if self._saving is not None:
+            saving, self._saving = self._saving, None
+            saving.result()
+
+    def _commit(self, writing: Future[Any], half: Path, contents: Contents) -> None:
+        """When every rank has written: digests of all files into the manifest, then the name that counts."""
+        writing.result()
+        rank, mine = dist.get_rank(), {}
+        for path in sorted(half.iterdir()):
+            if path.name.startswith(f"__{rank}_") or (path.name == INDEX and rank == 0):
+                mine[path.name] = digest(path)
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, mine, group=self.group)
+        if rank == 0:
+            manifest = {
+                "version": VERSION, "model": contents.model, "optimizer": contents.optimizer,
+                "step": contents.step, "plan": contents.plan,
+                "files": {name: each for part in every for name, each in part.items()},
+            }  # fmt: skip
+            files.write_atomic(half / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+            whole = half.with_suffix("")
+            if whole.exists():
+                shutil.rmtree(whole)
+            half.rename(whole)
+            _sync_folder(self.folder)
+            for old in whole_checkpoints(self.folder)[: -self.keep]:
+                shutil.rmtree(old)
+        dist.barrier(self.group)
+
+    def load(self, path: Path, manifest: Mapping[str, Any], tensors: Sequence[Tensors]) -> None:
+        """Fill tensors from a checkpoint, whatever layout made it; one set after the other, where names repeat.
+
+        Raises UserError: corrupt, or of another model.
+        """
+        rank, world = dist.get_rank(), dist.get_world_size()
+        mine = sorted(manifest["files"])[rank::world]
+        outcome = _attempt(lambda: _check_files(path, manifest["files"], mine))
+        every: list[Any] = [None] * world
+        dist.all_gather_object(every, outcome, group=self.group)
+        _agreed(every)
+        reader = SafeReader(path)
+        for part in tensors:
+            outcome = _attempt(partial(_check_names, path, reader.read_metadata(), part))
+            dist.all_gather_object(every, outcome, group=self.group)
+            _agreed(every)
+            with torch.no_grad():
+                dcp.load(dict(part), storage_reader=reader, process_group=self.group)
+
+
+def digest(path: Path) -> list[Any]:
+    """Size in bytes and BLAKE2 digest of a file."""
+    state = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as stream:
+        while block := stream.read(MIB):
+            state.update(block)
+    return [path.stat().st_size, state.hexdigest()]
+
+
+def _check_files(path: Path, expected: Mapping[str, Any], names: Sequence[str]) -> None:
+    for name in names:
+        file = path / Path(name).name
+        if not file.is_file():
+            raise UserError(f"{file}: is missing; remove the checkpoint {path} to use an older one")
+        if digest(file) != list(expected[name]):
+            raise UserError(f"{file}: is corrupt; remove the checkpoint {path} to use an older one")
+
+
+def _check_names(path: Path, index: Metadata, tensors: Tensors) -> None:
+    for name, tensor in tensors.items():
+        found = index.state_dict_metadata.get(name)
+        there = tuple(found.size) if isinstance(found, TensorStorageMetadata) else None
+        if there != tuple(tensor.shape):
+            raise UserError(
+                f"{path}: is a checkpoint of another model: {name} is {_shape(there)} there, "
+                f"{_shape(tuple(tensor.shape))} here"
+            )
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "absent" if shape is None else " x ".join(map(str, shape)) or "a number"
+
+
+def _attempt(action: Callable[[], Any]) -> tuple[str, Any]:
+    """What an action gives, or the reason why the user must act, as something that can be sent to other ranks."""
+    try:
+        return "done", action()
+    except UserError as error:
+        return "failed", str(error)
+
+
+def _agreed(outcomes: Sequence[tuple[str, Any]]) -> list[Any]:
+    """The results of all ranks; where one failed, all fail alike."""
+    for kind, value in outcomes:
+        if kind == "failed":
+            raise UserError(value)
+    return [value for _, value in outcomes]
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a crash of the machine."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class SafeReader(dcp.FileSystemReader):
+    """A reader whose index cannot execute code."""
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """The index of the checkpoint. Raises UserError where it holds anything but tensors."""
+        file = Path(self.path) / INDEX
+        try:
+            with file.open("rb") as stream:
+                index = _IndexUnpickler(stream).load()
+        except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, IndexError) as error:
+            raise UserError(f"{file}: is no index of a checkpoint ({error})") from None
+        entries = getattr(index, "state_dict_metadata", None)
+        if not isinstance(index, Metadata) or not isinstance(entries, dict):
+            raise UserError(f"{file}: is no index of a checkpoint")
+        strange = [name for name, entry in entries.items() if not isinstance(entry, TensorStorageMetadata)]
+        if strange:
+            raise UserError(f"{file}: {strange[0]} is no tensor; allowed: checkpoints of simpar run")
+        if index.storage_meta is None:
+            index.storage_meta = StorageMeta()
+        index.storage_meta.load_id = self.load_id
+        return index
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    """Lets through the dataclasses of torch.distributed.checkpoint's index, sizes, dtypes and layouts."""
+
+    CLASSES: ClassVar[Mapping[str, set[str]]] = {
+        "torch.distributed.checkpoint.metadata": {
+            "Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "MetadataIndex",
+            "StorageMeta", "BytesStorageMetadata", "_MEM_FORMAT_ENCODING",
+        },
+        "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "StorageMeta"},
+        "torch": {"Size"},
+        "torch.serialization": {"_get_layout"},
+        "pathlib": {"PosixPath", "PurePosixPath"},
+        "builtins": {"set", "frozenset", "tuple"},
+    }  # fmt: skip
+
+    def __init__(self, stream: BinaryIO) -> None:
+        super().__init__(stream)
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The class of that name if an index may hold it. Raises UnpicklingError."""
+        if name in self.CLASSES.get(module, ()):
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        raise pickle.UnpicklingError(f"{module}.{name} has no place in it")

@@ -1,0 +1,65 @@
+"""Which checkpoints a folder has, and whether a job can go on from one. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.runtime.job import Job
+
+PREFIX, MANIFEST = "step-", "manifest.json"
+VERSION = 1
+
+
+def whole_checkpoints(folder: Path) -> list[Path]:
+    """Folders of complete checkpoints, oldest first."""
+    named = (path for path in folder.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdigit())
+    return sorted(path for path in named if (path / MANIFEST).is_file())
+
+
+def newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The newest whole checkpoint and its manifest. Raises UserError."""
+    found = whole_checkpoints(folder)
+    return (found[-1], read_manifest(found[-1])) if found else None
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint. Raises UserError."""
+    document = files.load(path / MANIFEST)
+    data = document.data
+    if (
+        not isinstance(data, dict)
+        or data.get("version") != VERSION
+        or not isinstance(data.get("files"), dict)
+    ):
+        found = data.get("version") if isinstance(data, dict) else None
+        raise UserError(
+            f"{path / MANIFEST}: version = {found!r}: allowed: {VERSION}, a checkpoint of simpar run"
+        )
+    return data
+
+
+def next_step(path: Path, manifest: Mapping[str, Any], job: Job) -> int:
+    """The step that a job goes on with from a checkpoint. Raises UserError where it cannot."""
+    optimizer, done = job.plan.numerics.optimizer, int(manifest["step"])
+    if manifest["optimizer"] != optimizer:
+        raise UserError(
+            f"{path}: has states of {manifest['optimizer']}, the plan's optimizer is {optimizer}; "
+            "allowed: the same, or another --checkpoint folder"
+        )
+    if done >= job.steps:
+        raise UserError(f"{path}: {done} steps are done; allowed: --steps above {done}")
+    return done
+
+
+def check_continuation(job: Job) -> None:
+    """Raise UserError where the job's checkpoints are not what it can go on from, or must not."""
+    found = newest(Path(job.checkpoints.folder)) if job.checkpoints else None
+    if found is None or job.checkpoints is None:
+        return
+    if not job.checkpoints.resume:
+        raise UserError(f"{found[0]}: is already there; allowed: --resume, or another --checkpoint folder")
+    next_step(*found, job)

@@ -1,0 +1,182 @@
+"""Checkpoints: whole or not there, checked before use, and never code."""
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+from simpar.errors import UserError  # noqa: E402
+from simpar.runtime.checkpoint import Contents, Store  # noqa: E402
+from simpar.runtime.job import read_log  # noqa: E402
+from simpar.runtime.saved import whole_checkpoints  # noqa: E402
+from tests.runtime.conftest import environment  # noqa: E402
+
+CONTENTS = Contents("tiny", "adamw", 4)
+SMALL = [
+    "gpt2-laptop", "--model", "tiny-llama", "--seq-len", "32", "--global-batch", "8", "--micro-batch", "2", "--set",
+    "cluster=null", "--nproc", "2", "--learning-rate", "1e-3",
+]  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store of one process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield Store.open(tmp_path / "saved", keep=2, background=False)
+    dist.destroy_process_group()
+
+
+def tensors(value=1.0):
+    """A state of two tensors."""
+    return {"model.a": torch.full((3, 4), value), "optimizer.a.exp_avg": torch.arange(12.0).view(3, 4)}
+
+
+def test_what_is_saved_is_loaded(store):
+    """Names, values and the manifest come back; only the newest are kept."""
+    for step in (1, 2, 3):
+        store.save(tensors(step), Contents("tiny", "adamw", step, {"mesh": {"dp": 1}}))
+    assert [path.name for path in whole_checkpoints(store.folder)] == ["step-00000002", "step-00000003"]
+    path, manifest = store.latest()
+    assert (manifest["step"], manifest["model"], manifest["plan"]) == (3, "tiny", {"mesh": {"dp": 1}})
+    found = {name: torch.zeros_like(tensor) for name, tensor in tensors().items()}
+    store.load(path, manifest, [found])
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors(3.0).items())
+
+
+def test_a_half_written_checkpoint_is_not_one(store, tmp_path):
+    """Without its final name or its manifest a folder does not count, and opening the store clears it away."""
+    store.save(tensors(), CONTENTS)
+    whole = whole_checkpoints(store.folder)[0]
+    shutil.copytree(whole, store.folder / "step-00000009.partial")
+    shutil.copytree(whole, store.folder / "step-00000008")
+    (store.folder / "step-00000008/manifest.json").unlink()
+    assert store.latest()[0] == whole
+    again = Store.open(store.folder, keep=2, background=False)
+    assert again.latest()[0] == whole
+    assert not (store.folder / "step-00000009.partial").exists()
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
+def test_corrupt_files_are_named(store, name, damage):
+    """A file that is shorter, different or gone is found by its digest before anything is read from it."""
+    store.save(tensors(), CONTENTS)
+    path, manifest = store.latest()
+    file = path / name
+    data = bytearray(file.read_bytes())
+    if damage == "remove":
+        file.unlink()
+    elif damage == "cut":
+        file.write_bytes(data[:-1])
+    else:
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+    with pytest.raises(UserError, match=rf"{name}: is (corrupt|missing); remove the checkpoint"):
+        store.load(path, manifest, [tensors()])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ({"model.a": torch.zeros(3, 5)}, "another model: model.a is 3 x 4 there, 3 x 5 here"),
+        ({"model.b": torch.zeros(2)}, "another model: model.b is absent there, 2 here"),
+    ],
+)
+def test_checkpoints_of_another_model_are_refused(store, wanted, words):
+    """The first tensor that differs is named with both shapes."""
+    store.save(tensors(), CONTENTS)
+    path, manifest = store.latest()
+    with pytest.raises(UserError, match=words):
+        store.load(path, manifest, [wanted])
+
+
+class Evil:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.target),)
+
+
+@pytest.mark.parametrize("make", [Evil, lambda target: {"x": Evil(target)}])
+def test_an_index_cannot_run_code(store, tmp_path, make):
+    """An index with code in it, its digest forged to match, is refused and not executed."""
+    from simpar.runtime.checkpoint import digest
+
+    store.save(tensors(), CONTENTS)
+    path, manifest = store.latest()
+    (path / ".metadata").write_bytes(pickle.dumps(make(tmp_path / "ran")))
+    manifest["files"][".metadata"] = digest(path / ".metadata")
+    with pytest.raises(UserError, match="is no index of a checkpoint"):
+        store.load(path, manifest, [tensors()])
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_index_with_pickled_bytes_is_refused(store):
+    """Entries that are no tensors would be unpickled by torch: they are refused by name."""
+    from simpar.runtime.checkpoint import digest
+
+    store.save(tensors(), CONTENTS)
+    path, manifest = store.latest()
+    index = pickle.loads((path / ".metadata").read_bytes())
+    from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+
+    index.state_dict_metadata["model.a"] = BytesStorageMetadata()
+    (path / ".metadata").write_bytes(pickle.dumps(index))
+    manifest["files"][".metadata"] = digest(path / ".metadata")
+    with pytest.raises(UserError, match=r"model\.a is no tensor"):
+        store.load(path, manifest, [tensors()])
+
+
+def losses(folder):
+    """Losses in a run's log by step."""
+    return {row["step"]: row["loss"] for row in read_log(folder / "log.jsonl")}
+
+
+def test_a_killed_rank_costs_nothing_but_time(simpar_run, tmp_path):
+    """SIGKILL between two checkpoints: all ranks start again from the last, and repeat its steps to the last bit."""
+    command = [
+        sys.executable,
+        "-m",
+        "simpar",
+        "run",
+        *SMALL,
+        "--steps",
+        "30",
+        "--zero",
+        "1",
+        "--json",
+        "out.json",
+    ]
+    command += ["--checkpoint", "saved", "--checkpoint-every", "6", "-o", "out"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
+    deadline, before = time.monotonic() + 300, {}
+    while process.poll() is None and len(before) < 10:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+        before = losses(tmp_path / "out") if whole_checkpoints(tmp_path / "saved") else {}
+    killed = int((tmp_path / "out/rank1.pid").read_text())
+    os.kill(killed, signal.SIGKILL)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    assert int((tmp_path / "out/rank1.pid").read_text()) != killed
+    after, report = losses(tmp_path / "out"), json.loads((tmp_path / "out.json").read_text())
+    assert sorted(after) == list(range(30))
+    assert {step: after[step] for step in before} == before
+    assert report["measured"]["losses"] == list(after.values())
+    assert report["measured"]["steps_measured"] <= 30 - 6 - 2, "it went on from a checkpoint"
+    done = simpar_run(*SMALL, "--steps", 30, "--zero", 1, "--checkpoint", "saved")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "30 steps are done; allowed: --steps above 30" in done.stderr
