@@ -103,7 +103,8 @@ class _Sizes:
         """Sizes under one recompute choice."""
         total, peak_loss = self._saved(), self._loss_workspace()
         forward = np.maximum(self._forward_workspace(), peak_loss)
-        backward = np.maximum(self._backward_workspace(), peak_loss)
+        head = _largest(self._empty_gradient(op) for op in self.block.operators if op.name == "lm_head")
+        backward = np.maximum(self._backward_workspace(), peak_loss + head)
         if recompute == "full":
             return BlockActivations(self.boundary, total - self.boundary, self._discarding(), backward)
         if recompute == "selective":
@@ -264,7 +265,7 @@ class _Sizes:
         inner = [op for op in self.block.operators if op.kind != "loss" and op.name != "lm_head"]
         return self.boundary + _largest(
             self._output(op) + self._input(op) + self._gathered(op) + self._query_sum(op)
-            + self._exchanged(op, backward=True)
+            + self._exchanged(op, backward=True) + self._empty_gradient(op)
             for op in inner
         )  # fmt: skip
 
@@ -273,6 +274,12 @@ class _Sizes:
         if op.kind != "attention":
             return 0.0
         return exchange_elements(op, self.dims.tensor, backward=backward) * self.width
+
+    def _empty_gradient(self, op: Operator) -> Array:
+        """Products that add weight gradients into fp32 buffers hand autograd an empty one of the weights' shape."""
+        if op.kind != "matmul" or not self.stack.numerics.gradient_accumulation_fusion:
+            return 0.0
+        return sum(evaluate(weight.size, self.dims.tensor) for weight in op.weights) * self.width
 
     def _query_sum(self, op: Operator) -> Array:
         """Flash attention sums the query's gradient in fp32."""
