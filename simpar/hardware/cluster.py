@@ -123,6 +123,61 @@ class Cluster:
             capacity[self._matching(pattern)] *= factor
         return capacity
 
+    @property
+    def periods(self) -> tuple[int, ...]:
+        """Ranks in the blocks that the fabric repeats: those that share a NIC, a node, a domain, a leaf."""
+        per_node, out = self.profile.devices_per_node, self.profile.scale_out
+        sizes = {per_node, self.domain_size}
+        if per_node % self.rails == 0:
+            sizes.add(per_node // self.rails)
+        if self.num_leaves and out is not None and out.nodes_per_leaf:
+            sizes.add(out.nodes_per_leaf * per_node)
+        return tuple(sorted(sizes))
+
+    @property
+    def rigid_ranks(self) -> int:
+        """Ranks of a block whose devices have places of their own, on a torus or behind unevenly shared NICs."""
+        if self.profile.scale_up.kind == "torus":
+            return self.domain_size
+        return self.profile.devices_per_node if self.profile.devices_per_node % self.rails else 1
+
+    def nominal_capacity(self, links: Ints) -> NDArray[np.float64]:
+        """Capacity of links in bytes/s, degradations left out."""
+        return np.array(list(self._block_capacity().values()))[self.block_of(links)]
+
+    def capacity_of(self, links: Ints) -> NDArray[np.float64]:
+        """Capacity of links in bytes/s, degradations applied."""
+        return self.link_capacity_bytes_per_s[links] if self.scaling else self.nominal_capacity(links)
+
+    def block_of(self, links: Ints) -> Ints:
+        """Index in ``blocks`` of every link."""
+        starts = np.array([start for start, _ in self._blocks.values()])
+        return np.searchsorted(starts, links, side="right") - 1
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """Names of the blocks of links, in order; each is also the method that gives the link of a rank."""
+        return tuple(self._blocks)
+
+    def owner_of(self, links: Ints) -> Ints:
+        """The lowest rank that every link belongs to."""
+        block, owner = self.block_of(links), np.empty_like(links)
+        for index, (name, (start, _)) in enumerate(self._blocks.items()):
+            mine = block == index
+            if mine.any():
+                owner[mine] = self._lowest_rank(name, links[mine] - start)
+        return owner
+
+    def _lowest_rank(self, block: str, index: Ints) -> Ints:
+        per_node, out = self.profile.devices_per_node, self.profile.scale_out
+        if block == "host_memory":
+            return index * per_node
+        if not block.startswith(("nic", "leaf")):
+            return index
+        rails = 1 if block.startswith("leaf") and out is not None and not out.rails else self.rails
+        nodes = int((out and out.nodes_per_leaf) or self.nodes) if block.startswith("leaf") else 1
+        return index // rails * nodes * per_node + -(-(index % rails) * per_node // rails)
+
     def _block_capacity(self) -> dict[str, float]:
         profile, out = self.profile, self.profile.scale_out
         rail = out.nic_bandwidth * out.nics_per_node / self.rails if out else profile.scale_up.bandwidth

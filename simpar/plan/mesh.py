@@ -72,9 +72,9 @@ class Mesh(BaseModel):
         if axes == "ep":
             return self.groups(("dp", "cp")).reshape(-1, self.ep)
         wanted = (axes,) if isinstance(axes, str) else axes
-        grid = np.arange(self.world_size).reshape(self.shape, order="F")
-        inside = [self.order.index(axis) for axis in wanted]
-        outside = [i for i in range(len(self.order)) if i not in inside]
-        size = int(np.prod([self.shape[i] for i in inside]))
-        groups = np.sort(np.transpose(grid, [*outside, *inside]).reshape(-1, size), axis=1)
-        return groups[np.argsort(groups[:, 0], kind="stable")].astype(np.int64)
+        grid = np.arange(self.world_size, dtype=np.int64).reshape(self.shape[::-1])  # slowest axis first
+        dims = range(len(self.order))
+        inside = [i for i in dims if self.order[::-1][i] in wanted]
+        outside = [i for i in dims if i not in inside]
+        size = int(np.prod([grid.shape[i] for i in inside]))
+        return np.ascontiguousarray(np.transpose(grid, [*outside, *inside]).reshape(-1, size))

@@ -22,9 +22,10 @@ from simpar.hardware.cluster import Cluster
 from simpar.plan.placement import SHARDED, sharding
 from simpar.plan.schedules.actions import Schedule
 from simpar.plan.stages import StagePlan
-from simpar.program.layout import GroupKind, build_layout
+from simpar.program.layout import build_layout
 from simpar.program.lower import ClassMaker, Perturbation, with_slow_ranks
 from simpar.program.phases import COMPUTE, TENSOR, CollectiveUse
+from simpar.program.placed import GroupKind
 from simpar.program.rank_view import Job
 from simpar.program.stage_builder import StagedBuilder, StagePart, Sync
 from simpar.program.templates import GATHER, REDUCE, Node, Template
@@ -32,7 +33,6 @@ from simpar.program.traffic import EMBEDDING_GROUP, Network
 from simpar.units import US
 
 Ints = NDArray[np.int64]
-_SIZE = 2.0**30
 SENDS = {"F": ("send_F", "pp_f", "send activations"), "B": ("send_B", "pp_b", "send gradients")}
 
 
@@ -65,14 +65,14 @@ def stage_kinds(builder: StagedBuilder, schedule: Schedule) -> list[GroupKind]:
     kinds: list[GroupKind] = []
     stages = builder.stages
     for index, stage in enumerate(stages):
-        for name, (axes, op) in builder.part(index).groups.items():
-            kinds.append(GroupKind(name, axis_groups(stage, axes), op, _SIZE))
+        for name, (axes, ops) in builder.part(index).groups.items():
+            kinds.append(GroupKind(name, axis_groups(stage, axes), ops))
     for index in range(schedule.num_stages - 1):
         for kind, ends in (("pp_f", (index, index + 1)), ("pp_b", (index + 1, index))):
             for k, pairs in enumerate(messages(stages[ends[0]], stages[ends[1]])):
-                kinds.append(GroupKind(f"{kind}{ends[0]}_{k}", pairs, "send", _SIZE, directed=True))
+                kinds.append(GroupKind(f"{kind}{ends[0]}_{k}", pairs, ("send",), directed=True))
     if builder.job.graph.tied_embeddings and len(stages) > 1:
-        kinds.append(GroupKind(EMBEDDING_GROUP, _ends(stages), "all_reduce", _SIZE))
+        kinds.append(GroupKind(EMBEDDING_GROUP, _ends(stages), ("all_reduce",)))
     return kinds
 
 

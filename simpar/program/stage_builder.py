@@ -160,21 +160,27 @@ class StagePart:
         ]
 
     @cached_property
-    def groups(self) -> dict[str, tuple[Axes, str]]:
-        """Process groups of the stage by name: their axes and the collective they mostly serve."""
-        found: dict[str, tuple[Axes, str]] = {}
+    def groups(self) -> dict[str, tuple[Axes, tuple[str, ...]]]:
+        """Process groups of the stage by name: their axes and the collectives that they run."""
+        found: dict[str, tuple[Axes, tuple[str, ...]]] = {}
+
+        def note(group: str, axes: Axes, *ops: str) -> None:
+            known = found.get(group, (axes, ()))[1]
+            found[group] = (axes, tuple(dict.fromkeys([*known, *ops])))
+
         for steps in self.steps.values():
-            for phase in (steps.forward, steps.backward):
-                for step in phase.steps:
+            for kind in PASSES.values():
+                for step in getattr(steps, kind).steps:
                     if step.collective is not None:
                         axis = int(step.collective.group.rpartition("_")[2])
-                        found.setdefault(step.collective.group, ((axis,), step.collective.op))
+                        note(step.collective.group, (axis,), step.collective.op)
         for axis in self._gathered_axes():
-            found.setdefault(self.view.group((axis,)), ((axis,), "all_gather"))
+            note(self.view.group((axis,)), (axis,), "all_gather")
         for weights in self.weights.values():
             for axes in (*weights.kept, *weights.gathered):
                 if axes:
-                    found.setdefault(self.view.group(axes, "dp"), (axes, "reduce_scatter"))
+                    reduce_op = Sync(self.view.job).reduce_op
+                    note(self.view.group(axes, "dp"), axes, "reduce_scatter", "all_gather", reduce_op)
         return found
 
     def _gathered_axes(self) -> list[int]:

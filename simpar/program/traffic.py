@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.collectives import collective
+from simpar.cost.collectives import Offer, fastest, offers
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import Block
 from simpar.plan.mesh import Mesh
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.context import HEADS, RING
 from simpar.program.emit import FlowUse
-from simpar.program.layout import GroupKind, Layout
+from simpar.program.layout import Layout
 from simpar.program.phases import TENSOR, CollectiveUse
+from simpar.program.placed import GroupKind
 from simpar.program.program import solo_duration_ns
 from simpar.program.rank_view import RankView
 from simpar.program.synchronisation import Synchronisation
@@ -62,20 +63,16 @@ def group_kinds(view: RankView, sync: Synchronisation, schedule: Schedule) -> li
     job = view.job
     mesh = job.plan.mesh
     kinds: list[GroupKind] = []
-    tokens_bytes = send_bytes(view, job.graph.embedding)
     if mesh.tp > 1:
-        op = "all_gather" if view.sequence_parallel else "all_reduce"
-        kinds.append(GroupKind("tp", mesh.groups("tp"), op, tokens_bytes * mesh.tp))
+        kinds.append(GroupKind("tp", mesh.groups("tp"), ("all_gather", "reduce_scatter", "all_reduce")))
     kinds += _context_kinds(view)
     if sync.width > 1:
         kinds += _data_parallel_kinds(sync)
     for delta in sorted(hops(schedule)):
-        kinds.append(
-            GroupKind(hop_kind(delta), _pairs(mesh.groups("pp"), delta), "send", tokens_bytes, directed=True)
-        )
+        kinds.append(GroupKind(hop_kind(delta), _pairs(mesh.groups("pp"), delta), ("send",), directed=True))
     if job.graph.tied_embeddings and mesh.pp > 1:
         ends = mesh.groups("pp")[:, [0, mesh.pp - 1]]
-        kinds.append(GroupKind(EMBEDDING_GROUP, ends, "all_reduce", tokens_bytes))
+        kinds.append(GroupKind(EMBEDDING_GROUP, ends, ("all_reduce",)))
     return kinds
 
 
@@ -85,13 +82,13 @@ def _context_kinds(view: RankView) -> list[GroupKind]:
     if mesh.cp == 1:
         return []
     groups = mesh.groups("cp").reshape(-1, mesh.cp // heads, heads)
-    kinds, size = [], send_bytes(view, view.job.graph.embedding)
+    kinds = []
     if heads > 1:
-        kinds.append(GroupKind(HEADS, groups.reshape(-1, heads), "all_to_all", size))
+        kinds.append(GroupKind(HEADS, groups.reshape(-1, heads), ("all_to_all",)))
     if mesh.cp > heads:
         across = np.ascontiguousarray(groups.transpose(0, 2, 1)).reshape(-1, mesh.cp // heads)
-        op = "permute" if view.tensor["gathered"] == 1 else "all_gather"
-        kinds.append(GroupKind(RING, across, op, size))
+        ops = ("permute",) if view.tensor["gathered"] == 1 else ("all_gather", "reduce_scatter")
+        kinds.append(GroupKind(RING, across, ops))
     return kinds
 
 
@@ -111,16 +108,17 @@ def _pairs(pipelines: Ints, delta: int) -> Ints:
 def _data_parallel_kinds(sync: Synchronisation) -> list[GroupKind]:
     mesh = sync.job.plan.mesh
     groups = mesh.groups(("dp", "cp")) if mesh.cp > 1 else mesh.groups("dp")
-    size = 2.0**30
+    if sync.single_process:
+        return [GroupKind("dp", groups, ("broadcast", "reduce"))]
     replicas = sync.job.plan.data_parallel.hsdp if sync.zero else 1
     if replicas == 1:
-        op = "broadcast" if sync.single_process else sync.reduce_ops[0][1]
-        return [GroupKind("dp", groups, op, size)]
+        gathers = ("all_gather",) if sync.zero else ()
+        return [GroupKind("dp", groups, (sync.reduce_ops[0][1], *gathers))]
     shards = groups.reshape(len(groups) * replicas, -1)
     across = groups.reshape(len(groups), replicas, -1).transpose(0, 2, 1).reshape(-1, replicas)
     return [
-        GroupKind("dp_shard", shards, "reduce_scatter", size),
-        GroupKind("dp_replicate", np.ascontiguousarray(across), "all_reduce", size),
+        GroupKind("dp_shard", shards, ("reduce_scatter", "all_gather")),
+        GroupKind("dp_replicate", np.ascontiguousarray(across), ("all_reduce",)),
     ]
 
 
@@ -141,6 +139,7 @@ class Network:
     routes: list[tuple[Ints, NDArray[np.float64]]] = field(default_factory=list)
     algorithms: dict[tuple[str, str], str] = field(default_factory=dict)
     _known: dict[tuple[int, CollectiveUse], FlowUse] = field(default_factory=dict)
+    _offers: dict[tuple[str, int, str], list[Offer]] = field(default_factory=dict)
     _shared: NDArray[np.bool_] | None = None
 
     def shared_links(self) -> NDArray[np.bool_]:
@@ -148,12 +147,13 @@ class Network:
         if self._shared is None:
             users = np.zeros(len(self.layout.link_capacity_bytes_per_s), dtype=np.int64)
             blocks: dict[int, list[set[int]]] = {}
-            for link, group in self.layout.flows_on_link:
-                entry = self.layout.groups[group]
-                if entry.kind in BLOCK_KINDS or is_tensor_parallel(entry.kind):
-                    blocks.setdefault(link, []).append(set(entry.members))
-                else:
-                    users[link] += self.streams_of_kind[entry.kind]
+            for index, group in enumerate(self.layout.groups):
+                links = self.layout.links_of(index)
+                if group.kind not in BLOCK_KINDS and not is_tensor_parallel(group.kind):
+                    users[links] += self.streams_of_kind[group.kind]
+                    continue
+                for link in links.tolist():
+                    blocks.setdefault(link, []).append(set(group.members))
             for link, joined in blocks.items():
                 users[link] += 1 if set.intersection(*joined) else len(joined)
             self._shared = (users > 1) & self.contention
@@ -171,7 +171,7 @@ class Network:
     def is_private(self, class_id: int, kind: str) -> bool:
         """Whether all links of the class's group are private and the group joins no other class."""
         group = self.group_of(class_id, kind)
-        links = [link for link, user in self.layout.flows_on_link if user == group]
+        links = self.layout.links_of(group)
         return len(self.layout.groups[group].members) == 1 and not self.shared_links()[links].any()
 
     def flow(self, class_id: int, use: CollectiveUse) -> FlowUse:
@@ -193,15 +193,12 @@ class Network:
         )
 
     def _make(self, group: int, use: CollectiveUse) -> FlowUse:
-        ranks = self.layout.groups[group].representative
-        # who is late to a tensor-parallel collective holds up the host that launches it, not the device
-        found = self.cluster.without_state(*LATE) if is_tensor_parallel(use.group) else self.cluster
-        cost = collective(use.op, ranks[None, :], found, size_bytes=use.size_bytes)
-        self.algorithms.setdefault((use.group, use.op), cost.algorithm)
-        links, coefficients = self.layout.route(group, cost)
+        offer = fastest(self._considered(group, use.op), use.size_bytes)
+        self.algorithms.setdefault((use.group, use.op), offer.line.algorithm)
+        links, coefficients = self.layout.route(group, use.op, offer)
         agreed_s = self.message_s if use.op == "send" else 0.0
-        latency_ns = int(to_ns(use.count * (cost.latency_s + agreed_s)))
-        work, cap = round(use.count * use.size_bytes), int(cost.rate_cap_bytes_per_s or 0)
+        latency_ns = int(to_ns(use.count * (offer.line.latency_s + agreed_s)))
+        work, cap = round(use.count * use.size_bytes), int(offer.line.rate_cap_bytes_per_s or 0)
         if not len(links) and not cap:
             return FlowUse(latency_ns)
         if not self.shared_links()[links].any():
@@ -209,6 +206,16 @@ class Network:
             return FlowUse(fixed_ns=solo_duration_ns(latency_ns, work, coefficients, capacity, cap))
         self.routes.append((links, coefficients))
         return FlowUse(latency_ns, work, len(self.routes) - 1, cap)
+
+    def _considered(self, group: int, op: str) -> list[Offer]:
+        """What the library considers for an op, the same for all groups in places that are alike."""
+        found = self.layout.groups[group]
+        key = (found.kind, found.place, op)
+        if key not in self._offers:
+            # who is late to a tensor-parallel collective holds up the host that launches it, not the device
+            cluster = self.cluster.without_state(*LATE) if is_tensor_parallel(found.kind) else self.cluster
+            self._offers[key] = offers(op, found.ranks, cluster)
+        return self._offers[key]
 
 
 def stream_counts(kinds: Sequence[GroupKind], schedule: Schedule, sync: Synchronisation) -> dict[str, int]:

@@ -94,4 +94,4 @@ def test_a_wrong_partition_is_found_out(class_of, message):
     if message == "neighbours differ":
         path = graph([0, 0, 0, 1], [(0, 1), (2, 3)])
     with pytest.raises(AssertionError, match=message):
-        fold._verify(path, Partition(classes, first, np.bincount(classes)))
+        fold._verify(path.colour, fold._Ends.of(path), Partition(classes, first, np.bincount(classes)))

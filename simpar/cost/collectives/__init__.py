@@ -5,7 +5,18 @@ the automatic choice is the lowest line at the size asked for, as NCCL's tuner d
 file that says which hops it takes in sequence (latency) and how many bytes it puts on which links.
 """
 
-from simpar.cost.collectives.choice import CollectiveCost, algorithms, collective, collective_time_s, sm_count
+from simpar.cost.collectives.choice import (
+    CollectiveCost,
+    Offer,
+    algorithms,
+    collective,
+    collective_time_s,
+    fastest,
+    link_loads,
+    offers,
+    shape_numbers,
+    sm_count,
+)
 from simpar.cost.collectives.measured import MEASURES, calibrated
 from simpar.cost.collectives.placement import Shape, regular, shape_of
 from simpar.cost.collectives.traffic import Edges
@@ -14,12 +25,17 @@ __all__ = [
     "MEASURES",
     "CollectiveCost",
     "Edges",
+    "Offer",
     "Shape",
     "algorithms",
     "calibrated",
     "collective",
     "collective_time_s",
+    "fastest",
+    "link_loads",
+    "offers",
     "regular",
+    "shape_numbers",
     "shape_of",
     "sm_count",
 ]

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simpar.cost.collectives.lines import (
+    Line,
     candidates,
+    considered,
     efficiency,
     envelope_s,
     lines,
@@ -81,25 +83,74 @@ def _together(parts: Sequence[CollectiveCost]) -> CollectiveCost:
 
 def _by_shape(placed: Placement) -> list[tuple[Placement, Ints]]:
     """Groups of equal shape together, with their indices."""
-    beside = placed.beside
-    key = np.stack([placed.position.max(axis=1), beside.max(axis=1), beside.min(axis=1)], axis=1)
-    if (key == key[0]).all():
-        return [(placed, np.arange(len(key)))]
-    _, kind = np.unique(key, axis=0, return_inverse=True)
-    indices = [np.flatnonzero(kind.ravel() == k) for k in range(int(kind.max()) + 1)]
+    kind = placed.shape_number
+    if not kind.any():
+        return [(placed, np.arange(len(kind)))]
+    indices = [np.flatnonzero(kind == k) for k in range(int(kind.max()) + 1)]
     return [(placed.take(index), index) for index in indices]
 
 
 def _one_shape(op: str, placed: Placement, index: Ints, size_bytes: float, algorithm: str) -> CollectiveCost:
-    values = parameters(placed.cluster)
-    options = [(line, each) for each in candidates(op, placed, algorithm) for line in lines(each, values)]
-    line, candidate = min(options, key=lambda option: option[0].time_s(size_bytes))
-    loads = ALGORITHMS[line.algorithm].loads(op, placed)
-    reached = efficiency(candidate, values)
-    pieces = [loads.ports.over(reached.port), loads.network.over(reached.nic)]
-    edges = occupancy(pieces, placed.cluster.num_links).over(protocol_share(line.protocol, values))
+    offer = fastest(_offers(op, placed, algorithm), size_bytes)
+    line, loads = offer.line, ALGORITHMS[offer.line.algorithm].loads(op, placed)
+    pieces = [loads.ports.over(offer.port_share), loads.network.over(offer.nic_share)]
+    edges = occupancy(pieces, placed.cluster.num_links)
     edges = Edges(index[edges.group_index], edges.link_id, edges.coefficient)
     return CollectiveCost(line.algorithm, line.protocol, line.latency_s, edges, line.rate_cap_bytes_per_s)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One algorithm and protocol on a group: its line, and the shares of raw ports and NICs that it reaches."""
+
+    line: Line
+    port_share: float
+    nic_share: float
+
+
+def offers(op: str, group: Ints, cluster: Cluster) -> list[Offer]:
+    """What the library considers for an op on one group int64[N], whatever the size."""
+    choose(op, OPS, "collective")
+    return _offers(op, place(group[None, :], cluster), "auto")
+
+
+def fastest(found: Sequence[Offer], size_bytes: float) -> Offer:
+    """The offer that the library takes at a size."""
+    return min(found, key=lambda offer: offer.line.time_s(size_bytes))
+
+
+def _offers(op: str, placed: Placement, algorithm: str) -> list[Offer]:
+    values = parameters(placed.cluster)
+    found = []
+    for candidate in candidates(op, placed, algorithm):
+        reached = efficiency(candidate, values)
+        for line in lines(candidate, values):
+            share = protocol_share(line.protocol, values)
+            found.append(Offer(line, reached.port * share, reached.nic * share))
+    return found
+
+
+def link_loads(op: str, groups: Ints, cluster: Cluster) -> dict[str, Edges]:
+    """By algorithm that the library may choose: bytes on links per byte of size, before any efficiency.
+
+    For groups int64[G, N] at once; ``group_index`` counts rows. Loads of a translated group are the translated
+    loads, as long as no member leaves its place in its NIC, node, domain and leaf.
+    """
+    choose(op, OPS, "collective")
+    placed = place(groups, cluster)
+    found: dict[str, list[Edges]] = {}
+    for part, index in _by_shape(placed) if placed.members > 1 else ():
+        for module in considered(op, part):
+            loads = module.loads(op, part)
+            edges = occupancy([loads.ports, loads.network], cluster.num_links)
+            mine = Edges(index[edges.group_index], edges.link_id, edges.coefficient)
+            found.setdefault(module.NAME, []).append(mine)
+    return {name: concatenate(parts) for name, parts in found.items()}
+
+
+def shape_numbers(groups: Ints, cluster: Cluster) -> Ints:
+    """Groups int64[G, N] with equal numbers have lines of equal latency."""
+    return place(groups, cluster).shape_number
 
 
 def collective_time_s(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.collectives.placement import Placement, Shape
-from simpar.cost.collectives.table import ALGORITHMS, POINT_TO_POINT
+from simpar.cost.collectives.table import ALGORITHMS, POINT_TO_POINT, Algorithm
 from simpar.cost.collectives.traffic import Edges, occupancy
 from simpar.errors import UserError
 from simpar.files import choose
@@ -64,14 +64,19 @@ def candidates(op: str, placed: Placement, algorithm: str = "auto") -> list[Cand
     return [_candidate(op, first, name) for name in _able(op, first, algorithm)]
 
 
+def considered(op: str, placed: Placement) -> list[Algorithm]:
+    """The algorithms that the library considers by itself, for groups of one shape. Raises UserError."""
+    modules = [module for module in ALGORITHMS.values() if module.automatic(op, placed.shape)]
+    able = [module for module in modules if module.refuses(op, placed) is None]
+    if not able:
+        reasons = sorted({str(module.refuses(op, placed)) for module in modules})
+        raise UserError(f"{op} on {placed.members} ranks: {'; '.join(reasons)}")
+    return able
+
+
 def _able(op: str, placed: Placement, algorithm: str) -> list[str]:
     if algorithm == "auto":
-        modules = [module for module in ALGORITHMS.values() if module.automatic(op, placed.shape)]
-        able = [module.NAME for module in modules if module.refuses(op, placed) is None]
-        if not able:
-            reasons = sorted({str(module.refuses(op, placed)) for module in modules})
-            raise UserError(f"{op} on {placed.members} ranks: {'; '.join(reasons)}")
-        return able
+        return [module.NAME for module in considered(op, placed)]
     choose(algorithm, (*ALGORITHMS, "auto"), "collective algorithm")
     reason = ALGORITHMS[algorithm].refuses(op, placed)
     if reason is not None:
@@ -103,9 +108,7 @@ def _candidate(op: str, placed: Placement, name: str) -> Candidate:
 
 
 def _slowest(edges: Edges, placed: Placement) -> float:
-    cluster = placed.cluster
-    whole = replace(cluster, scaling={}) if cluster.scaling else cluster
-    return float((edges.coefficient / whole.link_capacity_bytes_per_s[edges.link_id]).max(initial=0.0))
+    return float((edges.coefficient / placed.cluster.nominal_capacity(edges.link_id)).max(initial=0.0))
 
 
 def efficiency(candidate: Candidate, values: Mapping[str, float]) -> Efficiency:

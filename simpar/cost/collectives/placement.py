@@ -89,6 +89,24 @@ class Placement:
             domain_stride=int(distinct[1] - distinct[0]) if len(distinct) > 1 else 1,
         )
 
+    @cached_property
+    def shape_number(self) -> Ints:
+        """int64[G]: groups with equal numbers have equal shapes, strides aside; the first group has 0."""
+        per_node = count_equal(self.cluster.node_of(self.ranks))
+        key = np.stack(
+            [
+                self.position.max(axis=1),
+                self.beside.max(axis=1),
+                self.beside.min(axis=1),
+                per_node.max(axis=1),
+            ]
+        )
+        if (key == key[:, :1]).all():
+            return np.zeros(key.shape[1], dtype=np.int64)
+        number = np.unique(key, axis=1, return_inverse=True)[1].astype(np.int64)
+        appeared: Ints = _appearance(number.reshape(1, -1))[0]
+        return appeared
+
     def take(self, groups: Ints | slice) -> Placement:
         """The placement of some of the groups."""
         return Placement(self.cluster, self.ranks[groups], self.position[groups], self.beside[groups])

@@ -81,12 +81,10 @@ def _mirrored(domain: Ints, count: int) -> Ints:
 
 def binary_parents(count: int) -> Ints:
     """Parent of every domain in NCCL's in-order binary tree rooted at 0 (which points to itself)."""
-    parent = np.zeros(count, dtype=np.int64)
-    for at in range(1, count):
-        bit = at & -at
-        up = (at ^ bit) | (bit << 1)
-        parent[at] = up if up < count else at ^ bit
-    return parent
+    at = np.arange(count, dtype=np.int64)
+    bit = at & -at
+    up = (at ^ bit) | (bit << 1)
+    return np.where(up < count, up, at ^ bit)
 
 
 def binomial_children(index: Ints, count: Ints) -> Ints:
