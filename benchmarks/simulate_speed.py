@@ -2,14 +2,17 @@
 
 Usage: python benchmarks/simulate_speed.py
 
-Prints ops, seconds of each part and ratios within this run; seconds of one machine mean nothing on another.
+Prints ops, processor seconds of each part and ratios within this run; seconds of one machine mean nothing on
+another. Every time is the best of three, and other work on the machine does not count.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import time
+from collections.abc import Callable
+from typing import Any
 
 from simpar.engine import choose_engine
 from simpar.hardware.cluster import load_cluster
@@ -17,53 +20,79 @@ from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
-from simpar.program.lower import lower
+from simpar.program.lower import Perturbation, lower
 from simpar.simulation import make_job, simulate
+
+WIDTHS = (1024, 4096, 16384, 65536, 131072)
+PLAN = Plan(tp=8, pp=16, zero=1, micro_batch=1)
+
+
+def best(call: Callable[[], Any], times: int = 3) -> tuple[float, Any]:
+    """Least processor seconds of several calls, commands they run included, and what the last one returned."""
+    least = float("inf")
+    for _ in range(times):
+        started = os.times()
+        found = call()
+        least = min(least, sum(os.times()[:4]) - sum(started[:4]))
+    return least, found
 
 
 def parts(devices: int, microbatches: int, *, collapse: bool = True) -> dict[str, float]:
-    """Seconds of lowering, engine and the whole question, and the number of ops."""
-    cluster = load_cluster("dgx-h100", devices // 8)
-    plan = Plan(tp=8, pp=16, zero=1, micro_batch=1)
+    """Seconds of lowering and engine, and the number of ops."""
+    cluster, graph = load_cluster("dgx-h100", devices // 8), load_model("llama-3.1-405b")
     training = Training(seq_len=8192, global_batch=devices // 128 * microbatches)
-    graph = load_model("llama-3.1-405b")
-    started = time.perf_counter()
-    job = make_job(graph, cluster, plan, training)
-    lowered = lower(job, cluster, schedule_of(job.plan, training), collapse=collapse)
-    built = time.perf_counter()
+    job = make_job(graph, cluster, PLAN, training)
+    schedule = schedule_of(job.plan, training)
+    lower_s, lowered = best(lambda: lower(job, cluster, schedule, collapse=collapse))
     name, engine = choose_engine("auto" if collapse else "reference", lowered.program)
-    engine(lowered.program)
-    timed = time.perf_counter()
-    simulate(graph, cluster, plan, training)
-    done = time.perf_counter()
+    engine_s, _ = best(lambda: engine(lowered.program))
     print(
-        f"{devices:7d} devices, {microbatches:3d} microbatches{'' if collapse else ', uncollapsed'}: "
-        f"{len(lowered.program):7d} ops, {lowered.layout.num_classes} classes, lower {built - started:.3f} s, "
-        f"{name} {timed - built:.3f} s, whole question {done - timed:.3f} s"
+        f"{devices:7,d} devices, {microbatches:3d} microbatches{'' if collapse else ', uncollapsed'}: "
+        f"{len(lowered.program):6,d} ops, lower {lower_s:.3f} s, {name} engine {engine_s:.3f} s"
     )
-    return {"ops": len(lowered.program), "engine_s": timed - built, "whole_s": done - timed}
+    return {"ops": len(lowered.program), "engine_s": engine_s}
+
+
+def question(devices: int, perturbation: Perturbation) -> tuple[float, int]:
+    """Seconds from model and plan to result in one process, and the classes of ranks."""
+    cluster, graph = load_cluster("dgx-h100", devices // 8), load_model("llama-3.1-405b")
+    training = Training(seq_len=8192, global_batch=devices // 128 * 16)
+    seconds, result = best(lambda: simulate(graph, cluster, PLAN, training, perturbation=perturbation))
+    return seconds, int(result.setup.fold["classes"])
+
+
+def command(*arguments: str) -> float:
+    """Seconds of a whole command."""
+    call = [sys.executable, "-m", "simpar", *arguments]
+    return best(lambda: subprocess.run(call, check=True, stdout=subprocess.DEVNULL))[0]
+
+
+def simulated(devices: int) -> float:
+    """Seconds of the whole command for a width."""
+    flags = {
+        "--model": "llama-3.1-405b", "--hardware": "dgx-h100", "--nodes": devices // 8, "--tp": 8, "--pp": 16,
+        "--zero": 1, "--micro-batch": 1, "--seq-len": 8192, "--global-batch": devices // 128 * 16,
+    }  # fmt: skip
+    return command("simulate", *(str(word) for pair in flags.items() for word in pair))
 
 
 def main() -> None:
     """Print the tables."""
-    parts(1024, 16)  # warm caches
     few, many = parts(16384, 16), parts(16384, 128)
     flat = parts(16384, 16, collapse=False)
     print(f"ops, uncollapsed : collapsed = {flat['ops'] / few['ops']:.0f} : 1")
-    print(f"whole question, 128 : 16 microbatches = {many['whole_s'] / few['whole_s']:.1f} : 1")
-    base = parts(1024, 16)
-    for devices in (16384, 131072):
-        wide = parts(devices, 16)
-        print(f"whole question, {devices} : 1024 devices = {wide['whole_s'] / base['whole_s']:.2f} : 1")
-    started = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "simpar", "--help"], check=True, stdout=subprocess.DEVNULL)
-    helped = time.perf_counter()
-    subprocess.run(
-        [sys.executable, "-m", "simpar", "simulate", "llama-3.1-405b-16384-h100"],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    print(f"command: --help {helped - started:.2f} s, simulate 405B {time.perf_counter() - helped:.2f} s")
+    print(f"engine, 128 : 16 microbatches = {many['engine_s'] / few['engine_s']:.1f} : 1")
+    print("\n devices   in process  ratio   one slow rank  ratio   whole command  ratio")
+    base: list[float] = []
+    for devices in WIDTHS:
+        alike, classes = question(devices, Perturbation())
+        slow, more = question(devices, Perturbation({77: 1.2}))
+        row = [alike, slow, simulated(devices)]
+        base = base or row
+        cells = [f"{seconds:.3f} s {seconds / first:6.2f}" for seconds, first in zip(row, base, strict=True)]
+        print(f"{devices:8,d}   {cells[0]}   {cells[1]}   {cells[2]}   ({classes} and {more} classes)")
+    scenario = "llama-3.1-405b-16384-h100"
+    print(f"\n--help {command('--help'):.2f} s, {scenario} {command('simulate', scenario):.2f} s")
 
 
 if __name__ == "__main__":

@@ -252,3 +252,25 @@ def test_view_shows_leaves_and_spine() -> None:
     assert graph["gpu0"]["gpu3"]["capacity"] == pytest.approx(100 * GB / 3)
     assert not graph.has_edge("gpu0", "gpu4")
     assert load_cluster("laptop-cpu-4").to_networkx().number_of_nodes() == 5
+
+
+@pytest.mark.parametrize("nics", [1, 2, 3, 4])
+@pytest.mark.parametrize("rails", [True, False])
+def test_every_link_knows_its_lowest_rank(nics: int, rails: bool) -> None:
+    """Blocks, owners and capacities of links agree with the links of ranks, also where NICs are shared unevenly."""
+    cluster = small(5, nics=nics, rails=rails).with_degraded({"nic_tx[0]": 0.5})
+    ranks = np.arange(cluster.world_size)
+    for index, block in enumerate(cluster.blocks):
+        links, first = np.unique(getattr(cluster, block)(ranks), return_index=True)
+        assert cluster.owner_of(links).tolist() == ranks[first].tolist()
+        assert (cluster.block_of(links) == index).all()
+        assert (cluster.capacity_of(links) == cluster.link_capacity_bytes_per_s[links]).all()
+        assert (cluster.nominal_capacity(links) >= cluster.capacity_of(links)).all()
+
+
+def test_the_fabric_repeats_in_blocks() -> None:
+    """Ranks that share a NIC, a node, a leaf; devices with places of their own are one rigid block."""
+    assert small(4, nics=2).periods == (2, 4, 8)
+    assert small(4, nics=3).periods == (4, 8)
+    assert (small(4, nics=2).rigid_ranks, small(4, nics=3).rigid_ranks) == (1, 4)
+    assert small(4, nodes_per_leaf=None).periods == (1, 4)

@@ -70,6 +70,27 @@ def test_labels_and_repeated_edges_count():
     assert refine(graph([0, 0, 0, 1], pairs, [5, 6, 5, 5])).class_of.tolist() == [0, 1, 2, 3]
 
 
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_a_node_may_stand_for_many(seed):
+    """Orbits with counted neighbours have the classes of the graph in which every node is written out."""
+    draw = np.random.default_rng(seed)
+    size = int(draw.integers(1, 8))
+    weight, colour = 2 ** draw.integers(0, 3, size), draw.integers(0, 2, size)
+    node = np.repeat(np.arange(size), weight)
+    first = np.cumsum(weight) - weight
+    edges, labels, kept = [], [], []
+    for u, v in draw.integers(0, size, (int(draw.integers(0, 14)), 2)).tolist():
+        label, many = int(draw.integers(2)), max(int(weight[u]), int(weight[v]))
+        kept.append((u, v, label, many // weight[u], many // weight[v]))
+        for k in range(many):
+            edges.append((first[u] + k % weight[u], first[v] + k % weight[v]))
+            labels.append(label)
+    columns = np.array(kept, dtype=np.int64).reshape(-1, 5).T
+    folded = refine(Incidence(colour.astype(np.int64), *columns))
+    assert folded.class_of[node].tolist() == refine(graph(colour[node], edges, labels)).class_of.tolist()
+
+
 def test_direction_does_not_matter():
     """An edge is seen from both ends alike."""
     one = refine(graph([0, 0, 0, 1], [(0, 3), (3, 1), (2, 3)]))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.cost.collectives import collective, fastest, link_loads, offers
+from simpar.cost.collectives import collective, fastest, offers
 from simpar.hardware.cluster import Cluster, load_cluster, make_cluster
 from simpar.hardware.profile import ClusterProfile
 from simpar.plan.mesh import Mesh
@@ -196,26 +196,16 @@ def loads_of(case: Case, groups: np.ndarray, op: str, size: float) -> tuple[dict
 
 
 def test_groups_that_load_a_link_differently_add_up() -> None:
-    """Of two alike groups that straddle a leaf, one at its middle and one at its end, both count."""
-    cluster = fabric(12, per_node=1, nodes_per_leaf=3)
-    groups = np.arange(12).reshape(3, 4)
+    """Of three alike groups two have one member under a leaf, one has two that talk to each other first."""
+    cluster = fabric(12, per_node=1, nodes_per_leaf=4)
+    groups = np.array([[0, 4, 8, 9], [5, 10, 1, 2], [11, 3, 6, 7]])
     layout = build_layout(cluster, [GroupKind("tp", groups, ("all_gather",))], np.zeros(12, np.int64))
-    (outer, inner) = (layout.group_class["tp"][layout.class_of_rank[rank]] for rank in (0, 4))
-    offer = next(
-        o for o in offers("all_gather", groups[0], cluster) if o.line.algorithm == "halving_doubling"
-    )
-    loads = {
-        layout.link_names[link]: load * offer.nic_share
-        for group in (outer, inner)
-        for link, load in zip(*layout.route(group, "all_gather", offer), strict=True)
-    }
-    alone = {
-        (row, cluster.link_name(int(link))): load
-        for row, link, load in zip(
-            *vars(link_loads("all_gather", groups, cluster)["halving_doubling"]).values(), strict=True
-        )
-    }
-    assert loads["leaf_up[1]"] == pytest.approx(alone[0, "leaf_up[1]"] + alone[1, "leaf_up[1]"])
+    assert len(layout.groups) == 1
+    considered = offers("all_gather", groups[0], cluster)
+    offer = next(each for each in considered if each.line.algorithm == "halving_doubling")
+    links, coefficient = layout.route(0, "all_gather", offer)
+    loads = {layout.link_names[k]: c * offer.nic_share for k, c in zip(links, coefficient, strict=True)}
+    assert loads["leaf_up[0]"] == pytest.approx(0.75 + 0.75 + 0.5)
 
 
 def llama(devices: int, damage: dict[str, float] | None = None, slow: int | None = None) -> Case:

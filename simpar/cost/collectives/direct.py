@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simpar.cost.collectives.placement import Placement, Shape, count_equal
+from simpar.cost.collectives.placement import Ints, Placement, Shape, count_equal
 from simpar.cost.collectives.traffic import Edges, Floats, Loads, by_kind, concatenate, member_edges
 
 NAME = "direct"
@@ -64,12 +64,11 @@ def _exchange(placement: Placement) -> Loads:
     cluster, ranks, members = placement.cluster, placement.ranks, placement.members
     far = (members - placement.beside) / members
     near = (placement.beside - 1) / members * _mean_hops(placement)
-    out = cluster.profile.scale_out
-    forwarded = _forwarded(placement) if out is not None and out.rails else np.zeros(ranks.shape)
+    forwarded = _forwarded(placement) if cluster.hands_over else np.zeros(ranks.shape)
     ports = [member_edges(link(ranks), near + forwarded) for link in (cluster.port_tx, cluster.port_rx)]
     network = [member_edges(link(ranks), far) for link in (cluster.nic_tx, cluster.nic_rx)]
     if cluster.num_leaves:
-        beyond = (members - count_equal(placement.pod)) / members
+        beyond = _beyond_leaf(placement) / members
         network += [member_edges(link(ranks), beyond) for link in (cluster.leaf_up, cluster.leaf_down)]
     return Loads(concatenate(ports), concatenate(network))
 
@@ -87,8 +86,22 @@ def _mean_hops(placement: Placement) -> float:
 def _forwarded(placement: Placement) -> Floats:
     """Share of S that a member hands to neighbours on other rails: far members not on its own rail."""
     rail = placement.cluster.rail_of(placement.ranks)
-    same_rail = count_equal(rail)
-    key = placement.position * (int(rail.max()) + 1) + rail
-    far_other_rail = (placement.members - placement.beside) - (same_rail - count_equal(key))
-    reachable = placement.beside > count_equal(key)
-    return np.where(reachable, far_other_rail / placement.members, 0.0)
+    alone = placement.beside == _near_equal(placement, rail)
+    return np.where(alone, 0.0, _far_unequal(placement, rail) / placement.members)
+
+
+def _beyond_leaf(placement: Placement) -> Ints:
+    """Far members that a message reaches through the spine; handed over, it stays on the receiver's rail."""
+    cluster = placement.cluster
+    return _far_unequal(placement, placement.pod if cluster.hands_over else cluster.leaf_of(placement.ranks))
+
+
+def _near_equal(placement: Placement, key: Ints) -> Ints:
+    """Members of the own domain with the own key, oneself included."""
+    return count_equal(placement.position * (int(key.max()) + 1) + key)
+
+
+def _far_unequal(placement: Placement, key: Ints) -> Ints:
+    """Members of other domains with another key."""
+    far_equal = count_equal(key) - _near_equal(placement, key)
+    return placement.members - placement.beside - far_equal

@@ -102,7 +102,7 @@ def _candidate(op: str, placed: Placement, name: str) -> Candidate:
         port_s_per_byte=_slowest(occupancy([loads.ports], cluster.num_links), placed),
         network_s_per_byte=_slowest(occupancy([loads.network], cluster.num_links), placed),
         # a mesh port is the sum of the links to all others, of which a group uses those to its members
-        mesh_share=max(beside - 1, 1) / (cluster.domain_size - 1) if kind == "mesh" else 1.0,
+        mesh_share=max(beside - 1, 1) / max(cluster.domain_size - 1, 1) if kind == "mesh" else 1.0,
         crosses_host=kind == "pcie" and 2 * beside > cluster.profile.devices_per_node,
     )
 

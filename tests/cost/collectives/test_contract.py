@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 import simpar.cost.collectives as package
-from simpar.cost.collectives import algorithms, collective, collective_time_s, shape_of
+from simpar.cost.collectives import (
+    algorithms,
+    collective,
+    collective_time_s,
+    link_loads,
+    offers,
+    shape_numbers,
+    shape_of,
+)
 from simpar.cost.collectives.lines import candidates, lines
 from simpar.cost.collectives.parameters import PARAMETERS, parameters
 from simpar.cost.collectives.placement import place
@@ -131,3 +139,42 @@ def test_symmetric_links_have_equal_coefficients() -> None:
         for kind in set(kinds):
             found = {c for k, c in zip(kinds, cost.edges.coefficient.tolist(), strict=True) if k == kind}
             assert len(found) == 1, (algorithm, kind)
+
+
+STEPS = {"device": (1, 8), "node": (8, 3), "leaf": (24, 2)}
+"""Strides of what may move, and how many there are: devices in a node, nodes under a leaf, leaves."""
+
+
+def moved(links: np.ndarray, here: Cluster, by: int) -> np.ndarray:
+    """The links of the ranks that lie ``by`` further."""
+    owner, block = here.owner_of(links) + by, here.block_of(links)
+    return np.array([getattr(here, here.blocks[b])(rank) for b, rank in zip(block, owner, strict=True)])
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("step", STEPS)
+def test_moved_groups_load_the_moved_links(op: str, step: str) -> None:
+    """Groups in places that are alike for the fabric cost the same; what folding by orbits builds on."""
+    out = cluster().profile.scale_out
+    here = Cluster(cluster().profile.model_copy(update={"scale_out": out}), 6)
+    stride, many = STEPS[step]
+    draw = np.random.default_rng(sum(map(ord, op + step)))
+    for size in (2, 2, 3, 4) if op != "send" else (2, 2):
+        others = {s: n for s, n in STEPS.values() if s != stride}
+        places = sum(draw.integers(n, size=8) * s for s, n in others.items())
+        members = draw.permutation(np.unique(places))[:size]
+        if len(members) < 2 or (op == "send" and len(members) != 2):
+            continue
+        by = int(draw.integers(1, many)) * stride
+        group, further = members[None, :], members[None, :] + by
+        assert shape_numbers(np.concatenate([group, further]), here).tolist() == [0, 0]
+        assert offers(op, group[0], here) == offers(op, further[0], here)
+        ours, theirs = link_loads(op, group, here), link_loads(op, further, here)
+        assert ours.keys() == theirs.keys()
+        for name, edges in ours.items():
+            found = dict(
+                zip(moved(edges.link_id, here, by).tolist(), edges.coefficient.tolist(), strict=True)
+            )
+            assert found == dict(
+                zip(theirs[name].link_id.tolist(), theirs[name].coefficient.tolist(), strict=True)
+            )

@@ -115,3 +115,27 @@ def test_peers_cost_latency() -> None:
     """Every peer of an all-to-all costs its connection, far peers more than near ones."""
     toy = make_toy(2, near_peer_us=1.0, peer_us=3.0)
     assert float(collective_time_s("all_to_all", 0.0, regular(2, 8), toy)) == pytest.approx((7 + 24) * US)
+
+
+def test_exchange_over_pcie_forwards_nothing() -> None:
+    """Devices behind PCIe hand nothing over (PXN needs NVLink), so other rails are reached through the spine."""
+    out = {"nodes_per_leaf": 2}
+    pcie, nvlink = (
+        loads(make_toy(4, up={"kind": kind}, out=out), np.arange(32)) for kind in ("pcie", "nvswitch")
+    )
+    assert pcie["port_tx[5]"] == pytest.approx(7 / 32)
+    assert nvlink["port_tx[5]"] == pytest.approx(7 / 32 + 24 / 32 * 7 / 8)
+    assert pcie["nic_tx[5]"] == nvlink["nic_tx[5]"] == pytest.approx(24 / 32)
+    assert pcie["leaf_up[0]"] == pytest.approx(2 * 23 / 32)
+    assert nvlink["leaf_up[0]"] == pytest.approx(2 * 16 / 32)
+
+
+def test_exchange_over_pcie_equals_its_messages() -> None:
+    """Loads counted by domain and rail equal the sum over routed messages where nobody hands over."""
+    toy = make_toy(4, up={"kind": "pcie"}, out={"nodes_per_leaf": 2})
+    ranks = np.arange(32)
+    src, dst = (pair.ravel() for pair in np.meshgrid(ranks, ranks, indexing="ij"))
+    _, link = toy.route(src[src != dst], dst[src != dst])
+    expected = np.bincount(link, minlength=toy.num_links) / 32
+    edges = collective("all_to_all", ranks[None, :], toy, size_bytes=1e9).edges
+    np.testing.assert_allclose(edges.coefficient, expected[edges.link_id])

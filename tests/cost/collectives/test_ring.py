@@ -90,6 +90,15 @@ def test_mesh_uses_the_links_to_its_members() -> None:
     assert seconds[1] == pytest.approx(7 / 8 / 100)
 
 
+def test_a_mesh_of_one_device_has_no_links_to_lack() -> None:
+    """One device a node: whatever joins its devices, groups across nodes run at the speed of the NICs."""
+    seconds = [
+        float(collective_time_s("all_gather", 1e9, regular(4, 1), make_toy(4, 1, up={"kind": kind})))
+        for kind in ("mesh", "nvswitch")
+    ]
+    assert seconds[0] == seconds[1] == pytest.approx(3 / 4 / 10)
+
+
 def test_pcie_slows_down_across_sockets() -> None:
     """On PCIe a group on more than half of a node shares the link between sockets."""
     pcie = make_toy(1, up={"kind": "pcie"}, host_bridge_share=0.5)
