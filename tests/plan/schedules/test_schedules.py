@@ -116,9 +116,9 @@ def test_a_wrong_number_of_chunks_is_refused(name):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_making_a_large_table_is_quick(name):
     """A table of 32 ranks and 128 microbatches takes a fraction of a second."""
-    begin = time.perf_counter()
+    begin = time.process_time()
     make_schedule.__wrapped__(name, 32, 128)
-    assert time.perf_counter() - begin < 0.5
+    assert time.process_time() - begin < 0.5
 
 
 def test_columns_are_small_integers():
