@@ -25,6 +25,10 @@ TARGETS = {
     "megatron": "megatron:MEGATRON",
     "torchtitan": "torchtitan:TORCHTITAN",
     "torchtitan-0.2": "torchtitan_toml:TORCHTITAN_TOML",
+    "deepspeed": "deepspeed:DEEPSPEED",
+    "accelerate": "accelerate:ACCELERATE",
+    "nanotron": "nanotron:NANOTRON",
+    "sagemaker": "sagemaker:SAGEMAKER",
 }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from simpar import files
 from simpar.cost.stack import load_stack, resolve
 from simpar.models.catalogue import catalogue
 from simpar.models.graph import ModelGraph
@@ -145,7 +146,7 @@ def subject(
 ) -> Subject:
     """What a target whose habits are ``stack`` is asked to express. Raises UserError for an unknown stack."""
     settled, chosen = settle(plan, stack)
-    config = {key: value for key, value in catalogue().get(graph.name, {}).items() if key != "source"}
+    config = config_of(graph)
     shared = gcd(devices_per_node, settled.mesh.world_size)
     per_node = min(devices_per_node, settled.mesh.world_size)
     return Subject(
@@ -156,6 +157,14 @@ def subject(
         config=config,
         devices_per_node=per_node if settled.mesh.world_size % per_node == 0 else shared,
     )
+
+
+def config_of(graph: ModelGraph) -> dict[str, Any]:
+    """The Hugging Face config that a graph was read from; empty for a graph built by hand. Raises UserError."""
+    found: Any = catalogue().get(graph.name)
+    if found is None and graph.name.endswith((".json", ".yaml")):
+        found = files.load(graph.name).data
+    return {key: value for key, value in (found or {}).items() if key != "source"}
 
 
 def not_understood(plan: Plan, stack: str) -> Iterator[Loss]:

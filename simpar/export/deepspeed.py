@@ -1,0 +1,227 @@
+"""DeepSpeed: the JSON config, and a script that trains a Hugging Face model with it; the config back in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from simpar import files as file_tools
+from simpar.errors import UserError
+from simpar.export import hugging_face, rules
+from simpar.export.launch import launchers
+from simpar.export.subject import Loss, Subject
+from simpar.export.target import Imported, Options, Target
+from simpar.plan.plan import Plan
+from simpar.units import DTYPE_BYTES
+
+CONFIG = "ds_config.json"
+DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+_MAIN = '''
+
+def main():
+    """Build the model, let DeepSpeed shard it, train."""
+    import deepspeed
+
+    deepspeed.init_distributed()
+    model = AutoModelForCausalLM.from_config(CONFIG)
+{recompute}    engine, _, _, _ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config="{config}"
+    )
+    group = engine.mpu.get_data_parallel_rank() if engine.mpu is not None else torch.distributed.get_rank()
+    data = microbatches(group, engine.device)
+    for step in range(STEPS):
+        start = time.perf_counter()
+        for _ in range(ACCUMULATION):
+            loss = engine(**next(data)).loss
+            engine.backward(loss)
+            engine.step()
+        if torch.distributed.get_rank() == 0:
+            print(f"step {{step}}: loss {{loss.item():.4f}}, {{time.perf_counter() - start:.3f}} s", flush=True)
+'''
+
+
+def losses(s: Subject) -> Iterator[Loss]:
+    """What a DeepSpeed config cannot say."""
+    yield from hugging_face.losses(s)
+    yield from rules.no_axis(s, "cp", "Ulysses is set up in code, no option")
+    data = s.plan.data_parallel
+    if data.hsdp > 1:
+        yield Loss(
+            "hsdp", data.hsdp, "states are sharded over all ranks; hpZ keeps a second copy of parameters only"
+        )
+    if s.chose("kind") and data.kind == "fsdp" and data.zero == 2:
+        yield Loss("kind", "fsdp", "stage 2 keeps whole parameters on every rank")
+    if s.plan.numerics.precision == "fp8":
+        yield Loss("precision", "fp8", "precision is fp32, fp16 or bf16")
+    yield from rules.chosen(
+        s,
+        master_weights="bf16 and fp16 train with fp32 master weights",
+        overlap_param_gather="parameters are fetched ahead always",
+        reshard_after_forward="stage 3 frees parameters after forward",
+    )
+
+
+def options(s: Subject) -> Options:
+    """Options by their dotted names."""
+    numerics, data = s.plan.numerics, s.plan.data_parallel
+    found: Options = {
+        "train_batch_size": s.training.global_batch,
+        "train_micro_batch_size_per_gpu": s.plan.micro_batch,
+        "gradient_accumulation_steps": s.microbatches,
+        "gradient_clipping": 1.0,
+        "steps_per_print": 10,
+        "zero_optimization.stage": data.zero,
+        **_optimizer(s),
+    }
+    if data.zero:
+        found["zero_optimization.overlap_comm"] = bool(data.overlap_grad_reduce)
+        found["zero_optimization.contiguous_gradients"] = True
+    if numerics.precision in ("bf16", "fp16"):
+        found[f"{numerics.precision}.enabled"] = True
+        found["data_types.grad_accum_dtype"] = DTYPES[numerics.grad_dtype or "fp32"]
+    if s.chose("bucket_bytes"):
+        elements = int(float(data.bucket_bytes or 0) // DTYPE_BYTES[numerics.grad_dtype or "fp32"])
+        found["zero_optimization.reduce_bucket_size"] = elements
+        found["zero_optimization.allgather_bucket_size"] = elements
+    if s.plan.mesh.tp > 1:
+        found["tensor_parallel.autotp_size"] = s.plan.mesh.tp
+    return found
+
+
+def _optimizer(s: Subject) -> Options:
+    name = s.plan.numerics.optimizer
+    found: Options = {"optimizer.type": "AdamW" if name == "adamw" else "SGD", "optimizer.params.lr": 3e-4}
+    if name == "adamw":
+        return found | {"optimizer.params.betas": [0.9, 0.95], "optimizer.params.weight_decay": 0.1}
+    momentum = 0.9 if name == "sgd_momentum" else 0.0
+    return found | {"optimizer.params.momentum": momentum, "zero_allow_untested_optimizer": True}
+
+
+def nested(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted names as nested sections."""
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        part = found
+        *sections, name = key.split(".")
+        for section in sections:
+            part = part.setdefault(section, {})
+        part[name] = value
+    return found
+
+
+def files(s: Subject, given: Options) -> Mapping[str, str]:
+    """The config, the model's config, the script and the launchers."""
+    full = s.plan.memory.recompute == "full"
+    recompute = "    model.gradient_checkpointing_enable()\n" if full else ""
+    return {
+        CONFIG: json.dumps(nested(given), indent=2) + "\n",
+        "config.json": hugging_face.config_json(s),
+        "train.py": hugging_face.script(s, _MAIN.format(recompute=recompute, config=CONFIG)),
+        **launchers(s, ["train.py"]),
+    }
+
+
+def read(text: str, name: str) -> Imported:
+    """The plan in a DeepSpeed config. Raises UserError naming file, option and value."""
+    try:
+        data = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{name}: not valid JSON ({str(error).splitlines()[0]})") from None
+    sections = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16")
+    if not isinstance(data, dict) or not any(key in data for key in sections):
+        raise UserError(f"{name}: no DeepSpeed config, such as one with zero_optimization")
+    given = _Config(data, name)
+    batch = given.number("train_batch_size")
+    micro, accumulation = (
+        given.number("train_micro_batch_size_per_gpu"),
+        given.number("gradient_accumulation_steps"),
+    )
+    dp = None
+    if batch and micro and accumulation:
+        dp, rest = divmod(batch, micro * accumulation)
+        if rest or not dp:
+            raise UserError(
+                f"{name}: train_batch_size = {batch}: allowed: a multiple of train_micro_batch_size_per_gpu x "
+                f"gradient_accumulation_steps = {micro} x {accumulation}"
+            )
+    values = {"stack": "deepspeed", "dp": dp, "micro_batch": micro, **_zero(given), **_numerics(given)}
+    tp = given.number("tensor_parallel.autotp_size")
+    if tp and tp > 1:
+        values |= {"tp": tp, "sequence_parallel": False}
+    notes = ["A DeepSpeed config names no model and no sequence length: give --model and --seq-len later."]
+    if batch:
+        notes.append(f"The global batch is {batch} sequences.")
+    if given.has("activation_checkpointing"):
+        notes.append("Which layers are recomputed is code: set memory.recompute in the plan.")
+    plan = Plan.model_validate({key: value for key, value in values.items() if value is not None})
+    return Imported(plan, tuple(key for key in data if key not in given.used), tuple(notes))
+
+
+class _Config:
+    """Checked access to a config by dotted name; "auto" counts as absent."""
+
+    def __init__(self, data: Mapping[str, Any], source: str) -> None:
+        self.data, self.source = data, source
+        self.used: set[str] = set()
+
+    def get(self, key: str) -> Any:
+        value: Any = self.data
+        self.used.add(key.split(".")[0])
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return None if value == "auto" else value
+
+    def has(self, key: str) -> bool:
+        return self.get(key) is not None
+
+    def number(self, key: str) -> int | None:
+        value = self.get(key)
+        if isinstance(value, float) and value == int(value):
+            value = int(value)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            raise UserError(f"{self.source}: {key} = {value!r}: allowed: a whole number")
+        return value
+
+
+def _zero(given: _Config) -> dict[str, Any]:
+    stage = given.number("zero_optimization.stage") or 0
+    if stage > 3:
+        raise UserError(f"{given.source}: zero_optimization.stage = {stage}: allowed: 0, 1, 2, 3")
+    overlap = given.get("zero_optimization.overlap_comm")
+    for part in ("offload_optimizer", "offload_param"):
+        if given.get(f"zero_optimization.{part}.device") not in (None, "none"):
+            raise UserError(f"{given.source}: zero_optimization.{part}: offload is not in a plan")
+    bucket = given.number("zero_optimization.reduce_bucket_size")
+    low = given.get("data_types.grad_accum_dtype") in (None, "bf16", "bfloat16", "fp16")
+    size = DTYPE_BYTES["bf16" if low else "fp32"]
+    return {
+        "zero": stage,
+        "overlap_grad_reduce": overlap if stage and isinstance(overlap, bool) else None,
+        "bucket_bytes": f"{int(bucket * size)} B" if bucket else None,
+    }
+
+
+def _numerics(given: _Config) -> dict[str, Any]:
+    half = "bf16" if given.get("bf16.enabled") else "fp16" if given.get("fp16.enabled") else "fp32"
+    names = {"fp32": "fp32", "float32": "fp32", "bf16": "bf16", "bfloat16": "bf16"}
+    kind = str(given.get("optimizer.type") or "AdamW").lower()
+    momentum = given.get("optimizer.params.momentum")
+    optimizers = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd_momentum" if momentum else "sgd"}
+    if kind not in optimizers:
+        raise UserError(f"{given.source}: optimizer.type = {kind!r}{file_tools.allowed(optimizers)}")
+    grads = names.get(str(given.get("data_types.grad_accum_dtype")))
+    return {"precision": half, "grad_dtype": None if half == "fp32" else grads, "optimizer": optimizers[kind]}
+
+
+DEEPSPEED = Target(
+    name="deepspeed",
+    description="DeepSpeed: the JSON config and a script for a Hugging Face model",
+    version="DeepSpeed 0.19.8",
+    stack="deepspeed",
+    losses=losses,
+    options=options,
+    files=files,
+    notes=hugging_face.notes,
+    read=read,
+)

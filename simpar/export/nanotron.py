@@ -1,0 +1,203 @@
+"""nanotron (its git main): the YAML config of ``run_train.py``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from simpar.export import rules
+from simpar.export.architecture import architecture
+from simpar.export.deepspeed import nested
+from simpar.export.launch import comment, launchers
+from simpar.export.subject import Loss, Subject
+from simpar.export.target import Options, Target
+from simpar.plan.check import layers_by_cost
+from simpar.units import MIB
+
+CONFIG = "nanotron.yaml"
+ENGINES = {"1f1b": "1f1b", "gpipe": "afab"}
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def losses(s: Subject) -> Iterator[Loss]:
+    """What nanotron has no option for."""
+    style = architecture(s.graph, s.config)
+    llama = (
+        style.norm == "rms" and style.gated and style.activation == "silu" and style.positions == "rope"
+        and not style.qk_norm and style.residual == "pre" and not style.beyond and not style.dropout
+    )  # fmt: skip
+    if not llama or style.biases or set(style.windows) != {None}:
+        yield Loss("model", s.graph.name, "dense models are Llama decoders without biases")
+    elif s.graph.dims["heads"] * s.graph.dims["head_dim"] != s.graph.dims["hidden"]:
+        yield Loss("model", s.graph.name, "a head has hidden / heads features")
+    yield from rules.no_single_process(s)
+    yield from rules.no_axis(s, "ep", "dense models have no experts")
+    yield from rules.only_rank_orders(s, "tp-cp-dp-pp")
+    yield from rules.only_schedules(s, ENGINES)
+    yield from rules.no_axis(s, "cp", "which tokens a rank of its ring holds is no option")
+    yield from _sharding(s)
+    if s.plan.mesh.pp > 1 and s.plan.pipeline.layers not in (None, layers_by_cost(s.graph, s.plan.mesh.pp)):
+        yield Loss("layers", s.plan.pipeline.layers, "blocks are spread over stages by their cost")
+    if s.plan.memory.recompute not in ("none", "full"):
+        yield Loss("recompute", s.plan.memory.recompute, "layers are recomputed whole, all or none")
+    if s.plan.numerics.precision == "fp8":
+        yield Loss("precision", "fp8", "precision is bf16, fp16 or fp32")
+    yield from rules.chosen(
+        s,
+        first_bucket_bytes="buckets have one size",
+        overlap_grad_reduce="DDP overlaps always",
+        overlap_param_gather="parameters are gathered after the optimizer",
+        master_weights="fp32 accumulation brings fp32 master weights",
+    )
+
+
+def _sharding(s: Subject) -> Iterator[Loss]:
+    data = s.plan.data_parallel
+    if data.zero > 1:
+        yield Loss("zero", data.zero, "optimizer states are sharded, or nothing: zero 0 or 1")
+    yield from rules.no_replicas_of_shards(s)
+
+
+def options(s: Subject) -> Options:
+    """Options by their dotted names."""
+    return {
+        "general.project": "simpar",
+        "general.run": s.graph.name,
+        "general.seed": 42,
+        **_parallelism(s),
+        **_model(s),
+        **_tokens(s),
+        **_optimizer(s),
+    }
+
+
+def _parallelism(s: Subject) -> Options:
+    mesh, tensor = s.plan.mesh, s.plan.tensor_parallel
+    return {
+        "parallelism.dp": s.dp,
+        "parallelism.pp": mesh.pp,
+        "parallelism.tp": mesh.tp,
+        "parallelism.context_parallel_size": mesh.cp,
+        "parallelism.expert_parallel_size": 1,
+        "parallelism.pp_engine": ENGINES.get(s.plan.schedule, "1f1b"),
+        "parallelism.tp_mode": "REDUCE_SCATTER" if tensor.sequence_parallel else "ALL_REDUCE",
+        "parallelism.tp_linear_async_communication": bool(tensor.sequence_parallel),
+        "parallelism.recompute_layer": s.plan.memory.recompute == "full",
+    }
+
+
+def _model(s: Subject) -> Options:
+    dims, prefix = s.graph.dims, "model.model_config."
+    found: Options = {
+        f"{prefix}is_llama_config": True,
+        f"{prefix}hidden_act": "silu",
+        f"{prefix}hidden_size": dims["hidden"],
+        f"{prefix}intermediate_size": dims["ffn"],
+        f"{prefix}max_position_embeddings": s.training.seq_len,
+        f"{prefix}num_attention_heads": dims["heads"],
+        f"{prefix}num_key_value_heads": dims["kv_heads"],
+        f"{prefix}num_hidden_layers": len(s.graph.layers),
+        f"{prefix}rope_theta": float(s.config.get("rope_theta", 10000.0)),
+        f"{prefix}tie_word_embeddings": s.graph.tied_embeddings,
+        f"{prefix}vocab_size": dims["vocab"],
+        "model.init_method.std": 0.025,
+        "model.dtype": DTYPES.get(s.plan.numerics.precision, "bfloat16"),
+        "model.make_vocab_size_divisible_by": 1,
+    }
+    if s.chose("bucket_bytes"):
+        found["model.ddp_bucket_cap_mb"] = max(1, round(float(s.plan.data_parallel.bucket_bytes or 0) / MIB))
+    return found
+
+
+def _tokens(s: Subject) -> Options:
+    return {
+        "tokens.sequence_length": s.training.seq_len,
+        "tokens.micro_batch_size": s.plan.micro_batch,
+        "tokens.batch_accumulation_per_replica": s.microbatches,
+        "tokens.train_steps": 100,
+        "tokens.val_check_interval": -1,
+        "tokenizer.tokenizer_name_or_path": "robot-test/dummy-tokenizer-wordlevel",
+        "logging.iteration_step_info_interval": 1,
+        "logging.log_level": "info",
+        "checkpoints.checkpoints_path": "checkpoints",
+        "checkpoints.checkpoint_interval": 1000,
+        "data_stages": [
+            {
+                "name": "train",
+                "start_training_step": 1,
+                "data": {"dataset": None, "seed": 42, "num_loading_workers": 1},
+            }
+        ],
+    }
+
+
+def _optimizer(s: Subject) -> Options:
+    numerics, factory = s.plan.numerics, "optimizer.optimizer_factory."
+    adam: Options = {
+        f"{factory}adam_beta1": 0.9, f"{factory}adam_beta2": 0.95, f"{factory}adam_eps": 1e-8,
+        f"{factory}torch_adam_is_fused": True,
+    }  # fmt: skip
+    schedule = "optimizer.learning_rate_scheduler."
+    return {
+        **(adam if numerics.optimizer == "adamw" else {}),
+        f"{factory}name": "adamW" if numerics.optimizer == "adamw" else "sgd",
+        "optimizer.zero_stage": min(s.plan.data_parallel.zero, 1),
+        "optimizer.weight_decay": 0.1,
+        "optimizer.clip_grad": 1.0,
+        "optimizer.accumulate_grad_in_fp32": numerics.precision != "fp32" and numerics.grad_dtype == "fp32",
+        f"{schedule}learning_rate": 3e-4,
+        f"{schedule}lr_warmup_steps": 2,
+        f"{schedule}lr_warmup_style": "linear",
+        f"{schedule}lr_decay_style": "cosine",
+        f"{schedule}min_decay_lr": 3e-5,
+    }
+
+
+def files(s: Subject, given: Options) -> Mapping[str, str]:
+    """The YAML config and the launchers."""
+    text = "\n".join([*comment(s), *_lines(nested(given), "")]) + "\n"
+    command = [
+        '"${NANOTRON:?set NANOTRON to a checkout of nanotron}/run_train.py"',
+        f"--config-file {CONFIG}",
+    ]
+    return {CONFIG: text, **launchers(s, command, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})}
+
+
+def _lines(value: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            yield f"{indent}{key}:"
+            yield from _lines(item, f"{indent}  ")
+        elif isinstance(item, list):
+            yield f"{indent}{key}:"
+            for entry in item:
+                yield f"{indent}  - {json.dumps(entry)}"
+        else:
+            yield f"{indent}{key}: {_scalar(item)}"
+
+
+def _scalar(value: Any) -> str:
+    """A scalar that YAML 1.1 reads with its type: no exponent without a point."""
+    return f"{value:.10f}".rstrip("0") if isinstance(value, float) else json.dumps(value)
+
+
+def notes(s: Subject) -> Iterator[str]:
+    """What to know."""
+    yield "Written for nanotron's git main: the package on PyPI (0.4) is older and lacks context parallelism."
+    yield "Dummy data and tokenizer, learning rate and number of steps are placeholders: a plan does not say them."
+    if s.plan.mesh.pp > 1 and s.plan.pipeline.layers is None:
+        yield "nanotron spreads layers over stages by cost, not evenly; predict with --stack nanotron."
+
+
+NANOTRON = Target(
+    name="nanotron",
+    description="nanotron: the YAML config of run_train.py",
+    version="nanotron git main (src/nanotron/config, 2025)",
+    stack="nanotron",
+    losses=losses,
+    options=options,
+    files=files,
+    notes=notes,
+    how="Set `NANOTRON` to a checkout of nanotron; then `./local.sh` on one node or `sbatch slurm.sh`.",
+)

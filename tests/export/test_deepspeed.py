@@ -1,0 +1,114 @@
+"""DeepSpeed configs: out, back in, and as people write them."""
+
+import json
+
+import pytest
+
+from simpar.errors import UserError
+from simpar.export import read, unsupported
+from simpar.export.subject import settle
+from simpar.models.catalogue import load_model
+from simpar.plan.plan import Plan
+
+from .conftest import PLANS, TRAINING, checked, exported
+
+EXPRESSIBLE = [
+    label
+    for label in PLANS
+    if not unsupported(checked(**PLANS[label]), load_model("llama-3-8b"), TRAINING, "deepspeed")
+]
+
+
+def config(**values):
+    """The config of a plan."""
+    return json.loads(exported("deepspeed", checked(**values))["ds_config.json"])
+
+
+def test_enough_of_the_matrix_can_be_said():
+    """The round trip below is over more than a few plans."""
+    assert {"ddp", "zero-2", "zero-3", "buckets", "bf16-gradients", "tp-without-sp"} <= set(EXPRESSIBLE)
+
+
+@pytest.mark.parametrize("label", EXPRESSIBLE)
+def test_a_plan_comes_back(label):
+    """All that the config says is as it was; model, sequence length and recomputation are not in it."""
+    plan = checked(**PLANS[label])
+    back = read(exported("deepspeed", plan)["ds_config.json"], "ds_config.json", "deepspeed").plan
+    found, expected = settle(back, "deepspeed")[0], settle(plan, "deepspeed")[0]
+    for section in ("mesh", "micro_batch", "data_parallel", "tensor_parallel", "numerics"):
+        assert getattr(found, section) == getattr(expected, section), section
+
+
+def test_batches_multiply_up():
+    """train_batch_size is micro-batch x accumulation x data-parallel ranks, as DeepSpeed asserts."""
+    found = config(dp=4, tp=2, zero=1, micro_batch=2, sequence_parallel=False)
+    product = found["train_micro_batch_size_per_gpu"] * found["gradient_accumulation_steps"] * 4
+    assert found["train_batch_size"] == product == TRAINING.global_batch
+
+
+def test_the_script_recomputes_where_the_plan_does():
+    """Recomputation is a call in the script."""
+    for recompute, there in (("full", True), ("none", False)):
+        text = exported("deepspeed", checked(dp=8, zero=3, recompute=recompute))["train.py"]
+        compile(text, "train.py", "exec")
+        assert ("gradient_checkpointing_enable" in text) is there
+
+
+def test_a_config_of_a_user_is_read():
+    """Words that the Hugging Face trainer fills in are left open; what is not in a plan is listed."""
+    text = """{
+      "train_batch_size": 512, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+      "bf16": {"enabled": "auto"}, "fp16": {"enabled": true},
+      "optimizer": {"type": "Adam", "params": {"lr": 1e-4}},
+      "zero_optimization": {"stage": 3, "overlap_comm": true, "reduce_bucket_size": 5e8,
+                            "stage3_prefetch_bucket_size": "auto"},
+      "wall_clock_breakdown": false
+    }"""
+    found = read(text, "ds.json", "deepspeed")
+    plan = found.plan
+    assert (plan.mesh.dp, plan.micro_batch, plan.data_parallel.zero) == (64, 4, 3)
+    assert (plan.numerics.precision, plan.numerics.optimizer) == ("fp16", "adamw")
+    assert plan.data_parallel.bucket_bytes == 1e9
+    assert found.ignored == ("wall_clock_breakdown",)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "no DeepSpeed config"),
+        ('{"model": 1}', "no DeepSpeed config"),
+        ('{"zero_optimization": {"stage": 4}}', "stage = 4"),
+        ('{"zero_optimization": {"stage": "three"}}', "stage = 'three'"),
+        ('{"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}', "offload"),
+        ('{"bf16": {}, "optimizer": {"type": "Lamb"}}', "optimizer.type = 'lamb'"),
+        (
+            '{"train_batch_size": 7, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1}',
+            "= 7",
+        ),
+    ],
+)
+def test_bad_configs_are_one_line(text, words):
+    """File, option, value and what is allowed."""
+    with pytest.raises(UserError) as error:
+        read(text, "ds.json", "deepspeed")
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "values", "words"),
+    [
+        ("llama-3-8b", {"pp": 2, "dp": 4}, "pp = 2"),
+        ("llama-3-8b", {"tp": 2, "dp": 4}, "--no-sequence-parallel"),
+        ("llama-3-8b", {"dp": 8, "zero": 3, "hsdp": 2}, "hpZ"),
+        ("llama-3-8b", {"dp": 8, "precision": "fp8"}, "precision = fp8"),
+        ("falcon-7b", {"dp": 8, "zero": 3}, None),
+        ("llama-3-8b", {"dp": 8, "zero": 2, "kind": "fsdp"}, "whole parameters"),
+    ],
+)
+def test_what_deepspeed_cannot_say_is_named(model, values, words):
+    """A reason for every loss, none where it can be said."""
+    reasons = unsupported(Plan.model_validate(values), load_model(model), TRAINING, "deepspeed")
+    assert (words is None) == (not reasons), reasons
+    assert words is None or any(words in reason for reason in reasons)

@@ -1,0 +1,114 @@
+"""Accelerate, nanotron and SageMaker: the files that they read."""
+
+import json
+
+import pytest
+from ruamel.yaml import YAML
+
+from simpar.export import unsupported
+from simpar.models.catalogue import load_model
+from simpar.plan.plan import Plan
+
+from .conftest import TRAINING, checked, exported
+
+
+def yaml_of(target, name, **values):
+    """A YAML file of an export, read as YAML 1.1 does."""
+    reader = YAML(typ="safe", pure=True)
+    reader.version = (1, 1)
+    return reader.load(exported(target, checked(**values))[name])
+
+
+def test_accelerate_shards_and_replicates():
+    """Degrees multiply up to the processes; words stay words and switches switches."""
+    found = yaml_of("accelerate", "accelerate.yaml", dp=8, zero=3, hsdp=2, recompute="full")
+    parallel = found["parallelism_config"]
+    assert parallel["parallelism_config_dp_replicate_size"] == 2
+    assert parallel["parallelism_config_dp_shard_size"] == 4
+    assert found["num_processes"] == 8
+    assert found["fsdp_config"]["fsdp_reshard_after_forward"] is True
+    assert found["fsdp_config"]["fsdp_activation_checkpointing"] is True
+    assert found["mixed_precision"] == "bf16"
+
+
+def test_accelerate_without_sharding_is_ddp():
+    """Zero 0 needs no FSDP section."""
+    found = yaml_of("accelerate", "accelerate.yaml", dp=8, precision="fp32")
+    assert found["distributed_type"] == "MULTI_GPU"
+    assert found["mixed_precision"] == "no"
+    assert "fsdp_config" not in found
+
+
+def test_accelerate_rotates_keys_as_planned():
+    """The two ways of torch's context parallelism."""
+    for method, strategy in (("all_gather", "allgather"), ("ring", "alltoall")):
+        values = {"cp": 2, "dp": 4, "zero": 3, "cp_method": method, "cp_balance": "zigzag"}
+        found = yaml_of("accelerate", "accelerate.yaml", **values)
+        assert found["parallelism_config"]["parallelism_config_cp_comm_strategy"] == strategy
+
+
+def test_nanotron_yaml_keeps_its_types():
+    """Numbers are numbers for YAML 1.1 too; batches multiply up."""
+    found = yaml_of("nanotron", "nanotron.yaml", tp=2, pp=2, dp=2, zero=1, recompute="full")
+    assert found["parallelism"] | {"dp": 2, "pp": 2, "tp": 2} == found["parallelism"]
+    assert found["parallelism"]["tp_mode"] == "REDUCE_SCATTER"
+    assert found["parallelism"]["recompute_layer"] is True
+    rate = found["optimizer"]["learning_rate_scheduler"]["learning_rate"]
+    assert rate == pytest.approx(3e-4)
+    assert isinstance(found["optimizer"]["optimizer_factory"]["adam_eps"], float)
+    tokens = found["tokens"]
+    assert tokens["micro_batch_size"] * tokens["batch_accumulation_per_replica"] * 2 == TRAINING.global_batch
+    assert found["data_stages"][0]["data"]["dataset"] is None
+
+
+def test_nanotron_buckets_are_mebibytes():
+    """DDP's bucket_cap_mb counts in MiB."""
+    found = yaml_of("nanotron", "nanotron.yaml", dp=8, bucket_bytes="32 MiB")
+    assert found["model"]["ddp_bucket_cap_mb"] == 32
+
+
+def test_sagemaker_parameters_and_strategy():
+    """Shards a replica, tensor parallelism, and the strategy that keeps or frees parameters."""
+    found = exported("sagemaker", checked(dp=8, zero=3, hsdp=2, recompute="full"))
+    parameters = json.loads(found["smp.json"])
+    assert parameters["hybrid_shard_degree"] == 4
+    assert "ShardingStrategy.HYBRID_SHARD," in found["train.py"]
+    assert "apply_activation_checkpointing" in found["train.py"]
+    assert "_HYBRID_SHARD_ZERO2" in exported("sagemaker", checked(dp=8, zero=2))["train.py"]
+
+
+@pytest.mark.parametrize("target", ["accelerate", "deepspeed", "sagemaker"])
+def test_scripts_are_python_with_the_plans_model(target):
+    """The script compiles; config.json is the model's, long enough for the sequences."""
+    found = exported(target, checked(dp=8, zero=3))
+    for name, text in found.items():
+        if name.endswith(".py"):
+            compile(text, name, "exec")
+    config = json.loads(found["config.json"])
+    assert config["model_type"] == "llama"
+    assert config["num_hidden_layers"] == 32
+    assert config["max_position_embeddings"] >= TRAINING.seq_len
+    assert "source" not in config
+
+
+@pytest.mark.parametrize(
+    ("target", "model", "values", "words"),
+    [
+        ("accelerate", "llama-3-8b", {"dp": 8, "zero": 1}, "zero = 1"),
+        ("accelerate", "llama-3-8b", {"tp": 2, "dp": 4, "zero": 3, "sequence_parallel": False}, "checkpoint"),
+        ("accelerate", "gemma-2-2b", {"dp": 8, "zero": 3}, None),
+        ("nanotron", "llama-3-8b", {"dp": 8, "zero": 3}, "zero = 3"),
+        ("nanotron", "qwen2.5-7b", {"dp": 8}, "Llama decoders"),
+        ("nanotron", "llama-3-8b", {"pp": 2, "dp": 4, "layers": (10, 22)}, "by their cost"),
+        ("nanotron", "llama-3-8b", {"pp": 2, "dp": 4, "schedule": "gpipe"}, None),
+        ("nanotron", "llama-3-8b", {"pp": 2, "vpp": 2, "dp": 4}, "schedule = interleaved"),
+        ("sagemaker", "llama-3-8b", {"dp": 8}, "zero = 0"),
+        ("sagemaker", "qwen2.5-7b", {"tp": 2, "dp": 4, "zero": 3, "sequence_parallel": False}, "tp = 2"),
+        ("sagemaker", "llama-3-8b", {"tp": 2, "dp": 4, "zero": 3, "sequence_parallel": False}, None),
+    ],
+)
+def test_what_they_cannot_say_is_named(target, model, values, words):
+    """A reason for every loss, none where it can be said."""
+    reasons = unsupported(Plan.model_validate(values), load_model(model), TRAINING, target)
+    assert (words is None) == (not reasons), reasons
+    assert words is None or any(words in reason for reason in reasons)
