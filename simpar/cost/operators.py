@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from simpar.cost.kernels import KernelModel
@@ -52,12 +52,23 @@ def _elements(op: Operator, sizes: Sizes) -> Array:
 
 
 def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
+    """Three products. In fp8 the output projection stays in bf16, as everywhere in practice.
+
+    Inputs are cast by the norms and activations that write them; gradients in passes of their own, which read
+    bf16 and write fp8.
+    """
     m, n, k = (evaluate(size, sizes.dims) for size in (op.rows, op.columns, op.contraction))
     kernels = sizes.kernels
+    cast_s: Array = 0.0
+    if kernels.precision == "fp8":
+        if op.name == "lm_head":
+            kernels = replace(kernels, precision="bf16")
+        else:
+            cast_s = kernels.memory_time_s(m * n * (DTYPE_BYTES["bf16"] + DTYPE_BYTES["fp8"]))
     return OperatorTime(
         op.name,
         kernels.gemm_time_s(m, n, k),
-        kernels.gemm_time_s(m, k, n),
+        kernels.gemm_time_s(m, k, n) + cast_s,
         kernels.gemm_time_s(k, n, m, accumulate=sizes.stack.numerics.gradient_accumulation_fusion),
         1,
         2,
