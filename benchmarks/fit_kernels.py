@@ -99,8 +99,9 @@ def _gemm(row: Mapping[str, str]) -> Kernel | None:
 
 def _attention(row: Mapping[str, str]) -> Kernel | None:
     op = row["op"]
-    names = {"flash_attention_2", "flash_attention_3", "flash_attention_4_beta", "cudnn_attention", "sdp_fwd", "sdp_bwd"}
-    if op not in names or not (row["seq_len"] and row["n_heads"] and row["head_dim"]):
+    if not op.startswith(("flash_attention", "cudnn_attention", "sdp_")) or not (
+        row["seq_len"] and row["n_heads"] and row["head_dim"]
+    ):
         return None
     batch = float(row["batch"] or max(1.0, 16384 / float(row["seq_len"])))
     shape = (batch, float(row["seq_len"]), float(row["n_heads"]), float(row["head_dim"]))

@@ -7,7 +7,7 @@ import pytest
 
 from simpar.cost.activations import RankDims, block_activations, loss_activations
 from simpar.cost.habits import MemoryHabits
-from simpar.cost.stack import Overlap, Stack, load_stack
+from simpar.cost.stack import Overlap, Stack, StackNumerics, load_stack
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Numerics, Plan
@@ -157,7 +157,7 @@ def test_arrays_give_what_scalars_give(stack: str, recompute: str) -> None:
 
 
 def test_head_peak_follows_the_stack() -> None:
-    """The loss holds ``logit_bytes`` per logit at its peak."""
+    """The loss holds ``logit_bytes`` per logit at its peak, fused accumulation an empty gradient of the head."""
     graph = load_model("llama-3-8b")
     plan, training = Plan(micro_batch=B), Training(seq_len=S, global_batch=B)
     dims = RankDims(tensor_dims(graph, plan, training), sequence_dims(graph, plan, training))
@@ -165,4 +165,8 @@ def test_head_peak_follows_the_stack() -> None:
     held = block_activations(graph.head, dims, stack, Numerics())
     logits = S * B * graph.dims["vocab"]
     peak = float(held.saved_bytes + held.backward_workspace_bytes)
-    assert peak == pytest.approx(14 * logits, rel=0.02)
+    empty = 2 * graph.dims["vocab"] * graph.dims["hidden"]
+    assert peak == pytest.approx(14 * logits + empty, rel=0.02)
+    apart = stack.model_copy(update={"numerics": StackNumerics(gradient_accumulation_fusion=False)})
+    held = block_activations(graph.head, dims, apart, Numerics())
+    assert float(held.saved_bytes + held.backward_workspace_bytes) == pytest.approx(14 * logits, rel=0.02)
