@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal, TypedDict, Unpack
 
 from simpar.cost.kernels import KernelModel
-from simpar.cost.stack import DEFAULT_STACK, Stack, load_stack, resolve
+from simpar.cost.stack import DEFAULT_STACK, Stack, load_stack, resolve, under
 from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.files import choose
@@ -65,6 +65,7 @@ def make_job(
     habits = stack if isinstance(stack, Stack) else load_stack(stack or plan.stack or DEFAULT_STACK)
     target = Target(graph, training, cluster.world_size, cluster.profile.devices_per_node)
     plan = check(balanced(resolve(plan, habits), graph, habits), target)
+    habits = under(habits, plan)
     named = {"model": graph.name, "training": training.model_dump(), "stack": habits.name}
     kernels = KernelModel(
         cluster.device,

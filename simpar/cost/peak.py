@@ -18,7 +18,7 @@ from simpar.cost.activations import BlockActivations, RankDims, activation_bytes
 from simpar.cost.allocator import Reservation, reserve
 from simpar.cost.in_flight import in_flight, short_schedule
 from simpar.cost.memory import num_shards, parameter_widths, stage_chunks, stage_static_memory
-from simpar.cost.stack import Stack
+from simpar.cost.stack import Stack, under
 from simpar.models.flops import shape_dims
 from simpar.models.graph import Block, ModelGraph, is_row_parallel
 from simpar.models.training import Training
@@ -132,6 +132,7 @@ class _Scheme:
 
 def peak_memory(graph: ModelGraph, plan: Plan, training: Training, stack: Stack, stage: int) -> PeakMemory:
     """Peak of pipeline rank ``stage`` under a resolved and checked plan."""
+    stack = under(stack, plan)
     dims = RankDims(tensor_dims(graph, plan, training), sequence_dims(graph, plan, training))
     static = stage_static_memory(graph, plan, training, stack, stage)
     shape = _stage_of(graph, plan, training, stage)
@@ -151,6 +152,7 @@ def peak_memory_of(
     Layers are spread evenly; of stages between the ends none is fuller than the first under a schedule whose
     first rank has the most in flight.
     """
+    stack = under(stack, plan)
     dims = _dims_of(graph, layouts, plan, training)
     num_microbatches = training.global_batch // (layouts.dp * layouts.micro_batch)
     shape = _shape_of(graph, layouts, plan, num_microbatches, last=last)

@@ -134,6 +134,14 @@ def load_stack(name: str) -> Stack:
     return files.parse(Stack, files.load(files.find(name, "stacks", "stack")))
 
 
+def under(stack: Stack, plan: Plan) -> Stack:
+    """The habits under a resolved plan: FSDP hands gradients to its reduction, so nothing accumulates in place."""
+    if plan.data_parallel.kind != "fsdp" or not stack.numerics.gradient_accumulation_fusion:
+        return stack
+    numerics = stack.numerics.model_copy(update={"gradient_accumulation_fusion": False})
+    return stack.model_copy(update={"numerics": numerics})
+
+
 def resolve(plan: Plan, stack: Stack) -> Plan:
     """The plan with everything it leaves to the stack decided."""
     data, tensor, numerics = plan.data_parallel, plan.tensor_parallel, plan.numerics

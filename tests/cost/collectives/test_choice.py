@@ -123,9 +123,9 @@ def test_bulk_is_fast() -> None:
     """131,072 ranks in 16,384 groups of 8 or 128 groups of 1,024 take well under a second."""
     here = load_cluster("dgx-h100", 16384)
     ranks = np.arange(131072)
-    started = time.perf_counter()
+    started = time.process_time()
     nodes = collective("all_reduce", ranks.reshape(16384, 8), here, size_bytes=1e9)
     rails = collective("reduce_scatter", ranks.reshape(1024, 128).T, here, size_bytes=1e9)
-    assert time.perf_counter() - started < 3.0
+    assert time.process_time() - started < 3.0
     assert len(nodes.edges.link_id) == 2 * 131072
     assert len(rails.edges.link_id) >= 2 * 131072
