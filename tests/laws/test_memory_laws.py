@@ -103,10 +103,9 @@ def test_recompute_orders_activations(tp: int, pp: int, stack: str) -> None:
 @given(stage=st.integers(0, 3), mb=st.sampled_from([1, 2, 4]))
 @settings(max_examples=8, deadline=None)
 def test_what_moves_is_proportional_to_the_microbatch(stage: int, mb: int) -> None:
-    """Activations and workspaces grow by as much for every sequence more."""
-    one, two, three = (float(peak(stage, pp=4, micro_batch=b).moving_bytes) for b in (mb, 2 * mb, 3 * mb))
-    assert three - two == pytest.approx(two - one)
-    assert two / one == pytest.approx(2, rel=0.05), "but for an empty weight gradient"
+    """Activations and workspaces double with the micro-batch, where no gradient of weights is among them."""
+    one, two = (float(peak(stage, stack="simpar", pp=4, micro_batch=b).moving_bytes) for b in (mb, 2 * mb))
+    assert two / one == pytest.approx(2)
 
 
 @pytest.mark.parametrize("zero", [0, 1])
