@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -12,35 +12,33 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from simpar.models.graph import Attention as Mask
+from simpar.runtime.context import Context
+from simpar.runtime.context import attention as context_attention
 
 Tensor = Any
 
 
 @dataclass(frozen=True)
 class Place:
-    """Which part of the sequence a rank works on.
+    """Which part of the sequence a rank works on: its place in context parallelism.
 
-    Context parallelism gives rank ``cp_rank`` of ``cp`` one contiguous part of every sequence, ``cp_group`` joins
-    them; sequence parallelism gives rank ``sequence_rank`` of ``sequence_ranks`` a part of that part wherever the
-    residual stream is.
+    Sequence parallelism gives rank ``sequence_rank`` of ``sequence_ranks`` a part of that part wherever the residual
+    stream is.
     """
 
-    cp: int = 1
-    cp_rank: int = 0
-    cp_group: Any = None
-    cp_kind: str = "ring"
+    context: Context = field(default_factory=Context)
     sequence_ranks: int = 1
     sequence_rank: int = 0
 
     def positions(self, length: int, device: Any) -> Tensor:
-        """Positions in the whole sequence of ``length`` tokens of this rank: int64[length]."""
-        start = self.cp_rank * length
-        return torch.arange(start, start + length, device=device)
+        """Positions in the whole sequence of the ``length`` tokens of this rank: int64[length]."""
+        return self.context.positions(length).to(device)
 
     def residual_positions(self, length: int, device: Any) -> Tensor:
         """The same where the residual stream is sharded over the sequence."""
-        start = (self.cp_rank * self.sequence_ranks + self.sequence_rank) * length
-        return torch.arange(start, start + length, device=device)
+        return self.positions(length * self.sequence_ranks, device).chunk(self.sequence_ranks)[
+            self.sequence_rank
+        ]
 
 
 class Rotary(nn.Module):
@@ -93,6 +91,8 @@ class Attention(nn.Module):
 
     def _core(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Shapes [batch, heads, seq, head_dim]."""
+        if self.place.context.cp > 1:
+            return context_attention(query, key, value, self.place.context, self.mask.window)
         groups = query.shape[1] // key.shape[1]
         if groups > 1:
             key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))

@@ -17,6 +17,7 @@ from simpar.plan.check import stage_layers
 from simpar.plan.plan import Plan
 from simpar.runtime import tensor_parallel
 from simpar.runtime.attention import Place
+from simpar.runtime.context import Context
 from simpar.runtime.decoder import OUTPUT, TABLE, Decoder, Part, Recompute, TokenEmbedding, initial_value
 from simpar.runtime.ranks import Ranks
 from simpar.runtime.strategy import Strategy
@@ -95,10 +96,18 @@ def build_stage(blueprint: Blueprint, part: Part, ranks: Ranks) -> Decoder:
 def place_of(plan: Plan, ranks: Ranks) -> Place:
     """Where in a sequence this rank works."""
     sequence = bool(plan.tensor_parallel.sequence_parallel) and plan.mesh.tp > 1
-    return Place(
+    choice = plan.context_parallel
+    context = Context(
         cp=plan.mesh.cp,
-        cp_rank=ranks.here["cp"],
-        cp_group=ranks.context_group,
+        rank=ranks.here["cp"],
+        ulysses=plan.ulysses,
+        method=choice.cp_method or "ring",
+        balance=choice.cp_balance or "contiguous",
+        ring_group=ranks.ring_group(plan.ulysses),
+        head_group=ranks.head_group(plan.ulysses),
+    )
+    return Place(
+        context,
         sequence_ranks=plan.mesh.tp if sequence else 1,
         sequence_rank=ranks.here["tp"] if sequence else 0,
     )

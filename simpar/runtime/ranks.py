@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +25,7 @@ class Ranks:
     rank: int
     device: Any
     replicas: int = 1
+    _groups: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def here(self) -> dict[str, int]:
@@ -69,7 +70,7 @@ class Ranks:
     @cached_property
     def data_group(self) -> Any:
         """All dp x cp ranks that average gradients; None for one rank."""
-        return self._enumerated(("dp", "cp"), self.width)
+        return self._made("data", self.mesh.groups(("dp", "cp")))
 
     @cached_property
     def shard_group(self) -> Any:
@@ -78,22 +79,26 @@ class Ranks:
             return None
         return self.submesh("shard").get_group()
 
-    @cached_property
-    def context_group(self) -> Any:
-        """Ranks that share one sequence; None for one rank."""
-        return self._enumerated("cp", self.mesh.cp)
+    def head_group(self, ulysses: int) -> Any:
+        """Neighbours among the ranks of a sequence that exchange heads; None for one rank."""
+        return self._made("heads", self.mesh.groups("cp").reshape(-1, ulysses))
+
+    def ring_group(self, ulysses: int) -> Any:
+        """Ranks of a sequence that pass keys and values: one of every group of neighbours; None for one rank."""
+        rings = self.mesh.groups("cp").reshape(-1, self.mesh.cp // ulysses, ulysses).transpose(0, 2, 1)
+        return self._made("ring", rings.reshape(-1, self.mesh.cp // ulysses))
 
     @cached_property
     def embedding_group(self) -> Any:
         """First and last pipeline rank, which both hold tied embeddings; None within one rank."""
         if self.mesh.pp < 3:
             return self.pipeline_group
-        pipelines = self.mesh.groups("pp")
-        found, _ = dist.new_subgroups_by_enumeration(pipelines[:, [0, -1]].tolist())
-        return found
+        return self._made("embedding", self.mesh.groups("pp")[:, [0, -1]])
 
-    def _enumerated(self, axes: Any, size: int) -> Any:
-        if size == 1:
+    def _made(self, name: str, groups: Any) -> Any:
+        """The group of this rank among equal ones, made once; None where groups have one rank."""
+        if groups.shape[1] == 1:
             return None
-        found, _ = dist.new_subgroups_by_enumeration(self.mesh.groups(axes).tolist())
-        return found
+        if name not in self._groups:
+            self._groups[name], _ = dist.new_subgroups_by_enumeration(groups.tolist())
+        return self._groups[name]

@@ -95,8 +95,6 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
             f"plan.precision = {numerics.precision}: needs scaled losses or 8-bit products; "
             f"allowed in a real run: {', '.join(PRECISIONS)}"
         )
-    if mesh.cp > 1:
-        raise UserError(f"plan.cp = {mesh.cp}: the runtime has no context parallelism; allowed: 1")
     if mesh.ep > 1:
         raise UserError(f"plan.ep = {mesh.ep}: the runtime has no expert parallelism; allowed: 1")
     if graph is None:
@@ -106,8 +104,22 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
                 raise UserError(
                     f"plan.{axis} = {size}: a model of your own is only data parallel; allowed: 1, or a config.json"
                 )
-    elif mesh.tp > 1:
+        return
+    if not is_decoder(graph):
+        raise UserError(
+            f"model {graph.name}: has two towers; the runtime trains decoders, or a module:function"
+        )
+    if mesh.tp > 1:
         _refuse_tensor(mesh.tp, graph)
+
+
+def is_decoder(graph: ModelGraph) -> bool:
+    """Whether a model is one stack of causal layers between one embedding and one head."""
+    blocks = [graph.blocks[name] for name in set(graph.layers)]
+    layered = [op for block in blocks for op in block.operators]
+    apart = any(block.scope or block.passes for block in (*blocks, graph.embedding, graph.head))
+    causal = all(op.attention.causal for op in layered if op.attention is not None)
+    return causal and not apart and all(op.kind != "embedding" for op in layered)
 
 
 def _refuse_tensor(tp: int, graph: ModelGraph) -> None:

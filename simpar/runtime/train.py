@@ -20,7 +20,7 @@ from simpar.runtime.decoder import Recompute
 from simpar.runtime.engine import Engine, average_loss
 from simpar.runtime.job import LOG, Job, own_model, read_log
 from simpar.runtime.measure import Clock, Memory, tracing
-from simpar.runtime.model import Blueprint, Dtypes
+from simpar.runtime.model import Blueprint, Dtypes, place_of
 from simpar.runtime.prepare import Prepared, prepare
 from simpar.runtime.ranks import Ranks
 from simpar.runtime.saved import next_step
@@ -170,8 +170,8 @@ def local_batch(session: Session, step: int) -> tuple[Tensor, Tensor]:
     """Tokens of this rank and next tokens of a step: int64[sequences, its part of the sequence]."""
     samples = torch.from_numpy(session.loader.batch(step)).to(session.ranks.device)
     length = session.job.training.seq_len // session.ranks.mesh.cp
-    start = session.ranks.here["cp"] * length
-    return samples[:, start : start + length], samples[:, start + 1 : start + length + 1]
+    here = place_of(session.prepared.plan, session.ranks).positions(length, samples.device)
+    return samples[:, here], samples[:, here + 1]
 
 
 def seed_step(session: Session, step: int) -> None:

@@ -24,7 +24,7 @@ from simpar.runtime.checkpoint import Contents, Store
 from simpar.runtime.decoder import OUTPUT, TABLE, Recompute
 from simpar.runtime.engine import average_loss
 from simpar.runtime.job import Learning
-from simpar.runtime.model import Blueprint, Dtypes
+from simpar.runtime.model import Blueprint, Dtypes, place_of
 from simpar.runtime.prepare import prepare
 from simpar.runtime.ranks import Ranks
 from simpar.runtime.states import named_tensors, set_steps
@@ -35,6 +35,10 @@ MODELS = {
         "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
     },
     "gpt2": {"model_type": "gpt2", "vocab_size": 97, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64},
+    "window": {
+        "model_type": "mistral", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "sliding_window": 5,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    },
     "deep": {
         "model_type": "llama", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48,
         "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 4,
@@ -74,7 +78,8 @@ def steps(engine, first: int, last: int) -> list[float]:
     ranks, losses = engine.ranks, []
     for step in range(first, last):
         tokens, targets = (part.chunk(ranks.mesh.dp)[ranks.data_rank] for part in batch(step))
-        loss, _ = engine.step(tokens, targets)
+        here = place_of(engine.plan, ranks).positions(TRAINING.seq_len // ranks.mesh.cp, tokens.device)
+        loss, _ = engine.step(tokens[:, here], targets[:, here])
         losses.append(average_loss(loss, ranks, tokens.device))
     return losses
 

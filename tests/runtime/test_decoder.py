@@ -18,6 +18,7 @@ from simpar.runtime.decoder import (  # noqa: E402
     Recompute,
     initial_value,
 )
+from simpar.runtime.strategy import is_decoder  # noqa: E402
 
 TINY = {
     "vocab_size": 96,
@@ -44,6 +45,8 @@ def smallest_of_every_family():
     for name, config in catalogue().items():
         size = load_model(name).num_parameters()
         kind = config["model_type"]
+        if not is_decoder(load_model(name)):
+            continue
         if kind not in sizes or size < sizes[kind][0]:
             sizes[kind] = (size, name)
     return [name for _, name in sizes.values()]

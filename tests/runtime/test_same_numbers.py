@@ -22,8 +22,21 @@ EVERYDAY = [
     {"pp": 4, "layers": [1, 2, 1, 0], "schedule": "zb-h1"},
     {"pp": 4, "schedule": "v-min", "model": "deep"},
     {"pp": 2, "tp": 2, "schedule": "1f1b"},
+    {"cp": 4, "cp_method": "ring", "cp_balance": "zigzag", "ulysses": 2, "model": "gpt2"},
+    {"cp": 2, "dp": 2, "cp_method": "ring", "zero": 3, "recompute": "full"},
+    {"cp": 2, "dp": 2, "cp_method": "ulysses"},
 ]
 WIDE_FOUR = [
+    {"cp": 4, "cp_method": "ring", "cp_balance": "striped"},
+    {"cp": 4, "cp_method": "ring", "cp_balance": "contiguous", "model": "gpt2"},
+    {"cp": 4, "cp_method": "ring", "cp_balance": "zigzag", "model": "window"},
+    {"cp": 4, "cp_method": "all_gather", "cp_balance": "striped", "model": "window"},
+    {"cp": 4, "cp_method": "ulysses", "model": "gpt2"},
+    {"cp": 4, "cp_method": "all_gather", "ulysses": 2, "cp_balance": "zigzag"},
+    {"cp": 2, "dp": 2, "cp_method": "all_gather", **ROUNDED},
+    {"cp": 2, **SEQUENCE, "cp_method": "ring", "cp_balance": "zigzag"},
+    {"cp": 2, "pp": 2, "cp_method": "ring", "cp_balance": "zigzag", "schedule": "zb-v", "recompute": "selective"},
+    {"cp": 2, "dp": 2, "cp_method": "ulysses", "zero": 1},
     {"dp": 4, "zero": 1},
     {"dp": 4, "optimizer": "sgd_momentum"},
     {"dp": 4, "optimizer": "sgd", "zero": 3, "reshard_after_forward": False},
@@ -64,6 +77,8 @@ WIDE_CONTINUED = [
     {"dp": 4, "zero": 1, "model": "gpt2", "then": {"pp": 2, "dp": 2, "schedule": "dualpipev", "zero": 1}},
 ]
 WIDE_EIGHT = [
+    {"cp": 2, "pp": 2, "dp": 2, "cp_method": "ring", "zero": 3, "recompute": "full"},
+    {"cp": 2, **SEQUENCE, "dp": 2, "cp_method": "ulysses", "zero": 3},
     {"pp": 2, "dp": 2, **SEQUENCE, "zero": 3},
     {"pp": 2, "dp": 2, **SEQUENCE, "zero": 1, "schedule": "zb-v"},
     {"pp": 2, "dp": 2, **SEQUENCE, "schedule": "interleaved", **CLIPPED},

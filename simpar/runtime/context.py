@@ -1,0 +1,373 @@
+"""Context parallelism: which tokens a rank holds, and attention across ranks.
+
+Groups of ``ulysses`` neighbouring ranks exchange heads for tokens [Jacobs et al. 2023, arXiv 2309.14509]; between
+those groups keys and values go round a ring while attention to the block at hand is computed [Liu et al. 2023, arXiv
+2310.01889], or are gathered first. Partial results are joined by their log-sum-exp, and backward recomputes each
+block's probabilities from the joined one [Dao 2023, arXiv 2307.08691].
+
+A rank's tokens are one or two runs of evenly spaced positions, so every pair of runs is seen fully, causally or not
+at all, without a mask in memory; only sliding windows need one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+Tensor = Any
+Known = tuple[Tensor, Tensor, Tensor]  # gradient of the output, output, log-sum-exp
+NONE, FULL, CAUSAL, STRICT, MASKED = "none", "full", "causal", "strict", "masked"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Evenly spaced positions: ``start``, ``start + step``, ... (``length`` of them)."""
+
+    start: int
+    step: int
+    length: int
+
+    @property
+    def last(self) -> int:
+        """The largest position."""
+        return self.start + self.step * (self.length - 1)
+
+    def positions(self) -> Tensor:
+        """All of them: int64[length]."""
+        return torch.arange(self.start, self.last + 1, self.step)
+
+
+def runs(group: int, groups: int, seq_len: int, balance: str) -> tuple[Run, ...]:
+    """The tokens of one of ``groups`` equal parts of a sequence.
+
+    "zigzag" takes a chunk from each end, "striped" every ``groups``-th token, "contiguous" one chunk.
+    """
+    size = seq_len // groups
+    if groups == 1 or balance == "contiguous":
+        return (Run(group * size, 1, size),)
+    if balance == "striped":
+        return (Run(group, groups, size),)
+    half = size // 2
+    return Run(group * half, 1, half), Run((2 * groups - 1 - group) * half, 1, half)
+
+
+Place = tuple[Run, Run, int | None]  # queries, keys, window
+
+
+@dataclass(frozen=True)
+class Context:
+    """One rank's place among ``cp`` ranks that share a sequence.
+
+    ``ring_group`` joins the ranks that pass keys and values, ``head_group`` those that exchange heads; None where
+    there is only one.
+    """
+
+    cp: int = 1
+    rank: int = 0
+    ulysses: int = 1
+    method: str = "ring"
+    balance: str = "contiguous"
+    ring_group: Any = None
+    head_group: Any = None
+
+    @property
+    def groups(self) -> int:
+        """Parts of the sequence between which keys and values travel."""
+        return self.cp // self.ulysses
+
+    @property
+    def group(self) -> int:
+        """Which of them this rank is in."""
+        return self.rank // self.ulysses
+
+    def runs(self, group: int, seq_len: int) -> tuple[Run, ...]:
+        """The tokens of a group."""
+        return runs(group, self.groups, seq_len, self.balance)
+
+    def positions(self, length: int) -> Tensor:
+        """Positions of this rank's ``length`` tokens in the whole sequence: int64[length]."""
+        whole = torch.cat([run.positions() for run in self.runs(self.group, length * self.cp)])
+        return whole.chunk(self.ulysses)[self.rank % self.ulysses]
+
+
+def visibility(query: Run, key: Run, window: int | None) -> str:
+    """How a run of queries sees a run of keys under a causal mask, and a window where there is one."""
+    if query.last < key.start or (window and query.start - key.last >= window):
+        return NONE
+    inside = not window or query.last - key.start < window
+    if inside and query.start >= key.last:
+        return FULL
+    aligned = (query.step, query.length) == (key.step, key.length)
+    if inside and aligned and 0 <= query.start - key.start < query.step:
+        return CAUSAL
+    if inside and aligned and -query.step < query.start - key.start < 0:
+        return STRICT
+    return MASKED
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, context: Context, window: int | None) -> Tensor:
+    """Causal attention of local tokens to the whole sequence: shapes [batch, heads, local seq, head_dim]."""
+    if context.ulysses > 1:
+        if key.shape[1] % context.ulysses:
+            key, value = (x.repeat_interleave(context.ulysses // key.shape[1], dim=1) for x in (key, value))
+        query, key, value = (_Exchange.apply(x, context.head_group, 1, 2) for x in (query, key, value))
+    out = _Attention.apply(query, key, value, context, window)
+    return _Exchange.apply(out, context.head_group, 2, 1) if context.ulysses > 1 else out
+
+
+class _Exchange(torch.autograd.Function):
+    """All-to-all over a group: dim ``split`` is shared out, dim ``join`` is put together in the ranks' order."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any, split: int, join: int) -> Tensor:
+        """Exchange."""
+        ctx.group, ctx.split, ctx.join = group, split, join
+        return _exchange(x, group, split, join)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        """Exchange back."""
+        return _exchange(gradient, ctx.group, ctx.join, ctx.split), None, None, None
+
+
+def _exchange(x: Tensor, group: Any, split: int, join: int) -> Tensor:
+    ranks = dist.get_world_size(group)
+    sent = torch.stack([part.contiguous() for part in x.chunk(ranks, dim=split)])
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    return torch.cat(received.unbind(0), dim=join)
+
+
+class _Attention(torch.autograd.Function):
+    """Attention to blocks of keys and values of all groups, one at a time."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, context: Context, window: int | None
+    ) -> Tensor:
+        """Join what every block gives."""
+        seq_len = query.shape[2] * context.groups
+        mine = context.runs(context.group, seq_len)
+        out, lse = _empty(query)
+        for group, block in _travel(torch.stack((key, value)), context):
+            for (rows, q), (columns, k) in _pairs(mine, context.runs(group, seq_len)):
+                kind = visibility(q, k, window)
+                if kind != NONE:
+                    ours, theirs = query[:, :, rows], _expand(block[:, :, :, columns], query)
+                    _join(out, lse, rows, _forward(ours, theirs, kind, (q, k, window)), kind)
+        out = out.to(query.dtype)
+        ctx.save_for_backward(query, key, value, out, lse)
+        ctx.context, ctx.window = context, window
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        """Gradients of keys and values travel with their block until they are home."""
+        query, key, value, out, lse = ctx.saved_tensors
+        context, window = ctx.context, ctx.window
+        seq_len = query.shape[2] * context.groups
+        mine = context.runs(context.group, seq_len)
+        d_query = torch.zeros_like(query, dtype=lse.dtype)
+        home = _Homecoming(context, torch.stack((key, value)))
+        for group, block in _travel(torch.stack((key, value)), context):
+            d_block = torch.zeros_like(block, dtype=lse.dtype)
+            for (rows, q), (columns, k) in _pairs(mine, context.runs(group, seq_len)):
+                kind = visibility(q, k, window)
+                if kind != NONE:
+                    ours, theirs = query[:, :, rows], _expand(block[:, :, :, columns], query)
+                    known = (gradient[:, :, rows], out[:, :, rows], lse[:, :, rows])
+                    d_ours, d_theirs = _backward(ours, theirs, known, kind, (q, k, window))
+                    d_query[:, :, rows] += d_ours
+                    d_block[:, :, :, columns] += _reduce(d_theirs, key)
+            home.add(group, d_block)
+        d_key, d_value = home.arrived().unbind(0)
+        return d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype), None, None
+
+
+def _empty(query: Tensor) -> tuple[Tensor, Tensor]:
+    """Nothing seen yet: zeros, and a log-sum-exp of minus infinity; at least in fp32."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    lse = torch.full(query.shape[:3], -torch.inf, dtype=wide, device=query.device)
+    return torch.zeros_like(query, dtype=wide), lse
+
+
+def _pairs(
+    rows: tuple[Run, ...], columns: tuple[Run, ...]
+) -> Iterator[tuple[tuple[slice, Run], tuple[slice, Run]]]:
+    """Every run of queries with every run of keys, each with its place in the local tensors."""
+    for row in _placed(rows):
+        for column in _placed(columns):
+            yield row, column
+
+
+def _placed(every: tuple[Run, ...]) -> Iterator[tuple[slice, Run]]:
+    start = 0
+    for run in every:
+        yield slice(start, start + run.length), run
+        start += run.length
+
+
+def _travel(block: Tensor, context: Context) -> Iterator[tuple[int, Tensor]]:
+    """Blocks of all groups with their number, this rank's own first; the next one is on its way meanwhile."""
+    if context.groups == 1:
+        yield 0, block
+    elif context.method == "all_gather":
+        every = [torch.empty_like(block) for _ in range(context.groups)]
+        dist.all_gather(every, block.contiguous(), group=context.ring_group)
+        yield from enumerate(every)
+    else:
+        block = block.contiguous()
+        for hop in range(context.groups):
+            coming = _pass_on(block, context) if hop < context.groups - 1 else None
+            yield (context.group - hop) % context.groups, block
+            if coming is not None:
+                block = coming.wait()
+
+
+@dataclass
+class _Coming:
+    """A tensor on its way from the rank before."""
+
+    tensor: Tensor
+    work: list[Any]
+    sent: Tensor
+
+    def wait(self) -> Tensor:
+        """The tensor once it is here."""
+        for each in self.work:
+            each.wait()
+        return self.tensor
+
+
+def _pass_on(block: Tensor, context: Context) -> _Coming:
+    """Send to the next group and receive from the one before."""
+    group, ranks = context.ring_group, context.groups
+    coming = torch.empty_like(block)
+    following = dist.get_global_rank(group, (context.group + 1) % ranks)
+    before = dist.get_global_rank(group, (context.group - 1) % ranks)
+    messages = [
+        dist.P2POp(dist.isend, block, following, group),
+        dist.P2POp(dist.irecv, coming, before, group),
+    ]
+    return _Coming(coming, dist.batch_isend_irecv(messages), block)
+
+
+class _Homecoming:
+    """Collects the gradient of every block and brings it to the rank that owns the block."""
+
+    def __init__(self, context: Context, like: Tensor) -> None:
+        self.context = context
+        self.gathers = context.groups > 1 and context.method == "all_gather"
+        self.every: dict[int, Tensor] = {}
+        self.total: Tensor | None = None
+        self.coming: _Coming | None = None
+        self.like = like
+
+    def add(self, group: int, gradient: Tensor) -> None:
+        """One block's share of this rank, in the order in which the blocks travel."""
+        if self.gathers:
+            self.every[group] = gradient
+            return
+        self.total = gradient if self.coming is None else gradient + self.coming.wait()
+        if self.context.groups > 1:
+            self.coming = _pass_on(self.total, self.context)
+
+    def arrived(self) -> Tensor:
+        """The sum of all ranks' shares for this rank's own block."""
+        if self.gathers:
+            sent = torch.stack([self.every[group] for group in range(self.context.groups)])
+            received = torch.empty_like(sent)
+            dist.all_to_all_single(received, sent, group=self.context.ring_group)
+            return received.sum(0)
+        return self.total if self.coming is None else self.coming.wait()
+
+
+def _expand(block: Tensor, query: Tensor) -> Tensor:
+    """Key-value heads repeated for the query heads that share them: [2, batch, heads, keys, head_dim]."""
+    return block.repeat_interleave(query.shape[1] // block.shape[2], dim=2)
+
+
+def _reduce(gradient: Tensor, key: Tensor) -> Tensor:
+    """Gradients of repeated heads added up."""
+    return gradient.unflatten(2, (key.shape[1], -1)).sum(3)
+
+
+def _forward(query: Tensor, block: Tensor, kind: str, place: Place) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of one block; a strict block's are those of all queries but the first."""
+    if kind == STRICT:
+        query, block, kind = query[:, :, 1:], block[:, :, :, :-1], CAUSAL
+    if kind == MASKED or query.device.type != "cpu":
+        return _plain_forward(query, block, _seen(kind, query, place))
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out, lse = flash(query, block[0], block[1], 0.0, kind == CAUSAL)
+    return out, lse
+
+
+def _backward(query: Tensor, block: Tensor, known: Known, kind: str, place: Place) -> tuple[Tensor, Tensor]:
+    """Gradients of queries and of a block from the joined output and log-sum-exp."""
+    if kind == STRICT:
+        gradient, out, lse = (x[:, :, 1:] for x in known)
+        inner = _backward(query[:, :, 1:], block[:, :, :, :-1], (gradient, out, lse), CAUSAL, place)
+        return functional.pad(inner[0], (0, 0, 1, 0)), functional.pad(inner[1], (0, 0, 0, 1))
+    gradient, out, lse = known
+    if kind == MASKED or query.device.type != "cpu":
+        return _plain_backward(query, block, known, _seen(kind, query, place))
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    dq, dk, dv = flash(gradient.contiguous(), query, block[0], block[1], out, lse, 0.0, kind == CAUSAL)
+    return dq, torch.stack((dk, dv))
+
+
+def _join(out: Tensor, lse: Tensor, rows: slice, part: tuple[Tensor, Tensor], kind: str) -> None:
+    """Add a block to what is seen: both weighted by their share of the joined sum of exponentials."""
+    if kind == STRICT:
+        rows = slice(rows.start + 1, rows.stop)
+    block, block_lse = part
+    before = lse[:, :, rows]
+    joined = torch.logaddexp(before, block_lse.to(before.dtype))
+    old, new = ((x - joined).exp().nan_to_num(0.0).unsqueeze(-1) for x in (before, block_lse))
+    out[:, :, rows] = out[:, :, rows] * old + block * new
+    lse[:, :, rows] = joined
+
+
+def _seen(kind: str, query: Tensor, place: Place) -> Tensor | None:
+    """Which keys a query sees: bool[queries, keys], or None for all."""
+    if kind == FULL:
+        return None
+    if kind == CAUSAL:
+        size = query.shape[2]
+        return torch.ones(size, size, dtype=torch.bool, device=query.device).tril()
+    rows, columns, window = place
+    distance = rows.positions()[:, None] - columns.positions()[None, :]
+    return ((distance >= 0) & (distance < (window or torch.iinfo(torch.int64).max))).to(query.device)
+
+
+def _plain_forward(query: Tensor, block: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+    scores = _scores(query, block[0], seen)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse.unsqueeze(-1)).exp().nan_to_num(0.0)
+    return weights.to(block.dtype) @ block[1], lse
+
+
+def _plain_backward(query: Tensor, block: Tensor, known: Known, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+    gradient, out, lse = known
+    key, value = block.unbind(0)
+    weights = (_scores(query, key, seen) - lse.unsqueeze(-1)).exp().nan_to_num(0.0)
+    delta = (gradient.to(lse.dtype) * out.to(lse.dtype)).sum(-1, keepdim=True)
+    d_scores = (
+        weights * ((gradient @ value.transpose(-1, -2)).to(lse.dtype) - delta) * query.shape[-1] ** -0.5
+    )
+    d_scores, weights = d_scores.to(query.dtype), weights.to(query.dtype)
+    d_block = torch.stack((d_scores.transpose(-1, -2) @ query, weights.transpose(-1, -2) @ gradient))
+    return d_scores @ key, d_block
+
+
+def _scores(query: Tensor, key: Tensor, seen: Tensor | None) -> Tensor:
+    """Scaled scores, at least in fp32, minus infinity where nothing is seen."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scores = (query @ key.transpose(-1, -2)).to(wide) * query.shape[-1] ** -0.5
+    return scores if seen is None else scores.masked_fill(~seen, -torch.inf)
