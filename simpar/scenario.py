@@ -75,6 +75,9 @@ class Scenario(_Part):
     plan: Plan = Plan()
     stack: str | None = Field(None, description="software stack profile; default by hardware and plan")
     perturbation: Perturbations = Perturbations()
+    noise_scale_tokens: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="batch below which gradients are mostly noise"
+    )
     published: Published | None = None
 
     def inputs(self) -> dict[str, Any]:
@@ -86,6 +89,7 @@ class Scenario(_Part):
             "training": self.training,
             "stack": self.stack,
             "perturbation": self.perturb(),
+            "noise_scale_tokens": self.noise_scale_tokens,
         }
 
     def graph(self) -> ModelGraph:

@@ -16,8 +16,10 @@ from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.plan.check import Target, check, layers_by_cost, schedule_of
 from simpar.plan.plan import Plan
+from simpar.plan.sync import apart
 from simpar.program.lower import Lowered, Perturbation, lower
 from simpar.program.rank_view import Job
+from simpar.replicas.cooperate import cooperate
 from simpar.report.result import Result
 from simpar.report.summarise import Context, summarise
 
@@ -25,12 +27,17 @@ CONVENTIONS = ("full", "causal")
 
 
 class Options(TypedDict, total=False):
-    """What does not change the layout: engine, seed of jitter, FLOP convention, what makes ranks differ."""
+    """What does not change the layout: engine, seed of jitter, FLOP convention, what makes ranks differ.
+
+    ``noise_scale_tokens`` is the batch below which gradients are mostly noise, for the statistical efficiency of
+    replicas that step on their own.
+    """
 
     engine: str
     seed: int
     flops_convention: Literal["full", "causal"]
     perturbation: Perturbation
+    noise_scale_tokens: float | None
 
 
 def simulate(
@@ -48,9 +55,16 @@ def simulate(
     """
     convention = choose(options.get("flops_convention", "full"), CONVENTIONS, "FLOP convention")
     job = make_job(model, cluster, plan, training, stack)
-    lowered = lower_job(job, cluster, options)
+    perturbation = perturbed(options)
+    alone = apart(
+        job.plan
+    )  # replicas step on their own: jitter is drawn for their many steps, not for the ops of one
+    step = replace(perturbation, jitter_sigma=0.0) if alone else perturbation
+    lowered = lower_job(job, cluster, {"perturbation": step})
     name, engine = choose_engine(options.get("engine", "auto"), lowered.program)
-    return summarise(Context(lowered, engine(lowered.program), cluster, name, convention))
+    context = Context(lowered, engine(lowered.program), cluster, name, convention)
+    result = summarise(context)
+    return cooperate(context, result, perturbation, options.get("noise_scale_tokens")) if alone else result
 
 
 def make_job(
@@ -86,11 +100,15 @@ def balanced(plan: Plan, graph: ModelGraph, stack: Stack) -> Plan:
     return plan.model_copy(update={"pipeline": plan.pipeline.model_copy(update={"layers": layers})})
 
 
+def perturbed(options: Options) -> Perturbation:
+    """What makes ranks differ, under the seed of the options."""
+    perturbation = options.get("perturbation") or Perturbation()
+    return replace(perturbation, seed=options["seed"]) if "seed" in options else perturbation
+
+
 def lower_job(job: Job, cluster: Cluster, options: Options, *, contention: bool = True) -> Lowered:
     """Lower a job under the perturbation of the options. Raises UserError for a rank that does not exist."""
-    perturbation = options.get("perturbation") or Perturbation()
-    if "seed" in options:
-        perturbation = replace(perturbation, seed=options["seed"])
+    perturbation = perturbed(options)
     for rank in perturbation.slow_ranks:
         if not 0 <= rank < cluster.world_size:
             raise UserError(f"slow_ranks: rank {rank}: allowed: 0..{cluster.world_size - 1}")

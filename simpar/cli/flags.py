@@ -41,6 +41,7 @@ SCENARIO_FLAGS = (
     Flag("--micro-batch", "plan.micro_batch", int, "Sequences per microbatch"),
     Flag("--zero", "plan.zero", int, "ZeRO stage: 0, 1, 2 or 3"),
     Flag("--hsdp", "plan.hsdp", int, "Replicas of the sharded states"),
+    Flag("--sync", "plan.sync", str, "How replicas cooperate: bsp, ssp, asp, local-sgd or diloco"),
     Flag(
         "--sequence-parallel/--no-sequence-parallel",
         "plan.sequence_parallel",

@@ -110,7 +110,16 @@ def parameter_widths(plan: Plan, stack: Stack) -> Widths:
     stored = whole if stack.numerics.parameter_dtype == "fp32" else compute
     master = whole if numerics.master_weights and stored < whole else 0.0
     gradient = DTYPE_BYTES[numerics.grad_dtype or "fp32"]
-    return Widths(stored, gradient, MOMENTS[numerics.optimizer] * whole + master, compute)
+    states = 0.0 if plan.data_parallel.servers else MOMENTS[numerics.optimizer] * whole + master
+    return Widths(stored, gradient, states + outer_bytes(plan), compute)
+
+
+def outer_bytes(plan: Plan) -> float:
+    """Bytes a parameter of DiLoCo's outer optimizer: where the round began, and a momentum, both fp32.
+
+    Source: Douillard et al. 2023, arXiv 2311.08105, algorithm 1 (Nesterov momentum on the outer gradient).
+    """
+    return 2 * DTYPE_BYTES["fp32"] if plan.data_parallel.sync == "diloco" else 0.0
 
 
 def num_shards(plan: Plan) -> int:

@@ -13,6 +13,7 @@ from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.schedules import make_schedule
 from simpar.plan.schedules.actions import Schedule, from_csv
 from simpar.plan.stages import check_stages
+from simpar.plan.sync import apart, decided, num_replicas
 
 MAX_PASSES = 2**21
 Costs = tuple[float, float, float]
@@ -32,7 +33,7 @@ def check(plan: Plan, target: Target) -> Plan:
     """The plan with dp and the schedule's name filled in. Raises UserError with the first rule it breaks."""
     if plan.pipeline.stages:
         return _check_staged(plan, target)
-    plan = _fill(plan, target.world_size)
+    plan = _fill(plan, target)
     for rule in (_later, _tensor, _context, _batch, _stages, _schedule, _data):
         rule(plan, target)
     return plan
@@ -50,6 +51,10 @@ def _check_staged(plan: Plan, target: Target) -> Plan:
     if mesh.dp not in (None, 1) or plan.pipeline.vpp > 1 or data.kind == "fsdp" or data.zero not in (0, 1):
         raise UserError(
             "plan.stages: stages have data parallelism of their own; allowed: dp 1, vpp 1, kind ddp, zero 1"
+        )
+    if apart(plan):
+        raise UserError(
+            f"plan.sync = {data.sync}: stages of their own reduce inside the step; allowed: bsp without servers"
         )
     check_stages(stages, target.graph, target.world_size)
     pipeline = {"schedule": plan.schedule, "layers": tuple(stage.layers for stage in stages)}
@@ -108,8 +113,8 @@ def stage_layers(plan: Plan, num_layers: int) -> tuple[int, ...]:
     return tuple(base + (stage in more) for stage in range(stages))
 
 
-def _fill(plan: Plan, world_size: int) -> Plan:
-    mesh = plan.mesh
+def _fill(plan: Plan, target: Target) -> Plan:
+    mesh, world_size = plan.mesh, target.world_size
     model = mesh.tp * mesh.cp * mesh.pp
     factors = f"tp x cp x pp = {mesh.tp} x {mesh.cp} x {mesh.pp} = {model}"
     if world_size % model:
@@ -123,6 +128,7 @@ def _fill(plan: Plan, world_size: int) -> Plan:
         update={
             "mesh": mesh.model_copy(update={"dp": left}),
             "pipeline": plan.pipeline.model_copy(update={"schedule": plan.schedule}),
+            "data_parallel": decided(plan.data_parallel, -(-world_size // target.devices_per_node)),
         }
     )
 
@@ -255,6 +261,13 @@ def _data(plan: Plan, target: Target) -> None:
         raise UserError(
             f"plan.hsdp = {data.hsdp}: makes replicas of sharded states; allowed: with zero 1, 2 or 3"
         )
+    if apart(plan) and num_replicas(plan) == 1:
+        raise UserError(
+            f"plan.sync = {data.sync}: one replica of the states has nobody to cooperate with; allowed: zero 0 "
+            "with dp > 1, or hsdp > 1"
+        )
+    if apart(plan) and data.kind == "single_process":
+        raise UserError(f"plan.sync = {data.sync}: single_process drives all devices in step; allowed: bsp")
     if width % data.hsdp:
         raise UserError(f"plan.hsdp = {data.hsdp}: does not divide dp = {width}; allowed: a divisor of it")
 

@@ -20,7 +20,7 @@ SECTIONS = {
     "pipeline": ("schedule", "vpp", "layers", "actions"),
     "data_parallel": (
         "kind", "zero", "hsdp", "bucket_bytes", "first_bucket_bytes", "overlap_grad_reduce",
-        "overlap_param_gather", "reshard_after_forward",
+        "overlap_param_gather", "reshard_after_forward", "sync", "sync_every", "staleness", "servers",
     ),
     "tensor_parallel": ("sequence_parallel",),
     "context_parallel": ("cp_method", "cp_balance", "ulysses"),

@@ -26,6 +26,7 @@ from simpar.plan import flat
 from simpar.plan.mesh import Mesh
 from simpar.plan.schedules import SCHEDULES, known_name, natural_vpp
 from simpar.plan.stages import StagePlan
+from simpar.plan.sync import SCHEMES, problem
 from simpar.units import Bytes, Count
 
 VERSION = "1"
@@ -101,6 +102,23 @@ class DataParallel(_Part):
     overlap_grad_reduce: bool | None = None
     overlap_param_gather: bool | None = None
     reshard_after_forward: bool | None = None
+    sync: str = Field("bsp", description="how replicas cooperate: bsp, ssp, asp, local-sgd or diloco")
+    sync_every: Count | None = Field(None, description="local steps between averages (local-sgd, diloco)")
+    staleness: int | None = Field(None, ge=0, description="clocks a replica may run ahead (ssp)")
+    servers: Count | None = Field(None, description="parameter servers (bsp, ssp, asp)")
+
+    @field_validator("sync")
+    @classmethod
+    def _known_scheme(cls, name: str) -> str:
+        if name not in SCHEMES:
+            raise ValueError(f"is no scheme{files.suggest(name, SCHEMES)}{files.allowed(SCHEMES)}")
+        return name
+
+    @model_validator(mode="after")
+    def _scheme_takes(self) -> DataParallel:
+        if (words := problem(self)) is not None:
+            raise ValueError(words)
+        return self
 
     @field_serializer("bucket_bytes", "first_bucket_bytes")
     def _with_unit(self, size: float | None) -> str | None:

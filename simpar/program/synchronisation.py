@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simpar.cost.operators import optimizer_time_s
+from simpar.plan.sync import apart, num_replicas
 from simpar.program.phases import COMPUTE, CollectiveUse
 from simpar.program.rank_view import Job
 from simpar.program.templates import GATHER, REDUCE, Node, SyncPolicy
@@ -25,19 +26,30 @@ from simpar.units import DTYPE_BYTES, to_ns
 
 @dataclass(frozen=True)
 class Synchronisation:
-    """The data-parallel behaviour of a job. ``width`` ranks share gradients, ``shards`` of them share states."""
+    """The data-parallel behaviour of a job inside a step.
+
+    ``width`` ranks share gradients, ``shards`` of them share states, in ``replicas`` copies. Replicas that step
+    on their own (:mod:`simpar.plan.sync`) share nothing inside a step.
+    """
 
     job: Job
     width: int
     shards: int
+    replicas: int
 
     @staticmethod
     def of(job: Job) -> Synchronisation:
         """Read the scheme from a checked plan."""
         mesh, data = job.plan.mesh, job.plan.data_parallel
-        width = int(mesh.dp or 1) * mesh.cp
-        shards = width // data.hsdp if data.zero else 1
-        return Synchronisation(job, width, shards)
+        alone = apart(job.plan)
+        width = int(mesh.dp or 1) * mesh.cp // (num_replicas(job.plan) if alone else 1)
+        replicas = data.hsdp if data.zero and not alone else 1
+        return Synchronisation(job, width, width // replicas if data.zero else 1, replicas)
+
+    @property
+    def alone(self) -> bool:
+        """Whether replicas step on their own."""
+        return apart(self.job.plan)
 
     @property
     def zero(self) -> int:
@@ -91,16 +103,15 @@ class Synchronisation:
     @property
     def shard_group(self) -> str:
         """The group kind that holds one copy of the sharded states."""
-        return "dp_shard" if self.job.plan.data_parallel.hsdp > 1 else "dp"
+        return "dp_shard" if self.replicas > 1 else "dp"
 
     @property
     def reduce_ops(self) -> tuple[tuple[str, str, float], ...]:
         """Collectives of one gradient reduction in turn: (group kind, operation, share of the bytes)."""
-        data = self.job.plan.data_parallel
         if self.zero == 0 or (self.zero == 1 and self.job.stack.overlap.all_reduce_zero1):
             return (("dp", "all_reduce", 1.0),)
         first = (self.shard_group, "reduce_scatter", 1.0)
-        if data.hsdp == 1:
+        if self.replicas == 1:
             return (first,)
         return (first, ("dp_replicate", "all_reduce", 1.0 / self.shards))
 
@@ -167,6 +178,8 @@ class Synchronisation:
         )
 
     def _optimizer(self, parameters: float) -> Node:
+        """The update; none where parameters live on servers, but still the end of all streams."""
+        parameters = 0.0 if self.job.plan.data_parallel.servers else parameters
         seconds = optimizer_time_s(
             parameters / self.shards, self.job.plan.numerics.optimizer, self.job.kernels, self.job.stack
         )

@@ -110,7 +110,9 @@ def _data_parallel_kinds(sync: Synchronisation) -> list[GroupKind]:
     groups = mesh.groups(("dp", "cp")) if mesh.cp > 1 else mesh.groups("dp")
     if sync.single_process:
         return [GroupKind("dp", groups, ("broadcast", "reduce"))]
-    replicas = sync.job.plan.data_parallel.hsdp if sync.zero else 1
+    if sync.alone:  # replicas that step on their own are groups of their own
+        groups = groups.reshape(-1, sync.width) if sync.zero else mesh.groups("cp")
+    replicas = sync.replicas if sync.zero else 1
     if replicas == 1:
         gathers = ("all_gather",) if sync.zero else ()
         return [GroupKind("dp", groups, (sync.reduce_ops[0][1], *gathers))]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.program.program import Csr, Program, Timing, predecessors
-from simpar.report.result import Result, StageMemory, Why
+from simpar.report.result import Cooperation, Result, StageMemory, Why
 from simpar.units import NS_PER_S, format_bytes, format_seconds
 
 MEMORY_PARTS = ("parameters", "gradients", "optimizer_states", "activations", "transient", "overhead")
@@ -77,6 +77,22 @@ def _binds(result: Result) -> Iterator[str]:
     ]
     yield f"{sentence}; lost to {', '.join(worst[:3])}" if worst else f"{sentence}; nothing else reaches 1 %"
     yield _memory_sentence(result)
+    if result.cooperation is not None:
+        yield _cooperation_sentence(result.cooperation)
+
+
+def _cooperation_sentence(met: Cooperation) -> str:
+    """Which link or server limits the exchange, and what staleness costs."""
+    words = (
+        f"{met.replicas} replicas under {met.scheme}: {format_seconds(met.local_step_s)} of own work a step"
+    )
+    words += f", {format_seconds(met.exchange_s)} of messages, {format_seconds(met.waiting_s)} of waiting"
+    if met.busy:
+        name = max(met.busy, key=lambda link: met.busy[link])
+        words += f"; the {name} is busy {met.busy[name]:.0%} of the time"
+    if met.staleness is not None:
+        words += f"; gradients are {met.staleness.mean:.3g} updates old on average, at most {met.staleness.maximum}"
+    return words
 
 
 def fullest_stage(result: Result) -> StageMemory:

@@ -147,6 +147,56 @@ class Trial(_Part):
     refused: str = ""
 
 
+class Staleness(_Part):
+    """How old parameters are when a gradient meets them: updates of others in between.
+
+    ``shares[k]`` is the share of updates with staleness k; ``clock_gap`` the most local steps that a replica ran
+    ahead of the slowest.
+    """
+
+    mean: float
+    maximum: int
+    p50: float
+    p90: float
+    p99: float
+    clock_gap: int
+    shares: tuple[float, ...]
+
+
+class Efficiency(_Part):
+    """Progress a sample, by a stated model: 1 is synchronous training with the same batch a replica.
+
+    ``effective_tokens_per_s`` is throughput times ``efficiency``; ``noise_scale_tokens`` the batch below which
+    gradients are mostly noise.
+    """
+
+    model: str
+    noise_scale_tokens: float
+    efficiency: float
+    effective_tokens_per_s: float
+
+
+class Cooperation(_Part):
+    """How replicas that step on their own meet: means over replicas and local steps, in s and bytes.
+
+    A local step takes ``local_step_s`` of its own work, ``exchange_s`` of messages and ``waiting_s`` for others.
+    ``busy`` is the share of time that links and servers are used; ``server_memory_bytes`` is a server's states.
+    """
+
+    scheme: str
+    replicas: int
+    servers: int | None = None
+    sync_every: int | None = None
+    local_step_s: float
+    exchange_s: float
+    waiting_s: float
+    exchanged_bytes: float
+    server_memory_bytes: float | None = None
+    busy: dict[str, float] = {}
+    staleness: Staleness | None = None
+    statistics: Efficiency | None = None
+
+
 class Why(_Part):
     """The explanation: what binds, what to try, seconds of each kind of op on the critical path.
 
@@ -176,6 +226,7 @@ class Result:
     setup: Setup
     why: Why = field(default_factory=Why)
     published: Published | None = None
+    cooperation: Cooperation | None = None
     overview: Overview | None = None
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
 
@@ -215,6 +266,7 @@ class Result:
         data |= memory | {"headroom_bytes": self.memory.headroom_bytes}
         data |= self.bill.model_dump() | self.setup.model_dump() | {"schema_version": SCHEMA_VERSION}
         data["why"] = self.why.model_dump(mode="json")
+        data["cooperation"] = None if self.cooperation is None else self.cooperation.model_dump()
         data["published"] = None if self.published is None else self.published.model_dump()
         data["timeline"] = None if self.overview is None else timelines.to_json(self.overview)
         return data
@@ -301,7 +353,7 @@ class Result:
 
 def _read(data: Mapping[str, Any]) -> Result:
     memory = _pick(MemoryReport, data) | {"stages": data["memory"]}
-    published, view = data.get("published"), data.get("timeline")
+    published, view, met = (data.get(key) for key in ("published", "timeline", "cooperation"))
     return Result(
         speed=Speed.model_validate(_pick(Speed, data)),
         bubble_fraction=float(data["bubble_fraction"]),
@@ -313,6 +365,7 @@ def _read(data: Mapping[str, Any]) -> Result:
         bill=Bill.model_validate(_pick(Bill, data)),
         setup=Setup.model_validate(_pick(Setup, data)),
         why=Why.model_validate(data.get("why", {})),
+        cooperation=None if met is None else Cooperation.model_validate(met),
         published=None if published is None else Published.model_validate(published),
         overview=None if view is None else timelines.from_json(view),
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simpar.report.explain import MEMORY_PARTS
-from simpar.report.result import Result, StageMemory, Trial
+from simpar.report.result import Cooperation, Result, StageMemory, Trial
 from simpar.scenario import Published
 from simpar.units import GIB, KILO, MEGA, format_bytes, format_count, format_seconds
 
@@ -66,7 +66,10 @@ def print_report(result: Result, console: Console) -> None:
         ("Where the step goes (critical rank)", _breakdown(result, console)),
         ("Communication (critical rank)", _communication(result, console)),
         ("Memory per pipeline stage at its peak, GiB", _memory(result, console)),
+        ("Cooperation of replicas (means over local steps)", _cooperation(result, console)),
     ):
+        if table is None:
+            continue
         console.print(f"\n{title}", style="bold")
         console.print(table)
     for title, lines in (("What binds", result.why.binds), ("What to try", result.why.hints)):
@@ -251,6 +254,57 @@ def _communication(result: Result, console: Console) -> Table:
     if not table.row_count:
         table.add_row("none", "", "", "", "")
     return table
+
+
+def _cooperation(result: Result, console: Console) -> Table | None:
+    rows = cooperation_rows(result)
+    if not rows:
+        return None
+    table = _table(console, ("", "left"), ("", "left"), header=False)
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def cooperation_rows(result: Result) -> list[tuple[str, str]]:
+    """How replicas that step on their own meet, as (name, value with unit); empty where they do not."""
+    met = result.cooperation
+    if met is None:
+        return []
+    rows = [("scheme", met.scheme), ("replicas", str(met.replicas))]
+    rows += [("averaged every", f"{met.sync_every} local steps")] if met.sync_every else []
+    rows += [("parameter servers", str(met.servers))] if met.servers else []
+    rows += [
+        ("own work a step", format_seconds(met.local_step_s)),
+        ("messages", format_seconds(met.exchange_s)),
+        ("waiting", format_seconds(met.waiting_s)),
+        ("exchanged a step and replica", format_bytes(met.exchanged_bytes)),
+    ]
+    if met.server_memory_bytes:
+        rows.append(("states on each server", format_bytes(met.server_memory_bytes)))
+    rows += [(f"busy: {name}", f"{share:.1%}") for name, share in met.busy.items()]
+    return [*rows, *_staleness_rows(met), *_efficiency_rows(met)]
+
+
+def _staleness_rows(met: Cooperation) -> list[tuple[str, str]]:
+    old = met.staleness
+    if old is None:
+        return []
+    spread = (
+        f"mean {old.mean:.3g}, median {old.p50:.3g}, p90 {old.p90:.3g}, p99 {old.p99:.3g}, most {old.maximum}"
+    )
+    return [("staleness, updates", spread), ("most steps ahead of the slowest", str(old.clock_gap))]
+
+
+def _efficiency_rows(met: Cooperation) -> list[tuple[str, str]]:
+    found = met.statistics
+    if found is None:
+        return []
+    noise = f"noise scale {format_count(found.noise_scale_tokens)} tokens"
+    return [
+        ("statistical efficiency", f"at least {found.efficiency:.1%}, by {found.model}, {noise}"),
+        ("tokens/s that count", f"at least {format_count(found.effective_tokens_per_s)}"),
+    ]
 
 
 def _memory(result: Result, console: Console) -> Table:

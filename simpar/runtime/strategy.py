@@ -21,6 +21,7 @@ from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
 from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import B, F, Schedule
+from simpar.plan.sync import apart
 
 Reduction = Literal["none", "ddp", "explicit", "fsdp", "threads"]
 PRECISIONS = ("bf16", "fp32")
@@ -90,6 +91,11 @@ def refuse_schedule(schedule: Schedule) -> None:
 
 def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
     numerics, mesh = plan.numerics, plan.mesh
+    if apart(plan):
+        raise UserError(
+            f"plan.sync = {plan.data_parallel.sync}: the runtime reduces gradients inside every step; "
+            "allowed: bsp without servers"
+        )
     if numerics.precision not in PRECISIONS:
         raise UserError(
             f"plan.precision = {numerics.precision}: needs scaled losses or 8-bit products; "

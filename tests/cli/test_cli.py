@@ -46,7 +46,7 @@ SMALL = [
 ]  # fmt: skip
 FROZEN_FLAGS = {
     "--model", "--hardware", "--nodes", "--seq-len", "--global-batch", "--tp", "--pp", "--vpp", "--dp",
-    "--cp", "--ep", "--micro-batch", "--zero", "--hsdp", "--sequence-parallel/--no-sequence-parallel",
+    "--cp", "--ep", "--micro-batch", "--zero", "--hsdp", "--sync", "--sequence-parallel/--no-sequence-parallel",
     "--schedule", "--recompute", "--precision", "--optimizer", "--stack", "--set", "--json", "--trace",
     "--timeline", "--memory-plot", "--html", "--advise", "--engine", "--seed", "--flops-convention", "--require-fit",
 }  # fmt: skip

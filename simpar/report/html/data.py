@@ -12,7 +12,7 @@ import numpy as np
 from simpar.report.explain import WORDS
 from simpar.report.plots import COMM, KIND_COLOUR, KIND_TITLE, MEMORY_COLOUR, PART_COLOUR
 from simpar.report.result import Result
-from simpar.report.terminal import figures, headline, layout, published_rows, worth_showing
+from simpar.report.terminal import cooperation_rows, figures, headline, layout, published_rows, worth_showing
 from simpar.report.timeline import KINDS, MEMORY_PARTS, Blocks, MemoryCurve, StageView
 from simpar.units import KIB, NS_PER_S, format_bytes, format_count, format_seconds
 
@@ -49,6 +49,8 @@ def page_data(result: Result) -> dict[str, Any]:
         "critical_path": _critical_path(result),
         "communication": _communication(result),
         "memory": _memory(result),
+        "cooperation": cooperation_rows(result),
+        "staleness": _staleness(result),
         "why": result.why.model_dump(include={"binds", "hints"}),
         "trials": list(_trials(result)),
         "refused": [trial.model_dump() for trial in result.why.trials if trial.refused],
@@ -134,6 +136,18 @@ def _occupancy(stage: StageView, step_s: float) -> Iterator[Bar]:
             )
     idle = max(0.0, step_s - sum(seconds.values()))
     yield Bar(IDLE, IDLE_COLOUR, idle / step_s, f"{format_seconds(idle)} ({idle / step_s:.1%})")
+
+
+def _staleness(result: Result) -> list[dict[str, Any]]:
+    """Share of updates by staleness, the tallest bar as 1."""
+    found = result.cooperation.staleness if result.cooperation else None
+    if found is None:
+        return []
+    tallest = max(found.shares)
+    return [
+        {"updates": k, "share": share / tallest, "text": f"{share:.1%}"}
+        for k, share in enumerate(found.shares)
+    ]
 
 
 def _communication(result: Result) -> list[dict[str, Any]]:

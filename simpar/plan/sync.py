@@ -1,0 +1,74 @@
+"""How replicas of the model cooperate from step to step: the names, and what each of them needs.
+
+``SCHEMES`` is the table: to add a scheme, add its line here and its file in :mod:`simpar.replicas`. Replicas are
+the copies of the model's states: data-parallel ranks, or with ZeRO the shard groups that ``hsdp`` counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simpar.plan.plan import DataParallel, Plan
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """What a scheme takes: parameter servers ("may", "must" or "no"), a period in local steps, a bound.
+
+    ``sync_every`` and ``staleness`` are the natural values; None where the scheme has no such thing.
+    """
+
+    servers: str = "no"
+    sync_every: int | None = None
+    staleness: int | None = None
+
+
+SCHEMES = {
+    "bsp": Scheme(servers="may"),
+    "ssp": Scheme(servers="must", staleness=3),
+    "asp": Scheme(servers="must"),
+    "local-sgd": Scheme(sync_every=8),
+    "diloco": Scheme(sync_every=500),
+}
+
+
+def num_replicas(plan: Plan) -> int:
+    """Copies of the model's states; ``plan`` has its dp."""
+    data = plan.data_parallel
+    return data.hsdp if data.zero else int(plan.mesh.dp or 1)
+
+
+def apart(plan: Plan) -> bool:
+    """Whether replicas step on their own and meet between steps, instead of reducing gradients inside each."""
+    return plan.data_parallel.sync != "bsp" or plan.data_parallel.servers is not None
+
+
+def problem(data: DataParallel) -> str | None:
+    """The first thing that does not go together, in words; None if all does."""
+    scheme = SCHEMES[data.sync]
+    takers = {
+        "sync_every": [name for name, other in SCHEMES.items() if other.sync_every],
+        "staleness": [name for name, other in SCHEMES.items() if other.staleness is not None],
+        "servers": [name for name, other in SCHEMES.items() if other.servers != "no"],
+    }
+    taken = {
+        "sync_every": scheme.sync_every is not None,
+        "staleness": scheme.staleness is not None,
+        "servers": scheme.servers != "no",
+    }
+    for field, fits in taken.items():
+        value = getattr(data, field)
+        if value is not None and not fits:
+            return f"{field} = {value} with sync = {data.sync!r}: allowed with {', '.join(takers[field])}"
+    return None
+
+
+def decided(data: DataParallel, num_nodes: int) -> DataParallel:
+    """The section with the scheme's natural values where the plan leaves them open; a server a node."""
+    scheme = SCHEMES[data.sync]
+    values = {"sync_every": scheme.sync_every, "staleness": scheme.staleness}
+    values["servers"] = num_nodes if scheme.servers == "must" else None
+    left = {name: value for name, value in values.items() if getattr(data, name) is None}
+    return data.model_copy(update=left)

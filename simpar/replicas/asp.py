@@ -1,0 +1,15 @@
+"""ASP, asynchronous: a replica goes on with whatever parameters the servers hold when it asks.
+
+Source: Dean et al. 2012 (NeurIPS), Downpour SGD.
+"""
+
+from __future__ import annotations
+
+from simpar.replicas.meeting import Meeting
+from simpar.replicas.servers import meet
+from simpar.replicas.setting import Setting
+
+
+def rounds(setting: Setting) -> Meeting:
+    """Nobody waits for anybody; replicas only share links and servers."""
+    return meet(setting, lambda _: None)

@@ -1,0 +1,15 @@
+"""Local SGD: every replica takes ``sync_every`` steps on its own, then parameters are averaged.
+
+Source: Stich 2019 (ICLR), arXiv 1805.09767.
+"""
+
+from __future__ import annotations
+
+from simpar.replicas.averaging import meet
+from simpar.replicas.meeting import Meeting
+from simpar.replicas.setting import Setting
+
+
+def rounds(setting: Setting) -> Meeting:
+    """An all-reduce of the parameters as they are computed with."""
+    return meet(setting, size_bytes=setting.parameter_bytes)

@@ -1,0 +1,66 @@
+"""What comes out of many local steps: the mean step, its parts, and how stale parameters were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.report.result import Staleness
+from simpar.units import to_ns, to_seconds
+
+Ints = NDArray[np.int64]
+MOST_BARS = 256
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Means over replicas and local steps: s of a whole step, of its local part, of messages; the rest is waiting.
+
+    ``exchanged_bytes`` is per replica and local step, ``busy`` the share of time that links are used.
+    """
+
+    step_s: float
+    local_s: float
+    exchange_s: float
+    exchanged_bytes: float
+    busy: Mapping[str, float] = field(default_factory=dict)
+    staleness: Staleness | None = None
+    server_memory_bytes: float | None = None
+
+    @property
+    def waiting_s(self) -> float:
+        """What a replica spends on neither its own step nor messages."""
+        rest = self.step_s - self.local_s - self.exchange_s
+        return max(0.0, float(to_seconds(to_ns(rest))))  # below the clock's resolution it is rounding
+
+
+def staleness(pushed: Ints, read: Ints, begun: Ints, first: int) -> Staleness:
+    """Staleness of every update from local step ``first`` on.
+
+    Arguments int64[replicas, steps] in ns: end of every push (the update is applied), start of every pull (the
+    parameters are read), start of every local step. The gradient of step c was computed with the parameters that
+    the pull after step c - 1 read; every other replica's update applied since then makes it one staler, those of
+    the same instant included. Updates after the first replica has finished are not counted: the others find the
+    servers too quiet.
+    """
+    applied = np.sort(pushed.ravel())
+    own, seen = pushed[:, first:], read[:, first - 1 : -1]
+    between = np.searchsorted(applied, own, "right") - np.searchsorted(applied, seen, "right") - 1
+    counted = between[own <= pushed[:, -1].min()]
+    all_passed = pushed.max(axis=0)  # when the slowest has pushed every clock
+    ahead = np.arange(pushed.shape[1]) - np.searchsorted(all_passed, begun, "right")
+    highest = int(counted.max(initial=0))
+    shares = np.bincount(counted.ravel(), minlength=highest + 1)[:MOST_BARS] / max(1, counted.size)
+    quantiles = np.quantile(counted, (0.5, 0.9, 0.99)) if counted.size else (0.0, 0.0, 0.0)
+    return Staleness(
+        mean=float(counted.mean()) if counted.size else 0.0,
+        maximum=highest,
+        p50=float(quantiles[0]),
+        p90=float(quantiles[1]),
+        p99=float(quantiles[2]),
+        clock_gap=int(ahead.max(initial=0)),
+        shares=tuple(shares.tolist()),
+    )

@@ -1,0 +1,114 @@
+"""What every scheme starts from: replicas with their local steps, what they exchange, and over which links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.cost.memory import MOMENTS
+from simpar.hardware.cluster import Cluster
+from simpar.plan.plan import Plan
+from simpar.plan.sync import num_replicas
+from simpar.program.lower import Lowered, Perturbation
+from simpar.program.program import Timing
+from simpar.units import DTYPE_BYTES, to_ns
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Local steps: ``local_ns`` int64[replicas] without jitter, and lognormal factors of ``sigma`` keyed by seed.
+
+    ``of_rank`` int64[world] is the replica of every rank.
+    """
+
+    local_ns: Ints
+    of_rank: Ints
+    sigma: float = 0.0
+    seed: int = 0
+
+    def __len__(self) -> int:
+        return len(self.local_ns)
+
+    def steps_ns(self, count: int) -> Ints:
+        """Durations of the first ``count`` local steps, int64[replicas, count].
+
+        Factors have mean 1 and come from a counter-based generator keyed by (seed, replica), so that a replica's
+        steps do not depend on how many others there are.
+        """
+        steps = np.repeat(self.local_ns[:, None], count, axis=1)
+        if self.sigma <= 0:
+            return steps
+        for replica in range(len(self)):
+            draws = np.random.Generator(np.random.Philox(key=[self.seed, replica])).standard_normal(count)
+            factor = np.exp(self.sigma * draws - self.sigma**2 / 2)
+            steps[replica] = np.maximum(1, np.rint(steps[replica] * factor))
+        return steps
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A job whose replicas step on their own, on its cluster."""
+
+    lowered: Lowered
+    cluster: Cluster
+    replicas: Replicas
+
+    @property
+    def plan(self) -> Plan:
+        """The resolved plan."""
+        return self.lowered.builder.job.plan
+
+    @cached_property
+    def num_parameters(self) -> float:
+        """Parameters of one replica: what the ranks of one pipeline and their tensor-parallel shards hold."""
+        held = self.lowered.builder.held_parameters
+        return float(sum(held(stage) for stage in range(self.plan.mesh.pp)) * self.plan.mesh.tp)
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Bytes of the gradients of one replica as they are sent."""
+        return self.num_parameters * self.lowered.builder.sync.gradient_bytes
+
+    @property
+    def parameter_bytes(self) -> float:
+        """Bytes of the parameters of one replica as they are sent."""
+        return self.num_parameters * self.lowered.builder.sync.parameter_bytes
+
+    @property
+    def state_bytes(self) -> float:
+        """Bytes of master weights and moments that parameter servers keep."""
+        moments = MOMENTS[self.plan.numerics.optimizer]
+        return self.num_parameters * DTYPE_BYTES["fp32"] * (1 + moments)
+
+
+def setting_of(lowered: Lowered, timing: Timing, cluster: Cluster, perturbation: Perturbation) -> Setting:
+    """Read the replicas' local steps from one simulated step; slow ranks slow their replica, jitter is drawn here."""
+    job = lowered.builder.job
+    program = lowered.program
+    finish = np.zeros(lowered.layout.num_classes, dtype=np.int64)
+    np.maximum.at(
+        finish, program.stream_class[program.streams.owners()], timing.finish_ns[program.streams.item]
+    )
+    of_rank = replica_of_rank(job.plan)
+    local = np.zeros(num_replicas(job.plan), dtype=np.int64)
+    np.maximum.at(local, of_rank, finish[lowered.layout.class_of_rank])
+    local += int(to_ns(job.stack.launch.step_overhead_s))
+    return Setting(lowered, cluster, Replicas(local, of_rank, perturbation.jitter_sigma, perturbation.seed))
+
+
+def replica_of_rank(plan: Plan) -> Ints:
+    """The replica that every rank belongs to, int64[world]."""
+    mesh = plan.mesh
+    if not plan.data_parallel.zero:
+        return np.asarray(mesh.coordinates(np.arange(mesh.world_size))["dp"], dtype=np.int64)
+    groups = mesh.groups(("dp", "cp")) if mesh.cp > 1 else mesh.groups("dp")
+    size = groups.shape[1] // num_replicas(plan)
+    of_rank = np.zeros(mesh.world_size, dtype=np.int64)
+    of_rank[groups] = np.broadcast_to(np.arange(groups.shape[1]) // size, groups.shape)
+    return of_rank

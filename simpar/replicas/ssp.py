@@ -1,0 +1,16 @@
+"""SSP, stale-synchronous: no replica runs more than ``staleness`` local steps ahead of the slowest.
+
+Source: Ho et al. 2013 (NeurIPS), a stale synchronous parallel parameter server.
+"""
+
+from __future__ import annotations
+
+from simpar.replicas.meeting import Meeting
+from simpar.replicas.servers import meet
+from simpar.replicas.setting import Setting
+
+
+def rounds(setting: Setting) -> Meeting:
+    """Parameters for step c + 1 hold every replica's update of step c - staleness, and all before."""
+    bound = int(setting.plan.data_parallel.staleness or 0)
+    return meet(setting, lambda exchange: exchange.wait_for_clock(bound))

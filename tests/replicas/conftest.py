@@ -1,0 +1,33 @@
+"""Builders of replicas: a small model on two nodes, and its simulated step with or without schemes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import simpar
+from simpar.program.lower import Perturbation
+from simpar.report.result import Result
+
+TRAINING = {"seq_len": 1024, "global_batch": 64}
+
+
+@pytest.fixture(scope="session")
+def step_of() -> Callable[..., Result]:
+    """``step_of(sigma=0.1, slow={0: 2.0}, sync="asp", ...)``: GPT-2 on two nodes of eight H100, 16 replicas."""
+
+    def run(
+        *, sigma: float = 0.0, slow: dict[int, float] | None = None, nodes: int = 2, **plan: Any
+    ) -> Result:
+        perturbation = Perturbation(slow or {}, jitter_sigma=sigma, seed=7)
+        return simpar.simulate(
+            "gpt2",
+            simpar.Cluster("dgx-h100", nodes=nodes),
+            simpar.Plan(**plan),
+            simpar.Training(**TRAINING),
+            perturbation=perturbation,
+        )
+
+    return run
