@@ -119,7 +119,7 @@ def _latency_s(setting: Setting) -> float:
 
 def update_bytes(setting: Setting) -> float:
     """Bytes that a server's memory moves for every byte of gradient: the gradient in and out, states both ways."""
-    sync, moments = setting.lowered.builder.sync, MOMENTS[setting.plan.numerics.optimizer]
+    sync, moments = setting.sync, MOMENTS[setting.plan.numerics.optimizer]
     states = 2 * DTYPE_BYTES["fp32"] * (1 + moments)
     return (2 * sync.gradient_bytes + states + sync.parameter_bytes) / sync.gradient_bytes
 

@@ -14,6 +14,7 @@ from simpar.plan.plan import Plan
 from simpar.plan.sync import num_replicas
 from simpar.program.lower import Lowered, Perturbation
 from simpar.program.program import Timing
+from simpar.program.synchronisation import Synchronisation
 from simpar.units import DTYPE_BYTES, to_ns
 
 Ints = NDArray[np.int64]
@@ -65,6 +66,11 @@ class Setting:
         return self.lowered.builder.job.plan
 
     @cached_property
+    def sync(self) -> Synchronisation:
+        """Data parallelism inside a step."""
+        return Synchronisation.of(self.lowered.builder.job)
+
+    @cached_property
     def num_parameters(self) -> float:
         """Parameters of one replica: what the ranks of one pipeline and their tensor-parallel shards hold."""
         held = self.lowered.builder.held_parameters
@@ -73,12 +79,12 @@ class Setting:
     @property
     def gradient_bytes(self) -> float:
         """Bytes of the gradients of one replica as they are sent."""
-        return self.num_parameters * self.lowered.builder.sync.gradient_bytes
+        return self.num_parameters * self.sync.gradient_bytes
 
     @property
     def parameter_bytes(self) -> float:
         """Bytes of the parameters of one replica as they are sent."""
-        return self.num_parameters * self.lowered.builder.sync.parameter_bytes
+        return self.num_parameters * self.sync.parameter_bytes
 
     @property
     def state_bytes(self) -> float:
