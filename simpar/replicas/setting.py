@@ -14,6 +14,7 @@ from simpar.plan.plan import Plan
 from simpar.plan.sync import num_replicas
 from simpar.program.lower import Lowered, Perturbation
 from simpar.program.program import Timing
+from simpar.program.stages import StageBuilder
 from simpar.program.synchronisation import Synchronisation
 from simpar.units import DTYPE_BYTES, to_ns
 
@@ -73,7 +74,9 @@ class Setting:
     @cached_property
     def num_parameters(self) -> float:
         """Parameters of one replica: what the ranks of one pipeline and their tensor-parallel shards hold."""
-        held = self.lowered.builder.held_parameters
+        builder = self.lowered.builder
+        assert isinstance(builder, StageBuilder), "stages with meshes of their own reduce inside the step"
+        held = builder.held_parameters
         return float(sum(held(stage) for stage in range(self.plan.mesh.pp)) * self.plan.mesh.tp)
 
     @property
