@@ -25,7 +25,8 @@ RUN_FLAGS = (
     Flag("--clip-norm", "learning.clip_norm", float, "Clip the gradient to this norm"),
     Flag("--seed", "learning.seed", int, "Of initial weights, data order and dropout"),
     Flag("--warmup", "warmup", int, "Steps at the start that are not measured (2)"),
-    Flag("--trace-steps", "trace_steps", int, "Steps of a Kineto trace, one file a rank"),
+    Flag("--trace", "", str, "Write the simulated and the measured step as one trace for Perfetto"),
+    Flag("--trace-steps", "trace_steps", int, "Steps to trace with Kineto, one file a rank (1 with --trace)"),
     Flag("--tokens", "", str, "Train on a flat binary file of token numbers"),
     Flag("--token-dtype", "data.dtype", str, "Of that file: uint16, uint32, int32 or int64"),
     Flag("--text", "", str, "Train on a text file"),
@@ -91,7 +92,8 @@ def run(plan: str, steps: int, **values: Any) -> int:
         sys.stderr.write(f"model: running the code of {ready.job.model}\n")
     try:
         with _progress(steps) as advance:
-            report = conduct(ready, nodes, advance=advance, max_restarts=values["max_restarts"])
+            options = {"max_restarts": values["max_restarts"], "trace": values["trace"]}
+            report = conduct(ready, nodes, advance=advance, **options)
     except WorkerFailure as failure:
         sys.stderr.write(f"{failure}\n")
         return OUR_FAULT
@@ -108,6 +110,8 @@ def _job_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     for flag in RUN_FLAGS:
         if flag.key and values[flag.name] is not None:
             fields = with_value(fields, flag.key, values[flag.name])
+    if values["trace"] and not fields.get("trace_steps"):
+        fields["trace_steps"] = 1
     for kind in ("tokens", "text"):
         if values[kind] is not None:
             fields = with_value(

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from simpar.files import write_atomic
-from simpar.runtime.job import LOG, Job, read_log
+from simpar.runtime.job import KINETO, LOG, Job, read_log
 from simpar.runtime.launch import Nodes, launch
-from simpar.runtime.request import Ready, on_machine, predict
+from simpar.runtime.request import Ready, on_machine, predicted, simulated
 from simpar.runtime.summary import errors, measured, utilisation
+from simpar.runtime.traces import write_both
 
 REPORT = "report.json"
 RESTARTS = 3  # of a run that can go on from a checkpoint
@@ -23,26 +24,31 @@ def conduct(
     *,
     advance: Callable[[Mapping[str, Any]], None] | None = None,
     max_restarts: int | None = None,
+    trace: str | None = None,
 ) -> dict[str, Any] | None:
     """Run a job and write its report; None on nodes other than the first. Raises UserError, WorkerFailure.
 
-    ``advance`` is called with every new line of the log.
+    ``advance`` is called with every new line of the log; ``trace`` is a file for the simulated and the measured
+    step together.
     """
     processes = ready.world_size // nodes.count
     job = on_machine(ready.job, processes)
-    predicted = predict(ready)
+    result = simulated(ready)
     follow = _follow(Path(job.folder), advance) if advance else None
     restarts = (RESTARTS if job.checkpoints else 0) if max_restarts is None else max_restarts
     ranks = launch(job, processes, nodes=nodes, max_restarts=restarts, follow=follow)
     if nodes.rank:
         return None
-    report = make_report(ready, job, ranks, predicted)
+    report = make_report(ready, job, ranks, predicted(ready, result))
     write_atomic(Path(job.folder) / REPORT, json.dumps(report, indent=2) + "\n")
+    if trace is not None:
+        files = [Path(job.folder) / KINETO.format(rank=rank) for rank in range(ready.world_size)]
+        write_both(trace, result.timeline if result else None, files)
     return report
 
 
 def make_report(
-    ready: Ready, job: Job, ranks: list[dict[str, Any]], predicted: dict[str, Any] | None
+    ready: Ready, job: Job, ranks: list[dict[str, Any]], expected: dict[str, Any] | None
 ) -> dict[str, Any]:
     """Measured, predicted and the error of each figure that both have; SI units, nothing of the machine's name."""
     import simpar
@@ -61,8 +67,8 @@ def make_report(
         "machine": job.machine.model_dump(),
         "strategy": ready.prepared.strategy.reduction,
         "measured": found,
-        "predicted": predicted,
-        "error_percent": errors(predicted, found),
+        "predicted": expected,
+        "error_percent": errors(expected, found),
         "hardware": ready.cluster.profile.name if ready.cluster else None,
         "simpar_version": simpar.__version__,
         "torch_version": _torch_version(),

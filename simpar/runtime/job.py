@@ -19,6 +19,7 @@ from simpar.units import Count
 
 FILE = "job.json"
 LOG = "log.jsonl"
+KINETO = "trace-rank{rank}.json"
 
 
 class _Part(BaseModel):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import record_function
 
 from simpar.units import KIB, MS
 
@@ -33,7 +34,8 @@ class Clock:
     def phase(self, name: str) -> Iterator[None]:
         """Count the time inside towards a phase."""
         start = self._mark()
-        yield
+        with record_function(name):
+            yield
         self.marks.append((name, start, self._mark()))
 
     def _mark(self) -> Any:

@@ -14,6 +14,7 @@ from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster, load_cluster
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
+from simpar.report.result import Result
 from simpar.runtime.data import open_source
 from simpar.runtime.job import Job, is_code
 from simpar.runtime.prepare import STACK, Prepared, prepare
@@ -131,14 +132,20 @@ def _accelerators() -> int:
     return len([path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()])
 
 
-def predict(ready: Ready) -> dict[str, Any] | None:
-    """What the simulator, or else the plan file, says about the job; None where neither can."""
+def simulated(ready: Ready) -> Result | None:
+    """The simulated step of the job; None without a cluster, or for a model of the user's."""
     from simpar.simulation import simulate
 
-    graph, plan = ready.job.graph(), ready.job.plan
+    graph = ready.job.graph()
     if graph is None or ready.cluster is None:
-        return dict(plan.predicted) if plan.predicted else None
-    result = simulate(graph, ready.cluster, plan, ready.job.training)
+        return None
+    return simulate(graph, ready.cluster, ready.job.plan, ready.job.training)
+
+
+def predicted(ready: Ready, result: Result | None) -> dict[str, Any] | None:
+    """What the simulation, or else the plan file, says about the job; None where neither can."""
+    if result is None:
+        return dict(ready.job.plan.predicted) if ready.job.plan.predicted else None
     found = {name: getattr(result.speed, name) for name in ("step_time_s", "tokens_per_s", "mfu")}
     memory = {name: getattr(result.memory, name) for name in ("peak_memory_bytes", "peak_reserved_bytes")}
     return {**found, **memory, "time_breakdown_s": result.time_breakdown_s.model_dump()}

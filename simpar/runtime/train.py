@@ -18,7 +18,7 @@ from simpar.runtime.checkpoint import Contents, Store
 from simpar.runtime.data import Loader, open_source
 from simpar.runtime.decoder import Recompute
 from simpar.runtime.engine import Engine, average_loss
-from simpar.runtime.job import LOG, Job, own_model, read_log
+from simpar.runtime.job import KINETO, LOG, Job, own_model, read_log
 from simpar.runtime.measure import Clock, Memory, tracing
 from simpar.runtime.model import Blueprint, Dtypes, place_of
 from simpar.runtime.prepare import Prepared, prepare
@@ -55,7 +55,7 @@ def train(job: Job, rank: int, world_size: int, device: Any) -> dict[str, Any]:
     first = saving.resume()
     rows: list[dict[str, Any]] = []
     log = _open_log(session, first) if rank == 0 else None
-    path = session.folder / f"trace-rank{rank}.json" if job.trace_steps else None
+    path = session.folder / KINETO.format(rank=rank) if job.trace_steps else None
     with tracing(path, wait=job.warmup, steps=job.trace_steps) as traced:
         for step in range(first, job.steps):
             rows.append(_one_step(session, step))

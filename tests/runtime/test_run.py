@@ -11,7 +11,9 @@ import pytest
 
 from simpar import cli
 from simpar.errors import UserError
+from simpar.report.trace import check_trace
 from simpar.runtime import launch as launching
+from simpar.runtime.traces import MEASURED_PID
 
 TINY = [
     "gpt2-laptop",
@@ -34,8 +36,9 @@ def alive(folder: Path) -> list[int]:
 
 
 def test_a_run_reports_measured_beside_predicted(simpar_run, tmp_path):
-    """Four ranks train; the table, the JSON, the log and the report agree."""
-    done = simpar_run(*TINY, "--steps", 4, "--json", "out.json", "-o", "here", "--learning-rate", "1e-3")
+    """Four ranks train; table, JSON, log and report agree, and one trace shows the step twice."""
+    flags = ["--json", "out.json", "-o", "here", "--learning-rate", "1e-3", "--trace", "both.json"]
+    done = simpar_run(*TINY, "--steps", 4, *flags)
     assert done.returncode == 0, done.stderr
     for word in ("predicted", "measured", "step time", "tokens/s", "MFU", "peak memory"):
         assert word in done.stdout
@@ -53,6 +56,15 @@ def test_a_run_reports_measured_beside_predicted(simpar_run, tmp_path):
     assert {"forward", "backward", "optimizer", "waiting"} <= set(found["phases_s_by_rank"][3])
     assert len(found["peak_memory_bytes_by_rank"]) == 4
     assert alive(tmp_path / "here") == []
+    both = json.loads((tmp_path / "both.json").read_text())
+    assert check_trace(both) == []
+    named = [e["args"]["name"] for e in both["traceEvents"] if e.get("name") == "process_name"]
+    assert [name for name in named if name.startswith("measured: rank")] == [
+        f"measured: rank {r}" for r in range(4)
+    ]
+    assert any(name.startswith("simulated: ") for name in named)
+    spans = {e["name"] for e in both["traceEvents"] if e["ph"] == "X" and e["pid"] >= MEASURED_PID}
+    assert {"forward", "backward", "optimizer", "aten::mm"} <= spans
 
 
 @pytest.mark.parametrize(
