@@ -23,6 +23,7 @@ from simpar.plan.plan import Plan
 
 TARGETS = {
     "megatron": "megatron:MEGATRON",
+    "megatron-bridge": "megatron_bridge:MEGATRON_BRIDGE",
     "torchtitan": "torchtitan:TORCHTITAN",
     "torchtitan-0.2": "torchtitan_toml:TORCHTITAN_TOML",
     "deepspeed": "deepspeed:DEEPSPEED",

@@ -1,0 +1,104 @@
+"""Megatron-Bridge's own config classes, with stand-ins for packages that need a GPU to install."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+import types
+import typing
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import typing_extensions
+
+from simpar.export import Exported
+from simpar.export.megatron_bridge import CLASSES
+
+STAND_INS = (
+    "transformer_engine", "flash_attn", "apex", "nvidia_resiliency_ext", "wandb", "mlflow", "comet_ml", "qwen_vl_utils",
+    "timm", "open_clip", "datasets", "peft", "modelopt", "fla", "causal_conv1d", "mamba_ssm", "flashinfer", "diffusers",
+    "hydra", "PIL", "torchvision", "soundfile", "librosa", "av", "decord", "webdataset",
+)  # fmt: skip
+
+
+class _StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds packages that are not here and gives modules whose every name is a mock."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """A spec for a stand-in's name."""
+        if name.split(".")[0] in STAND_INS or name.startswith("megatron.energon"):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        """An empty package that answers every attribute."""
+        module = types.ModuleType(spec.name)
+        module.__path__ = []
+        module.__version__ = "2.9.0"
+
+        def missing(name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return mock.MagicMock(name=name)
+
+        module.__getattr__ = missing
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Nothing to execute."""
+
+
+@cache
+def configs() -> Any:
+    """``megatron.bridge.training.config`` of the unpacked wheels."""
+    if not hasattr(typing, "override"):
+        typing.override = typing_extensions.override
+    sys.meta_path.insert(0, _StandIn())
+    import megatron
+
+    folder = Path(os.environ["MEGATRON_WHEELS"])
+    found = [str(wheel / "megatron") for wheel in sorted(folder.iterdir()) if (wheel / "megatron").is_dir()]
+    megatron.__path__ = found
+    return importlib.import_module("megatron.bridge.training.config")
+
+
+def check(exported: Exported) -> None:
+    """Execute the module and validate the container it returns, for 8 ranks."""
+    configs()
+    import megatron.core.utils as core
+    import torch
+
+    namespace: dict[str, Any] = {}
+    with mock.patch.object(
+        torch.cuda, "get_device_properties", return_value=mock.MagicMock(major=9, minor=0)
+    ):
+        with mock.patch.object(core, "is_te_min_version", lambda *_, **__: True):
+            exec(compile(exported.files["simpar_recipe.py"], "simpar_recipe.py", "exec"), namespace)
+            config = namespace["plan"]()
+            config.model.apply_rope_fusion = False
+            os.environ["WORLD_SIZE"] = "8"
+            configs().runtime_config_update(config)
+            config.validate()
+    assert config.model.num_layers > 0
+
+
+def table() -> str:
+    """Fields of the config classes."""
+    module = configs()
+    provider = importlib.import_module("megatron.bridge.models.gpt_provider").GPTModelProvider
+    lines = [
+        "# Options by dotted name.",
+        "version: megatron-bridge 0.6.2 with megatron-core 0.19.2",
+        "options:",
+    ]
+    for section, name in CLASSES.items():
+        kind = provider if name == "GPTModelProvider" else getattr(module, name)
+        lines += [f"  {section}.{field.name}: value" for field in dataclasses.fields(kind)]
+    lines += [f"  {field.name}: value" for field in dataclasses.fields(module.ConfigContainer)]
+    return "\n".join(lines) + "\n"

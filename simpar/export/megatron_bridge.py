@@ -1,0 +1,236 @@
+"""Megatron-Bridge (NeMo's launcher of Megatron-Core): a Python module with one function that returns the config.
+
+The options are Megatron-LM's, under Bridge's names: what is an argument there is a field of a config class here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+from simpar.export import megatron
+from simpar.export.launch import comment, launchers
+from simpar.export.subject import Loss, Subject
+from simpar.export.target import Options, Target
+
+MODULE, FUNCTION = "simpar_recipe", "plan"
+PLAIN = {
+    "--num-layers": "model.num_layers",
+    "--hidden-size": "model.hidden_size",
+    "--ffn-hidden-size": "model.ffn_hidden_size",
+    "--num-attention-heads": "model.num_attention_heads",
+    "--kv-channels": "model.kv_channels",
+    "--normalization": "model.normalization",
+    "--vocab-size": "model.vocab_size",
+    "--position-embedding-type": "model.position_embedding_type",
+    "--num-query-groups": "model.num_query_groups",
+    "--rotary-base": "model.rotary_base",
+    "--attention-dropout": "model.attention_dropout",
+    "--hidden-dropout": "model.hidden_dropout",
+    "--window-attn-skip-freq": "model.window_attn_skip_freq",
+    "--tensor-model-parallel-size": "model.tensor_model_parallel_size",
+    "--pipeline-model-parallel-size": "model.pipeline_model_parallel_size",
+    "--context-parallel-size": "model.context_parallel_size",
+    "--expert-model-parallel-size": "model.expert_model_parallel_size",
+    "--cp-comm-type": "model.cp_comm_type",
+    "--hierarchical-context-parallel-sizes": "model.hierarchical_context_parallel_sizes",
+    "--pipeline-model-parallel-layout": "model.pipeline_model_parallel_layout",
+    "--num-virtual-stages-per-pipeline-rank": "model.virtual_pipeline_model_parallel_size",
+    "--recompute-granularity": "model.recompute_granularity",
+    "--recompute-method": "model.recompute_method",
+    "--recompute-num-layers": "model.recompute_num_layers",
+    "--data-parallel-sharding-strategy": "ddp.data_parallel_sharding_strategy",
+    "--num-distributed-optimizer-instances": "ddp.num_distributed_optimizer_instances",
+    "--ddp-bucket-size": "ddp.bucket_size",
+    "--ckpt-format": "checkpoint.ckpt_format",
+    "--optimizer": "optimizer.optimizer",
+    "--sgd-momentum": "optimizer.sgd_momentum",
+    "--micro-batch-size": "train.micro_batch_size",
+    "--global-batch-size": "train.global_batch_size",
+    "--train-iters": "train.train_iters",
+    "--lr": "optimizer.lr",
+    "--log-interval": "logger.log_interval",
+}
+SWITCHES: dict[str, dict[str, bool]] = {
+    "--add-qkv-bias": {"model.add_qkv_bias": True},
+    "--disable-bias-linear": {"model.add_bias_linear": False},
+    "--qk-layernorm": {"model.qk_layernorm": True},
+    "--sequence-parallel": {"model.sequence_parallel": True},
+    "--tp-comm-overlap": {"model.tp_comm_overlap": True},
+    "--cross-entropy-loss-fusion": {"model.cross_entropy_loss_fusion": True},
+    "--no-gradient-accumulation-fusion": {"model.gradient_accumulation_fusion": False},
+    "--use-tp-pp-dp-mapping": {"dist.use_tp_pp_dp_mapping": True},
+    "--use-distributed-optimizer": {
+        "ddp.use_distributed_optimizer": True, "optimizer.use_distributed_optimizer": True,
+    },
+    "--use-megatron-fsdp": {"ddp.use_megatron_fsdp": True, "dist.use_megatron_fsdp": True},
+    "--overlap-grad-reduce": {"ddp.overlap_grad_reduce": True},
+    "--overlap-param-gather": {"ddp.overlap_param_gather": True, "optimizer.overlap_param_gather": True},
+}  # fmt: skip
+PRECISIONS = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_delayed_scaling_mixed"}
+CLASSES = {
+    "model": "GPTModelProvider",
+    "train": "TrainingConfig",
+    "validation": "ValidationConfig",
+    "optimizer": "OptimizerConfig",
+    "scheduler": "SchedulerConfig",
+    "ddp": "DistributedDataParallelConfig",
+    "dataset": "MockGPTDatasetConfig",
+    "logger": "LoggerConfig",
+    "tokenizer": "TokenizerConfig",
+    "checkpoint": "CheckpointConfig",
+    "dist": "DistributedInitConfig",
+    "rng": "RNGConfig",
+}
+
+
+class Code(str):
+    """A value that is Python text, not data."""
+
+    __slots__ = ()
+
+
+def losses(s: Subject) -> Iterator[Loss]:
+    """What the config cannot say: Megatron-Core's limits, and Bridge's own."""
+    yield from megatron.losses(s)
+    positions = s.graph.dims.get("positions")
+    if positions and positions > s.training.seq_len:
+        yield Loss(
+            "seq_len",
+            s.training.seq_len,
+            f"the table of learned positions has as many rows; here {positions}",
+        )
+
+
+def options(s: Subject) -> Options:
+    """Fields by their dotted names."""
+    arguments = megatron.options(s)
+    found: Options = {PLAIN[flag]: value for flag, value in arguments.items() if flag in PLAIN}
+    for flag, fields in SWITCHES.items():
+        found |= fields if flag in arguments else {}
+    found["model.share_embeddings_and_output_weights"] = (
+        "--untie-embeddings-and-output-weights" not in arguments
+    )
+    if "--swiglu" in arguments:
+        found |= {"model.gated_linear_unit": True, "model.activation_func": Code("functional.silu")}
+    if "--window-size" in arguments:
+        found["model.window_size"] = tuple(int(size) for size in arguments["--window-size"].split(","))
+    if "--recompute-modules" in arguments:
+        found["model.recompute_modules"] = [arguments["--recompute-modules"]]
+    if s.plan.mesh.pp > 1:
+        found["model.pipeline_dtype"] = Code(_dtype(s))
+    found["ddp.grad_reduce_in_fp32"] = s.plan.numerics.grad_dtype == "fp32"
+    found.setdefault("ddp.use_distributed_optimizer", False)
+    return _sorted(found | _fixed(s))
+
+
+def _dtype(s: Subject) -> str:
+    return {"fp32": "torch.float32", "fp16": "torch.float16"}.get(s.plan.numerics.precision, "torch.bfloat16")
+
+
+def _fixed(s: Subject) -> Options:
+    found: Options = {
+        "model.seq_length": s.training.seq_len,
+        "model.make_vocab_size_divisible_by": 128,
+        "dataset.seq_length": s.training.seq_len,
+        "dataset.random_seed": 1234,
+        "dataset.reset_position_ids": False,
+        "dataset.reset_attention_mask": False,
+        "dataset.eod_mask_loss": False,
+        "dataset.dataloader_type": "single",
+        "tokenizer.tokenizer_type": "NullTokenizer",
+        "tokenizer.vocab_size": s.graph.dims["vocab"],
+        "scheduler.lr_decay_style": "cosine",
+        "scheduler.lr_warmup_iters": 2,
+        "validation.eval_iters": 0,
+        "rng.seed": 1234,
+    }
+    if s.plan.numerics.precision in PRECISIONS:
+        found["mixed_precision"] = PRECISIONS[s.plan.numerics.precision]
+    return found
+
+
+def _sorted(found: Options) -> Options:
+    order = list(CLASSES)
+    return dict(
+        sorted(found.items(), key=lambda item: order.index(item[0].split(".")[0]) if "." in item[0] else 99)
+    )
+
+
+def files(s: Subject, given: Options) -> Mapping[str, str]:
+    """The module, a script that trains it, and the launchers."""
+    train = [
+        *comment(s),
+        "from megatron.bridge.training.gpt_step import forward_step",
+        "from megatron.bridge.training.pretrain import pretrain",
+        f"from {MODULE} import {FUNCTION}",
+        "",
+        'if __name__ == "__main__":',
+        f"    pretrain({FUNCTION}(), forward_step)",
+    ]
+    return {
+        f"{MODULE}.py": _module(s, given),
+        "train.py": "\n".join(train) + "\n",
+        **launchers(s, ["train.py"], megatron.environment(s)),
+    }
+
+
+def _module(s: Subject, given: Options) -> str:
+    configs = ",\n    ".join(sorted({*list(CLASSES.values())[1:], "ConfigContainer"}))
+    precision = given.get("mixed_precision")
+    low = precision and not given["ddp.grad_reduce_in_fp32"]
+    lines = [
+        *comment(s),
+        *(["from dataclasses import replace", ""] if low else []),
+        "import torch",
+        "from megatron.bridge.models.gpt_provider import GPTModelProvider",
+        f"from megatron.bridge.training.config import (\n    {configs},\n)",
+        *(["from megatron.bridge.training.mixed_precision import get_mixed_precision_config"] if low else []),
+        "from torch.nn import functional",
+        "",
+        "",
+        f"def {FUNCTION}() -> ConfigContainer:",
+        '    """The plan."""',
+        "    return ConfigContainer(",
+    ]
+    sections = [(key, value) for key, value in given.items() if "." in key]
+    for section, fields in groupby(sections, key=lambda item: item[0].split(".")[0]):
+        lines.append(f"        {section}={CLASSES[section]}(")
+        lines += [f"            {key.split('.', 1)[1]}={_text(value)}," for key, value in fields]
+        lines.append("        ),")
+    lines += [
+        f"        {section}={CLASSES[section]}()," for section in CLASSES
+        if not any(key.startswith(f"{section}.") for key, _ in sections)
+    ]  # fmt: skip
+    if precision:
+        name = f'get_mixed_precision_config("{precision}")'
+        lines.append(
+            f"        mixed_precision={f'replace({name}, grad_reduce_in_fp32=False)' if low else repr(precision)},"
+        )
+    return "\n".join([*lines, "    )"]) + "\n"
+
+
+def _text(value: Any) -> str:
+    return str(value) if isinstance(value, Code) else repr(value)
+
+
+def notes(s: Subject) -> Iterator[str]:
+    """What to know."""
+    yield "Mock data and a null tokenizer, learning rate and number of iterations are placeholders."
+    if s.plan.tensor_parallel.overlap and s.plan.mesh.tp > 1:
+        yield "Overlap of tensor parallelism takes its buffers from `comm_overlap`: set it for your sizes."
+    if s.plan.memory.recompute.startswith("every:"):
+        yield f"{s.plan.memory.recompute} becomes `block`: as many layers a stage, but the first ones."
+
+
+MEGATRON_BRIDGE = Target(
+    name="megatron-bridge",
+    description="Megatron-Bridge, the launcher of NeMo: a Python module that returns the ConfigContainer",
+    version="megatron-bridge 0.6.2 with megatron-core 0.19.2",
+    stack="megatron",
+    losses=losses,
+    options=options,
+    files=files,
+    notes=notes,
+)

@@ -1,0 +1,69 @@
+"""Megatron-Bridge: the module holds Megatron-LM's options under Bridge's names."""
+
+import ast
+
+import pytest
+
+from simpar.export import load_target, unsupported
+from simpar.export.megatron import options as arguments
+from simpar.export.megatron_bridge import PLAIN, SWITCHES
+from simpar.export.subject import subject
+from simpar.models.catalogue import load_model
+
+from .conftest import PLANS, TRAINING, checked, exported
+
+ELSEWHERE = {
+    "--group-query-attention", "--max-position-embeddings", "--swiglu", "--untie-embeddings-and-output-weights",
+    "--window-size", "--recompute-modules", "--bf16", "--fp16", "--fp8-format", "--fp8-recipe",
+    "--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16", "--seq-length", "--mock-data",
+    "--tokenizer-type", "--transformer-impl", "--attention-backend", "--eval-iters",
+    "--distributed-timeout-minutes", "--log-throughput", "--init-method-std", "--make-vocab-size-divisible-by",
+}  # fmt: skip
+
+
+def keywords(text):
+    """Values of the module's keyword arguments by section and name, as Python text."""
+    found = {}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.keyword) and isinstance(node.value, ast.Call):
+            found |= {f"{node.arg}.{k.arg}": ast.unparse(k.value) for k in node.value.keywords}
+    return found
+
+
+@pytest.mark.parametrize("label", PLANS)
+def test_no_argument_of_megatron_is_forgotten(label):
+    """Every argument is translated, or one of those that Bridge says in another way."""
+    s = subject(checked(**PLANS[label]), load_model("llama-3-8b"), TRAINING, "megatron")
+    assert set(arguments(s)) <= set(PLAIN) | set(SWITCHES) | ELSEWHERE
+
+
+def test_a_three_dimensional_layout():
+    """Degrees, distributed optimizer, recomputation and precision."""
+    text = exported("megatron-bridge", checked(tp=2, pp=2, dp=2, zero=1, recompute="full"))[
+        "simpar_recipe.py"
+    ]
+    found = keywords(text)
+    expected = {
+        "model.tensor_model_parallel_size": "2", "model.pipeline_model_parallel_size": "2",
+        "model.sequence_parallel": "True", "model.pipeline_dtype": "torch.bfloat16",
+        "model.recompute_granularity": "'full'", "ddp.use_distributed_optimizer": "True",
+        "optimizer.use_distributed_optimizer": "True", "train.micro_batch_size": "1",
+        "train.global_batch_size": "64", "dataset.seq_length": "1024", "ddp.grad_reduce_in_fp32": "True",
+    }  # fmt: skip
+    assert expected.items() <= found.items()
+    assert "mixed_precision='bf16_mixed'" in text
+
+
+def test_bf16_gradients_change_the_precision_recipe():
+    """The recipe would reduce in fp32: its copy does not."""
+    text = exported("megatron-bridge", checked(dp=8, zero=1, grad_dtype="bf16"))["simpar_recipe.py"]
+    assert "grad_reduce_in_fp32=False)" in text
+    compile(text, "simpar_recipe.py", "exec")
+
+
+def test_learned_positions_must_be_as_long_as_sequences():
+    """Bridge sizes the table by the sequence length."""
+    plan = checked(model="gpt3-6.7b", dp=8)
+    reasons = unsupported(plan, load_model("gpt3-6.7b"), TRAINING, "megatron-bridge")
+    assert any("2048" in reason for reason in reasons)
+    assert load_target("megatron-bridge").read is None
