@@ -30,7 +30,7 @@ STAND_INS = (
 class _StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds packages that are not here and gives modules whose every name is a mock."""
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(self, name: str, *_: Any) -> Any:
         """A spec for a stand-in's name."""
         if name.split(".")[0] in STAND_INS or name.startswith("megatron.energon"):
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
@@ -75,16 +75,15 @@ def check(exported: Exported) -> None:
     import torch
 
     namespace: dict[str, Any] = {}
-    with mock.patch.object(
-        torch.cuda, "get_device_properties", return_value=mock.MagicMock(major=9, minor=0)
-    ):
-        with mock.patch.object(core, "is_te_min_version", lambda *_, **__: True):
-            exec(compile(exported.files["simpar_recipe.py"], "simpar_recipe.py", "exec"), namespace)
-            config = namespace["plan"]()
-            config.model.apply_rope_fusion = False
-            os.environ["WORLD_SIZE"] = "8"
-            configs().runtime_config_update(config)
-            config.validate()
+    hopper = mock.MagicMock(major=9, minor=0)
+    device = mock.patch.object(torch.cuda, "get_device_properties", return_value=hopper)
+    with device, mock.patch.object(core, "is_te_min_version", return_value=True):
+        exec(compile(exported.files["simpar_recipe.py"], "simpar_recipe.py", "exec"), namespace)
+        config = namespace["plan"]()
+        config.model.apply_rope_fusion = False
+        os.environ["WORLD_SIZE"] = "8"
+        configs().runtime_config_update(config)
+        config.validate()
     assert config.model.num_layers > 0
 
 

@@ -205,9 +205,8 @@ def _module(s: Subject, given: Options) -> str:
     ]  # fmt: skip
     if precision:
         name = f'get_mixed_precision_config("{precision}")'
-        lines.append(
-            f"        mixed_precision={f'replace({name}, grad_reduce_in_fp32=False)' if low else repr(precision)},"
-        )
+        value = f"replace({name}, grad_reduce_in_fp32=False)" if low else repr(precision)
+        lines.append(f"        mixed_precision={value},")
     return "\n".join([*lines, "    )"]) + "\n"
 
 
