@@ -379,10 +379,9 @@ def _stack(row: Row) -> tuple[str, dict[str, object]]:
         changes |= load_stack(name).variants.get("slow_pipeline", {})
     if "cuda graph" in notes and "none []" not in notes:
         changes["launch.host_time_per_kernel_s"] = 0.0
-    if "bf16 grad reduce" in notes:
-        changes["numerics.reduce_dtype"] = "bf16"
-    if "fp32 grad reduce" in notes:
-        changes["numerics.reduce_dtype"] = "fp32"
+    if name == "megatron" and "fp32 grad reduce" not in notes:
+        # the recipes of NeMo and Megatron-Bridge keep and reduce gradients in bf16
+        changes |= {"numerics.reduce_dtype": "bf16", "numerics.grad_dtype": "bf16"}
     return name, changes
 
 
