@@ -16,6 +16,7 @@ from simpar.plan.schedules.actions import Schedule
 from simpar.program.assemble import assemble
 from simpar.program.emit import ClassActions, Emitter, FlowUse, Slots
 from simpar.program.layout import Layout, build_layout
+from simpar.program.pairs import handover
 from simpar.program.phases import COMPUTE, CONTEXT, TENSOR, CollectiveUse
 from simpar.program.program import Program
 from simpar.program.rank_view import Job, RankView
@@ -206,7 +207,11 @@ class ClassMaker:
         templates, index = self._templates(class_id, keys)
         templates.append(self._tail(class_id))
         order = np.array([index[key] for key in keys] + [len(templates) - 1], dtype=np.int64)
-        source_class, source_action = self._sources(class_id, letters, stages, microbatches)
+        sources = self._sources(class_id, letters, stages, microbatches)
+        pairs = np.flatnonzero(self.schedule.ranks[pipeline_rank].overlap)
+        if len(pairs):
+            self._join_pairs(class_id, keys, pairs, (templates, order, *sources))
+        source_class, source_action = sources
         return ClassActions(
             name=f"stage {pipeline_rank}",
             templates=tuple(templates),
@@ -216,6 +221,33 @@ class ClassMaker:
             source_class=_with_tail(source_class),
             source_action=_with_tail(source_action),
         )
+
+    def _join_pairs(
+        self,
+        class_id: int,
+        keys: Sequence[tuple[str, int, bool]],
+        pairs: Ints,
+        columns: tuple[list[Template], Ints, Ints, Ints],
+    ) -> None:
+        """Let forwards at ``pairs`` and the backwards behind them run together, where nothing lies between them.
+
+        The forward's place holds both passes and waits for the inputs of both, the backward's hands its gradient
+        on. Changes ``columns``: templates, and by action template and sources (two columns each).
+        """
+        templates, order, source_class, source_action = columns
+        pricing, known = self._pricing(class_id), dict[tuple[Any, ...], int]()
+        for at in pairs.tolist():
+            key = (keys[at], keys[at + 1])
+            if key not in known:
+                template = self._builder(class_id).pair(*key, pricing)
+                known[key] = len(templates) if template else -1
+                if template:
+                    templates.append(self._with_send(key[0][0], key[0][1], self._shaped(class_id, template)))
+                    templates.append(self._with_send(key[1][0], key[1][1], handover()))
+            if known[key] >= 0:
+                order[at : at + 2] = known[key] + np.arange(2)
+                for column in (source_class, source_action):
+                    column[at, 1], column[at + 1, 0] = column[at + 1, 0], -1
 
     def _boundaries(self, letters: Sequence[str], stages: NDArray[Any]) -> list[bool]:
         """First forward and last backward-type action of every virtual stage."""
@@ -324,11 +356,11 @@ class ClassMaker:
     ) -> tuple[Ints, Ints]:
         """The action each arrival waits for: forward of the stage before, backward of the stage behind.
 
-        The backward of the last stage follows its own forward.
+        The backward of the last stage follows its own forward. The second column is free for a pair's other pass.
         """
         num = self.schedule.num_stages
-        source_class = np.full(len(letters), -1, dtype=np.int64)
-        source_action = np.full(len(letters), -1, dtype=np.int64)
+        source_class = np.full((len(letters), 2), -1, dtype=np.int64)
+        source_action = np.full((len(letters), 2), -1, dtype=np.int64)
         for position, (letter, stage, microbatch) in enumerate(
             zip(letters, stages.tolist(), microbatches.tolist(), strict=True)
         ):
@@ -338,8 +370,8 @@ class ClassMaker:
                 ("F", stage - 1) if letter == "F" else ("B", stage + 1) if stage + 1 < num else ("F", stage)
             )
             rank = self.schedule.rank_of_stage[wanted[1]]
-            source_class[position] = self._class_by_stage[class_id, rank]
-            source_action[position] = self._positions[wanted[0], wanted[1], microbatch]
+            source_class[position, 0] = self._class_by_stage[class_id, rank]
+            source_action[position, 0] = self._positions[wanted[0], wanted[1], microbatch]
         return source_class, source_action
 
     @cached_property

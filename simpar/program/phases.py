@@ -23,7 +23,10 @@ class CollectiveUse:
 
 @dataclass(frozen=True)
 class Step:
-    """A kernel (``duration_s`` on the device) or a collective of one block; ``after`` are earlier positions."""
+    """A kernel (``duration_s`` on the device) or a collective of one block; ``after`` are earlier positions.
+
+    ``layer`` is said where the step belongs to another layer than the segment that it stands in.
+    """
 
     name: str
     kind: str
@@ -31,6 +34,7 @@ class Step:
     duration_s: float = 0.0
     collective: CollectiveUse | None = None
     after: tuple[int, ...] = ()
+    layer: int | None = None
 
 
 @dataclass

@@ -14,14 +14,16 @@ from simpar.cost.memory import StaticMemory, num_communicators, stage_static_mem
 from simpar.cost.peak import PeakMemory, peak_memory
 from simpar.models.graph import Block, evaluate
 from simpar.plan.check import stage_layers
-from simpar.program.phases import CollectiveUse, Phase
+from simpar.program.pairs import AHEAD, Pass, hidden_share, merge, pair_template
+from simpar.program.phases import CollectiveUse, Phase, Step
 from simpar.program.rank_view import Job, RankView
 from simpar.program.segments import Segment, make_segment
 from simpar.program.steps import BlockSteps, block_steps
 from simpar.program.synchronisation import Synchronisation
 from simpar.program.templates import SyncPolicy, Template, Unit, backward_template, forward_template
-from simpar.units import to_ns
+from simpar.units import NS_PER_S, to_ns
 
+Key = tuple[str, int, bool]
 EMBEDDING_LAYER = -1
 PASSES = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
 
@@ -68,7 +70,7 @@ class Pricing:
     price: Callable[[CollectiveUse], int]
     slowdown: float = 1.0
     comm_slowdown: float = 1.0
-    segments: dict[tuple[str, str, str, float], Segment] = field(default_factory=dict)
+    segments: dict[tuple[object, ...], Segment] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,63 @@ class StageBuilder:
                 else:
                     table[letter, boundary] = backward_template(kind, units, segments, sync)
         return table
+
+    def pair(self, forward: Key, backward: Key, pricing: Pricing) -> Template | None:
+        """Template of the forward of one stage and the backward (B or I) of another that run together.
+
+        Each is (letter, stage, whether it is the boundary microbatch). None where parameters are gathered or
+        gradients reduced in between: such passes run in turn.
+        """
+        kinds = [PASSES[letter] for letter, _, _ in (forward, backward)]
+        policies = [
+            self.sync.policy(kind, boundary=key[2])
+            for kind, key in zip(kinds, (forward, backward), strict=True)
+        ]
+        if any(policy.gather or policy.reduce for policy in policies):
+            return None
+        pieces = (self.pieces[forward[1]], self.pieces[backward[1]][::-1])
+        passes = [
+            Pass(
+                kind,
+                tuple(self.unit(piece) for piece in some),
+                tuple(self._segment(p, self.unit(p), kind, policy, pricing) for p in some),
+            )
+            for kind, some, policy in zip(kinds, pieces, policies, strict=True)
+        ]
+        together = [
+            self._pair_segment(ahead, back, kinds[1], pricing) for ahead, back in zip(*pieces, strict=False)
+        ]
+        return pair_template(passes[0], passes[1], together)
+
+    def _pair_segment(self, ahead: Piece, back: Piece, kind: str, pricing: Pricing) -> Segment:
+        key: tuple[object, ...] = (
+            ahead.block.name, ahead.recompute, back.block.name, back.recompute, kind
+        )  # fmt: skip
+        if key not in self._pairs:
+            own: Phase = getattr(self.steps(back), kind)
+            phases = (self.steps(ahead).forward, own)
+
+            def duration(step: Step) -> float:
+                return step.duration_s or (
+                    pricing.price(step.collective) / NS_PER_S if step.collective else 0.0
+                )
+
+            self._pairs[key] = merge(*phases, duration), hidden_share(*phases, duration)
+        phase, share = self._pairs[key]
+        key = (*key, ahead.layer)
+        if key not in pricing.segments:
+            steps = tuple(replace(s, layer=ahead.layer) if s.layer == AHEAD else s for s in phase.steps)
+            slowdown = pricing.slowdown * self.job.stack.launch.kernel_overhead
+            slowdown *= 1.0 + max(pricing.comm_slowdown - 1.0, 0.0) * share
+            pricing.segments[key] = make_segment(
+                replace(phase, steps=steps), pricing.price, slowdown=slowdown
+            )
+        return pricing.segments[key]
+
+    @cached_property
+    def _pairs(self) -> dict[tuple[object, ...], tuple[Phase, float]]:
+        """Merged phases by their blocks, in the order that the first class of ranks finds best for all of them."""
+        return {}
 
     def _segment(self, piece: Piece, unit: Unit, kind: str, sync: SyncPolicy, pricing: Pricing) -> Segment:
         phase: Phase = getattr(self.steps(piece), kind)

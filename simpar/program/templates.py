@@ -279,16 +279,14 @@ def _append_steps(nodes: list[Node], node: Node, segment: Segment, last: tuple[i
     for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True):
         nodes.append(
             Node(
-                kind=node.kind
-                if step.kind in ("forward", "input_gradient", "weight_gradient")
-                else step.kind,
+                kind=node.kind if step.kind in ("input_gradient", "weight_gradient") else step.kind,
                 name=step.name,
                 streams=(step.stream,),
                 duration_ns=int(finish - start),
                 collective=step.collective,
                 after=tuple(a + offset for a in step.after) or last,
                 arrival=node.arrival and not step.after,
-                layer=node.layer,
+                layer=node.layer if step.layer is None else step.layer,
             )
         )
     return tuple(position + offset for position in terminals(segment))

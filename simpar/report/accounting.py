@@ -31,6 +31,7 @@ CAUSES = (
 )  # fmt: skip
 _CAUSE_OF_KIND = {
     "forward": "compute", "backward": "compute", "input_gradient": "compute", "weight_gradient": "compute",
+    "forward_backward": "compute",
     "recompute": "compute", "tp": "exposed_tp", "pp": "exposed_pp", "dp": "exposed_dp", "cp": "exposed_cp",
     "ep": "exposed_ep", "optimizer": "optimizer", "host": "host", "offload": "offload", "join": "compute",
 }  # fmt: skip
@@ -39,6 +40,7 @@ PIPELINE_KINDS = (
     "backward",
     "input_gradient",
     "weight_gradient",
+    "forward_backward",
     "recompute",
     "host",
     "tp",

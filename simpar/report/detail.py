@@ -48,7 +48,7 @@ def _open(node: Node) -> InnerSteps:
         for step, start, finish in times:
             if finish > start:
                 streams.append(step.stream)
-                labels.append(Label(step.kind, step.name, layer))
+                labels.append(Label(step.kind, step.name, layer if step.layer is None else step.layer))
                 starts.append(begin + start)
                 finishes.append(begin + finish)
         begin += segment.duration_ns

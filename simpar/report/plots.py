@@ -24,22 +24,24 @@ if TYPE_CHECKING:
 
     from simpar.report.result import Result
 
-FORWARD, BACKWARD, WEIGHT, AGAIN, COMM, UPDATE = (
+FORWARD, BACKWARD, WEIGHT, AGAIN, COMM, UPDATE, BOTH = (
     "#4477AA",
     "#228833",
     "#CCBB44",
     "#66CCEE",
     "#EE6677",
     "#AA3377",
+    "#117777",
 )
 KIND_COLOUR = {
     "forward": FORWARD, "backward": BACKWARD, "input_gradient": BACKWARD, "weight_gradient": WEIGHT,
-    "recompute": AGAIN, "optimizer": UPDATE, "host": UPDATE, "tp": COMM, "pp": COMM, "dp": COMM, "cp": COMM,
+    "forward_backward": BOTH, "recompute": AGAIN,
+    "optimizer": UPDATE, "host": UPDATE, "tp": COMM, "pp": COMM, "dp": COMM, "cp": COMM,
     "ep": COMM, "offload": COMM,
 }  # fmt: skip
 KIND_TITLE = {
-    FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight gradient", AGAIN: "recompute",
-    COMM: "communication", UPDATE: "optimizer, host",
+    FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight gradient", BOTH: "forward and backward",
+    AGAIN: "recompute", COMM: "communication", UPDATE: "optimizer, host",
 }  # fmt: skip
 MEMORY_COLOUR = {
     "parameters": FORWARD, "gradients": AGAIN, "optimizer_states": UPDATE, "overhead": "#BBBBBB",

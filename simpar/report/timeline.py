@@ -21,10 +21,12 @@ from simpar.units import NS_PER_S
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-COMPUTE_KINDS = ("forward", "backward", "input_gradient", "weight_gradient", "recompute", "optimizer", "host")
+COMPUTE_KINDS = (
+    "forward", "backward", "input_gradient", "weight_gradient", "forward_backward", "recompute", "optimizer", "host",
+)  # fmt: skip
 COMMUNICATION_KINDS = ("tp", "pp", "dp", "cp", "ep", "offload")
 KINDS = (*COMPUTE_KINDS, *COMMUNICATION_KINDS)
-PASS_KINDS = ("forward", "backward", "input_gradient", "weight_gradient", "recompute")
+PASS_KINDS = ("forward", "backward", "input_gradient", "weight_gradient", "forward_backward", "recompute")
 MEMORY_PARTS = ("parameters", "gradients", "optimizer_states", "overhead", "activations", "transient")
 MAX_MEMORY_POINTS = 2000
 

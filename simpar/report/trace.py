@@ -32,6 +32,7 @@ SHORT_KINDS = {
     "backward": "bwd",
     "input_gradient": "dgrad",
     "weight_gradient": "wgrad",
+    "forward_backward": "fwd+bwd",
 }
 
 

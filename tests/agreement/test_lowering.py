@@ -26,6 +26,8 @@ PLANS = {
     "pp": {"pp": 4, "dp": 4, "schedule": "gpipe"},
     "pp-tp": {"pp": 2, "tp": 4, "dp": 2, "zero": 1, "recompute": "full"},
     "interleaved": {"pp": 2, "vpp": 2, "tp": 2, "dp": 4, "recompute": "selective"},
+    "dualpipev": {"pp": 2, "vpp": 2, "tp": 4, "dp": 2, "schedule": "dualpipev", "zero": 1},
+    "dualpipev-zero2": {"pp": 2, "vpp": 2, "tp": 2, "dp": 4, "schedule": "dualpipev", "zero": 2},
     "pp-fsdp": {"pp": 2, "dp": 8, "zero": 3},
     "ring": {"cp": 4, "dp": 4, "zero": 1},
     "ring-across-nodes": {"cp": 16, "recompute": "full"},

@@ -21,7 +21,8 @@ IDLE = "idle"
 IDLE_COLOUR = "#BBBBBB"
 LANES = {"pp": 1, "tp": 2, "dp": 2, "cp": 2, "ep": 2, "offload": 2}  # 0: compute, 1: messages, 2: collectives
 KIND_NAME = {
-    "input_gradient": "input gradient", "weight_gradient": "weight gradient", "pp": "pipeline message",
+    "input_gradient": "input gradient", "weight_gradient": "weight gradient",
+    "forward_backward": "forward and backward", "pp": "pipeline message",
     "tp": "tensor-parallel collective", "dp": "data-parallel collective", "cp": "context-parallel collective",
     "ep": "expert-parallel collective", "offload": "offload transfer", "host": "host",
 }  # fmt: skip
