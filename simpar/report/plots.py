@@ -31,7 +31,7 @@ FORWARD, BACKWARD, WEIGHT, AGAIN, COMM, UPDATE, BOTH = (
     "#66CCEE",
     "#EE6677",
     "#AA3377",
-    "#117777",
+    "#222255",
 )
 KIND_COLOUR = {
     "forward": FORWARD, "backward": BACKWARD, "input_gradient": BACKWARD, "weight_gradient": WEIGHT,

@@ -50,9 +50,9 @@ def test_a_result_without_timeline_says_how_to_get_one(result):
 
 
 def test_every_kind_of_op_has_a_colour():
-    """A new kind cannot be forgotten in the pictures; at most six colours."""
+    """A new kind cannot be forgotten in the pictures; at most seven colours."""
     assert set(KIND_COLOUR) == set(KINDS)
-    assert len(set(KIND_COLOUR.values())) <= 6
+    assert len(set(KIND_COLOUR.values())) <= 7
 
 
 def test_labels_are_drawn_only_where_they_fit(timeline_of, result_of):
