@@ -14,7 +14,7 @@ from simpar.cost.collectives.table import ALGORITHMS, POINT_TO_POINT, Algorithm
 from simpar.cost.collectives.traffic import Edges, occupancy
 from simpar.errors import UserError
 from simpar.files import choose
-from simpar.units import GB, US
+from simpar.units import GB, GIB, US
 
 
 @dataclass(frozen=True)
@@ -131,12 +131,14 @@ def lines(candidate: Candidate, values: Mapping[str, float]) -> list[Line]:
     reached = efficiency(candidate, values)
     slope = max(candidate.port_s_per_byte / reached.port, candidate.network_s_per_byte / reached.nic)
     travel_us = sum(values[key] * count for key, count in candidate.hops.items())
-    cap = _rate_cap(candidate, values)
+    late_us = values["far_member_us" if candidate.shape.num_domains > 1 else "member_us"]
+    late_s = candidate.shape.members * late_us * US
+    # late members wait for each other once a gibibyte, as tests of that size show
+    caps = [cap for cap in (_rate_cap(candidate, values), GIB / late_s if late_s else None) if cap]
+    cap = min(caps, default=None)
     found = []
     for protocol in ALGORITHMS[candidate.algorithm].PROTOCOLS:
-        late_us = values["far_member_us" if candidate.shape.num_domains > 1 else "member_us"]
-        fixed_us = values["base_us"] + candidate.shape.members * late_us
-        latency_us = fixed_us + travel_us * values.get(f"{protocol}_hop_factor", 1.0)
+        latency_us = values["base_us"] + late_s / US + travel_us * values.get(f"{protocol}_hop_factor", 1.0)
         per_byte = max(slope / protocol_share(protocol, values), 1 / cap if cap else 0.0)
         found.append(Line(candidate.algorithm, protocol, latency_us * US, per_byte, cap))
     return found
