@@ -19,8 +19,8 @@ from simpar.cost.habits import MemoryHabits
 from simpar.cost.stack import Stack
 from simpar.models.graph import (
     INPUT,
+    PRODUCTS,
     Block,
-    Dims,
     Operator,
     evaluate,
     is_column_parallel,
@@ -28,6 +28,7 @@ from simpar.models.graph import (
     saved_tensors,
 )
 from simpar.plan.plan import Numerics
+from simpar.plan.sharding import RankDims
 from simpar.units import DTYPE_BYTES
 
 Array = Any
@@ -46,22 +47,6 @@ class BlockActivations:
     recomputed_bytes: Array
     forward_workspace_bytes: Array
     backward_workspace_bytes: Array
-
-
-@dataclass(frozen=True)
-class RankDims:
-    """Dims of region "tensor" and of region "sequence" on one rank."""
-
-    tensor: Dims
-    sequence: Dims
-
-    def of_block(self, block: Block) -> RankDims:
-        """The dims as a block of another tower names them."""
-        return RankDims(block.view(self.tensor), block.view(self.sequence))
-
-    def of(self, op: Operator) -> Dims:
-        """Dims that an operator's output has."""
-        return self.tensor if op.region == "tensor" else self.sequence
 
 
 def block_activations(
@@ -155,7 +140,7 @@ class _Sizes:
         """A tensor of the residual stream: its shard, or whole rows where a product keeps what it gathered."""
         shard = self.boundary if op is None else self._output(op)
         savers = [other for other in self.block.operators if key in other.saves]
-        products = [other for other in savers if other.kind == "matmul"]
+        products = [other for other in savers if other.kind == "matmul" and other.region == "tensor"]
         if not products or self.stack.overlap.regather_input:
             return shard
         tensor, sequence = self.dims.tensor, self.dims.sequence
@@ -165,7 +150,8 @@ class _Sizes:
 
     def _output(self, op: Operator) -> Array:
         local = self.dims.of(op)
-        return evaluate(op.rows, local) * evaluate(op.columns, local) * self.width
+        width = _FLOAT if op.kind == "router" else self.width  # logits of experts stay in fp32
+        return evaluate(op.rows, local) * evaluate(op.columns, local) * width
 
     @property
     def _losses(self) -> list[Operator]:
@@ -240,8 +226,9 @@ class _Sizes:
             norms = sum(1 for op in self.block.operators if op.kind == "norm" and op.region == "sequence")
             total = total + norms * rows * sequence["hidden"] * _FLOAT
         if habits.eager_copies or habits.activation_output:
-            gated = sum(1 for op in self.block.operators if op.kind == "gated_activation")
-            total = total + gated * tokens * tensor["ffn"] * self.width
+            total = total + sum(
+                self._output(op) for op in self.block.operators if op.kind == "gated_activation"
+            )
         return total
 
     def _forward_workspace(self) -> Array:
@@ -270,7 +257,11 @@ class _Sizes:
         )  # fmt: skip
 
     def _exchanged(self, op: Operator, *, backward: bool = False) -> Array:
-        """Keys and values of other ranks, and copies of exchanged heads, while attention runs."""
+        """Keys and values of other ranks and copies of exchanged heads for attention; sent and received tokens."""
+        if op.kind == "dispatch":
+            return self._output(op)
+        if op.kind == "combine":
+            return 2.0 * self._output(self.block.operator(op.inputs[0]))
         if op.kind != "attention":
             return 0.0
         return exchange_elements(op, self.dims.tensor, backward=backward) * self.width
@@ -288,8 +279,8 @@ class _Sizes:
         return self._output(op) * _FLOAT / self.width
 
     def _input(self, op: Operator) -> Array:
-        if op.kind == "matmul":
-            local = self.dims.tensor
+        if op.kind in PRODUCTS:
+            local = self.dims.tensor if op.region == "tensor" else self.dims.of(op)
             return evaluate(op.rows, local) * evaluate(op.contraction, local) * self.width
         made = {other.name: other for other in self.block.operators}
         return sum(self.boundary if name == INPUT else self._output(made[name]) for name in op.inputs)

@@ -32,9 +32,9 @@ from simpar.plan.sharding import tensor_dims
 from simpar.units import DTYPE_BYTES
 
 __all__ = [
-    "MOMENTS", "StaticMemory", "Widths", "checkpointed_peak", "num_communicators", "num_shards", "overhead_bytes",
-    "parameter_widths",
-    "reserved_bytes", "round_allocation", "stage_chunks", "stage_static_memory", "static_memory",
+    "MOMENTS", "StaticMemory", "Widths", "checkpointed_peak", "num_communicators", "num_expert_shards", "num_shards",
+    "overhead_bytes", "parameter_widths", "reserved_bytes", "round_allocation", "stage_chunks", "stage_static_memory",
+    "static_memory",
 ]  # fmt: skip
 
 MOMENTS = {"adamw": 2, "sgd_momentum": 1, "sgd": 0}
@@ -128,6 +128,12 @@ def num_shards(plan: Plan) -> int:
     return int(plan.mesh.dp or 1) * plan.mesh.cp // data.hsdp if data.zero else 1
 
 
+def num_expert_shards(plan: Plan) -> int:
+    """Ranks that share one copy of the sharded states of an expert: fewer, because others hold other experts."""
+    data = plan.data_parallel
+    return max(plan.mesh.expert_data_parallel // data.hsdp, 1) if data.zero else 1
+
+
 def _buffers(num_parameters: int, plan: Plan, stack: Stack, residual_bytes: float) -> float:
     """Buckets of DDP, parameters that FSDP with ZeRO-2 keeps gathered, gathered rows, library workspaces."""
     habits, mesh, data = stack.memory, plan.mesh, plan.data_parallel
@@ -160,16 +166,23 @@ def stage_static_memory(
     weights = _weights(blocks, dims)
     if graph.tied_embeddings and graph.embedding in blocks and graph.head in blocks:
         weights.remove(next(weight for weight in weights if weight[1] == dims["vocab"] * dims["hidden"]))
-    shards = num_shards(plan)
-    elements = sum(size for _, size in weights)
-    if plan.data_parallel.kind == "fsdp":
-        shard = sum(-(-rows // shards) * (size // rows) for rows, size in weights)
-    else:
-        aligned = int(np.lcm(shards, _FLAT_ALIGNMENT)) if shards > 1 else 1
-        shard = -(-elements // aligned) * aligned // shards
+    experts = [(rows, size) for rows, size, kind in weights if kind == "expert"]
+    others = [(rows, size) for rows, size, kind in weights if kind != "expert"]
+    elements = sum(size for _, size, _ in weights)
+    fsdp = plan.data_parallel.kind == "fsdp"
+    shard = _shard(others, num_shards(plan), fsdp=fsdp) + _shard(experts, num_expert_shards(plan), fsdp=fsdp)
     tokens = dims["batch"] * dims["seq"]
     residual = tokens * dims["hidden"] * activation_bytes(plan.numerics)
     return static_memory(elements, plan, stack, shard_elements=shard, residual_bytes=residual)
+
+
+def _shard(weights: Sequence[tuple[int, int]], shards: int, *, fsdp: bool) -> int:
+    """Elements of one shard of tensors (first dim, size), padding included."""
+    if fsdp:
+        return sum(-(-rows // shards) * (size // rows) for rows, size in weights)
+    elements = sum(size for _, size in weights)
+    aligned = int(np.lcm(shards, _FLAT_ALIGNMENT)) if shards > 1 else 1
+    return -(-elements // aligned) * aligned // shards
 
 
 def stage_chunks(
@@ -190,23 +203,27 @@ def stage_chunks(
     return found
 
 
-def _weights(blocks: Sequence[Block], dims: Dims) -> list[tuple[int, int]]:
-    """(first dim, elements) of every parameter; the first dim of a projection is its output."""
+def _weights(blocks: Sequence[Block], dims: Dims) -> list[tuple[int, int, str]]:
+    """(first dim, elements, kind) of every parameter; the first dim of a projection is its output."""
     found = []
     for block in blocks:
         own = block.view(dims)
         for op in block.operators:
             for weight in op.weights:
                 size = int(evaluate(weight.size, own))
-                rows = {"matrix": int(evaluate(op.columns, own)), "embedding": size // int(own["hidden"])}
-                found.append((rows.get(weight.kind, size), size))
+                rows = {
+                    "matrix": int(evaluate(op.columns, own)), "embedding": size // int(own["hidden"]),
+                    "expert": int(own.get("experts", 1)),
+                }  # fmt: skip
+                found.append((rows.get(weight.kind, size), size, weight.kind))
     return found
 
 
 def num_communicators(plan: Plan) -> int:
     """Kinds of groups that a rank of a plan communicates in."""
     mesh = plan.mesh
-    return sum(size > 1 for size in (mesh.tp, int(mesh.dp or 1), mesh.pp, mesh.cp))
+    copies = mesh.expert_data_parallel if mesh.ep > 1 else 1
+    return sum(size > 1 for size in (mesh.tp, int(mesh.dp or 1), mesh.pp, mesh.cp, mesh.ep, copies))
 
 
 def overhead_bytes(communicators: int, stack: Stack, cluster: Cluster) -> float:

@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from simpar.cost.kernels import KernelModel
 from simpar.cost.stack import Stack
 from simpar.models.graph import Dims, Operator, evaluate
+from simpar.plan.sharding import RankDims
 from simpar.units import DTYPE_BYTES
 
 Array = Any
@@ -36,15 +39,10 @@ class Sizes:
 
 
 def operator_times(
-    operators: Sequence[Operator], tensor_dims: Dims, sequence_dims: Dims, kernels: KernelModel, stack: Stack
+    operators: Sequence[Operator], dims: RankDims, kernels: KernelModel, stack: Stack
 ) -> list[OperatorTime]:
-    """Kernel times of a block's operators, in order.
-
-    Operators of region "tensor" are evaluated with ``tensor_dims``, those of region "sequence" with
-    ``sequence_dims``. Raises KeyError for an operator kind without a rule.
-    """
-    tensor, sequence = Sizes(tensor_dims, kernels, stack), Sizes(sequence_dims, kernels, stack)
-    return [_RULES[op.kind](op, tensor if op.region == "tensor" else sequence) for op in operators]
+    """Kernel times of a block's operators, in order. Raises KeyError for an operator kind without a rule."""
+    return [_RULES[op.kind](op, Sizes(dims.of(op), kernels, stack)) for op in operators]
 
 
 def _elements(op: Operator, sizes: Sizes) -> Array:
@@ -72,6 +70,71 @@ def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
         kernels.gemm_time_s(k, n, m, accumulate=sizes.stack.numerics.gradient_accumulation_fusion),
         1,
         2,
+    )
+
+
+def _grouped_matmul(op: Operator, sizes: Sizes) -> OperatorTime:
+    """One product an expert, all of them in one launch or one each, as the stack has it."""
+    rows, n, k = (evaluate(size, sizes.dims) for size in (op.rows, op.columns, op.contraction))
+    kernels, experts = sizes.kernels, sizes.dims["experts"]
+    m, fused = rows / experts, sizes.stack.numerics.gradient_accumulation_fusion
+    launches = 1 if sizes.stack.fusion.grouped_products else int(np.max(experts))
+    return OperatorTime(
+        op.name,
+        kernels.gemm_time_s(m, n, k, batch=experts),
+        kernels.gemm_time_s(m, k, n, batch=experts),
+        kernels.gemm_time_s(k, n, m, batch=experts, accumulate=fused),
+        launches,
+        2 * launches,
+    )
+
+
+def _router(op: Operator, sizes: Sizes) -> OperatorTime:
+    """A product in fp32 logits, then scores, the top k, and how many tokens each expert gets."""
+    product = _matmul(op, sizes)
+    logits = _elements(op, sizes) * DTYPE_BYTES["fp32"]
+    forward, backward, launches = (4.0, 3.0, 4) if sizes.stack.fusion.router else (12.0, 8.0, 14)
+    model = sizes.kernels
+    return OperatorTime(
+        op.name,
+        product.forward_s + model.memory_time_s(forward * logits, kernels=launches),
+        product.backward_input_s + model.memory_time_s(backward * logits, kernels=launches),
+        product.backward_weight_s,
+        1 + launches,
+        2 + launches,
+    )
+
+
+def _routed_copies(sizes: Sizes) -> tuple[float, float, int]:
+    """Element passes over the routed tokens, forward and backward, and kernels.
+
+    Tokens are copied into the order of ranks and, where a rank has several experts, of experts; fused into the exchange
+    they are copied once.
+    """
+    several = bool(np.max(sizes.dims["experts"]) > 1)
+    return (2.0, 2.0, 2) if sizes.stack.fusion.permutation else (2.0 + 2.0 * several, 2.0 + 2.0 * several, 5)
+
+
+def _dispatch(op: Operator, sizes: Sizes) -> OperatorTime:
+    """Copy every token once for each of its experts; backward adds the copies' gradients up."""
+    return _moved(op, sizes, _elements(op, sizes))
+
+
+def _combine(op: Operator, sizes: Sizes) -> OperatorTime:
+    """Add the weighted copies of every token up; backward copies the gradient to them."""
+    return _moved(op, sizes, _elements(op, sizes) * sizes.dims["topk"])
+
+
+def _moved(op: Operator, sizes: Sizes, elements: Array) -> OperatorTime:
+    forward, backward, launches = _routed_copies(sizes)
+    size = elements * sizes.kernels.activation_bytes
+    return OperatorTime(
+        op.name,
+        sizes.kernels.memory_time_s(forward * size, kernels=launches),
+        sizes.kernels.memory_time_s(backward * size, kernels=launches),
+        0.0,
+        launches,
+        launches,
     )
 
 
@@ -131,9 +194,11 @@ def _rope_passes(_: Operator, stack: Stack) -> tuple[float, float, int]:
     return (1.7, 1.7, 1) if stack.fusion.rope else (7.0, 7.0, 8)
 
 
-def _add_passes(_: Operator, stack: Stack) -> tuple[float, float, int]:
-    """Read two, write one; the gradient flows to both inputs without a copy but is summed once."""
-    return (0.0, 0.0, 0) if stack.fusion.residual else (3.0, 3.0, 1)
+def _add_passes(op: Operator, stack: Stack) -> tuple[float, float, int]:
+    """Read all, write one; the gradient flows to the inputs without a copy but is summed once."""
+    if stack.fusion.residual or len(op.inputs) < 2:
+        return (0.0, 0.0, 0)
+    return (len(op.inputs) + 1.0, 3.0, 1)
 
 
 def _dropout_passes(_: Operator, stack: Stack) -> tuple[float, float, int]:
@@ -168,6 +233,11 @@ def _loss(op: Operator, sizes: Sizes) -> OperatorTime:
 _RULES: dict[str, Callable[[Operator, Sizes], OperatorTime]] = {
     "matmul": _matmul,
     "attention": _attention,
+    "grouped_matmul": _grouped_matmul,
+    "router": _router,
+    "dispatch": _dispatch,
+    "combine": _combine,
+    "copy": _streaming(lambda _op, _stack: (2.0, 2.0, 1)),
     "norm": _streaming(_norm_passes),
     "gated_activation": _streaming(_gated_passes),
     "activation": _streaming(_activation_passes),

@@ -14,23 +14,31 @@ from typing import Any
 
 import numpy as np
 
-from simpar.cost.activations import BlockActivations, RankDims, activation_bytes, block_activations
+from simpar.cost.activations import BlockActivations, activation_bytes, block_activations
 from simpar.cost.allocator import Reservation, reserve
 from simpar.cost.in_flight import in_flight, short_schedule
-from simpar.cost.memory import num_shards, parameter_widths, stage_chunks, stage_static_memory
+from simpar.cost.memory import (
+    num_expert_shards,
+    num_shards,
+    parameter_widths,
+    stage_chunks,
+    stage_static_memory,
+)
 from simpar.cost.stack import Stack, under
 from simpar.models.flops import shape_dims
 from simpar.models.graph import Block, ModelGraph, is_row_parallel
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import CUSTOM, Plan
+from simpar.plan.routing import fullest_load
 from simpar.plan.sharding import (
     SHARDED_DIMS,
     VOCAB_MULTIPLE,
+    RankDims,
     context_dims,
+    expert_dims,
     is_rows,
-    sequence_dims,
-    tensor_dims,
+    rank_dims,
 )
 from simpar.units import DTYPE_BYTES
 
@@ -92,6 +100,20 @@ class Layouts:
     zero: Array = 0
     hsdp: Array = 1
     sequence_parallel: Array = False
+    ep: Array = 1
+    etp: Array = 0
+
+    @property
+    def expert_tensor_parallel(self) -> Array:
+        """Ranks that share an expert; etp 0 means 1 where experts are spread, else tp."""
+        usual = np.where(np.asarray(self.ep) > 1, 1, self.tp)
+        return np.where(np.asarray(self.etp) > 0, self.etp, usual)
+
+    @property
+    def expert_shards(self) -> Array:
+        """Ranks that share one copy of the sharded states of an expert."""
+        copies = self.tp * np.asarray(self.cp) * self.dp // (self.ep * self.expert_tensor_parallel)
+        return np.where(np.asarray(self.zero) > 0, np.maximum(copies // self.hsdp, 1), 1)
 
     @property
     def shards(self) -> Array:
@@ -125,6 +147,7 @@ class _Scheme:
     """
 
     gathered: Array
+    gathered_experts: Array
     gradient: Array
     reduced: Array
     units: Array
@@ -133,10 +156,10 @@ class _Scheme:
 def peak_memory(graph: ModelGraph, plan: Plan, training: Training, stack: Stack, stage: int) -> PeakMemory:
     """Peak of pipeline rank ``stage`` under a resolved and checked plan."""
     stack = under(stack, plan)
-    dims = RankDims(tensor_dims(graph, plan, training), sequence_dims(graph, plan, training))
+    dims = rank_dims(graph, plan, training)
     static = stage_static_memory(graph, plan, training, stack, stage)
     shape = _stage_of(graph, plan, training, stage)
-    scheme = _scheme(plan, stack, plan.data_parallel.zero, num_shards(plan))
+    scheme = _scheme(plan, stack, plan.data_parallel.zero, (num_shards(plan), num_expert_shards(plan)))
     several = plan.num_microbatches(training.global_batch) > 1
     moving = _Moving(graph, shape, dims, plan, stack)
     return moving.peak(
@@ -162,12 +185,13 @@ def peak_memory_of(
         * graph.tied_embeddings
     )
     layers = sum(block.parameters(dims.tensor) * count for block, _, count in shape.layers)
-    parameters = layers + embedding * shape.embedding + head * shape.head - tied
+    experts = sum(block.expert_parameters(dims.tensor) * count for block, _, count in shape.layers)
+    parameters = layers - experts + embedding * shape.embedding + head * shape.head - tied
     residual = (
         dims.tensor["batch"] * dims.tensor["seq"] * dims.tensor["hidden"] * activation_bytes(plan.numerics)
     )
-    static = _static(parameters, layouts, plan, stack) + _gathered_rows(layouts, stack, residual)
-    scheme = _scheme(plan, stack, layouts.zero, layouts.shards)
+    static = _static((parameters, experts), layouts, plan, stack) + _gathered_rows(layouts, stack, residual)
+    scheme = _scheme(plan, stack, layouts.zero, (layouts.shards, layouts.expert_shards))
     moving = _Moving(graph, shape, dims, plan, stack)
     held = _held(layouts.pp, shape, stack)
     return moving.peak(static, scheme, held=held, alternates=np.asarray(num_microbatches) > 1)
@@ -232,13 +256,19 @@ class _Moving:
         """
         worst: Array = 0.0
         for sizes, block, count in layers:
-            parameters = block.parameters(self.dims.tensor)
+            parameters, gathered = block.parameters(self.dims.tensor), self._gathered(block, scheme)
             gradients = scheme.units * parameters * (scheme.gradient + scheme.reduced)
             backward = sizes.recomputed_bytes + sizes.backward_workspace_bytes + gradients - head
-            here = np.maximum(sizes.forward_workspace_bytes, backward) + 2 * scheme.gathered * parameters
+            here = np.maximum(sizes.forward_workspace_bytes, backward) + 2 * gathered
             worst = np.maximum(worst, np.where(np.asarray(count) > 0, here, 0.0))
         held = sum((block.parameters(self.dims.tensor) * count for _, block, count in layers), start=0.0)
         return np.maximum(worst, (1 - scheme.units) * scheme.gradient * held - each)
+
+    def _gathered(self, block: Block, scheme: _Scheme) -> Array:
+        """Bytes of a block's parameters that are gathered for its pass."""
+        experts = block.expert_parameters(self.dims.tensor)
+        dense = block.parameters(self.dims.tensor) - experts
+        return scheme.gathered * dense + scheme.gathered_experts * experts
 
     def _ends(
         self,
@@ -250,10 +280,10 @@ class _Moving:
 
         The backward's gather of an end may run beside the forward that still has its own.
         """
-        layer = reduce(np.maximum, (block.parameters(self.dims.tensor) for _, block, _ in layers), 0)
+        layer = reduce(np.maximum, (self._gathered(block, scheme) for _, block, _ in layers), 0.0)
         worst: Array = 0.0
         for (sizes, present), block in zip(ends, (self.graph.embedding, self.graph.head), strict=True):
-            gathered = scheme.gathered * (2 * block.parameters(self.dims.tensor) + layer)
+            gathered = 2 * self._gathered(block, scheme) + layer
             here = np.maximum(sizes.forward_workspace_bytes, sizes.backward_workspace_bytes) + gathered
             worst = np.maximum(worst, present * here)
         return worst
@@ -283,13 +313,16 @@ def _held(pp: Array, stage: _Stage, stack: Stack) -> Array:
     return stack.memory.allocator.held_outputs * ahead
 
 
-def _scheme(plan: Plan, stack: Stack, zero: Array, shards: Array) -> _Scheme:
-    widths, several = parameter_widths(plan, stack), np.asarray(shards) > 1
+def _scheme(plan: Plan, stack: Stack, zero: Array, shards: tuple[Array, Array]) -> _Scheme:
+    """``shards`` of what all ranks of a stage hold, and of experts."""
+    widths = parameter_widths(plan, stack)
+    several, several_experts = (np.asarray(each) > 1 for each in shards)
     units = np.where(several & (np.asarray(zero) >= 2), 1.0, 0.0) * (plan.data_parallel.kind == "fsdp")
     apart = not stack.numerics.gradient_accumulation_fusion and widths.stored < widths.gradient
     low = widths.compute if apart or plan.data_parallel.kind == "fsdp" else 0.0
     return _Scheme(
         gathered=np.where(several & (np.asarray(zero) == 3), widths.compute, 0.0),
+        gathered_experts=np.where(several_experts & (np.asarray(zero) == 3), widths.compute, 0.0),
         gradient=low,
         reduced=DTYPE_BYTES[stack.numerics.reduce_dtype],
         units=units,
@@ -381,7 +414,16 @@ def _dims_of(graph: ModelGraph, layouts: Layouts, plan: Plan, training: Training
     tensor |= context_dims(plan.context_parallel, cp)
     sharded = np.asarray(layouts.sequence_parallel)
     rows = {name: np.where(sharded, size // tp, size) for name, size in tensor.items() if is_rows(name)}
-    return RankDims(tensor, {**tensor, **rows})
+    sequence = {**tensor, **rows}
+    if not graph.is_mixture:
+        return RankDims(tensor, sequence)
+    own = {
+        "experts": graph.dims["experts"] // np.asarray(layouts.ep),
+        "expert_ffn": graph.dims["expert_ffn"] // layouts.expert_tensor_parallel,
+    }
+    tensor, sequence = {**tensor, **own}, {**sequence, **own}
+    load = fullest_load(graph.dims["experts"], plan.experts, layouts.ep)
+    return RankDims(tensor, sequence, expert_dims(tensor, sequence, layouts.expert_tensor_parallel, load))
 
 
 def _local_size(name: str, size: Array, tp: Array, cp: Array) -> Array:
@@ -397,14 +439,15 @@ def _local_size(name: str, size: Array, tp: Array, cp: Array) -> Array:
     return size // cp if kind == "seq" else size
 
 
-def _static(parameters: Array, layouts: Layouts, plan: Plan, stack: Stack) -> Array:
-    """Resident static bytes of columns of layouts, before the padding of shards."""
+def _static(held: tuple[Array, Array], layouts: Layouts, plan: Plan, stack: Stack) -> Array:
+    """Resident static bytes of so many parameters and expert parameters, before the padding of shards."""
     widths, zero, fsdp = (
         parameter_widths(plan, stack),
         np.asarray(layouts.zero),
         plan.data_parallel.kind == "fsdp",
     )
-    shard = np.ceil(parameters / layouts.shards)
+    parameters = held[0] + held[1]
+    shard = np.ceil(held[0] / layouts.shards) + np.ceil(held[1] / layouts.expert_shards)
     stored = np.where((zero == 3) | ((zero == 2) & fsdp), shard, parameters) * widths.stored
     gradients = np.where(zero >= 2, shard, parameters) * widths.gradient
     states = np.where(zero >= 1, shard, parameters) * widths.states

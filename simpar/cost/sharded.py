@@ -16,7 +16,7 @@ from simpar.cost.operators import OperatorTime, operator_times
 from simpar.cost.stack import Stack
 from simpar.models.graph import Dims, Operator, Size, evaluate
 from simpar.plan.placement import Role
-from simpar.plan.sharding import VOCAB_MULTIPLE
+from simpar.plan.sharding import VOCAB_MULTIPLE, RankDims
 
 Array = Any
 DIVIDED = ("batch", "seq", "columns", "contraction")
@@ -129,7 +129,7 @@ def local_operator(op: Operator, dims: Dims, by: Mapping[str, Array]) -> LocalOp
 
 def local_time(local: LocalOperator, machine: Machine) -> OperatorTime:
     """Kernel seconds of one rank's share."""
-    return operator_times([local.op], local.dims, local.dims, machine.kernels, machine.stack)[0]
+    return operator_times([local.op], RankDims(local.dims, local.dims), machine.kernels, machine.stack)[0]
 
 
 def local_weights(op: Operator, dims: Dims, by: Mapping[str, Array]) -> tuple[Array, Array]:

@@ -22,7 +22,9 @@ class _Part(BaseModel):
 class Fusion(_Part):
     """Which kernels are one pass over memory, and which attention.
 
-    ``attention_rate`` is the speed of the stack's attention kernel over that of its family on the device.
+    ``attention_rate`` is the speed of the stack's attention kernel over that of its family on the device. Of a
+    mixture of experts: ``grouped_products`` runs the products of all local experts in one kernel, ``permutation`` sorts
+    tokens on their way, ``router`` scores and counts in one.
     """
 
     norm: bool = True
@@ -31,6 +33,9 @@ class Fusion(_Part):
     residual: bool = False
     dropout: bool = True
     cross_entropy: bool = True
+    grouped_products: bool = True
+    permutation: bool = True
+    router: bool = True
     attention: Literal["flash", "flash2", "unfused"] = "flash"
     attention_rate: float = Field(1.0, gt=0, allow_inf_nan=False)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from simpar.models.graph import Block, ModelGraph, Operator, evaluate
+from simpar.models.graph import PRODUCTS, Block, ModelGraph, Operator, evaluate
 
 
 def shape_dims(graph: ModelGraph, seq_len: int, *, batch: int = 1) -> dict[str, int]:
-    """Global dims of the model with the shape of ``batch`` sequences; towers of a fixed length keep theirs."""
-    return {"batch": batch, "seq": seq_len, "context": seq_len, "memory": seq_len, **graph.dims}
+    """Global dims of the model with the shape of ``batch`` sequences, experts in balance.
+
+    Towers of a fixed length keep theirs.
+    """
+    return {"batch": batch, "seq": seq_len, "context": seq_len, "memory": seq_len, "load": 1, **graph.dims}
 
 
 def _operators(
@@ -34,9 +37,9 @@ def matmul_flop_per_token(graph: ModelGraph, seq_len: int) -> float:
 def _matmul_flop(graph: ModelGraph, seq_len: int, blocks: tuple[Block, ...]) -> float:
     total = 0.0
     for op, dims in _operators(graph, seq_len, blocks):
-        if op.kind == "matmul":
-            matrices = sum(evaluate(w.size, dims) for w in op.weights if w.kind == "matrix")
-            total += 2.0 * matrices * (evaluate(op.rows, dims) / seq_len)
+        if op.kind in PRODUCTS:
+            each = 2.0 * evaluate(op.contraction, dims) * evaluate(op.columns, dims)
+            total += each * (evaluate(op.rows, dims) / seq_len)
     return total
 
 

@@ -15,7 +15,8 @@ import numpy as np
 Dims = Mapping[str, Any]
 Size = tuple[tuple[int, tuple[str, ...]], ...]
 
-SHARDED_DIMS = ("heads", "kv_heads", "ffn", "vocab")
+SHARDED_DIMS = ("heads", "kv_heads", "ffn", "shared_ffn", "vocab")
+PRODUCTS = ("matmul", "grouped_matmul", "router")
 INPUT = "input"
 
 
@@ -45,7 +46,8 @@ HEAD_DIM, KV_HEADS = term("head_dim"), term("kv_heads")
 class Weight:
     """A parameter tensor: its number of elements and its kind.
 
-    Kinds: "matrix", "vector", "embedding" (a table) or "shared" (another block's table, counted there).
+    Kinds: "matrix", "vector", "embedding" (a table), "shared" (another block's table, counted there) or "expert" (of
+    the experts that this rank holds; other ranks hold others, so fewer of them reduce its gradient).
     """
 
     name: str
@@ -85,11 +87,12 @@ class Attention:
 class Operator:
     """One operator of a block.
 
-    Output elements are rows x columns; a matmul contracts ``contraction``. ``inputs`` name the operators of the
-    block that it reads ("input" is the block's input). ``saves`` names the tensors kept for backward: an operator
-    (its output), "input", or the operator's own "mask" (1 byte an element), "stats" (4 bytes a row) or "lse"
-    (4 bytes a row and head). ``region`` is "tensor" where rows are whole and heads, ffn or vocab may be sharded,
-    "sequence" where sequence parallelism shards the rows.
+    Output elements are rows x columns; a product (of kind matmul, grouped_matmul, router) contracts
+    ``contraction``. ``inputs`` name the operators of the block that it reads ("input" is the block's input).
+    ``saves`` names the tensors kept for backward: an operator (its output), "input", or the operator's own "mask"
+    (1 byte an element), "stats" (4 bytes a row) or "lse" (4 bytes a row and head). ``region`` is "tensor" where rows
+    are whole and heads, ffn or vocab may be sharded,
+    "sequence" where sequence parallelism shards the rows, "expert" where they are tokens routed to experts.
     """
 
     name: str
@@ -133,15 +136,23 @@ class Block:
         return sum(evaluate(weight.size, own) for op in self.operators for weight in op.weights)
 
     def matmul_parameters(self, dims: Dims) -> Any:
-        """Parameters of matrices that rows are multiplied with."""
+        """Parameters of matrices that a row is multiplied with; of experts, those of the few it is sent to."""
         own = self.view(dims)
-        matmuls = (op for op in self.operators if op.kind == "matmul")
-        return sum(evaluate(w.size, own) for op in matmuls for w in op.weights if w.kind == "matrix")
+        products = [op for op in self.operators if op.kind in PRODUCTS]
+        times = [own["topk"] if op.kind == "grouped_matmul" else 1 for op in products]
+        each = (evaluate(op.contraction, own) * evaluate(op.columns, own) for op in products)
+        return sum(size * count for size, count in zip(each, times, strict=True))
 
     def output_elements(self, dims: Dims) -> Any:
         """Elements that the next block receives: the last operator's output and what travels beside it."""
         own, last = self.view(dims), self.operators[-1]
         return evaluate(last.rows, own) * evaluate(last.columns, own) + evaluate(self.passes, own)
+
+    def expert_parameters(self, dims: Dims) -> Any:
+        """Those of the parameters that belong to routed experts."""
+        own = self.view(dims)
+        weights = (weight for op in self.operators for weight in op.weights if weight.kind == "expert")
+        return sum(evaluate(weight.size, own) for weight in weights)
 
     def operator(self, name: str) -> Operator:
         """The operator of that name."""
@@ -152,7 +163,8 @@ class Block:
 class ModelGraph:
     """A model: global dims, the kinds of blocks, and the block of every layer in order.
 
-    ``embedding`` comes before the layers; ``head`` (final norm, output projection, loss) after them.
+    ``embedding`` comes before the layers; ``head`` (final norm, output projection, loss) after them. ``auxiliary``
+    names blocks that only training has (multi-token prediction): parameter counts leave them out, as published.
     """
 
     name: str
@@ -163,19 +175,33 @@ class ModelGraph:
     head: Block
     tied_embeddings: bool
     facts: Mapping[str, Any] = field(default_factory=dict)
+    auxiliary: tuple[str, ...] = ()
 
     def num_parameters(self) -> int:
         """Exact number of parameters; tied embeddings and tables that several blocks look up count once."""
-        blocks = [self.embedding, *(self.blocks[name] for name in self.layers), self.head]
-        total = sum(block.parameters(self.dims) for block in blocks)
-        shared = (w for block in blocks for op in block.operators for w in op.weights if w.kind == "shared")
-        total -= sum(evaluate(weight.size, self.dims) for weight in shared)
-        return int(total - (self._output_projection() if self.tied_embeddings else 0))
+        return self._count(self.dims)
+
+    def num_active_parameters(self) -> int:
+        """Parameters that one token meets: of the routed experts only as many as it is sent to."""
+        return self._count({**self.dims, "experts": self.dims["topk"]} if self.is_mixture else self.dims)
 
     def num_matmul_parameters(self) -> int:
         """Parameters that a token is multiplied with: matrices of layers, and the output projection."""
         blocks = [self.embedding, *(self.blocks[name] for name in self.layers), self.head]
         return int(sum(block.matmul_parameters(self.dims) for block in blocks))
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether tokens are routed to experts."""
+        return "experts" in self.dims
+
+    def _count(self, dims: Dims) -> int:
+        layers = [self.blocks[name] for name in self.layers if name not in self.auxiliary]
+        blocks = [self.embedding, *layers, self.head]
+        total = sum(block.parameters(dims) for block in blocks)
+        shared = (w for block in blocks for op in block.operators for w in op.weights if w.kind == "shared")
+        total -= sum(evaluate(weight.size, dims) for weight in shared)
+        return int(total - (self._output_projection() if self.tied_embeddings else 0))
 
     def _output_projection(self) -> int:
         return int(self.head.matmul_parameters(self.dims))
@@ -186,12 +212,16 @@ class ModelGraph:
         used = (self.embedding, *(self.blocks[name] for name in self.layers), self.head)
         return tuple({block.scope: block.view(self.dims) for block in used}.values())
 
-    def local_dims(self, tp: int, *, vocab_multiple: int = 1) -> dict[str, int]:
-        """Dims of one tensor-parallel shard: heads, ffn and vocab divided, kv heads replicated below one.
+    def local_dims(self, tp: int, *, ep: int = 1, etp: int = 1, vocab_multiple: int = 1) -> dict[str, int]:
+        """Dims of one shard: heads, ffn and vocab divided by ``tp``, kv heads replicated below one.
 
-        The vocabulary is padded to a multiple of ``vocab_multiple`` x tp first.
+        The vocabulary is padded to a multiple of ``vocab_multiple`` x tp first. Experts are shared out to ``ep``
+        ranks, their ffn to ``etp``.
         """
-        return {name: _shard(name, size, tp, vocab_multiple) for name, size in self.dims.items()}
+        local = {name: _shard(name, size, tp, vocab_multiple) for name, size in self.dims.items()}
+        if self.is_mixture:
+            local["experts"], local["expert_ffn"] = self.dims["experts"] // ep, self.dims["expert_ffn"] // etp
+        return local
 
 
 def _shard(name: str, size: int, tp: int, vocab_multiple: int) -> int:

@@ -3,70 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from simpar.errors import UserError
 from simpar.files import allowed, suggest
+from simpar.models.config import Config, llama_shape, shape_of, windows_of
 from simpar.models.graph import ModelGraph
-from simpar.models.transformer import Shape, Style, build
+from simpar.models.hf_mixtures import MIXTURES
+from simpar.models.transformer import Style, build, windowed
 
-MAX_SIZE = 2**31
 WRAPPERS = ("text_config", "language_config", "llm_config")
-MIXTURES = (
-    "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "deepseek_v2", "deepseek_v3", "deepseek_v4", "gpt_oss", "llama4",
-    "llama4_text", "olmoe", "glm4_moe", "dbrx", "granitemoe", "phimoe", "jamba",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Config:
-    """A config with checked access: every number is a positive integer in range, or the default."""
-
-    data: Mapping[str, Any]
-    source: str
-
-    def size(self, *names: str, default: int | None = None) -> int:
-        """The first of the named fields that is present and not null. Raises UserError."""
-        for name in names:
-            value = self.data.get(name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < MAX_SIZE:
-                raise UserError(
-                    f"{self.source}: {name} = {value!r}: allowed: a positive integer below {MAX_SIZE}"
-                )
-            return value
-        if default is None:
-            raise UserError(f"{self.source}: {names[0]} is missing")
-        return default
-
-    def flag(self, name: str, *, default: bool) -> bool:
-        """A boolean field. Raises UserError."""
-        value = self.data.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise UserError(f"{self.source}: {name} = {value!r}: allowed: true, false")
-        return value
-
-    def text(self, name: str, default: str = "") -> str:
-        """A text field."""
-        value = self.data.get(name)
-        return default if value is None else str(value)
-
-    def rate(self, *names: str) -> float:
-        """The largest of some probabilities (0 where absent). Raises UserError."""
-        worst = 0.0
-        for name in names:
-            value = self.data.get(name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-                raise UserError(f"{self.source}: {name} = {value!r}: allowed: 0 up to below 1")
-            worst = max(worst, float(value))
-        return worst
-
+UNMODELLED = {
+    "jamba": "state-space layers", "qwen3_next": "linear attention", "deepseek_v4": "compressed sparse attention",
+}  # fmt: skip
 
 Family = Callable[[Config, str], ModelGraph]
 
@@ -81,10 +31,8 @@ def read(config: Mapping[str, Any], name: str = "model") -> ModelGraph:
         if isinstance(inner, Mapping) and "hidden_size" not in config:
             config = {"model_type": config.get("model_type"), **inner}
     kind = str(config.get("model_type") or "")
-    if kind in MIXTURES:
-        raise UserError(
-            f"{name}: model_type = {kind!r}: mixture-of-experts and latent attention are not modelled"
-        )
+    if kind in UNMODELLED:
+        raise UserError(f"{name}: model_type = {kind!r}: {UNMODELLED[kind]} are not modelled")
     families = FAMILIES | towers
     if kind not in families:
         raise UserError(
@@ -110,74 +58,29 @@ def _facts(config: Config) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value}
 
 
-def _shape(config: Config, *, hidden: int, ffn: int, layers: int, heads: int, **sizes: int) -> Shape:
-    """A shape whose head counts divide. ``sizes`` may give kv_heads, head_dim and positions."""
-    kv_heads = sizes.get("kv_heads") or heads
-    head_dim = sizes.get("head_dim") or 0
-    if heads % kv_heads:
-        raise UserError(
-            f"{config.source}: num_key_value_heads = {kv_heads} does not divide num_attention_heads = {heads}"
-        )
-    if not head_dim and hidden % heads:
-        raise UserError(
-            f"{config.source}: num_attention_heads = {heads} does not divide hidden_size = {hidden}"
-        )
-    return Shape(
-        vocab=config.size("vocab_size"), hidden=hidden, ffn=ffn, layers=layers, heads=heads, kv_heads=kv_heads,
-        head_dim=head_dim or hidden // heads, positions=sizes.get("positions", 0),
-    )  # fmt: skip
-
-
-def _llama_shape(config: Config, **defaults: int) -> Shape:
-    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    return _shape(
-        config,
-        hidden=hidden,
-        ffn=config.size("intermediate_size"),
-        layers=config.size("num_hidden_layers"),
-        heads=heads,
-        kv_heads=config.size("num_key_value_heads", default=defaults.get("kv_heads", heads)),
-        head_dim=config.size("head_dim", default=defaults.get("head_dim") or max(hidden // heads, 1))
-        if "head_dim" in defaults or config.data.get("head_dim")
-        else 0,
-    )
-
-
-def _windows(config: Config, layers: int, *, default: bool) -> tuple[int | None, ...]:
-    """Sliding windows by layer: ``layer_types`` decides, else one window for all layers."""
-    window = config.data.get("sliding_window")
-    if window is None or not config.flag("use_sliding_window", default=default):
-        return ()
-    size = config.size("sliding_window")
-    kinds = config.data.get("layer_types")
-    if isinstance(kinds, list) and len(kinds) == layers:
-        return tuple(size if "sliding" in str(kind) else None for kind in kinds)
-    return (size,) * layers
-
-
 def _llama(config: Config, name: str) -> ModelGraph:
     bias = config.flag("attention_bias", default=False)
     mlp = config.flag("mlp_bias", default=False)
     style = Style(
         tied=config.flag("tie_word_embeddings", default=False), qkv_bias=bias, output_bias=bias, mlp_bias=mlp
     )
-    return build(name, _llama_shape(config), style)
+    return build(name, llama_shape(config), style)
 
 
 def _mistral(config: Config, name: str) -> ModelGraph:
-    shape = _llama_shape(config, kv_heads=8)
+    shape = llama_shape(config, kv_heads=8)
     style = Style(tied=config.flag("tie_word_embeddings", default=False))
-    return build(name, shape, style, windows=_windows(config, shape.layers, default=True))
+    return build(name, shape, style, layers=windowed(windows_of(config, shape.layers, default=True)))
 
 
 def _qwen2(config: Config, name: str) -> ModelGraph:
-    shape = _llama_shape(config)
+    shape = llama_shape(config)
     style = Style(tied=config.flag("tie_word_embeddings", default=False), qkv_bias=True)
-    return build(name, shape, style, windows=_windows(config, shape.layers, default=False))
+    return build(name, shape, style, layers=windowed(windows_of(config, shape.layers, default=False)))
 
 
 def _qwen3(config: Config, name: str) -> ModelGraph:
-    shape = _llama_shape(config, head_dim=128)
+    shape = llama_shape(config, head_dim=128)
     bias = config.flag("attention_bias", default=False)
     style = Style(
         tied=config.flag("tie_word_embeddings", default=False),
@@ -185,17 +88,17 @@ def _qwen3(config: Config, name: str) -> ModelGraph:
         output_bias=bias,
         qk_norm="head",
     )
-    return build(name, shape, style, windows=_windows(config, shape.layers, default=False))
+    return build(name, shape, style, layers=windowed(windows_of(config, shape.layers, default=False)))
 
 
 def _gemma(config: Config, name: str) -> ModelGraph:
-    shape = _llama_shape(config, head_dim=256)
+    shape = llama_shape(config, head_dim=256)
     return build(name, shape, Style(tied=config.flag("tie_word_embeddings", default=True)))
 
 
 def _alternating(config: Config, layers: int, period: int) -> tuple[int | None, ...]:
     """Every ``period``-th layer sees everything, the others a window."""
-    listed = _windows(config, layers, default=True)
+    listed = windows_of(config, layers, default=True)
     if isinstance(config.data.get("layer_types"), list):
         return listed
     window = config.size("sliding_window", default=4096)
@@ -203,24 +106,24 @@ def _alternating(config: Config, layers: int, period: int) -> tuple[int | None, 
 
 
 def _gemma2(config: Config, name: str) -> ModelGraph:
-    shape = _llama_shape(config, head_dim=256)
+    shape = llama_shape(config, head_dim=256)
     style = Style(tied=config.flag("tie_word_embeddings", default=True), norms=4)
-    return build(name, shape, style, windows=_alternating(config, shape.layers, 2))
+    return build(name, shape, style, layers=windowed(_alternating(config, shape.layers, 2)))
 
 
 def _gemma3(config: Config, name: str) -> ModelGraph:
     data = {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, **config.data}
     config = Config(data, config.source)
-    shape = _llama_shape(config, head_dim=256)
+    shape = llama_shape(config, head_dim=256)
     style = Style(tied=config.flag("tie_word_embeddings", default=True), norms=4, qk_norm="head")
     period = config.size("sliding_window_pattern", "_sliding_window_pattern", default=6)
-    return build(name, shape, style, windows=_alternating(config, shape.layers, period))
+    return build(name, shape, style, layers=windowed(_alternating(config, shape.layers, period)))
 
 
 def _phi3(config: Config, name: str) -> ModelGraph:
-    shape = _llama_shape(config)
+    shape = llama_shape(config)
     style = Style(tied=config.flag("tie_word_embeddings", default=False))
-    return build(name, shape, style, windows=_windows(config, shape.layers, default=True))
+    return build(name, shape, style, layers=windowed(windows_of(config, shape.layers, default=True)))
 
 
 def _phi(config: Config, name: str) -> ModelGraph:
@@ -228,25 +131,25 @@ def _phi(config: Config, name: str) -> ModelGraph:
         norm="layer", gated=False, qkv_bias=True, output_bias=True, mlp_bias=True, head_bias=True, parallel=True,
         norms=1, tied=config.flag("tie_word_embeddings", default=False),
     )  # fmt: skip
-    return build(name, _llama_shape(config), style)
+    return build(name, llama_shape(config), style)
 
 
 def _olmo2(config: Config, name: str) -> ModelGraph:
     style = Style(
         tied=config.flag("tie_word_embeddings", default=False), qk_norm="full", extra={"post_norm_only": True}
     )
-    return build(name, _llama_shape(config), style)
+    return build(name, llama_shape(config), style)
 
 
 def _olmo(config: Config, name: str) -> ModelGraph:
     return build(
-        name, _llama_shape(config), Style(norm="none", tied=config.flag("tie_word_embeddings", default=False))
+        name, llama_shape(config), Style(norm="none", tied=config.flag("tie_word_embeddings", default=False))
     )
 
 
 def _gpt2(config: Config, name: str) -> ModelGraph:
     hidden = config.size("n_embd", "hidden_size")
-    shape = _shape(
+    shape = shape_of(
         config,
         hidden=hidden,
         ffn=config.size("n_inner", default=4 * hidden),
@@ -276,7 +179,7 @@ def _biased(*, tied: bool, rotary: bool = False, **more: Any) -> Style:
 def _gpt_neox(config: Config, name: str) -> ModelGraph:
     parallel = config.flag("use_parallel_residual", default=True)
     style = _biased(tied=config.flag("tie_word_embeddings", default=False), rotary=True, parallel=parallel)
-    return build(name, _llama_shape(config), style)
+    return build(name, llama_shape(config), style)
 
 
 def _falcon(config: Config, name: str) -> ModelGraph:
@@ -284,7 +187,7 @@ def _falcon(config: Config, name: str) -> ModelGraph:
     new = config.flag("new_decoder_architecture", default=False)
     single = config.flag("multi_query", default=True)
     kv_heads = config.size("num_kv_heads", default=heads) if new else (1 if single else heads)
-    shape = _shape(
+    shape = shape_of(
         config, hidden=hidden, ffn=config.size("ffn_hidden_size", default=4 * hidden),
         layers=config.size("num_hidden_layers"), heads=heads, kv_heads=kv_heads,
     )  # fmt: skip
@@ -300,7 +203,7 @@ def _falcon(config: Config, name: str) -> ModelGraph:
 
 def _mpt(config: Config, name: str) -> ModelGraph:
     hidden = config.size("d_model", "hidden_size")
-    shape = _shape(
+    shape = shape_of(
         config, hidden=hidden, ffn=hidden * config.size("expansion_ratio", default=4),
         layers=config.size("n_layers", "num_hidden_layers"), heads=config.size("n_heads", "num_attention_heads"),
         positions=config.size("max_seq_len") if config.flag("learned_pos_emb", default=False) else 0,
@@ -315,7 +218,7 @@ def _mpt(config: Config, name: str) -> ModelGraph:
 
 def _opt(config: Config, name: str) -> ModelGraph:
     hidden = config.size("hidden_size")
-    shape = _shape(
+    shape = shape_of(
         config, hidden=hidden, ffn=config.size("ffn_dim", default=4 * hidden), layers=config.size("num_hidden_layers"),
         heads=config.size("num_attention_heads"), positions=config.size("max_position_embeddings", default=2048) + 2,
     )  # fmt: skip
@@ -324,7 +227,7 @@ def _opt(config: Config, name: str) -> ModelGraph:
 
 def _bloom(config: Config, name: str) -> ModelGraph:
     hidden = config.size("hidden_size", "n_embed")
-    shape = _shape(
+    shape = shape_of(
         config, hidden=hidden, ffn=4 * hidden, layers=config.size("n_layer", "num_hidden_layers"),
         heads=config.size("n_head", "num_attention_heads"),
     )  # fmt: skip
@@ -332,14 +235,14 @@ def _bloom(config: Config, name: str) -> ModelGraph:
 
 
 def _starcoder2(config: Config, name: str) -> ModelGraph:
-    shape = _llama_shape(config, kv_heads=2)
+    shape = llama_shape(config, kv_heads=2)
     style = _biased(tied=config.flag("tie_word_embeddings", default=True), rotary=True)
-    return build(name, shape, style, windows=_windows(config, shape.layers, default=True))
+    return build(name, shape, style, layers=windowed(windows_of(config, shape.layers, default=True)))
 
 
 FAMILIES: dict[str, Family] = {
     "llama": _llama, "mistral": _mistral, "qwen2": _qwen2, "qwen3": _qwen3, "gemma": _gemma, "gemma2": _gemma2,
     "gemma3": _gemma3, "gemma3_text": _gemma3, "phi3": _phi3, "phi": _phi, "olmo": _olmo, "olmo2": _olmo2,
     "gpt2": _gpt2, "gpt_neox": _gpt_neox, "falcon": _falcon, "mpt": _mpt, "opt": _opt, "bloom": _bloom,
-    "starcoder2": _starcoder2,
+    "starcoder2": _starcoder2, **MIXTURES,
 }  # fmt: skip

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simpar.errors import UserError
+from simpar.models.config import Config
 from simpar.models.graph import ModelGraph
-from simpar.models.hf_config import Config, Family, read
+from simpar.models.hf_config import Family, read
 from simpar.models.towers import Vision, before_language_model, encoder_decoder
 from simpar.models.transformer import Shape, Style
 

@@ -14,6 +14,7 @@ from simpar.models.transformer import (
     HIDDEN,
     QUERY,
     TOKENS,
+    Layer,
     Shape,
     Style,
     add,
@@ -61,7 +62,7 @@ def encoder_decoder(
     scope = "decoder" if decoder_seq else ""
     both_ways = replace(style, extra={**style.extra, "bidirectional": True})
     blocks = {
-        "encoder_layer": layer("encoder_layer", both_ways, None, dropout=False),
+        "encoder_layer": layer("encoder_layer", both_ways, Layer(), dropout=False),
         "decoder_embedding": Block("decoder_embedding", _decoder_start(style), scope, MEMORY_STREAM),
         "decoder_layer": Block("decoder_layer", _decoder_layer(style), scope, MEMORY_STREAM),
     }
@@ -101,7 +102,7 @@ def _decoder_start(style: Style) -> tuple[Operator, ...]:
 
 def _decoder_layer(style: Style) -> tuple[Operator, ...]:
     """Self-attention, cross-attention to the encoder's output, MLP."""
-    ops = [norm("attention_norm", INPUT, style), *attention("attention_norm", style, None, dropout=False)]
+    ops = [norm("attention_norm", INPUT, style), *attention("attention_norm", style, Layer(), dropout=False)]
     ops.append(add("attention_residual", INPUT, "o_proj"))
     ops.append(norm("cross_norm", "attention_residual", style))
     ops += _cross_attention("cross_norm", style)
@@ -152,7 +153,7 @@ def before_language_model(name: str, vision: Vision, language: ModelGraph) -> Mo
     }  # fmt: skip
     both_ways = replace(vision.style, extra={**vision.style.extra, "bidirectional": True})
     blocks = {
-        "vision_layer": replace(layer("vision_layer", both_ways, None, dropout=False), scope="vision"),
+        "vision_layer": replace(layer("vision_layer", both_ways, Layer(), dropout=False), scope="vision"),
         "connector": Block("connector", _connector(language.embedding.operators), "connector"),
         **language.blocks,
     }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simpar.models.graph import INPUT, Attention, Block, ModelGraph, Operator, Size, Weight, term
+from simpar.models.latent import Latent, latent_attention
+from simpar.models.mixture import Mixture, mixture, outputs
 
 TOKENS: Size = term("batch", "seq")
 HIDDEN: Size = term("hidden")
@@ -16,7 +18,10 @@ QKV: Size = (*term("heads", "head_dim"), *term("kv_heads", "head_dim", times=2))
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a decoder; ``head_dim`` need not be hidden / heads."""
+    """Sizes of a decoder; ``head_dim`` need not be hidden / heads.
+
+    ``mixture`` are the sizes of layers with experts, ``latent`` those of latent attention.
+    """
 
     vocab: int
     hidden: int
@@ -26,6 +31,36 @@ class Shape:
     kv_heads: int
     head_dim: int
     positions: int = 0
+    mixture: Mixture | None = None
+    latent: Latent | None = None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What tells layers of a decoder apart.
+
+    The attention ``window`` (None: all keys; ``chunked``: it does not slide), whether positions are rotated in, whether
+    the MLP is a mixture of experts, whether the layer predicts a further token (``prediction``).
+    """
+
+    window: int | None = None
+    chunked: bool = False
+    rotary: bool = True
+    experts: bool = False
+    prediction: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the layer's block."""
+        words = ["prediction" if self.prediction else "layer"]
+        words += ["moe"] * self.experts + ["nope"] * (not self.rotary)
+        words += [f"{'chunk' if self.chunked else 'window'}_{self.window}"] * (self.window is not None)
+        return "_".join(words)
+
+
+def windowed(windows: tuple[int | None, ...]) -> tuple[Layer, ...]:
+    """Layers that differ in their windows only."""
+    return tuple(Layer(window) for window in windows)
 
 
 @dataclass(frozen=True)
@@ -34,7 +69,7 @@ class Style:
 
     ``norms`` per layer is 2 (pre-norm), 4 (before and after both halves) or 1 (parallel branches on one norm);
     ``qk_norm`` is "", "head" (one weight of head_dim) or "full" (one weight per feature). ``extra`` holds rarer flags:
-    "embedding_norm", "post_norm_only", "bidirectional" (nothing is masked).
+    "embedding_norm", "post_norm_only", "bidirectional" (nothing is masked), "sinks" (a logit a head that no key has).
     """
 
     norm: str = "rms"
@@ -52,28 +87,33 @@ class Style:
 
 
 def build(
-    name: str, shape: Shape, style: Style, *, windows: tuple[int | None, ...] = (), dropout: bool = False
+    name: str, shape: Shape, style: Style, *, layers: tuple[Layer, ...] = (), dropout: bool = False
 ) -> ModelGraph:
-    """A decoder of the given shape and style; ``windows`` gives each layer's attention window (None: all).
+    """A decoder of the given shape and style; ``layers`` says what each one is (default: all alike).
 
-    Layers with equal windows share one block.
+    Layers of one kind share one block.
     """
-    spans = windows or (None,) * shape.layers
-    names = {span: "layer" if span is None else f"layer_window_{span}" for span in dict.fromkeys(spans)}
-    blocks = {block: layer(block, style, span, dropout) for span, block in names.items()}
+    kinds = layers or (Layer(experts=shape.mixture is not None),) * shape.layers
+    blocks = {
+        kind.name: layer(kind.name, style, kind, parts=shape, dropout=dropout)
+        for kind in dict.fromkeys(kinds)
+    }
     dims = {
         "hidden": shape.hidden, "heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim,
         "ffn": shape.ffn, "vocab": shape.vocab, "positions": shape.positions,
     }  # fmt: skip
+    for part in (shape.mixture, shape.latent):
+        dims |= part.dims if part else {}
     return ModelGraph(
         name=name,
         dims=dims,
         blocks=blocks,
-        layers=tuple(names[span] for span in spans),
+        layers=tuple(kind.name for kind in kinds),
         embedding=embedding(shape, style, dropout),
         head=head(style),
         tied_embeddings=style.tied,
         facts={"norm": style.norm},
+        auxiliary=tuple(kind.name for kind in dict.fromkeys(kinds) if kind.prediction),
     )
 
 
@@ -105,7 +145,7 @@ def product(left: Size, right: Size) -> Size:
     return tuple((a * b, (*x, *y)) for a, x in left for b, y in right)
 
 
-def attention(source: str, style: Style, window: int | None, dropout: bool) -> list[Operator]:
+def attention(source: str, style: Style, kind: Layer, dropout: bool) -> list[Operator]:
     """The attention branch from its packed projection to the output projection."""
     ops = [matmul("qkv", source, HIDDEN, QKV, product(HIDDEN, QKV), style.qkv_bias)]
     if style.qk_norm:
@@ -125,10 +165,11 @@ def attention(source: str, style: Style, window: int | None, dropout: bool) -> l
                 saves=("qkv", "stats"),
             )
         )
-    if style.rotary:
+    if style.rotary and kind.rotary:
         ops.append(Operator("rope", "rope", TOKENS, QKV, "tensor", inputs=(ops[-1].name,)))
     causal = not style.extra.get("bidirectional", False)
-    core = Attention(causal=causal, window=window, dropout=dropout)
+    core = Attention(causal=causal, window=kind.window, chunked=kind.chunked, dropout=dropout)
+    sinks = (Weight("sinks", term("heads"), "vector"),) if style.extra.get("sinks") else ()
     ops.append(
         Operator(
             "attention",
@@ -136,6 +177,7 @@ def attention(source: str, style: Style, window: int | None, dropout: bool) -> l
             TOKENS,
             QUERY,
             "tensor",
+            weights=sinks,
             inputs=(ops[-1].name,),
             saves=(ops[-1].name, "attention", "lse"),
             attention=core,
@@ -164,22 +206,62 @@ def _dropout(name: str, source: str) -> Operator:
     return Operator(name, "dropout", TOKENS, HIDDEN, "sequence", inputs=(source,), saves=("mask",))
 
 
-def layer(name: str, style: Style, window: int | None, dropout: bool) -> Block:
-    """One layer; styles decide norms, branches and biases."""
+def layer(name: str, style: Style, kind: Layer, *, parts: Shape | None = None, dropout: bool) -> Block:
+    """One layer; styles decide norms, branches and biases, ``parts`` has the sizes of experts and latents."""
     if style.parallel:
-        return Block(name, tuple(_parallel_layer(style, window, dropout)))
+        return Block(name, tuple(_parallel_layer(style, kind, dropout)))
+    if kind.prediction:
+        return Block(name, tuple(_prediction(style, kind, parts)))
+    return Block(name, tuple(_serial_layer(INPUT, style, kind, parts, dropout=dropout)))
+
+
+def _serial_layer(
+    source: str, style: Style, kind: Layer, parts: Shape | None, *, dropout: bool
+) -> list[Operator]:
+    """Attention, then an MLP or experts, each with its residual."""
+    latent, experts = (parts.latent, parts.mixture) if parts else (None, None)
     post = style.norms == 4 or style.extra.get("post_norm_only", False)
     pre = not style.extra.get("post_norm_only", False)
-    ops = [norm("attention_norm", INPUT, style)] if pre else []
-    ops += attention(ops[-1].name if pre else INPUT, style, window, dropout)
+    ops = [norm("attention_norm", source, style)] if pre else []
+    start = ops[-1].name if pre else source
+    ops += latent_attention(start, latent) if latent else attention(start, style, kind, dropout)
     ops += _branch_end("attention", ops[-1].name, style, post=post, dropout=dropout)
-    ops.append(add("attention_residual", INPUT, ops[-1].name))
+    ops.append(add("attention_residual", source, ops[-1].name))
     if pre:
         ops.append(norm("mlp_norm", "attention_residual", style))
-    ops += mlp("mlp_norm" if pre else "attention_residual", style)
-    ops += _branch_end("mlp", "mlp_down", style, post=post, dropout=dropout)
-    ops.append(add("mlp_residual", "attention_residual", ops[-1].name))
-    return Block(name, tuple(ops))
+    start = "mlp_norm" if pre else "attention_residual"
+    ends: tuple[str, ...] = ("mlp_down",)
+    if kind.experts and experts:
+        ops += mixture(start, experts)
+        ends = outputs(experts)
+    else:
+        ops += mlp(start, style)
+    closing = _branch_end("mlp", ends[0], style, post=post, dropout=dropout)
+    ends = (closing[-1].name, *ends[1:]) if closing else ends
+    return [*ops, *closing, add("mlp_residual", "attention_residual", *ends)]
+
+
+def _prediction(style: Style, kind: Layer, parts: Shape | None) -> list[Operator]:
+    """One more layer that predicts the token after the next: it sees the hidden state beside the next embedding.
+
+    Embedding and output projection are the model's own, so only their work counts [DeepSeek-AI 2024, arXiv 2412.19437,
+    section 2.2].
+    """
+    joined = term("hidden", times=2)
+    ops = [
+        norm("state_norm", INPUT, style),
+        norm("embedding_norm", INPUT, style),
+        matmul("join", "embedding_norm", joined, HIDDEN, product(joined, HIDDEN), False),
+    ]
+    ops += _serial_layer("join", style, kind, parts, dropout=False)
+    further = matmul("lm_head", "final_norm", HIDDEN, term("vocab"), (), False)
+    loss = Operator("loss", "loss", TOKENS, term("vocab"), "tensor", inputs=("lm_head",), saves=("lm_head",))
+    return [*ops, norm("final_norm", "mlp_residual", style), replace(further, weights=()), loss, _pass_on()]
+
+
+def _pass_on() -> Operator:
+    """The block's output is the model's hidden state as it came in."""
+    return Operator("pass", "add", TOKENS, HIDDEN, "sequence", inputs=(INPUT,))
 
 
 def _branch_end(branch: str, source: str, style: Style, *, post: bool, dropout: bool) -> list[Operator]:
@@ -189,14 +271,14 @@ def _branch_end(branch: str, source: str, style: Style, *, post: bool, dropout: 
     return ops
 
 
-def _parallel_layer(style: Style, window: int | None, dropout: bool) -> list[Operator]:
+def _parallel_layer(style: Style, kind: Layer, dropout: bool) -> list[Operator]:
     """Attention and MLP side by side: their partial sums are added first, so one reduction serves both."""
     ops = [norm("attention_norm", INPUT, style)]
     mlp_source = "attention_norm"
     if style.norms == 2:
         ops.append(norm("mlp_norm", INPUT, style))
         mlp_source = "mlp_norm"
-    ops += attention("attention_norm", style, window, dropout)
+    ops += attention("attention_norm", style, kind, dropout)
     ops += mlp(mlp_source, style)
     ops.append(add("residual", INPUT, "o_proj", "mlp_down"))
     return ops

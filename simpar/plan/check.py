@@ -34,7 +34,7 @@ def check(plan: Plan, target: Target) -> Plan:
     if plan.pipeline.stages:
         return _check_staged(plan, target)
     plan = _fill(plan, target)
-    for rule in (_later, _tensor, _context, _batch, _stages, _schedule, _data):
+    for rule in (_tensor, _context, _experts, _batch, _stages, _schedule, _data):
         rule(plan, target)
     return plan
 
@@ -42,6 +42,10 @@ def check(plan: Plan, target: Target) -> Plan:
 def _check_staged(plan: Plan, target: Target) -> Plan:
     """A plan whose stages have devices and shardings of their own; the mesh only counts the stages."""
     stages, mesh, data = plan.pipeline.stages or (), plan.mesh, plan.data_parallel
+    if target.graph.is_mixture:
+        raise UserError(
+            f"plan.stages: {target.graph.name} routes tokens to experts; allowed: stages of dense models"
+        )
     wanted = {"tp": 1, "cp": 1, "ep": 1, "pp": len(stages)}
     for axis, size in wanted.items():
         if getattr(mesh, axis) not in (1, size):
@@ -133,11 +137,6 @@ def _fill(plan: Plan, target: Target) -> Plan:
     )
 
 
-def _later(plan: Plan, _: Target) -> None:
-    if plan.mesh.ep > 1:
-        raise UserError(f"plan.ep = {plan.mesh.ep}: expert parallelism is not modelled yet; allowed: 1")
-
-
 def _tensor(plan: Plan, target: Target) -> None:
     if plan.tensor_parallel.sequence_parallel and plan.mesh.tp == 1:
         raise UserError(
@@ -151,6 +150,8 @@ def _tensor_dims(plan: Plan, dims: Dims, seq_len: int) -> None:
     """The rules of tensor parallelism on one tower's dims."""
     tp = plan.mesh.tp
     sizes = {"attention heads": dims["heads"], "ffn size": dims["ffn"], "hidden size": dims["hidden"]}
+    if dims.get("shared_ffn"):
+        sizes["ffn size of the shared expert"] = dims["shared_ffn"]
     if plan.tensor_parallel.sequence_parallel:
         sizes["seq_len (sequence parallel)"] = seq_len
     whole = gcd(*sizes.values())
@@ -187,6 +188,41 @@ def _context(plan: Plan, target: Target) -> None:
         raise UserError(
             f"plan.ulysses = {plan.ulysses}: exchanges heads, of which a rank has {heads} ({kv_heads} key-value); "
             f"allowed: {_divisors(gcd(cp, heads))}"
+        )
+
+
+def _experts(plan: Plan, target: Target) -> None:
+    """Experts divide into the ranks that share them, and those into the ranks of a stage."""
+    mesh, dims, etp = plan.mesh, target.graph.dims, plan.mesh.expert_tensor_parallel
+    if not target.graph.is_mixture:
+        for axis, size in (("ep", mesh.ep), ("etp", mesh.etp or 1)):
+            if size > 1:
+                raise UserError(f"plan.{axis} = {size}: {target.graph.name} has no experts; allowed: 1")
+        return
+    if apart(plan):
+        raise UserError(
+            f"plan.sync = {plan.data_parallel.sync}: experts are shared among replicas, which therefore step together; "
+            "allowed: bsp without servers"
+        )
+    ranks = mesh.tp * mesh.cp * int(mesh.dp or 1)
+    if dims["experts"] % mesh.ep:
+        raise UserError(
+            f"plan.ep = {mesh.ep}: does not divide the {dims['experts']} experts; allowed: {_divisors(dims['experts'])}"
+        )
+    if mesh.tp % etp or dims["expert_ffn"] % etp:
+        raise UserError(
+            f"plan.etp = {etp}: does not divide tp = {mesh.tp} and the experts' ffn size {dims['expert_ffn']}; "
+            f"allowed: {_divisors(gcd(mesh.tp, dims['expert_ffn']))}"
+        )
+    if ranks % (mesh.ep * etp):
+        raise UserError(
+            f"plan.ep = {mesh.ep}: ep x etp = {mesh.ep} x {etp} does not divide the tp x cp x dp = {ranks} ranks of a "
+            f"stage; allowed: {_divisors(gcd(ranks // etp, dims['experts']))}"
+        )
+    if mesh.tp > 1 and not plan.tensor_parallel.sequence_parallel and (mesh.ep > 1 or etp < mesh.tp):
+        raise UserError(
+            "plan.sequence_parallel = false: experts with tp > 1 take each token from one rank; allowed: true, or "
+            "ep = 1 with etp = tp"
         )
 
 
@@ -270,6 +306,12 @@ def _data(plan: Plan, target: Target) -> None:
         raise UserError(f"plan.sync = {data.sync}: single_process drives all devices in step; allowed: bsp")
     if width % data.hsdp:
         raise UserError(f"plan.hsdp = {data.hsdp}: does not divide dp = {width}; allowed: a divisor of it")
+    copies = mesh.expert_data_parallel
+    if target.graph.is_mixture and copies % data.hsdp:
+        raise UserError(
+            f"plan.hsdp = {data.hsdp}: does not divide the {copies} ranks that hold the same experts; allowed: "
+            f"{_divisors(gcd(width, copies))}"
+        )
 
 
 def _single_process(plan: Plan, target: Target) -> None:

@@ -16,7 +16,7 @@ from simpar import files
 from simpar.plan.mesh import AXES
 
 SECTIONS = {
-    "mesh": ("tp", "cp", "dp", "pp", "ep"),
+    "mesh": ("tp", "cp", "dp", "pp", "ep", "etp"),
     "pipeline": ("schedule", "vpp", "layers", "actions"),
     "data_parallel": (
         "kind", "zero", "hsdp", "bucket_bytes", "first_bucket_bytes", "overlap_grad_reduce",
@@ -24,6 +24,7 @@ SECTIONS = {
     ),
     "tensor_parallel": ("sequence_parallel",),
     "context_parallel": ("cp_method", "cp_balance", "ulysses"),
+    "experts": ("capacity_factor", "expert_imbalance", "expert_load", "ep_overlap"),
     "memory": ("recompute",),
     "numerics": ("precision", "grad_dtype", "master_weights", "optimizer"),
 }  # fmt: skip
@@ -34,6 +35,7 @@ SYNONYMS = {
     "data_parallel_size": "dp", "data_parallel_degree": "dp", "data_parallel_replicate_degree": "hsdp",
     "context_parallel_size": "cp", "context_parallel_degree": "cp",
     "expert_parallel_size": "ep", "expert_model_parallel_size": "ep", "expert_parallel_degree": "ep",
+    "expert_tensor_parallel_size": "etp", "expert_tensor_parallel_degree": "etp",
     "virtual_pipeline_parallel_size": "vpp", "virtual_pipeline_model_parallel_size": "vpp",
     "pipeline_schedule": "schedule", "pipeline_parallel_schedule": "schedule",
     "micro_batch_size": "micro_batch", "microbatch_size": "micro_batch",

@@ -12,13 +12,15 @@ from simpar.units import Count
 
 Ints = NDArray[np.int64]
 AXES = ("tp", "cp", "dp", "pp")
+EXPERT_AXES = ("etp", "ep", "edp")
 
 
 class Mesh(BaseModel):
     """Sizes of the mesh axes and their order, fastest varying rank first.
 
-    The world size is tp x cp x dp x pp; expert parallelism re-uses the ranks of dp x cp. In a plan file a
-    mesh is a mapping whose key order is the rank order.
+    The world size is tp x cp x dp x pp. Experts fold the same tp x cp x dp ranks of a stage in their own way, as
+    etp x ep x edp with etp varying fastest [Liu et al. 2025, arXiv 2504.14960]. In a plan file a mesh is a mapping
+    whose key order is the rank order.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -29,7 +31,10 @@ class Mesh(BaseModel):
         None, description="data-parallel ranks; left out, it follows from the world size"
     )
     pp: Count = Field(1, description="pipeline ranks")
-    ep: Count = Field(1, description="expert-parallel ranks, among those of dp x cp")
+    ep: Count = Field(1, description="expert-parallel ranks, among those of tp x cp x dp")
+    etp: Count | None = Field(
+        None, description="tensor-parallel ranks of an expert; left out, 1 with ep > 1, else tp"
+    )
     order: tuple[str, ...] = Field(AXES, description="axes from fastest to slowest varying rank")
 
     @field_validator("order")
@@ -41,7 +46,7 @@ class Mesh(BaseModel):
 
     @model_serializer
     def _serialise(self) -> dict[str, int | None]:
-        return {**{axis: getattr(self, axis) for axis in self.order}, "ep": self.ep}
+        return {**{axis: getattr(self, axis) for axis in self.order}, "ep": self.ep, "etp": self.etp}
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -66,11 +71,11 @@ class Mesh(BaseModel):
     def groups(self, axes: str | tuple[str, ...]) -> Ints:
         """All process groups along one axis, or along the product of several: int64[num_groups, group_size].
 
-        Members are in rank order; groups are sorted by their first rank. Groups of "ep" are neighbours within
-        a dp x cp group.
+        Members are in rank order; groups are sorted by their first rank. "etp", "ep" and "edp" (ranks that hold
+        the same experts) are axes of the expert mesh.
         """
-        if axes == "ep":
-            return self.groups(("dp", "cp")).reshape(-1, self.ep)
+        if axes in EXPERT_AXES:
+            return self._expert_groups(str(axes))
         wanted = (axes,) if isinstance(axes, str) else axes
         grid = np.arange(self.world_size, dtype=np.int64).reshape(self.shape[::-1])  # slowest axis first
         dims = range(len(self.order))
@@ -78,3 +83,33 @@ class Mesh(BaseModel):
         outside = [i for i in dims if i not in inside]
         size = int(np.prod([grid.shape[i] for i in inside]))
         return np.ascontiguousarray(np.transpose(grid, [*outside, *inside]).reshape(-1, size))
+
+    @property
+    def expert_tensor_parallel(self) -> int:
+        """Tensor-parallel ranks of an expert: as given, else 1 where experts are spread, else those of everything."""
+        return self.etp or (1 if self.ep > 1 else self.tp)
+
+    @property
+    def expert_data_parallel(self) -> int:
+        """Ranks that hold the same experts."""
+        return self.tp * self.cp * int(self.dp or 1) // (self.ep * self.expert_tensor_parallel)
+
+    def expert_coordinate(self, ranks: Any) -> Ints:
+        """Coordinate along ep of every rank: int64[n] for ``ranks`` int64[n]."""
+        place = np.empty(self.world_size, dtype=np.int64)
+        place[self._expert_grid.ravel()] = np.arange(self.world_size)
+        return np.asarray(place[np.asarray(ranks)] // self.expert_tensor_parallel % self.ep)
+
+    @property
+    def _expert_grid(self) -> Ints:
+        """Ranks as int64[pp, edp, ep, etp]: the ranks of a stage, tp fastest, then the others in rank order."""
+        grid = np.arange(self.world_size).reshape(self.shape, order="F")
+        others = [axis for axis in self.order if axis in ("cp", "dp")]
+        slowest_first = ["pp", *reversed(others), "tp"]
+        plane = np.transpose(grid, [self.order.index(axis) for axis in slowest_first])
+        return plane.reshape(self.pp, -1, self.ep, self.expert_tensor_parallel)
+
+    def _expert_groups(self, axis: str) -> Ints:
+        grid = np.moveaxis(self._expert_grid, {"edp": 1, "ep": 2, "etp": 3}[axis], -1)
+        groups = np.sort(grid.reshape(-1, grid.shape[-1]), axis=1)
+        return groups[np.argsort(groups[:, 0], kind="stable")].astype(np.int64)

@@ -152,6 +152,21 @@ class ContextParallel(_Part):
         return self.ulysses or (cp if self.cp_method == "ulysses" else 1)
 
 
+class Experts(_Part):
+    """Mixture of experts: how tokens spread over experts, and what runs beside their exchange.
+
+    ``capacity_factor`` pads (and drops) to that many times the mean; without it nothing is dropped.
+    ``expert_imbalance`` is the standard deviation of the experts' loads over their mean (0: forced balance).
+    ``expert_load`` "expected" gives every rank the expected load of the fullest one; "sampled" draws each rank's load
+    from the seed. ``ep_overlap`` runs the exchange of one microbatch beside the compute of another.
+    """
+
+    capacity_factor: float | None = Field(None, gt=0, le=64, allow_inf_nan=False)
+    expert_imbalance: float = Field(0.0, ge=0, le=16, allow_inf_nan=False)
+    expert_load: Literal["expected", "sampled"] = "expected"
+    ep_overlap: bool | None = None
+
+
 class MemoryPolicy(_Part):
     """What is kept for backward: ``none``, ``selective``, ``full`` or ``every:C`` recompute."""
 
@@ -177,7 +192,7 @@ class Numerics(_Part):
 def _add_flat_keys(schema: dict[str, Any]) -> None:
     sections = {
         "mesh": Mesh, "pipeline": Pipeline, "data_parallel": DataParallel, "tensor_parallel": TensorParallel,
-        "context_parallel": ContextParallel, "memory": MemoryPolicy, "numerics": Numerics,
+        "context_parallel": ContextParallel, "experts": Experts, "memory": MemoryPolicy, "numerics": Numerics,
     }  # fmt: skip
     schema["properties"] |= flat.flat_schema(sections)
     schema["properties"]["rank_order"] = {"type": "string", "examples": ["tp-cp-dp-pp"]}
@@ -216,6 +231,7 @@ class Plan(Record):
     data_parallel: DataParallel = DataParallel()
     tensor_parallel: TensorParallel = TensorParallel()
     context_parallel: ContextParallel = ContextParallel()
+    experts: Experts = Experts()
     memory: MemoryPolicy = MemoryPolicy()
     numerics: Numerics = Numerics()
 

@@ -9,15 +9,60 @@ queries meet the keys of all ranks: in "blocks" of a ring or "gathered", after "
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from simpar.models.graph import SHARDED_DIMS, ModelGraph
+import numpy as np
+
+from simpar.models.graph import SHARDED_DIMS, Block, Dims, ModelGraph, Operator
 from simpar.models.training import Training
 from simpar.plan.plan import ContextParallel, Plan
+from simpar.plan.routing import fullest_load
 
 VOCAB_MULTIPLE = 128
 
-__all__ = ["SHARDED_DIMS", "VOCAB_MULTIPLE", "context_dims", "is_rows", "sequence_dims", "tensor_dims"]
+__all__ = [
+    "SHARDED_DIMS", "VOCAB_MULTIPLE", "RankDims", "context_dims", "expert_dims", "is_rows", "rank_dims",
+    "sequence_dims", "tensor_dims",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RankDims:
+    """Dims of region "tensor", of region "sequence" and (for mixtures of experts) of region "expert" on one rank."""
+
+    tensor: Dims
+    sequence: Dims
+    expert: Dims | None = None
+
+    def of_block(self, block: Block) -> RankDims:
+        """The dims as a block of another tower names them."""
+        expert = None if self.expert is None else block.view(self.expert)
+        return RankDims(block.view(self.tensor), block.view(self.sequence), expert)
+
+    def of(self, op: Operator) -> Dims:
+        """Dims that an operator's output has."""
+        if op.region == "tensor":
+            return self.tensor
+        return self.sequence if op.region == "sequence" or self.expert is None else self.expert
+
+
+def rank_dims(graph: ModelGraph, plan: Plan, training: Training, *, load: float | None = None) -> RankDims:
+    """Dims of one rank under a checked plan; ``load`` is its share of routed tokens (default: the fullest rank's)."""
+    tensor, sequence = tensor_dims(graph, plan, training), sequence_dims(graph, plan, training)
+    if not graph.is_mixture:
+        return RankDims(tensor, sequence)
+    share = fullest_load(graph.dims["experts"], plan.experts, plan.mesh.ep) if load is None else load
+    return RankDims(tensor, sequence, expert_dims(tensor, sequence, plan.mesh.expert_tensor_parallel, share))
+
+
+def expert_dims(tensor: Dims, sequence: Dims, etp: Any, load: Any) -> dict[str, Any]:
+    """Dims of operators of region "expert": the tokens of ``etp`` ranks, times the load.
+
+    Where the rows are whole on every tensor-parallel rank, so are those of the experts.
+    """
+    gathered = sequence["seq"] * etp
+    return {**sequence, "seq": np.minimum(gathered, tensor["seq"]), "load": load}
 
 
 def tensor_dims(
@@ -26,10 +71,11 @@ def tensor_dims(
     """Dims of operators of region "tensor" on one rank: whole rows, sharded heads, ffn and vocabulary.
 
     Under tensor parallelism the vocabulary is padded to a multiple of ``vocab_multiple`` x tp, as Megatron
-    does.
+    does. Experts are the rank's own, their ffn its share.
     """
     mesh = plan.mesh
-    local = graph.local_dims(mesh.tp, vocab_multiple=vocab_multiple) if mesh.tp > 1 else dict(graph.dims)
+    padding = vocab_multiple if mesh.tp > 1 else 1
+    local = graph.local_dims(mesh.tp, ep=mesh.ep, etp=mesh.expert_tensor_parallel, vocab_multiple=padding)
     rows = {name: size // mesh.cp for name, size in local.items() if name.endswith(".seq")}
     shape = {
         "batch": plan.micro_batch, "seq": training.seq_len // mesh.cp, "context": training.seq_len,

@@ -12,16 +12,17 @@ from numpy.typing import NDArray
 
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import Block, evaluate
+from simpar.plan.routing import has_sampled_loads, sampled_loads
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.assemble import assemble
 from simpar.program.emit import ClassActions, Emitter, FlowUse, Slots
 from simpar.program.layout import Layout, build_layout
 from simpar.program.pairs import handover
-from simpar.program.phases import COMPUTE, CONTEXT, TENSOR, CollectiveUse
+from simpar.program.phases import COMPUTE, CONTEXT, EXPERT, TENSOR, CollectiveUse
 from simpar.program.program import Program
-from simpar.program.rank_view import Job, RankView
+from simpar.program.rank_view import ANY, Job, RankView
 from simpar.program.stages import Pricing, StageBuilder
-from simpar.program.synchronisation import Synchronisation
+from simpar.program.synchronisation import DENSE, Synchronisation
 from simpar.program.templates import GATHER, REDUCE, Node, Template, flatten
 from simpar.program.traffic import (
     EMBEDDING_GROUP,
@@ -30,7 +31,7 @@ from simpar.program.traffic import (
     hop_kind,
     late_per_member_s,
     send_bytes,
-    stream_counts,
+    streams_of,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def lower(
     kinds = group_kinds(view, sync, schedule)
     layout = build_layout(cluster, kinds, _rank_colours(view, perturbation))
     network = Network(
-        cluster, layout, stream_counts(kinds, schedule, sync), contention, job.stack.launch.message_s
+        cluster, layout, streams_of(kinds, schedule, sync), contention, job.stack.launch.message_s
     )
     builder = StageBuilder(job, view, sync, schedule.rank_of_stage)
     maker = ClassMaker(builder, network, schedule, perturbation, collapse)
@@ -138,7 +139,9 @@ def _rank_colours(view: RankView, perturbation: Perturbation) -> Ints:
     colour = here["pp"].astype(np.int64)
     colours = mesh.pp
     if view.uneven_context:
-        colour, colours = colour + mesh.pp * here["cp"], mesh.pp * mesh.cp
+        colour, colours = colour + colours * here["cp"], colours * mesh.cp
+    if has_sampled_loads(job.plan):
+        colour, colours = colour + colours * mesh.expert_coordinate(world), colours * mesh.ep
     if job.plan.data_parallel.kind == "single_process":
         colour[0] = world.size  # the device that everything passes through
     return with_slow_ranks(colour, colours, perturbation)
@@ -160,9 +163,9 @@ def _stream_names(schedule: Schedule, sync: Synchronisation) -> tuple[str, ...]:
         for delta in range(schedule.num_ranks)
         for letter in ("send_F", "send_B")
     ]
-    reduces = [f"{REDUCE}.{group}" for group, _, _ in sync.reduce_ops[1:]]
     context = (CONTEXT,) if sync.job.plan.mesh.cp > 1 else ()
-    return (COMPUTE, TENSOR, *context, GATHER, REDUCE, *reduces, *sends)
+    exchange = (EXPERT,) if sync.job.plan.mesh.ep > 1 else ()
+    return (COMPUTE, TENSOR, *context, *exchange, GATHER, REDUCE, *sync.reduce_streams, *sends)
 
 
 @dataclass(frozen=True)
@@ -176,21 +179,28 @@ class ClassMaker:
     collapse: bool = True
 
     @cached_property
-    def _builders(self) -> dict[int, StageBuilder]:
-        """Builders by the coordinate that ranks differ in (see RankView), made when first asked for."""
+    def _builders(self) -> dict[tuple[int, int], StageBuilder]:
+        """Builders by the context and expert coordinates that ranks differ in, made when first asked for."""
         return {}
 
     def _builder(self, class_id: int) -> StageBuilder:
         """What builds the templates of a class."""
-        view = self.builder.view
-        own: StageBuilder = self.builder
-        if not view.uneven_context:
-            return own
-        mesh, rank = self.builder.job.plan.mesh, self.network.layout.representative_rank[class_id]
-        position = int(mesh.coordinates(rank)["cp"])
-        if position not in self._builders:
-            self._builders[position] = replace(own, view=replace(view, context_rank=position))
-        return self._builders[position]
+        view, plan = self.builder.view, self.builder.job.plan
+        rank = self.network.layout.representative_rank[class_id]
+        context = int(plan.mesh.coordinates(rank)["cp"]) if view.uneven_context else ANY
+        expert = int(plan.mesh.expert_coordinate(rank)) if has_sampled_loads(plan) else ANY
+        if context == expert == ANY:
+            shared: StageBuilder = self.builder
+            return shared
+        if (context, expert) not in self._builders:
+            if expert != ANY:
+                loads = sampled_loads(self.builder.job.graph, plan, self.perturbation.seed)
+                view = view.with_load(float(loads[expert]), float(loads.max()))
+            own = replace(view, context_rank=context)
+            self._builders[context, expert] = StageBuilder(
+                self.builder.job, own, self.builder.sync, self.schedule.rank_of_stage
+            )
+        return self._builders[context, expert]
 
     @cached_property
     def stage_of_class(self) -> Ints:
@@ -290,7 +300,7 @@ class ClassMaker:
     def _with_replication(self, class_id: int, template: Template) -> Template:
         """The copies that precede a forward where one process drives all devices."""
         held = self.builder.held_parameters(int(self.stage_of_class[class_id]))
-        first = self.builder.sync.replicate(held)
+        first = self.builder.sync.replicate(held[DENSE])
         if not first:
             return template
         moved = [replace(node, after=(*(i + 1 for i in node.after), 0)) for node in template.nodes]

@@ -29,7 +29,7 @@ from simpar.program.placed import GroupKind
 from simpar.program.rank_view import Job
 from simpar.program.stage_builder import StagedBuilder, StagePart, Sync
 from simpar.program.templates import GATHER, REDUCE, Node, Template
-from simpar.program.traffic import EMBEDDING_GROUP, Network
+from simpar.program.traffic import EMBEDDING_GROUP, Network, is_tensor_parallel
 from simpar.units import US
 
 Ints = NDArray[np.int64]
@@ -85,6 +85,13 @@ def _ends(stages: Sequence[StagePlan]) -> Ints:
     )
 
 
+def _streams_of(kind: str) -> frozenset[str]:
+    """Streams that carry a kind of groups; collectives inside blocks follow one another."""
+    if kind.startswith("dp"):
+        return frozenset([GATHER, REDUCE])
+    return frozenset([TENSOR if is_tensor_parallel(kind) else kind])
+
+
 class StagedClassMaker(ClassMaker):
     """Templates and actions of rank classes where every pipeline rank is a stage of its own shape."""
 
@@ -101,8 +108,8 @@ class StagedClassMaker(ClassMaker):
         for index, stage in enumerate(builder.stages):
             colour[devices_of(stage)] = index
         layout = build_layout(cluster, kinds, with_slow_ranks(colour, len(builder.stages), perturbation))
-        counts = {kind.name: 2 if kind.name.startswith("dp") else 1 for kind in kinds}
-        network = Network(cluster, layout, counts, contention, job.stack.launch.message_s)
+        streams = {kind.name: _streams_of(kind.name) for kind in kinds}
+        network = Network(cluster, layout, streams, contention, job.stack.launch.message_s)
         return StagedClassMaker(builder, network, schedule, perturbation)
 
     @property

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 COMPUTE = "compute"
 TENSOR = "tp"
 CONTEXT = "cp"
-BLOCK_STREAMS = (COMPUTE, TENSOR, CONTEXT)
+EXPERT = "ep"
+BLOCK_STREAMS = (COMPUTE, TENSOR, CONTEXT, EXPERT)
 """Streams that the passes of a block use, all idle between two blocks."""
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import OperatorTime, operator_times
 from simpar.cost.stack import Stack
-from simpar.models.graph import Block, ModelGraph, Operator, evaluate
+from simpar.models.graph import Block, Dims, ModelGraph, Operator, evaluate
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
-from simpar.plan.sharding import sequence_dims, tensor_dims
+from simpar.plan.routing import fullest_load
+from simpar.plan.sharding import RankDims, rank_dims
 from simpar.units import DTYPE_BYTES
 
 ANY = -1
@@ -32,15 +32,15 @@ class Job:
 class RankView:
     """Sizes and times of one tensor-parallel rank. Bytes are per microbatch.
 
-    ``late_s`` is what every tensor-parallel collective holds up the host on disturbed nodes.
-    ``context_rank`` is the context-parallel coordinate where ranks differ by it (contiguous chunks under a causal
-    mask), else ANY.
+    ``late_s`` is what every tensor-parallel collective holds up the host on disturbed nodes. ``fullest_load`` is that
+    of the expert rank with the most tokens. ``context_rank`` is the context-parallel coordinate where ranks differ by
+    it (contiguous chunks under a causal mask), else ANY.
     """
 
     job: Job
-    tensor: Mapping[str, int]
-    sequence: Mapping[str, int]
+    dims: RankDims
     late_s: float = 0.0
+    fullest_load: float = 1.0
     context_rank: int = ANY
 
     @staticmethod
@@ -48,14 +48,47 @@ class RankView:
         """The view of a rank of the job; all ranks of a mesh are alike up to stage and speed."""
         return RankView(
             job=job,
-            tensor=tensor_dims(job.graph, job.plan, job.training),
-            sequence=sequence_dims(job.graph, job.plan, job.training),
+            dims=rank_dims(job.graph, job.plan, job.training),
             late_s=late_per_member_s * job.plan.mesh.tp,
+            fullest_load=_fullest_load(job),
         )
 
     def of_block(self, block: Block) -> RankView:
         """The view with dims as a block of another tower names them."""
-        return replace(self, tensor=block.view(self.tensor), sequence=block.view(self.sequence))
+        return replace(self, dims=self.dims.of_block(block))
+
+    @property
+    def tensor(self) -> Dims:
+        """Dims of operators of region "tensor"."""
+        return self.dims.tensor
+
+    @property
+    def sequence(self) -> Dims:
+        """Dims of operators of region "sequence"."""
+        return self.dims.sequence
+
+    def with_load(self, load: float, fullest: float) -> RankView:
+        """The view of an expert rank with its own share of tokens, where the fullest has ``fullest``."""
+        dims = rank_dims(self.job.graph, self.job.plan, self.job.training, load=load)
+        return replace(self, dims=dims, fullest_load=fullest)
+
+    @property
+    def overlap_experts(self) -> bool:
+        """Whether tokens travel beside the compute of another microbatch."""
+        return bool(self.job.plan.experts.ep_overlap)
+
+    @property
+    def routed_bytes(self) -> float:
+        """Bytes of all copies of the rank's own tokens, as many as the fullest rank receives."""
+        tokens = self.sequence["batch"] * self.sequence["seq"] * self.sequence["topk"]
+        return float(tokens) * self.job.graph.dims["hidden"] * self.compute_bytes * self.fullest_load
+
+    @property
+    def token_bytes(self) -> float:
+        """Bytes of the tokens of all ranks that share an expert."""
+        assert self.dims.expert is not None, "only mixtures route tokens"
+        tokens = self.dims.expert["batch"] * self.dims.expert["seq"]
+        return float(tokens) * self.job.graph.dims["hidden"] * self.compute_bytes
 
     @property
     def tensor_parallel(self) -> int:
@@ -114,7 +147,7 @@ class RankView:
 
     def operator_times(self, block: Block) -> list[OperatorTime]:
         """Kernel times of every operator of a block, in order."""
-        return operator_times(block.operators, self.tensor, self.sequence, self.job.kernels, self.job.stack)
+        return operator_times(block.operators, self.dims, self.job.kernels, self.job.stack)
 
     def rows(self, op: Operator, *, region: str) -> float:
         """Rows (tokens) of an operator's output on this rank."""
@@ -125,7 +158,17 @@ class RankView:
         dims = self.tensor if region == "tensor" else self.sequence
         return float(evaluate(op.rows, dims)) * float(evaluate(op.columns, dims))
 
+    def whole_bytes(self, op: Operator) -> float:
+        """Bytes of all rows of an operator's output of region "sequence"."""
+        return self.elements(op, region="tensor") * self.compute_bytes
+
     def residual_bytes(self, op: Operator) -> float:
         """Bytes of the whole residual stream: what an operator of region "sequence" writes, another one reads."""
         width = op.columns if op.region == "sequence" else op.contraction or op.columns
         return self.rows(op, region="tensor") * float(evaluate(width, self.tensor)) * self.compute_bytes
+
+
+def _fullest_load(job: Job) -> float:
+    if not job.graph.is_mixture:
+        return 1.0
+    return float(fullest_load(job.graph.dims["experts"], job.plan.experts, job.plan.mesh.ep))

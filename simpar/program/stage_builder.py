@@ -134,12 +134,10 @@ class StagePart:
             recomputed_bytes=float(held.recomputed_bytes),
             forward_workspace_bytes=float(held.forward_workspace_bytes),
             backward_workspace_bytes=float(held.backward_workspace_bytes),
-            gathered_bytes=gathered * sync.parameter_bytes,
-            parameter_bytes=weights.total * sync.parameter_bytes,
-            gradient_bytes=weights.total * sync.gradient_bytes,
         )
         return StageUnit(
             unit,
+            gathered_bytes=gathered * sync.parameter_bytes,
             gathers=self._by_group(weights.gathered, sync.parameter_bytes),
             refreshes=self._by_group(weights.kept, sync.parameter_bytes),
             reduces=self._by_group(weights.kept, sync.gradient_bytes),

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from simpar.cost.activations import BlockActivations, RankDims, block_activations
+from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.sharded import local_weights, sized_names
 from simpar.models.graph import Block, Dims, Operator
 from simpar.plan.placement import States
+from simpar.plan.sharding import RankDims
 from simpar.program.stage_view import BlockView
 
 
@@ -89,7 +90,7 @@ def stage_dims(view: BlockView) -> RankDims:
     product = next((op for op in view.block.operators if op.kind == "matmul"), view.block.operators[0])
     tensor = {**view.dims, **_rows(view, view.reads(product)), **inner}
     stream = {**view.dims, **_rows(view, view.sharding.stream("input"))}
-    return _StageDims(tensor, stream, own)
+    return _StageDims(tensor, stream, own=own)
 
 
 def _rows(view: BlockView, states: States) -> dict[str, int]:

@@ -31,11 +31,13 @@ Bytes = Mapping[str, float]
 class StageUnit:
     """One block of a stage: what it holds, and by group the bytes that its passes gather and reduce.
 
-    ``gathers`` sharded parameters before every pass, ``refreshes`` whole ones after the update, ``reduces`` their
-    gradients once a step, ``scatters`` gradients of sharded ones after every backward.
+    ``gathered_bytes`` are the buffer of the parameters that it ``gathers`` before every pass, ``refreshes`` whole ones
+    after the update, ``reduces`` their gradients once a step, ``scatters`` gradients of sharded ones after every
+    backward.
     """
 
     unit: Unit
+    gathered_bytes: float = 0.0
     gathers: Bytes = field(default_factory=dict)
     refreshes: Bytes = field(default_factory=dict)
     reduces: Bytes = field(default_factory=dict)
@@ -119,10 +121,10 @@ def _gathers(
     """Append the gathers in front of a block; the buffer of sharded ones exists while they are used."""
     waits: list[int] = []
     behind = computes[-LOOK_AHEAD : len(computes) - LOOK_AHEAD + 1] if len(computes) >= LOOK_AHEAD else ()
-    held = (MemoryChange(False, unit.unit.gathered_bytes, "transient"),)
+    held = (MemoryChange(False, unit.gathered_bytes, "transient"),)
     for group, size in unit.gathers.items():
         node = gather_node(CollectiveUse(group, "all_gather", size), behind)
-        nodes.append(replace(node, memory=held if unit.unit.gathered_bytes and not waits else ()))
+        nodes.append(replace(node, memory=held if unit.gathered_bytes and not waits else ()))
         waits.append(len(nodes) - 1)
     for group, size in unit.refreshes.items() if refresh else ():
         nodes.append(gather_node(CollectiveUse(group, "all_gather", size)))
@@ -131,7 +133,7 @@ def _gathers(
 
 
 def _release(unit: StageUnit) -> tuple[MemoryChange, ...]:
-    size = unit.unit.gathered_bytes
+    size = unit.gathered_bytes
     return (MemoryChange(True, -size, "transient"),) if size and unit.gathers else ()
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
-from simpar.cost.activations import RankDims, block_activations
+from simpar.cost.activations import block_activations
 from simpar.cost.memory import StaticMemory, num_communicators, stage_static_memory
 from simpar.cost.peak import PeakMemory, peak_memory
 from simpar.models.graph import Block, evaluate
@@ -19,7 +19,7 @@ from simpar.program.phases import CollectiveUse, Phase, Step
 from simpar.program.rank_view import Job, RankView
 from simpar.program.segments import Segment, make_segment
 from simpar.program.steps import BlockSteps, block_steps
-from simpar.program.synchronisation import Synchronisation
+from simpar.program.synchronisation import DENSE, EXPERTS, Synchronisation
 from simpar.program.templates import SyncPolicy, Template, Unit, backward_template, forward_template
 from simpar.units import NS_PER_S, to_ns
 
@@ -111,10 +111,8 @@ class StageBuilder:
         return replace(known, layer=piece.layer)
 
     def _make_unit(self, piece: Piece) -> Unit:
-        job, sync = self.job, self.sync
-        dims = RankDims(self.view.tensor, self.view.sequence)
-        held = block_activations(piece.block, dims, job.stack, job.plan.numerics, piece.recompute)
-        parameters = float(piece.block.parameters(self.view.tensor))
+        job = self.job
+        held = block_activations(piece.block, self.view.dims, job.stack, job.plan.numerics, piece.recompute)
         return Unit(
             layer=piece.layer,
             name=piece.block.name,
@@ -122,10 +120,14 @@ class StageBuilder:
             recomputed_bytes=float(held.recomputed_bytes),
             forward_workspace_bytes=float(held.forward_workspace_bytes),
             backward_workspace_bytes=float(held.backward_workspace_bytes),
-            gathered_bytes=parameters * sync.gathered_bytes_per_parameter,
-            parameter_bytes=parameters * sync.parameter_bytes,
-            gradient_bytes=parameters * sync.gradient_bytes,
+            parameters=self._by_kind([piece.block]),
         )
+
+    def _by_kind(self, blocks: Sequence[Block]) -> dict[str, float]:
+        """Parameters of blocks on one rank, by the ranks that hold copies of them."""
+        dims = self.view.tensor
+        experts = sum(float(block.expert_parameters(dims)) for block in blocks)
+        return {DENSE: sum(float(block.parameters(dims)) for block in blocks) - experts, EXPERTS: experts}
 
     def templates(self, stage: int, pricing: Pricing) -> Mapping[tuple[str, bool], Template]:
         """Templates of one virtual stage by (action letter F, B, I or W; whether it is the boundary microbatch).
@@ -216,17 +218,18 @@ class StageBuilder:
             pricing.segments[key] = make_segment(phase, pricing.price, slowdown=slowdown)
         return pricing.segments[key]
 
-    def parameters(self, stages: tuple[int, ...]) -> float:
-        """Parameters that one rank holds for its virtual stages, before data-parallel sharding.
+    def held_parameters(self, pipeline_rank: int) -> dict[str, float]:
+        """Parameters that a pipeline rank holds for all its virtual stages, by who has copies, before sharding.
 
         A tied output projection is free on the rank that holds the embedding.
         """
+        stages = [stage for stage, rank in enumerate(self.rank_of_stage) if rank == pipeline_rank]
         blocks = [piece.block for stage in stages for piece in self.pieces[stage]]
-        total = sum(float(block.parameters(self.view.tensor)) for block in blocks)
+        held = self._by_kind(blocks)
         graph = self.job.graph
         if graph.tied_embeddings and graph.embedding in blocks and graph.head in blocks:
-            total -= float(evaluate(graph.head.operator("lm_head").weights[0].size, self.view.tensor))
-        return total
+            held[DENSE] -= float(evaluate(graph.head.operator("lm_head").weights[0].size, self.view.tensor))
+        return held
 
     def static_memory(self, pipeline_rank: int) -> StaticMemory:
         """Bytes that a pipeline rank holds between steps."""
@@ -242,11 +245,6 @@ class StageBuilder:
         """Kinds of groups that a rank communicates in."""
         return num_communicators(self.job.plan)
 
-    def held_parameters(self, pipeline_rank: int) -> float:
-        """Parameters of all virtual stages that a pipeline rank holds."""
-        ranks = self.rank_of_stage
-        return self.parameters(tuple(stage for stage, rank in enumerate(ranks) if rank == pipeline_rank))
-
 
 def _contention(phase: Phase, unit: Unit, sync: SyncPolicy, pricing: Pricing) -> float:
     """Slowdown of kernels while data-parallel collectives hold SMs and memory bandwidth.
@@ -256,12 +254,7 @@ def _contention(phase: Phase, unit: Unit, sync: SyncPolicy, pricing: Pricing) ->
     """
     excess = pricing.comm_slowdown - 1.0
     compute_s = sum(step.duration_s for step in phase.steps)
-    if excess <= 0 or compute_s <= 0 or not (sync.overlap and (sync.reduce or sync.gather)):
+    if excess <= 0 or compute_s <= 0:
         return 1.0
-    busy_ns = sum(
-        pricing.price(CollectiveUse(group, op, unit.gradient_bytes * share))
-        for group, op, share in sync.reduce_ops
-    )
-    if sync.gather:
-        busy_ns += pricing.price(CollectiveUse(sync.gather_group, "all_gather", unit.parameter_bytes))
+    busy_ns = sum(pricing.price(use) for use in sync.uses(unit))
     return 1.0 + excess * min(1.0, busy_ns / float(to_ns(compute_s)))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from simpar.cost.operators import OperatorTime
 from simpar.models.graph import Block, Operator, is_row_parallel
-from simpar.program import context
+from simpar.program import context, experts
 from simpar.program.phases import COMPUTE, TENSOR, CollectiveUse, Phase, Step, StepList
 from simpar.program.rank_view import RankView
 
@@ -99,7 +99,7 @@ def _note_gathers(block: Block, op: Operator, view: RankView, traffic: _Traffic,
         if from_sequence and name not in available:
             available.add(name)
             width = source if source else op
-            traffic.gathers[op.name] = view.residual_bytes(width)
+            traffic.gathers[op.name] = view.whole_bytes(width) if source else view.residual_bytes(op)
             traffic.first_reader[name] = op.name
 
 
@@ -120,6 +120,8 @@ def _forward(
         gather = traffic.gathers.get(op.name, 0.0)
         if op.kind == "attention" and context.splits_context(view) and time.forward_s > 0:
             context.attention_forward(sequence, op, view, kind=kind)
+        elif op.kind in experts.MOVES:
+            experts.Exchange(view, kind).forward(sequence, op, time)
         elif gather and view.sequence_parallel:
             _gather_then_compute(sequence, compute, gather, view)
         else:
@@ -189,6 +191,10 @@ class _Backward:
     ) -> None:
         if op.kind == "attention" and input_gradient:
             self._attention(sequence, op, time)
+            return
+        if op.kind in experts.MOVES:
+            if input_gradient:
+                experts.Exchange(self.view, "input_gradient").backward(sequence, op, time)
             return
         start = sequence.frontier
         gathered = self._gather_input_again(sequence, op) if weight_gradient else None

@@ -8,43 +8,88 @@
 | FSDP zero 2 | first forward gathers and keeps | every microbatch | reduce-scatter per unit |
 | FSDP zero 3 | every pass gathers and frees | every microbatch | reduce-scatter per unit |
 
+Experts are held by fewer ranks than the rest of a stage and are gathered, reduced and sharded among those.
 With HSDP the shards live in groups of dp/replicas ranks and an all-reduce across the replicas follows
 [Rajbhandari et al. 2020, arXiv 1910.02054; Zhao et al. 2023, arXiv 2304.11277].
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from simpar.cost.operators import optimizer_time_s
+from simpar.plan.plan import Plan
 from simpar.plan.sync import apart, num_replicas
 from simpar.program.phases import COMPUTE, CollectiveUse
 from simpar.program.rank_view import Job
-from simpar.program.templates import GATHER, REDUCE, Node, SyncPolicy
+from simpar.program.templates import GATHER, REDUCE, Copies, Node, SyncPolicy
 from simpar.units import DTYPE_BYTES, to_ns
+
+DENSE, EXPERTS = "dp", "edp"
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Ranks that hold the same parameters: ``width`` share gradients, ``shards`` of them share states.
+
+    ``kind`` prefixes the names of their groups; ``zero`` is the ZeRO stage in effect: 0 where there is one shard.
+    """
+
+    kind: str
+    width: int
+    shards: int
+    zero: int
+
+    @staticmethod
+    def of(kind: str, width: int, plan: Plan) -> Replicas:
+        """Read the scheme from a checked plan."""
+        data = plan.data_parallel
+        copies = 1 if apart(plan) else data.hsdp
+        shards = width // copies if data.zero else 1
+        return Replicas(kind, width, shards, data.zero if shards > 1 else 0)
+
+    @property
+    def copies(self) -> int:
+        """Copies of the sharded states."""
+        return self.width // self.shards if self.zero else 1
+
+    @property
+    def shard_group(self) -> str:
+        """The group kind that holds one copy of the sharded states."""
+        return f"{self.kind}_shard" if self.copies > 1 else self.kind
+
+    def reduce_ops(self, *, all_reduce_zero1: bool) -> tuple[tuple[str, str, float], ...]:
+        """Collectives of one gradient reduction in turn: (group kind, operation, share of the bytes)."""
+        if self.width == 1:
+            return ()
+        if self.zero == 0 or (self.zero == 1 and all_reduce_zero1):
+            return ((self.kind, "all_reduce", 1.0),)
+        first = (self.shard_group, "reduce_scatter", 1.0)
+        if self.copies == 1:
+            return (first,)
+        return (first, (f"{self.kind}_replicate", "all_reduce", 1.0 / self.shards))
 
 
 @dataclass(frozen=True)
 class Synchronisation:
-    """The data-parallel behaviour of a job inside a step.
+    """The data-parallel behaviour of a job inside a step: of what all ranks of a stage hold, and of its experts.
 
-    ``width`` ranks share gradients, ``shards`` of them share states, in ``replicas`` copies. Replicas that step
-    on their own (:mod:`simpar.plan.sync`) share nothing inside a step.
+    Replicas that step on their own (:mod:`simpar.plan.sync`) share nothing inside a step.
     """
 
     job: Job
-    width: int
-    shards: int
-    replicas: int
+    replicas: tuple[Replicas, ...]
 
     @staticmethod
     def of(job: Job) -> Synchronisation:
         """Read the scheme from a checked plan."""
-        mesh, data = job.plan.mesh, job.plan.data_parallel
-        alone = apart(job.plan)
+        mesh, alone = job.plan.mesh, apart(job.plan)
         width = int(mesh.dp or 1) * mesh.cp // (num_replicas(job.plan) if alone else 1)
-        replicas = data.hsdp if data.zero and not alone else 1
-        return Synchronisation(job, width, width // replicas if data.zero else 1, replicas)
+        found = [Replicas.of(DENSE, width, job.plan)]
+        if job.graph.is_mixture:
+            found.append(Replicas.of(EXPERTS, mesh.expert_data_parallel, job.plan))
+        return Synchronisation(job, tuple(found))
 
     @property
     def alone(self) -> bool:
@@ -52,14 +97,24 @@ class Synchronisation:
         return apart(self.job.plan)
 
     @property
-    def zero(self) -> int:
-        """The ZeRO stage in effect: 0 where the shard group has a single rank."""
-        return self.job.plan.data_parallel.zero if self.shards > 1 else 0
+    def width(self) -> int:
+        """Ranks that share gradients of what is no expert."""
+        return self.replicas[0].width
 
     @property
-    def fully_sharded(self) -> bool:
-        """Whether parameters themselves are sharded between uses."""
-        return self.zero == 3
+    def zero(self) -> int:
+        """The ZeRO stage in effect for any parameters."""
+        return max(each.zero for each in self.replicas)
+
+    def reduce_ops(self, replicas: Replicas) -> tuple[tuple[str, str, float], ...]:
+        """How the stack reduces gradients among some replicas."""
+        return replicas.reduce_ops(all_reduce_zero1=self.job.stack.overlap.all_reduce_zero1)
+
+    @property
+    def reduce_streams(self) -> tuple[str, ...]:
+        """Streams beside the first that reductions use."""
+        later = [group for each in self.replicas for group, _, _ in self.reduce_ops(each)[1:]]
+        return tuple(f"{REDUCE}.{group}" for group in later)
 
     @property
     def single_process(self) -> bool:
@@ -95,100 +150,85 @@ class Synchronisation:
         reduced = self.job.stack.numerics.reduce_dtype if numerics.precision != "fp32" else "fp32"
         return DTYPE_BYTES[reduced]
 
-    @property
-    def gathered_bytes_per_parameter(self) -> float:
-        """Bytes per parameter of the unsharded buffer a fully sharded unit holds while it is used."""
-        return self.parameter_bytes if self.fully_sharded else 0.0
-
-    @property
-    def shard_group(self) -> str:
-        """The group kind that holds one copy of the sharded states."""
-        return "dp_shard" if self.replicas > 1 else "dp"
-
-    @property
-    def reduce_ops(self) -> tuple[tuple[str, str, float], ...]:
-        """Collectives of one gradient reduction in turn: (group kind, operation, share of the bytes)."""
-        if self.zero == 0 or (self.zero == 1 and self.job.stack.overlap.all_reduce_zero1):
-            return (("dp", "all_reduce", 1.0),)
-        first = (self.shard_group, "reduce_scatter", 1.0)
-        if self.replicas == 1:
-            return (first,)
-        return (first, ("dp_replicate", "all_reduce", 1.0 / self.shards))
-
     def policy(self, kind: str, *, boundary: bool) -> SyncPolicy:
         """Hooks of one pass; ``boundary`` is the first microbatch of a forward, the last of a backward."""
         data = self.job.plan.data_parallel
-        if self.width == 1 or self.single_process:
+        if self.single_process:
             return SyncPolicy()
-        gathers = self._gathers(kind, boundary=boundary)
-        reduces = (
-            kind in ("backward", "weight_gradient")
-            and (boundary or self.zero >= 2)
-            and data.overlap_grad_reduce
-        )
         return SyncPolicy(
-            gather=gathers,
-            reshard=self.fully_sharded and bool(data.reshard_after_forward),
-            reduce=bool(reduces),
+            copies=tuple(self._copies(each, kind, boundary=boundary) for each in self.replicas),
+            reshard=self.zero == 3 and bool(data.reshard_after_forward),
             bucket_bytes=float(data.bucket_bytes or 0),
             first_bucket_bytes=float(data.first_bucket_bytes or 0),
             per_unit=self.per_unit,
-            reduce_ops=self.reduce_ops if reduces else (),
-            gather_group=self.shard_group,
         )
 
-    def _gathers(self, kind: str, *, boundary: bool) -> bool:
+    def _copies(self, replicas: Replicas, kind: str, *, boundary: bool) -> Copies:
+        reduces = (
+            kind in ("backward", "weight_gradient")
+            and (boundary or replicas.zero >= 2)
+            and self.job.plan.data_parallel.overlap_grad_reduce
+        )
+        gathers = self._gathers(replicas, kind, boundary=boundary)
+        return Copies(
+            kind=replicas.kind,
+            gather_group=replicas.shard_group if gathers else "",
+            gathered_bytes=self.parameter_bytes,
+            buffer_bytes=self.parameter_bytes if replicas.zero == 3 else 0.0,
+            gradient_bytes=self.gradient_bytes,
+            reduce_ops=self.reduce_ops(replicas) if reduces else (),
+        )
+
+    def _gathers(self, replicas: Replicas, kind: str, *, boundary: bool) -> bool:
         data = self.job.plan.data_parallel
-        if kind == "weight_gradient" or self.zero == 0:
+        if kind == "weight_gradient" or replicas.zero == 0:
             return False
-        if self.fully_sharded and data.reshard_after_forward:
+        if replicas.zero == 3 and data.reshard_after_forward:
             return True
         if kind != "forward" or not boundary:
             return False
         return self.per_unit or bool(data.overlap_param_gather)
 
-    def tail(self, parameters: float, *, root: bool = True) -> tuple[Node, ...]:
-        """What follows the last backward on a rank that holds ``parameters`` (unsharded count).
+    def tail(self, held: Mapping[str, float], *, root: bool = True) -> tuple[Node, ...]:
+        """What follows the last backward on a rank that holds so many parameters by kind (unsharded).
 
         A single process sums gradients on the first device (``root``), which alone updates.
         """
         if self.single_process:
-            use = CollectiveUse("dp", "reduce", parameters * self.gradient_bytes)
+            use = CollectiveUse(DENSE, "reduce", held[DENSE] * self.gradient_bytes)
             reduce = Node(kind="dp", name="reduce gradients", streams=(COMPUTE, REDUCE), collective=use)
-            return (reduce, self._optimizer(parameters if root else 0.0))
-        return (
-            *self._late_reduction(parameters),
-            self._optimizer(parameters),
-            *self._late_gather(parameters),
-        )
+            return (reduce, self._optimizer(held if root else {}))
+        return (*self._late_reduction(held), self._optimizer(held), *self._late_gather(held))
 
-    def _late_reduction(self, parameters: float) -> tuple[Node, ...]:
-        if self.width == 1 or self.job.plan.data_parallel.overlap_grad_reduce:
+    def _late_reduction(self, held: Mapping[str, float]) -> tuple[Node, ...]:
+        data = self.job.plan.data_parallel
+        if data.overlap_grad_reduce:
             return ()
-        size = parameters * self.gradient_bytes
-        count = max(1, round(size / float(self.job.plan.data_parallel.bucket_bytes or size)))
-        return tuple(
-            Node(
-                kind="dp",
-                name=f"{op} gradients",
-                streams=(COMPUTE, REDUCE),
-                collective=CollectiveUse(group, op, size * share / count, count),
-            )
-            for group, op, share in self.reduce_ops
-        )
+        nodes = []
+        for each in self.replicas:
+            size = held[each.kind] * self.gradient_bytes
+            count = max(1, round(size / float(data.bucket_bytes or size or 1)))
+            for group, op, share in self.reduce_ops(each) if size else ():
+                use = CollectiveUse(group, op, size * share / count, count)
+                nodes.append(Node("dp", f"{op} gradients", (COMPUTE, REDUCE), collective=use))
+        return tuple(nodes)
 
-    def _optimizer(self, parameters: float) -> Node:
+    def _optimizer(self, held: Mapping[str, float]) -> Node:
         """The update; none where parameters live on servers, but still the end of all streams."""
-        parameters = 0.0 if self.job.plan.data_parallel.servers else parameters
-        seconds = optimizer_time_s(
-            parameters / self.shards, self.job.plan.numerics.optimizer, self.job.kernels, self.job.stack
-        )
-        streams = (COMPUTE, GATHER, REDUCE, *(f"{REDUCE}.{group}" for group, _, _ in self.reduce_ops[1:]))
+        share = sum(held.get(each.kind, 0.0) / each.shards for each in self.replicas)
+        share = 0.0 if self.job.plan.data_parallel.servers else share
+        numerics = self.job.plan.numerics
+        seconds = optimizer_time_s(share, numerics.optimizer, self.job.kernels, self.job.stack)
+        streams = (COMPUTE, GATHER, REDUCE, *self.reduce_streams)
         return Node(kind="optimizer", name="optimizer", streams=streams, duration_ns=int(to_ns(seconds)))
 
-    def _late_gather(self, parameters: float) -> tuple[Node, ...]:
-        data = self.job.plan.data_parallel
-        if self.zero == 0 or self.per_unit or data.overlap_param_gather:
+    def _late_gather(self, held: Mapping[str, float]) -> tuple[Node, ...]:
+        if self.per_unit or self.job.plan.data_parallel.overlap_param_gather:
             return ()
-        use = CollectiveUse(self.shard_group, "all_gather", parameters * self.parameter_bytes)
-        return (Node(kind="dp", name="all_gather parameters", streams=(COMPUTE, GATHER), collective=use),)
+        nodes = []
+        for each in self.replicas:
+            if each.zero and held[each.kind]:
+                use = CollectiveUse(each.shard_group, "all_gather", held[each.kind] * self.parameter_bytes)
+                node = Node("dp", "all_gather parameters", (COMPUTE, GATHER), collective=use)
+                nodes.append(node)
+        return tuple(nodes)

@@ -12,8 +12,8 @@ schedule's actions; this module decides what stands in them. The data-parallel r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from simpar.program.phases import BLOCK_STREAMS, CollectiveUse
 from simpar.program.segments import Segment, terminals
@@ -60,9 +60,8 @@ class Unit:
     """One block of a virtual stage with the memory it moves and the parameters it holds.
 
     Bytes are those of one rank: ``saved`` live from forward to backward, ``recomputed`` only during the
-    backward of this block, workspaces during the pass; ``gathered`` is the unsharded parameter buffer of a
-    fully sharded unit; ``gradient_bytes`` and ``parameter_bytes`` are what gradient reduction and parameter
-    gathering move (whole, before sharding).
+    backward of this block, workspaces during the pass. ``parameters`` counts them by the ranks that hold copies of
+    them ("dp", and "edp" for experts), whole, before sharding.
     """
 
     layer: int
@@ -71,45 +70,81 @@ class Unit:
     recomputed_bytes: float
     forward_workspace_bytes: float
     backward_workspace_bytes: float
-    gathered_bytes: float
-    parameter_bytes: float
-    gradient_bytes: float
+    parameters: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class Copies:
+    """What is done with the parameters that one kind of ranks holds copies of.
+
+    ``gather_group`` all-gathers ``gathered_bytes`` a parameter before use ("": nothing is gathered), of which
+    ``buffer_bytes`` are a buffer of its own. ``reduce_ops`` are the collectives that reduce ``gradient_bytes`` a
+    parameter in turn: (group, operation, share of the bytes); empty where this pass reduces nothing.
+    """
+
+    kind: str
+    gather_group: str = ""
+    gathered_bytes: float = 0.0
+    buffer_bytes: float = 0.0
+    gradient_bytes: float = 0.0
+    reduce_ops: tuple[tuple[str, str, float], ...] = ()
+
+    def parameters(self, unit: Unit) -> float:
+        """Parameters of a unit that this kind of ranks holds."""
+        return unit.parameters.get(self.kind, 0.0)
 
 
 @dataclass(frozen=True)
 class SyncPolicy:
     """How data parallelism hooks into an action.
 
-    ``gather`` before use: all-gather the unit's parameters; ``reshard`` frees them afterwards; ``reduce``:
-    reduce gradients in this action; ``overlap`` concurrently with compute, else at the end; ``reduce_ops``
-    the collectives that replace each other in turn (reduce-scatter, then all-reduce across replicas).
+    ``reshard`` frees gathered parameters after use; gradients are reduced in flat buckets or ``per_unit``.
     """
 
-    gather: bool = False
+    copies: tuple[Copies, ...] = ()
     reshard: bool = False
-    reduce: bool = False
-    overlap: bool = True
     bucket_bytes: float = 0.0
     first_bucket_bytes: float = 0.0
     per_unit: bool = False
-    reduce_ops: tuple[tuple[str, str, float], ...] = ()
-    gather_group: str = "dp"
+
+    @property
+    def gathers(self) -> bool:
+        """Whether any parameters are gathered in this action."""
+        return any(each.gather_group for each in self.copies)
+
+    @property
+    def reduces(self) -> bool:
+        """Whether any gradients are reduced in this action."""
+        return any(each.reduce_ops for each in self.copies)
+
+    def uses(self, unit: Unit) -> list[CollectiveUse]:
+        """What the action moves for one unit by itself."""
+        moved = []
+        for each in self.copies:
+            count = each.parameters(unit)
+            moved += [
+                CollectiveUse(group, op, count * each.gradient_bytes * share)
+                for group, op, share in each.reduce_ops
+            ]
+            if each.gather_group:
+                moved.append(CollectiveUse(each.gather_group, "all_gather", count * each.gathered_bytes))
+        return [use for use in moved if use.size_bytes > 0]
 
 
 def forward_template(units: Sequence[Unit], segments: Sequence[Segment], sync: SyncPolicy) -> Template:
     """Forward of one virtual stage: units in order, each behind the gather of its parameters if sharded."""
-    if not sync.gather:
+    if not sync.gathers:
         node = compute_node("forward", units, segments, memory=forward_memory(units))
         return Template((replace(node, arrival=True),), 0)
     nodes: list[Node] = []
     computes: list[int] = []
     for index, (unit, segment) in enumerate(zip(units, segments, strict=True)):
         behind = (computes[index - 2],) if sync.reshard and index >= 2 else ()
-        nodes.append(_gather(unit, sync, after=behind))
-        memory = forward_memory([unit])
-        if sync.reshard:
-            memory = (*memory, MemoryChange(True, -unit.gathered_bytes, "transient"))
-        nodes.append(compute_node("forward", [unit], [segment], after=(len(nodes) - 1,), memory=memory))
+        gathers = _gathers(unit, sync, after=behind)
+        ready = tuple(range(len(nodes), len(nodes) + len(gathers)))
+        nodes += gathers
+        memory = (*forward_memory([unit]), *_freed(unit, sync))
+        nodes.append(compute_node("forward", [unit], [segment], after=ready, memory=memory))
         computes.append(len(nodes) - 1)
     nodes[computes[0]] = replace(nodes[computes[0]], arrival=True)
     return Template(tuple(nodes), computes[-1])
@@ -124,30 +159,31 @@ def backward_template(
     the pass that completes the gradients.
     """
     backwards, passes = list(reversed(units)), list(reversed(segments))
-    if not sync.gather and not sync.reduce:
+    gathering = sync.gathers and sync.reshard
+    if not sync.gathers and not sync.reduces:
         node = compute_node(kind, backwards, passes, memory=backward_memory(kind, backwards))
         return Template((replace(node, arrival=True),), 0)
     nodes: list[Node] = []
     computes: list[int] = []
     reduces: list[int] = []
-    buckets = _Buckets(sync)
+    buckets = [_Buckets(sync, each) for each in sync.copies if each.reduce_ops]
     for index, (unit, segment) in enumerate(zip(backwards, passes, strict=True)):
         changes = backward_memory(kind, [unit])
         after: tuple[int, ...] = ()
-        if sync.gather and sync.reshard:
-            behind = (computes[index - 2],) if index >= 2 else ()
-            nodes.append(_gather(unit, sync, after=behind))
-            after = (len(nodes) - 1,)
-            changes = (*changes, MemoryChange(True, -unit.gathered_bytes, "transient"))
+        if gathering:
+            gathers = _gathers(unit, sync, after=(computes[index - 2],) if index >= 2 else ())
+            after = tuple(range(len(nodes), len(nodes) + len(gathers)))
+            nodes += gathers
+            changes = (*changes, *_freed(unit, sync))
         if sync.per_unit and len(reduces) >= 2:
             after = (*after, reduces[-2])
         nodes.append(compute_node(kind, [unit], [segment], after=after, memory=changes))
         computes.append(len(nodes) - 1)
-        if sync.reduce:
-            added = buckets.close(unit, last=index == len(units) - 1, after=computes[-1], position=len(nodes))
-            nodes += added
-            if added:
-                reduces.append(len(nodes) - 1)
+        last = index == len(units) - 1
+        for bucket in buckets:
+            nodes += bucket.close(unit, last=last, after=computes[-1], position=len(nodes))
+        if len(nodes) - 1 > computes[-1]:
+            reduces.append(len(nodes) - 1)
     nodes[computes[0]] = replace(nodes[computes[0]], arrival=True)
     return Template(tuple(nodes), computes[-1])
 
@@ -158,15 +194,16 @@ class _Buckets:
     DDP's first bucket is small, so that reduction starts early.
     """
 
-    def __init__(self, sync: SyncPolicy) -> None:
-        self._sync = sync
+    def __init__(self, sync: SyncPolicy, copies: Copies) -> None:
+        self._sync, self._copies = sync, copies
         self._pending = 0.0
         self._limit = sync.first_bucket_bytes or sync.bucket_bytes
 
     def close(self, unit: Unit, *, last: bool, after: int, position: int) -> list[Node]:
+        """Reductions of the buckets that are full once ``unit`` is done; the ``last`` unit empties them."""
         sync = self._sync
-        self._pending += unit.gradient_bytes
-        full = sync.per_unit or (self._pending >= self._limit and sync.overlap)
+        self._pending += self._copies.parameters(unit) * self._copies.gradient_bytes
+        full = sync.per_unit or self._pending >= self._limit
         if not (full or last) or self._pending <= 0:
             return []
         size, count = self._pending, 1
@@ -174,7 +211,7 @@ class _Buckets:
             count = max(1, round(size / sync.bucket_bytes))
         self._pending, self._limit = 0.0, sync.bucket_bytes
         nodes = []
-        for offset, (group, op, share) in enumerate(sync.reduce_ops):
+        for offset, (group, op, share) in enumerate(self._copies.reduce_ops):
             use = CollectiveUse(group, op, size * share / count, count)
             streams = (REDUCE,) if offset == 0 else (f"{REDUCE}.{group}",)
             waits = (after,) if offset == 0 else (position + offset - 1,)
@@ -217,16 +254,24 @@ def _workspace(size_bytes: float) -> tuple[MemoryChange, ...]:
     return (MemoryChange(False, size_bytes, "transient"), MemoryChange(True, -size_bytes, "transient"))
 
 
-def _gather(unit: Unit, sync: SyncPolicy, *, after: tuple[int, ...]) -> Node:
-    held = (MemoryChange(False, unit.gathered_bytes, "transient"),) if unit.gathered_bytes else ()
-    return Node(
-        kind="dp",
-        name="all_gather parameters",
-        streams=(GATHER,),
-        collective=CollectiveUse(sync.gather_group, "all_gather", unit.parameter_bytes),
-        after=after,
-        memory=held,
-    )
+def _gathers(unit: Unit, sync: SyncPolicy, *, after: tuple[int, ...]) -> list[Node]:
+    found = []
+    for each in sync.copies:
+        count = each.parameters(unit)
+        if not each.gather_group or not count:
+            continue
+        held = MemoryChange(False, count * each.buffer_bytes, "transient")
+        use = CollectiveUse(each.gather_group, "all_gather", count * each.gathered_bytes)
+        memory = (held,) if each.buffer_bytes else ()
+        node = Node("dp", "all_gather parameters", (GATHER,), collective=use, after=after, memory=memory)
+        found.append(node)
+    return found
+
+
+def _freed(unit: Unit, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
+    """Gathered parameters that go again after their use."""
+    size = sum(each.parameters(unit) * each.buffer_bytes for each in sync.copies if each.gather_group)
+    return (MemoryChange(True, -size, "transient"),) if sync.reshard and size else ()
 
 
 def compute_node(

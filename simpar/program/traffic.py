@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,19 +15,20 @@ from simpar.plan.mesh import Mesh
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.context import HEADS, RING
 from simpar.program.emit import FlowUse
+from simpar.program.experts import RANKS, SLICES
 from simpar.program.layout import Layout
-from simpar.program.phases import TENSOR, CollectiveUse
+from simpar.program.phases import EXPERT, TENSOR, CollectiveUse
 from simpar.program.placed import GroupKind
 from simpar.program.program import solo_duration_ns
 from simpar.program.rank_view import RankView
-from simpar.program.synchronisation import Synchronisation
+from simpar.program.synchronisation import DENSE, EXPERTS, Synchronisation
+from simpar.program.templates import GATHER, REDUCE
 from simpar.units import US, to_ns
 
 Ints = NDArray[np.int64]
 EMBEDDING_GROUP = "embedding"
-BLOCK_KINDS = ("tp", RING, HEADS)
-"""Groups that blocks communicate in. The collectives of one rank's blocks follow one another: those that have a
-rank class in common never run at the same time."""
+BLOCK_KINDS = (TENSOR, RING, HEADS, RANKS, SLICES)
+"""Kinds of groups that the passes of a block communicate in."""
 LATE = ("member_us", "far_member_us")
 
 
@@ -65,9 +66,7 @@ def group_kinds(view: RankView, sync: Synchronisation, schedule: Schedule) -> li
     kinds: list[GroupKind] = []
     if mesh.tp > 1:
         kinds.append(GroupKind("tp", mesh.groups("tp"), ("all_gather", "reduce_scatter", "all_reduce")))
-    kinds += _context_kinds(view)
-    if sync.width > 1:
-        kinds += _data_parallel_kinds(sync)
+    kinds += [*_context_kinds(view), *_expert_kinds(view), *_data_parallel_kinds(sync)]
     for delta in sorted(hops(schedule)):
         kinds.append(GroupKind(hop_kind(delta), _pairs(mesh.groups("pp"), delta), ("send",), directed=True))
     if job.graph.tied_embeddings and mesh.pp > 1:
@@ -105,23 +104,39 @@ def _pairs(pipelines: Ints, delta: int) -> Ints:
     return np.stack([pipelines.ravel(), np.roll(pipelines, -delta, axis=1).ravel()], axis=1)
 
 
+def _expert_kinds(view: RankView) -> list[GroupKind]:
+    """Ranks that tokens travel between, and ranks that share an expert."""
+    mesh = view.job.plan.mesh
+    if not view.job.graph.is_mixture:
+        return []
+    kinds = []
+    if mesh.ep > 1:
+        kinds.append(GroupKind(RANKS, mesh.groups("ep"), ("all_to_all",)))
+    if mesh.expert_tensor_parallel > 1:
+        kinds.append(GroupKind(SLICES, mesh.groups("etp"), ("all_gather", "reduce_scatter", "all_reduce")))
+    return kinds
+
+
 def _data_parallel_kinds(sync: Synchronisation) -> list[GroupKind]:
     mesh = sync.job.plan.mesh
-    groups = mesh.groups(("dp", "cp")) if mesh.cp > 1 else mesh.groups("dp")
-    if sync.single_process:
-        return [GroupKind("dp", groups, ("broadcast", "reduce"))]
-    if sync.alone:  # replicas that step on their own are groups of their own
-        groups = groups.reshape(-1, sync.width) if sync.zero else mesh.groups("cp")
-    replicas = sync.replicas if sync.zero else 1
-    if replicas == 1:
-        gathers = ("all_gather",) if sync.zero else ()
-        return [GroupKind("dp", groups, (sync.reduce_ops[0][1], *gathers))]
-    shards = groups.reshape(len(groups) * replicas, -1)
-    across = groups.reshape(len(groups), replicas, -1).transpose(0, 2, 1).reshape(-1, replicas)
-    return [
-        GroupKind("dp_shard", shards, ("reduce_scatter", "all_gather")),
-        GroupKind("dp_replicate", np.ascontiguousarray(across), ("all_reduce",)),
-    ]
+    kinds: list[GroupKind] = []
+    for each in sync.replicas:
+        if each.width == 1:
+            continue
+        groups = mesh.groups("edp") if each.kind == EXPERTS else mesh.groups(("dp", "cp"))
+        if sync.single_process:
+            return [GroupKind(each.kind, groups, ("broadcast", "reduce"))]
+        if sync.alone:  # replicas that step on their own are groups of their own
+            groups = groups.reshape(-1, each.width) if each.zero else mesh.groups("cp")
+        if each.copies == 1:
+            gathers = ("all_gather",) if each.zero else ()
+            kinds.append(GroupKind(each.kind, groups, (sync.reduce_ops(each)[0][1], *gathers)))
+            continue
+        shards = groups.reshape(len(groups) * each.copies, -1)
+        across = groups.reshape(len(groups), each.copies, -1).transpose(0, 2, 1).reshape(-1, each.copies)
+        kinds.append(GroupKind(each.shard_group, shards, ("reduce_scatter", "all_gather")))
+        kinds.append(GroupKind(f"{each.kind}_replicate", np.ascontiguousarray(across), ("all_reduce",)))
+    return kinds
 
 
 @dataclass
@@ -129,13 +144,13 @@ class Network:
     """Prices collectives on a layout: private ones as fixed durations, contended ones as flows with a route.
 
     ``contention`` False prices every collective alone on its links: a lower bound without flows.
-    ``streams_of_kind`` says how many streams may carry collectives of a kind at the same time; a link with a
-    single such stream is private, because a stream serialises what it carries.
+    ``streams_of_kind`` names the streams that carry collectives of a kind; a link with a single stream is private,
+    because a stream serialises what it carries.
     """
 
     cluster: Cluster
     layout: Layout
-    streams_of_kind: dict[str, int]
+    streams_of_kind: Mapping[str, frozenset[str]]
     contention: bool = True
     message_s: float = 0.0
     routes: list[tuple[Ints, NDArray[np.float64]]] = field(default_factory=list)
@@ -148,18 +163,20 @@ class Network:
         """Which link classes carry flows of more than one stream."""
         if self._shared is None:
             users = np.zeros(len(self.layout.link_capacity_bytes_per_s), dtype=np.int64)
-            blocks: dict[int, list[set[int]]] = {}
-            for index, group in enumerate(self.layout.groups):
-                links = self.layout.links_of(index)
-                if group.kind not in BLOCK_KINDS and not is_tensor_parallel(group.kind):
-                    users[links] += self.streams_of_kind[group.kind]
-                    continue
-                for link in links.tolist():
-                    blocks.setdefault(link, []).append(set(group.members))
-            for link, joined in blocks.items():
-                users[link] += 1 if set.intersection(*joined) else len(joined)
+            for link, families in self._families_on_links().items():
+                users[link] = sum(_concurrent(entries) for entries in families.values())
             self._shared = (users > 1) & self.contention
         return self._shared
+
+    def _families_on_links(self) -> dict[int, dict[str, list[tuple[set[int], frozenset[str]]]]]:
+        """Per link and family of kinds, the member classes and streams of every group class that crosses it."""
+        found: dict[int, dict[str, list[tuple[set[int], frozenset[str]]]]] = {}
+        for index, group in enumerate(self.layout.groups):
+            joins = set() if group.directed else set(group.members)
+            entry = (joins, self.streams_of_kind[group.kind])
+            for link in self.layout.links_of(index).tolist():
+                found.setdefault(link, {}).setdefault(_family(group.kind), []).append(entry)
+        return found
 
     @property
     def block_kinds(self) -> tuple[str, ...]:
@@ -220,19 +237,42 @@ class Network:
         return self._offers[key]
 
 
-def stream_counts(kinds: Sequence[GroupKind], schedule: Schedule, sync: Synchronisation) -> dict[str, int]:
-    """How many streams carry each kind of group concurrently (gathers and reductions have one each)."""
+def streams_of(
+    kinds: Sequence[GroupKind], schedule: Schedule, sync: Synchronisation
+) -> dict[str, frozenset[str]]:
+    """Streams that carry each kind of group. Serial collectives of a block count as one stream."""
     ranks = np.array(schedule.rank_of_stage)
-    counts: dict[str, int] = {}
+    found: dict[str, frozenset[str]] = {}
+    gathering = {each.shard_group for each in sync.replicas if each.zero}
     for kind in kinds:
         if kind.name.startswith("pp+"):
             delta = int(kind.name.removeprefix("pp+"))
             ahead = bool((((ranks[1:] - ranks[:-1]) % schedule.num_ranks) == delta).any())
             back = bool((((ranks[:-1] - ranks[1:]) % schedule.num_ranks) == delta).any())
-            counts[kind.name] = int(ahead) + int(back)
-        elif kind.name.startswith("dp"):
-            gathers = sync.zero > 0 and kind.name == sync.shard_group
-            counts[kind.name] = 1 if sync.single_process else 1 + int(gathers)
+            found[kind.name] = frozenset(["ahead"] * ahead + ["back"] * back)
+        elif kind.name.endswith("_replicate"):
+            found[kind.name] = frozenset([kind.name])
+        elif _family(kind.name) == DENSE:
+            found[kind.name] = frozenset([REDUCE, *[GATHER] * (kind.name in gathering)])
+        elif kind.name == RANKS and sync.job.plan.experts.ep_overlap:
+            found[kind.name] = frozenset([EXPERT])
         else:
-            counts[kind.name] = 1
-    return counts
+            found[kind.name] = frozenset([TENSOR if kind.name in BLOCK_KINDS else kind.name])
+    return found
+
+
+def _family(kind: str) -> str:
+    """Kinds whose collectives a rank issues from the same streams."""
+    if kind in BLOCK_KINDS or is_tensor_parallel(kind):
+        return "block"
+    return DENSE if kind.startswith((DENSE, EXPERTS)) else kind
+
+
+def _concurrent(entries: Sequence[tuple[set[int], frozenset[str]]]) -> int:
+    """Streams that may use a link at the same time.
+
+    Groups that have a class of ranks in common are served by that class's streams, one after the other.
+    """
+    if set.intersection(*(members for members, _ in entries)):
+        return len(frozenset().union(*(streams for _, streams in entries)))
+    return sum(len(streams) for _, streams in entries)

@@ -179,6 +179,15 @@ def _context_hints(result: Result) -> Iterator[str]:
         yield "--set plan.cp_method=ring sends keys and values while attention runs"
 
 
+def _expert_hints(result: Result) -> Iterator[str]:
+    plan, cluster = _Choices(result.setup.plan), result.setup.cluster
+    per_node = int(cluster.get("devices", plan.ep)) // int(cluster.get("nodes", 1))
+    if not plan.ep_overlap:
+        yield "--set plan.ep_overlap=true runs the exchange of one microbatch beside the compute of another"
+    if plan.ep > per_node:
+        yield f"--ep {per_node} keeps tokens inside a node (memory grows)"
+
+
 def _host_hints(_: Result) -> Iterator[str]:
     yield "kernels are too short for the host: try a larger --micro-batch, a smaller --tp, a compiled --stack"
 
@@ -197,6 +206,7 @@ TIME_ADVICE: dict[str, Callable[[Result], Iterator[str]]] = {
     "exposed_tp": _tensor_hints,
     "exposed_dp": _data_hints,
     "exposed_cp": _context_hints,
+    "exposed_ep": _expert_hints,
     "host": _host_hints,
 }
 
@@ -207,6 +217,8 @@ class _Choices:
     def __init__(self, plan: Mapping[str, Any]) -> None:
         mesh = plan.get("mesh", {})
         self.tp, self.pp, self.dp, self.cp = (int(mesh.get(axis) or 1) for axis in ("tp", "pp", "dp", "cp"))
+        self.ep = int(mesh.get("ep") or 1)
+        self.ep_overlap = bool(plan.get("experts", {}).get("ep_overlap"))
         self.cp_method = str(plan.get("context_parallel", {}).get("cp_method") or "ring")
         self.vpp = int(plan.get("pipeline", {}).get("vpp") or 1)
         self.micro_batch = int(plan.get("micro_batch") or 1)

@@ -31,6 +31,7 @@ from simpar.report.result import (
 from simpar.report.timeline import MemoryCurve, RankClass, from_program, overview
 from simpar.units import HOUR_S, NS_PER_S, TERA
 
+_KIND_OF_GROUP = {"tp": "tp", "etp": "tp", "cp": "cp", "ep": "ep", "dp": "dp", "edp": "dp"}
 ACTIVE_POWER, WAITING_POWER = 0.8, 0.4  # shares of the power limit while computing and while waiting
 
 
@@ -121,7 +122,7 @@ def _communication(
     """Kinds of communication that the plan has, on the critical class."""
     algorithms: dict[str, set[str]] = {}
     for (group, op), algorithm in sorted(context.lowered.network.algorithms.items()):
-        kind = "pp" if group.startswith("pp") or group == "embedding" else group.split("_")[0]
+        kind = "pp" if group.startswith("pp") or group == "embedding" else _KIND_OF_GROUP[group.split("_")[0]]
         algorithms.setdefault(kind, set()).add(f"{op} {algorithm}")
     found = {}
     for index, kind in enumerate(accounts.kinds):

@@ -38,15 +38,28 @@ PLANS = {
     "ulysses-ring": {"cp": 8, "ulysses": 2, "pp": 2, "cp_method": "ring"},
     "all-gather": {"cp": 4, "pp": 2, "tp": 2, "cp_method": "all_gather", "cp_balance": "zigzag"},
     "all-gather-contiguous": {"cp": 4, "dp": 4, "cp_method": "all_gather", "cp_balance": "contiguous"},
+    "experts": {"ep": 8, "zero": 1},
+    "experts-everywhere": {"ep": 16, "recompute": "full"},
+    "experts-tp": {"tp": 4, "ep": 4, "pp": 2, "zero": 1},
+    "experts-sliced": {"tp": 4, "ep": 2, "etp": 2, "zero": 2, "recompute": "selective"},
+    "experts-on-tp": {"tp": 4, "zero": 1, "sequence_parallel": False},
+    "experts-fsdp": {"ep": 4, "zero": 3},
+    "experts-hsdp": {"ep": 2, "zero": 3, "hsdp": 2},
+    "experts-overlap": {"ep": 8, "tp": 2, "ep_overlap": True},
+    "experts-cp": {"ep": 8, "cp": 4, "pp": 2, "vpp": 2},
+    "experts-sampled": {"ep": 4, "zero": 1, "expert_imbalance": 0.5, "expert_load": "sampled"},
+    "experts-capacity": {"ep": 4, "capacity_factor": 1.25, "schedule": "zb-h1", "pp": 2},
     "tp-across-nodes": {"tp": 8, "dp": 2, "rank_order": "dp-tp-cp-pp"},
 }
+MIXTURES = [plan for name, plan in PLANS.items() if name.startswith("experts")]
 
 
 def lowered(plan: dict[str, object], **options: object) -> Lowered:
-    """A small Llama on two DGX H100."""
+    """A small Llama, or a small mixture where the plan speaks of experts, on two DGX H100."""
     cluster = load_cluster("dgx-h100", 2)
     training = Training(seq_len=512, global_batch=64)
-    job = make_job("small-llama", cluster, Plan(**plan), training)
+    model = "small-mixture" if plan in MIXTURES else "small-llama"
+    job = make_job(model, cluster, Plan(**plan), training)
     return lower(job, cluster, schedule_of(job.plan, training), **options)
 
 

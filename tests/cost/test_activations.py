@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simpar.cost.activations import RankDims, block_activations, loss_activations
+from simpar.cost.activations import block_activations, loss_activations
 from simpar.cost.habits import MemoryHabits
 from simpar.cost.stack import Overlap, Stack, StackNumerics, load_stack
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Numerics, Plan
-from simpar.plan.sharding import sequence_dims, tensor_dims
+from simpar.plan.sharding import RankDims, sequence_dims, tensor_dims
 from simpar.units import GB
 
 S, B = 2048, 2

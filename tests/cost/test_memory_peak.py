@@ -39,6 +39,13 @@ LAYOUTS = [
     {"cp": 8, "cp_method": "ulysses", "zero": 1},
     {"cp": 4, "cp_method": "ring", "ulysses": 2, "pp": 2, "recompute": "selective"},
     {"cp": 4, "cp_method": "all_gather", "zero": 3},
+    {"model": "small-mixture", "ep": 8, "zero": 1},
+    {"model": "small-mixture", "ep": 4, "pp": 2, "tp": 2, "recompute": "full"},
+    {"model": "small-mixture", "ep": 2, "etp": 2, "tp": 2, "pp": 2, "zero": 1, "expert_imbalance": 0.3},
+    {"model": "small-mixture", "ep": 4, "zero": 3, "stack": "torchtitan"},
+    {"model": "small-mixture", "ep": 4, "cp": 2, "pp": 2, "recompute": "selective", "capacity_factor": 1.5},
+    {"model": "mixtral-8x7b", "ep": 8, "zero": 1},
+    {"model": "deepseek-v2-lite", "ep": 4, "pp": 2},
 ]
 
 
@@ -46,7 +53,8 @@ LAYOUTS = [
 def test_close_to_the_exact_curve(layout: dict[str, object]) -> None:
     """Not below the highest total of the Program on any pipeline rank, and at most 8 % above it."""
     cluster = load_cluster("dgx-a100-80gb", 1)
-    job = make_job(load_model(MODEL), cluster, Plan(micro_batch=1, **layout), TRAINING)
+    plan = Plan(**{"model": MODEL, "micro_batch": 1, **layout})
+    job = make_job(load_model(plan.model or MODEL), cluster, plan, TRAINING)
     lowered = lower_job(job, cluster, {}, contention=False)
     _, engine = choose_engine("auto", lowered.program)
     exact: dict[int, int] = {}

@@ -20,6 +20,17 @@ PUBLISHED = {  # totals of the released checkpoints (model cards and safetensors
     "phi-3-medium": 13_960_238_080, "gpt-neox-20b": 20_554_567_680, "pythia-1b": 1_011_781_632,
     "pythia-6.9b": 6_857_302_016, "falcon-7b": 6_921_720_704, "falcon-40b": 41_303_293_952,
     "opt-1.3b": 1_315_758_080, "bloom-176b": 176_247_271_424, "olmo-2-7b": 7_298_617_344,
+    "mixtral-8x7b": 46_702_792_704, "mixtral-8x22b": 140_630_071_296, "qwen1.5-moe-a2.7b": 14_315_784_192,
+    "qwen3-30b-a3b": 30_532_122_624, "qwen3-235b-a22b": 235_093_634_560, "deepseek-moe-16b": 16_375_728_128,
+    "deepseek-v2": 235_741_434_880, "deepseek-v2-lite": 15_706_484_224, "olmoe-1b-7b": 6_919_161_856,
+    "dbrx": 131_596_523_520, "phi-3.5-moe": 41_873_153_344,
+}  # fmt: skip
+MIXTURES = {  # billions of parameters in all and met by one token, as printed
+    "mixtral-8x7b": (46.7, 12.9), "mixtral-8x22b": (141, 39), "qwen3-30b-a3b": (30.5, 3.3),
+    "qwen3-235b-a22b": (235, 22), "deepseek-moe-16b": (16.4, 2.8), "deepseek-v2": (236, 21), "deepseek-v3": (671, 37),
+    "olmoe-1b-7b": (6.9, 1.3), "llama-4-scout": (109, 17), "llama-4-maverick": (400, 17), "dbrx": (132, 36),
+    "phi-3.5-moe": (41.9, 6.6), "qwen2-57b-a14b": (57, 14), "grok-1": (314, 86), "glm-4.5": (355, 32),
+    "glm-4.5-air": (106, 12), "kimi-k2": (1040, 32.6),
 }  # fmt: skip
 
 
@@ -27,6 +38,47 @@ PUBLISHED = {  # totals of the released checkpoints (model cards and safetensors
 def test_parameters_are_exact(name: str) -> None:
     """The graph has as many parameters as the released checkpoint, to the last one."""
     assert load_model(name).num_parameters() == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", sorted(MIXTURES))
+def test_mixtures_are_as_large_as_announced(name: str) -> None:
+    """Total and active parameters agree with the announcements within their rounding and counting habits.
+
+    Announcements leave out a vision tower, embedding and output projection (GLM) or count the prediction layer.
+    """
+    graph, (total, active) = load_model(name), MIXTURES[name]
+    assert graph.num_parameters() / 10**9 == pytest.approx(total, rel=0.015)
+    table = graph.dims["vocab"] * graph.dims["hidden"] / 10**9
+    assert (
+        active - table - 0.04 * active <= graph.num_active_parameters() / 10**9 <= active * 1.03 + 2 * table
+    )
+
+
+def test_gpt_oss_counts_as_its_model_card() -> None:
+    """116.83 B and 20.91 B in all; 5.13 B and 3.61 B active, the embedding left out [arXiv 2508.10925, table 1]."""
+    large, small = load_model("gpt-oss-120b"), load_model("gpt-oss-20b")
+    assert [round(g.num_parameters() / 10**9, 2) for g in (large, small)] == [116.83, 20.91]
+    active = [g.num_active_parameters() - g.dims["vocab"] * g.dims["hidden"] for g in (large, small)]
+    assert [round(count / 10**9, 2) for count in active] == [5.13, 3.61]
+
+
+def test_deepseek_v3_leaves_its_prediction_layer_out_of_the_count() -> None:
+    """671 B main model; the prediction module adds a layer, norms and a projection, 11.5 B [DeepSeek-V3 weights]."""
+    graph = load_model("deepseek-v3")
+    assert graph.auxiliary == ("prediction_moe",)
+    assert graph.layers.count("layer") == 3
+    assert graph.layers.count("layer_moe") == 58
+    assert graph.blocks["prediction_moe"].parameters(graph.dims) / 10**9 == pytest.approx(11.5, abs=0.15)
+
+
+def test_a_mixture_multiplies_like_its_active_part() -> None:
+    """Multiplications a token: active matrices, without the input embedding; a prediction layer and its head on top."""
+    graph = load_model("qwen3-30b-a3b")
+    table = graph.dims["vocab"] * graph.dims["hidden"]
+    assert graph.num_matmul_parameters() == pytest.approx(graph.num_active_parameters() - table, rel=1e-3)
+    deepseek = load_model("deepseek-v3")
+    further = deepseek.num_matmul_parameters() - (deepseek.num_active_parameters() - 129280 * 7168)
+    assert further / 10**9 == pytest.approx(0.93 + 0.10 + 0.58, abs=0.1)
 
 
 @pytest.mark.parametrize("name", [n for n in catalogue() if n.startswith(("megatron", "gpt3"))])

@@ -21,11 +21,18 @@ def test_unknown_family_suggests() -> None:
         read({**LLAMA, "model_type": "lama"}, "config.json")
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "deepseek_v3", "gpt_oss"])
-def test_mixtures_are_refused_clearly(kind: str) -> None:
-    """Families that are not modelled say so."""
+@pytest.mark.parametrize("kind", ["jamba", "qwen3_next", "deepseek_v4"])
+def test_what_is_not_modelled_says_so(kind: str) -> None:
+    """Families with layers that no operator stands for are refused by name."""
     with pytest.raises(UserError, match="not modelled"):
         read({**LLAMA, "model_type": kind}, "config.json")
+
+
+def test_more_experts_a_token_than_there_are() -> None:
+    """A token cannot go to more experts than there are."""
+    mixture = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 5}
+    with pytest.raises(UserError, match="experts per token = 5: allowed: at most the 4 experts"):
+        read(mixture, "config.json")
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "64", True, 10**12])

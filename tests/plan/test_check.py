@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from simpar.cost.stack import load_stack, resolve
 from simpar.errors import UserError
-from simpar.plan.check import check, schedule_of, stage_layers
+from simpar.models.catalogue import load_model
+from simpar.models.training import Training
+from simpar.plan.check import Target, check, schedule_of, stage_layers
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import make_schedule
 
@@ -36,7 +39,7 @@ def test_dp_and_the_schedule_are_filled_in(target):
             {"cp": 8, "cp_method": "ring", "ulysses": 3},
             "plan.ulysses = 3: does not divide cp = 8; allowed: 1, 2, 4, 8",
         ),
-        ({"ep": 2}, "plan.ep = 2: expert parallelism is not modelled yet; allowed: 1"),
+        ({"ep": 2}, "plan.ep = 2: llama-3-8b has no experts; allowed: 1"),
         ({"sequence_parallel": True}, "plan.sequence_parallel = true: needs tp > 1"),
         ({"micro_batch": 3}, "plan.micro_batch = 3: does not divide the 4 sequences of a rank"),
         ({"pp": 64}, "64 stages for 32 layers; allowed: at most 34"),
@@ -161,3 +164,31 @@ def test_durations_reach_the_schedules_that_look_at_them(target):
             schedule_of(plan, training, costs).to_csv() for costs in ((1.0, 1.0, 1.0), (10.0, 12.0, 8.0))
         }
         assert (len(tables) == 2) is differs
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"ep": 3}, "plan.ep = 3: does not divide the 16 experts; allowed: 1, 2, 4, 8, 16"),
+        (
+            {"tp": 8, "ep": 2, "etp": 16},
+            "plan.etp = 16: does not divide tp = 8 and the experts' ffn size 128",
+        ),
+        (
+            {"tp": 4, "ep": 16, "etp": 4, "pp": 2},
+            "ep x etp = 16 x 4 does not divide the tp x cp x dp = 32 ranks of a stage; allowed: 1, 2, 4, 8",
+        ),
+        ({"tp": 2, "ep": 4, "sequence_parallel": False}, "take each token from one rank; allowed: true"),
+        (
+            {"ep": 16, "zero": 3, "hsdp": 8},
+            "plan.hsdp = 8: does not divide the 4 ranks that hold the same experts",
+        ),
+    ],
+)
+def test_experts_that_cannot_be_spread_say_why(values, said):
+    """Experts, their slices and the ranks that hold copies of them must divide."""
+    plan = resolve(Plan(**values), load_stack("megatron"))
+    target = Target(load_model("tiny-mixture"), Training(seq_len=512, global_batch=64), 64, 8)
+    with pytest.raises(UserError) as caught:
+        check(plan, target)
+    assert said in str(caught.value)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from simpar.plan.mesh import AXES, Mesh
+from simpar.plan.mesh import AXES, EXPERT_AXES, Mesh
 
 MESHES = st.builds(
     Mesh,
@@ -35,9 +35,30 @@ def test_the_order_is_part_of_the_mesh():
     assert mesh.rank(dp=1) == 4
 
 
-def test_expert_groups_are_neighbours_among_data_parallel_ranks():
-    """Groups of ep split every dp x cp group into runs."""
-    assert Mesh(tp=2, dp=4, ep=2).groups("ep").tolist() == [[0, 2], [4, 6], [1, 3], [5, 7]]
+def test_experts_fold_the_ranks_of_a_stage():
+    """Experts spread over neighbours; with tensor-parallel experts over every other rank."""
+    mesh = Mesh(tp=2, dp=4, ep=2)
+    assert mesh.groups("ep").tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert mesh.groups("edp").tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    sliced = Mesh(tp=2, dp=4, ep=2, etp=2)
+    assert sliced.groups("ep").tolist() == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert sliced.groups("etp").tolist() == sliced.groups("tp").tolist()
+    assert sliced.groups("edp").tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+@given(MESHES, st.sampled_from([1, 2, 3, 4]))
+def test_expert_groups_partition_each_stage(mesh, ep):
+    """Every rank is in one group of each expert axis, all of them on one stage, and its coordinate is its place."""
+    plane = mesh.tp * mesh.cp * mesh.dp
+    if plane % ep:
+        return
+    mesh = mesh.model_copy(update={"ep": ep, "etp": 1})
+    for axis in EXPERT_AXES:
+        groups = mesh.groups(axis)
+        assert sorted(groups.ravel()) == list(range(mesh.world_size))
+        assert (np.ptp(mesh.coordinates(groups)["pp"], axis=1) == 0).all()
+    assert (np.sort(mesh.expert_coordinate(mesh.groups("ep"))) == np.arange(ep)).all()
+    assert (np.ptp(mesh.expert_coordinate(mesh.groups("edp")), axis=1) == 0).all()
 
 
 @given(MESHES, st.sets(st.sampled_from(AXES), min_size=1))

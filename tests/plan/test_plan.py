@@ -90,7 +90,7 @@ def test_the_key_order_of_a_mesh_is_its_rank_order(tmp_path):
     assert Plan(pp=2, tp=4).mesh.order == AXES
     assert Plan(rank_order="tp-cp-ep-pp-dp").mesh.order == ("tp", "cp", "pp", "dp")
     saved = Plan(rank_order="pp-dp-cp-tp").model_dump(mode="json")
-    assert list(saved["mesh"]) == ["pp", "dp", "cp", "tp", "ep"]
+    assert list(saved["mesh"]) == ["pp", "dp", "cp", "tp", "ep", "etp"]
     assert "name all of tp, cp, dp, pp" in complaint(tmp_path, "mesh: {pp: 4, tp: 2}")
 
 

@@ -7,7 +7,7 @@ import pytest
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
-from simpar.plan.sharding import SHARDED_DIMS, sequence_dims, tensor_dims
+from simpar.plan.sharding import SHARDED_DIMS, rank_dims, sequence_dims, tensor_dims
 
 TRAINING = Training(seq_len=8192, global_batch=64)
 
@@ -17,9 +17,29 @@ def test_sharded_dims_are_divided_and_the_others_whole(tp):
     """Heads, key-value heads and ffn are divided by tp; hidden and head_dim are not."""
     graph = load_model("llama-3-8b")
     dims = tensor_dims(graph, Plan(tp=tp), TRAINING)
-    for name in set(SHARDED_DIMS) - {"vocab"}:
+    for name in set(SHARDED_DIMS) & set(dims) - {"vocab"}:
         assert dims[name] * tp == graph.dims[name]
     assert (dims["hidden"], dims["head_dim"]) == (graph.dims["hidden"], graph.dims["head_dim"])
+
+
+def test_experts_are_shared_out_and_their_ffn_divided():
+    """16 experts on 4 ranks are 4 each; two ranks of an expert hold half its ffn; routing keeps all of them."""
+    graph = load_model("tiny-mixture")
+    dims = tensor_dims(graph, Plan(tp=2, ep=4, etp=2), TRAINING)
+    assert (dims["experts"], dims["num_experts"], dims["expert_ffn"], dims["shared_ffn"]) == (4, 16, 64, 64)
+
+
+def test_routed_tokens_are_those_of_the_ranks_that_share_an_expert():
+    """With sequence parallelism a rank routes its own rows and works on those of its etp peers; else on all rows."""
+    graph = load_model("tiny-mixture")
+    rows = {
+        etp: rank_dims(graph, Plan(tp=4, dp=1, ep=ep, etp=etp, sequence_parallel=True), TRAINING).expert[
+            "seq"
+        ]
+        for etp, ep in ((1, 4), (2, 2), (4, 1))
+    }
+    assert rows == {1: 2048, 2: 4096, 4: 8192}
+    assert rank_dims(graph, Plan(tp=4, dp=1), TRAINING).expert["seq"] == 8192
 
 
 def test_key_value_heads_are_copied_below_one():
