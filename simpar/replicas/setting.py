@@ -76,8 +76,8 @@ class Setting:
         """Parameters of one replica: what the ranks of one pipeline and their tensor-parallel shards hold."""
         builder = self.lowered.builder
         assert isinstance(builder, StageBuilder), "stages with meshes of their own reduce inside the step"
-        held = builder.held_parameters
-        return float(sum(held(stage) for stage in range(self.plan.mesh.pp)) * self.plan.mesh.tp)
+        held = [builder.held_parameters(stage) for stage in range(self.plan.mesh.pp)]
+        return sum(sum(each.values()) for each in held) * self.plan.mesh.tp
 
     @property
     def gradient_bytes(self) -> float:
