@@ -162,7 +162,7 @@ class StageBuilder:
             self.sync.policy(kind, boundary=key[2])
             for kind, key in zip(kinds, (forward, backward), strict=True)
         ]
-        if any(policy.gather or policy.reduce for policy in policies):
+        if any(policy.gathers or policy.reduces for policy in policies):
             return None
         pieces = (self.pieces[forward[1]], self.pieces[backward[1]][::-1])
         passes = [

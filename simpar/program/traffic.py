@@ -17,7 +17,7 @@ from simpar.program.context import HEADS, RING
 from simpar.program.emit import FlowUse
 from simpar.program.experts import RANKS, SLICES
 from simpar.program.layout import Layout
-from simpar.program.phases import EXPERT, TENSOR, CollectiveUse
+from simpar.program.phases import CONTEXT, EXPERT, TENSOR, CollectiveUse
 from simpar.program.placed import GroupKind
 from simpar.program.program import solo_duration_ns
 from simpar.program.rank_view import RankView
@@ -27,7 +27,8 @@ from simpar.units import US, to_ns
 
 Ints = NDArray[np.int64]
 EMBEDDING_GROUP = "embedding"
-BLOCK_KINDS = (TENSOR, RING, HEADS, RANKS, SLICES)
+_BLOCK_STREAM = {TENSOR: TENSOR, RING: CONTEXT, HEADS: CONTEXT, RANKS: EXPERT, SLICES: TENSOR}
+BLOCK_KINDS = tuple(_BLOCK_STREAM)
 """Kinds of groups that the passes of a block communicate in."""
 LATE = ("member_us", "far_member_us")
 
@@ -240,7 +241,11 @@ class Network:
 def streams_of(
     kinds: Sequence[GroupKind], schedule: Schedule, sync: Synchronisation
 ) -> dict[str, frozenset[str]]:
-    """Streams that carry each kind of group. Serial collectives of a block count as one stream."""
+    """Streams that carry each kind of group.
+
+    Collectives of a block follow one another and count as one stream, but where passes run beside each other.
+    """
+    beside = sync.job.plan.experts.ep_overlap or any(rank.overlap.any() for rank in schedule.ranks)
     ranks = np.array(schedule.rank_of_stage)
     found: dict[str, frozenset[str]] = {}
     gathering = {each.shard_group for each in sync.replicas if each.zero}
@@ -254,10 +259,10 @@ def streams_of(
             found[kind.name] = frozenset([kind.name])
         elif _family(kind.name) == DENSE:
             found[kind.name] = frozenset([REDUCE, *[GATHER] * (kind.name in gathering)])
-        elif kind.name == RANKS and sync.job.plan.experts.ep_overlap:
-            found[kind.name] = frozenset([EXPERT])
+        elif kind.name in BLOCK_KINDS:
+            found[kind.name] = frozenset([_BLOCK_STREAM[kind.name] if beside else TENSOR])
         else:
-            found[kind.name] = frozenset([TENSOR if kind.name in BLOCK_KINDS else kind.name])
+            found[kind.name] = frozenset([kind.name])
     return found
 
 
