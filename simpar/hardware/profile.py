@@ -81,7 +81,8 @@ class ClusterProfile(_Part):
     """A kind of cluster; the number of nodes is the user's choice.
 
     ``collectives`` holds the fitted parameters that :mod:`simpar.cost.collectives` reads, ``in_training`` those
-    that differ inside a training step from back-to-back tests, ``disturbed`` those of a bad state.
+    that differ inside a training step from back-to-back tests, ``disturbed`` and ``broken`` those of a bad and
+    of a worse state.
     """
 
     name: str
@@ -94,6 +95,7 @@ class ClusterProfile(_Part):
     collectives: dict[str, float] = Field(default_factory=dict)
     in_training: dict[str, float] = Field(default_factory=dict)
     disturbed: Disturbance | None = None
+    broken: Disturbance | None = None
     provenance: str = ""
     sources: tuple[str, ...] = ()
 

@@ -82,11 +82,12 @@ def _seconds(op: str, bus_bytes_per_s: float, members: int, size_bytes: float) -
 
 
 def _disturbed(cluster: Cluster, inside: Mapping[str, float]) -> Cluster:
-    """The cluster in its profile's bad state, where an all-reduce inside a node says so."""
-    known, measured = cluster.profile.disturbed, inside.get("all_reduce")
-    if known is None or measured is None or measured >= known.below:
-        return cluster
-    return replace(cluster, state={**cluster.state, **known.collectives})
+    """The cluster in the worst of its profile's bad states that an all-reduce inside a node shows."""
+    measured = inside.get("all_reduce")
+    for known in (cluster.profile.broken, cluster.profile.disturbed):
+        if known is not None and measured is not None and measured < known.below:
+            return replace(cluster, state={**cluster.state, **known.collectives})
+    return cluster
 
 
 def _matched(

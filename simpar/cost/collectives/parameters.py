@@ -18,6 +18,7 @@ PARAMETERS: dict[str, tuple[float, str]] = {
     "base_us": (20.0, "launch and rendezvous of one collective"),
     "member_us": (0.0, "one more member that every collective and message waits for"),
     "far_member_us": (0.0, "the same where the members are on several nodes"),
+    "peer_wait_us": (0.0, "waiting for the peer before a point-to-point message goes"),
     "port_hop_us": (3.4, "one ring or tree step between devices of a domain, Simple protocol"),
     "far_hop_us": (6.0, "one ring step inside a fully used node, where the ring spans several domains"),
     "nic_hop_us": (14.0, "one ring step between domains, Simple protocol"),
