@@ -372,12 +372,13 @@ _FOLDERS = {
     "devices": ("hardware_profiles", "devices"),
     "clusters": ("hardware_profiles", "clusters"),
     "stacks": ("hardware_profiles", "stacks"),
+    "reliability": ("hardware_profiles", "reliability"),
     "scenarios": ("scenarios",),
 }
 
 
 def bundled(kind: str) -> dict[str, Path]:
-    """Files that travel with simpar, by name: devices, clusters, stacks, scenarios."""
+    """Files that travel with simpar, by name: devices, clusters, stacks, reliability, scenarios."""
     package = Path(__file__).resolve().parent
     for root in (package / "_data", package.parent):
         folder = root.joinpath(*_FOLDERS[kind])

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from simpar import files
 from simpar.errors import UserError
+from simpar.hardware.operation import Operation
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.units import Bytes, Count, Fraction
@@ -79,6 +80,7 @@ class Scenario(_Part):
         None, gt=0, allow_inf_nan=False, description="batch below which gradients are mostly noise"
     )
     published: Published | None = None
+    operation: Operation | None = Field(None, description="a campaign of days, with interruptions")
 
     def inputs(self) -> dict[str, Any]:
         """What simulate takes: ``simulate(**scenario.inputs())``. Raises UserError."""

@@ -9,7 +9,7 @@ import typer
 
 from simpar.cli.app import JSON_HELP, app, console, json_out
 
-SCHEMAS = ("plan", "scenario", "profile", "device", "stack")
+SCHEMAS = ("plan", "scenario", "profile", "device", "stack", "reliability")
 
 
 @app.command(epilog="Example: simpar schema scenario > scenario.schema.json")
@@ -28,11 +28,13 @@ def _schema(what: str) -> dict[str, Any]:
     from simpar.cost.stack import Stack
     from simpar.hardware.device import Device
     from simpar.hardware.profile import ClusterProfile
+    from simpar.hardware.reliability import Reliability
     from simpar.plan.plan import Plan
     from simpar.scenario import Scenario
 
     models: dict[str, type[BaseModel]] = {
         "plan": Plan, "scenario": Scenario, "profile": ClusterProfile, "device": Device, "stack": Stack,
+        "reliability": Reliability,
     }  # fmt: skip
     return models[what].model_json_schema()
 

@@ -56,9 +56,22 @@ SCENARIO_FLAGS = (
 )
 
 
-def scenario_flags(values: Mapping[str, Any]) -> dict[str, Any]:
+OPERATION_FLAGS = (
+    Flag(
+        "--days",
+        "operation.days",
+        float,
+        "Operate for so many days: failures, checkpoints, restarts, goodput",
+    ),
+    Flag("--reliability", "operation.reliability", str, "How often things fail (simpar list reliability)"),
+    Flag("--checkpoint", "operation.checkpoint", str, "sync, async or memory"),
+    Flag("--spares", "operation.spares", int, "Nodes in reserve; default as many as it takes"),
+)
+
+
+def scenario_flags(values: Mapping[str, Any], flags: tuple[Flag, ...] = SCENARIO_FLAGS) -> dict[str, Any]:
     """The keys of the scenario that were set by flags."""
-    return {flag.key: values[flag.name] for flag in SCENARIO_FLAGS if values[flag.name] is not None}
+    return {flag.key: values[flag.name] for flag in flags if values[flag.name] is not None}
 
 
 def with_flags(

@@ -11,7 +11,7 @@ from simpar.cli.app import JSON_HELP, app, console, json_out
 if TYPE_CHECKING:
     from simpar.hardware.profile import ClusterProfile
 
-LISTS = ("models", "hardware", "scenarios", "schedules", "stacks", "targets")
+LISTS = ("models", "hardware", "scenarios", "schedules", "stacks", "reliability", "targets")
 
 
 @app.command("list", epilog="Example: simpar list models")
@@ -35,6 +35,7 @@ def _names(what: str) -> dict[str, str]:
         "hardware": _hardware,
         "scenarios": lambda: _described("scenarios"),
         "stacks": lambda: _described("stacks"),
+        "reliability": lambda: _described("reliability"),
         "schedules": _schedules,
         "targets": _targets,
     }[what]()

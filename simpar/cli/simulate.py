@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from simpar.cli.app import INFEASIBLE, JSON_HELP, app, console, working
-from simpar.cli.flags import SCENARIO_FLAGS, Flag, scenario_flags, with_flags
+from simpar.cli.flags import OPERATION_FLAGS, SCENARIO_FLAGS, Flag, scenario_flags, with_flags
 
 if TYPE_CHECKING:
+    from simpar.operate.outcome import Outcome
     from simpar.report.result import Result
+    from simpar.scenario import Scenario
 
 SIMULATE_FLAGS = (
     Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
@@ -29,12 +31,15 @@ SIMULATE_FLAGS = (
 
 @app.command(epilog="Example: simpar simulate --model llama-3-8b --hardware dgx-h100 --seq-len 8192 "
              "--global-batch 64 --zero 3 --json result.json")  # fmt: skip
-@with_flags((*SCENARIO_FLAGS, *SIMULATE_FLAGS), "A shipped scenario, a scenario file or a plan file")
+@with_flags(
+    (*SCENARIO_FLAGS, *OPERATION_FLAGS, *SIMULATE_FLAGS), "A shipped scenario, a scenario file or a plan file"
+)
 def simulate(scenario: str | None, **values: Any) -> int:
     """Simulate one layout and report step time, memory and what binds."""
     from simpar.scenario import load_scenario
 
-    loaded = load_scenario(scenario, scenario_flags(values), list(values["set_"] or []))
+    flags = scenario_flags(values, (*SCENARIO_FLAGS, *OPERATION_FLAGS))
+    loaded = load_scenario(scenario, flags, list(values["set_"] or []))
     from simpar.simulation import simulate as run_step  # after the input is known to be good: it loads much
 
     options = {
@@ -45,7 +50,8 @@ def simulate(scenario: str | None, **values: Any) -> int:
         result = run_step(**inputs, **options).with_published(loaded.published)
         if values["advise"] or values["html"]:
             result = _advised(result, inputs, status)
-    _write_outputs(result, values)
+    campaign = _operated(result, loaded, inputs, values["seed"]) if loaded.operation else None
+    _write_outputs(result, values, campaign)
     return INFEASIBLE if values["require_fit"] and not result.fits else 0
 
 
@@ -55,7 +61,21 @@ def _advised(result: Result, inputs: Mapping[str, Any], status: Any) -> Result:
     return advise(result, inputs, lambda change: status.update(f"trying {change} ..."))
 
 
-def _write_outputs(result: Result, values: Mapping[str, Any]) -> None:
+def _operated(result: Result, loaded: Scenario, inputs: Mapping[str, Any], seed: int | None) -> Outcome:
+    from simpar.operate.outcome import Job, operate
+    from simpar.plan.plan import Plan
+
+    assert loaded.operation is not None, "asked for by a flag or the scenario"
+    plan = Plan.model_validate(result.setup.plan)
+    job = Job.of(result, inputs["cluster"], inputs["model"].num_parameters(), plan)
+    with working(f"operating for {loaded.operation.days:g} days"):
+        return operate(job, loaded.operation, seed=seed or 0)
+
+
+def _write_outputs(result: Result, values: Mapping[str, Any], campaign: Outcome | None) -> None:
+    import json
+
+    from simpar.files import write_atomic
     from simpar.report.plots import save_plot
     from simpar.report.terminal import print_report
     from simpar.report.trace import write_trace
@@ -72,9 +92,15 @@ def _write_outputs(result: Result, values: Mapping[str, Any]) -> None:
         from simpar.report.html import save_report
 
         save_report(result, values["html"])
-    if values["json_"] == "-":
-        sys.stdout.write(result.to_json() + "\n")
-        return
     if values["json_"]:
-        result.save(values["json_"])
+        data = result.to_dict() | ({"operation": campaign.model_dump()} if campaign else {})
+        text = json.dumps(data, allow_nan=False) + "\n"
+        if values["json_"] == "-":
+            sys.stdout.write(text)
+            return
+        write_atomic(values["json_"], text)
     print_report(result, console())
+    if campaign:
+        from simpar.operate.terminal import print_outcome
+
+        print_outcome(campaign, console())

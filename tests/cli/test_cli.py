@@ -11,7 +11,7 @@ import pytest
 from simpar import cli
 from simpar.cli import about
 from simpar.cli.about import SCHEMAS
-from simpar.cli.flags import SCENARIO_FLAGS
+from simpar.cli.flags import OPERATION_FLAGS, SCENARIO_FLAGS
 from simpar.cli.listing import LISTS
 from simpar.cli.simulate import SIMULATE_FLAGS
 from simpar.report.result import Result
@@ -45,6 +45,7 @@ SMALL = [
     "fp32",
 ]  # fmt: skip
 FROZEN_FLAGS = {
+    "--days", "--reliability", "--checkpoint", "--spares",
     "--model", "--hardware", "--nodes", "--seq-len", "--global-batch", "--tp", "--pp", "--vpp", "--dp",
     "--cp", "--ep", "--micro-batch", "--zero", "--hsdp", "--sync", "--sequence-parallel/--no-sequence-parallel",
     "--schedule", "--recompute", "--precision", "--optimizer", "--stack", "--set", "--json", "--trace",
@@ -54,7 +55,7 @@ FROZEN_FLAGS = {
 
 def test_the_flags_are_frozen():
     """A flag is added or removed by changing this list, never by accident."""
-    assert {flag.spelling for flag in (*SCENARIO_FLAGS, *SIMULATE_FLAGS)} == FROZEN_FLAGS
+    assert {flag.spelling for flag in (*SCENARIO_FLAGS, *OPERATION_FLAGS, *SIMULATE_FLAGS)} == FROZEN_FLAGS
 
 
 def test_help_loads_nothing_heavy():

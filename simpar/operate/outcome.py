@@ -1,0 +1,203 @@
+"""What weeks of training come to: the share of time that trains, interruptions, where the rest goes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from simpar.hardware.cluster import Cluster
+from simpar.hardware.operation import Operation
+from simpar.hardware.reliability import PLANNED, Rate, load_reliability
+from simpar.operate.campaign import Campaign, Setting, run_campaign
+from simpar.operate.checkpoint import Saving, checkpoint_bytes, daly, efficiency, saving, young
+from simpar.report.result import Result
+from simpar.units import DAY_S
+
+CONFIDENCE = 1.959964  # two-sided 95 % of the normal distribution
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Estimate(_Part):
+    """Mean over the repetitions, its 95 % confidence interval, and the range of 90 % of the repetitions."""
+
+    mean: float
+    low: float
+    high: float
+    p05: float
+    p95: float
+
+    @staticmethod
+    def of(values: Any) -> Estimate:
+        """From one value a repetition."""
+        column = np.asarray(values, dtype=np.float64)
+        mean = float(column.mean())
+        half = CONFIDENCE * float(column.std(ddof=1)) / math.sqrt(len(column))
+        p05, p95 = (float(p) for p in np.percentile(column, (5, 95)))
+        return Estimate(mean=mean, low=mean - half, high=mean + half, p05=p05, p95=p95)
+
+
+class Checkpoints(_Part):
+    """Checkpoints: size, what one blocks, work between two, and the optima of Young and Daly, in bytes and s."""
+
+    mode: str
+    size_bytes: float
+    blocking_s: float
+    background_s: float
+    load_s: float
+    interval_s: float
+    young_s: float
+    daly_s: float
+
+
+class Interruptions(_Part):
+    """How often: all interruptions, unexpected ones with their mean time between, means by cause."""
+
+    every: Estimate
+    unexpected: Estimate
+    mtbf_s: float
+    by_cause: dict[str, float]
+
+
+class Progress(_Part):
+    """What was trained meanwhile, and its price where the profile has one (of devices)."""
+
+    goodput_tokens_per_s: float
+    tokens: float
+    steps: float
+    cost_usd: float | None = None
+
+
+class Outcome(_Part):
+    """A campaign: ``effective_time`` is the share of time that is work kept, ``time_share`` where the rest went.
+
+    ``expected_effective_time`` is Daly's closed form for unexpected interruptions alone, with nodes always at hand.
+    """
+
+    days: float
+    nodes: int
+    reliability: str
+    effective_time: Estimate
+    expected_effective_time: float
+    progress: Progress
+    interruptions: Interruptions
+    time_share: dict[str, float]
+    checkpoints: Checkpoints
+    runs: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is kept running: its cluster, tokens per second and seconds a step, parameters and plan as a result says."""
+
+    cluster: Cluster
+    result: Result
+    size_bytes: float
+
+    @staticmethod
+    def of(result: Result, cluster: Cluster, parameters: int, plan: Any) -> Job:
+        """From a simulated step of a plan."""
+        return Job(cluster, result, checkpoint_bytes(parameters, plan))
+
+
+def operate(job: Job, operation: Operation, *, seed: int = 0) -> Outcome:
+    """Run a simulated job for days. Raises UserError for an unknown reliability profile."""
+    cluster = job.cluster
+    rates = load_reliability(operation.reliability).rates(cluster.nodes, cluster.profile.devices_per_node)
+    saved = saving(job.size_bytes, cluster, operation)
+    mtbf = _mtbf(rates)
+    best = (
+        max(daly(saved.blocking_s, mtbf), saved.background_s, job.result.step_time_s)
+        if mtbf < math.inf
+        else DAY_S
+    )
+    interval = max(operation.interval or best, saved.background_s)
+    steps = max(1, round(interval / job.result.step_time_s))
+    setting = Setting(
+        length_s=operation.days * DAY_S,
+        interval_s=steps * job.result.step_time_s,
+        blocking_s=saved.blocking_s,
+        background_s=saved.background_s,
+        detection_s=operation.detection,
+        restart_s=operation.restart + saved.load_s,
+        repair_s=operation.repair,
+        spares=operation.spares,
+        slow=operation.slow,
+        slow_per_s=operation.slow.per_node_day * cluster.nodes / DAY_S,
+    )
+    campaign = run_campaign(setting, rates, operation.runs, seed)
+    return _outcome(job, operation, setting, campaign, (saved, rates, seed))
+
+
+def _mtbf(rates: tuple[Rate, ...]) -> float:
+    total = sum(rate.per_s for rate in rates if not rate.planned)
+    return 1.0 / total if total else math.inf
+
+
+def _outcome(
+    job: Job,
+    operation: Operation,
+    setting: Setting,
+    campaign: Campaign,
+    facts: tuple[Saving, tuple[Rate, ...], int],
+) -> Outcome:
+    saved, rates, seed = facts
+    share = Estimate.of(campaign.useful_s / setting.length_s)
+    mtbf = _mtbf(rates)
+    recovery = setting.detection_s + setting.restart_s
+    fails = mtbf < math.inf
+    return Outcome(
+        days=operation.days,
+        nodes=job.cluster.nodes,
+        reliability=operation.reliability,
+        effective_time=share,
+        expected_effective_time=efficiency(setting.interval_s, saved.blocking_s, mtbf, recovery)
+        if fails
+        else 1.0,
+        progress=_progress(job, setting, share.mean),
+        interruptions=_interruptions(campaign, mtbf),
+        time_share={
+            "training": share.mean,
+            **{kind: float(column.mean() / setting.length_s) for kind, column in campaign.losses_s.items()},
+        },
+        checkpoints=Checkpoints(
+            mode=operation.checkpoint,
+            size_bytes=saved.size_bytes,
+            blocking_s=saved.blocking_s,
+            background_s=saved.background_s,
+            load_s=saved.load_s,
+            interval_s=setting.interval_s,
+            young_s=young(saved.blocking_s, mtbf) if fails else 0.0,
+            daly_s=daly(saved.blocking_s, mtbf) if fails else 0.0,
+        ),
+        runs=operation.runs,
+        seed=seed,
+    )
+
+
+def _progress(job: Job, setting: Setting, share: float) -> Progress:
+    step_cost = job.result.bill.cost_usd_per_step
+    return Progress(
+        goodput_tokens_per_s=share * job.result.tokens_per_s,
+        tokens=share * job.result.tokens_per_s * setting.length_s,
+        steps=share * setting.length_s / job.result.step_time_s,
+        cost_usd=None if step_cost is None else step_cost / job.result.step_time_s * setting.length_s,
+    )
+
+
+def _interruptions(campaign: Campaign, mtbf: float) -> Interruptions:
+    zeros = np.zeros(len(campaign.useful_s))
+    every = sum(campaign.interruptions.values(), zeros)
+    return Interruptions(
+        every=Estimate.of(every),
+        unexpected=Estimate.of(every - campaign.interruptions.get(PLANNED, zeros)),
+        mtbf_s=mtbf if mtbf < math.inf else 0.0,
+        by_cause={name: float(column.mean()) for name, column in campaign.interruptions.items()},
+    )

@@ -1,0 +1,86 @@
+"""A campaign for people: three tables on a terminal."""
+
+from __future__ import annotations
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from simpar.operate.outcome import Estimate, Outcome
+from simpar.units import DAY_S, HOUR_S, format_bytes, format_count, format_seconds
+
+MOST_CAUSES = 8
+
+
+def print_outcome(outcome: Outcome, console: Console) -> None:
+    """Write what a campaign came to."""
+    share = outcome.effective_time
+    console.print(
+        f"\nOperated for {outcome.days:g} days on {outcome.nodes:,} nodes "
+        f"(reliability {outcome.reliability}, {outcome.runs:,} repetitions)",
+        style="bold", soft_wrap=True,
+    )  # fmt: skip
+    console.print(
+        f"effective training time {share.mean:.2%} (95 % confidence {share.low:.2%} to {share.high:.2%}; 90 % of "
+        f"repetitions {share.p05:.1%} to {share.p95:.1%}), {format_count(outcome.progress.tokens)} tokens in "
+        f"{outcome.progress.steps:,.0f} steps",
+        soft_wrap=True,
+    )  # fmt: skip
+    if outcome.progress.cost_usd is not None:
+        console.print(f"{outcome.progress.cost_usd:,.0f} USD for the devices", soft_wrap=True)
+    console.print(_checkpoints(outcome), soft_wrap=True)
+    console.print(_interruptions(outcome))
+    console.print(_shares(outcome))
+
+
+def _checkpoints(outcome: Outcome) -> str:
+    saved = outcome.checkpoints
+    background = f", complete {format_seconds(saved.background_s)} later" if saved.background_s else ""
+    return (
+        f"{saved.mode} checkpoints of {format_bytes(saved.size_bytes)} every {_long(saved.interval_s)} of work "
+        f"(Young {_long(saved.young_s)}, Daly {_long(saved.daly_s)}) block {format_seconds(saved.blocking_s)}"
+        f"{background}; without spares running out, Daly's closed form says "
+        f"{outcome.expected_effective_time:.2%} before planned stops"
+    )
+
+
+def _interruptions(outcome: Outcome) -> Table:
+    table = Table("interruptions", "mean", "90 % of repetitions", box=SIMPLE_HEAD)
+    for name, found in (
+        ("all", outcome.interruptions.every),
+        ("unexpected", outcome.interruptions.unexpected),
+    ):
+        table.add_row(name, f"{found.mean:,.1f}", _range(found))
+    causes = sorted(outcome.interruptions.by_cause.items(), key=lambda item: -item[1])
+    for name, mean in causes[:MOST_CAUSES]:
+        table.add_row(f"  {name}", f"{mean:,.1f}", "")
+    if len(causes) > MOST_CAUSES:
+        table.add_row(
+            f"  {len(causes) - MOST_CAUSES} others", f"{sum(n for _, n in causes[MOST_CAUSES:]):,.1f}", ""
+        )
+    table.caption = (
+        f"one unexpected interruption every {_long(outcome.interruptions.mtbf_s)}"
+        if outcome.interruptions.mtbf_s
+        else None
+    )
+    return table
+
+
+def _range(found: Estimate) -> str:
+    return f"{found.p05:,.0f} to {found.p95:,.0f}"
+
+
+def _shares(outcome: Outcome) -> Table:
+    table = Table("where the time goes", "share", box=SIMPLE_HEAD)
+    for name, share in outcome.time_share.items():
+        if share:
+            table.add_row(name, f"{share:.2%}")
+    return table
+
+
+def _long(seconds: float) -> str:
+    """A duration from seconds to days."""
+    for unit, factor in (("d", DAY_S), ("h", HOUR_S), ("min", 60.0)):
+        if seconds >= 2 * factor:
+            return f"{seconds / factor:.3g} {unit}"
+    return format_seconds(seconds)
