@@ -55,9 +55,9 @@ ONLY_HERE = {  # (kind, name, dotted key): bounds and start
     ("stack", "nanotron", "launch.host_time_per_collective_s"): (0.0, 600 * US, 250 * US),
     ("stack", "nanotron", "launch.message_s"): (0.0, 0.01, 0.001),
     ("stack", "llm-foundry", "fusion.attention_rate"): (0.3, 1.2, 0.65),
-    ("cluster", "aws-p5", "in_training.far_hop_us"): (16.0, 300.0, 115.0),
-    ("cluster", "aws-p5", "disturbed.collectives.member_us"): (0.0, 600.0, 215.0),
-    ("cluster", "aws-p5", "disturbed.collectives.far_member_us"): (0.0, 600.0, 260.0),
+    ("cluster", "aws-p5", "jobs.in_training.far_hop_us"): (16.0, 300.0, 115.0),
+    ("cluster", "aws-p5", "jobs.disturbed.collectives.member_us"): (0.0, 600.0, 215.0),
+    ("cluster", "aws-p5", "jobs.disturbed.collectives.far_member_us"): (0.0, 600.0, 260.0),
 }
 START = {
     "launch.host_time_per_kernel_s": 10 * US, "launch.kernel_overhead": 1.05, "launch.step_overhead_s": 0.01,

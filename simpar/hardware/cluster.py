@@ -43,7 +43,7 @@ class Cluster:
     @property
     def in_training(self) -> Cluster:
         """The cluster as collectives inside a training step find it; what a job measured counts more."""
-        return replace(self, state={**self.profile.in_training, **self.state})
+        return replace(self, state={**self.profile.jobs.in_training, **self.state})
 
     def without_state(self, *names: str) -> Cluster:
         """The cluster with some parameters as its profile has them."""

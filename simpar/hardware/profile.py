@@ -77,12 +77,19 @@ class Disturbance(_Part):
     collectives: dict[str, float] = Field(default_factory=dict)
 
 
+class Jobs(_Part):
+    """How collectives differ inside jobs: ``in_training`` from back-to-back tests, on ``disturbed`` or ``broken`` nodes."""
+
+    in_training: dict[str, float] = Field(default_factory=dict)
+    disturbed: Disturbance | None = None
+    broken: Disturbance | None = None
+
+
 class ClusterProfile(_Part):
     """A kind of cluster; the number of nodes is the user's choice.
 
-    ``collectives`` holds the fitted parameters that :mod:`simpar.cost.collectives` reads, ``in_training`` those
-    that differ inside a training step from back-to-back tests, ``disturbed`` and ``broken`` those of a bad and
-    of a worse state.
+    ``collectives`` holds the fitted parameters that :mod:`simpar.cost.collectives` reads, ``jobs`` what differs
+    inside jobs.
     """
 
     name: str
@@ -93,9 +100,7 @@ class ClusterProfile(_Part):
     host: Host
     price_per_device_hour: UsdPerHour | None = None
     collectives: dict[str, float] = Field(default_factory=dict)
-    in_training: dict[str, float] = Field(default_factory=dict)
-    disturbed: Disturbance | None = None
-    broken: Disturbance | None = None
+    jobs: Jobs = Jobs()
     provenance: str = ""
     sources: tuple[str, ...] = ()
 

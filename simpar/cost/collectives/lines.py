@@ -139,7 +139,9 @@ def lines(candidate: Candidate, values: Mapping[str, float]) -> list[Line]:
     found = []
     for protocol in ALGORITHMS[candidate.algorithm].PROTOCOLS:
         wait_us = values["peer_wait_us"] if candidate.op == "send" else 0.0
-        latency_us = values["base_us"] + wait_us + late_s / US + travel_us * values.get(f"{protocol}_hop_factor", 1.0)
+        latency_us = (
+            values["base_us"] + wait_us + late_s / US + travel_us * values.get(f"{protocol}_hop_factor", 1.0)
+        )
         per_byte = max(slope / protocol_share(protocol, values), 1 / cap if cap else 0.0)
         found.append(Line(candidate.algorithm, protocol, latency_us * US, per_byte, cap))
     return found

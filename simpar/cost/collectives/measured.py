@@ -84,7 +84,7 @@ def _seconds(op: str, bus_bytes_per_s: float, members: int, size_bytes: float) -
 def _disturbed(cluster: Cluster, inside: Mapping[str, float]) -> Cluster:
     """The cluster in the worst of its profile's bad states that an all-reduce inside a node shows."""
     measured = inside.get("all_reduce")
-    for known in (cluster.profile.broken, cluster.profile.disturbed):
+    for known in (cluster.profile.jobs.broken, cluster.profile.jobs.disturbed):
         if known is not None and measured is not None and measured < known.below:
             return replace(cluster, state={**cluster.state, **known.collectives})
     return cluster
