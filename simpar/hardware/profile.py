@@ -78,7 +78,7 @@ class Disturbance(_Part):
 
 
 class Jobs(_Part):
-    """How collectives differ inside jobs: ``in_training`` from back-to-back tests, on ``disturbed`` or ``broken`` nodes."""
+    """Collectives inside jobs: ``in_training`` unlike in back-to-back tests, on ``disturbed`` or ``broken`` nodes."""
 
     in_training: dict[str, float] = Field(default_factory=dict)
     disturbed: Disturbance | None = None
