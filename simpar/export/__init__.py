@@ -22,6 +22,7 @@ from simpar.models.training import Training
 from simpar.plan.plan import Plan
 
 TARGETS = {
+    "torch": "torch:TORCH",
     "megatron": "megatron:MEGATRON",
     "megatron-bridge": "megatron_bridge:MEGATRON_BRIDGE",
     "torchtitan": "torchtitan:TORCHTITAN",
