@@ -143,9 +143,8 @@ class MLP(nn.Module):
         self.gate: Any = Linear(m["hidden"], m["ffn"], bias=bias) if m["gated"] else None
         self.up = Linear(m["hidden"], m["ffn"], bias=bias)
         self.down = Linear(m["ffn"], m["hidden"], bias=bias)
-        self.act = {"silu": functional.silu, "gelu": functional.gelu, "relu": functional.relu}[
-            m["activation"]
-        ]
+        known = {"silu": functional.silu, "gelu": functional.gelu, "relu": functional.relu}
+        self.act: Any = known[m["activation"]]
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape [batch, seq, hidden] in and out."""
