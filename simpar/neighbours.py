@@ -69,7 +69,12 @@ def inputs_of(result: Result) -> dict[str, Any]:
     setup = result.setup
     scenario = Scenario(
         model=str(setup.model.get("name")),
-        cluster=ClusterChoice(hardware=str(setup.cluster["hardware"]), nodes=int(setup.cluster["nodes"])),
+        cluster=ClusterChoice(
+            hardware=str(setup.cluster["hardware"]),
+            nodes=int(setup.cluster["nodes"]),
+            nvls=setup.cluster.get("nvls"),
+            sharp=setup.cluster.get("sharp") or None,
+        ),
         training=Training.model_validate(setup.training),
         plan=Plan.model_validate(setup.plan),
     )

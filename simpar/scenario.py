@@ -35,6 +35,12 @@ class ClusterChoice(_Part):
 
     hardware: str = Field(description="name of a shipped profile, or a profile file")
     nodes: Count = Field(1, description="number of nodes")
+    nvls: bool | None = Field(
+        None, description="reduce in the scale-up switch (default: as the profile says)"
+    )
+    sharp: bool | None = Field(
+        None, description="reduce in the network's switches (default: as the profile says)"
+    )
 
 
 class Jitter(_Part):
@@ -110,6 +116,7 @@ class Scenario(_Part):
         from simpar.hardware.cluster import load_cluster
 
         cluster = load_cluster(self.cluster.hardware, self.cluster.nodes)
+        cluster = cluster.reducing(nvls=self.cluster.nvls, sharp=self.cluster.sharp)
         return cluster.with_degraded(self.perturbation.degraded_links)
 
     def perturb(self) -> Perturbation:

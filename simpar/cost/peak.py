@@ -24,7 +24,7 @@ from simpar.cost.memory import (
     stage_chunks,
     stage_static_memory,
 )
-from simpar.cost.stack import Stack, under
+from simpar.cost.stack import Stack, reduce_bytes, under
 from simpar.models.flops import shape_dims
 from simpar.models.graph import Block, ModelGraph, is_row_parallel
 from simpar.models.training import Training
@@ -40,7 +40,6 @@ from simpar.plan.sharding import (
     is_rows,
     rank_dims,
 )
-from simpar.units import DTYPE_BYTES
 
 Array = Any
 _ALONE = ("naive", "1f1b", "interleaved")
@@ -324,7 +323,7 @@ def _scheme(plan: Plan, stack: Stack, zero: Array, shards: tuple[Array, Array]) 
         gathered=np.where(several & (np.asarray(zero) == 3), widths.compute, 0.0),
         gathered_experts=np.where(several_experts & (np.asarray(zero) == 3), widths.compute, 0.0),
         gradient=low,
-        reduced=DTYPE_BYTES[stack.numerics.reduce_dtype],
+        reduced=reduce_bytes(plan, stack),
         units=units,
     )
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from simpar import files
 from simpar.cost.habits import MemoryHabits
 from simpar.plan.plan import ContextParallel, Plan
-from simpar.units import Bytes, Seconds
+from simpar.units import DTYPE_BYTES, Bytes, Seconds
 
 Dtype = Literal["fp32", "bf16"]
 
@@ -200,3 +200,16 @@ def _resolved_context(plan: Plan, stack: Stack) -> ContextParallel:
     given = plan.context_parallel
     chosen = {"cp_method": given.cp_method or stack.context.method}
     return given.model_copy(update={**chosen, "cp_balance": given.cp_balance or stack.context.balance})
+
+
+def gather_bytes(plan: Plan) -> float:
+    """Bytes a parameter that a gather sends: as computed with, unless the plan says otherwise."""
+    numerics = plan.numerics
+    return DTYPE_BYTES[numerics.gather_dtype or ("fp32" if numerics.precision == "fp32" else "bf16")]
+
+
+def reduce_bytes(plan: Plan, stack: Stack) -> float:
+    """Bytes a parameter that a gradient reduction sends: as the stack reduces, unless the plan says otherwise."""
+    numerics = plan.numerics
+    usual = "fp32" if numerics.precision == "fp32" else stack.numerics.reduce_dtype
+    return DTYPE_BYTES[numerics.reduce_dtype or usual]

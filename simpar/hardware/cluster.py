@@ -224,6 +224,28 @@ class Cluster:
         _ = changed.link_capacity_bytes_per_s
         return changed
 
+    def reducing(self, *, nvls: bool | None = None, sharp: bool | None = None) -> Cluster:
+        """The cluster with reduction in its switches turned on or off: NVLS inside a domain, SHARP between nodes.
+
+        None leaves the profile's choice. Raises UserError where the fabric has no such switches.
+        """
+        up, out = self.profile.scale_up, self.profile.scale_out
+        if nvls and up.kind != "nvswitch":
+            raise UserError(
+                f"cluster.nvls = true: the scale-up fabric of {self.profile.name} is {up.kind}; allowed: nvswitch"
+            )
+        if sharp and (out is None or out.kind != "ib"):
+            kind = "missing" if out is None else out.kind
+            raise UserError(
+                f"cluster.sharp = true: the network of {self.profile.name} is {kind}; allowed: ib"
+            )
+        changed = self.profile
+        if nvls is not None:
+            changed = changed.model_copy(update={"scale_up": up.model_copy(update={"nvls": nvls})})
+        if sharp is not None and out is not None:
+            changed = changed.model_copy(update={"scale_out": out.model_copy(update={"sharp": sharp})})
+        return self if changed is self.profile else replace(self, profile=changed)
+
     def link_name(self, link: int) -> str:
         """``block[index]`` of a link id."""
         for name, (start, size) in self._blocks.items():

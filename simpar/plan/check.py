@@ -60,6 +60,11 @@ def _check_staged(plan: Plan, target: Target) -> Plan:
         raise UserError(
             f"plan.sync = {data.sync}: stages of their own reduce inside the step; allowed: bsp without servers"
         )
+    for name in ("reduce_dtype", "gather_dtype"):
+        if (given := getattr(plan.numerics, name)) is not None:
+            raise UserError(
+                f"plan.{name} = {given}: stages of their own send as the stack does; allowed: none"
+            )
     check_stages(stages, target.graph, target.world_size)
     pipeline = {"schedule": plan.schedule, "layers": tuple(stage.layers for stage in stages)}
     plan = plan.model_copy(
@@ -301,6 +306,11 @@ def _data(plan: Plan, target: Target) -> None:
         raise UserError(
             f"plan.sync = {data.sync}: one replica of the states has nobody to cooperate with; allowed: zero 0 "
             "with dp > 1, or hsdp > 1"
+        )
+    if apart(plan) and mesh.ep > 1:
+        raise UserError(
+            f"plan.sync = {data.sync}: ep = {mesh.ep} spreads the experts of a step over ranks that would step on "
+            "their own; allowed: ep 1"
         )
     if apart(plan) and data.kind == "single_process":
         raise UserError(f"plan.sync = {data.sync}: single_process drives all devices in step; allowed: bsp")

@@ -26,7 +26,7 @@ SECTIONS = {
     "context_parallel": ("cp_method", "cp_balance", "ulysses"),
     "experts": ("capacity_factor", "expert_imbalance", "expert_load", "ep_overlap"),
     "memory": ("recompute",),
-    "numerics": ("precision", "grad_dtype", "master_weights", "optimizer"),
+    "numerics": ("precision", "grad_dtype", "reduce_dtype", "gather_dtype", "master_weights", "optimizer"),
 }  # fmt: skip
 SECTION_OF = {flat: section for section, names in SECTIONS.items() for flat in names}
 SYNONYMS = {

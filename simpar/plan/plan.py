@@ -181,10 +181,17 @@ class MemoryPolicy(_Part):
 
 
 class Numerics(_Part):
-    """Precision of compute, dtype of gradients, master weights and the optimizer."""
+    """Precision of compute, dtype of gradients, master weights and the optimizer.
+
+    ``reduce_dtype`` and ``gather_dtype`` are what data parallelism sends: gradients on their way to a sum, and
+    parameters on their way to where they are used (None: as the stack does). Below 16 bits values are quantised
+    in blocks before they are sent [ZeRO++, Wang et al. 2023, arXiv 2306.10209].
+    """
 
     precision: Precision = "bf16"
     grad_dtype: Literal["fp32", "bf16"] | None = None
+    reduce_dtype: Literal["fp32", "bf16", "fp8", "int4"] | None = None
+    gather_dtype: Literal["fp32", "bf16", "fp8", "int8"] | None = None
     master_weights: bool | None = None
     optimizer: Optimizer = "adamw"
 

@@ -95,8 +95,9 @@ def lower(
     sync = Synchronisation.of(job)
     kinds = group_kinds(view, sync, schedule)
     layout = build_layout(cluster, kinds, _rank_colours(view, perturbation))
+    streams = streams_of(kinds, schedule, sync)
     network = Network(
-        cluster, layout, streams_of(kinds, schedule, sync), contention, job.stack.launch.message_s
+        cluster, layout, streams, contention, job.stack.launch.message_s, sync.quantise_s_per_byte
     )
     builder = StageBuilder(job, view, sync, schedule.rank_of_stage)
     maker = ClassMaker(builder, network, schedule, perturbation, collapse)

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from simpar.cost.operators import optimizer_time_s
+from simpar.cost.stack import gather_bytes, reduce_bytes
 from simpar.plan.plan import Plan
 from simpar.plan.sync import apart, num_replicas
 from simpar.program.phases import COMPUTE, CollectiveUse
@@ -85,10 +86,10 @@ class Synchronisation:
     def of(job: Job) -> Synchronisation:
         """Read the scheme from a checked plan."""
         mesh, alone = job.plan.mesh, apart(job.plan)
-        width = int(mesh.dp or 1) * mesh.cp // (num_replicas(job.plan) if alone else 1)
-        found = [Replicas.of(DENSE, width, job.plan)]
+        apart_in = num_replicas(job.plan) if alone else 1
+        found = [Replicas.of(DENSE, int(mesh.dp or 1) * mesh.cp // apart_in, job.plan)]
         if job.graph.is_mixture:
-            found.append(Replicas.of(EXPERTS, mesh.expert_data_parallel, job.plan))
+            found.append(Replicas.of(EXPERTS, mesh.expert_data_parallel // apart_in, job.plan))
         return Synchronisation(job, tuple(found))
 
     @property
@@ -140,15 +141,35 @@ class Synchronisation:
 
     @property
     def parameter_bytes(self) -> float:
-        """Bytes per parameter that a gather moves: the compute precision."""
-        return DTYPE_BYTES["fp32" if self.job.plan.numerics.precision == "fp32" else "bf16"]
+        """Bytes per parameter that a gather moves."""
+        return gather_bytes(self.job.plan)
 
     @property
     def gradient_bytes(self) -> float:
         """Bytes per parameter that a reduction moves."""
-        numerics = self.job.plan.numerics
-        reduced = self.job.stack.numerics.reduce_dtype if numerics.precision != "fp32" else "fp32"
-        return DTYPE_BYTES[reduced]
+        return reduce_bytes(self.job.plan, self.job.stack)
+
+    @property
+    def compute_bytes(self) -> float:
+        """Bytes per parameter as it is computed with."""
+        return DTYPE_BYTES["fp32" if self.job.plan.numerics.precision == "fp32" else "bf16"]
+
+    @property
+    def quantise_s_per_byte(self) -> dict[str, float]:
+        """Seconds a byte sent, by operation, of quantising before and widening after.
+
+        Passes over memory that touch the wide and the narrow value: reduced gradients are written and read whole,
+        of gathered parameters only the result is. 0 from 16 bits on, where the kernels around a collective write
+        what is sent.
+        """
+        grad = DTYPE_BYTES[self.job.plan.numerics.grad_dtype or "fp32"]
+        gathered, reduced = (
+            passes * (wide + narrow) / narrow / self.job.kernels.bandwidth if narrow < DTYPE_BYTES["bf16"] else 0.0
+            for wide, narrow, passes in (
+                (self.compute_bytes, self.parameter_bytes, 1), (grad, self.gradient_bytes, 2),
+            )
+        )  # fmt: skip
+        return {"all_gather": gathered, "reduce_scatter": reduced, "all_reduce": reduced}
 
     def policy(self, kind: str, *, boundary: bool) -> SyncPolicy:
         """Hooks of one pass; ``boundary`` is the first microbatch of a forward, the last of a backward."""
@@ -174,7 +195,7 @@ class Synchronisation:
             kind=replicas.kind,
             gather_group=replicas.shard_group if gathers else "",
             gathered_bytes=self.parameter_bytes,
-            buffer_bytes=self.parameter_bytes if replicas.zero == 3 else 0.0,
+            buffer_bytes=self.compute_bytes if replicas.zero == 3 else 0.0,
             gradient_bytes=self.gradient_bytes,
             reduce_ops=self.reduce_ops(replicas) if reduces else (),
         )

@@ -146,7 +146,8 @@ class Network:
 
     ``contention`` False prices every collective alone on its links: a lower bound without flows.
     ``streams_of_kind`` names the streams that carry collectives of a kind; a link with a single stream is private,
-    because a stream serialises what it carries.
+    because a stream serialises what it carries. ``quantise_s_per_byte`` is what sending a byte of parameters or
+    gradients narrower than they are costs, by operation.
     """
 
     cluster: Cluster
@@ -154,6 +155,7 @@ class Network:
     streams_of_kind: Mapping[str, frozenset[str]]
     contention: bool = True
     message_s: float = 0.0
+    quantise_s_per_byte: Mapping[str, float] = field(default_factory=dict)
     routes: list[tuple[Ints, NDArray[np.float64]]] = field(default_factory=list)
     algorithms: dict[tuple[str, str], str] = field(default_factory=dict)
     _known: dict[tuple[int, CollectiveUse], FlowUse] = field(default_factory=dict)
@@ -217,7 +219,9 @@ class Network:
         self.algorithms.setdefault((use.group, use.op), offer.line.algorithm)
         links, coefficients = self.layout.route(group, use.op, offer)
         agreed_s = self.message_s if use.op == "send" else 0.0
-        latency_ns = int(to_ns(use.count * (offer.line.latency_s + agreed_s)))
+        copies = use.group.removesuffix("_shard") in (DENSE, EXPERTS)
+        quantised_s = self.quantise_s_per_byte.get(use.op, 0.0) * use.size_bytes if copies else 0.0
+        latency_ns = int(to_ns(use.count * (offer.line.latency_s + agreed_s + quantised_s)))
         work, cap = round(use.count * use.size_bytes), int(offer.line.rate_cap_bytes_per_s or 0)
         if not len(links) and not cap:
             return FlowUse(latency_ns)

@@ -223,6 +223,8 @@ def _setup(context: Context) -> Setup:
             "devices": cluster.world_size,
             "device": cluster.device.name,
             "degraded": dict(cluster.scaling),
+            "nvls": cluster.profile.scale_up.nvls,
+            "sharp": bool(cluster.profile.scale_out and cluster.profile.scale_out.sharp),
         },
         engine={"name": context.engine, "ops": len(context.lowered.program)},
         fold={"ranks": cluster.world_size, "classes": layout.num_classes},
