@@ -18,7 +18,9 @@ NS_PER_S = 10**9
 HOUR_S, DAY_S = 3600.0, 86400.0
 _MOST_S = 2.0**63 / NS_PER_S
 
-DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5, "int8": 1.0, "int4": 0.5}
+DTYPE_BYTES = {
+    "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5, "int8": 1.0, "int4": 0.5,
+}  # fmt: skip
 
 _DECIMAL = {"": 1.0, "k": KILO, "K": KILO, "M": MEGA, "G": GIGA, "T": TERA, "P": PETA}
 _BINARY = {"Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": TIB}
