@@ -30,6 +30,7 @@ HEAVY = (
 )
 COMMANDS = (
     "simulate",
+    "compare",
     "report",
     "export",
     "import",

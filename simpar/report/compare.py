@@ -1,0 +1,187 @@
+"""Two results side by side: what was asked differently, what came out differently, and which parts make the difference.
+
+The parts of the step sum to it, so their differences sum to the difference of the steps; the same holds for memory at
+the peak of the fullest stage. Where the two steps have different numbers of tokens, time is compared per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from simpar.report.explain import MEMORY_PARTS, WORDS
+from simpar.report.result import Result, StageMemory
+from simpar.units import MEGA, format_bytes, format_seconds
+
+PARTS = {"compute": "compute", **WORDS}
+FIGURES = (
+    "step_time_s", "tokens_per_s", "tokens_per_s_per_device", "mfu", "hfu", "tflops_per_device", "bubble_fraction",
+    "peak_memory_bytes", "peak_reserved_bytes", "headroom_bytes", "cost_usd_per_step", "energy_j_per_step",
+)  # fmt: skip
+UNASKED = ("predicted", "version", "training", "model")
+SMALL = 0.005  # of the larger step or peak: what is less is not worth a sentence
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Pair(_Part):
+    """A value of both results; None where one does not say."""
+
+    a: Any
+    b: Any
+
+
+class Comparison(_Part):
+    """What differs: inputs (``asked``), ``figures``, and by part B - A in time and in memory at the peak.
+
+    ``per`` says what the time changes are of: "step", or "million tokens" where the steps have different sizes.
+    """
+
+    names: tuple[str, str]
+    asked: dict[str, Pair]
+    figures: dict[str, Pair]
+    per: str
+    time_change_s: dict[str, float]
+    memory_change_bytes: dict[str, float]
+    fits: Pair
+    sentences: tuple[str, ...]
+
+
+def compare(a: Result, b: Result, names: tuple[str, str] = ("A", "B")) -> Comparison:
+    """Compare two results."""
+    first, second = a.to_dict(), b.to_dict()
+    tokens = [_tokens(result) for result in (a, b)]
+    scale = [1.0, 1.0] if tokens[0] == tokens[1] else [MEGA / count for count in tokens]
+    parts = [result.time_breakdown_s.model_dump() for result in (a, b)]
+    time = {name: parts[1][name] * scale[1] - parts[0][name] * scale[0] for name in PARTS}
+    stages = [_fullest(result) for result in (a, b)]
+    memory = {name: getattr(stages[1], name) - getattr(stages[0], name) for name in MEMORY_PARTS}
+    whole = [a.step_time_s * scale[0], b.step_time_s * scale[1]]
+    return Comparison(
+        names=names,
+        asked=dict(_asked(a, b)),
+        figures={name: Pair(a=first[name], b=second[name]) for name in FIGURES},
+        per="step" if scale[0] == 1.0 else "million tokens",
+        time_change_s=time,
+        memory_change_bytes=memory,
+        fits=Pair(a=a.fits, b=b.fits),
+        sentences=(
+            *_speed_sentences(names, whole, time, "step" if scale[0] == 1.0 else "million tokens"),
+            *_memory_sentences(names, (stages[0].peak, stages[1].peak), memory),
+            *_fit_sentences(names, a, b),
+        ),
+    )
+
+
+def _tokens(result: Result) -> float:
+    shape = result.setup.training
+    return float(shape["seq_len"] * shape["global_batch"])
+
+
+def _fullest(result: Result) -> StageMemory:
+    return max(result.memory.stages, key=lambda stage: stage.peak)
+
+
+def _asked(a: Result, b: Result) -> Iterator[tuple[str, Pair]]:
+    """Inputs that differ, by dotted name."""
+    for section in ("model", "cluster", "training", "plan"):
+        left, right = (_leaves(getattr(result.setup, section), section) for result in (a, b))
+        for key in dict.fromkeys((*left, *right)):
+            if left.get(key) != right.get(key):
+                yield key, Pair(a=left.get(key), b=right.get(key))
+
+
+def _leaves(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        if prefix == "plan" and key in UNASKED:
+            continue
+        if isinstance(value, Mapping):
+            found |= _leaves(value, f"{prefix}.{key}")
+        else:
+            found[f"{prefix}.{key}"] = value
+    return found
+
+
+def _speed_sentences(
+    names: tuple[str, str], whole: list[float], time: Mapping[str, float], per: str
+) -> Iterator[str]:
+    change = whole[1] - whole[0]
+    if abs(change) <= SMALL * max(whole):
+        yield f"{names[1]} takes as long as {names[0]} for a {per}: {format_seconds(whole[1])}"
+    else:
+        ratio = max(whole) / min(whole)
+        word = "faster" if change < 0 else "slower"
+        yield (
+            f"{names[1]} is {ratio:.3g} times {word} for a {per}: {format_seconds(whole[1])} instead of "
+            f"{format_seconds(whole[0])}"
+        )
+    for sign, word in ((-1, "less"), (1, "more")):
+        parts = sorted(
+            (part for part in time.items() if part[1] * sign > SMALL * max(whole)), key=lambda p: -abs(p[1])
+        )
+        if parts:
+            listed = ", ".join(
+                f"{format_seconds(abs(seconds))} {word} {PARTS[name]}" for name, seconds in parts
+            )
+            yield listed
+
+
+def _memory_sentences(
+    names: tuple[str, str], peaks: tuple[float, float], memory: Mapping[str, float]
+) -> Iterator[str]:
+    change = peaks[1] - peaks[0]
+    if abs(change) <= SMALL * max(peaks):
+        yield f"memory peaks as high: {format_bytes(peaks[1])}"
+        return
+    word = "lower" if change < 0 else "higher"
+    parts = sorted(memory.items(), key=lambda part: -abs(part[1]))
+    listed = [
+        f"{format_bytes(abs(size))} {'less' if size < 0 else 'more'} {name.replace('_', ' ')}"
+        for name, size in parts
+        if abs(size) > SMALL * max(peaks)
+    ]
+    yield (
+        f"memory of {names[1]} peaks {format_bytes(abs(change))} {word}, at {format_bytes(peaks[1])}: "
+        f"{', '.join(listed)}"
+    )
+
+
+def _fit_sentences(names: tuple[str, str], a: Result, b: Result) -> Iterator[str]:
+    for name, result in zip(names, (a, b), strict=True):
+        if not result.fits:
+            missing = format_bytes(-result.memory.headroom_bytes)
+            yield f"{name} does not fit: {missing} too much in the allocator's hands"
+
+
+def rows(found: Comparison) -> list[tuple[str, str, str, str]]:
+    """Figures as text: name, A, B, B / A."""
+    table = []
+    for name, pair in found.figures.items():
+        if pair.a is None and pair.b is None:
+            continue
+        both = pair.a is not None and pair.b is not None and pair.a
+        table.append(
+            (_label(name), _text(name, pair.a), _text(name, pair.b), f"{pair.b / pair.a:.3g}" if both else "")
+        )
+    return table
+
+
+def _label(name: str) -> str:
+    words = {"step_time_s": "step time", "tokens_per_s": "tokens per second", "headroom_bytes": "headroom",
+             "tokens_per_s_per_device": "tokens per second and device"}  # fmt: skip
+    return words.get(name) or name.removesuffix("_bytes").replace("_", " ")
+
+
+def _text(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if name.endswith("_bytes"):
+        return f"-{format_bytes(-value)}" if value < 0 else format_bytes(value)
+    if name == "step_time_s":
+        return format_seconds(value)
+    return f"{value:.1%}" if name in ("mfu", "hfu", "bubble_fraction") else f"{value:,.4g}"
