@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from simpar.cli import about, compare, export, import_, listing, plot, report, simulate, validate
+from simpar.cli import about, compare, export, import_, listing, plot, report, search, simulate, validate
 from simpar.cli import run as _run
 from simpar.cli.about import version as _version
 from simpar.cli.app import BAD_INPUT, INFEASIBLE, INTERRUPTED, app
@@ -19,6 +19,7 @@ from simpar.errors import Infeasible, UserError
 
 COMMANDS = (
     simulate,
+    search,
     compare,
     report,
     export,

@@ -20,13 +20,16 @@ _SATURATED = 4
 def in_flight(schedule: str, rank: Array, num_ranks: Array, num_microbatches: Array, vpp: Array = 1) -> Array:
     """Most (chunk, microbatch) forwards in flight on a rank; arguments are ints or arrays that broadcast.
 
-    1F1B: min(p - r, m). GPipe: m. Interleaved: min(2(p - r - 1) + (v - 1)p + 1, mv). Breadth-first: mv. Other
-    schedules are read from their tables, of at most four microbatches a rank: more of them change nothing.
+    1F1B: min(p - r, m). GPipe: m. Interleaved: min(2(p - r - 1) + (v - 1)p + 1, mv). Breadth-first: mv. Zero-bubble
+    schedules: the cap that they are built for, which V-Min and the V shapes of few microbatches stay a little below
+    on some ranks.
     """
     arrays = np.broadcast_arrays(rank, num_ranks, num_microbatches, vpp)
     r, p, m, v = (np.asarray(a, dtype=np.int64) for a in arrays)
     if schedule in _CLOSED:
         return _CLOSED[schedule](r, p, m, v)
+    if schedule in _CAPS:
+        return np.minimum(_CAPS[schedule](p), m * v)
     shapes = np.stack([p.ravel(), np.minimum(m, _SATURATED * p).ravel(), v.ravel()], axis=1)
     unique, which = np.unique(shapes, axis=0, return_inverse=True)
     tables = [make_schedule(schedule, *(int(size) for size in shape)) for shape in unique]
@@ -61,3 +64,12 @@ _CLOSED: dict[str, Callable[[Array, Array, Array, Array], Array]] = {
     "interleaved": _interleaved,
     "breadth-first": lambda _r, _p, m, v: m * v,
 }
+_CAPS: dict[str, Callable[[Array], Array]] = {
+    "zb-h1": lambda p: p,
+    "zb-h2": lambda p: 2 * p - 1,
+    "zb-v": lambda p: 2 * p,
+    "v-half": lambda p: 2 * ((p + 2) // 2),
+    "v-min": lambda p: 2 * ((p + 4) // 3),
+    "dualpipev": lambda p: 2 * p + 1,
+}
+"""Most chunks in flight of schedules that are built under a memory cap; none has more."""

@@ -9,6 +9,7 @@ from typing import Any
 from simpar.errors import UserError
 from simpar.models.graph import Dims, ModelGraph
 from simpar.models.training import Training
+from simpar.plan.mesh import Mesh
 from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.schedules import make_schedule
 from simpar.plan.schedules.actions import Schedule, from_csv
@@ -149,6 +150,15 @@ def _tensor(plan: Plan, target: Target) -> None:
         )
     for dims in target.graph.scopes:
         _tensor_dims(plan, dims, int(dims.get("seq", target.training.seq_len)))
+
+
+def allows_tensor_parallel(tp: int, target: Target) -> bool:
+    """Whether the sizes of a model divide over ``tp`` ranks, sequences aside."""
+    try:
+        _tensor(Plan(mesh=Mesh(tp=tp)), target)
+    except UserError:
+        return False
+    return True
 
 
 def _tensor_dims(plan: Plan, dims: Dims, seq_len: int) -> None:

@@ -18,7 +18,7 @@ from simpar.program.assemble import assemble
 from simpar.program.emit import ClassActions, Emitter, FlowUse, Slots
 from simpar.program.layout import Layout, build_layout
 from simpar.program.pairs import handover
-from simpar.program.phases import COMPUTE, CONTEXT, EXPERT, TENSOR, CollectiveUse
+from simpar.program.phases import BLOCK_STREAMS, COMPUTE, CONTEXT, EXPERT, TENSOR, CollectiveUse
 from simpar.program.program import Program
 from simpar.program.rank_view import ANY, Job, RankView
 from simpar.program.stages import Pricing, StageBuilder
@@ -334,7 +334,7 @@ class ClassMaker:
         node = Node(
             kind="pp",
             name="send activations" if letter == "F" else "send gradients",
-            streams=(stream, COMPUTE) if blocks else (stream,),
+            streams=(stream, *BLOCK_STREAMS) if blocks else (stream,),
             collective=CollectiveUse(hop_kind(delta), "send", send_bytes(view, self._sent(stage, target))),
             after=(template.exit,),
         )

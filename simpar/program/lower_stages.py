@@ -24,7 +24,7 @@ from simpar.plan.schedules.actions import Schedule
 from simpar.plan.stages import StagePlan
 from simpar.program.layout import build_layout
 from simpar.program.lower import ClassMaker, Perturbation, with_slow_ranks
-from simpar.program.phases import COMPUTE, TENSOR, CollectiveUse
+from simpar.program.phases import BLOCK_STREAMS, COMPUTE, TENSOR, CollectiveUse
 from simpar.program.placed import GroupKind
 from simpar.program.rank_view import Job
 from simpar.program.stage_builder import StagedBuilder, StagePart, Sync
@@ -192,7 +192,7 @@ class StagedClassMaker(ClassMaker):
         stream, kind, name = SENDS["F" if letter == "F" else "B"]
         pieces = lcm(stages[stage].num_devices, stages[target].num_devices)
         size = self._boundary_bytes(stage, target) / pieces
-        streams = (stream, COMPUTE) if self.builder.job.stack.overlap.p2p_blocks_compute else (stream,)
+        streams = (stream, *BLOCK_STREAMS) if self.builder.job.stack.overlap.p2p_blocks_compute else (stream,)
         nodes = list(template.nodes)
         for k in range(pieces // stages[stage].num_devices):
             use = CollectiveUse(f"{kind}{stage}_{k}", "send", size)

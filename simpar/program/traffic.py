@@ -70,8 +70,9 @@ def group_kinds(view: RankView, sync: Synchronisation, schedule: Schedule) -> li
     kinds += [*_context_kinds(view), *_expert_kinds(view), *_data_parallel_kinds(sync)]
     for delta in sorted(hops(schedule)):
         kinds.append(GroupKind(hop_kind(delta), _pairs(mesh.groups("pp"), delta), ("send",), directed=True))
-    if job.graph.tied_embeddings and mesh.pp > 1:
-        ends = mesh.groups("pp")[:, [0, mesh.pp - 1]]
+    at = schedule.rank_of_stage[0], schedule.rank_of_stage[-1]
+    if job.graph.tied_embeddings and at[0] != at[1]:
+        ends = mesh.groups("pp")[:, list(at)]
         kinds.append(GroupKind(EMBEDDING_GROUP, ends, ("all_reduce",)))
     return kinds
 

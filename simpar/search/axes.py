@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.plan.check import MAX_PASSES
+from simpar.plan.check import MAX_PASSES, Target, allows_tensor_parallel
 from simpar.plan.schedules import SCHEDULES
 from simpar.search.problem import Problem
 
@@ -29,6 +29,7 @@ LEFT_OUT = ("naive", "dualpipe")
 SEVERAL_CHUNKS = ("interleaved", "breadth-first")
 TWO_CHUNKS = ("zb-v", "v-half", "v-min", "dualpipev")
 MAX_MICRO_BATCH = 64
+MIN_CONTEXT = 8192
 PATHS = {
     "tp_overlap": ("tensor_parallel", "overlap"),
     "order": ("mesh", "order"),
@@ -42,27 +43,39 @@ class Rows:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.domain: dict[str, tuple[Any, ...]] = {}
-        self.code: dict[str, NDArray[np.int8]] = {}
+        self.code: dict[str, NDArray[Any]] = {}
         self.count = 1
+        self._known: dict[str, Any] = {}
 
     def join(self, name: str, domain: Sequence[Any]) -> None:
         """Every row once for each value of another axis."""
+        self._known.clear()
         for known, codes in self.code.items():
             self.code[known] = np.repeat(codes, len(domain))
-        self.code[name] = np.tile(np.arange(len(domain), dtype=np.int8), self.count)
+        self.code[name] = np.tile(np.arange(len(domain), dtype=np.int16), self.count)
         self.domain[name] = tuple(domain)
         self.count *= len(domain)
 
     def take(self, which: Any) -> None:
         """Keep some of the rows."""
+        self._known.clear()
         self.code = {name: codes[which] for name, codes in self.code.items()}
-        self.count = len(next(iter(self.code.values())))
+        self.count = len(next(iter(self.code.values()), ()))
 
     def __getitem__(self, name: str) -> Any:
         """Values of a numeric axis, or of what follows from the axes: dp, microbatches, stages."""
-        if name in _DERIVED:
-            return _DERIVED[name](self)
-        return np.array(self.domain[name])[self.code[name]]
+        if name not in self._known:
+            derived = name in _DERIVED
+            found = _DERIVED[name](self) if derived else np.array(self.domain[name])[self.code[name]]
+            self._known[name] = found
+        return self._known[name]
+
+    def some(self, which: Any) -> Rows:
+        """A copy with some of the rows."""
+        found = Rows(self.problem)
+        found.domain, found.code, found.count = dict(self.domain), dict(self.code), self.count
+        found.take(which)
+        return found
 
     def one_of(self, name: str, *values: Any) -> Mask:
         """Where an axis has one of some values."""
@@ -99,13 +112,21 @@ def _everything(rows: Rows) -> Mask:
 
 
 def _tensor_degrees(problem: Problem) -> list[int]:
-    dims, kv_heads = problem.graph.dims, problem.graph.dims["kv_heads"]
-    return [
-        tp
-        for tp in divisors(problem.cluster.world_size, int(dims["heads"]))
-        if not any(dims[name] % tp for name in ("heads", "ffn", "hidden"))
-        and (kv_heads % tp == 0 or tp % kv_heads == 0)
-    ]
+    target = Target(problem.graph, problem.training, problem.cluster.world_size, 1)
+    degrees = divisors(problem.cluster.world_size, int(problem.graph.dims["heads"]))
+    return [tp for tp in degrees if allows_tensor_parallel(tp, target)]
+
+
+def _context_degrees(problem: Problem) -> list[int]:
+    """Pieces of at least 8,192 tokens: shorter ones have nothing to gain."""
+    return divisors(problem.training.seq_len, max(1, problem.training.seq_len // MIN_CONTEXT))
+
+
+def _context_fits(rows: Rows) -> Mask:
+    """Sequences divide into the chunks of every rank."""
+    choice, seq = rows.problem.base.context_parallel, rows.problem.training.seq_len
+    chunks = 1 if "contiguous" in (choice.cp_balance, rows.problem.stack.context.balance) else 2
+    return np.asarray((rows["cp"] == 1) | (seq % (rows["cp"] * chunks) == 0))
 
 
 def _pipeline_degrees(problem: Problem) -> list[int]:
@@ -130,7 +151,9 @@ def _divides_batch(rows: Rows) -> Mask:
 def _schedule_fits(rows: Rows) -> Mask:
     """One schedule where nothing is pipelined, or a single microbatch makes all of them alike."""
     pp, m = rows["pp"], rows["microbatches"]
-    first = rows.code["schedule"] == 0
+    names = rows.domain["schedule"]
+    single = [at for at, name in enumerate(names) if name not in (*SEVERAL_CHUNKS, *TWO_CHUNKS)]
+    first = np.isin(rows.code["schedule"], single[:1])
     plain = (pp == 1) | ((m == 1) & ~rows.one_of("schedule", *SEVERAL_CHUNKS, *TWO_CHUNKS))
     legal = ~rows.one_of("schedule", "interleaved") | (m % pp == 0)
     legal &= ~rows.one_of("schedule", "dualpipev") | (m >= 2 * pp)
@@ -138,7 +161,7 @@ def _schedule_fits(rows: Rows) -> Mask:
 
 
 def _chunks(problem: Problem) -> list[int]:
-    return list(range(1, len(problem.graph.layers) + 3))
+    return list(range(1, (len(problem.graph.layers) + 2) // 2 + 1))
 
 
 def _chunks_fit(rows: Rows) -> Mask:
@@ -183,12 +206,16 @@ def _reduce_overlap_fits(rows: Rows) -> Mask:
     return np.asarray(rows["overlap_grad_reduce"] | (rows["width"] > 1))
 
 
+def fully_sharded(rows: Rows) -> Mask:
+    """Where data parallelism works block by block (FSDP) instead of in flat buckets."""
+    kind = rows.problem.base.data_parallel.kind
+    by_stack = (rows["zero"] == 3) | ((rows["zero"] == 2) & (rows.problem.stack.data_parallel == "fsdp"))
+    return np.asarray(by_stack if kind is None else np.full(rows.count, kind == "fsdp"))
+
+
 def _gather_overlap_fits(rows: Rows) -> Mask:
-    """Only sharded states of whole parameters are gathered once a step."""
-    fsdp = (rows["zero"] == 3) | ((rows["zero"] == 2) & (rows.problem.stack.data_parallel == "fsdp"))
-    if rows.problem.base.data_parallel.kind == "fsdp":
-        fsdp = np.ones(rows.count, dtype=bool)
-    sharded = (rows["zero"] > 0) & (rows["width"] > rows["hsdp"]) & ~fsdp
+    """Only where whole parameters are gathered once a step."""
+    sharded = (rows["zero"] > 0) & (rows["width"] > rows["hsdp"]) & ~fully_sharded(rows)
     return np.asarray(rows["overlap_param_gather"] | sharded)
 
 
@@ -205,7 +232,7 @@ def _schedules(problem: Problem) -> list[str]:
 
 AXES = (
     Axis("tp", _tensor_degrees, _everything),
-    Axis("cp", lambda _: (1,), _everything),
+    Axis("cp", _context_degrees, _context_fits),
     Axis("ep", lambda _: (1,), _everything),
     Axis("pp", _pipeline_degrees, _divides_world),
     Axis("micro_batch", _micro_batches, _divides_batch),
@@ -216,9 +243,9 @@ AXES = (
     Axis("sequence_parallel", lambda _: (False, True), _sequence_fits),
     Axis("tp_overlap", lambda _: (False, True), _tensor_overlap_fits),
     Axis("recompute", lambda _: RECOMPUTE, _everything),
+    Axis("precision", lambda problem: (problem.base.numerics.precision,), _everything),
     Axis("overlap_grad_reduce", lambda _: (True, False), _reduce_overlap_fits),
     Axis("overlap_param_gather", lambda _: (True, False), _gather_overlap_fits),
     Axis("order", lambda _: ORDERS, _order_matters),
-    Axis("precision", lambda problem: (problem.base.numerics.precision,), _everything),
 )
 AXIS_NAMES = tuple(axis.name for axis in AXES)

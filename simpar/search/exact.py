@@ -1,12 +1,19 @@
-"""The exact worth of a plan: the simulated step, contention and all, and the Candidate that it makes."""
+"""The exact worth of a plan: the simulated step, contention and all, and what objectives make of it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from simpar.engine import choose_engine
+from simpar.errors import UserError
 from simpar.plan.plan import Plan
+from simpar.program.footprint import footprints
 from simpar.report.result import Result
+from simpar.report.summarise import ACTIVE_POWER, WAITING_POWER
 from simpar.search.problem import Problem
 from simpar.search.result import Candidate
-from simpar.simulation import simulate
+from simpar.simulation import lower_job, make_job, simulate
+from simpar.units import HOUR_S, NS_PER_S
 
 
 def exact(problem: Problem, plan: Plan) -> Result:
@@ -21,21 +28,56 @@ def exact(problem: Problem, plan: Plan) -> Result:
     )
 
 
-def fits(problem: Problem, result: Result) -> bool:
-    """Whether a simulated plan leaves the headroom that was asked for."""
-    return result.memory.peak_reserved_bytes <= problem.memory_limit_bytes
+@dataclass(frozen=True)
+class Exact:
+    """A plan with its simulated step, what the objective makes of it, and whether it leaves the headroom asked for."""
+
+    problem: Problem
+    plan: Plan
+    step_time_s: float
+    worth: float
+    fits: bool
 
 
-def worth(problem: Problem, result: Result) -> float:
-    """What the objective minimises: seconds a step, or dollars, joules or devices."""
-    figures = {
-        "time": result.step_time_s,
-        "cost": result.bill.cost_usd_per_step,
-        "energy": result.bill.energy_j_per_step,
-        "devices": float(problem.cluster.world_size),
-    }
-    value = figures[problem.objective]
-    return float("inf") if value is None else float(value)
+def measure(problem: Problem, plan: Plan) -> Exact:
+    """The simulated step of a plan; without the report where the objective does not ask for it."""
+    if problem.objective == "energy":
+        result = exact(problem, plan)
+        joules = result.bill.energy_j_per_step
+        assert joules is not None, "energy is no objective without the device's power"
+        room = problem.memory_limit_bytes / problem.cluster.device.memory_bytes
+        fits = result.fits and result.memory.peak_reserved_bytes <= room * result.memory.capacity_bytes
+        return Exact(problem, plan, result.step_time_s, joules, fits)
+    cluster = problem.cluster
+    job = make_job(problem.graph, cluster, plan, problem.training, problem.stack)
+    lowered = lower_job(job, cluster, {"perturbation": problem.perturbation})
+    timing = choose_engine("auto", lowered.program)[1](lowered.program)
+    needed = max(one.needed_bytes for one in footprints(lowered, timing, cluster))
+    step_s = timing.makespan_ns / NS_PER_S + problem.stack.launch.step_overhead_s
+    slope, _ = objective_rates(problem)
+    return Exact(problem, plan, step_s, slope * step_s, needed <= problem.memory_limit_bytes)
+
+
+def objective_rates(problem: Problem) -> tuple[float, float]:
+    """What the objective costs per second of the step, and more per second that a device computes.
+
+    Raises UserError where the hardware profile lacks the price or the power.
+    """
+    cluster, profile = problem.cluster, problem.cluster.profile
+    if problem.objective == "cost":
+        price = profile.price_per_device_hour or cluster.device.price_per_hour
+        if price is None:
+            raise UserError(
+                f"objective cost: hardware {profile.name} has no price; set price_per_device_hour"
+            )
+        return price * cluster.world_size / HOUR_S, 0.0
+    if problem.objective == "energy":
+        if cluster.device.power is None:
+            raise UserError(f"objective energy: device {cluster.device.name} has no power; set power.limit")
+        watts = cluster.device.power.limit * cluster.world_size
+        waiting = WAITING_POWER * watts + cluster.nodes * profile.host.power
+        return waiting, (ACTIVE_POWER - WAITING_POWER) * watts
+    return 1.0, 0.0
 
 
 def candidate(rank: int, result: Result, why: tuple[str, ...] = ()) -> Candidate:
@@ -49,6 +91,7 @@ def candidate(rank: int, result: Result, why: tuple[str, ...] = ()) -> Candidate
         "time_breakdown_s": result.time_breakdown_s.model_dump(),
         "cost_usd_per_step": bill.cost_usd_per_step,
         "energy_j_per_step": bill.energy_j_per_step,
+        "nodes": int(result.setup.cluster["nodes"]),
     }
     predicted = {
         "step_time_s": result.step_time_s, "mfu": result.mfu, "peak_memory_bytes": result.peak_memory_bytes,

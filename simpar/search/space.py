@@ -5,34 +5,61 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar import files
 from simpar.errors import Infeasible, UserError
 from simpar.files import allowed, suggest
 from simpar.plan import flat
 from simpar.plan.plan import Plan
-from simpar.search.axes import AXES, AXIS_NAMES, PATHS, Rows
+from simpar.plan.schedules import known_name
+from simpar.search.axes import AXES, AXIS_NAMES, PATHS, Axis, Rows
 from simpar.search.problem import Problem
 
 WORDS = {"true": True, "false": False, "on": True, "off": False}
+ORIGIN = "origin"
+PROBES = 8
+FIRST_LATE_AXIS = AXIS_NAMES.index("overlap_grad_reduce")
+"""Axes from here on do not change what fits in memory."""
 
 
 def enumerate_space(problem: Problem) -> Rows:
     """All rows of the space of a problem. Raises UserError for an unknown axis, Infeasible where none is left."""
-    fixed = fixed_values(problem.constraints.fixed)
-    rows = Rows(problem)
-    for axis in AXES:
-        domain = fixed.get(axis.name, axis.domain(problem))
-        rows.join(axis.name, domain)
+    return join_axes(Rows(problem), AXES)
+
+
+def memory_rows(problem: Problem) -> Rows:
+    """Rows over the axes that memory depends on. Raises UserError, Infeasible as above."""
+    return join_axes(Rows(problem), AXES[:FIRST_LATE_AXIS])
+
+
+def with_late_axes(rows: Rows) -> Rows:
+    """The same rows with the axes that memory does not depend on; the column ORIGIN tells where each comes from."""
+    rows.code[ORIGIN] = np.arange(rows.count, dtype=np.int32)
+    return join_axes(rows, AXES[FIRST_LATE_AXIS:])
+
+
+def join_axes(rows: Rows, axes: Sequence[Axis]) -> Rows:
+    """Join axes to rows, in order, and keep what is legal and new."""
+    fixed = fixed_values(rows.problem.constraints.fixed)
+    for axis in axes:
+        domain = fixed.get(axis.name, axis.domain(rows.problem))
         before = rows.count
+        rows.join(axis.name, domain)
         rows.take(axis.keep(rows))
-        if not rows.count:
+        if axis.name == "pp" and "dp" in fixed:
+            rows.take(np.isin(rows["dp"], fixed["dp"]))
+        if rows.problem.constraints.portable:
+            rows.take(expressible(rows, axis.name))
+        if before and not rows.count:
             raise Infeasible(_emptied(axis.name, domain, fixed, before))
     return rows
 
 
 def _emptied(name: str, domain: Sequence[Any], fixed: dict[str, tuple[Any, ...]], before: int) -> str:
-    given = {
-        axis: values for axis, values in fixed.items() if AXIS_NAMES.index(axis) <= AXIS_NAMES.index(name)
-    }
+    joined = (*AXIS_NAMES[: AXIS_NAMES.index(name) + 1], "dp")
+    given = {axis: values for axis, values in fixed.items() if axis in joined}
     said = ", ".join(f"{axis} = {'|'.join(map(str, values))}" for axis, values in given.items())
     tried = "|".join(str(value) for value in list(domain)[:8])
     return f"no plan is possible: {name} = {tried or 'nothing'} leaves none of {before}" + (
@@ -48,7 +75,7 @@ def fixed_values(fixed: Any) -> dict[str, tuple[Any, ...]]:
     found: dict[str, tuple[Any, ...]] = {}
     for name, value in fixed.items():
         axis = {"rank_order": "order"}.get(flat.SYNONYMS.get(name, name), flat.SYNONYMS.get(name, name))
-        if axis not in AXIS_NAMES:
+        if axis not in (*AXIS_NAMES, "dp"):
             raise UserError(f"--fix {name}: no axis{suggest(name, AXIS_NAMES) or allowed(AXIS_NAMES)}")
         items = value.split(",") if isinstance(value, str) else value
         values = items if isinstance(items, list | tuple) else [items]
@@ -57,25 +84,27 @@ def fixed_values(fixed: Any) -> dict[str, tuple[Any, ...]]:
 
 
 def _typed(axis: str, item: Any) -> Any:
-    """A value as the Plan has it. Raises UserError."""
-    if not isinstance(item, str):
-        return item
-    text = item.strip()
+    """A value as the Plan has it. Raises UserError where no plan can have it."""
+    value = _scalar(item) if isinstance(item, str) else item
+    section, field = PATHS.get(axis, ("", axis))
+    written = {section: {field: flat.axes(value)}} if section else {axis: value}
+    files.parse(Plan, written, source=f"--fix {axis}={item}")
+    return known_name(value) if axis == "schedule" else value
+
+
+def _scalar(text: str) -> Any:
+    """A truth value, a whole number or a text."""
+    text = text.strip()
     if text.lower() in WORDS:
         return WORDS[text.lower()]
-    try:
-        return int(text)
-    except ValueError:
-        if axis in ("schedule", "recompute", "order", "precision"):
-            return text
-        raise UserError(f"--fix {axis}={item}: wants a whole number, true or false") from None
+    return int(text) if text.lstrip("-").isdigit() else text
 
 
 def plan_of(rows: Rows, index: int) -> Plan:
-    """The plan of one row, on top of the problem's base plan."""
+    """The plan of one row, on top of the problem's base plan; axes that are not joined yet are the base plan's."""
     sections: dict[str, dict[str, Any]] = {}
     loose: dict[str, Any] = {}
-    for name in AXIS_NAMES:
+    for name in rows.domain:
         value = rows.domain[name][rows.code[name][index]]
         value = flat.axes(value) if name == "order" else value
         section, field = PATHS.get(name, (flat.SECTION_OF.get(name, ""), name))
@@ -86,3 +115,41 @@ def plan_of(rows: Rows, index: int) -> Plan:
     base = rows.problem.base.model_dump(exclude={"predicted"})
     merged = {section: {**base[section], **values} for section, values in sections.items()}
     return Plan.model_validate({**base, **merged, **loose})
+
+
+def without_axes(plan: Plan) -> Plan:
+    """A plan with everything that is an axis of the space as if nobody had chosen it."""
+    given = plan.model_dump(exclude={"predicted"}, exclude_unset=True)
+    for name in (*AXIS_NAMES, "dp", "layers", "actions"):
+        section, field = PATHS.get(name, (flat.SECTION_OF.get(name, ""), name))
+        holder = given.get(section, {}) if section else given
+        if isinstance(holder, dict) and name != "precision":
+            holder.pop(field, None)
+    return Plan.model_validate(given)
+
+
+def expressible(rows: Rows, axis: str) -> NDArray[np.bool_]:
+    """Rows whose value of an axis the export target can express.
+
+    Refused are values that it refuses in every row tried.
+    """
+    keep = np.ones(rows.count, dtype=bool)
+    for value in range(len(rows.domain[axis])):
+        mine = np.flatnonzero(rows.code[axis] == value)
+        tried = mine[np.linspace(0, len(mine) - 1, min(len(mine), PROBES), dtype=np.int64)]
+        if len(mine) and all(refusals(rows, int(row)) for row in tried):
+            keep[mine] = False
+    return keep
+
+
+def refusals(rows: Rows, row: int) -> list[str]:
+    """Why the export target cannot express the plan of a row; empty where it can, or where there is no target."""
+    problem = rows.problem
+    if problem.constraints.portable is None:
+        return []
+    from simpar.export import unsupported
+
+    plan = plan_of(rows, row)
+    if "pp" in rows.domain:
+        plan = plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"dp": int(rows["dp"][row])})})
+    return unsupported(plan, problem.graph, problem.training, problem.constraints.portable)

@@ -1,36 +1,142 @@
-"""The uniform space, searched exhaustively: every plan that fits is simulated."""
+"""The uniform space: what Megatron-like launchers can express, searched to a certified optimum.
+
+Memory is decided first, for all rows at once. Then rows are taken in the order of their bounds, each bounded more
+sharply every time it comes up and simulated in the end; when the lowest bound passes the best simulated step, no row
+can beat it.
+"""
 
 from __future__ import annotations
 
 import time
+from typing import Any
+
+import numpy as np
 
 from simpar.errors import Infeasible
 from simpar.report.result import Result
-from simpar.search.exact import candidate, exact, fits, worth
+from simpar.search.arena import Arena
+from simpar.search.beside import front, naive_choices, runners_up
+from simpar.search.exact import candidate, exact, objective_rates
+from simpar.search.hunt import Field, Hunt, fields_of
+from simpar.search.infeasible import nothing_fits
 from simpar.search.problem import Problem
-from simpar.search.result import Counts, SearchResult
-from simpar.search.space import enumerate_space, plan_of
+from simpar.search.result import Candidate, SearchResult
+from simpar.search.space import plan_of
 from simpar.search.watch import Watch
+from simpar.search.words import why_it_loses, why_it_wins
+from simpar.units import format_seconds
 
 
 def search_uniform(problem: Problem, watch: Watch) -> SearchResult:
-    """The best plans of the uniform space. Raises Infeasible where nothing fits."""
+    """The best plans of the uniform space. Raises Infeasible where nothing fits or meets the deadline."""
     started = time.perf_counter()
-    rows = enumerate_space(problem)
-    found: list[tuple[float, Result]] = []
-    simulated = 0
+    objective_rates(problem)
+    hunt = _hunted(problem, watch)
+    ranked = hunt.ranked()
+    if not ranked:
+        raise _failed(hunt, problem)
+    gap, counts = hunt.gap(), hunt.counts()
+    winner = ranked[0]
+    field = next(one for one in hunt.fields if one.problem is winner.problem)
+    assert field.arena is not None, "a plan was simulated in its arena"
+    results = [exact(winner.problem, winner.plan)]
+    if not watch.interrupted:
+        taken = [row for row in field.arena.exact_rows if plan_of(field.arena.rows, row) == winner.plan]
+        rows = runners_up(field.arena, taken, watch.top - 1)
+        results += [exact(winner.problem, plan_of(field.arena.rows, row)) for row in rows]
+    details = _details(problem, hunt, field, results)
+    return SearchResult(
+        candidates=_candidates(results),
+        counts=counts,
+        objective=problem.objective,
+        certified_optimal=gap <= 0 and not watch.interrupted,
+        gap=gap,
+        search_seconds=time.perf_counter() - started,
+        details=details,
+    )
+
+
+def _hunted(problem: Problem, watch: Watch) -> Hunt:
+    """The hunt over all numbers of nodes that the objective may choose from."""
+    hunt = Hunt([], watch)
+    counts = node_counts(problem)
     with watch.stoppable():
-        for index in range(rows.count):
-            result = exact(problem, plan_of(rows, index))
-            simulated += 1
-            if fits(problem, result):
-                found.append((worth(problem, result), result))
-            watch.report("simulating", Counts(rows.count, len(found), 0, 0, simulated), None)
-    if not found:
-        raise Infeasible("nothing fits")
-    found.sort(key=lambda entry: entry[0])
-    candidates = tuple(candidate(n + 1, result) for n, (_, result) in enumerate(found[: watch.top]))
-    counts = Counts(rows.count, len(found), 0, 0, simulated)
-    seconds = time.perf_counter() - started
-    done = not watch.interrupted
-    return SearchResult(candidates, counts, problem.objective, done, 0.0 if done else 1.0, seconds)
+        if problem.objective != "devices":
+            hunt.fields = fields_of(problem, counts)
+            hunt.run()
+            return hunt
+        for nodes in counts:
+            try:
+                hunt.fields = [*hunt.fields, *fields_of(problem, [nodes])]
+            except Infeasible:
+                continue
+            hunt.run()
+            if hunt.ranked():
+                break
+    return hunt
+
+
+def node_counts(problem: Problem) -> list[int]:
+    """Numbers of nodes to search: all of them for the time, else halves of it down to one, fewest first."""
+    counts = [problem.cluster.nodes]
+    while problem.objective != "time" and counts[-1] % 2 == 0:
+        counts.append(counts[-1] // 2)
+    return counts[::-1]
+
+
+def _failed(hunt: Hunt, problem: Problem) -> Infeasible:
+    """Why there is no answer."""
+    if hunt.watch.interrupted:
+        return Infeasible("interrupted before any plan was simulated")
+    if not hunt.arenas:
+        if not hunt.fields:
+            return Infeasible("no plan is possible on any number of nodes")
+        return nothing_fits(problem, hunt.fields[-1].need)
+    deadline = problem.constraints.deadline_s
+    lowest = min(float(np.min(arena.bound_s)) for arena in hunt.arenas)
+    if deadline is not None:
+        return Infeasible(
+            f"no plan meets the deadline of {format_seconds(deadline)}: every step takes at least "
+            f"{format_seconds(lowest)}; try more nodes or a longer deadline"
+        )
+    target = problem.constraints.portable
+    return Infeasible(f"{target} can express none of the plans that fit; try without --portable {target}")
+
+
+def _candidates(results: list[Result]) -> tuple[Candidate, ...]:
+    best, *others = results
+    order = [best, *sorted(others, key=lambda result: result.step_time_s)]
+    reasons = [why_it_wins(best, order[1:]), *(why_it_loses(other, best) for other in order[1:])]
+    return tuple(
+        candidate(n + 1, result, why) for n, (result, why) in enumerate(zip(order, reasons, strict=True))
+    )
+
+
+def _details(problem: Problem, hunt: Hunt, field: Field, results: list[Result]) -> dict[str, Any]:
+    """The problem, what stands beside the winner, and how many nodes were considered."""
+    constraints = problem.constraints
+    found: dict[str, Any] = {
+        "model": results[0].setup.model,
+        "cluster": results[0].setup.cluster,
+        "training": problem.training.model_dump(),
+        "stack": problem.stack.name,
+        "constraints": {
+            "headroom": constraints.headroom,
+            "fixed": dict(constraints.fixed),
+            "portable": constraints.portable,
+            "schedules": constraints.schedules,
+            "deadline_s": constraints.deadline_s,
+        },
+        "node_counts": [one.problem.cluster.nodes for one in hunt.fields],
+        "simpar_version": results[0].setup.simpar_version,
+    }
+    if not hunt.watch.interrupted and field.arena is not None:
+        found["naive"] = naive_choices(field, results[0])
+        found["pareto"] = front(field.arena, _fastest(field.arena))
+    return found
+
+
+def _fastest(arena: Arena) -> int:
+    row = arena.shortest(np.ones(arena.rows.count, dtype=bool))
+    assert row is not None, "something fits"
+    return row

@@ -30,6 +30,7 @@ HEAVY = (
 )
 COMMANDS = (
     "simulate",
+    "search",
     "compare",
     "report",
     "export",

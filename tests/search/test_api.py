@@ -12,7 +12,7 @@ from simpar.search import Constraints
 
 @pytest.fixture(scope="module")
 def small():
-    """gpt2 on two laptop-like devices: a few dozen plans."""
+    """gpt2 on four laptop-like devices."""
     return (
         simpar.Model("gpt2"),
         simpar.Cluster("laptop-cpu-4"),

@@ -1,0 +1,141 @@
+"""Rows with bounds that are sharpened where it pays: by kernels, by passes, by whole steps, by a sweep, by simulation.
+
+Always the row with the lowest bound is looked at again, together with others for which the next, dearer look can be
+shared; a row whose bound is no better than the best simulated step is never looked at again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.search.axes import Rows
+from simpar.search.exact import objective_rates
+from simpar.search.jobs import Jobs
+from simpar.search.pipes import Pipes
+from simpar.search.rowbound import RowBounds
+from simpar.search.sweeping import Sweeps
+from simpar.search.syncs import Schemes
+from simpar.search.wires import Wires
+from simpar.units import NS_PER_S
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+KERNELS, PASSES, STEP, SWEPT, EXACT = range(5)
+PIPES_AT_ONCE, ROWS_AT_ONCE, SWEPT_AT_ONCE = 1024, 16384, 512
+
+
+@dataclass
+class Arena:
+    """Rows that fit, the seconds that bound each, how that was found, and the device memory that each needs.
+
+    The objective of a row is at least ``slope`` times its seconds plus its ``offset``.
+    """
+
+    rows: Rows
+    sweeps: Sweeps
+    bound_s: Floats
+    level: NDArray[np.int8]
+    needed_bytes: Floats
+    slope: float = 1.0
+    offset: Floats | float = 0.0
+    swept: int = 0
+    _active: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    @staticmethod
+    def of(rows: Rows, needed_bytes: Floats) -> Arena:
+        """All rows bounded by their kernels."""
+        problem = rows.problem
+        pipes = Pipes.of(Jobs(rows), Wires.of_problem(problem))
+        sweeps = Sweeps(RowBounds(pipes, Schemes.of(pipes.passes)))
+        bound, least = pipes.kernels_bound_ns()
+        bound_s = (bound / NS_PER_S + problem.stack.launch.step_overhead_s)[pipes.index]
+        level = np.full(rows.count, KERNELS, dtype=np.int8)
+        slope, busy = objective_rates(problem)
+        offset = busy * (least / NS_PER_S)[pipes.index] if busy else 0.0
+        return Arena(rows, sweeps, bound_s, level, needed_bytes, slope, offset, 0, np.arange(rows.count))
+
+    @property
+    def bounds(self) -> RowBounds:
+        """Bounds of whole steps."""
+        return self.sweeps.bounds
+
+    def worth(self, rows: Any) -> Any:
+        """What the objective of rows is at least."""
+        offset = self.offset if isinstance(self.offset, float) else self.offset[rows]
+        return self.slope * self.bound_s[rows] + offset
+
+    def forget(self, best: float) -> None:
+        """Look no more at rows that cannot beat the best."""
+        alive = (self.worth(self._active) < best) & (self.level[self._active] < EXACT)
+        self._active = self._active[alive]
+
+    def next(self) -> int | None:
+        """The row with the lowest bound that is still looked at, or None."""
+        if not len(self._active):
+            return None
+        return int(self._active[np.argmin(self.worth(self._active))])
+
+    def shortest(self, mask: NDArray[np.bool_]) -> int | None:
+        """The best of some rows by the sweep, contention left out, or None without any."""
+        kept, self._active = self._active, np.flatnonzero(mask)
+        try:
+            while (row := self.next()) is not None and self.level[row] < SWEPT:
+                self.sharpen(row)
+        finally:
+            self._active = kept
+        return row
+
+    def sharpen(self, row: int) -> None:
+        """Bound a row by the next means, and others along with it."""
+        {KERNELS: self._passes, PASSES: self._steps, STEP: self._sweep}[int(self.level[row])](row)
+
+    @property
+    def exact_rows(self) -> list[int]:
+        """Rows that were simulated."""
+        return np.flatnonzero(self.level == EXACT).tolist()
+
+    def settle(self, row: int) -> None:
+        """A row's step is known: its bound plays no part any more."""
+        self.level[row] = EXACT
+        self._active = self._active[self._active != row]
+
+    def _at(self, level: int, most: int) -> Ints:
+        """Active rows of a level, those with the lowest bounds."""
+        mine: Ints = self._active[self.level[self._active] == level]
+        if len(mine) <= most:
+            return mine
+        kept: Ints = mine[np.argpartition(self.worth(mine), most)[:most]]
+        return kept
+
+    def _raise(self, rows: Ints, bound_ns: Floats, level: int) -> None:
+        overhead = self.rows.problem.stack.launch.step_overhead_s
+        self.bound_s[rows] = np.maximum(self.bound_s[rows], bound_ns / NS_PER_S + overhead)
+        self.level[rows] = level
+
+    def _passes(self, row: int) -> None:
+        pipes = self.bounds.pipes
+        chosen = self._at(KERNELS, 16 * PIPES_AT_ONCE)
+        which = np.unique(np.append(pipes.index[chosen], pipes.index[row]))
+        found = np.zeros(len(pipes.row))
+        found[which] = pipes.passes_bound_ns(which)
+        mine = self._active[(self.level[self._active] == KERNELS) & (found[pipes.index[self._active]] > 0)]
+        self._raise(mine, found[pipes.index[mine]], PASSES)
+
+    def _steps(self, row: int) -> None:
+        rows = np.unique(np.append(self._at(PASSES, ROWS_AT_ONCE), row))
+        self._raise(rows, self.bounds.of(rows), STEP)
+
+    def _sweep(self, row: int) -> None:
+        columns, alike = self.rows, self._active[self.level[self._active] == STEP]
+        for name in ("schedule", "pp", "vpp", "microbatches"):
+            values = columns.code[name] if name in columns.code else columns[name]
+            alike = alike[values[alike] == values[row]]
+        if len(alike) > SWEPT_AT_ONCE:
+            alike = alike[np.argpartition(self.worth(alike), SWEPT_AT_ONCE)[:SWEPT_AT_ONCE]]
+        rows = np.unique(np.append(alike, row))
+        self._raise(rows, self.sweeps.of(rows), SWEPT)
+        self.swept += len(rows)

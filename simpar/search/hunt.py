@@ -1,0 +1,135 @@
+"""A search under way: one arena for every number of nodes, the lowest bound first, until the best is certain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.errors import Infeasible
+from simpar.search.arena import SWEPT, Arena
+from simpar.search.exact import Exact, measure
+from simpar.search.fit import Need, needs
+from simpar.search.problem import Problem
+from simpar.search.result import Counts
+from simpar.search.space import ORIGIN, memory_rows, plan_of, refusals, with_late_axes
+from simpar.search.watch import Watch
+
+
+@dataclass
+class Field:
+    """The space of one number of nodes: what its rows need in memory, and the arena of those that fit."""
+
+    problem: Problem
+    space_size: int
+    need: Need
+    arena: Arena | None
+
+    @staticmethod
+    def of(problem: Problem) -> Field:
+        """Enumerate, decide memory, bound. Raises Infeasible where no plan is legal."""
+        rows = memory_rows(problem)
+        need = needs(rows)
+        fit = need.needed_bytes <= problem.memory_limit_bytes
+        size = with_late_axes(rows.some(~fit)).count if not fit.all() else 0
+        if not fit.any():
+            return Field(problem, size, need, None)
+        feasible = with_late_axes(rows.some(fit))
+        needed = need.needed_bytes[fit][feasible.code[ORIGIN]]
+        return Field(problem, size + feasible.count, need, Arena.of(feasible, needed))
+
+
+@dataclass
+class Hunt:
+    """Fields, what was simulated, and who watches."""
+
+    fields: list[Field]
+    watch: Watch
+    found: list[Exact] = field(default_factory=list)
+    swept_before: int = 0
+
+    @property
+    def arenas(self) -> list[Arena]:
+        """Arenas of the fields in which something fits."""
+        return [one.arena for one in self.fields if one.arena is not None]
+
+    @property
+    def best(self) -> float:
+        """The best objective of a simulated plan that fits and meets the deadline, infinity without one."""
+        return min((found.worth for found in self.found if self.counts_for(found)), default=np.inf)
+
+    def counts_for(self, found: Exact) -> bool:
+        """Whether a simulated plan satisfies the constraints."""
+        deadline = found.problem.constraints.deadline_s
+        return found.fits and (deadline is None or found.step_time_s <= deadline)
+
+    def counts(self) -> Counts:
+        """What has been done so far."""
+        feasible = sum(arena.rows.count for arena in self.arenas)
+        swept = sum(arena.swept for arena in self.arenas)
+        return Counts(sum(one.space_size for one in self.fields), feasible, feasible, swept, len(self.found))
+
+    def lowest(self) -> tuple[Arena, int] | None:
+        """The arena and row with the lowest bound of all that may still win, or None."""
+        rows = [(arena, row) for arena in self.arenas if (row := arena.next()) is not None]
+        deadlines = [arena.rows.problem.constraints.deadline_s for arena, _ in rows]
+        rows = [
+            (arena, row)
+            for (arena, row), most in zip(rows, deadlines, strict=True)
+            if most is None or arena.bound_s[row] <= most
+        ]
+        return min(rows, key=lambda one: float(one[0].worth(one[1])), default=None)
+
+    def run(self) -> None:
+        """Until nothing can beat the best."""
+        while (lowest := self.lowest()) is not None:
+            arena, row = lowest
+            if arena.worth(row) >= self.best:
+                return
+            if arena.level[row] < SWEPT:
+                arena.sharpen(row)
+            else:
+                self.simulate(arena, row)
+                for each in self.arenas:
+                    each.forget(self.best)
+            best = self.best
+            self.watch.report("searching", self.counts(), best if np.isfinite(best) else None)
+
+    def simulate(self, arena: Arena, row: int) -> Exact | None:
+        """Simulate a row, unless the export target refuses its plan."""
+        arena.settle(row)
+        if refusals(arena.rows, row):
+            return None
+        found = measure(arena.rows.problem, plan_of(arena.rows, row))
+        self.found.append(found)
+        return found
+
+    def gap(self) -> float:
+        """The share of the best objective by which an unseen plan might still beat it."""
+        lowest, best = self.lowest(), self.best
+        if lowest is None or not np.isfinite(best):
+            return 0.0
+        return max(0.0, 1.0 - float(lowest[0].worth(lowest[1])) / best)
+
+    def ranked(self) -> list[Exact]:
+        """Simulated plans that satisfy the constraints, best first; equal ones in the order of the space."""
+        return sorted(
+            (found for found in self.found if self.counts_for(found)), key=lambda found: found.worth
+        )
+
+
+def fields_of(problem: Problem, node_counts: list[int]) -> list[Field]:
+    """The fields of several numbers of nodes. Raises Infeasible where no plan is legal on any of them."""
+    fields, refused = [], None
+    for nodes in node_counts:
+        try:
+            fields.append(Field.of(replace(problem, cluster=replace(problem.cluster, nodes=nodes))))
+        except Infeasible as error:
+            refused = error
+    if not fields:
+        raise refused or Infeasible("no number of nodes to search")
+    return fields
+
+
+Mask = NDArray[np.bool_]

@@ -1,0 +1,45 @@
+"""From rows of the space to jobs without the checks that the axis table makes superfluous."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from simpar.cost.kernels import KernelModel
+from simpar.cost.stack import resolve
+from simpar.plan.plan import Plan
+from simpar.program.rank_view import Job
+from simpar.search.axes import Rows
+from simpar.search.problem import Problem
+from simpar.search.space import plan_of
+from simpar.simulation import balanced
+
+
+@dataclass
+class Jobs:
+    """Jobs of rows, made when asked for."""
+
+    rows: Rows
+    _kernels: dict[str, KernelModel] = field(default_factory=dict)
+
+    @property
+    def problem(self) -> Problem:
+        """The problem that the rows belong to."""
+        return self.rows.problem
+
+    def plan(self, row: int) -> Plan:
+        """The resolved plan of a row, dp and schedule filled in."""
+        problem = self.problem
+        plan = plan_of(self.rows, row)
+        mesh = plan.mesh.model_copy(update={"dp": int(self.rows["dp"][row])})
+        pipeline = plan.pipeline.model_copy(update={"schedule": plan.schedule})
+        filled = plan.model_copy(update={"mesh": mesh, "pipeline": pipeline})
+        return balanced(resolve(filled, problem.stack), problem.graph, problem.stack)
+
+    def job(self, row: int) -> Job:
+        """The job of a row."""
+        problem, plan = self.problem, self.plan(row)
+        precision = plan.numerics.precision
+        if precision not in self._kernels:
+            attention = problem.stack.fusion.attention
+            self._kernels[precision] = KernelModel(problem.cluster.device, precision, attention)
+        return Job(problem.graph, problem.training, plan, problem.stack, self._kernels[precision])

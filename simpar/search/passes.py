@@ -1,0 +1,307 @@
+"""Times of passes through blocks: bulk sums of kernels first, the very segments of the Program where they matter.
+
+Many rows share their kernels: what a rank computes depends on its shares of the tensors, not on the pipeline or on
+data parallelism. A *key* is one combination of the axes that decide it; a *kind* is a block and how it is recomputed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, reduce
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.cost.operators import OperatorTime, operator_times
+from simpar.models.graph import Block, evaluate
+from simpar.plan.schedules import make_schedule
+from simpar.program.phases import CollectiveUse, Phase
+from simpar.program.rank_view import RankView
+from simpar.program.segments import make_segment
+from simpar.program.stages import PASSES
+from simpar.program.steps import block_steps
+from simpar.program.synchronisation import Synchronisation
+from simpar.program.traffic import group_kinds, late_per_member_s
+from simpar.search.jobs import Jobs
+from simpar.search.wires import Wires
+from simpar.units import NS_PER_S, to_ns
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+ONE_STAGE = make_schedule("1f1b", 1, 1)
+Signature = tuple[tuple[str, tuple[int, ...], bool], ...]
+KEY_AXES = ("tp", "cp", "ep", "micro_batch", "sequence_parallel", "tp_overlap", "precision")
+LETTERS = tuple(PASSES)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A block and how it is recomputed."""
+
+    block: Block
+    recompute: str
+
+
+@dataclass(frozen=True)
+class _TimedView(RankView):
+    """A rank's view whose kernel times are known."""
+
+    known: Mapping[str, Sequence[OperatorTime]] = field(default_factory=dict)
+
+    def operator_times(self, block: Block) -> list[OperatorTime]:
+        return list(self.known[block.name])
+
+
+@dataclass
+class Passes:
+    """Pass times of every key and kind; ``key`` int64[rows] is the key of every row, ``row`` one row of every key."""
+
+    jobs: Jobs
+    wires: Wires
+    key: Ints
+    row: Ints
+    _phases: dict[int, dict[tuple[str, int], Phase]] = field(default_factory=dict)
+    _prices: dict[int, dict[CollectiveUse, int]] = field(default_factory=dict)
+    _groups: dict[tuple[object, ...], Mapping[str, Ints]] = field(default_factory=dict)
+    _known: dict[tuple[int, str], Ints] = field(default_factory=dict)
+    _lanes: dict[tuple[int, int, str], Lane] = field(default_factory=dict)
+
+    @staticmethod
+    def of(jobs: Jobs, wires: Wires) -> Passes:
+        """Keys of all rows."""
+        rows = jobs.rows
+        code = np.zeros(rows.count, dtype=np.int64)
+        for name in KEY_AXES:
+            code = code * len(rows.domain[name]) + rows.code[name]
+        _, row, key = np.unique(code, return_index=True, return_inverse=True)
+        return Passes(jobs, wires, key, row)
+
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Embedding and head, then every block of a layer under every recompute choice in use."""
+        graph = self.jobs.problem.graph
+        policies = self.jobs.rows.domain["recompute"]
+        choices = dict.fromkeys(choice for policy in policies for choice in _choices(policy))
+        layers = [Kind(graph.blocks[name], how) for how in choices for name in dict.fromkeys(graph.layers)]
+        return (Kind(graph.embedding, "none"), Kind(graph.head, "none"), *layers)
+
+    @cached_property
+    def index(self) -> dict[tuple[str, str], int]:
+        """Position of a kind by (block name, recompute)."""
+        return {(kind.block.name, kind.recompute): at for at, kind in enumerate(self.kinds)}
+
+    @cached_property
+    def views(self) -> list[RankView]:
+        """A rank's view of every key."""
+        return [self._view(int(row)) for row in self.row]
+
+    def _view(self, row: int) -> RankView:
+        job = self.jobs.job(row)
+        late = late_per_member_s(self.wires.cluster, job.plan.mesh)
+        view = RankView.of(job, late_per_member_s=late)
+        return replace(view, context_rank=0) if view.uneven_context else view
+
+    @cached_property
+    def parameters(self) -> Floats:
+        """Parameters of one rank before data-parallel sharding, float64[keys, kinds]."""
+        return np.array(
+            [[float(kind.block.parameters(view.tensor)) for kind in self.kinds] for view in self.views]
+        )
+
+    @cached_property
+    def projection(self) -> Floats:
+        """Parameters of the output projection on one rank, float64[keys]."""
+        weights = self.jobs.problem.graph.head.operator("lm_head").weights[0].size
+        return np.array([float(evaluate(weights, view.tensor)) for view in self.views])
+
+    @cached_property
+    def _times(self) -> dict[str, list[list[OperatorTime]]]:
+        """Kernel times of every block for every key, evaluated in bulk."""
+        found: dict[str, list[list[OperatorTime]]] = {}
+        blocks = {kind.block.name: kind.block for kind in self.kinds}
+        for name, block in blocks.items():
+            found[name] = [[] for _ in self.views]
+            for members in self._by_precision():
+                times = self._bulk(block, members)
+                for at, key in enumerate(members):
+                    found[name][key] = [_one(time, at) for time in times]
+        return found
+
+    def _by_precision(self) -> list[list[int]]:
+        groups: dict[str, list[int]] = {}
+        for key, view in enumerate(self.views):
+            groups.setdefault(view.job.plan.numerics.precision, []).append(key)
+        return list(groups.values())
+
+    def _bulk(self, block: Block, members: list[int]) -> list[OperatorTime]:
+        views = [self.views[key] for key in members]
+        tensor, sequence = (
+            {name: np.array([dims[name] for dims in region]) for name in region[0]}
+            for region in zip(*((block.view(v.tensor), block.view(v.sequence)) for v in views), strict=True)
+        )
+        job = views[0].job
+        return operator_times(block.operators, tensor, sequence, job.kernels, job.stack)
+
+    @cached_property
+    def kernels_ns(self) -> dict[str, Ints]:
+        """Kernels alone by letter, int64[keys, kinds]: less than any pass takes, whatever is communicated."""
+        found = {letter: np.zeros((len(self.views), len(self.kinds)), dtype=np.int64) for letter in LETTERS}
+        slow = self.jobs.problem.stack.launch.kernel_overhead
+        for at, kind in enumerate(self.kinds):
+            for key, times in enumerate(self._times[kind.block.name]):
+                forward, inputs, weights = (
+                    sum(float(getattr(time, part)) for time in times)
+                    for part in ("forward_s", "backward_input_s", "backward_weight_s")
+                )
+                again = forward if kind.recompute == "full" else 0.0
+                for letter, seconds in (
+                    ("F", forward), ("B", again + inputs + weights), ("I", again + inputs), ("W", weights)
+                ):  # fmt: skip
+                    found[letter][key, at] = max(0, int(to_ns(slow * seconds)) - 3 * len(times))
+        return found
+
+    def phase(self, key: int, kind: int, letter: str) -> Phase:
+        """The steps of a pass, as the Program has them."""
+        if key not in self._phases:
+            self._phases[key] = {}
+        table = self._phases[key]
+        if (letter, kind) not in table:
+            known = {name: times[key] for name, times in self._times.items()}
+            base = self.views[key]
+            view = _TimedView(**{f.name: getattr(base, f.name) for f in fields(base)}, known=known)
+            steps = block_steps(self.kinds[kind].block, view, recompute=self.kinds[kind].recompute)
+            for one, name in PASSES.items():
+                table[one, kind] = getattr(steps, name)
+        return table[letter, kind]
+
+    def price(self, key: int, use: CollectiveUse) -> int:
+        """Nanoseconds of a collective inside a block, on the group of rank 0."""
+        known = self._prices.setdefault(key, {})
+        if use not in known:
+            known[use] = int(
+                self.wires.of(use.op, self._group(key, use.group), use.group).time_ns(
+                    use.size_bytes, use.count
+                )
+            )
+        return known[use]
+
+    def _group(self, key: int, name: str) -> Ints:
+        view = self.views[key]
+        mesh = view.job.plan.mesh
+        cached = (mesh.tp, mesh.cp, mesh.ep, mesh.order)
+        if cached not in self._groups:
+            kinds = group_kinds(view, Synchronisation.of(view.job), ONE_STAGE)
+            self._groups[cached] = {kind.name: kind.groups[0] for kind in kinds}
+        return self._groups[cached][name]
+
+    def plain_ns(self, keys: Ints, letters: Sequence[str] = LETTERS) -> dict[str, Ints]:
+        """Times of passes with nothing beside them by letter, int64[len(keys), kinds]."""
+        unique, where = np.unique(keys, return_inverse=True)
+        tables = {letter: np.zeros((len(unique), len(self.kinds)), dtype=np.int64) for letter in letters}
+        for at, key in enumerate(unique.tolist()):
+            for letter in letters:
+                tables[letter][at] = self._plain(key, letter)
+        return {letter: table[where] for letter, table in tables.items()}
+
+    def _plain(self, key: int, letter: str) -> Ints:
+        if (key, letter) not in self._known:
+            slow = self.jobs.problem.stack.launch.kernel_overhead
+            self._known[key, letter] = np.array(
+                [
+                    make_segment(
+                        self.phase(key, kind, letter), lambda use: self.price(key, use), slowdown=slow
+                    ).duration_ns
+                    for kind in range(len(self.kinds))
+                ],
+                dtype=np.int64,
+            )
+        return self._known[key, letter]
+
+    def slowed_ns(self, keys: Ints, letter: str, busy_ns: Floats) -> Ints:
+        """Times of passes beside ``busy_ns`` of data-parallel communication each, int64[len(keys), kinds].
+
+        As in the Program: kernels slow down for the share of their time that is covered.
+        """
+        excess = self.jobs.problem.stack.overlap.compute_slowdown_while_comm - 1.0
+        found = self.plain_ns(keys, (letter,))[letter]
+        if excess <= 0 or not busy_ns.any():
+            return found
+        unique, where = np.unique(keys, return_inverse=True)
+        for kind in np.flatnonzero(busy_ns.any(axis=0)).tolist():
+            lanes = [self._lane(int(key), kind, letter) for key in unique]
+            groups: dict[Signature, list[int]] = {}
+            for at, lane in enumerate(lanes):
+                groups.setdefault(lane.signature, []).append(at)
+            for members in groups.values():
+                mine = np.flatnonzero(np.isin(where, members))
+                row = np.searchsorted(members, where[mine])
+                found[mine, kind] = _stretched(
+                    [lanes[at] for at in members], row, excess, busy_ns[mine, kind]
+                )
+        return found
+
+    def _lane(self, key: int, kind: int, letter: str) -> Lane:
+        known = key, kind, letter
+        if known not in self._lanes:
+            phase = self.phase(key, kind, letter)
+            self._lanes[known] = Lane(
+                signature=tuple((step.stream, step.after, step.collective is None) for step in phase.steps),
+                seconds=np.array([step.duration_s for step in phase.steps])
+                * self.jobs.problem.stack.launch.kernel_overhead,
+                collective_ns=np.array(
+                    [
+                        0 if step.collective is None else self.price(key, step.collective)
+                        for step in phase.steps
+                    ],
+                    dtype=np.int64,
+                ),
+                compute_ns=float(to_ns(sum(step.duration_s for step in phase.steps))),
+                issue_ns=int(to_ns(phase.issue_s)),
+            )
+        return self._lanes[known]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A phase as numbers: its structure, seconds of every kernel and nanoseconds of every collective."""
+
+    signature: Signature
+    seconds: Floats
+    collective_ns: Ints
+    compute_ns: float
+    issue_ns: int
+
+
+def _stretched(lanes: Sequence[Lane], row: Ints, excess: float, busy_ns: Floats) -> Ints:
+    """Durations of lanes of one structure, int64[len(row)], by the rule of :mod:`simpar.program.segments`."""
+    compute = np.array([lane.compute_ns for lane in lanes])[row]
+    share = np.minimum(1.0, busy_ns / np.where(compute > 0, compute, np.inf))
+    slow = NS_PER_S * (1.0 + excess * share)
+    seconds, prices = (
+        np.array([getattr(lane, name) for lane in lanes]) for name in ("seconds", "collective_ns")
+    )
+    free: dict[str, Ints] = {}
+    finishes: list[Ints] = []
+    none = np.zeros(len(row), dtype=np.int64)
+    for step, (stream, after, is_kernel) in enumerate(lanes[0].signature):
+        begin = reduce(np.maximum, (finishes[i] for i in after), free.get(stream, none))
+        took = np.rint(seconds[row, step] * slow).astype(np.int64) if is_kernel else prices[row, step]
+        finishes.append(begin + took)
+        free[stream] = finishes[-1]
+    issue = np.array([lane.issue_ns for lane in lanes])[row]
+    return np.asarray(np.maximum(reduce(np.maximum, finishes, none), issue))
+
+
+def _choices(policy: str) -> tuple[str, ...]:
+    """What a recompute policy chooses for single layers."""
+    return ("full", "none") if policy.startswith("every:") else (policy,)
+
+
+def _one(time: OperatorTime, at: int) -> OperatorTime:
+    """One key's times out of arrays (what does not depend on the key is a scalar)."""
+    parts = ("forward_s", "backward_input_s", "backward_weight_s")
+    taken = {
+        part: float(value if np.ndim(value := getattr(time, part)) == 0 else value[at]) for part in parts
+    }
+    return replace(time, **taken)  # type: ignore[arg-type]

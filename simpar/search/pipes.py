@@ -1,0 +1,137 @@
+"""Pipelines: rows without their data parallelism, bounded by kernels alone, then by passes and messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.program.traffic import send_bytes
+from simpar.search.bound import Hops, Path, Stages, path_bound
+from simpar.search.jobs import Jobs
+from simpar.search.passes import Passes
+from simpar.search.shapes import Shape, Shapes, weigh
+from simpar.search.wires import FREE, Wire, Wires
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass
+class Pipes:
+    """Distinct pipelines of the rows: ``index`` int64[rows] into the columns ``key``, ``shape`` and ``row``."""
+
+    jobs: Jobs
+    passes: Passes
+    shapes: Shapes
+    wires: Wires
+    index: Ints
+    row: Ints
+    _messages: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[list[Wire], Ints]] = field(
+        default_factory=dict
+    )
+
+    @staticmethod
+    def of(jobs: Jobs, wires: Wires) -> Pipes:
+        """Pipelines of all rows."""
+        passes = Passes.of(jobs, wires)
+        shapes = Shapes.of(jobs, passes)
+        code = passes.key * len(shapes.row) + shapes.index
+        code = code * len(jobs.rows.domain["order"]) + jobs.rows.code["order"]
+        _, row, index = np.unique(code, return_index=True, return_inverse=True)
+        return Pipes(jobs, passes, shapes, wires, index, row)
+
+    @cached_property
+    def key(self) -> Ints:
+        """Key of the passes of every pipeline."""
+        return self.passes.key[self.row]
+
+    @cached_property
+    def shape(self) -> Ints:
+        """Shape of every pipeline."""
+        return self.shapes.index[self.row]
+
+    def microbatches(self, which: Ints) -> Floats:
+        """Microbatches of some pipelines."""
+        return np.asarray(self.jobs.rows["microbatches"][self.row[which]], dtype=np.float64)
+
+    def by_shape(self, which: Ints) -> Iterator[tuple[Shape, Ints]]:
+        """Some pipelines in groups of equal shape: the shape, and positions in ``which``."""
+        shape = self.shape[which]
+        order = np.argsort(shape, kind="stable")
+        for mine in np.split(order, np.flatnonzero(np.diff(shape[order])) + 1):
+            if len(mine):
+                yield self.shapes[int(shape[mine[0]])], mine
+
+    def kernels_bound_ns(self) -> tuple[Floats, Floats]:
+        """Bounds of all pipelines by kernels alone, and the kernels of their least busy rank."""
+        found, everything = np.zeros(len(self.row)), np.arange(len(self.row))
+        least = np.zeros(len(self.row))
+        key = self.key
+        for shape, mine in self.by_shape(everything):
+            times = {letter: table[key[mine]] for letter, table in self.passes.kernels_ns.items()}
+            stages = Stages.plain(shape, times)
+            path = path_bound(shape, stages, Hops.none(shape, len(mine)), self.microbatches(mine))
+            found[mine] = path.longest
+            each = stages.forward + stages.backward + stages.weight
+            least[mine] = self.microbatches(mine) * weigh(each, shape.of_rank).min(axis=1)
+        return found, least
+
+    def path(self, shape: Shape, which: Ints, stages: Stages) -> Path:
+        """Bounds of pipelines of one shape by their passes and messages."""
+        return path_bound(shape, stages, self.hops(shape, which), self.microbatches(which))
+
+    def passes_bound_ns(self, which: Ints) -> Floats:
+        """Bounds of some pipelines by their passes and messages."""
+        found, key = np.zeros(len(which)), self.key[which]
+        for shape, mine in self.by_shape(which):
+            times = self.passes.plain_ns(key[mine], shape.letters)
+            found[mine] = self.path(shape, which[mine], Stages.plain(shape, times)).longest
+        return found
+
+    def hops(self, shape: Shape, which: Ints) -> Hops:
+        """Messages of pipelines of one shape."""
+        stages = len(shape.pieces)
+        times = np.zeros((len(which), 2, stages - 1))
+        if stages > 1:
+            rows = self.jobs.rows
+            code = self.key[which] * len(rows.domain["order"]) + rows.code["order"][self.row[which]]
+            _, first, where = np.unique(code, return_index=True, return_inverse=True)
+            times = np.stack([self._times(shape, int(pipe)) for pipe in which[first]])[where]
+        return Hops(times[:, 0], times[:, 1], self.jobs.problem.stack.overlap.p2p_blocks_compute)
+
+    def _times(self, shape: Shape, pipe: int) -> Floats:
+        """Nanoseconds of the messages of one pipeline, float64[2, stages - 1]: ahead and back."""
+        wires, index = self._wired(shape, pipe)
+        view, kinds = self.passes.views[int(self.key[pipe])], self.passes.kinds
+        sent = [pieces[-1] for pieces in shape.pieces[:-1]]
+        sizes = {kind: send_bytes(view, kinds[kind].block) for kind in set(sent)}
+        size = np.array([sizes[kind] for kind in sent])
+        table = np.stack([wire.time_ns(size) for wire in wires])
+        return np.take_along_axis(table, index, axis=0).astype(np.float64)
+
+    def _wired(self, shape: Shape, pipe: int) -> tuple[list[Wire], Ints]:
+        """Distinct wires of a pipeline's messages, and which of them each message takes."""
+        ranks = self._ranks(int(self.row[pipe]), shape.num_ranks)
+        cached = shape.rank_of_stage, tuple(ranks[:2].tolist())
+        if cached not in self._messages:
+            at = ranks[np.array(shape.rank_of_stage)]
+            pairs = np.concatenate([np.stack([at[:-1], at[1:]], 1), np.stack([at[1:], at[:-1]], 1)])
+            size = self.wires.cluster.domain_size
+            moved = pairs - pairs.min(axis=1, keepdims=True) // size * size
+            _, first, index = np.unique(moved, axis=0, return_index=True, return_inverse=True)
+            wires = [self.wires.of("send", pair) if pair[0] != pair[1] else FREE for pair in pairs[first]]
+            self._messages[cached] = wires, index.reshape(2, -1)
+        return self._messages[cached]
+
+    def _ranks(self, row: int, num_ranks: int) -> Ints:
+        """The ranks of the first pipeline: a stride apart, the product of the faster axes."""
+        rows, stride = self.jobs.rows, 1
+        for axis in str(rows.domain["order"][rows.code["order"][row]]).split("-"):
+            if axis == "pp":
+                break
+            stride *= int(rows[axis][row])
+        return np.arange(num_ranks) * stride

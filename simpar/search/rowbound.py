@@ -1,0 +1,414 @@
+"""Bounds of whole steps, row by row: the pipeline's path with data parallelism, optimizer and embedding sums on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.cost.operators import optimizer_time_s
+from simpar.search.bound import Stages, backwards
+from simpar.search.pipes import Pipes
+from simpar.search.shapes import Shape, weigh
+from simpar.search.syncs import Scheme, Schemes
+from simpar.units import NS_PER_S, to_ns
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass
+class RowBounds:
+    """Bounds of rows by everything that is known before a schedule's table."""
+
+    pipes: Pipes
+    schemes: Schemes
+
+    def of(self, rows: Ints) -> Floats:
+        """Nanoseconds that the steps of some rows take at least."""
+        found, chunk = np.zeros(len(rows)), Chunk(self, rows)
+        for shape, mine in self.pipes.by_shape(self.pipes.index[rows]):
+            found[mine] = self._of_shape(RowCharge(chunk, shape, mine))
+        return found
+
+    def _of_shape(self, row_charge: RowCharge) -> Floats:
+        shape, pipes = row_charge.shape, self.pipes.index[row_charge.rows]
+        charge = row_charge.charge()
+        microbatches = self.pipes.microbatches(pipes)
+        path = self.pipes.path(shape, pipes, charge.stages)
+        ends, returns = path.ends + charge.opening, path.returns + charge.opening
+        tail = charge.tail
+        bounds = [
+            (ends + tail).max(axis=1),
+            returns.max(axis=1) + tail[:, 0],
+            charge.streams(microbatches).max(axis=1),
+        ]
+        return np.asarray(np.maximum.reduce(bounds))
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What rows of one shape cost: times of every stage, and what data parallelism adds.
+
+    All in nanoseconds, float64: ``opening`` [n, ranks] before the passes of a rank beyond the pipeline's own path;
+    ``tail`` [n, ranks] behind its last pass; ``gathers`` and ``reductions`` [n, ranks, 2] that its streams carry in
+    the first and last passes and in every other microbatch, ``drains`` likewise of the link that both use.
+    """
+
+    stages: Stages
+    opening: Floats
+    tail: Floats
+    gathers: Floats
+    reductions: Floats
+    drains: Floats
+    update: Floats
+
+    def streams(self, microbatches: Floats) -> Floats:
+        """Bounds by the streams that gathers and reductions queue on, and by the link they share, [n, ranks]."""
+        others = (microbatches - 1.0)[:, None]
+        work = (
+            column[..., 0] + others * column[..., 1]
+            for column in (self.gathers, self.reductions, self.drains)
+        )
+        return np.asarray(np.maximum.reduce(list(work)) + self.update)
+
+
+@dataclass
+class Chunk:
+    """Some rows with what their keys and schemes decide, evaluated once for every pair of the two."""
+
+    bounds: RowBounds
+    rows: Ints
+    _columns: dict[Any, Any] = field(default_factory=dict)
+
+    @cached_property
+    def key(self) -> Ints:
+        """Key of the passes of every row."""
+        return self.bounds.pipes.passes.key[self.rows]
+
+    @cached_property
+    def _unique(self) -> tuple[list[Scheme], Ints]:
+        schemes = self.bounds.schemes
+        unique, index = np.unique(schemes.index[self.rows], return_inverse=True)
+        return [schemes[int(one)] for one in unique], index
+
+    @property
+    def schemes(self) -> list[Scheme]:
+        """Distinct schemes."""
+        return self._unique[0]
+
+    @property
+    def scheme(self) -> Ints:
+        """Which of the schemes every row has."""
+        return self._unique[1]
+
+    @cached_property
+    def _pairs(self) -> tuple[Ints, Ints, Ints]:
+        """Keys and schemes of distinct pairs, and the pair of every row."""
+        code = self.key * len(self.schemes) + self.scheme
+        unique, index = np.unique(code, return_inverse=True)
+        return unique // len(self.schemes), unique % len(self.schemes), index
+
+    def each(self, name: Any, value: Callable[[Scheme], Any]) -> Any:
+        """A function of a scheme for every scheme; ``name`` it for reuse."""
+        if name not in self._columns:
+            self._columns[name] = np.array([value(scheme) for scheme in self.schemes])
+        return self._columns[name]
+
+    def flag(self, name: str, letter: str, *, boundary: bool) -> Bools:
+        """Whether a hook is set in the passes of a letter, for every scheme."""
+        found = self.each(
+            (name, letter, boundary), lambda one: bool(getattr(one.policies[letter, boundary], name))
+        )
+        return np.asarray(found)
+
+    def passes(self, letter: str, *, boundary: bool) -> Floats:
+        """Times of passes by kind, slowed by what runs beside them, [n, kinds]."""
+        known = letter, boundary
+        keys, scheme, index = self._pairs
+        if known not in self._columns:
+            gathers, reduces = (self.flag(name, letter, boundary=boundary) for name in ("gather", "reduce"))
+            busy = (
+                self.each("gather", _gather) * gathers[:, None]
+                + self.each("reduce", _reduce) * reduces[:, None]
+            )
+            times = self.bounds.pipes.passes.slowed_ns(keys, letter, busy[scheme])
+            self._columns[known] = times.astype(np.float64)
+        return np.asarray(self._columns[known][index])
+
+
+def _gather(scheme: Scheme) -> Floats:
+    return scheme.gather_ns.astype(np.float64)
+
+
+def _reduce(scheme: Scheme) -> Floats:
+    return np.asarray(np.sum(scheme.reduce_ns, axis=0), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class RowCharge:
+    """Arithmetic over rows of one shape, ``mine`` of a chunk; everything is float64[n, ...] nanoseconds."""
+
+    chunk: Chunk
+    shape: Shape
+    mine: Ints
+
+    def charge(self) -> Charge:
+        """What the bound of a row is made of."""
+        return Charge(
+            stages=self.stages,
+            opening=self._opening(),
+            tail=self._tail(),
+            gathers=self._queued(self._gathered, ("F", "I" if self.shape.splits else "B")),
+            reductions=self._queued(self._reduced, (self.closing,)),
+            drains=self._drained(),
+            update=self.update,
+        )
+
+    @property
+    def bounds(self) -> RowBounds:
+        """What all rows share."""
+        return self.chunk.bounds
+
+    @property
+    def rows(self) -> Ints:
+        """Rows of the space."""
+        return self.chunk.rows[self.mine]
+
+    @property
+    def closing(self) -> str:
+        """The letter of the passes that complete gradients."""
+        return "W" if self.shape.splits else "B"
+
+    @property
+    def keys(self) -> Ints:
+        """Key of the passes of every row."""
+        return self.chunk.key[self.mine]
+
+    def by_scheme(self) -> Iterator[tuple[Scheme, Ints]]:
+        """Rows of equal scheme together."""
+        scheme = self.chunk.scheme[self.mine]
+        order = np.argsort(scheme, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(scheme[order])) + 1):
+            yield self.chunk.schemes[int(scheme[rows[0]])], rows
+
+    def each(self, name: Any, value: Callable[[Scheme], Any]) -> Any:
+        """A function of a scheme, evaluated for every row."""
+        return self.chunk.each(name, value)[self.chunk.scheme[self.mine]]
+
+    def flag(self, name: str, letter: str, *, boundary: bool) -> Bools:
+        """Whether a hook is set in the passes of a letter."""
+        return self.chunk.flag(name, letter, boundary=boundary)[self.chunk.scheme[self.mine]]
+
+    @cached_property
+    def gather(self) -> Floats:
+        """Parameter gathers of blocks by kind, [n, kinds]."""
+        return np.asarray(self.each("gather", _gather))
+
+    @cached_property
+    def reduce(self) -> Floats:
+        """Gradient reductions of blocks by kind, first and second together, [n, kinds]."""
+        return np.asarray(self.each("reduce", _reduce))
+
+    @cached_property
+    def reduce_first(self) -> Floats:
+        """The first of them, which has a stream of its own."""
+        return np.asarray(self.each("reduce_first", lambda one: one.reduce_ns[0].astype(np.float64)))
+
+    @cached_property
+    def reshard(self) -> Bools:
+        """Whether parameters are freed after every use."""
+        return self.flag("reshard", "F", boundary=True)
+
+    @cached_property
+    def per_unit(self) -> Bools:
+        """Whether blocks are gathered and reduced one by one."""
+        return np.asarray(self.each("per_unit", lambda one: one.sync.per_unit))
+
+    def passes(self, letter: str, *, boundary: bool) -> Floats:
+        """Times of passes by kind, slowed by what runs beside them, [n, kinds]."""
+        return self.chunk.passes(letter, boundary=boundary)[self.mine]
+
+    @cached_property
+    def stages(self) -> Stages:
+        """Times of passes of every stage, waiting for gathers inside them where parameters are freed."""
+        passes = {
+            boundary: {letter: self.stage_times(letter, boundary=boundary) for letter in self.shape.letters}
+            for boundary in (False, True)
+        }
+        usual, last = (backwards(self.shape, passes[boundary]) for boundary in (False, True))
+        return Stages(passes[False]["F"], *usual, passes[True]["F"], *last)
+
+    def stage_times(self, letter: str, *, boundary: bool) -> Floats:
+        """Passes of every stage. Gathers run at most two blocks ahead: the third and later ones start inside."""
+        kinds = self.passes(letter, boundary=boundary)
+        times = weigh(kinds, self.shape.by_stage)
+        waits = self.flag("gather", letter, boundary=boundary) & self.reshard
+        if not waits.any():
+            return times
+        order = 1 if letter == "F" else -1
+        inside = weigh(self.gather, self.shape.by_stage)
+        for stage, held in enumerate(self.shape.pieces):
+            ahead, last = held[::order][:2], held[::order][-1]
+            inside[:, stage] += kinds[:, last] - self.gather[:, list(ahead)].sum(axis=1)
+        return np.where(waits[:, None], np.maximum(times, inside), times)
+
+    def _opening(self) -> Floats:
+        """How much later than along the pipeline's path the passes of a rank can start.
+
+        Everything waits for the first gather of the first stage; and no forward ends before its parameters are
+        there.
+        """
+        gathers = self.flag("gather", "F", boundary=True)[:, None]
+        first = self.shape.pieces[0]
+        stage = weigh(self.gather, self.shape.by_stage[:1])
+        kinds = self.passes("F", boundary=True)
+        late = stage[:, 0] + kinds[:, first[-1]] - weigh(kinds, self.shape.by_stage[:1])[:, 0]
+        flat = np.maximum(self.gather[:, first[0]], np.where(self.reshard, 0.0, late))
+        return np.broadcast_to(flat[:, None] * gathers, (len(self.mine), self.shape.num_ranks))
+
+    @cached_property
+    def parameters(self) -> Floats:
+        """Parameters of every rank, [n, ranks]; a tied output projection is free beside its embedding."""
+        passes = self.bounds.pipes.passes
+        held = weigh(passes.parameters[self.keys], self.shape.of_rank @ self.shape.by_stage)
+        graph = passes.jobs.problem.graph
+        last = self.shape.rank_of_stage[-1]
+        if graph.tied_embeddings and last == 0:
+            held[:, 0] -= passes.projection[self.keys]
+        return held
+
+    @cached_property
+    def late(self) -> Floats:
+        """Reductions behind the last backward where none ran beside it, [n, ranks]."""
+        return self._of_schemes(Scheme.late_reduction_ns, "reduces_late")
+
+    @cached_property
+    def embedding(self) -> Floats:
+        """The sum of the gradients of tied embeddings on the first and the last rank, [n]."""
+        return np.asarray(self.each("embedding", lambda one: one.embedding_ns), dtype=np.float64)
+
+    @cached_property
+    def optimizer(self) -> Floats:
+        """The update and the late gather behind it, [n, ranks]."""
+        problem = self.bounds.pipes.jobs.problem
+        held = self.parameters / self.each("shards", lambda one: float(one.sync.shards))[:, None]
+        bare = self.each("single", lambda one: one.sync.single_process)
+        found = np.zeros_like(held)
+        models = self.each("precision", lambda one: one.sync.job.kernels.precision)
+        for precision in np.unique(models):
+            job = next(s.sync.job for s in self.chunk.schemes if s.sync.job.kernels.precision == precision)
+            mine = np.flatnonzero((models == precision) & ~bare)
+            optimizer = job.plan.numerics.optimizer
+            found[mine] = to_ns(optimizer_time_s(held[mine], optimizer, job.kernels, problem.stack))
+        return np.asarray(found + self._of_schemes(Scheme.late_gather_ns, "gathers_late"))
+
+    def _of_schemes(self, value: Callable[[Scheme, Floats], Floats], name: str) -> Floats:
+        """A function of a scheme and the parameters of ranks where a property says that it is not zero."""
+        found = np.zeros((len(self.mine), self.shape.num_ranks))
+        if self.each(name, lambda one: getattr(one, name)).any():
+            for scheme, rows in self.by_scheme():
+                if getattr(scheme, name):
+                    found[rows] = value(scheme, self.parameters[rows[:1]])
+        return found
+
+    @cached_property
+    def update(self) -> Floats:
+        """Everything behind a rank's last pass but what ran beside it, [n, ranks]."""
+        found = self.late + self.optimizer
+        if self.shape.rank_of_stage[-1]:
+            found[:, [0, self.shape.rank_of_stage[-1]]] += self.embedding[:, None]
+        return found
+
+    def ended(self, ready: Floats, again: Floats) -> Floats:
+        """When the steps of ranks end, [n, ranks].
+
+        ``ready`` is when their passes and first reductions are over, ``again`` when the second ones are. Embeddings
+        are summed when both ends of the pipeline are ready.
+        """
+        reduced, last = ready + self.late, self.shape.rank_of_stage[-1]
+        tied = np.flatnonzero(self.embedding > 0)
+        if last and len(tied):
+            ends = np.ix_(tied, np.array([0, last]))
+            reduced[ends] = (reduced[ends].max(axis=1) + self.embedding[tied])[:, None]
+        return np.maximum(reduced, again) + self.optimizer
+
+    def _tail(self) -> Floats:
+        """What follows a rank's last pass at least, [n, ranks]: what a reduction beside it leaves, and the update.
+
+        A reduction leaves at least its last block's. Embeddings are summed behind the first reduction and beside the
+        second.
+        """
+        if self.shape.splits:
+            held = [
+                [pieces[0] for pieces, r in self._placed() if r == rank]
+                for rank in range(self.shape.num_ranks)
+            ]
+            first, both = (
+                np.stack([times[:, each].min(axis=1) for each in held], axis=1)
+                for times in (self.reduce_first, self.reduce)
+            )
+        else:
+            opened = [self.shape.pieces[stage][0] for stage in self.shape.first_stage]
+            first, both = np.maximum(self.reduce_first[:, opened], self._unhidden()), self.reduce[:, opened]
+        boundary = self.flag("reduce", self.closing, boundary=True)[:, None]
+        return np.maximum(first * boundary + self.update, both * boundary + self.optimizer)
+
+    def _unhidden(self) -> Floats:
+        """All reductions of a rank's first stage, less the passes of its last backward that they may hide behind."""
+        stages = self.shape.first_stage
+        kinds = self.passes("B", boundary=True)
+        opened = [self.shape.pieces[stage][-1] for stage in stages]
+        hidden = self.stages.last_backward[:, stages] - kinds[:, opened]
+        return self._reduced(self.shape.by_stage[stages]) - hidden
+
+    def _placed(self) -> list[tuple[tuple[int, ...], int]]:
+        return list(zip(self.shape.pieces, self.shape.rank_of_stage, strict=True))
+
+    def _gathered(self, counts: Floats) -> Floats:
+        """Gathers of blocks in given numbers."""
+        return weigh(self.gather, counts)
+
+    def _reduced(self, counts: Floats) -> Floats:
+        """Reductions of blocks in given numbers: block by block, or in buckets that at least drain."""
+        slope = self.each("slope", lambda one: one.reduces[0].least_slope_s)
+        size = self._bytes(counts, "gradient_bytes")
+        drained = size * slope[:, None] * NS_PER_S
+        return np.where(self.per_unit[:, None], weigh(self.reduce_first, counts), drained)
+
+    def _bytes(self, counts: Floats, width: str) -> Floats:
+        widths = self.each(width, lambda one: float(getattr(one.sync, width)))
+        parameters = self.bounds.pipes.passes.parameters[self.keys]
+        return np.asarray(weigh(parameters, counts) * widths[:, None])
+
+    def _queued(self, amount: Any, letters: tuple[str, ...]) -> Floats:
+        """Nanoseconds that a stream of each rank carries in the boundary passes, and in every other microbatch."""
+        counts = self.shape.of_rank @ self.shape.by_stage
+        each = amount(counts)
+        name = "gather" if len(letters) > 1 else "reduce"
+        often = [self._count(name, letters, boundary=boundary) for boundary in (True, False)]
+        return np.stack([each * times[:, None] for times in often], axis=2)
+
+    def _count(self, name: str, letters: tuple[str, ...], *, boundary: bool) -> Floats:
+        """In how many of the passes of a microbatch a hook is set."""
+        flags = [self.flag(name, letter, boundary=boundary) for letter in letters]
+        return np.asarray(np.sum(flags, axis=0), dtype=np.float64)
+
+    def _drained(self) -> Floats:
+        """Nanoseconds that the link which gathers and reductions share is taken."""
+        counts = self.shape.of_rank @ self.shape.by_stage
+        drains = np.asarray(self.each("drains", lambda one: one.drains_s))
+        gather = self._bytes(counts, "parameter_bytes") * drains[:, :1]
+        reduce = self._bytes(counts, "gradient_bytes") * drains[:, 1:]
+        back = "I" if self.shape.splits else "B"
+        amounts = []
+        for boundary in (True, False):
+            gathers = self._count("gather", ("F", back), boundary=boundary)
+            reduces = self._count("reduce", (self.closing,), boundary=boundary)
+            amounts.append(gather * gathers[:, None] + reduce * reduces[:, None])
+        return np.stack(amounts, axis=2) * NS_PER_S

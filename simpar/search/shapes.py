@@ -1,0 +1,145 @@
+"""Pipelines by their shape: which kinds of blocks every virtual stage holds, and what follows from the table alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.plan.schedules import make_schedule
+from simpar.plan.schedules.actions import LETTERS, Schedule
+from simpar.program.stages import virtual_stage_pieces
+from simpar.search.jobs import Jobs
+from simpar.search.passes import Passes
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+SHAPE_AXES = ("pp", "vpp", "schedule", "recompute")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One combination of pipeline ranks, chunks, schedule and recompute.
+
+    ``pieces[s]`` are the kinds of virtual stage s in model order; ``letters`` those of its actions.
+    """
+
+    pieces: tuple[tuple[int, ...], ...]
+    num_kinds: int
+    rank_of_stage: tuple[int, ...]
+    letters: tuple[str, ...]
+
+    @property
+    def num_ranks(self) -> int:
+        """Pipeline ranks."""
+        return max(self.rank_of_stage) + 1
+
+    @property
+    def splits(self) -> bool:
+        """Whether backwards come in halves, all or some of them."""
+        return "I" in self.letters
+
+    @property
+    def mixes(self) -> bool:
+        """Whether some backwards come in halves and others whole."""
+        return self.splits and "B" in self.letters
+
+    @cached_property
+    def by_stage(self) -> Floats:
+        """How often every virtual stage holds each kind, float64[stages, kinds]."""
+        return np.array(
+            [np.bincount(held, minlength=self.num_kinds) for held in self.pieces], dtype=np.float64
+        )
+
+    @cached_property
+    def of_rank(self) -> Floats:
+        """Which stages a rank holds, float64[ranks, stages] of zeros and ones."""
+        held: Floats = (np.array(self.rank_of_stage) == np.arange(self.num_ranks)[:, None]).astype(np.float64)
+        return held
+
+    @cached_property
+    def first_stage(self) -> Ints:
+        """The first virtual stage of every rank, where its step begins and, without halves, ends."""
+        return np.array([self.rank_of_stage.index(rank) for rank in range(self.num_ranks)], dtype=np.int64)
+
+    @cached_property
+    def before(self) -> Floats:
+        """Stages ahead of a rank's first, float64[ranks, stages] of zeros and ones."""
+        return (np.arange(len(self.pieces)) < self.first_stage[:, None]).astype(np.float64)
+
+    @cached_property
+    def hops(self) -> Ints:
+        """Ranks that a forward message moves ahead behind every virtual stage but the last, modulo the pipeline."""
+        ranks = np.array(self.rank_of_stage, dtype=np.int64)
+        return (ranks[1:] - ranks[:-1]) % self.num_ranks
+
+
+@dataclass
+class Shapes:
+    """Shapes of all rows: ``index`` int64[rows] into ``row``, one row of every shape."""
+
+    jobs: Jobs
+    passes: Passes
+    index: Ints
+    row: Ints
+    _made: dict[int, Shape] = field(default_factory=dict)
+    _pieces: dict[tuple[int, str], tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(jobs: Jobs, passes: Passes) -> Shapes:
+        """Shapes of all rows."""
+        rows = jobs.rows
+        code = np.zeros(rows.count, dtype=np.int64)
+        for name in SHAPE_AXES:
+            code = code * len(rows.domain[name]) + rows.code[name]
+        _, row, index = np.unique(code, return_index=True, return_inverse=True)
+        return Shapes(jobs, passes, index, row)
+
+    def __getitem__(self, index: int) -> Shape:
+        """One shape."""
+        if index not in self._made:
+            self._made[index] = self._make(int(self.row[index]))
+        return self._made[index]
+
+    def _make(self, row: int) -> Shape:
+        rows = self.jobs.rows
+        schedule = smallest_table(self._value("schedule", row), int(rows["pp"][row]), int(rows["vpp"][row]))
+        return Shape(
+            pieces=self._held(row),
+            num_kinds=len(self.passes.kinds),
+            rank_of_stage=schedule.rank_of_stage,
+            letters=tuple(
+                letter
+                for code, letter in enumerate(LETTERS)
+                if any((c.code == code).any() for c in schedule.ranks)
+            ),
+        )
+
+    def _value(self, name: str, row: int) -> str:
+        rows = self.jobs.rows
+        return str(rows.domain[name][rows.code[name][row]])
+
+    def _held(self, row: int) -> tuple[tuple[int, ...], ...]:
+        key = int(self.jobs.rows["stages"][row]), self._value("recompute", row)
+        if key not in self._pieces:
+            index = self.passes.index
+            stages = virtual_stage_pieces(self.jobs.job(row))
+            self._pieces[key] = tuple(
+                tuple(index[piece.block.name, piece.recompute] for piece in pieces) for pieces in stages
+            )
+        return self._pieces[key]
+
+
+def smallest_table(name: str, num_ranks: int, vpp: int) -> Schedule:
+    """The table of a schedule with as few microbatches as every schedule can have.
+
+    Its letters and placement are those of any larger one.
+    """
+    return make_schedule(name, num_ranks, 2 * num_ranks, vpp)
+
+
+def weigh(times: Ints | Floats, counts: Floats) -> Floats:
+    """Sum of the times of kinds over rows of ``counts``: float64[n, len(counts)] for times [n, kinds]."""
+    return np.asarray(times, dtype=np.float64) @ counts.T

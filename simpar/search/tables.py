@@ -1,0 +1,169 @@
+"""Action tables swept in batches: when every pass of a pipeline ends, for many rows that share a table.
+
+The graph of a table has one node an action, which waits for the action before it on its rank and for the message (or
+the pass on the same rank) that brings its input. Passes of a rank run one after the other, so finish times follow
+level by level, as in :mod:`simpar.engine.sweep`, with a batch axis over rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.plan.schedules.actions import LETTERS, B, F, I, Schedule, W, waits_for
+from simpar.program.program import Csr
+from simpar.search.bound import Hops
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The precedence graph of a schedule, actions rank after rank.
+
+    ``code``, ``stage`` and ``rank`` int64[actions]; ``before`` is the previous action on the rank and ``source`` the
+    one that brings the input (-1: none).
+    """
+
+    schedule: Schedule
+    code: Ints
+    stage: Ints
+    rank: Ints
+    before: Ints
+    source: Ints
+
+    @staticmethod
+    def of(schedule: Schedule) -> Table:
+        """The graph of a verified table."""
+        sizes = [len(columns) for columns in schedule.ranks]
+        code, stage = (
+            np.concatenate([getattr(columns, name) for columns in schedule.ranks]).astype(np.int64)
+            for name in ("code", "stage")
+        )
+        starts = np.cumsum([0, *sizes[:-1]])
+        before = np.arange(len(code)) - 1
+        before[starts] = -1
+        source = waits_for(schedule)
+        source[code == W] = -1
+        return Table(schedule, code, stage, np.repeat(np.arange(len(sizes)), sizes), before, source)
+
+    @cached_property
+    def boundary(self) -> NDArray[np.bool_]:
+        """The first forward of every stage, and the last action of every other letter."""
+        num = int(self.stage.max()) + 1
+        key = self.code * num + self.stage
+        marked = np.zeros(len(key), dtype=bool)
+        _, first = np.unique(key, return_index=True)
+        marked[first[self.code[first] == F]] = True
+        _, last = np.unique(key[::-1], return_index=True)
+        last = len(key) - 1 - last
+        marked[last[self.code[last] != F]] = True
+        return marked
+
+    def last_of(self, rank: int) -> int:
+        """The last action of a rank."""
+        return int(np.flatnonzero(self.rank == rank)[-1])
+
+    @cached_property
+    def levels(self) -> list[Ints]:
+        """Actions in groups that wait only for earlier groups."""
+        waiting = ((self.before >= 0).astype(int) + (self.source >= 0)).tolist()
+        owner = np.concatenate([self.before, self.source])
+        waits = np.flatnonzero(owner >= 0)
+        followers = Csr.of(owner[waits], waits % len(self.code), len(self.code))
+        pointer, item = followers.pointer.tolist(), followers.item.tolist()
+        depth = [0] * len(self.code)
+        ready = [at for at, count in enumerate(waiting) if not count]
+        for at in ready:
+            for follower in item[pointer[at] : pointer[at + 1]]:
+                depth[follower] = max(depth[follower], depth[at] + 1)
+                waiting[follower] -= 1
+                if not waiting[follower]:
+                    ready.append(follower)
+        assert len(ready) == len(depth), "a verified table has no cycle"
+        order = np.argsort(depth, kind="stable")
+        return np.split(order, np.flatnonzero(np.diff(np.array(depth)[order])) + 1)
+
+    @cached_property
+    def message(self) -> Ints:
+        """Which message every action sends.
+
+        Ahead behind stage s is s, back behind stage s + 1 is S - 1 + s, and 2 S - 2 is none.
+        """
+        num, ranks = len(self.schedule.rank_of_stage), np.array(self.schedule.rank_of_stage)
+        ahead, back = self.code == F, (self.code == B) | (self.code == I)
+        target = np.where(ahead, self.stage + 1, np.where(back, self.stage - 1, -1))
+        sends = (target >= 0) & (target < num)
+        sends &= ranks[np.clip(target, 0, num - 1)] != self.rank
+        return np.where(sends, np.where(ahead, self.stage, num - 2 + self.stage), 2 * num - 2)
+
+    @cached_property
+    def queue(self) -> Ints:
+        """The action whose message leaves before that of every action on the same stream (-1: none)."""
+        num, ranks = len(self.schedule.rank_of_stage), np.array(self.schedule.rank_of_stage)
+        target = np.clip(np.where(self.code == F, self.stage + 1, self.stage - 1), 0, num - 1)
+        distance = (ranks[target] - self.rank) % self.schedule.num_ranks
+        stream = (self.rank * 2 + (self.code == F)) * self.schedule.num_ranks + distance
+        found = np.full(len(self.code), -1, dtype=np.int64)
+        senders = np.flatnonzero(self.message < 2 * num - 2)
+        order = senders[np.argsort(stream[senders], kind="stable")]
+        same = stream[order[1:]] == stream[order[:-1]]
+        found[order[1:][same]] = order[:-1][same]
+        return found
+
+    @cached_property
+    def column(self) -> Ints:
+        """Which duration every action has: (letter, boundary, stage) as one index."""
+        num = len(self.schedule.rank_of_stage)
+        return (self.code * 2 + self.boundary) * num + self.stage
+
+
+Times = Mapping[tuple[str, bool], Floats]
+
+
+def finishes_ns(table: Table, times: Times, hops: Hops, floors: Floats | None = None) -> Floats:
+    """When every action ends, float64[actions, n].
+
+    ``times`` are durations [n, stages] by (letter, boundary), ``floors`` [n, stages] when at the earliest the first
+    forward of a stage can end. Messages of one stream queue behind each other.
+    """
+    stages = len(table.schedule.rank_of_stage)
+    count = hops.ahead.shape[0]
+    durations = np.zeros((len(LETTERS) * 2 * stages, count))
+    for (letter, boundary), values in times.items():
+        first = (LETTERS.index(letter) * 2 + boundary) * stages
+        durations[first : first + stages] = values.T
+    messages = np.concatenate([hops.ahead.T, hops.back.T, np.zeros((1, count))])
+    if hops.blocking:
+        durations, messages = _blocked(table, durations, hops)
+    finish = np.zeros((len(table.code) + 1, count))  # the last row stands for nothing to wait for
+    arrival = np.zeros_like(finish)
+    opened = np.zeros(len(table.code), dtype=bool) if floors is None else table.boundary & (table.code == F)
+    for level in table.levels:
+        begin = np.maximum(finish[table.before[level]], arrival[table.source[level]])
+        end = begin + durations[table.column[level]]
+        mine = opened[level]
+        if floors is not None and mine.any():
+            end[mine] = np.maximum(end[mine], floors.T[table.stage[level][mine]])
+        finish[level] = end
+        arrival[level] = np.maximum(end, arrival[table.queue[level]]) + messages[table.message[level]]
+    return finish[:-1]
+
+
+def _blocked(table: Table, durations: Floats, hops: Hops) -> tuple[Floats, Floats]:
+    """Durations that include the message behind a pass, and messages that take nothing more."""
+    stages = len(table.schedule.rank_of_stage)
+    sent = np.zeros_like(durations)
+    for code, ahead in ((F, True), (B, False), (I, False)):
+        for boundary in (0, 1):
+            first = (code * 2 + boundary) * stages
+            if ahead:
+                sent[first : first + stages - 1] = hops.ahead.T
+            else:
+                sent[first + 1 : first + stages] = hops.back.T
+    return durations + sent, np.zeros((2 * stages - 1, durations.shape[1]))

@@ -1,0 +1,122 @@
+"""The answer of a search for people: candidates, certificate, reasons, naive choices, the front of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from simpar.report.terminal import layout
+from simpar.search.result import Candidate, SearchResult
+from simpar.units import GIB, MEGA, format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def print_search(found: SearchResult, console: Console) -> None:
+    """Write the whole answer to a rich console."""
+    console.print(_headline(found), style="bold", soft_wrap=True)
+    console.print()
+    console.print(_candidates(found, console))
+    console.print()
+    for line in certificate(found):
+        console.print(line, soft_wrap=True)
+    sections = (
+        ("Why the first wins", list(found.best.why)),
+        ("What the others lose by", [f"{one.rank}: {'; '.join(one.why)}" for one in found.candidates[1:]]),
+        ("Chosen without a search", [_naive(one) for one in found.details.get("naive", ())]),
+        (
+            "Less memory (swept without contention)",
+            [_point(one) for one in found.details.get("pareto", ())[1:]],
+        ),
+    )
+    for title, lines in sections:
+        if lines:
+            console.print(f"\n{title}", style="bold")
+        for line in lines:
+            console.print(f"- {line}", soft_wrap=True)
+
+
+def certificate(found: SearchResult) -> Iterator[str]:
+    """How sure the answer is, and what was done for it."""
+    counts = found.counts
+    if found.certified_optimal:
+        yield f"certified: no plan of the space has a better {found.objective}"
+    else:
+        yield f"not certified: a plan that was not simulated may be better by up to {found.gap:.2%}"
+    yield (
+        f"{counts.space_size:,} plans, {counts.feasible:,} fit, {counts.bounded:,} bounded, {counts.swept:,} swept, "
+        f"{counts.simulated:,} simulated in {found.search_seconds:.1f} s"
+    )
+
+
+def describe(plan: Mapping[str, Any]) -> str:
+    """A plan in a few words, with the choices that the short layout leaves out."""
+    data, tensor, mesh = (plan.get(name, {}) for name in ("data_parallel", "tensor_parallel", "mesh"))
+    words = [layout(dict(plan))]
+    if (mesh.get("tp") or 1) > 1:
+        words.append("sequence parallel" if tensor.get("sequence_parallel") else "no sequence parallel")
+        words += ["tp overlap"] * bool(tensor.get("overlap"))
+    words += [f"{data['hsdp']} replicas"] * ((data.get("hsdp") or 1) > 1)
+    if (mesh.get("dp") or 1) > 1:
+        words += ["late reduction"] * (data.get("overlap_grad_reduce") is False)
+        words += ["late gather"] * (data.get("overlap_param_gather") is False and bool(data.get("zero")))
+    order = [axis for axis in mesh if axis != "ep"]
+    return ", ".join([*words, *(["-".join(order)] if order[-1] != "pp" else [])])
+
+
+def _headline(found: SearchResult) -> str:
+    model, cluster = found.details["model"], found.details["cluster"]
+    size = f" ({format_count(model['parameters'])})" if model.get("parameters") else ""
+    training = found.details["training"]
+    return (
+        f"{model['name']}{size} on {cluster['nodes']} x {cluster['hardware']} ({cluster['devices']:,} "
+        f"{cluster['device']}), {training['global_batch']} x {training['seq_len']} tokens: best {found.objective}"
+    )
+
+
+def _candidates(found: SearchResult, console: Console) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
+    for name in ("", "step", "loses", "MFU", "GiB", *_extra(found)):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("plan", justify="left")
+    best = found.best
+    for one in found.candidates:
+        lost = one.step_time_s - best.step_time_s
+        table.add_row(
+            str(one.rank), format_seconds(one.step_time_s), format_seconds(lost) if lost else "",
+            f"{one.mfu:.1%}", f"{one.peak_memory_bytes / GIB:.1f}",
+            *(_figure(one, name) for name in _extra(found).values()), describe(one.to_dict()["plan"]),
+        )  # fmt: skip
+    return table
+
+
+def _extra(found: SearchResult) -> dict[str, str]:
+    """Further columns by objective: title and figure."""
+    columns = {
+        "cost": {"USD": "cost_usd_per_step", "nodes": "nodes"},
+        "energy": {"MJ": "energy_j_per_step", "nodes": "nodes"},
+        "devices": {"nodes": "nodes"},
+    }
+    return columns.get(found.objective, {})
+
+
+def _figure(one: Candidate, name: str) -> str:
+    value = one.figures.get(name)
+    if value is None:
+        return "-"
+    return f"{value / MEGA:.3g}" if name == "energy_j_per_step" else f"{value:.4g}"
+
+
+def _naive(one: Mapping[str, Any]) -> str:
+    return f"{one['name']}: {'; '.join(one['why'])}"
+
+
+def _point(one: Mapping[str, Any]) -> str:
+    return (
+        f"{format_bytes(one['needed_bytes'])}: {format_seconds(one['step_time_s'])}, {describe(one['plan'])}"
+    )

@@ -1,0 +1,131 @@
+"""Prices of collectives in bulk: what a process group takes for arrays of sizes, in the integers of the Program.
+
+A wire is one process group with every line that the automatic choice of an algorithm is the lowest of. Groups of a
+class that share a link slow each other down in a Program; a wire leaves that out, so its times are lower bounds,
+and equal to those of the Program where a group has its links to itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.cost.collectives.choice import cost_of, options
+from simpar.cost.collectives.placement import place
+from simpar.hardware.cluster import Cluster
+from simpar.program.flow import NO_CAP, quantise, solo_rates, to_cap, to_work
+from simpar.program.traffic import LATE, is_tensor_parallel
+from simpar.search.problem import Problem
+from simpar.units import to_ns
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Lines of one operation on one group: the lowest is taken, and drains at its ``rate``.
+
+    ``slope_s`` are seconds a byte that the operation takes of each of its ``links`` whichever line is taken;
+    ``added_s`` comes on top of every call.
+    """
+
+    latency_s: Floats
+    seconds_per_byte: Floats
+    rate: Ints
+    links: Ints
+    slope_s: Floats
+    added_s: float = 0.0
+
+    @property
+    def least_slope_s(self) -> float:
+        """Seconds a byte that the group's busiest link is taken, whichever line is chosen."""
+        return float(self.slope_s.max(initial=0.0))
+
+    def time_ns(self, size_bytes: Any, count: Any = 1) -> Ints:
+        """Nanoseconds of ``count`` calls in a row of ``size_bytes`` each; arrays broadcast."""
+        sizes, calls = np.broadcast_arrays(np.asarray(size_bytes, dtype=np.float64), count)
+        if not len(self.rate):
+            return np.zeros(sizes.shape, dtype=np.int64)
+        line = np.argmin(self.latency_s + sizes[..., None] * self.seconds_per_byte, axis=-1)
+        work = to_work(np.rint(calls * sizes).astype(np.int64))
+        return np.asarray(to_ns(calls * (self.latency_s[line] + self.added_s)) - (-work // self.rate[line]))
+
+
+_NONE = np.zeros(0, dtype=np.int64)
+FREE = Wire(np.zeros(0), np.zeros(0), _NONE, _NONE, np.zeros(0))
+
+
+def shared_slopes_s(one: Wire, other: Wire) -> tuple[float, float]:
+    """Seconds a byte that two operations take of a link that both use, the one that they load most; else zeros."""
+    links, mine, others = np.intersect1d(one.links, other.links, return_indices=True)
+    if not len(links):
+        return 0.0, 0.0
+    both = np.stack([one.slope_s[mine], other.slope_s[others]])
+    busiest = int(np.argmax(both.sum(axis=0)))
+    return float(both[0, busiest]), float(both[1, busiest])
+
+
+@dataclass
+class Wires:
+    """Wires of a healthy cluster inside a training step, by operation and group, each made once.
+
+    ``message_s`` is what a stack adds to every message.
+    """
+
+    cluster: Cluster
+    message_s: float = 0.0
+    _known: dict[tuple[str, bool, bytes], Wire] = field(default_factory=dict)
+
+    @staticmethod
+    def of_problem(problem: Problem) -> Wires:
+        """Wires that leave out what is degraded, which only makes things slower."""
+        return Wires(replace(problem.cluster.in_training, scaling={}), problem.stack.launch.message_s)
+
+    def of(self, op: str, ranks: Ints, kind: str = "") -> Wire:
+        """The wire of an operation on the group int64[N] of a kind."""
+        if len(ranks) < 2:
+            return FREE
+        ranks = self._moved(np.ascontiguousarray(ranks, dtype=np.int64))
+        punctual = is_tensor_parallel(kind)
+        key = op, punctual, ranks.tobytes()
+        if key not in self._known:
+            cluster = self.cluster.without_state(*LATE) if punctual else self.cluster
+            wire = _wire(op, ranks, cluster)
+            added = self.message_s if op == "send" else 0.0
+            self._known[key] = replace(wire, added_s=added)
+        return self._known[key]
+
+    def _moved(self, ranks: Ints) -> Ints:
+        """The same group in the first domain, where domains are alike: links of leaves bind nowhere."""
+        out = self.cluster.profile.scale_out
+        if out is not None and out.oversubscription > 1:
+            return ranks
+        size = self.cluster.domain_size
+        return ranks - int(ranks.min()) // size * size
+
+
+def _wire(op: str, ranks: Ints, cluster: Cluster) -> Wire:
+    placed = place(ranks[None, :], cluster)
+    found = options(op, placed)
+    rates, slopes = [], np.full(cluster.num_links, np.inf)
+    for option in found:
+        cost = cost_of(option, placed)
+        links, coefficient = cost.edges.link_id, quantise(cost.edges.coefficient)
+        capacity = np.floor(cluster.link_capacity_bytes_per_s[links])
+        slowest = solo_rates(coefficient, capacity.astype(np.int64)).min(initial=NO_CAP)
+        rates.append(max(1, min(int(slowest), int(to_cap(int(cost.rate_cap_bytes_per_s or 0))))))
+        mine = np.zeros(cluster.num_links)
+        mine[links] = coefficient / capacity
+        slopes = np.minimum(slopes, mine)
+    used = np.flatnonzero(slopes)
+    return Wire(
+        latency_s=np.array([line.latency_s for line, _ in found]),
+        seconds_per_byte=np.array([line.seconds_per_byte for line, _ in found]),
+        rate=np.array(rates, dtype=np.int64),
+        links=used,
+        slope_s=slopes[used],
+    )

@@ -1,0 +1,61 @@
+"""The answer in words: why the winner wins, what binds it, and what others lose by, in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from simpar.report.explain import WORDS
+from simpar.report.result import Result
+from simpar.units import format_bytes, format_seconds
+
+WORTH_SAYING = 0.002  # share of the step below which a difference is not worth a word
+CAUSES = {"compute": "compute", **WORDS}
+
+
+def why_it_wins(result: Result, others: list[Result]) -> tuple[str, ...]:
+    """Sentences about the winner: where its step goes, its memory, and by what it beats the next."""
+    return (*result.why.binds, *_beats(result, others))
+
+
+def why_it_loses(result: Result, best: Result) -> tuple[str, ...]:
+    """Sentences about another plan: how many seconds it loses to the best, and by what."""
+    lost = result.step_time_s - best.step_time_s
+    if lost <= 0:
+        return ("as fast as the best",)
+    return (f"loses {format_seconds(lost)} ({lost / best.step_time_s:.1%}): {_differences(result, best)}",)
+
+
+def _beats(result: Result, others: list[Result]) -> Iterator[str]:
+    for other in others[:1]:
+        lost = other.step_time_s - result.step_time_s
+        yield f"the runner-up loses {format_seconds(lost)}: {_differences(other, result)}"
+
+
+def _differences(slower: Result, best: Result) -> str:
+    """What the slower plan spends more, and less, than the best, the largest first."""
+    mine, theirs = slower.time_breakdown_s.model_dump(), best.time_breakdown_s.model_dump()
+    changes = sorted(
+        ((mine[name] - theirs[name], words) for name, words in CAUSES.items()), key=lambda c: -abs(c[0])
+    )
+    said = [
+        f"{format_seconds(abs(change))} {'more' if change > 0 else 'less'} {words}"
+        for change, words in changes
+        if abs(change) >= WORTH_SAYING * best.step_time_s
+    ]
+    return ", ".join(said[:3]) if said else "a little of everything"
+
+
+def describe_need(needed_bytes: float, limit_bytes: float) -> str:
+    """How much too much."""
+    return f"does not fit: needs {format_bytes(needed_bytes)} of {format_bytes(limit_bytes)}"
+
+
+def facts(result: Result) -> dict[str, Any]:
+    """The figures of a plan beside the candidates."""
+    return {
+        "step_time_s": result.step_time_s,
+        "mfu": result.mfu,
+        "peak_memory_bytes": result.peak_memory_bytes,
+        "plan": result.setup.plan,
+    }

@@ -1,0 +1,104 @@
+"""simpar search as a user types it."""
+
+import json
+
+import pytest
+
+from simpar import cli
+from simpar.cli.search import SEARCH_FLAGS
+from simpar.plan.plan import Plan
+
+SMALL = [
+    "search", "--model", "tiny-llama", "--hardware", "dgx-h100", "--seq-len", "512", "--global-batch", "16",
+    "--recompute", "none", "--fix", "tp=1,2", "--fix", "hsdp=1", "--schedules", "1f1b", "--micro-batch", "1",
+]  # fmt: skip
+FROZEN_FLAGS = {
+    "--space", "--objective", "--deadline", "--top", "--fix", "--schedules", "--portable", "--headroom",
+    "--output,-o", "--set", "--json",
+}  # fmt: skip
+KEYS = {
+    "candidates", "space_size", "feasible", "bounded", "swept", "simulated", "certified_optimal", "search_seconds",
+    "objective",
+}  # fmt: skip
+
+
+def test_the_flags_are_frozen():
+    """A flag is added or removed by changing this list."""
+    assert {flag.spelling for flag in SEARCH_FLAGS} == FROZEN_FLAGS
+
+
+def test_the_json_has_the_promised_keys_and_the_plan_is_simulated_as_predicted(tmp_path, capsys):
+    """What search writes, simulate reads: the same step to the last digit."""
+    plan, answer, again = (tmp_path / name for name in ("plan.json", "answer.json", "again.json"))
+    assert cli.run([*SMALL, "--json", str(answer), "-o", str(plan), "--top", "3"]) == 0
+    assert "certified" in capsys.readouterr().out
+    found = json.loads(answer.read_text())
+    assert set(found) >= KEYS
+    assert found["certified_optimal"] is True
+    first = found["candidates"][0]
+    assert set(first) >= {"rank", "step_time_s", "mfu", "peak_memory_bytes", "plan", "why"}
+    assert Plan.load(plan).mesh.world_size == 8
+    arguments = ["simulate", str(plan), "--hardware", "dgx-h100", "--json", str(again)]
+    assert cli.run(arguments) == 0
+    assert json.loads(again.read_text())["step_time_s"] == first["step_time_s"]
+
+
+def test_the_same_search_gives_the_same_answer(capsys):
+    """All but the seconds it took."""
+    answers = []
+    for _ in range(2):
+        assert cli.run([*SMALL, "--json", "-", "--top", "2"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        found.pop("search_seconds")
+        answers.append(found)
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--fix", "tpp=2"], "did you mean 'tp'"),
+        (["--fix", "tp"], "axis=value"),
+        (["--fix", "zero=7"], "zero"),
+        (["--space", "alphabet"], "unknown space"),
+        (["--objective", "speed"], "allowed"),
+        (["--schedules", "1f2b"], "1f1b"),
+        (["--headroom", "1.5"], "headroom"),
+        (["--deadline", "soon"], "--deadline soon"),
+        (["--objective", "devices"], "--deadline"),
+        (["--portable", "megatrom"], "megatron"),
+        (["--top", "0"], "--top 0"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, words, capsys):
+    """Exit code 2 and what is allowed, never a traceback."""
+    assert cli.run([*SMALL, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_what_cannot_fit_says_why(capsys):
+    """Exit code 3, the smallest layout, what fills it, and what to try."""
+    arguments = [
+        "search", "--model", "gpt3-175b", "--hardware", "dgx-a100-80gb", "--nodes", "1", "--seq-len", "2048",
+        "--global-batch", "8",
+    ]  # fmt: skip
+    assert cli.run(arguments) == 3
+    error = capsys.readouterr().err
+    assert "nothing fits: the smallest layout needs" in error
+    assert "mostly model states" in error
+    assert "more nodes" in error
+
+
+def test_a_deadline_that_nobody_meets_says_so(capsys):
+    """Exit code 3 and the shortest step there is."""
+    assert cli.run([*SMALL, "--deadline", "1 ms"]) == 3
+    assert "deadline" in capsys.readouterr().err
+
+
+def test_portable_plans_can_be_exported(tmp_path):
+    """The best plan for a target exports to it without loss."""
+    plan = tmp_path / "plan.json"
+    assert cli.run([*SMALL, "--portable", "megatron", "-o", str(plan), "--top", "1"]) == 0
+    assert cli.run(["export", str(plan), "--to", "megatron", "-o", str(tmp_path / "out")]) == 0

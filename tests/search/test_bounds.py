@@ -1,0 +1,90 @@
+"""Every bound is a lower bound of the executed, contended step, and each is at least as sharp as the one before."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import simpar
+from simpar.engine import sweep
+from simpar.search.exact import measure
+from simpar.search.space import plan_of
+from simpar.simulation import lower_job, make_job
+from simpar.units import NS_PER_S
+
+
+def bounds_of(arena, row):
+    """Seconds by kernels, passes, whole steps and the sweep, without the overhead of a step."""
+    pipes, one = arena.bounds.pipes, np.array([row])
+    found = [
+        pipes.kernels_bound_ns()[0][pipes.index[row]],
+        pipes.passes_bound_ns(pipes.index[one])[0],
+        arena.bounds.of(one)[0],
+        arena.sweeps.of(one)[0],
+    ]
+    return [float(bound) / NS_PER_S for bound in found]
+
+
+def swept_alone_s(problem, plan):
+    """The Program of a plan without contention, swept."""
+    job = make_job(problem.graph, problem.cluster, plan, problem.training, problem.stack)
+    lowered = lower_job(job, problem.cluster, {}, contention=False)
+    return sweep.run(lowered.program, lower_bound=True).makespan_ns / NS_PER_S
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_bounds_are_lower_bounds_of_the_contended_step(seed, problem_of, arena_of):
+    """Kernels <= passes <= step, and step, sweep and the Program without contention <= the executed step.
+
+    Steps and sweeps know of links that gathers and reductions share, the Program without contention does not.
+    """
+    problem = problem_of(seed)
+    arena = arena_of(problem, seed)
+    overhead = problem.stack.launch.step_overhead_s
+    for row in range(arena.rows.count):
+        plan = plan_of(arena.rows, row)
+        kernels, passes, step, swept = bounds_of(arena, row)
+        alone, exact = swept_alone_s(problem, plan), measure(problem, plan).step_time_s - overhead
+        tiny = 1e-12 * exact
+        assert kernels <= passes + tiny, plan
+        assert passes <= step + tiny, plan
+        assert max(step, swept, alone) <= exact + tiny, plan
+
+
+@pytest.mark.parametrize("seed", [1, 4, 7, 10])
+def test_the_sweep_is_exact_without_fully_sharded_states(seed, problem_of, arena_of):
+    """With flat buckets or none and a NIC a device, it is what the sweep engine finds, to the nanosecond."""
+    problem = problem_of(seed, zero=(0, 1), hsdp=1)
+    problem = replace(problem, cluster=simpar.Cluster("dgx-h100", nodes=2))
+    arena = arena_of(problem, seed)
+    same = [
+        round(bounds_of(arena, row)[3] * NS_PER_S)
+        == round(swept_alone_s(problem, plan_of(arena.rows, row)) * NS_PER_S)
+        for row in range(arena.rows.count)
+    ]
+    assert all(same)
+
+
+def test_bounds_hold_with_context_parallelism(arena_of):
+    """Rings of attention blocks are inside the bounds too."""
+    problem = simpar.search.make_problem(
+        "tiny-llama",
+        simpar.Cluster("dgx-h100"),
+        simpar.Training(seq_len=4096, global_batch=8),
+        constraints=simpar.search.Constraints(fixed={"cp": (2, 4), "micro_batch": 1}),
+    )
+    arena = arena_of(problem, 0)
+    overhead = problem.stack.launch.step_overhead_s
+    for row in range(arena.rows.count):
+        swept = bounds_of(arena, row)[3]
+        assert swept <= measure(problem, plan_of(arena.rows, row)).step_time_s - overhead + 1e-15
+
+
+def test_a_slow_rank_only_makes_things_slower(problem_of, arena_of):
+    """Bounds of the healthy cluster hold for a perturbed one."""
+    problem = replace(problem_of(3), perturbation=simpar.Perturbation(slow_ranks={1: 1.7}, jitter_sigma=0.0))
+    arena = arena_of(problem, 5)
+    overhead = problem.stack.launch.step_overhead_s
+    for row in range(arena.rows.count):
+        swept = bounds_of(arena, row)[3]
+        assert swept <= measure(problem, plan_of(arena.rows, row)).step_time_s - overhead + 1e-15
