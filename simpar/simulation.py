@@ -78,7 +78,9 @@ def make_job(
     graph = load_model(model) if isinstance(model, str) else model
     habits = stack if isinstance(stack, Stack) else load_stack(stack or plan.stack or DEFAULT_STACK)
     target = Target(graph, training, cluster.world_size, cluster.profile.devices_per_node)
-    return checked_job(graph, cluster, check(balanced(resolve(plan, habits), graph, habits), target), training, habits)
+    return checked_job(
+        graph, cluster, check(balanced(resolve(plan, habits), graph, habits), target), training, habits
+    )
 
 
 def checked_job(graph: ModelGraph, cluster: Cluster, plan: Plan, training: Training, stack: Stack) -> Job:

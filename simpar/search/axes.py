@@ -86,6 +86,9 @@ class Rows:
 _DERIVED: dict[str, Callable[[Rows], Any]] = {
     "dp": lambda rows: rows.problem.cluster.world_size // (rows["tp"] * rows["cp"] * rows["pp"]),
     "width": lambda rows: rows["dp"] * rows["cp"],
+    "copies": lambda rows: (
+        rows["tp"] * rows["width"] // (rows["ep"] * np.where(rows["ep"] > 1, 1, rows["tp"]))
+    ),
     "microbatches": lambda rows: (
         rows.problem.training.global_batch // np.maximum(rows["dp"] * rows["micro_batch"], 1)
     ),
@@ -144,6 +147,15 @@ def _divides_world(rows: Rows) -> Mask:
     return np.asarray(whole & (batch % np.maximum(rows["dp"], 1) == 0))
 
 
+def _expert_degrees(problem: Problem) -> list[int]:
+    return divisors(problem.graph.dims["experts"]) if problem.graph.is_mixture else [1]
+
+
+def _experts_fit(rows: Rows) -> Mask:
+    """Experts spread over ranks of one stage."""
+    return np.asarray((rows["ep"] == 1) | (rows["tp"] * rows["width"] % rows["ep"] == 0))
+
+
 def _divides_batch(rows: Rows) -> Mask:
     return np.asarray((rows.problem.training.global_batch // rows["dp"]) % rows["micro_batch"] == 0)
 
@@ -189,13 +201,16 @@ def _replicas_fit(rows: Rows) -> Mask:
     """Replicas of fully sharded states; as many replicas as ranks would shard nothing."""
     width, hsdp = rows["width"], rows["hsdp"]
     legal = (width % hsdp == 0) & (width // hsdp > 1) & (rows["zero"] == 3)
+    if rows.problem.graph.is_mixture:
+        legal &= rows["copies"] % hsdp == 0
     return np.asarray((hsdp == 1) | legal)
 
 
 def _sequence_fits(rows: Rows) -> Mask:
     seq = rows.problem.training.seq_len // rows["cp"]
     legal = (rows["tp"] > 1) & (seq % rows["tp"] == 0)
-    return np.asarray(~rows["sequence_parallel"] | legal)
+    needed = (rows["ep"] > 1) & (rows["tp"] > 1)  # each token comes from one rank
+    return np.asarray(np.where(rows["sequence_parallel"], legal, ~needed))
 
 
 def _tensor_overlap_fits(rows: Rows) -> Mask:
@@ -233,8 +248,8 @@ def _schedules(problem: Problem) -> list[str]:
 AXES = (
     Axis("tp", _tensor_degrees, _everything),
     Axis("cp", _context_degrees, _context_fits),
-    Axis("ep", lambda _: (1,), _everything),
     Axis("pp", _pipeline_degrees, _divides_world),
+    Axis("ep", _expert_degrees, _experts_fit),
     Axis("micro_batch", _micro_batches, _divides_batch),
     Axis("schedule", _schedules, _schedule_fits),
     Axis("vpp", _chunks, _chunks_fit),

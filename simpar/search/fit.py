@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.peak import Layouts, PeakMemory, peak_memory_of
-from simpar.cost.stack import resolve
+from simpar.cost.stack import resolve, under
 from simpar.plan.plan import Plan
 from simpar.search.axes import Rows, fully_sharded
 
 Floats = NDArray[np.float64]
-COLUMNS = ("tp", "dp", "pp", "cp", "vpp", "micro_batch", "zero", "hsdp", "sequence_parallel")
+COLUMNS = ("tp", "dp", "pp", "cp", "ep", "vpp", "micro_batch", "zero", "hsdp", "sequence_parallel")
 ALIKE = ("schedule", "recompute", "precision")
 """Axes of which one call of the closed form sees a single value, with the kind of data parallelism."""
 
@@ -43,7 +43,8 @@ def needed_bytes(rows: Rows, which: NDArray[np.int64], *, last: bool) -> Any:
     problem = rows.problem
     peak = peak_of(rows, which, last=last)
     habits, device = problem.stack.memory.allocator, problem.cluster.device
-    groups = sum((rows[name][which] > 1).astype(np.int64) for name in ("tp", "dp", "pp", "cp"))
+    groups = sum((rows[name][which] > 1).astype(np.int64) for name in ("tp", "dp", "pp", "cp", "ep"))
+    groups = groups + ((rows["ep"][which] > 1) & (rows["copies"][which] > 1))
     overhead = habits.context_bytes + groups * habits.communicator_bytes if device.kind != "cpu" else 0.0
     return overhead + peak.reservation(problem.stack).needed_bytes
 
@@ -53,7 +54,8 @@ def peak_of(rows: Rows, which: NDArray[np.int64], *, last: bool) -> PeakMemory:
     problem = rows.problem
     layouts = Layouts(**{name: rows[name][which] for name in COLUMNS})
     plan = _template(rows, int(which[0]))
-    return peak_memory_of(problem.graph, layouts, plan, problem.training, problem.stack, last=last)
+    stack = under(problem.stack, plan)
+    return peak_memory_of(problem.graph, layouts, plan, problem.training, stack, last=last)
 
 
 def _alike(rows: Rows) -> list[NDArray[np.int64]]:

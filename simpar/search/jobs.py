@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from simpar.cost.kernels import KernelModel
 from simpar.cost.stack import resolve
 from simpar.plan.plan import Plan
 from simpar.program.rank_view import Job
 from simpar.search.axes import Rows
 from simpar.search.problem import Problem
 from simpar.search.space import plan_of
-from simpar.simulation import balanced
+from simpar.simulation import balanced, checked_job
 
 
 @dataclass
@@ -19,7 +18,6 @@ class Jobs:
     """Jobs of rows, made when asked for."""
 
     rows: Rows
-    _kernels: dict[str, KernelModel] = field(default_factory=dict)
 
     @property
     def problem(self) -> Problem:
@@ -37,9 +35,5 @@ class Jobs:
 
     def job(self, row: int) -> Job:
         """The job of a row."""
-        problem, plan = self.problem, self.plan(row)
-        precision = plan.numerics.precision
-        if precision not in self._kernels:
-            attention = problem.stack.fusion.attention
-            self._kernels[precision] = KernelModel(problem.cluster.device, precision, attention)
-        return Job(problem.graph, problem.training, plan, problem.stack, self._kernels[precision])
+        problem = self.problem
+        return checked_job(problem.graph, problem.cluster, self.plan(row), problem.training, problem.stack)

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, reduce
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.operators import OperatorTime, operator_times
-from simpar.models.graph import Block, evaluate
+from simpar.models.graph import Block, Dims, evaluate
 from simpar.plan.schedules import make_schedule
+from simpar.plan.sharding import RankDims
 from simpar.program.phases import CollectiveUse, Phase
 from simpar.program.rank_view import RankView
 from simpar.program.segments import make_segment
@@ -23,9 +25,13 @@ from simpar.program.stages import PASSES
 from simpar.program.steps import block_steps
 from simpar.program.synchronisation import Synchronisation
 from simpar.program.traffic import group_kinds, late_per_member_s
+from simpar.search.axes import fully_sharded
 from simpar.search.jobs import Jobs
 from simpar.search.wires import Wires
 from simpar.units import NS_PER_S, to_ns
+
+if TYPE_CHECKING:
+    from simpar.search.shapes import Shape
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -74,6 +80,7 @@ class Passes:
         code = np.zeros(rows.count, dtype=np.int64)
         for name in KEY_AXES:
             code = code * len(rows.domain[name]) + rows.code[name]
+        code = code * 2 + fully_sharded(rows)  # gradients accumulate in place without it
         _, row, key = np.unique(code, return_index=True, return_inverse=True)
         return Passes(jobs, wires, key, row)
 
@@ -103,11 +110,17 @@ class Passes:
         return replace(view, context_rank=0) if view.uneven_context else view
 
     @cached_property
-    def parameters(self) -> Floats:
-        """Parameters of one rank before data-parallel sharding, float64[keys, kinds]."""
+    def experts(self) -> Floats:
+        """Parameters of experts on one rank before data-parallel sharding, float64[keys, kinds]."""
         return np.array(
-            [[float(kind.block.parameters(view.tensor)) for kind in self.kinds] for view in self.views]
+            [[float(kind.block.expert_parameters(view.tensor)) for kind in self.kinds] for view in self.views]
         )
+
+    @cached_property
+    def dense(self) -> Floats:
+        """All others."""
+        found = [[float(kind.block.parameters(view.tensor)) for kind in self.kinds] for view in self.views]
+        return np.array(found) - self.experts
 
     @cached_property
     def projection(self) -> Floats:
@@ -122,26 +135,30 @@ class Passes:
         blocks = {kind.block.name: kind.block for kind in self.kinds}
         for name, block in blocks.items():
             found[name] = [[] for _ in self.views]
-            for members in self._by_precision():
+            for members in self._alike():
                 times = self._bulk(block, members)
                 for at, key in enumerate(members):
                     found[name][key] = [_one(time, at) for time in times]
         return found
 
-    def _by_precision(self) -> list[list[int]]:
-        groups: dict[str, list[int]] = {}
+    def _alike(self) -> list[list[int]]:
+        """Keys of equal precision and habits."""
+        groups: dict[tuple[str, bool], list[int]] = {}
         for key, view in enumerate(self.views):
-            groups.setdefault(view.job.plan.numerics.precision, []).append(key)
+            in_place = view.job.stack.numerics.gradient_accumulation_fusion
+            groups.setdefault((view.job.plan.numerics.precision, in_place), []).append(key)
         return list(groups.values())
 
     def _bulk(self, block: Block, members: list[int]) -> list[OperatorTime]:
         views = [self.views[key] for key in members]
-        tensor, sequence = (
-            {name: np.array([dims[name] for dims in region]) for name in region[0]}
-            for region in zip(*((block.view(v.tensor), block.view(v.sequence)) for v in views), strict=True)
+        each = [view.dims.of_block(block) for view in views]
+        dims = RankDims(
+            tensor=_columns([one.tensor for one in each]),
+            sequence=_columns([one.sequence for one in each]),
+            expert=None if each[0].expert is None else _columns([one.expert or {} for one in each]),
         )
         job = views[0].job
-        return operator_times(block.operators, tensor, sequence, job.kernels, job.stack)
+        return operator_times(block.operators, dims, job.kernels, job.stack)
 
     @cached_property
     def kernels_ns(self) -> dict[str, Ints]:
@@ -194,6 +211,12 @@ class Passes:
             kinds = group_kinds(view, Synchronisation.of(view.job), ONE_STAGE)
             self._groups[cached] = {kind.name: kind.groups[0] for kind in kinds}
         return self._groups[cached][name]
+
+    def alone_ns(self, keys: Ints, shape: Shape) -> dict[str, Ints]:
+        """Times of passes of a shape with nothing beside them; their kernels where passes run together."""
+        if shape.pairs:
+            return {letter: self.kernels_ns[letter][keys] for letter in shape.letters}
+        return self.plain_ns(keys, shape.letters)
 
     def plain_ns(self, keys: Ints, letters: Sequence[str] = LETTERS) -> dict[str, Ints]:
         """Times of passes with nothing beside them by letter, int64[len(keys), kinds]."""
@@ -291,6 +314,11 @@ def _stretched(lanes: Sequence[Lane], row: Ints, excess: float, busy_ns: Floats)
         free[stream] = finishes[-1]
     issue = np.array([lane.issue_ns for lane in lanes])[row]
     return np.asarray(np.maximum(reduce(np.maximum, finishes, none), issue))
+
+
+def _columns(dims: Sequence[Dims]) -> Dims:
+    """Dims of several keys as arrays."""
+    return {name: np.array([one[name] for one in dims]) for name in dims[0]}
 
 
 def _choices(policy: str) -> tuple[str, ...]:

@@ -88,7 +88,7 @@ class Pipes:
         """Bounds of some pipelines by their passes and messages."""
         found, key = np.zeros(len(which)), self.key[which]
         for shape, mine in self.by_shape(which):
-            times = self.passes.plain_ns(key[mine], shape.letters)
+            times = self.passes.alone_ns(key[mine], shape)
             found[mine] = self.path(shape, which[mine], Stages.plain(shape, times)).longest
         return found
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.operators import optimizer_time_s
+from simpar.program.synchronisation import DENSE, EXPERTS
 from simpar.search.bound import Stages, backwards
 from simpar.search.pipes import Pipes
 from simpar.search.shapes import Shape, weigh
@@ -120,34 +121,22 @@ class Chunk:
             self._columns[name] = np.array([value(scheme) for scheme in self.schemes])
         return self._columns[name]
 
-    def flag(self, name: str, letter: str, *, boundary: bool) -> Bools:
-        """Whether a hook is set in the passes of a letter, for every scheme."""
-        found = self.each(
-            (name, letter, boundary), lambda one: bool(getattr(one.policies[letter, boundary], name))
-        )
+    def moves(self, name: str, letter: str, *, boundary: bool) -> Floats:
+        """What passes of a letter move by kind of block, for every scheme: a part of Moves."""
+        found = self.each((name, letter, boundary), lambda one: getattr(one.moves[letter, boundary], name))
         return np.asarray(found)
 
-    def passes(self, letter: str, *, boundary: bool) -> Floats:
+    def passes(self, letter: str, shape: Shape, *, boundary: bool) -> Floats:
         """Times of passes by kind, slowed by what runs beside them, [n, kinds]."""
-        known = letter, boundary
+        known = letter, boundary, shape.pairs
         keys, scheme, index = self._pairs
         if known not in self._columns:
-            gathers, reduces = (self.flag(name, letter, boundary=boundary) for name in ("gather", "reduce"))
-            busy = (
-                self.each("gather", _gather) * gathers[:, None]
-                + self.each("reduce", _reduce) * reduces[:, None]
-            )
-            times = self.bounds.pipes.passes.slowed_ns(keys, letter, busy[scheme])
+            passes = self.bounds.pipes.passes
+            busy = sum(self.moves(name, letter, boundary=boundary) for name in ("gather", "reduce"))
+            alone = passes.kernels_ns[letter][keys]
+            times = alone if shape.pairs else passes.slowed_ns(keys, letter, np.asarray(busy)[scheme])
             self._columns[known] = times.astype(np.float64)
         return np.asarray(self._columns[known][index])
-
-
-def _gather(scheme: Scheme) -> Floats:
-    return scheme.gather_ns.astype(np.float64)
-
-
-def _reduce(scheme: Scheme) -> Floats:
-    return np.asarray(np.sum(scheme.reduce_ns, axis=0), dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -160,15 +149,8 @@ class RowCharge:
 
     def charge(self) -> Charge:
         """What the bound of a row is made of."""
-        return Charge(
-            stages=self.stages,
-            opening=self._opening(),
-            tail=self._tail(),
-            gathers=self._queued(self._gathered, ("F", "I" if self.shape.splits else "B")),
-            reductions=self._queued(self._reduced, (self.closing,)),
-            drains=self._drained(),
-            update=self.update,
-        )
+        gathers, reductions, drains = self._streams()
+        return Charge(self.stages, self._opening(), self._tail(), gathers, reductions, drains, self.update)
 
     @property
     def bounds(self) -> RowBounds:
@@ -201,29 +183,14 @@ class RowCharge:
         """A function of a scheme, evaluated for every row."""
         return self.chunk.each(name, value)[self.chunk.scheme[self.mine]]
 
-    def flag(self, name: str, letter: str, *, boundary: bool) -> Bools:
-        """Whether a hook is set in the passes of a letter."""
-        return self.chunk.flag(name, letter, boundary=boundary)[self.chunk.scheme[self.mine]]
-
-    @cached_property
-    def gather(self) -> Floats:
-        """Parameter gathers of blocks by kind, [n, kinds]."""
-        return np.asarray(self.each("gather", _gather))
-
-    @cached_property
-    def reduce(self) -> Floats:
-        """Gradient reductions of blocks by kind, first and second together, [n, kinds]."""
-        return np.asarray(self.each("reduce", _reduce))
-
-    @cached_property
-    def reduce_first(self) -> Floats:
-        """The first of them, which has a stream of its own."""
-        return np.asarray(self.each("reduce_first", lambda one: one.reduce_ns[0].astype(np.float64)))
+    def moves(self, name: str, letter: str, *, boundary: bool) -> Floats:
+        """What passes of a letter move by kind of block, [n, kinds]: a part of Moves."""
+        return self.chunk.moves(name, letter, boundary=boundary)[self.chunk.scheme[self.mine]]
 
     @cached_property
     def reshard(self) -> Bools:
         """Whether parameters are freed after every use."""
-        return self.flag("reshard", "F", boundary=True)
+        return np.asarray(self.each("reshard", lambda one: one.policies["F", True].reshard))
 
     @cached_property
     def per_unit(self) -> Bools:
@@ -232,7 +199,7 @@ class RowCharge:
 
     def passes(self, letter: str, *, boundary: bool) -> Floats:
         """Times of passes by kind, slowed by what runs beside them, [n, kinds]."""
-        return self.chunk.passes(letter, boundary=boundary)[self.mine]
+        return self.chunk.passes(letter, self.shape, boundary=boundary)[self.mine]
 
     @cached_property
     def stages(self) -> Stages:
@@ -248,15 +215,15 @@ class RowCharge:
         """Passes of every stage. Gathers run at most two blocks ahead: the third and later ones start inside."""
         kinds = self.passes(letter, boundary=boundary)
         times = weigh(kinds, self.shape.by_stage)
-        waits = self.flag("gather", letter, boundary=boundary) & self.reshard
-        if not waits.any():
+        gather = self.moves("gather", letter, boundary=boundary) * self.reshard[:, None]
+        if not gather.any():
             return times
         order = 1 if letter == "F" else -1
-        inside = weigh(self.gather, self.shape.by_stage)
+        inside = weigh(gather, self.shape.by_stage)
         for stage, held in enumerate(self.shape.pieces):
             ahead, last = held[::order][:2], held[::order][-1]
-            inside[:, stage] += kinds[:, last] - self.gather[:, list(ahead)].sum(axis=1)
-        return np.where(waits[:, None], np.maximum(times, inside), times)
+            inside[:, stage] += kinds[:, last] - gather[:, list(ahead)].sum(axis=1)
+        return np.where(some(gather), np.maximum(times, inside), times)
 
     def _opening(self) -> Floats:
         """How much later than along the pipeline's path the passes of a rank can start.
@@ -264,23 +231,25 @@ class RowCharge:
         Everything waits for the first gather of the first stage; and no forward ends before its parameters are
         there.
         """
-        gathers = self.flag("gather", "F", boundary=True)[:, None]
+        gather = self.moves("gather", "F", boundary=True)
         first = self.shape.pieces[0]
-        stage = weigh(self.gather, self.shape.by_stage[:1])
+        stage = weigh(gather, self.shape.by_stage[:1])
         kinds = self.passes("F", boundary=True)
         late = stage[:, 0] + kinds[:, first[-1]] - weigh(kinds, self.shape.by_stage[:1])[:, 0]
-        flat = np.maximum(self.gather[:, first[0]], np.where(self.reshard, 0.0, late))
-        return np.broadcast_to(flat[:, None] * gathers, (len(self.mine), self.shape.num_ranks))
+        flat = np.maximum(gather[:, first[0]], np.where(self.reshard, 0.0, late))
+        flat = flat * (stage[:, 0] > 0)
+        return np.broadcast_to(flat[:, None], (len(self.mine), self.shape.num_ranks))
 
     @cached_property
-    def parameters(self) -> Floats:
-        """Parameters of every rank, [n, ranks]; a tied output projection is free beside its embedding."""
-        passes = self.bounds.pipes.passes
-        held = weigh(passes.parameters[self.keys], self.shape.of_rank @ self.shape.by_stage)
-        graph = passes.jobs.problem.graph
-        last = self.shape.rank_of_stage[-1]
-        if graph.tied_embeddings and last == 0:
-            held[:, 0] -= passes.projection[self.keys]
+    def parameters(self) -> dict[str, Floats]:
+        """Parameters of every rank by who holds copies, [n, ranks]; a tied projection is free beside its embedding."""
+        passes, counts = self.bounds.pipes.passes, self.shape.of_rank @ self.shape.by_stage
+        held = {
+            DENSE: weigh(passes.dense[self.keys], counts),
+            EXPERTS: weigh(passes.experts[self.keys], counts),
+        }
+        if passes.jobs.problem.graph.tied_embeddings and self.shape.rank_of_stage[-1] == 0:
+            held[DENSE][:, 0] -= passes.projection[self.keys]
         return held
 
     @cached_property
@@ -296,25 +265,27 @@ class RowCharge:
     @cached_property
     def optimizer(self) -> Floats:
         """The update and the late gather behind it, [n, ranks]."""
-        problem = self.bounds.pipes.jobs.problem
-        held = self.parameters / self.each("shards", lambda one: float(one.sync.shards))[:, None]
-        bare = self.each("single", lambda one: one.sync.single_process)
-        found = np.zeros_like(held)
+        share: Floats = np.zeros((len(self.mine), self.shape.num_ranks))
+        for kind, held in self.parameters.items():
+            parts = self.each(("shards", kind), partial(_shards, kind=kind))
+            share = share + held / parts[:, None]
+        bare = self.each("bare", _updates_nothing)
+        found = np.zeros_like(share)
         models = self.each("precision", lambda one: one.sync.job.kernels.precision)
         for precision in np.unique(models):
             job = next(s.sync.job for s in self.chunk.schemes if s.sync.job.kernels.precision == precision)
             mine = np.flatnonzero((models == precision) & ~bare)
             optimizer = job.plan.numerics.optimizer
-            found[mine] = to_ns(optimizer_time_s(held[mine], optimizer, job.kernels, problem.stack))
+            found[mine] = to_ns(optimizer_time_s(share[mine], optimizer, job.kernels, job.stack))
         return np.asarray(found + self._of_schemes(Scheme.late_gather_ns, "gathers_late"))
 
-    def _of_schemes(self, value: Callable[[Scheme, Floats], Floats], name: str) -> Floats:
+    def _of_schemes(self, value: Callable[[Scheme, dict[str, Floats]], Floats], name: str) -> Floats:
         """A function of a scheme and the parameters of ranks where a property says that it is not zero."""
         found = np.zeros((len(self.mine), self.shape.num_ranks))
         if self.each(name, lambda one: getattr(one, name)).any():
             for scheme, rows in self.by_scheme():
                 if getattr(scheme, name):
-                    found[rows] = value(scheme, self.parameters[rows[:1]])
+                    found[rows] = value(scheme, {k: held[rows[:1]] for k, held in self.parameters.items()})
         return found
 
     @cached_property
@@ -344,20 +315,19 @@ class RowCharge:
         A reduction leaves at least its last block's. Embeddings are summed behind the first reduction and beside the
         second.
         """
+        first, both = (self.moves(name, self.closing, boundary=True) for name in ("first", "both"))
         if self.shape.splits:
             held = [
-                [pieces[0] for pieces, r in self._placed() if r == rank]
-                for rank in range(self.shape.num_ranks)
+                [pieces[0] for pieces, rank in self._placed() if rank == r]
+                for r in range(self.shape.num_ranks)
             ]
-            first, both = (
-                np.stack([times[:, each].min(axis=1) for each in held], axis=1)
-                for times in (self.reduce_first, self.reduce)
+            left, later = (
+                np.stack([times[:, each].min(axis=1) for each in held], axis=1) for times in (first, both)
             )
         else:
             opened = [self.shape.pieces[stage][0] for stage in self.shape.first_stage]
-            first, both = np.maximum(self.reduce_first[:, opened], self._unhidden()), self.reduce[:, opened]
-        boundary = self.flag("reduce", self.closing, boundary=True)[:, None]
-        return np.maximum(first * boundary + self.update, both * boundary + self.optimizer)
+            left, later = np.maximum(first[:, opened], self._unhidden()), both[:, opened]
+        return np.maximum(left + self.update, later + self.optimizer)
 
     def _unhidden(self) -> Floats:
         """All reductions of a rank's first stage, less the passes of its last backward that they may hide behind."""
@@ -365,50 +335,69 @@ class RowCharge:
         kinds = self.passes("B", boundary=True)
         opened = [self.shape.pieces[stage][-1] for stage in stages]
         hidden = self.stages.last_backward[:, stages] - kinds[:, opened]
-        return self._reduced(self.shape.by_stage[stages]) - hidden
+        reduces = some(self.moves("first", "B", boundary=True))
+        return np.asarray(
+            np.where(reduces, self._reduced(self.shape.by_stage[stages], boundary=True) - hidden, 0.0)
+        )
 
     def _placed(self) -> list[tuple[tuple[int, ...], int]]:
         return list(zip(self.shape.pieces, self.shape.rank_of_stage, strict=True))
 
-    def _gathered(self, counts: Floats) -> Floats:
-        """Gathers of blocks in given numbers."""
-        return weigh(self.gather, counts)
+    def _reduced(self, counts: Floats, *, boundary: bool) -> Floats:
+        """First reductions of blocks in given numbers: block by block, or in buckets that at least drain."""
+        first = self.moves("first", self.closing, boundary=boundary)
+        slopes = np.asarray(self.each("slopes", lambda one: one.least_slopes_s))
+        drained = sum(
+            self._bytes(kind, counts, "gradient_bytes") * slopes[:, [at]]
+            for at, kind in enumerate((DENSE, EXPERTS))
+        )
+        flat = np.where(some(first), np.asarray(drained) * NS_PER_S, 0.0)
+        return np.where(self.per_unit[:, None], weigh(first, counts), flat)
 
-    def _reduced(self, counts: Floats) -> Floats:
-        """Reductions of blocks in given numbers: block by block, or in buckets that at least drain."""
-        slope = self.each("slope", lambda one: one.reduces[0].least_slope_s)
-        size = self._bytes(counts, "gradient_bytes")
-        drained = size * slope[:, None] * NS_PER_S
-        return np.where(self.per_unit[:, None], weigh(self.reduce_first, counts), drained)
-
-    def _bytes(self, counts: Floats, width: str) -> Floats:
+    def _bytes(self, kind: str, counts: Floats, width: str) -> Floats:
         widths = self.each(width, lambda one: float(getattr(one.sync, width)))
-        parameters = self.bounds.pipes.passes.parameters[self.keys]
+        passes = self.bounds.pipes.passes
+        parameters = (passes.dense if kind == DENSE else passes.experts)[self.keys]
         return np.asarray(weigh(parameters, counts) * widths[:, None])
 
-    def _queued(self, amount: Any, letters: tuple[str, ...]) -> Floats:
-        """Nanoseconds that a stream of each rank carries in the boundary passes, and in every other microbatch."""
+    def _streams(self) -> tuple[Floats, Floats, Floats]:
+        """What gathers, reductions and the link that both use carry, [n, ranks, 2]: see Charge."""
         counts = self.shape.of_rank @ self.shape.by_stage
-        each = amount(counts)
-        name = "gather" if len(letters) > 1 else "reduce"
-        often = [self._count(name, letters, boundary=boundary) for boundary in (True, False)]
-        return np.stack([each * times[:, None] for times in often], axis=2)
-
-    def _count(self, name: str, letters: tuple[str, ...], *, boundary: bool) -> Floats:
-        """In how many of the passes of a microbatch a hook is set."""
-        flags = [self.flag(name, letter, boundary=boundary) for letter in letters]
-        return np.asarray(np.sum(flags, axis=0), dtype=np.float64)
-
-    def _drained(self) -> Floats:
-        """Nanoseconds that the link which gathers and reductions share is taken."""
-        counts = self.shape.of_rank @ self.shape.by_stage
-        drains = np.asarray(self.each("drains", lambda one: one.drains_s))
-        gather = self._bytes(counts, "parameter_bytes") * drains[:, :1]
-        reduce = self._bytes(counts, "gradient_bytes") * drains[:, 1:]
         back = "I" if self.shape.splits else "B"
-        amounts = []
+        drains = np.asarray(self.each("drains", lambda one: one.drains_s)) * NS_PER_S
+        sizes = [self._bytes(DENSE, counts, width) for width in ("parameter_bytes", "gradient_bytes")]
+        gathers, reductions, shared = [], [], []
         for boundary in (True, False):
-            gathers = self._count("gather", ("F", back), boundary=boundary)
-            reduces = self._count("reduce", (self.closing,), boundary=boundary)
-            amounts.append(gather * gathers[:, None] + reduce * reduces[:, None])
-        return np.stack(amounts, axis=2) * NS_PER_S
+            each = [self.moves("gather", letter, boundary=boundary) for letter in ("F", back)]
+            gathers.append(sum(weigh(one, counts) for one in each))
+            reductions.append(self._reduced(counts, boundary=boundary))
+            often = sum(self._gathers_dense(letter, boundary=boundary) for letter in ("F", back))
+            reduces = some(self.moves("first", self.closing, boundary=boundary))
+            shared.append(
+                sizes[0] * drains[:, :1] * np.asarray(often)[:, None] + sizes[1] * drains[:, 1:] * reduces
+            )
+        return tuple(np.stack(pair, axis=2) for pair in (gathers, reductions, shared))  # type: ignore[return-value]
+
+    def _gathers_dense(self, letter: str, *, boundary: bool) -> Floats:
+        """Whether what is no expert is gathered in the passes of a letter."""
+
+        def gathers(one: Scheme) -> float:
+            copies = one.policies[letter, boundary].copies
+            return float(bool(copies and copies[0].gather_group))
+
+        return np.asarray(self.each(("gathers", letter, boundary), gathers))
+
+
+def some(values: Floats) -> Bools:
+    """Rows in which anything is not zero, bool[n, 1]."""
+    return np.asarray(values.any(axis=1))[:, None]
+
+
+def _shards(scheme: Scheme, kind: str) -> float:
+    """Ranks that share one copy of the states of parameters."""
+    return float(next((one.shards for one in scheme.sync.replicas if one.kind == kind), 1))
+
+
+def _updates_nothing(scheme: Scheme) -> bool:
+    """Whether a rank's update is no part of the bound."""
+    return scheme.sync.single_process or bool(scheme.sync.job.plan.data_parallel.servers)

@@ -23,13 +23,15 @@ SHAPE_AXES = ("pp", "vpp", "schedule", "recompute")
 class Shape:
     """One combination of pipeline ranks, chunks, schedule and recompute.
 
-    ``pieces[s]`` are the kinds of virtual stage s in model order; ``letters`` those of its actions.
+    ``pieces[s]`` are the kinds of virtual stage s in model order; ``letters`` those of its actions; ``pairs`` says
+    that some forwards and backwards run together, so that only their kernels add up.
     """
 
     pieces: tuple[tuple[int, ...], ...]
     num_kinds: int
     rank_of_stage: tuple[int, ...]
     letters: tuple[str, ...]
+    pairs: bool = False
 
     @property
     def num_ranks(self) -> int:
@@ -115,6 +117,7 @@ class Shapes:
                 for code, letter in enumerate(LETTERS)
                 if any((c.code == code).any() for c in schedule.ranks)
             ),
+            pairs=any(columns.overlap.any() for columns in schedule.ranks),
         )
 
     def _value(self, name: str, row: int) -> str:

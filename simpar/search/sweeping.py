@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from simpar.plan.schedules import make_schedule
 from simpar.plan.schedules.actions import LETTERS, F
-from simpar.search.rowbound import Chunk, RowBounds, RowCharge
+from simpar.program.synchronisation import DENSE
+from simpar.program.templates import SyncPolicy
+from simpar.search.rowbound import Chunk, RowBounds, RowCharge, some
 from simpar.search.shapes import weigh
 from simpar.search.syncs import Scheme, buckets
 from simpar.search.tables import Table, finishes_ns
@@ -64,32 +66,32 @@ class Sweeps:
 
 def _floors(charge: RowCharge, table: Table, first: Floats) -> Floats | None:
     """When at the earliest the first forward of each stage ends, [n, stages]: its gathers queue from time zero."""
-    gathers = charge.flag("gather", "F", boundary=True)
-    if not gathers.any():
+    gather = charge.moves("gather", "F", boundary=True)
+    if not gather.any():
         return None
-    shape, kinds = charge.shape, charge.passes("F", boundary=True).astype(np.float64)
-    floors = np.zeros((len(charge.rows), len(shape.pieces)))
+    shape, kinds = charge.shape, charge.passes("F", boundary=True)
+    floors = np.zeros((len(charge.mine), len(shape.pieces)))
     opening = np.flatnonzero(table.boundary & (table.code == F))
     for rank in range(shape.num_ranks):
-        queued = np.zeros(len(charge.rows))
-        for stage in table.stage[opening[table.rank[opening] == rank]].tolist():
-            left, latest = first[:, stage].copy(), np.zeros(len(charge.rows))
-            if not queued.any():
-                floors[:, stage] = charge.gather[:, shape.pieces[stage][0]] + first[:, stage]
+        queued = np.zeros(len(charge.mine))
+        for position, stage in enumerate(table.stage[opening[table.rank[opening] == rank]].tolist()):
+            left, latest = first[:, stage].copy(), np.zeros(len(charge.mine))
+            if position == 0:
+                floors[:, stage] = gather[:, shape.pieces[stage][0]] + first[:, stage]
             for kind in shape.pieces[stage]:
-                queued = queued + charge.gather[:, kind]
+                queued = queued + gather[:, kind]
                 latest = np.maximum(latest, queued + left)
                 left -= kinds[:, kind]
             floors[:, stage] = np.where(charge.reshard, floors[:, stage], latest)
-    return np.where(gathers[:, None], floors, 0.0)
+    return np.where(some(gather), floors, 0.0)
 
 
 def _reduced(charge: RowCharge, table: Table, finish: Floats, rank: int) -> Floats:
     """When the first and the second reductions beside the backwards of a rank have ended, [2, n]."""
-    ends = np.zeros((2, len(charge.rows)))
+    ends = np.zeros((2, len(charge.mine)))
     for scheme, mine in charge.by_scheme():
         for letter in charge.shape.letters[1:]:
-            if scheme.policies[letter, True].reduce:
+            if scheme.policies[letter, True].reduces:
                 queue = _queue(charge, table, finish, (scheme, rank, letter), mine)
                 ends[:, mine] = np.maximum(ends[:, mine], queue)
     return ends
@@ -100,25 +102,44 @@ def _queue(
 ) -> Floats:
     """The ends of one rank's queues of reductions under one scheme, [2, n]: each waits for its bucket and its turn.
 
-    Of a second reduction only the last one is counted.
+    Of second reductions only the last one is counted.
     """
     scheme, rank, letter = which
-    every = scheme.policies[letter, False].reduce
+    every = scheme.policies[letter, False].reduces
     chosen = (table.rank == rank) & (table.code == LETTERS.index(letter)) & (table.boundary | every)
     actions = np.flatnonzero(chosen)
-    kinds = charge.passes(letter, boundary=True)[mine].astype(np.float64)
-    lead, total, again = {}, {}, 0.0
-    for stage in np.unique(table.stage[actions]).tolist():
-        cut = buckets(scheme, charge.shape.pieces[stage], scheme.policies[letter, True])
-        took = scheme.reduction_ns(cut.size_bytes, cut.count)
-        rest = np.cumsum(took[0][::-1])[::-1]
-        lead[stage] = (rest[None, :] - weigh(kinds, cut.behind)).max(axis=1, initial=-np.inf)
-        total[stage] = float(took[0].sum())
-        if stage == table.stage[actions[-1]] and len(took) > 1:
-            again = float(took[1][-1])
-    stages = table.stage[actions].tolist()
-    behind = np.cumsum([0.0, *(total[stage] for stage in stages[:0:-1])])[::-1]
+    kinds = charge.passes(letter, boundary=True)[mine]
+    keys = list(zip(table.stage[actions].tolist(), table.boundary[actions].tolist(), strict=True))
+    lead: dict[tuple[int, bool], Floats] = {}
+    total: dict[tuple[int, bool], float] = {}
+    again = 0.0
+    for key in dict.fromkeys(keys):
+        sizes, behind, second = _cut(scheme, charge.shape.pieces[key[0]], scheme.policies[letter, key[1]])
+        rest = np.cumsum(sizes[::-1])[::-1]
+        lead[key] = (rest[None, :] - weigh(kinds, behind)).max(axis=1, initial=-np.inf)
+        total[key] = float(sizes.sum())
+        again = second if key == keys[-1] else again
+    later = np.cumsum([0.0, *(total[key] for key in keys[:0:-1])])[::-1]
     ends = np.zeros(len(mine))
-    for action, stage, wait in zip(actions.tolist(), stages, behind.tolist(), strict=True):
-        ends = np.maximum(ends, finish[action, mine] + lead[stage] + wait)
+    for action, key, wait in zip(actions.tolist(), keys, later.tolist(), strict=True):
+        ends = np.maximum(ends, finish[action, mine] + lead[key] + wait)
     return np.stack([ends, ends + again])
+
+
+def _cut(scheme: Scheme, pieces: tuple[int, ...], policy: SyncPolicy) -> tuple[Floats, Floats, float]:
+    """First reductions of a stage in the order of their queue, blocks behind each, and the last second one."""
+    took, behind, second = [], [], 0.0
+    for copies in policy.copies:
+        if not copies.reduce_ops:
+            continue
+        cut = buckets(scheme, pieces, policy, copies)
+        times = scheme.reduction_ns(copies, cut.size_bytes, cut.count)
+        took.append(times[0])
+        behind.append(cut.behind)
+        if len(times) > 1 and len(times[1]):
+            second = float(times[1][-1])
+    if not took:
+        return np.zeros(0), np.zeros((0, len(scheme.parameters[DENSE]))), 0.0
+    left = np.concatenate([one.sum(axis=1) for one in behind])
+    order = np.argsort(-left, kind="stable")
+    return np.concatenate(took)[order].astype(np.float64), np.concatenate(behind)[order], second

@@ -1,12 +1,13 @@
 """Data parallelism in bulk: what every scheme gathers and reduces, when, and how long its collectives take.
 
-A *scheme* is one combination of the axes that decide it. Times are those of the group of rank 0, whose pipeline
-stands for all of them in a lower bound.
+A *scheme* is one combination of the axes that decide it. Times are those of the groups of rank 0, whose pipeline
+stands for all of them in a lower bound. Experts have ranks of their own that hold copies of them (see
+:mod:`simpar.program.synchronisation`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,8 +19,8 @@ from simpar.models.graph import evaluate
 from simpar.plan.schedules import make_schedule
 from simpar.program.rank_view import RankView
 from simpar.program.stages import PASSES
-from simpar.program.synchronisation import Synchronisation
-from simpar.program.templates import SyncPolicy
+from simpar.program.synchronisation import DENSE, EXPERTS, Synchronisation
+from simpar.program.templates import Copies, SyncPolicy
 from simpar.program.traffic import EMBEDDING_GROUP, group_kinds
 from simpar.search.passes import Passes
 from simpar.search.wires import FREE, Wire, shared_slopes_s
@@ -27,22 +28,35 @@ from simpar.search.wires import FREE, Wire, shared_slopes_s
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 SCHEME_AXES = (
-    "tp", "cp", "ep", "pp", "order", "precision", "zero", "hsdp", "overlap_grad_reduce", "overlap_param_gather",
+    "tp", "cp", "pp", "ep", "order", "precision", "zero", "hsdp", "overlap_grad_reduce", "overlap_param_gather",
+    "sequence_parallel",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
+class Moves:
+    """What passes of one kind move for one block by itself, in nanoseconds by kind of block, float64[kinds].
+
+    ``gather`` all its parameter gathers; ``first`` its first reductions, which share a stream; ``reduce`` all of
+    them; ``both`` the longest first and second reduction in turn.
+    """
+
+    gather: Floats
+    first: Floats
+    reduce: Floats
+    both: Floats
+
+
+@dataclass(frozen=True)
 class Scheme:
-    """One scheme: its behaviour, its wires, and how many parameters each kind of block has on a rank.
+    """One scheme: its behaviour, its wires by (operation, group), and parameters on a rank by who holds copies.
 
     ``drains_s`` are seconds a byte that gathers and reductions take of the link that they share.
     """
 
     sync: Synchronisation
-    gather: Wire
-    reduces: tuple[Wire, ...]
-    embedding: Wire
-    parameters: Floats
+    wires: Mapping[tuple[str, str], Wire]
+    parameters: Mapping[str, Floats]
     drains_s: tuple[float, float]
 
     @cached_property
@@ -55,56 +69,87 @@ class Scheme:
         }
 
     @cached_property
-    def gather_ns(self) -> Ints:
-        """The parameter gather of one block, int64[kinds]."""
-        return self.gather.time_ns(self.parameters * self.sync.parameter_bytes)
+    def moves(self) -> dict[tuple[str, bool], Moves]:
+        """What passes move, by (letter, boundary)."""
+        return {key: self._moves(policy) for key, policy in self.policies.items()}
 
-    @cached_property
-    def reduce_ns(self) -> tuple[Ints, ...]:
-        """The gradient reductions of one block in turn, int64[kinds] each."""
-        return self.reduction_ns(self.parameters * self.sync.gradient_bytes)
+    def _moves(self, policy: SyncPolicy) -> Moves:
+        none = np.zeros(len(self.parameters[DENSE]))
+        gather, first, every, both = (none.copy() for _ in range(4))
+        for copies in policy.copies:
+            count = self.parameters[copies.kind]
+            if copies.gather_group:
+                wire = self.wires["all_gather", copies.gather_group]
+                gather += np.where(count > 0, wire.time_ns(count * copies.gathered_bytes), 0)
+            in_turn = none.copy()
+            for position, took in enumerate(self.reduction_ns(copies, count * copies.gradient_bytes)):
+                spent = np.where(count > 0, took, 0)
+                in_turn, every = in_turn + spent, every + spent
+                first += spent if position == 0 else 0
+            both = np.maximum(both, in_turn)
+        return Moves(gather, first, every, both)
 
-    def reduction_ns(self, size_bytes: Any, count: Any = 1) -> tuple[Ints, ...]:
+    def reduction_ns(self, copies: Copies, size_bytes: Any, count: Any = 1) -> tuple[Ints, ...]:
         """The reductions in turn of gradients of ``size_bytes``, in ``count`` calls each."""
         return tuple(
-            wire.time_ns(size_bytes * share / count, count)
-            for wire, (_, _, share) in zip(self.reduces, self.sync.reduce_ops, strict=True)
+            self.wires[op, group].time_ns(size_bytes * share / count, count)
+            for group, op, share in copies.reduce_ops
         )
 
     @property
     def reduces_late(self) -> bool:
         """Whether gradients are reduced behind the last backward."""
         sync = self.sync
-        return (
-            sync.width > 1 and not sync.job.plan.data_parallel.overlap_grad_reduce and not sync.single_process
-        )
+        return not sync.job.plan.data_parallel.overlap_grad_reduce and not sync.single_process
 
-    def late_reduction_ns(self, parameters: Floats) -> Floats:
-        """What that takes, for parameters of ranks."""
-        data = self.sync.job.plan.data_parallel
-        size = parameters * self.sync.gradient_bytes
-        bucket = float(data.bucket_bytes or 0)
-        count = np.maximum(1, np.rint(size / bucket)) if bucket else np.ones_like(size)
-        return np.asarray(np.sum(self.reduction_ns(size, count), axis=0), dtype=np.float64)
+    def late_reduction_ns(self, held: Mapping[str, Floats]) -> Floats:
+        """What that takes, for parameters of ranks by who holds copies."""
+        bucket = float(self.sync.job.plan.data_parallel.bucket_bytes or 0)
+        total = np.zeros_like(held[DENSE])
+        for each in self.sync.replicas:
+            size = held[each.kind] * self.sync.gradient_bytes
+            count = np.maximum(1, np.rint(size / bucket)) if bucket else np.ones_like(size)
+            copies = Copies(each.kind, reduce_ops=self.sync.reduce_ops(each))
+            for took in self.reduction_ns(copies, size, count):
+                total = total + np.where(size > 0, took, 0)
+        return np.asarray(total)
 
     @property
     def gathers_late(self) -> bool:
         """Whether parameters are gathered at once, behind the update."""
         sync = self.sync
-        return sync.zero > 0 and not sync.per_unit and not sync.job.plan.data_parallel.overlap_param_gather
+        overlap = sync.job.plan.data_parallel.overlap_param_gather
+        return sync.zero > 0 and not sync.per_unit and not overlap and not sync.single_process
 
-    def late_gather_ns(self, parameters: Floats) -> Floats:
-        """What that takes, for parameters of ranks."""
-        return self.gather.time_ns(parameters * self.sync.parameter_bytes).astype(np.float64)
+    def late_gather_ns(self, held: Mapping[str, Floats]) -> Floats:
+        """What that takes, for parameters of ranks by who holds copies."""
+        total = np.zeros_like(held[DENSE])
+        for each in self.sync.replicas:
+            if each.zero:
+                wire = self.wires["all_gather", each.shard_group]
+                took = wire.time_ns(held[each.kind] * self.sync.parameter_bytes)
+                total = total + np.where(held[each.kind] > 0, took, 0)
+        return np.asarray(total)
 
     @cached_property
     def embedding_ns(self) -> float:
         """The sum of the gradients of tied embeddings, zero where there is none."""
-        graph, view = self.sync.job.graph, RankView.of(self.sync.job)
-        if self.embedding is FREE:
+        wire = self.wires.get(("all_reduce", EMBEDDING_GROUP), FREE)
+        if wire is FREE:
             return 0.0
+        graph, view = self.sync.job.graph, RankView.of(self.sync.job)
         weights = graph.embedding.operators[0].weights[0].size
-        return float(self.embedding.time_ns(float(evaluate(weights, view.tensor)) * self.sync.gradient_bytes))
+        return float(wire.time_ns(float(evaluate(weights, view.tensor)) * self.sync.gradient_bytes))
+
+    @property
+    def least_slopes_s(self) -> tuple[float, ...]:
+        """Seconds a byte that first reductions take of their busiest link, by who holds copies."""
+        found = []
+        for kind in (DENSE, EXPERTS):
+            each = next((one for one in self.sync.replicas if one.kind == kind), None)
+            ops = self.sync.reduce_ops(each) if each else ()
+            found.append(self.wires[ops[0][1], ops[0][0]].least_slope_s if ops else 0.0)
+        return tuple(found)
 
 
 @dataclass
@@ -137,33 +182,37 @@ class Schemes:
         passes = self.passes
         sync = Synchronisation.of(passes.jobs.job(row))
         groups = self._groups_of(sync)
-
-        def wire(op: str, group: str) -> Wire:
-            return (
-                passes.wires.of(op, groups[group], group)
-                if group in groups and not sync.single_process
-                else FREE
-            )
-
-        gather = wire("all_gather", sync.shard_group) if sync.zero else FREE
-        reduces = tuple(wire(op, group) for group, op, _ in sync.reduce_ops)
+        wires = {
+            (op, group): passes.wires.of(op, groups[group], group) if group in groups else FREE
+            for group, op in _uses(sync)
+        }
+        key, dense = int(passes.key[row]), sync.replicas[0]
+        reduce = sync.reduce_ops(dense)
+        gather = wires.get(("all_gather", dense.shard_group), FREE)
         return Scheme(
             sync=sync,
-            gather=gather,
-            reduces=reduces,
-            embedding=wire("all_reduce", EMBEDDING_GROUP),
-            parameters=passes.parameters[int(passes.key[row])],
-            drains_s=shared_slopes_s(gather, reduces[0]),
+            wires=wires,
+            parameters={DENSE: passes.dense[key], EXPERTS: passes.experts[key]},
+            drains_s=shared_slopes_s(gather, wires[reduce[0][1], reduce[0][0]] if reduce else FREE),
         )
 
     def _groups_of(self, sync: Synchronisation) -> dict[str, Ints]:
         """The group of rank 0 of every kind."""
         mesh, data = sync.job.plan.mesh, sync.job.plan.data_parallel
-        key = (*mesh.shape, mesh.ep, mesh.order, data.hsdp if sync.zero else 1)
+        key = (*mesh.shape, mesh.ep, mesh.order, data.hsdp if sync.zero else 1, bool(data.zero))
         if key not in self._groups:
             kinds = group_kinds(RankView.of(sync.job), sync, make_schedule("1f1b", mesh.pp, 1))
             self._groups[key] = {kind.name: kind.groups[0].copy() for kind in kinds}
         return self._groups[key]
+
+
+def _uses(sync: Synchronisation) -> list[tuple[str, str]]:
+    """(group, operation) of everything that data parallelism moves."""
+    found = [(EMBEDDING_GROUP, "all_reduce")] if sync.job.graph.tied_embeddings else []
+    for each in () if sync.single_process else sync.replicas:
+        found += [(group, op) for group, op, _ in sync.reduce_ops(each)]
+        found += [(each.shard_group, "all_gather")] if each.zero else []
+    return found
 
 
 @dataclass(frozen=True)
@@ -179,16 +228,16 @@ class Buckets:
     behind: Floats
 
 
-def buckets(scheme: Scheme, pieces: Sequence[int], policy: SyncPolicy) -> Buckets:
+def buckets(scheme: Scheme, pieces: Sequence[int], policy: SyncPolicy, copies: Copies) -> Buckets:
     """How the gradients of a stage are cut, by the rule of :mod:`simpar.program.templates`."""
-    bytes_of = scheme.parameters * scheme.sync.gradient_bytes
+    bytes_of = scheme.parameters[copies.kind] * copies.gradient_bytes
     limit, pending = policy.first_bucket_bytes or policy.bucket_bytes, 0.0
     sizes, counts, behind = [], [], []
     left = np.bincount(pieces, minlength=len(bytes_of)).astype(np.float64)
     for position, kind in enumerate(reversed(pieces)):
         pending += float(bytes_of[kind])
         left[kind] -= 1
-        full = policy.per_unit or (pending >= limit and policy.overlap)
+        full = policy.per_unit or pending >= limit
         if not (full or position == len(pieces) - 1) or pending <= 0:
             continue
         whole = policy.per_unit or policy.bucket_bytes <= 0

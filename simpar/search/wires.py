@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.collectives.choice import cost_of, options
-from simpar.cost.collectives.placement import place
+from simpar.cost.collectives import link_loads, offers
 from simpar.hardware.cluster import Cluster
 from simpar.program.flow import NO_CAP, quantise, solo_rates, to_cap, to_work
 from simpar.program.traffic import LATE, is_tensor_parallel
@@ -109,22 +108,23 @@ class Wires:
 
 
 def _wire(op: str, ranks: Ints, cluster: Cluster) -> Wire:
-    placed = place(ranks[None, :], cluster)
-    found = options(op, placed)
+    found, loads = offers(op, ranks, cluster), link_loads(op, ranks[None, :], cluster)
+    first_nic = int(cluster.nic_tx(np.zeros(1, dtype=np.int64))[0])
     rates, slopes = [], np.full(cluster.num_links, np.inf)
-    for option in found:
-        cost = cost_of(option, placed)
-        links, coefficient = cost.edges.link_id, quantise(cost.edges.coefficient)
-        capacity = np.floor(cluster.link_capacity_bytes_per_s[links])
+    for offer in found:
+        edges = loads[offer.line.algorithm]
+        share = np.where(edges.link_id < first_nic, offer.port_share, offer.nic_share)
+        coefficient = quantise(edges.coefficient / share)
+        capacity = np.floor(cluster.link_capacity_bytes_per_s[edges.link_id])
         slowest = solo_rates(coefficient, capacity.astype(np.int64)).min(initial=NO_CAP)
-        rates.append(max(1, min(int(slowest), int(to_cap(int(cost.rate_cap_bytes_per_s or 0))))))
+        rates.append(max(1, min(int(slowest), int(to_cap(int(offer.line.rate_cap_bytes_per_s or 0))))))
         mine = np.zeros(cluster.num_links)
-        mine[links] = coefficient / capacity
+        mine[edges.link_id] = coefficient / capacity
         slopes = np.minimum(slopes, mine)
     used = np.flatnonzero(slopes)
     return Wire(
-        latency_s=np.array([line.latency_s for line, _ in found]),
-        seconds_per_byte=np.array([line.seconds_per_byte for line, _ in found]),
+        latency_s=np.array([offer.line.latency_s for offer in found]),
+        seconds_per_byte=np.array([offer.line.seconds_per_byte for offer in found]),
         rate=np.array(rates, dtype=np.int64),
         links=used,
         slope_s=slopes[used],
