@@ -324,7 +324,9 @@ def _append_steps(nodes: list[Node], node: Node, segment: Segment, last: tuple[i
     for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True):
         nodes.append(
             Node(
-                kind=node.kind if step.kind in ("input_gradient", "weight_gradient") else step.kind,
+                kind=node.kind
+                if step.kind in ("forward", "input_gradient", "weight_gradient")
+                else step.kind,
                 name=step.name,
                 streams=(step.stream,),
                 duration_ns=int(finish - start),

@@ -239,13 +239,19 @@ def _label_blocks(axes: Axes, view: Overview, scale: float) -> None:
     digits = len(str(max((int(stage.blocks.microbatch.max(initial=0)) for stage in view.stages), default=0)))
     for row, stage in enumerate(view.stages):
         blocks = stage.blocks.of_kind(*PASS_KINDS)
-        columns = (blocks.start_s / scale, blocks.duration_s / scale, blocks.microbatch, blocks.chunk)
-        for start, width, microbatch, chunk in zip(*(c.tolist() for c in columns), strict=True):
+        columns = (
+            blocks.start_s / scale,
+            blocks.duration_s / scale,
+            blocks.microbatch,
+            blocks.chunk,
+            blocks.kind,
+        )
+        for start, width, microbatch, chunk, code in zip(*(c.tolist() for c in columns), strict=True):
             if microbatch < 0 or _points(axes, width / span) < (0.66 * digits + 0.4) * size:
                 continue
             axes.text(
                 start + width / 2, row - 0.08, str(microbatch), ha="center", va="center",
-                fontsize=size, color="white" if chunk < 1 else INK, zorder=3,
+                fontsize=size, color=_ink_on(_lighter(KIND_COLOUR[KINDS[code]], max(chunk, 0))), zorder=3,
             )  # fmt: skip
 
 
@@ -256,6 +262,12 @@ def _lighter(colour: str, steps: int) -> tuple[float, float, float]:
     weight = min(0.22 * steps, 0.55)
     red, green, blue = to_rgb(colour)
     return (red + (1 - red) * weight, green + (1 - green) * weight, blue + (1 - blue) * weight)
+
+
+def _ink_on(colour: tuple[float, float, float]) -> str:
+    """White or dark letters, whichever is easier to read on a colour (luma of ITU-R BT.601)."""
+    red, green, blue = colour
+    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK
 
 
 def _draw_memory(panel: Axes, stage: StageView, result: Result, scale: float) -> None:
