@@ -285,10 +285,15 @@ def parse(model: type[Model], document: Document | Mapping[str, Any], *, source:
         raise UserError("\n".join(_problem(document, model, item) for item in problems)) from None
 
 
+def location_of(item: Any) -> tuple[Any, ...]:
+    """Where pydantic found a problem, without the names of its validators; an unknown key may look like one."""
+    kept = len(item["loc"]) - (item["type"] == "extra_forbidden")
+    named = [part for part in item["loc"][:kept] if not str(part).startswith("function-")]
+    return (*named, *item["loc"][kept:])
+
+
 def _problem(document: Document, model: type[BaseModel], item: Any) -> str:
-    location = tuple(
-        part for part in item["loc"] if not (isinstance(part, str) and part.startswith("function-"))
-    )
+    location = location_of(item)
     key = dotted(location) or "document"
     place = document.place(location)
     if item["type"] == "extra_forbidden":

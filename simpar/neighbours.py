@@ -102,7 +102,7 @@ class _Runner:
         flags = as_flags(change)
         self.progress(flags)
         try:
-            plan = self.plan.with_values(**_following(change), **change, predicted=None)
+            plan = self.plan.with_values(**_following(change), **change, predicted=None, pass_costs=None)
             found = simulate(**{**self.inputs, "plan": plan})
         except (UserError, ValueError) as error:
             return _Tried(change, Trial(change=flags, refused=_one_line(error)))

@@ -15,9 +15,11 @@ from simpar.models.catalogue import load_model
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.plan.check import Target, check, layers_by_cost, schedule_of
-from simpar.plan.plan import Plan
+from simpar.plan.plan import CUSTOM, Plan
+from simpar.plan.schedules import looks_at_costs
 from simpar.plan.sync import apart
 from simpar.program.lower import Lowered, Perturbation, lower
+from simpar.program.pass_costs import pass_costs
 from simpar.program.rank_view import Job
 from simpar.replicas.cooperate import cooperate
 from simpar.report.result import Result
@@ -94,7 +96,18 @@ def checked_job(graph: ModelGraph, cluster: Cluster, plan: Plan, training: Train
         attention_rate=habits.fusion.attention_rate,
     )
     kernels.peak(plan.numerics.precision)
-    return Job(graph, training, plan.model_copy(update=named), habits, kernels)
+    return with_pass_costs(Job(graph, training, plan.model_copy(update=named), habits, kernels), cluster)
+
+
+def with_pass_costs(job: Job, cluster: Cluster) -> Job:
+    """The job with the durations in its plan that its schedule is made for, if it looks at them and has none."""
+    plan = job.plan
+    if plan.pipeline.pass_costs or plan.pipeline.stages or plan.mesh.pp == 1 or plan.schedule == CUSTOM:
+        return job
+    if not looks_at_costs(plan.schedule):
+        return job
+    pipeline = plan.pipeline.model_copy(update={"pass_costs": pass_costs(job, cluster)})
+    return replace(job, plan=plan.model_copy(update={"pipeline": pipeline}))
 
 
 def balanced(plan: Plan, graph: ModelGraph, stack: Stack) -> Plan:

@@ -10,7 +10,7 @@ import numpy as np
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import CUSTOM, Plan
-from simpar.plan.schedules import make_schedule
+from simpar.plan.schedules import EVEN_COSTS, make_schedule
 from simpar.plan.schedules.actions import Schedule
 
 Array = Any
@@ -42,7 +42,8 @@ def short_schedule(plan: Plan, training: Training) -> Schedule:
     if plan.schedule == CUSTOM:
         return schedule_of(plan, training)
     microbatches = min(plan.num_microbatches(training.global_batch), _SATURATED * plan.mesh.pp)
-    return make_schedule(plan.schedule, plan.mesh.pp, microbatches, plan.pipeline.vpp)
+    costs = plan.pipeline.pass_costs or EVEN_COSTS
+    return make_schedule(plan.schedule, plan.mesh.pp, microbatches, plan.pipeline.vpp, costs=costs)
 
 
 def placement(plan: Plan, training: Training) -> tuple[int, ...]:

@@ -28,7 +28,6 @@ from simpar.cost.stack import Stack, reduce_bytes, under
 from simpar.models.flops import shape_dims
 from simpar.models.graph import Block, ModelGraph, is_row_parallel
 from simpar.models.training import Training
-from simpar.plan.check import schedule_of
 from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.routing import fullest_load
 from simpar.plan.sharding import (
@@ -350,8 +349,8 @@ def _stage_of(graph: ModelGraph, plan: Plan, training: Training, stage: int) -> 
 
 
 def _in_flight(plan: Plan, training: Training, stage: int) -> int:
-    if plan.schedule == CUSTOM:
-        return schedule_of(plan, training).peak_in_flight(stage)
+    if plan.schedule == CUSTOM or plan.pipeline.pass_costs:
+        return short_schedule(plan, training).peak_in_flight(stage)
     microbatches = plan.num_microbatches(training.global_batch)
     return int(in_flight(plan.schedule, stage, plan.mesh.pp, microbatches, plan.pipeline.vpp))
 

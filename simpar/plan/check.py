@@ -11,13 +11,12 @@ from simpar.models.graph import Dims, ModelGraph
 from simpar.models.training import Training
 from simpar.plan.mesh import Mesh
 from simpar.plan.plan import CUSTOM, Plan
-from simpar.plan.schedules import make_schedule
+from simpar.plan.schedules import EVEN_COSTS, make_schedule
 from simpar.plan.schedules.actions import Schedule, from_csv
 from simpar.plan.stages import check_stages
 from simpar.plan.sync import apart, decided, num_replicas
 
 MAX_PASSES = 2**21
-Costs = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -80,14 +79,15 @@ def _check_staged(plan: Plan, target: Target) -> Plan:
     return plan
 
 
-def schedule_of(plan: Plan, training: Training, costs: Costs = (1.0, 1.0, 1.0)) -> Schedule:
-    """The plan's action table: its own CSV, or the named producer's for durations ``costs`` of F, I and W.
+def schedule_of(plan: Plan, training: Training) -> Schedule:
+    """The plan's action table: its own CSV, or the named producer's for the plan's durations of F, I and W.
 
     ``plan`` has its dp. Raises UserError for a table that cannot run or a shape the schedule does not allow.
     """
     if plan.pipeline.actions:
         return from_csv(plan.pipeline.actions, name=CUSTOM)
     microbatches = plan.num_microbatches(training.global_batch)
+    costs = plan.pipeline.pass_costs or EVEN_COSTS
     return make_schedule(plan.schedule, plan.mesh.pp, microbatches, plan.pipeline.vpp, costs=costs)
 
 

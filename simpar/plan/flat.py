@@ -17,7 +17,7 @@ from simpar.plan.mesh import AXES
 
 SECTIONS = {
     "mesh": ("tp", "cp", "dp", "pp", "ep", "etp"),
-    "pipeline": ("schedule", "vpp", "layers", "actions"),
+    "pipeline": ("schedule", "vpp", "layers", "actions", "pass_costs"),
     "data_parallel": (
         "kind", "zero", "hsdp", "bucket_bytes", "first_bucket_bytes", "overlap_grad_reduce",
         "overlap_param_gather", "reshard_after_forward", "sync", "sync_every", "staleness", "servers",
@@ -133,7 +133,7 @@ def _ordered_mesh(mesh: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _detail(item: Any, written: Mapping[str, str]) -> InitErrorDetails:
-    location = tuple(part for part in item["loc"] if not str(part).startswith("function-"))
+    location = files.location_of(item)
     kind, message = item["type"], item["msg"]
     if kind == "extra_forbidden" and len(location) == 1:
         kind, message = "unknown_key", unknown_key(str(location[0]))

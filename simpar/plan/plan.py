@@ -34,6 +34,7 @@ CUSTOM = "custom"
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 Optimizer = Literal["adamw", "sgd", "sgd_momentum"]
 _RECOMPUTE = r"(none|selective|full|every:[1-9]\d{0,5})"
+PassCost = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Layers = Annotated[int, Field(ge=0, strict=True)]
 BucketSize = Annotated[Bytes, Field(gt=0), WithJsonSchema({"type": "string", "examples": ["25 MiB"]})]
 
@@ -54,6 +55,9 @@ class Pipeline(_Part):
     )
     actions: str | None = Field(
         None, description="action table (CSV, a line a rank) instead of a named schedule"
+    )
+    pass_costs: tuple[PassCost, PassCost, PassCost] | None = Field(
+        None, description="durations of F, I and W, in any unit, that a greedy schedule is made for"
     )
     stages: tuple[StagePlan, ...] | None = Field(
         None, description="stages with devices, meshes and shardings of their own"

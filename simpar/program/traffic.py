@@ -64,10 +64,7 @@ def group_kinds(view: RankView, sync: Synchronisation, schedule: Schedule) -> li
     """Every kind of process group the plan communicates in, with the traffic that places it on links."""
     job = view.job
     mesh = job.plan.mesh
-    kinds: list[GroupKind] = []
-    if mesh.tp > 1:
-        kinds.append(GroupKind("tp", mesh.groups("tp"), ("all_gather", "reduce_scatter", "all_reduce")))
-    kinds += [*_context_kinds(view), *_expert_kinds(view), *_data_parallel_kinds(sync)]
+    kinds = [*block_groups(view), *_data_parallel_kinds(sync)]
     for delta in sorted(hops(schedule)):
         kinds.append(GroupKind(hop_kind(delta), _pairs(mesh.groups("pp"), delta), ("send",), directed=True))
     at = schedule.rank_of_stage[0], schedule.rank_of_stage[-1]
@@ -75,6 +72,14 @@ def group_kinds(view: RankView, sync: Synchronisation, schedule: Schedule) -> li
         ends = mesh.groups("pp")[:, list(at)]
         kinds.append(GroupKind(EMBEDDING_GROUP, ends, ("all_reduce",)))
     return kinds
+
+
+def block_groups(view: RankView) -> list[GroupKind]:
+    """Groups in which the blocks of a rank communicate."""
+    mesh = view.job.plan.mesh
+    ops = ("all_gather", "reduce_scatter", "all_reduce")
+    tensor = [GroupKind("tp", mesh.groups("tp"), ops)] if mesh.tp > 1 else []
+    return [*tensor, *_context_kinds(view), *_expert_kinds(view)]
 
 
 def _context_kinds(view: RankView) -> list[GroupKind]:

@@ -131,6 +131,8 @@ def test_microbatches():
         ("tp: 2\nschedule: gpip", "/plan.yaml:2: schedule = 'gpip': is no schedule; did you mean 'gpipe'?"),
         ("recompute: every:0", "/plan.yaml:1: recompute = 'every:0': allowed none, selective, full, every:C"),
         ("rank_order: tp-dp", "/plan.yaml:1: rank_order = ('tp', 'dp'): the rank order names each of"),
+        ("function-: 1", "/plan.yaml:1: function- = 1: is no key of a plan"),
+        ("pipeline: {function-: 1}", "/plan.yaml:1: unknown key pipeline.function-"),
         ("version: 2", "/plan.yaml:1: version = 2: plans of another version cannot be read; allowed: '1'"),
         ("training: {seq_len: 4}", "/plan.yaml:1: training.global_batch is missing"),
         ("tp: 2\ntensor_parallel_size: 4", "tp = 2 and tensor_parallel_size = 4 mean the same; give one"),

@@ -31,6 +31,7 @@ SCHEDULES = {
     "dualpipev": "dualpipe:dualpipe_v",
 }
 
+EVEN_COSTS = (1.0, 1.0, 1.0)
 _ALIASES = {
     "afab": "gpipe", "interleaved1f1b": "interleaved", "loopedbfs": "breadth-first", "bfs": "breadth-first",
     "zbvzerobubble": "zb-v",
@@ -56,6 +57,11 @@ def natural_vpp(name: str) -> int:
     return int(inspect.signature(producer(name)).parameters["vpp"].default)
 
 
+def looks_at_costs(name: str) -> bool:
+    """Whether a schedule depends on the durations of its passes. Raises UserError for an unknown name."""
+    return "costs" in inspect.signature(producer(name)).parameters
+
+
 def describe() -> dict[str, str]:
     """Every schedule's name and what it is, in a sentence."""
     return {name: (inspect.getdoc(producer(name)) or "").splitlines()[0] for name in SCHEDULES}
@@ -68,7 +74,7 @@ def make_schedule(
     num_microbatches: int,
     vpp: int | None = None,
     *,
-    costs: tuple[float, float, float] = (1.0, 1.0, 1.0),
+    costs: tuple[float, float, float] = EVEN_COSTS,
 ) -> Schedule:
     """The action table of a named schedule for ``vpp`` chunks a rank (None: the schedule's natural number).
 
@@ -77,6 +83,6 @@ def make_schedule(
     """
     make = producer(name)
     chunks = natural_vpp(name) if vpp is None else vpp
-    if "costs" in inspect.signature(make).parameters:
+    if looks_at_costs(name):
         return make(num_ranks, num_microbatches, chunks, costs=costs)
     return make(num_ranks, num_microbatches, chunks)
