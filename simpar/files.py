@@ -287,7 +287,7 @@ def parse(model: type[Model], document: Document | Mapping[str, Any], *, source:
 
 def location_of(item: Any) -> tuple[Any, ...]:
     """Where pydantic found a problem, without the names of its validators; an unknown key may look like one."""
-    kept = len(item["loc"]) - (item["type"] == "extra_forbidden")
+    kept = len(item["loc"]) - (item["type"] in ("extra_forbidden", "unknown_key"))
     named = [part for part in item["loc"][:kept] if not str(part).startswith("function-")]
     return (*named, *item["loc"][kept:])
 

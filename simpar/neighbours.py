@@ -16,6 +16,7 @@ from simpar.errors import UserError
 from simpar.models.training import Training
 from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.schedules import SCHEDULES, natural_vpp
+from simpar.program.lower import Perturbation
 from simpar.report.result import Result, Trial
 from simpar.scenario import ClusterChoice, Scenario
 from simpar.simulation import simulate
@@ -80,6 +81,9 @@ def inputs_of(result: Result) -> dict[str, Any]:
     )
     inputs = scenario.inputs()
     inputs["cluster"] = inputs["cluster"].with_degraded(setup.cluster.get("degraded", {}))
+    slow = {int(rank): factor for rank, factor in setup.perturbation.get("slow_ranks", {}).items()}
+    sigma, seed = setup.perturbation.get("jitter_sigma", 0.0), setup.engine.get("seed", 0)
+    inputs["perturbation"] = Perturbation(slow, jitter_sigma=sigma, seed=seed)
     again = simulate(**inputs).step_time_s
     if abs(again - result.step_time_s) > TOLERANCE * again:
         raise UserError(

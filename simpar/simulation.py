@@ -64,7 +64,7 @@ def simulate(
     step = replace(perturbation, jitter_sigma=0.0) if alone else perturbation
     lowered = lower_job(job, cluster, {"perturbation": step})
     name, engine = choose_engine(options.get("engine", "auto"), lowered.program)
-    context = Context(lowered, engine(lowered.program), cluster, name, convention)
+    context = Context(lowered, engine(lowered.program), cluster, name, convention, perturbation)
     result = summarise(context)
     return cooperate(context, result, perturbation, options.get("noise_scale_tokens")) if alone else result
 

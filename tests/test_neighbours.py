@@ -8,6 +8,7 @@ from simpar.errors import UserError
 from simpar.neighbours import advise, as_flags, inputs_of, neighbours
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES
+from simpar.program.lower import Perturbation
 from simpar.report.result import Result
 from simpar.scenario import load_scenario
 from simpar.simulation import simulate
@@ -95,6 +96,15 @@ def test_a_saved_result_gives_the_same_advice(advised):
     saved = Result.from_json(advised.to_json())
     assert saved.why == advised.why
     assert advise(saved, inputs_of(saved)).why.trials == advised.why.trials
+
+
+def test_a_result_holds_what_made_ranks_differ(inputs):
+    """Slow ranks, jitter and its seed stand in the JSON, and the run can be repeated from there."""
+    perturbed = Perturbation({2: 1.5}, jitter_sigma=0.05, seed=7)
+    saved = Result.from_json(simulate(**{**inputs, "perturbation": perturbed}).to_json())
+    assert saved.setup.engine["seed"] == 7
+    assert saved.setup.perturbation == {"slow_ranks": {"2": 1.5}, "jitter_sigma": 0.05}
+    assert inputs_of(saved)["perturbation"] == perturbed
 
 
 def test_a_result_that_cannot_be_repeated_is_refused(advised):

@@ -46,7 +46,7 @@ def console() -> Console:
     """A console on standard output, wide where it is piped."""
     from rich.console import Console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    return Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
 
 
 def working(what: str) -> Any:

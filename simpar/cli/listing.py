@@ -74,9 +74,9 @@ def _described(kind: str) -> dict[str, str]:
 
 
 def _schedules() -> dict[str, str]:
-    from simpar.plan.schedules import SCHEDULES
+    from simpar.plan.schedules import describe
 
-    return dict(SCHEDULES)
+    return describe()
 
 
 def _targets() -> dict[str, str]:

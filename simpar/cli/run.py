@@ -131,7 +131,7 @@ def _progress(steps: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    screen = Console(stderr=True)
+    screen = Console(stderr=True, markup=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=screen, disable=not screen.is_terminal, transient=True) as bar:
         task = bar.add_task("starting", total=steps)

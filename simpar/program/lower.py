@@ -17,12 +17,13 @@ from simpar.plan.schedules.actions import Schedule
 from simpar.program.assemble import assemble
 from simpar.program.emit import ClassActions, Emitter, FlowUse, Slots
 from simpar.program.layout import Layout, build_layout
+from simpar.program.one_process import OneProcess
 from simpar.program.pairs import handover
 from simpar.program.phases import BLOCK_STREAMS, COMPUTE, CONTEXT, EXPERT, TENSOR, CollectiveUse
 from simpar.program.program import Program
 from simpar.program.rank_view import ANY, Job, RankView
 from simpar.program.stages import Pricing, StageBuilder
-from simpar.program.synchronisation import DENSE, Synchronisation
+from simpar.program.synchronisation import Synchronisation
 from simpar.program.templates import GATHER, REDUCE, Node, Template, flatten
 from simpar.program.traffic import (
     EMBEDDING_GROUP,
@@ -289,23 +290,15 @@ class ClassMaker:
             template = by_stage[stage][letter, boundary]
             index[key] = len(templates)
             template = self._shaped(class_id, template)
-            if letter == "F":
-                template = self._with_replication(class_id, template)
+            if self.builder.sync.single_process:
+                first = bool(self.network.layout.class_of_rank[0] == class_id)
+                template = OneProcess(self.builder, first, pricing.slowdown).wrap(letter, template)
             templates.append(self._with_send(letter, stage, template))
         return templates, index
 
     def _shaped(self, class_id: int, template: Template) -> Template:
         """The template as it is, or step by step where collectives inside may be disturbed."""
         return template if self.collapse and self._collapsible(class_id) else flatten(template)
-
-    def _with_replication(self, class_id: int, template: Template) -> Template:
-        """The copies that precede a forward where one process drives all devices."""
-        held = self.builder.held_parameters(int(self.stage_of_class[class_id]))
-        first = self.builder.sync.replicate(held[DENSE])
-        if not first:
-            return template
-        moved = [replace(node, after=(*(i + 1 for i in node.after), 0)) for node in template.nodes]
-        return Template((*first, *moved), template.exit + 1)
 
     def _pricing(self, class_id: int) -> Pricing:
         rank = int(self.network.layout.representative_rank[class_id])

@@ -127,13 +127,6 @@ class Synchronisation:
         """How many devices one interpreter issues kernels for: its lock serialises the launches of all of them."""
         return float(self.width) if self.single_process else 1.0
 
-    def replicate(self, parameters: float) -> tuple[Node, ...]:
-        """What precedes every forward of a single process: parameters copied from the first device to all."""
-        if not self.single_process:
-            return ()
-        use = CollectiveUse("dp", "broadcast", parameters * self.parameter_bytes)
-        return (Node(kind="dp", name="broadcast parameters", streams=(COMPUTE, GATHER), collective=use),)
-
     @property
     def per_unit(self) -> bool:
         """Whether each block is a unit of gathering and reduction (FSDP) instead of flat buckets."""

@@ -132,7 +132,7 @@ def _data_parallel_kinds(sync: Synchronisation) -> list[GroupKind]:
             continue
         groups = mesh.groups("edp") if each.kind == EXPERTS else mesh.groups(("dp", "cp"))
         if sync.single_process:
-            return [GroupKind(each.kind, groups, ("broadcast", "reduce"))]
+            return [GroupKind(each.kind, groups, ("scatter", "broadcast", "gather", "reduce"))]
         if sync.alone:  # replicas that step on their own are groups of their own
             groups = groups.reshape(-1, each.width) if each.zero else mesh.groups("cp")
         if each.copies == 1:

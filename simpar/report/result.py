@@ -122,13 +122,14 @@ class Bill(_Part):
 
 
 class Setup(_Part):
-    """Enough to reproduce the run: resolved inputs, the engine that ran and what folding did."""
+    """Enough to reproduce the run: resolved inputs, the engine that ran with its seed, and what folding did."""
 
     plan: dict[str, Any]
     training: dict[str, Any]
     model: dict[str, Any]
     cluster: dict[str, Any]
     engine: dict[str, Any]
+    perturbation: dict[str, Any] = {}
     fold: dict[str, Any]
     simpar_version: str
 

@@ -12,7 +12,7 @@ import simpar
 from simpar.hardware.cluster import Cluster
 from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.program.footprint import Footprint, footprints
-from simpar.program.lower import Lowered
+from simpar.program.lower import Lowered, Perturbation
 from simpar.program.program import MEMORY_CATEGORIES, Timing
 from simpar.program.rank_view import Job
 from simpar.report.accounting import Accounts, account, bubble_fraction
@@ -44,6 +44,7 @@ class Context:
     cluster: Cluster
     engine: str
     convention: str
+    perturbation: Perturbation
 
     @property
     def job(self) -> Job:
@@ -226,7 +227,15 @@ def _setup(context: Context) -> Setup:
             "nvls": cluster.profile.scale_up.nvls,
             "sharp": bool(cluster.profile.scale_out and cluster.profile.scale_out.sharp),
         },
-        engine={"name": context.engine, "ops": len(context.lowered.program)},
+        engine={
+            "name": context.engine,
+            "ops": len(context.lowered.program),
+            "seed": context.perturbation.seed,
+        },
+        perturbation={
+            "slow_ranks": {str(rank): slow for rank, slow in context.perturbation.slow_ranks.items()},
+            "jitter_sigma": context.perturbation.jitter_sigma,
+        },
         fold={"ranks": cluster.world_size, "classes": layout.num_classes},
         simpar_version=simpar.__version__,
     )

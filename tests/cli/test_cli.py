@@ -225,7 +225,17 @@ def test_lists_name_what_other_commands_take(what, capsys):
     assert cli.run(["list", what, "--json", "-"]) == 0
     names = json.loads(capsys.readouterr().out)
     assert names
+    words = " ".join(text.split())
     assert all(name in text for name in names)
+    assert all(" ".join(said.split()[:4]) in words for said in names.values())
+
+
+def test_schedules_say_what_they_are(capsys):
+    """The list of schedules has a sentence and its citation for each."""
+    assert cli.run(["list", "schedules"]) == 0
+    text = capsys.readouterr().out
+    assert "then F and B in turn [arXiv 2006.09503]" in text
+    assert "ordered:" not in text
 
 
 @pytest.mark.parametrize("what", SCHEMAS)

@@ -17,7 +17,7 @@ from simpar.plan.schedules.zb_v import v_placement
 
 
 def dualpipe(p: int, m: int, vpp: int = 1) -> Schedule:
-    """DualPipe: p + 1 microbatches in flight on every rank, two copies of the parameters.
+    """DualPipe: pairs, from both ends; p + 1 microbatches in flight on every rank, two copies of the parameters.
 
     Raises UserError unless p is even, m is even and m >= 2p.
     """
@@ -31,7 +31,10 @@ def dualpipe(p: int, m: int, vpp: int = 1) -> Schedule:
 
 
 def dualpipe_v(p: int, m: int, vpp: int = 2) -> Schedule:
-    """DualPipeV: 2p + 1 chunks in flight on every rank. Raises UserError unless m >= 2p."""
+    """DualPipeV: forwards and backwards run in pairs; 2p + 1 chunks in flight on every rank.
+
+    Raises UserError unless m >= 2p.
+    """
     if vpp != 2:
         raise UserError(f"schedule dualpipev: vpp = {vpp}; allowed: 2")
     if m < 2 * p:
