@@ -65,8 +65,10 @@ def group_kinds(view: RankView, sync: Synchronisation, schedule: Schedule) -> li
     job = view.job
     mesh = job.plan.mesh
     kinds = [*block_groups(view), *_data_parallel_kinds(sync)]
-    for delta in sorted(hops(schedule)):
-        kinds.append(GroupKind(hop_kind(delta), _pairs(mesh.groups("pp"), delta), ("send",), directed=True))
+    kinds += [
+        GroupKind(hop_kind(delta), _pairs(mesh.groups("pp"), delta), ("send",), directed=True)
+        for delta in sorted(hops(schedule))
+    ]
     at = schedule.rank_of_stage[0], schedule.rank_of_stage[-1]
     if job.graph.tied_embeddings and at[0] != at[1]:
         ends = mesh.groups("pp")[:, list(at)]
