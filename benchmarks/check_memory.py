@@ -18,8 +18,9 @@ from simpar.cost.peak import peak_memory
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
 from simpar.simulation import make_job
+from simpar.validate.cells import Row, Unmodelled, text
 from simpar.validate.predict import changed_stack, cluster_of
-from simpar.validate.rows import Case, Row, Unmodelled, case, measured, text
+from simpar.validate.rows import Case, case, measured
 from simpar.validate.table import read_table
 
 

@@ -24,8 +24,9 @@ from scipy.optimize import least_squares
 from scipy.sparse import lil_matrix
 
 from simpar.units import US
+from simpar.validate.cells import Unmodelled, text
 from simpar.validate.predict import Tuning, predict
-from simpar.validate.rows import Case, Unmodelled, case, measured, text
+from simpar.validate.rows import Case, case, measured
 from simpar.validate.table import read_table
 
 ROOT = Path(__file__).resolve().parent.parent

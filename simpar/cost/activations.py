@@ -27,6 +27,7 @@ from simpar.models.graph import (
     is_row_parallel,
     saved_tensors,
 )
+from simpar.models.recompute import operators
 from simpar.plan.plan import Numerics
 from simpar.plan.sharding import RankDims
 from simpar.units import DTYPE_BYTES
@@ -52,7 +53,7 @@ class BlockActivations:
 def block_activations(
     block: Block, dims: RankDims, stack: Stack, numerics: Numerics, recompute: str = "none"
 ) -> BlockActivations:
-    """Saved and transient bytes of one block under a recompute choice (none, selective, full)."""
+    """Saved and transient bytes of one block under a recompute choice (none, selective, full, modules)."""
     return _Sizes(block, dims.of_block(block), stack, activation_bytes(numerics)).under(recompute)
 
 
@@ -92,6 +93,9 @@ class _Sizes:
         backward = np.maximum(self._backward_workspace(), peak_loss + head)
         if recompute == "full":
             return BlockActivations(self.boundary, total - self.boundary, self._discarding(), backward)
+        if chosen := operators(recompute):
+            dropped = sum(self._dropped(key, op, what, chosen) for key, op, what in saved_tensors(self.block))
+            return BlockActivations(total - dropped, dropped, forward, backward)
         if recompute == "selective":
             kept = (
                 self._chosen()
@@ -118,6 +122,12 @@ class _Sizes:
         tensors = sum(self._tensor(key, op, what) for key, op, what in saved_tensors(self.block))
         losses = sum(loss_activations(self._logits(op), self.stack.memory)[0] for op in self._losses)
         return tensors + losses + self._scores() + self._habits()
+
+    def _dropped(self, key: str, op: Operator | None, what: str, chosen: frozenset[str]) -> Array:
+        """Bytes of a saved tensor whose operator runs again; the result of attention stays, as its reader's input."""
+        if op is None or op.name not in chosen or (op.kind == "attention" and what == "output"):
+            return 0.0
+        return self._tensor(key, op, what)
 
     def _tensor(self, key: str, op: Operator | None, what: str) -> Array:
         if op is not None and what in ("mask", "stats", "lse"):

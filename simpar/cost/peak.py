@@ -27,6 +27,7 @@ from simpar.cost.memory import (
 from simpar.cost.stack import Stack, reduce_bytes, under
 from simpar.models.flops import shape_dims
 from simpar.models.graph import Block, ModelGraph, is_row_parallel
+from simpar.models.recompute import of_layer
 from simpar.models.training import Training
 from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.routing import fullest_load
@@ -333,7 +334,7 @@ def _stage_of(graph: ModelGraph, plan: Plan, training: Training, stage: int) -> 
     kinds: dict[tuple[str, str], int] = {}
     for layer, block in held:
         if 0 <= layer < len(graph.layers):
-            key = (block.name, recompute_of(plan.memory.recompute, layer))
+            key = (block.name, of_layer(plan.memory.recompute, layer))
             kinds[key] = kinds.get(key, 0) + 1
     table = plan.schedule == CUSTOM or len(chunks) > 1
     flying = _in_flight(plan, training, stage)
@@ -363,8 +364,7 @@ def _passes(
     policy, num_layers = plan.memory.recompute, len(graph.layers)
     pieces = {
         virtual: tuple(
-            (block, recompute_of(policy, layer) if 0 <= layer < num_layers else "none")
-            for layer, block in held
+            (block, of_layer(policy, layer) if 0 <= layer < num_layers else "none") for layer, block in held
         )
         for virtual, held in stage_chunks(graph, plan, training, stage).items()
     }
@@ -373,13 +373,6 @@ def _passes(
     return tuple(
         (int(sign), pieces[int(virtual)]) for sign, virtual in zip(signs, stages, strict=True) if sign
     )
-
-
-def recompute_of(policy: str, layer: int) -> str:
-    """``every:C`` recomputes every C-th layer in full and keeps the others."""
-    if policy.startswith("every:"):
-        return "full" if layer % int(policy.removeprefix("every:")) == 0 else "none"
-    return policy
 
 
 def _shape_of(
@@ -391,7 +384,7 @@ def _shape_of(
     share = np.ceil(len(graph.layers) / (pp * vpp)) * vpp / len(graph.layers)
     kinds: dict[tuple[str, str], float] = {}
     for layer, name in enumerate(graph.layers):
-        key = (name, recompute_of(plan.memory.recompute, layer))
+        key = (name, of_layer(plan.memory.recompute, layer))
         kinds[key] = kinds.get(key, 0.0) + 1.0
     return _Stage(
         layers=tuple((graph.blocks[name], how, count * share) for (name, how), count in kinds.items()),

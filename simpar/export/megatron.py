@@ -12,6 +12,7 @@ from simpar.export.launch import launchers, words
 from simpar.export.megatron_read import read
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
+from simpar.models.recompute import module_names
 from simpar.units import DTYPE_BYTES
 
 FLAG = None
@@ -194,6 +195,8 @@ def _recompute(s: Subject) -> Options:
         return {}
     if kind == "selective":
         return {"--recompute-granularity": "selective", "--recompute-modules": "core_attn"}
+    if chosen := module_names(kind):
+        return {"--recompute-granularity": "selective", "--recompute-modules": " ".join(chosen)}
     if kind == "full":
         return {
             "--recompute-granularity": "full",

@@ -11,6 +11,7 @@ from typing import Any
 from simpar.errors import UserError
 from simpar.export.match import model_note, models_with
 from simpar.export.target import Imported
+from simpar.models.recompute import MODULES
 from simpar.plan.plan import Plan
 from simpar.units import DTYPE_BYTES
 
@@ -228,7 +229,9 @@ def _recompute(given: Arguments) -> dict[str, Any]:
     number = given.number("--recompute-num-layers") or 1
     if given.has("--recompute-activations") or granularity == "selective":
         given.has("--recompute-modules")
-        return {"recompute": "selective"}
+        chosen = given.values.get("--recompute-modules", [])
+        known = [name for name in chosen if name in MODULES and name != "core_attn"]
+        return {"recompute": f"modules:{'+'.join(known)}" if known else "selective"}
     if granularity is None:
         return {}
     return {"recompute": "full" if method == "uniform" else _every(given, number)}
@@ -281,8 +284,8 @@ def _sizes(given: Arguments) -> dict[str, int]:
 
 
 def _notes(given: Arguments) -> Iterator[str]:
-    modules = given.values.get("--recompute-modules", [])
-    if modules and modules != ["core_attn"]:
-        yield f"--recompute-modules {' '.join(modules)}: a plan says selective, which recomputes core attention."
+    unknown = [name for name in given.values.get("--recompute-modules", []) if name not in MODULES]
+    if unknown:
+        yield f"--recompute-modules {' '.join(unknown)}: not modelled; left out."
     if given.values.get("--recompute-method") == ["block"]:
         yield "Recomputation of the first layers of every stage becomes every C-th layer, as many of them."

@@ -10,6 +10,7 @@ from simpar.export.architecture import Architecture, architecture
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options
 from simpar.models.catalogue import load_model
+from simpar.models.recompute import module_names
 from simpar.plan.check import schedule_of
 from simpar.plan.schedules.actions import LETTERS
 
@@ -60,6 +61,8 @@ def losses(s: Subject) -> Iterator[Loss]:
     style = architecture(s.graph, s.config)
     if family(style) is None:
         yield Loss("model", s.graph.name, "dense models are Llama 3 and Qwen3 decoders")
+    if module_names(s.plan.memory.recompute):
+        yield Loss("recompute", s.plan.memory.recompute, "modules are not chosen by name")
     yield from rules.no_single_process(s)
     yield from rules.only_rank_orders(s, "tp-cp-dp-pp")
     yield from rules.context_parallel(s, ("all_gather",), LOAD_BALANCERS, hybrid=False)

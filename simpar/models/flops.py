@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from simpar.models.graph import PRODUCTS, Block, ModelGraph, Operator, evaluate
+from simpar.models.recompute import operators
 
 
 def shape_dims(graph: ModelGraph, seq_len: int, *, batch: int = 1) -> dict[str, int]:
@@ -76,12 +78,18 @@ def hardware_flop_per_token(
 ) -> float:
     """Model FLOP plus what is recomputed: another forward of the layers (full), of attention (selective).
 
-    ``every:C`` recomputes one layer in C.
+    ``every:C`` recomputes one layer in C, ``modules:A+B`` the operators of some modules.
     """
     attention = attention_flop_per_token(graph, seq_len, convention)
     extra = 0.0
     if recompute == "selective":
         extra = attention
+    elif chosen := operators(recompute):
+        again = [
+            replace(block, operators=tuple(op for op in block.operators if op.name in chosen))
+            for block in _layers(graph)
+        ]
+        extra = _matmul_flop(graph, seq_len, tuple(again)) + ("attention" in chosen) * attention
     elif recompute != "none":
         period = int(recompute.removeprefix("every:")) if recompute.startswith("every:") else 1
         recomputed = -(-len(graph.layers) // period) / len(graph.layers)

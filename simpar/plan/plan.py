@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,6 +20,7 @@ from pydantic import (
 )
 
 from simpar import files
+from simpar.models import recompute
 from simpar.models.training import Training
 from simpar.plan import flat
 from simpar.plan.mesh import Mesh
@@ -33,7 +33,6 @@ VERSION = "1"
 CUSTOM = "custom"
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 Optimizer = Literal["adamw", "sgd", "sgd_momentum"]
-_RECOMPUTE = r"(none|selective|full|every:[1-9]\d{0,5})"
 PassCost = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Layers = Annotated[int, Field(ge=0, strict=True)]
 BucketSize = Annotated[Bytes, Field(gt=0), WithJsonSchema({"type": "string", "examples": ["25 MiB"]})]
@@ -172,15 +171,18 @@ class Experts(_Part):
 
 
 class MemoryPolicy(_Part):
-    """What is kept for backward: ``none``, ``selective``, ``full`` or ``every:C`` recompute."""
+    """What is kept for backward: ``none``, ``selective``, ``full``, ``every:C`` or ``modules:A+B`` recompute."""
 
-    recompute: str = Field("none", json_schema_extra={"pattern": f"^{_RECOMPUTE}$"})
+    recompute: str = Field("none", json_schema_extra={"pattern": f"^{recompute.PATTERN}$"})
 
     @field_validator("recompute")
     @classmethod
     def _known(cls, value: str) -> str:
-        if not re.fullmatch(_RECOMPUTE, value):
-            raise ValueError("allowed none, selective, full, every:C with C >= 1")
+        if not recompute.is_known(value):
+            modules = "+".join(recompute.MODULES)
+            raise ValueError(
+                f"allowed none, selective, full, every:C with C >= 1, modules: and any of {modules}"
+            )
         return value
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from simpar.cost.activations import block_activations
 from simpar.cost.memory import StaticMemory, num_communicators, stage_static_memory
 from simpar.cost.peak import PeakMemory, peak_memory
+from simpar.models import recompute
 from simpar.models.graph import Block, evaluate
 from simpar.plan.check import stage_layers
 from simpar.program.pairs import AHEAD, Pass, hidden_share, merge, pair_template
@@ -45,7 +46,7 @@ def virtual_stage_pieces(job: Job) -> tuple[tuple[Piece, ...], ...]:
     stages = []
     for stage, (begin, end) in enumerate(pairwise(bounds.tolist())):
         pieces = [
-            Piece(layer, graph.blocks[graph.layers[layer]], _recompute_of(policy, layer))
+            Piece(layer, graph.blocks[graph.layers[layer]], recompute.of_layer(policy, layer))
             for layer in range(begin, end)
         ]
         if stage == 0:
@@ -54,13 +55,6 @@ def virtual_stage_pieces(job: Job) -> tuple[tuple[Piece, ...], ...]:
             pieces.append(Piece(len(graph.layers), graph.head, "none"))
         stages.append(tuple(pieces))
     return tuple(stages)
-
-
-def _recompute_of(policy: str, layer: int) -> str:
-    """``every:C`` recomputes every C-th layer in full and keeps the others."""
-    if policy.startswith("every:"):
-        return "full" if layer % int(policy.removeprefix("every:")) == 0 else "none"
-    return policy
 
 
 @dataclass

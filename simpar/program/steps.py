@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from simpar.cost.operators import OperatorTime
 from simpar.models.graph import Block, Operator, is_row_parallel
+from simpar.models.recompute import operators as recomputed_operators
 from simpar.program import context, experts
 from simpar.program.phases import COMPUTE, TENSOR, CollectiveUse, Phase, Step, StepList
 from simpar.program.rank_view import RankView
@@ -29,15 +30,18 @@ class BlockSteps:
 
 
 def block_steps(block: Block, view: RankView, *, recompute: str = "none") -> BlockSteps:
-    """Steps of one block on one rank, for recompute ``none``, ``selective`` (core attention) or ``full``."""
+    """Steps of one block on one rank, for recompute ``none``, ``selective`` (core attention), ``full`` or modules."""
     view = view.of_block(block)
     times = view.operator_times(block)
     traffic = _Traffic.of(block, view)
     forward = _forward(block, times, traffic, view, kind="forward")
+    chosen = recomputed_operators(recompute)
     operators = recompute == "selective" and view.job.stack.memory.selective == "operators"
     again = Phase(())
     if recompute == "full":
         again = _forward(block, times, traffic, view, kind="recompute")
+    elif chosen:
+        again = _again(block, times, traffic, view, chosen)
     elif operators:
         again = _forward(block, unsaved(times, block), traffic, view, kind="recompute")
     walk = _Backward(block, times, traffic, view, selective=recompute == "selective" and not operators)
@@ -47,6 +51,16 @@ def block_steps(block: Block, view: RankView, *, recompute: str = "none") -> Blo
         input_gradient=again.then(walk.phase(input_gradient=True, weight_gradient=False)),
         weight_gradient=walk.phase(input_gradient=False, weight_gradient=True),
     )
+
+
+def _again(
+    block: Block, times: Sequence[OperatorTime], traffic: _Traffic, view: RankView, chosen: frozenset[str]
+) -> Phase:
+    """Another forward of some operators, with the collectives in front of them."""
+    pairs = [(op, time) for op, time in zip(block.operators, times, strict=True) if op.name in chosen]
+    part = replace(block, operators=tuple(op for op, _ in pairs))
+    inside = replace(traffic, ends_partial=0.0)
+    return _forward(part, [time for _, time in pairs], inside, view, kind="recompute")
 
 
 def unsaved(times: Sequence[OperatorTime], block: Block) -> list[OperatorTime]:

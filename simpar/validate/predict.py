@@ -25,7 +25,8 @@ from simpar.program.footprint import footprints
 from simpar.program.rank_view import Job
 from simpar.simulation import lower_job, make_job
 from simpar.units import NS_PER_S
-from simpar.validate.rows import Case, Unmodelled
+from simpar.validate.cells import Unmodelled
+from simpar.validate.rows import Case
 
 _Part = TypeVar("_Part", bound=BaseModel)
 
@@ -98,7 +99,7 @@ def cluster_of(case: Case, tuning: Tuning = NO_TUNING) -> Cluster:
         profile = _resized(profile, case.devices_per_node)
     nodes = case.num_devices // case.devices_per_node
     try:
-        cluster = make_cluster(profile, nodes)
+        cluster = make_cluster(_in_segments(profile, nodes), nodes)
     except UserError as error:
         raise Unmodelled(str(error)) from None
     return calibrated(cluster, case.fabric) if case.fabric else cluster
@@ -111,6 +112,19 @@ def _resized(profile: ClusterProfile, per_node: int) -> ClusterProfile:
         nics = max(1, out.nics_per_node * per_node // profile.devices_per_node)
         out = out.model_copy(update={"nics_per_node": nics})
     return profile.model_copy(update={"devices_per_node": per_node, "scale_out": out})
+
+
+def _in_segments(profile: ClusterProfile, nodes: int) -> ClusterProfile:
+    """Racks of which a job uses equally much: schedulers place it in segments that divide its nodes."""
+    per_domain = profile.domain_size // profile.devices_per_node
+    if nodes <= per_domain or nodes % per_domain == 0:
+        return profile
+    share = next(count for count in range(per_domain, 0, -1) if nodes % count == 0)
+    scale_up = profile.scale_up.model_copy(update={"domain": share * profile.devices_per_node})
+    out = profile.scale_out
+    if out is not None and out.nodes_per_leaf == per_domain:
+        out = out.model_copy(update={"nodes_per_leaf": share})
+    return profile.model_copy(update={"scale_up": scale_up, "scale_out": out})
 
 
 def changed_stack(name: str, changes: Mapping[str, Any]) -> Stack:

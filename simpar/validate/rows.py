@@ -6,7 +6,6 @@ Blank means unknown: what a plan needs and a row does not say is a reason, never
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,12 +15,8 @@ from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.models.transformer import Shape, Style, build
 from simpar.units import GB, GIB
-
-Row = Mapping[str, str]
-
-
-class Unmodelled(Exception):
-    """A row outside what is modelled; the text is the reason that the report counts."""
+from simpar.validate.cells import Row, Unmodelled, number, text, whole
+from simpar.validate.mixtures import expert_plan, mixture
 
 
 @dataclass(frozen=True)
@@ -55,44 +50,11 @@ class Measured:
     peak_is_allocated: bool = False
 
 
-def text(row: Row, name: str) -> str:
-    """A column as text, empty where it is missing."""
-    return (row.get(name) or "").strip()
-
-
-def number(row: Row, name: str) -> float | None:
-    """A column as a finite number, None where blank. Raises Unmodelled for anything else."""
-    value = text(row, name)
-    if not value:
-        return None
-    try:
-        read = float(value)
-    except ValueError:
-        raise Unmodelled(f"{name} is no number") from None
-    if not math.isfinite(read):
-        raise Unmodelled(f"{name} is not finite")
-    return read
-
-
-def whole(row: Row, name: str, default: int | None = None) -> int:
-    """A column as a positive integer. Raises Unmodelled where it is missing and has no default."""
-    value = number(row, name)
-    if value is None:
-        if default is None:
-            raise Unmodelled(f"{name} not published")
-        return default
-    if value < 1 or value != int(value):
-        raise Unmodelled(f"{name} = {value:g} is no positive integer")
-    return int(value)
-
-
 def case(row: Row) -> Case:
     """The simulation input of a row. Raises Unmodelled with the reason."""
-    if (number(row, "n_experts") or 0) > 1:
-        raise Unmodelled("mixture of experts")
     if "lora" in text(row, "model_name").lower():
         raise Unmodelled("LoRA")
-    graph = model(row)
+    graph = mixture(row) if _is_mixture(row) else model(row)
     devices = whole(row, "n_gpus")
     hardware, per_node = _hardware(row, devices)
     plan = _plan(row, devices)
@@ -100,6 +62,10 @@ def case(row: Row) -> Case:
     training = Training(seq_len=seq_len, global_batch=_global_batch(row, plan, devices))
     stack, changes = _stack(row)
     return Case(graph, hardware, devices, per_node, training, plan, stack, changes, _fabric(row))
+
+
+def _is_mixture(row: Row) -> bool:
+    return (number(row, "n_experts") or 0) > 1
 
 
 # --- the model -------------------------------------------------------------------------------------------------
@@ -258,6 +224,8 @@ def _plan(row: Row, devices: int) -> dict[str, object]:
     plan |= _sharding(
         row, devices // (tp * pp), per_node=whole(row, "gpus_per_node", 8), sharded=_shards_by_default(row)
     )
+    if _is_mixture(row):
+        plan |= expert_plan(row)
     if cp > 1 and "cp all-to-all" in text(row, "overlap_notes").lower():
         plan["cp_method"] = "ulysses"
     sequence = text(row, "seq_parallel").lower()

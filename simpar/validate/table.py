@@ -9,8 +9,9 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.units import GIB
+from simpar.validate.cells import Row, Unmodelled, text
 from simpar.validate.predict import predict
-from simpar.validate.rows import Row, Unmodelled, case, measured, text
+from simpar.validate.rows import case, measured
 from simpar.validate.summary import CELL, Outcome, summary
 
 NEEDED = ("source", "n_gpus", "seq_len")

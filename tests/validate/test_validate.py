@@ -11,8 +11,9 @@ import pytest
 
 from simpar.errors import UserError
 from simpar.units import GB, GIB
+from simpar.validate.cells import Unmodelled
 from simpar.validate.predict import Prediction, cluster_of, predict
-from simpar.validate.rows import Measured, Unmodelled, case, measured
+from simpar.validate.rows import Measured, case, measured
 from simpar.validate.summary import Outcome, figures, kendall_tau, regret_by_cell
 from simpar.validate.table import outcomes_of, read_table, validate
 
@@ -48,7 +49,7 @@ def test_row_becomes_the_layout_it_describes() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"n_experts": "8"}, "mixture of experts"), ({"cp": "3"}, "tp x cp x pp does not divide"),
+        ({"n_experts": "8"}, "config is not released"), ({"cp": "3"}, "tp x cp x pp does not divide"),
         ({"hidden": ""}, "hidden not published"), ({"micro_batch": "", "grad_accum": ""}, "micro_batch"),
         ({"tp": "3"}, "does not divide"), ({"gpu_type": "Gaudi 3"}, "no profile"), ({"n_gpus": "many"}, "no number"),
         ({"gpu_type": "TPU v5p"}, "TPU"), ({"precision": "NVFP4"}, "4-bit"), ({"model_name": "x (LoRA)"}, "LoRA"),

@@ -1,0 +1,43 @@
+"""Cells of a table of measured runs: text, numbers, and the reason where one is not to be had."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+Row = Mapping[str, str]
+
+
+class Unmodelled(Exception):
+    """A row outside what is modelled; the text is the reason that the report counts."""
+
+
+def text(row: Row, name: str) -> str:
+    """A column as text, empty where it is missing."""
+    return (row.get(name) or "").strip()
+
+
+def number(row: Row, name: str) -> float | None:
+    """A column as a finite number, None where blank. Raises Unmodelled for anything else."""
+    value = text(row, name)
+    if not value:
+        return None
+    try:
+        read = float(value)
+    except ValueError:
+        raise Unmodelled(f"{name} is no number") from None
+    if not math.isfinite(read):
+        raise Unmodelled(f"{name} is not finite")
+    return read
+
+
+def whole(row: Row, name: str, default: int | None = None) -> int:
+    """A column as a positive integer. Raises Unmodelled where it is missing and has no default."""
+    value = number(row, name)
+    if value is None:
+        if default is None:
+            raise Unmodelled(f"{name} not published")
+        return default
+    if value < 1 or value != int(value):
+        raise Unmodelled(f"{name} = {value:g} is no positive integer")
+    return int(value)

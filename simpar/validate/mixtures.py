@@ -1,0 +1,60 @@
+"""Measured runs of mixtures of experts: tables print a name and a few sizes, the rest is the released config's."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from simpar.models.catalogue import catalogue
+from simpar.models.graph import ModelGraph
+from simpar.models.hf_config import read
+from simpar.validate.cells import Row, Unmodelled, text, whole
+
+_RELEASED = (  # what a table calls a model, and its name in the catalogue
+    (r"deepseek.?v3", "deepseek-v3"), (r"deepseek.?v2.?lite", "deepseek-v2-lite"),
+    (r"deepseek.?v2|ds 236b", "deepseek-v2"), (r"deepseek.*16b", "deepseek-moe-16b"), (r"kimi", "kimi-k2"),
+    (r"gpt.?oss.?120", "gpt-oss-120b"), (r"gpt.?oss.?20", "gpt-oss-20b"), (r"qwen3.*235", "qwen3-235b-a22b"),
+    (r"qwen3.*30", "qwen3-30b-a3b"), (r"qwen2.*57", "qwen2-57b-a14b"), (r"grok", "grok-1"),
+    (r"maverick", "llama-4-maverick"), (r"scout", "llama-4-scout"), (r"mixtral.*8x22", "mixtral-8x22b"),
+    (r"mixtral.*8x7", "mixtral-8x7b"), (r"olmoe", "olmoe-1b-7b"), (r"glm.?4.5.?air", "glm-4.5-air"),
+    (r"glm.?4.5", "glm-4.5"), (r"dbrx", "dbrx"),
+)  # fmt: skip
+_SIZES = {"hidden": "hidden", "n_heads": "heads", "n_experts": "num_experts", "topk": "topk"}
+
+
+def mixture(row: Row) -> ModelGraph:
+    """The released mixture that a row names, with as many layers as the row has. Raises Unmodelled."""
+    name = text(row, "model_name")
+    known = next((entry for pattern, entry in _RELEASED if re.search(pattern, name, re.IGNORECASE)), None)
+    if known is None:
+        raise Unmodelled(f"mixture whose config is not released ({name})")
+    config: dict[str, Any] = dict(catalogue()[known])
+    config["n_layers" if known == "dbrx" else "num_hidden_layers"] = whole(row, "n_layers")
+    if not _predicts_further(row):
+        config.pop("num_nextn_predict_layers", None)
+    graph = read(config, name)
+    for column, dim in _SIZES.items():
+        if whole(row, column, graph.dims[dim]) != graph.dims[dim]:
+            raise Unmodelled(f"{column} differs from the released config")
+    return graph
+
+
+def _predicts_further(row: Row) -> bool:
+    """Megatron-Bridge's recipes of DeepSeek-V3 have its prediction layer unless they say otherwise; others leave it."""
+    return (
+        "megatron-bridge" in text(row, "source").lower() and "w/o mtp" not in text(row, "model_name").lower()
+    )
+
+
+def expert_plan(row: Row) -> dict[str, object]:
+    """The plan's share of a mixture: how experts are spread, capped and overlapped."""
+    plan: dict[str, object] = {"ep": whole(row, "ep", 1)}
+    words = f"{text(row, 'notes')} {text(row, 'model_name')} {text(row, 'overlap_notes')}".lower()
+    sliced = re.search(r"(?:etp ?= ?|expert tp ?= ?)(\d+)", words)
+    if sliced:
+        plan["etp"] = int(sliced.group(1))
+    if "tokendrop" in words:
+        plan["capacity_factor"] = 1.0
+    if re.search(r"moe all-to-all overlap|ep overlap", words):
+        plan["ep_overlap"] = True
+    return plan

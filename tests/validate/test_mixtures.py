@@ -1,0 +1,71 @@
+"""Rows of mixtures: the released config behind a name, with the row's layers and layout."""
+
+from __future__ import annotations
+
+import pytest
+
+from simpar.validate.cells import Unmodelled
+from simpar.validate.mixtures import expert_plan, mixture
+
+ROW = {
+    "source": "a table", "model_name": "DeepSeekV3", "n_layers": "61", "hidden": "7168", "n_heads": "128",
+    "n_experts": "256", "topk": "8", "ep": "32",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "billions"),
+    [
+        ("DeepSeekV3", {}, 671),
+        ("grok1-314b (proxy layers)", {"n_layers": "64", "hidden": "6144", "n_heads": "48", "n_experts": "8", "topk": "2"}, 316),
+        ("GPT OSS 120B", {"n_layers": "36", "hidden": "2880", "n_heads": "64", "n_experts": "128", "topk": "4"}, 117),
+        ("Qwen3_30B_a3B", {"n_layers": "48", "hidden": "2048", "n_heads": "32", "n_experts": "128"}, 30.5),
+    ],
+)  # fmt: skip
+def test_names_lead_to_released_configs(name: str, sizes: dict[str, str], billions: float) -> None:
+    """Whatever a table calls a model, its parameters are the released ones."""
+    graph = mixture({**ROW, "model_name": name, **sizes})
+    assert graph.num_parameters() / 10**9 == pytest.approx(billions, rel=0.01)
+
+
+def test_proxies_have_the_row_s_layers() -> None:
+    """A proxy keeps the first, dense layer and drops the rest."""
+    row = {
+        **ROW,
+        "model_name": "deepseekv2-l4",
+        "n_layers": "4",
+        "hidden": "5120",
+        "n_experts": "160",
+        "topk": "6",
+    }
+    assert mixture(row).layers == ("layer", "layer_moe", "layer_moe", "layer_moe")
+
+
+def test_only_bridge_s_recipes_predict_further_tokens() -> None:
+    """Megatron-Bridge trains the prediction layer unless the row says otherwise."""
+    bridge = {**ROW, "source": "Megatron-Bridge performance summary"}
+    assert len(mixture(bridge).layers) == 62
+    assert len(mixture({**bridge, "model_name": "DeepSeekV3 (w/o MTP)"}).layers) == 61
+    assert len(mixture(ROW).layers) == 61
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model_name": "Secret-MoE"}, "not released"),
+        ({"topk": "4"}, "topk differs from the released config"),
+    ],
+)
+def test_other_mixtures_have_a_reason(change: dict[str, str], reason: str) -> None:
+    """A name that is not known, or sizes that are not its own."""
+    with pytest.raises(Unmodelled, match=reason):
+        mixture({**ROW, **change})
+
+
+def test_words_of_a_row() -> None:
+    """Slices of experts, caps and overlap stand in the notes."""
+    assert expert_plan(ROW) == {"ep": 32}
+    assert expert_plan({**ROW, "notes": "flags; ETP=1; x"}) == {"ep": 32, "etp": 1}
+    assert expert_plan({**ROW, "notes": "expert TP=4"})["etp"] == 4
+    assert expert_plan({**ROW, "overlap_notes": "MoE all-to-all overlap; x"})["ep_overlap"] is True
+    assert expert_plan({**ROW, "model_name": "DeepSeekV3 (tokendrop)"})["capacity_factor"] == 1.0
