@@ -58,8 +58,9 @@ def test_modules_name_operators_that_exist() -> None:
 
 
 def test_latent_attention_drops_its_expansions() -> None:
-    """Of 164 kB a token in DeepSeek-V3's attention, recomputing the up-projections drops queries, keys and values:
-    2 (2 x 192 + 128) bytes for each of 128 heads.
+    """Of 164 kB a token in DeepSeek-V3's attention, recomputing the up-projections drops queries, keys and values.
+
+    That is 2 (2 x 192 + 128) bytes for each of 128 heads.
     """
     assert saved("none") - saved("modules:mla_up_proj") == 2 * (2 * 192 + 128) * 128
 

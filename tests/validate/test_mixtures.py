@@ -17,7 +17,7 @@ ROW = {
     ("name", "sizes", "billions"),
     [
         ("DeepSeekV3", {}, 671),
-        ("grok1-314b (proxy layers)", {"n_layers": "64", "hidden": "6144", "n_heads": "48", "n_experts": "8", "topk": "2"}, 316),
+        ("grok1-314b", {"n_layers": "64", "hidden": "6144", "n_heads": "48", "n_experts": "8", "topk": "2"}, 316),
         ("GPT OSS 120B", {"n_layers": "36", "hidden": "2880", "n_heads": "64", "n_experts": "128", "topk": "4"}, 117),
         ("Qwen3_30B_a3B", {"n_layers": "48", "hidden": "2048", "n_heads": "32", "n_experts": "128"}, 30.5),
     ],
