@@ -2,7 +2,8 @@
 
 Between stages of different shapes the boundary tensor is cut into equal pieces, as many as the finer of the two has
 devices (their least common multiple where neither divides the other): every sender sends its pieces in turn, every
-receiver waits for all of its own, then gathers along the axes on which it needs the whole [Zheng et al. 2022, arXiv
+receiver waits for all of its own, then gathers along the axes on which it needs the whole; which device gets which
+piece inside a stage is a matter of its fast links and not counted [Zheng et al. 2022, arXiv
 2201.12023, section 6: cross-mesh resharding with local all-gather].
 """
 
@@ -50,13 +51,22 @@ def axis_groups(stage: StagePlan, axes: tuple[int, ...]) -> Ints:
 
 
 def messages(sender: StagePlan, receiver: StagePlan) -> list[Ints]:
-    """The messages of one boundary in turn, each as (sender, receiver) of all devices: int64[senders, 2]."""
+    """The messages of one boundary in turn, each as (sender, receiver) of all devices: int64[senders, 2].
+
+    Piece p goes from device p modulo the senders to device p modulo the receivers: wherever whole nodes talk, pieces
+    keep to their rail.
+    """
     pieces = lcm(sender.num_devices, receiver.num_devices)
-    each, every = pieces // sender.num_devices, pieces // receiver.num_devices
     source = np.arange(sender.num_devices)
     return [
-        np.stack([sender.first_device + source, receiver.first_device + (source * each + k) // every], axis=1)
-        for k in range(each)
+        np.stack(
+            [
+                sender.first_device + source,
+                receiver.first_device + (source + k * sender.num_devices) % receiver.num_devices,
+            ],
+            axis=1,
+        )
+        for k in range(pieces // sender.num_devices)
     ]
 
 

@@ -10,13 +10,13 @@ from simpar.cost.memory import StaticMemory, parameter_widths
 from simpar.cost.operators import optimizer_time_s
 from simpar.cost.peak import PeakMemory
 from simpar.models.graph import Block
-from simpar.plan.placement import SHARDED, Role, sharding
+from simpar.plan.placement import SHARDED, Role
 from simpar.plan.stages import StagePlan, stage_blocks
 from simpar.program.phases import COMPUTE, CollectiveUse, Phase
 from simpar.program.rank_view import Job
 from simpar.program.segments import Segment, make_segment
 from simpar.program.sharded_steps import sharded_block_steps
-from simpar.program.stage_memory import Weights, activations, block_weights, num_shards
+from simpar.program.stage_memory import Weights, activations, block_weights, gathered_stream_bytes, num_shards
 from simpar.program.stage_templates import (
     Hooks,
     StageUnit,
@@ -266,24 +266,14 @@ class StagePart:
         held = kept + owned - shared
         buckets = self._count(lambda axes, count: count if axes else 0.0, every=False)
         buffers = job.stack.memory.allocator.workspace_bytes + job.stack.memory.bucket_bytes * buckets
-        buffers += job.stack.memory.gather_buffers * self._gathered_stream()
+        whole = max(gathered_stream_bytes(view) for view in self._views.values())
+        buffers += job.stack.memory.gather_buffers * whole
         return StaticMemory(
             parameters_bytes=int(widths.stored * held),
             gradients_bytes=int(widths.gradient * held),
             optimizer_bytes=int(widths.states * owned),
             buffers_bytes=int(buffers),
         )
-
-    def _gathered_stream(self) -> float:
-        """Bytes of the stream with whole sequences, where the stage keeps it in slices of sequences."""
-        sizes = [0.0]
-        for view in self._views.values():
-            states = view.sharding.stream("input")
-            if "S" in states:
-                rows = sharding(["B" if state == "B" else "R" for state in states], view.stage.mesh)
-                whole = float(view.dims["batch"] * view.dims["seq"] * view.dims["hidden"])
-                sizes.append(whole / rows * view.stage.compute_bytes)
-        return max(sizes)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from math import prod
 from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.sharded import local_weights, sized_names
 from simpar.models.graph import Block, Dims, Operator
-from simpar.plan.placement import States
+from simpar.plan.placement import States, sharding
 from simpar.plan.sharding import RankDims
 from simpar.program.stage_view import BlockView
 
@@ -116,3 +116,13 @@ def _divided(view: BlockView, op: Operator) -> dict[str, int]:
         elif name:
             found[name] = -(-int(view.dims[name]) // by)
     return found
+
+
+def gathered_stream_bytes(view: BlockView) -> float:
+    """Bytes of the stream in front of a block with whole sequences, 0 where it is not kept in slices of them."""
+    states = view.sharding.stream("input")
+    if "S" not in states:
+        return 0.0
+    shares = sharding(["B" if state == "B" else "R" for state in states], view.stage.mesh)
+    whole = float(view.dims["batch"] * view.dims["seq"] * view.dims["hidden"])
+    return whole / shares * view.stage.compute_bytes

@@ -137,7 +137,7 @@ class BlockView:
         }  # fmt: skip
         found: dict[tuple[str, States], Change] = {}
         for op in self.block.operators:
-            for name in op.inputs if op.kind != "embedding" else ():
+            for name in self._tensors_read(op):
                 self._note(found, written, name, op)
             written[op.name] = self.writes(op)
         ends = {self.block.operators[-1].name: self.sharding.stream("output")}
@@ -149,6 +149,12 @@ class BlockView:
                 size = output_elements(self.block.operator(name), self.dims)
                 found[key] = self._change(name, "", (written[name], states), size)
         return tuple(found.values())
+
+    def _tensors_read(self, op: Operator) -> tuple[str, ...]:
+        """Inputs that are tensors of the model: data is loaded by every rank as it needs it."""
+        data = self.block.name == self.stage.job.graph.embedding.name
+        inputs = op.inputs if op.kind != "embedding" else ()
+        return tuple(name for name in inputs if not (data and name == INPUT))
 
     def _note(
         self,

@@ -18,7 +18,7 @@ from simpar.search.problem import Problem, make_problem
 from simpar.search.result import SearchResult
 from simpar.search.watch import Watch
 
-SPACES = {"uniform": "uniform:search_uniform"}
+SPACES = {"uniform": "uniform:search_uniform", "alpa": "alpa.optimize:search_alpa"}
 Searcher = Callable[[Problem, Watch], SearchResult]
 
 

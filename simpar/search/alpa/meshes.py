@@ -1,0 +1,61 @@
+"""Submeshes of a cluster, their logical shapes, and where the stages of a pipeline go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simpar.hardware.cluster import Cluster
+
+Mesh = tuple[int, ...]
+MAX_INNER = 8
+
+
+def submesh_sizes(cluster: Cluster) -> list[int]:
+    """Devices of the submeshes to consider: powers of two within a node, then whole nodes in powers of two.
+
+    All nodes together and a whole node are there whatever their number [Zheng et al. 2022, section 5.2: any multiset
+    of such submeshes that adds up to the cluster can be placed].
+    """
+    inside, nodes = cluster.profile.devices_per_node, cluster.nodes
+    sizes = {size for size in _powers(inside) if inside % size == 0} | {inside}
+    whole = {count * inside for count in (*_powers(nodes), nodes)}
+    return sorted(sizes | whole)
+
+
+def logical_meshes(size: int, cluster: Cluster) -> list[Mesh]:
+    """Shapes of a submesh of that size: one axis, or two of which the inner one stays within a domain.
+
+    Within a domain, where all devices are equally near, a shape and its transpose are the same.
+    """
+    near = cluster.domain_size
+    found: list[Mesh] = [(size,)]
+    for inner in _powers(min(size // 2, MAX_INNER * 2)):
+        if inner == 1 or size % inner or inner > near:
+            continue
+        if size <= near and inner * inner > size:
+            continue
+        found.append((size // inner, inner))
+    return found
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << exponent for exponent in range(most.bit_length()) if 1 << exponent <= most]
+
+
+def place_stages(sizes: Sequence[int], cluster: Cluster) -> list[int]:
+    """First device of every stage: neighbours side by side where all keep to nodes, else the largest first."""
+    inside = cluster.profile.devices_per_node
+    for order in (range(len(sizes)), sorted(range(len(sizes)), key=lambda stage: -sizes[stage])):
+        first, found = 0, dict[int, int]()
+        for stage in order:
+            found[stage] = first
+            first += sizes[stage]
+        if all(_keeps_to_nodes(found[stage], sizes[stage], inside) for stage in found):
+            break
+    return [found[stage] for stage in range(len(sizes))]
+
+
+def _keeps_to_nodes(first: int, size: int, inside: int) -> bool:
+    if size >= inside:
+        return first % inside == 0
+    return first // inside == (first + size - 1) // inside and first % size == 0
