@@ -33,10 +33,10 @@ ROOT = Path(__file__).parents[1]
 TABLES = ROOT / "tests" / "export" / "tables"
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "export")]
 
-PLANS = importlib.import_module("conftest").PLANS
+PLANS = importlib.import_module("conftest").PLANS | importlib.import_module("conftest").MIXTURES
 TRAINING = importlib.import_module("conftest").TRAINING
 
-MODELS = ("llama-3-8b", "llama-3.2-3b", "llama-2-7b", "qwen3-8b", "qwen2.5-7b", "gpt3-6.7b")
+MODELS = ("llama-3-8b", "llama-3.2-3b", "llama-2-7b", "qwen3-8b", "qwen2.5-7b", "gpt3-6.7b", "mixtral-8x7b")
 
 
 def matrix() -> Iterator[tuple[str, Plan, str]]:

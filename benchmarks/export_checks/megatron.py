@@ -6,6 +6,7 @@ import argparse
 import importlib
 import os
 import sys
+import types
 import typing
 from functools import cache
 from pathlib import Path
@@ -28,7 +29,13 @@ def arguments_module() -> Any:
     import megatron.training.arguments as module
 
     module.get_device_arch_version = lambda: 9
+    module.torch.cuda.get_device_capability = lambda *_: (9, 0)
+    module.torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(major=9, minor=0)
+    module.torch.cuda.current_device = lambda: 0
     module.is_te_min_version = lambda *_, **__: True
+    importlib.import_module("megatron.core.transformer.transformer_config").is_te_min_version = (
+        lambda *_, **__: True
+    )
     return module
 
 

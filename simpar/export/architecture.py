@@ -11,6 +11,7 @@ from simpar.models.graph import ModelGraph, Operator
 PLAIN_KINDS = {
     "norm", "matmul", "attention", "rope", "gated_activation", "activation", "add", "dropout", "embedding", "loss",
 }  # fmt: skip
+EXPERT_KINDS = {"router", "dispatch", "grouped_matmul", "combine"}
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 GELU_GATED = ("gemma", "gemma2", "gemma3", "gemma3_text")
 
@@ -21,8 +22,8 @@ class Architecture:
 
     ``norm`` is "rms", "layer" or "none"; ``biases`` is a subset of qkv, output, mlp, head; ``positions`` is "rope",
     "learned" or "none"; ``qk_norm`` is "", "head" or "full"; ``residual`` is "pre", "post", "both" (norms before and
-    after every branch) or "parallel"; ``windows`` has each layer's attention window; ``beyond`` names operators that
-    a plain dense decoder does not have.
+    after every branch) or "parallel"; ``windows`` has each layer's attention window; ``experts`` says which layers
+    have experts, () for none; ``beyond`` names what neither a plain decoder nor one with experts has.
     """
 
     norm: str
@@ -35,6 +36,7 @@ class Architecture:
     windows: tuple[int | None, ...]
     tied: bool
     dropout: bool
+    experts: tuple[bool, ...]
     beyond: tuple[str, ...]
 
 
@@ -58,7 +60,8 @@ def architecture(graph: ModelGraph, config: Mapping[str, Any]) -> Architecture:
         windows=tuple(_window(graph, layer) for layer in graph.layers),
         tied=graph.tied_embeddings,
         dropout=any(op.kind == "dropout" for op in every),
-        beyond=tuple(sorted(_beyond(every))),
+        experts=_experts(graph),
+        beyond=tuple(sorted(_beyond(every, ops))),
     )
 
 
@@ -97,6 +100,14 @@ def _window(graph: ModelGraph, layer: str) -> int | None:
     return next((attention.window for attention in found), None)
 
 
-def _beyond(every: list[Operator]) -> set[str]:
-    strange = {op.kind for op in every if op.kind not in PLAIN_KINDS}
-    return strange | {op.name for op in every if op.name == "embedding_norm"}
+def _experts(graph: ModelGraph) -> tuple[bool, ...]:
+    kinds = {name: {op.kind for op in block.operators} for name, block in graph.blocks.items()}
+    found = tuple(bool(kinds[layer] & EXPERT_KINDS) for layer in graph.layers)
+    return found if any(found) else ()
+
+
+def _beyond(every: list[Operator], layer: Mapping[str, Operator]) -> set[str]:
+    strange = {op.kind for op in every if op.kind not in PLAIN_KINDS | EXPERT_KINDS}
+    strange |= {op.name for op in every if op.name in ("embedding_norm", "kv_down", "join", "shared_up")}
+    strange |= {"attention that is not causal" for op in every if op.attention and not op.attention.causal}
+    return strange if "qkv" in layer or strange else {"attention without a QKV product"}

@@ -7,11 +7,18 @@ from collections.abc import Iterator
 from simpar.export.architecture import Architecture
 from simpar.export.subject import Loss
 
+MIXTURES = ("mixtral", "qwen3_moe")  # softmax over the chosen experts, no shared one
 BIASES = (frozenset({"qkv", "output", "mlp"}), frozenset({"qkv"}), frozenset[str]())
 
 
-def megatron_core_losses(style: Architecture) -> Iterator[Loss]:
-    """What of a model GPTModel of Megatron-Core cannot build by options."""
+def megatron_core_losses(style: Architecture, family: str) -> Iterator[Loss]:
+    """What of a model GPTModel of Megatron-Core cannot build by options; ``family`` is the config's model_type."""
+    if style.experts and family not in MIXTURES:
+        yield Loss(
+            "model",
+            f"experts of {family or 'an unknown family'}",
+            f"the exporter knows {', '.join(MIXTURES)}",
+        )
     for name in style.beyond:
         yield Loss("model", name, "the exporter does not know how this target builds it")
     if style.norm == "none":

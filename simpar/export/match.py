@@ -7,7 +7,7 @@ from functools import cache
 
 from simpar.models.catalogue import catalogue, load_model
 
-SIZES = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab")
+SIZES = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "num_experts", "expert_ffn")
 
 
 @cache
@@ -15,7 +15,7 @@ def _shipped() -> dict[str, dict[str, int]]:
     found = {}
     for name in catalogue():
         graph = load_model(name)
-        found[name] = {**{size: graph.dims[size] for size in SIZES[1:]}, "layers": len(graph.layers)}
+        found[name] = {**{size: graph.dims.get(size, 0) for size in SIZES[1:]}, "layers": len(graph.layers)}
     return found
 
 

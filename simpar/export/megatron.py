@@ -23,7 +23,7 @@ SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 
 def losses(s: Subject) -> Iterator[Loss]:
     """What Megatron-LM has no argument for."""
-    yield from megatron_core_losses(architecture(s.graph, s.config))
+    yield from megatron_core_losses(architecture(s.graph, s.config), str(s.config.get("model_type", "")))
     positions = s.graph.dims.get("positions")
     if positions and positions < s.training.seq_len:
         yield Loss("seq_len", s.training.seq_len, f"the model's learned positions end at {positions}")
@@ -83,7 +83,7 @@ def model_arguments(s: Subject) -> Options:
     found: Options = {
         "--num-layers": len(s.graph.layers),
         "--hidden-size": dims["hidden"],
-        "--ffn-hidden-size": dims["ffn"],
+        "--ffn-hidden-size": dims["ffn"] or dims["expert_ffn"],
         "--num-attention-heads": dims["heads"],
         "--kv-channels": dims["head_dim"],
         "--normalization": "LayerNorm" if style.norm == "layer" else "RMSNorm",
@@ -103,7 +103,34 @@ def model_arguments(s: Subject) -> Options:
         "--qk-layernorm": bool(style.qk_norm),
     }
     found |= {name: FLAG for name, on in switches.items() if on}
-    return found | _windows(style) | _dropout(style)
+    return found | _windows(style) | _dropout(style) | _experts(s, style)
+
+
+def _experts(s: Subject, style: Architecture) -> Options:
+    if not style.experts:
+        return {}
+    dims, choice, mesh = s.graph.dims, s.plan.experts, s.plan.mesh
+    found: Options = {
+        "--num-experts": dims["num_experts"],
+        "--moe-ffn-hidden-size": dims["expert_ffn"],
+        "--moe-router-topk": dims["topk"],
+        "--moe-router-load-balancing-type": "aux_loss",
+        "--moe-aux-loss-coeff": 1e-2,
+        "--moe-grouped-gemm": FLAG,
+        "--moe-token-dispatcher-type": "alltoall",
+        "--expert-tensor-parallel-size": mesh.expert_tensor_parallel,
+    }
+    if not all(style.experts):
+        pattern = ",".join(str(int(has)) for has in style.experts)
+        found["--moe-layer-freq"] = f"([{pattern}])"
+    if choice.capacity_factor:
+        found |= {
+            "--moe-expert-capacity-factor": choice.capacity_factor,
+            "--moe-pad-expert-input-to-capacity": FLAG,
+        }
+    if choice.ep_overlap and mesh.ep > 1:
+        found["--overlap-moe-expert-parallel-comm"] = FLAG
+    return found
 
 
 def _windows(style: Architecture) -> Options:

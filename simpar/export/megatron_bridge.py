@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from simpar.export import megatron
+from simpar.export.architecture import architecture
 from simpar.export.launch import comment, launchers
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
@@ -33,6 +34,14 @@ PLAIN = {
     "--pipeline-model-parallel-size": "model.pipeline_model_parallel_size",
     "--context-parallel-size": "model.context_parallel_size",
     "--expert-model-parallel-size": "model.expert_model_parallel_size",
+    "--expert-tensor-parallel-size": "model.expert_tensor_parallel_size",
+    "--num-experts": "model.num_moe_experts",
+    "--moe-ffn-hidden-size": "model.moe_ffn_hidden_size",
+    "--moe-router-topk": "model.moe_router_topk",
+    "--moe-router-load-balancing-type": "model.moe_router_load_balancing_type",
+    "--moe-aux-loss-coeff": "model.moe_aux_loss_coeff",
+    "--moe-token-dispatcher-type": "model.moe_token_dispatcher_type",
+    "--moe-expert-capacity-factor": "model.moe_expert_capacity_factor",
     "--cp-comm-type": "model.cp_comm_type",
     "--hierarchical-context-parallel-sizes": "model.hierarchical_context_parallel_sizes",
     "--pipeline-model-parallel-layout": "model.pipeline_model_parallel_layout",
@@ -56,6 +65,9 @@ SWITCHES: dict[str, dict[str, bool]] = {
     "--add-qkv-bias": {"model.add_qkv_bias": True},
     "--disable-bias-linear": {"model.add_bias_linear": False},
     "--qk-layernorm": {"model.qk_layernorm": True},
+    "--moe-grouped-gemm": {"model.moe_grouped_gemm": True},
+    "--moe-pad-expert-input-to-capacity": {"model.moe_pad_expert_input_to_capacity": True},
+    "--overlap-moe-expert-parallel-comm": {"model.overlap_moe_expert_parallel_comm": True},
     "--sequence-parallel": {"model.sequence_parallel": True},
     "--tp-comm-overlap": {"model.tp_comm_overlap": True},
     "--cross-entropy-loss-fusion": {"model.cross_entropy_loss_fusion": True},
@@ -114,6 +126,8 @@ def options(s: Subject) -> Options:
     )
     if "--swiglu" in arguments:
         found |= {"model.gated_linear_unit": True, "model.activation_func": Code("functional.silu")}
+    if "--moe-layer-freq" in arguments:
+        found["model.moe_layer_freq"] = [int(has) for has in architecture(s.graph, s.config).experts]
     if "--window-size" in arguments:
         found["model.window_size"] = tuple(int(size) for size in arguments["--window-size"].split(","))
     if "--recompute-modules" in arguments:

@@ -20,7 +20,8 @@ _ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
 _STRAGGLERS = {"(", ")", "\\", ";", "&&", "exec"}
 SIZES = {
     "--num-layers": "layers", "--hidden-size": "hidden", "--ffn-hidden-size": "ffn", "--num-attention-heads": "heads",
-    "--num-query-groups": "kv_heads", "--vocab-size": "vocab",
+    "--num-query-groups": "kv_heads", "--vocab-size": "vocab", "--num-experts": "num_experts",
+    "--moe-ffn-hidden-size": "expert_ffn",
 }  # fmt: skip
 AXES = {
     "--tensor-model-parallel-size": "tp", "--pipeline-model-parallel-size": "pp", "--context-parallel-size": "cp",
@@ -121,6 +122,11 @@ def _mesh(given: Arguments) -> dict[str, Any]:
     if given.has("--use-tp-pp-dp-mapping"):
         found["rank_order"] = "tp-cp-pp-dp"
     found |= _context(given)
+    found["etp"] = given.number("--expert-tensor-parallel-size")
+    if given.has("--num-experts"):
+        found["etp"] = given.number("--expert-tensor-parallel-size")
+        found["capacity_factor"] = given.text("--moe-expert-capacity-factor")
+        found["ep_overlap"] = True if given.has("--overlap-moe-expert-parallel-comm") else None
     found["sequence_parallel"] = given.has("--sequence-parallel") if (found["tp"] or 1) > 1 else None
     return found
 
@@ -280,6 +286,10 @@ def _sizes(given: Arguments) -> dict[str, int]:
     found = {name: read_size(flag) for flag, name in SIZES.items()}
     if not given.has("--group-query-attention"):
         found["kv_heads"] = found["heads"]
+    if found["num_experts"] is None:
+        found |= {"num_experts": 0, "expert_ffn": 0}
+    elif given.text("--moe-layer-freq") is None:
+        found["ffn"] = None  # no layer is dense
     return {name: size for name, size in found.items() if size is not None}
 
 

@@ -25,7 +25,7 @@ def losses(s: Subject) -> Iterator[Loss]:
     style = architecture(s.graph, s.config)
     llama = (
         style.norm == "rms" and style.gated and style.activation == "silu" and style.positions == "rope"
-        and not style.qk_norm and style.residual == "pre" and not style.beyond and not style.dropout
+        and not style.qk_norm and style.residual == "pre" and not style.dropout and not (style.beyond or style.experts)
     )  # fmt: skip
     if not llama or style.biases or set(style.windows) != {None}:
         yield Loss("model", s.graph.name, "dense models are Llama decoders without biases")

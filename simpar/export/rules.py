@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from simpar.export.architecture import Architecture
 from simpar.export.subject import STACK_FIELDS, Loss, Subject
 
 MODEL_AXES = ("tp", "cp", "dp", "pp")
@@ -75,3 +76,11 @@ def context_parallel(
             yield Loss(name, value, f"the target has {', '.join(known)}")
     if choice.cp_method != "ulysses" and s.plan.ulysses > 1 and not (hybrid and choice.cp_method == "ring"):
         yield Loss("ulysses", s.plan.ulysses, "the target exchanges heads in all of cp, or not")
+
+
+def no_experts(style: Architecture) -> Iterator[Loss]:
+    """Targets whose exporter builds dense models only."""
+    if style.experts:
+        yield Loss(
+            "model", f"experts in {sum(style.experts)} layers", "the exporter builds dense models for it"
+        )

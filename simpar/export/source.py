@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from simpar import files
+from simpar.cost.stack import DEFAULT_STACK, load_stack, resolve
 from simpar.errors import UserError
 from simpar.models.catalogue import load_model
 from simpar.models.graph import ModelGraph
@@ -107,6 +108,10 @@ def _complete(plan: Plan, source: str, folder: Path, facts: Facts) -> Source:
 
 
 def _checked(plan: Plan, graph: ModelGraph, training: Training, world_size: int, devices: int) -> Source:
-    checked = check(plan, Checked(graph, training, world_size, devices))
-    shaped = checked.model_copy(update={"training": training.model_dump()})
-    return Source(shaped, graph, training, devices)
+    """Check the plan as its stack would run it; what it leaves open stays open, but for dp and the schedule."""
+    settled = resolve(plan, load_stack(plan.stack or DEFAULT_STACK))
+    checked = check(settled, Checked(graph, training, world_size, devices))
+    mesh = plan.mesh.model_copy(update={"dp": checked.mesh.dp})
+    pipeline = plan.pipeline.model_copy(update={"schedule": checked.pipeline.schedule})
+    whole = plan.model_copy(update={"mesh": mesh, "pipeline": pipeline, "training": training.model_dump()})
+    return Source(whole, graph, training, devices)

@@ -32,11 +32,12 @@ STACK_FIELDS = {
     "numerics": ("grad_dtype", "master_weights"),
 }  # fmt: skip
 UNDERSTOOD = {
-    "mesh": ("tp", "cp", "dp", "pp", "ep", "order"),
+    "mesh": ("tp", "cp", "dp", "pp", "ep", "etp", "order"),
     "pipeline": ("schedule", "vpp", "layers", "actions"),
     "data_parallel": ("zero", "hsdp", *STACK_FIELDS["data_parallel"]),
     "tensor_parallel": STACK_FIELDS["tensor_parallel"],
     "context_parallel": (*STACK_FIELDS["context_parallel"], "ulysses"),
+    "experts": ("capacity_factor", "expert_imbalance", "expert_load", "ep_overlap"),
     "memory": ("recompute",),
     "numerics": ("precision", "optimizer", *STACK_FIELDS["numerics"]),
 }  # fmt: skip

@@ -37,7 +37,7 @@ def family(style: Architecture) -> str | None:
     """The model folder of torchtitan that builds such decoders; None where there is none."""
     llama = (
         style.norm == "rms" and style.gated and style.activation == "silu" and not style.biases
-        and style.positions == "rope" and style.residual == "pre" and not style.beyond
+        and style.positions == "rope" and style.residual == "pre" and not style.beyond and not style.experts
         and not style.dropout and set(style.windows) == {None}
     )  # fmt: skip
     return {"": "llama3", "head": "qwen3"}.get(style.qk_norm) if llama else None

@@ -45,6 +45,7 @@ def losses(s: Subject) -> Iterator[Loss]:
 
 def _model(s: Subject) -> Iterator[Loss]:
     style = architecture(s.graph, s.config)
+    yield from rules.no_experts(style)
     for name in style.beyond:
         yield Loss("model", name, "the script has no such operator")
     if style.residual != "pre" or style.norm == "none" or style.qk_norm == "full" or "head" in style.biases:

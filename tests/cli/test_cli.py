@@ -287,6 +287,29 @@ def test_an_unwritable_file_is_the_users_to_mend(result, tmp_path, capsys):
     assert str(target) in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("simpar exp", "export"), ("simpar comp", "compare"), ("simpar simulate --hard", "--hardware")],
+)
+def test_commands_and_flags_complete_in_a_shell(words, expected):
+    """What bash asks when Tab is pressed, and the script that --install-completion writes."""
+    asked = {"_SIMPAR_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[2])}
+    command = [sys.executable, "-c", "from simpar.cli import main; main()"]
+    done = subprocess.run(
+        command, env=environment | asked, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert expected in done.stdout.splitlines()
+    script = subprocess.run(
+        command,
+        env=environment | {"_SIMPAR_COMPLETE": "source_bash"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "complete -o default" in script.stdout
+
+
 def test_python_m_simpar_is_the_same(tmp_path):
     """The module runs from any folder and finds the shipped data."""
     environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[2])}

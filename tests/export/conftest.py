@@ -43,6 +43,12 @@ PLANS = {
     "bf16-gradients": {"dp": 8, "zero": 1, "grad_dtype": "bf16"},
 }
 
+MIXTURES = {
+    "experts": {"dp": 8, "ep": 8, "zero": 1, "etp": 1},
+    "experts-tp": {"tp": 2, "dp": 4, "ep": 4, "etp": 1, "zero": 1, "sequence_parallel": True},
+    "experts-pp": {"pp": 2, "dp": 4, "ep": 4, "etp": 1, "zero": 1, "capacity_factor": 1.5},
+}
+
 
 def checked(model="llama-3-8b", world_size=8, **values):
     """A plan of the matrix as an export gets it."""

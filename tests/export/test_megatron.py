@@ -12,7 +12,7 @@ from simpar.export.subject import settle
 from simpar.models.catalogue import load_model
 from simpar.plan.plan import Plan
 
-from .conftest import PLANS, TRAINING, checked, comes_back, exported
+from .conftest import MIXTURES, PLANS, TRAINING, checked, comes_back, exported
 
 
 def command(**values):
@@ -42,6 +42,19 @@ def test_arguments_of_a_three_dimensional_layout():
         "--num-query-groups 8", "export CUDA_DEVICE_MAX_CONNECTIONS=1",
     }  # fmt: skip
     assert expected <= set(lines(text))
+
+
+@pytest.mark.parametrize("label", MIXTURES)
+@pytest.mark.parametrize("model", ["mixtral-8x7b", "qwen3-30b-a3b"])
+def test_experts_come_back(model, label):
+    """Experts, their degrees and their capacity, out and in."""
+    plan = checked(model=model, **MIXTURES[label])
+    text = exported("megatron", plan)["command.sh"]
+    assert f"--expert-model-parallel-size {plan.mesh.ep}" in text
+    back = read(text, "command.sh", "megatron").plan
+    assert load_model(back.model).dims == load_model(model).dims
+    assert (back.mesh.ep, back.mesh.etp) == (plan.mesh.ep, plan.mesh.etp)
+    assert back.experts.capacity_factor == plan.experts.capacity_factor
 
 
 def test_fsdp_does_not_limit_connections():
@@ -131,6 +144,7 @@ def test_bad_arguments_are_one_line(arguments, words):
         ("llama-3-8b", {"tp": 2, "dp": 4, "rank_order": "dp-tp-cp-pp"}, "rank_order"),
         ("llama-3-8b", {"dp": 8, "first_bucket_bytes": "1 MiB"}, "first_bucket_bytes"),
         ("llama-3-8b", {"dp": 8, "kind": "single_process"}, "single_process"),
+        ("deepseek-v3", {"dp": 8, "ep": 8}, "kv_down"),
         ("gpt2", {"dp": 8}, None),
         ("mistral-7b", {"dp": 8}, None),
         ("qwen3-8b", {"dp": 8}, None),
