@@ -117,7 +117,8 @@ def shard(model: nn.Module, units: list[nn.Module], blueprint: Blueprint, ranks:
     """fully_shard every unit, then the rest, over the shard axis (with replicas: over both data axes)."""
     strategy, dtypes = blueprint.strategy, blueprint.dtypes
     pinned = ranks.device.type != "cpu"
-    axes = ("replicate", "shard") if strategy.replicas > 1 else ("shard",)
+    across = strategy.replicas > 1 and not strategy.alone
+    axes = ("replicate", "shard") if across else ("shard",)
     policy = MixedPrecisionPolicy(param_dtype=dtypes.compute, reduce_dtype=dtypes.reduce)
     options = {
         "mesh": ranks.submesh(*axes),

@@ -32,13 +32,14 @@ class Strategy:
     """What the runtime does for a plan.
 
     ``reduction`` of gradients over the data-parallel ranks, ``shard_optimizer`` for ZeRO-1, ``reshard`` parameters
-    after forward (zero 3), ``replicas`` of the shards.
+    after forward (zero 3), ``replicas`` of the shards, which are ``alone`` where they reduce nothing inside a step.
     """
 
     reduction: Reduction
     shard_optimizer: bool = False
     reshard: bool = False
     replicas: int = 1
+    alone: bool = False
 
 
 def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = None) -> Strategy:
@@ -55,6 +56,8 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
         return Strategy("threads")
     if width == 1:
         return Strategy("none")
+    if apart(plan) and not data.zero:
+        return Strategy("none", alone=True)
     split = schedule is not None and is_split(schedule)
     if data.zero >= 2:
         if split:
@@ -62,7 +65,8 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
                 f"plan.zero = {data.zero} with schedule {plan.schedule}: fully_shard misses gradients of a backward "
                 f"that is split into I and W, silently; allowed: zero 0 or 1, or a schedule without W"
             )
-        return Strategy("fsdp", reshard=bool(data.reshard_after_forward), replicas=data.hsdp)
+        reshard = bool(data.reshard_after_forward)
+        return Strategy("fsdp", reshard=reshard, replicas=data.hsdp, alone=apart(plan))
     plain = mesh.tp == 1 and plan.pipeline.vpp == 1 and not split
     return Strategy("ddp" if plain else "explicit", shard_optimizer=data.zero == 1, replicas=data.hsdp)
 
@@ -92,10 +96,12 @@ def refuse_schedule(schedule: Schedule) -> None:
 def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
     numerics, mesh = plan.numerics, plan.mesh
     if apart(plan):
-        raise UserError(
-            f"plan.sync = {plan.data_parallel.sync}: the runtime reduces gradients inside every step; "
-            "allowed: bsp without servers"
-        )
+        _refuse_alone(plan)
+    for name in ("reduce_dtype", "gather_dtype"):
+        if (given := getattr(numerics, name)) is not None:
+            raise UserError(
+                f"plan.{name} = {given}: the runtime sends gradients and parameters as it holds them; allowed: none"
+            )
     if numerics.precision not in PRECISIONS:
         raise UserError(
             f"plan.precision = {numerics.precision}: needs scaled losses or 8-bit products; "
@@ -117,6 +123,21 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
         )
     if mesh.tp > 1:
         _refuse_tensor(mesh.tp, graph)
+
+
+def _refuse_alone(plan: Plan) -> None:
+    """Replicas that step on their own meet by all-reduce, and keep whole states or shard them all."""
+    data = plan.data_parallel
+    if data.servers is not None:
+        raise UserError(
+            f"plan.sync = {data.sync} with servers: torch has no parameter servers; "
+            "allowed: bsp without, local-sgd, diloco"
+        )
+    if data.zero == 1 or (plan.mesh.cp > 1 and not data.zero):
+        raise UserError(
+            f"plan.sync = {data.sync} with zero = {data.zero}, cp = {plan.mesh.cp}: gradients are still shared "
+            "within a replica; allowed: zero 2 or 3 with hsdp, or zero 0 without cp"
+        )
 
 
 def is_decoder(graph: ModelGraph) -> bool:

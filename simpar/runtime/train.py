@@ -80,6 +80,11 @@ class Saving:
         wanted = session.job.checkpoints
         if wanted is None:
             return Saving(session, None)
+        if session.prepared.strategy.alone:
+            raise UserError(
+                f"plan.sync = {session.prepared.plan.data_parallel.sync}: replicas differ within a round and a "
+                "checkpoint keeps one of them; allowed: no checkpoints"
+            )
         store = Store.open(Path(wanted.folder), keep=wanted.keep, background=wanted.background)
         return Saving(session, store)
 

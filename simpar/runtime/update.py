@@ -8,7 +8,7 @@ tensor parallelism, where it cannot broadcast DTensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ from simpar.runtime.decoder import TABLE
 from simpar.runtime.job import Learning
 from simpar.runtime.measure import Clock
 from simpar.runtime.ranks import Ranks
+from simpar.runtime.reduction import average
+from simpar.runtime.rounds import meeting_of
 from simpar.runtime.strategy import Strategy
 from simpar.runtime.tensor_parallel import sum_partial
 
@@ -101,6 +103,7 @@ class Update:
     def __init__(self, scope: Scope, owned: Sequence[Owned]) -> None:
         self.scope, self.ranks, self.owned = scope, scope.ranks, list(owned)
         self.optimizer = make_optimizer(scope, self.owned)
+        self.meeting = meeting_of(scope, self.owned)
 
     def step(self, clock: Clock) -> float | None:
         """Complete the gradients, clip, update, forget the gradients. The gradient norm where it was asked for."""
@@ -111,6 +114,9 @@ class Update:
         with clock.phase("optimizer"):
             norm = self._clip()
             self.optimizer.step()
+        if self.meeting is not None:
+            with clock.phase("communication"):
+                self.meeting.after_step()
         for each in self.owned:
             each.parameter.grad = None
             each.local.grad = None
@@ -164,26 +170,3 @@ class Update:
         for size, placement in zip(parameter.device_mesh.shape, parameter.placements, strict=True):
             shards *= 1 if placement.is_replicate() else size
         return stage_ranks // shards
-
-
-def average(gradients: Iterable[Tensor], group: Any, bucket_bytes: float) -> None:
-    """All-reduce gradients to their mean over a group, in flat buckets of at least ``bucket_bytes``, last first."""
-    size = dist.get_world_size(group)
-    for bucket in buckets(list(gradients)[::-1], bucket_bytes):
-        flat = torch.cat([gradient.reshape(-1) for gradient in bucket]).div_(size)
-        dist.all_reduce(flat, group=group)
-        for gradient, mean in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
-            gradient.copy_(mean.view_as(gradient))
-
-
-def buckets(gradients: Sequence[Tensor], bucket_bytes: float) -> list[list[Tensor]]:
-    """Gradients in order, gathered until a bucket is full; dtypes do not mix."""
-    found: list[list[Tensor]] = []
-    room, dtype = 0.0, None
-    for gradient in gradients:
-        if room <= 0 or gradient.dtype != dtype:
-            found.append([])
-            room, dtype = bucket_bytes, gradient.dtype
-        found[-1].append(gradient)
-        room -= gradient.numel() * gradient.element_size()
-    return found

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[2]
 MATRIX_JOB = Path(__file__).with_name("matrix_job.py")
+ROUNDS_JOB = Path(__file__).with_name("rounds_job.py")
 LIMIT_S = 500
 
 
@@ -23,25 +25,32 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
+def run_workers(folder: Path, script: Path, cases: list[dict], processes: int) -> list[dict]:
+    """Give cases to a script's workers in one group of processes; what rank 0 wrote about each."""
+    inputs, output = folder / "cases.json", folder / "results.json"
+    inputs.write_text(json.dumps(cases))
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
+        str(script), str(inputs), str(output),
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    results = json.loads(output.read_text()) if output.exists() else []
+    assert len(results) == len(cases), f"case {len(results)} failed:\n{done.stderr[-4000:]}"
+    return results
+
+
 @pytest.fixture
 def run_matrix(tmp_path):
     """Train layouts in one group of processes; each case with its differences to one process."""
+    return partial(run_workers, tmp_path, MATRIX_JOB)
 
-    def run(cases: list[dict], processes: int) -> list[dict]:
-        inputs, output = tmp_path / "cases.json", tmp_path / "results.json"
-        inputs.write_text(json.dumps(cases))
-        command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
-            str(MATRIX_JOB), str(inputs), str(output),
-        ]  # fmt: skip
-        done = subprocess.run(
-            command, env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False
-        )
-        results = json.loads(output.read_text()) if output.exists() else []
-        assert len(results) == len(cases), f"case {len(results)} failed:\n{done.stderr[-4000:]}"
-        return results
 
-    return run
+@pytest.fixture
+def run_rounds(tmp_path):
+    """Train replicas that step on their own; each case with its differences to replicas trained one by one."""
+    return partial(run_workers, tmp_path, ROUNDS_JOB)
 
 
 @pytest.fixture

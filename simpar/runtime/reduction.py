@@ -1,0 +1,34 @@
+"""Means of tensors over ranks, in flat buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+Tensor = Any
+
+
+def average(gradients: Iterable[Tensor], group: Any, bucket_bytes: float) -> None:
+    """All-reduce gradients to their mean over a group, in flat buckets of at least ``bucket_bytes``, last first."""
+    size = dist.get_world_size(group)
+    for bucket in buckets(list(gradients)[::-1], bucket_bytes):
+        flat = torch.cat([gradient.reshape(-1) for gradient in bucket]).div_(size)
+        dist.all_reduce(flat, group=group)
+        for gradient, mean in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+            gradient.copy_(mean.view_as(gradient))
+
+
+def buckets(gradients: Sequence[Tensor], bucket_bytes: float) -> list[list[Tensor]]:
+    """Gradients in order, gathered until a bucket is full; dtypes do not mix."""
+    found: list[list[Tensor]] = []
+    room, dtype = 0.0, None
+    for gradient in gradients:
+        if room <= 0 or gradient.dtype != dtype:
+            found.append([])
+            room, dtype = bucket_bytes, gradient.dtype
+        found[-1].append(gradient)
+        room -= gradient.numel() * gradient.element_size()
+    return found

@@ -1,0 +1,47 @@
+"""Local SGD and DiLoCo on real ranks: the same parameters as replicas that one process trains one by one."""
+
+import pytest
+
+from simpar.errors import UserError
+from simpar.models.catalogue import load_model
+from simpar.models.training import Training
+from simpar.plan.plan import Plan
+from simpar.runtime.prepare import prepare
+
+SHARP = 1e-11
+CASES = [
+    {"dp": 4, "sync": "local-sgd", "sync_every": 2, "precision": "fp32"},
+    {"dp": 4, "sync": "diloco", "sync_every": 2, "precision": "fp32", "model": "gpt2"},
+    {"dp": 2, "pp": 2, "sync": "local-sgd", "sync_every": 3, "precision": "fp32"},
+    {"dp": 2, "tp": 2, "sync": "diloco", "sync_every": 2, "precision": "fp32", "optimizer": "sgd"},
+    {"dp": 4, "zero": 3, "hsdp": 2, "sync": "diloco", "sync_every": 2, "precision": "fp32"},
+]
+
+
+def test_replicas_on_ranks_train_like_replicas_one_by_one(run_rounds):
+    """After two rounds and a step every rank holds what its replica has in one process; replicas are apart again."""
+    results = run_rounds(CASES, 4)
+    assert [result for result in results if result["difference"] > SHARP] == []
+    assert all(result["spread"] > 1e-4 for result in results)
+
+
+def test_averaging_every_step_of_sgd_is_data_parallelism(run_matrix):
+    """The mean of parameters after one step of SGD is the step of the mean gradient."""
+    cases = [{"dp": 4, "sync": "local-sgd", "sync_every": 1, "optimizer": "sgd", "precision": "fp32"}]
+    (result,) = run_matrix(cases, 4)
+    assert max(result["loss"], result["parameter"]) <= SHARP
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"dp": 4, "sync": "asp"}, "no parameter servers"),
+        ({"dp": 4, "servers": 2}, "no parameter servers"),
+        ({"dp": 4, "zero": 1, "hsdp": 2, "sync": "local-sgd"}, "zero 2 or 3 with hsdp"),
+        ({"dp": 2, "cp": 2, "sync": "diloco"}, "zero 0 without cp"),
+    ],
+)
+def test_what_torch_cannot_do_alone_is_refused(plan, words):
+    """Parameter servers, and replicas that still share gradients."""
+    with pytest.raises(UserError, match=words):
+        prepare(Plan(**plan), load_model("gpt2"), Training(seq_len=16, global_batch=8), 4)
