@@ -74,18 +74,24 @@ def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
 
 
 def _grouped_matmul(op: Operator, sizes: Sizes) -> OperatorTime:
-    """One product an expert, all of them in one launch or one each, as the stack has it."""
+    """One product an expert, all of them in one launch or one each, as the stack has it.
+
+    With 8-bit floats the arriving rows are cast first, in rows for one product and in columns for the other.
+    """
     rows, n, k = (evaluate(size, sizes.dims) for size in (op.rows, op.columns, op.contraction))
     kernels, experts = sizes.kernels, sizes.dims["experts"]
     m, fused = rows / experts, sizes.stack.numerics.gradient_accumulation_fusion
     launches = 1 if sizes.stack.fusion.grouped_products else int(np.max(experts))
+    cast = kernels.activation_bytes + 2 * DTYPE_BYTES["fp8"] if kernels.precision == "fp8" else 0.0
+    cast_s = [kernels.memory_time_s(cast * rows * width, kernels=int(cast > 0)) for width in (k, n)]
+    overhead = sizes.stack.launch.expert_overhead
     return OperatorTime(
         op.name,
-        kernels.gemm_time_s(m, n, k, batch=experts),
-        kernels.gemm_time_s(m, k, n, batch=experts),
-        kernels.gemm_time_s(k, n, m, batch=experts, accumulate=fused),
-        launches,
-        2 * launches,
+        overhead * (kernels.gemm_time_s(m, n, k, batch=experts) + cast_s[0]),
+        overhead * (kernels.gemm_time_s(m, k, n, batch=experts) + cast_s[1]),
+        overhead * kernels.gemm_time_s(k, n, m, batch=experts, accumulate=fused),
+        launches + int(cast > 0),
+        2 * launches + int(cast > 0),
     )
 
 
@@ -128,10 +134,11 @@ def _combine(op: Operator, sizes: Sizes) -> OperatorTime:
 def _moved(op: Operator, sizes: Sizes, elements: Array) -> OperatorTime:
     forward, backward, launches = _routed_copies(sizes)
     size = elements * sizes.kernels.activation_bytes
+    overhead = sizes.stack.launch.expert_overhead
     return OperatorTime(
         op.name,
-        sizes.kernels.memory_time_s(forward * size, kernels=launches),
-        sizes.kernels.memory_time_s(backward * size, kernels=launches),
+        overhead * sizes.kernels.memory_time_s(forward * size, kernels=launches),
+        overhead * sizes.kernels.memory_time_s(backward * size, kernels=launches),
         0.0,
         launches,
         launches,

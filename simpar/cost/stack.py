@@ -48,7 +48,9 @@ class Launch(_Part):
     ahead waits for them); ``kernel_overhead`` multiplies kernel times for the copies,
     casts and layout changes that an operator list does not contain; ``optimizer_passes`` over the optimizer's
     states; ``pipeline_balance`` "cost" counts the output projection when layers are spread over stages;
-    ``step_overhead_s`` once a step (data, logging, clipping, synchronisation).
+    ``expert_overhead`` multiplies kernels of experts and of their exchange besides, ``expert_sync_s`` is what the
+    host waits before each dispatch of a forward to learn how many tokens go where; ``step_overhead_s`` once a step
+    (data, logging, clipping, synchronisation).
     """
 
     host_time_per_kernel_s: Seconds = 0.0
@@ -57,6 +59,8 @@ class Launch(_Part):
     kernel_overhead: float = Field(1.0, gt=0, allow_inf_nan=False)
     optimizer_passes: float = Field(1.0, ge=1)
     step_overhead_s: Seconds = 0.0
+    expert_overhead: float = Field(1.0, gt=0, allow_inf_nan=False)
+    expert_sync_s: Seconds = 0.0
     pipeline_balance: Literal["layers", "cost"] = "layers"
 
 

@@ -44,6 +44,7 @@ class Exchange:
         name = f"{op.name}.{'gradient_' if backward else ''}"
         if outward:
             self._gather_tokens(steps, name)
+            self._count_tokens(steps, backward=backward)
             steps.add(kernel)
             self._between_ranks(steps, name)
             self._slices(steps, name, "all_gather")
@@ -60,6 +61,12 @@ class Exchange:
     @property
     def _spread(self) -> bool:
         return self.view.job.plan.mesh.ep > 1
+
+    def _count_tokens(self, steps: StepList, *, backward: bool) -> None:
+        """The device idles until the host knows the sizes of what it launches next; a cap makes them known."""
+        plan, wait_s = self.view.job.plan, self.view.job.stack.launch.expert_sync_s
+        if wait_s and not backward and plan.experts.capacity_factor is None:
+            steps.add(Step("token counts", "host", COMPUTE, wait_s))
 
     def _between_ranks(self, steps: StepList, name: str) -> None:
         """One all-to-all of the copies of a rank's own tokens."""

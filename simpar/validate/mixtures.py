@@ -53,6 +53,8 @@ def expert_plan(row: Row) -> dict[str, object]:
     sliced = re.search(r"(?:etp ?= ?|expert tp ?= ?)(\d+)", words)
     if sliced:
         plan["etp"] = int(sliced.group(1))
+    elif re.search(r"tags v(?:24\.|25\.0[124])", words):  # experts had tp slices then
+        plan["etp"] = whole(row, "tp", 1)
     if "tokendrop" in words:
         plan["capacity_factor"] = 1.0
     if re.search(r"moe all-to-all overlap|ep overlap", words):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from simpar.cost.stack import load_stack
 from simpar.models.graph import ModelGraph
+from simpar.models.recompute import MODULES
 from simpar.models.training import Training
 from simpar.models.transformer import Shape, Style, build
 from simpar.units import GB, GIB
@@ -267,10 +268,22 @@ def _recompute(row: Row) -> str:
         return "none"
     if re.search(r"every other|every n-th", words):
         return "every:2"
-    if re.search(r"of \d+ layers|1 layer per virtual|offload|moe|mla|remateri|minimal", words):
+    share = re.search(r"(\d+) of (\d+)\b", words)
+    if share and words.startswith("full"):
+        return f"every:{max(round(int(share.group(2)) / int(share.group(1))), 1)}"
+    if "offload" in words or re.search(r"of \d+ layers|remateri|minimal", words):
         raise Unmodelled("partial recompute or offload")
-    if "mlp" in words:
+    named = set(re.findall(r"[a-z_]+", words.partition("selective")[2])) - {
+        "modules",
+        "op",
+        "attention",
+        "core",
+    }
+    modules = [name for name in MODULES if name in named]
+    if named and len(modules) < len(named):
         raise Unmodelled("recompute of chosen modules")
+    if modules:
+        return f"modules:{'+'.join(modules)}"
     return "selective" if "selective" in words else "full"
 
 
@@ -347,6 +360,8 @@ def _stack(row: Row) -> tuple[str, dict[str, object]]:
         changes |= load_stack(name).variants.get("slow_pipeline", {})
     if "cuda graph" in notes and "none []" not in notes:
         changes["launch.host_time_per_kernel_s"] = 0.0
+        if re.search("cuda graph full|full cg", notes):  # a graph of the whole step reads no counts back
+            changes["launch.expert_sync_s"] = 0.0
     if name == "megatron" and "fp32 grad reduce" not in notes:
         # the recipes of NeMo and Megatron-Bridge keep and reduce gradients in bf16
         changes |= {"numerics.reduce_dtype": "bf16", "numerics.grad_dtype": "bf16"}
