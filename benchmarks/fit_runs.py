@@ -36,13 +36,15 @@ MOST_ROWS = 20  # of one source: a grid of a thousand runs must not outvote twen
 MOST_ROWS_OF = {
     "ultrascale-playbook": 100,  # it alone shows five latencies of its fabric and its stack
     "llm-foundry MPT benchmarks (2024-01)": 40,  # two devices from 1 to 64 nodes, 512 to 65,536 tokens
-    "Megatron-Bridge performance summary": 8,  # long pipelines over many domains: a second each
+    "Megatron-Bridge performance summary": 48,  # five devices, dense models and mixtures
+    "NVIDIA dgxc-benchmarking READMEs": 60,  # many models, sizes and precisions
+    "SimuMax B200 v1.2 (measured vs peer)": 38,
     "Megatron SC21 Table 1": 5,
-    "vTrain ground truth (A100)": 60,  # of a grid of a thousand and more
+    "vTrain ground truth (A100)": 40,  # of a grid of a thousand and more
 }
 BLOCKS = (
-    ("megatron", "megatron-sc21", "megatron-deepspeed"), ("nanotron",), ("llm-foundry",),
-    ("torchtitan", "torchtitan-eager"), ("fsdp",), ("deepspeed",),
+    ("nemo", "megatron", "megatron-sc21", "megatron-deepspeed"), ("nanotron",), ("llm-foundry",),
+    ("torchtitan", "torchtitan-eager"), ("fsdp",), ("deepspeed",), ("maxtext",),
 )  # fmt: skip
 
 CLOCK = (0.35, 1.05)
@@ -53,6 +55,8 @@ STACK = {  # dotted key: bounds
     "overlap.compute_slowdown_while_comm": (1.0, 1.6),
 }
 ONLY_HERE = {  # (kind, name, dotted key): bounds and start
+    ("stack", "nemo", "launch.expert_overhead"): (0.8, 2.0, 1.25),
+    ("stack", "nemo", "launch.expert_sync_s"): (0.0, 0.002, 0.0002),
     ("stack", "nanotron", "launch.host_time_per_collective_s"): (0.0, 600 * US, 250 * US),
     ("stack", "nanotron", "launch.message_s"): (0.0, 0.01, 0.001),
     ("stack", "llm-foundry", "fusion.attention_rate"): (0.3, 1.2, 0.65),
@@ -64,6 +68,7 @@ START = {
     "launch.host_time_per_kernel_s": 10 * US, "launch.kernel_overhead": 1.05, "launch.step_overhead_s": 0.01,
     "overlap.compute_slowdown_while_comm": 1.1,
 }  # fmt: skip
+IN_MS = ("step_overhead_s", "message_s", "expert_sync_s")
 TIMES = ("host_time_per_kernel_s", "host_time_per_collective_s")
 PRIOR = {"launch.kernel_overhead": (1.05, 0.15), "overlap.compute_slowdown_while_comm": (1.1, 0.15)}
 
@@ -277,7 +282,7 @@ def _update(path: Path, kind: str, values: dict[str, float], note: str) -> None:
             section, field = key.split(".")
             unit = None
             unit = f"{value / US:.3g} us" if field in TIMES else unit
-            unit = f"{value * 1e3:.3g} ms" if field in ("step_overhead_s", "message_s") else unit
+            unit = f"{value * 1e3:.3g} ms" if field in IN_MS else unit
             document.setdefault(section, {})[field] = unit or float(f"{value:.4g}")
         document["provenance"] = note
     with path.open("w") as stream:

@@ -110,6 +110,7 @@ def _experts(s: Subject, style: Architecture) -> Options:
     if not style.experts:
         return {}
     dims, choice, mesh = s.graph.dims, s.plan.experts, s.plan.mesh
+    once = choice.token_dispatch == "per_rank"
     found: Options = {
         "--num-experts": dims["num_experts"],
         "--moe-ffn-hidden-size": dims["expert_ffn"],
@@ -117,7 +118,7 @@ def _experts(s: Subject, style: Architecture) -> Options:
         "--moe-router-load-balancing-type": "aux_loss",
         "--moe-aux-loss-coeff": 1e-2,
         "--moe-grouped-gemm": FLAG,
-        "--moe-token-dispatcher-type": "alltoall",
+        "--moe-token-dispatcher-type": "flex" if once else "alltoall",
         "--expert-tensor-parallel-size": mesh.expert_tensor_parallel,
     }
     if not all(style.experts):
@@ -128,6 +129,8 @@ def _experts(s: Subject, style: Architecture) -> Options:
             "--moe-expert-capacity-factor": choice.capacity_factor,
             "--moe-pad-expert-input-to-capacity": FLAG,
         }
+    if once:
+        found["--moe-flex-dispatcher-backend"] = "deepep"
     if choice.ep_overlap and mesh.ep > 1:
         found["--overlap-moe-expert-parallel-comm"] = FLAG
     return found

@@ -41,6 +41,7 @@ PLAIN = {
     "--moe-router-load-balancing-type": "model.moe_router_load_balancing_type",
     "--moe-aux-loss-coeff": "model.moe_aux_loss_coeff",
     "--moe-token-dispatcher-type": "model.moe_token_dispatcher_type",
+    "--moe-flex-dispatcher-backend": "model.moe_flex_dispatcher_backend",
     "--moe-expert-capacity-factor": "model.moe_expert_capacity_factor",
     "--cp-comm-type": "model.cp_comm_type",
     "--hierarchical-context-parallel-sizes": "model.hierarchical_context_parallel_sizes",

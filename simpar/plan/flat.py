@@ -24,7 +24,7 @@ SECTIONS = {
     ),
     "tensor_parallel": ("sequence_parallel",),
     "context_parallel": ("cp_method", "cp_balance", "ulysses"),
-    "experts": ("capacity_factor", "expert_imbalance", "expert_load", "ep_overlap"),
+    "experts": ("capacity_factor", "expert_imbalance", "expert_load", "ep_overlap", "token_dispatch"),
     "memory": ("recompute",),
     "numerics": ("precision", "grad_dtype", "reduce_dtype", "gather_dtype", "master_weights", "optimizer"),
 }  # fmt: skip

@@ -305,6 +305,7 @@ class ClassMaker:
         job = self.builder.job
         return Pricing(
             price=lambda use: self.network.solo_ns(class_id, use),
+            occupied=lambda use: self.network.occupied_ns(class_id, use),
             slowdown=self.perturbation.slow_ranks.get(rank, 1.0),
             comm_slowdown=job.stack.overlap.compute_slowdown_while_comm,
         )

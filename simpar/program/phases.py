@@ -40,10 +40,14 @@ class Step:
 
 @dataclass
 class StepList:
-    """Steps under construction; the next serial step waits for everything in ``frontier``."""
+    """Steps under construction; the next serial step waits for everything in ``frontier``.
+
+    Steps in ``beside`` run next to the coming serial step, and what follows waits for them too.
+    """
 
     steps: list[Step] = field(default_factory=list)
     frontier: tuple[int, ...] = ()
+    beside: tuple[int, ...] = ()
 
     @property
     def num_collectives(self) -> int:
@@ -55,8 +59,12 @@ class StepList:
         self.steps.append(replace(step, after=self.frontier if after is None else after))
         index = len(self.steps) - 1
         if join:
-            self.frontier = (index,)
+            self.frontier, self.beside = (index, *self.beside), ()
         return index
+
+    def add_beside(self, step: Step) -> None:
+        """Append a step that the next serial step does not wait for, but all after it do."""
+        self.beside = (*self.beside, self.add(step, join=False))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import comb
 
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import OperatorTime, operator_times
@@ -80,8 +81,20 @@ class RankView:
     @property
     def routed_bytes(self) -> float:
         """Bytes of all copies of the rank's own tokens, as many as the fullest rank receives."""
-        tokens = self.sequence["batch"] * self.sequence["seq"] * self.sequence["topk"]
+        tokens = self.sequence["batch"] * self.sequence["seq"] * self._copies
         return float(tokens) * self.job.graph.dims["hidden"] * self.compute_bytes * self.fullest_load
+
+    @property
+    def _copies(self) -> float:
+        """Copies of a token that travel: one for each of its experts, or for each rank expected to hold some.
+
+        A rank holds none of k experts drawn from E without replacement with probability C(E - e, k) / C(E, k).
+        """
+        chosen, ranks = int(self.sequence["topk"]), self.job.plan.mesh.ep
+        if self.job.plan.experts.token_dispatch == "per_expert":
+            return chosen
+        experts = self.job.graph.dims["num_experts"]
+        return ranks * (1.0 - comb(experts - experts // ranks, chosen) / comb(experts, chosen))
 
     @property
     def token_bytes(self) -> float:

@@ -336,7 +336,7 @@ def _contention(phase: Phase, unit: StageUnit, hooks: Hooks, pricing: Pricing) -
     busy += [CollectiveUse(group, hooks.reduce_op, size) for group, size in reduced.items()]
     if excess <= 0 or compute_s <= 0 or not busy:
         return 1.0
-    busy_ns = sum(pricing.price(use) for use in busy)
+    busy_ns = sum(pricing.occupied(use) for use in busy)
     return 1.0 + excess * min(1.0, busy_ns / float(to_ns(compute_s)))
 
 

@@ -62,6 +62,7 @@ class Pricing:
     """Solo durations of collectives for one rank class, its speed, and the segments built with them."""
 
     price: Callable[[CollectiveUse], int]
+    occupied: Callable[[CollectiveUse], int]
     slowdown: float = 1.0
     comm_slowdown: float = 1.0
     segments: dict[tuple[object, ...], Segment] = field(default_factory=dict)
@@ -250,5 +251,5 @@ def _contention(phase: Phase, unit: Unit, sync: SyncPolicy, pricing: Pricing) ->
     compute_s = sum(step.duration_s for step in phase.steps)
     if excess <= 0 or compute_s <= 0:
         return 1.0
-    busy_ns = sum(pricing.price(use) for use in sync.uses(unit))
+    busy_ns = sum(pricing.occupied(use) for use in sync.uses(unit))
     return 1.0 + excess * min(1.0, busy_ns / float(to_ns(compute_s)))

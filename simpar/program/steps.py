@@ -127,7 +127,8 @@ def _forward(
     sequence = StepList()
     for op, time in zip(block.operators, times, strict=True):
         if op.name in traffic.reduces:
-            sequence.add(_reduce(f"{op.name}.reduce", traffic.reduces[op.name], view))
+            producers = [name for name, by in traffic.reduced_producers.items() if by == op.name]
+            _reduce_product(sequence, f"{op.name}.reduce", traffic.reduces[op.name], producers, view)
         if op.kind == "loss" and view.tensor_parallel > 1:
             sequence.add(_loss_statistics(op, view))
         compute = Step(name=op.name, kind=kind, stream=COMPUTE, duration_s=float(time.forward_s))
@@ -141,7 +142,8 @@ def _forward(
         else:
             sequence.add(compute)
     if traffic.ends_partial:
-        sequence.add(_reduce("output.reduce", traffic.ends_partial, view))
+        last = [op.name for op in block.operators[-1:]]
+        _reduce_product(sequence, "output.reduce", traffic.ends_partial, last, view)
     launches = sum(
         int(time.forward_kernels) * view.rounds(op) for op, time in zip(block.operators, times, strict=True)
     )
@@ -149,17 +151,38 @@ def _forward(
 
 
 def _gather_then_compute(sequence: StepList, compute: Step, size_bytes: float, view: RankView) -> None:
-    """All-gather before a column-parallel product, decomposed into tp chunks where the plan overlaps them."""
-    name = f"{compute.name}.all_gather"
+    """All-gather before a column-parallel product."""
+    _gather(sequence, f"{compute.name}.all_gather", size_bytes, view)
+    sequence.add(compute)
+
+
+def _gather(sequence: StepList, name: str, size_bytes: float, view: RankView) -> None:
+    """An all-gather; decomposed, the product that follows starts with the first of tp chunks."""
     if not view.overlap_tensor_parallel:
         sequence.add(_collective(name, "all_gather", size_bytes))
-        sequence.add(compute)
         return
     chunk = size_bytes / view.tensor_parallel
-    first = sequence.add(_collective(f"{name}.first", "all_gather", chunk))
-    rest = sequence.add(_collective(f"{name}.rest", "all_gather", size_bytes - chunk), join=False)
-    product = sequence.add(compute, after=(first,))
-    sequence.frontier = (rest, product)
+    sequence.add(_collective(f"{name}.first", "all_gather", chunk))
+    sequence.add_beside(_collective(f"{name}.rest", "all_gather", size_bytes - chunk))
+
+
+def _reduce_product(
+    sequence: StepList, name: str, size_bytes: float, producers: Sequence[str], view: RankView
+) -> None:
+    """Sum of what row-parallel products leave; decomposed, all but the last of tp chunks go beside the product."""
+    product = sequence.steps[-1] if sequence.steps else None
+    alone = product is not None and not product.collective and [product.name] == list(producers)
+    if product is None or not alone or not view.overlap_tensor_parallel or not view.sequence_parallel:
+        sequence.add(_reduce(name, size_bytes, view))
+        return
+    sequence.steps.pop()
+    share = 1.0 / view.tensor_parallel
+    first = replace(product, name=f"{product.name}.first", duration_s=product.duration_s * share)
+    rest = replace(product, name=f"{product.name}.rest", duration_s=product.duration_s * (1.0 - share))
+    sequence.add(first, after=product.after)
+    sequence.add_beside(_reduce(f"{name}.first", size_bytes * (1.0 - share), view))
+    sequence.add(rest)
+    sequence.add(_reduce(f"{name}.last", size_bytes * share, view))
 
 
 @dataclass(frozen=True)
@@ -176,7 +199,7 @@ class _Backward:
         sequence = StepList()
         pairs = list(zip(self.block.operators, self.times, strict=True))
         if self.traffic.ends_partial and self.view.sequence_parallel and input_gradient:
-            sequence.add(_collective("output.all_gather", "all_gather", self.traffic.ends_partial))
+            _gather(sequence, "output.all_gather", self.traffic.ends_partial, self.view)
         for op, time in reversed(pairs):
             self._gather_gradient(sequence, op, input_gradient=input_gradient)
             self._operator(sequence, op, time, input_gradient=input_gradient, weight_gradient=weight_gradient)
@@ -190,9 +213,7 @@ class _Backward:
         producers = [name for name, by in self.traffic.reduced_producers.items() if by == reader]
         is_last_producer = bool(producers) and producers[-1] == op.name
         if reader and is_last_producer and self.view.sequence_parallel and input_gradient:
-            sequence.add(
-                _collective(f"{op.name}.gradient_gather", "all_gather", self.traffic.reduces[reader])
-            )
+            _gather(sequence, f"{op.name}.gradient_gather", self.traffic.reduces[reader], self.view)
 
     def _operator(
         self,

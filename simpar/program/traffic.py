@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.collectives import Offer, fastest, offers
+from simpar.cost.collectives import Offer, fastest, occupied_s_per_byte, offers
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import Block
 from simpar.plan.mesh import Mesh
@@ -221,6 +221,11 @@ class Network:
         return solo_duration_ns(
             flow.fixed_ns, flow.work_bytes, coefficients, capacity, flow.rate_cap_bytes_per_s
         )
+
+    def occupied_ns(self, class_id: int, use: CollectiveUse) -> int:
+        """How long a collective slows the kernels beside it: less than it takes if it waits for a NIC."""
+        at_full_rate_s = use.count * use.size_bytes * occupied_s_per_byte(use.op, self.cluster)
+        return min(self.solo_ns(class_id, use), int(to_ns(at_full_rate_s)))
 
     def _make(self, group: int, use: CollectiveUse) -> FlowUse:
         offer = fastest(self._considered(group, use.op), use.size_bytes)

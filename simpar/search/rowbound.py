@@ -132,9 +132,9 @@ class Chunk:
         keys, scheme, index = self._pairs
         if known not in self._columns:
             passes = self.bounds.pipes.passes
-            busy = sum(self.moves(name, letter, boundary=boundary) for name in ("gather", "reduce"))
+            busy = self.moves("occupied", letter, boundary=boundary)
             alone = passes.kernels_ns[letter][keys]
-            times = alone if shape.pairs else passes.slowed_ns(keys, letter, np.asarray(busy)[scheme])
+            times = alone if shape.pairs else passes.slowed_ns(keys, letter, busy[scheme])
             self._columns[known] = times.astype(np.float64)
         return np.asarray(self._columns[known][index])
 

@@ -38,13 +38,14 @@ class Moves:
     """What passes of one kind move for one block by itself, in nanoseconds by kind of block, float64[kinds].
 
     ``gather`` all its parameter gathers; ``first`` its first reductions, which share a stream; ``reduce`` all of
-    them; ``both`` the longest first and second reduction in turn.
+    them; ``both`` the longest first and second reduction in turn. ``occupied`` is how long all of it slows kernels.
     """
 
     gather: Floats
     first: Floats
     reduce: Floats
     both: Floats
+    occupied: Floats
 
 
 @dataclass(frozen=True)
@@ -75,19 +76,23 @@ class Scheme:
 
     def _moves(self, policy: SyncPolicy) -> Moves:
         none = np.zeros(len(self.parameters[DENSE]))
-        gather, first, every, both = (none.copy() for _ in range(4))
+        gather, first, every, both, occupied = (none.copy() for _ in range(5))
         for copies in policy.copies:
             count = self.parameters[copies.kind]
             if copies.gather_group:
                 wire = self.wires["all_gather", copies.gather_group]
                 gather += np.where(count > 0, wire.time_ns(count * copies.gathered_bytes), 0)
+                occupied += np.where(count > 0, wire.occupied_ns(count * copies.gathered_bytes), 0)
             in_turn = none.copy()
             for position, took in enumerate(self.reduction_ns(copies, count * copies.gradient_bytes)):
                 spent = np.where(count > 0, took, 0)
                 in_turn, every = in_turn + spent, every + spent
                 first += spent if position == 0 else 0
             both = np.maximum(both, in_turn)
-        return Moves(gather, first, every, both)
+            for group, op, share in copies.reduce_ops:
+                reduced = count * copies.gradient_bytes * share
+                occupied += np.where(count > 0, self.wires[op, group].occupied_ns(reduced), 0)
+        return Moves(gather, first, every, both, occupied)
 
     def reduction_ns(self, copies: Copies, size_bytes: Any, count: Any = 1) -> tuple[Ints, ...]:
         """The reductions in turn of gradients of ``size_bytes``, in ``count`` calls each."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.collectives import link_loads, offers
+from simpar.cost.collectives import link_loads, occupied_s_per_byte, offers
 from simpar.hardware.cluster import Cluster
 from simpar.program.flow import NO_CAP, quantise, solo_rates, to_cap, to_work
 from simpar.program.traffic import LATE, is_tensor_parallel
@@ -29,7 +29,7 @@ class Wire:
     """Lines of one operation on one group: the lowest is taken, and drains at its ``rate``.
 
     ``slope_s`` are seconds a byte that the operation takes of each of its ``links`` whichever line is taken;
-    ``added_s`` comes on top of every call.
+    ``added_s`` comes on top of every call; ``occupied`` are seconds a byte that kernels beside it are slowed.
     """
 
     latency_s: Floats
@@ -38,6 +38,7 @@ class Wire:
     links: Ints
     slope_s: Floats
     added_s: float = 0.0
+    occupied: float = 0.0
 
     @property
     def least_slope_s(self) -> float:
@@ -52,6 +53,11 @@ class Wire:
         line = np.argmin(self.latency_s + sizes[..., None] * self.seconds_per_byte, axis=-1)
         work = to_work(np.rint(calls * sizes).astype(np.int64))
         return np.asarray(to_ns(calls * (self.latency_s[line] + self.added_s)) - (-work // self.rate[line]))
+
+    def occupied_ns(self, size_bytes: Any, count: Any = 1) -> Ints:
+        """Nanoseconds for which it slows the kernels beside it."""
+        at_full_rate_ns = to_ns(count * size_bytes * self.occupied)
+        return np.asarray(np.minimum(self.time_ns(size_bytes, count), at_full_rate_ns))
 
 
 _NONE = np.zeros(0, dtype=np.int64)
@@ -128,4 +134,5 @@ def _wire(op: str, ranks: Ints, cluster: Cluster) -> Wire:
         rate=np.array(rates, dtype=np.int64),
         links=used,
         slope_s=slopes[used],
+        occupied=occupied_s_per_byte(op, cluster),
     )

@@ -59,4 +59,6 @@ def expert_plan(row: Row) -> dict[str, object]:
         plan["capacity_factor"] = 1.0
     if re.search(r"moe all-to-all overlap|ep overlap", words):
         plan["ep_overlap"] = True
+    if re.search(r"hybridep|deepep", words):
+        plan["token_dispatch"] = "per_rank"
     return plan

@@ -59,10 +59,14 @@ def case(row: Row) -> Case:
     devices = whole(row, "n_gpus")
     hardware, per_node = _hardware(row, devices)
     plan = _plan(row, devices)
-    seq_len = whole(row, "seq_len")
-    training = Training(seq_len=seq_len, global_batch=_global_batch(row, plan, devices))
+    training = Training(seq_len=_sequence(row), global_batch=_global_batch(row, plan, devices))
     stack, changes = _stack(row)
     return Case(graph, hardware, devices, per_node, training, plan, stack, changes, _fabric(row))
+
+
+def _sequence(row: Row) -> int:
+    """Tokens of a sequence; torchtitan's configs of Llama 3 have 8,192 where a table does not say."""
+    return whole(row, "seq_len", 8192 if text(row, "stack") == "torchtitan" else None)
 
 
 def _is_mixture(row: Row) -> bool:
@@ -106,7 +110,7 @@ def model(row: Row) -> ModelGraph:
         heads=heads,
         kv_heads=whole(row, "n_kv_heads", heads),
         head_dim=hidden // heads,
-        positions=0 if gated or "mpt" in name.lower() else whole(row, "seq_len"),
+        positions=0 if gated or "mpt" in name.lower() else _sequence(row),
     )
     return build(name, shape, _style(row, name, gated=gated), dropout=not gated and _unfused(row))
 
@@ -237,6 +241,8 @@ def _plan(row: Row, devices: int) -> dict[str, object]:
     notes = text(row, "overlap_notes").lower()
     if re.search(r"tp comm overlap on|tp-comm-overlap|asynctp|async tp", notes):
         plan["tensor_parallel"] = {"overlap": True}
+    elif re.search(r"tp comm overlap off", notes) or _is_mixture(row):  # recipes of mixtures leave it off
+        plan["tensor_parallel"] = {"overlap": False}
     if re.search(r"not overlapped|no tp/dp overlap", notes):
         plan["overlap_grad_reduce"] = plan["overlap_param_gather"] = False
     return plan
@@ -247,6 +253,9 @@ def _micro_batch(row: Row, dp: int) -> int:
     if known is not None:
         return whole(row, "micro_batch")
     batch, accumulation = number(row, "global_batch_seqs"), number(row, "grad_accum")
+    stages = whole(row, "pp", 1)
+    if text(row, "stack") == "torchtitan" and stages > 1 and not accumulation:
+        accumulation = stages  # as many microbatches as stages unless a config says otherwise
     if batch and accumulation and batch % (dp * accumulation) == 0:
         return int(batch // (dp * accumulation))
     raise Unmodelled("micro_batch not published")
@@ -347,11 +356,15 @@ def _stack(row: Row) -> tuple[str, dict[str, object]]:
     if words not in known:
         raise Unmodelled("stack not published" if not words else f"no profile for stack {words}")
     name = known[words]
+    if name == "megatron" and re.search("maxtext|paxml", notes):
+        name = "maxtext"
+    elif name == "megatron" and _is_nemo(row):
+        name = "nemo"
     if name == "torchtitan" and re.search(r"no compile|compile=false", notes):
         name = "torchtitan-eager"
-    if name == "megatron" and "deepspeed" in text(row, "zero_stage_or_fsdp").lower():
+    if name in ("megatron", "nemo") and "deepspeed" in text(row, "zero_stage_or_fsdp").lower():
         name = "deepspeed"
-    elif name == "megatron" and _unfused(row):
+    elif name in ("megatron", "nemo") and _unfused(row):
         name = "megatron-sc21"
     changes: dict[str, object] = {}
     if name == "torchtitan" and re.search("2024", f"{text(row, 'citation')} {text(row, 'attention_kernel')}"):
@@ -362,10 +375,13 @@ def _stack(row: Row) -> tuple[str, dict[str, object]]:
         changes["launch.host_time_per_kernel_s"] = 0.0
         if re.search("cuda graph full|full cg", notes):  # a graph of the whole step reads no counts back
             changes["launch.expert_sync_s"] = 0.0
-    if name == "megatron" and "fp32 grad reduce" not in notes:
-        # the recipes of NeMo and Megatron-Bridge keep and reduce gradients in bf16
-        changes |= {"numerics.reduce_dtype": "bf16", "numerics.grad_dtype": "bf16"}
     return name, changes
+
+
+def _is_nemo(row: Row) -> bool:
+    """Recipes of NeMo and Megatron-Bridge, which NVIDIA's benchmarks run too, on top of Megatron-Core."""
+    words = f"{text(row, 'source')} {text(row, 'citation')}".lower()
+    return re.search(r"nemo|megatron-bridge|dgxc", words) is not None
 
 
 def measured(row: Row) -> Measured:
@@ -400,7 +416,7 @@ def _step_time(row: Row) -> float | None:
     if known is not None and known > 0:
         return known
     rate, batch = number(row, "tokens_per_s_per_gpu"), number(row, "global_batch_seqs")
-    length, devices = number(row, "seq_len"), number(row, "n_gpus")
-    if rate and batch and length and devices:
-        return batch * length / (rate * devices)
+    devices = number(row, "n_gpus")
+    if rate and batch and devices and (number(row, "seq_len") or text(row, "stack") == "torchtitan"):
+        return batch * _sequence(row) / (rate * devices)
     return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 
 from simpar.cost.memory import stage_static_memory
@@ -46,6 +48,15 @@ def test_every_copy_of_every_token_travels_there_and_back() -> None:
     size = 2.0 * SEQ * TOPK * HIDDEN
     for phase in (found.forward, found.backward):
         assert sent(phase, "ep") == [("all_to_all", size)] * 2
+
+
+@pytest.mark.parametrize("ep", [2, 4, 8])
+def test_a_token_travels_once_to_a_rank(ep: int) -> None:
+    """Ranks that hold any of two experts drawn out of eight: the mean over all 28 pairs."""
+    pairs = list(combinations(range(8), TOPK))
+    ranks = sum(len({expert // (8 // ep) for expert in pair}) for pair in pairs) / len(pairs)
+    ((_, size), _) = sent(steps(ep=ep, token_dispatch="per_rank").forward, "ep")
+    assert size == pytest.approx(2.0 * SEQ * ranks * HIDDEN)
 
 
 def test_tensor_parallel_ranks_route_their_own_rows() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from simpar.hardware.cluster import load_cluster
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
-from simpar.program.phases import Phase
+from simpar.program.phases import CollectiveUse, Phase
 from simpar.program.rank_view import RankView
+from simpar.program.segments import make_segment
 from simpar.program.steps import BlockSteps, block_steps
 from simpar.simulation import make_job
 
@@ -40,6 +42,44 @@ def test_sequence_parallelism_splits_all_reduce() -> None:
     steps = layer_steps("llama-3-8b", tp=4, sequence_parallel=True)
     assert collectives(steps.forward) == {"all_gather": 2, "reduce_scatter": 2}
     assert collectives(steps.backward) == {"all_gather": 4, "reduce_scatter": 2}
+
+
+def bytes_moved(phase: Phase) -> float:
+    """Bytes of all collectives."""
+    return sum(step.collective.size_bytes * step.collective.count for step in phase.steps if step.collective)
+
+
+def kernel_s(phase: Phase) -> float:
+    """Time of all kernels."""
+    return sum(step.duration_s for step in phase.steps)
+
+
+@pytest.mark.parametrize("part", ["forward", "backward"])
+def test_decomposed_products_move_and_compute_the_same(part: str) -> None:
+    """Overlapped gathers and scatters are cut into pieces: as many bytes, as many kernel seconds."""
+    whole = getattr(layer_steps("llama-3-8b", tp=4, sequence_parallel=True), part)
+    cut = getattr(
+        layer_steps("llama-3-8b", tp=4, tensor_parallel={"sequence_parallel": True, "overlap": True}), part
+    )
+    assert bytes_moved(cut) == pytest.approx(bytes_moved(whole))
+    assert kernel_s(cut) == pytest.approx(kernel_s(whole))
+
+
+def test_decomposed_products_expose_one_piece_of_each_collective() -> None:
+    """Where kernels take longer than their collectives, a forward waits for a tp-th of each: 4 gathers and scatters."""
+
+    def price(use: CollectiveUse) -> int:
+        return round(use.size_bytes)
+
+    spans = {}
+    for overlap in (False, True):
+        parts = {"sequence_parallel": True, "overlap": overlap}
+        forward = layer_steps("llama-3-8b", tp=4, tensor_parallel=parts).forward
+        slow = tuple(replace(step, duration_s=step.duration_s * 1e6) for step in forward.steps)
+        segment = make_segment(replace(forward, steps=slow), price)
+        kernels = sum(round(step.duration_s * 1e9) for step in slow)
+        spans[overlap] = segment.duration_ns - kernels
+    assert spans[True] == pytest.approx(spans[False] / 4, rel=1e-3)
 
 
 def test_parallel_branches_share_one_reduction() -> None:

@@ -18,6 +18,7 @@ from simpar.cost.collectives.choice import (
     sm_count,
 )
 from simpar.cost.collectives.measured import MEASURES, calibrated
+from simpar.cost.collectives.occupancy import occupied_s_per_byte
 from simpar.cost.collectives.placement import Shape, regular, shape_of
 from simpar.cost.collectives.traffic import Edges
 
@@ -33,6 +34,7 @@ __all__ = [
     "collective_time_s",
     "fastest",
     "link_loads",
+    "occupied_s_per_byte",
     "offers",
     "regular",
     "shape_numbers",
