@@ -280,6 +280,8 @@ class _Sizes:
         """Products that add weight gradients into fp32 buffers hand autograd an empty one of the weights' shape."""
         if op.kind != "matmul" or not self.stack.numerics.gradient_accumulation_fusion:
             return 0.0
+        if self.stack.memory.keeps_placeholders and op.name != "lm_head":
+            return 0.0
         return sum(evaluate(weight.size, self.dims.tensor) for weight in op.weights) * self.width
 
     def _query_sum(self, op: Operator) -> Array:

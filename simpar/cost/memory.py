@@ -15,13 +15,14 @@ for all of it in :mod:`simpar.cost.allocator`, the closed form of the peak in :m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from simpar.cost.activations import activation_bytes
 from simpar.cost.allocator import reserve, round_allocation
 from simpar.cost.in_flight import placement
+from simpar.cost.placeholders import placeholder_bytes
 from simpar.cost.stack import Stack
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import Block, Dims, ModelGraph, evaluate
@@ -173,7 +174,8 @@ def stage_static_memory(
     shard = _shard(others, num_shards(plan), fsdp=fsdp) + _shard(experts, num_expert_shards(plan), fsdp=fsdp)
     tokens = dims["batch"] * dims["seq"]
     residual = tokens * dims["hidden"] * activation_bytes(plan.numerics)
-    return static_memory(elements, plan, stack, shard_elements=shard, residual_bytes=residual)
+    found = static_memory(elements, plan, stack, shard_elements=shard, residual_bytes=residual)
+    return replace(found, buffers_bytes=found.buffers_bytes + int(placeholder_bytes(graph, dims, stack)))
 
 
 def _shard(weights: Sequence[tuple[int, int]], shards: int, *, fsdp: bool) -> int:

@@ -24,6 +24,7 @@ from simpar.cost.memory import (
     stage_chunks,
     stage_static_memory,
 )
+from simpar.cost.placeholders import placeholder_bytes
 from simpar.cost.stack import Stack, reduce_bytes, under
 from simpar.models.flops import shape_dims
 from simpar.models.graph import Block, ModelGraph, is_row_parallel
@@ -193,6 +194,7 @@ def peak_memory_of(
     scheme = _scheme(plan, stack, layouts.zero, (layouts.shards, layouts.expert_shards))
     moving = _Moving(graph, shape, dims, plan, stack)
     held = _held(layouts.pp, shape, stack)
+    static = static + placeholder_bytes(graph, dims.tensor, stack)
     return moving.peak(static, scheme, held=held, alternates=np.asarray(num_microbatches) > 1)
 
 

@@ -405,8 +405,8 @@ def measured(row: Row) -> Measured:
 def _counts_tensors(row: Row) -> bool:
     """Megatron logs the most bytes in tensors, others the most that the allocator reserved; notes may say so."""
     notes = text(row, "notes").lower()
-    if "allocated" in notes or "reserved" in notes:
-        return "max allocated" in notes or "(allocated" in notes
+    if re.search("allocated|reserved|device memory|memory_usage", notes):
+        return re.search(r"max allocated|\(allocated(?! \d)", notes) is not None
     return text(row, "stack").startswith("megatron")
 
 

@@ -149,3 +149,12 @@ def test_published_runs_within_bounds() -> None:
     assert found["modelled"] == len(papers)
     assert found["time_ape_median"] < 6
     assert found["time_ape_p90"] < 15
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="published tables are not beside the checkout")
+def test_published_peaks_closer_than_their_authors_simulator() -> None:
+    """Allocated peaks of Megatron-Core on B200: dense models, mixtures, pipelines, long sequences."""
+    rows = read_table(DATA / "measured_runs_dev.csv")
+    found = figures(outcomes_of([row for row in rows if row["source"].startswith("SimuMax B200")], jobs=1))
+    assert found["memory_rows"] == 37
+    assert found["ours_on_peer_memory_ape_mean"] < found["peer_memory_ape_mean"]

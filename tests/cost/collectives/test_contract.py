@@ -25,7 +25,17 @@ from simpar.cost.collectives.table import ALGORITHMS, OPS
 from simpar.hardware.cluster import Cluster, load_cluster
 from simpar.units import MIB
 
-SUPPORT = {"__init__", "choice", "lines", "measured", "occupancy", "parameters", "placement", "table", "traffic"}
+SUPPORT = {
+    "__init__",
+    "choice",
+    "lines",
+    "measured",
+    "occupancy",
+    "parameters",
+    "placement",
+    "table",
+    "traffic",
+}
 GROUPS = {
     "node": np.arange(8),
     "pair": np.array([0, 1]),
