@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from simpar.errors import UserError
+from simpar.hardware.profile import MixedProfile
 from simpar.models.training import Training
 from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.schedules import SCHEDULES, natural_vpp
@@ -62,6 +63,15 @@ def advise(
     return replace(result, why=result.why.model_copy(update={"trials": tuple(trials)}))
 
 
+def _hardware(cluster: dict[str, Any]) -> str | MixedProfile:
+    """The hardware of a saved run: a name, or groups of names."""
+    if "groups" not in cluster:
+        return str(cluster["hardware"])
+    return MixedProfile(
+        name=cluster["hardware"], groups=cluster["groups"], between=cluster.get("between", {})
+    )
+
+
 def inputs_of(result: Result) -> dict[str, Any]:
     """What simulate takes, rebuilt from a saved result. Raises UserError where that is not the same run.
 
@@ -71,9 +81,9 @@ def inputs_of(result: Result) -> dict[str, Any]:
     scenario = Scenario(
         model=str(setup.model.get("name")),
         cluster=ClusterChoice(
-            hardware=str(setup.cluster["hardware"]),
+            hardware=_hardware(setup.cluster),
             nodes=int(setup.cluster["nodes"]),
-            nvls=setup.cluster.get("nvls"),
+            nvls=None if "groups" in setup.cluster else setup.cluster.get("nvls"),
             sharp=setup.cluster.get("sharp") or None,
         ),
         training=Training.model_validate(setup.training),

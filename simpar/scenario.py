@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from simpar import files
 from simpar.errors import UserError
 from simpar.hardware.operation import Operation
+from simpar.hardware.profile import MixedProfile
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.units import Bytes, Count, Fraction
@@ -33,14 +34,25 @@ class _Part(BaseModel):
 class ClusterChoice(_Part):
     """Which hardware profile, and how many nodes of it."""
 
-    hardware: str = Field(description="name of a shipped profile, or a profile file")
-    nodes: Count = Field(1, description="number of nodes")
+    hardware: str | MixedProfile = Field(
+        description="name of a shipped profile, a profile file, or groups of several kinds of nodes"
+    )
+    nodes: Count | None = Field(None, description="number of nodes; default 1, or those of the groups")
     nvls: bool | None = Field(
         None, description="reduce in the scale-up switch (default: as the profile says)"
     )
     sharp: bool | None = Field(
         None, description="reduce in the network's switches (default: as the profile says)"
     )
+
+    def load(self) -> Cluster:
+        """The nodes, as their profile has them. Raises UserError."""
+        from simpar.hardware.cluster import load_cluster
+        from simpar.hardware.mixed import make_mixed
+
+        if isinstance(self.hardware, MixedProfile):
+            return make_mixed(self.hardware, self.nodes)
+        return load_cluster(self.hardware, self.nodes)
 
 
 class Jitter(_Part):
@@ -113,9 +125,7 @@ class Scenario(_Part):
 
     def build_cluster(self) -> Cluster:
         """The cluster with its degraded links. Raises UserError."""
-        from simpar.hardware.cluster import load_cluster
-
-        cluster = load_cluster(self.cluster.hardware, self.cluster.nodes)
+        cluster = self.cluster.load()
         cluster = cluster.reducing(nvls=self.cluster.nvls, sharp=self.cluster.sharp)
         return cluster.with_degraded(self.perturbation.degraded_links)
 
@@ -197,9 +207,24 @@ def _beside(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     if isinstance(data.get("model"), str):
         found["model"] = _relative(data["model"], folder)
     cluster = data.get("cluster")
-    if isinstance(cluster, dict) and isinstance(cluster.get("hardware"), str):
-        found["cluster"] = cluster | {"hardware": _relative(cluster["hardware"], folder)}
+    if isinstance(cluster, dict) and "hardware" in cluster:
+        found["cluster"] = cluster | {"hardware": _hardware_beside(cluster["hardware"], folder)}
     return found
+
+
+def _hardware_beside(hardware: Any, folder: Path) -> Any:
+    """A profile's name, or groups that name profiles."""
+    if isinstance(hardware, str):
+        return _relative(hardware, folder)
+    if not isinstance(hardware, dict) or not isinstance(hardware.get("groups"), list):
+        return hardware
+    groups = [
+        group | {"hardware": _hardware_beside(group.get("hardware"), folder)}
+        if isinstance(group, dict)
+        else group
+        for group in hardware["groups"]
+    ]
+    return hardware | {"groups": groups}
 
 
 def _relative(name: str, folder: Path) -> str:

@@ -79,6 +79,11 @@ def make_job(
     """Everything decided before lowering. Raises UserError."""
     graph = load_model(model) if isinstance(model, str) else model
     habits = stack if isinstance(stack, Stack) else load_stack(stack or plan.stack or DEFAULT_STACK)
+    if cluster.is_mixed and (apart(plan) or plan.data_parallel.kind == "single_process"):
+        raise UserError(
+            f"hardware {cluster.profile.name}: replicas on several kinds of nodes step together; allowed: "
+            "plan.sync = bsp without servers, plan.kind ddp or fsdp"
+        )
     target = Target(graph, training, cluster.world_size, cluster.profile.devices_per_node)
     return checked_job(
         graph, cluster, check(balanced(resolve(plan, habits), graph, habits), target), training, habits
@@ -89,14 +94,19 @@ def checked_job(graph: ModelGraph, cluster: Cluster, plan: Plan, training: Train
     """The job of a plan that was resolved and checked."""
     habits = under(stack, plan)
     named = {"model": graph.name, "training": training.model_dump(), "stack": habits.name}
-    kernels = KernelModel(
-        cluster.device,
-        plan.numerics.precision,
-        habits.fusion.attention,
-        attention_rate=habits.fusion.attention_rate,
+    first, *others = (
+        KernelModel(
+            device,
+            plan.numerics.precision,
+            habits.fusion.attention,
+            attention_rate=habits.fusion.attention_rate,
+        )
+        for device in cluster.devices
     )
-    kernels.peak(plan.numerics.precision)
-    return with_pass_costs(Job(graph, training, plan.model_copy(update=named), habits, kernels), cluster)
+    for kernels in (first, *others):
+        kernels.peak(plan.numerics.precision)
+    job = Job(graph, training, plan.model_copy(update=named), habits, first, tuple(others))
+    return with_pass_costs(job, cluster)
 
 
 def with_pass_costs(job: Job, cluster: Cluster) -> Job:

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from simpar.search.watch import Watch
 
 SEARCH_FLAGS = (
-    Flag("--space", "", str, "uniform: what Megatron-like launchers express"),
+    Flag(
+        "--space",
+        "",
+        str,
+        "uniform, alpa (stages and operators of their own) or uneven (cuts, nodes of several kinds)",
+    ),
     Flag("--objective", "", str, "time, cost, energy or devices (fewest for --deadline)"),
     Flag("--deadline", "", str, "Longest step, such as 5 s"),
     Flag("--top", "", int, "Candidates to show; default 5"),
@@ -52,7 +57,7 @@ def search(scenario: str | None, **values: Any) -> int:
             inputs["model"],
             inputs["cluster"],
             inputs["training"],
-            space=values["space"] or "uniform",
+            space=values["space"],
             watch=watch,
             stack=inputs["stack"],
             base=_base(loaded),

@@ -184,7 +184,7 @@ def resolve(plan: Plan, stack: Stack) -> Plan:
             "tensor_parallel": tensor.model_copy(
                 update={
                     "sequence_parallel": chosen(
-                        tensor.sequence_parallel, plan.mesh.tp > 1 and stack.sequence_parallel
+                        tensor.sequence_parallel, _has_tensor_ranks(plan) and stack.sequence_parallel
                     ),
                     "overlap": chosen(tensor.overlap, stack.overlap.tensor_forward),
                 }
@@ -197,6 +197,12 @@ def resolve(plan: Plan, stack: Stack) -> Plan:
             ),
         }
     )
+
+
+def _has_tensor_ranks(plan: Plan) -> bool:
+    """Whether layers are spread over ranks in Megatron's roles, in all stages or in one of its own mesh."""
+    own = (stage for stage in plan.pipeline.stages or () if not stage.sharding)
+    return plan.mesh.tp > 1 or any(stage.num_devices > stage.mesh[0] for stage in own)
 
 
 def _resolved_context(plan: Plan, stack: Stack) -> ContextParallel:

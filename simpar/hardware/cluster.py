@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,32 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 MAX_DEVICES = 2**21
+
+
+@dataclass(frozen=True)
+class Level:
+    """A level of the network above NICs: methods that give a rank's links up and down, and what they join.
+
+    Messages between ranks of one ``place`` never climb it; a single message climbs it between different ``switch``es.
+    """
+
+    up: str
+    down: str
+    place: Callable[[Ints], Ints]
+    switch: Callable[[Ints], Ints]
+
+
+@dataclass(frozen=True)
+class Home:
+    """Process groups where they live: ``ranks`` int64[G, N] on ``cluster``, rows ``index`` of what was asked for.
+
+    ``links`` maps links of that cluster to links of the one asked; None where they are the same.
+    """
+
+    index: Ints
+    ranks: Ints
+    cluster: Cluster
+    links: Ints | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +86,39 @@ class Cluster:
     def device(self) -> Device:
         """The device of every rank."""
         return load_device(self.profile.device)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The kinds of devices: one, but in mixed clusters."""
+        return (self.device,)
+
+    def device_of(self, ranks: Ints) -> Ints:
+        """Index into ``devices`` of every rank."""
+        return np.zeros_like(np.asarray(ranks))
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether there are several kinds of nodes (:class:`simpar.hardware.mixed.MixedCluster`)."""
+        return False
+
+    @property
+    def parts(self) -> tuple[Cluster, ...]:
+        """Groups of equal nodes: the cluster itself, but in mixed clusters."""
+        return (self,)
+
+    @property
+    def latency_between_s(self) -> float:
+        """What a step between groups of nodes takes longer than one inside the slower of them."""
+        return 0.0
+
+    def homes(self, groups: Ints) -> list[Home]:
+        """Where process groups int64[G, N] live: here, but in mixed clusters."""
+        return [Home(np.arange(len(groups)), groups, self)]
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """Levels of the network above NICs."""
+        return (Level("leaf_up", "leaf_down", self.pod_of, self.leaf_of),) if self.num_leaves else ()
 
     @property
     def rails(self) -> int:
@@ -198,8 +257,7 @@ class Cluster:
             node = int(match.group(1))
             if node >= self.nodes:
                 raise UserError(f"degraded link {pattern}: the cluster has nodes 0..{self.nodes - 1}")
-            rails = np.arange(node * self.rails, (node + 1) * self.rails)
-            return np.concatenate([self._blocks["nic_tx"][0] + rails, self._blocks["nic_rx"][0] + rails])
+            return self._node_links(node)
         match = re.fullmatch(r"(\w+?)(?:\[([0-9]{1,9})\])?", pattern)
         if not match or match.group(1) not in self._blocks:
             raise UserError(
@@ -211,6 +269,11 @@ class Cluster:
         if int(match.group(2)) >= size:
             raise UserError(f"degraded link {pattern}: index out of range, allowed 0..{size - 1}")
         return np.array([start + int(match.group(2))])
+
+    def _node_links(self, node: int) -> Ints:
+        """All NICs of a node, both ways."""
+        rails = np.arange(node * self.rails, (node + 1) * self.rails)
+        return np.concatenate([self._blocks["nic_tx"][0] + rails, self._blocks["nic_rx"][0] + rails])
 
     def with_degraded(self, links: Mapping[str, float]) -> Cluster:
         """The cluster with capacities multiplied by a factor in (0, 1]: {"nic_tx[17]": 0.5, "node:3": 0.8}.
@@ -266,49 +329,63 @@ class Cluster:
         local = np.asarray(ranks) % self.profile.devices_per_node
         return local * self.rails // self.profile.devices_per_node
 
+    def link_of(self, block: str, ranks: Ints) -> Ints:
+        """The link of a block that every rank uses."""
+        start, ranks = self._blocks[block][0], np.asarray(ranks)
+        if block.startswith("nic"):
+            return start + self.node_of(ranks) * self.rails + self.rail_of(ranks)
+        if block.startswith("leaf"):
+            return start + self.leaf_of(ranks)
+        return start + (self.node_of(ranks) if block == "host_memory" else ranks)
+
     def port_tx(self, ranks: Ints) -> Ints:
         """Outgoing scale-up port."""
-        return self._blocks["port_tx"][0] + np.asarray(ranks)
+        return self.link_of("port_tx", ranks)
 
     def port_rx(self, ranks: Ints) -> Ints:
         """Incoming scale-up port."""
-        return self._blocks["port_rx"][0] + np.asarray(ranks)
+        return self.link_of("port_rx", ranks)
 
     def nic_tx(self, ranks: Ints) -> Ints:
         """Outgoing network link (shared by the ranks of a rail)."""
-        return self._blocks["nic_tx"][0] + self.node_of(ranks) * self.rails + self.rail_of(ranks)
+        return self.link_of("nic_tx", ranks)
 
     def nic_rx(self, ranks: Ints) -> Ints:
         """Incoming network link (shared by the ranks of a rail)."""
-        return self._blocks["nic_rx"][0] + self.node_of(ranks) * self.rails + self.rail_of(ranks)
+        return self.link_of("nic_rx", ranks)
 
     def leaf_of(self, ranks: Ints) -> Ints:
         """Leaf switch of a rank's NIC (0 where a single switch joins all)."""
         out = self.profile.scale_out
         if self.num_leaves == 0 or out is None:
             return np.zeros_like(np.asarray(ranks))
-        pod = self.node_of(ranks) // int(out.nodes_per_leaf or self.nodes)
+        pod = self.pod_of(ranks)
         return pod * self.rails + self.rail_of(ranks) if out.rails else pod
+
+    def pod_of(self, ranks: Ints) -> Ints:
+        """Nodes under one leaf (per rail) share a number."""
+        out = self.profile.scale_out
+        return self.node_of(ranks) // int((out and out.nodes_per_leaf) or self.nodes)
 
     def leaf_up(self, ranks: Ints) -> Ints:
         """Uplink of a rank's leaf."""
-        return self._blocks["leaf_up"][0] + self.leaf_of(ranks)
+        return self.link_of("leaf_up", ranks)
 
     def leaf_down(self, ranks: Ints) -> Ints:
         """Downlink of a rank's leaf."""
-        return self._blocks["leaf_down"][0] + self.leaf_of(ranks)
+        return self.link_of("leaf_down", ranks)
 
     def pcie_tx(self, ranks: Ints) -> Ints:
         """Device to host link."""
-        return self._blocks["pcie_tx"][0] + np.asarray(ranks)
+        return self.link_of("pcie_tx", ranks)
 
     def pcie_rx(self, ranks: Ints) -> Ints:
         """Host to device link."""
-        return self._blocks["pcie_rx"][0] + np.asarray(ranks)
+        return self.link_of("pcie_rx", ranks)
 
     def host_memory(self, ranks: Ints) -> Ints:
         """Memory of a rank's node."""
-        return self._blocks["host_memory"][0] + self.node_of(ranks)
+        return self.link_of("host_memory", ranks)
 
     def route(self, src: Ints, dst: Ints) -> tuple[Ints, Ints]:
         """Links that messages src[i] -> dst[i] cross: (message index, link id), int64.
@@ -342,9 +419,11 @@ class Cluster:
             *self._inside(message[hop], src[hop], leaving[hop]),
             (message, self.nic_tx(leaving)), (message, self.nic_rx(dst)),
         ]  # fmt: skip
-        if self.num_leaves:
-            up = self.leaf_of(leaving) != self.leaf_of(dst)
-            pieces += [(message[up], self.leaf_up(leaving[up])), (message[up], self.leaf_down(dst[up]))]
+        for level in self.levels:
+            up = level.switch(leaving) != level.switch(dst)
+            pieces += [
+                (message[up], self.link_of(level.up, leaving[up])), (message[up], self.link_of(level.down, dst[up])),
+            ]  # fmt: skip
         return pieces
 
     def _exit_rank(self, src: Ints, dst: Ints) -> Ints:
@@ -362,17 +441,24 @@ class Cluster:
         return to_networkx(self)
 
 
-def load_cluster(profile: str | Path | ClusterProfile, nodes: int = 1) -> Cluster:
+def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None) -> Cluster:
     """``nodes`` nodes of a profile: a bundled name, the path of a YAML, or a profile itself. Raises UserError.
 
-    A device file named in a profile file lies relative to it.
+    Left out, ``nodes`` is 1, or what a mixed profile (one with groups of nodes) has. Files named in a profile file
+    lie relative to it.
     """
     if not isinstance(profile, ClusterProfile):
         path = files.find(profile, "clusters", "hardware")
-        profile = files.parse(ClusterProfile, files.load(path))
+        document = files.load(path)
+        if isinstance(document.data, dict) and "groups" in document.data:
+            from simpar.hardware.mixed import make_mixed
+            from simpar.hardware.profile import MixedProfile
+
+            return make_mixed(files.parse(MixedProfile, document), nodes, path.parent)
+        profile = files.parse(ClusterProfile, document)
         if Path(profile.device).suffix:
             profile = profile.model_copy(update={"device": str(path.parent / profile.device)})
-    return make_cluster(profile, nodes)
+    return make_cluster(profile, 1 if nodes is None else nodes)
 
 
 def make_cluster(profile: ClusterProfile, nodes: int) -> Cluster:

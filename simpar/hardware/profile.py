@@ -121,3 +121,38 @@ class ClusterProfile(_Part):
                 f"scale_up.dims = {list(sides)}: must hold {self.domain_size} devices, the domain"
             )
         return self
+
+
+class Between(_Part):
+    """What joins the groups: the uplinks of a group together, per direction (left out: they never bind).
+
+    ``latency`` is what a step between groups takes longer than one inside the slower of them.
+    """
+
+    bandwidth: BytesPerS | None = None
+    latency: Seconds = 0.0
+
+
+class NodeGroup(_Part):
+    """Nodes of one kind: a hardware profile and how many."""
+
+    hardware: str = Field(description="name or file of a hardware profile of one kind of nodes")
+    nodes: Count = Field(1, description="number of nodes")
+
+
+class MixedProfile(_Part):
+    """A cluster of several kinds of nodes; ranks are numbered through the groups in order.
+
+    More nodes than the groups have together come in the same proportion.
+    """
+
+    name: str
+    groups: tuple[NodeGroup, ...] = Field(min_length=2)
+    between: Between = Between()
+    provenance: str = ""
+    sources: tuple[str, ...] = ()
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of all groups together."""
+        return sum(group.nodes for group in self.groups)

@@ -49,7 +49,7 @@ class Reliability(_Part):
     sources: tuple[str, ...]
     provenance: str = ""
 
-    def rates(self, nodes: int, devices_per_node: int) -> tuple[Rate, ...]:
+    def rates(self, nodes: int, devices_per_node: float) -> tuple[Rate, ...]:
         """Interruptions per second of a job on so many nodes, by cause; planned ones last."""
         seen = self.exposure
         watched = {"device": seen.devices, "node": seen.devices / seen.devices_per_node, "job": 1.0}

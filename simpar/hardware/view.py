@@ -20,8 +20,27 @@ def to_networkx(cluster: Cluster) -> networkx.DiGraph[Any]:
     import networkx as nx
 
     graph: networkx.DiGraph[Any] = nx.DiGraph()
+    if cluster.is_mixed:
+        return _joined(cluster, graph)
     for left, right, capacity in (*_scale_up(cluster), *_scale_out(cluster)):
         graph.add_edge(left, right, capacity=capacity)
+    return graph
+
+
+def _joined(cluster: Cluster, graph: networkx.DiGraph[Any]) -> networkx.DiGraph[Any]:
+    """The graphs of all parts ("part0/gpu0"), with a trunk between the highest switch of each."""
+    capacity, ranks = cluster.link_capacity_bytes_per_s, np.arange(cluster.world_size)
+    first = np.unique(cluster.link_of("trunk_up", ranks), return_index=True)[1]
+    for index, (part, rank) in enumerate(zip(cluster.parts, first.tolist(), strict=True)):
+        for left, right, attributes in to_networkx(part).edges(data=True):
+            graph.add_edge(f"part{index}/{left}", f"part{index}/{right}", **attributes)
+        top = f"part{index}/{'spine' if part.num_leaves else 'leaf0'}"
+        graph.add_edge(
+            top, "trunk", capacity=float(capacity[cluster.link_of("trunk_up", ranks[rank : rank + 1])][0])
+        )
+        graph.add_edge(
+            "trunk", top, capacity=float(capacity[cluster.link_of("trunk_down", ranks[rank : rank + 1])][0])
+        )
     return graph
 
 

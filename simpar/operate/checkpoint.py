@@ -36,26 +36,28 @@ def checkpoint_bytes(parameters: int, plan: Plan) -> float:
     return parameters * (weights + master + STATES[numerics.optimizer])
 
 
+def _network_rate(cluster: Cluster) -> float:
+    """Bytes/s of a device's share of its node's network."""
+    profile, out = cluster.profile, cluster.profile.scale_out
+    if out is None:
+        return profile.host.pcie_bandwidth
+    return out.nics_per_node * out.nic_bandwidth / profile.devices_per_node
+
+
 def saving(size_bytes: float, cluster: Cluster, operation: Operation) -> Saving:
     """What a checkpoint costs on a cluster; every device writes an equal share.
 
     Copies go over PCIe to the host, to storage at the bandwidth that nodes can count on, and to another node's
     memory at the rate of a device's share of the network.
     """
-    profile = cluster.profile
     share = size_bytes / cluster.world_size
     stored = size_bytes / (cluster.nodes * operation.storage_per_node)
-    snapshot = share / profile.host.pcie_bandwidth
+    snapshot = share / min(part.profile.host.pcie_bandwidth for part in cluster.parts)
     if operation.checkpoint == "sync":
         return Saving(size_bytes, stored, 0.0, stored)
     if operation.checkpoint == "async":
         return Saving(size_bytes, snapshot, stored, stored)
-    out = profile.scale_out
-    rate = (
-        out.nics_per_node * out.nic_bandwidth / profile.devices_per_node
-        if out
-        else profile.host.pcie_bandwidth
-    )
+    rate = min(_network_rate(part) for part in cluster.parts)
     return Saving(size_bytes, snapshot, share / rate, share / rate + snapshot)
 
 

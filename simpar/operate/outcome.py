@@ -110,7 +110,7 @@ class Job:
 def operate(job: Job, operation: Operation, *, seed: int = 0) -> Outcome:
     """Run a simulated job for days. Raises UserError for an unknown reliability profile."""
     cluster = job.cluster
-    rates = load_reliability(operation.reliability).rates(cluster.nodes, cluster.profile.devices_per_node)
+    rates = load_reliability(operation.reliability).rates(cluster.nodes, cluster.world_size / cluster.nodes)
     saved = saving(job.size_bytes, cluster, operation)
     mtbf = _mtbf(rates)
     best = (

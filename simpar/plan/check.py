@@ -9,6 +9,7 @@ from typing import Any
 from simpar.errors import UserError
 from simpar.models.graph import Dims, ModelGraph
 from simpar.models.training import Training
+from simpar.plan.megatron_roles import with_roles
 from simpar.plan.mesh import Mesh
 from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.schedules import EVEN_COSTS, make_schedule
@@ -65,8 +66,11 @@ def _check_staged(plan: Plan, target: Target) -> Plan:
             raise UserError(
                 f"plan.{name} = {given}: stages of their own send as the stack does; allowed: none"
             )
+    rows = bool(plan.tensor_parallel.sequence_parallel)
+    stages = tuple(with_roles(stage, target.graph, rows) for stage in stages)
     check_stages(stages, target.graph, target.world_size)
-    pipeline = {"schedule": plan.schedule, "layers": tuple(stage.layers for stage in stages)}
+    layers = tuple(stage.layers for stage in stages)
+    pipeline = {"schedule": plan.schedule, "layers": layers, "stages": stages}
     plan = plan.model_copy(
         update={
             "mesh": mesh.model_copy(update={**wanted, "dp": 1}),

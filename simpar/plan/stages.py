@@ -57,13 +57,14 @@ class BlockSharding(_Part):
 class StagePlan(_Part):
     """One pipeline stage: how many layers, which devices in which logical mesh, and how its blocks are sharded.
 
-    ``mesh`` names axis sizes from slowest to fastest varying device; devices are first_device onwards.
+    ``mesh`` names axis sizes from slowest to fastest varying device; devices are first_device onwards. Without
+    ``sharding`` the mesh is (dp, tp) or (dp,) with Megatron's roles.
     """
 
     layers: int = Field(ge=0)
     first_device: int = Field(ge=0)
     mesh: tuple[int, ...] = Field(min_length=1, max_length=2)
-    sharding: dict[str, BlockSharding]
+    sharding: dict[str, BlockSharding] = Field(default_factory=dict)
     recompute: str = Field("none", pattern="^(none|selective|full)$")
 
     @property

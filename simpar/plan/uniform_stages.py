@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from simpar.models.graph import Block, ModelGraph, Operator, is_column_parallel, is_row_parallel
+from simpar.models.graph import ModelGraph
 from simpar.plan.check import stage_layers
+from simpar.plan.megatron_roles import megatron_sharding
 from simpar.plan.plan import Plan
-from simpar.plan.stages import BlockSharding, StagePlan
+from simpar.plan.stages import StagePlan
 
 
 def as_stages(plan: Plan, graph: ModelGraph) -> Plan:
@@ -14,9 +15,7 @@ def as_stages(plan: Plan, graph: ModelGraph) -> Plan:
     Says the same for tensor, sequence, data (ZeRO-1) and pipeline parallelism with one chunk a rank.
     """
     mesh, dp = plan.mesh, int(plan.mesh.dp or 1)
-    stream = "sequence" if plan.tensor_parallel.sequence_parallel else "replicate"
-    blocks = (graph.embedding, *graph.blocks.values(), graph.head)
-    sharding = {block.name: _megatron(block, stream, graph) for block in blocks}
+    sharding = megatron_sharding(graph, bool(plan.tensor_parallel.sequence_parallel))
     stages = tuple(
         StagePlan(
             layers=count, first_device=index * dp * mesh.tp, mesh=(dp, mesh.tp), sharding=sharding,
@@ -32,23 +31,3 @@ def as_stages(plan: Plan, graph: ModelGraph) -> Plan:
         "memory": plan.memory.model_copy(update={"recompute": "none"}),
     }
     return plan.model_copy(update=changed)
-
-
-def _megatron(block: Block, stream: str, graph: ModelGraph) -> BlockSharding:
-    ends = "replicate" if block is graph.head else stream
-    return BlockSharding(
-        input=("batch", stream),
-        output=("batch", ends),
-        operators={op.name: ("batch", _role(op, stream)) for op in block.operators},
-        memory=("batch", stream),
-    )
-
-
-def _role(op: Operator, stream: str) -> str:
-    """Heads, ffn and vocabulary are shared out, the stream between them as it is."""
-    if op.kind == "matmul":
-        return "column" if is_column_parallel(op) else "row" if is_row_parallel(op) else "replicate"
-    inside = {"attention": "heads", "embedding": "vocabulary", "loss": "vocabulary"}
-    if op.kind in inside:
-        return inside[op.kind]
-    return stream if op.region == "sequence" else "features"

@@ -17,7 +17,7 @@ class Footprint:
     """Memory of one class of ranks in one simulated step.
 
     ``overhead_bytes`` (context and communicators) lie outside the allocator; ``reservation`` is the allocator's
-    and grows no further than the device lets it.
+    and grows no further than the device, of ``capacity_bytes``, lets it.
     """
 
     stage: int
@@ -25,6 +25,7 @@ class Footprint:
     use: MemoryUse
     reservation: Reservation
     overhead_bytes: float
+    capacity_bytes: float
 
     @property
     def allocated_bytes(self) -> float:
@@ -50,7 +51,10 @@ class Footprint:
 def footprints(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[Footprint, ...]:
     """Footprints of all classes, in order; the moving part is the simulated curve, not a closed form."""
     job = lowered.builder.job
-    device = cluster.device.memory_bytes
+    device = [
+        cluster.devices[int(index)].memory_bytes
+        for index in cluster.device_of(lowered.layout.representative_rank)
+    ]
     stages = lowered.stage_of_class.tolist()
     closed = {stage: lowered.builder.peak_memory(stage) for stage in set(stages)}
     overhead = {
@@ -65,8 +69,9 @@ def footprints(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[Foot
             use=use,
             reservation=closed[stage]
             .exactly(use.peak_bytes)
-            .reservation(job.stack, limit_bytes=device - overhead[stage]),
+            .reservation(job.stack, limit_bytes=capacity - overhead[stage]),
             overhead_bytes=overhead[stage],
+            capacity_bytes=capacity,
         )
-        for stage, use in zip(stages, memory_uses(lowered.program, timing), strict=True)
+        for stage, capacity, use in zip(stages, device, memory_uses(lowered.program, timing), strict=True)
     )

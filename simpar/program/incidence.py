@@ -54,11 +54,14 @@ class Graph:
 def build_graph(
     cluster: Cluster, kinds: Sequence[GroupKind], rank_colour: Ints, *, orbits: bool = True
 ) -> Graph:
-    """The graph whose refinement folds a layout; without ``orbits`` every rank, group and link is a node."""
+    """The graph whose refinement folds a layout; without ``orbits`` every rank, group and link is a node.
+
+    So are those of mixed clusters, whose links are no function of the digits of a rank.
+    """
     world = len(rank_colour)
     found = [patterns(kind.groups, directed=kind.directed) for kind in kinds]
     symmetry = no_symmetry(world)
-    if orbits:
+    if orbits and not cluster.is_mixed:
         colours = [rank_colour, *_capacities(cluster)]
         symmetry, found = find_symmetry(world, found, cluster, colours)
     placed = tuple(Placed.of(kind, its, symmetry, cluster) for kind, its in zip(kinds, found, strict=True))

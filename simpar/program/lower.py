@@ -95,7 +95,7 @@ def lower(
     view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, job.plan.mesh))
     sync = Synchronisation.of(job)
     kinds = group_kinds(view, sync, schedule)
-    layout = build_layout(cluster, kinds, _rank_colours(view, perturbation))
+    layout = build_layout(cluster, kinds, _rank_colours(view, cluster, perturbation))
     streams = streams_of(kinds, schedule, sync)
     network = Network(
         cluster, layout, streams, contention, job.stack.launch.message_s, sync.quantise_s_per_byte
@@ -133,7 +133,7 @@ def _price(network: Network, class_id: int, node: Node) -> FlowUse:
     return network.flow(class_id, node.collective)
 
 
-def _rank_colours(view: RankView, perturbation: Perturbation) -> Ints:
+def _rank_colours(view: RankView, cluster: Cluster, perturbation: Perturbation) -> Ints:
     """Ranks start equal when they run the same work at the same speed; jitter makes every rank its own."""
     job, mesh = view.job, view.job.plan.mesh
     world = np.arange(mesh.world_size)
@@ -146,7 +146,16 @@ def _rank_colours(view: RankView, perturbation: Perturbation) -> Ints:
         colour, colours = colour + colours * mesh.expert_coordinate(world), colours * mesh.ep
     if job.plan.data_parallel.kind == "single_process":
         colour[0] = world.size  # the device that everything passes through
+    colour, colours = with_devices(colour, colours, cluster)
     return with_slow_ranks(colour, colours, perturbation)
+
+
+def with_devices(colour: Ints, colours: int, cluster: Cluster) -> tuple[Ints, int]:
+    """Colours of ranks, those of different devices apart, and how many there may be."""
+    kinds = len(cluster.devices)
+    if kinds == 1:
+        return colour, colours
+    return colour + colours * cluster.device_of(np.arange(len(colour))), colours * kinds
 
 
 def with_slow_ranks(colour: Ints, colours: int, perturbation: Perturbation) -> Ints:
@@ -181,8 +190,8 @@ class ClassMaker:
     collapse: bool = True
 
     @cached_property
-    def _builders(self) -> dict[tuple[int, int], StageBuilder]:
-        """Builders by the context and expert coordinates that ranks differ in, made when first asked for."""
+    def _builders(self) -> dict[tuple[int, int, int], StageBuilder]:
+        """Builders by context and expert coordinates and devices that ranks differ in, made when first asked for."""
         return {}
 
     def _builder(self, class_id: int) -> StageBuilder:
@@ -191,18 +200,25 @@ class ClassMaker:
         rank = self.network.layout.representative_rank[class_id]
         context = int(plan.mesh.coordinates(rank)["cp"]) if view.uneven_context else ANY
         expert = int(plan.mesh.expert_coordinate(rank)) if has_sampled_loads(plan) else ANY
-        if context == expert == ANY:
+        device = self.device_of_class(class_id)
+        if context == expert == ANY and not device:
             shared: StageBuilder = self.builder
             return shared
-        if (context, expert) not in self._builders:
+        if (context, expert, device) not in self._builders:
+            job = self.builder.job.on(device)
             if expert != ANY:
                 loads = sampled_loads(self.builder.job.graph, plan, self.perturbation.seed)
                 view = view.with_load(float(loads[expert]), float(loads.max()))
-            own = replace(view, context_rank=context)
-            self._builders[context, expert] = StageBuilder(
-                self.builder.job, own, self.builder.sync, self.schedule.rank_of_stage
+            own = replace(view, job=job, context_rank=context)
+            sync = replace(self.builder.sync, job=job)
+            self._builders[context, expert, device] = StageBuilder(
+                job, own, sync, self.schedule.rank_of_stage
             )
-        return self._builders[context, expert]
+        return self._builders[context, expert, device]
+
+    def device_of_class(self, class_id: int) -> int:
+        """Index of the device of a class among those of the cluster."""
+        return int(self.network.cluster.device_of(self.network.layout.representative_rank[class_id]))
 
     @cached_property
     def stage_of_class(self) -> Ints:
@@ -340,8 +356,9 @@ class ClassMaker:
         return last
 
     def _tail(self, class_id: int) -> Template:
-        held = self.builder.held_parameters(int(self.stage_of_class[class_id]))
-        nodes = self.builder.sync.tail(held, root=self.network.layout.class_of_rank[0] == class_id)
+        builder = self._builder(class_id)
+        held = builder.held_parameters(int(self.stage_of_class[class_id]))
+        nodes = builder.sync.tail(held, root=self.network.layout.class_of_rank[0] == class_id)
         kinds = self.network.layout.group_class
         if EMBEDDING_GROUP in kinds and kinds[EMBEDDING_GROUP][class_id] >= 0:
             update = next(i for i, node in enumerate(nodes) if node.kind == "optimizer")

@@ -24,7 +24,7 @@ from simpar.plan.placement import SHARDED, sharding
 from simpar.plan.schedules.actions import Schedule
 from simpar.plan.stages import StagePlan
 from simpar.program.layout import build_layout
-from simpar.program.lower import ClassMaker, Perturbation, with_slow_ranks
+from simpar.program.lower import ClassMaker, Perturbation, with_devices, with_slow_ranks
 from simpar.program.phases import BLOCK_STREAMS, COMPUTE, TENSOR, CollectiveUse
 from simpar.program.placed import GroupKind
 from simpar.program.rank_view import Job
@@ -117,7 +117,8 @@ class StagedClassMaker(ClassMaker):
         colour = np.zeros(cluster.world_size, dtype=np.int64)
         for index, stage in enumerate(builder.stages):
             colour[devices_of(stage)] = index
-        layout = build_layout(cluster, kinds, with_slow_ranks(colour, len(builder.stages), perturbation))
+        colours = with_devices(colour, len(builder.stages), cluster)
+        layout = build_layout(cluster, kinds, with_slow_ranks(*colours, perturbation))
         streams = {kind.name: _streams_of(kind.name) for kind in kinds}
         network = Network(cluster, layout, streams, contention, job.stack.launch.message_s)
         return StagedClassMaker(builder, network, schedule, perturbation)
@@ -136,7 +137,7 @@ class StagedClassMaker(ClassMaker):
         return order[found].astype(np.int64)
 
     def _part(self, class_id: int) -> StagePart:
-        return self.builder.part(int(self.stage_of_class[class_id]))
+        return self.builder.part(int(self.stage_of_class[class_id]), self.device_of_class(class_id))
 
     def _templates(
         self, class_id: int, keys: Sequence[tuple[str, int, bool]]

@@ -20,13 +20,21 @@ ANY = -1
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that is decided before lowering: model, shape, plan (checked), stack and kernel model."""
+    """Everything that is decided before lowering: model, shape, plan (checked), stack and kernel model.
+
+    ``others`` are the kernel models of the devices of a mixed cluster behind the first kind.
+    """
 
     graph: ModelGraph
     training: Training
     plan: Plan
     stack: Stack
     kernels: KernelModel
+    others: tuple[KernelModel, ...] = ()
+
+    def on(self, device: int) -> Job:
+        """The job as the ranks with the device of that index run it."""
+        return replace(self, kernels=self.others[device - 1], others=()) if device else self
 
 
 @dataclass(frozen=True)

@@ -52,19 +52,18 @@ class StagedBuilder:
         return stage_blocks(self.stages, self.job.graph)
 
     @cached_property
-    def _parts(self) -> dict[int, StagePart]:
+    def _parts(self) -> dict[tuple[int, int], StagePart]:
         return {}
 
-    def part(self, index: int) -> StagePart:
-        """One stage; embedding and head of tied models that meet in a stage hold their table once."""
-        if index not in self._parts:
+    def part(self, index: int, device: int = 0) -> StagePart:
+        """One stage on the device of an index; embedding and head that meet in a stage hold a tied table once."""
+        if (index, device) not in self._parts:
             begin = sum(stage.layers for stage in self.stages[:index])
-            view = StageView(
-                self.job, self.stages[index], index, self.late_s * self.stages[index].num_devices
-            )
+            late_s = self.late_s * self.stages[index].num_devices
+            view = StageView(self.job.on(device), self.stages[index], index, late_s)
             first = EMBEDDING_LAYER if index == 0 else begin
-            self._parts[index] = StagePart(view, self.blocks[index], first)
-        return self._parts[index]
+            self._parts[index, device] = StagePart(view, self.blocks[index], first)
+        return self._parts[index, device]
 
     def static_memory(self, stage: int) -> StaticMemory:
         """Bytes that a rank of a stage holds between steps."""

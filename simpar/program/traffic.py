@@ -35,6 +35,8 @@ LATE = ("member_us", "far_member_us")
 
 def late_per_member_s(cluster: Cluster, mesh: Mesh) -> float:
     """Seconds that every member of a tensor-parallel collective holds up its host (0 but on disturbed nodes)."""
+    if cluster.is_mixed:
+        return 0.0
     first = mesh.groups("tp")[0] // cluster.domain_size
     return cluster.state.get(LATE[int((first != first[0]).any())], 0.0) * US
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isnan, nan
 from typing import Any
 
 import numpy as np
 
 import simpar
 from simpar.hardware.cluster import Cluster
+from simpar.hardware.mixed import MixedCluster
 from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.program.footprint import Footprint, footprints
 from simpar.program.lower import Lowered, Perturbation
@@ -70,7 +72,7 @@ def summarise(context: Context) -> Result:
         bubble_fraction=bubble_fraction(accounts, lowered.layout.multiplicity),
         time_breakdown_s=TimeBreakdown(**breakdown),
         communication=_communication(context, accounts, critical, breakdown),
-        memory=_memory(context, stages, held),
+        memory=_memory(stages, held),
         bill=_bill(context, step_s, breakdown),
         setup=_setup(context),
         overview=overview(timeline),
@@ -104,7 +106,7 @@ def _speed(context: Context, step_s: float) -> Speed:
     hardware = hardware_flop_per_token(
         job.graph, job.training.seq_len, job.plan.memory.recompute, context.convention
     )
-    peak = devices * job.kernels.peak(job.plan.numerics.precision)
+    peak = _peak_flop_per_s(job, cluster)
     return Speed(
         step_time_s=step_s,
         tokens_per_s=tokens / step_s,
@@ -115,6 +117,12 @@ def _speed(context: Context, step_s: float) -> Speed:
         tflops_per_device=per_token * tokens / step_s / devices / TERA,
         flops_convention=context.convention,
     )
+
+
+def _peak_flop_per_s(job: Job, cluster: Cluster) -> float:
+    """Peak of all devices together."""
+    peaks = [job.on(index).kernels.peak(job.plan.numerics.precision) for index in range(len(cluster.devices))]
+    return sum(part.world_size * peaks[cluster.devices.index(part.device)] for part in cluster.parts)
 
 
 def _communication(
@@ -186,30 +194,33 @@ def _op_name(lowered: Lowered, op: int) -> str:
     return f"{words} of microbatch {microbatch}" if microbatch >= 0 else words
 
 
-def _memory(context: Context, stages: list[StageMemory], held: tuple[Footprint, ...]) -> MemoryReport:
-    capacity = context.cluster.device.memory_bytes
+def _memory(stages: list[StageMemory], held: tuple[Footprint, ...]) -> MemoryReport:
+    """The peaks are those on the kind of device that is fullest."""
+    capacity = max(held, key=lambda one: one.needed_bytes / one.capacity_bytes).capacity_bytes
+    beside = [one for one in held if one.capacity_bytes == capacity]
     return MemoryReport(
-        peak_memory_bytes=max(stage.peak for stage in stages),
-        peak_reserved_bytes=max(one.held_bytes for one in held),
-        static_memory_bytes=max(float(one.static.total_bytes) for one in held),
+        peak_memory_bytes=max(stage.peak for stage in stages if stage.stage in {one.stage for one in beside}),
+        peak_reserved_bytes=max(one.held_bytes for one in beside),
+        static_memory_bytes=max(float(one.static.total_bytes) for one in beside),
         capacity_bytes=capacity,
-        fits=max(one.needed_bytes for one in held) <= capacity,
+        fits=all(one.needed_bytes <= one.capacity_bytes for one in held),
         stages=tuple(stages),
     )
 
 
 def _bill(context: Context, step_s: float, breakdown: Mapping[str, float]) -> Bill:
     """Rental price of the devices, and energy: 0.8 of the power limit computing, 0.4 waiting, plus the hosts."""
-    cluster = context.cluster
-    price = cluster.profile.price_per_device_hour or cluster.device.price_per_hour
-    power = cluster.device.power
-    energy = None
-    if power is not None:
-        busy = breakdown["compute"] + breakdown["optimizer"]
-        device = power.limit * (ACTIVE_POWER * busy + WAITING_POWER * (step_s - busy))
-        energy = cluster.world_size * device + cluster.nodes * cluster.profile.host.power * step_s
-    cost = None if price is None else price * cluster.world_size * step_s / HOUR_S
-    return Bill(cost_usd_per_step=cost, energy_j_per_step=energy)
+    busy = breakdown["compute"] + breakdown["optimizer"]
+    active = ACTIVE_POWER * busy + WAITING_POWER * (step_s - busy)
+    cost, energy = 0.0, 0.0
+    for part in context.cluster.parts:
+        price = part.profile.price_per_device_hour or part.device.price_per_hour or nan
+        power = part.device.power.limit if part.device.power else nan
+        cost += price * part.world_size * step_s / HOUR_S
+        energy += part.world_size * (power * active) + part.nodes * part.profile.host.power * step_s
+    return Bill(
+        cost_usd_per_step=None if isnan(cost) else cost, energy_j_per_step=None if isnan(energy) else energy
+    )
 
 
 def _setup(context: Context) -> Setup:
@@ -222,7 +233,8 @@ def _setup(context: Context) -> Setup:
             "hardware": cluster.profile.name,
             "nodes": cluster.nodes,
             "devices": cluster.world_size,
-            "device": cluster.device.name,
+            "device": " + ".join(device.name for device in cluster.devices),
+            **_groups(cluster),
             "degraded": dict(cluster.scaling),
             "nvls": cluster.profile.scale_up.nvls,
             "sharp": bool(cluster.profile.scale_out and cluster.profile.scale_out.sharp),
@@ -239,6 +251,14 @@ def _setup(context: Context) -> Setup:
         fold={"ranks": cluster.world_size, "classes": layout.num_classes},
         simpar_version=simpar.__version__,
     )
+
+
+def _groups(cluster: Cluster) -> dict[str, Any]:
+    """Groups of nodes of a mixed cluster, as a profile says them."""
+    if not isinstance(cluster, MixedCluster):
+        return {}
+    groups = [{"hardware": part.profile.name, "nodes": part.nodes} for part in cluster.parts]
+    return {"groups": groups, "between": cluster.between.model_dump(mode="json")}
 
 
 def _model_facts(job: Job) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from simpar.errors import UserError
-from simpar.hardware.cluster import Cluster, load_cluster
+from simpar.hardware.cluster import Cluster
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.report.result import Result
@@ -40,7 +40,7 @@ class Request(BaseModel):
 
     def build_cluster(self) -> Cluster | None:
         """The cluster to predict on. Raises UserError."""
-        return None if self.cluster is None else load_cluster(self.cluster.hardware, self.cluster.nodes)
+        return None if self.cluster is None else self.cluster.load()
 
 
 @dataclass(frozen=True)

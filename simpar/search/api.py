@@ -10,6 +10,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from simpar.errors import UserError
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import ModelGraph
@@ -18,7 +19,11 @@ from simpar.search.problem import Problem, make_problem
 from simpar.search.result import SearchResult
 from simpar.search.watch import Watch
 
-SPACES = {"uniform": "uniform:search_uniform", "alpa": "alpa.optimize:search_alpa"}
+SPACES = {
+    "uniform": "uniform:search_uniform",
+    "alpa": "alpa.optimize:search_alpa",
+    "uneven": "uneven:search_uneven",
+}
 Searcher = Callable[[Problem, Watch], SearchResult]
 
 
@@ -27,17 +32,22 @@ def search(
     cluster: Cluster,
     training: Training,
     *,
-    space: str = "uniform",
+    space: str | None = None,
     watch: Watch | None = None,
     **options: Any,
 ) -> SearchResult:
     """The best plans for a model on a cluster, with a certificate.
 
-    ``space`` "uniform" holds what Megatron-like launchers express. ``options`` are ``stack`` and the fields of
+    ``space`` "uniform" holds what Megatron-like launchers express, "alpa" stages with meshes and shardings of their
+    own, "uneven" cuts into stages of different numbers of layers, also over several kinds of nodes; left out it is
+    "uniform", or "uneven" where nodes differ. ``options`` are ``stack`` and the fields of
     :class:`simpar.search.Problem`: ``objective``, ``constraints``, ``base``, ``perturbation``. Raises UserError for
     bad input and Infeasible where no plan meets the constraints.
     """
-    searcher = find_space(space)
+    name = space or ("uneven" if cluster.is_mixed else "uniform")
+    searcher = find_space(name)
+    if cluster.is_mixed and name != "uneven":
+        raise UserError(f"space {name}: nodes of {cluster.profile.name} differ; allowed: uneven")
     return searcher(make_problem(model, cluster, training, **options), watch or Watch())
 
 

@@ -62,7 +62,9 @@ def describe(plan: Mapping[str, Any]) -> str:
     if (mesh.get("dp") or 1) > 1:
         words += ["late reduction"] * (data.get("overlap_grad_reduce") is False)
         words += ["late gather"] * (data.get("overlap_param_gather") is False and bool(data.get("zero")))
-    order = [axis for axis in mesh if axis != "ep"]
+    layers = plan.get("pipeline", {}).get("layers") or ()
+    words += [f"layers {'+'.join(map(str, layers))}"] * (len(set(layers)) > 1)
+    order = [axis for axis in mesh if axis not in ("ep", "etp")]
     return ", ".join([*words, *(["-".join(order)] if order[-1] != "pp" else [])])
 
 

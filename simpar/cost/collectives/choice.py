@@ -23,7 +23,7 @@ from simpar.cost.collectives.placement import Placement, Shape, place, regular, 
 from simpar.cost.collectives.table import ALGORITHMS, OPS
 from simpar.cost.collectives.traffic import Edges, concatenate, occupancy
 from simpar.files import choose
-from simpar.hardware.cluster import Cluster
+from simpar.hardware.cluster import Cluster, Home
 
 Ints = NDArray[np.int64]
 
@@ -66,7 +66,11 @@ def collective(
     placed = place(groups, cluster)
     if placed.members == 1:
         return CollectiveCost("none", "none", 0.0, concatenate([]))
-    parts = [_one_shape(op, part, index, size_bytes, algorithm) for part, index in _by_shape(placed)]
+    parts = [
+        _one_shape(op, part, (index, home), size_bytes, algorithm)
+        for home in cluster.homes(placed.ranks)
+        for part, index in _by_shape(place(home.ranks, home.cluster))
+    ]
     return parts[0] if len(parts) == 1 else _together(parts)
 
 
@@ -90,12 +94,15 @@ def _by_shape(placed: Placement) -> list[tuple[Placement, Ints]]:
     return [(placed.take(index), index) for index in indices]
 
 
-def _one_shape(op: str, placed: Placement, index: Ints, size_bytes: float, algorithm: str) -> CollectiveCost:
+def _one_shape(
+    op: str, placed: Placement, where: tuple[Ints, Home], size_bytes: float, algorithm: str
+) -> CollectiveCost:
+    index, home = where
     offer = fastest(_offers(op, placed, algorithm), size_bytes)
     line, loads = offer.line, ALGORITHMS[offer.line.algorithm].loads(op, placed)
     pieces = [loads.ports.over(offer.port_share), loads.network.over(offer.nic_share)]
     edges = occupancy(pieces, placed.cluster.num_links)
-    edges = Edges(index[edges.group_index], edges.link_id, edges.coefficient)
+    edges = moved(Edges(index[edges.group_index], edges.link_id, edges.coefficient), home)
     return CollectiveCost(line.algorithm, line.protocol, line.latency_s, edges, line.rate_cap_bytes_per_s)
 
 
@@ -111,7 +118,8 @@ class Offer:
 def offers(op: str, group: Ints, cluster: Cluster) -> list[Offer]:
     """What the library considers for an op on one group int64[N], whatever the size."""
     choose(op, OPS, "collective")
-    return _offers(op, place(group[None, :], cluster), "auto")
+    home = cluster.homes(group[None, :])[0]
+    return _offers(op, place(home.ranks, home.cluster), "auto")
 
 
 def fastest(found: Sequence[Offer], size_bytes: float) -> Offer:
@@ -137,20 +145,31 @@ def link_loads(op: str, groups: Ints, cluster: Cluster) -> dict[str, Edges]:
     loads, as long as no member leaves its place in its NIC, node, domain and leaf.
     """
     choose(op, OPS, "collective")
-    placed = place(groups, cluster)
     found: dict[str, list[Edges]] = {}
-    for part, index in _by_shape(placed) if placed.members > 1 else ():
-        for module in considered(op, part):
-            loads = module.loads(op, part)
-            edges = occupancy([loads.ports, loads.network], cluster.num_links)
-            mine = Edges(index[edges.group_index], edges.link_id, edges.coefficient)
-            found.setdefault(module.NAME, []).append(mine)
+    for home in cluster.homes(groups) if groups.shape[1] > 1 else ():
+        for part, index in _by_shape(place(home.ranks, home.cluster)):
+            for module in considered(op, part):
+                loads = module.loads(op, part)
+                edges = occupancy([loads.ports, loads.network], home.cluster.num_links)
+                mine = Edges(index[edges.group_index], edges.link_id, edges.coefficient)
+                found.setdefault(module.NAME, []).append(moved(mine, home))
     return {name: concatenate(parts) for name, parts in found.items()}
+
+
+def moved(edges: Edges, home: Home) -> Edges:
+    """Edges of the groups of a home, numbered as they were asked for."""
+    links = edges.link_id if home.links is None else home.links[edges.link_id]
+    return Edges(home.index[edges.group_index], links, edges.coefficient)
 
 
 def shape_numbers(groups: Ints, cluster: Cluster) -> Ints:
     """Groups int64[G, N] with equal numbers have lines of equal latency."""
-    return place(groups, cluster).shape_number
+    found, beyond = np.zeros(len(groups), dtype=np.int64), 0
+    for home in cluster.homes(groups):
+        number = place(home.ranks, home.cluster).shape_number
+        found[home.index] = number + beyond
+        beyond += int(number.max()) + 1
+    return found
 
 
 def collective_time_s(
@@ -190,4 +209,5 @@ def sm_count(algorithm: str, op: str, cluster: Cluster) -> int:
 def algorithms(op: str, group: Ints, cluster: Cluster) -> list[str]:
     """Names of the algorithms that can serve one group int64[N]. Raises UserError."""
     choose(op, OPS, "collective")
-    return serving(op, place(np.asarray(group, dtype=np.int64)[None, :], cluster))
+    home = cluster.homes(np.asarray(group, dtype=np.int64)[None, :])[0]
+    return serving(op, place(home.ranks, home.cluster))

@@ -67,9 +67,11 @@ def _exchange(placement: Placement) -> Loads:
     forwarded = _forwarded(placement) if cluster.hands_over else np.zeros(ranks.shape)
     ports = [member_edges(link(ranks), near + forwarded) for link in (cluster.port_tx, cluster.port_rx)]
     network = [member_edges(link(ranks), far) for link in (cluster.nic_tx, cluster.nic_rx)]
-    if cluster.num_leaves:
-        beyond = _beyond_leaf(placement) / members
-        network += [member_edges(link(ranks), beyond) for link in (cluster.leaf_up, cluster.leaf_down)]
+    for level in cluster.levels:
+        # handed over to the receiver's rail, a message stays under its leaf
+        where = level.place if cluster.hands_over else level.switch
+        beyond = _far_unequal(placement, where(ranks)) / members
+        network += [member_edges(cluster.link_of(link, ranks), beyond) for link in (level.up, level.down)]
     return Loads(concatenate(ports), concatenate(network))
 
 
@@ -88,12 +90,6 @@ def _forwarded(placement: Placement) -> Floats:
     rail = placement.cluster.rail_of(placement.ranks)
     alone = placement.beside == _near_equal(placement, rail)
     return np.where(alone, 0.0, _far_unequal(placement, rail) / placement.members)
-
-
-def _beyond_leaf(placement: Placement) -> Ints:
-    """Far members that a message reaches through the spine; handed over, it stays on the receiver's rail."""
-    cluster = placement.cluster
-    return _far_unequal(placement, placement.pod if cluster.hands_over else cluster.leaf_of(placement.ranks))
 
 
 def _near_equal(placement: Placement, key: Ints) -> Ints:

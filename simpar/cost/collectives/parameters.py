@@ -5,12 +5,13 @@ Latencies are microseconds and rates GB/s here, because people read them in clus
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
 from simpar.errors import UserError
 from simpar.files import suggest
 from simpar.hardware.cluster import Cluster
+from simpar.units import US
 
 # name: (default, what it is). Defaults: the latency and efficiency tables of NCCL 2.30's tuner
 # (graph/tuning.cc), with latencies about doubled, as measured logs ask for.
@@ -68,7 +69,23 @@ def _merged(items: tuple[tuple[str, float], ...], name: str) -> Mapping[str, flo
 def parameters(cluster: Cluster) -> Mapping[str, float]:
     """Parameters of a cluster: defaults, overridden by its profile, overridden by its measured state.
 
-    Raises UserError for an unknown name or a value out of range.
+    Groups that span the parts of a mixed cluster have the worse value of them. Raises UserError for an unknown name
+    or a value out of range.
     """
+    if cluster.is_mixed:
+        return _worst(cluster)
     profile = cluster.profile
     return _merged((*profile.collectives.items(), *cluster.state.items()), profile.name)
+
+
+def _worst(cluster: Cluster) -> Mapping[str, float]:
+    """The longest times and the smallest shares of all parts; steps between parts take their latency on top."""
+    every = [parameters(part) for part in cluster.parts]
+    found = {key: _slower(key)(each[key] for each in every) for key in PARAMETERS}
+    for key in ("nic_hop_us", "tree_hop_us"):
+        found[key] += cluster.latency_between_s / US
+    return found
+
+
+def _slower(key: str) -> Callable[[Iterable[float]], float]:
+    return max if key.endswith(("_us", "_loss", "_hop_factor")) else min

@@ -69,9 +69,7 @@ class Placement:
     @cached_property
     def pod(self) -> Ints:
         """Leaf domain of every member: nodes under one leaf (per rail) share a number."""
-        out = self.cluster.profile.scale_out
-        per_leaf = out.nodes_per_leaf if out and out.nodes_per_leaf else self.cluster.nodes
-        return self.cluster.node_of(self.ranks) // per_leaf
+        return self.cluster.pod_of(self.ranks)
 
     @cached_property
     def shape(self) -> Shape:

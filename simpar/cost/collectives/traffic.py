@@ -78,20 +78,20 @@ def _network(placement: Placement, domains: Domains) -> list[Edges]:
         member_edges(cluster.nic_tx(ranks), sent / placement.beside),
         member_edges(cluster.nic_rx(ranks), received / placement.beside),
     ]
-    if cluster.num_leaves:
-        up, down = _crossing(placement, domains)
+    for level in cluster.levels:
+        up, down = _crossing(placement, domains, level.place(ranks))
         pieces += [
-            member_edges(cluster.leaf_up(ranks), up / placement.beside),
-            member_edges(cluster.leaf_down(ranks), down / placement.beside),
+            member_edges(cluster.link_of(level.up, ranks), up / placement.beside),
+            member_edges(cluster.link_of(level.down, ranks), down / placement.beside),
         ]
     return pieces
 
 
-def _crossing(placement: Placement, domains: Domains) -> tuple[Floats, Floats]:
-    """Bytes each member's domain sends to, and gets from, domains under other leaves: float64[G, N] twice."""
+def _crossing(placement: Placement, domains: Domains, place: Ints) -> tuple[Floats, Floats]:
+    """Bytes each member's domain sends to, and gets from, domains in other places: float64[G, N] twice."""
     groups, count = len(placement.ranks), placement.num_domains
     pod = np.zeros((groups, count), dtype=np.int64)
-    np.put_along_axis(pod, placement.position, placement.pod, axis=1)
+    np.put_along_axis(pod, placement.position, place, axis=1)
     weight = (pod[:, domains.source] != pod[:, domains.target]) * domains.volume
     return tuple(  # type: ignore[return-value]
         np.take_along_axis(_sum_by(end, weight, count), placement.position, axis=1)

@@ -1,0 +1,51 @@
+"""Megatron's roles for every operator: what stages with meshes (dp, tp) of their own take unless they say otherwise."""
+
+from __future__ import annotations
+
+from simpar.models.graph import Block, ModelGraph, Operator, is_column_parallel, is_row_parallel
+from simpar.plan.stages import BlockSharding, StagePlan
+
+
+def megatron_sharding(graph: ModelGraph, sequence_parallel: bool) -> dict[str, BlockSharding]:
+    """Every block of a model on a mesh (dp, tp) [Shoeybi et al. 2019, arXiv 1909.08053]."""
+    stream = "sequence" if sequence_parallel else "replicate"
+    blocks = (graph.embedding, *graph.blocks.values(), graph.head)
+    return {block.name: _sharding(block, stream, graph) for block in blocks}
+
+
+def with_roles(stage: StagePlan, graph: ModelGraph, sequence_parallel: bool) -> StagePlan:
+    """The stage with Megatron's roles where it has none; a mesh of one axis is data-parallel."""
+    if stage.sharding:
+        return stage
+    whole = len(stage.mesh) == 2
+    sequence_parallel = sequence_parallel and whole and stage.mesh[1] > 1
+    sharding = megatron_sharding(graph, sequence_parallel)
+    if not whole:
+        sharding = {name: _first_axis(block) for name, block in sharding.items()}
+    return stage.model_copy(update={"sharding": sharding})
+
+
+def _first_axis(block: BlockSharding) -> BlockSharding:
+    operators = {name: words[:1] for name, words in block.operators.items()}
+    changed = {"input": block.input[:1], "output": block.output[:1], "memory": (block.memory or ())[:1]}
+    return block.model_copy(update={**changed, "operators": operators})
+
+
+def _sharding(block: Block, stream: str, graph: ModelGraph) -> BlockSharding:
+    ends = "replicate" if block is graph.head else stream
+    return BlockSharding(
+        input=("batch", stream),
+        output=("batch", ends),
+        operators={op.name: ("batch", _role(op, stream)) for op in block.operators},
+        memory=("batch", stream),
+    )
+
+
+def _role(op: Operator, stream: str) -> str:
+    """Heads, ffn and vocabulary are shared out, the stream between them as it is."""
+    if op.kind == "matmul":
+        return "column" if is_column_parallel(op) else "row" if is_row_parallel(op) else "replicate"
+    inside = {"attention": "heads", "embedding": "vocabulary", "loss": "vocabulary"}
+    if op.kind in inside:
+        return inside[op.kind]
+    return stream if op.region == "sequence" else "features"

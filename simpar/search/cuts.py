@@ -1,0 +1,72 @@
+"""Where to cut a chain of layers into pipeline stages: the cut whose slowest stage is fastest."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+EVEN = 2.0**-30
+"""Weight of a stage's own time among cuts with equally slow slowest stages."""
+FEW_STAGES = 6
+"""Stages up to which layers move between any two of them."""
+
+
+def fastest_cut(costs: Floats, ends: Floats, most: Ints | None = None) -> tuple[int, ...] | None:
+    """Layers of every stage, such that the slowest stage is as fast as can be; None where no cut is allowed.
+
+    ``costs`` float64[stages, layers]: seconds of every layer on every stage; ``ends`` float64[stages]: seconds that a
+    stage has besides; ``most`` int64[stages]: layers that a stage may hold. Stages between the ends hold at least one.
+    Among equals the one whose next slower stages are faster, stage by stage from the end [linear partitioning by
+    dynamic programming, O(stages x layers^2)].
+    """
+    stages, layers = costs.shape
+    most = np.full(stages, layers) if most is None else most
+    before = np.concatenate([np.zeros((stages, 1)), np.cumsum(costs, axis=1)], axis=1)
+    best = np.full((stages + 1, layers + 1), np.inf)
+    best[0, 0] = 0.0
+    cut = np.zeros((stages + 1, layers + 1), dtype=np.int64)
+    for stage in range(stages):
+        least = 1 if 0 < stage < stages - 1 else 0
+        for end in range(layers + 1):
+            starts = np.arange(max(end - int(most[stage]), 0), end - least + 1)
+            if not len(starts):
+                continue
+            own = before[stage, end] - before[stage, starts] + ends[stage]
+            slowest = np.maximum(best[stage, starts], own)
+            at = int(np.argmin(slowest + own * EVEN))
+            best[stage + 1, end], cut[stage + 1, end] = slowest[at], starts[at]
+    if not np.isfinite(best[stages, layers]):
+        return None
+    counts, end = [], layers
+    for stage in range(stages, 0, -1):
+        counts.append(int(end - cut[stage, end]))
+        end = int(cut[stage, end])
+    return tuple(counts[::-1])
+
+
+def slowest_s(counts: tuple[int, ...], costs: Floats, ends: Floats) -> float:
+    """Seconds of the slowest stage of a cut."""
+    return float(max(stage_seconds(counts, costs, ends)))
+
+
+def stage_seconds(counts: tuple[int, ...], costs: Floats, ends: Floats) -> Floats:
+    """Seconds of every stage of a cut: float64[stages]."""
+    bounds = np.concatenate([[0], np.cumsum(counts)])
+    own = [costs[stage, bounds[stage] : bounds[stage + 1]].sum() for stage in range(len(counts))]
+    return np.array(own) + ends
+
+
+def moves(counts: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Cuts in which one stage has a layer less and another, not far from it, one more."""
+    found, stages = [], len(counts)
+    reach = stages if stages <= FEW_STAGES else 2
+    for giver in range(stages):
+        for taker in range(max(giver - reach, 0), min(giver + reach + 1, stages)):
+            moved = list(counts)
+            moved[giver] -= 1
+            moved[taker] += 1
+            if giver != taker and min(moved) >= 0 and 0 not in moved[1:-1]:
+                found.append(tuple(moved))
+    return found
