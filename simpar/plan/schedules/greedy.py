@@ -15,14 +15,18 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from simpar.errors import UserError
 from simpar.plan.schedules.actions import F, I, Schedule, W, rank_actions
 
 Costs = tuple[float, float, float]
-Queues = dict[int, deque[tuple[float, int]]]
+Queue = deque[tuple[float, int]]
 UNIT: Costs = (1.0, 1.0, 1.0)
-Chooser = Callable[["RankState", float], "tuple[int, int] | None"]
+Pass = tuple[int, int]
+Chooser = Callable[["RankState", float], "Pass | None"]
+MakeChooser = Callable[[], Chooser]
+Table = tuple[tuple[tuple[int, int, int], ...], ...]
 
 
 def zb_h1(p: int, m: int, vpp: int = 1, *, costs: Costs = UNIT) -> Schedule:
@@ -38,21 +42,22 @@ def zb_h2(p: int, m: int, vpp: int = 1, *, costs: Costs = UNIT) -> Schedule:
 def _zero_bubble(name: str, p: int, m: int, vpp: int, cap: int, costs: Costs) -> Schedule:
     if vpp != 1:
         raise UserError(f"schedule {name}: vpp = {vpp}; allowed: 1 (zb-v has two chunks a rank)")
-    return list_schedule(name, tuple(range(p)), m, lambda: _take_turns(cap), costs)
+    return list_schedule(name, tuple(range(p)), m, _take_turns(cap), costs)
 
 
-def _take_turns(cap: int) -> Chooser:
-    def choose(rank: RankState, now: float) -> tuple[int, int] | None:
+@lru_cache(maxsize=256)
+def _take_turns(cap: int) -> MakeChooser:
+    def choose(rank: RankState, now: float) -> Pass | None:
         forward = rank.ready(F, now) if rank.in_flight < cap else None
         gradient = rank.ready(I, now)
         if forward and gradient:
             return gradient if rank.rows and rank.rows[-1][0] == F else forward
-        return forward or gradient or rank.ready(W, now)
+        return forward or gradient or rank.owed()
 
-    return choose
+    return lambda: choose
 
 
-@dataclass
+@dataclass(slots=True)
 class RankState:
     """A rank in the simulation. ``forwards`` and ``gradients`` are messages: stage -> (arrival, microbatch).
 
@@ -61,41 +66,22 @@ class RankState:
     """
 
     number: int
-    forwards: Queues
-    gradients: Queues
+    forwards: dict[int, Queue]
+    gradients: dict[int, Queue]
     weights: deque[tuple[int, int]] = field(default_factory=deque)
     in_flight: int = 0
     rows: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def can(self, code: int, stage: int, now: float) -> bool:
-        """Whether the next F or I of a stage has its input, or a W of it is the next one owed."""
-        if code == W:
-            return bool(self.weights) and self.weights[0][0] == stage
-        queue = (self.forwards if code == F else self.gradients)[stage]
-        return bool(queue) and queue[0][0] <= now
-
-    def ready(self, code: int, now: float) -> tuple[int, int] | None:
-        """The action of a kind that can start now; of several, the one of the last stage."""
-        if code == W:
-            return (W, self.weights[0][0]) if self.weights else None
+    def ready(self, code: int, now: float) -> Pass | None:
+        """The F or I that can start now; of several, the one of the last stage."""
         for stage, queue in (self.forwards if code == F else self.gradients).items():
             if queue and queue[0][0] <= now:
                 return code, stage
         return None
 
-    def take(self, code: int, stage: int) -> int:
-        """Start an action and return its microbatch."""
-        if code == F:
-            self.in_flight += 1
-            microbatch = self.forwards[stage].popleft()[1]
-        elif code == I:
-            microbatch = self.gradients[stage].popleft()[1]
-            self.weights.append((stage, microbatch))
-        else:
-            self.in_flight -= 1
-            microbatch = self.weights.popleft()[1]
-        self.rows.append((code, stage, microbatch))
-        return microbatch
+    def owed(self) -> Pass | None:
+        """The weight gradient that can start now."""
+        return (W, self.weights[0][0]) if self.weights else None
 
     def next_arrival(self, now: float) -> float | None:
         """When the next message that is on its way arrives, None without one."""
@@ -104,32 +90,40 @@ class RankState:
 
 
 def list_schedule(
-    name: str, rank_of_stage: tuple[int, ...], m: int, make_chooser: Callable[[], Chooser], costs: Costs
+    name: str, rank_of_stage: tuple[int, ...], m: int, make_chooser: MakeChooser, costs: Costs
 ) -> Schedule:
     """The table of ``m`` microbatches with durations ``costs`` of F, I and W of one stage.
 
     A table made for equal durations often does better than one made for the true ones, whose choices are
-    greedy: both are tried, the quicker one is returned. Raises UserError for a duration that is not positive.
+    greedy: both are tried, the quicker one is returned. ``make_chooser`` is remembered by identity. Raises UserError
+    for a duration that is not positive.
     """
     if min(costs) <= 0:
         raise UserError(f"schedule {name}: durations of F, I, W = {costs}; allowed: above 0")
-    ranks, makespan = simulate(rank_of_stage, m, make_chooser(), UNIT)
+    table = _even_table(rank_of_stage, m, make_chooser)
     if len(set(costs)) > 1:
-        _, makespan = simulate(rank_of_stage, m, _replay(ranks), costs)
-        others, other_makespan = simulate(rank_of_stage, m, make_chooser(), costs)
-        ranks = others if other_makespan < makespan else ranks
-    return Schedule(name, m, rank_of_stage, tuple(rank_actions(rank.rows) for rank in ranks))
+        other, quickest = simulate(rank_of_stage, m, make_chooser(), costs)
+        table = other if quickest < makespan(table, len(rank_of_stage), m, costs) else table
+    return Schedule(name, m, rank_of_stage, tuple(rank_actions(rows) for rows in table))
+
+
+@lru_cache(maxsize=64)
+def _even_table(rank_of_stage: tuple[int, ...], m: int, make_chooser: MakeChooser) -> Table:
+    """The table for equal durations, the same for all costs."""
+    return simulate(rank_of_stage, m, make_chooser(), UNIT)[0]
 
 
 def simulate(
     rank_of_stage: tuple[int, ...], m: int, choose: Chooser, costs: Costs
-) -> tuple[list[RankState], float]:
-    """Run the pipeline; the ranks at the end, with their tables, and the makespan."""
-    ranks = _idle_ranks(rank_of_stage)
+) -> tuple[Table, float]:
+    """Run the pipeline; every rank's table, and the makespan."""
+    ranks, targets = _idle_ranks(rank_of_stage)
     ranks[rank_of_stage[0]].forwards[0].extend((0.0, microbatch) for microbatch in range(m))
-    events, asleep, makespan = [(0.0, rank_of_stage[0])], set(range(len(ranks))) - {rank_of_stage[0]}, 0.0
+    events, asleep, now = [(0.0, rank_of_stage[0])], set(range(len(ranks))) - {rank_of_stage[0]}, 0.0
+    seconds = {F: costs[0], I: costs[1], W: costs[2]}
+    push, pop = heapq.heappush, heapq.heappop
     while events:
-        now, number = heapq.heappop(events)
+        now, number = pop(events)
         rank = ranks[number]
         action = choose(rank, now)
         if action is None:
@@ -137,58 +131,79 @@ def simulate(
             if wake is None:
                 asleep.add(number)
             else:
-                heapq.heappush(events, (wake, number))
+                push(events, (wake, number))
             continue
         code, stage = action
-        microbatch = rank.take(code, stage)
-        finish = now + costs[0 if code == F else 1 if code == I else 2]
-        makespan = max(makespan, finish)
-        heapq.heappush(events, (finish, number))
-        receiver = _send(ranks, rank_of_stage, action, (finish, microbatch))
-        if receiver in asleep:
-            asleep.discard(receiver)
-            heapq.heappush(events, (finish, receiver))
+        if code == F:
+            rank.in_flight += 1
+            microbatch = rank.forwards[stage].popleft()[1]
+        elif code == I:
+            microbatch = rank.gradients[stage].popleft()[1]
+            rank.weights.append((stage, microbatch))
+        else:
+            rank.in_flight -= 1
+            microbatch = rank.weights.popleft()[1]
+        rank.rows.append((code, stage, microbatch))
+        finish = now + seconds[code]
+        push(events, (finish, number))
+        if code != W and action in targets:
+            receiver, queue = targets[action]
+            queue.append((finish, microbatch))
+            if receiver in asleep:
+                asleep.discard(receiver)
+                push(events, (finish, receiver))
     assert sum(len(rank.rows) for rank in ranks) == 3 * m * len(rank_of_stage), "a chooser waits for ever"
-    return ranks, makespan
+    return tuple(tuple(rank.rows) for rank in ranks), now
 
 
-def _idle_ranks(rank_of_stage: tuple[int, ...]) -> list[RankState]:
+def _idle_ranks(
+    rank_of_stage: tuple[int, ...],
+) -> tuple[list[RankState], dict[Pass, tuple[int, Queue]]]:
+    """Ranks before they start, and where the result of an F or I of a stage goes: (rank, its queue)."""
     last = len(rank_of_stage) - 1
     held = [[s for s in range(last, -1, -1) if rank_of_stage[s] == r] for r in range(max(rank_of_stage) + 1)]
-    return [
+    ranks = [
         RankState(r, {s: deque() for s in mine}, {s: deque() for s in mine}) for r, mine in enumerate(held)
     ]
+    targets: dict[Pass, tuple[int, Queue]] = {}
+    for stage, rank in enumerate(rank_of_stage):
+        if stage < last:
+            targets[F, stage] = rank_of_stage[stage + 1], ranks[rank_of_stage[stage + 1]].forwards[stage + 1]
+        else:
+            targets[F, stage] = rank, ranks[rank].gradients[stage]
+        if stage:
+            before = rank_of_stage[stage - 1]
+            targets[I, stage] = before, ranks[before].gradients[stage - 1]
+    return ranks, targets
 
 
-def _send(
-    ranks: list[RankState],
-    rank_of_stage: tuple[int, ...],
-    action: tuple[int, int],
-    message: tuple[float, int],
-) -> int:
-    """Put an action's result where it is needed; the rank that gets it, or -1."""
-    code, stage = action
-    if code == F and stage + 1 < len(rank_of_stage):
-        receiver = rank_of_stage[stage + 1]
-        ranks[receiver].forwards[stage + 1].append(message)
-        return receiver
-    target = stage if code == F else stage - 1
-    if code == W or target < 0:
-        return -1
-    receiver = rank_of_stage[target]
-    ranks[receiver].gradients[target].append(message)
-    return receiver
-
-
-def _replay(ranks: list[RankState]) -> Chooser:
-    """The chooser that repeats finished tables."""
-    rows = [rank.rows for rank in ranks]
-
-    def choose(rank: RankState, now: float) -> tuple[int, int] | None:
-        mine = rows[rank.number]
-        if len(rank.rows) == len(mine):
-            return None
-        code, stage, _ = mine[len(rank.rows)]
-        return (code, stage) if rank.can(code, stage, now) else None
-
-    return choose
+def makespan(table: Table, num_stages: int, m: int, costs: Costs) -> float:
+    """When a table of F, I and W ends, every rank as early as its inputs and its order let it."""
+    done: list[list[list[float]]] = [[[-1.0] * m for _ in range(num_stages)] for _ in (F, I)]
+    position, clock = [0] * len(table), [0.0] * len(table)
+    sleepers: dict[tuple[int, int, int], int] = {}
+    awake, last = list(range(len(table))), num_stages - 1
+    forward, gradient, weight = costs
+    while awake:
+        rank = awake.pop()
+        rows, now = table[rank], clock[rank]
+        for at in range(position[rank], len(rows)):
+            code, stage, microbatch = rows[at]
+            if code == W:
+                now += weight
+                continue
+            source = (0, stage - 1) if code == F else (1, stage + 1) if stage < last else (0, stage)
+            arrival = done[source[0]][source[1]][microbatch] if source[1] >= 0 else 0.0
+            if arrival < 0:
+                sleepers[*source, microbatch] = rank
+                position[rank], clock[rank] = at, now
+                break
+            kind = 0 if code == F else 1
+            now = max(now, arrival) + (gradient if kind else forward)
+            done[kind][stage][microbatch] = now
+            sleeper = sleepers.pop((kind, stage, microbatch), None)
+            if sleeper is not None and sleeper != rank:
+                awake.append(sleeper)
+        else:
+            position[rank], clock[rank] = len(rows), now
+    return max(clock)

@@ -9,12 +9,21 @@ modulo six. The repeated pattern is an order; weight gradients fill what it leav
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from simpar.errors import UserError
 from simpar.plan.schedules.actions import F, I, Schedule, W
-from simpar.plan.schedules.greedy import UNIT, Chooser, Costs, RankState, list_schedule
+from simpar.plan.schedules.greedy import (
+    UNIT,
+    Chooser,
+    Costs,
+    MakeChooser,
+    Pass,
+    RankState,
+    list_schedule,
+)
 from simpar.plan.schedules.zb_v import v_placement
 
 INTERVAL = 6
@@ -66,8 +75,13 @@ def _v_half(p: int) -> Pattern:
 def _schedule(name: str, p: int, m: int, vpp: int, pattern: Pattern, costs: Costs) -> Schedule:
     if vpp != 2:
         raise UserError(f"schedule {name}: vpp = {vpp}; allowed: 2")
+    return list_schedule(name, v_placement(p), m, _chooser(pattern, p, m), costs)
+
+
+@lru_cache(maxsize=64)
+def _chooser(pattern: Pattern, p: int, m: int) -> MakeChooser:
     orders = [_order(pattern.times(rank, p), m) for rank in range(p)]
-    return list_schedule(name, v_placement(p), m, lambda: _follow(orders, pattern.cap), costs)
+    return lambda: _follow(orders, pattern.cap)
 
 
 def _order(passes: list[tuple[int, int, int]], m: int) -> list[tuple[int, int]]:
@@ -83,7 +97,7 @@ def _follow(orders: list[list[tuple[int, int]]], cap: int) -> Chooser:
     position = [0] * len(orders)
     early: dict[int, int] = {}
 
-    def choose(rank: RankState, now: float) -> tuple[int, int] | None:
+    def choose(rank: RankState, now: float) -> Pass | None:
         order = orders[rank.number]
         while position[rank.number] < len(order):
             code, stage = order[position[rank.number]]
@@ -92,13 +106,14 @@ def _follow(orders: list[list[tuple[int, int]]], cap: int) -> Chooser:
             early[stage] -= 1
             position[rank.number] += 1
         else:
-            return rank.ready(W, now)
-        if rank.can(code, stage, now) and (code != F or rank.in_flight < cap):
+            return rank.owed()
+        queue = (rank.forwards if code == F else rank.gradients)[stage]
+        if queue and queue[0][0] <= now and (code != F or rank.in_flight < cap):
             position[rank.number] += 1
             return code, stage
         gradient = rank.ready(I, now)
         if gradient:
             early[gradient[1]] = early.get(gradient[1], 0) + 1
-        return gradient or rank.ready(W, now)
+        return gradient or rank.owed()
 
     return choose
