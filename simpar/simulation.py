@@ -21,6 +21,7 @@ from simpar.plan.sync import apart
 from simpar.program.lower import Lowered, Perturbation, lower
 from simpar.program.pass_costs import pass_costs
 from simpar.program.rank_view import Job
+from simpar.program.token_slices import choose_slices
 from simpar.replicas.cooperate import cooperate
 from simpar.report.result import Result
 from simpar.report.summarise import Context, summarise
@@ -106,7 +107,7 @@ def checked_job(graph: ModelGraph, cluster: Cluster, plan: Plan, training: Train
     for kernels in (first, *others):
         kernels.peak(plan.numerics.precision)
     job = Job(graph, training, plan.model_copy(update=named), habits, first, tuple(others))
-    return with_pass_costs(job, cluster)
+    return with_slices(with_pass_costs(job, cluster), cluster)
 
 
 def with_pass_costs(job: Job, cluster: Cluster) -> Job:
@@ -118,6 +119,14 @@ def with_pass_costs(job: Job, cluster: Cluster) -> Job:
         return job
     pipeline = plan.pipeline.model_copy(update={"pass_costs": pass_costs(job, cluster)})
     return replace(job, plan=plan.model_copy(update={"pipeline": pipeline}))
+
+
+def with_slices(job: Job, cluster: Cluster) -> Job:
+    """The job with the slices in its plan that TeraPipe cuts sequences into, if it has none."""
+    if job.plan.schedule != "terapipe" or job.plan.pipeline.slices:
+        return job
+    pipeline = job.plan.pipeline.model_copy(update={"slices": choose_slices(job, cluster)})
+    return replace(job, plan=job.plan.model_copy(update={"pipeline": pipeline}))
 
 
 def balanced(plan: Plan, graph: ModelGraph, stack: Stack) -> Plan:

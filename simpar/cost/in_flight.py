@@ -61,6 +61,7 @@ def _interleaved(r: Array, p: Array, m: Array, v: Array) -> Array:
 _CLOSED: dict[str, Callable[[Array, Array, Array, Array], Array]] = {
     "naive": lambda _r, _p, m, _v: np.minimum(m, 1),
     "gpipe": lambda _r, _p, m, _v: m,
+    "terapipe": lambda _r, _p, m, _v: m,
     "1f1b": lambda r, p, m, _v: np.minimum(p - r, m),
     "interleaved": _interleaved,
     "breadth-first": lambda _r, _p, m, v: m * v,

@@ -10,7 +10,7 @@ import numpy as np
 
 from simpar.cost.kernels import KernelModel
 from simpar.cost.stack import Stack
-from simpar.models.graph import Dims, Operator, evaluate
+from simpar.models.graph import Attention, Dims, Operator, evaluate
 from simpar.plan.sharding import RankDims
 from simpar.units import DTYPE_BYTES
 
@@ -152,13 +152,24 @@ def _attention(op: Operator, sizes: Sizes) -> OperatorTime:
     width = (evaluate(mask.key_dim, dims) + evaluate(mask.value_dim, dims)) / 2
     shape, context = (dims["batch"], dims["seq"], dims["heads"], width), dims[mask.context]
     both = [
-        sizes.kernels.attention_time_s(
-            shape, context=context, seen=mask.mean_keys(context), backward=backward
-        )
+        sizes.kernels.attention_time_s(shape, context=context, seen=seen_keys(mask, dims), backward=backward)
         for backward in (False, True)
     ]
+    if dims.get("before", 0):
+        keys = sum(evaluate(width, dims) for width in (mask.key_dim, mask.value_dim))
+        earlier = dims["batch"] * dims["before"] * evaluate(mask.kv_heads, dims) * keys
+        both[1] = both[1] + sizes.kernels.memory_time_s(3.0 * earlier * sizes.kernels.activation_bytes)
     launches = (1, 3) if sizes.kernels.attention != "unfused" else (5, 8)
     return OperatorTime(op.name, both[0], both[1], 0.0, *launches)
+
+
+def seen_keys(mask: Attention, dims: Dims) -> Array:
+    """Keys that a query sees on average; ``before`` of them stand before the first query (a slice of a sequence)."""
+    context, before = dims[mask.context], dims.get("before", 0)
+    if not np.any(before):
+        return mask.mean_keys(context)
+    first, last = (n * mask.mean_keys(n) for n in (before, context))
+    return (last - first) / (context - before)
 
 
 def _streaming(

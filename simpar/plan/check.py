@@ -12,8 +12,10 @@ from simpar.models.training import Training
 from simpar.plan.megatron_roles import with_roles
 from simpar.plan.mesh import Mesh
 from simpar.plan.plan import CUSTOM, Plan
+from simpar.plan.routing import has_sampled_loads
 from simpar.plan.schedules import EVEN_COSTS, make_schedule
 from simpar.plan.schedules.actions import Schedule, from_csv
+from simpar.plan.schedules.terapipe import sliced
 from simpar.plan.stages import check_stages
 from simpar.plan.sync import apart, decided, num_replicas
 
@@ -35,7 +37,7 @@ def check(plan: Plan, target: Target) -> Plan:
     if plan.pipeline.stages:
         return _check_staged(plan, target)
     plan = _fill(plan, target)
-    for rule in (_tensor, _context, _experts, _batch, _stages, _schedule, _data):
+    for rule in (_tensor, _context, _experts, _batch, _stages, _slices, _schedule, _data):
         rule(plan, target)
     return plan
 
@@ -57,6 +59,8 @@ def _check_staged(plan: Plan, target: Target) -> Plan:
         raise UserError(
             "plan.stages: stages have data parallelism of their own; allowed: dp 1, vpp 1, kind ddp, zero 1"
         )
+    if plan.pipeline.slices or plan.schedule == "terapipe":
+        raise UserError("plan.slices: stages of their own run whole sequences; allowed: none")
     if apart(plan):
         raise UserError(
             f"plan.sync = {data.sync}: stages of their own reduce inside the step; allowed: bsp without servers"
@@ -88,6 +92,12 @@ def schedule_of(plan: Plan, training: Training) -> Schedule:
 
     ``plan`` has its dp. Raises UserError for a table that cannot run or a shape the schedule does not allow.
     """
+    table = _whole_table(plan, training)
+    return sliced(table, len(plan.pipeline.slices)) if plan.pipeline.slices else table
+
+
+def _whole_table(plan: Plan, training: Training) -> Schedule:
+    """The action table of whole microbatches."""
     if plan.pipeline.actions:
         return from_csv(plan.pipeline.actions, name=CUSTOM)
     microbatches = plan.num_microbatches(training.global_batch)
@@ -282,6 +292,28 @@ def _stages(plan: Plan, target: Target) -> None:
         )
 
 
+def _slices(plan: Plan, target: Target) -> None:
+    """Sequences are cut where every token only sees those before it, and every slice divides over its ranks."""
+    slices, seq_len = plan.pipeline.slices, target.training.seq_len
+    if not slices and plan.schedule != "terapipe":
+        return
+    what = f"plan.slices = {list(slices)}" if slices else "plan.schedule = terapipe"
+    masks = [op.attention for block in target.graph.blocks.values() for op in block.operators if op.attention]
+    if not all(mask.causal and mask.context == "context" for mask in masks) or len(target.graph.scopes) > 1:
+        raise UserError(f"{what}: {target.graph.name} has tokens that see later ones; allowed: causal models")
+    if plan.mesh.cp > 1:
+        raise UserError(f"{what}: plan.cp = {plan.mesh.cp} spreads the tokens of a sequence; allowed: cp 1")
+    if has_sampled_loads(plan):
+        raise UserError(f"{what}: expert_load = sampled is drawn for whole sequences; allowed: expected")
+    if slices and sum(slices) != seq_len:
+        raise UserError(f"{what}: {sum(slices)} tokens in all; allowed: the sequence's {seq_len}")
+    rows = plan.mesh.tp if plan.tensor_parallel.sequence_parallel else 1
+    if any(size % rows for size in slices or ()):
+        raise UserError(
+            f"{what}: sequence parallelism shares rows over tp = {rows}; allowed: multiples of {rows}"
+        )
+
+
 def _schedule(plan: Plan, target: Target) -> None:
     microbatches = plan.num_microbatches(target.training.global_batch)
     stages = plan.mesh.pp * plan.pipeline.vpp
@@ -291,7 +323,8 @@ def _schedule(plan: Plan, target: Target) -> None:
             f"{MAX_PASSES} in all, larger micro-batches or more data parallelism"
         )
     table = schedule_of(plan, target.training)
-    shape = {"ranks": plan.mesh.pp, "stages": stages, "microbatches": microbatches}
+    passes = microbatches * len(plan.pipeline.slices or (0,))
+    shape = {"ranks": plan.mesh.pp, "stages": stages, "microbatches": passes}
     for what, wanted in shape.items():
         found = getattr(table, f"num_{what}")
         if found != wanted:

@@ -17,7 +17,7 @@ from simpar.plan.mesh import AXES
 
 SECTIONS = {
     "mesh": ("tp", "cp", "dp", "pp", "ep", "etp"),
-    "pipeline": ("schedule", "vpp", "layers", "actions", "pass_costs"),
+    "pipeline": ("schedule", "vpp", "layers", "actions", "slices", "pass_costs"),
     "data_parallel": (
         "kind", "zero", "hsdp", "bucket_bytes", "first_bucket_bytes", "overlap_grad_reduce",
         "overlap_param_gather", "reshard_after_forward", "sync", "sync_every", "staleness", "servers",

@@ -55,6 +55,9 @@ class Pipeline(_Part):
     actions: str | None = Field(
         None, description="action table (CSV, a line a rank) instead of a named schedule"
     )
+    slices: tuple[Count, ...] | None = Field(
+        None, description="tokens of every slice of a sequence; terapipe chooses them"
+    )
     pass_costs: tuple[PassCost, PassCost, PassCost] | None = Field(
         None, description="durations of F, I and W, in any unit, that a greedy schedule is made for"
     )

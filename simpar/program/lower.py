@@ -25,6 +25,7 @@ from simpar.program.rank_view import ANY, Job, RankView
 from simpar.program.stages import Pricing, StageBuilder
 from simpar.program.synchronisation import Synchronisation
 from simpar.program.templates import GATHER, REDUCE, Node, Template, flatten
+from simpar.program.token_slices import slice_ends, slice_view
 from simpar.program.traffic import (
     EMBEDDING_GROUP,
     Network,
@@ -232,9 +233,9 @@ class ClassMaker:
         pipeline_rank = int(self.stage_of_class[class_id])
         letters, stages, microbatches = self.schedule.letters(pipeline_rank)
         keys = list(zip(letters, stages.tolist(), self._boundaries(letters, stages), strict=True))
-        templates, index = self._templates(class_id, keys)
+        templates, order = self._ordered(class_id, keys, microbatches)
         templates.append(self._tail(class_id))
-        order = np.array([index[key] for key in keys] + [len(templates) - 1], dtype=np.int64)
+        order = np.append(order, len(templates) - 1)
         sources = self._sources(class_id, letters, stages, microbatches)
         pairs = np.flatnonzero(self.schedule.ranks[pipeline_rank].overlap)
         if len(pairs):
@@ -249,6 +250,31 @@ class ClassMaker:
             source_class=_with_tail(source_class),
             source_action=_with_tail(source_action),
         )
+
+    def _ordered(
+        self, class_id: int, keys: Sequence[tuple[str, int, bool]], microbatches: NDArray[Any]
+    ) -> tuple[list[Template], Ints]:
+        """Templates, and the index of every action's: of whole sequences, or slice by slice."""
+        every: list[Template] = []
+        order = np.zeros(len(keys), dtype=np.int64)
+        makers = self._slice_makers or (self,)
+        for number, maker in enumerate(makers):
+            mine = np.flatnonzero(microbatches % len(makers) == number)
+            templates, index = maker._templates(class_id, [keys[at] for at in mine.tolist()])
+            order[mine] = [len(every) + index[keys[at]] for at in mine.tolist()]
+            every += templates
+        return every, order
+
+    @cached_property
+    def _slice_makers(self) -> tuple[ClassMaker, ...]:
+        """Makers of the templates of every slice of a sequence; none where sequences are whole."""
+        slices = self.builder.job.plan.pipeline.slices
+        if not slices:
+            return ()
+        builders = (
+            replace(self.builder, view=slice_view(self.builder.view, *ends)) for ends in slice_ends(slices)
+        )
+        return tuple(replace(self, builder=builder) for builder in builders)
 
     def _join_pairs(
         self,

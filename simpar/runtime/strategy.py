@@ -95,6 +95,8 @@ def refuse_schedule(schedule: Schedule) -> None:
 
 def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
     numerics, mesh = plan.numerics, plan.mesh
+    if plan.pipeline.slices or plan.schedule == "terapipe":
+        raise UserError("plan.slices: torch's pipelines run whole sequences; allowed in a real run: none")
     if apart(plan):
         _refuse_alone(plan)
     for name in ("reduce_dtype", "gather_dtype"):

@@ -24,8 +24,8 @@ Ints = NDArray[np.int64]
 DEFAULT_ORDER = "tp-cp-dp-pp"
 ORDERS = (DEFAULT_ORDER, "tp-cp-pp-dp")
 RECOMPUTE = ("none", "selective", "full", "every:2")
-LEFT_OUT = ("naive", "dualpipe")
-"""Schedules that no row has: one that never pipelines, one that keeps two copies of every stage."""
+LEFT_OUT = ("naive", "dualpipe", "terapipe")
+"""Schedules that no row has: one that never pipelines, one with two copies of every stage, one in slices of tokens."""
 SEVERAL_CHUNKS = ("interleaved", "breadth-first")
 TWO_CHUNKS = ("zb-v", "v-half", "v-min", "dualpipev")
 MAX_MICRO_BATCH = 64

@@ -29,6 +29,7 @@ SCHEDULES = {
     "v-min": "patterns:v_min",
     "dualpipe": "dualpipe:dualpipe",
     "dualpipev": "dualpipe:dualpipe_v",
+    "terapipe": "terapipe:terapipe",
 }
 
 EVEN_COSTS = (1.0, 1.0, 1.0)

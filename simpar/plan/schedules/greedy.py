@@ -113,9 +113,7 @@ def _even_table(rank_of_stage: tuple[int, ...], m: int, make_chooser: MakeChoose
     return simulate(rank_of_stage, m, make_chooser(), UNIT)[0]
 
 
-def simulate(
-    rank_of_stage: tuple[int, ...], m: int, choose: Chooser, costs: Costs
-) -> tuple[Table, float]:
+def simulate(rank_of_stage: tuple[int, ...], m: int, choose: Chooser, costs: Costs) -> tuple[Table, float]:
     """Run the pipeline; every rank's table, and the makespan."""
     ranks, targets = _idle_ranks(rank_of_stage)
     ranks[rank_of_stage[0]].forwards[0].extend((0.0, microbatch) for microbatch in range(m))

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from simpar.errors import UserError
-from simpar.plan.schedules.actions import F, I, Schedule, W
+from simpar.plan.schedules.actions import F, I, Schedule
 from simpar.plan.schedules.greedy import (
     UNIT,
     Chooser,

@@ -19,7 +19,7 @@ COSTS = [(1.0, 1.0, 1.0), (10.0, 12.0, 8.0), (3.0, 9.0, 1.0)]
 def caps(p, m):
     """Most chunks of activations a rank keeps."""
     return {
-        "naive": 1, "gpipe": m, "1f1b": min(p, m), "interleaved": min(3 * p - 1, 2 * m),
+        "naive": 1, "gpipe": m, "terapipe": m, "1f1b": min(p, m), "interleaved": min(3 * p - 1, 2 * m),
         "breadth-first": 2 * m, "zb-h1": p, "zb-h2": 2 * p - 1, "zb-v": 2 * p, "v-half": 2 * ((p + 2) // 2),
         "v-min": 2 * ((p + 4) // 3), "dualpipe": p + 1, "dualpipev": 2 * p + 1,
     }  # fmt: skip
@@ -28,8 +28,8 @@ def caps(p, m):
 def bubbles(p, m):
     """Makespan beyond a rank's work, in passes of a chunk, for F = I = W and enough microbatches."""
     return {
-        "naive": 3 * (p - 1) * m, "gpipe": 3 * (p - 1), "1f1b": 3 * (p - 1), "interleaved": 3 * (p - 1),
-        "breadth-first": 3 * (p - 1), "zb-h1": p - 1, "zb-h2": p - 1, "zb-v": p - 1,
+        "naive": 3 * (p - 1) * m, "gpipe": 3 * (p - 1), "terapipe": 3 * (p - 1), "1f1b": 3 * (p - 1),
+        "interleaved": 3 * (p - 1), "breadth-first": 3 * (p - 1), "zb-h1": p - 1, "zb-h2": p - 1, "zb-v": p - 1,
         "v-half": 3 * p - (4 if p % 2 else 7), "v-min": 4 * p - 5, "dualpipe": p - 2,
         "dualpipev": 2 * (p - 1),
     }  # fmt: skip
@@ -115,10 +115,13 @@ def test_a_wrong_number_of_chunks_is_refused(name):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_making_a_large_table_is_quick(name):
-    """A table of 32 ranks and 128 microbatches takes a fraction of a second."""
-    begin = time.process_time()
-    make_schedule.__wrapped__(name, 32, 128)
-    assert time.process_time() - begin < 0.5
+    """A table of 32 ranks and 128 microbatches takes less than a tenth of a second (twice that where others work)."""
+    taken = []
+    for n in range(3):
+        begin = time.process_time()
+        make_schedule.__wrapped__(name, 32, 128 + 32 * n)
+        taken.append(time.process_time() - begin)
+    assert min(taken) < 0.2
 
 
 def test_columns_are_small_integers():
