@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import numpy as np
@@ -70,7 +71,29 @@ def _quantity(dimension: str) -> BeforeValidator:
             raise ValueError(f"needs a unit, such as {_EXAMPLES[dimension]}")
         return value
 
+    convert.dimension = dimension  # type: ignore[attr-defined]
     return BeforeValidator(convert)
+
+
+def dimension_of(metadata: Iterable[Any]) -> str | None:
+    """The dimension that annotations of a field give it ("bytes", "seconds", ...); None for a plain number."""
+    found = (getattr(getattr(each, "func", None), "dimension", None) for each in metadata)
+    return next((name for name in found if name), None)
+
+
+def with_unit(value: float, dimension: str) -> str:
+    """A quantity as files write it: "18.2 GB/s" for 1.82e10 of ``bytes_per_s``, six significant digits."""
+    units = {
+        unit: factor for unit, factor in _UNITS[dimension].items() if "b" not in unit and "i" not in unit
+    }
+    fitting = {unit: factor for unit, factor in units.items() if factor <= abs(value)} or units
+    choose = max if fitting is not units else min
+    unit = (
+        choose(fitting, key=lambda name: fitting[name])
+        if value
+        else next(u for u, f in units.items() if f == 1)
+    )
+    return f"{value / units[unit]:.6g} {unit}"
 
 
 _POSITIVE = Field(gt=0, allow_inf_nan=False)

@@ -11,7 +11,19 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from simpar.cli import about, compare, export, import_, listing, plot, report, search, simulate, validate
+from simpar.cli import (
+    about,
+    calibrate,
+    compare,
+    export,
+    import_,
+    listing,
+    plot,
+    report,
+    search,
+    simulate,
+    validate,
+)
 from simpar.cli import run as _run
 from simpar.cli.about import version as _version
 from simpar.cli.app import BAD_INPUT, INFEASIBLE, INTERRUPTED, app
@@ -26,6 +38,7 @@ COMMANDS = (
     import_,
     _run,
     plot,
+    calibrate,
     validate,
     listing,
     about,

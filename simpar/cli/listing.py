@@ -63,7 +63,8 @@ def _fabric(profile: ClusterProfile) -> str:
     from simpar.units import format_rate
 
     inside, out = profile.scale_up, profile.scale_out
-    words = f"{profile.devices_per_node} x {profile.device}, {inside.kind} {format_rate(inside.bandwidth)}"
+    device = profile.device if isinstance(profile.device, str) else profile.device.name
+    words = f"{profile.devices_per_node} x {device}, {inside.kind} {format_rate(inside.bandwidth)}"
     return words + (f", {out.nics_per_node} x {out.kind} {format_rate(out.nic_bandwidth)}" if out else "")
 
 

@@ -42,7 +42,24 @@ def operator_times(
     operators: Sequence[Operator], dims: RankDims, kernels: KernelModel, stack: Stack
 ) -> list[OperatorTime]:
     """Kernel times of a block's operators, in order. Raises KeyError for an operator kind without a rule."""
-    return [_RULES[op.kind](op, Sizes(dims.of(op), kernels, stack)) for op in operators]
+    return [_time(op, Sizes(dims.of(op), kernels, stack)) for op in operators]
+
+
+def _time(op: Operator, sizes: Sizes) -> OperatorTime:
+    """By the rule of its kind; passes that were measured for the stack replace those that the rule counts."""
+    ruled = _RULES[op.kind](op, sizes)
+    if op.kind not in sizes.stack.passes or not ruled.forward_kernels:
+        return ruled
+    moved = _elements(op, sizes) * sizes.kernels.activation_bytes
+    forward, backward = sizes.stack.passes[op.kind]
+    backward_s = sizes.kernels.memory_time_s(backward * moved, kernels=ruled.backward_kernels)
+    by_weight = op.kind == "embedding"
+    return replace(
+        ruled,
+        forward_s=sizes.kernels.memory_time_s(forward * moved, kernels=ruled.forward_kernels),
+        backward_input_s=0.0 if by_weight else backward_s,
+        backward_weight_s=backward_s if by_weight else 0.0,
+    )
 
 
 def _elements(op: Operator, sizes: Sizes) -> Array:

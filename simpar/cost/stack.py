@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
 from simpar import files
 from simpar.cost.habits import MemoryHabits
@@ -57,7 +57,7 @@ class Launch(_Part):
     host_time_per_collective_s: Seconds = 0.0
     message_s: Seconds = 0.0
     kernel_overhead: float = Field(1.0, gt=0, allow_inf_nan=False)
-    optimizer_passes: float = Field(1.0, ge=1)
+    optimizer_passes: float = Field(1.0, gt=0, allow_inf_nan=False)
     step_overhead_s: Seconds = 0.0
     expert_overhead: float = Field(1.0, gt=0, allow_inf_nan=False)
     expert_sync_s: Seconds = 0.0
@@ -118,6 +118,8 @@ class Described(_Part):
 class Stack(Described):
     """A training framework as the simulator sees it.
 
+    ``passes`` are measured (forward, backward) passes over memory of memory-bound operators by kind, each of the
+    operator's output, in place of those that ``fusion`` implies.
     ``variants`` name releases or settings that differ, by dotted key, in SI.
     """
 
@@ -130,6 +132,7 @@ class Stack(Described):
     numerics: StackNumerics = StackNumerics()
     buckets: Buckets = Buckets()
     memory: MemoryHabits = MemoryHabits()
+    passes: dict[str, tuple[PositiveFloat, PositiveFloat]] = Field(default_factory=dict)
     variants: dict[str, dict[str, float]] = Field(default_factory=dict)
 
 

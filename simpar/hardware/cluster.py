@@ -85,7 +85,8 @@ class Cluster:
     @cached_property
     def device(self) -> Device:
         """The device of every rank."""
-        return load_device(self.profile.device)
+        own = self.profile.device
+        return own if isinstance(own, Device) else load_device(own)
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -456,7 +457,7 @@ def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None)
 
             return make_mixed(files.parse(MixedProfile, document), nodes, path.parent)
         profile = files.parse(ClusterProfile, document)
-        if Path(profile.device).suffix:
+        if isinstance(profile.device, str) and Path(profile.device).suffix:
             profile = profile.model_copy(update={"device": str(path.parent / profile.device)})
     return make_cluster(profile, 1 if nodes is None else nodes)
 
@@ -472,5 +473,6 @@ def make_cluster(profile: ClusterProfile, nodes: int) -> Cluster:
         raise UserError(
             f"hardware {profile.name}: has no network between nodes; allowed: {rule}, not {nodes}"
         )
-    load_device(profile.device)
-    return Cluster(profile, nodes)
+    cluster = Cluster(profile, nodes)
+    _ = cluster.device
+    return cluster

@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from simpar.hardware.device import Device
 from simpar.units import Bytes, BytesPerS, Count, Seconds, UsdPerHour, Watts
 
 
@@ -58,13 +59,20 @@ class ScaleOut(_Part):
 
 
 class Host(_Part):
-    """The host side of a node: memory, and the PCIe link of each device."""
+    """The host side of a node: memory, and the PCIe link of each device.
+
+    Devices that are processes on the same cores (a machine without accelerators) work ``compute_capacity`` at a time
+    at full speed, more of them slow each other down; None: a device has compute of its own. ``collective_load`` is
+    the part of a device's cores that its share of a running collective takes.
+    """
 
     memory_bytes: Bytes
     memory_bandwidth: BytesPerS
     pcie_bandwidth: BytesPerS
     nvme_bandwidth: BytesPerS | None = None
     power: Watts = 0.0
+    compute_capacity: float | None = Field(None, ge=1, allow_inf_nan=False)
+    collective_load: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
 
 
 class Disturbance(_Part):
@@ -88,12 +96,13 @@ class Jobs(_Part):
 class ClusterProfile(_Part):
     """A kind of cluster; the number of nodes is the user's choice.
 
-    ``collectives`` holds the fitted parameters that :mod:`simpar.cost.collectives` reads, ``jobs`` what differs
+    ``device`` is a name, a file beside the profile, or a device itself. ``collectives`` holds the fitted parameters
+    that :mod:`simpar.cost.collectives` reads, ``jobs`` what differs
     inside jobs.
     """
 
     name: str
-    device: str
+    device: str | Device
     devices_per_node: Count
     scale_up: ScaleUp
     scale_out: ScaleOut | None = None

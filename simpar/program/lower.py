@@ -22,6 +22,7 @@ from simpar.program.pairs import handover
 from simpar.program.phases import BLOCK_STREAMS, COMPUTE, CONTEXT, EXPERT, TENSOR, CollectiveUse
 from simpar.program.program import Program
 from simpar.program.rank_view import ANY, Job, RankView
+from simpar.program.shared_cores import are_shared, share_cores
 from simpar.program.stages import Pricing, StageBuilder
 from simpar.program.synchronisation import Synchronisation
 from simpar.program.templates import GATHER, REDUCE, Node, Template, flatten
@@ -116,6 +117,8 @@ def emit_classes(maker: ClassMaker, streams: tuple[str, ...]) -> Lowered:
     slots, rows = emitter.finish()
     slots = _with_jitter(slots, layout, maker.perturbation)
     program, op_of_slot = assemble(slots, rows, emitter.labels.labels(), tuple(emitter.streams), network)
+    if network.contention and are_shared(network.cluster):
+        program = share_cores(program, slots, op_of_slot, layout, network.cluster)
     return Lowered(
         program,
         layout,
@@ -353,7 +356,10 @@ class ClassMaker:
         )
 
     def _collapsible(self, class_id: int) -> bool:
-        return all(self.network.is_private(class_id, kind) for kind in self.network.block_kinds)
+        kinds, cluster = self.network.block_kinds, self.network.cluster
+        if kinds and self.network.contention and are_shared(cluster):
+            return False  # a rank that waits for others inside a block leaves its cores to them
+        return all(self.network.is_private(class_id, kind) for kind in kinds)
 
     def _with_send(self, letter: str, stage: int, template: Template) -> Template:
         """Append the message to the neighbouring stage; forward sends ahead, B and I send back."""

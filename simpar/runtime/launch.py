@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from simpar.errors import UserError
-from simpar.runtime.job import Job
+from simpar.runtime.job import Job, Machine
 from simpar.runtime.worker import die_with_parent, listen
 
 GRACE_S = 10.0
@@ -50,6 +50,16 @@ def require_torch() -> None:
         raise UserError(f"torch {version}: allowed: {MIN_TORCH[0]}.{MIN_TORCH[1]} or newer")
 
 
+@dataclass(frozen=True)
+class Workers:
+    """What torchrun starts on every rank: a module with one argument, results in ``folder``."""
+
+    module: str
+    argument: Path
+    folder: Path
+    machine: Machine
+
+
 def launch(
     job: Job,
     processes: int,
@@ -66,12 +76,27 @@ def launch(
     where = nodes or Nodes()
     if job.machine.port is not None and where.rank == 0:
         listen(LOCALHOST if where.count == 1 else "0.0.0.0", job.machine.port).close()
-    folder = Path(job.folder)
+    Path(job.folder).mkdir(parents=True, exist_ok=True)
+    workers = Workers("simpar.runtime.worker", job.save(), Path(job.folder), job.machine)
+    return start(workers, processes, nodes=where, max_restarts=max_restarts, follow=follow)
+
+
+def start(
+    workers: Workers,
+    processes: int,
+    *,
+    nodes: Nodes | None = None,
+    max_restarts: int = 0,
+    follow: Callable[[], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Run workers on ``processes`` ranks of this node, as :func:`launch` does with a job."""
+    require_torch()
+    where, folder = nodes or Nodes(), workers.folder
     folder.mkdir(parents=True, exist_ok=True)
     for old in (*folder.glob("rank*.json"), *folder.glob("failed*.json"), *folder.glob("rank*.pid")):
         old.unlink()
-    command = torchrun(job, processes, where, max_restarts)
-    with _running(command, _environment(job, where), folder / "torchrun.log") as process:
+    command = torchrun(workers, processes, where, max_restarts)
+    with _running(command, _environment(workers.machine, where), folder / "torchrun.log") as process:
         while process.poll() is None:
             time.sleep(POLL_S)
             if follow is not None:
@@ -80,10 +105,10 @@ def launch(
     return [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"), key=_number)]
 
 
-def torchrun(job: Job, processes: int, nodes: Nodes, max_restarts: int) -> list[str]:
+def torchrun(workers: Workers, processes: int, nodes: Nodes, max_restarts: int) -> list[str]:
     """The command line of torch.distributed.run. One node meets through a file and opens no port."""
-    folder = Path(job.folder)
-    timeout = f"join_timeout={int(job.machine.timeout_s)},timeout={int(job.machine.timeout_s)}"
+    folder, patience_s = workers.folder, int(workers.machine.timeout_s)
+    timeout = f"join_timeout={patience_s},timeout={patience_s}"
     if nodes.count == 1:
         meeting = folder / f"rendezvous-{os.getpid()}-{time.monotonic_ns()}"
         rendezvous = ["--rdzv-endpoint", str(meeting), "--rdzv-conf", f"store_type=file,{timeout}"]
@@ -96,16 +121,16 @@ def torchrun(job: Job, processes: int, nodes: Nodes, max_restarts: int) -> list[
         "--nnodes", str(nodes.count), "--nproc-per-node", str(processes), "--max-restarts", str(max_restarts),
         "--rdzv-backend", "c10d", "--rdzv-id", "simpar", *rendezvous,
         "--monitor-interval", "0.1", "--log-dir", str(folder / "logs"), "--redirects", "3",
-        "--module", "simpar.runtime.worker", str(job.save()),
+        "--module", workers.module, str(workers.argument),
     ]  # fmt: skip
 
 
-def _environment(job: Job, nodes: Nodes) -> dict[str, str]:
-    found = {**os.environ, "OMP_NUM_THREADS": str(job.machine.threads)}
+def _environment(machine: Machine, nodes: Nodes) -> dict[str, str]:
+    found = {**os.environ, "OMP_NUM_THREADS": str(machine.threads)}
     found["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # the agent would listen on every interface
     path = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
     found["PYTHONPATH"] = os.pathsep.join(path)
-    if nodes.count == 1 and job.machine.device == "cpu" and sys.platform == "linux":
+    if nodes.count == 1 and machine.device == "cpu" and sys.platform == "linux":
         found.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return found
 

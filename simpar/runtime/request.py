@@ -110,7 +110,7 @@ def on_machine(job: Job, processes: int) -> Job:
     where it was asked for and there are too few.
     """
     chosen = job.machine.model_fields_set
-    found = _accelerators()
+    found = accelerators()
     device = job.machine.device if "device" in chosen else ("cuda" if found >= processes else "cpu")
     if device == "cuda" and found < processes:
         raise UserError(
@@ -127,7 +127,7 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _accelerators() -> int:
+def accelerators() -> int:
     """NVIDIA devices of this node, without importing torch."""
     return len([path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()])
 

@@ -58,7 +58,7 @@ def train(job: Job, rank: int, world_size: int, device: Any) -> dict[str, Any]:
     path = session.folder / KINETO.format(rank=rank) if job.trace_steps else None
     with tracing(path, wait=job.warmup, steps=job.trace_steps) as traced:
         for step in range(first, job.steps):
-            rows.append(_one_step(session, step))
+            rows.append(train_step(session, step))
             if log is not None:
                 log(rows[-1])
             saving.after(step)
@@ -158,7 +158,8 @@ def vocabulary(model: Any) -> int:
     return found
 
 
-def _one_step(session: Session, step: int) -> dict[str, Any]:
+def train_step(session: Session, step: int) -> dict[str, Any]:
+    """One optimizer step on this rank, with its loss, time and phases."""
     clock, ranks = session.clock, session.ranks
     seed_step(session, step)
     begin = clock.now()

@@ -13,13 +13,15 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from simpar.errors import UserError
 from simpar.files import write_atomic
-from simpar.runtime.job import Job
+from simpar.runtime.job import Job, Machine
 
 PR_SET_PDEATHSIG = 1
 FAILED = 1
@@ -30,12 +32,17 @@ def main() -> int:
     """Run this rank; 0 when done, 2 where the user can mend it, 1 where not."""
     die_with_parent()
     job = Job.load(sys.argv[1])
-    rank, folder = int(os.environ["RANK"]), Path(job.folder)
+    return serve(Path(job.folder), lambda: run(job))
+
+
+def serve(folder: Path, work: Callable[[], dict[str, Any]]) -> int:
+    """Do a rank's work and leave what it measured, or why it failed, in a folder; the exit code."""
+    rank = int(os.environ["RANK"])
     write_atomic(folder / f"rank{rank}.pid", f"{os.getpid()}\n")
     if any('"kind": "user"' in path.read_text() for path in folder.glob("failed*.json")):
         return BAD_INPUT  # starting again does not mend it
     try:
-        measured = run(job)
+        measured = work()
     except UserError as error:
         return fail(folder, rank, "user", str(error), BAD_INPUT)
     except Exception as error:  # noqa: BLE001 - the reason must reach the user whatever it is
@@ -47,31 +54,38 @@ def main() -> int:
 
 def run(job: Job) -> dict[str, Any]:
     """Join the other ranks, train, and leave. Raises UserError."""
+    from simpar.runtime.train import train
+
+    with joined(job.machine) as device:
+        return train(job, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), device)
+
+
+@contextmanager
+def joined(machine: Machine) -> Iterator[Any]:
+    """The device of this rank, while it is one of the job's process group: NCCL between CUDA devices, else gloo."""
     import torch
     import torch.distributed as dist
 
-    from simpar.runtime.train import train
-
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    device = torch.device(job.machine.device, local_rank if job.machine.device == "cuda" else None)
-    if job.machine.device == "cuda":
+    device = torch.device(machine.device, local_rank if machine.device == "cuda" else None)
+    if machine.device == "cuda":
         torch.cuda.set_device(device)
-    backend = "cuda:nccl,cpu:gloo" if job.machine.device == "cuda" else "gloo"
-    world_size, timeout = int(os.environ["WORLD_SIZE"]), timedelta(seconds=job.machine.timeout_s)
-    store = meet(job, rank, world_size, timeout)
+    backend = "cuda:nccl,cpu:gloo" if machine.device == "cuda" else "gloo"
+    world_size, timeout = int(os.environ["WORLD_SIZE"]), timedelta(seconds=machine.timeout_s)
+    store = meet(machine, rank, world_size, timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     try:
-        return train(job, rank, world_size, device)
+        yield device
     finally:
         dist.destroy_process_group()
 
 
-def meet(job: Job, rank: int, world_size: int, timeout: timedelta) -> Any:
+def meet(machine: Machine, rank: int, world_size: int, timeout: timedelta) -> Any:
     """The store where ranks find each other. It listens on the master's address only, not on every interface."""
     from torch.distributed import TCPStore
 
     host = os.environ["MASTER_ADDR"]
-    port = job.machine.port or int(os.environ["MASTER_PORT"])
+    port = machine.port or int(os.environ["MASTER_PORT"])
     listener = listen(host, port).detach() if rank == 0 else None
     return TCPStore(
         host, port, world_size, is_master=rank == 0, timeout=timeout, wait_for_workers=False,

@@ -16,6 +16,8 @@ from simpar.errors import UserError
 from simpar.files import choose
 from simpar.units import GB, GIB, US
 
+_OWN_SHARES = {"all_gather": "gather_share", "reduce_scatter": "scatter_share"}
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -118,6 +120,8 @@ def efficiency(candidate: Candidate, values: Mapping[str, float]) -> Efficiency:
     if port_name == "port_efficiency":
         port *= 1 - values["pair_loss"] * (2 / max(shape.per_domain, 2)) ** 2
         port *= values["far_port_share"] if shape.num_domains > 1 else 1.0
+        port *= values[_OWN_SHARES[candidate.op]] if candidate.op in _OWN_SHARES else 1.0
+    port *= (1 - values["port_scale_loss"]) ** max(math.log2(shape.per_domain) - 1, 0.0)
     port *= values["host_bridge_share"] if candidate.crosses_host else 1.0
     doublings = max(math.log2(shape.num_domains) - 1, 0.0)
     kept = 1 - values["nic_scale_loss"]

@@ -35,6 +35,9 @@ PARAMETERS: dict[str, tuple[float, str]] = {
     "ll128_efficiency": (0.92, "bandwidth of the LL128 protocol over that of Simple"),
     "port_efficiency": (0.81, "share of the scale-up port that rings and trees reach"),
     "pair_loss": (0.2, "part of port_efficiency that a ring of two lacks; a ring of N lacks (2/N)^2 of it"),
+    "port_scale_loss": (0.0, "share of a port lost per doubling of a group inside a domain beyond two"),
+    "gather_share": (1.0, "part of port_efficiency left to all-gathers"),
+    "scatter_share": (1.0, "part of port_efficiency left to reduce-scatters"),
     "far_port_share": (0.95, "part of port_efficiency left to rings and trees that span domains"),
     "host_bridge_share": (
         0.6,

@@ -1,0 +1,352 @@
+"""From samples to parameters: least squares on the logarithm of time, a few physical numbers each. No torch here.
+
+What is fitted is what the simulator reads, through the very functions that it predicts with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from simpar.calibrate.request import Request, Sample
+from simpar.cost.collectives import collective_time_s
+from simpar.cost.kernels import KernelModel
+from simpar.cost.operators import OperatorTime, operator_times, optimizer_time_s
+from simpar.cost.stack import Stack
+from simpar.hardware.cluster import Cluster
+from simpar.hardware.device import Device
+from simpar.models.graph import Block
+from simpar.plan.plan import Plan
+from simpar.plan.sharding import RankDims, rank_dims
+from simpar.units import US
+
+Floats = NDArray[np.float64]
+PASS_KINDS = ("norm", "rope", "gated_activation", "activation", "add", "dropout", "embedding", "loss")
+PRODUCTS: dict[str, tuple[float, float, float]] = {  # start, least, most
+    "gemm_efficiency": (0.9, 0.05, 2.0), "gemm_prologue_k": (8.0, 0.0, 2000.0),
+}  # fmt: skip
+TILES = {"gemm_wave_overlap": (0.3, 0.0, 1.0), "gemm_small_tile_loss": (0.1, 0.0, 0.3)}
+ATTENTION = {
+    "attention_forward_efficiency": (0.4, 0.01, 1.0), "attention_backward_efficiency": (0.4, 0.01, 1.0),
+    "attention_half_seq": (100.0, 0.0, 4000.0),
+}  # fmt: skip
+COLLECTIVES = {
+    "base_us": (100.0, 0.1, 20_000.0), "port_hop_us": (50.0, 0.0, 20_000.0), "port_efficiency": (0.3, 0.005, 1.0),
+    "gather_share": (1.0, 0.1, 10.0), "scatter_share": (1.0, 0.1, 10.0), "exchange_efficiency": (0.3, 0.005, 1.0),
+    "send_efficiency": (0.6, 0.005, 1.0), "port_scale_loss": (0.1, 0.0, 0.9),
+}  # fmt: skip
+FIXED = {"pair_loss": 0.0, "ll_hop_factor": 1.0, "ll128_hop_factor": 1.0, "send_us": 0.0, "near_peer_us": 0.0}
+
+
+@dataclass(frozen=True)
+class Samples:
+    """All samples of a machine, and what was asked for."""
+
+    request: Request
+    every: tuple[Sample, ...]
+
+    def of(self, kind: str, name: str | None = None) -> list[Sample]:
+        """Samples of a kind, and name."""
+        return [each for each in self.every if each.kind == kind and name in (None, each.name)]
+
+    @cached_property
+    def walks(self) -> list[tuple[Block, RankDims]]:
+        """Of every walk its operators as one block, and their dims."""
+        found = []
+        for walk in self.request.walks:
+            graph, plan = walk.graph(), Plan.model_validate({"dp": 1, "micro_batch": walk.batch})
+            layer = graph.blocks[graph.layers[0]]
+            every = (*graph.embedding.operators, *layer.operators, *graph.head.operators)
+            found.append((replace(layer, operators=every), rank_dims(graph, plan, walk.training)))
+        return found
+
+    @cached_property
+    def operators(self) -> list[tuple[Sample, str]]:
+        """Samples of operators with their kind."""
+        kinds = [{op.name: op.kind for op in block.operators} for block, _ in self.walks]
+        return [(each, kinds[each.shape[0]][each.name]) for each in self.of("operator")]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well a part of the model fits: number of samples, median and 90th percentile of the absolute error."""
+
+    part: str
+    count: int
+    median: float
+    p90: float
+
+    @staticmethod
+    def of(part: str, predicted: Iterable[float], measured: Iterable[float]) -> Quality:
+        """Relative errors of predictions."""
+        error = np.abs(np.array(list(predicted)) / np.array(list(measured)) - 1)
+        return Quality(part, len(error), float(np.median(error)), float(np.percentile(error, 90)))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A device and a stack under construction: what kernels cost on them."""
+
+    device: Device
+    stack: Stack
+
+    def kernels(self, precision: str = "fp32") -> KernelModel:
+        """The kernel model in short benchmarks and long steps alike: a calibration knows one clock."""
+        return KernelModel(self.device, precision, self.stack.fusion.attention)
+
+    def with_kernels(self, values: Mapping[str, float]) -> Machine:
+        """With other parameters of kernels."""
+        kernels = {**self.device.kernels, **values}
+        return replace(self, device=self.device.model_copy(update={"kernels": kernels}))
+
+    def operator_times(self, samples: Samples) -> list[dict[str, OperatorTime]]:
+        """Of every walk the times of its operators by name."""
+        kernels = self.kernels()
+        return [
+            {time.name: time for time in operator_times(block.operators, dims, kernels, self.stack)}
+            for block, dims in samples.walks
+        ]
+
+    def predicted(self, samples: Samples, wanted: Sequence[Sample]) -> Floats:
+        """Seconds of samples of operators."""
+        times = self.operator_times(samples)
+        return np.array([_direction(times[each.shape[0]][each.name], each.direction) for each in wanted])
+
+
+def _direction(time: OperatorTime, direction: str) -> float:
+    return float(time.forward_s if direction == "forward" else time.backward_input_s + time.backward_weight_s)
+
+
+def solve(
+    bounds: Mapping[str, tuple[float, float, float]],
+    predict: Callable[[dict[str, float]], Floats],
+    measured: Sequence[float],
+) -> dict[str, float]:
+    """Parameters within (start, least, most) that predict the measured seconds best, outliers counting less."""
+    names, goal = list(bounds), np.log(np.asarray(measured))
+    start, least, most = (np.array(column) for column in zip(*bounds.values(), strict=True))
+
+    def residuals(values: Floats) -> Floats:
+        seconds = np.maximum(predict(_named(names, values)), np.finfo(float).tiny)
+        return np.asarray(np.log(seconds) - goal, dtype=np.float64)
+
+    found = least_squares(
+        residuals,
+        start,
+        bounds=(least, most),
+        x_scale=np.maximum(np.abs(start), 0.1),
+        loss="soft_l1",
+        f_scale=0.1,
+    )
+    return {name: rounded(value) for name, value in _named(names, found.x).items()}
+
+
+def _named(names: Sequence[str], values: Floats) -> dict[str, float]:
+    return {name: float(value) for name, value in zip(names, values, strict=True)}
+
+
+def rounded(value: float) -> float:
+    """Four significant digits: what a profile says is what was fitted."""
+    return float(f"{value:.4g}")
+
+
+def products(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]:
+    """Rates of products; other dtypes than fp32 get the peak at which they fit under the same shares."""
+    plain, found = samples.of("product"), [each for each, kind in samples.operators if kind == "matmul"]
+    own = [each for each in plain if each.dtype == "fp32"]
+    bounds = {**PRODUCTS, **(TILES if machine.device.kind == "gpu" else {})}
+
+    def predict(values: dict[str, float]) -> Floats:
+        tried = machine.with_kernels(values)
+        alone = [float(tried.kernels().gemm_time_s(*each.shape)) for each in own]
+        return np.concatenate([alone, tried.predicted(samples, found)])
+
+    measured = [each.seconds for each in (*own, *found)]
+    best = solve(bounds, predict, measured)
+    quality = [Quality.of("products", predict(best), measured)]
+    machine = _with_whole_peak(machine.with_kernels(best))
+    for dtype in sorted({each.dtype for each in plain} - {"fp32"}):
+        mine = [each for each in plain if each.dtype == dtype]
+        machine = _with_peak(machine, dtype, mine)
+        times = [float(machine.kernels(dtype).gemm_time_s(*each.shape)) for each in mine]
+        quality.append(Quality.of(f"products in {dtype}", times, [each.seconds for each in mine]))
+    return machine, quality
+
+
+def _with_whole_peak(machine: Machine) -> Machine:
+    """The peak moved up where products would go beyond it: the best one seen still paid for its ends."""
+    beyond = machine.device.kernels["gemm_efficiency"]
+    if beyond <= 1:
+        return machine
+    peaks = {dtype: rounded(peak * beyond) for dtype, peak in machine.device.peak_flop_per_s.items()}
+    device = machine.device.model_copy(update={"peak_flop_per_s": peaks})
+    return replace(machine, device=device).with_kernels({"gemm_efficiency": 1.0})
+
+
+def _with_peak(machine: Machine, dtype: str, mine: Sequence[Sample]) -> Machine:
+    """The peak of a dtype at which the median product takes as long as measured."""
+    peaks = {**machine.device.peak_flop_per_s}
+    peaks[dtype] = max(2.0 * np.prod(each.shape) / each.seconds for each in mine)
+    for _ in range(8):
+        tried = replace(machine, device=machine.device.model_copy(update={"peak_flop_per_s": peaks}))
+        times = [float(tried.kernels(dtype).gemm_time_s(*each.shape)) for each in mine]
+        peaks = {**peaks, dtype: peaks[dtype] * float(np.median(np.array(times) / [e.seconds for e in mine]))}
+    return replace(machine, device=machine.device.model_copy(update={"peak_flop_per_s": peaks}))
+
+
+def attention(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]:
+    """Rates of attention forward and backward, and the length at which it reaches half of them."""
+    found = [each for each, kind in samples.operators if kind == "attention"]
+    measured = [each.seconds for each in found]
+
+    def predict(values: dict[str, float]) -> Floats:
+        return machine.with_kernels(values).predicted(samples, found)
+
+    best = solve(ATTENTION, predict, measured)
+    return machine.with_kernels(best), [Quality.of("attention", predict(best), measured)]
+
+
+def passes(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]:
+    """Passes over memory of every memory-bound kind of operator, each way, from the median of its sizes."""
+    ones = dict.fromkeys(PASS_KINDS, (1.0, 1.0))
+    unit = replace(machine, stack=machine.stack.model_copy(update={"passes": ones})).operator_times(samples)
+    none = dict.fromkeys(PASS_KINDS, (1e-12, 1e-12))
+    base = replace(machine, stack=machine.stack.model_copy(update={"passes": none})).operator_times(samples)
+    ratios: dict[tuple[str, str], list[float]] = {}
+    counted: list[Sample] = []
+    for each, kind in samples.operators:
+        at, name, way = each.shape[0], each.name, each.direction
+        if kind in PASS_KINDS and unit[at][name].forward_kernels:
+            latency_s = _direction(base[at][name], way)
+            one_s = _direction(unit[at][name], way) - latency_s
+            ratios.setdefault((kind, way), []).append(max(each.seconds - latency_s, 0.01 * one_s) / one_s)
+            counted += [each] * (kind != "add" or way == "forward")
+    middle = {key: rounded(np.median(values)) for key, values in ratios.items()}
+    kinds = sorted({kind for kind, _ in middle})
+    # autograd hands the gradient of a sum on as it is; where a stream branches, it adds two as the sum did
+    ways = {
+        kind: (middle[kind, "forward"], middle[kind, "forward" if kind == "add" else "backward"])
+        for kind in kinds
+    }
+    machine = replace(machine, stack=machine.stack.model_copy(update={"passes": ways}))
+    predicted = machine.predicted(samples, counted)
+    return machine, [Quality.of("memory-bound operators", predicted, [each.seconds for each in counted])]
+
+
+def updates(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]:
+    """Passes of the optimizer over its states."""
+    found, kernels = samples.of("optimizer"), machine.kernels()
+
+    def seconds(passes: float) -> Floats:
+        stack = _with_launch(machine, optimizer_passes=passes).stack
+        return np.array([float(optimizer_time_s(each.shape[0], "adamw", kernels, stack)) for each in found])
+
+    least = np.finfo(float).tiny
+    beyond = np.array([each.seconds for each in found]) - seconds(least)
+    ratio = rounded(float(np.median(np.maximum(beyond, US) / (seconds(1.0) - seconds(least)))))
+    machine = _with_launch(machine, optimizer_passes=ratio)
+    return machine, [Quality.of("optimizer", seconds(ratio), [each.seconds for each in found])]
+
+
+def _with_launch(machine: Machine, **values: float) -> Machine:
+    launch = machine.stack.launch.model_copy(update=values)
+    return replace(machine, stack=machine.stack.model_copy(update={"launch": launch}))
+
+
+def steps(
+    samples: Samples, machine: Machine, simulated: Callable[[Machine, int], float]
+) -> tuple[Machine, list[Quality]]:
+    """What whole steps take beyond their listed kernels: a factor on kernels, and a time once a step.
+
+    ``simulated`` gives the predicted seconds of a step of the request on a machine.
+    """
+    found = [each for each in samples.of("step") if each.beside == 1]
+    measured = np.array([each.seconds for each in found])
+    one, two = (
+        np.array(
+            [
+                simulated(_with_launch(machine, kernel_overhead=f, step_overhead_s=0.0), e.shape[0])
+                for e in found
+            ]
+        )
+        for f in (1.0, 2.0)
+    )
+    kernels, rest = two - one, 2 * one - two  # of a step: what the factor multiplies, and what it does not
+    factor, once_s = float(np.median((measured - rest) / kernels)), 0.0
+    if len(found) > 1:
+        design = np.stack([kernels / measured, 1 / measured], axis=1)
+        slope, constant = np.linalg.lstsq(design, 1 - rest / measured, rcond=None)[0]
+        factor, once_s = (float(slope), float(constant)) if constant > 0 and slope > 0 else (factor, 0.0)
+    machine = _with_launch(machine, kernel_overhead=rounded(factor), step_overhead_s=rounded(once_s))
+    return machine, [
+        Quality.of("whole steps of one process", [simulated(machine, e.shape[0]) for e in found], measured)
+    ]
+
+
+def capacity(samples: Samples) -> tuple[float, list[Quality]]:
+    """How many processes the cores carry at full speed, from steps beside each other."""
+    found = [each for each in samples.of("step") if each.beside > 1]
+    alone = {each.shape[0]: each.seconds for each in samples.of("step") if each.beside == 1}
+    slowdown = np.array([each.seconds / alone[each.shape[0]] for each in found])
+    beside = np.array([each.beside for each in found], dtype=float)
+    tried = np.linspace(1.0, beside.max(), 1 + 100 * int(beside.max()))
+    errors = [np.sum((np.log(np.maximum(beside / each, 1.0)) - np.log(slowdown)) ** 2) for each in tried]
+    best = rounded(tried[int(np.argmin(errors))])
+    return best, [Quality.of("steps beside each other", np.maximum(beside / best, 1.0), slowdown)]
+
+
+def collectives(samples: Samples, cluster: Cluster) -> tuple[Cluster, list[Quality]]:
+    """Latencies and shares of bandwidth of collectives on groups of every size."""
+    found = samples.of("collective")
+    several = len({each.shape[0] for each in found}) > 1
+    bounds = COLLECTIVES if several else {k: v for k, v in COLLECTIVES.items() if k != "port_scale_loss"}
+    protocols = {"ll_efficiency": 1.0, "ll128_efficiency": 1.0}
+
+    def with_values(values: Mapping[str, float]) -> Cluster:
+        profile = cluster.profile.model_copy(update={"collectives": {**FIXED, **protocols, **values}})
+        return replace(cluster, profile=profile)
+
+    def predict(values: dict[str, float]) -> Floats:
+        tried = with_values(values)
+        return np.array(
+            [float(collective_time_s(each.name, each.shape[1], (1, each.shape[0]), tried)) for each in found]
+        )
+
+    measured = [each.seconds for each in found]
+    best = solve(bounds, predict, measured)
+    return with_values(best), [Quality.of("collectives", predict(best), measured)]
+
+
+def bandwidth(samples: Samples) -> tuple[float, float, float]:
+    """Best rate of vectors added, the share that the median of the longer ones reaches, fixed seconds of a kernel."""
+    found = sorted(samples.of("stream", "add"), key=lambda each: each.shape[0])
+    moved = [3 * 4.0 * each.shape[0] for each in found]
+    rates = [size / each.seconds for size, each in zip(moved, found, strict=True)]
+    best = max(rates)
+    longer = rates[len(rates) // 2 :]
+    latency_s = max(found[0].seconds - moved[0] / best, 0.0)
+    return best, float(np.median(longer)) / best, latency_s
+
+
+def gathered(ranks: Sequence[Mapping[str, Any]]) -> tuple[Sample, ...]:
+    """Samples of all ranks: kernels are rank 0's; of what groups did the slowest rank's time and the mean load."""
+    by_rank = [[Sample.model_validate(each) for each in rank["samples"]] for rank in ranks]
+    alone = [each for each in by_rank[0] if each.kind != "collective" and each.beside == 1]
+    shared: dict[tuple[Any, ...], list[Sample]] = {}
+    for row in by_rank:
+        for each in row:
+            if each.kind == "collective" or each.beside > 1:
+                shared.setdefault((each.kind, each.name, each.shape, each.beside), []).append(each)
+    together = [
+        max(group, key=lambda each: each.seconds).model_copy(
+            update={"load": float(np.mean([each.load for each in group]))}
+        )
+        for group in shared.values()
+    ]
+    return (*alone, *together)

@@ -1,0 +1,129 @@
+"""Kernels of one process, timed: products, vectors added, optimizer updates, and every operator of a decoder.
+
+Operators are the runtime's own modules, walked as a block executes them, so that what is timed is what trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from simpar.calibrate.request import Request, Sample, Walk
+from simpar.calibrate.stopwatch import Stopwatch, Times
+from simpar.models.graph import INPUT
+from simpar.runtime.attention import Place
+from simpar.runtime.decoder import BlockModule, Decoder, Part, Recompute
+from simpar.runtime.engine import mean_loss
+from simpar.runtime.model import fill
+from simpar.runtime.update import BETAS, EPS
+
+Tensor = Any
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def kernels(request: Request, watch: Stopwatch) -> Iterator[Sample]:
+    """All samples of one process working alone."""
+    yield from products(request, watch)
+    yield from streams(request, watch)
+    yield from updates(request, watch)
+    for number, walk in enumerate(request.walks):
+        yield from operators(walk, number, watch)
+
+
+def products(request: Request, watch: Stopwatch) -> Iterator[Sample]:
+    """Matrix products (m x k)(k x n) in every dtype."""
+    for dtype in request.dtypes:
+        for m, n, k in request.products:
+            left = torch.randn(m, k, device=watch.device).to(DTYPES[dtype])
+            right = torch.randn(n, k, device=watch.device).to(DTYPES[dtype])
+            times = watch.time(partial(functional.linear, left, right))
+            yield _sample(times, kind="product", name="product", shape=(m, n, k), dtype=dtype)
+
+
+def streams(request: Request, watch: Stopwatch) -> Iterator[Sample]:
+    """Two vectors added into a third; of the shortest also what the host needs to issue it."""
+    for count in request.streams:
+        one = torch.randn(count, device=watch.device)
+        work = partial(torch.add, one, one)
+        yield _sample(watch.time(work), kind="stream", name="add", shape=(count,))
+        if count == min(request.streams):
+            issued = Times(watch.issue_s(work), 0.0, 1)
+            yield _sample(issued, kind="stream", name="issue", shape=(count,))
+
+
+def updates(request: Request, watch: Stopwatch) -> Iterator[Sample]:
+    """AdamW as the runtime runs it, on matrices of a model of so many parameters."""
+    for count in request.parameters:
+        side = 256
+        matrices = [
+            torch.nn.Parameter(torch.randn(side, side, device=watch.device))
+            for _ in range(max(count // side**2, 1))
+        ]
+        optimizer = torch.optim.AdamW(matrices, betas=BETAS, eps=EPS, fused=True)
+        for matrix in matrices:
+            matrix.grad = torch.randn_like(matrix)
+        total = sum(matrix.numel() for matrix in matrices)
+        yield _sample(watch.time(optimizer.step), kind="optimizer", name="adamw", shape=(total,))
+
+
+def operators(walk: Walk, number: int, watch: Stopwatch) -> Iterator[Sample]:
+    """Every operator of an embedding, a layer and a head: forward, and backward to inputs and weights."""
+    graph = walk.graph()
+    part = Part(range(1), embedding=True, head=True)
+    with torch.device("meta"):
+        model = Decoder(graph, part, Place(), Recompute())
+    model.to_empty(device=watch.device)
+    model.tie()
+    fill(model, 0)
+    tokens = torch.randint(graph.dims["vocab"], (walk.batch, walk.seq_len), device=watch.device)
+    found: list[Sample] = []
+    x: Tensor = tokens
+    for block in (model.embedding, *model.layers.values(), model.head):
+        x = _walk(block, x, number, watch, found)
+    logits = x.detach().requires_grad_()
+    found += _both_ways(lambda: mean_loss(logits, tokens), [logits], "loss", number, watch)
+    yield from found
+
+
+def _walk(block: BlockModule, x: Tensor, number: int, watch: Stopwatch, found: list[Sample]) -> Tensor:
+    """Time the operators of a block in order; its output."""
+    values = {INPUT: x}
+    for op in block.operators:
+        module = getattr(block, op.name)
+        inputs = [_leaf(values[name]) for name in op.inputs]
+        leaves = [leaf for each in inputs for leaf in (each if isinstance(each, tuple) else (each,))]
+        wanted = [leaf for leaf in (*leaves, *module.parameters()) if leaf.is_floating_point()]
+        found += _both_ways(partial(module, *inputs), wanted, op.name, number, watch)
+        with torch.no_grad():
+            values[op.name] = module(*inputs)
+    return values[block.operators[-1].name]
+
+
+def _leaf(value: Any) -> Any:
+    """Tensors cut off from what made them, that want a gradient where they can have one."""
+    if isinstance(value, tuple):
+        return tuple(_leaf(each) for each in value)
+    return value.detach().requires_grad_(value.is_floating_point())
+
+
+def _both_ways(
+    forward: Any, wanted: list[Tensor], name: str, number: int, watch: Stopwatch
+) -> Iterator[Sample]:
+    """Forward, and backward to all that is wanted. One repetition of backward keeps what forward saved."""
+    yield _sample(watch.time(forward), kind="operator", name=name, shape=(number,), direction="forward")
+    outputs = forward()
+    outputs = [each for each in (outputs if isinstance(outputs, tuple) else (outputs,)) if each.requires_grad]
+    ones = [torch.ones_like(each) for each in outputs]
+
+    def backward() -> None:
+        torch.autograd.grad(outputs, wanted, ones, retain_graph=True, allow_unused=True)
+
+    yield _sample(watch.time(backward), kind="operator", name=name, shape=(number,), direction="backward")
+
+
+def _sample(times: Times, **what: Any) -> Sample:
+    return Sample(seconds=times.seconds, spread=times.spread, repeats=times.repeats, load=times.load, **what)

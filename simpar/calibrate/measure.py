@@ -1,0 +1,83 @@
+"""One calibration from request to profiles: start workers, gather their samples, fit. No torch here."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from simpar.calibrate.fit import Samples, gathered
+from simpar.calibrate.profile import Facts, Profiles, build
+from simpar.calibrate.request import Request, quick, standard
+from simpar.errors import UserError
+from simpar.runtime.job import Machine
+from simpar.runtime.launch import Workers, require_torch, start
+from simpar.runtime.request import accelerators, usable_cores
+
+WORKER = "simpar.calibrate.worker"
+
+
+def calibrate(request: Request, known: Facts) -> Profiles:
+    """Measure as requested and fit profiles to it. Raises UserError, WorkerFailure."""
+    workers = Workers(WORKER, request.save(), Path(request.folder), request.machine)
+    ranks = start(workers, request.ranks)
+    device = {key: value for key, value in ranks[0].items() if key in ("memory_bytes", "num_sms", "l2_bytes")}
+    return build(
+        Samples(request, gathered(ranks)), Facts(known.name, known.description, known.memory_bytes, device)
+    )
+
+
+def make_request(
+    ranks: int | None, device: str | None, *, is_quick: bool, threads: int | None = None
+) -> Request:
+    """What to measure on this machine, in a folder of its own. Raises UserError.
+
+    ``ranks`` left out is one a CUDA device, or one a core without any; ``threads`` is what a run gives each rank.
+    """
+    require_torch()
+    found, cores = accelerators(), usable_cores()
+    device = device or ("cuda" if found else "cpu")
+    if device not in ("cpu", "cuda"):
+        raise UserError(f"--device {device}: allowed: cpu, cuda")
+    ranks = ranks or (found if device == "cuda" else cores)
+    if device == "cuda" and found < ranks:
+        raise UserError(
+            f"--device cuda: {ranks} ranks, {found} CUDA devices; allowed: cpu, or one device a rank"
+        )
+    machine = Machine.model_validate({"device": device, "threads": threads or max(1, cores // ranks)})
+    return (quick if is_quick else standard)(ranks, machine, tempfile.mkdtemp(prefix="simpar-calibrate-"))
+
+
+def known_facts(request: Request, name: str, date: str | None) -> Facts:
+    """What the system says without measuring. ``date`` is left out where nobody gives it: same input, same text."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    words = (
+        f"{_processor()}, {usable_cores()} cores, torch {metadata.version('torch')}, {request.machine.device}"
+    )
+    return Facts(name, f"{words}, {date}" if date else words, float(memory), {})
+
+
+def _processor() -> str:
+    """The processor's name as the system has it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "processor of unknown name")
+
+
+def summary(found: Profiles) -> dict[str, Any]:
+    """What was fitted and how well, for people and as JSON."""
+    return {
+        "name": found.cluster.name,
+        "ranks": found.cluster.devices_per_node,
+        "quality": {
+            each.part: {"samples": each.count, "error_median": each.median, "error_p90": each.p90}
+            for each in found.quality
+        },
+        "cluster": found.cluster.model_dump(mode="json"),
+        "stack": found.stack.model_dump(mode="json"),
+    }

@@ -1,0 +1,218 @@
+"""Three profiles of a measured machine: the device that a rank has, the cluster of its ranks, and the stack."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from simpar.calibrate import fit
+from simpar.calibrate.fit import Machine, Quality, Samples, rounded
+from simpar.cost.stack import Stack, load_stack
+from simpar.files import write_atomic
+from simpar.hardware.cluster import Cluster
+from simpar.hardware.device import Device
+from simpar.hardware.profile import ClusterProfile, Host, ScaleUp
+from simpar.plan.plan import Plan
+from simpar.runtime.prepare import STACK
+from simpar.simulation import simulate
+from simpar.units import GIB, MIB, US, dimension_of, with_unit
+
+FIRST_PEAK = 1e10  # FLOP/s of a device before its products are known
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known without measuring: names for the profiles, bytes of memory of all ranks, and of the device."""
+
+    name: str
+    description: str
+    memory_bytes: float
+    device: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """What a calibration found, and how well it describes what was measured; the device is inside the cluster."""
+
+    cluster: ClusterProfile
+    stack: Stack
+    quality: tuple[Quality, ...]
+
+
+def build(samples: Samples, known: Facts) -> Profiles:
+    """Fit everything, kernels first, then what groups do, then whole steps."""
+    machine, quality = _kernels(samples, known)
+    cluster = Cluster(_cluster(samples, known, machine.device), 1)
+    if samples.request.ranks > 1:
+        cluster, found = fit.collectives(samples, cluster)
+        quality += found
+        if machine.device.kind == "cpu":
+            cluster, found = _shared(samples, cluster)
+            quality += found
+    machine, found = fit.steps(samples, machine, lambda tried, number: _step_s(samples, tried, number))
+    quality += found
+    text = _provenance(samples, quality)
+    return Profiles(
+        cluster.profile.model_copy(update={"provenance": text, "device": machine.device}),
+        machine.stack.model_copy(update={"provenance": text}),
+        tuple(quality),
+    )
+
+
+def _kernels(samples: Samples, known: Facts) -> tuple[Machine, list[Quality]]:
+    machine, quality = Machine(_device(samples, known), _stack(samples, known)), []
+    for part in (fit.products, fit.attention, fit.passes, fit.updates):
+        machine, found = part(samples, machine)
+        quality += found
+    return machine, quality
+
+
+def _device(samples: Samples, known: Facts) -> Device:
+    """A device without waves or tiles on a CPU; peaks are the best products seen."""
+    best, share, latency_s = fit.bandwidth(samples)
+    rates = [
+        2.0 * m * n * k / each.seconds
+        for each in samples.of("product")
+        for m, n, k in [each.shape]
+        if each.dtype == "fp32"
+    ]
+    is_cpu = samples.request.machine.device == "cpu"
+    whole = {"gemm_wave_overlap": 1.0, "gemm_small_tile_loss": 0.0} if is_cpu else {}
+    return Device(
+        name=known.name,
+        kind="cpu" if is_cpu else "gpu",
+        peak_flop_per_s={"fp32": rounded(max(rates))},
+        memory_bytes=known.device.get("memory_bytes", known.memory_bytes / samples.request.ranks),
+        memory_bandwidth=rounded(best),
+        num_sms=known.device.get("num_sms", 1),
+        l2_bytes=known.device.get("l2_bytes", 0.0),
+        kernels={
+            **whole, "memory_efficiency": rounded(share), "kernel_latency_us": rounded(latency_s / US),
+            "gemm_wgrad_loss": 0.0,
+        },
+        sources=(known.description,),
+    )  # fmt: skip
+
+
+def _stack(samples: Samples, known: Facts) -> Stack:
+    """The runtime's own habits. On a CPU the host is the device: what it issues is in the kernels' times."""
+    stack = load_stack(STACK)
+    issue = samples.of("stream", "issue")
+    is_cpu = samples.request.machine.device == "cpu"
+    launch = stack.launch.model_copy(
+        update={"host_time_per_kernel_s": 0.0 if is_cpu else rounded(issue[0].seconds)}
+    )
+    update: dict[str, Any] = {"name": known.name, "launch": launch, "sources": (known.description,)}
+    if is_cpu:
+        update["overlap"] = stack.overlap.model_copy(update={"compute_slowdown_while_comm": 1.0})
+        nothing = {"context_bytes": 0.0, "communicator_bytes": 0.0, "workspace_bytes": 0.0}
+        allocator = stack.memory.allocator.model_copy(update=nothing)
+        update["memory"] = stack.memory.model_copy(update={"allocator": allocator})
+    return stack.model_copy(update=update)
+
+
+def _cluster(samples: Samples, known: Facts, device: Device) -> ClusterProfile:
+    """The ranks of this machine over what joins them; its bandwidth is twice the best that any message reached."""
+    messages = samples.of("collective")
+    best = max((each.shape[1] / each.seconds for each in messages), default=device.memory_bandwidth / 2)
+    is_cpu = device.kind == "cpu"
+    return ClusterProfile(
+        name=known.name,
+        device=device,
+        devices_per_node=samples.request.ranks,
+        scale_up=ScaleUp(
+            kind="shared_memory" if is_cpu else "nvswitch", bandwidth=rounded(2 * best), latency=US
+        ),
+        host=Host(
+            memory_bytes=known.memory_bytes,
+            memory_bandwidth=device.memory_bandwidth,
+            pcie_bandwidth=device.memory_bandwidth,
+        ),
+        sources=(known.description,),
+    )
+
+
+def _shared(samples: Samples, cluster: Cluster) -> tuple[Cluster, list[Quality]]:
+    """The cores that ranks share, and what collectives take of them."""
+    most, quality = fit.capacity(samples)
+    large = [
+        each for each in samples.of("collective") if each.shape[1] >= MIB and each.shape[0] <= max(most, 2)
+    ]
+    load = rounded(sum(each.load for each in large) / len(large)) if large else 0.0
+    host = cluster.profile.host.model_copy(update={"compute_capacity": most, "collective_load": load})
+    return replace(cluster, profile=cluster.profile.model_copy(update={"host": host})), quality
+
+
+def _step_s(samples: Samples, machine: Machine, number: int) -> float:
+    """Predicted seconds of a step of the request on one rank."""
+    wanted = samples.request.steps[number]
+    alone = Samples(samples.request.model_copy(update={"ranks": 1}), ())
+    cluster = Cluster(_cluster(alone, Facts(machine.device.name, "", GIB, {}), machine.device), 1)
+    plan = Plan.model_validate(
+        {"dp": 1, "micro_batch": wanted.batch // wanted.microbatches, "precision": "fp32"}
+    )
+    result = simulate(wanted.graph(), cluster, plan, wanted.training, stack=machine.stack)
+    return result.speed.step_time_s
+
+
+def _provenance(samples: Samples, quality: Sequence[Quality]) -> str:
+    """What was measured, and how far the fits are from it."""
+    request = samples.request
+    parts = "; ".join(
+        f"{each.part} {each.median:.1%} median, {each.p90:.1%} p90 of {each.count}" for each in quality
+    )
+    return (
+        f"measured by simpar calibrate: {len(samples.every)} samples on {request.ranks} rank(s) of "
+        f"{request.machine.threads} thread(s); absolute error of the fits: {parts}"
+    )
+
+
+def write(found: Profiles, path: Path) -> tuple[Path, Path]:
+    """Write the cluster with its device to a path and the stack beside it; both paths. Raises UserError."""
+    beside = path.with_suffix(f".stack{path.suffix}")
+    for where, model in ((path, found.cluster), (beside, found.stack)):
+        write_atomic(where, _yaml(as_written(model)))
+    return path, beside
+
+
+def as_written(model: BaseModel) -> dict[str, Any]:
+    """A model as a file has it: quantities with their units, defaults left out."""
+    found: dict[str, Any] = {}
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        if value == field.get_default(call_default_factory=True):
+            continue
+        found[name] = _written(value, dimension_of(field.metadata) or _inner_dimension(field.annotation))
+    return found
+
+
+def _written(value: Any, dimension: str | None) -> Any:
+    if isinstance(value, BaseModel):
+        return as_written(value)
+    if isinstance(value, dict):
+        return {key: _written(each, dimension) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return [_written(each, dimension) for each in value]
+    return with_unit(value, dimension) if dimension and isinstance(value, float | int) else value
+
+
+def _inner_dimension(annotation: Any) -> str | None:
+    """The dimension of the values of a dict, or of an optional quantity."""
+    for part in get_args(annotation):
+        if found := dimension_of(getattr(part, "__metadata__", ())):
+            return found
+    return None
+
+
+def _yaml(data: Mapping[str, Any]) -> str:
+    from ruamel.yaml import YAML
+
+    writer, stream = YAML(), io.StringIO()
+    writer.width = 120
+    writer.dump(dict(data), stream)
+    return stream.getvalue()

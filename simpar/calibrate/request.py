@@ -1,0 +1,170 @@
+"""What is measured, as one JSON file for the workers; and what they hand back. No torch here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from simpar import files
+from simpar.models.graph import ModelGraph
+from simpar.models.hf_config import read as read_config
+from simpar.models.training import Training
+from simpar.runtime.job import Machine
+from simpar.units import KIB, MIB
+
+FILE = "request.json"
+Kind = Literal["operator", "product", "stream", "optimizer", "collective", "step"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Walk(_Part):
+    """A decoder whose operators are timed one by one on ``batch`` sequences of ``seq_len`` tokens."""
+
+    model: dict[str, Any]
+    batch: int
+    seq_len: int
+
+    def graph(self) -> ModelGraph:
+        """The model as the simulator and the runtime read it."""
+        return read_config(self.model, name="calibration")
+
+    @property
+    def training(self) -> Training:
+        """A step of one microbatch."""
+        return Training(seq_len=self.seq_len, global_batch=self.batch)
+
+
+class Steps(Walk):
+    """Whole steps of one process: a decoder, and how many microbatches its batch is cut into."""
+
+    microbatches: int = 1
+
+
+class Request(_Part):
+    """What to measure on ``ranks`` processes of this machine.
+
+    ``products`` are (m, n, k) of matrix products, ``streams`` elements of vectors added, ``parameters`` sizes of
+    optimizer updates, ``messages`` bytes of collectives, ``window_s`` seconds for each of them.
+    """
+
+    ranks: int
+    machine: Machine
+    folder: str
+    dtypes: tuple[str, ...] = ("fp32", "bf16")
+    products: tuple[tuple[int, int, int], ...]
+    streams: tuple[int, ...]
+    parameters: tuple[int, ...]
+    messages: tuple[int, ...]
+    walks: tuple[Walk, ...]
+    steps: tuple[Steps, ...]
+    window_s: float = 0.25
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Sizes of process groups that are measured, and numbers of processes that work beside each other."""
+        sizes = [size for size in (2, 4, 8) if size < self.ranks]
+        return (*sizes, self.ranks) if self.ranks > 1 else ()
+
+    def save(self) -> Path:
+        """Write the request into its folder."""
+        path = Path(self.folder) / FILE
+        files.write_atomic(path, self.model_dump_json(indent=2) + "\n")
+        return path
+
+    @staticmethod
+    def load(path: str | Path) -> Request:
+        """Read what :meth:`save` wrote. Raises UserError."""
+        return files.parse(Request, files.load(Path(path)))
+
+
+class Sample(_Part):
+    """One thing measured: the median of ``repeats`` times and their spread, (p90 - p10) / median.
+
+    ``name`` and ``shape`` say what: an operator of walk ``shape[0]``, a product (m, n, k), a collective of
+    (members, bytes), a step of steps ``shape[0]``. ``beside`` processes did the same at once; ``load`` is the part of
+    its cores that each of them used.
+    """
+
+    kind: Kind
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "fp32"
+    direction: str = ""
+    seconds: float
+    spread: float = 0.0
+    repeats: int = 1
+    beside: int = 1
+    load: float = 1.0
+
+
+def llama(hidden: int, layers: int, vocab: int) -> dict[str, Any]:
+    """A decoder with RMSNorm, rotary positions, grouped queries and a gate, heads of 64."""
+    heads = hidden // 64
+    return {
+        "model_type": "llama", "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": max(heads // 2, 1), "intermediate_size": hidden * 11 // 4, "vocab_size": vocab,
+        "max_position_embeddings": 4096,
+    }  # fmt: skip
+
+
+def gpt(hidden: int, layers: int, vocab: int) -> dict[str, Any]:
+    """A decoder with LayerNorm, learned positions, biases and dropout, heads of 64."""
+    return {
+        "model_type": "gpt2", "n_embd": hidden, "n_layer": layers, "n_head": hidden // 64, "vocab_size": vocab,
+        "n_positions": 2048,
+    }  # fmt: skip
+
+
+def standard(ranks: int, machine: Machine, folder: str) -> Request:
+    """Sizes of models that train in seconds: hidden 256 to 1024 on a CPU, 2048 to 8192 on a CUDA device."""
+    wide = 8 if machine.device == "cuda" else 1
+    widths = [256 * wide, 512 * wide, 4 * 256 * wide]
+    products = [(m, n, k) for m in (256 * wide, 2048) for n in widths for k in (*widths, 2816 * wide)]
+    vocab = 8192 * wide
+    return Request(
+        ranks=ranks,
+        machine=machine,
+        folder=folder,
+        products=tuple(products),
+        streams=tuple(KIB * size for size in (4, 64, 512, 2048, 8192)),
+        parameters=(MIB, 8 * MIB),
+        messages=tuple(16 * KIB * 4**step for step in range(7)),
+        walks=(
+            Walk(model=llama(widths[0], 1, vocab), batch=4, seq_len=256),
+            Walk(model=llama(widths[1], 1, vocab), batch=1, seq_len=512),
+            Walk(model=llama(widths[1], 1, vocab), batch=8, seq_len=256),
+            Walk(model=llama(widths[2], 1, vocab), batch=2, seq_len=1024),
+            Walk(model=gpt(widths[1], 1, vocab), batch=4, seq_len=256),
+        ),
+        steps=(
+            Steps(model=llama(widths[0], 8, vocab), batch=8, seq_len=256, microbatches=4),
+            Steps(model=llama(widths[1], 4, vocab), batch=8, seq_len=256, microbatches=2),
+            Steps(model=llama(widths[1], 8, vocab), batch=4, seq_len=512),
+        ),
+    )  # fmt: skip
+
+
+def quick(ranks: int, machine: Machine, folder: str) -> Request:
+    """A few sizes, milliseconds each: to see that it works, not for numbers to rely on."""
+    return Request(
+        ranks=ranks,
+        machine=machine,
+        folder=folder,
+        dtypes=("fp32",),
+        products=((64, 64, 64), (128, 256, 128), (256, 256, 512)),
+        streams=(4 * KIB, 64 * KIB, 512 * KIB),
+        parameters=(64 * KIB,),
+        messages=(16 * KIB, 256 * KIB, 2 * MIB),
+        walks=(
+            Walk(model=llama(128, 1, 512), batch=2, seq_len=64),
+            Walk(model=llama(128, 1, 512), batch=2, seq_len=128),
+            Walk(model=gpt(128, 1, 512), batch=2, seq_len=64),
+        ),
+        steps=(Steps(model=llama(128, 2, 512), batch=4, seq_len=64, microbatches=2),),
+        window_s=0.02,
+    )

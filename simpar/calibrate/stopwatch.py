@@ -1,0 +1,125 @@
+"""Times of short pieces of work, on a CPU or a CUDA device, alone or beside other processes."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from simpar.units import NS
+
+LEAST, MOST = 3, 200
+
+
+@dataclass(frozen=True)
+class Members:
+    """A process group of ranks 0 to ``size`` - 1; on a CUDA machine it moves tensors of host and device."""
+
+    group: Any
+    size: int
+
+    def meet(self) -> None:
+        """Wait for each other, without a core while waiting."""
+        dist.all_reduce(torch.zeros(1), group=self.group)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one repetition: their median, spread and number, and the part of its cores that a process used."""
+
+    seconds: float
+    spread: float
+    repeats: int
+    load: float = 1.0
+
+    @staticmethod
+    def of(seconds: list[float], load: float = 1.0) -> Times:
+        """The median of repetitions; (p90 - p10) / median."""
+        middle = float(median(seconds))
+        low, high = np.percentile(seconds, [10, 90])
+        return Times(middle, float(high - low) / middle, len(seconds), load)
+
+
+@dataclass(frozen=True)
+class Stopwatch:
+    """Repeats work for ``window_s`` seconds, after two repetitions that do not count."""
+
+    device: Any
+    window_s: float
+
+    def now(self) -> float:
+        """Seconds, when all that was issued is done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def time(self, work: Callable[[], Any]) -> Times:
+        """Times of a piece of work in this process."""
+        for _ in range(2):
+            work()
+        seconds: list[float] = []
+        begin = self.now()
+        while len(seconds) < LEAST or (self.now() - begin < self.window_s and len(seconds) < MOST):
+            start = self.now()
+            work()
+            seconds.append(self.now() - start)
+        return Times.of(seconds)
+
+    def issue_s(self, work: Callable[[], Any]) -> float:
+        """Seconds that the host needs to issue a piece of work, whether or not it waits for the device."""
+        for _ in range(2):
+            work()
+        self.now()
+        start = time.perf_counter()
+        for _ in range(LEAST):
+            work()
+        taken = (time.perf_counter() - start) / LEAST
+        self.now()
+        return taken
+
+    def time_together(self, work: Callable[[], Any], members: Members, threads: int) -> Times:
+        """Times of work that the processes of a group do together, in equal number; the load of this one.
+
+        The first decides how often, so that all of them stop at the same repetition. Seconds are the mean: who wakes up
+        late on a busy core is part of what a collective costs.
+        """
+        for _ in range(2):
+            work()
+        count = torch.tensor([self._count(work)], dtype=torch.int64)
+        dist.broadcast(count, src=0, group=members.group)
+        before, begin = _processor_s(), self.now()
+        seconds = []
+        for _ in range(int(count)):
+            start = self.now()
+            work()
+            seconds.append(self.now() - start)
+        load = (_processor_s() - before) / ((self.now() - begin) * threads)
+        times = Times.of(seconds, min(load, 1.0))
+        return replace(times, seconds=float(np.mean(seconds)))
+
+    def _count(self, work: Callable[[], Any]) -> int:
+        start = self.now()
+        work()
+        return int(min(max(self.window_s / max(self.now() - start, NS), LEAST), MOST))
+
+    def rate_beside(self, work: Callable[[], Any], members: Members) -> Times:
+        """Seconds a repetition takes while every process of a group repeats it for the same window."""
+        work()
+        members.meet()
+        begin, count = self.now(), 0
+        while self.now() - begin < 4 * self.window_s or not count:
+            work()
+            count += 1
+        return Times((self.now() - begin) / count, 0.0, count)
+
+
+def _processor_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime

@@ -1,0 +1,67 @@
+"""What torchrun starts on every rank: ``python -m simpar.calibrate.worker REQUEST.json``.
+
+Rank 0 times kernels while the others sleep; then groups of growing size talk, and work beside each other.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from simpar.calibrate.request import Request
+from simpar.runtime.worker import die_with_parent, joined, serve
+
+
+def main() -> int:
+    """Measure on this rank; the exit code."""
+    die_with_parent()
+    request = Request.load(sys.argv[1])
+    return serve(Path(request.folder), lambda: measure(request))
+
+
+def measure(request: Request) -> dict[str, Any]:
+    """All samples of this rank, and what the machine is."""
+    import torch
+    import torch.distributed as dist
+
+    from simpar.calibrate.kernels import kernels
+    from simpar.calibrate.stopwatch import Members, Stopwatch
+    from simpar.calibrate.together import collectives, steps
+
+    warnings.filterwarnings(
+        "ignore", category=FutureWarning
+    )  # new names of collectives that older torch lacks
+    torch.set_num_threads(request.machine.threads)
+    with joined(request.machine) as device:
+        rank, watch = int(os.environ["RANK"]), Stopwatch(device, request.window_s)
+        everyone = Members(dist.group.WORLD, request.ranks)
+        found = list(kernels(request, watch)) if rank == 0 else []
+        found += [steps(request, n, watch) for n in range(len(request.steps))] if rank == 0 else []
+        everyone.meet()
+        for size in request.groups:
+            members = Members(dist.new_group(list(range(size))), size)
+            if rank < size:
+                found += collectives(request, members, watch)
+                found.append(steps(request, len(request.steps) - 1, watch, beside=members))
+            everyone.meet()
+        return {"rank": rank, "samples": [sample.model_dump() for sample in found], **_facts(device)}
+
+
+def _facts(device: Any) -> dict[str, Any]:
+    """What torch says about the device."""
+    import torch
+
+    if device.type != "cuda":
+        return {}
+    found = torch.cuda.get_device_properties(device)
+    return {
+        "device": found.name, "memory_bytes": found.total_memory, "num_sms": found.multi_processor_count,
+        "l2_bytes": found.L2_cache_size,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

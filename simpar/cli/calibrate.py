@@ -1,0 +1,54 @@
+"""``simpar calibrate``: measure this machine with torch and write the profiles that predict it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simpar.cli.app import JSON_HELP, OUR_FAULT, app, console, json_out, working
+
+
+@app.command(epilog="Example: simpar calibrate -o here.yaml --ranks 2")
+def calibrate(
+    output: Annotated[str, typer.Option("--output", "-o", help="Profile to write; the stack goes beside it")],
+    ranks: Annotated[
+        int | None,
+        typer.Option(help="Ranks that share this machine (default: CUDA devices, else cores)", min=1),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is one)")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few sizes in seconds: no numbers to rely on")
+    ] = False,
+    date: Annotated[str | None, typer.Option(help="Day to note in the profile")] = None,
+    json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
+) -> int:
+    """Measure this machine: kernels, attention, collectives, whole steps."""
+    from simpar.calibrate.measure import calibrate as measure
+    from simpar.calibrate.measure import known_facts, make_request, summary
+    from simpar.calibrate.profile import write
+    from simpar.errors import UserError
+    from simpar.runtime.launch import WorkerFailure
+
+    path = Path(output)
+    if path.suffix not in (".yaml", ".yml"):
+        raise UserError(f"--output {output}: allowed: a name that ends in .yaml")
+    request = make_request(ranks, device, is_quick=quick)
+    try:
+        with working(f"measuring {request.ranks} rank(s)"):
+            found = measure(request, known_facts(request, path.stem, date))
+    except WorkerFailure as failure:
+        sys.stderr.write(f"{failure}\n")
+        return OUR_FAULT
+    shutil.rmtree(request.folder, ignore_errors=True)
+    cluster, stack = write(found, path)
+    if not json_out(summary(found), json_):
+        screen = console()
+        screen.print(f"{'absolute error of the fits':<32}{'samples':>8}{'median':>9}{'p90':>9}", style="bold")
+        for each in found.quality:
+            screen.print(f"{each.part:<32}{each.count:>8}{each.median:>9.1%}{each.p90:>9.1%}")
+        screen.print(f"wrote {cluster} and {stack}: --hardware {cluster} --stack {stack}", soft_wrap=True)
+    return 0

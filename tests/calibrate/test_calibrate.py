@@ -1,0 +1,64 @@
+"""``simpar calibrate`` as a user types it: profiles that simulate reads, one clear line otherwise."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+ROOT = Path(__file__).parents[2]
+
+
+def simpar(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command in a folder."""
+    command = [sys.executable, "-m", "simpar", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+
+
+def test_a_calibration_predicts_a_step(tmp_path):
+    """Two ranks are measured; the profiles name torch and samples, and a plan is simulated on them."""
+    done = simpar(tmp_path, "calibrate", "-o", "here.yaml", "--ranks", "2", "--quick", "--json", "found.json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["ranks"] == 2
+    parts = {
+        "products",
+        "attention",
+        "memory-bound operators",
+        "optimizer",
+        "collectives",
+        "steps beside each other",
+    }
+    assert parts <= set(found["quality"])
+    assert found["cluster"]["host"]["compute_capacity"] >= 1
+    assert "samples on 2 rank(s)" in found["cluster"]["provenance"]
+    assert "torch" in found["cluster"]["sources"][0]
+    flags = ["--model", "tiny-llama", "--hardware", "here.yaml", "--stack", "here.stack.yaml", "--json", "-"]
+    shape = ["--seq-len", "64", "--global-batch", "8", "--dp", "2", "--precision", "fp32"]
+    result = simpar(tmp_path, "simulate", *flags, *shape)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["step_time_s"] > 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["found.json", "here.stack.yaml", "here.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-o", "here.txt"], "--output here.txt: allowed: a name that ends in .yaml"),
+        (["-o", "here.yaml", "--device", "tpu"], "--device tpu: allowed: cpu, cuda"),
+        (["-o", "here.yaml", "--device", "cuda", "--ranks", "99"], "99 ranks, "),
+        (["-o", "here.yaml", "--ranks", "0"], "ranks"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_in_one_line(tmp_path, arguments, words):
+    """Bad input ends with exit code 2 and writes nothing."""
+    done = simpar(tmp_path, "calibrate", *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert list(tmp_path.iterdir()) == []
