@@ -37,6 +37,7 @@ COMMANDS = (
     "import",
     "run",
     "plot",
+    "calibrate",
     "validate",
     "list",
     "schema",
