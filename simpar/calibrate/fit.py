@@ -41,6 +41,7 @@ COLLECTIVES = {
     "gather_share": (1.0, 0.1, 10.0), "scatter_share": (1.0, 0.1, 10.0), "exchange_efficiency": (0.3, 0.005, 1.0),
     "send_efficiency": (0.6, 0.005, 1.0), "port_scale_loss": (0.1, 0.0, 0.9),
 }  # fmt: skip
+_TOGETHER = ("collective", "wrapper")
 FIXED = {"pair_loss": 0.0, "ll_hop_factor": 1.0, "ll128_hop_factor": 1.0, "send_us": 0.0, "near_peer_us": 0.0}
 
 
@@ -323,6 +324,34 @@ def collectives(samples: Samples, cluster: Cluster) -> tuple[Cluster, list[Quali
     return with_values(best), [Quality.of("collectives", predict(best), measured)]
 
 
+def wrappers(samples: Samples, machine: Machine, cluster: Cluster) -> Machine:
+    """Copies around gathers and reductions, and dispatch of a tensor-parallel collective: what collectives leave over.
+
+    A sharded pass gathers twice and reduces once; a split pair has four collectives, two each way.
+    """
+    found = {each.name: each for each in samples.of("wrapper")}
+    if not found:
+        return machine
+    members, size = found["unshard"].shape
+    seconds = {name: each.seconds for name, each in found.items()}
+
+    def moved(op: str, size_bytes: float) -> float:
+        return float(collective_time_s(op, size_bytes, (1, members), cluster))
+
+    around_gather = seconds["unshard"] - moved("all_gather", size)
+    pass_s = seconds["sharded pass"] - seconds["plain pass"]
+    around_reduce = pass_s - 2 * seconds["unshard"] - moved("reduce_scatter", size)
+    four = 2 * (moved("all_gather", 0.0) + moved("reduce_scatter", 0.0))
+    dispatch = (seconds["split pair"] - seconds["plain pair"] - four) / 4
+    per_byte = machine.kernels().bandwidth / size
+    return _with_launch(
+        machine,
+        gather_passes=rounded(max(around_gather, 0.0) * per_byte),
+        reduce_passes=rounded(max(around_reduce, 0.0) * per_byte),
+        dispatch_s=rounded(max(dispatch, 0.0)) if machine.device.kind == "cpu" else 0.0,
+    )
+
+
 def bandwidth(samples: Samples) -> tuple[float, float, float]:
     """Best rate of vectors added, the share that the median of the longer ones reaches, fixed seconds of a kernel."""
     found = sorted(samples.of("stream", "add"), key=lambda each: each.shape[0])
@@ -337,11 +366,11 @@ def bandwidth(samples: Samples) -> tuple[float, float, float]:
 def gathered(ranks: Sequence[Mapping[str, Any]]) -> tuple[Sample, ...]:
     """Samples of all ranks: kernels are rank 0's; of what groups did the slowest rank's time and the mean load."""
     by_rank = [[Sample.model_validate(each) for each in rank["samples"]] for rank in ranks]
-    alone = [each for each in by_rank[0] if each.kind != "collective" and each.beside == 1]
+    alone = [each for each in by_rank[0] if each.kind not in _TOGETHER and each.beside == 1]
     shared: dict[tuple[Any, ...], list[Sample]] = {}
     for row in by_rank:
         for each in row:
-            if each.kind == "collective" or each.beside > 1:
+            if each.kind in _TOGETHER or each.beside > 1:
                 shared.setdefault((each.kind, each.name, each.shape, each.beside), []).append(each)
     together = [
         max(group, key=lambda each: each.seconds).model_copy(

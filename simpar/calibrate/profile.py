@@ -51,6 +51,7 @@ def build(samples: Samples, known: Facts) -> Profiles:
     if samples.request.ranks > 1:
         cluster, found = fit.collectives(samples, cluster)
         quality += found
+        machine = fit.wrappers(samples, machine, cluster)
         if machine.device.kind == "cpu":
             cluster, found = _shared(samples, cluster)
             quality += found
@@ -140,9 +141,7 @@ def _cluster(samples: Samples, known: Facts, device: Device) -> ClusterProfile:
 def _shared(samples: Samples, cluster: Cluster) -> tuple[Cluster, list[Quality]]:
     """The cores that ranks share, and what collectives take of them."""
     most, quality = fit.capacity(samples)
-    large = [
-        each for each in samples.of("collective") if each.shape[1] >= MIB and each.shape[0] <= max(most, 2)
-    ]
+    large = [each for each in samples.of("collective") if each.shape[1] >= MIB]
     load = rounded(sum(each.load for each in large) / len(large)) if large else 0.0
     host = cluster.profile.host.model_copy(update={"compute_capacity": most, "collective_load": load})
     return replace(cluster, profile=cluster.profile.model_copy(update={"host": host})), quality

@@ -15,7 +15,7 @@ from simpar.runtime.job import Machine
 from simpar.units import KIB, MIB
 
 FILE = "request.json"
-Kind = Literal["operator", "product", "stream", "optimizer", "collective", "step"]
+Kind = Literal["operator", "product", "stream", "optimizer", "collective", "wrapper", "step"]
 
 
 class _Part(BaseModel):

@@ -20,10 +20,11 @@ LEAST, MOST = 3, 200
 
 @dataclass(frozen=True)
 class Members:
-    """A process group of ranks 0 to ``size`` - 1; on a CUDA machine it moves tensors of host and device."""
+    """``size`` neighbouring ranks from ``first`` on; on a CUDA machine it moves tensors of host and device."""
 
     group: Any
     size: int
+    first: int = 0
 
     def meet(self) -> None:
         """Wait for each other, without a core while waiting."""
@@ -93,7 +94,7 @@ class Stopwatch:
         for _ in range(2):
             work()
         count = torch.tensor([self._count(work)], dtype=torch.int64)
-        dist.broadcast(count, src=0, group=members.group)
+        dist.broadcast(count, src=members.first, group=members.group)
         before, begin = _processor_s(), self.now()
         seconds = []
         for _ in range(int(count)):

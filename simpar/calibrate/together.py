@@ -63,14 +63,15 @@ def _all_to_all(count: int, members: Members, device: Any) -> Callable[[], None]
 
 
 def _send(count: int, members: Members, device: Any) -> Callable[[], None]:
-    message, first = torch.zeros(count, device=device), dist.get_rank() == 0
+    message, first = torch.zeros(count, device=device), dist.get_rank() == members.first
+    peer = members.first + int(first)
 
     def there_and_back() -> None:
         for sends in (first, not first):
             if sends:
-                dist.send(message, dst=1 if first else 0, group=members.group)
+                dist.send(message, dst=peer, group=members.group)
             else:
-                dist.recv(message, src=1 if first else 0, group=members.group)
+                dist.recv(message, src=peer, group=members.group)
 
     return there_and_back
 

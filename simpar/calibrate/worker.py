@@ -30,6 +30,7 @@ def measure(request: Request) -> dict[str, Any]:
     from simpar.calibrate.kernels import kernels
     from simpar.calibrate.stopwatch import Members, Stopwatch
     from simpar.calibrate.together import collectives, steps
+    from simpar.calibrate.wrappers import wrappers
 
     warnings.filterwarnings(
         "ignore", category=FutureWarning
@@ -42,10 +43,14 @@ def measure(request: Request) -> dict[str, Any]:
         found += [steps(request, n, watch) for n in range(len(request.steps))] if rank == 0 else []
         everyone.meet()
         for size in request.groups:
-            members = Members(dist.new_group(list(range(size))), size)
-            if rank < size:
+            if request.ranks % size == 0:  # all ranks at once, as in training
+                group, _ = dist.new_subgroups(size)
+                members = Members(group, size, rank // size * size)
                 found += collectives(request, members, watch)
-                found.append(steps(request, len(request.steps) - 1, watch, beside=members))
+                found += wrappers(request, members, watch) if size == request.groups[0] else []
+            first = Members(dist.new_group(list(range(size))), size)
+            if rank < size:
+                found.append(steps(request, len(request.steps) - 1, watch, beside=first))
             everyone.meet()
         return {"rank": rank, "samples": [sample.model_dump() for sample in found], **_facts(device)}
 

@@ -45,9 +45,12 @@ class Launch(_Part):
 
     ``host_time_per_kernel_s`` to launch a kernel, ``host_time_per_collective_s`` to launch a tensor-parallel
     collective; ``message_s`` for a pipeline message to be agreed on before its data goes (a stack that sends shapes
-    ahead waits for them); ``kernel_overhead`` multiplies kernel times for the copies,
+    ahead waits for them); ``dispatch_s`` for a tensor-parallel collective to be prepared where nothing else runs
+    meanwhile, because the host is the device; ``kernel_overhead`` multiplies kernel times for the copies,
     casts and layout changes that an operator list does not contain; ``optimizer_passes`` over the optimizer's
-    states; ``pipeline_balance`` "cost" counts the output projection when layers are spread over stages;
+    states; ``gather_passes`` and ``reduce_passes`` over memory around a gather of sharded parameters and a reduction of
+    their gradients, per byte of them; ``pipeline_balance`` "cost" counts the output projection when layers are spread
+    over stages;
     ``expert_overhead`` multiplies kernels of experts and of their exchange besides, ``expert_sync_s`` is what the
     host waits before each dispatch of a forward to learn how many tokens go where; ``step_overhead_s`` once a step
     (data, logging, clipping, synchronisation).
@@ -56,8 +59,11 @@ class Launch(_Part):
     host_time_per_kernel_s: Seconds = 0.0
     host_time_per_collective_s: Seconds = 0.0
     message_s: Seconds = 0.0
+    dispatch_s: Seconds = 0.0
     kernel_overhead: float = Field(1.0, gt=0, allow_inf_nan=False)
     optimizer_passes: float = Field(1.0, gt=0, allow_inf_nan=False)
+    gather_passes: float = Field(0.0, ge=0, allow_inf_nan=False)
+    reduce_passes: float = Field(0.0, ge=0, allow_inf_nan=False)
     step_overhead_s: Seconds = 0.0
     expert_overhead: float = Field(1.0, gt=0, allow_inf_nan=False)
     expert_sync_s: Seconds = 0.0

@@ -100,8 +100,9 @@ def lower(
     layout = build_layout(cluster, kinds, _rank_colours(view, cluster, perturbation))
     streams = streams_of(kinds, schedule, sync)
     network = Network(
-        cluster, layout, streams, contention, job.stack.launch.message_s, sync.quantise_s_per_byte
-    )
+        cluster, layout, streams, contention, job.stack.launch.message_s, job.stack.launch.dispatch_s,
+        sync.quantise_s_per_byte,
+    )  # fmt: skip
     builder = StageBuilder(job, view, sync, schedule.rank_of_stage)
     maker = ClassMaker(builder, network, schedule, perturbation, collapse)
     return emit_classes(maker, _stream_names(schedule, sync))

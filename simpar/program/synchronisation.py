@@ -149,7 +149,7 @@ class Synchronisation:
 
     @property
     def quantise_s_per_byte(self) -> dict[str, float]:
-        """Seconds a byte sent, by operation, of quantising before and widening after.
+        """Seconds a byte sent, by operation, of quantising before and widening after, and of a stack's own copies.
 
         Passes over memory that touch the wide and the narrow value: reduced gradients are written and read whole,
         of gathered parameters only the result is. 0 from 16 bits on, where the kernels around a collective write
@@ -162,7 +162,12 @@ class Synchronisation:
                 (self.compute_bytes, self.parameter_bytes, 1), (grad, self.gradient_bytes, 2),
             )
         )  # fmt: skip
-        return {"all_gather": gathered, "reduce_scatter": reduced, "all_reduce": reduced}
+        launch, pass_s = self.job.stack.launch, self.per_unit / self.job.kernels.bandwidth
+        return {
+            "all_gather": gathered + launch.gather_passes * pass_s,
+            "reduce_scatter": reduced + launch.reduce_passes * pass_s,
+            "all_reduce": reduced,
+        }
 
     def policy(self, kind: str, *, boundary: bool) -> SyncPolicy:
         """Hooks of one pass; ``boundary`` is the first microbatch of a forward, the last of a backward."""

@@ -165,6 +165,7 @@ class Network:
     streams_of_kind: Mapping[str, frozenset[str]]
     contention: bool = True
     message_s: float = 0.0
+    dispatch_s: float = 0.0
     quantise_s_per_byte: Mapping[str, float] = field(default_factory=dict)
     routes: list[tuple[Ints, NDArray[np.float64]]] = field(default_factory=list)
     algorithms: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -233,7 +234,7 @@ class Network:
         offer = fastest(self._considered(group, use.op), use.size_bytes)
         self.algorithms.setdefault((use.group, use.op), offer.line.algorithm)
         links, coefficients = self.layout.route(group, use.op, offer)
-        agreed_s = self.message_s if use.op == "send" else 0.0
+        agreed_s = self.message_s if use.op == "send" else self.dispatch_s * (use.group == TENSOR)
         copies = use.group.removesuffix("_shard") in (DENSE, EXPERTS)
         quantised_s = self.quantise_s_per_byte.get(use.op, 0.0) * use.size_bytes if copies else 0.0
         latency_ns = int(to_ns(use.count * (offer.line.latency_s + agreed_s + quantised_s)))
