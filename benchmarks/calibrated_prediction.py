@@ -136,7 +136,9 @@ def _scenario(layout: Layout, folder: Path) -> Path:
         "intermediate_size": hidden * 11 // 4, "vocab_size": 8192, "max_position_embeddings": 4096,
     }  # fmt: skip
     path = folder / f"{layout.name.replace(' ', '-').replace(',', '')}.json"
-    plan = {"precision": "fp32", "micro_batch": layout.micro_batch, **({} if layout.ranks > 1 else {"dp": 1}), **layout.flags}
+    plan = {"precision": "fp32", "micro_batch": layout.micro_batch, **layout.flags}
+    if layout.ranks == 1:
+        plan["dp"] = 1
     scenario = {"model": model, "training": {"seq_len": 256, "global_batch": layout.batch}, "plan": plan}
     path.write_text(json.dumps(scenario, indent=2) + "\n")
     return path
