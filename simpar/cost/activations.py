@@ -54,11 +54,14 @@ def block_activations(
     block: Block, dims: RankDims, stack: Stack, numerics: Numerics, recompute: str = "none"
 ) -> BlockActivations:
     """Saved and transient bytes of one block under a recompute choice (none, selective, full, modules)."""
-    return _Sizes(block, dims.of_block(block), stack, activation_bytes(numerics)).under(recompute)
+    width = activation_bytes(numerics)
+    cast = numerics.precision == "fp8" and stack.memory.transformer_engine
+    kept = DTYPE_BYTES["fp8"] if cast else width
+    return _Sizes(block, dims.of_block(block), stack, width, kept).under(recompute)
 
 
 def activation_bytes(numerics: Numerics) -> float:
-    """Bytes of an activation element: fp8 products keep their inputs in bf16."""
+    """Bytes of an activation element: fp8 products hand each other bf16."""
     return DTYPE_BYTES["bf16" if numerics.precision == "fp8" else numerics.precision]
 
 
@@ -78,12 +81,13 @@ def _largest(sizes: Iterable[Array]) -> Array:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Tensor sizes of one block; ``width`` is bytes of an activation element."""
+    """Tensor sizes of one block; ``width`` is bytes of an activation element, ``kept`` of one a product keeps."""
 
     block: Block
     dims: RankDims
     stack: Stack
     width: float
+    kept: float
 
     def under(self, recompute: str) -> BlockActivations:
         """Sizes under one recompute choice."""
@@ -134,7 +138,16 @@ class _Sizes:
             return self._own(op, what)
         if op is not None and any(key in loss.inputs for loss in self._losses):
             return 0.0  # logits are the loss's, with its own width
-        return self._residual(key, op) if op is None or op.region == "sequence" else self._output(op)
+        size = self._residual(key, op) if op is None or op.region == "sequence" else self._output(op)
+        return size * self._as_kept(key)
+
+    def _as_kept(self, key: str) -> float:
+        """Times a tensor is kept: as it is for whoever reads it so, and as products cast it if they keep the cast."""
+        if self.kept == self.width:
+            return 1.0
+        savers = [op for op in self.block.operators if key in op.saves]
+        casts = [op.kind in ("matmul", "grouped_matmul") and op.name != "lm_head" for op in savers]
+        return float(not all(casts)) + any(casts) * self.kept / self.width
 
     def _own(self, op: Operator, what: str) -> Array:
         """An operator's own mask (1 byte an element), statistics (fp32 a row) or lse (fp32 a row and head)."""
@@ -280,7 +293,7 @@ class _Sizes:
         """Products that add weight gradients into fp32 buffers hand autograd an empty one of the weights' shape."""
         if op.kind != "matmul" or not self.stack.numerics.gradient_accumulation_fusion:
             return 0.0
-        if self.stack.memory.keeps_placeholders and op.name != "lm_head":
+        if self.stack.memory.transformer_engine and op.name != "lm_head":
             return 0.0
         return sum(evaluate(weight.size, self.dims.tensor) for weight in op.weights) * self.width
 

@@ -40,8 +40,9 @@ class MemoryHabits(_Part):
     hidden feature. For the whole run:
     ``gather_buffers`` of one full residual stream each under sequence parallelism, ``bucket_bytes`` per parameter
     for gradient buckets apart from the gradients, and ``gather_copies`` (flat copies made to gather sharded
-    parameters after the update stay until the next pass), ``keeps_placeholders`` (empty weight gradients, one of each
-    shape, stay for the run; see :mod:`simpar.cost.placeholders`). ``selective`` is what selective recompute means:
+    parameters after the update stay until the next pass), ``transformer_engine`` (empty weight gradients of its products, one of each
+    shape, stay for the run, see :mod:`simpar.cost.placeholders`, and 8-bit ones keep what they cast inputs to).
+    ``selective`` is what selective recompute means:
     Megatron drops core attention; torchtitan keeps attention and every other matmul and recomputes the rest.
     """
 
@@ -55,5 +56,5 @@ class MemoryHabits(_Part):
     gather_buffers: int = Field(0, ge=0)
     bucket_bytes: float = Field(0.0, ge=0, allow_inf_nan=False)
     gather_copies: bool = False
-    keeps_placeholders: bool = False
+    transformer_engine: bool = False
     allocator: AllocatorHabits = AllocatorHabits()

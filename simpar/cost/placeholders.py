@@ -16,7 +16,7 @@ from simpar.units import DTYPE_BYTES
 
 def placeholder_bytes(graph: ModelGraph, dims: Dims, stack: Stack) -> Any:
     """Bytes of one placeholder of each shape among the layers' products, under a rank's dims (numbers or arrays)."""
-    if not (stack.memory.keeps_placeholders and stack.numerics.gradient_accumulation_fusion):
+    if not (stack.memory.transformer_engine and stack.numerics.gradient_accumulation_fusion):
         return 0.0
     shapes: dict[object, Any] = {}
     for block in {name: graph.blocks[name] for name in graph.layers}.values():

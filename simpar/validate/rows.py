@@ -273,6 +273,8 @@ def _recompute(row: Row) -> str:
     words = text(row, "recompute").lower()
     if not words and text(row, "stack") == "torchtitan":
         return "selective"  # its default
+    if not words and _stack(row)[0] == "maxtext":
+        return "full"  # its remat_policy
     if not words or words.startswith("none"):
         return "none"
     if re.search(r"every other|every n-th", words):

@@ -18,14 +18,25 @@ S, B = 2048, 2
 CLEAN = Stack(name="clean", description="no habits", memory=MemoryHabits())
 
 
-def saved(model: str, stack: Stack, *, tp: int = 1, sp: bool = False, recompute: str = "none") -> float:
+BF16 = Numerics()
+
+
+def saved(
+    model: str,
+    stack: Stack,
+    *,
+    tp: int = 1,
+    sp: bool = False,
+    recompute: str = "none",
+    numerics: Numerics = BF16,
+) -> float:
     """Saved bytes of one layer on one rank."""
     graph = load_model(model)
     plan = Plan(tp=tp, micro_batch=B, sequence_parallel=sp)
     training = Training(seq_len=S, global_batch=B)
     dims = RankDims(tensor_dims(graph, plan, training), sequence_dims(graph, plan, training))
     block = graph.blocks[graph.layers[0]]
-    return float(block_activations(block, dims, stack, Numerics(), recompute).saved_bytes)
+    return float(block_activations(block, dims, stack, numerics, recompute).saved_bytes)
 
 
 UNFUSED = CLEAN.model_copy(update={"fusion": load_stack("megatron-sc21").fusion})
@@ -59,6 +70,18 @@ def test_llama_layer_with_flash_attention(tp: int, sp: bool) -> None:
     h, q, kv, f, a = 4096, 4096, 1024, 14336, 32
     per_token = 8 * h + 2 * (q + 2 * kv) + 2 * q + 6 * f + 4 * a
     assert saved("llama-3-8b", CLEAN, tp=tp, sp=sp) == pytest.approx(per_token * S * B / tp, rel=1e-9)
+
+
+def test_casts_that_8_bit_products_keep() -> None:
+    """Inputs of qkv, gate and down at a byte; the attention result once for itself, once cast for its projection."""
+    memory = CLEAN.memory.model_copy(update={"transformer_engine": True})
+    casting = CLEAN.model_copy(update={"memory": memory})
+    h, f = 4096, 14336
+    less = h + h + f - h
+    fp8 = Numerics(precision="fp8")
+    change = saved("llama-3-8b", CLEAN, numerics=fp8) - saved("llama-3-8b", casting, numerics=fp8)
+    assert change == S * B * less
+    assert saved("llama-3-8b", casting) == saved("llama-3-8b", CLEAN)
 
 
 def test_packed_qkv_pins_two_and_a_half_more() -> None:
