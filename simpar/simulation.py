@@ -106,8 +106,18 @@ def checked_job(graph: ModelGraph, cluster: Cluster, plan: Plan, training: Train
     )
     for kernels in (first, *others):
         kernels.peak(plan.numerics.precision)
+    _check_drives(plan, cluster)
     job = Job(graph, training, plan.model_copy(update=named), habits, first, tuple(others))
     return with_slices(with_pass_costs(job, cluster), cluster)
+
+
+def _check_drives(plan: Plan, cluster: Cluster) -> None:
+    for name in ("offload_optimizer", "offload_parameters"):
+        if getattr(plan.offload, name) == "nvme" and cluster.profile.host.nvme_bandwidth is None:
+            raise UserError(
+                f"plan.{name} = nvme: hardware {cluster.profile.name} has no drives (host.nvme_bandwidth); allowed: "
+                "none, cpu"
+            )
 
 
 def with_pass_costs(job: Job, cluster: Cluster) -> Job:

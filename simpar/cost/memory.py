@@ -82,13 +82,14 @@ def static_memory(
     one shard with its padding (default: rounded up to whole elements), ``residual_bytes`` the whole rows of one
     microbatch's residual stream.
     """
-    zero, widths = plan.data_parallel.zero, parameter_widths(plan, stack)
+    zero, widths, offload = plan.data_parallel.zero, parameter_widths(plan, stack), plan.offload
     shard = -(-num_parameters // num_shards(plan)) if shard_elements is None else shard_elements
     sharded = zero == 3 or (zero == 2 and plan.data_parallel.kind == "fsdp")
+    here = offload.offload_parameters == "none"
     return StaticMemory(
-        parameters_bytes=int(widths.stored * (shard if sharded else num_parameters)),
-        gradients_bytes=int(widths.gradient * (shard if zero >= 2 else num_parameters)),
-        optimizer_bytes=int(widths.states * (shard if zero >= 1 else num_parameters)),
+        parameters_bytes=int(widths.stored * (shard if sharded else num_parameters)) if here else 0,
+        gradients_bytes=int(kept_gradients(plan) * widths.gradient * (shard if zero >= 2 else num_parameters)),
+        optimizer_bytes=int((1.0 - offload.ratio) * widths.states * (shard if zero >= 1 else num_parameters)),
         buffers_bytes=int(_buffers(num_parameters, plan, stack, residual_bytes)),
         copies_bytes=int(widths.stored * (num_parameters + shard)) if _copies(plan, stack) else 0,
     )
@@ -113,6 +114,11 @@ def parameter_widths(plan: Plan, stack: Stack) -> Widths:
     gradient = DTYPE_BYTES[numerics.grad_dtype or "fp32"]
     states = 0.0 if plan.data_parallel.servers else MOMENTS[numerics.optimizer] * whole + master
     return Widths(stored, gradient, states + outer_bytes(plan), compute)
+
+
+def kept_gradients(plan: Plan) -> float:
+    """Share of the gradients that has a place of its own on the device."""
+    return 1.0 - plan.offload.ratio * bool(plan.offload.offload_gradients)
 
 
 def outer_bytes(plan: Plan) -> float:

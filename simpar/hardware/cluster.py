@@ -56,7 +56,8 @@ class Cluster:
     """``nodes`` nodes of a profile. Links have one direction; ids are blocks of arithmetic.
 
     Blocks in order: ``port_tx port_rx`` (scale-up port of every device), ``nic_tx nic_rx`` (rails of every node),
-    ``leaf_up leaf_down`` (leaf switches), ``pcie_tx pcie_rx`` (device to host), ``host_memory`` (a node).
+    ``leaf_up leaf_down`` (leaf switches), ``pcie_tx pcie_rx`` (device to host), ``host_memory`` (a node),
+    ``switch_up switch_down`` (PCIe switch to host), ``nvme_read nvme_write`` (all drives of a node).
     ``scaling`` multiplies capacities by link name (degraded links), ``state`` replaces fitted parameters of
     collectives (a measured state of the fabric).
     """
@@ -154,6 +155,11 @@ class Cluster:
             return 0
         return -(-self.nodes // out.nodes_per_leaf) * (self.rails if out.rails else 1)
 
+    @property
+    def _switches(self) -> int:
+        """PCIe switches."""
+        return self.world_size // self.profile.host.devices_per_switch
+
     @cached_property
     def _blocks(self) -> dict[str, tuple[int, int]]:
         sizes = {
@@ -161,6 +167,8 @@ class Cluster:
             "nic_tx": self.nodes * self.rails, "nic_rx": self.nodes * self.rails,
             "leaf_up": self.num_leaves, "leaf_down": self.num_leaves,
             "pcie_tx": self.world_size, "pcie_rx": self.world_size, "host_memory": self.nodes,
+            "switch_up": self._switches, "switch_down": self._switches,
+            "nvme_read": self.nodes, "nvme_write": self.nodes,
         }  # fmt: skip
         starts = np.concatenate([[0], np.cumsum(list(sizes.values()))])
         return {
@@ -188,6 +196,8 @@ class Cluster:
         """Ranks in the blocks that the fabric repeats: those that share a NIC, a node, a domain, a leaf."""
         per_node, out = self.profile.devices_per_node, self.profile.scale_out
         sizes = {per_node, self.domain_size}
+        if self.profile.host.devices_per_switch > 1:
+            sizes.add(self.profile.host.devices_per_switch)
         if per_node % self.rails == 0:
             sizes.add(per_node // self.rails)
         if self.num_leaves and out is not None and out.nodes_per_leaf:
@@ -230,8 +240,10 @@ class Cluster:
 
     def _lowest_rank(self, block: str, index: Ints) -> Ints:
         per_node, out = self.profile.devices_per_node, self.profile.scale_out
-        if block == "host_memory":
+        if block in ("host_memory", "nvme_read", "nvme_write"):
             return index * per_node
+        if block.startswith("switch"):
+            return index * self.profile.host.devices_per_switch
         if not block.startswith(("nic", "leaf")):
             return index
         rails = 1 if block.startswith("leaf") and out is not None and not out.rails else self.rails
@@ -249,6 +261,10 @@ class Cluster:
             "port_tx": profile.scale_up.bandwidth, "port_rx": profile.scale_up.bandwidth, "nic_tx": rail,
             "nic_rx": rail, "leaf_up": leaf, "leaf_down": leaf, "pcie_tx": host.pcie_bandwidth,
             "pcie_rx": host.pcie_bandwidth, "host_memory": host.memory_bandwidth,
+            "switch_up": host.switch_bandwidth or host.pcie_bandwidth,
+            "switch_down": host.switch_bandwidth or host.pcie_bandwidth,
+            "nvme_read": host.nvme_bandwidth or 1.0,
+            "nvme_write": host.nvme_write_bandwidth or host.nvme_bandwidth or 1.0,
         }  # fmt: skip
 
     def _matching(self, pattern: str) -> Ints:
@@ -387,6 +403,22 @@ class Cluster:
     def host_memory(self, ranks: Ints) -> Ints:
         """Memory of a rank's node."""
         return self.link_of("host_memory", ranks)
+
+    def switch_up(self, ranks: Ints) -> Ints:
+        """Link of a rank's PCIe switch to the host."""
+        return self._blocks["switch_up"][0] + np.asarray(ranks) // self.profile.host.devices_per_switch
+
+    def switch_down(self, ranks: Ints) -> Ints:
+        """Link from the host to a rank's PCIe switch."""
+        return self._blocks["switch_down"][0] + np.asarray(ranks) // self.profile.host.devices_per_switch
+
+    def nvme_read(self, ranks: Ints) -> Ints:
+        """Drives of a rank's node, reading."""
+        return self._blocks["nvme_read"][0] + self.node_of(ranks)
+
+    def nvme_write(self, ranks: Ints) -> Ints:
+        """Drives of a rank's node, writing."""
+        return self._blocks["nvme_write"][0] + self.node_of(ranks)
 
     def route(self, src: Ints, dst: Ints) -> tuple[Ints, Ints]:
         """Links that messages src[i] -> dst[i] cross: (message index, link id), int64.

@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simpar.hardware.device import Device
-from simpar.units import Bytes, BytesPerS, Count, Seconds, UsdPerHour, Watts
+from simpar.units import Bytes, BytesPerS, Count, Fraction, Seconds, UsdPerHour, Watts
 
 
 class _Part(BaseModel):
@@ -59,7 +59,12 @@ class ScaleOut(_Part):
 
 
 class Host(_Part):
-    """The host side of a node: memory, and the PCIe link of each device.
+    """The host side of a node: memory, drives, and the PCIe link of each device.
+
+    ``devices_per_switch`` devices share the link of their PCIe switch to the host, ``switch_bandwidth`` each way
+    (default: that of one device). ``nvme_bandwidth`` is what all drives of a node read together,
+    ``nvme_write_bandwidth`` what they write (default: the same). ``update_efficiency`` is the share of
+    ``memory_bandwidth`` that a vectorised optimizer on the processors reaches.
 
     Devices that are processes on the same cores (a machine without accelerators) work ``compute_capacity`` at a time
     at full speed, more of them slow each other down; None: a device has compute of its own. ``collective_load`` is
@@ -69,7 +74,12 @@ class Host(_Part):
     memory_bytes: Bytes
     memory_bandwidth: BytesPerS
     pcie_bandwidth: BytesPerS
+    devices_per_switch: Count = 1
+    switch_bandwidth: BytesPerS | None = None
+    nvme_bytes: Bytes | None = None
     nvme_bandwidth: BytesPerS | None = None
+    nvme_write_bandwidth: BytesPerS | None = None
+    update_efficiency: Fraction = 0.5
     power: Watts = 0.0
     compute_capacity: float | None = Field(None, ge=1, allow_inf_nan=False)
     collective_load: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
@@ -123,6 +133,11 @@ class ClusterProfile(_Part):
         if self.domain_size % self.devices_per_node:
             raise ValueError(
                 f"scale_up.domain = {self.domain_size}: allowed: multiples of {self.devices_per_node}"
+            )
+        if self.devices_per_node % self.host.devices_per_switch:
+            raise ValueError(
+                f"host.devices_per_switch = {self.host.devices_per_switch}: allowed: divisors of "
+                f"{self.devices_per_node}"
             )
         sides = self.scale_up.dims
         if sides and math.prod(sides) != self.domain_size:

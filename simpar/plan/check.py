@@ -11,6 +11,7 @@ from simpar.models.graph import Dims, ModelGraph
 from simpar.models.training import Training
 from simpar.plan.megatron_roles import with_roles
 from simpar.plan.mesh import Mesh
+from simpar.plan.offload import check_offload, decided_offload
 from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.routing import has_sampled_loads
 from simpar.plan.schedules import EVEN_COSTS, make_schedule
@@ -39,7 +40,8 @@ def check(plan: Plan, target: Target) -> Plan:
     plan = _fill(plan, target)
     for rule in (_tensor, _context, _experts, _batch, _stages, _slices, _schedule, _data):
         rule(plan, target)
-    return plan
+    check_offload(plan)
+    return plan.model_copy(update={"offload": decided_offload(plan)})
 
 
 def _check_staged(plan: Plan, target: Target) -> Plan:
@@ -70,6 +72,7 @@ def _check_staged(plan: Plan, target: Target) -> Plan:
             raise UserError(
                 f"plan.{name} = {given}: stages of their own send as the stack does; allowed: none"
             )
+    check_offload(plan)
     rows = bool(plan.tensor_parallel.sequence_parallel)
     stages = tuple(with_roles(stage, target.graph, rows) for stage in stages)
     check_stages(stages, target.graph, target.world_size)

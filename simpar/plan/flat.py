@@ -26,6 +26,10 @@ SECTIONS = {
     "context_parallel": ("cp_method", "cp_balance", "ulysses"),
     "experts": ("capacity_factor", "expert_imbalance", "expert_load", "ep_overlap", "token_dispatch"),
     "memory": ("recompute",),
+    "offload": (
+        "offload_optimizer", "offload_ratio", "offload_gradients", "offload_delayed", "offload_parameters",
+        "offload_activations",
+    ),
     "numerics": ("precision", "grad_dtype", "reduce_dtype", "gather_dtype", "master_weights", "optimizer"),
 }  # fmt: skip
 SECTION_OF = {flat: section for section, names in SECTIONS.items() for flat in names}

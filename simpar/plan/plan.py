@@ -32,6 +32,7 @@ from simpar.units import Bytes, Count
 VERSION = "1"
 CUSTOM = "custom"
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
+Home = Literal["none", "cpu", "nvme"]
 Optimizer = Literal["adamw", "sgd", "sgd_momentum"]
 PassCost = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Layers = Annotated[int, Field(ge=0, strict=True)]
@@ -192,6 +193,37 @@ class MemoryPolicy(_Part):
         return value
 
 
+class Offload(_Part):
+    """What lives on the host instead of the device, and is brought when it is needed.
+
+    ``offload_optimizer`` "cpu" keeps optimizer states in host memory and updates on the processors [ZeRO-Offload, Ren
+    et al. 2021, arXiv 2101.06840], "nvme" keeps them on drives [ZeRO-Infinity, Rajbhandari et al. 2021, arXiv
+    2104.07857]; ``offload_ratio`` of the parameters is updated there, the others on the device at the same time
+    (Twin-Flow of ZeRO-Offload++). ``offload_gradients`` sends them as they are made and keeps none on the device
+    (default: where states are offloaded and nothing else needs them there). ``offload_delayed`` updates with the
+    gradients of the step before, beside the passes of this one. ``offload_parameters`` brings the weights of a block
+    for every pass; ``offload_activations`` is the share of saved activations that waits on the host.
+    """
+
+    offload_optimizer: Home = "none"
+    offload_ratio: float = Field(1.0, gt=0, le=1, allow_inf_nan=False)
+    offload_gradients: bool | None = None
+    offload_delayed: bool = False
+    offload_parameters: Home = "none"
+    offload_activations: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
+
+    @property
+    def ratio(self) -> float:
+        """Share of the parameters that is updated on the host."""
+        return self.offload_ratio if self.offload_optimizer != "none" else 0.0
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything is offloaded."""
+        away = (self.offload_optimizer, self.offload_parameters) != ("none", "none")
+        return away or self.offload_activations > 0
+
+
 class Numerics(_Part):
     """Precision of compute, dtype of gradients, master weights and the optimizer.
 
@@ -211,7 +243,8 @@ class Numerics(_Part):
 def _add_flat_keys(schema: dict[str, Any]) -> None:
     sections = {
         "mesh": Mesh, "pipeline": Pipeline, "data_parallel": DataParallel, "tensor_parallel": TensorParallel,
-        "context_parallel": ContextParallel, "experts": Experts, "memory": MemoryPolicy, "numerics": Numerics,
+        "context_parallel": ContextParallel, "experts": Experts, "memory": MemoryPolicy, "offload": Offload,
+        "numerics": Numerics,
     }  # fmt: skip
     schema["properties"] |= flat.flat_schema(sections)
     schema["properties"]["rank_order"] = {"type": "string", "examples": ["tp-cp-dp-pp"]}
@@ -252,6 +285,7 @@ class Plan(Record):
     context_parallel: ContextParallel = ContextParallel()
     experts: Experts = Experts()
     memory: MemoryPolicy = MemoryPolicy()
+    offload: Offload = Offload()
     numerics: Numerics = Numerics()
 
     @model_validator(mode="wrap")

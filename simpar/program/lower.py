@@ -181,7 +181,8 @@ def _stream_names(schedule: Schedule, sync: Synchronisation) -> tuple[str, ...]:
     ]
     context = (CONTEXT,) if sync.job.plan.mesh.cp > 1 else ()
     exchange = (EXPERT,) if sync.job.plan.mesh.ep > 1 else ()
-    return (COMPUTE, TENSOR, *context, *exchange, GATHER, REDUCE, *sync.reduce_streams, *sends)
+    others = (*sync.reduce_streams, *sync.host_streams, *sends)
+    return (COMPUTE, TENSOR, *context, *exchange, GATHER, REDUCE, *others)
 
 
 @dataclass(frozen=True)
@@ -391,11 +392,13 @@ class ClassMaker:
     def _tail(self, class_id: int) -> Template:
         builder = self._builder(class_id)
         held = builder.held_parameters(int(self.stage_of_class[class_id]))
-        nodes = builder.sync.tail(held, root=self.network.layout.class_of_rank[0] == class_id)
         kinds = self.network.layout.group_class
-        if EMBEDDING_GROUP in kinds and kinds[EMBEDDING_GROUP][class_id] >= 0:
-            update = next(i for i, node in enumerate(nodes) if node.kind == "optimizer")
-            nodes = (*nodes[:update], self._embedding_sync(), *nodes[update:])
+        tied = EMBEDDING_GROUP in kinds and kinds[EMBEDDING_GROUP][class_id] >= 0
+        nodes = builder.sync.tail(
+            held,
+            root=self.network.layout.class_of_rank[0] == class_id,
+            sums=(self._embedding_sync(),) if tied else (),
+        )
         return Template(nodes, len(nodes) - 1)
 
     def _embedding_sync(self) -> Node:

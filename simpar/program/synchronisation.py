@@ -22,9 +22,10 @@ from simpar.cost.operators import optimizer_time_s
 from simpar.cost.stack import gather_bytes, reduce_bytes
 from simpar.plan.plan import Plan
 from simpar.plan.sync import apart, num_replicas
+from simpar.program.host_update import HostUpdate
 from simpar.program.phases import COMPUTE, CollectiveUse
 from simpar.program.rank_view import Job
-from simpar.program.templates import GATHER, REDUCE, Copies, Node, SyncPolicy
+from simpar.program.templates import DELAYED, GATHER, HOST_STREAMS, REDUCE, Copies, Node, SyncPolicy
 from simpar.units import DTYPE_BYTES, to_ns
 
 DENSE, EXPERTS = "dp", "edp"
@@ -172,11 +173,17 @@ class Synchronisation:
     def policy(self, kind: str, *, boundary: bool) -> SyncPolicy:
         """Hooks of one pass; ``boundary`` is the first microbatch of a forward, the last of a backward."""
         data = self.job.plan.data_parallel
+        offload, host = self.job.plan.offload, self.host
         if self.single_process:
             return SyncPolicy()
+        several = not boundary and self.job.plan.num_microbatches(self.job.training.global_batch) > 1
         return SyncPolicy(
+            activations=offload.offload_activations,
+            drives=offload.offload_parameters == "nvme",
+            held_bytes=host.gradient_bytes * offload.ratio if offload.offload_gradients else 0.0,
+            accumulates=host.accumulation if several else 0.0,
             copies=tuple(self._copies(each, kind, boundary=boundary) for each in self.replicas),
-            reshard=self.zero == 3 and bool(data.reshard_after_forward),
+            reshard=host.fetches or (self.zero == 3 and bool(data.reshard_after_forward)),
             bucket_bytes=float(data.bucket_bytes or 0),
             first_bucket_bytes=float(data.first_bucket_bytes or 0),
             per_unit=self.per_unit,
@@ -193,7 +200,9 @@ class Synchronisation:
             kind=replicas.kind,
             gather_group=replicas.shard_group if gathers else "",
             gathered_bytes=self.parameter_bytes,
-            buffer_bytes=self.compute_bytes if replicas.zero == 3 else 0.0,
+            buffer_bytes=self.compute_bytes if replicas.zero == 3 or self.host.fetches else 0.0,
+            fetched_bytes=self.host.fetched_bytes(replicas.shards, kind),
+            sent_bytes=self.host.sent_bytes(replicas.shards, kind, boundary=boundary),
             gradient_bytes=self.gradient_bytes,
             reduce_ops=self.reduce_ops(replicas) if reduces else (),
         )
@@ -208,16 +217,36 @@ class Synchronisation:
             return False
         return self.per_unit or bool(data.overlap_param_gather)
 
-    def tail(self, held: Mapping[str, float], *, root: bool = True) -> tuple[Node, ...]:
+    @property
+    def host(self) -> HostUpdate:
+        """What of the update happens on the host."""
+        return HostUpdate(self.job, late=self.width > 1 and not self.job.plan.data_parallel.overlap_grad_reduce)
+
+    @property
+    def host_streams(self) -> tuple[str, ...]:
+        """Streams of transfers to and from the host."""
+        offload = self.job.plan.offload
+        late = tuple(stream + DELAYED for stream in HOST_STREAMS) if offload.offload_delayed else ()
+        return (*HOST_STREAMS, *late) if offload.is_used else ()
+
+    def tail(
+        self, held: Mapping[str, float], *, root: bool = True, sums: tuple[Node, ...] = ()
+    ) -> tuple[Node, ...]:
         """What follows the last backward on a rank that holds so many parameters by kind (unsharded).
 
-        A single process sums gradients on the first device (``root``), which alone updates.
+        A single process sums gradients on the first device (``root``), which alone updates. ``sums`` are what else
+        must be reduced before the update.
         """
         if self.single_process:
             use = CollectiveUse(DENSE, "reduce", held[DENSE] * self.gradient_bytes)
             reduce = Node(kind="dp", name="reduce gradients", streams=(COMPUTE, REDUCE), collective=use)
             return (reduce, self._optimizer(held if root else {}))
-        return (*self._late_reduction(held), self._optimizer(held), *self._late_gather(held))
+        before = (*self._late_reduction(held), *sums)
+        if not self.host.is_needed:
+            return (*before, self._optimizer(held), *self._late_gather(held))
+        share = sum(held.get(each.kind, 0.0) / each.shards for each in self.replicas)
+        away = self.host.nodes(share, self._optimizer(held), first=len(before))
+        return (*before, *away, *self._late_gather(held))
 
     def _late_reduction(self, held: Mapping[str, float]) -> tuple[Node, ...]:
         data = self.job.plan.data_parallel
@@ -235,7 +264,7 @@ class Synchronisation:
     def _optimizer(self, held: Mapping[str, float]) -> Node:
         """The update; none where parameters live on servers, but still the end of all streams."""
         share = sum(held.get(each.kind, 0.0) / each.shards for each in self.replicas)
-        share = 0.0 if self.job.plan.data_parallel.servers else share
+        share = 0.0 if self.job.plan.data_parallel.servers else share * (1.0 - self.job.plan.offload.ratio)
         numerics = self.job.plan.numerics
         seconds = optimizer_time_s(share, numerics.optimizer, self.job.kernels, self.job.stack)
         streams = (COMPUTE, GATHER, REDUCE, *self.reduce_streams)

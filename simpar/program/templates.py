@@ -18,6 +18,12 @@ from dataclasses import dataclass, field, replace
 from simpar.program.phases import BLOCK_STREAMS, CollectiveUse
 from simpar.program.segments import Segment, terminals
 
+HOST_OUT, HOST_IN, HOST_UPDATE = "host_out", "host_in", "host_update"
+DRIVE_IN, DRIVE_OUT = "drive_in", "drive_out"
+DELAYED = ".delayed"
+"""Suffix of the streams of a delayed update, which other copies and sums do not hold up."""
+HOST_STREAMS = (HOST_OUT, HOST_IN, HOST_UPDATE, DRIVE_IN, DRIVE_OUT)
+"""Streams of transfers between device, host and drives, each with the group of its rank alone under the same name."""
 GATHER = "param_gather"
 REDUCE = "grad_reduce"
 
@@ -79,7 +85,8 @@ class Copies:
 
     ``gather_group`` all-gathers ``gathered_bytes`` a parameter before use ("": nothing is gathered), of which
     ``buffer_bytes`` are a buffer of its own. ``reduce_ops`` are the collectives that reduce ``gradient_bytes`` a
-    parameter in turn: (group, operation, share of the bytes); empty where this pass reduces nothing.
+    parameter in turn: (group, operation, share of the bytes); empty where this pass reduces nothing. ``fetched_bytes``
+    a parameter come from the host before the gather, ``sent_bytes`` of gradient go there behind the reduction.
     """
 
     kind: str
@@ -88,6 +95,13 @@ class Copies:
     buffer_bytes: float = 0.0
     gradient_bytes: float = 0.0
     reduce_ops: tuple[tuple[str, str, float], ...] = ()
+    fetched_bytes: float = 0.0
+    sent_bytes: float = 0.0
+
+    @property
+    def arrives(self) -> bool:
+        """Whether parameters come from elsewhere before use."""
+        return bool(self.gather_group) or self.fetched_bytes > 0
 
     def parameters(self, unit: Unit) -> float:
         """Parameters of a unit that this kind of ranks holds."""
@@ -99,6 +113,9 @@ class SyncPolicy:
     """How data parallelism hooks into an action.
 
     ``reshard`` frees gathered parameters after use; gradients are reduced in flat buckets or ``per_unit``.
+    ``activations`` is the share of saved bytes that waits on the host, ``drives`` whether parameters come from
+    drives; gradients of ``held_bytes`` a parameter live only until they are sent; ``accumulates`` are the bytes that
+    adding them up on the host moves, for each that is sent.
     """
 
     copies: tuple[Copies, ...] = ()
@@ -106,6 +123,20 @@ class SyncPolicy:
     bucket_bytes: float = 0.0
     first_bucket_bytes: float = 0.0
     per_unit: bool = False
+    activations: float = 0.0
+    drives: bool = False
+    held_bytes: float = 0.0
+    accumulates: float = 0.0
+
+    @property
+    def arrives(self) -> bool:
+        """Whether parameters come from elsewhere in this action."""
+        return any(each.arrives for each in self.copies)
+
+    @property
+    def sends(self) -> bool:
+        """Whether gradients go to the host in this action."""
+        return any(each.sent_bytes for each in self.copies)
 
     @property
     def gathers(self) -> bool:
@@ -133,19 +164,25 @@ class SyncPolicy:
 
 def forward_template(units: Sequence[Unit], segments: Sequence[Segment], sync: SyncPolicy) -> Template:
     """Forward of one virtual stage: units in order, each behind the gather of its parameters if sharded."""
-    if not sync.gathers:
+    if not sync.arrives and not sync.activations:
         node = compute_node("forward", units, segments, memory=forward_memory(units))
         return Template((replace(node, arrival=True),), 0)
     nodes: list[Node] = []
     computes: list[int] = []
+    leaving: list[tuple[int, ...]] = []
     for index, (unit, segment) in enumerate(zip(units, segments, strict=True)):
         behind = (computes[index - 2],) if sync.reshard and index >= 2 else ()
-        gathers = _gathers(unit, sync, after=behind)
-        ready = tuple(range(len(nodes), len(nodes) + len(gathers)))
-        nodes += gathers
+        ready = _arrivals(nodes, unit, sync, after=behind)
+        if index >= 2:
+            ready += leaving[index - 2]
         memory = (*forward_memory([unit]), *_freed(unit, sync))
         nodes.append(compute_node("forward", [unit], [segment], after=ready, memory=memory))
         computes.append(len(nodes) - 1)
+        waits = unit.saved_bytes * sync.activations if index < len(units) - 1 else 0.0
+        leaving.append((len(nodes),) if waits else ())
+        if waits:
+            gone = (MemoryChange(True, -waits, "activations"),)
+            nodes.append(host_copy("activations to host", waits, after=(computes[-1],), memory=gone))
     nodes[computes[0]] = replace(nodes[computes[0]], arrival=True)
     return Template(tuple(nodes), computes[-1])
 
@@ -159,31 +196,37 @@ def backward_template(
     the pass that completes the gradients.
     """
     backwards, passes = list(reversed(units)), list(reversed(segments))
-    gathering = sync.gathers and sync.reshard
-    if not sync.gathers and not sync.reduces:
+    arriving = sync.arrives and sync.reshard
+    returning = kind != "weight_gradient" and sync.activations > 0
+    if not arriving and not sync.gathers and not sync.reduces and not sync.sends and not returning:
         node = compute_node(kind, backwards, passes, memory=backward_memory(kind, backwards))
         return Template((replace(node, arrival=True),), 0)
     nodes: list[Node] = []
     computes: list[int] = []
     reduces: list[int] = []
     buckets = [_Buckets(sync, each) for each in sync.copies if each.reduce_ops]
+    outbox = _Outbox(sync, waits=bool(buckets))
     for index, (unit, segment) in enumerate(zip(backwards, passes, strict=True)):
         changes = backward_memory(kind, [unit])
         after: tuple[int, ...] = ()
-        if gathering:
-            gathers = _gathers(unit, sync, after=(computes[index - 2],) if index >= 2 else ())
-            after = tuple(range(len(nodes), len(nodes) + len(gathers)))
-            nodes += gathers
+        before = (computes[index - 2],) if index >= 2 else ()
+        if arriving:
+            after = _arrivals(nodes, unit, sync, after=before)
             changes = (*changes, *_freed(unit, sync))
+        if returning and index:
+            after += _returns(nodes, unit, sync, after=before)
         if sync.per_unit and len(reduces) >= 2:
             after = (*after, reduces[-2])
+        changes = (*changes, *outbox.held(unit))
         nodes.append(compute_node(kind, [unit], [segment], after=after, memory=changes))
         computes.append(len(nodes) - 1)
         last = index == len(units) - 1
         for bucket in buckets:
             nodes += bucket.close(unit, last=last, after=computes[-1], position=len(nodes))
-        if len(nodes) - 1 > computes[-1]:
+        closed = len(nodes) - 1 > computes[-1]
+        if closed:
             reduces.append(len(nodes) - 1)
+        outbox.send(nodes, unit, closed=closed)
     nodes[computes[0]] = replace(nodes[computes[0]], arrival=True)
     return Template(tuple(nodes), computes[-1])
 
@@ -254,23 +297,94 @@ def _workspace(size_bytes: float) -> tuple[MemoryChange, ...]:
     return (MemoryChange(False, size_bytes, "transient"), MemoryChange(True, -size_bytes, "transient"))
 
 
-def _gathers(unit: Unit, sync: SyncPolicy, *, after: tuple[int, ...]) -> list[Node]:
-    found = []
+def host_copy(
+    name: str,
+    size_bytes: float,
+    *,
+    op: str = "to_host",
+    after: tuple[int, ...] = (),
+    memory: tuple[MemoryChange, ...] = (),
+) -> Node:
+    """One transfer between device, host and drives, or an update of so many bytes on the host's processors."""
+    stream = {
+        "to_host": HOST_OUT, "to_device": HOST_IN, "host_update": HOST_UPDATE, "from_nvme": DRIVE_IN,
+        "to_nvme": DRIVE_OUT,
+    }[op]  # fmt: skip
+    use = CollectiveUse(stream, op, size_bytes)
+    return Node("offload", name, (stream,), collective=use, after=after, memory=memory)
+
+
+def _arrivals(nodes: list[Node], unit: Unit, sync: SyncPolicy, *, after: tuple[int, ...]) -> tuple[int, ...]:
+    """Append how a unit's parameters come: from drives, from the host, from other ranks; what to wait for."""
+    ready = []
     for each in sync.copies:
         count = each.parameters(unit)
-        if not each.gather_group or not count:
+        if not each.arrives or not count:
             continue
-        held = MemoryChange(False, count * each.buffer_bytes, "transient")
-        use = CollectiveUse(each.gather_group, "all_gather", count * each.gathered_bytes)
-        memory = (held,) if each.buffer_bytes else ()
-        node = Node("dp", "all_gather parameters", (GATHER,), collective=use, after=after, memory=memory)
-        found.append(node)
-    return found
+        held = (MemoryChange(False, count * each.buffer_bytes, "transient"),) if each.buffer_bytes else ()
+        waits = after
+        if each.fetched_bytes:
+            size = count * each.fetched_bytes
+            if sync.drives:
+                nodes.append(host_copy("parameters from drives", size, op="from_nvme", after=waits))
+                waits = (len(nodes) - 1,)
+            nodes.append(
+                host_copy("parameters from host", size, op="to_device", after=waits, memory=held)
+            )
+            held, waits = (), (len(nodes) - 1,)
+        if each.gather_group:
+            use = CollectiveUse(each.gather_group, "all_gather", count * each.gathered_bytes)
+            nodes.append(
+                Node("dp", "all_gather parameters", (GATHER,), collective=use, after=waits, memory=held)
+            )
+        ready.append(len(nodes) - 1)
+    return tuple(ready)
+
+
+def _returns(nodes: list[Node], unit: Unit, sync: SyncPolicy, *, after: tuple[int, ...]) -> tuple[int, ...]:
+    """Append the way back of a unit's activations.
+
+    The first one waits for the copies out that were issued before it: its own may be among them.
+    """
+    size = unit.saved_bytes * sync.activations
+    if not size:
+        return ()
+    held = (MemoryChange(False, size, "activations"),)
+    node = host_copy("activations from host", size, op="to_device", after=after, memory=held)
+    first = not any({HOST_IN, HOST_OUT} <= set(other.streams) for other in nodes)
+    nodes.append(replace(node, streams=(HOST_IN, HOST_OUT)) if first else node)
+    return (len(nodes) - 1,)
+
+
+class _Outbox:
+    """Gradients on their way to the host: unit by unit, or behind the reduction of their bucket where they wait."""
+
+    def __init__(self, sync: SyncPolicy, *, waits: bool) -> None:
+        self._sync, self._waits = sync, waits
+        self._size, self._held = 0.0, 0.0
+
+    def held(self, unit: Unit) -> tuple[MemoryChange, ...]:
+        """Gradients that the pass of a unit makes and that have no place of their own on the device."""
+        size = self._sync.held_bytes * sum(each.parameters(unit) for each in self._sync.copies)
+        self._held += size if self._sync.sends else 0.0
+        return (MemoryChange(False, size, "transient"),) if size and self._sync.sends else ()
+
+    def send(self, nodes: list[Node], unit: Unit, *, closed: bool) -> None:
+        """Append the copy of what is ready once a unit is done."""
+        self._size += sum(each.parameters(unit) * each.sent_bytes for each in self._sync.copies)
+        if not self._size or (self._waits and not closed):
+            return
+        gone = (MemoryChange(True, -self._held, "transient"),) if self._held else ()
+        nodes.append(host_copy("gradients to host", self._size, after=(len(nodes) - 1,), memory=gone))
+        if self._sync.accumulates:
+            moved = self._size * self._sync.accumulates
+            nodes.append(host_copy("add gradients up", moved, op="host_update", after=(len(nodes) - 1,)))
+        self._size, self._held = 0.0, 0.0
 
 
 def _freed(unit: Unit, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
-    """Gathered parameters that go again after their use."""
-    size = sum(each.parameters(unit) * each.buffer_bytes for each in sync.copies if each.gather_group)
+    """Parameters that came for a pass and go again after it."""
+    size = sum(each.parameters(unit) * each.buffer_bytes for each in sync.copies if each.arrives)
     return (MemoryChange(True, -size, "transient"),) if sync.reshard and size else ()
 
 

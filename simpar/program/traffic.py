@@ -22,7 +22,7 @@ from simpar.program.placed import GroupKind
 from simpar.program.program import solo_duration_ns
 from simpar.program.rank_view import RankView
 from simpar.program.synchronisation import DENSE, EXPERTS, Synchronisation
-from simpar.program.templates import GATHER, REDUCE
+from simpar.program.templates import DRIVE_IN, DRIVE_OUT, GATHER, HOST_IN, HOST_OUT, HOST_UPDATE, REDUCE
 from simpar.units import US, to_ns
 
 Ints = NDArray[np.int64]
@@ -75,7 +75,23 @@ def group_kinds(view: RankView, sync: Synchronisation, schedule: Schedule) -> li
     if job.graph.tied_embeddings and at[0] != at[1]:
         ends = mesh.groups("pp")[:, list(at)]
         kinds.append(GroupKind(EMBEDDING_GROUP, ends, ("all_reduce",)))
-    return kinds
+    return [*kinds, *_host_kinds(sync)]
+
+
+def _host_kinds(sync: Synchronisation) -> list[GroupKind]:
+    """Every rank with its host, by direction."""
+    alone = np.arange(sync.job.plan.mesh.world_size)[:, None]
+    ops = {
+        HOST_OUT: "to_host", HOST_IN: "to_device", HOST_UPDATE: "host_update", DRIVE_IN: "from_nvme",
+        DRIVE_OUT: "to_nvme",
+    }  # fmt: skip
+    return [GroupKind(name, alone, (ops[name],)) for name in ops if name in sync.host_streams and _moves(name, sync)]
+
+
+def _moves(stream: str, sync: Synchronisation) -> bool:
+    """Whether a plan uses drives at all, or any stream but theirs."""
+    offload = sync.job.plan.offload
+    return "nvme" in (offload.offload_optimizer, offload.offload_parameters) or not stream.startswith("drive")
 
 
 def block_groups(view: RankView) -> list[GroupKind]:

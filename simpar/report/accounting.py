@@ -87,7 +87,7 @@ def account(lowered: Lowered, timing: Timing) -> Accounts:
     causes = np.zeros((layout.num_classes, len(CAUSES)), dtype=np.int64)
     bubbles = np.zeros(layout.num_classes, dtype=np.int64)
     recompute = np.zeros(layout.num_classes, dtype=np.int64)
-    kinds = ("tp", "pp", "dp", "cp", "ep")
+    kinds = ("tp", "pp", "dp", "cp", "ep", "offload")
     communication = np.zeros((layout.num_classes, len(kinds), 2), dtype=np.int64)
     for class_id in range(layout.num_classes):
         mine = np.flatnonzero(slots.class_id == class_id)
@@ -234,8 +234,8 @@ def _split_gaps(
     running = np.minimum(gaps.end, timing.finish_ns[safe]) - np.maximum(gaps.begin, timing.start_ns[safe])
     exposed = np.isin(kind, ("tp", "pp", "dp", "cp", "ep", "offload"))
     covered = np.where(known & exposed, np.clip(running, 0, None), 0)
-    # a data-parallel collective queues behind its like: the whole wait is theirs
-    return kind, np.where(kind == "dp", gaps.end - gaps.begin, covered)
+    # data-parallel collectives and transfers with the host queue behind their like: the whole wait is theirs
+    return kind, np.where(np.isin(kind, ("dp", "offload")), gaps.end - gaps.begin, covered)
 
 
 def _add_gaps(row: Ints, gaps: _Gaps, binding: Ints, lowered: Lowered, timing: Timing) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.program.program import Csr, Program, Timing, predecessors
-from simpar.report.result import Cooperation, Result, StageMemory, Why
+from simpar.report.result import Cooperation, HostReport, Result, StageMemory, Why
 from simpar.units import NS_PER_S, format_bytes, format_seconds
 
 MEMORY_PARTS = ("parameters", "gradients", "optimizer_states", "activations", "transient", "overhead")
@@ -77,6 +77,8 @@ def _binds(result: Result) -> Iterator[str]:
     ]
     yield f"{sentence}; lost to {', '.join(worst[:3])}" if worst else f"{sentence}; nothing else reaches 1 %"
     yield _memory_sentence(result)
+    if memory_host := result.memory.host:
+        yield _host_sentence(memory_host)
     if result.cooperation is not None:
         yield _cooperation_sentence(result.cooperation)
 
@@ -95,6 +97,15 @@ def _cooperation_sentence(met: Cooperation) -> str:
     return words
 
 
+def _host_sentence(host: HostReport) -> str:
+    """How full the memory of a node and its drives are."""
+    words = f"the host of a node keeps {format_bytes(host.used)} of {format_bytes(host.capacity)} for its devices"
+    if host.nvme:
+        room = "" if host.nvme_capacity is None else f" of {format_bytes(host.nvme_capacity)}"
+        words += f", its drives {format_bytes(host.nvme)}{room}"
+    return words if host.fits else f"{words}: it does not fit"
+
+
 def fullest_stage(result: Result) -> StageMemory:
     """The stage with the highest peak."""
     return max(result.memory.stages, key=lambda stage: stage.peak)
@@ -105,9 +116,8 @@ def _memory_sentence(result: Result) -> str:
     parts = {name: getattr(stage, name) for name in MEMORY_PARTS}
     largest = max(parts, key=lambda name: parts[name])
     room = abs(memory.headroom_bytes)
-    state = (
-        f"{format_bytes(room)} are left" if memory.fits else f"{format_bytes(room)} too much: it does not fit"
-    )
+    fits = memory.fits or (memory.host is not None and not memory.host.fits and memory.headroom_bytes >= 0)
+    state = f"{format_bytes(room)} are left" if fits else f"{format_bytes(room)} too much: it does not fit"
     words = largest.replace("_", " ")
     reserved, capacity = format_bytes(memory.peak_reserved_bytes), format_bytes(memory.capacity_bytes)
     return (

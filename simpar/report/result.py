@@ -94,11 +94,29 @@ class StageMemory(_Part):
     peak_op: str
 
 
+class HostReport(_Part):
+    """What the ranks of the fullest node keep on their host, in bytes; the four parts sum to ``used``.
+
+    ``nvme`` lies on the drives, of which a capacity is None where the profile has no facts.
+    """
+
+    optimizer_states: float
+    gradients: float
+    parameters: float
+    activations: float
+    used: float
+    capacity: float
+    nvme: float = 0.0
+    nvme_capacity: float | None = None
+    fits: bool
+
+
 class MemoryReport(_Part):
     """Memory of the fullest rank in bytes, and of every pipeline stage.
 
     ``peak_memory_bytes`` is what the allocator hands out, ``peak_reserved_bytes`` what it holds, the device
-    must hold ``capacity_bytes``; ``headroom_bytes`` is what is left (negative: it does not fit).
+    must hold ``capacity_bytes``; ``headroom_bytes`` is what is left (negative: it does not fit). ``host`` is said
+    where something is offloaded, and must fit too.
     """
 
     peak_memory_bytes: float
@@ -107,6 +125,7 @@ class MemoryReport(_Part):
     capacity_bytes: float
     fits: bool
     stages: tuple[StageMemory, ...]
+    host: HostReport | None = None
 
     @property
     def headroom_bytes(self) -> float:

@@ -14,6 +14,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.hardware.mixed import MixedCluster
 from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.program.footprint import Footprint, footprints
+from simpar.program.host_memory import HostUse, host_use
 from simpar.program.lower import Lowered, Perturbation
 from simpar.program.program import MEMORY_CATEGORIES, Timing
 from simpar.program.rank_view import Job
@@ -23,6 +24,7 @@ from simpar.report.explain import critical_path_s, explained
 from simpar.report.result import (
     Bill,
     Communication,
+    HostReport,
     MemoryReport,
     Result,
     Setup,
@@ -33,7 +35,9 @@ from simpar.report.result import (
 from simpar.report.timeline import MemoryCurve, RankClass, from_program, overview
 from simpar.units import HOUR_S, NS_PER_S, TERA
 
-_KIND_OF_GROUP = {"tp": "tp", "etp": "tp", "cp": "cp", "ep": "ep", "dp": "dp", "edp": "dp"}
+_KIND_OF_GROUP = {
+    "tp": "tp", "etp": "tp", "cp": "cp", "ep": "ep", "dp": "dp", "edp": "dp", "host": "offload", "drive": "offload",
+}  # fmt: skip
 ACTIVE_POWER, WAITING_POWER = 0.8, 0.4  # shares of the power limit while computing and while waiting
 
 
@@ -140,7 +144,7 @@ def _communication(
             found[kind] = Communication(
                 bytes_per_rank=float(size),
                 busy_s=busy_ns / NS_PER_S,
-                exposed_s=breakdown[f"exposed_{kind}"],
+                exposed_s=breakdown[kind if kind == "offload" else f"exposed_{kind}"],
                 algorithm=", ".join(sorted(algorithms.get(kind, set()))),
             )
     return found
@@ -194,17 +198,39 @@ def _op_name(lowered: Lowered, op: int) -> str:
     return f"{words} of microbatch {microbatch}" if microbatch >= 0 else words
 
 
-def _memory(stages: list[StageMemory], held: tuple[Footprint, ...]) -> MemoryReport:
+def _memory(
+    context: Context, stages: list[StageMemory], held: tuple[Footprint, ...]
+) -> MemoryReport:
     """The peaks are those on the kind of device that is fullest."""
     capacity = max(held, key=lambda one: one.needed_bytes / one.capacity_bytes).capacity_bytes
     beside = [one for one in held if one.capacity_bytes == capacity]
+    host = _host(host_use(context.lowered, context.cluster))
+    fits = all(one.needed_bytes <= one.capacity_bytes for one in held)
     return MemoryReport(
         peak_memory_bytes=max(stage.peak for stage in stages if stage.stage in {one.stage for one in beside}),
         peak_reserved_bytes=max(one.held_bytes for one in beside),
         static_memory_bytes=max(float(one.static.total_bytes) for one in beside),
         capacity_bytes=capacity,
-        fits=all(one.needed_bytes <= one.capacity_bytes for one in held),
+        fits=fits and (host is None or host.fits),
         stages=tuple(stages),
+        host=host,
+    )
+
+
+def _host(use: HostUse | None) -> HostReport | None:
+    if use is None:
+        return None
+    node, drives = use.node, use.nvme_capacity_bytes
+    return HostReport(
+        optimizer_states=node.optimizer_bytes,
+        gradients=node.gradients_bytes,
+        parameters=node.parameters_bytes,
+        activations=node.activations_bytes,
+        used=node.memory_bytes,
+        capacity=use.capacity_bytes,
+        nvme=node.nvme_bytes,
+        nvme_capacity=drives if np.isfinite(drives) else None,
+        fits=use.fits,
     )
 
 

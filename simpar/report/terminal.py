@@ -66,6 +66,7 @@ def print_report(result: Result, console: Console) -> None:
         ("Where the step goes (critical rank)", _breakdown(result, console)),
         ("Communication (critical rank)", _communication(result, console)),
         ("Memory per pipeline stage at its peak, GiB", _memory(result, console)),
+        ("Memory of the fullest host, GiB", _host(result, console)),
         ("Cooperation of replicas (means over local steps)", _cooperation(result, console)),
     ):
         if table is None:
@@ -253,6 +254,17 @@ def _communication(result: Result, console: Console) -> Table:
             )  # fmt: skip
     if not table.row_count:
         table.add_row("none", "", "", "", "")
+    return table
+
+
+def _host(result: Result, console: Console) -> Table | None:
+    host = result.memory.host
+    if host is None:
+        return None
+    names = ("optimizer states", "gradients", "parameters", "activations", "used", "capacity", "on drives")
+    table = _table(console, *((name, "right") for name in names))
+    sizes = (host.optimizer_states, host.gradients, host.parameters, host.activations, host.used, host.capacity)
+    table.add_row(*(f"{size / GIB:.1f}" for size in (*sizes, host.nvme)))
     return table
 
 

@@ -8,6 +8,7 @@ from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
 from simpar.program.footprint import footprints
+from simpar.program.host_memory import host_use
 from simpar.report.result import Result
 from simpar.report.summarise import ACTIVE_POWER, WAITING_POWER
 from simpar.search.problem import Problem
@@ -53,9 +54,11 @@ def measure(problem: Problem, plan: Plan) -> Exact:
     lowered = lower_job(job, cluster, {"perturbation": problem.perturbation})
     timing = choose_engine("auto", lowered.program)[1](lowered.program)
     needed = max(one.needed_bytes for one in footprints(lowered, timing, cluster))
+    host = host_use(lowered, cluster)
     step_s = timing.makespan_ns / NS_PER_S + problem.stack.launch.step_overhead_s
     slope, _ = objective_rates(problem)
-    return Exact(problem, plan, step_s, slope * step_s, needed <= problem.memory_limit_bytes)
+    fits = needed <= problem.memory_limit_bytes and (host is None or host.fits)
+    return Exact(problem, plan, step_s, slope * step_s, fits)
 
 
 def objective_rates(problem: Problem) -> tuple[float, float]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from simpar.cost.collectives import host
 from simpar.cost.collectives.lines import (
     Line,
     candidates,
@@ -117,6 +118,8 @@ class Offer:
 
 def offers(op: str, group: Ints, cluster: Cluster) -> list[Offer]:
     """What the library considers for an op on one group int64[N], whatever the size."""
+    if op in host.LINKS:
+        return [Offer(host.line(op, int(group[0]), cluster), 1.0, 1.0)]
     choose(op, OPS, "collective")
     home = cluster.homes(group[None, :])[0]
     return _offers(op, place(home.ranks, home.cluster), "auto")
@@ -144,6 +147,8 @@ def link_loads(op: str, groups: Ints, cluster: Cluster) -> dict[str, Edges]:
     For groups int64[G, N] at once; ``group_index`` counts rows. Loads of a translated group are the translated
     loads, as long as no member leaves its place in its NIC, node, domain and leaf.
     """
+    if op in host.LINKS:
+        return {host.NAME: host.loads(op, groups[:, 0], cluster)}
     choose(op, OPS, "collective")
     found: dict[str, list[Edges]] = {}
     for home in cluster.homes(groups) if groups.shape[1] > 1 else ():

@@ -1,0 +1,67 @@
+"""What lives on the host: bytes of a rank there and on the drives, and bytes that its processors move."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simpar.cost.memory import MOMENTS, parameter_widths
+from simpar.cost.stack import Stack
+from simpar.plan.plan import Plan
+from simpar.units import DTYPE_BYTES
+
+_WIDE = DTYPE_BYTES["fp32"]
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Bytes of one rank in its host's memory, and on its drives."""
+
+    optimizer_bytes: float = 0.0
+    gradients_bytes: float = 0.0
+    parameters_bytes: float = 0.0
+    activations_bytes: float = 0.0
+    nvme_bytes: float = 0.0
+
+    @property
+    def memory_bytes(self) -> float:
+        """All in memory."""
+        return self.optimizer_bytes + self.gradients_bytes + self.parameters_bytes + self.activations_bytes
+
+
+def host_memory(plan: Plan, stack: Stack, share: float, activations_bytes: float) -> HostMemory:
+    """What a rank that updates ``share`` parameters keeps on the host.
+
+    Gradients wait there in fp32. States and parameters on drives pass through buffers that are not counted.
+    """
+    offload, away = plan.offload, plan.offload.ratio * share
+    states = away * host_state_bytes(plan)
+    parameters = share * parameter_widths(plan, stack).compute
+    drives = {"none": 0.0, "cpu": 0.0, "nvme": 1.0}
+    on_drives = states * drives[offload.offload_optimizer] + parameters * drives[offload.offload_parameters]
+    return HostMemory(
+        optimizer_bytes=states * (offload.offload_optimizer == "cpu"),
+        gradients_bytes=away * _WIDE,
+        parameters_bytes=parameters * (offload.offload_parameters == "cpu"),
+        activations_bytes=activations_bytes,
+        nvme_bytes=on_drives,
+    )
+
+
+def host_state_bytes(plan: Plan) -> float:
+    """Bytes a parameter of states that the host updates: moments, and its own copy of the parameter in fp32."""
+    return (MOMENTS[plan.numerics.optimizer] + 1) * _WIDE
+
+
+def update_bytes(plan: Plan, stack: Stack) -> float:
+    """Bytes of host memory that the update of a parameter moves.
+
+    AdamW reads the gradient, the parameter and two moments in fp32, writes the last three and the copy that the
+    device computes with: 16 + 12 + 2 = 30.
+    """
+    states = host_state_bytes(plan)
+    return _WIDE + 2 * states + parameter_widths(plan, stack).compute
+
+
+def accumulation_bytes(gradient_bytes: float) -> float:
+    """Bytes of host memory that adding a gradient to the sum in fp32 moves, a parameter."""
+    return gradient_bytes + 2 * _WIDE

@@ -1,0 +1,71 @@
+"""What may be offloaded together with what, and what a plan leaves open about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simpar.errors import UserError
+from simpar.plan.sync import apart
+
+if TYPE_CHECKING:
+    from simpar.plan.plan import Offload, Plan
+
+
+def decided_offload(plan: Plan) -> Offload:
+    """The choice with gradients decided: they leave the device where nothing there accumulates them.
+
+    That is where ZeRO reduces them after every microbatch, or where there is one rank and no reduction. ``plan`` has
+    its dp.
+    """
+    offload = plan.offload
+    if offload.offload_optimizer == "none" or offload.offload_gradients is not None:
+        return offload
+    free = plan.data_parallel.zero >= 2 or _width(plan) == 1
+    return offload.model_copy(update={"offload_gradients": free})
+
+
+def check_offload(plan: Plan) -> None:
+    """Raises UserError with the first rule that a plan breaks; ``plan`` has its dp."""
+    offload, zero, width = plan.offload, plan.data_parallel.zero, _width(plan)
+    away = offload.offload_optimizer != "none"
+    for name, given in (
+        ("offload_ratio", offload.offload_ratio < 1),
+        ("offload_gradients", bool(offload.offload_gradients)),
+        ("offload_delayed", offload.offload_delayed),
+    ):
+        if given and not away:
+            raise UserError(
+                f"plan.{name} = {getattr(offload, name)}: belongs to an offloaded optimizer; allowed: with "
+                "offload_optimizer cpu or nvme"
+            )
+    if not offload.is_used:
+        return
+    if plan.pipeline.stages:
+        raise UserError(
+            "plan.offload: stages of their own keep everything on their devices; allowed: none of it"
+        )
+    if plan.data_parallel.kind == "single_process" or apart(plan):
+        raise UserError(
+            "plan.offload: a single process and replicas that step on their own keep states on the device; allowed: "
+            "kind ddp or fsdp with sync bsp"
+        )
+    if offload.offload_gradients and zero < 2 and width > 1:
+        raise UserError(
+            f"plan.offload_gradients = true: with zero = {zero} gradients are reduced once a step and stay until "
+            "then; allowed: zero 2 or 3, or false"
+        )
+    if offload.offload_parameters != "none" and zero < 3 and width > 1:
+        raise UserError(
+            f"plan.offload_parameters = {offload.offload_parameters}: zero = {zero} keeps whole parameters on every "
+            "rank; allowed: zero 3"
+        )
+    if offload.offload_parameters != "none" and (offload.ratio < 1 or offload.offload_delayed):
+        raise UserError(
+            f"plan.offload_parameters = {offload.offload_parameters}: parameters on the host are updated there and "
+            "in turn; allowed: offload_optimizer cpu or nvme, offload_ratio 1, offload_delayed false"
+        )
+
+
+def _width(plan: Plan) -> int:
+    """Ranks that share gradients."""
+    return int(plan.mesh.dp or 1) * plan.mesh.cp

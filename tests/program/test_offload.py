@@ -1,0 +1,214 @@
+"""Offload: transfers at the rate of their links, shared links contend, memory moves to the host, published runs."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import simpar
+from simpar.engine import choose_engine
+from simpar.errors import UserError
+from simpar.hardware.cluster import load_cluster, make_cluster
+from simpar.models.hf_config import read
+from simpar.simulation import lower_job, make_job
+
+TRAINING = simpar.Training(seq_len=1024, global_batch=64)
+H100 = simpar.Cluster("dgx-h100")
+
+
+def one_of(name, **host):
+    """A single device of a profile, with its host's links changed."""
+    profile = load_cluster(name).profile
+    changes = {"devices_per_switch": 1, **host}
+    parts = {"devices_per_node": 1, "host": profile.host.model_copy(update=changes)}
+    return make_cluster(profile.model_copy(update=parts), 1)
+
+
+def with_host(name, **host):
+    """One node of a profile with its host's links changed."""
+    profile = load_cluster(name).profile
+    return make_cluster(profile.model_copy(update={"host": profile.host.model_copy(update=host)}), 1)
+
+
+def step(model="gpt2-xl", cluster=H100, training=TRAINING, **plan):
+    """One simulated step, of one microbatch on a node of eight unless said otherwise."""
+    plan = {"micro_batch": 8, **plan}
+    return simpar.simulate(model, cluster, simpar.Plan(**plan), training)
+
+
+def gpt(layers, hidden):
+    """A GPT of the ZeRO-Offload paper."""
+    config = {
+        "model_type": "gpt2", "n_embd": hidden, "n_layer": layers, "n_head": hidden // 128, "n_positions": 1024,
+        "vocab_size": 50257,
+    }  # fmt: skip
+    return read(config, name=f"gpt-{layers}x{hidden}")
+
+
+def offloaded(model, cluster, **plan):
+    """A step as ZeRO-Offload runs it: fp16, checkpoints of whole layers, batch of 512 sequences."""
+    plan = {"precision": "fp16", "recompute": "full", "grad_dtype": "bf16", "stack": "deepspeed", **plan}
+    return step(model, cluster, simpar.Training(seq_len=1024, global_batch=512), **plan)
+
+
+def test_update_on_the_host_streams_thirty_bytes_a_parameter():
+    """AdamW on the processors takes 30 bytes x parameters / (share x bandwidth of host memory), whole node together."""
+    host, count = H100.profile.host, simpar.Model("gpt2-xl").num_parameters()
+    expected = 30 * count / (host.update_efficiency * host.memory_bandwidth)
+    result = step(zero=2, offload_optimizer="cpu")
+    upload = 2 * count / 8 / host.pcie_bandwidth
+    assert result.time_breakdown_s.offload == pytest.approx(expected + upload, rel=0.05)
+
+
+def test_states_leave_the_device_and_arrive_at_the_host():
+    """12 bytes a parameter of states, and gradients, go; the host of a node holds 12 + 4 a parameter."""
+    here, away = step(zero=2), step(zero=2, offload_optimizer="cpu")
+    count = simpar.Model("gpt2-xl").num_parameters()
+    assert here.memory.host is None
+    assert away.memory.stages[0].optimizer_states == 0
+    assert here.memory.stages[0].optimizer_states == pytest.approx(12 * count / 8, rel=1e-3)
+    assert away.memory.host.optimizer_states == pytest.approx(12 * count, rel=1e-3)
+    assert away.memory.host.gradients == pytest.approx(4 * count, rel=1e-3)
+    assert away.memory.host.used == pytest.approx(16 * count, rel=1e-3)
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.4, 0.8])
+def test_twin_flow_splits_states_and_time(ratio):
+    """The share on the host decides its time and memory; the device updates the rest meanwhile."""
+    whole, part = (step(zero=2, offload_optimizer="cpu", offload_ratio=r) for r in (1.0, ratio))
+    none = step(zero=2)
+    kept, freed = part.memory.stages[0].optimizer_states, none.memory.stages[0].optimizer_states
+    assert kept == pytest.approx((1 - ratio) * freed, rel=1e-6)
+    assert part.time_breakdown_s.offload == pytest.approx(ratio * whole.time_breakdown_s.offload, rel=0.15)
+    assert none.step_time_s < part.step_time_s < whole.step_time_s
+
+
+def test_a_delayed_update_hides_behind_the_passes():
+    """With the gradients of the step before, the update runs beside the passes and only what is longer shows."""
+    training = simpar.Training(seq_len=1024, global_batch=512)
+    plans = [{"zero": 1, "offload_optimizer": "cpu", "offload_delayed": late, "micro_batch": 4} for late in (0, 1)]
+    waiting, hidden = (step(training=training, **plan) for plan in plans)
+    assert hidden.time_breakdown_s.offload < 0.2 * waiting.time_breakdown_s.offload
+    assert hidden.step_time_s < waiting.step_time_s
+
+
+def test_two_devices_behind_one_switch_contend():
+    """Parameters of two devices take twice as long over one uplink as over two; alone neither matters."""
+    plan = {"zero": 3, "offload_parameters": "cpu", "offload_optimizer": "cpu"}
+    fast = {"memory_bandwidth": 1e13, "pcie_bandwidth": 1e9, "switch_bandwidth": 1e9}
+    apart, together = (
+        step(cluster=with_host("dgx-h100", devices_per_switch=size, **fast), **plan) for size in (1, 2)
+    )
+    busy = [result.communication["offload"].busy_s for result in (apart, together)]
+    assert busy[1] == pytest.approx(2 * busy[0], rel=0.02)
+    assert together.step_time_s > 1.5 * apart.step_time_s
+
+
+def test_only_the_neighbour_behind_the_switch_disturbs():
+    """A degraded uplink slows the two devices behind it and unfolds exactly those that it must."""
+    plan = simpar.Plan(zero=3, offload_parameters="cpu", offload_optimizer="cpu")
+    cluster = with_host("dgx-h100", devices_per_switch=2, switch_bandwidth=60e9)
+    slow = cluster.with_degraded({"switch_down[1]": 0.1})
+    usual, disturbed = (simpar.simulate("gpt2-xl", c, plan, TRAINING) for c in (cluster, slow))
+    assert usual.setup.fold["classes"] == 1
+    assert disturbed.setup.fold["classes"] == 2
+    assert disturbed.step_time_s > usual.step_time_s
+
+
+def test_all_devices_of_a_node_share_its_memory():
+    """One device updates its shard faster alone than beside seven others: same shard, one eighth of the traffic."""
+    alone = step(cluster=one_of("dgx-h100"), offload_optimizer="cpu")
+    beside = step(zero=2, offload_optimizer="cpu")
+    assert beside.time_breakdown_s.offload == pytest.approx(alone.time_breakdown_s.offload, rel=0.15)
+
+
+def test_drives_are_the_bottleneck_of_zero_infinity():
+    """States of 12 bytes a parameter are read and written in every step at the rate of the node's drives."""
+    profile, count = H100.profile.host, simpar.Model("gpt2-xl").num_parameters()
+    result = step(zero=3, offload_optimizer="nvme", offload_parameters="cpu")
+    least = 12 * count / profile.nvme_bandwidth
+    assert result.time_breakdown_s.offload > least
+    assert result.memory.host.nvme == pytest.approx(12 * count, rel=1e-3)
+    assert result.memory.host.optimizer_states == 0
+
+
+def test_offloaded_activations_leave_between_forward_and_backward():
+    """What goes to the host is not on the device at its peak; the time shows only where the link is too slow."""
+    cluster = one_of("dgx-h100", pcie_bandwidth=500e9, memory_bandwidth=5e12, switch_bandwidth=500e9)
+    plans = [{"micro_batch": 8, "offload_activations": share} for share in (0.0, 0.5, 1.0)]
+    peaks = [step(cluster=cluster, **plan) for plan in plans]
+    held = [result.memory.stages[0].activations for result in peaks]
+    assert held[0] > held[1] > held[2]
+    assert held[2] < 0.25 * held[0]
+    assert peaks[2].step_time_s == pytest.approx(peaks[0].step_time_s, rel=0.01)
+    assert step(cluster=one_of("dgx-h100"), **plans[2]).step_time_s > 1.05 * peaks[0].step_time_s
+    assert peaks[2].memory.host.activations > 0.8 * held[0]
+
+
+def test_host_memory_must_hold_what_it_gets():
+    """A small host does not fit, whatever the device has."""
+    small = with_host("dgx-h100", memory_bytes=8e9)
+    result = step(cluster=small, zero=2, offload_optimizer="cpu")
+    assert not result.fits
+    assert not result.memory.host.fits
+    assert any("does not fit" in line for line in result.why.binds)
+    assert step(zero=2, offload_optimizer="cpu").fits
+
+
+def test_ten_billion_parameters_on_one_v100():
+    """ZeRO-Offload, arXiv 2101.06840, abstract: 10B parameters at 40 TFLOP/s on one V100; without it they do not fit."""
+    cluster = one_of("dgx-2-v100")
+    result = offloaded(gpt(50, 4096), cluster, micro_batch=8, offload_optimizer="cpu")
+    assert result.fits
+    assert result.speed.tflops_per_device == pytest.approx(40.0, rel=0.1)
+    assert not offloaded(gpt(50, 4096), cluster, micro_batch=8).fits
+
+
+def test_largest_models_on_one_v100():
+    """The same abstract: 13B parameters fit with offload; without it the largest is 1.4B."""
+    cluster = one_of("dgx-2-v100")
+    assert offloaded(gpt(64, 4096), cluster, micro_batch=2, offload_optimizer="cpu").fits
+    assert not offloaded(gpt(80, 4096), cluster, micro_batch=1, offload_optimizer="cpu").fits
+    assert offloaded(gpt(24, 2048), cluster, micro_batch=1).fits
+    assert not offloaded(gpt(40, 2048), cluster, micro_batch=1).fits
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    tp=st.sampled_from([1, 2]),
+    pp=st.sampled_from([1, 2]),
+    zero=st.sampled_from([1, 2, 3]),
+    share=st.sampled_from([0.0, 0.5, 1.0]),
+    home=st.sampled_from(["cpu", "nvme"]),
+)
+def test_engines_agree_under_offload(tp, pp, zero, share, home):
+    """Every op starts and ends at the same nanosecond in the reference and the compiled engine; memory returns."""
+    plan = simpar.Plan(tp=tp, pp=pp, zero=zero, offload_optimizer=home, offload_activations=share)
+    job = make_job("gpt2", H100, plan, TRAINING)
+    program = lower_job(job, H100, {}).program
+    slow, fast = (choose_engine(name, program)[1](program) for name in ("reference", "event"))
+    assert (slow.start_ns == fast.start_ns).all()
+    assert (slow.finish_ns == fast.finish_ns).all()
+    assert program.memory.delta_bytes.sum() == 0
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"offload_ratio": 0.5}, "offload_optimizer"),
+        ({"offload_delayed": True}, "offload_optimizer"),
+        ({"zero": 1, "offload_optimizer": "cpu", "offload_gradients": True}, "zero 2 or 3"),
+        ({"zero": 2, "offload_parameters": "cpu"}, "zero 3"),
+        ({"zero": 3, "offload_parameters": "cpu", "offload_optimizer": "cpu", "offload_ratio": 0.5}, "offload_ratio 1"),
+        ({"sync": "local-sgd", "offload_optimizer": "cpu"}, "sync bsp"),
+    ],
+)
+def test_what_does_not_go_together_says_so(plan, words):
+    """One line that names the field, its value and what is allowed."""
+    with pytest.raises(UserError, match=words):
+        step(**plan)
+
+
+def test_drives_must_exist():
+    """A profile without drives refuses them."""
+    with pytest.raises(UserError, match="no drives"):
+        step(cluster=simpar.Cluster("dgx-v100"), precision="fp16", zero=3, offload_optimizer="nvme")
