@@ -15,7 +15,7 @@ from typing import Any
 from simpar.errors import UserError
 from simpar.hardware.profile import MixedProfile
 from simpar.models.training import Training
-from simpar.plan.plan import CUSTOM, Plan
+from simpar.plan.plan import CUSTOM, Offload, Plan
 from simpar.plan.schedules import SCHEDULES, natural_vpp
 from simpar.program.lower import Perturbation
 from simpar.report.result import Result, Trial
@@ -30,12 +30,13 @@ TOLERANCE = 1e-12  # a saved result is the same run when its step time agrees to
 
 # Choices that follow from another one are decided anew when that one changes.
 FOLLOWS: dict[str, tuple[str, ...]] = {
-    "tp": ("dp", "sequence_parallel"),
-    "cp": ("dp",),
-    "pp": ("dp", "layers"),
+    "tp": ("dp", "sequence_parallel", "offload_gradients"),
+    "cp": ("dp", "offload_gradients"),
+    "pp": ("dp", "layers", "offload_gradients"),
     "vpp": ("layers",),
     "schedule": ("layers",),
-    "zero": ("kind", "reshard_after_forward"),
+    "zero": ("kind", "reshard_after_forward", "offload_gradients"),
+    "offload_optimizer": ("offload_gradients",),
 }
 
 
@@ -160,6 +161,10 @@ def neighbours(plan: Plan) -> Iterator[Change]:
         yield from _schedules(plan)
     if (plan.mesh.dp or 1) > 1 and plan.data_parallel.kind != "single_process":
         yield from ({"zero": stage} for stage in range(4) if stage != plan.data_parallel.zero)
+    if plan.offload.offload_optimizer == "none":
+        yield {"offload_optimizer": "cpu"}
+    elif plan.offload == Offload(offload_optimizer="cpu", offload_gradients=plan.offload.offload_gradients):
+        yield {"offload_optimizer": "none"}
     if plan.mesh.tp > 1:
         yield {"sequence_parallel": not plan.tensor_parallel.sequence_parallel}
 

@@ -112,6 +112,10 @@ def checked_job(graph: ModelGraph, cluster: Cluster, plan: Plan, training: Train
 
 
 def _check_drives(plan: Plan, cluster: Cluster) -> None:
+    if plan.offload.is_used and cluster.is_mixed:
+        raise UserError(
+            f"plan.offload: hardware {cluster.profile.name} has several kinds of nodes; allowed: offload on one kind"
+        )
     for name in ("offload_optimizer", "offload_parameters"):
         if getattr(plan.offload, name) == "nvme" and cluster.profile.host.nvme_bandwidth is None:
             raise UserError(

@@ -88,7 +88,9 @@ def static_memory(
     here = offload.offload_parameters == "none"
     return StaticMemory(
         parameters_bytes=int(widths.stored * (shard if sharded else num_parameters)) if here else 0,
-        gradients_bytes=int(kept_gradients(plan) * widths.gradient * (shard if zero >= 2 else num_parameters)),
+        gradients_bytes=int(
+            kept_gradients(plan) * widths.gradient * (shard if zero >= 2 else num_parameters)
+        ),
         optimizer_bytes=int((1.0 - offload.ratio) * widths.states * (shard if zero >= 1 else num_parameters)),
         buffers_bytes=int(_buffers(num_parameters, plan, stack, residual_bytes)),
         copies_bytes=int(widths.stored * (num_parameters + shard)) if _copies(plan, stack) else 0,

@@ -143,7 +143,8 @@ class _Scheme:
     """Data parallelism in numbers.
 
     Widths of gathered parameters (0: none), of gradients before they are reduced or accumulated, and of the
-    buffer being reduced; ``units`` whether each block is its own.
+    buffer being reduced; ``units`` whether each block is its own; ``sent`` the width of gradients on their way to the
+    host.
     """
 
     gathered: Array
@@ -151,6 +152,7 @@ class _Scheme:
     gradient: Array
     reduced: Array
     units: Array
+    sent: float = 0.0
 
 
 def peak_memory(graph: ModelGraph, plan: Plan, training: Training, stack: Stack, stage: int) -> PeakMemory:
@@ -219,13 +221,20 @@ class _Moving:
         each = sum((sizes.saved_bytes * count for sizes, _, count in layers), start=0.0) / stage.chunks
         head = ends[1][0].saved_bytes * stage.head
         transient = np.maximum(self._layers(layers, head, each, scheme), self._ends(ends, layers, scheme))
+        saved = self._chunked() if stage.passes else self._even(ends, each, head)
         return PeakMemory(
             static_bytes=static,
-            activations_bytes=self._chunked() if stage.passes else self._even(ends, each, head),
+            activations_bytes=self._left(saved, [sizes for sizes, _, _ in layers] + [ends[1][0]]),
             transient_bytes=transient + self._messages(),
             held_bytes=held * self._partial_sums(layers) * stage.in_flight / stage.chunks,
             alternates=alternates,
         )
+
+    def _left(self, saved: Array, blocks: list[BlockActivations]) -> Array:
+        """Saved bytes less those on the host: of these the three blocks stay that wait to go or are back already."""
+        share = self.plan.offload.offload_activations
+        near = 3 * reduce(np.maximum, (sizes.saved_bytes for sizes in blocks))
+        return (1.0 - share) * saved + share * np.minimum(saved, near) if share else saved
 
     def _even(self, ends: list[tuple[BlockActivations, Array]], each: Array, head: Array) -> Array:
         """Saved bytes in flight where all chunks of the rank are alike."""
@@ -258,7 +267,9 @@ class _Moving:
         worst: Array = 0.0
         for sizes, block, count in layers:
             parameters, gathered = block.parameters(self.dims.tensor), self._gathered(block, scheme)
-            gradients = scheme.units * parameters * (scheme.gradient + scheme.reduced)
+            gradients = (
+                scheme.units * parameters * (scheme.gradient + scheme.reduced) + 2 * parameters * scheme.sent
+            )
             backward = sizes.recomputed_bytes + sizes.backward_workspace_bytes + gradients - head
             here = np.maximum(sizes.forward_workspace_bytes, backward) + 2 * gathered
             worst = np.maximum(worst, np.where(np.asarray(count) > 0, here, 0.0))
@@ -321,9 +332,11 @@ def _scheme(plan: Plan, stack: Stack, zero: Array, shards: tuple[Array, Array]) 
     units = np.where(several & (np.asarray(zero) >= 2), 1.0, 0.0) * (plan.data_parallel.kind == "fsdp")
     apart = not stack.numerics.gradient_accumulation_fusion and widths.stored < widths.gradient
     low = widths.compute if apart or plan.data_parallel.kind == "fsdp" else 0.0
+    fetches = plan.offload.offload_parameters != "none"
     return _Scheme(
-        gathered=np.where(several & (np.asarray(zero) == 3), widths.compute, 0.0),
-        gathered_experts=np.where(several_experts & (np.asarray(zero) == 3), widths.compute, 0.0),
+        gathered=np.where(fetches | (several & (np.asarray(zero) == 3)), widths.compute, 0.0),
+        gathered_experts=np.where(fetches | (several_experts & (np.asarray(zero) == 3)), widths.compute, 0.0),
+        sent=widths.gradient * plan.offload.ratio,
         gradient=low,
         reduced=reduce_bytes(plan, stack),
         units=units,
@@ -439,11 +452,15 @@ def _static(held: tuple[Array, Array], layouts: Layouts, plan: Plan, stack: Stac
         np.asarray(layouts.zero),
         plan.data_parallel.kind == "fsdp",
     )
-    parameters = held[0] + held[1]
+    offload, parameters = plan.offload, held[0] + held[1]
+    sent = offload.offload_gradients
+    if sent is None:
+        sent = (zero >= 2) | (np.asarray(layouts.dp * np.asarray(layouts.cp)) == 1)
     shard = np.ceil(held[0] / layouts.shards) + np.ceil(held[1] / layouts.expert_shards)
     stored = np.where((zero == 3) | ((zero == 2) & fsdp), shard, parameters) * widths.stored
-    gradients = np.where(zero >= 2, shard, parameters) * widths.gradient
-    states = np.where(zero >= 1, shard, parameters) * widths.states
+    stored = stored * (offload.offload_parameters == "none")
+    gradients = np.where(zero >= 2, shard, parameters) * widths.gradient * (1.0 - offload.ratio * sent)
+    states = np.where(zero >= 1, shard, parameters) * widths.states * (1.0 - offload.ratio)
     kept = np.where((zero == 2) & fsdp, widths.compute, 0.0) * parameters
     several = (layouts.dp * np.asarray(layouts.cp) > 1) & (plan.data_parallel.kind == "ddp")
     buckets = np.where(several, stack.memory.bucket_bytes, 0.0) * parameters

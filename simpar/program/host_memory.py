@@ -9,6 +9,7 @@ import numpy as np
 
 from simpar.cost.offload import HostMemory, host_memory
 from simpar.hardware.cluster import Cluster
+from simpar.program.stages import StageBuilder
 
 if TYPE_CHECKING:
     from simpar.program.lower import Lowered
@@ -45,30 +46,31 @@ def host_use(lowered: Lowered, cluster: Cluster) -> HostUse | None:
     fullest = int(np.argmax(nodes[:, :-1].sum(axis=1)))
     host = cluster.profile.host
     drives = host.nvme_bytes if host.nvme_bytes is not None else np.inf
-    return HostUse(
-        HostMemory(*nodes[fullest, :-1].tolist(), nvme_bytes=float(nodes[:, -1].max())),
-        host.memory_bytes,
-        float(drives),
-    )
+    optimizer, gradients, parameters, activations = nodes[fullest, :-1].tolist()
+    node = HostMemory(optimizer, gradients, parameters, activations, float(nodes[:, -1].max()))
+    return HostUse(node, host.memory_bytes, float(drives))
 
 
 def _of_stage(lowered: Lowered, stage: int) -> HostMemory:
-    builder, job = lowered.builder, lowered.builder.job
+    builder, job = _builder(lowered), lowered.builder.job
     held = builder.held_parameters(stage)
     share = sum(held.get(each.kind, 0.0) / each.shards for each in builder.sync.replicas)
     return host_memory(job.plan, job.stack, share, _activations(lowered, stage))
 
 
+def _builder(lowered: Lowered) -> StageBuilder:
+    assert isinstance(lowered.builder, StageBuilder), "stages of their own offload nothing"
+    return lowered.builder
+
+
 def _activations(lowered: Lowered, stage: int) -> float:
-    """Highest sum of offloaded activations along the passes of a pipeline rank; the last block of a pass keeps its own."""
-    builder, share = lowered.builder, lowered.builder.job.plan.offload.offload_activations
+    """Highest sum of offloaded activations along the passes of a pipeline rank; the last block keeps its own."""
+    builder, share = _builder(lowered), lowered.builder.job.plan.offload.offload_activations
     if not share:
         return 0.0
     letters, stages, _ = lowered.schedule.letters(stage)
     units = {s: [builder.unit(piece) for piece in builder.pieces[s][:-1]] for s in set(stages.tolist())}
     each = {s: share * sum(unit.saved_bytes for unit in known) for s, known in units.items()}
     sign = {"F": 1.0, "B": -1.0, "I": 0.0, "W": -1.0}
-    changes = [
-        sign[letter] * each[s] for letter, s in zip(letters, stages.tolist(), strict=True)
-    ]
+    changes = [sign[letter] * each[s] for letter, s in zip(letters, stages.tolist(), strict=True)]
     return float(np.cumsum(changes).max(initial=0.0))

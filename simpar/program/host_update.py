@@ -21,9 +21,9 @@ from simpar.cost.offload import accumulation_bytes, host_state_bytes, update_byt
 from simpar.program.phases import COMPUTE
 from simpar.program.rank_view import Job
 from simpar.program.templates import DELAYED, HOST_IN, HOST_OUT, HOST_UPDATE, Node, host_copy
-from simpar.units import DTYPE_BYTES
+from simpar.units import DTYPE_BYTES, MIB
 
-TILE_ELEMENTS = 128 * 2**20
+TILE_ELEMENTS = int(128 * MIB)
 """Parameters that a CPU optimizer updates before it sends them. Source: DeepSpeed, csrc/includes/cpu_adam.h."""
 MOST_TILES = 32
 

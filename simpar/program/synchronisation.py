@@ -220,7 +220,9 @@ class Synchronisation:
     @property
     def host(self) -> HostUpdate:
         """What of the update happens on the host."""
-        return HostUpdate(self.job, late=self.width > 1 and not self.job.plan.data_parallel.overlap_grad_reduce)
+        return HostUpdate(
+            self.job, late=self.width > 1 and not self.job.plan.data_parallel.overlap_grad_reduce
+        )
 
     @property
     def host_streams(self) -> tuple[str, ...]:

@@ -328,9 +328,7 @@ def _arrivals(nodes: list[Node], unit: Unit, sync: SyncPolicy, *, after: tuple[i
             if sync.drives:
                 nodes.append(host_copy("parameters from drives", size, op="from_nvme", after=waits))
                 waits = (len(nodes) - 1,)
-            nodes.append(
-                host_copy("parameters from host", size, op="to_device", after=waits, memory=held)
-            )
+            nodes.append(host_copy("parameters from host", size, op="to_device", after=waits, memory=held))
             held, waits = (), (len(nodes) - 1,)
         if each.gather_group:
             use = CollectiveUse(each.gather_group, "all_gather", count * each.gathered_bytes)

@@ -85,7 +85,11 @@ def _host_kinds(sync: Synchronisation) -> list[GroupKind]:
         HOST_OUT: "to_host", HOST_IN: "to_device", HOST_UPDATE: "host_update", DRIVE_IN: "from_nvme",
         DRIVE_OUT: "to_nvme",
     }  # fmt: skip
-    return [GroupKind(name, alone, (ops[name],)) for name in ops if name in sync.host_streams and _moves(name, sync)]
+    return [
+        GroupKind(name, alone, (ops[name],))
+        for name in ops
+        if name in sync.host_streams and _moves(name, sync)
+    ]
 
 
 def _moves(stream: str, sync: Synchronisation) -> bool:

@@ -99,7 +99,9 @@ def _cooperation_sentence(met: Cooperation) -> str:
 
 def _host_sentence(host: HostReport) -> str:
     """How full the memory of a node and its drives are."""
-    words = f"the host of a node keeps {format_bytes(host.used)} of {format_bytes(host.capacity)} for its devices"
+    words = (
+        f"the host of a node keeps {format_bytes(host.used)} of {format_bytes(host.capacity)} for its devices"
+    )
     if host.nvme:
         room = "" if host.nvme_capacity is None else f" of {format_bytes(host.nvme_capacity)}"
         words += f", its drives {format_bytes(host.nvme)}{room}"

@@ -76,7 +76,7 @@ def summarise(context: Context) -> Result:
         bubble_fraction=bubble_fraction(accounts, lowered.layout.multiplicity),
         time_breakdown_s=TimeBreakdown(**breakdown),
         communication=_communication(context, accounts, critical, breakdown),
-        memory=_memory(stages, held),
+        memory=_memory(context, stages, held),
         bill=_bill(context, step_s, breakdown),
         setup=_setup(context),
         overview=overview(timeline),

@@ -263,7 +263,14 @@ def _host(result: Result, console: Console) -> Table | None:
         return None
     names = ("optimizer states", "gradients", "parameters", "activations", "used", "capacity", "on drives")
     table = _table(console, *((name, "right") for name in names))
-    sizes = (host.optimizer_states, host.gradients, host.parameters, host.activations, host.used, host.capacity)
+    sizes = (
+        host.optimizer_states,
+        host.gradients,
+        host.parameters,
+        host.activations,
+        host.used,
+        host.capacity,
+    )
     table.add_row(*(f"{size / GIB:.1f}" for size in (*sizes, host.nvme)))
     return table
 

@@ -99,6 +99,10 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
         raise UserError("plan.slices: torch's pipelines run whole sequences; allowed in a real run: none")
     if apart(plan):
         _refuse_alone(plan)
+    if plan.offload.is_used:
+        raise UserError(
+            "plan.offload: the runtime keeps states, parameters and activations on the device; allowed: none of it"
+        )
     for name in ("reduce_dtype", "gather_dtype"):
         if (given := getattr(numerics, name)) is not None:
             raise UserError(

@@ -29,6 +29,8 @@ LEFT_OUT = ("naive", "dualpipe", "terapipe")
 SEVERAL_CHUNKS = ("interleaved", "breadth-first")
 TWO_CHUNKS = ("zb-v", "v-half", "v-min", "dualpipev")
 MAX_MICRO_BATCH = 64
+STATE_BYTES, CROWDED = 16.0, 0.4
+"""Bytes a parameter of weights, gradients and states; share of all device memory from which they crowd it."""
 MIN_CONTEXT = 8192
 PATHS = {
     "tp_overlap": ("tensor_parallel", "overlap"),
@@ -238,6 +240,17 @@ def _order_matters(rows: Rows) -> Mask:
     return np.asarray((rows.code["order"] == 0) | ((rows["width"] > 1) & (rows["pp"] > 1)))
 
 
+def _homes(problem: Problem) -> list[str]:
+    """Where optimizer states may live: on the host too where they crowd the devices, which is what offload is for."""
+    if problem.base.offload.offload_optimizer != "none":
+        return [problem.base.offload.offload_optimizer]
+    held = STATE_BYTES * problem.graph.num_parameters()
+    room = problem.cluster.world_size * problem.cluster.device.memory_bytes
+    replicas = problem.base.data_parallel
+    free = replicas.sync == "bsp" and not replicas.servers and replicas.kind != "single_process"
+    return ["none", "cpu"] if free and held > CROWDED * room else ["none"]
+
+
 def _schedules(problem: Problem) -> list[str]:
     """1F1B first: it stands for all of them where nothing is pipelined."""
     wanted = problem.constraints.schedules or SCHEDULES
@@ -258,6 +271,7 @@ AXES = (
     Axis("sequence_parallel", lambda _: (False, True), _sequence_fits),
     Axis("tp_overlap", lambda _: (False, True), _tensor_overlap_fits),
     Axis("recompute", lambda _: RECOMPUTE, _everything),
+    Axis("offload_optimizer", _homes, _everything),
     Axis("precision", lambda problem: (problem.base.numerics.precision,), _everything),
     Axis("overlap_grad_reduce", lambda _: (True, False), _reduce_overlap_fits),
     Axis("overlap_param_gather", lambda _: (True, False), _gather_overlap_fits),

@@ -15,7 +15,7 @@ from simpar.search.axes import Rows, fully_sharded
 
 Floats = NDArray[np.float64]
 COLUMNS = ("tp", "dp", "pp", "cp", "ep", "vpp", "micro_batch", "zero", "hsdp", "sequence_parallel")
-ALIKE = ("schedule", "recompute", "precision")
+ALIKE = ("schedule", "recompute", "precision", "offload_optimizer")
 """Axes of which one call of the closed form sees a single value, with the kind of data parallelism."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simpar.cost.stack import resolve
+from simpar.plan.offload import decided_offload
 from simpar.plan.plan import Plan
 from simpar.program.rank_view import Job
 from simpar.search.axes import Rows
@@ -31,6 +32,7 @@ class Jobs:
         mesh = plan.mesh.model_copy(update={"dp": int(self.rows["dp"][row])})
         pipeline = plan.pipeline.model_copy(update={"schedule": plan.schedule})
         filled = plan.model_copy(update={"mesh": mesh, "pipeline": pipeline})
+        filled = filled.model_copy(update={"offload": decided_offload(filled)})
         return balanced(resolve(filled, problem.stack), problem.graph, problem.stack)
 
     def job(self, row: int) -> Job:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.cost.offload import update_bytes
 from simpar.cost.operators import optimizer_time_s
 from simpar.program.synchronisation import DENSE, EXPERTS
 from simpar.search.bound import Stages, backwards
@@ -21,6 +22,8 @@ from simpar.units import NS_PER_S, to_ns
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+NEARLY = 0.999
+"""Rates of shared links are whole numbers, so a bound leaves them this much."""
 
 
 @dataclass
@@ -276,8 +279,29 @@ class RowCharge:
             job = next(s.sync.job for s in self.chunk.schemes if s.sync.job.kernels.precision == precision)
             mine = np.flatnonzero((models == precision) & ~bare)
             optimizer = job.plan.numerics.optimizer
-            found[mine] = to_ns(optimizer_time_s(share[mine], optimizer, job.kernels, job.stack))
+            here = share[mine] * (1.0 - self.each("away", _away)[mine])[:, None]
+            found[mine] = to_ns(optimizer_time_s(here, optimizer, job.kernels, job.stack))
+        found = np.maximum(found, share * self.each("on host", self._on_host_ns)[:, None])
         return np.asarray(found + self._of_schemes(Scheme.late_gather_ns, "gathers_late"))
+
+    def _on_host_ns(self, scheme: Scheme) -> float:
+        """Nanoseconds a parameter that the update of ranks of one stage takes of their host's memory.
+
+        Neighbours in a node that only differ in tensor or context rank, or in data-parallel rank where that comes
+        before the pipeline, are ready at the same time, unless some are slow.
+        """
+        job, passes = scheme.sync.job, self.bounds.pipes.passes
+        if not job.plan.offload.ratio or job.plan.offload.offload_delayed:
+            return 0.0
+        profile, mesh = passes.wires.cluster.profile, job.plan.mesh
+        beside = (
+            mesh.tp * mesh.cp * (int(mesh.dp or 1) if mesh.order.index("dp") < mesh.order.index("pp") else 1)
+        )
+        if passes.jobs.problem.perturbation.slow_ranks:
+            beside = 1
+        rate = profile.host.memory_bandwidth * profile.host.update_efficiency
+        moved = job.plan.offload.ratio * update_bytes(job.plan, job.stack)
+        return NEARLY * min(beside, profile.devices_per_node) * moved / rate * NS_PER_S
 
     def _of_schemes(self, value: Callable[[Scheme, dict[str, Floats]], Floats], name: str) -> Floats:
         """A function of a scheme and the parameters of ranks where a property says that it is not zero."""
@@ -391,6 +415,11 @@ class RowCharge:
 def some(values: Floats) -> Bools:
     """Rows in which anything is not zero, bool[n, 1]."""
     return np.asarray(values.any(axis=1))[:, None]
+
+
+def _away(scheme: Scheme) -> float:
+    """Share of the parameters that the host updates."""
+    return scheme.sync.job.plan.offload.ratio
 
 
 def _shards(scheme: Scheme, kind: str) -> float:

@@ -29,7 +29,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 SCHEME_AXES = (
     "tp", "cp", "pp", "ep", "order", "precision", "zero", "hsdp", "overlap_grad_reduce", "overlap_param_gather",
-    "sequence_parallel",
+    "sequence_parallel", "offload_optimizer",
 )  # fmt: skip
 
 

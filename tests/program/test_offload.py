@@ -85,7 +85,9 @@ def test_twin_flow_splits_states_and_time(ratio):
 def test_a_delayed_update_hides_behind_the_passes():
     """With the gradients of the step before, the update runs beside the passes and only what is longer shows."""
     training = simpar.Training(seq_len=1024, global_batch=512)
-    plans = [{"zero": 1, "offload_optimizer": "cpu", "offload_delayed": late, "micro_batch": 4} for late in (0, 1)]
+    plans = [
+        {"zero": 1, "offload_optimizer": "cpu", "offload_delayed": late, "micro_batch": 4} for late in (0, 1)
+    ]
     waiting, hidden = (step(training=training, **plan) for plan in plans)
     assert hidden.time_breakdown_s.offload < 0.2 * waiting.time_breakdown_s.offload
     assert hidden.step_time_s < waiting.step_time_s
@@ -155,7 +157,7 @@ def test_host_memory_must_hold_what_it_gets():
 
 
 def test_ten_billion_parameters_on_one_v100():
-    """ZeRO-Offload, arXiv 2101.06840, abstract: 10B parameters at 40 TFLOP/s on one V100; without it they do not fit."""
+    """ZeRO-Offload, arXiv 2101.06840, abstract: 10B parameters at 40 TFLOP/s on one V100, only with offload."""
     cluster = one_of("dgx-2-v100")
     result = offloaded(gpt(50, 4096), cluster, micro_batch=8, offload_optimizer="cpu")
     assert result.fits
@@ -198,7 +200,10 @@ def test_engines_agree_under_offload(tp, pp, zero, share, home):
         ({"offload_delayed": True}, "offload_optimizer"),
         ({"zero": 1, "offload_optimizer": "cpu", "offload_gradients": True}, "zero 2 or 3"),
         ({"zero": 2, "offload_parameters": "cpu"}, "zero 3"),
-        ({"zero": 3, "offload_parameters": "cpu", "offload_optimizer": "cpu", "offload_ratio": 0.5}, "offload_ratio 1"),
+        (
+            {"zero": 3, "offload_parameters": "cpu", "offload_optimizer": "cpu", "offload_ratio": 0.5},
+            "offload_ratio 1",
+        ),
         ({"sync": "local-sgd", "offload_optimizer": "cpu"}, "sync bsp"),
     ],
 )

@@ -28,6 +28,7 @@ from simpar.units import MIB
 SUPPORT = {
     "__init__",
     "choice",
+    "host",
     "lines",
     "measured",
     "occupancy",

@@ -1,0 +1,64 @@
+"""Offload as a choice: offered where states crowd the devices, bounded from below, taken where nothing else fits."""
+
+from dataclasses import replace
+
+import pytest
+
+import simpar
+from simpar.hardware.cluster import load_cluster, make_cluster
+from simpar.search import Constraints, make_problem, search
+from simpar.search.axes import AXES
+from simpar.search.exact import measure
+from simpar.search.space import plan_of
+from tests.search.test_bounds import bounds_of
+
+TRAINING = simpar.Training(seq_len=1024, global_batch=8)
+
+
+def homes(model, nodes):
+    """The domain of the axis for a model on so many nodes."""
+    axis = next(axis for axis in AXES if axis.name == "offload_optimizer")
+    return list(axis.domain(make_problem(model, simpar.Cluster("dgx-h100", nodes=nodes), TRAINING)))
+
+
+def test_offload_is_offered_where_states_crowd_the_devices():
+    """70B parameters at 16 bytes on eight devices, not on sixty-four, and never a small model."""
+    assert homes("llama-3-70b", 1) == ["none", "cpu"]
+    assert homes("llama-3-70b", 8) == homes("gpt2", 1) == ["none"]
+
+
+@pytest.mark.parametrize("seed", [2, 5, 9])
+def test_bounds_hold_with_updates_on_the_host(seed, problem_of, arena_of):
+    """No bound is above the executed step where the host updates some."""
+    problem = problem_of(seed, offload_optimizer=("none", "cpu"))
+    arena = arena_of(problem, seed)
+    overhead = problem.stack.launch.step_overhead_s
+    seen = set()
+    for row in range(arena.rows.count):
+        plan = plan_of(arena.rows, row)
+        seen.add(plan.offload.offload_optimizer)
+        exact = measure(problem, plan).step_time_s - overhead
+        assert max(bounds_of(arena, row)) <= exact * (1 + 1e-12), plan
+    assert seen == {"none", "cpu"}
+
+
+def test_search_offloads_where_nothing_else_fits():
+    """1.6B parameters in 20 GB: only with states on the host, and certified."""
+    profile = load_cluster("dgx-h100").profile.model_copy(update={"devices_per_node": 1})
+    fixed = {"offload_optimizer": ("none", "cpu"), "micro_batch": (1, 2)}
+    problem = {"constraints": Constraints(fixed=fixed, headroom=0.75)}
+    found = search("gpt2-xl", make_cluster(profile, 1), TRAINING, **problem)
+    assert found.best.plan.offload.offload_optimizer == "cpu"
+    assert found.certified_optimal
+    roomy = search("gpt2-xl", make_cluster(profile, 1), TRAINING, constraints=Constraints(fixed=fixed))
+    assert roomy.best.plan.offload.offload_optimizer == "none"
+
+
+def test_a_full_host_is_no_place(problem_of):
+    """What the host cannot hold does not count as fitting."""
+    problem = problem_of(2)
+    host = problem.cluster.profile.host.model_copy(update={"memory_bytes": 1e6})
+    cluster = replace(problem.cluster, profile=problem.cluster.profile.model_copy(update={"host": host}))
+    plan = simpar.Plan(zero=2, offload_optimizer="cpu")
+    assert measure(problem, plan).fits
+    assert not measure(replace(problem, cluster=cluster), plan).fits
