@@ -22,6 +22,7 @@ import numpy as np
 from simpar.cost.activations import activation_bytes
 from simpar.cost.allocator import reserve, round_allocation
 from simpar.cost.in_flight import placement
+from simpar.cost.optimizers import MOMENTS, moment_bytes, state_bytes
 from simpar.cost.placeholders import placeholder_bytes
 from simpar.cost.stack import Stack
 from simpar.hardware.cluster import Cluster
@@ -38,7 +39,6 @@ __all__ = [
     "static_memory",
 ]  # fmt: skip
 
-MOMENTS = {"adamw": 2, "sgd_momentum": 1, "sgd": 0}
 _FLAT_ALIGNMENT = 128
 
 
@@ -75,14 +75,18 @@ def static_memory(
     *,
     shard_elements: int | None = None,
     residual_bytes: float = 0.0,
+    moments_bytes: float | None = None,
 ) -> StaticMemory:
     """Static bytes of a rank that is responsible for ``num_parameters`` (before data-parallel sharding).
 
     ``plan`` must be resolved (dp, gradient dtype and master weights decided). ``shard_elements`` is the size of
     one shard with its padding (default: rounded up to whole elements), ``residual_bytes`` the whole rows of one
-    microbatch's residual stream.
+    microbatch's residual stream, ``moments_bytes`` a parameter of states where they differ between parameters.
     """
     zero, widths, offload = plan.data_parallel.zero, parameter_widths(plan, stack), plan.offload
+    states = widths.states
+    if moments_bytes is not None and not plan.data_parallel.servers:
+        states += moments_bytes - moment_bytes(plan.numerics)
     shard = -(-num_parameters // num_shards(plan)) if shard_elements is None else shard_elements
     sharded = zero == 3 or (zero == 2 and plan.data_parallel.kind == "fsdp")
     here = offload.offload_parameters == "none"
@@ -91,7 +95,7 @@ def static_memory(
         gradients_bytes=int(
             kept_gradients(plan) * widths.gradient * (shard if zero >= 2 else num_parameters)
         ),
-        optimizer_bytes=int((1.0 - offload.ratio) * widths.states * (shard if zero >= 1 else num_parameters)),
+        optimizer_bytes=int((1.0 - offload.ratio) * states * (shard if zero >= 1 else num_parameters)),
         buffers_bytes=int(_buffers(num_parameters, plan, stack, residual_bytes)),
         copies_bytes=int(widths.stored * (num_parameters + shard)) if _copies(plan, stack) else 0,
     )
@@ -114,7 +118,7 @@ def parameter_widths(plan: Plan, stack: Stack) -> Widths:
     stored = whole if stack.numerics.parameter_dtype == "fp32" else compute
     master = whole if numerics.master_weights and stored < whole else 0.0
     gradient = DTYPE_BYTES[numerics.grad_dtype or "fp32"]
-    states = 0.0 if plan.data_parallel.servers else MOMENTS[numerics.optimizer] * whole + master
+    states = 0.0 if plan.data_parallel.servers else moment_bytes(numerics) + master
     return Widths(stored, gradient, states + outer_bytes(plan), compute)
 
 
@@ -173,8 +177,10 @@ def stage_static_memory(
     chunks = stage_chunks(graph, plan, training, stage)
     blocks = [block for held in chunks.values() for _, block in held]
     weights = _weights(blocks, dims)
+    shared = 0
     if graph.tied_embeddings and graph.embedding in blocks and graph.head in blocks:
-        weights.remove(next(weight for weight in weights if weight[1] == dims["vocab"] * dims["hidden"]))
+        shared = int(dims["vocab"] * dims["hidden"])
+        weights.remove(next(weight for weight in weights if weight[1] == shared))
     experts = [(rows, size) for rows, size, kind in weights if kind == "expert"]
     others = [(rows, size) for rows, size, kind in weights if kind != "expert"]
     elements = sum(size for _, size, _ in weights)
@@ -182,7 +188,17 @@ def stage_static_memory(
     shard = _shard(others, num_shards(plan), fsdp=fsdp) + _shard(experts, num_expert_shards(plan), fsdp=fsdp)
     tokens = dims["batch"] * dims["seq"]
     residual = tokens * dims["hidden"] * activation_bytes(plan.numerics)
-    found = static_memory(elements, plan, stack, shard_elements=shard, residual_bytes=residual)
+    moments = sum(sum(state_bytes(block, dims, plan.numerics)) for block in blocks)
+    if shared:
+        moments -= shared * moment_bytes(plan.numerics, other=True)
+    found = static_memory(
+        elements,
+        plan,
+        stack,
+        shard_elements=shard,
+        residual_bytes=residual,
+        moments_bytes=float(moments) / elements if elements else None,
+    )
     return replace(found, buffers_bytes=found.buffers_bytes + int(placeholder_bytes(graph, dims, stack)))
 
 

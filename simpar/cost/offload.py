@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simpar.cost.memory import MOMENTS, parameter_widths
+from simpar.cost.memory import parameter_widths
+from simpar.cost.optimizers import moment_bytes
 from simpar.cost.stack import Stack
 from simpar.plan.plan import Plan
 from simpar.units import DTYPE_BYTES
@@ -49,7 +50,7 @@ def host_memory(plan: Plan, stack: Stack, share: float, activations_bytes: float
 
 def host_state_bytes(plan: Plan) -> float:
     """Bytes a parameter of states that the host updates: moments, and its own copy of the parameter in fp32."""
-    return (MOMENTS[plan.numerics.optimizer] + 1) * _WIDE
+    return moment_bytes(plan.numerics) + _WIDE
 
 
 def update_bytes(plan: Plan, stack: Stack) -> float:

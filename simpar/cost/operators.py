@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from simpar.cost.kernels import KernelModel
+from simpar.cost.optimizers import elementwise_time_s
 from simpar.cost.stack import Stack
 from simpar.models.graph import Attention, Dims, Operator, evaluate
+from simpar.plan.plan import Numerics
 from simpar.plan.sharding import RankDims
 from simpar.units import DTYPE_BYTES
 
@@ -283,15 +285,7 @@ _RULES: dict[str, Callable[[Operator, Sizes], OperatorTime]] = {
     "loss": _loss,
 }
 
-_OPTIMIZER_BYTES = {"adamw": 16.0, "sgd": 0.0, "sgd_momentum": 8.0}
 
-
-def optimizer_time_s(num_parameters: Array, optimizer: str, kernels: KernelModel, stack: Stack) -> Array:
-    """Seconds of the update of ``num_parameters`` (this rank's share).
-
-    AdamW reads gradient, master weight and two moments and writes all but the gradient, plus the low-precision
-    copy, the norm pass and the zeroing of gradients: 38 bytes a parameter; momentum SGD keeps one moment.
-    """
-    gradient = DTYPE_BYTES["fp32"]
-    moved = gradient * 3 + 2 * DTYPE_BYTES["fp32"] + kernels.activation_bytes + _OPTIMIZER_BYTES[optimizer]
-    return kernels.memory_time_s(num_parameters * moved * stack.launch.optimizer_passes, kernels=4)
+def optimizer_time_s(num_parameters: Array, numerics: Numerics, kernels: KernelModel, stack: Stack) -> Array:
+    """Seconds of the update of ``num_parameters`` (this rank's share), products of matrix optimizers left out."""
+    return elementwise_time_s(num_parameters, numerics, kernels, stack.launch.optimizer_passes)

@@ -24,6 +24,7 @@ from simpar.cost.memory import (
     stage_chunks,
     stage_static_memory,
 )
+from simpar.cost.optimizers import moment_bytes, state_bytes
 from simpar.cost.placeholders import placeholder_bytes
 from simpar.cost.stack import Stack, reduce_bytes, under
 from simpar.models.flops import shape_dims
@@ -192,7 +193,10 @@ def peak_memory_of(
     residual = (
         dims.tensor["batch"] * dims.tensor["seq"] * dims.tensor["hidden"] * activation_bytes(plan.numerics)
     )
-    static = _static((parameters, experts), layouts, plan, stack) + _gathered_rows(layouts, stack, residual)
+    held = (parameters, experts)
+    static = _static(held, _moments(graph, shape, dims, plan), layouts, plan, stack) + _gathered_rows(
+        layouts, stack, residual
+    )
     scheme = _scheme(plan, stack, layouts.zero, (layouts.shards, layouts.expert_shards))
     moving = _Moving(graph, shape, dims, plan, stack)
     held = _held(layouts.pp, shape, stack)
@@ -445,8 +449,25 @@ def _local_size(name: str, size: Array, tp: Array, cp: Array) -> Array:
     return size // cp if kind == "seq" else size
 
 
-def _static(held: tuple[Array, Array], layouts: Layouts, plan: Plan, stack: Stack) -> Array:
-    """Resident static bytes of so many parameters and expert parameters, before the padding of shards."""
+def _moments(graph: ModelGraph, shape: _Stage, dims: RankDims, plan: Plan) -> tuple[Array, Array]:
+    """Bytes of optimizer states of a rank before sharding: of what is no expert, of experts."""
+    ends = ((graph.embedding, shape.embedding), (graph.head, shape.head))
+    totals: list[Array] = [0.0, 0.0]
+    for block, count in (*((block, count) for block, _, count in shape.layers), *ends):
+        for which, size in enumerate(state_bytes(block, dims.tensor, plan.numerics)):
+            totals[which] = totals[which] + size * count
+    both = np.asarray(shape.embedding) * np.asarray(shape.head) * graph.tied_embeddings
+    shared = both * dims.tensor["vocab"] * dims.tensor["hidden"]
+    return totals[0] - shared * moment_bytes(plan.numerics, other=True), totals[1]
+
+
+def _static(
+    held: tuple[Array, Array], moments: tuple[Array, Array], layouts: Layouts, plan: Plan, stack: Stack
+) -> Array:
+    """Resident static bytes of so many parameters and expert parameters, before the padding of shards.
+
+    ``moments`` are the bytes of their optimizer states.
+    """
     widths, zero, fsdp = (
         parameter_widths(plan, stack),
         np.asarray(layouts.zero),
@@ -460,7 +481,11 @@ def _static(held: tuple[Array, Array], layouts: Layouts, plan: Plan, stack: Stac
     stored = np.where((zero == 3) | ((zero == 2) & fsdp), shard, parameters) * widths.stored
     stored = stored * (offload.offload_parameters == "none")
     gradients = np.where(zero >= 2, shard, parameters) * widths.gradient * (1.0 - offload.ratio * sent)
-    states = np.where(zero >= 1, shard, parameters) * widths.states * (1.0 - offload.ratio)
+    others = widths.states - moment_bytes(plan.numerics)
+    kept = moments[0] + moments[1]
+    cut = moments[0] / layouts.shards + moments[1] / layouts.expert_shards
+    states = np.where(zero >= 1, shard, parameters) * others + np.where(zero >= 1, cut, kept)
+    states = np.maximum(states, 0.0) * (1.0 - offload.ratio)
     kept = np.where((zero == 2) & fsdp, widths.compute, 0.0) * parameters
     several = (layouts.dp * np.asarray(layouts.cp) > 1) & (plan.data_parallel.kind == "ddp")
     buckets = np.where(several, stack.memory.bucket_bytes, 0.0) * parameters

@@ -41,6 +41,7 @@ UNDERSTOOD = {
     "memory": ("recompute",),
     "numerics": ("precision", "optimizer", *STACK_FIELDS["numerics"]),
 }  # fmt: skip
+OPTIMIZERS = ("adamw", "sgd", "sgd_momentum")
 PASSIVE = ("version", "model", "training", "stack", "predicted", "micro_batch")
 
 
@@ -183,6 +184,8 @@ def not_understood(plan: Plan, stack: str) -> Iterator[Loss]:
             usual = (getattr(getattr(blank, section), name), getattr(getattr(habit, section), name))
             if name not in UNDERSTOOD.get(section, ()) and getattr(part, name) not in usual:
                 yield Loss(f"{section}.{name}", getattr(part, name), "the exporters do not know this field")
+    if plan.numerics.optimizer not in OPTIMIZERS:
+        yield Loss("optimizer", plan.numerics.optimizer, f"the exporters know {', '.join(OPTIMIZERS)}")
 
 
 def _short(value: Any) -> str:

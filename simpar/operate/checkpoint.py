@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from simpar.cost.optimizers import moment_bytes
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.operation import Operation
 from simpar.plan.plan import Plan
 from simpar.units import DTYPE_BYTES
-
-STATES = {"adamw": 8.0, "sgd_momentum": 4.0, "sgd": 0.0}  # bytes a parameter, fp32
 
 
 @dataclass(frozen=True)
@@ -28,12 +27,15 @@ class Saving:
 
 
 def checkpoint_bytes(parameters: int, plan: Plan) -> float:
-    """Bytes of a checkpoint: weights as they train, fp32 master weights where there are any, optimizer states."""
+    """Bytes of a checkpoint: weights as they train, fp32 master weights where there are any, optimizer states.
+
+    Of matrix optimizers the states of matrices count for all parameters, factors of theirs for none.
+    """
     numerics = plan.numerics
     low = numerics.precision != "fp32"
     weights = DTYPE_BYTES["bf16"] if low else DTYPE_BYTES["fp32"]
     master = DTYPE_BYTES["fp32"] if low and numerics.master_weights is not False else 0.0
-    return parameters * (weights + master + STATES[numerics.optimizer])
+    return parameters * (weights + master + moment_bytes(numerics))
 
 
 def _network_rate(cluster: Cluster) -> float:

@@ -21,6 +21,8 @@ from simpar.plan.stages import check_stages
 from simpar.plan.sync import apart, decided, num_replicas
 
 MAX_PASSES = 2**21
+BY_SHAPE = ("adafactor", "muon", "shampoo")
+"""Optimizers whose states depend on the shapes of matrices."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ def check(plan: Plan, target: Target) -> Plan:
     for rule in (_tensor, _context, _experts, _batch, _stages, _slices, _schedule, _data):
         rule(plan, target)
     check_offload(plan)
+    _whole_matrices(plan)
     return plan.model_copy(update={"offload": decided_offload(plan)})
 
 
@@ -73,6 +76,7 @@ def _check_staged(plan: Plan, target: Target) -> Plan:
                 f"plan.{name} = {given}: stages of their own send as the stack does; allowed: none"
             )
     check_offload(plan)
+    _whole_matrices(plan)
     rows = bool(plan.tensor_parallel.sequence_parallel)
     stages = tuple(with_roles(stage, target.graph, rows) for stage in stages)
     check_stages(stages, target.graph, target.world_size)
@@ -371,6 +375,16 @@ def _data(plan: Plan, target: Target) -> None:
         raise UserError(
             f"plan.hsdp = {data.hsdp}: does not divide the {copies} ranks that hold the same experts; allowed: "
             f"{_divisors(gcd(width, copies))}"
+        )
+
+
+def _whole_matrices(plan: Plan) -> None:
+    """Optimizers with states by shape need to see whole matrices, and their states where they are."""
+    optimizer = plan.numerics.optimizer
+    if optimizer in BY_SHAPE and (plan.pipeline.stages or apart(plan)):
+        raise UserError(
+            f"plan.optimizer = {optimizer}: its states go by the shape of matrices, which stages of their own and "
+            "parameter servers cut; allowed there: adamw, lion, sgd, sgd_momentum, adamw_8bit"
         )
 
 

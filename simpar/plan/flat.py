@@ -30,7 +30,10 @@ SECTIONS = {
         "offload_optimizer", "offload_ratio", "offload_gradients", "offload_delayed", "offload_parameters",
         "offload_activations",
     ),
-    "numerics": ("precision", "grad_dtype", "reduce_dtype", "gather_dtype", "master_weights", "optimizer"),
+    "numerics": (
+        "precision", "grad_dtype", "reduce_dtype", "gather_dtype", "master_weights", "optimizer",
+        "moment_dtype",
+    ),
 }  # fmt: skip
 SECTION_OF = {flat: section for section, names in SECTIONS.items() for flat in names}
 SYNONYMS = {

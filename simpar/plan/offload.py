@@ -10,6 +10,9 @@ from simpar.plan.sync import apart
 if TYPE_CHECKING:
     from simpar.plan.plan import Offload, Plan
 
+ON_HOST = ("adamw", "lion", "sgd", "sgd_momentum")
+"""Optimizers that the host's processors run."""
+
 
 def decided_offload(plan: Plan) -> Offload:
     """The choice with gradients decided: they leave the device where nothing there accumulates them.
@@ -40,6 +43,11 @@ def check_offload(plan: Plan) -> None:
             )
     if not offload.is_used:
         return
+    if away and plan.numerics.optimizer not in ON_HOST:
+        raise UserError(
+            f"plan.offload_optimizer = {offload.offload_optimizer}: processors update value by value; allowed: with "
+            f"optimizer {', '.join(ON_HOST)}"
+        )
     if plan.pipeline.stages:
         raise UserError(
             "plan.offload: stages of their own keep everything on their devices; allowed: none of it"

@@ -33,7 +33,7 @@ VERSION = "1"
 CUSTOM = "custom"
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 Home = Literal["none", "cpu", "nvme"]
-Optimizer = Literal["adamw", "sgd", "sgd_momentum"]
+Optimizer = Literal["adamw", "sgd", "sgd_momentum", "lion", "adamw_8bit", "adafactor", "muon", "shampoo"]
 PassCost = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Layers = Annotated[int, Field(ge=0, strict=True)]
 BucketSize = Annotated[Bytes, Field(gt=0), WithJsonSchema({"type": "string", "examples": ["25 MiB"]})]
@@ -229,7 +229,8 @@ class Numerics(_Part):
 
     ``reduce_dtype`` and ``gather_dtype`` are what data parallelism sends: gradients on their way to a sum, and
     parameters on their way to where they are used (None: as the stack does). Below 16 bits values are quantised
-    in blocks before they are sent [ZeRO++, Wang et al. 2023, arXiv 2306.10209].
+    in blocks before they are sent [ZeRO++, Wang et al. 2023, arXiv 2306.10209]. ``moment_dtype`` is that of optimizer
+    states (None: fp32).
     """
 
     precision: Precision = "bf16"
@@ -238,6 +239,15 @@ class Numerics(_Part):
     gather_dtype: Literal["fp32", "bf16", "fp8", "int8"] | None = None
     master_weights: bool | None = None
     optimizer: Optimizer = "adamw"
+    moment_dtype: Literal["fp32", "bf16", "fp16", "fp8"] | None = None
+
+    @model_validator(mode="after")
+    def _states_have_a_dtype(self) -> Numerics:
+        if self.moment_dtype is not None and self.optimizer in ("sgd", "adafactor", "adamw_8bit"):
+            raise ValueError(
+                f"moment_dtype = {self.moment_dtype}: {self.optimizer} has its own width of states; allowed: none"
+            )
+        return self
 
 
 def _add_flat_keys(schema: dict[str, Any]) -> None:

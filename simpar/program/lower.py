@@ -398,6 +398,7 @@ class ClassMaker:
             held,
             root=self.network.layout.class_of_rank[0] == class_id,
             sums=(self._embedding_sync(),) if tied else (),
+            matrices=self.builder.matrices(int(self.stage_of_class[class_id])),
         )
         return Template(nodes, len(nodes) - 1)
 

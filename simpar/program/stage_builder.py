@@ -238,7 +238,7 @@ class StagePart:
     def _optimizer(self) -> Node:
         job = self.view.job
         owned = self._count(lambda axes, count: count / num_shards(axes, self.view.mesh), every=True)
-        seconds = optimizer_time_s(owned, job.plan.numerics.optimizer, job.kernels, job.stack)
+        seconds = optimizer_time_s(owned, job.plan.numerics, job.kernels, job.stack)
         return Node(
             kind="optimizer",
             name="optimizer",

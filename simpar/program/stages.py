@@ -11,6 +11,7 @@ import numpy as np
 
 from simpar.cost.activations import block_activations
 from simpar.cost.memory import StaticMemory, num_communicators, stage_static_memory
+from simpar.cost.optimizers import RULES, Matrix, inner_matrices
 from simpar.cost.peak import PeakMemory, peak_memory
 from simpar.models import recompute
 from simpar.models.graph import Block, evaluate
@@ -225,6 +226,14 @@ class StageBuilder:
         if graph.tied_embeddings and graph.embedding in blocks and graph.head in blocks:
             held[DENSE] -= float(evaluate(graph.head.operator("lm_head").weights[0].size, self.view.tensor))
         return held
+
+    def matrices(self, pipeline_rank: int) -> tuple[Matrix, ...]:
+        """What a matrix optimizer of the plan updates on a pipeline rank; nothing for other optimizers."""
+        if not RULES[self.job.plan.numerics.optimizer].products:
+            return ()
+        stages = [stage for stage, rank in enumerate(self.rank_of_stage) if rank == pipeline_rank]
+        blocks = [piece.block for stage in stages for piece in self.pieces[stage]]
+        return tuple(inner_matrices(blocks, self.view.tensor))
 
     def static_memory(self, pipeline_rank: int) -> StaticMemory:
         """Bytes that a pipeline rank holds between steps."""

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from simpar.cost.operators import optimizer_time_s
+from simpar.cost.optimizers import RULES, Matrix, products_time_s
 from simpar.cost.stack import gather_bytes, reduce_bytes
 from simpar.plan.plan import Plan
 from simpar.plan.sync import apart, num_replicas
@@ -134,6 +135,11 @@ class Synchronisation:
         return self.job.plan.data_parallel.kind == "fsdp"
 
     @property
+    def exchanges_matrices(self) -> bool:
+        """Whether the update needs whole matrices that are cut by rows."""
+        return self.per_unit and bool(RULES[self.job.plan.numerics.optimizer].products)
+
+    @property
     def parameter_bytes(self) -> float:
         """Bytes per parameter that a gather moves."""
         return gather_bytes(self.job.plan)
@@ -232,22 +238,28 @@ class Synchronisation:
         return (*HOST_STREAMS, *late) if offload.is_used else ()
 
     def tail(
-        self, held: Mapping[str, float], *, root: bool = True, sums: tuple[Node, ...] = ()
+        self,
+        held: Mapping[str, float],
+        *,
+        root: bool = True,
+        sums: tuple[Node, ...] = (),
+        matrices: tuple[Matrix, ...] = (),
     ) -> tuple[Node, ...]:
         """What follows the last backward on a rank that holds so many parameters by kind (unsharded).
 
         A single process sums gradients on the first device (``root``), which alone updates. ``sums`` are what else
-        must be reduced before the update.
+        must be reduced before the update, ``matrices`` those that a matrix optimizer works on.
         """
         if self.single_process:
             use = CollectiveUse(DENSE, "reduce", held[DENSE] * self.gradient_bytes)
             reduce = Node(kind="dp", name="reduce gradients", streams=(COMPUTE, REDUCE), collective=use)
-            return (reduce, self._optimizer(held if root else {}))
+            return (reduce, self._optimizer(held if root else {}, matrices if root else ()))
         before = (*self._late_reduction(held), *sums)
         if not self.host.is_needed:
-            return (*before, self._optimizer(held), *self._late_gather(held))
+            update = self._optimizer(held, matrices)
+            return (*before, *self._exchange(matrices), update, *self._late_gather(held))
         share = sum(held.get(each.kind, 0.0) / each.shards for each in self.replicas)
-        away = self.host.nodes(share, self._optimizer(held), first=len(before))
+        away = self.host.nodes(share, self._optimizer(held, matrices), first=len(before))
         return (*before, *away, *self._late_gather(held))
 
     def _late_reduction(self, held: Mapping[str, float]) -> tuple[Node, ...]:
@@ -263,12 +275,27 @@ class Synchronisation:
                 nodes.append(Node("dp", f"{op} gradients", (COMPUTE, REDUCE), collective=use))
         return tuple(nodes)
 
-    def _optimizer(self, held: Mapping[str, float]) -> Node:
+    def _exchange(self, matrices: tuple[Matrix, ...]) -> tuple[Node, ...]:
+        """Shards of matrices to the ranks that orthogonalise them whole, and back, in bf16: cut by rows under FSDP."""
+        if not self.exchanges_matrices:
+            return ()
+        nodes = []
+        for each in self.replicas:
+            size = sum(m.rows * m.columns * m.count for m in matrices if m.expert == (each.kind == EXPERTS))
+            if each.zero and size:
+                use = CollectiveUse(each.shard_group, "all_to_all", size / each.shards * DTYPE_BYTES["bf16"])
+                node = Node("dp", "all_to_all matrices", (COMPUTE, GATHER), collective=use)
+                nodes += [node, node]
+        return tuple(nodes)
+
+    def _optimizer(self, held: Mapping[str, float], matrices: tuple[Matrix, ...] = ()) -> Node:
         """The update; none where parameters live on servers, but still the end of all streams."""
         share = sum(held.get(each.kind, 0.0) / each.shards for each in self.replicas)
         share = 0.0 if self.job.plan.data_parallel.servers else share * (1.0 - self.job.plan.offload.ratio)
         numerics = self.job.plan.numerics
-        seconds = optimizer_time_s(share, numerics.optimizer, self.job.kernels, self.job.stack)
+        seconds = optimizer_time_s(share, numerics, self.job.kernels, self.job.stack)
+        shards = (self.replicas[0].shards, self.replicas[-1].shards)
+        seconds += products_time_s(matrices, shards, numerics, self.job.kernels)
         streams = (COMPUTE, GATHER, REDUCE, *self.reduce_streams)
         return Node(kind="optimizer", name="optimizer", streams=streams, duration_ns=int(to_ns(seconds)))
 

@@ -159,13 +159,14 @@ def _data_parallel_kinds(sync: Synchronisation) -> list[GroupKind]:
             return [GroupKind(each.kind, groups, ("scatter", "broadcast", "gather", "reduce"))]
         if sync.alone:  # replicas that step on their own are groups of their own
             groups = groups.reshape(-1, each.width) if each.zero else mesh.groups("cp")
+        swaps = ("all_to_all",) if sync.exchanges_matrices and each.zero else ()
         if each.copies == 1:
-            gathers = ("all_gather",) if each.zero else ()
+            gathers = ("all_gather", *swaps) if each.zero else ()
             kinds.append(GroupKind(each.kind, groups, (sync.reduce_ops(each)[0][1], *gathers)))
             continue
         shards = groups.reshape(len(groups) * each.copies, -1)
         across = groups.reshape(len(groups), each.copies, -1).transpose(0, 2, 1).reshape(-1, each.copies)
-        kinds.append(GroupKind(each.shard_group, shards, ("reduce_scatter", "all_gather")))
+        kinds.append(GroupKind(each.shard_group, shards, ("reduce_scatter", "all_gather", *swaps)))
         kinds.append(GroupKind(f"{each.kind}_replicate", np.ascontiguousarray(across), ("all_reduce",)))
     return kinds
 

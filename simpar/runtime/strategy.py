@@ -25,6 +25,7 @@ from simpar.plan.sync import apart
 
 Reduction = Literal["none", "ddp", "explicit", "fsdp", "threads"]
 PRECISIONS = ("bf16", "fp32")
+OPTIMIZERS = ("adamw", "sgd", "sgd_momentum")
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,11 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
         raise UserError("plan.slices: torch's pipelines run whole sequences; allowed in a real run: none")
     if apart(plan):
         _refuse_alone(plan)
+    if numerics.optimizer not in OPTIMIZERS or numerics.moment_dtype not in (None, "fp32"):
+        raise UserError(
+            f"plan.optimizer = {numerics.optimizer}, moment_dtype = {numerics.moment_dtype}: allowed in a real run: "
+            f"{', '.join(OPTIMIZERS)} with fp32 moments"
+        )
     if plan.offload.is_used:
         raise UserError(
             "plan.offload: the runtime keeps states, parameters and activations on the device; allowed: none of it"

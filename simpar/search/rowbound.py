@@ -278,9 +278,8 @@ class RowCharge:
         for precision in np.unique(models):
             job = next(s.sync.job for s in self.chunk.schemes if s.sync.job.kernels.precision == precision)
             mine = np.flatnonzero((models == precision) & ~bare)
-            optimizer = job.plan.numerics.optimizer
             here = share[mine] * (1.0 - self.each("away", _away)[mine])[:, None]
-            found[mine] = to_ns(optimizer_time_s(here, optimizer, job.kernels, job.stack))
+            found[mine] = to_ns(optimizer_time_s(here, job.plan.numerics, job.kernels, job.stack))
         found = np.maximum(found, share * self.each("on host", self._on_host_ns)[:, None])
         return np.asarray(found + self._of_schemes(Scheme.late_gather_ns, "gathers_late"))
 

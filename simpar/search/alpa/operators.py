@@ -146,9 +146,7 @@ class OperatorCosts:
         found[_STATIC] += self.job.stack.memory.bucket_bytes * buckets
         owned = matrices / shards + vectors
         found[_STATIC] += widths.states * owned
-        found[_UPDATE] = optimizer_time_s(
-            owned, self.job.plan.numerics.optimizer, self.job.kernels, self.job.stack
-        )
+        found[_UPDATE] = optimizer_time_s(owned, self.job.plan.numerics, self.job.kernels, self.job.stack)
         for number, group in enumerate(table.groups):
             at = np.flatnonzero(group_of == number)
             if not group or not len(at) or not matrices[at].any():
