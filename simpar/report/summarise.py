@@ -198,9 +198,7 @@ def _op_name(lowered: Lowered, op: int) -> str:
     return f"{words} of microbatch {microbatch}" if microbatch >= 0 else words
 
 
-def _memory(
-    context: Context, stages: list[StageMemory], held: tuple[Footprint, ...]
-) -> MemoryReport:
+def _memory(context: Context, stages: list[StageMemory], held: tuple[Footprint, ...]) -> MemoryReport:
     """The peaks are those on the kind of device that is fullest."""
     capacity = max(held, key=lambda one: one.needed_bytes / one.capacity_bytes).capacity_bytes
     beside = [one for one in held if one.capacity_bytes == capacity]
