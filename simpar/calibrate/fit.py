@@ -341,8 +341,9 @@ def wrappers(samples: Samples, machine: Machine, cluster: Cluster) -> Machine:
     around_gather = seconds["unshard"] - moved("all_gather", size)
     pass_s = seconds["sharded pass"] - seconds["plain pass"]
     around_reduce = pass_s - 2 * seconds["unshard"] - moved("reduce_scatter", size)
-    four = 2 * (moved("all_gather", 0.0) + moved("reduce_scatter", 0.0))
-    dispatch = (seconds["split pair"] - seconds["plain pair"] - four) / 4
+    pair_bytes = found["split pair"].shape[1]
+    four = 2 * (moved("all_gather", pair_bytes) + moved("reduce_scatter", pair_bytes))
+    dispatch = (seconds["split pair"] - seconds["plain pair"] / members - four) / 4
     per_byte = machine.kernels().bandwidth / size
     return _with_launch(
         machine,

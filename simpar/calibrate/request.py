@@ -62,7 +62,7 @@ class Request(_Part):
     messages: tuple[int, ...]
     walks: tuple[Walk, ...]
     steps: tuple[Steps, ...]
-    window_s: float = 0.25
+    window_s: float = 0.1
 
     @property
     def groups(self) -> tuple[int, ...]:

@@ -21,7 +21,8 @@ from simpar.calibrate.request import Request, Sample
 from simpar.calibrate.stopwatch import Members, Stopwatch
 
 WIDTH, MATRICES = 512, 8
-NARROW = 64
+ROWS = (2, 256)
+PAIR_BYTES = ROWS[0] * ROWS[1] * WIDTH * 4
 
 
 def wrappers(request: Request, members: Members, watch: Stopwatch) -> Iterator[Sample]:
@@ -40,8 +41,9 @@ def wrappers(request: Request, members: Members, watch: Stopwatch) -> Iterator[S
     works |= _pair(mesh, members, watch.device)
     for name, work in works.items():
         times = watch.time_together(work, members, request.machine.threads)
+        moved = PAIR_BYTES if "pair" in name else size
         yield Sample(
-            kind="wrapper", name=name, shape=(members.size, size), seconds=times.seconds, spread=times.spread,
+            kind="wrapper", name=name, shape=(members.size, moved), seconds=times.seconds, spread=times.spread,
             repeats=times.repeats, load=times.load,
         )  # fmt: skip
 
@@ -62,14 +64,14 @@ def _pass(model: nn.Module, x: Any) -> Callable[[], None]:
 
 
 def _pair(mesh: DeviceMesh, members: Members, device: Any) -> dict[str, Callable[[], None]]:
-    """Two small products forward and backward, as they are, and split with sequence parallelism."""
+    """Two products of half a thousand rows forward and backward, as they are, and split with sequence parallelism."""
     plain, split = (
-        nn.Sequential(nn.Linear(NARROW, NARROW, bias=False), nn.Linear(NARROW, NARROW, bias=False)).to(device)
+        nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)).to(device)
         for _ in range(2)
     )
     gather = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
     styles = {"": gather, "0": ColwiseParallel(), "1": RowwiseParallel(output_layouts=Shard(1))}
     parallelize_module(split, mesh, styles)
-    whole = torch.randn(1, 16 * members.size, NARROW, device=device)
+    whole = torch.randn(*ROWS, WIDTH, device=device)
     part = whole.chunk(members.size, dim=1)[0].clone()
     return {"plain pair": _pass(plain, whole), "split pair": _pass(split, part)}

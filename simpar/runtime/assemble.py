@@ -18,8 +18,10 @@ from simpar.plan.schedules.actions import Schedule
 from simpar.runtime import tensor_parallel
 from simpar.runtime.decoder import OUTPUT
 from simpar.runtime.engine import Engine, mean_loss
+from simpar.runtime.experts import Experts
 from simpar.runtime.job import Learning
 from simpar.runtime.model import Blueprint, build_stage, parts, shard
+from simpar.runtime.one_process import DataParallel
 from simpar.runtime.pipeline import Pipeline, Shapes
 from simpar.runtime.ranks import Ranks
 from simpar.runtime.update import Owned, Scope, Update
@@ -102,14 +104,25 @@ def own(stage: Any, plan: Plan) -> list[Owned]:
     names = tensor_parallel.partial_parameters(stage, sequence_parallel=sequence)
     shares = set(names) if plan.mesh.tp > 1 else set()
     tied = getattr(stage, "tied", False)
+    of_experts = {
+        id(each) for module in stage.modules() if isinstance(module, Experts) for each in module.parameters()
+    }
     return [
-        Owned.of(name, parameter, partial=name in shares, twin=tied and name == OUTPUT)
+        Owned.of(
+            name,
+            parameter,
+            partial=name in shares,
+            twin=tied and name == OUTPUT,
+            expert=id(parameter) in of_experts,
+        )
         for name, parameter in stage.named_parameters()
     ]
 
 
 def wrap(stage: Any, blueprint: Blueprint, ranks: Ranks) -> Any:
     """The stage under DDP with the planned buckets, or as it is."""
+    if blueprint.strategy.reduction == "threads":
+        return DataParallel(stage, blueprint.strategy.replicas, ranks.device)
     if blueprint.strategy.reduction != "ddp":
         return stage
     data = blueprint.plan.data_parallel

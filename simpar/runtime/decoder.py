@@ -20,6 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from simpar.errors import UserError
 from simpar.models.graph import INPUT, Block, ModelGraph, Operator, evaluate
 from simpar.runtime.attention import Attention, Place, Rotary
+from simpar.runtime.experts import Combine, Dispatch, ExpertActivation, Experts, Router
 
 Tensor = Any
 INIT_STD = 0.02  # of matrices and embeddings [Radford et al. 2019]
@@ -284,7 +285,15 @@ def _makers(graph: ModelGraph, place: Place) -> dict[str, Callable[[Operator], n
             return Add()
         return PositionEmbedding(dims["positions"], dims["hidden"], place)
 
+    def gated(op: Operator) -> nn.Module:
+        activation = Activation(_activation(facts, "silu"))
+        return ExpertActivation(activation) if op.region == "expert" else activation
+
     return {
+        "router": lambda op: Router(op, dims),
+        "dispatch": lambda _: Dispatch(dims["num_experts"]),
+        "grouped_matmul": lambda op: Experts(op, dims),
+        "combine": lambda _: Combine(),
         "matmul": lambda op: Projection(op, dims),
         "norm": norm,
         "add": add,
@@ -292,7 +301,7 @@ def _makers(graph: ModelGraph, place: Place) -> dict[str, Callable[[Operator], n
         "rope": lambda _: Rotary(dims["head_dim"], float(facts.get("rope_theta", 10_000.0)), place),
         "attention": lambda op: Attention(op.attention, dims["head_dim"], place, rate),
         "activation": lambda _: Activation(_activation(facts, "gelu")),
-        "gated_activation": lambda _: Activation(_activation(facts, "silu")),
+        "gated_activation": gated,
         "dropout": lambda _: nn.Dropout(rate),
     }
 

@@ -11,6 +11,7 @@ from simpar.files import write_atomic
 from simpar.runtime.job import KINETO, LOG, Job, read_log
 from simpar.runtime.launch import Nodes, launch
 from simpar.runtime.request import Ready, on_machine, predicted, simulated
+from simpar.runtime.strategy import replicas_inside
 from simpar.runtime.summary import errors, measured, utilisation
 from simpar.runtime.traces import write_both
 
@@ -31,7 +32,7 @@ def conduct(
     ``advance`` is called with every new line of the log; ``trace`` is a file for the simulated and the measured
     step together.
     """
-    processes = ready.world_size // nodes.count
+    processes = ready.world_size // nodes.count // replicas_inside(ready.prepared.plan)
     job = on_machine(ready.job, processes)
     result = simulated(ready)
     follow = _follow(Path(job.folder), advance) if advance else None

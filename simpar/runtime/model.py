@@ -15,7 +15,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from simpar.models.graph import ModelGraph
 from simpar.plan.check import stage_layers
 from simpar.plan.plan import Plan
-from simpar.runtime import tensor_parallel
+from simpar.runtime import experts, tensor_parallel
 from simpar.runtime.attention import Place
 from simpar.runtime.context import Context
 from simpar.runtime.decoder import OUTPUT, TABLE, Decoder, Part, Recompute, TokenEmbedding, initial_value
@@ -82,6 +82,8 @@ def build_stage(blueprint: Blueprint, part: Part, ranks: Ranks) -> Decoder:
                 module.compute_dtype = blueprint.dtypes.compute
     if plan.mesh.tp > 1:
         tensor_parallel.apply(model, ranks.submesh("tp"), sequence_parallel=sequence)
+    if plan.mesh.ep > 1:
+        experts.spread(model, ranks.expert_group, ranks.device.type)
     if blueprint.strategy.reduction == "fsdp":
         units = [*model.layers.values()]
         if not model.tied:

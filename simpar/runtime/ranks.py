@@ -79,6 +79,16 @@ class Ranks:
             return None
         return self.submesh("shard").get_group()
 
+    @cached_property
+    def expert_group(self) -> Any:
+        """Ranks that share the experts of a layer; None for one rank."""
+        return self._made("experts", self.mesh.groups("ep"))
+
+    @cached_property
+    def expert_copies_group(self) -> Any:
+        """Ranks that hold the same experts; None for one rank."""
+        return self._made("expert copies", self.mesh.groups("edp"))
+
     def head_group(self, ulysses: int) -> Any:
         """Neighbours among the ranks of a sequence that exchange heads; None for one rank."""
         return self._made("heads", self.mesh.groups("cp").reshape(-1, ulysses))

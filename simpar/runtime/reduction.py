@@ -11,12 +11,18 @@ import torch.distributed as dist
 Tensor = Any
 
 
-def average(gradients: Iterable[Tensor], group: Any, bucket_bytes: float) -> None:
-    """All-reduce gradients to their mean over a group, in flat buckets of at least ``bucket_bytes``, last first."""
-    size = dist.get_world_size(group)
+def average(
+    gradients: Iterable[Tensor], group: Any, bucket_bytes: float, *, divisor: int | None = None
+) -> None:
+    """All-reduce gradients to their mean over a group, in flat buckets of at least ``bucket_bytes``, last first.
+
+    ``divisor`` stands in for the group's size; None for a group is one rank.
+    """
+    size = divisor or dist.get_world_size(group)
     for bucket in buckets(list(gradients)[::-1], bucket_bytes):
         flat = torch.cat([gradient.reshape(-1) for gradient in bucket]).div_(size)
-        dist.all_reduce(flat, group=group)
+        if group is not None:
+            dist.all_reduce(flat, group=group)
         for gradient, mean in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
             gradient.copy_(mean.view_as(gradient))
 

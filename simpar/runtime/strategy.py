@@ -6,6 +6,7 @@
 | zero 0 | DDP; explicit where DDP cannot (tensor parallelism, several chunks, split backward) | whole |
 | zero 1 | as zero 0 | ZeroRedundancyOptimizer |
 | zero 2, 3, HSDP | fully_shard | with the shards |
+| mixtures with ep or tp | explicit, of experts over the ranks that hold the same | whole |
 | single_process | threads of one process | whole |
 
 DDP broadcasts and reduces plain tensors only, and expects one backward per parameter and step; fully_shard reduces
@@ -54,7 +55,9 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
     data, mesh = plan.data_parallel, plan.mesh
     width = int(mesh.dp or 1) * mesh.cp
     if data.kind == "single_process":
-        return Strategy("threads")
+        return Strategy("threads", replicas=width)
+    if spreads_experts(plan, graph):
+        return Strategy("explicit")
     if width == 1:
         return Strategy("none")
     if apart(plan) and not data.zero:
@@ -70,6 +73,11 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
         return Strategy("fsdp", reshard=reshard, replicas=data.hsdp, alone=apart(plan))
     plain = mesh.tp == 1 and plan.pipeline.vpp == 1 and not split
     return Strategy("ddp" if plain else "explicit", shard_optimizer=data.zero == 1, replicas=data.hsdp)
+
+
+def replicas_inside(plan: Plan) -> int:
+    """Replicas that one process drives: all of them under ``single_process``, else its own."""
+    return int(plan.mesh.dp or 1) if plan.data_parallel.kind == "single_process" else 1
 
 
 def is_split(schedule: Schedule) -> bool:
@@ -119,8 +127,8 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
             f"plan.precision = {numerics.precision}: needs scaled losses or 8-bit products; "
             f"allowed in a real run: {', '.join(PRECISIONS)}"
         )
-    if mesh.ep > 1:
-        raise UserError(f"plan.ep = {mesh.ep}: the runtime has no expert parallelism; allowed: 1")
+    if graph is not None and graph.is_mixture:
+        _refuse_mixture(plan, graph)
     if graph is None:
         others = {"tp": mesh.tp, "pp": mesh.pp, "cp": mesh.cp}
         for axis, size in others.items():
@@ -159,6 +167,32 @@ def is_decoder(graph: ModelGraph) -> bool:
     apart = any(block.scope or block.passes for block in (*blocks, graph.embedding, graph.head))
     causal = all(op.attention.causal for op in layered if op.attention is not None)
     return causal and not apart and all(op.kind != "embedding" for op in layered)
+
+
+def spreads_experts(plan: Plan, graph: ModelGraph | None) -> bool:
+    """Whether ranks of a stage hold different experts, or share tokens as tensor-parallel ranks do."""
+    return graph is not None and graph.is_mixture and (plan.mesh.ep > 1 or plan.mesh.tp > 1)
+
+
+def _refuse_mixture(plan: Plan, graph: ModelGraph) -> None:
+    """Experts are whole, every token goes where it is routed, and what is spread is reduced explicitly."""
+    mesh, data, sequence = plan.mesh, plan.data_parallel, plan.tensor_parallel.sequence_parallel
+    spread = spreads_experts(plan, graph)
+    gates = [
+        w.name for b in graph.blocks.values() for op in b.operators for w in op.weights if "gate" in w.name
+    ]
+    for wrong, said in (
+        (plan.experts.capacity_factor is not None, "plan.capacity_factor: the runtime drops no tokens; allowed: none"),
+        (mesh.expert_tensor_parallel > 1, f"plan.etp = {mesh.expert_tensor_parallel}: experts stay whole; allowed: 1"),
+        (mesh.tp > 1 and not sequence, ("plan.sequence_parallel = false: tensor-parallel ranks would route the same "
+         "tokens twice; allowed: true")),
+        (spread and data.zero, (f"plan.zero = {data.zero}: states of experts that are spread are not sharded; "
+         "allowed: 0, or ep = tp = 1")),
+        (spread and apart(plan), f"plan.sync = {data.sync}: replicas of experts that are spread; allowed: bsp"),
+        (gates, f"model {graph.name}: has a gate in front of its shared expert; allowed: models without"),
+    ):  # fmt: skip
+        if wrong:
+            raise UserError(said)
 
 
 def _refuse_tensor(tp: int, graph: ModelGraph) -> None:

@@ -26,6 +26,7 @@ from torch.distributed.tensor.parallel import (
 
 from simpar.models.graph import Operator, is_column_parallel, is_row_parallel
 from simpar.runtime.decoder import BlockModule, Decoder, HeadNorm, Norm, PositionEmbedding
+from simpar.runtime.experts import Router
 
 SEQUENCE_DIM = 1
 
@@ -63,7 +64,7 @@ def partial_parameters(model: nn.Module, *, sequence_parallel: bool) -> list[str
     found = []
     for name, module in model.named_modules():
         per_head = isinstance(module, HeadNorm)
-        on_sequence = sequence_parallel and isinstance(module, Norm | PositionEmbedding)
+        on_sequence = sequence_parallel and isinstance(module, Norm | PositionEmbedding | Router)
         if per_head or on_sequence:
             found += [f"{name}.{leaf}" for leaf, _ in module.named_parameters()]
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,12 @@ from simpar.runtime.engine import Engine, average_loss
 from simpar.runtime.job import KINETO, LOG, Job, own_model, read_log
 from simpar.runtime.measure import Clock, Memory, tracing
 from simpar.runtime.model import Blueprint, Dtypes, place_of
+from simpar.runtime.one_process import as_one_rank
 from simpar.runtime.prepare import Prepared, prepare
 from simpar.runtime.ranks import Ranks
 from simpar.runtime.saved import next_step
 from simpar.runtime.states import named_tensors, set_steps
+from simpar.runtime.strategy import replicas_inside
 
 Tensor = Any
 
@@ -124,9 +126,12 @@ class Saving:
 def start(job: Job, rank: int, world_size: int, device: Any) -> Session:
     """Build everything a rank needs. Raises UserError."""
     graph = job.graph()
-    prepared = prepare(job.plan, graph, job.training, world_size)
+    prepared = prepare(job.plan, graph, job.training, world_size * replicas_inside(job.plan))
+    if prepared.strategy.reduction == "threads":
+        prepared = replace(prepared, plan=as_one_rank(prepared.plan))
     plan = prepared.plan
-    ranks = Ranks(plan.mesh, rank, device, prepared.strategy.replicas)
+    copies = 1 if prepared.strategy.reduction == "threads" else prepared.strategy.replicas
+    ranks = Ranks(plan.mesh, rank, device, copies)
     seed = job.learning.seed
     blueprint = Blueprint(
         graph, plan, prepared.strategy, Dtypes.of(plan), Recompute(plan.memory.recompute, prepared.selective),

@@ -37,7 +37,7 @@ class Owned:
     """A parameter of this rank: its name, itself, and the plain tensor that the optimizer sees.
 
     ``partial``: its gradient is one tensor-parallel rank's share of a sum. ``twin``: it is the second copy of
-    tied embeddings, on the last stage.
+    tied embeddings, on the last stage. ``expert``: it is an expert's, whose copies are on ranks of their own.
     """
 
     name: str
@@ -45,12 +45,15 @@ class Owned:
     local: nn.Parameter
     partial: bool = False
     twin: bool = False
+    expert: bool = False
 
     @staticmethod
-    def of(name: str, parameter: Any, *, partial: bool = False, twin: bool = False) -> Owned:
+    def of(
+        name: str, parameter: Any, *, partial: bool = False, twin: bool = False, expert: bool = False
+    ) -> Owned:
         """Wrap a module's parameter."""
         plain = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        return Owned(name, parameter, nn.Parameter(plain.detach()), partial, twin)
+        return Owned(name, parameter, nn.Parameter(plain.detach()), partial, twin, expert)
 
     def gradient(self) -> Tensor:
         """The local part of the gradient, complete in the parameter's own placements; zero where there is none."""
@@ -127,7 +130,11 @@ class Update:
         sum_partial([each.local.grad for each in self.owned if each.partial], self.ranks.tensor_group)
         if self.scope.strategy.reduction == "explicit":
             bucket_bytes = float(self.scope.plan.data_parallel.bucket_bytes or math.inf)
-            average([each.local.grad for each in self.owned], self.ranks.data_group, bucket_bytes)
+            width = self.ranks.width
+            common = [each.local.grad for each in self.owned if not each.expert]
+            average(common, self.ranks.data_group, bucket_bytes, divisor=width)
+            if experts := [each.local.grad for each in self.owned if each.expert]:
+                average(experts, self.ranks.expert_copies_group, bucket_bytes, divisor=width)
         self._sum_tied()
 
     def _sum_tied(self) -> None:

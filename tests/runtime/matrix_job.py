@@ -44,6 +44,10 @@ MODELS = {
         "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 4,
     },
 }  # fmt: skip
+MODELS["mixtral"] = {
+    "model_type": "mixtral", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 8, "num_experts_per_tok": 2,
+}  # fmt: skip
 TRAINING = Training(seq_len=16, global_batch=8)
 STEPS = 3
 KEPT = ("model", "precision", "optimizer", "learning")  # what a comparison must not change

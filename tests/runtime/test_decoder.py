@@ -40,13 +40,14 @@ def decoder(graph, **part):
 
 
 def smallest_of_every_family():
-    """One model of the catalogue for each model_type, but for mixtures, which the runtime refuses."""
+    """One model of the catalogue for each model_type that the runtime builds: no gated shared expert, no latent attention."""
     sizes = {}
     for name, config in catalogue().items():
         graph = load_model(name)
         size, kind = graph.num_parameters(), config["model_type"]
-        mixture = any(op.kind == "router" for block in graph.blocks.values() for op in block.operators)
-        if mixture or not is_decoder(graph):
+        weights = [w.name for block in graph.blocks.values() for op in block.operators for w in op.weights]
+        latent = any(op.kind == "copy" for block in graph.blocks.values() for op in block.operators)
+        if latent or any("shared_gate" in weight for weight in weights) or not is_decoder(graph):
             continue
         if kind not in sizes or size < sizes[kind][0]:
             sizes[kind] = (size, name)

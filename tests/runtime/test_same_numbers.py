@@ -25,6 +25,8 @@ EVERYDAY = [
     {"cp": 4, "cp_method": "ring", "cp_balance": "zigzag", "ulysses": 2, "model": "gpt2"},
     {"cp": 2, "dp": 2, "cp_method": "ring", "zero": 3, "recompute": "full"},
     {"cp": 2, "dp": 2, "cp_method": "ulysses"},
+    {"dp": 2, "pp": 2, "ep": 2, "schedule": "1f1b", "model": "mixtral", **CLIPPED},
+    {"dp": 2, "tp": 2, "ep": 4, "sequence_parallel": True, "model": "mixtral"},
 ]
 WIDE_FOUR = [
     {"cp": 4, "cp_method": "ring", "cp_balance": "striped"},
@@ -60,12 +62,19 @@ WIDE_FOUR = [
     {"pp": 2, "dp": 2, "schedule": "1f1b", "recompute": "full"},
     {"dp": 4, "zero": 3, "rank_order": "dp-tp-cp-pp"},
     {"tp": 2, "pp": 2, "rank_order": "pp-tp-cp-dp"},
+    {"dp": 4, "model": "mixtral"},
+    {"dp": 4, "zero": 3, "model": "mixtral"},
+    {"dp": 4, "ep": 4, "model": "mixtral"},
+    {"dp": 2, "tp": 2, "ep": 2, "sequence_parallel": True, "model": "mixtral"},
+    {"dp": 2, "pp": 2, "ep": 2, "schedule": "zb-v", "recompute": "full", "model": "mixtral"},
+    {"cp": 2, "dp": 2, "ep": 4, "cp_method": "ring", "model": "mixtral"},
 ]  # fmt: skip
 CONTINUED = [
     {"dp": 4, "zero": 1, "then": {"dp": 4, "zero": 1}},
     {"dp": 4, "zero": 3, "then": {"dp": 4, "zero": 3}},
     {"dp": 2, **SEQUENCE, "zero": 3, "then": {"tp": 2, "pp": 2, "schedule": "zb-v"}},
     {"pp": 2, "dp": 2, "zero": 1, "model": "gpt2", "then": {"dp": 4, "zero": 3, "hsdp": 2}},
+    {"dp": 4, "ep": 4, "model": "mixtral", "then": {"pp": 2, "dp": 2, "ep": 2}},
 ]
 WIDE_CONTINUED = [
     {"pp": 2, "dp": 2, "then": {"pp": 2, "dp": 2}},
@@ -85,6 +94,15 @@ WIDE_EIGHT = [
     {"dp": 4, **SEQUENCE, "zero": 3, "hsdp": 2},
     {"pp": 2, "dp": 4, "zero": 3, "hsdp": 2},
     {"pp": 4, "dp": 2, "zero": 1, "model": "deep", "schedule": "v-half"},
+    {
+        "pp": 2,
+        "dp": 2,
+        "tp": 2,
+        "ep": 4,
+        "sequence_parallel": True,
+        "schedule": "interleaved",
+        "model": "mixtral",
+    },
 ]
 
 

@@ -32,6 +32,8 @@ def strategy(world_size=4, model="tiny-llama", **values):
         ({"tp": 2, "dp": 2, "zero": 3}, "fsdp"),
         ({"dp": 4, "zero": 2}, "fsdp"),
         ({"kind": "single_process"}, "threads"),
+        ({"model": "mixtral-8x7b", "ep": 4}, "explicit"),
+        ({"model": "mixtral-8x7b", "zero": 3}, "fsdp"),
     ],
 )
 def test_every_layout_has_its_reduction(values, reduction):
@@ -56,6 +58,13 @@ def test_zero_decides_what_is_sharded():
         ({"tp": 8, "world_size": 8}, "plan.tp = 8: .*key-value heads; allowed: a divisor of 4"),
         ({"model": "t5-3b"}, "model t5-3b: has two towers; the runtime trains decoders"),
         ({"dp": 3}, "plan.dp = 3: .*leaves 4"),
+        ({"model": "mixtral-8x7b", "ep": 2, "zero": 3}, "plan.zero = 3: states of experts that are spread"),
+        ({"model": "mixtral-8x7b", "tp": 2}, "plan.etp = 2: experts stay whole"),
+        (
+            {"model": "mixtral-8x7b", "tp": 2, "ep": 2, "sequence_parallel": False},
+            "experts with tp > 1 take each token from one rank",
+        ),
+        ({"model": "mixtral-8x7b", "capacity_factor": 1.5}, "the runtime drops no tokens"),
         ({"pp": 4, "schedule": "dualpipe"}, "dualpipe"),
     ],
 )

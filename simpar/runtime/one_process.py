@@ -1,0 +1,52 @@
+"""torch.nn.DataParallel as a teaching baseline: one process, one thread a replica, everything through the first device.
+
+Every forward scatters the batch, copies all parameters to the replicas, runs them in threads and gathers their logits
+on the first device; backward adds the replicas' gradients up there. torch's own works on CUDA devices only, this one on
+CPUs as well, where all replicas share memory.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from simpar.plan.plan import Plan
+
+Tensor = Any
+
+
+class DataParallel(nn.Module):
+    """A module whose batch is worked on by ``replicas`` copies of it."""
+
+    def __init__(self, module: nn.Module, replicas: int, device: Any) -> None:
+        super().__init__()
+        self.module = module
+        indices = range(replicas)
+        self.devices = [torch.device("cuda", i) if device.type == "cuda" else device for i in indices]
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Shape int64[batch, seq] to logits [batch, seq, vocab] on the first device."""
+        scattered = [
+            part.to(at) for part, at in zip(tokens.chunk(len(self.devices)), self.devices, strict=True)
+        ]
+        with ThreadPoolExecutor(len(self.devices)) as threads:
+            outputs = list(threads.map(self._replica, scattered))
+        return torch.cat([output.to(self.devices[0]) for output in outputs])
+
+    def _replica(self, tokens: Tensor) -> Tensor:
+        """One replica's forward with copies of the parameters, which autograd leads back to the first."""
+        copies = {
+            name: parameter.to(tokens.device, copy=True) for name, parameter in self.module.named_parameters()
+        }
+        return functional_call(self.module, copies, (tokens,))
+
+
+def as_one_rank(plan: Plan) -> Plan:
+    """The plan as the only process sees it: all replicas' microbatches together."""
+    replicas = int(plan.mesh.dp or 1)
+    mesh = plan.mesh.model_copy(update={"dp": 1})
+    return plan.model_copy(update={"mesh": mesh, "micro_batch": plan.micro_batch * replicas})
