@@ -127,6 +127,10 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
             f"plan.precision = {numerics.precision}: needs scaled losses or 8-bit products; "
             f"allowed in a real run: {', '.join(PRECISIONS)}"
         )
+    if graph is not None and (part := unknown_part(graph)):
+        raise UserError(
+            f"model {graph.name}: has {part}, which the runtime does not train; allowed: models without"
+        )
     if graph is not None and graph.is_mixture:
         _refuse_mixture(plan, graph)
     if graph is None:
@@ -169,6 +173,19 @@ def is_decoder(graph: ModelGraph) -> bool:
     return causal and not apart and all(op.kind != "embedding" for op in layered)
 
 
+def unknown_part(graph: ModelGraph) -> str | None:
+    """A part of a model that the runtime has no module for, or None."""
+    operators = [op for block in graph.blocks.values() for op in block.operators]
+    weights = [weight.name for op in operators for weight in op.weights]
+    parts = {
+        "latent attention": any(op.kind == "copy" for op in operators),
+        "layers that predict further tokens": bool(graph.auxiliary),
+        "weights inside its attention": any(op.kind == "attention" and op.weights for op in operators),
+        "a gate in front of its shared expert": any("shared_gate" in name for name in weights),
+    }
+    return next((name for name, there in parts.items() if there), None)
+
+
 def spreads_experts(plan: Plan, graph: ModelGraph | None) -> bool:
     """Whether ranks of a stage hold different experts, or share tokens as tensor-parallel ranks do."""
     return graph is not None and graph.is_mixture and (plan.mesh.ep > 1 or plan.mesh.tp > 1)
@@ -178,9 +195,6 @@ def _refuse_mixture(plan: Plan, graph: ModelGraph) -> None:
     """Experts are whole, every token goes where it is routed, and what is spread is reduced explicitly."""
     mesh, data, sequence = plan.mesh, plan.data_parallel, plan.tensor_parallel.sequence_parallel
     spread = spreads_experts(plan, graph)
-    gates = [
-        w.name for b in graph.blocks.values() for op in b.operators for w in op.weights if "gate" in w.name
-    ]
     for wrong, said in (
         (plan.experts.capacity_factor is not None, "plan.capacity_factor: the runtime drops no tokens; allowed: none"),
         (mesh.expert_tensor_parallel > 1, f"plan.etp = {mesh.expert_tensor_parallel}: experts stay whole; allowed: 1"),
@@ -189,7 +203,6 @@ def _refuse_mixture(plan: Plan, graph: ModelGraph) -> None:
         (spread and data.zero, (f"plan.zero = {data.zero}: states of experts that are spread are not sharded; "
          "allowed: 0, or ep = tp = 1")),
         (spread and apart(plan), f"plan.sync = {data.sync}: replicas of experts that are spread; allowed: bsp"),
-        (gates, f"model {graph.name}: has a gate in front of its shared expert; allowed: models without"),
     ):  # fmt: skip
         if wrong:
             raise UserError(said)

@@ -40,14 +40,12 @@ def decoder(graph, **part):
 
 
 def smallest_of_every_family():
-    """One model of the catalogue for each model_type that the runtime builds: no gated shared expert, no latent attention."""
+    """The smallest model of each model_type that the runtime builds."""
     sizes = {}
     for name, config in catalogue().items():
         graph = load_model(name)
         size, kind = graph.num_parameters(), config["model_type"]
-        weights = [w.name for block in graph.blocks.values() for op in block.operators for w in op.weights]
-        latent = any(op.kind == "copy" for block in graph.blocks.values() for op in block.operators)
-        if latent or any("shared_gate" in weight for weight in weights) or not is_decoder(graph):
+        if unknown_part(graph) or not is_decoder(graph):
             continue
         if kind not in sizes or size < sizes[kind][0]:
             sizes[kind] = (size, name)
