@@ -12,10 +12,12 @@ from simpar.errors import UserError
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
 from simpar.models.catalogue import load_model
+from simpar.models.documents import with_documents
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.plan.check import Target, check, layers_by_cost, schedule_of
 from simpar.plan.plan import CUSTOM, Plan
+from simpar.plan.routing import expected_maximum
 from simpar.plan.schedules import looks_at_costs
 from simpar.plan.sync import apart
 from simpar.program.lower import Lowered, Perturbation, lower
@@ -107,8 +109,17 @@ def checked_job(graph: ModelGraph, cluster: Cluster, plan: Plan, training: Train
     for kernels in (first, *others):
         kernels.peak(plan.numerics.precision)
     _check_drives(plan, cluster)
+    graph = _with_documents(graph, plan, training)
     job = Job(graph, training, plan.model_copy(update=named), habits, first, tuple(others))
     return with_slices(with_pass_costs(job, cluster), cluster)
+
+
+def _with_documents(graph: ModelGraph, plan: Plan, training: Training) -> ModelGraph:
+    """The model on the fullest of the ranks that share a batch of documents."""
+    if training.documents is None:
+        return graph
+    ranks = int(plan.mesh.dp or 1)
+    return with_documents(graph, training, training.global_batch / ranks, expected_maximum(ranks))
 
 
 def _check_drives(plan: Plan, cluster: Cluster) -> None:

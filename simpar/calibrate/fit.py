@@ -22,7 +22,7 @@ from simpar.cost.stack import Stack
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import Device
 from simpar.models.graph import Block
-from simpar.plan.plan import Plan
+from simpar.plan.plan import Numerics, Plan
 from simpar.plan.sharding import RankDims, rank_dims
 from simpar.units import US
 
@@ -246,7 +246,9 @@ def updates(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]
 
     def seconds(passes: float) -> Floats:
         stack = _with_launch(machine, optimizer_passes=passes).stack
-        return np.array([float(optimizer_time_s(each.shape[0], "adamw", kernels, stack)) for each in found])
+        return np.array(
+            [float(optimizer_time_s(each.shape[0], Numerics(), kernels, stack)) for each in found]
+        )
 
     least = np.finfo(float).tiny
     beyond = np.array([each.seconds for each in found]) - seconds(least)

@@ -104,7 +104,7 @@ def _seen_in_block(attention: Attention, rows: int, context: int, split: Context
     """Keys of one ring block that a query sees on average."""
     if not attention.causal:
         return float(attention.mean_keys(context)) / split.blocks
-    if attention.window is not None or split.balance != "contiguous":
+    if attention.is_bounded or split.balance != "contiguous":
         return float(attention.mean_keys(context)) / split.blocks
     if block == 0:
         return rows / 2
@@ -115,7 +115,7 @@ def _seen_in_block(attention: Attention, rows: int, context: int, split: Context
 def _seen_at(attention: Attention, dims: Dims, split: ContextSplit) -> Array:
     """Keys that a query sees on average where all of them are at hand."""
     alone = split.gathered == 1 or split.balance != "contiguous"
-    if alone or not attention.causal or attention.window is not None:
+    if alone or not attention.causal or attention.is_bounded:
         return attention.mean_keys(dims["context"])
     last = split.gathered - 1 if split.position == SLOWEST else split.position
     return (last + 0.5) * dims["context"] / split.gathered

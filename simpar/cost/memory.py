@@ -188,7 +188,7 @@ def stage_static_memory(
     shard = _shard(others, num_shards(plan), fsdp=fsdp) + _shard(experts, num_expert_shards(plan), fsdp=fsdp)
     tokens = dims["batch"] * dims["seq"]
     residual = tokens * dims["hidden"] * activation_bytes(plan.numerics)
-    moments = sum(sum(state_bytes(block, dims, plan.numerics)) for block in blocks)
+    moments = float(sum(sum(state_bytes(block, dims, plan.numerics)) for block in blocks))
     if shared:
         moments -= shared * moment_bytes(plan.numerics, other=True)
     found = static_memory(
@@ -197,7 +197,7 @@ def stage_static_memory(
         stack,
         shard_elements=shard,
         residual_bytes=residual,
-        moments_bytes=float(moments) / elements if elements else None,
+        moments_bytes=moments / elements if elements else None,
     )
     return replace(found, buffers_bytes=found.buffers_bytes + int(placeholder_bytes(graph, dims, stack)))
 

@@ -170,6 +170,8 @@ def _attention(op: Operator, sizes: Sizes) -> OperatorTime:
     dims, mask = sizes.dims, op.attention
     width = (evaluate(mask.key_dim, dims) + evaluate(mask.value_dim, dims)) / 2
     shape, context = (dims["batch"], dims["seq"], dims["heads"], width), dims[mask.context]
+    if mask.document is not None and sizes.kernels.attention != "unfused":
+        context = np.minimum(context, mask.document)  # kernels work document by document
     both = [
         sizes.kernels.attention_time_s(shape, context=context, seen=seen_keys(mask, dims), backward=backward)
         for backward in (False, True)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 MAX_DEVICES = 2**21
+OF_NODE = ("host_memory", "nvme_read", "nvme_write")
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ class Cluster:
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """Names of the blocks of links, in order; each is also the method that gives the link of a rank."""
+        """Names of the blocks of links, in order; ``link_of`` gives those of ranks."""
         return tuple(self._blocks)
 
     def owner_of(self, links: Ints) -> Ints:
@@ -240,7 +241,7 @@ class Cluster:
 
     def _lowest_rank(self, block: str, index: Ints) -> Ints:
         per_node, out = self.profile.devices_per_node, self.profile.scale_out
-        if block in ("host_memory", "nvme_read", "nvme_write"):
+        if block in OF_NODE:
             return index * per_node
         if block.startswith("switch"):
             return index * self.profile.host.devices_per_switch
@@ -353,7 +354,9 @@ class Cluster:
             return start + self.node_of(ranks) * self.rails + self.rail_of(ranks)
         if block.startswith("leaf"):
             return start + self.leaf_of(ranks)
-        return start + (self.node_of(ranks) if block == "host_memory" else ranks)
+        if block.startswith("switch"):
+            return start + ranks // self.profile.host.devices_per_switch
+        return start + (self.node_of(ranks) if block in OF_NODE else ranks)
 
     def port_tx(self, ranks: Ints) -> Ints:
         """Outgoing scale-up port."""
@@ -403,22 +406,6 @@ class Cluster:
     def host_memory(self, ranks: Ints) -> Ints:
         """Memory of a rank's node."""
         return self.link_of("host_memory", ranks)
-
-    def switch_up(self, ranks: Ints) -> Ints:
-        """Link of a rank's PCIe switch to the host."""
-        return self._blocks["switch_up"][0] + np.asarray(ranks) // self.profile.host.devices_per_switch
-
-    def switch_down(self, ranks: Ints) -> Ints:
-        """Link from the host to a rank's PCIe switch."""
-        return self._blocks["switch_down"][0] + np.asarray(ranks) // self.profile.host.devices_per_switch
-
-    def nvme_read(self, ranks: Ints) -> Ints:
-        """Drives of a rank's node, reading."""
-        return self._blocks["nvme_read"][0] + self.node_of(ranks)
-
-    def nvme_write(self, ranks: Ints) -> Ints:
-        """Drives of a rank's node, writing."""
-        return self._blocks["nvme_write"][0] + self.node_of(ranks)
 
     def route(self, src: Ints, dst: Ints) -> tuple[Ints, Ints]:
         """Links that messages src[i] -> dst[i] cross: (message index, link id), int64.

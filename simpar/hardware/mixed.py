@@ -125,7 +125,7 @@ class MixedCluster(Cluster):
             for part, start in zip(self.parts, self._starts(block), strict=True):
                 ranks, inner = np.arange(part.world_size), 0
                 if block not in TRUNKS and part._blocks[block][1]:
-                    inner = getattr(part, block)(ranks) - part._blocks[block][0]
+                    inner = part.link_of(block, ranks) - part._blocks[block][0]
                 pieces.append(start + np.zeros_like(ranks) + inner)
             found[block] = np.concatenate(pieces)
         return found

@@ -58,7 +58,7 @@ def attention_flop_per_token(graph: ModelGraph, seq_len: int, convention: str = 
             continue
         context, mask = dims[op.attention.context], op.attention
         width = evaluate(mask.key_dim, dims) + evaluate(mask.value_dim, dims)
-        window = min(mask.window or context, context)
+        window = min(mask.window or context, mask.document or context, context)
         seen = window if convention == "full" or not mask.causal else mask.mean_keys(context)
         total += 2.0 * dims["heads"] * width * seen * (evaluate(op.rows, dims) / seq_len)
     return total

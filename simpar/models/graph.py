@@ -62,6 +62,8 @@ class Attention:
     ``chunked`` windows do not slide: a query sees the keys of its own window only. Widths of one head: ``key_dim``
     of queries and keys, ``value_dim`` of values; ``kv_heads`` counts the key-value heads. ``context`` names the dim
     that counts the keys of a sequence: "context", or "memory" where queries attend to another tower's output.
+    ``document`` tokens share the document of a token where a sequence holds several (a mean, see
+    :mod:`simpar.models.documents`).
     """
 
     causal: bool = True
@@ -72,9 +74,20 @@ class Attention:
     value_dim: Size = HEAD_DIM
     kv_heads: Size = KV_HEADS
     context: str = "context"
+    document: float | None = None
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether queries see less than all that stands before them."""
+        return self.window is not None or self.document is not None
 
     def mean_keys(self, context: Any) -> Any:
-        """Keys that a query sees on average: half of them under a causal mask, at most a window of them."""
+        """Keys that a query sees on average: half of them under a causal mask, at most a window of them.
+
+        Where sequences are packed, those of its own document only.
+        """
+        if self.document is not None:
+            context = np.minimum(context, self.document)
         if self.window is None:
             return context / 2 if self.causal else context
         keys = np.minimum(self.window, context)

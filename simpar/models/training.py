@@ -2,20 +2,57 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from simpar.units import Count
 
 
-class Training(BaseModel):
-    """``seq_len`` tokens a sequence and ``global_batch`` sequences an optimizer step."""
-
+class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Documents(_Part):
+    """How long the documents are that sequences are made of.
+
+    Either a list of ``lengths`` in tokens, each as likely as the others, or a lognormal with a ``mean`` and a
+    ``spread`` (standard deviation over mean); longer ones are cut to a sequence. ``packing`` "pack" fills sequences
+    with documents that attend to themselves only, "pad" gives each a sequence of its own, padded to its end.
+    """
+
+    lengths: tuple[Count, ...] | None = None
+    mean: Count | None = None
+    spread: float = Field(1.0, ge=0, le=16, allow_inf_nan=False)
+    packing: Literal["pack", "pad"] = "pack"
+
+    @model_validator(mode="after")
+    def _one_distribution(self) -> Self:
+        if bool(self.lengths) == (self.mean is not None):
+            raise ValueError("documents: give lengths or a mean, one of them")
+        return self
+
+
+class Training(_Part):
+    """``seq_len`` tokens a sequence and ``global_batch`` sequences an optimizer step, of ``documents`` if they vary."""
 
     seq_len: Count
     global_batch: Count
+    documents: Documents | None = None
 
     @property
     def tokens_per_step(self) -> int:
         """Tokens that one optimizer step consumes."""
         return self.seq_len * self.global_batch
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = handler(self)
+        return {key: value for key, value in found.items() if value is not None}

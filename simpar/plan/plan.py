@@ -265,7 +265,7 @@ class Record(_Part):
 
     version: Literal["1"] = "1"
     model: str | None = None
-    training: dict[str, int] | None = None
+    training: dict[str, Any] | None = None
     stack: str | None = None
     predicted: dict[str, Any] | None = None
 

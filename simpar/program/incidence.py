@@ -83,7 +83,7 @@ def _capacities(cluster: Cluster) -> list[NDArray[np.float64]]:
         return []
     ranks, capacity = np.arange(cluster.world_size), cluster.link_capacity_bytes_per_s
     blocks = [block for block in cluster.blocks if cluster.num_leaves or not block.startswith("leaf")]
-    return [capacity[getattr(cluster, block)(ranks)] for block in blocks]
+    return [capacity[cluster.link_of(block, ranks)] for block in blocks]
 
 
 def _where_loads_agree(placed: Sequence[Placed], symmetry: Symmetry, fabric: Fabric) -> Symmetry:

@@ -128,7 +128,7 @@ class Fabric:
     def of(cluster: Cluster, symmetry: Symmetry) -> Fabric:
         """Links of a cluster as functions of the digits."""
         probe = np.array([0, *symmetry.digits.stride])
-        links = np.stack([getattr(cluster, block)(probe) for block in cluster.blocks])
+        links = np.stack([cluster.link_of(block, probe) for block in cluster.blocks])
         return Fabric(cluster, (links[:, 1:] != links[:, :1]).T)
 
     def link(self, block: Ints, ranks: Ints) -> Ints:
@@ -136,7 +136,7 @@ class Fabric:
         links = np.empty_like(ranks)
         for index in np.unique(block):
             mine = block == index
-            links[mine] = getattr(self.cluster, self.cluster.blocks[index])(ranks[mine])
+            links[mine] = self.cluster.link_of(self.cluster.blocks[index], ranks[mine])
         return links
 
 

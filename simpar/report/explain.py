@@ -77,6 +77,12 @@ def _binds(result: Result) -> Iterator[str]:
     ]
     yield f"{sentence}; lost to {', '.join(worst[:3])}" if worst else f"{sentence}; nothing else reaches 1 %"
     yield _memory_sentence(result)
+    if result.speed.useful_share < 1.0:
+        useful = result.speed.useful_share
+        yield (
+            f"{1 - useful:.1%} of the tokens are padding: {useful * result.tokens_per_s:,.0f} of use a second; packed "
+            "sequences have none"
+        )
     if memory_host := result.memory.host:
         yield _host_sentence(memory_host)
     if result.cooperation is not None:

@@ -30,7 +30,8 @@ class Speed(_Part):
     """How fast: one optimizer step in s, rates, model FLOP of the whole job per step, utilisations in 0..1.
 
     ``mfu`` counts model FLOP and ``hfu`` also what is recomputed, both over the dense peak of the precision;
-    ``flops_convention`` says how causal attention counts ("full" or "causal").
+    ``flops_convention`` says how causal attention counts ("full" or "causal"). ``useful_share`` of the tokens are no
+    padding.
     """
 
     step_time_s: float
@@ -41,6 +42,7 @@ class Speed(_Part):
     hfu: float
     tflops_per_device: float
     flops_convention: str = "full"
+    useful_share: float = 1.0
 
 
 class TimeBreakdown(_Part):

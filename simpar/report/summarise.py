@@ -12,6 +12,7 @@ import numpy as np
 import simpar
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.mixed import MixedCluster
+from simpar.models.documents import packing_of
 from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.program.footprint import Footprint, footprints
 from simpar.program.host_memory import HostUse, host_use
@@ -120,6 +121,7 @@ def _speed(context: Context, step_s: float) -> Speed:
         hfu=hardware * tokens / step_s / peak,
         tflops_per_device=per_token * tokens / step_s / devices / TERA,
         flops_convention=context.convention,
+        useful_share=packed.useful if (packed := packing_of(job.training)) else 1.0,
     )
 
 

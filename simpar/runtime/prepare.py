@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simpar.cost.stack import load_stack, resolve
+from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.plan.check import Target, check, schedule_of
@@ -31,6 +32,8 @@ def prepare(plan: Plan, graph: ModelGraph | None, training: Training, world_size
 
     ``graph`` is None for a model of the user's, which is data parallel only.
     """
+    if training.documents is not None:
+        raise UserError("training.documents: a real run takes the lengths that its data has; allowed: none")
     stack = load_stack(plan.stack or STACK)
     plan = resolve(plan, stack)
     if graph is None:

@@ -11,6 +11,7 @@ from simpar.errors import UserError
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
 from simpar.models.catalogue import load_model
+from simpar.models.documents import with_documents
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
@@ -81,4 +82,4 @@ def make_problem(
     choose(options.get("objective", "time"), OBJECTIVES, "objective")
     graph = load_model(model) if isinstance(model, str) else model
     habits = stack if isinstance(stack, Stack) else load_stack(stack or DEFAULT_STACK)
-    return Problem(graph, cluster, training, habits, **options)
+    return Problem(with_documents(graph, training), cluster, training, habits, **options)

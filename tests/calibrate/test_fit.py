@@ -13,6 +13,7 @@ from simpar.cost.operators import optimizer_time_s
 from simpar.cost.stack import load_stack
 from simpar.hardware.cluster import Cluster, load_cluster
 from simpar.hardware.device import load_device
+from simpar.plan.plan import Numerics
 from simpar.runtime.job import Machine as Where
 
 TRUE = {
@@ -48,7 +49,7 @@ def samples(truth):
         found.append(Sample(kind="stream", name="add", shape=(count,), seconds=seconds))
     found.append(Sample(kind="stream", name="issue", shape=(1,), seconds=1e-6))
     for count in request.parameters:
-        seconds = float(optimizer_time_s(count, "adamw", kernels, truth.stack))
+        seconds = float(optimizer_time_s(count, Numerics(), kernels, truth.stack))
         found.append(Sample(kind="optimizer", name="adamw", shape=(count,), seconds=seconds))
     for number, times in enumerate(truth.operator_times(empty)):
         for time in times.values():

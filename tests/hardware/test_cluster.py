@@ -62,7 +62,7 @@ def test_ports_nics_leaves_and_host_links_have_owners() -> None:
     }  # fmt: skip
     assert set(owners) == set(BLOCKS)
     for block, index in owners.items():
-        names = [cluster.link_name(int(link)) for link in getattr(cluster, block)(ranks)]
+        names = [cluster.link_name(int(link)) for link in cluster.link_of(block, ranks)]
         assert names == [f"{block}[{i}]" for i in index.tolist()]
 
 
@@ -261,7 +261,7 @@ def test_every_link_knows_its_lowest_rank(nics: int, rails: bool) -> None:
     cluster = small(5, nics=nics, rails=rails).with_degraded({"nic_tx[0]": 0.5})
     ranks = np.arange(cluster.world_size)
     for index, block in enumerate(cluster.blocks):
-        links, first = np.unique(getattr(cluster, block)(ranks), return_index=True)
+        links, first = np.unique(cluster.link_of(block, ranks), return_index=True)
         assert cluster.owner_of(links).tolist() == ranks[first].tolist()
         assert (cluster.block_of(links) == index).all()
         assert (cluster.capacity_of(links) == cluster.link_capacity_bytes_per_s[links]).all()

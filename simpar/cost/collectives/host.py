@@ -32,7 +32,7 @@ def loads(op: str, ranks: Ints, cluster: Cluster) -> Edges:
     """Bytes on links per byte of size, for the devices int64[G]; an update reaches a share of the host's memory."""
     share = cluster.profile.host.update_efficiency if op == "host_update" else 1.0
     index, each = np.arange(len(ranks)), np.full(len(ranks), 1.0 / share)
-    return concatenate([Edges(index, getattr(cluster, link)(ranks), each) for link in LINKS[op]])
+    return concatenate([Edges(index, cluster.link_of(link, ranks), each) for link in LINKS[op]])
 
 
 def line(op: str, rank: int, cluster: Cluster) -> Line:

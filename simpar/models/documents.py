@@ -1,0 +1,90 @@
+"""Documents of different lengths in sequences of one: what attention sees, what is padding, how ranks differ.
+
+With lengths l (cut to the sequence of s tokens), packed sequences hold s / E[l] documents, and a token sits in one of
+d = E[l^2] / E[l] tokens on average. Attention that is block-diagonal by document and causal computes sum of l^2 / 2
+pairs, that is d / 2 keys a token instead of s / 2. What ranks compute differs by chance: over D documents the work has
+a coefficient of variation of sqrt(E[(l^2 - d l)^2] / D) / E[l^2] (documents fill a fixed number of tokens, so only
+what l^2 varies beside d l counts). The step waits for the fullest of N ranks, at 1 + that times the expected maximum
+of N standard normals. Padded sequences are computed in full: ranks are alike, and E[l] / s of the tokens are of use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.models.graph import ModelGraph, Operator
+from simpar.models.training import Documents, Training
+
+Floats = NDArray[np.float64]
+QUANTILES = 4096
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What the distribution of lengths means for a sequence.
+
+    ``document`` tokens are in the document of a token, ``count`` documents in a sequence, ``useful`` the share of
+    tokens that are no padding, ``variation`` the coefficient of variation of attention's work in one sequence.
+    """
+
+    document: float
+    count: float
+    useful: float
+    variation: float
+
+
+def lengths_of(documents: Documents, seq_len: int) -> Floats:
+    """Lengths that stand for the distribution, each as likely: float64[n], cut to a sequence."""
+    if documents.lengths:
+        found = np.array(documents.lengths, dtype=np.float64)
+    else:
+        from statistics import NormalDist
+
+        sigma = float(np.sqrt(np.log1p(documents.spread**2)))
+        normal = NormalDist()
+        draws = [normal.inv_cdf((k + 0.5) / QUANTILES) for k in range(QUANTILES)]
+        found = float(documents.mean or 1) * np.exp(sigma * np.array(draws) - sigma**2 / 2)
+    return np.minimum(np.maximum(found, 1.0), float(seq_len))
+
+
+def packing_of(training: Training) -> Packing | None:
+    """What the documents of a training make of a sequence; None where all sequences are full."""
+    if training.documents is None:
+        return None
+    lengths, seq = lengths_of(training.documents, training.seq_len), float(training.seq_len)
+    first, second = float(lengths.mean()), float((lengths**2).mean())
+    if training.documents.packing == "pad":
+        return Packing(seq, 1.0, first / seq, 0.0)
+    document, count = second / first, seq / first
+    spread = float(((lengths**2 - document * lengths) ** 2).mean())
+    return Packing(document, count, 1.0, float(np.sqrt(spread / count)) / second)
+
+
+def with_documents(
+    graph: ModelGraph, training: Training, sequences: float = np.inf, slowest: float = 0.0
+) -> ModelGraph:
+    """The model whose attention sees documents only, on the fullest rank.
+
+    A rank works on ``sequences`` a step; ``slowest`` is the expected maximum of as many standard normals as there
+    are ranks. Attention to another tower's output and chunks stay as they are.
+    """
+    packed = packing_of(training)
+    if packed is None or packed.count == 1.0:
+        return graph
+    seen = packed.document * (1.0 + slowest * packed.variation / float(np.sqrt(sequences)))
+    blocks = {
+        name: replace(block, operators=tuple(_masked(op, seen) for op in block.operators))
+        for name, block in graph.blocks.items()
+        if not block.scope
+    }
+    return replace(graph, blocks={**graph.blocks, **blocks})
+
+
+def _masked(op: Operator, seen: float) -> Operator:
+    mask = op.attention
+    if mask is None or mask.context != "context":
+        return op
+    return replace(op, attention=replace(mask, document=seen))
