@@ -193,7 +193,8 @@ def resolve(plan: Plan, stack: Stack) -> Plan:
             "tensor_parallel": tensor.model_copy(
                 update={
                     "sequence_parallel": chosen(
-                        tensor.sequence_parallel, _has_tensor_ranks(plan) and stack.sequence_parallel
+                        tensor.sequence_parallel,
+                        _has_tensor_ranks(plan) and (stack.sequence_parallel or tensor.tp_method != "1d"),
                     ),
                     "overlap": chosen(tensor.overlap, stack.overlap.tensor_forward),
                 }

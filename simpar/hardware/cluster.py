@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from simpar import files
 from simpar.errors import UserError
 from simpar.hardware import torus
 from simpar.hardware.device import Device, load_device
+from simpar.hardware.levels import Home, Level
 from simpar.hardware.profile import ClusterProfile
 
 if TYPE_CHECKING:
@@ -24,32 +25,6 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 MAX_DEVICES = 2**21
 OF_NODE = ("host_memory", "nvme_read", "nvme_write")
-
-
-@dataclass(frozen=True)
-class Level:
-    """A level of the network above NICs: methods that give a rank's links up and down, and what they join.
-
-    Messages between ranks of one ``place`` never climb it; a single message climbs it between different ``switch``es.
-    """
-
-    up: str
-    down: str
-    place: Callable[[Ints], Ints]
-    switch: Callable[[Ints], Ints]
-
-
-@dataclass(frozen=True)
-class Home:
-    """Process groups where they live: ``ranks`` int64[G, N] on ``cluster``, rows ``index`` of what was asked for.
-
-    ``links`` maps links of that cluster to links of the one asked; None where they are the same.
-    """
-
-    index: Ints
-    ranks: Ints
-    cluster: Cluster
-    links: Ints | None = None
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.errors import UserError
-from simpar.hardware.cluster import Cluster, Home, Ints, Level, load_cluster
+from simpar.hardware.cluster import Cluster, Ints, load_cluster
 from simpar.hardware.device import Device
+from simpar.hardware.levels import Home, Level
 from simpar.hardware.profile import Between, ClusterProfile, MixedProfile
 
 LEAVES = ("leaf_up", "leaf_down")

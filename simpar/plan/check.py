@@ -9,6 +9,7 @@ from typing import Any
 from simpar.errors import UserError
 from simpar.models.graph import Dims, ModelGraph
 from simpar.models.training import Training
+from simpar.plan.grid import grid_of
 from simpar.plan.megatron_roles import with_roles
 from simpar.plan.mesh import Mesh
 from simpar.plan.offload import check_offload, decided_offload
@@ -40,7 +41,7 @@ def check(plan: Plan, target: Target) -> Plan:
     if plan.pipeline.stages:
         return _check_staged(plan, target)
     plan = _fill(plan, target)
-    for rule in (_tensor, _context, _experts, _batch, _stages, _slices, _schedule, _data):
+    for rule in (_tensor, _grid, _context, _experts, _batch, _stages, _slices, _schedule, _data):
         rule(plan, target)
     check_offload(plan)
     _whole_matrices(plan)
@@ -66,6 +67,10 @@ def _check_staged(plan: Plan, target: Target) -> Plan:
         )
     if plan.pipeline.slices or plan.schedule == "terapipe":
         raise UserError("plan.slices: stages of their own run whole sequences; allowed: none")
+    if plan.tensor_parallel.tp_method != "1d":
+        raise UserError(
+            f"plan.tp_method = {plan.tensor_parallel.tp_method}: stages have meshes of their own; allowed: 1d"
+        )
     if apart(plan):
         raise UserError(
             f"plan.sync = {data.sync}: stages of their own reduce inside the step; allowed: bsp without servers"
@@ -171,6 +176,28 @@ def _tensor(plan: Plan, target: Target) -> None:
         )
     for dims in target.graph.scopes:
         _tensor_dims(plan, dims, int(dims.get("seq", target.training.seq_len)))
+
+
+def _grid(plan: Plan, target: Target) -> None:
+    """Ranks form the grid, whole sequences go to each, and what grids do not know is left out."""
+    if plan.tensor_parallel.tp_method == "1d":
+        return
+    grid, what = grid_of(plan), f"plan.tp_method = {plan.tensor_parallel.tp_method}"
+    if grid is None:
+        raise UserError(f"{what}: needs tp > 1; allowed: 1d")
+    if target.graph.is_mixture or len(target.graph.scopes) > 1:
+        raise UserError(f"{what}: {target.graph.name} is no dense model of one tower; allowed: 1d")
+    if plan.mesh.cp > 1 or plan.pipeline.slices or plan.schedule == "terapipe":
+        raise UserError(f"{what}: whole sequences lie on a rank; allowed: cp 1 without slices of tokens")
+    if not plan.tensor_parallel.sequence_parallel:
+        raise UserError(f"{what}: rows are spread over all ranks; allowed: sequence_parallel true")
+    if plan.memory.recompute not in ("none", "selective", "full"):
+        raise UserError(f"{what}: plan.recompute = {plan.memory.recompute}; allowed: none, selective, full")
+    if plan.micro_batch % grid.sequences:
+        raise UserError(
+            f"plan.micro_batch = {plan.micro_batch}: {what} spreads whole sequences; allowed: multiples of "
+            f"{grid.sequences}"
+        )
 
 
 def allows_tensor_parallel(tp: int, target: Target) -> bool:

@@ -22,7 +22,7 @@ SECTIONS = {
         "kind", "zero", "hsdp", "bucket_bytes", "first_bucket_bytes", "overlap_grad_reduce",
         "overlap_param_gather", "reshard_after_forward", "sync", "sync_every", "staleness", "servers",
     ),
-    "tensor_parallel": ("sequence_parallel",),
+    "tensor_parallel": ("sequence_parallel", "tp_method", "tp_depth"),
     "context_parallel": ("cp_method", "cp_balance", "ulysses"),
     "experts": ("capacity_factor", "expert_imbalance", "expert_load", "ep_overlap", "token_dispatch"),
     "memory": ("recompute",),

@@ -75,10 +75,13 @@ def tensor_dims(
     """
     mesh = plan.mesh
     padding = vocab_multiple if mesh.tp > 1 else 1
-    local = graph.local_dims(mesh.tp, ep=mesh.ep, etp=mesh.expert_tensor_parallel, vocab_multiple=padding)
+    copies = plan.tensor_parallel.copies
+    local = graph.local_dims(
+        mesh.tp // copies, ep=mesh.ep, etp=mesh.expert_tensor_parallel, vocab_multiple=padding
+    )
     rows = {name: size // mesh.cp for name, size in local.items() if name.endswith(".seq")}
     shape = {
-        "batch": plan.micro_batch, "seq": training.seq_len // mesh.cp, "context": training.seq_len,
+        "batch": plan.micro_batch, "seq": training.seq_len // mesh.cp // copies, "context": training.seq_len,
         "memory": training.seq_len,
     }  # fmt: skip
     return {**local, **shape, **rows, **context_dims(plan.context_parallel, mesh.cp)}
@@ -100,7 +103,8 @@ def sequence_dims(
     """Dims of operators of region "sequence": as "tensor", rows divided by tp under sequence parallelism."""
     dims = tensor_dims(graph, plan, training, vocab_multiple=vocab_multiple)
     if plan.tensor_parallel.sequence_parallel:
-        return {name: size // plan.mesh.tp if is_rows(name) else size for name, size in dims.items()}
+        ranks = plan.mesh.tp // plan.tensor_parallel.copies
+        return {name: size // ranks if is_rows(name) else size for name, size in dims.items()}
     return dims
 
 

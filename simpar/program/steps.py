@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from simpar.cost.operators import OperatorTime
 from simpar.models.graph import Block, Operator, is_row_parallel
 from simpar.models.recompute import operators as recomputed_operators
+from simpar.plan.grid import grid_of
 from simpar.program import context, experts
+from simpar.program.grid import GridSteps
 from simpar.program.phases import COMPUTE, TENSOR, CollectiveUse, Phase, Step, StepList
 from simpar.program.rank_view import RankView
 
@@ -33,6 +35,8 @@ def block_steps(block: Block, view: RankView, *, recompute: str = "none") -> Blo
     """Steps of one block on one rank, for recompute ``none``, ``selective`` (core attention), ``full`` or modules."""
     view = view.of_block(block)
     times = view.operator_times(block)
+    if (grid := grid_of(view.job.plan)) is not None:
+        return _on_grid(GridSteps(grid, block, view, times, recompute))
     traffic = _Traffic.of(block, view)
     forward = _forward(block, times, traffic, view, kind="forward")
     chosen = recomputed_operators(recompute)
@@ -50,6 +54,17 @@ def block_steps(block: Block, view: RankView, *, recompute: str = "none") -> Blo
         backward=again.then(walk.phase(input_gradient=True, weight_gradient=True)),
         input_gradient=again.then(walk.phase(input_gradient=True, weight_gradient=False)),
         weight_gradient=walk.phase(input_gradient=False, weight_gradient=True),
+    )
+
+
+def _on_grid(steps: GridSteps) -> BlockSteps:
+    """The phases of a block whose products run on a grid of ranks."""
+    again = steps.forward("recompute") if steps.recompute == "full" else Phase(())
+    return BlockSteps(
+        forward=steps.forward("forward"),
+        backward=again.then(steps.backward("input_gradient", "weight_gradient")),
+        input_gradient=again.then(steps.backward("input_gradient")),
+        weight_gradient=steps.backward("weight_gradient"),
     )
 
 

@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 from simpar.cost.collectives import Offer, fastest, occupied_s_per_byte, offers
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import Block
+from simpar.plan.grid import grid_of
 from simpar.plan.mesh import Mesh
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.context import HEADS, RING
 from simpar.program.emit import FlowUse
 from simpar.program.experts import RANKS, SLICES
+from simpar.program.grid import COLUMN, DEPTH, ROW, grid_kinds
 from simpar.program.layout import Layout
 from simpar.program.phases import CONTEXT, EXPERT, TENSOR, CollectiveUse
 from simpar.program.placed import GroupKind
@@ -27,7 +29,10 @@ from simpar.units import US, to_ns
 
 Ints = NDArray[np.int64]
 EMBEDDING_GROUP = "embedding"
-_BLOCK_STREAM = {TENSOR: TENSOR, RING: CONTEXT, HEADS: CONTEXT, RANKS: EXPERT, SLICES: TENSOR}
+_BLOCK_STREAM = {
+    TENSOR: TENSOR, ROW: TENSOR, COLUMN: TENSOR, DEPTH: TENSOR, RING: CONTEXT, HEADS: CONTEXT, RANKS: EXPERT,
+    SLICES: TENSOR,
+}  # fmt: skip
 BLOCK_KINDS = tuple(_BLOCK_STREAM)
 """Kinds of groups that the passes of a block communicate in."""
 LATE = ("member_us", "far_member_us")
@@ -103,6 +108,8 @@ def block_groups(view: RankView) -> list[GroupKind]:
     mesh = view.job.plan.mesh
     ops = ("all_gather", "reduce_scatter", "all_reduce")
     tensor = [GroupKind("tp", mesh.groups("tp"), ops)] if mesh.tp > 1 else []
+    if (grid := grid_of(view.job.plan)) is not None:
+        tensor = grid_kinds(grid, mesh.groups("tp"))
     return [*tensor, *_context_kinds(view), *_expert_kinds(view)]
 
 

@@ -8,7 +8,7 @@ predecessor had not started either, or sits on another stage) is bubble.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -83,6 +83,7 @@ def account(lowered: Lowered, timing: Timing) -> Accounts:
     start, finish = timing.start_ns[lowered.op_of_slot], timing.finish_ns[lowered.op_of_slot]
     step_ns = int(timing.finish_ns.max(initial=0))
     binding = _binding_predecessors(lowered, timing)
+    running = replace(timing, start_ns=_chain_starts(binding, lowered, timing))
     window = _window(lowered, start, finish)
     causes = np.zeros((layout.num_classes, len(CAUSES)), dtype=np.int64)
     bubbles = np.zeros(layout.num_classes, dtype=np.int64)
@@ -96,8 +97,8 @@ def account(lowered: Lowered, timing: Timing) -> Accounts:
         _add_ops(causes[class_id], facts, start[on_compute], finish[on_compute])
         gaps = _Gaps.of(start[on_compute], finish[on_compute], step_ns)
         ops = lowered.op_of_slot[on_compute]
-        _add_gaps(causes[class_id], gaps, binding[ops], lowered, timing)
-        bubbles[class_id] = _bubble_inside(gaps, binding[ops], lowered, timing, window)
+        _add_gaps(causes[class_id], gaps, binding[ops], lowered, running)
+        bubbles[class_id] = _bubble_inside(gaps, binding[ops], lowered, running, window)
         recompute[class_id] = facts.parts[:, _PARTS.index("recompute")].sum()
         _add_communication(communication[class_id], kinds, facts, finish[mine] - start[mine])
     return Accounts(causes, bubbles, window[1] - window[0], step_ns, recompute, kinds, communication)
@@ -221,6 +222,18 @@ def _binding_predecessors(lowered: Lowered, timing: Timing) -> Ints:
     order = np.lexsort((timing.finish_ns[preds], owner))
     binding[has] = preds[order[pointer[has + 1] - 1]]
     return binding
+
+
+def _chain_starts(binding: Ints, lowered: Lowered, timing: Timing) -> Ints:
+    """Start of every op; of a collective inside blocks that follows its like at once, that of the first of the row."""
+    kind = np.array([label.kind for label in lowered.program.labels])[lowered.program.ops.label]
+    before = np.where(binding >= 0, binding, np.arange(len(binding)))
+    follows = (binding >= 0) & np.isin(kind, ("tp", "cp", "ep")) & (kind[before] == kind)
+    follows &= timing.finish_ns[before] == timing.start_ns
+    first = np.where(follows, before, np.arange(len(binding)))
+    while (first[first] != first).any():
+        first = first[first]
+    return timing.start_ns[first]
 
 
 def _split_gaps(

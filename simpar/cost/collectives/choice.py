@@ -24,7 +24,8 @@ from simpar.cost.collectives.placement import Placement, Shape, place, regular, 
 from simpar.cost.collectives.table import ALGORITHMS, OPS
 from simpar.cost.collectives.traffic import Edges, concatenate, occupancy
 from simpar.files import choose
-from simpar.hardware.cluster import Cluster, Home
+from simpar.hardware.cluster import Cluster
+from simpar.hardware.levels import Home
 
 Ints = NDArray[np.int64]
 
