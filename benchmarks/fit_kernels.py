@@ -37,6 +37,7 @@ GEMM = {
     "gemm_efficiency": (0.3, 1.0), "gemm_prologue_k": (0.0, 1500.0), "gemm_wave_overlap": (0.0, 1.0),
     "gemm_small_tile_loss": (0.0, 0.3), "kernel_latency_us": (1.0, 12.0),
 }  # fmt: skip
+CLOCKS = ("sustained_clock", "sustained_clock_fp8")  # whole runs tell
 LAUNCH_BOUND_S = 150 * US  # timed calls of framework operators shorter than this show their host
 THROTTLED_S = 0.03  # a kernel longer than this runs at the clock that power sustains, which whole runs tell
 ATTENTION = {
@@ -173,8 +174,7 @@ def fit(
 
 def fit_device(device: Device, kernels: Sequence[Kernel]) -> dict[str, float]:
     """GEMM parameters in bf16, then the fp8 efficiency, then attention, each on its own rows."""
-    clock = device.kernels.get("sustained_clock")
-    values = {"sustained_clock": clock} if clock else {}
+    values = {name: device.kernels[name] for name in CLOCKS if name in device.kernels}
     rows = {
         "bf16": [k for k in kernels if k.op in ("gemm", "wgrad") and k.dtype == "bf16"],
         "fp8": [k for k in kernels if k.op in ("gemm", "wgrad") and k.dtype == "fp8"],
@@ -234,7 +234,7 @@ def main() -> None:
                 f"  {' / '.join(key):70s} n {len(values_of):4d}  median {np.median(values_of):6.1%}  "
                 f"p90 {np.percentile(values_of, 90):6.1%}"
             )
-        fitted[name] = {k: v for k, v in values.items() if k != "sustained_clock"}
+        fitted[name] = {k: v for k, v in values.items() if k not in CLOCKS}
         sources = sorted({kernel.source for kernel in kernels})
         notes[name] = (
             f"kernels fitted to {len(kernels)} measured GEMM and attention times ({'; '.join(sources)}); "
@@ -260,7 +260,7 @@ def write(name: str, values: Mapping[str, Any], note: str) -> None:
     path = PROFILES / f"{name}.yaml"
     document = parser.load(path.read_text())
     kept = dict(document.get("kernels") or {})
-    document["kernels"] = {**values, **{k: v for k, v in kept.items() if k == "sustained_clock"}}
+    document["kernels"] = {**values, **{k: v for k, v in kept.items() if k in CLOCKS}}
     document["provenance"] = note
     with path.open("w") as stream:
         parser.dump(document, stream)

@@ -47,7 +47,7 @@ BLOCKS = (
     ("torchtitan", "torchtitan-eager"), ("fsdp",), ("deepspeed",), ("maxtext",),
 )  # fmt: skip
 
-CLOCK = (0.35, 1.05)
+CLOCK = (0.35, 1.3)  # beyond 1 where a sibling's kernels were timed under a tighter power limit
 STACK = {  # dotted key: bounds
     "launch.host_time_per_kernel_s": (0.0, 100 * US),
     "launch.kernel_overhead": (0.8, 1.8),
@@ -65,7 +65,7 @@ ONLY_HERE = {  # (kind, name, dotted key): bounds and start
     ("cluster", "aws-p5", "jobs.disturbed.collectives.far_member_us"): (0.0, 600.0, 260.0),
 }
 START = {
-    "launch.host_time_per_kernel_s": 10 * US, "launch.kernel_overhead": 1.05, "launch.step_overhead_s": 0.01,
+    "launch.host_time_per_kernel_s": 12 * US, "launch.kernel_overhead": 1.0, "launch.step_overhead_s": 0.04,
     "overlap.compute_slowdown_while_comm": 1.1,
 }  # fmt: skip
 IN_MS = ("step_overhead_s", "message_s", "expert_sync_s")
@@ -126,7 +126,7 @@ def _device(entry: Case) -> str:
 
 
 def _start(name: tuple[str, str, str]) -> float:
-    return 0.8 if name[0] == "device" else START[name[2]]
+    return 0.85 if name[0] == "device" else START[name[2]]
 
 
 class Problem:
@@ -143,6 +143,8 @@ class Problem:
         )
         self.stacks = sorted({run.case.stack for run in runs})
         self.names = [("device", d, "sustained_clock") for d in self.devices]
+        eight = {run.device for run in runs if run.case.plan["precision"] == "fp8"}
+        self.names += [("device", d, "sustained_clock_fp8") for d in self.devices if d in eight]
         self.names += [("stack", s, key) for s in self.stacks for key in STACK]
         bounds = [CLOCK if kind == "device" else STACK[key] for kind, _, key in self.names]
         hardware = {run.case.hardware for run in runs}
@@ -265,7 +267,7 @@ def _update(path: Path, kind: str, values: dict[str, float], note: str) -> None:
     document = parser.load(path.read_text())
     if kind == "device":
         kernels = document.setdefault("kernels", {})
-        kernels["sustained_clock"] = float(f"{values['sustained_clock']:.4g}")
+        kernels |= {name: float(f"{value:.4g}") for name, value in values.items()}
         kept = str(document.get("provenance") or "").split("; sustained clock")[0]
         document["provenance"] = f"{kept}; sustained clock {note}".removeprefix("; ")
     elif kind == "cluster":

@@ -43,6 +43,8 @@ DEFAULTS: dict[str, float] = {
     "attention_half_seq": 350.0,
     # clock that power and heat leave in a long training step, relative to a short benchmark
     "sustained_clock": 1.0,
+    # the same of 8-bit products, which draw another power than 16-bit ones; 0: it is the same
+    "sustained_clock_fp8": 0.0,
     # share of the datasheet bandwidth a streaming kernel reaches
     "memory_efficiency": 0.85,
     # fixed cost of a kernel: launch, ramp and tail
@@ -96,7 +98,10 @@ class KernelModel:
 
     def rate(self, dtype: str) -> float:
         """Peak FLOP/s at the clock that kernels run at."""
-        return self.peak(dtype) * (self.parameters["sustained_clock"] if self.sustained else 1.0)
+        clock = (self.parameters["sustained_clock_fp8"] if dtype == "fp8" else 0.0) or self.parameters[
+            "sustained_clock"
+        ]
+        return self.peak(dtype) * (clock if self.sustained else 1.0)
 
     @property
     def bandwidth(self) -> float:

@@ -221,7 +221,7 @@ def _plan(row: Row, devices: int) -> dict[str, object]:
     tp, pp, cp = whole(row, "tp", 1), whole(row, "pp", 1), whole(row, "cp", 1)
     if devices % (tp * cp * pp):
         raise Unmodelled("tp x cp x pp does not divide n_gpus")
-    vpp = whole(row, "vpp", 1) if pp > 1 else 1
+    vpp = whole(row, "vpp", _usual_vpp(row, pp)) if pp > 1 else 1
     plan: dict[str, object] = {
         "tp": tp, "pp": pp, "cp": cp, "vpp": vpp, "micro_batch": _micro_batch(row, devices // (tp * cp * pp)),
         "recompute": _recompute(row), "precision": _precision(row), "schedule": _schedule(row, vpp),
@@ -246,6 +246,12 @@ def _plan(row: Row, devices: int) -> dict[str, object]:
     if re.search(r"not overlapped|no tp/dp overlap", notes):
         plan["overlap_grad_reduce"] = plan["overlap_param_gather"] = False
     return plan
+
+
+def _usual_vpp(row: Row, pp: int) -> int:
+    """NeMo's recipes of dense models interleave single layers; some of its tables have no column for it."""
+    layers = whole(row, "n_layers", 0)
+    return layers // pp if _is_nemo(row) and not _is_mixture(row) and layers % pp == 0 else 1
 
 
 def _micro_batch(row: Row, dp: int) -> int:

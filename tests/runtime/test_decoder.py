@@ -18,7 +18,7 @@ from simpar.runtime.decoder import (  # noqa: E402
     Recompute,
     initial_value,
 )
-from simpar.runtime.strategy import is_decoder  # noqa: E402
+from simpar.runtime.strategy import is_decoder, unknown_part  # noqa: E402
 
 TINY = {
     "vocab_size": 96,
