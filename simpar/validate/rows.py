@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from simpar.cost.stack import load_stack
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import MODULES
-from simpar.models.training import Training
+from simpar.models.training import Documents, Training
 from simpar.models.transformer import Shape, Style, build
 from simpar.units import GB, GIB
 from simpar.validate.cells import Row, Unmodelled, number, text, whole
@@ -59,7 +59,9 @@ def case(row: Row) -> Case:
     devices = whole(row, "n_gpus")
     hardware, per_node = _hardware(row, devices)
     plan = _plan(row, devices)
-    training = Training(seq_len=_sequence(row), global_batch=_global_batch(row, plan, devices))
+    training = Training(
+        seq_len=_sequence(row), global_batch=_global_batch(row, plan, devices), documents=_documents(row)
+    )
     stack, changes = _stack(row)
     return Case(graph, hardware, devices, per_node, training, plan, stack, changes, _fabric(row))
 
@@ -67,6 +69,12 @@ def case(row: Row) -> Case:
 def _sequence(row: Row) -> int:
     """Tokens of a sequence; torchtitan's configs of Llama 3 have 8,192 where a table does not say."""
     return whole(row, "seq_len", 8192 if text(row, "stack") == "torchtitan" else None)
+
+
+def _documents(row: Row) -> Documents | None:
+    """Fine-tuning packs short questions and answers (NeMo's documentation uses Dolly and SQuAD), all else one text."""
+    words = f"{text(row, 'model_name')} {text(row, 'notes')}".lower()
+    return Documents(mean=200) if re.search(r"\(sft\)|packed sequences", words) else None
 
 
 def _is_mixture(row: Row) -> bool:
