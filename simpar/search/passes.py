@@ -18,7 +18,7 @@ from simpar.cost.operators import OperatorTime, operator_times
 from simpar.models.graph import Block, Dims, evaluate
 from simpar.plan.schedules import make_schedule
 from simpar.plan.sharding import RankDims
-from simpar.program.phases import CollectiveUse, Phase
+from simpar.program.phases import BLOCK_STREAMS, COMPUTE, CollectiveUse, Phase
 from simpar.program.rank_view import RankView
 from simpar.program.segments import make_segment
 from simpar.program.stages import PASSES
@@ -39,6 +39,7 @@ ONE_STAGE = make_schedule("1f1b", 1, 1)
 Signature = tuple[tuple[str, tuple[int, ...], bool], ...]
 KEY_AXES = ("tp", "cp", "ep", "micro_batch", "sequence_parallel", "tp_overlap", "precision")
 LETTERS = tuple(PASSES)
+CARRIERS = tuple(stream for stream in BLOCK_STREAMS if stream != COMPUTE)
 
 
 @dataclass(frozen=True)
@@ -212,11 +213,30 @@ class Passes:
             self._groups[cached] = {kind.name: kind.groups[0] for kind in kinds}
         return self._groups[cached][name]
 
-    def alone_ns(self, keys: Ints, shape: Shape) -> dict[str, Ints]:
-        """Times of passes of a shape with nothing beside them; their kernels where passes run together."""
-        if shape.pairs:
-            return {letter: self.kernels_ns[letter][keys] for letter in shape.letters}
-        return self.plain_ns(keys, shape.letters)
+    def alone_ns(self, keys: Ints, shape: Shape) -> list[dict[str, Ints]]:
+        """Times of passes of a shape with nothing beside them, each of which bounds a step.
+
+        Where passes run together only what one stream carries of both adds up: one table a stream.
+        """
+        if not shape.pairs:
+            return [self.plain_ns(keys, shape.letters)]
+        unique, where = np.unique(keys, return_inverse=True)
+        carried = {
+            letter: np.array([[self._carried(int(key), kind, letter) for kind in range(len(self.kinds))] for key in unique])
+            for letter in shape.letters
+        }
+        kernels = {letter: self.kernels_ns[letter][keys] for letter in shape.letters}
+        streams = [at for at in range(len(CARRIERS)) if any(table[..., at].any() for table in carried.values())]
+        return [kernels, *({one: table[where][..., at] for one, table in carried.items()} for at in streams)]
+
+    def _carried(self, key: int, kind: int, letter: str) -> tuple[int, ...]:
+        """Nanoseconds of a pass on every stream of CARRIERS."""
+        phase = self.phase(key, kind, letter)
+        found = dict.fromkeys(CARRIERS, 0)
+        for step in phase.steps:
+            if step.collective is not None:
+                found[step.stream] += self.price(key, step.collective)
+        return tuple(found.values())
 
     def plain_ns(self, keys: Ints, letters: Sequence[str] = LETTERS) -> dict[str, Ints]:
         """Times of passes with nothing beside them by letter, int64[len(keys), kinds]."""

@@ -88,8 +88,9 @@ class Pipes:
         """Bounds of some pipelines by their passes and messages."""
         found, key = np.zeros(len(which)), self.key[which]
         for shape, mine in self.by_shape(which):
-            times = self.passes.alone_ns(key[mine], shape)
-            found[mine] = self.path(shape, which[mine], Stages.plain(shape, times)).longest
+            for times in self.passes.alone_ns(key[mine], shape):
+                bound = self.path(shape, which[mine], Stages.plain(shape, times)).longest
+                found[mine] = np.maximum(found[mine], bound)
         return found
 
     def hops(self, shape: Shape, which: Ints) -> Hops:

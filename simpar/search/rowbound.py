@@ -43,15 +43,17 @@ class RowBounds:
     def _of_shape(self, row_charge: RowCharge) -> Floats:
         shape, pipes = row_charge.shape, self.pipes.index[row_charge.rows]
         charge = row_charge.charge()
-        microbatches = self.pipes.microbatches(pipes)
         path = self.pipes.path(shape, pipes, charge.stages)
         ends, returns = path.ends + charge.opening, path.returns + charge.opening
         tail = charge.tail
         bounds = [
             (ends + tail).max(axis=1),
             returns.max(axis=1) + tail[:, 0],
-            charge.streams(microbatches).max(axis=1),
+            charge.streams.max(axis=1),
         ]
+        if shape.pairs:  # more than kernels adds up; that is found without data parallelism
+            unique, where = np.unique(pipes, return_inverse=True)
+            bounds.append(self.pipes.passes_bound_ns(unique)[where])
         return np.asarray(np.maximum.reduce(bounds))
 
 
@@ -60,26 +62,13 @@ class Charge:
     """What rows of one shape cost: times of every stage, and what data parallelism adds.
 
     All in nanoseconds, float64: ``opening`` [n, ranks] before the passes of a rank beyond the pipeline's own path;
-    ``tail`` [n, ranks] behind its last pass; ``gathers`` and ``reductions`` [n, ranks, 2] that its streams carry in
-    the first and last passes and in every other microbatch, ``drains`` likewise of the link that both use.
+    ``tail`` [n, ranks] behind its last pass; ``streams`` [n, ranks] all that the streams of data parallelism carry.
     """
 
     stages: Stages
     opening: Floats
     tail: Floats
-    gathers: Floats
-    reductions: Floats
-    drains: Floats
-    update: Floats
-
-    def streams(self, microbatches: Floats) -> Floats:
-        """Bounds by the streams that gathers and reductions queue on, and by the link they share, [n, ranks]."""
-        others = (microbatches - 1.0)[:, None]
-        work = (
-            column[..., 0] + others * column[..., 1]
-            for column in (self.gathers, self.reductions, self.drains)
-        )
-        return np.asarray(np.maximum.reduce(list(work)) + self.update)
+    streams: Floats
 
 
 @dataclass
@@ -129,31 +118,37 @@ class Chunk:
         found = self.each((name, letter, boundary), lambda one: getattr(one.moves[letter, boundary], name))
         return np.asarray(found)
 
-    def passes(self, letter: str, shape: Shape, *, boundary: bool) -> Floats:
+    def passes(self, letter: str, *, boundary: bool) -> Floats:
         """Times of passes by kind, slowed by what runs beside them, [n, kinds]."""
-        known = letter, boundary, shape.pairs
+        known = letter, boundary
         keys, scheme, index = self._pairs
         if known not in self._columns:
             passes = self.bounds.pipes.passes
             busy = self.moves("occupied", letter, boundary=boundary)
-            alone = passes.kernels_ns[letter][keys]
-            times = alone if shape.pairs else passes.slowed_ns(keys, letter, busy[scheme])
+            times = passes.slowed_ns(keys, letter, busy[scheme])
             self._columns[known] = times.astype(np.float64)
         return np.asarray(self._columns[known][index])
+
+    def kernels(self, letter: str) -> Floats:
+        """Kernels of passes by kind, [n, kinds]."""
+        return self.bounds.pipes.passes.kernels_ns[letter][self.key].astype(np.float64)
 
 
 @dataclass(frozen=True)
 class RowCharge:
-    """Arithmetic over rows of one shape, ``mine`` of a chunk; everything is float64[n, ...] nanoseconds."""
+    """Arithmetic over rows of one shape, ``mine`` of a chunk; everything is float64[n, ...] nanoseconds.
+
+    Passes are taken by themselves where the table is ``swept``, which knows the ones that run together.
+    """
 
     chunk: Chunk
     shape: Shape
     mine: Ints
+    swept: bool = False
 
     def charge(self) -> Charge:
         """What the bound of a row is made of."""
-        gathers, reductions, drains = self._streams()
-        return Charge(self.stages, self._opening(), self._tail(), gathers, reductions, drains, self.update)
+        return Charge(self.stages, self._opening(), self._tail(), self.streams())
 
     @property
     def bounds(self) -> RowBounds:
@@ -201,8 +196,12 @@ class RowCharge:
         return np.asarray(self.each("per_unit", lambda one: one.sync.per_unit))
 
     def passes(self, letter: str, *, boundary: bool) -> Floats:
-        """Times of passes by kind, slowed by what runs beside them, [n, kinds]."""
-        return self.chunk.passes(letter, self.shape, boundary=boundary)[self.mine]
+        """Times of passes by kind, slowed by what runs beside them, [n, kinds]; kernels of passes in pairs."""
+        alone = self.chunk.passes(letter, boundary=boundary)[self.mine]
+        if self.swept or not self.shape.pairs:
+            return alone
+        apart = self.each("apart", lambda one: one.always_apart)
+        return np.where(apart[:, None], alone, self.chunk.kernels(letter)[self.mine])
 
     @cached_property
     def stages(self) -> Stages:
@@ -383,8 +382,18 @@ class RowCharge:
         parameters = (passes.dense if kind == DENSE else passes.experts)[self.keys]
         return np.asarray(weigh(parameters, counts) * widths[:, None])
 
-    def _streams(self) -> tuple[Floats, Floats, Floats]:
-        """What gathers, reductions and the link that both use carry, [n, ranks, 2]: see Charge."""
+    def streams(self) -> Floats:
+        """Bounds by the streams that gathers and reductions queue on, and by the link they share, [n, ranks]."""
+        pipes = self.bounds.pipes
+        others = (pipes.microbatches(pipes.index[self.rows]) - 1.0)[:, None]
+        work = [column[..., 0] + others * column[..., 1] for column in self._carried()]
+        return np.asarray(np.maximum.reduce(work) + self.update)
+
+    def _carried(self) -> tuple[Floats, ...]:
+        """What gathers, reductions and the link that both use carry, [n, ranks, 2].
+
+        In the first and last passes, and in every other microbatch.
+        """
         counts = self.shape.of_rank @ self.shape.by_stage
         back = "I" if self.shape.splits else "B"
         drains = np.asarray(self.each("drains", lambda one: one.drains_s)) * NS_PER_S
@@ -399,7 +408,7 @@ class RowCharge:
             shared.append(
                 sizes[0] * drains[:, :1] * np.asarray(often)[:, None] + sizes[1] * drains[:, 1:] * reduces
             )
-        return tuple(np.stack(pair, axis=2) for pair in (gathers, reductions, shared))  # type: ignore[return-value]
+        return tuple(np.stack(pair, axis=2) for pair in (gathers, reductions, shared))
 
     def _gathers_dense(self, letter: str, *, boundary: bool) -> Floats:
         """Whether what is no expert is gathered in the passes of a letter."""

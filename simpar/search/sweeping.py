@@ -6,7 +6,9 @@ are gathered or reduced one by one: there a pass takes at least what its own gat
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,8 @@ from simpar.program.templates import SyncPolicy
 from simpar.search.rowbound import Chunk, RowBounds, RowCharge, some
 from simpar.search.shapes import weigh
 from simpar.search.syncs import Scheme, buckets
-from simpar.search.tables import Table, finishes_ns
+from simpar.search.tables import Blocked, Table, finishes_ns
+from simpar.search.together import Together
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -30,7 +33,12 @@ class Sweeps:
     """Steps of rows without contention; the tables of the last few are kept."""
 
     bounds: RowBounds
-    _tables: dict[TableKey, Table] = field(default_factory=dict)
+    _tables: dict[tuple[TableKey, Blocked], Table] = field(default_factory=dict)
+
+    @cached_property
+    def together(self) -> Together:
+        """Bounds of passes that run together."""
+        return Together(self.bounds.pipes.passes)
 
     def table_key(self, row: int) -> TableKey:
         """What the table of a row depends on: schedule, ranks, microbatches, chunks."""
@@ -41,12 +49,17 @@ class Sweeps:
     def of(self, rows: Ints) -> Floats:
         """Nanoseconds that the steps of rows with one table take at least."""
         key = self.table_key(int(rows[0]))
-        if key not in self._tables:
-            self._tables[key] = Table.of(make_schedule(*key))
         found, pipes, chunk = np.zeros(len(rows)), self.bounds.pipes, Chunk(self.bounds, rows)
         for shape, mine in pipes.by_shape(pipes.index[rows]):
-            found[mine] = self._of_shape(RowCharge(chunk, shape, mine), self._tables[key])
+            for apart, some in _by_pairs(RowCharge(chunk, shape, mine)):
+                charge = RowCharge(chunk, shape, mine[some], swept=True)
+                found[charge.mine] = self._of_shape(charge, self._table(key, apart))
         return found
+
+    def _table(self, key: TableKey, apart: Blocked) -> Table:
+        if (key, apart) not in self._tables:
+            self._tables[key, apart] = Table.of(make_schedule(*key), apart)
+        return self._tables[key, apart]
 
     def _of_shape(self, charge: RowCharge, table: Table) -> Floats:
         shape, rows = charge.shape, charge.rows
@@ -56,12 +69,28 @@ class Sweeps:
             for boundary in (False, True)
         }
         hops = self.bounds.pipes.hops(shape, self.bounds.pipes.index[rows])
-        finish = finishes_ns(table, times, hops, _floors(charge, table, times["F", True]))
+        pieces = shape.pieces
+        pairs = {
+            pair: self.together.pairs_ns(charge.keys, pieces[pair[0]], pieces[pair[2]], pair[1])
+            for pair in table.pairs
+        }
+        finish = finishes_ns(table, times, hops, _floors(charge, table, times["F", True]), pairs)
         ends = np.stack([_reduced(charge, table, finish, rank) for rank in range(shape.num_ranks)])
         last = np.stack([finish[table.last_of(rank)] for rank in range(shape.num_ranks)])
         ready, again = np.maximum(last, ends[:, 0]).T, ends[:, 1].T
-        streams = charge.charge().streams(self.bounds.pipes.microbatches(self.bounds.pipes.index[rows]))
-        return np.asarray(np.maximum(charge.ended(ready, again), streams).max(axis=1))
+        return np.asarray(np.maximum(charge.ended(ready, again), charge.streams()).max(axis=1))
+
+
+def _by_pairs(charge: RowCharge) -> Iterator[tuple[Blocked, Ints]]:
+    """Rows in groups of equal passes that run together with nothing."""
+    if not charge.shape.pairs:
+        yield frozenset(), np.arange(len(charge.mine))
+        return
+    groups: dict[Blocked, list[Ints]] = {}
+    for scheme, mine in charge.by_scheme():
+        groups.setdefault(scheme.apart, []).append(mine)
+    for apart, parts in groups.items():
+        yield apart, np.concatenate(parts)
 
 
 def _floors(charge: RowCharge, table: Table, first: Floats) -> Floats | None:

@@ -20,6 +20,7 @@ from simpar.search.bound import Hops
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Blocked = frozenset[tuple[str, bool]]
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Table:
     """The precedence graph of a schedule, actions rank after rank.
 
     ``code``, ``stage`` and ``rank`` int64[actions]; ``before`` is the previous action on the rank and ``source`` the
-    one that brings the input (-1: none).
+    one that brings the input (-1: none). ``joined`` are forwards that run together with the action behind them: the
+    forward waits for the inputs of both (``other`` is the second one) and takes the time of both.
     """
 
     schedule: Schedule
@@ -36,10 +38,12 @@ class Table:
     rank: Ints
     before: Ints
     source: Ints
+    other: Ints
+    joined: Ints
 
     @staticmethod
-    def of(schedule: Schedule) -> Table:
-        """The graph of a verified table."""
+    def of(schedule: Schedule, apart: Blocked = frozenset()) -> Table:
+        """The graph of a verified table; passes of a kind in ``apart`` run together with nothing."""
         sizes = [len(columns) for columns in schedule.ranks]
         code, stage = (
             np.concatenate([getattr(columns, name) for columns in schedule.ranks]).astype(np.int64)
@@ -50,20 +54,20 @@ class Table:
         before[starts] = -1
         source = waits_for(schedule)
         source[code == W] = -1
-        return Table(schedule, code, stage, np.repeat(np.arange(len(sizes)), sizes), before, source)
+        marked = _boundary(code, stage)
+        alone = np.array([(LETTERS[c], b) in apart for c, b in zip(code.tolist(), marked.tolist(), strict=True)])
+        pairs = np.flatnonzero(np.concatenate([columns.overlap for columns in schedule.ranks]))
+        joined = pairs[~(alone[pairs] | alone[pairs + 1])] if len(pairs) else pairs
+        other = np.full(len(code), -1, dtype=np.int64)
+        other[joined], source[joined + 1] = source[joined + 1], -1
+        return Table(
+            schedule, code, stage, np.repeat(np.arange(len(sizes)), sizes), before, source, other, joined
+        )
 
     @cached_property
     def boundary(self) -> NDArray[np.bool_]:
         """The first forward of every stage, and the last action of every other letter."""
-        num = int(self.stage.max()) + 1
-        key = self.code * num + self.stage
-        marked = np.zeros(len(key), dtype=bool)
-        _, first = np.unique(key, return_index=True)
-        marked[first[self.code[first] == F]] = True
-        _, last = np.unique(key[::-1], return_index=True)
-        last = len(key) - 1 - last
-        marked[last[self.code[last] != F]] = True
-        return marked
+        return _boundary(self.code, self.stage)
 
     def last_of(self, rank: int) -> int:
         """The last action of a rank."""
@@ -72,8 +76,8 @@ class Table:
     @cached_property
     def levels(self) -> list[Ints]:
         """Actions in groups that wait only for earlier groups."""
-        waiting = ((self.before >= 0).astype(int) + (self.source >= 0)).tolist()
-        owner = np.concatenate([self.before, self.source])
+        waiting = ((self.before >= 0).astype(int) + (self.source >= 0) + (self.other >= 0)).tolist()
+        owner = np.concatenate([self.before, self.source, self.other])
         waits = np.flatnonzero(owner >= 0)
         followers = Csr.of(owner[waits], waits % len(self.code), len(self.code))
         pointer, item = followers.pointer.tolist(), followers.item.tolist()
@@ -118,26 +122,64 @@ class Table:
 
     @cached_property
     def column(self) -> Ints:
-        """Which duration every action has: (letter, boundary, stage) as one index."""
+        """Which duration every action has: (letter, boundary, stage) as one index.
+
+        Behind those come the ``pairs``, and for every stage a backward whose pair took its time.
+        """
         num = len(self.schedule.rank_of_stage)
-        return (self.code * 2 + self.boundary) * num + self.stage
+        found = (self.code * 2 + self.boundary) * num + self.stage
+        if len(self.joined):
+            first, index = 2 * len(LETTERS) * num, {pair: at for at, pair in enumerate(self.pairs)}
+            found[self.joined] = first + np.array([index[pair] for pair in self._pair_of])
+            found[self.joined + 1] = first + len(index) + self.stage[self.joined + 1]
+        return found
+
+    @cached_property
+    def _pair_of(self) -> list[tuple[int, str, int]]:
+        back = self.joined + 1
+        letters = [LETTERS[code] for code in self.code[back].tolist()]
+        return list(zip(self.stage[self.joined].tolist(), letters, self.stage[back].tolist(), strict=True))
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[int, str, int], ...]:
+        """Distinct pairs: stage of the forward, letter and stage of the backward."""
+        return tuple(dict.fromkeys(self._pair_of))
+
+
+def _boundary(code: Ints, stage: Ints) -> NDArray[np.bool_]:
+    num = int(stage.max()) + 1
+    key = code * num + stage
+    marked = np.zeros(len(key), dtype=bool)
+    _, first = np.unique(key, return_index=True)
+    marked[first[code[first] == F]] = True
+    _, last = np.unique(key[::-1], return_index=True)
+    last = len(key) - 1 - last
+    marked[last[code[last] != F]] = True
+    return marked
 
 
 Times = Mapping[tuple[str, bool], Floats]
+Pairs = Mapping[tuple[int, str, int], Floats]
 
 
-def finishes_ns(table: Table, times: Times, hops: Hops, floors: Floats | None = None) -> Floats:
+def finishes_ns(
+    table: Table, times: Times, hops: Hops, floors: Floats | None = None, pairs: Pairs | None = None
+) -> Floats:
     """When every action ends, float64[actions, n].
 
-    ``times`` are durations [n, stages] by (letter, boundary), ``floors`` [n, stages] when at the earliest the first
-    forward of a stage can end. Messages of one stream queue behind each other.
+    ``times`` are durations [n, stages] by (letter, boundary), ``pairs`` [n] those of the table's pairs; ``floors``
+    [n, stages] is when at the earliest the first forward of a stage can end. Messages of one stream queue behind
+    each other.
     """
     stages = len(table.schedule.rank_of_stage)
     count = hops.ahead.shape[0]
-    durations = np.zeros((len(LETTERS) * 2 * stages, count))
+    durations = np.zeros((len(LETTERS) * 2 * stages + len(table.pairs) + stages, count))
     for (letter, boundary), values in times.items():
         first = (LETTERS.index(letter) * 2 + boundary) * stages
         durations[first : first + stages] = values.T
+    for at, pair in enumerate(table.pairs):
+        assert pairs is not None, "a table of pairs is swept with their durations"
+        durations[len(LETTERS) * 2 * stages + at] = pairs[pair]
     messages = np.concatenate([hops.ahead.T, hops.back.T, np.zeros((1, count))])
     if hops.blocking:
         durations, messages = _blocked(table, durations, hops)
@@ -146,6 +188,8 @@ def finishes_ns(table: Table, times: Times, hops: Hops, floors: Floats | None = 
     opened = np.zeros(len(table.code), dtype=bool) if floors is None else table.boundary & (table.code == F)
     for level in table.levels:
         begin = np.maximum(finish[table.before[level]], arrival[table.source[level]])
+        if len(table.joined):
+            begin = np.maximum(begin, arrival[table.other[level]])
         end = begin + durations[table.column[level]]
         mine = opened[level]
         if floors is not None and mine.any():
@@ -166,4 +210,9 @@ def _blocked(table: Table, durations: Floats, hops: Hops) -> tuple[Floats, Float
                 sent[first : first + stages - 1] = hops.ahead.T
             else:
                 sent[first + 1 : first + stages] = hops.back.T
+    first = len(LETTERS) * 2 * stages
+    for at, (stage, _, _) in enumerate(table.pairs):
+        if stage + 1 < stages:
+            sent[first + at] = hops.ahead[:, stage]
+    sent[first + len(table.pairs) + 1 :] = hops.back.T
     return durations + sent, np.zeros((2 * stages - 1, durations.shape[1]))
