@@ -8,7 +8,7 @@ op that sits on the streams of all of them (its rendezvous is its dependencies).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,6 +104,7 @@ class Emitter:
         self.labels = LabelTable()
         self._price = price
         self._group_of = group_of
+        self._shared: dict[int, tuple[Template, _Table]] = {}
         self._parts: list[Slots] = []
         self._rows: list[Links] = []
         self._starts: list[Ints] = []
@@ -148,34 +149,44 @@ class Emitter:
         return slots, Links(np.concatenate([rows.dependency, self._arrival_rows()]), rows.stream, rows.memory)
 
     def _table(self, class_id: int, template: Template) -> _Table:
-        uses = [
-            self._price(class_id, node) if node.collective else FlowUse(node.duration_ns)
-            for node in template.nodes
-        ]
+        """A template of one class: what all classes with it share, and what its collectives are on their groups."""
+        if id(template) not in self._shared:
+            self._shared[id(template)] = template, self._without_groups(template)
+        table = self._shared[id(template)][1]
+        nodes = [(at, node) for at, node in enumerate(template.nodes) if node.collective]
+        if not nodes:
+            return table
+        own = {name: getattr(table, name).copy() for name in ("fixed_ns", "work_bytes", "route", "rate_cap", "group")}
+        for at, node in nodes:
+            assert node.collective is not None, "chosen above"
+            use = self._price(class_id, node)
+            own["fixed_ns"][at], own["work_bytes"][at] = use.fixed_ns, use.work_bytes
+            own["route"][at], own["rate_cap"][at] = use.route, use.rate_cap_bytes_per_s
+            own["group"][at] = self._group_of(class_id, node.collective.group)
+        return replace(table, **own)
+
+    def _without_groups(self, template: Template) -> _Table:
+        nodes = template.nodes
+        none, free = np.zeros(len(nodes), dtype=np.int64), FlowUse(0)
         return _Table(
-            label=_column(self.labels.add(_label(node)) for node in template.nodes),
-            fixed_ns=_column(use.fixed_ns for use in uses),
-            work_bytes=_column(use.work_bytes for use in uses),
-            route=_column(use.route for use in uses),
-            rate_cap=_column(use.rate_cap_bytes_per_s for use in uses),
-            group=_column(
-                self._group_of(class_id, node.collective.group) if node.collective else -1
-                for node in template.nodes
-            ),
-            dependency=_rows(
-                ((i, after) for i, node in enumerate(template.nodes) for after in node.after), 2
-            ),
+            label=_column(self.labels.add(_label(node)) for node in nodes),
+            fixed_ns=_column(0 if node.collective else node.duration_ns for node in nodes),
+            work_bytes=none + free.work_bytes,
+            route=none + free.route,
+            rate_cap=none + free.rate_cap_bytes_per_s,
+            group=none - 1,
+            dependency=_rows(((i, after) for i, node in enumerate(nodes) for after in node.after), 2),
             stream=_rows(
                 (
                     (i, self.streams[name])
-                    for i, node in enumerate(template.nodes)
+                    for i, node in enumerate(nodes)
                     for name in node.streams
                     if name in self.streams
                 ),
                 2,
             ),
-            memory=_rows(_memory_rows(template.nodes), 4),
-            arrival=_column(i for i, node in enumerate(template.nodes) if node.arrival),
+            memory=_rows(_memory_rows(nodes), 4),
+            arrival=_column(i for i, node in enumerate(nodes) if node.arrival),
         )
 
     def _repeat_rows(self, class_id: int, tables: Sequence[_Table], template: Ints, starts: Ints) -> Links:

@@ -196,6 +196,11 @@ class ClassMaker:
     collapse: bool = True
 
     @cached_property
+    def _made(self) -> dict[tuple[Any, ...], list[tuple[dict[CollectiveUse, int], Any]]]:
+        """Templates that classes of one kind share, with the prices that they were made with."""
+        return {}
+
+    @cached_property
     def _builders(self) -> dict[tuple[int, int, int], StageBuilder]:
         """Builders by context and expert coordinates and devices that ranks differ in, made when first asked for."""
         return {}
@@ -323,7 +328,34 @@ class ClassMaker:
     def _templates(
         self, class_id: int, keys: Sequence[tuple[str, int, bool]]
     ) -> tuple[list[Template], dict[tuple[str, int, bool], int]]:
+        """Templates of the actions; classes whose collectives take the same share them."""
+        slow = self._pricing(class_id).slowdown
+        root = self.builder.sync.single_process and self.network.layout.class_of_rank[0] == class_id
+        alike = int(self.stage_of_class[class_id]), id(self._builder(class_id)), slow, self._collapsible(class_id)
+        known = self._made.setdefault((*alike, bool(root)), [])
+        for prices, made in known:
+            if all(self.network.solo_ns(class_id, use) == took for use, took in prices.items()):
+                return made  # type: ignore[no-any-return]
+        prices: dict[CollectiveUse, int] = {}
+        known.append((prices, self._make_templates(class_id, keys, prices)))
+        return known[-1][1]  # type: ignore[no-any-return]
+
+    def _make_templates(
+        self, class_id: int, keys: Sequence[tuple[str, int, bool]], prices: dict[CollectiveUse, int]
+    ) -> tuple[list[Template], dict[tuple[str, int, bool], int]]:
+        """Templates made for one class; notes the ``prices`` that they depend on."""
         pricing = self._pricing(class_id)
+
+        def noted(use: CollectiveUse) -> int:
+            if use not in prices:
+                prices[use] = self.network.solo_ns(class_id, use)
+            return prices[use]
+
+        def occupied(use: CollectiveUse) -> int:
+            noted(use)  # what it takes decides how long it slows kernels
+            return self.network.occupied_ns(class_id, use)
+
+        pricing.price, pricing.occupied = noted, occupied
         by_stage = {
             stage: self._builder(class_id).templates(stage, pricing)
             for stage in sorted({key[1] for key in keys})

@@ -79,11 +79,11 @@ class Arena:
             return None
         return int(self._active[np.argmin(self.worth(self._active))])
 
-    def shortest(self, mask: NDArray[np.bool_]) -> int | None:
-        """The best of some rows by the sweep, contention left out, or None without any."""
+    def shortest(self, mask: NDArray[np.bool_], level: int = SWEPT) -> int | None:
+        """The best of some rows by the bounds of a level, or None without any; contention is left out."""
         kept, self._active = self._active, np.flatnonzero(mask)
         try:
-            while (row := self.next()) is not None and self.level[row] < SWEPT:
+            while (row := self.next()) is not None and self.level[row] < level:
                 self.sharpen(row)
         finally:
             self._active = kept
@@ -92,6 +92,12 @@ class Arena:
     def sharpen(self, row: int) -> None:
         """Bound a row by the next means, and others along with it."""
         {KERNELS: self._passes, PASSES: self._steps, STEP: self._sweep}[int(self.level[row])](row)
+
+    def sweep(self, row: int) -> None:
+        """Bound a single row by the sweep."""
+        if self.level[row] < SWEPT:
+            one = np.array([row])
+            self._raise(one, self.sweeps.of(one), SWEPT)
 
     @property
     def exact_rows(self) -> list[int]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from simpar.errors import UserError
 from simpar.report.result import Result
-from simpar.search.arena import Arena
+from simpar.search.arena import STEP, Arena
 from simpar.search.axes import Rows
 from simpar.search.exact import exact
 from simpar.search.hunt import Field
@@ -46,7 +46,7 @@ def _naive(field: Field, mask: Callable[[Rows], Mask], best: Result) -> dict[str
     arena = field.arena
     chosen = mask(arena.rows) if arena else np.zeros(0, dtype=bool)
     if arena and chosen.any():
-        row = arena.shortest(chosen)
+        row = arena.shortest(chosen, STEP)
         assert row is not None, "some row is chosen"
         result = exact(field.problem, plan_of(arena.rows, row))
         return facts(result) | {
@@ -89,11 +89,15 @@ def runners_up(arena: Arena, taken: list[int], count: int) -> list[int]:
 
 
 def front(arena: Arena, first: int) -> list[dict[str, Any]]:
-    """The Pareto front of time and memory by the sweep: from the fastest row down in memory, step by step."""
+    """The front of time and memory: from a row down in memory, step by step, to what has the lowest bound.
+
+    Its steps are swept.
+    """
     points: list[dict[str, Any]] = []
     row: int = first
     while len(points) < FRONT_POINTS:
         needed = float(arena.needed_bytes[row])
+        arena.sweep(row)
         points.append(
             {
                 "needed_bytes": needed,
@@ -102,7 +106,7 @@ def front(arena: Arena, first: int) -> list[dict[str, Any]]:
             }
         )
         mask = arena.needed_bytes <= FRONT_STEP * needed
-        following = arena.shortest(mask)
+        following = arena.shortest(mask, STEP)
         if following is None:
             break
         row = following

@@ -107,18 +107,8 @@ class Shapes:
 
     def _make(self, row: int) -> Shape:
         rows = self.jobs.rows
-        schedule = smallest_table(self._value("schedule", row), int(rows["pp"][row]), int(rows["vpp"][row]))
-        return Shape(
-            pieces=self._held(row),
-            num_kinds=len(self.passes.kinds),
-            rank_of_stage=schedule.rank_of_stage,
-            letters=tuple(
-                letter
-                for code, letter in enumerate(LETTERS)
-                if any((c.code == code).any() for c in schedule.ranks)
-            ),
-            pairs=any(columns.overlap.any() for columns in schedule.ranks),
-        )
+        ranks, letters, pairs = outline(self._value("schedule", row), int(rows["pp"][row]), int(rows["vpp"][row]))
+        return Shape(self._held(row), len(self.passes.kinds), ranks, letters, pairs)
 
     def _value(self, name: str, row: int) -> str:
         rows = self.jobs.rows
@@ -135,12 +125,20 @@ class Shapes:
         return self._pieces[key]
 
 
-def smallest_table(name: str, num_ranks: int, vpp: int) -> Schedule:
-    """The table of a schedule with as few microbatches as every schedule can have.
+def outline(name: str, num_ranks: int, vpp: int) -> tuple[tuple[int, ...], tuple[str, ...], bool]:
+    """Ranks of the virtual stages, letters of the actions and whether some run in pairs, of any table of a schedule.
 
-    Its letters and placement are those of any larger one.
+    All that is read off a table of at most two ranks: which actions there are depends on no size, and chunks run
+    along the pipeline or back.
     """
-    return make_schedule(name, num_ranks, 2 * num_ranks, vpp)
+    few = min(num_ranks, 2)
+    small = make_schedule(name, few, 8, vpp)
+    ahead = small.rank_of_stage[::few]
+    ranks = [rank if first == 0 else num_ranks - 1 - rank for first in ahead for rank in range(num_ranks)]
+    letters = tuple(
+        letter for code, letter in enumerate(LETTERS) if any((c.code == code).any() for c in small.ranks)
+    )
+    return tuple(ranks), letters, any(bool(columns.overlap.any()) for columns in small.ranks)
 
 
 def weigh(times: Ints | Floats, counts: Floats) -> Floats:

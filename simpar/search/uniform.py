@@ -40,11 +40,14 @@ def search_uniform(problem: Problem, watch: Watch) -> SearchResult:
     field = next(one for one in hunt.fields if one.problem is winner.problem)
     assert field.arena is not None, "a plan was simulated in its arena"
     results = [exact(winner.problem, winner.plan)]
+    taken = [row for row in field.arena.exact_rows if plan_of(field.arena.rows, row) == winner.plan]
     if not watch.interrupted:
-        taken = [row for row in field.arena.exact_rows if plan_of(field.arena.rows, row) == winner.plan]
         rows = runners_up(field.arena, taken, watch.top - 1)
         results += [exact(winner.problem, plan_of(field.arena.rows, row)) for row in rows]
-    details = _details(problem, hunt, field, results)
+    details = _details(problem, hunt, results)
+    if not watch.interrupted:
+        details["naive"] = naive_choices(field, results[0])
+        details["pareto"] = front(field.arena, taken[0])
     return SearchResult(
         candidates=_candidates(results),
         counts=counts,
@@ -112,8 +115,8 @@ def _candidates(results: list[Result]) -> tuple[Candidate, ...]:
     )
 
 
-def _details(problem: Problem, hunt: Hunt, field: Field, results: list[Result]) -> dict[str, Any]:
-    """The problem, what stands beside the winner, and how many nodes were considered."""
+def _details(problem: Problem, hunt: Hunt, results: list[Result]) -> dict[str, Any]:
+    """The problem, and how many nodes were considered."""
     constraints = problem.constraints
     found: dict[str, Any] = {
         "model": results[0].setup.model,
@@ -130,13 +133,4 @@ def _details(problem: Problem, hunt: Hunt, field: Field, results: list[Result]) 
         "node_counts": [one.problem.cluster.nodes for one in hunt.fields],
         "simpar_version": results[0].setup.simpar_version,
     }
-    if not hunt.watch.interrupted and field.arena is not None:
-        found["naive"] = naive_choices(field, results[0])
-        found["pareto"] = front(field.arena, _fastest(field.arena))
     return found
-
-
-def _fastest(arena: Arena) -> int:
-    row = arena.shortest(np.ones(arena.rows.count, dtype=bool))
-    assert row is not None, "something fits"
-    return row
