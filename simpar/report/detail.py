@@ -22,15 +22,19 @@ def inner_steps(lowered: Lowered) -> tuple[Ints, tuple[InnerSteps, ...]]:
     slots = lowered.slots
     inner_of_op = np.full(len(lowered.program), -1, dtype=np.int64)
     insides: list[InnerSteps] = []
+    known: dict[int, list[int]] = {}  # classes share templates
     for class_id, actions in enumerate(lowered.actions):
         mine = np.flatnonzero(slots.class_id == class_id)
         table: list[int] = []
         bases: list[int] = []
         for template in actions.templates:
             bases.append(len(table))
-            for node in template.nodes:
-                table.append(len(insides) if node.segments else -1)
-                insides += [_open(node)] if node.segments else []
+            if id(template) not in known:
+                opened = [_open(node) for node in template.nodes if node.segments]
+                index = iter(range(len(insides), len(insides) + len(opened)))
+                known[id(template)] = [next(index) if node.segments else -1 for node in template.nodes]
+                insides += opened
+            table += known[id(template)]
         first = np.array(bases, dtype=np.int64)[actions.template[slots.action[mine]]]
         inner_of_op[lowered.op_of_slot[mine]] = np.array(table, dtype=np.int64)[first + slots.node[mine]]
     return inner_of_op, tuple(insides)

@@ -25,7 +25,8 @@ from simpar.units import NS_PER_S
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 KERNELS, PASSES, STEP, SWEPT, EXACT = range(5)
-PIPES_AT_ONCE, ROWS_AT_ONCE, SWEPT_AT_ONCE = 1024, 16384, 512
+SOON = 1.05  # rows whose bounds are this close to the lowest are looked at along with it
+PIPES_AT_ONCE, ROWS_AT_ONCE, SWEPT_AT_ONCE = 1024, 16384, 64
 
 
 @dataclass
@@ -112,6 +113,7 @@ class Arena:
     def _at(self, level: int, most: int) -> Ints:
         """Active rows of a level, those with the lowest bounds."""
         mine: Ints = self._active[self.level[self._active] == level]
+        mine = mine[self.worth(mine) <= SOON * float(np.min(self.worth(self._active)))]
         if len(mine) <= most:
             return mine
         kept: Ints = mine[np.argpartition(self.worth(mine), most)[:most]]

@@ -83,7 +83,8 @@ class Scheme:
     @cached_property
     def moves(self) -> dict[tuple[str, bool], Moves]:
         """What passes move, by (letter, boundary)."""
-        return {key: self._moves(policy) for key, policy in self.policies.items()}
+        known = {policy: self._moves(policy) for policy in set(self.policies.values())}
+        return {key: known[policy] for key, policy in self.policies.items()}
 
     def _moves(self, policy: SyncPolicy) -> Moves:
         none = np.zeros(len(self.parameters[DENSE]))

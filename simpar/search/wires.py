@@ -47,10 +47,11 @@ class Wire:
 
     def time_ns(self, size_bytes: Any, count: Any = 1) -> Ints:
         """Nanoseconds of ``count`` calls in a row of ``size_bytes`` each; arrays broadcast."""
-        sizes, calls = np.broadcast_arrays(np.asarray(size_bytes, dtype=np.float64), count)
+        sizes, calls = np.asarray(size_bytes, dtype=np.float64), np.asarray(count)
         if not len(self.rate):
-            return np.zeros(sizes.shape, dtype=np.int64)
-        line = np.argmin(self.latency_s + sizes[..., None] * self.seconds_per_byte, axis=-1)
+            return np.zeros(np.broadcast_shapes(sizes.shape, calls.shape), dtype=np.int64)
+        single = len(self.rate) == 1
+        line = 0 if single else np.argmin(self.latency_s + sizes[..., None] * self.seconds_per_byte, axis=-1)
         work = to_work(np.rint(calls * sizes).astype(np.int64))
         return np.asarray(to_ns(calls * (self.latency_s[line] + self.added_s)) - (-work // self.rate[line]))
 
