@@ -38,7 +38,8 @@ CASES = {
         "--model llama-3.1-405b --hardware dgx-h100 --nodes 2048 --seq-len 8192 --global-batch 2048", 20
     ),
     "alpa-80-layers-64-gpus": Case(
-        "--space alpa --model llama-3-70b --hardware dgx-a100-80gb --nodes 8 --seq-len 4096 --global-batch 512", 10
+        "--space alpa --model llama-3-70b --hardware dgx-a100-80gb --nodes 8 --seq-len 4096 --global-batch 512",
+        10,
     ),
 }
 
@@ -69,7 +70,9 @@ def measure(name: str, case: Case) -> None:
         result, plan = Path(folder, "result.json"), Path(folder, "plan.json")
         cost = command("search", *case.flags.split(), "--json", str(result), "-o", str(plan))
         found: dict[str, Any] = json.loads(result.read_text())
-    one = command("simulate", *case.flags.replace("--space alpa ", "").split(), "--tp", "8", "--pp", "8", "--zero", "1")
+    one = command(
+        "simulate", *case.flags.replace("--space alpa ", "").split(), "--tp", "8", "--pp", "8", "--zero", "1"
+    )
     print(
         f"{name}: {found['space_size']:,} plans, {found['feasible']:,} fit, {found['swept']:,} swept, "
         f"{found['simulated']:,} simulated, certified {found['certified_optimal']}, "

@@ -156,7 +156,10 @@ class Emitter:
         nodes = [(at, node) for at, node in enumerate(template.nodes) if node.collective]
         if not nodes:
             return table
-        own = {name: getattr(table, name).copy() for name in ("fixed_ns", "work_bytes", "route", "rate_cap", "group")}
+        own = {
+            name: getattr(table, name).copy()
+            for name in ("fixed_ns", "work_bytes", "route", "rate_cap", "group")
+        }
         for at, node in nodes:
             assert node.collective is not None, "chosen above"
             use = self._price(class_id, node)

@@ -331,7 +331,12 @@ class ClassMaker:
         """Templates of the actions; classes whose collectives take the same share them."""
         slow = self._pricing(class_id).slowdown
         root = self.builder.sync.single_process and self.network.layout.class_of_rank[0] == class_id
-        alike = int(self.stage_of_class[class_id]), id(self._builder(class_id)), slow, self._collapsible(class_id)
+        alike = (
+            int(self.stage_of_class[class_id]),
+            id(self._builder(class_id)),
+            slow,
+            self._collapsible(class_id),
+        )
         known = self._made.setdefault((*alike, bool(root)), [])
         for prices, made in known:
             if all(self.network.solo_ns(class_id, use) == took for use, took in prices.items()):

@@ -222,11 +222,15 @@ class Passes:
             return [self.plain_ns(keys, shape.letters)]
         unique, where = np.unique(keys, return_inverse=True)
         carried = {
-            letter: np.array([[self._carried(int(key), kind, letter) for kind in range(len(self.kinds))] for key in unique])
+            letter: np.array(
+                [[self._carried(int(key), kind, letter) for kind in range(len(self.kinds))] for key in unique]
+            )
             for letter in shape.letters
         }
         kernels = {letter: self.kernels_ns[letter][keys] for letter in shape.letters}
-        streams = [at for at in range(len(CARRIERS)) if any(table[..., at].any() for table in carried.values())]
+        streams = [
+            at for at in range(len(CARRIERS)) if any(table[..., at].any() for table in carried.values())
+        ]
         return [kernels, *({one: table[where][..., at] for one, table in carried.items()} for at in streams)]
 
     def _carried(self, key: int, kind: int, letter: str) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.plan.schedules import make_schedule
-from simpar.plan.schedules.actions import LETTERS, Schedule
+from simpar.plan.schedules.actions import LETTERS
 from simpar.program.stages import virtual_stage_pieces
 from simpar.search.jobs import Jobs
 from simpar.search.passes import Passes
@@ -107,7 +107,9 @@ class Shapes:
 
     def _make(self, row: int) -> Shape:
         rows = self.jobs.rows
-        ranks, letters, pairs = outline(self._value("schedule", row), int(rows["pp"][row]), int(rows["vpp"][row]))
+        ranks, letters, pairs = outline(
+            self._value("schedule", row), int(rows["pp"][row]), int(rows["vpp"][row])
+        )
         return Shape(self._held(row), len(self.passes.kinds), ranks, letters, pairs)
 
     def _value(self, name: str, row: int) -> str:

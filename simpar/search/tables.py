@@ -55,7 +55,9 @@ class Table:
         source = waits_for(schedule)
         source[code == W] = -1
         marked = _boundary(code, stage)
-        alone = np.array([(LETTERS[c], b) in apart for c, b in zip(code.tolist(), marked.tolist(), strict=True)])
+        alone = np.array(
+            [(LETTERS[c], b) in apart for c, b in zip(code.tolist(), marked.tolist(), strict=True)]
+        )
         pairs = np.flatnonzero(np.concatenate([columns.overlap for columns in schedule.ranks]))
         joined = pairs[~(alone[pairs] | alone[pairs + 1])] if len(pairs) else pairs
         other = np.full(len(code), -1, dtype=np.int64)

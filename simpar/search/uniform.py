@@ -14,10 +14,9 @@ import numpy as np
 
 from simpar.errors import Infeasible
 from simpar.report.result import Result
-from simpar.search.arena import Arena
 from simpar.search.beside import front, naive_choices, runners_up
 from simpar.search.exact import candidate, exact, objective_rates
-from simpar.search.hunt import Field, Hunt, fields_of
+from simpar.search.hunt import Hunt, fields_of
 from simpar.search.infeasible import nothing_fits
 from simpar.search.problem import Problem
 from simpar.search.result import Candidate, SearchResult
