@@ -16,6 +16,7 @@ from simpar.plan.routing import has_sampled_loads, sampled_loads
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.assemble import assemble
 from simpar.program.emit import ClassActions, Emitter, FlowUse, Slots
+from simpar.program.jitter import with_jitter
 from simpar.program.layout import Layout, build_layout
 from simpar.program.one_process import OneProcess
 from simpar.program.pairs import handover
@@ -116,7 +117,7 @@ def emit_classes(maker: ClassMaker, streams: tuple[str, ...]) -> Lowered:
     for class_id, entry in enumerate(actions):
         emitter.add(class_id, entry)
     slots, rows = emitter.finish()
-    slots = _with_jitter(slots, layout, maker.perturbation)
+    slots = with_jitter(slots, layout, maker.perturbation.jitter_sigma, maker.perturbation.seed)
     program, op_of_slot = assemble(slots, rows, emitter.labels.labels(), tuple(emitter.streams), network)
     if network.contention and are_shared(network.cluster):
         program = share_cores(program, slots, op_of_slot, layout, network.cluster)
@@ -494,18 +495,3 @@ class ClassMaker:
 def _with_tail(sources: Ints) -> Ints:
     """Nothing to wait for, for the tail behind the actions."""
     return np.concatenate([sources, np.full_like(sources[:1], -1)])
-
-
-def _with_jitter(slots: Slots, layout: Layout, perturbation: Perturbation) -> Slots:
-    """Independent lognormal factors on fixed durations, from a counter-based generator keyed by (seed, rank)."""
-    if perturbation.jitter_sigma <= 0:
-        return slots
-    fixed = slots.fixed_ns.copy()
-    for class_id, rank in enumerate(layout.representative_rank):
-        mine = np.flatnonzero(slots.class_id == class_id)
-        draws = np.random.Generator(np.random.Philox(key=[perturbation.seed, int(rank)])).standard_normal(
-            len(mine)
-        )
-        factor = np.exp(perturbation.jitter_sigma * draws - perturbation.jitter_sigma**2 / 2)
-        fixed[mine] = np.rint(fixed[mine] * factor).astype(np.int64)
-    return replace(slots, fixed_ns=fixed)

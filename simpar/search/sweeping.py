@@ -51,8 +51,8 @@ class Sweeps:
         key = self.table_key(int(rows[0]))
         found, pipes, chunk = np.zeros(len(rows)), self.bounds.pipes, Chunk(self.bounds, rows)
         for shape, mine in pipes.by_shape(pipes.index[rows]):
-            for apart, some in _by_pairs(RowCharge(chunk, shape, mine)):
-                charge = RowCharge(chunk, shape, mine[some], swept=True)
+            for apart, alike in _by_pairs(RowCharge(chunk, shape, mine)):
+                charge = RowCharge(chunk, shape, mine[alike], swept=True)
                 found[charge.mine] = self._of_shape(charge, self._table(key, apart))
         return found
 
