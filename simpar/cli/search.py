@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from simpar.cli.app import INTERRUPTED, JSON_HELP, app, console
+from simpar.cli.app import INTERRUPTED, JSON_HELP, app, console, json_out
 from simpar.cli.flags import SCENARIO_FLAGS, Flag, scenario_flags, with_flags
 from simpar.errors import UserError
 
 if TYPE_CHECKING:
     from simpar.scenario import Scenario
+    from simpar.search.problem import Problem
     from simpar.search.result import Counts, SearchResult
     from simpar.search.watch import Watch
 
@@ -30,11 +31,21 @@ SEARCH_FLAGS = (
     Flag("--schedules", "", str, "Pipeline schedules to consider, separated by commas"),
     Flag("--portable", "", str, "Only plans that this export target can express"),
     Flag("--headroom", "", float, "Fraction of device memory to leave free"),
+    Flag(
+        "--over", "", list[str], "Search each of several: axis=value,value with model, hardware, nodes, ..."
+    ),
+    Flag("--jobs", "", int, "Processes for --over; -1 is all cores"),
+    Flag("--backend", "", str, "joblib backend of --jobs: loky, dask or ray"),
     Flag("--output,-o", "", str, "Write the best plan as plan.json"),
     Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
     Flag("--json", "", str, JSON_HELP),
 )
 PLAN = "plan."
+OVER = {
+    "model": "model", "hardware": "cluster.hardware", "nodes": "cluster.nodes", "seq-len": "training.seq_len",
+    "global-batch": "training.global_batch",
+}  # fmt: skip
+"""Axes of a grid of searches and the scenario key that each sets."""
 
 
 @app.command(epilog="Example: simpar search --model gpt3-175b --hardware dgx-a100-80gb --nodes 512 --seq-len 2048 "
@@ -44,29 +55,97 @@ PLAN = "plan."
 )
 def search(scenario: str | None, **values: Any) -> int:
     """Find the best layout, certified, with what the others lose by. Layout flags fix an axis."""
-    from simpar.scenario import load_scenario
+    if values["over"]:
+        return _grid(scenario, values)
+    for name in ("jobs", "backend"):
+        if values[name] is not None:
+            raise UserError(
+                f"--{name} {values[name]}: is for a grid of searches; add --over axis=value,value"
+            )
+    from simpar.search.api import find_space
 
-    flags, settings = scenario_flags(values), list(values["set_"] or [])
-    loaded = load_scenario(scenario, flags, settings)
-    fixed = _fixed(flags, settings, values["fix"] or [])
-    from simpar.search.api import search as find
-
-    inputs = loaded.inputs()
+    problem, space = _problem(scenario, values, scenario_flags(values))
     with _watched(values["top"]) as watch:
-        found = find(
-            inputs["model"],
-            inputs["cluster"],
-            inputs["training"],
-            space=values["space"],
-            watch=watch,
-            stack=inputs["stack"],
-            base=_base(loaded),
-            perturbation=inputs["perturbation"],
-            objective=values["objective"] or "time",
-            constraints=_constraints(values, fixed),
-        )
+        found = find_space(space, problem.cluster)(problem, watch)
     _write(found, values)
     return INTERRUPTED if watch.interrupted else 0
+
+
+def _problem(
+    scenario: str | None, values: Mapping[str, Any], flags: Mapping[str, Any]
+) -> tuple[Problem, str | None]:
+    """The problem that flags and a scenario describe, and the space that they name."""
+    from simpar.scenario import load_scenario
+    from simpar.search.problem import make_problem
+
+    settings = list(values["set_"] or [])
+    loaded = load_scenario(scenario, dict(flags), settings)
+    fixed = _fixed(flags, settings, values["fix"] or [])
+    inputs = loaded.inputs()
+    problem = make_problem(
+        inputs["model"],
+        inputs["cluster"],
+        inputs["training"],
+        stack=inputs["stack"],
+        base=_base(loaded),
+        perturbation=inputs["perturbation"],
+        objective=values["objective"] or "time",
+        constraints=_constraints(values, fixed),
+    )
+    return problem, values["space"]
+
+
+def _grid(scenario: str | None, values: Mapping[str, Any]) -> int:
+    """Search every combination of the values of --over."""
+    from itertools import product
+
+    from rich.console import Console
+
+    from simpar.search.sweep import LOKY, Cell, sweep
+    from simpar.search.terminal import print_grid
+
+    if values["output"]:
+        raise UserError("--output: a grid of searches has no single best plan; take one from --json")
+    axes = dict(map(_over, values["over"]))
+    cells = []
+    for combination in product(*axes.values()):
+        at = dict(zip(axes, combination, strict=True))
+        flags = {**scenario_flags(values), **{OVER[axis]: value for axis, value in at.items()}}
+        cells.append(Cell(at, _problem(scenario, values, flags)[0]))
+    jobs, backend = 1 if values["jobs"] is None else values["jobs"], values["backend"] or LOKY
+    if jobs < -1 or jobs == 0:
+        raise UserError(f"--jobs {jobs}: allowed: at least 1, or -1 for all cores")
+    with Console(stderr=True).status(f"0 of {len(cells)} searches ...") as status:
+        found = sweep(
+            cells,
+            space=values["space"],
+            jobs=jobs,
+            backend=backend,
+            done=lambda count: status.update(f"{count} of {len(cells)} searches ..."),
+        )
+    problem = cells[0].problem
+    training = problem.training
+    common = f"{problem.cluster.profile.name}, {training.global_batch} x {training.seq_len} tokens"
+    grid = {"axes": list(axes), "cells": found, "title": common, "grid_schema_version": 1}
+    if not json_out(grid, values["json_"]):
+        print_grid(grid, console())
+    return 0 if len(found) == len(cells) else INTERRUPTED
+
+
+def _over(text: str) -> tuple[str, list[Any]]:
+    """An axis of a grid and its values."""
+    from simpar.files import choose
+
+    axis, _, listed = text.partition("=")
+    items = [item.strip() for item in listed.split(",") if item.strip()]
+    if not items:
+        raise UserError(f"--over {text}: wants axis=value,value, such as nodes=1,2,4")
+    choose(axis.strip(), OVER, "axis of --over")
+    if axis.strip() in ("model", "hardware"):
+        return axis.strip(), items
+    if not all(item.isdigit() and int(item) for item in items):
+        raise UserError(f"--over {text}: allowed: whole numbers from 1")
+    return axis.strip(), [int(item) for item in items]
 
 
 def _fixed(flags: Mapping[str, Any], settings: list[str], fixes: list[str]) -> dict[str, Any]:

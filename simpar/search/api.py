@@ -44,15 +44,15 @@ def search(
     :class:`simpar.search.Problem`: ``objective``, ``constraints``, ``base``, ``perturbation``. Raises UserError for
     bad input and Infeasible where no plan meets the constraints.
     """
-    name = space or ("uneven" if cluster.is_mixed else "uniform")
-    searcher = find_space(name)
-    if cluster.is_mixed and name != "uneven":
-        raise UserError(f"space {name}: nodes of {cluster.profile.name} differ; allowed: uneven")
+    searcher = find_space(space, cluster)
     return searcher(make_problem(model, cluster, training, **options), watch or Watch())
 
 
-def find_space(name: str) -> Searcher:
-    """The function that searches a space. Raises UserError for an unknown name."""
+def find_space(space: str | None, cluster: Cluster) -> Searcher:
+    """The function that searches a space, or that of the cluster's kind. Raises UserError for one that is not."""
+    name = space or ("uneven" if cluster.is_mixed else "uniform")
     module, _, function = SPACES[choose(name, SPACES, "space")].partition(":")
+    if cluster.is_mixed and name != "uneven":
+        raise UserError(f"space {name}: nodes of {cluster.profile.name} differ; allowed: uneven")
     found: Searcher = getattr(import_module(f"simpar.search.{module}"), function)
     return found

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
+from simpar.plan.sync import apart
 from simpar.program.footprint import footprints
 from simpar.program.host_memory import host_use
 from simpar.report.result import Result
@@ -41,14 +42,19 @@ class Exact:
 
 
 def measure(problem: Problem, plan: Plan) -> Exact:
-    """The simulated step of a plan; without the report where the objective does not ask for it."""
-    if problem.objective == "energy":
+    """The simulated step of a plan; without the report where neither the objective nor the plan asks for it.
+
+    Where replicas step on their own, a step is the mean over a round of theirs.
+    """
+    if problem.objective == "energy" or apart(problem.base):
         result = exact(problem, plan)
+        slope, _ = objective_rates(problem)
         joules = result.bill.energy_j_per_step
-        assert joules is not None, "energy is no objective without the device's power"
+        worth = joules if problem.objective == "energy" else slope * result.step_time_s
+        assert worth is not None, "energy is no objective without the device's power"
         room = problem.memory_limit_bytes / problem.cluster.device.memory_bytes
         fits = result.fits and result.memory.peak_reserved_bytes <= room * result.memory.capacity_bytes
-        return Exact(problem, plan, result.step_time_s, joules, fits)
+        return Exact(problem, plan, result.step_time_s, worth, fits)
     cluster = problem.cluster
     job = make_job(problem.graph, cluster, plan, problem.training, problem.stack)
     lowered = lower_job(job, cluster, {"perturbation": problem.perturbation})

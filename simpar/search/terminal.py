@@ -122,3 +122,27 @@ def _point(one: Mapping[str, Any]) -> str:
     return (
         f"{format_bytes(one['needed_bytes'])}: {format_seconds(one['step_time_s'])}, {describe(one['plan'])}"
     )
+
+
+def print_grid(grid: Mapping[str, Any], console: Console) -> None:
+    """Write the best layout of every cell of a grid of searches to a rich console."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table as RichTable
+
+    table = RichTable(box=SIMPLE_HEAD, title=f"Best layouts, {grid['title']}", title_justify="left")
+    for name in (*grid["axes"], "step", "MFU", "GiB", "plan"):
+        table.add_column(name, overflow="fold")
+    for cell in grid["cells"]:
+        best = cell["best"]
+        at = [str(cell[axis]) for axis in grid["axes"]]
+        figures = ["-", "-", "-", cell["reason"]]
+        if best:
+            step, share = format_seconds(best["step_time_s"]), f"{best['mfu']:.1%}"
+            figures = [step, share, f"{best['peak_reserved_bytes'] / GIB:.1f}", describe(best["plan"])]
+        table.add_row(*at, *figures)
+    console.print(table)
+    done = [cell for cell in grid["cells"] if cell["best"]]
+    certified = sum(cell["certified_optimal"] for cell in done)
+    console.print(
+        f"{len(done)} of {len(grid['cells'])} have a plan that fits, {certified} certified", soft_wrap=True
+    )

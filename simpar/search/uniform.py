@@ -44,7 +44,7 @@ def search_uniform(problem: Problem, watch: Watch) -> SearchResult:
         rows = runners_up(field.arena, taken, watch.top - 1)
         results += [exact(winner.problem, plan_of(field.arena.rows, row)) for row in rows]
     details = _details(problem, hunt, results)
-    if not watch.interrupted:
+    if not watch.interrupted and not watch.brief:
         details["naive"] = naive_choices(field, results[0])
         details["pareto"] = front(field.arena, taken[0])
     return SearchResult(

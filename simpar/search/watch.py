@@ -19,12 +19,14 @@ def _silent(_phase: str, _counts: Counts, _best: float | None) -> None:
 class Watch:
     """``top`` candidates are wanted; ``report(phase, counts, best objective or None)`` hears about progress.
 
+    ``brief`` leaves out what stands beside the winner (naive choices, the front of time and memory).
     ``interrupted`` is set when the user asked to stop: a search then returns the best so far with its gap.
     """
 
     top: int = 5
     report: Report = _silent
     interrupted: bool = False
+    brief: bool = False
 
     @contextmanager
     def stoppable(self) -> Iterator[None]:

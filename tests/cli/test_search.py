@@ -1,12 +1,15 @@
 """simpar search as a user types it."""
 
 import json
+import os
+import signal
 
 import pytest
 
 from simpar import cli
 from simpar.cli.search import SEARCH_FLAGS
 from simpar.plan.plan import Plan
+from simpar.search.hunt import Hunt
 
 SMALL = [
     "search", "--model", "tiny-llama", "--hardware", "dgx-h100", "--seq-len", "512", "--global-batch", "16",
@@ -14,7 +17,7 @@ SMALL = [
 ]  # fmt: skip
 FROZEN_FLAGS = {
     "--space", "--objective", "--deadline", "--top", "--fix", "--schedules", "--portable", "--headroom",
-    "--output,-o", "--set", "--json",
+    "--output,-o", "--set", "--json", "--over", "--jobs", "--backend",
 }  # fmt: skip
 KEYS = {
     "candidates", "space_size", "feasible", "bounded", "swept", "simulated", "certified_optimal", "search_seconds",
@@ -68,6 +71,12 @@ def test_the_same_search_gives_the_same_answer(capsys):
         (["--objective", "devices"], "--deadline"),
         (["--portable", "megatrom"], "megatron"),
         (["--top", "0"], "--top 0"),
+        (["--jobs", "2"], "--over"),
+        (["--over", "nodes"], "axis=value"),
+        (["--over", "nodez=1,2"], "did you mean 'nodes'"),
+        (["--over", "nodes=1,half"], "whole numbers"),
+        (["--over", "nodes=1,2", "--backend", "spark", "--jobs", "2"], "dask"),
+        (["--over", "nodes=1,2", "--jobs", "-3"], "--jobs -3"),
     ],
 )
 def test_bad_input_is_one_line(arguments, words, capsys):
@@ -102,3 +111,45 @@ def test_portable_plans_can_be_exported(tmp_path):
     plan = tmp_path / "plan.json"
     assert cli.run([*SMALL, "--portable", "megatron", "-o", str(plan), "--top", "1"]) == 0
     assert cli.run(["export", str(plan), "--to", "megatron", "-o", str(tmp_path / "out")]) == 0
+
+
+def test_ctrl_c_prints_the_best_so_far_with_its_gap(monkeypatch, tmp_path, capsys):
+    """A real SIGINT behind the first simulated plan: exit code 130, the plan and its gap are there, no traceback."""
+    simulate = Hunt.simulate
+
+    def interrupted(self, arena, row):
+        found = simulate(self, arena, row)
+        os.kill(os.getpid(), signal.SIGINT)
+        return found
+
+    monkeypatch.setattr(Hunt, "simulate", interrupted)
+    plan = tmp_path / "plan.json"
+    assert cli.run([*SMALL, "-o", str(plan)]) == 130
+    captured = capsys.readouterr()
+    assert "not certified" in captured.out
+    assert "Traceback" not in captured.err
+    assert Plan.load(plan).mesh.world_size == 8
+
+
+def test_a_grid_of_searches_is_drawn_as_a_heat_map(tmp_path, capsys):
+    """Every cell is what its own search finds; what does not fit says so; the picture is written."""
+    grid, picture = tmp_path / "grid.json", tmp_path / "grid.svg"
+    assert (
+        cli.run(
+            [*SMALL, "--over", "model=tiny-llama,llama-3.1-405b", "--over", "nodes=1,2", "--json", str(grid)]
+        )
+        == 0
+    )
+    assert "nothing fits" in capsys.readouterr().out
+    cells = json.loads(grid.read_text())["cells"]
+    assert [(cell["model"], cell["nodes"]) for cell in cells] == [
+        (model, nodes) for model in ("tiny-llama", "llama-3.1-405b") for nodes in (1, 2)
+    ]
+    assert all(cell["certified_optimal"] for cell in cells[:2])
+    assert cells[2]["best"] is None
+    alone = tmp_path / "alone.json"
+    assert cli.run([*SMALL, "--nodes", "2", "--json", str(alone)]) == 0
+    assert json.loads(alone.read_text())["candidates"][0]["step_time_s"] == cells[1]["best"]["step_time_s"]
+    assert cli.run(["plot", str(grid), "--kind", "heatmap", "-o", str(picture)]) == 0
+    assert picture.read_text().startswith("<?xml")
+    assert cli.run(["plot", str(grid), "--kind", "timeline", "-o", str(picture)]) == 2
