@@ -339,8 +339,8 @@ class ClassMaker:
             self._collapsible(class_id),
         )
         known = self._made.setdefault((*alike, bool(root)), [])
-        for prices, made in known:
-            if all(self.network.solo_ns(class_id, use) == took for use, took in prices.items()):
+        for seen, made in known:
+            if all(self.network.solo_ns(class_id, use) == took for use, took in seen.items()):
                 return made  # type: ignore[no-any-return]
         prices: dict[CollectiveUse, int] = {}
         known.append((prices, self._make_templates(class_id, keys, prices)))

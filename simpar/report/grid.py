@@ -15,9 +15,8 @@ from simpar.report.plots import INK, SUFFIXES, _figure, _render
 from simpar.units import GIB
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from simpar.report.plots import Axes
 
 CELL_WIDTH, CELL_HEIGHT = 1.45, 0.82
 DARK = 0.6  # of the scale: letters on darker cells are white
