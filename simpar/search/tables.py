@@ -55,11 +55,11 @@ class Table:
         source = waits_for(schedule)
         source[code == W] = -1
         marked = _boundary(code, stage)
-        alone = np.array(
-            [(LETTERS[c], b) in apart for c, b in zip(code.tolist(), marked.tolist(), strict=True)]
-        )
         pairs = np.flatnonzero(np.concatenate([columns.overlap for columns in schedule.ranks]))
-        joined = pairs[~(alone[pairs] | alone[pairs + 1])] if len(pairs) else pairs
+        joined = np.array(
+            [at for at in pairs.tolist() if not apart & {_kind(code, marked, at), _kind(code, marked, at + 1)}],
+            dtype=np.int64,
+        )
         other = np.full(len(code), -1, dtype=np.int64)
         other[joined], source[joined + 1] = source[joined + 1], -1
         return Table(
@@ -146,6 +146,10 @@ class Table:
     def pairs(self) -> tuple[tuple[int, str, int], ...]:
         """Distinct pairs: stage of the forward, letter and stage of the backward."""
         return tuple(dict.fromkeys(self._pair_of))
+
+
+def _kind(code: Ints, marked: NDArray[np.bool_], at: int) -> tuple[str, bool]:
+    return LETTERS[int(code[at])], bool(marked[at])
 
 
 def _boundary(code: Ints, stage: Ints) -> NDArray[np.bool_]:
