@@ -57,7 +57,11 @@ class Table:
         marked = _boundary(code, stage)
         pairs = np.flatnonzero(np.concatenate([columns.overlap for columns in schedule.ranks]))
         joined = np.array(
-            [at for at in pairs.tolist() if not apart & {_kind(code, marked, at), _kind(code, marked, at + 1)}],
+            [
+                at
+                for at in pairs.tolist()
+                if not apart & {_kind(code, marked, at), _kind(code, marked, at + 1)}
+            ],
             dtype=np.int64,
         )
         other = np.full(len(code), -1, dtype=np.int64)
