@@ -15,6 +15,7 @@ from simpar.models.catalogue import load_model
 from simpar.models.documents import with_documents
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
+from simpar.models.tuning import tuned
 from simpar.plan.check import Target, check, layers_by_cost, schedule_of
 from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.routing import expected_maximum
@@ -87,6 +88,7 @@ def make_job(
             f"hardware {cluster.profile.name}: replicas on several kinds of nodes step together; allowed: "
             "plan.sync = bsp without servers, plan.kind ddp or fsdp"
         )
+    graph = _tuned(graph, plan)
     target = Target(graph, training, cluster.world_size, cluster.profile.devices_per_node)
     return checked_job(
         graph, cluster, check(balanced(resolve(plan, habits), graph, habits), target), training, habits
@@ -112,6 +114,25 @@ def checked_job(graph: ModelGraph, cluster: Cluster, plan: Plan, training: Train
     graph = _with_documents(graph, plan, training)
     job = Job(graph, training, plan.model_copy(update=named), habits, first, tuple(others))
     return with_slices(with_pass_costs(job, cluster), cluster)
+
+
+def _tuned(graph: ModelGraph, plan: Plan) -> ModelGraph:
+    """The model with what the plan freezes frozen. Raises UserError."""
+    tuning = plan.tuning
+    if not tuning.is_used:
+        return graph
+    if plan.pipeline.stages or plan.offload.offload_parameters != "none" or apart(plan):
+        raise UserError(
+            "plan.tuning: not with stages of their own, offload_parameters or replicas that step on their own; "
+            "allowed: none of them"
+        )
+    return tuned(
+        graph,
+        rank=tuning.lora_rank,
+        targets=tuning.lora_targets,
+        frozen_layers=tuning.frozen_layers,
+        nf4=tuning.frozen_dtype == "nf4",
+    )
 
 
 def _with_documents(graph: ModelGraph, plan: Plan, training: Training) -> ModelGraph:

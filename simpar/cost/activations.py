@@ -57,7 +57,10 @@ def block_activations(
     width = activation_bytes(numerics)
     cast = numerics.precision == "fp8" and stack.memory.transformer_engine
     kept = DTYPE_BYTES["fp8"] if cast else width
-    return _Sizes(block, dims.of_block(block), stack, width, kept).under(recompute)
+    found = _Sizes(block, dims.of_block(block), stack, width, kept).under(recompute)
+    if block.still:  # nothing is kept, nothing runs backward
+        return BlockActivations(0.0 * found.saved_bytes, 0.0, found.forward_workspace_bytes, 0.0)
+    return found
 
 
 def activation_bytes(numerics: Numerics) -> float:
@@ -292,6 +295,8 @@ class _Sizes:
     def _empty_gradient(self, op: Operator) -> Array:
         """Products that add weight gradients into fp32 buffers hand autograd an empty one of the weights' shape."""
         if op.kind != "matmul" or not self.stack.numerics.gradient_accumulation_fusion:
+            return 0.0
+        if not any(weight.trainable for weight in op.weights):
             return 0.0
         if self.stack.memory.transformer_engine and op.name != "lm_head":
             return 0.0

@@ -178,7 +178,8 @@ def stage_static_memory(
     blocks = [block for held in chunks.values() for _, block in held]
     weights = _weights(blocks, dims)
     shared = 0
-    if graph.tied_embeddings and graph.embedding in blocks and graph.head in blocks:
+    both = graph.tied_embeddings and graph.embedding in blocks and graph.head in blocks
+    if both and not graph.embedding.still:
         shared = int(dims["vocab"] * dims["hidden"])
         weights.remove(next(weight for weight in weights if weight[1] == shared))
     experts = [(rows, size) for rows, size, kind in weights if kind == "expert"]
@@ -199,7 +200,20 @@ def stage_static_memory(
         residual_bytes=residual,
         moments_bytes=moments / elements if elements else None,
     )
-    return replace(found, buffers_bytes=found.buffers_bytes + int(placeholder_bytes(graph, dims, stack)))
+    return replace(
+        found,
+        parameters_bytes=found.parameters_bytes + frozen_bytes(blocks, graph, plan, stack, dims),
+        buffers_bytes=found.buffers_bytes + int(placeholder_bytes(graph, dims, stack)),
+    )
+
+
+def frozen_bytes(blocks: Sequence[Block], graph: ModelGraph, plan: Plan, stack: Stack, dims: Dims) -> int:
+    """Bytes of a rank's frozen weights: as they are computed with, or packed; in shards where parameters are."""
+    width = parameter_widths(plan, stack).compute
+    held = sum(float(block.frozen_bytes(dims, width)) for block in blocks)
+    if graph.tied_embeddings and graph.embedding.still and graph.embedding in blocks and graph.head in blocks:
+        held -= width * dims["vocab"] * dims["hidden"]
+    return int(held / (num_shards(plan) if plan.data_parallel.zero == 3 else 1))
 
 
 def _shard(weights: Sequence[tuple[int, int]], shards: int, *, fsdp: bool) -> int:
@@ -235,7 +249,7 @@ def _weights(blocks: Sequence[Block], dims: Dims) -> list[tuple[int, int, str]]:
     for block in blocks:
         own = block.view(dims)
         for op in block.operators:
-            for weight in op.weights:
+            for weight in (weight for weight in op.weights if weight.trainable):
                 size = int(evaluate(weight.size, own))
                 rows = {
                     "matrix": int(evaluate(op.columns, own)), "embedding": size // int(own["hidden"]),

@@ -82,13 +82,18 @@ def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
             kernels = replace(kernels, precision="bf16")
         else:
             cast_s = kernels.memory_time_s(m * n * (DTYPE_BYTES["bf16"] + DTYPE_BYTES["fp8"]))
+    frozen = bool(op.weights) and not any(weight.trainable for weight in op.weights)
+    packed = [weight for weight in op.weights if weight.stored_bytes]  # widened before every product
+    widened = (evaluate(w.size, sizes.dims) * (w.stored_bytes + kernels.activation_bytes) for w in packed)
+    widen_s = kernels.memory_time_s(sum(widened)) if packed else 0.0
+    fused = sizes.stack.numerics.gradient_accumulation_fusion
     return OperatorTime(
         op.name,
-        kernels.gemm_time_s(m, n, k),
-        kernels.gemm_time_s(m, k, n) + cast_s,
-        kernels.gemm_time_s(k, n, m, accumulate=sizes.stack.numerics.gradient_accumulation_fusion),
+        kernels.gemm_time_s(m, n, k) + widen_s,
+        kernels.gemm_time_s(m, k, n) + cast_s + widen_s,
+        0.0 if frozen else kernels.gemm_time_s(k, n, m, accumulate=fused),
         1,
-        2,
+        1 if frozen else 2,
     )
 
 
@@ -249,6 +254,8 @@ def _embedding(op: Operator, sizes: Sizes) -> OperatorTime:
     """Gather rows; backward scatters into the gradient table."""
     moved = _elements(op, sizes) * sizes.kernels.activation_bytes
     forward, backward = sizes.kernels.memory_time_s(2 * moved), sizes.kernels.memory_time_s(4 * moved)
+    if not any(weight.trainable for weight in op.weights):
+        return OperatorTime(op.name, forward, 0.0, 0.0, 1, 0)
     return OperatorTime(op.name, forward, 0.0, backward, 1, 2)
 
 

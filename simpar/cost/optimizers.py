@@ -90,7 +90,7 @@ def state_bytes(block: Block, dims: Dims, numerics: Numerics) -> tuple[Array, Ar
     own = block.view(dims)
     totals: list[Array] = [0.0, 0.0]
     for op in block.operators:
-        for weight in op.weights:
+        for weight in (weight for weight in op.weights if weight.trainable):
             totals[weight.kind == "expert"] += _weight_bytes(op, weight, own, numerics)
     return totals[0], totals[1]
 
@@ -108,7 +108,12 @@ def _weight_bytes(op: Operator, weight: Weight, dims: Dims, numerics: Numerics) 
 
 def _is_inner(op: Operator, weight: Weight) -> bool:
     """Whether a matrix optimizer takes a weight: those of products inside layers."""
-    return weight.kind in ("matrix", "expert") and op.name != "lm_head" and op.kind != "router"
+    return (
+        weight.trainable
+        and weight.kind in ("matrix", "expert")
+        and op.name != "lm_head"
+        and op.kind != "router"
+    )
 
 
 def _factor_bytes(op: Operator, weight: Weight, dims: Dims) -> Array:

@@ -270,7 +270,7 @@ class _Moving:
         """
         worst: Array = 0.0
         for sizes, block, count in layers:
-            parameters, gathered = block.parameters(self.dims.tensor), self._gathered(block, scheme)
+            parameters, gathered = block.trained_parameters(self.dims.tensor), self._gathered(block, scheme)
             gradients = (
                 scheme.units * parameters * (scheme.gradient + scheme.reduced) + 2 * parameters * scheme.sent
             )

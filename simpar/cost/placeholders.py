@@ -25,6 +25,7 @@ def placeholder_bytes(graph: ModelGraph, dims: Dims, stack: Stack) -> Any:
             if op.kind not in ("matmul", "grouped_matmul"):
                 continue
             experts = own["experts"] if op.kind == "grouped_matmul" else 1
-            matrices = [weight.size for weight in op.weights if weight.kind in ("matrix", "expert")]
+            kinds = ("matrix", "expert")
+            matrices = [weight.size for weight in op.weights if weight.kind in kinds and weight.trainable]
             shapes[block.scope, op.kind, tuple(matrices)] = sum(evaluate(m, own) for m in matrices) / experts
     return DTYPE_BYTES["bf16"] * sum(shapes.values())

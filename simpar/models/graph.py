@@ -46,13 +46,17 @@ HEAD_DIM, KV_HEADS = term("head_dim"), term("kv_heads")
 class Weight:
     """A parameter tensor: its number of elements and its kind.
 
-    Kinds: "matrix", "vector", "embedding" (a table), "shared" (another block's table, counted there) or "expert" (of
-    the experts that this rank holds; other ranks hold others, so fewer of them reduce its gradient).
+    A frozen one is not ``trainable``: it has neither gradient nor states, and takes ``stored_bytes`` an element (None:
+    as it is computed with). Kinds: "matrix", "vector", "embedding" (a table), "shared" (another block's table, counted
+    there) or "expert" (of the experts that this rank holds; other ranks hold others, so fewer of them reduce its
+    gradient).
     """
 
     name: str
     size: Size
     kind: str = "matrix"
+    trainable: bool = True
+    stored_bytes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -127,13 +131,15 @@ class Block:
 
     A block of another tower (vision encoder, decoder of a pair) has a ``scope``: dims named "scope.hidden",
     "scope.seq", ... stand in for those of the model. ``passes`` are elements that travel on beside the output,
-    such as an encoder's output past the layers of a decoder.
+    such as an encoder's output past the layers of a decoder. A ``still`` block has nothing that is trained in it or
+    below it: no gradient passes through it and nothing is kept for one.
     """
 
     name: str
     operators: tuple[Operator, ...]
     scope: str = ""
     passes: Size = ()
+    still: bool = False
 
     def view(self, dims: Dims) -> Dims:
         """The dims as this block names them: those of its scope ("vision.hidden") in place of the model's."""
@@ -147,6 +153,21 @@ class Block:
         """Number of parameters under the given dims (global dims: all of them, local dims: one shard's)."""
         own = self.view(dims)
         return sum(evaluate(weight.size, own) for op in self.operators for weight in op.weights)
+
+    def trained_parameters(self, dims: Dims) -> Any:
+        """Those of them that have gradients."""
+        own = self.view(dims)
+        weights = (weight for op in self.operators for weight in op.weights if weight.trainable)
+        return sum(evaluate(weight.size, own) for weight in weights)
+
+    def frozen_bytes(self, dims: Dims, width: float) -> Any:
+        """Bytes of the others, ``width`` an element where nothing else is said."""
+        own = self.view(dims)
+        weights = (weight for op in self.operators for weight in op.weights if not weight.trainable)
+        return sum(
+            evaluate(weight.size, own) * (width if weight.stored_bytes is None else weight.stored_bytes)
+            for weight in weights
+        )
 
     def matmul_parameters(self, dims: Dims) -> Any:
         """Parameters of matrices that a row is multiplied with; of experts, those of the few it is sent to."""

@@ -30,6 +30,7 @@ SECTIONS = {
         "offload_optimizer", "offload_ratio", "offload_gradients", "offload_delayed", "offload_parameters",
         "offload_activations",
     ),
+    "tuning": ("lora_rank", "lora_targets", "frozen_layers", "frozen_dtype"),
     "numerics": (
         "precision", "grad_dtype", "reduce_dtype", "gather_dtype", "master_weights", "optimizer",
         "moment_dtype",

@@ -32,6 +32,7 @@ from simpar.units import Bytes, Count
 VERSION = "1"
 CUSTOM = "custom"
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
+Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 Home = Literal["none", "cpu", "nvme"]
 Optimizer = Literal["adamw", "sgd", "sgd_momentum", "lion", "adamw_8bit", "adafactor", "muon", "shampoo"]
 PassCost = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -241,6 +242,26 @@ class Offload(_Part):
         return away or self.offload_activations > 0
 
 
+class Tuning(_Part):
+    """What of the model is trained.
+
+    Either low-rank adapters of ``lora_rank`` beside ``lora_targets``, or all but the embedding and the first
+    ``frozen_layers``; ``frozen_dtype`` nf4 stores frozen matrices of layers in 4 bits.
+    """
+
+    lora_rank: Count | None = None
+    lora_targets: tuple[Projection, ...] = (
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    )  # fmt: skip
+    frozen_layers: int = Field(0, ge=0, strict=True)
+    frozen_dtype: Literal["bf16", "nf4"] = "bf16"
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything is frozen."""
+        return self.lora_rank is not None or self.frozen_layers > 0
+
+
 class Numerics(_Part):
     """Precision of compute, dtype of gradients, master weights and the optimizer.
 
@@ -271,6 +292,7 @@ def _add_flat_keys(schema: dict[str, Any]) -> None:
     sections = {
         "mesh": Mesh, "pipeline": Pipeline, "data_parallel": DataParallel, "tensor_parallel": TensorParallel,
         "context_parallel": ContextParallel, "experts": Experts, "memory": MemoryPolicy, "offload": Offload,
+        "tuning": Tuning,
         "numerics": Numerics,
     }  # fmt: skip
     schema["properties"] |= flat.flat_schema(sections)
@@ -313,6 +335,7 @@ class Plan(Record):
     experts: Experts = Experts()
     memory: MemoryPolicy = MemoryPolicy()
     offload: Offload = Offload()
+    tuning: Tuning = Tuning()
     numerics: Numerics = Numerics()
 
     @model_validator(mode="wrap")

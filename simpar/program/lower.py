@@ -432,6 +432,7 @@ class ClassMaker:
         held = builder.held_parameters(int(self.stage_of_class[class_id]))
         kinds = self.network.layout.group_class
         tied = EMBEDDING_GROUP in kinds and kinds[EMBEDDING_GROUP][class_id] >= 0
+        tied = tied and not builder.job.graph.embedding.still
         nodes = builder.sync.tail(
             held,
             root=self.network.layout.class_of_rank[0] == class_id,

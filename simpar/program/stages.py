@@ -117,13 +117,22 @@ class StageBuilder:
             forward_workspace_bytes=float(held.forward_workspace_bytes),
             backward_workspace_bytes=float(held.backward_workspace_bytes),
             parameters=self._by_kind([piece.block]),
+            frozen=self._frozen(piece.block),
         )
 
+    def _frozen(self, block: Block) -> float:
+        """Frozen parameters of a block, counted by the bytes that they take."""
+        width = self.sync.compute_bytes
+        return float(block.frozen_bytes(self.view.tensor, width)) / width
+
     def _by_kind(self, blocks: Sequence[Block]) -> dict[str, float]:
-        """Parameters of blocks on one rank, by the ranks that hold copies of them."""
+        """Trained parameters of blocks on one rank, by the ranks that hold copies of them."""
         dims = self.view.tensor
         experts = sum(float(block.expert_parameters(dims)) for block in blocks)
-        return {DENSE: sum(float(block.parameters(dims)) for block in blocks) - experts, EXPERTS: experts}
+        return {
+            DENSE: sum(float(block.trained_parameters(dims)) for block in blocks) - experts,
+            EXPERTS: experts,
+        }
 
     def templates(self, stage: int, pricing: Pricing) -> Mapping[tuple[str, bool], Template]:
         """Templates of one virtual stage by (action letter F, B, I or W; whether it is the boundary microbatch).
@@ -223,7 +232,8 @@ class StageBuilder:
         blocks = [piece.block for stage in stages for piece in self.pieces[stage]]
         held = self._by_kind(blocks)
         graph = self.job.graph
-        if graph.tied_embeddings and graph.embedding in blocks and graph.head in blocks:
+        tied = graph.tied_embeddings and not graph.embedding.still
+        if tied and graph.embedding in blocks and graph.head in blocks:
             held[DENSE] -= float(evaluate(graph.head.operator("lm_head").weights[0].size, self.view.tensor))
         return held
 

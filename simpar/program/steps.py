@@ -39,6 +39,8 @@ def block_steps(block: Block, view: RankView, *, recompute: str = "none") -> Blo
         return _on_grid(GridSteps(grid, block, view, times, recompute))
     traffic = _Traffic.of(block, view)
     forward = _forward(block, times, traffic, view, kind="forward")
+    if block.still:
+        return BlockSteps(forward, Phase(()), Phase(()), Phase(()))
     chosen = recomputed_operators(recompute)
     operators = recompute == "selective" and view.job.stack.memory.selective == "operators"
     again = Phase(())

@@ -25,6 +25,8 @@ DELAYED = ".delayed"
 HOST_STREAMS = (HOST_OUT, HOST_IN, HOST_UPDATE, DRIVE_IN, DRIVE_OUT)
 """Streams of transfers between device, host and drives, each with the group of its rank alone under the same name."""
 GATHER = "param_gather"
+DENSE_COPIES = "dp"
+"""Kind of copies of what is no expert."""
 REDUCE = "grad_reduce"
 
 
@@ -67,7 +69,7 @@ class Unit:
 
     Bytes are those of one rank: ``saved`` live from forward to backward, ``recomputed`` only during the
     backward of this block, workspaces during the pass. ``parameters`` counts them by the ranks that hold copies of
-    them ("dp", and "edp" for experts), whole, before sharding.
+    them ("dp", and "edp" for experts), whole, before sharding; ``frozen`` those that are not trained, by their bytes.
     """
 
     layer: int
@@ -77,6 +79,7 @@ class Unit:
     forward_workspace_bytes: float
     backward_workspace_bytes: float
     parameters: Mapping[str, float] = field(default_factory=dict, hash=False)
+    frozen: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,11 @@ class Copies:
     def arrives(self) -> bool:
         """Whether parameters come from elsewhere before use."""
         return bool(self.gather_group) or self.fetched_bytes > 0
+
+    def arriving(self, unit: Unit) -> float:
+        """Parameters that must come before a pass: frozen ones too, where they are sharded like the others."""
+        frozen = unit.frozen if self.buffer_bytes and self.kind == DENSE_COPIES else 0.0
+        return self.parameters(unit) + frozen
 
     def parameters(self, unit: Unit) -> float:
         """Parameters of a unit that this kind of ranks holds."""
@@ -318,7 +326,7 @@ def _arrivals(nodes: list[Node], unit: Unit, sync: SyncPolicy, *, after: tuple[i
     """Append how a unit's parameters come: from drives, from the host, from other ranks; what to wait for."""
     ready = []
     for each in sync.copies:
-        count = each.parameters(unit)
+        count = each.arriving(unit)
         if not each.arrives or not count:
             continue
         held = (MemoryChange(False, count * each.buffer_bytes, "transient"),) if each.buffer_bytes else ()
@@ -382,7 +390,7 @@ class _Outbox:
 
 def _freed(unit: Unit, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
     """Parameters that came for a pass and go again after it."""
-    size = sum(each.parameters(unit) * each.buffer_bytes for each in sync.copies if each.arrives)
+    size = sum(each.arriving(unit) * each.buffer_bytes for each in sync.copies if each.arrives)
     return (MemoryChange(True, -size, "transient"),) if sync.reshard and size else ()
 
 
@@ -448,12 +456,17 @@ def _append_steps(nodes: list[Node], node: Node, segment: Segment, last: tuple[i
                 layer=node.layer if step.layer is None else step.layer,
             )
         )
-    return tuple(position + offset for position in terminals(segment))
+    return tuple(position + offset for position in terminals(segment)) or last
 
 
 def _move_ends(nodes: list[Node], node: Node, first: int, last: tuple[int, ...]) -> None:
     """Close a flattened node with a join of no duration that carries its end; its opening carries the start."""
     starts = tuple(change for change in node.memory if not change.at_finish)
     finishes = tuple(change for change in node.memory if change.at_finish)
+    if first == len(nodes):  # nothing runs
+        nodes.append(
+            Node("join", node.name, node.streams, after=last, arrival=node.arrival, memory=node.memory)
+        )
+        return
     nodes[first] = replace(nodes[first], memory=starts)
     nodes.append(Node(kind="join", name=node.name, streams=node.streams, after=last, memory=finishes))

@@ -117,6 +117,8 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
             f"plan.optimizer = {numerics.optimizer}, moment_dtype = {numerics.moment_dtype}: allowed in a real run: "
             f"{', '.join(OPTIMIZERS)} with fp32 moments"
         )
+    if plan.tuning.is_used:
+        raise UserError("plan.tuning: the runtime trains all weights; allowed: none of it")
     if plan.offload.is_used:
         raise UserError(
             "plan.offload: the runtime keeps states, parameters and activations on the device; allowed: none of it"

@@ -80,6 +80,11 @@ def make_problem(
 ) -> Problem:
     """A problem from names; ``options`` are the other fields of :class:`Problem`. Raises UserError."""
     choose(options.get("objective", "time"), OBJECTIVES, "objective")
+    base = options.get("base")
+    if base is not None and base.tuning.is_used:
+        raise UserError(
+            "plan.tuning: layouts of frozen models are simulated, not searched; allowed: none of it"
+        )
     graph = load_model(model) if isinstance(model, str) else model
     habits = stack if isinstance(stack, Stack) else load_stack(stack or DEFAULT_STACK)
     return Problem(with_documents(graph, training), cluster, training, habits, **options)

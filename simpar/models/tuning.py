@@ -1,0 +1,106 @@
+"""Fine-tuning of a part: low-rank adapters beside frozen weights, frozen layers, frozen weights in 4 bits.
+
+An adapter of rank r beside a matrix of k inputs and n outputs is a product with k x r and one with r x n values [LoRA,
+Hu et al. 2021, arXiv 2106.09685]. Frozen weights have neither gradients nor states and no weight-gradient product, and
+their inputs are not kept for one. Below the first trained layer nothing runs backward. Matrices inside layers may be
+stored in NF4, 4 bits and 0.127 of doubly quantised scales an element, and are widened before every product
+[QLoRA, Dettmers et al. 2023, arXiv 2305.14314, section 3].
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simpar.errors import UserError
+from simpar.models.graph import Block, ModelGraph, Operator, Size, Weight, is_row_parallel
+
+NF4_BYTES = (4.0 + 0.127) / 8.0
+PARTS: dict[str, tuple[str, int]] = {
+    "q_proj": ("qkv", 0), "k_proj": ("qkv", 1), "v_proj": ("qkv", 1), "o_proj": ("o_proj", 0),
+    "gate_proj": ("mlp_up", 0), "up_proj": ("mlp_up", 0), "down_proj": ("mlp_down", 0),
+}  # fmt: skip
+"""Packed product of every projection, and which term of its columns it is."""
+
+
+def tuned(
+    graph: ModelGraph, *, rank: int | None, targets: tuple[str, ...], frozen_layers: int, nf4: bool
+) -> ModelGraph:
+    """The model with adapters of a rank beside projections, or without them and only its first layers frozen.
+
+    Raises UserError for mixtures of experts and towers, whose adapters are not modelled, and for too many layers.
+    """
+    if graph.is_mixture or any(block.scope for block in graph.blocks.values()):
+        raise UserError(f"plan.tuning: {graph.name} has experts or towers; allowed: dense decoders")
+    if frozen_layers >= len(graph.layers):
+        raise UserError(
+            f"plan.frozen_layers = {frozen_layers}: the model has {len(graph.layers)}; allowed: fewer"
+        )
+    if rank is None and not frozen_layers:
+        return graph
+    still = {name: _still(graph.blocks[name], nf4) for name in graph.layers[:frozen_layers]}
+    blocks = dict(graph.blocks)
+    if rank is not None:
+        blocks = {name: _adapted(block, rank, targets, nf4) for name, block in blocks.items()}
+    blocks |= {block.name: block for block in still.values()}
+    layers = (*(still[name].name for name in graph.layers[:frozen_layers]), *graph.layers[frozen_layers:])
+    head = graph.head if rank is None and not graph.tied_embeddings else _frozen(graph.head, nf4=False)
+    embedding = replace(_frozen(graph.embedding, nf4=False), still=True)
+    return replace(graph, blocks=blocks, layers=layers, head=head, embedding=embedding)
+
+
+def _still(block: Block, nf4: bool) -> Block:
+    """A frozen block below everything that is trained."""
+    return replace(_frozen(block, nf4=nf4), name=f"{block.name}.still", still=True)
+
+
+def _frozen(block: Block, *, nf4: bool) -> Block:
+    return replace(block, operators=tuple(_frozen_operator(op, nf4) for op in block.operators))
+
+
+def _frozen_operator(op: Operator, nf4: bool) -> Operator:
+    """The operator without gradients of its weights, which it then keeps no input for."""
+    weights = tuple(_frozen_weight(weight, nf4) for weight in op.weights)
+    saves = () if op.kind == "matmul" and op.weights else op.saves
+    return replace(op, weights=weights, saves=saves)
+
+
+def _frozen_weight(weight: Weight, nf4: bool) -> Weight:
+    stored = NF4_BYTES if nf4 and weight.kind == "matrix" else None
+    return replace(weight, trainable=False, stored_bytes=stored)
+
+
+def _adapted(block: Block, rank: int, targets: tuple[str, ...], nf4: bool) -> Block:
+    """A block with frozen weights and an adapter behind every product that has targets."""
+    operators: list[Operator] = []
+    for op in block.operators:
+        operators.append(_frozen_operator(op, nf4))
+        columns = _columns(op, targets)
+        if columns:
+            operators += _adapter(op, rank, columns)
+    return replace(block, operators=tuple(operators))
+
+
+def _columns(op: Operator, targets: tuple[str, ...]) -> Size:
+    """Outputs of the targets in a packed product, one term each."""
+    terms = [PARTS[name][1] for name in targets if PARTS[name][0] == op.name]
+    return tuple((1, op.columns[min(term, len(op.columns) - 1)][1]) for term in terms)
+
+
+def _adapter(op: Operator, rank: int, columns: Size) -> list[Operator]:
+    """Down to the rank, up again, and the sum with the frozen product."""
+    inner: Size = ((rank * len(columns), ()),)
+    down = tuple((times * rank * len(columns), names) for times, names in op.contraction)
+    up = tuple((times * rank, names) for times, names in columns)
+    first, second = f"{op.name}.lora_a", f"{op.name}.lora_b"
+    region = "sequence" if is_row_parallel(op) else "tensor"
+    return [
+        Operator(
+            first, "matmul", op.rows, inner, "tensor", contraction=op.contraction, weights=(Weight(first, down),),
+            inputs=op.inputs, saves=op.inputs[:1],
+        ),
+        Operator(
+            second, "matmul", op.rows, columns, "tensor", contraction=((rank, ()),), weights=(Weight(second, up),),
+            inputs=(first,), saves=(first,),
+        ),
+        Operator(f"{op.name}.lora_add", "add", op.rows, op.columns, region, inputs=(op.name, second)),
+    ]  # fmt: skip
