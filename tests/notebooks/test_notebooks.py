@@ -13,8 +13,8 @@ pytest.importorskip("ipykernel", reason="ipykernel is not installed")
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-SLOW = {"06_from_plan_to_torch_run"}  # more than ten seconds on two cores
-NEEDS = {"06_from_plan_to_torch_run": "torch"}
+SLOW = {"06_from_plan_to_torch_run", "07_calibrating_your_own_machine"}  # more than ten seconds on two cores
+NEEDS = dict.fromkeys(SLOW, "torch")
 PATIENCE_S = 300
 
 
