@@ -124,10 +124,11 @@ class MixedCluster(Cluster):
         for block in self.blocks:
             pieces = []
             for part, start in zip(self.parts, self._starts(block), strict=True):
-                ranks, inner = np.arange(part.world_size), 0
+                ranks = np.arange(part.world_size)
+                inner = np.zeros_like(ranks)
                 if block not in TRUNKS and part._blocks[block][1]:
                     inner = part.link_of(block, ranks) - part._blocks[block][0]
-                pieces.append(start + np.zeros_like(ranks) + inner)
+                pieces.append(start + inner)
             found[block] = np.concatenate(pieces)
         return found
 

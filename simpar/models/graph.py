@@ -238,7 +238,7 @@ class ModelGraph:
         return int(total - (self._output_projection() if self.tied_embeddings else 0))
 
     def _output_projection(self) -> int:
-        return int(self.head.matmul_parameters(self.dims))
+        return int(evaluate(self.head.operator("lm_head").weights[0].size, self.dims))
 
     @property
     def scopes(self) -> tuple[Dims, ...]:

@@ -1,4 +1,4 @@
-"""Readers of configs with two towers: encoder-decoders, and vision towers before a language model."""
+"""Readers of configs with encoders: alone, before a decoder that attends to them, or before a language model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simpar.errors import UserError
-from simpar.models.config import Config
+from simpar.models.config import Config, shape_of
+from simpar.models.encoder import encoder
 from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import Family, read
 from simpar.models.towers import Vision, before_language_model, encoder_decoder
@@ -59,4 +60,26 @@ def _vision(config: Config, images: int) -> Vision:
     return Vision(shape, style, patches=side * side, patch_elements=pixels, images=images)
 
 
-TOWERS: dict[str, Family] = {"t5": _t5, "mt5": _t5, "umt5": _t5, "llava": _llava}
+def _bert(config: Config, name: str) -> ModelGraph:
+    shape = shape_of(
+        config,
+        hidden=config.size("hidden_size", default=768),
+        ffn=config.size("intermediate_size", default=3072),
+        layers=config.size("num_hidden_layers", default=12),
+        heads=config.size("num_attention_heads", default=12),
+        positions=config.size("max_position_embeddings", default=512),
+    )
+    types = config.size("type_vocab_size", default=2)
+    rate = config.rate("hidden_dropout_prob", "attention_probs_dropout_prob")
+    return encoder(name, shape, token_types=types, dropout=rate > 0)
+
+
+TOWERS: dict[str, Family] = {
+    "bert": _bert,
+    "roberta": _bert,
+    "xlm-roberta": _bert,
+    "t5": _t5,
+    "mt5": _t5,
+    "umt5": _t5,
+    "llava": _llava,
+}
