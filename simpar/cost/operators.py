@@ -84,7 +84,9 @@ def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
             cast_s = kernels.memory_time_s(m * n * (DTYPE_BYTES["bf16"] + DTYPE_BYTES["fp8"]))
     frozen = bool(op.weights) and not any(weight.trainable for weight in op.weights)
     packed = [weight for weight in op.weights if weight.stored_bytes]  # widened before every product
-    widened = (evaluate(w.size, sizes.dims) * (w.stored_bytes + kernels.activation_bytes) for w in packed)
+    widened = (
+        evaluate(w.size, sizes.dims) * ((w.stored_bytes or 0.0) + kernels.activation_bytes) for w in packed
+    )
     widen_s = kernels.memory_time_s(sum(widened)) if packed else 0.0
     fused = sizes.stack.numerics.gradient_accumulation_fusion
     return OperatorTime(
