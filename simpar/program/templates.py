@@ -214,6 +214,10 @@ def backward_template(
     reduces: list[int] = []
     buckets = [_Buckets(sync, each) for each in sync.copies if each.reduce_ops]
     outbox = _Outbox(sync, waits=bool(buckets))
+    sent: list[int] = []
+    if outbox.bounded:  # what an earlier pass made has gone before this one makes more
+        nodes.append(Node("offload", "gradients gone", (HOST_OUT,)))
+        sent = [0, 0]
     for index, (unit, segment) in enumerate(zip(backwards, passes, strict=True)):
         changes = backward_memory(kind, [unit])
         after: tuple[int, ...] = ()
@@ -225,6 +229,8 @@ def backward_template(
             after += _returns(nodes, unit, sync, after=before)
         if sync.per_unit and len(reduces) >= 2:
             after = (*after, reduces[-2])
+        if sent:
+            after = (*after, sent[-2])
         changes = (*changes, *outbox.held(unit))
         nodes.append(compute_node(kind, [unit], [segment], after=after, memory=changes))
         computes.append(len(nodes) - 1)
@@ -234,7 +240,8 @@ def backward_template(
         closed = len(nodes) - 1 > computes[-1]
         if closed:
             reduces.append(len(nodes) - 1)
-        outbox.send(nodes, unit, closed=closed)
+        if outbox.send(nodes, unit, closed=closed) and sent:
+            sent.append(outbox.position)
     nodes[computes[0]] = replace(nodes[computes[0]], arrival=True)
     return Template(tuple(nodes), computes[-1])
 
@@ -368,6 +375,12 @@ class _Outbox:
     def __init__(self, sync: SyncPolicy, *, waits: bool) -> None:
         self._sync, self._waits = sync, waits
         self._size, self._held = 0.0, 0.0
+        self.position = 0
+
+    @property
+    def bounded(self) -> bool:
+        """Whether gradients have no place of their own on the device, so that passes wait for their copies."""
+        return self._sync.sends and self._sync.held_bytes > 0
 
     def held(self, unit: Unit) -> tuple[MemoryChange, ...]:
         """Gradients that the pass of a unit makes and that have no place of their own on the device."""
@@ -375,17 +388,19 @@ class _Outbox:
         self._held += size if self._sync.sends else 0.0
         return (MemoryChange(False, size, "transient"),) if size and self._sync.sends else ()
 
-    def send(self, nodes: list[Node], unit: Unit, *, closed: bool) -> None:
-        """Append the copy of what is ready once a unit is done."""
+    def send(self, nodes: list[Node], unit: Unit, *, closed: bool) -> bool:
+        """Append the copy of what is ready once a unit is done, whose ``position`` is kept; whether there is one."""
         self._size += sum(each.parameters(unit) * each.sent_bytes for each in self._sync.copies)
         if not self._size or (self._waits and not closed):
-            return
+            return False
         gone = (MemoryChange(True, -self._held, "transient"),) if self._held else ()
         nodes.append(host_copy("gradients to host", self._size, after=(len(nodes) - 1,), memory=gone))
+        self.position = len(nodes) - 1
         if self._sync.accumulates:
             moved = self._size * self._sync.accumulates
             nodes.append(host_copy("add gradients up", moved, op="host_update", after=(len(nodes) - 1,)))
         self._size, self._held = 0.0, 0.0
+        return True
 
 
 def _freed(unit: Unit, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
