@@ -12,7 +12,7 @@ import numpy as np
 from simpar.errors import UserError
 from simpar.files import write_atomic
 from simpar.report.plots import INK, SUFFIXES, _figure, _render
-from simpar.units import GIB
+from simpar.units import GIB, GIGA
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +83,7 @@ def plot_grid(grid: Mapping[str, Any]) -> Figure:
 
 def _row_name(row: Any, cells: Sequence[Mapping[str, Any]]) -> str:
     counts = {cell["parameters"] for cell in cells}
-    size = f"\n{counts.pop() / 1e9:.1f} B" if len(counts) == 1 else ""
+    size = f"\n{counts.pop() / GIGA:.1f} B" if len(counts) == 1 else ""
     return f"{row}{size}"
 
 
