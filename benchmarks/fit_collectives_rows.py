@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-LARGE_BYTES = 2.0**33  # what "peak, large message" stands for where no size is given
+from simpar.validate.collectives import LARGE_BYTES, OPS, measured_s
 
 # source, device, fabric (parts of the text) -> profile; the first that fits
 PROFILES = (
@@ -47,10 +47,6 @@ PROFILES = (
     ("vTrain", "V100", "", "dgx-v100"),
     ("xxrjun", "H100", "", "dgx-h100"),
 )
-OPS = {
-    "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
-    "all_to_all": "all_to_all", "sendrecv": "send", "collective_permute": "send",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -120,7 +116,7 @@ def _case(row: Mapping[str, str]) -> Case | None:
     op, profile, ranks = OPS[row["op"]], _profile(row), int(float(row["n_gpus"] or 8))
     assert profile is not None, "rows without a profile have a reason"
     size = float(row["message_bytes"] or LARGE_BYTES)
-    seconds = _seconds(row, ranks, size)
+    seconds = measured_s(row, ranks, size)
     if seconds is None:
         return None
     domains = _domains(row, profile, ranks)
@@ -150,15 +146,3 @@ def _algorithm(row: Mapping[str, str]) -> str:
         return "ring" if row["op"] == "all_reduce" else "auto"  # its bandwidth is that of its all-gather
     pinned = row["source"].startswith("NVIDIA GTC") and row["op"] == "all_reduce" and "IB" not in fabric
     return "ring" if pinned else "auto"
-
-
-def _seconds(row: Mapping[str, str], ranks: int, size: float) -> float | None:
-    """Measured time, or the time that the bus (or algorithm) bandwidth stands for."""
-    if row["time_us"]:
-        return float(row["time_us"]) * 1e-6
-    bus = float(row["busbw_GBps"] or 0) * 1e9
-    if bus > 0:
-        factor = {"all_reduce": 2 * (ranks - 1) / ranks, "sendrecv": 1.0, "collective_permute": 1.0}
-        return size * factor.get(row["op"], (ranks - 1) / ranks) / bus
-    algorithmic = float(row["algbw_GBps"] or 0) * 1e9
-    return size / algorithmic if algorithmic > 0 else None

@@ -69,6 +69,7 @@ START = {
     "overlap.compute_slowdown_while_comm": 1.1,
 }  # fmt: skip
 IN_MS = ("step_overhead_s", "message_s", "expert_sync_s")
+SAME_CLOCK = 3.0  # how many runs the likeness of a device's two clocks counts as
 TIMES = ("host_time_per_kernel_s", "host_time_per_collective_s")
 PRIOR = {"launch.kernel_overhead": (1.05, 0.15), "overlap.compute_slowdown_while_comm": (1.1, 0.15)}
 
@@ -178,18 +179,35 @@ class Problem:
             for (kind, _, key), value in zip(self.names, values, strict=True)
             if kind == "stack" and key in PRIOR
         ]
-        return np.concatenate([*parts, priors])
+        eight, sixteen = (
+            [
+                value
+                for (_, name, key), value in zip(self.names, values, strict=True)
+                if self._pairs(name, key, each)
+            ]
+            for each in ("sustained_clock_fp8", "sustained_clock")
+        )
+        apart = SAME_CLOCK * np.log(np.array(eight) / np.array(sixteen))
+        return np.concatenate([*parts, priors, apart])
+
+    def _pairs(self, name: str, key: str, wanted: str) -> bool:
+        return key == wanted and ("device", name, "sustained_clock_fp8") in self.names
 
     def sparsity(self) -> lil_matrix:
         """Which numbers a run depends on: its device's clock and its stack's four."""
         priors = [i for i, (kind, _, key) in enumerate(self.names) if kind == "stack" and key in PRIOR]
-        pattern = lil_matrix((len(self.runs) + len(priors), len(self.names)), dtype=int)
+        clocks = sum(key == "sustained_clock_fp8" for _, _, key in self.names)
+        pattern = lil_matrix((len(self.runs) + len(priors) + clocks, len(self.names)), dtype=int)
         for column, (kind, name, _) in enumerate(self.names):
             for row, run in enumerate(self.runs):
                 if name == run.part(kind):
                     pattern[row, column] = 1
         for offset, column in enumerate(priors):
             pattern[len(self.runs) + offset, column] = 1
+        both = sorted({name for _, name, key in self.names if key == "sustained_clock_fp8"})
+        for offset, device in enumerate(both, start=len(self.runs) + len(priors)):
+            for key in ("sustained_clock", "sustained_clock_fp8"):
+                pattern[offset, self.names.index(("device", device, key))] = 1
         return pattern
 
 

@@ -11,10 +11,12 @@ from simpar.cli.app import JSON_HELP, app, console, json_out, working
 
 @app.command(epilog="Example: simpar validate measured.csv --json errors.json")
 def validate(
-    table: Annotated[str, typer.Argument(help="Measured runs, one a row", metavar="TABLE.csv")],
+    table: Annotated[
+        str, typer.Argument(help="Measured runs, kernels or collectives, one a row", metavar="TABLE.csv")
+    ],
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
-    """Predict every row of a table of measured runs and report the errors."""
+    """Predict every row of a table of measured runs (or single kernels, or collectives) and report the errors."""
     from simpar.report.terminal import print_validation
     from simpar.validate.table import validate as validate_table
 

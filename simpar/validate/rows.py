@@ -47,7 +47,7 @@ class Measured:
     static_memory_bytes: float | None
     peer_step_time_s: float | None
     peer_memory_bytes: float | None
-    fits: bool
+    fits: bool | None
     peak_is_allocated: bool = False
 
 
@@ -185,16 +185,22 @@ _HARDWARE = (  # device pattern, interconnect pattern, profile; the first match 
 )
 
 
-def _hardware(row: Row, devices: int) -> tuple[str, int]:
-    """Profile and devices per node; a job smaller than a node is one node of its size."""
-    device, network = text(row, "gpu_type").lower(), text(row, "interconnect").lower()
+def profile_of(device: str, network: str) -> str:
+    """The cluster profile of a device and network in a table's words, lower case. Raises Unmodelled."""
     if not device:
         raise Unmodelled("gpu_type not published")
     if "tpu" in device:
         raise Unmodelled("TPU slices (torus collectives)")
     name = next((p for d, n, p in _HARDWARE if re.search(d, device) and re.search(n, network)), None)
     if name is None:
-        raise Unmodelled(f"no profile for {text(row, 'gpu_type')}")
+        raise Unmodelled(f"no profile for {device}")
+    return name
+
+
+def _hardware(row: Row, devices: int) -> tuple[str, int]:
+    """Profile and devices per node; a job smaller than a node is one node of its size."""
+    device, network = text(row, "gpu_type").lower(), text(row, "interconnect").lower()
+    name = profile_of(device, network)
     per_node = min(whole(row, "gpus_per_node", 4 if "gb" in device else 8), devices)
     if devices % per_node:
         raise Unmodelled("n_gpus is no multiple of gpus_per_node")

@@ -144,7 +144,7 @@ def _confusion(outcomes: Sequence[Outcome]) -> Counter[str]:
     return Counter(
         f"{words[o.measured.fits]}_{words[o.prediction.fits]}"
         for o in outcomes
-        if o.measured and o.prediction
+        if o.measured and o.prediction and o.measured.fits is not None
     )
 
 

@@ -12,6 +12,7 @@ from simpar.units import GIB
 from simpar.validate.cells import Row, Unmodelled, text
 from simpar.validate.predict import predict
 from simpar.validate.rows import case, measured
+from simpar.validate.single import is_single, single_outcomes
 from simpar.validate.summary import CELL, Outcome, summary
 
 NEEDED = ("source", "n_gpus", "seq_len")
@@ -21,10 +22,11 @@ CHUNK = 16
 def validate(path: str | Path, *, jobs: int = -1) -> dict[str, Any]:
     """Predicted against measured for every row of a CSV table: the JSON of ``simpar validate``.
 
-    Raises UserError where the file is no such table.
+    Of training runs, or of single kernels or collectives, told apart by their columns. Raises UserError where the
+    file is no such table.
     """
     rows = read_table(path)
-    outcomes = outcomes_of(rows, jobs=jobs)
+    outcomes = single_outcomes(rows) if is_single(rows) else outcomes_of(rows, jobs=jobs)
     return {**summary(outcomes), "rows_detail": [_detail(outcome) for outcome in outcomes]}
 
 
@@ -40,7 +42,7 @@ def read_table(path: str | Path) -> list[Row]:
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: is no CSV table ({error})") from None
     missing = [name for name in NEEDED if name not in names]
-    if missing:
+    if missing and not is_single(rows):
         raise UserError(
             f"{path}: column {', '.join(missing)} missing; a measured table needs {', '.join(NEEDED)}"
         )
@@ -93,6 +95,13 @@ def _detail(outcome: Outcome) -> dict[str, Any]:
     detail: dict[str, Any] = {"row": outcome.row, "source": outcome.source, "label": outcome.label}
     if outcome.prediction is None or outcome.measured is None:
         return {**detail, "reason": outcome.reason}
+    if outcome.measured.fits is None:  # a single kernel or collective
+        return {
+            **detail,
+            "predicted_time_s": outcome.prediction.step_time_s,
+            "measured_time_s": outcome.measured.step_time_s,
+            "time_error_percent": _percent(outcome.time_error),
+        }
     return {
         **detail,
         "suspect": outcome.suspect,

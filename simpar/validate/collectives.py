@@ -1,0 +1,107 @@
+"""Tables of measured collectives: time or bandwidth by operation, size, devices and fabric.
+
+Columns: ``op, gpu_type, fabric, n_gpus, n_nodes, message_bytes`` and ``time_us``, ``busbw_GBps`` or ``algbw_GBps``.
+Bus bandwidth is that of nccl-tests: all-reduce 2 (n - 1) / n of the size over the time, others (n - 1) / n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from simpar.cost.collectives import collective_time_s
+from simpar.errors import UserError
+from simpar.hardware.cluster import Cluster, load_cluster
+from simpar.units import GB, US
+from simpar.validate.cells import Row, Unmodelled, number, text, whole
+from simpar.validate.rows import profile_of
+
+COLUMNS = ("op", "gpu_type", "n_gpus", "message_bytes")
+LARGE_BYTES = 2.0**33  # what "peak, large message" stands for where no size is given
+OPS = {
+    "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all", "sendrecv": "send", "collective_permute": "send",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Call:
+    """One measured call: ``per_domain`` ranks in each of ``domains`` scale-up domains."""
+
+    profile: str
+    op: str
+    algorithm: str
+    domains: int
+    per_domain: int
+    size_bytes: float
+    time_s: float
+
+
+def call(row: Row) -> Call:
+    """The collective of a row. Raises Unmodelled with the reason."""
+    if text(row, "op") not in OPS:
+        raise Unmodelled(f"{text(row, 'op')}: no collective of this library")
+    fabric = " ".join(text(row, name) for name in ("fabric", "node_type", "source")).lower()
+    profile = profile_of(text(row, "gpu_type").lower(), fabric)
+    ranks, size = whole(row, "n_gpus", 8), number(row, "message_bytes") or LARGE_BYTES
+    time = measured_s(row, ranks, size)
+    if time is None:
+        raise Unmodelled("nothing measured (no time, no bandwidth)")
+    domain = load_cluster(profile, 1).domain_size
+    domains = -(-ranks // domain) if domain > 8 else whole(row, "n_nodes", -(-ranks // domain))
+    if ranks % domains:
+        raise Unmodelled("domains of different sizes")
+    op, per_domain = OPS[text(row, "op")], ranks // domains
+    if op == "send":
+        domains, per_domain = (2, 1) if domains > 1 else (1, 2)
+    return Call(profile, op, _algorithm(row), domains, per_domain, size, time)
+
+
+def measured_s(row: Row, ranks: int, size_bytes: float) -> float | None:
+    """Measured time, or the time that the bus (or algorithm) bandwidth stands for."""
+    time_us, bus = number(row, "time_us"), number(row, "busbw_GBps")
+    if time_us:
+        return time_us * US
+    if bus:
+        factor = {"all_reduce": 2 * (ranks - 1) / ranks, "sendrecv": 1.0, "collective_permute": 1.0}
+        return size_bytes * factor.get(text(row, "op"), (ranks - 1) / ranks) / (bus * GB)
+    rate = number(row, "algbw_GBps")
+    return size_bytes / (rate * GB) if rate else None
+
+
+def predict(calls: Sequence[Call]) -> list[float | str]:
+    """Predicted seconds of calls in order, or why one cannot be."""
+    return [_seconds(each) for each in calls]
+
+
+def _seconds(each: Call) -> float | str:
+    try:
+        cluster = _cluster(each.profile, each.domains, sharp=each.algorithm == "sharp")
+        found = collective_time_s(
+            each.op, each.size_bytes, (each.domains, each.per_domain), cluster, algorithm=each.algorithm
+        )
+    except UserError as error:
+        return str(error)
+    return float(found)
+
+
+@lru_cache(maxsize=256)
+def _cluster(profile: str, domains: int, *, sharp: bool) -> Cluster:
+    domain = load_cluster(profile, 1)
+    nodes = max(domains * domain.domain_size // domain.profile.devices_per_node, 1)
+    cluster = load_cluster(profile, nodes)
+    if not sharp or cluster.profile.scale_out is None:
+        return cluster
+    out = cluster.profile.scale_out.model_copy(update={"sharp": True})
+    return Cluster(cluster.profile.model_copy(update={"scale_out": out}), cluster.nodes)
+
+
+def _algorithm(row: Row) -> str:
+    """The algorithm that a row pins down, else "auto"."""
+    words = f"{text(row, 'fabric')} {text(row, 'algo_or_backend')}".lower()
+    if "nvls disabled" in words:
+        return "ring"
+    if "sharp" in words and ("infiniband" in words or " ib" in words):
+        return "sharp"
+    return "nvls" if text(row, "algo_or_backend") == "NVLS" else "auto"
