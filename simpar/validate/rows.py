@@ -53,8 +53,6 @@ class Measured:
 
 def case(row: Row) -> Case:
     """The simulation input of a row. Raises Unmodelled with the reason."""
-    if "lora" in text(row, "model_name").lower():
-        raise Unmodelled("LoRA")
     graph = mixture(row) if _is_mixture(row) else model(row)
     devices = whole(row, "n_gpus")
     hardware, per_node = _hardware(row, devices)
@@ -74,7 +72,7 @@ def _sequence(row: Row) -> int:
 def _documents(row: Row) -> Documents | None:
     """Fine-tuning packs short questions and answers (NeMo's documentation uses Dolly and SQuAD), all else one text."""
     words = f"{text(row, 'model_name')} {text(row, 'notes')}".lower()
-    return Documents(mean=200) if re.search(r"\(sft\)|packed sequences", words) else None
+    return Documents(mean=200) if re.search(r"\(sft\)|\(lora\)|packed sequences", words) else None
 
 
 def _is_mixture(row: Row) -> bool:
@@ -245,6 +243,8 @@ def _plan(row: Row, devices: int) -> dict[str, object]:
     )
     if _is_mixture(row):
         plan |= expert_plan(row)
+    if "lora" in text(row, "model_name").lower():
+        plan |= {"lora_rank": 32, "lora_targets": ("q_proj", "k_proj", "v_proj")}  # NeMo's default
     if cp > 1 and "cp all-to-all" in text(row, "overlap_notes").lower():
         plan["cp_method"] = "ulysses"
     sequence = text(row, "seq_parallel").lower()
@@ -381,7 +381,7 @@ def _stack(row: Row) -> tuple[str, dict[str, object]]:
     if name == "megatron" and re.search("maxtext|paxml", notes):
         name = "maxtext"
     elif name == "megatron" and _is_nemo(row):
-        name = "nemo"
+        name = "fsdp" if "automodel" in text(row, "source").lower() else "nemo"
     if name == "torchtitan" and re.search(r"no compile|compile=false", notes):
         name = "torchtitan-eager"
     if name in ("megatron", "nemo") and "deepspeed" in text(row, "zero_stage_or_fsdp").lower():
