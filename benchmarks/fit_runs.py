@@ -27,7 +27,7 @@ from simpar.units import US
 from simpar.validate.cells import Unmodelled, text
 from simpar.validate.predict import Tuning, predict
 from simpar.validate.rows import Case, case, measured
-from simpar.validate.table import read_table
+from simpar.validate.table import read_table, suspect
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("SIMPAR_DATA", ROOT.parent / "shared" / "data"))
@@ -51,7 +51,7 @@ CLOCK = (0.35, 1.3)  # beyond 1 where a sibling's kernels were timed under a tig
 STACK = {  # dotted key: bounds
     "launch.host_time_per_kernel_s": (0.0, 100 * US),
     "launch.kernel_overhead": (0.8, 1.8),
-    "launch.step_overhead_s": (0.0, 0.3),
+    "launch.step_overhead_s": (0.0, 0.15),
     "overlap.compute_slowdown_while_comm": (1.0, 1.6),
 }
 ONLY_HERE = {  # (kind, name, dotted key): bounds and start
@@ -93,13 +93,13 @@ def runs_of(paths: Sequence[Path], stacks: Sequence[str]) -> list[Run]:
     by_source: dict[str, list[Run]] = defaultdict(list)
     for path in paths:
         for row in read_table(path):
-            if text(row, "slow_pipeline_bug").lower() == "true" or text(row, "notes").startswith("tier C"):
+            if suspect(row) or text(row, "notes").startswith("tier C"):
                 continue
             try:
                 known = measured(row).step_time_s
                 if known:
                     entry = case(row)
-                    if entry.stack not in stacks:
+                    if entry.stack not in stacks or _outside(entry):
                         continue
                     by_source[text(row, "source")].append(Run(text(row, "source"), entry, "", known))
             except Unmodelled:
@@ -113,6 +113,11 @@ def runs_of(paths: Sequence[Path], stacks: Sequence[str]) -> list[Run]:
     return [
         Run(r.source, r.case, device, r.time_s) for r, device in zip(runs, checked, strict=True) if device
     ]
+
+
+def _outside(entry: Case) -> bool:
+    """FSDP inside a pipeline: torch reduces whole gradients once a step there, the model every microbatch."""
+    return entry.plan.get("zero") == 3 and int(str(entry.plan["pp"])) > 1
 
 
 def _device(entry: Case) -> str:

@@ -241,6 +241,8 @@ def _plan(row: Row, devices: int) -> dict[str, object]:
     plan |= _sharding(
         row, devices // (tp * pp), per_node=whole(row, "gpus_per_node", 8), sharded=_shards_by_default(row)
     )
+    if pp > 1 and text(row, "stack") == "torchtitan" and plan.get("zero") == 3:
+        plan["reshard_after_forward"] = False  # its default inside a pipeline
     if _is_mixture(row):
         plan |= expert_plan(row)
     if "lora" in text(row, "model_name").lower():

@@ -76,7 +76,7 @@ def outcome(line: int, row: Row) -> Outcome:
         prediction = predict(case(row))
     except Unmodelled as reason:
         return Outcome(**words, cell=cell, measured=None, prediction=None, reason=str(reason))  # type: ignore[arg-type]
-    return Outcome(**words, cell=cell, measured=actual, prediction=prediction, suspect=_suspect(row))  # type: ignore[arg-type]
+    return Outcome(**words, cell=cell, measured=actual, prediction=prediction, suspect=suspect(row))  # type: ignore[arg-type]
 
 
 def _label(row: Row) -> str:
@@ -86,9 +86,11 @@ def _label(row: Row) -> str:
     return f"{text(row, 'model_name')} on {text(row, 'n_gpus')} {layout}".strip()
 
 
-def _suspect(row: Row) -> str:
+def suspect(row: Row) -> str:
     """Rows that their source calls disturbed; they are modelled and counted, and listed apart."""
-    return "slow pipeline bug of the trainer" if text(row, "slow_pipeline_bug").lower() == "true" else ""
+    if text(row, "slow_pipeline_bug").lower() == "true":
+        return "slow pipeline bug of the trainer"
+    return "abnormal by its authors" if "abnormally" in text(row, "notes") else ""
 
 
 def _detail(outcome: Outcome) -> dict[str, Any]:
