@@ -15,7 +15,7 @@ from simpar.validate.cells import Unmodelled
 from simpar.validate.predict import Prediction, cluster_of, predict
 from simpar.validate.rows import Measured, case, measured
 from simpar.validate.summary import Outcome, figures, kendall_tau, regret_by_cell
-from simpar.validate.table import outcomes_of, read_table, validate
+from simpar.validate.table import outcomes_of, read_table, suspect, validate
 
 ROW = {
     "source": "test", "model_name": "Llama-2-7B", "n_layers": "32", "hidden": "4096", "n_heads": "32",
@@ -52,13 +52,30 @@ def test_row_becomes_the_layout_it_describes() -> None:
         ({"n_experts": "8"}, "config is not released"), ({"cp": "3"}, "tp x cp x pp does not divide"),
         ({"hidden": ""}, "hidden not published"), ({"micro_batch": "", "grad_accum": ""}, "micro_batch"),
         ({"tp": "3"}, "does not divide"), ({"gpu_type": "Gaudi 3"}, "no profile"), ({"n_gpus": "many"}, "no number"),
-        ({"gpu_type": "TPU v5p"}, "TPU"), ({"precision": "NVFP4"}, "4-bit"), ({"model_name": "x (LoRA)"}, "LoRA"),
+        ({"gpu_type": "TPU v5p"}, "TPU"), ({"precision": "NVFP4"}, "4-bit"),
     ],
 )  # fmt: skip
 def test_rows_outside_the_model_have_a_reason(change: dict[str, str], reason: str) -> None:
     """What is not modelled says why."""
     with pytest.raises(Unmodelled, match=reason):
         predict(case({**ROW, **change}))
+
+
+def test_what_rows_leave_to_their_framework() -> None:
+    """NeMo's habits: adapters beside attention's projections on short documents, single layers a virtual stage."""
+    nemo = {**ROW, "source": "NeMo performance summary", "pp": "4", "tp": "4", "dp": "1"}
+    tuned = case({**nemo, "model_name": "LLAMA2-7B (LoRA)"})
+    assert tuned.plan["lora_targets"] == ("q_proj", "k_proj", "v_proj")
+    assert tuned.training.documents is not None
+    assert (case(nemo).stack, case(nemo).plan["vpp"]) == ("nemo", 8)
+    assert case({**nemo, "source": "a paper"}).plan["vpp"] == 1
+    assert predict(tuned).step_time_s < predict(case(nemo)).step_time_s
+
+
+def test_rows_that_their_authors_call_abnormal_are_listed_apart() -> None:
+    """They are modelled and counted, and compared with no other."""
+    assert suspect({**ROW, "notes": "flagged by authors as abnormally low"}) == "abnormal by its authors"
+    assert suspect(ROW) == ""
 
 
 @pytest.mark.parametrize(
