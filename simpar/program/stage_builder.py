@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from simpar.cost.memory import StaticMemory, parameter_widths
 from simpar.cost.operators import optimizer_time_s
 from simpar.cost.peak import PeakMemory
+from simpar.cost.sharded import local_weights
 from simpar.models.graph import Block
 from simpar.plan.placement import SHARDED, Role
 from simpar.plan.stages import StagePlan, stage_blocks
@@ -255,6 +258,19 @@ class StagePart:
             total += sum(of(axes, count) for table in tables for axes, count in table.items())
         return total
 
+    def _placeholder_bytes(self) -> float:
+        """One empty weight gradient of each shape, see :mod:`simpar.cost.placeholders`."""
+        stack, graph = self.view.job.stack, self.view.job.graph
+        if not (stack.memory.transformer_engine and stack.numerics.gradient_accumulation_fusion):
+            return 0.0
+        shapes = {}
+        for name, view in self._views.items():
+            for op in view.block.operators if name in graph.layers else ():
+                if op.kind == "matmul":
+                    by = {key: np.array(size) for key, size in view.by(op).items()}
+                    shapes[op.name] = float(local_weights(op, view.dims, by)[0])
+        return DTYPE_BYTES["bf16"] * sum(shapes.values())
+
     def static_memory(self) -> StaticMemory:
         """Parameters, gradients, states: whole where kept, in slices where gathered, states always in slices."""
         job = self.view.job
@@ -266,7 +282,7 @@ class StagePart:
         buckets = self._count(lambda axes, count: count if axes else 0.0, every=False)
         buffers = job.stack.memory.allocator.workspace_bytes + job.stack.memory.bucket_bytes * buckets
         whole = max(gathered_stream_bytes(view) for view in self._views.values())
-        buffers += job.stack.memory.gather_buffers * whole
+        buffers += job.stack.memory.gather_buffers * whole + self._placeholder_bytes()
         return StaticMemory(
             parameters_bytes=int(widths.stored * held),
             gradients_bytes=int(widths.gradient * held),

@@ -1,13 +1,12 @@
-"""torch.nn.DataParallel as a teaching baseline: one process, one thread a replica, everything through the first device.
+"""torch.nn.DataParallel as a teaching baseline: one process, all replicas, everything through the first device.
 
-Every forward scatters the batch, copies all parameters to the replicas, runs them in threads and gathers their logits
-on the first device; backward adds the replicas' gradients up there. torch's own works on CUDA devices only, this one on
-CPUs as well, where all replicas share memory.
+Every forward scatters the batch, copies all parameters to the replicas, runs one after the other and gathers their
+logits on the first device; backward adds the replicas' gradients up there. torch's own works on CUDA devices only,
+this one on CPUs as well, where all replicas share memory.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -33,8 +32,8 @@ class DataParallel(nn.Module):
         scattered = [
             part.to(at) for part, at in zip(tokens.chunk(len(self.devices)), self.devices, strict=True)
         ]
-        with ThreadPoolExecutor(len(self.devices)) as threads:
-            outputs = list(threads.map(self._replica, scattered))
+        # in turn: a call swaps the module's parameters; kernels of different devices overlap all the same
+        outputs = [self._replica(part) for part in scattered]
         return torch.cat([output.to(self.devices[0]) for output in outputs])
 
     def _replica(self, tokens: Tensor) -> Tensor:

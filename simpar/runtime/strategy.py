@@ -117,6 +117,10 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
             f"plan.optimizer = {numerics.optimizer}, moment_dtype = {numerics.moment_dtype}: allowed in a real run: "
             f"{', '.join(OPTIMIZERS)} with fp32 moments"
         )
+    if plan.data_parallel.kind == "single_process":
+        raise UserError(
+            "plan.kind = single_process: its training does not equal DDP's yet; allowed: ddp, fsdp"
+        )
     if plan.tuning.is_used:
         raise UserError("plan.tuning: the runtime trains all weights; allowed: none of it")
     if plan.offload.is_used:

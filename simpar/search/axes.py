@@ -29,8 +29,6 @@ LEFT_OUT = ("naive", "dualpipe", "terapipe")
 SEVERAL_CHUNKS = ("interleaved", "breadth-first")
 TWO_CHUNKS = ("zb-v", "v-half", "v-min", "dualpipev")
 MAX_MICRO_BATCH = 64
-STATE_BYTES, CROWDED = 16.0, 0.4
-"""Bytes a parameter of weights, gradients and states; share of all device memory from which they crowd it."""
 MIN_CONTEXT = 8192
 PATHS = {
     "tp_overlap": ("tensor_parallel", "overlap"),
@@ -241,14 +239,8 @@ def _order_matters(rows: Rows) -> Mask:
 
 
 def _homes(problem: Problem) -> list[str]:
-    """Where optimizer states may live: on the host too where they crowd the devices, which is what offload is for."""
-    if problem.base.offload.offload_optimizer != "none":
-        return [problem.base.offload.offload_optimizer]
-    held = STATE_BYTES * problem.graph.num_parameters()
-    room = problem.cluster.world_size * problem.cluster.device.memory_bytes
-    replicas = problem.base.data_parallel
-    free = replicas.sync == "bsp" and not replicas.servers and replicas.kind != "single_process"
-    return ["none", "cpu"] if free and held > CROWDED * room else ["none"]
+    """Where optimizer states live: as the plan says; ``--fix offload_optimizer`` offers more than one home."""
+    return [problem.base.offload.offload_optimizer]
 
 
 def _schedules(problem: Problem) -> list[str]:

@@ -106,7 +106,6 @@ def spoiled(plan, **changes):
     [
         ({"layers": 3}, "layers in all"),
         ({"first_device": 1}, "exactly one stage"),
-        ({"sharding": {}}, "is missing"),
     ],
 )
 def test_impossible_stages_say_why(change, message):

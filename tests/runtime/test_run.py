@@ -67,26 +67,11 @@ def test_a_run_reports_measured_beside_predicted(simpar_run, tmp_path):
     assert {"forward", "backward", "optimizer", "aten::mm"} <= spans
 
 
-def test_one_process_that_drives_all_replicas_trains_as_ddp_does(simpar_run, tmp_path):
-    """torch.nn.DataParallel's way, threads of one process, gives the losses of four processes under DDP."""
-    losses = []
-    for kind in ("single_process", "ddp"):
-        flags = [
-            "--nproc",
-            4,
-            "--set",
-            "cluster=null",
-            "--set",
-            f"plan.kind={kind}",
-            "--learning-rate",
-            "1e-2",
-        ]
-        done = simpar_run(*TINY, "--steps", 3, *flags, "--json", f"{kind}.json", "-o", kind)
-        assert done.returncode == 0, done.stderr
-        losses.append(json.loads((tmp_path / f"{kind}.json").read_text())["measured"]["losses"])
-    assert losses[0] == pytest.approx(losses[1], abs=2e-5)
-    assert losses[0][-1] < losses[0][0]
-    assert len(list((tmp_path / "single_process").glob("rank*.json"))) == 1
+def test_one_process_that_drives_all_replicas_is_refused(simpar_run):
+    """One line and exit code 2."""
+    done = simpar_run(*TINY, "--steps", 1, "--nproc", 4, "--set", "plan.kind=single_process")
+    assert done.returncode == 2
+    assert "single_process" in done.stderr
 
 
 @pytest.mark.parametrize(
