@@ -121,7 +121,7 @@ def own(stage: Any, plan: Plan) -> list[Owned]:
 
 def wrap(stage: Any, blueprint: Blueprint, ranks: Ranks) -> Any:
     """The stage under DDP with the planned buckets, or as it is."""
-    if blueprint.strategy.reduction == "threads":
+    if blueprint.strategy.reduction == "one_process":
         return DataParallel(stage, blueprint.strategy.replicas, ranks.device)
     if blueprint.strategy.reduction != "ddp":
         return stage

@@ -80,7 +80,7 @@ def make_ready(request: Request, nproc: int | None, nodes: int, options: Mapping
         plan = plan.model_copy(update={"stack": request.stack or STACK})
     job = Job(plan=plan, model=request.model, training=request.training, **options)
     prepared = prepare(plan, job.graph(), request.training, world_size)
-    if prepared.strategy.reduction == "threads":  # the one process cannot count them
+    if prepared.strategy.reduction == "one_process":  # the one process cannot count them
         mesh = plan.mesh.model_copy(update={"dp": prepared.plan.mesh.dp})
         job = job.model_copy(update={"plan": plan.model_copy(update={"mesh": mesh})})
     if cluster is not None and cluster.world_size != world_size:

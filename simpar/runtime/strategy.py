@@ -7,7 +7,7 @@
 | zero 1 | as zero 0 | ZeroRedundancyOptimizer |
 | zero 2, 3, HSDP | fully_shard | with the shards |
 | mixtures with ep or tp | explicit, of experts over the ranks that hold the same | whole |
-| single_process | threads of one process | whole |
+| single_process | autograd of one process that drives all replicas | whole |
 
 DDP broadcasts and reduces plain tensors only, and expects one backward per parameter and step; fully_shard reduces
 in hooks that a split backward (I and W) does not reach.
@@ -24,7 +24,7 @@ from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import B, F, Schedule
 from simpar.plan.sync import apart
 
-Reduction = Literal["none", "ddp", "explicit", "fsdp", "threads"]
+Reduction = Literal["none", "ddp", "explicit", "fsdp", "one_process"]
 PRECISIONS = ("bf16", "fp32")
 OPTIMIZERS = ("adamw", "sgd", "sgd_momentum")
 
@@ -55,7 +55,7 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
     data, mesh = plan.data_parallel, plan.mesh
     width = int(mesh.dp or 1) * mesh.cp
     if data.kind == "single_process":
-        return Strategy("threads", replicas=width)
+        return Strategy("one_process", replicas=width)
     if spreads_experts(plan, graph):
         return Strategy("explicit")
     if width == 1:
@@ -116,10 +116,6 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
         raise UserError(
             f"plan.optimizer = {numerics.optimizer}, moment_dtype = {numerics.moment_dtype}: allowed in a real run: "
             f"{', '.join(OPTIMIZERS)} with fp32 moments"
-        )
-    if plan.data_parallel.kind == "single_process":
-        raise UserError(
-            "plan.kind = single_process: its training does not equal DDP's yet; allowed: ddp, fsdp"
         )
     if plan.tuning.is_used:
         raise UserError("plan.tuning: the runtime trains all weights; allowed: none of it")

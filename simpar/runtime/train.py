@@ -127,10 +127,10 @@ def start(job: Job, rank: int, world_size: int, device: Any) -> Session:
     """Build everything a rank needs. Raises UserError."""
     graph = job.graph()
     prepared = prepare(job.plan, graph, job.training, world_size * replicas_inside(job.plan))
-    if prepared.strategy.reduction == "threads":
+    if prepared.strategy.reduction == "one_process":
         prepared = replace(prepared, plan=as_one_rank(prepared.plan))
     plan = prepared.plan
-    copies = 1 if prepared.strategy.reduction == "threads" else prepared.strategy.replicas
+    copies = 1 if prepared.strategy.reduction == "one_process" else prepared.strategy.replicas
     ranks = Ranks(plan.mesh, rank, device, copies)
     seed = job.learning.seed
     blueprint = Blueprint(

@@ -67,11 +67,17 @@ def test_a_run_reports_measured_beside_predicted(simpar_run, tmp_path):
     assert {"forward", "backward", "optimizer", "aten::mm"} <= spans
 
 
-def test_one_process_that_drives_all_replicas_is_refused(simpar_run):
-    """One line and exit code 2."""
-    done = simpar_run(*TINY, "--steps", 1, "--nproc", 4, "--set", "plan.kind=single_process")
-    assert done.returncode == 2
-    assert "single_process" in done.stderr
+def test_one_process_that_drives_all_replicas_trains_as_ddp_does(simpar_run, tmp_path):
+    """torch.nn.DataParallel's way, replicas in turn in one process, gives the losses of two processes under DDP."""
+    losses = []
+    for kind in ("single_process", "ddp"):
+        flags = ["--set", f"plan.kind={kind}", "--learning-rate", "1e-3"]
+        done = simpar_run(*TWO, "--steps", 4, *flags, "--json", f"{kind}.json", "-o", kind)
+        assert done.returncode == 0, done.stderr
+        losses.append(json.loads((tmp_path / f"{kind}.json").read_text())["measured"]["losses"])
+    assert losses[0] == pytest.approx(losses[1], abs=2e-5)
+    assert losses[0][-1] < losses[0][0]
+    assert len(list((tmp_path / "single_process").glob("rank*.json"))) == 1
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ def strategy(world_size=4, model="tiny-llama", **values):
         ({"tp": 2, "dp": 2}, "explicit"),
         ({"tp": 2, "dp": 2, "zero": 3}, "fsdp"),
         ({"dp": 4, "zero": 2}, "fsdp"),
+        ({"kind": "single_process"}, "one_process"),
         ({"model": "mixtral-8x7b", "ep": 4}, "explicit"),
         ({"model": "mixtral-8x7b", "zero": 3}, "fsdp"),
     ],
