@@ -26,6 +26,7 @@ from scipy.sparse import lil_matrix
 from simpar.units import US
 from simpar.validate.cells import Unmodelled, text
 from simpar.validate.predict import Tuning, predict
+from simpar.validate.rates import has_rate, with_rates
 from simpar.validate.rows import Case, case, measured
 from simpar.validate.table import read_table, suspect
 
@@ -36,14 +37,14 @@ MOST_ROWS = 20  # of one source: a grid of a thousand runs must not outvote twen
 MOST_ROWS_OF = {
     "ultrascale-playbook": 100,  # it alone shows five latencies of its fabric and its stack
     "llm-foundry MPT benchmarks (2024-01)": 40,  # two devices from 1 to 64 nodes, 512 to 65,536 tokens
-    "Megatron-Bridge performance summary": 48,  # five devices, dense models and mixtures
+    "Megatron-Bridge performance summary": 60,  # five devices, dense models and mixtures
     "NVIDIA dgxc-benchmarking READMEs": 60,  # many models, sizes and precisions
     "SimuMax B200 v1.2 (measured vs peer)": 38,
     "Megatron SC21 Table 1": 5,
     "vTrain ground truth (A100)": 40,  # of a grid of a thousand and more
 }
 BLOCKS = (
-    ("nemo", "megatron", "megatron-sc21", "megatron-deepspeed"), ("nanotron",), ("llm-foundry",),
+    ("nemo", "nemo-24", "megatron", "megatron-sc21", "megatron-deepspeed"), ("nanotron",), ("llm-foundry",),
     ("torchtitan", "torchtitan-eager"), ("fsdp",), ("deepspeed",), ("maxtext",),
 )  # fmt: skip
 
@@ -96,10 +97,11 @@ def runs_of(paths: Sequence[Path], stacks: Sequence[str]) -> list[Run]:
             if suspect(row) or text(row, "notes").startswith("tier C"):
                 continue
             try:
-                known = measured(row).step_time_s
-                if known:
+                found = measured(row)
+                if found.step_time_s or has_rate(row):
                     entry = case(row)
-                    if entry.stack not in stacks or _outside(entry):
+                    known = found.step_time_s or with_rates(found, row, entry).step_time_s
+                    if entry.stack not in stacks:
                         continue
                     by_source[text(row, "source")].append(Run(text(row, "source"), entry, "", known))
             except Unmodelled:
@@ -113,11 +115,6 @@ def runs_of(paths: Sequence[Path], stacks: Sequence[str]) -> list[Run]:
     return [
         Run(r.source, r.case, device, r.time_s) for r, device in zip(runs, checked, strict=True) if device
     ]
-
-
-def _outside(entry: Case) -> bool:
-    """FSDP inside a pipeline: torch reduces whole gradients once a step there, the model every microbatch."""
-    return entry.plan.get("zero") == 3 and int(str(entry.plan["pp"])) > 1
 
 
 def _device(entry: Case) -> str:
@@ -150,7 +147,8 @@ class Problem:
         self.stacks = sorted({run.case.stack for run in runs})
         self.names = [("device", d, "sustained_clock") for d in self.devices]
         eight = {run.device for run in runs if run.case.plan["precision"] == "fp8"}
-        self.names += [("device", d, "sustained_clock_fp8") for d in self.devices if d in eight]
+        self.both = [d for d in self.devices if d in eight]
+        self.names += [("device", d, "sustained_clock_fp8") for d in self.both]
         self.names += [("stack", s, key) for s in self.stacks for key in STACK]
         bounds = [CLOCK if kind == "device" else STACK[key] for kind, _, key in self.names]
         hardware = {run.case.hardware for run in runs}
@@ -184,33 +182,23 @@ class Problem:
             for (kind, _, key), value in zip(self.names, values, strict=True)
             if kind == "stack" and key in PRIOR
         ]
-        eight, sixteen = (
-            [
-                value
-                for (_, name, key), value in zip(self.names, values, strict=True)
-                if self._pairs(name, key, each)
-            ]
-            for each in ("sustained_clock_fp8", "sustained_clock")
-        )
-        apart = SAME_CLOCK * np.log(np.array(eight) / np.array(sixteen))
-        return np.concatenate([*parts, priors, apart])
-
-    def _pairs(self, name: str, key: str, wanted: str) -> bool:
-        return key == wanted and ("device", name, "sustained_clock_fp8") in self.names
+        clock = {(name, key): value for (_, name, key), value in zip(self.names, values, strict=True)}
+        ratios = [
+            clock[device, "sustained_clock_fp8"] / clock[device, "sustained_clock"] for device in self.both
+        ]
+        return np.concatenate([*parts, priors, SAME_CLOCK * np.log(ratios)])
 
     def sparsity(self) -> lil_matrix:
         """Which numbers a run depends on: its device's clock and its stack's four."""
         priors = [i for i, (kind, _, key) in enumerate(self.names) if kind == "stack" and key in PRIOR]
-        clocks = sum(key == "sustained_clock_fp8" for _, _, key in self.names)
-        pattern = lil_matrix((len(self.runs) + len(priors) + clocks, len(self.names)), dtype=int)
+        pattern = lil_matrix((len(self.runs) + len(priors) + len(self.both), len(self.names)), dtype=int)
         for column, (kind, name, _) in enumerate(self.names):
             for row, run in enumerate(self.runs):
                 if name == run.part(kind):
                     pattern[row, column] = 1
         for offset, column in enumerate(priors):
             pattern[len(self.runs) + offset, column] = 1
-        both = sorted({name for _, name, key in self.names if key == "sustained_clock_fp8"})
-        for offset, device in enumerate(both, start=len(self.runs) + len(priors)):
+        for offset, device in enumerate(self.both, start=len(self.runs) + len(priors)):
             for key in ("sustained_clock", "sustained_clock_fp8"):
                 pattern[offset, self.names.index(("device", device, key))] = 1
         return pattern

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,8 @@ from simpar.plan.check import stage_layers
 from simpar.plan.plan import Plan
 from simpar.plan.sharding import tensor_dims
 from simpar.units import DTYPE_BYTES
+
+Array = Any
 
 __all__ = [
     "MOMENTS", "StaticMemory", "Widths", "checkpointed_peak", "num_communicators", "num_expert_shards", "num_shards",
@@ -90,11 +93,10 @@ def static_memory(
     shard = -(-num_parameters // num_shards(plan)) if shard_elements is None else shard_elements
     sharded = zero == 3 or (zero == 2 and plan.data_parallel.kind == "fsdp")
     here = offload.offload_parameters == "none"
+    whole = zero < 2 or bool(once_a_step(plan, stack, plan.mesh.pp))
     return StaticMemory(
         parameters_bytes=int(widths.stored * (shard if sharded else num_parameters)) if here else 0,
-        gradients_bytes=int(
-            kept_gradients(plan) * widths.gradient * (shard if zero >= 2 else num_parameters)
-        ),
+        gradients_bytes=int(kept_gradients(plan) * widths.gradient * (num_parameters if whole else shard)),
         optimizer_bytes=int((1.0 - offload.ratio) * states * (shard if zero >= 1 else num_parameters)),
         buffers_bytes=int(_buffers(num_parameters, plan, stack, residual_bytes)),
         copies_bytes=int(widths.stored * (num_parameters + shard)) if _copies(plan, stack) else 0,
@@ -127,6 +129,19 @@ def kept_gradients(plan: Plan) -> float:
     return 1.0 - plan.offload.ratio * bool(plan.offload.offload_gradients)
 
 
+def once_a_step(plan: Plan, stack: Stack, pp: Array) -> Array:
+    """Whether FSDP gathers parameters and reduces whole gradients once a step; bool, or an array like ``pp``."""
+    return (plan.data_parallel.kind == "fsdp" and stack.overlap.once_in_pipelines) & (np.asarray(pp) > 1)
+
+
+def keeps_parameters(plan: Plan, stack: Stack, pp: Array, zero: Array) -> Array:
+    """Whether sharded parameters stay gathered between forward and backward; bool, or an array of them."""
+    data = plan.data_parallel
+    stays = data.zero == 3 and data.reshard_after_forward is False
+    third = (np.asarray(zero) == 3) & (stays | once_a_step(plan, stack, pp))
+    return (data.kind == "fsdp") & ((np.asarray(zero) == 2) | third)
+
+
 def outer_bytes(plan: Plan) -> float:
     """Bytes a parameter of DiLoCo's outer optimizer: where the round began, and a momentum, both fp32.
 
@@ -148,12 +163,12 @@ def num_expert_shards(plan: Plan) -> int:
 
 
 def _buffers(num_parameters: int, plan: Plan, stack: Stack, residual_bytes: float) -> float:
-    """Buckets of DDP, parameters that FSDP with ZeRO-2 keeps gathered, gathered rows, library workspaces."""
+    """Buckets of DDP, parameters that FSDP keeps gathered, gathered rows, library workspaces."""
     habits, mesh, data = stack.memory, plan.mesh, plan.data_parallel
     size = habits.allocator.workspace_bytes
     if int(mesh.dp or 1) * mesh.cp > 1 and data.kind == "ddp":
         size += habits.bucket_bytes * num_parameters
-    if data.kind == "fsdp" and data.zero == 2:
+    if keeps_parameters(plan, stack, mesh.pp, data.zero):
         size += parameter_widths(plan, stack).compute * num_parameters
     if mesh.tp > 1 and plan.tensor_parallel.sequence_parallel:
         size += habits.gather_buffers * residual_bytes

@@ -18,8 +18,10 @@ from simpar.cost.activations import BlockActivations, activation_bytes, block_ac
 from simpar.cost.allocator import Reservation, reserve
 from simpar.cost.in_flight import in_flight, short_schedule
 from simpar.cost.memory import (
+    keeps_parameters,
     num_expert_shards,
     num_shards,
+    once_a_step,
     parameter_widths,
     stage_chunks,
     stage_static_memory,
@@ -162,7 +164,9 @@ def peak_memory(graph: ModelGraph, plan: Plan, training: Training, stack: Stack,
     dims = rank_dims(graph, plan, training)
     static = stage_static_memory(graph, plan, training, stack, stage)
     shape = _stage_of(graph, plan, training, stage)
-    scheme = _scheme(plan, stack, plan.data_parallel.zero, (num_shards(plan), num_expert_shards(plan)))
+    scheme = _scheme(
+        plan, stack, plan.mesh.pp, plan.data_parallel.zero, (num_shards(plan), num_expert_shards(plan))
+    )
     several = plan.num_microbatches(training.global_batch) > 1
     moving = _Moving(graph, shape, dims, plan, stack)
     return moving.peak(
@@ -197,7 +201,7 @@ def peak_memory_of(
     static = _static(held, _moments(graph, shape, dims, plan), layouts, plan, stack) + _gathered_rows(
         layouts, stack, residual
     )
-    scheme = _scheme(plan, stack, layouts.zero, (layouts.shards, layouts.expert_shards))
+    scheme = _scheme(plan, stack, layouts.pp, layouts.zero, (layouts.shards, layouts.expert_shards))
     moving = _Moving(graph, shape, dims, plan, stack)
     held = _held(layouts.pp, shape, stack)
     static = static + placeholder_bytes(graph, dims.tensor, stack)
@@ -329,7 +333,7 @@ def _held(pp: Array, stage: _Stage, stack: Stack) -> Array:
     return stack.memory.allocator.held_outputs * ahead
 
 
-def _scheme(plan: Plan, stack: Stack, zero: Array, shards: tuple[Array, Array]) -> _Scheme:
+def _scheme(plan: Plan, stack: Stack, pp: Array, zero: Array, shards: tuple[Array, Array]) -> _Scheme:
     """``shards`` of what all ranks of a stage hold, and of experts."""
     widths = parameter_widths(plan, stack)
     several, several_experts = (np.asarray(each) > 1 for each in shards)
@@ -337,9 +341,10 @@ def _scheme(plan: Plan, stack: Stack, zero: Array, shards: tuple[Array, Array]) 
     apart = not stack.numerics.gradient_accumulation_fusion and widths.stored < widths.gradient
     low = widths.compute if apart or plan.data_parallel.kind == "fsdp" else 0.0
     fetches = plan.offload.offload_parameters != "none"
+    comes = (np.asarray(zero) == 3) & ~keeps_parameters(plan, stack, pp, zero)
     return _Scheme(
-        gathered=np.where(fetches | (several & (np.asarray(zero) == 3)), widths.compute, 0.0),
-        gathered_experts=np.where(fetches | (several_experts & (np.asarray(zero) == 3)), widths.compute, 0.0),
+        gathered=np.where(fetches | (several & comes), widths.compute, 0.0),
+        gathered_experts=np.where(fetches | (several_experts & comes), widths.compute, 0.0),
         sent=widths.gradient * plan.offload.ratio,
         gradient=low,
         reduced=reduce_bytes(plan, stack),
@@ -417,8 +422,7 @@ def _shape_of(
 
 def _dims_of(graph: ModelGraph, layouts: Layouts, plan: Plan, training: Training) -> RankDims:
     """Dims of both regions as columns, as :mod:`simpar.plan.sharding` has them for one plan."""
-    tp = np.asarray(layouts.tp)
-    cp = np.asarray(layouts.cp)
+    tp, cp = np.asarray(layouts.tp), np.asarray(layouts.cp)
     whole = {**shape_dims(graph, training.seq_len), "batch": layouts.micro_batch}
     tensor = {name: _local_size(name, size, tp, cp) for name, size in whole.items()}
     tensor |= context_dims(plan.context_parallel, cp)
@@ -468,11 +472,8 @@ def _static(
 
     ``moments`` are the bytes of their optimizer states.
     """
-    widths, zero, fsdp = (
-        parameter_widths(plan, stack),
-        np.asarray(layouts.zero),
-        plan.data_parallel.kind == "fsdp",
-    )
+    widths, zero = parameter_widths(plan, stack), np.asarray(layouts.zero)
+    fsdp = plan.data_parallel.kind == "fsdp"
     offload, parameters = plan.offload, held[0] + held[1]
     sent = offload.offload_gradients
     if sent is None:
@@ -480,13 +481,14 @@ def _static(
     shard = np.ceil(held[0] / layouts.shards) + np.ceil(held[1] / layouts.expert_shards)
     stored = np.where((zero == 3) | ((zero == 2) & fsdp), shard, parameters) * widths.stored
     stored = stored * (offload.offload_parameters == "none")
-    gradients = np.where(zero >= 2, shard, parameters) * widths.gradient * (1.0 - offload.ratio * sent)
+    gradients = np.where((zero < 2) | once_a_step(plan, stack, layouts.pp), parameters, shard)
+    gradients = gradients * widths.gradient * (1.0 - offload.ratio * sent)
     others = widths.states - moment_bytes(plan.numerics)
     kept = moments[0] + moments[1]
     cut = moments[0] / layouts.shards + moments[1] / layouts.expert_shards
     states = np.where(zero >= 1, shard, parameters) * others + np.where(zero >= 1, cut, kept)
     states = np.maximum(states, 0.0) * (1.0 - offload.ratio)
-    kept = np.where((zero == 2) & fsdp, widths.compute, 0.0) * parameters
+    kept = np.where(keeps_parameters(plan, stack, layouts.pp, zero), widths.compute, 0.0) * parameters
     several = (layouts.dp * np.asarray(layouts.cp) > 1) & (plan.data_parallel.kind == "ddp")
     buckets = np.where(several, stack.memory.bucket_bytes, 0.0) * parameters
     return stored + gradients + states + kept + buckets + stack.memory.allocator.workspace_bytes

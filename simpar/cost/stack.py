@@ -73,7 +73,9 @@ class Launch(_Part):
 class Overlap(_Part):
     """What runs beside what, and what that costs the kernels.
 
-    Without ``grad_reduce_zero1`` sharded optimizers reduce all gradients at once after the last backward.
+    Without ``grad_reduce_zero1`` sharded optimizers reduce all gradients at once after the last backward. With
+    ``once_in_pipelines`` FSDP gathers a stage once a step, keeps it, and reduces its whole gradients once behind the
+    last backward, as torch's pipeline runtime has it do.
     """
 
     grad_reduce: bool = True
@@ -85,6 +87,7 @@ class Overlap(_Part):
     p2p_blocks_compute: bool = False
     scatter_gather_p2p: bool = True
     all_reduce_zero1: bool = False
+    once_in_pipelines: bool = False
     compute_slowdown_while_comm: float = Field(1.0, ge=1)
 
 
@@ -167,6 +170,7 @@ def resolve(plan: Plan, stack: Stack) -> Plan:
         "fsdp" if data.zero == 3 or (data.zero == 2 and stack.data_parallel == "fsdp") else "ddp"
     )
     at_once = data.zero == 1 and not stack.overlap.grad_reduce_zero1
+    once = kind == "fsdp" and plan.mesh.pp > 1 and stack.overlap.once_in_pipelines
     low = numerics.precision in ("bf16", "fp16", "fp8")
 
     def chosen(value: object, default: object) -> object:
@@ -183,10 +187,11 @@ def resolve(plan: Plan, stack: Stack) -> Plan:
                     ),
                     "first_bucket_bytes": chosen(data.first_bucket_bytes, stack.buckets.first or None),
                     "overlap_grad_reduce": chosen(
-                        data.overlap_grad_reduce, stack.overlap.grad_reduce and not at_once
+                        data.overlap_grad_reduce,
+                        stack.overlap.grad_reduce and not at_once and not once,
                     ),
                     "overlap_param_gather": chosen(data.overlap_param_gather, stack.overlap.param_gather),
-                    "reshard_after_forward": chosen(data.reshard_after_forward, data.zero == 3),
+                    "reshard_after_forward": chosen(data.reshard_after_forward, data.zero == 3 and not once),
                 }
             ),
             "context_parallel": _resolved_context(plan, stack),

@@ -135,7 +135,9 @@ def parallelism(s: Subject, head: str) -> Options:
         "parallelism.pipeline_parallel_degree": mesh.pp,
     }
     if sharded:
-        found["parallelism.fsdp_reshard_after_forward"] = "always" if data.reshard_after_forward else "never"
+        usual = data.zero == 3 and not s.chose("reshard_after_forward")
+        when = "default" if usual else "always" if data.reshard_after_forward else "never"
+        found["parallelism.fsdp_reshard_after_forward"] = when
     return found | (_stages(s, head) if mesh.pp > 1 else {})
 
 
@@ -206,8 +208,7 @@ def plan_values(given: Mapping[str, Any]) -> dict[str, Any]:
     shard = int(get("parallelism.data_parallel_shard_degree", -1))
     reshard = get("parallelism.fsdp_reshard_after_forward", "default")
     pp = int(get("parallelism.pipeline_parallel_degree", 1))
-    keeps = reshard == "never" or (reshard == "default" and pp > 1)
-    zero = 0 if shard == 1 else 2 if keeps else 3
+    zero = 0 if shard == 1 else 2 if reshard == "never" else 3
     names = {name: ours for ours, name in SCHEDULES.items()}
     schedule = names.get(str(get("parallelism.pipeline_parallel_schedule", "1F1B")))
     layers = layers_of(get("parallelism.module_fqns_per_model_part"))

@@ -7,6 +7,7 @@
 | ZeRO-2 | as ZeRO-1 | every microbatch | reduce-scatter in buckets |
 | FSDP zero 2 | first forward gathers and keeps | every microbatch | reduce-scatter per unit |
 | FSDP zero 3 | every pass gathers and frees | every microbatch | reduce-scatter per unit |
+| FSDP in torch's pipelines | first forward gathers and keeps | the last microbatch | reduce-scatter per unit |
 
 Experts are held by fewer ranks than the rest of a stage and are gathered, reduced and sharded among those.
 With HSDP the shards live in groups of dp/replicas ranks and an all-reduce across the replicas follows
@@ -17,7 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+
+from simpar.cost.memory import once_a_step
 from simpar.cost.operators import optimizer_time_s
 from simpar.cost.optimizers import RULES, Matrix, products_time_s
 from simpar.cost.stack import gather_bytes, reduce_bytes
@@ -30,6 +35,7 @@ from simpar.program.templates import DELAYED, GATHER, HOST_STREAMS, REDUCE, Copi
 from simpar.units import DTYPE_BYTES, to_ns
 
 DENSE, EXPERTS = "dp", "edp"
+Array = Any
 
 
 @dataclass(frozen=True)
@@ -198,7 +204,7 @@ class Synchronisation:
     def _copies(self, replicas: Replicas, kind: str, *, boundary: bool) -> Copies:
         reduces = (
             kind in ("backward", "weight_gradient")
-            and (boundary or replicas.zero >= 2)
+            and (boundary or (replicas.zero >= 2 and not self._once))
             and self.job.plan.data_parallel.overlap_grad_reduce
         )
         gathers = self._gathers(replicas, kind, boundary=boundary)
@@ -206,18 +212,26 @@ class Synchronisation:
             kind=replicas.kind,
             gather_group=replicas.shard_group if gathers else "",
             gathered_bytes=self.parameter_bytes,
-            buffer_bytes=self.compute_bytes if replicas.zero == 3 or self.host.fetches else 0.0,
+            buffer_bytes=self.compute_bytes if self._frees(replicas) or self.host.fetches else 0.0,
             fetched_bytes=self.host.fetched_bytes(replicas.shards, kind),
             sent_bytes=self.host.sent_bytes(replicas.shards, kind, boundary=boundary),
             gradient_bytes=self.gradient_bytes,
             reduce_ops=self.reduce_ops(replicas) if reduces else (),
         )
 
+    @property
+    def _once(self) -> bool:
+        return bool(once_a_step(self.job.plan, self.job.stack, self.job.plan.mesh.pp))
+
+    def _frees(self, replicas: Replicas) -> bool:
+        """Whether gathered parameters are freed after every pass."""
+        return replicas.zero == 3 and bool(self.job.plan.data_parallel.reshard_after_forward)
+
     def _gathers(self, replicas: Replicas, kind: str, *, boundary: bool) -> bool:
         data = self.job.plan.data_parallel
         if kind == "weight_gradient" or replicas.zero == 0:
             return False
-        if replicas.zero == 3 and data.reshard_after_forward:
+        if self._frees(replicas):
             return True
         if kind != "forward" or not boundary:
             return False
@@ -262,6 +276,16 @@ class Synchronisation:
         away = self.host.nodes(share, self._optimizer(held, matrices), first=len(before))
         return (*before, *away, *self._late_gather(held))
 
+    def late_calls(self, size_bytes: Array) -> Array:
+        """Calls that reduce so many bytes of gradients behind the last backward, float64 like ``size_bytes``."""
+        plan = self.job.plan
+        bucket = float(plan.data_parallel.bucket_bytes or 0)
+        if self.per_unit:
+            count = np.full_like(size_bytes, len(self.job.graph.layers) // plan.mesh.pp, dtype=np.float64)
+        else:
+            count = np.rint(np.asarray(size_bytes) / bucket) if bucket else np.ones_like(size_bytes)
+        return np.maximum(1.0, count)
+
     def _late_reduction(self, held: Mapping[str, float]) -> tuple[Node, ...]:
         data = self.job.plan.data_parallel
         if data.overlap_grad_reduce:
@@ -269,7 +293,7 @@ class Synchronisation:
         nodes = []
         for each in self.replicas:
             size = held[each.kind] * self.gradient_bytes
-            count = max(1, round(size / float(data.bucket_bytes or size or 1)))
+            count = int(self.late_calls(size))
             for group, op, share in self.reduce_ops(each) if size else ():
                 use = CollectiveUse(group, op, size * share / count, count)
                 nodes.append(Node("dp", f"{op} gradients", (COMPUTE, REDUCE), collective=use))

@@ -70,7 +70,7 @@ class TimeBreakdown(_Part):
 
 
 class Communication(_Part):
-    """One kind of communication on the critical rank: bytes put on the wire, seconds busy and exposed."""
+    """One kind of communication on the critical rank: bytes of the whole buffers, seconds busy and exposed."""
 
     bytes_per_rank: float
     busy_s: float

@@ -121,11 +121,10 @@ class Scheme:
 
     def late_reduction_ns(self, held: Mapping[str, Floats]) -> Floats:
         """What that takes, for parameters of ranks by who holds copies."""
-        bucket = float(self.sync.job.plan.data_parallel.bucket_bytes or 0)
         total = np.zeros_like(held[DENSE])
         for each in self.sync.replicas:
             size = held[each.kind] * self.sync.gradient_bytes
-            count = np.maximum(1, np.rint(size / bucket)) if bucket else np.ones_like(size)
+            count = self.sync.late_calls(size)
             copies = Copies(each.kind, reduce_ops=self.sync.reduce_ops(each))
             for took in self.reduction_ns(copies, size, count):
                 total = total + np.where(size > 0, took, 0)

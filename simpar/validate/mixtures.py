@@ -46,10 +46,41 @@ def _predicts_further(row: Row) -> bool:
     )
 
 
+def overlap_words(row: Row) -> str:
+    """What a row says of overlap, lower case.
+
+    Where it says nothing: recipes of mixtures have captured whole iterations and hidden their exchange since
+    Megatron-Bridge 26.06.
+    """
+    words, release = (
+        text(row, "overlap_notes").lower(),
+        re.search(r"container release (\d+\.\d+)", text(row, "notes")),
+    )
+    if words or not release or float(release.group(1)) <= 26.06 or not text(row, "n_experts"):
+        return words
+    return "moe all-to-all overlap; dispatcher hybridep; cuda graph full_iteration"
+
+
+def recipe_layers(graph: ModelGraph, stages: int) -> tuple[int, ...] | None:
+    """Layers of stages where a model predicts further: recipes fill all but the last, with its two losses, alike.
+
+    Source: NVIDIA Megatron-Bridge, recipes of DeepSeek-V3, pipeline_model_parallel_layout.
+    """
+    further = sum(name.startswith("prediction") for name in graph.layers)
+    if not further or stages == 1:
+        return None
+    left, layers = len(graph.layers) - further, []
+    full = -(-left // stages)
+    for _ in range(stages - 1):
+        layers.append(min(full, left))
+        left -= layers[-1]
+    return (*layers, left + further) if all(layers) else None
+
+
 def expert_plan(row: Row) -> dict[str, object]:
     """The plan's share of a mixture: how experts are spread, capped and overlapped."""
     plan: dict[str, object] = {"ep": whole(row, "ep", 1)}
-    words = f"{text(row, 'notes')} {text(row, 'model_name')} {text(row, 'overlap_notes')}".lower()
+    words = f"{text(row, 'notes')} {text(row, 'model_name')} {overlap_words(row)}".lower()
     sliced = re.search(r"(?:etp ?= ?|expert tp ?= ?)(\d+)", words)
     if sliced:
         plan["etp"] = int(sliced.group(1))

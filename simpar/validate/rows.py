@@ -17,7 +17,7 @@ from simpar.models.training import Documents, Training
 from simpar.models.transformer import Shape, Style, build
 from simpar.units import GB, GIB
 from simpar.validate.cells import Row, Unmodelled, number, text, whole
-from simpar.validate.mixtures import expert_plan, mixture
+from simpar.validate.mixtures import expert_plan, mixture, overlap_words, recipe_layers
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,9 @@ def case(row: Row) -> Case:
     devices = whole(row, "n_gpus")
     hardware, per_node = _hardware(row, devices)
     plan = _plan(row, devices)
+    layers = recipe_layers(graph, int(str(plan["pp"])) * int(str(plan["vpp"]))) if _is_nemo(row) else None
+    if layers is not None:
+        plan["layers"] = layers
     training = Training(
         seq_len=_sequence(row), global_batch=_global_batch(row, plan, devices), documents=_documents(row)
     )
@@ -151,7 +154,9 @@ def _unfused(row: Row) -> bool:
         return True
     if kernel:
         return False
-    # Megatron-LM's own attention, before Hopper brought fused kernels by default
+    if _is_mixture(row) or _GATED.search(text(row, "model_name")):
+        return False
+    # Megatron-LM's own attention, before models with gated layers and Hopper brought fused kernels by default
     early = re.search("v100|a100", text(row, "gpu_type").lower()) is not None
     return text(row, "stack") == "megatron-deepspeed" or (early and text(row, "stack") == "megatron")
 
@@ -241,31 +246,36 @@ def _plan(row: Row, devices: int) -> dict[str, object]:
     plan |= _sharding(
         row, devices // (tp * pp), per_node=whole(row, "gpus_per_node", 8), sharded=_shards_by_default(row)
     )
-    if pp > 1 and text(row, "stack") == "torchtitan" and plan.get("zero") == 3:
-        plan["reshard_after_forward"] = False  # its default inside a pipeline
     if _is_mixture(row):
         plan |= expert_plan(row)
     if "lora" in text(row, "model_name").lower():
         plan |= {"lora_rank": 32, "lora_targets": ("q_proj", "k_proj", "v_proj")}  # NeMo's default
-    if cp > 1 and "cp all-to-all" in text(row, "overlap_notes").lower():
+    if cp > 1 and "cp all-to-all" in overlap_words(row):
         plan["cp_method"] = "ulysses"
     sequence = text(row, "seq_parallel").lower()
     if sequence in ("true", "false"):
         plan["sequence_parallel"] = sequence == "true" and tp > 1
     elif _unfused(row):
         plan["sequence_parallel"] = False
-    notes = text(row, "overlap_notes").lower()
+    notes = overlap_words(row)
     if re.search(r"tp comm overlap on|tp-comm-overlap|asynctp|async tp", notes):
         plan["tensor_parallel"] = {"overlap": True}
     elif re.search(r"tp comm overlap off", notes) or _is_mixture(row):  # recipes of mixtures leave it off
         plan["tensor_parallel"] = {"overlap": False}
     if re.search(r"not overlapped|no tp/dp overlap", notes):
         plan["overlap_grad_reduce"] = plan["overlap_param_gather"] = False
+    if "ddp impl torch" in notes:
+        plan["overlap_grad_reduce"] = True
     return plan
 
 
 def _usual_vpp(row: Row, pp: int) -> int:
-    """NeMo's recipes of dense models interleave single layers; some of its tables have no column for it."""
+    """Where a table has no column for it.
+
+    NeMo's recipes of dense models interleave single layers, torchtitan's two stages a rank.
+    """
+    if text(row, "stack") == "torchtitan" and "interleaved" in text(row, "schedule").lower():
+        return 2
     layers = whole(row, "n_layers", 0)
     return layers // pp if _is_nemo(row) and not _is_mixture(row) and layers % pp == 0 else 1
 
@@ -371,7 +381,7 @@ def _sharding(row: Row, dp: int, *, per_node: int, sharded: bool) -> dict[str, o
 def _stack(row: Row) -> tuple[str, dict[str, object]]:
     """Stack profile, and what the row's words change about it."""
     words = text(row, "stack").lower()
-    notes = f"{text(row, 'overlap_notes')} {text(row, 'model_name')}".lower()
+    notes = f"{overlap_words(row)} {text(row, 'model_name')}".lower()
     known = {
         "megatron-deepspeed": "megatron-deepspeed", "megatron": "megatron", "nanotron": "nanotron",
         "llm-foundry": "llm-foundry", "torchtitan": "torchtitan", "fsdp": "fsdp", "llama3": "llama3",
@@ -383,7 +393,7 @@ def _stack(row: Row) -> tuple[str, dict[str, object]]:
     if name == "megatron" and re.search("maxtext|paxml", notes):
         name = "maxtext"
     elif name == "megatron" and _is_nemo(row):
-        name = "fsdp" if "automodel" in text(row, "source").lower() else "nemo"
+        name = _nemo(row)
     if name == "torchtitan" and re.search(r"no compile|compile=false", notes):
         name = "torchtitan-eager"
     if name in ("megatron", "nemo") and "deepspeed" in text(row, "zero_stage_or_fsdp").lower():
@@ -400,6 +410,14 @@ def _stack(row: Row) -> tuple[str, dict[str, object]]:
         if re.search("cuda graph full|full cg", notes):  # a graph of the whole step reads no counts back
             changes["launch.expert_sync_s"] = 0.0
     return name, changes
+
+
+def _nemo(row: Row) -> str:
+    """Automodel trains with torch's own FSDP; releases of 2024 are slower than those since."""
+    words = f"{text(row, 'source')} {text(row, 'notes')}".lower()
+    if "automodel" in words:
+        return "fsdp"
+    return "nemo-24" if re.search(r"launcher|summary 24|tags v24", words) else "nemo"
 
 
 def _is_nemo(row: Row) -> bool:

@@ -11,6 +11,7 @@ from simpar.errors import UserError
 from simpar.units import GIB
 from simpar.validate.cells import Row, Unmodelled, text
 from simpar.validate.predict import predict
+from simpar.validate.rates import has_rate, with_rates
 from simpar.validate.rows import case, measured
 from simpar.validate.single import is_single, single_outcomes
 from simpar.validate.summary import CELL, Outcome, summary
@@ -71,9 +72,13 @@ def outcome(line: int, row: Row) -> Outcome:
     cell = tuple(text(row, name) for name in CELL)
     try:
         actual = measured(row)
-        if actual.step_time_s is None and actual.peak_memory_bytes is None and actual.fits:
+        known = actual.step_time_s is not None or actual.peak_memory_bytes is not None or not actual.fits
+        if not known and not has_rate(row):
             raise Unmodelled("nothing measured (no step time, no memory)")
-        prediction = predict(case(row))
+        entry = case(row)
+        prediction = predict(entry)
+        if not known:
+            actual = with_rates(actual, row, entry)
     except Unmodelled as reason:
         return Outcome(**words, cell=cell, measured=None, prediction=None, reason=str(reason))  # type: ignore[arg-type]
     return Outcome(**words, cell=cell, measured=actual, prediction=prediction, suspect=suspect(row))  # type: ignore[arg-type]

@@ -194,6 +194,16 @@ def test_zero_2_of_fsdp_keeps_gathered_parameters() -> None:
     assert held.resident_bytes - 64 * MIB == pytest.approx((2 + 16 / N) * P, rel=1e-9)
 
 
+@pytest.mark.parametrize("zero", [2, 3])
+def test_torch_s_pipelines_hold_whole_gradients(zero: int) -> None:
+    """Parameters gathered in bf16 and gradients in fp32 for a whole step, fp32 shards of the rest: 2 + 4 + 12/N."""
+    habits = load_stack("torchtitan")
+    held = static_memory(P, resolve(Plan(dp=N, pp=2, zero=zero, kind="fsdp"), habits), habits)
+    assert held.resident_bytes - 64 * MIB == pytest.approx((2 + 4 + 12 / N) * P, rel=1e-9)
+    always = resolve(Plan(dp=N, pp=2, zero=zero, kind="fsdp"), load_stack("megatron"))
+    assert static_memory(P, always, load_stack("megatron")).gradients_bytes == pytest.approx(4 * P / N)
+
+
 def test_overhead_counts_communicators() -> None:
     """A context, and a communicator per axis that has more than one rank; none on a CPU."""
     habits = load_stack("megatron")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simpar.validate.cells import Unmodelled
-from simpar.validate.mixtures import expert_plan, mixture
+from simpar.validate.mixtures import expert_plan, mixture, overlap_words, recipe_layers
 
 ROW = {
     "source": "a table", "model_name": "DeepSeekV3", "n_layers": "61", "hidden": "7168", "n_heads": "128",
@@ -69,3 +69,24 @@ def test_words_of_a_row() -> None:
     assert expert_plan({**ROW, "notes": "expert TP=4"})["etp"] == 4
     assert expert_plan({**ROW, "overlap_notes": "MoE all-to-all overlap; x"})["ep_overlap"] is True
     assert expert_plan({**ROW, "model_name": "DeepSeekV3 (tokendrop)"})["capacity_factor"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("stages", "layers"),
+    [(16, (4,) * 15 + (2,)), (8, (8,) * 7 + (6,)), (32, (2,) * 30 + (1, 1)), (1, None), (64, None)],
+)
+def test_last_stage_of_a_model_that_predicts_further_has_the_rest(
+    stages: int, layers: tuple[int, ...] | None
+) -> None:
+    """61 layers and the one that predicts further, whose loss comes on top of the other."""
+    graph = mixture({**ROW, "source": "Megatron-Bridge performance summary"})
+    assert recipe_layers(graph, stages) == layers
+
+
+def test_silent_recipes_hide_their_exchange_since_26_06() -> None:
+    """Earlier releases and dense models are taken by their word."""
+    silent = {"notes": "Bridge container release 26.08, Pre-Training", "n_experts": "128"}
+    assert "cuda graph full" in overlap_words(silent)
+    assert overlap_words({**silent, "notes": "Bridge container release 25.11, Pre-Training"}) == ""
+    assert overlap_words({**silent, "n_experts": ""}) == ""
+    assert overlap_words({**silent, "overlap_notes": "DeepEP"}) == "deepep"

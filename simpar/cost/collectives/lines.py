@@ -21,7 +21,10 @@ _OWN_SHARES = {"all_gather": "gather_share", "reduce_scatter": "scatter_share"}
 
 @dataclass(frozen=True)
 class Candidate:
-    """An algorithm on a group before any fitted parameter: hops in sequence, raw links' seconds per byte."""
+    """An algorithm on a group before any fitted parameter: hops in sequence, raw links' seconds per byte.
+
+    ``on_bridge`` counts the groups that share the bridge between the halves of a PCIe node, 0 where none crosses it.
+    """
 
     op: str
     algorithm: str
@@ -30,7 +33,7 @@ class Candidate:
     port_s_per_byte: float
     network_s_per_byte: float
     mesh_share: float
-    crosses_host: bool
+    on_bridge: int
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,16 @@ def _candidate(op: str, placed: Placement, name: str) -> Candidate:
         network_s_per_byte=_slowest(occupancy([loads.network], cluster.num_links), placed),
         # a mesh port is the sum of the links to all others, of which a group uses those to its members
         mesh_share=max(beside - 1, 1) / max(cluster.domain_size - 1, 1) if kind == "mesh" else 1.0,
-        crosses_host=kind == "pcie" and 2 * beside > cluster.profile.devices_per_node,
+        on_bridge=_on_bridge(placed.shape, cluster.profile.devices_per_node) if kind == "pcie" else 0,
     )
+
+
+def _on_bridge(shape: Shape, per_node: int) -> int:
+    """Groups that cross between the two halves of a node beside each other, this one included; 0: it does not cross."""
+    if shape.per_domain == 1:
+        return 0
+    span = shape.stride * (shape.per_domain - 1) + 1
+    return max(shape.stride, 1) if 2 * span > per_node else 0
 
 
 def _slowest(edges: Edges, placed: Placement) -> float:
@@ -122,7 +133,7 @@ def efficiency(candidate: Candidate, values: Mapping[str, float]) -> Efficiency:
         port *= values["far_port_share"] if shape.num_domains > 1 else 1.0
         port *= values[_OWN_SHARES[candidate.op]] if candidate.op in _OWN_SHARES else 1.0
     port *= (1 - values["port_scale_loss"]) ** max(math.log2(shape.per_domain) - 1, 0.0)
-    port *= values["host_bridge_share"] if candidate.crosses_host else 1.0
+    port *= values["host_bridge_share"] / candidate.on_bridge if candidate.on_bridge else 1.0
     doublings = max(math.log2(shape.num_domains) - 1, 0.0)
     kept = 1 - values["nic_scale_loss"]
     if candidate.op in ("all_gather", "reduce_scatter"):

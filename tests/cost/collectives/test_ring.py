@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from simpar.cost.collectives import collective, collective_time_s, regular
+from simpar.cost.collectives.placement import Shape
+from simpar.hardware.cluster import load_cluster
 from simpar.units import GB, US
 
 from .conftest import make_toy
@@ -105,3 +107,17 @@ def test_pcie_slows_down_across_sockets() -> None:
     half, whole = (float(collective_time_s("all_gather", 1e9, regular(1, n), pcie)) for n in (4, 8))
     assert half == pytest.approx(3 / 4 / 100)
     assert whole == pytest.approx(7 / 8 / 50)
+
+
+def test_groups_that_cross_sockets_share_the_bridge() -> None:
+    """On a PCIe node a group in one half is as fast as its ports; interleaved groups divide what a lone one has."""
+    node = load_cluster("a100-pcie-8", 1)
+
+    def bus(stride: int, members: int) -> float:
+        shape = Shape(1, members, members, members, stride=stride)
+        took = float(collective_time_s("all_gather", 8e9, shape, node, algorithm="ring"))
+        return 8e9 * (members - 1) / members / took
+
+    assert bus(1, 8) < 0.7 * bus(1, 4)
+    assert bus(2, 4) == pytest.approx(bus(1, 8) / 2, rel=0.1)
+    assert bus(4, 2) == pytest.approx(bus(1, 8) / 4, rel=0.1)

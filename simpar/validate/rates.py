@@ -1,0 +1,51 @@
+"""Step times from published FLOP rates, where a row has nothing better: what its source counts as FLOP decides.
+
+Checked on rows that print time and rate: NeMo until 25.04, dgxc, llm-foundry and Megatron-LM's examples count model
+FLOP with all of attention (ratio 1.00), Megatron-Bridge and Megatron-LM's counter of today its causal half (1.00),
+papers of 2020 and 2021 also what is recomputed (1.00).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
+from simpar.units import TERA
+from simpar.validate.cells import Row, number, text
+from simpar.validate.predict import cluster_of
+from simpar.validate.rows import Case, Measured
+
+_PEER = re.compile(r"peer_pred TFLOPS=([0-9.]+)")
+
+
+def has_rate(row: Row) -> bool:
+    """Whether a row prints FLOP/s or their share of the peak."""
+    return bool(number(row, "tflops_per_gpu") or number(row, "mfu_pct"))
+
+
+def with_rates(found: Measured, row: Row, case: Case) -> Measured:
+    """The measurements with the step time that a row's rate amounts to, and its peer's where the notes print one."""
+    rate = (number(row, "tflops_per_gpu") or 0.0) * TERA or (number(row, "mfu_pct") or 0.0) / 100 * _peak(
+        case
+    )
+    flop = _flop_per_token(row, case) * case.training.tokens_per_step / case.num_devices
+    peer = _PEER.search(text(row, "notes"))
+    return replace(
+        found,
+        step_time_s=flop / rate,
+        peer_step_time_s=flop / (float(peer.group(1)) * TERA) if peer else None,
+    )
+
+
+def _peak(case: Case) -> float:
+    precision = str(case.plan["precision"])
+    return float(cluster_of(case).device.peak_flop_per_s["bf16" if precision == "fp16" else precision])
+
+
+def _flop_per_token(row: Row, case: Case) -> float:
+    notes, seq_len = text(row, "notes").lower(), case.training.seq_len
+    if re.search(r"hardware (flop|tflop|utili)", notes):
+        return hardware_flop_per_token(case.graph, seq_len, str(case.plan["recompute"]))
+    convention = "causal" if re.search(r"megatron flop counter|causal half", notes) else "full"
+    return model_flop_per_token(case.graph, seq_len, convention)

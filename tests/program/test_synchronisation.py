@@ -1,0 +1,37 @@
+"""What data parallelism moves in a step, in closed form."""
+
+from __future__ import annotations
+
+import pytest
+
+from simpar.hardware.cluster import load_cluster
+from simpar.models.catalogue import load_model
+from simpar.models.training import Training
+from simpar.plan.plan import Plan
+from simpar.simulation import simulate
+
+MODEL = load_model("tiny-llama")
+
+
+def dp_bytes(microbatches: int, *, stack: str = "torchtitan", zero: int = 3, pp: int = 1) -> float:
+    """Bytes that the critical rank of eight gathers and reduces."""
+    plan = Plan(pp=pp, zero=zero, kind="fsdp", micro_batch=1, stack=stack)
+    training = Training(seq_len=128, global_batch=8 // pp * microbatches)
+    return simulate(MODEL, load_cluster("dgx-h100", 1), plan, training).communication["dp"].bytes_per_rank
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_torch_s_pipelines_move_once_a_step(zero: int) -> None:
+    """One bf16 gather and one fp32 reduction, whatever the microbatches: as with one of them and ZeRO-2."""
+    once = dp_bytes(4, zero=zero, pp=2)
+    assert dp_bytes(16, zero=zero, pp=2) == once
+    assert once == pytest.approx(
+        dp_bytes(4, zero=2, pp=2, stack="megatron") * (2 + 4) / (2 + 4 * 4), rel=1e-6
+    )
+
+
+def test_fsdp_moves_for_every_microbatch_elsewhere() -> None:
+    """Two gathers and a reduction a microbatch with ZeRO-3; with ZeRO-2 parameters are gathered once."""
+    whole = MODEL.num_parameters()
+    assert dp_bytes(4) == pytest.approx(4 * (2 + 2 + 4) * whole, rel=0.01)
+    assert dp_bytes(4, zero=2) == pytest.approx((2 + 4 * 4) * whole, rel=0.01)

@@ -1,0 +1,45 @@
+"""Step times from FLOP rates: the same run in all three conventions, and a peer's prediction beside it."""
+
+from __future__ import annotations
+
+import pytest
+
+from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
+from simpar.validate.rates import has_rate, with_rates
+from simpar.validate.rows import case, measured
+from simpar.validate.table import outcome
+from tests.validate.test_validate import ROW
+
+SILENT = {name: value for name, value in ROW.items() if name != "iteration_time_s"} | {"recompute": "full"}
+
+
+@pytest.mark.parametrize(
+    ("notes", "counted"),
+    [
+        ("", lambda graph: model_flop_per_token(graph, 4096)),
+        ("Megatron FLOP counter (model FLOPs)", lambda graph: model_flop_per_token(graph, 4096, "causal")),
+        ("hardware FLOPs with recompute", lambda graph: hardware_flop_per_token(graph, 4096, "full")),
+    ],
+)
+def test_a_rate_is_a_time(notes: str, counted) -> None:  # type: ignore[no-untyped-def]
+    """Step time = counted FLOP a token x tokens / (rate x devices)."""
+    row = {**SILENT, "tflops_per_gpu": "400", "notes": notes}
+    entry = case(row)
+    found = with_rates(measured(row), row, entry)
+    assert found.step_time_s == pytest.approx(counted(entry.graph) * 64 * 4096 / (400e12 * 16))
+    assert found.peer_step_time_s is None
+
+
+def test_mfu_and_peers() -> None:
+    """A share of the datasheet's peak, and the TFLOP/s that notes say a peer predicts."""
+    row = {**SILENT, "mfu_pct": "40", "notes": "peer_pred TFLOPS=410.5"}
+    found = outcome(2, row).measured
+    assert found is not None
+    assert found.step_time_s is not None
+    assert found.peer_step_time_s == pytest.approx(found.step_time_s * 0.4 * 989.5 / 410.5, rel=1e-3)
+
+
+def test_rows_without_any_rate_say_so() -> None:
+    """Nothing is measured, and that is the reason."""
+    assert not has_rate(SILENT)
+    assert "nothing measured" in outcome(2, SILENT).reason
