@@ -25,8 +25,8 @@ from simpar import files
 from simpar.cost.collectives.lines import Candidate, candidates, envelope_s, lines
 from simpar.cost.collectives.parameters import PARAMETERS
 from simpar.cost.collectives.placement import place, regular, representative
-from simpar.hardware.cluster import Cluster, load_cluster
 from simpar.units import MIB
+from simpar.validate.collectives import cluster_for
 
 NODE = (
     "base_us", "port_hop_us", "ll_hop_factor", "ll_efficiency", "ll128_hop_factor", "ll128_efficiency",
@@ -137,7 +137,7 @@ def problems(profile: str, cases: Iterable[Case]) -> list[Problem]:
 
 def _problem(profile: str, cases: tuple[Case, ...]) -> Problem:
     first = cases[0]
-    cluster = _cluster(profile, first)
+    cluster = cluster_for(profile, first.domains, sharp=first.algorithm == "sharp")
     placed = representative(regular(first.domains, first.per_domain), cluster)
     if first.op == "send":
         far = cluster.domain_size if first.domains > 1 else 1
@@ -148,17 +148,6 @@ def _problem(profile: str, cases: tuple[Case, ...]) -> Problem:
         np.array([case.size_bytes for case in cases]),
         np.array([case.seconds for case in cases]),
     )
-
-
-def _cluster(profile: str, case: Case) -> Cluster:
-    """A cluster that just holds the case; SHARP is switched on where the row says so."""
-    domain = load_cluster(profile, 1)
-    nodes = case.domains * domain.domain_size // domain.profile.devices_per_node
-    cluster = load_cluster(profile, max(nodes, 1))
-    if case.algorithm != "sharp" or cluster.profile.scale_out is None:
-        return cluster
-    out = cluster.profile.scale_out.model_copy(update={"sharp": True})
-    return Cluster(cluster.profile.model_copy(update={"scale_out": out}), cluster.nodes)
 
 
 def inherited(task: Fit | Derived, known: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

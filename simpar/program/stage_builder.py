@@ -213,7 +213,7 @@ class StagePart:
     def _segment(self, unit: StageUnit, kind: str, hooks: Hooks, pricing: Pricing) -> Segment:
         phase: Phase = getattr(self.steps[unit.unit.name], kind)
         slowdown = pricing.slowdown * self.view.job.stack.launch.kernel_overhead
-        slowdown *= _contention(phase, unit, hooks, pricing)
+        slowdown *= pricing.contention(phase, _moved(unit, hooks))
         key = (unit.unit.name, self.view.stage.recompute, kind, slowdown)
         if key not in pricing.segments:
             pricing.segments[key] = make_segment(phase, pricing.price, slowdown=slowdown)
@@ -341,18 +341,12 @@ class Sync:
         )
 
 
-def _contention(phase: Phase, unit: StageUnit, hooks: Hooks, pricing: Pricing) -> float:
-    """Slowdown of kernels for the share of their time that the block's own weight collectives cover."""
-    excess = pricing.comm_slowdown - 1.0
-    compute_s = sum(step.duration_s for step in phase.steps)
+def _moved(unit: StageUnit, hooks: Hooks) -> list[CollectiveUse]:
+    """The block's own weight collectives in a pass."""
     gathered = {**unit.gathers, **(unit.refreshes if hooks.refresh else {})}
     reduced = unit.reduces if hooks.reduce else {}
-    busy = [CollectiveUse(group, "all_gather", size) for group, size in gathered.items()]
-    busy += [CollectiveUse(group, hooks.reduce_op, size) for group, size in reduced.items()]
-    if excess <= 0 or compute_s <= 0 or not busy:
-        return 1.0
-    busy_ns = sum(pricing.occupied(use) for use in busy)
-    return 1.0 + excess * min(1.0, busy_ns / float(to_ns(compute_s)))
+    moved = [CollectiveUse(group, "all_gather", size) for group, size in gathered.items()]
+    return moved + [CollectiveUse(group, hooks.reduce_op, size) for group, size in reduced.items()]
 
 
 def roles_in_words(roles: Mapping[str, tuple[Role, ...]]) -> dict[str, tuple[str, ...]]:

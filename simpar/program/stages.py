@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -67,6 +67,19 @@ class Pricing:
     slowdown: float = 1.0
     comm_slowdown: float = 1.0
     segments: dict[tuple[object, ...], Segment] = field(default_factory=dict)
+
+    def contention(self, phase: Phase, uses: Iterable[CollectiveUse]) -> float:
+        """Slowdown of kernels while a block's own data-parallel collectives hold SMs and memory bandwidth.
+
+        Applied for the share of the kernels' time that the collectives cover. Source: measured overlap
+        slowdowns, arXiv 2507.03114.
+        """
+        excess = self.comm_slowdown - 1.0
+        compute_s = sum(step.duration_s for step in phase.steps)
+        if excess <= 0 or compute_s <= 0:
+            return 1.0
+        busy_ns = sum(self.occupied(use) for use in uses)
+        return 1.0 + excess * min(1.0, busy_ns / float(to_ns(compute_s)))
 
 
 @dataclass(frozen=True)
@@ -217,7 +230,7 @@ class StageBuilder:
         phase: Phase = getattr(self.steps(piece), kind)
         phase = replace(phase, issue_s=phase.issue_s * self.sync.interpreters)
         slowdown = pricing.slowdown * self.job.stack.launch.kernel_overhead
-        slowdown *= _contention(phase, unit, sync, pricing)
+        slowdown *= pricing.contention(phase, sync.uses(unit))
         key = (piece.block.name, piece.recompute, kind, slowdown)
         if key not in pricing.segments:
             pricing.segments[key] = make_segment(phase, pricing.price, slowdown=slowdown)
@@ -258,17 +271,3 @@ class StageBuilder:
     def num_communicators(self, _pipeline_rank: int) -> int:
         """Kinds of groups that a rank communicates in."""
         return num_communicators(self.job.plan)
-
-
-def _contention(phase: Phase, unit: Unit, sync: SyncPolicy, pricing: Pricing) -> float:
-    """Slowdown of kernels while data-parallel collectives hold SMs and memory bandwidth.
-
-    Applied for the share of the kernels' time that the unit's own collectives cover; Source: measured overlap
-    slowdowns, arXiv 2507.03114.
-    """
-    excess = pricing.comm_slowdown - 1.0
-    compute_s = sum(step.duration_s for step in phase.steps)
-    if excess <= 0 or compute_s <= 0:
-        return 1.0
-    busy_ns = sum(pricing.occupied(use) for use in sync.uses(unit))
-    return 1.0 + excess * min(1.0, busy_ns / float(to_ns(compute_s)))

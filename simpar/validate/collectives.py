@@ -77,7 +77,7 @@ def predict(calls: Sequence[Call]) -> list[float | str]:
 
 def _seconds(each: Call) -> float | str:
     try:
-        cluster = _cluster(each.profile, each.domains, sharp=each.algorithm == "sharp")
+        cluster = cluster_for(each.profile, each.domains, sharp=each.algorithm == "sharp")
         found = collective_time_s(
             each.op, each.size_bytes, (each.domains, each.per_domain), cluster, algorithm=each.algorithm
         )
@@ -87,7 +87,8 @@ def _seconds(each: Call) -> float | str:
 
 
 @lru_cache(maxsize=256)
-def _cluster(profile: str, domains: int, *, sharp: bool) -> Cluster:
+def cluster_for(profile: str, domains: int, *, sharp: bool) -> Cluster:
+    """A cluster that just holds so many scale-up domains; reduction in switches on where a row says so."""
     domain = load_cluster(profile, 1)
     nodes = max(domains * domain.domain_size // domain.profile.devices_per_node, 1)
     cluster = load_cluster(profile, nodes)
