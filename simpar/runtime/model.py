@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
 from simpar.plan.check import stage_layers
 from simpar.plan.plan import Plan
@@ -127,10 +129,30 @@ def shard(model: nn.Module, units: list[nn.Module], blueprint: Blueprint, ranks:
         "mp_policy": policy if dtypes.compute != dtypes.storage else MixedPrecisionPolicy(),
         "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if blueprint.offload else OffloadPolicy(),
         "reshard_after_forward": strategy.reshard,
+        "shard_placement_fn": partial(_placement, shards=ranks.width // strategy.replicas),
     }
     for unit in units:
         fully_shard(unit, **options)
     fully_shard(model, **options)
+
+
+def _placement(parameter: nn.Parameter, shards: int) -> Shard | None:
+    """Rows, or features of a tensor whose rows tensor parallelism has cut into parts that do not divide evenly.
+
+    Shards of uneven shards have no offsets in torch: neither initial values nor checkpoints would know their place.
+    Raises UserError where the features do not divide either.
+    """
+    if not isinstance(parameter, DTensor) or not parameter.placements[0].is_shard(0):
+        return None
+    rows, tp = parameter.shape[0], parameter.device_mesh.size()
+    if rows % (tp * shards) == 0:
+        return None
+    if parameter.ndim < 2 or parameter.shape[1] % shards:
+        raise UserError(
+            f"plan.zero with plan.tp = {tp}: a tensor of shape {list(parameter.shape)} is cut {tp} x {shards} times; "
+            f"allowed: rows that {tp * shards} divides, or features that {shards} divides"
+        )
+    return Shard(1)
 
 
 @torch.no_grad()
