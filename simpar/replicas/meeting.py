@@ -52,6 +52,11 @@ def staleness(pushed: Ints, read: Ints, begun: Ints, first: int) -> Staleness:
     counted = between[own <= pushed[:, -1].min()]
     all_passed = pushed.max(axis=0)  # when the slowest has pushed every clock
     ahead = np.arange(pushed.shape[1]) - np.searchsorted(all_passed, begun, "right")
+    return summary(counted, int(ahead.max(initial=0)))
+
+
+def summary(counted: Ints, clock_gap: int) -> Staleness:
+    """The distribution of the staleness of updates int64[any], simulated or measured."""
     highest = int(counted.max(initial=0))
     shares = np.bincount(counted.ravel(), minlength=highest + 1)[:MOST_BARS] / max(1, counted.size)
     quantiles = np.quantile(counted, (0.5, 0.9, 0.99)) if counted.size else (0.0, 0.0, 0.0)
@@ -61,6 +66,6 @@ def staleness(pushed: Ints, read: Ints, begun: Ints, first: int) -> Staleness:
         p50=float(quantiles[0]),
         p90=float(quantiles[1]),
         p99=float(quantiles[2]),
-        clock_gap=int(ahead.max(initial=0)),
+        clock_gap=clock_gap,
         shares=tuple(shares.tolist()),
     )

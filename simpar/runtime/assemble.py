@@ -24,6 +24,7 @@ from simpar.runtime.model import Blueprint, build_stage, parts, shard
 from simpar.runtime.one_process import DataParallel
 from simpar.runtime.pipeline import Pipeline, Shapes
 from simpar.runtime.ranks import Ranks
+from simpar.runtime.servers import RemoteUpdate
 from simpar.runtime.update import Owned, Scope, Update
 from simpar.units import MIB
 
@@ -44,7 +45,7 @@ def make_engine(
     wrapped = {index: wrap(stage, blueprint, ranks) for index, stage in stages.items()}
     engine = Engine(
         plan=plan, ranks=ranks, stages=stages, wrapped=wrapped, owned=owned,
-        update=Update(Scope(plan, learning, blueprint.strategy, ranks, group), owned),
+        update=make_update(Scope(plan, learning, blueprint.strategy, ranks, group), owned, blueprint),
         microbatches=schedule.num_microbatches,
     )  # fmt: skip
     if plan.mesh.pp > 1:
@@ -73,11 +74,18 @@ def make_own_engine(
     owned = own(model, plan)
     engine = Engine(
         plan=plan, ranks=ranks, stages={0: model}, wrapped={0: wrap(model, blueprint, ranks)}, owned=owned,
-        update=Update(Scope(plan, learning, blueprint.strategy, ranks), owned),
+        update=make_update(Scope(plan, learning, blueprint.strategy, ranks), owned, blueprint),
         microbatches=plan.num_microbatches(training.global_batch),
     )  # fmt: skip
     rehearse(engine, training)
     return engine
+
+
+def make_update(scope: Scope, owned: list[Owned], blueprint: Blueprint) -> Update | RemoteUpdate:
+    """An optimizer on this rank, or parameter servers' answer to what it pushes."""
+    if blueprint.strategy.reduction == "servers":
+        return RemoteUpdate(scope, owned, blueprint.dtypes)
+    return Update(scope, owned)
 
 
 def rehearse(engine: Engine, training: Training) -> None:

@@ -17,6 +17,7 @@ from simpar.plan.plan import Plan
 from simpar.runtime.measure import Clock
 from simpar.runtime.pipeline import Pipeline
 from simpar.runtime.ranks import Ranks
+from simpar.runtime.servers import RemoteUpdate
 from simpar.runtime.update import Owned, Update
 
 Tensor = Any
@@ -34,7 +35,7 @@ class Engine:
     stages: Mapping[int, Any]
     wrapped: Mapping[int, Any]
     owned: list[Owned]
-    update: Update
+    update: Update | RemoteUpdate
     microbatches: int
     pipeline: Pipeline | None = None
     clock: Clock = field(default_factory=lambda: Clock(torch.device("cpu")))

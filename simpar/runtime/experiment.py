@@ -12,7 +12,7 @@ from simpar.runtime.job import KINETO, LOG, Job, read_log
 from simpar.runtime.launch import Nodes, launch
 from simpar.runtime.request import Ready, on_machine, predicted, simulated
 from simpar.runtime.strategy import replicas_inside
-from simpar.runtime.summary import errors, measured, utilisation
+from simpar.runtime.summary import errors, measured, measured_apart, utilisation
 from simpar.runtime.traces import write_both
 
 REPORT = "report.json"
@@ -33,11 +33,12 @@ def conduct(
     step together.
     """
     processes = ready.world_size // nodes.count // replicas_inside(ready.prepared.plan)
-    job = on_machine(ready.job, processes)
+    servers = int(ready.job.plan.data_parallel.servers or 0)
+    job = on_machine(ready.job, processes, servers)
     result = simulated(ready)
     follow = _follow(Path(job.folder), advance) if advance else None
     restarts = (RESTARTS if job.checkpoints else 0) if max_restarts is None else max_restarts
-    ranks = launch(job, processes, nodes=nodes, max_restarts=restarts, follow=follow)
+    ranks = launch(job, processes + servers, nodes=nodes, max_restarts=restarts, follow=follow)
     if nodes.rank:
         return None
     report = make_report(ready, job, ranks, predicted(ready, result))
@@ -55,8 +56,11 @@ def make_report(
     import simpar
 
     graph, plan, training = job.graph(), ready.prepared.plan, job.training
-    found = measured(ranks, training, warmup=job.warmup)
-    found["losses"] = [row["loss"] for row in read_log(Path(job.folder) / LOG)]
+    if ready.prepared.strategy.reduction == "servers":
+        found = measured_apart(ranks, training, warmup=job.warmup)
+    else:
+        found = measured(ranks, training, warmup=job.warmup)
+        found["losses"] = [row["loss"] for row in read_log(Path(job.folder) / LOG)]
     if graph is not None and ready.cluster is not None:
         peak = ready.cluster.device.peak_flop_per_s[plan.numerics.precision]
         found["mfu"] = utilisation(graph, training, found["step_time_s"], peak, ready.world_size)

@@ -11,6 +11,7 @@ from simpar.models.training import Training
 from simpar.plan.check import Target, check, schedule_of
 from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import Schedule
+from simpar.plan.sync import decided
 from simpar.runtime.strategy import Strategy, choose
 from simpar.simulation import balanced
 
@@ -38,7 +39,10 @@ def prepare(plan: Plan, graph: ModelGraph | None, training: Training, world_size
     plan = resolve(plan, stack)
     if graph is None:
         dp = plan.mesh.dp or world_size
-        plan = plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"dp": dp})})
+        data = decided(plan.data_parallel, 1)
+        plan = plan.model_copy(
+            update={"mesh": plan.mesh.model_copy(update={"dp": dp}), "data_parallel": data}
+        )
         return Prepared(plan, None, choose(plan, None), stack.memory.selective)
     plan = check(balanced(plan, graph, stack), Target(graph, training, world_size, world_size))
     schedule = schedule_of(plan, training)

@@ -80,19 +80,38 @@ def make_ready(request: Request, nproc: int | None, nodes: int, options: Mapping
         plan = plan.model_copy(update={"stack": request.stack or STACK})
     job = Job(plan=plan, model=request.model, training=request.training, **options)
     prepared = prepare(plan, job.graph(), request.training, world_size)
-    if prepared.strategy.reduction == "one_process":  # the one process cannot count them
-        mesh = plan.mesh.model_copy(update={"dp": prepared.plan.mesh.dp})
-        job = job.model_copy(update={"plan": plan.model_copy(update={"mesh": mesh})})
+    job = job.model_copy(update={"plan": _counted(plan, prepared, nodes)})
     if cluster is not None and cluster.world_size != world_size:
         raise UserError(
             f"hardware {cluster.profile.name}: {cluster.nodes} x {cluster.profile.devices_per_node} devices for "
             f"{world_size} ranks; allowed: a profile of as many, or no --hardware, which predicts nothing"
+        )
+    if job.checkpoints is not None and prepared.strategy.alone:
+        raise UserError(
+            f"--checkpoint with plan.sync = {plan.data_parallel.sync}: a checkpoint keeps one replica's states, and "
+            "these differ or are on servers; allowed: no checkpoints"
         )
     check_continuation(job)
     graph = job.graph()
     if graph is not None:
         open_source(job.data, job.training, graph.dims["vocab"], job.learning.seed)
     return Ready(job, prepared, world_size, cluster)
+
+
+def _counted(plan: Plan, prepared: Prepared, nodes: int) -> Plan:
+    """The plan with the replicas of one process, or the servers, that workers cannot count. Raises UserError."""
+    if prepared.strategy.reduction == "one_process":
+        mesh = plan.mesh.model_copy(update={"dp": prepared.plan.mesh.dp})
+        return plan.model_copy(update={"mesh": mesh})
+    if prepared.strategy.reduction != "servers":
+        return plan
+    if nodes > 1:
+        raise UserError(
+            f"--nnodes {nodes} with plan.sync = {plan.data_parallel.sync} and servers: they are processes of the one "
+            "node in a real run; allowed: 1"
+        )
+    servers = {"servers": prepared.plan.data_parallel.servers}
+    return plan.model_copy(update={"data_parallel": plan.data_parallel.model_copy(update=servers)})
 
 
 def _world_size(request: Request, cluster: Cluster | None, nproc: int | None, nodes: int) -> int:
@@ -106,11 +125,11 @@ def _world_size(request: Request, cluster: Cluster | None, nproc: int | None, no
     return mesh.world_size
 
 
-def on_machine(job: Job, processes: int) -> Job:
+def on_machine(job: Job, processes: int, servers: int = 0) -> Job:
     """The job with what follows from this machine decided: the device, and the threads of each rank.
 
-    Ranks of a node share its cores. CUDA is taken where every rank gets a device of its own. Raises UserError
-    where it was asked for and there are too few.
+    Ranks of a node share its cores, with parameter servers where there are any. CUDA is taken where every rank gets
+    a device of its own. Raises UserError where it was asked for and there are too few.
     """
     chosen = job.machine.model_fields_set
     found = accelerators()
@@ -120,7 +139,7 @@ def on_machine(job: Job, processes: int) -> Job:
             f"machine.device = cuda: {processes} ranks on this node, {found} CUDA devices; "
             "allowed: cpu, or one device a rank"
         )
-    threads = job.machine.threads if "threads" in chosen else max(1, usable_cores() // processes)
+    threads = job.machine.threads if "threads" in chosen else max(1, usable_cores() // (processes + servers))
     machine = job.machine.model_copy(update={"device": device, "threads": threads})
     return job.model_copy(update={"machine": machine})
 
@@ -151,7 +170,9 @@ def predicted(ready: Ready, result: Result | None) -> dict[str, Any] | None:
         return dict(ready.job.plan.predicted) if ready.job.plan.predicted else None
     found = {name: getattr(result.speed, name) for name in ("step_time_s", "tokens_per_s", "mfu")}
     memory = {name: getattr(result.memory, name) for name in ("peak_memory_bytes", "peak_reserved_bytes")}
-    return {**found, **memory, "time_breakdown_s": result.time_breakdown_s.model_dump()}
+    met = result.cooperation
+    stale = {"staleness": met.staleness.model_dump()} if met is not None and met.staleness is not None else {}
+    return {**found, **memory, **stale, "time_breakdown_s": result.time_breakdown_s.model_dump()}
 
 
 def default_folder(name: str) -> Path:

@@ -7,6 +7,7 @@
 | zero 1 | as zero 0 | ZeroRedundancyOptimizer |
 | zero 2, 3, HSDP | fully_shard | with the shards |
 | mixtures with ep or tp | explicit, of experts over the ranks that hold the same | whole |
+| servers | pushed to ranks of their own, over the host | on the servers |
 | single_process | autograd of one process that drives all replicas | whole |
 
 DDP broadcasts and reduces plain tensors only, and expects one backward per parameter and step; fully_shard reduces
@@ -24,7 +25,7 @@ from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import B, F, Schedule
 from simpar.plan.sync import apart
 
-Reduction = Literal["none", "ddp", "explicit", "fsdp", "one_process"]
+Reduction = Literal["none", "ddp", "explicit", "fsdp", "one_process", "servers"]
 PRECISIONS = ("bf16", "fp32")
 OPTIMIZERS = ("adamw", "sgd", "sgd_momentum")
 
@@ -60,6 +61,8 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
         return Strategy("explicit")
     if width == 1:
         return Strategy("none")
+    if data.servers is not None:
+        return Strategy("servers", replicas=width, alone=True)
     if apart(plan) and not data.zero:
         return Strategy("none", alone=True)
     split = schedule is not None and is_split(schedule)
@@ -156,13 +159,23 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
 
 
 def _refuse_alone(plan: Plan) -> None:
-    """Replicas that step on their own meet by all-reduce, and keep whole states or shard them all."""
-    data = plan.data_parallel
+    """Replicas that step on their own meet by all-reduce, and keep whole states or shard them all.
+
+    Those that parameter servers hold together are one rank each.
+    """
+    data, mesh = plan.data_parallel, plan.mesh
     if data.servers is not None:
-        raise UserError(
-            f"plan.sync = {data.sync} with servers: torch has no parameter servers; "
-            "allowed: bsp without, local-sgd, diloco"
-        )
+        for name, size in (("tp", mesh.tp), ("pp", mesh.pp), ("cp", mesh.cp)):
+            if size > 1:
+                raise UserError(
+                    f"plan.{name} = {size} with servers = {data.servers}: in a real run a replica of parameter "
+                    "servers is one rank; allowed: 1"
+                )
+        if data.zero:
+            raise UserError(
+                f"plan.zero = {data.zero} with servers = {data.servers}: states are on the servers; allowed: 0"
+            )
+        return
     if data.zero == 1 or (plan.mesh.cp > 1 and not data.zero):
         raise UserError(
             f"plan.sync = {data.sync} with zero = {data.zero}, cp = {plan.mesh.cp}: gradients are still shared "

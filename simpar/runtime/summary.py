@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
+from statistics import fmean, harmonic_mean, median
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from simpar.models.flops import model_flop_per_token
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
+from simpar.replicas.meeting import summary
 from simpar.units import format_bytes, format_seconds
 
 COMPARED = ("step_time_s", "tokens_per_s", "mfu", "peak_memory_bytes")
@@ -37,6 +38,39 @@ def measured(ranks: Sequence[Mapping[str, Any]], training: Training, *, warmup: 
         "peak_memory_bytes_by_rank": [rank["peak_memory_bytes"] for rank in ranks],
         "phases_s_by_rank": [_phases(steps) for steps in counted],
     }
+
+
+def measured_apart(ranks: Sequence[Mapping[str, Any]], training: Training, *, warmup: int) -> dict[str, Any]:
+    """The same of replicas that parameter servers hold together, and how stale their updates were.
+
+    Replicas step at their own pace: a step takes the harmonic mean of their medians, so that tokens/s are those of
+    all. Losses are means over replicas, each of its own part of the batch.
+    """
+    replicas = [rank for rank in ranks if "server" not in rank]
+    servers = [rank for rank in ranks if "server" in rank]
+    found = measured(replicas, training, warmup=warmup)
+    own = [median(row["step_time_s"] for row in rank["steps"][warmup:] or rank["steps"]) for rank in replicas]
+    found["step_time_s"] = step_time_s = float(harmonic_mean(own))
+    found["step_time_s_by_replica"] = [float(each) for each in own]
+    found["tokens_per_s"] = training.tokens_per_step / step_time_s
+    rows = zip(*(rank["steps"] for rank in replicas), strict=True)
+    found["losses"] = [fmean(row["loss"] for row in step) for step in rows]
+    stale = np.array([each for server in servers for each in server["staleness"]], dtype=np.int64)
+    if len(stale):
+        found["staleness"] = summary(stale, max(server["most_ahead"] for server in servers)).model_dump()
+    return found
+
+
+def counted(updates: Sequence[tuple[int, int, int]], replicas: int, steps: int, warmup: int) -> list[int]:
+    """Staleness of every update after the replicas' warm-up, until the first of them has finished."""
+    pushed, found = [0] * replicas, []
+    for replica, step, staleness in updates:
+        if max(pushed) == steps:
+            break
+        pushed[replica] = step + 1
+        if step >= min(warmup, steps - 1):
+            found.append(staleness)
+    return found
 
 
 def _phases(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -70,6 +104,15 @@ def table(report: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
             error = report["error_percent"].get(name)
             shown = "-" if error is None else f"{error:+.1f} %"
             rows.append((title, "-" if here is None else write(here), write(there), shown))
+    if stale := found.get("staleness"):
+        simulated = predicted.get("staleness") or {}
+        for name, title in (
+            ("mean", "staleness, mean"),
+            ("p90", "staleness, p90"),
+            ("clock_gap", "steps ahead"),
+        ):
+            there = f"{simulated[name]:.2f}" if simulated else "-"
+            rows.append((title, there, f"{stale[name]:.2f}", "-"))
     return rows
 
 

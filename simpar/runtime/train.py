@@ -27,6 +27,7 @@ from simpar.runtime.ranks import Ranks
 from simpar.runtime.saved import next_step
 from simpar.runtime.states import named_tensors, set_steps
 from simpar.runtime.strategy import replicas_inside
+from simpar.runtime.update import Update
 
 Tensor = Any
 
@@ -41,6 +42,11 @@ class Session:
     engine: Engine
     loader: Loader
     clock: Clock
+
+    @property
+    def by_servers(self) -> bool:
+        """Whether replicas meet at parameter servers only: each logs its own loss, nobody waits for a mean."""
+        return self.prepared.strategy.reduction == "servers"
 
     @property
     def folder(self) -> Path:
@@ -76,30 +82,31 @@ class Saving:
     session: Session
     store: Store | None
 
+    @property
+    def update(self) -> Update:
+        """What holds the states: an optimizer of this rank's."""
+        update = self.session.engine.update
+        assert isinstance(update, Update), "parameter servers keep no checkpoints"
+        return update
+
     @staticmethod
     def open(session: Session) -> Saving:
         """Open the folder of checkpoints, where the job has one."""
         wanted = session.job.checkpoints
         if wanted is None:
             return Saving(session, None)
-        if session.prepared.strategy.alone:
-            raise UserError(
-                f"plan.sync = {session.prepared.plan.data_parallel.sync}: replicas differ within a round and a "
-                "checkpoint keeps one of them; allowed: no checkpoints"
-            )
         store = Store.open(Path(wanted.folder), keep=wanted.keep, background=wanted.background)
         return Saving(session, store)
 
     def resume(self) -> int:
         """Load the newest checkpoint, if there is one; the step to go on with. Raises UserError."""
-        update = self.session.engine.update
         found = self.store.latest() if self.store is not None else None
         if self.store is None or found is None:
             return 0
         path, manifest = found
         step = next_step(path, manifest, self.session.job)
-        self.store.load(path, manifest, named_tensors(update))
-        set_steps(update, step)
+        self.store.load(path, manifest, named_tensors(self.update))
+        set_steps(self.update, step)
         return step
 
     def after(self, step: int) -> None:
@@ -115,7 +122,7 @@ class Saving:
                 step=done,
                 plan=plan.model_dump(mode="json"),
             )
-            self.store.save(named_tensors(self.session.engine.update)[0], contents)
+            self.store.save(named_tensors(self.update)[0], contents)
 
     def finish(self) -> None:
         """Wait for what is being written."""
@@ -171,7 +178,7 @@ def train_step(session: Session, step: int) -> dict[str, Any]:
     with clock.phase("data"):
         tokens, targets = local_batch(session, step)
     loss, norm = session.engine.step(tokens, targets)
-    mean = average_loss(loss, ranks, ranks.device)
+    mean = float(loss) if session.by_servers and loss is not None else average_loss(loss, ranks, ranks.device)
     end = clock.now()
     row = {"step": step, "loss": mean, "step_time_s": end - begin, "phases_s": clock.take()}
     return row if norm is None else {**row, "gradient_norm": norm}

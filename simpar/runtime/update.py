@@ -84,7 +84,7 @@ class Scope:
 
 def make_optimizer(scope: Scope, owned: Sequence[Owned]) -> Any:
     """The plan's optimizer over local parameters; its states shared out over the ranks under ZeRO-1."""
-    kind, options = _optimizer(scope.plan, scope.learning)
+    kind, options = optimizer_of(scope.plan, scope.learning)
     local = [each.local for each in owned]
     group = scope.ranks.shard_group if scope.strategy.shard_optimizer else None
     if group is not None:
@@ -92,7 +92,8 @@ def make_optimizer(scope: Scope, owned: Sequence[Owned]) -> Any:
     return kind(local, **options)
 
 
-def _optimizer(plan: Plan, learning: Learning) -> tuple[Any, dict[str, Any]]:
+def optimizer_of(plan: Plan, learning: Learning) -> tuple[Any, dict[str, Any]]:
+    """The class of a plan's optimizer and what it is made with."""
     options: dict[str, Any] = {"lr": learning.learning_rate, "weight_decay": learning.weight_decay}
     if plan.numerics.optimizer == "adamw":
         return torch.optim.AdamW, {**options, "betas": BETAS, "eps": EPS, "fused": True}

@@ -53,31 +53,36 @@ def serve(folder: Path, work: Callable[[], dict[str, Any]]) -> int:
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Join the other ranks, train, and leave. Raises UserError."""
+    """Join the other ranks, train or serve parameters, and leave. Raises UserError."""
+    from simpar.runtime.servers import serve_job
     from simpar.runtime.train import train
 
-    with joined(job.machine) as device:
-        return train(job, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), device)
+    rank = int(os.environ["RANK"])
+    trained = int(os.environ["WORLD_SIZE"]) - int(job.plan.data_parallel.servers or 0)
+    with joined(job.machine, on_host=rank >= trained) as device:
+        return train(job, rank, trained, device) if rank < trained else serve_job(job, rank, trained)
 
 
 @contextmanager
-def joined(machine: Machine) -> Iterator[Any]:
-    """The device of this rank, while it is one of the job's process group: NCCL between CUDA devices, else gloo."""
+def joined(machine: Machine, *, on_host: bool = False) -> Iterator[Any]:
+    """The device of this rank, while it is one of the job's process group: NCCL between CUDA devices, else gloo.
+
+    A rank ``on_host`` has no device of its own and talks over gloo only.
+    """
     import torch
     import torch.distributed as dist
 
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    device = torch.device(machine.device, local_rank if machine.device == "cuda" else None)
-    if machine.device == "cuda":
+    accelerated = machine.device == "cuda" and not on_host
+    device = torch.device("cuda", local_rank) if accelerated else torch.device("cpu")
+    if accelerated:
         torch.cuda.set_device(device)
     backend = "cuda:nccl,cpu:gloo" if machine.device == "cuda" else "gloo"
     world_size, timeout = int(os.environ["WORLD_SIZE"]), timedelta(seconds=machine.timeout_s)
     store = meet(machine, rank, world_size, timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-    try:
-        yield device
-    finally:
-        dist.destroy_process_group()
+    yield device
+    dist.destroy_process_group()  # not after a failure: peers would fail of it before the reason is written
 
 
 def meet(machine: Machine, rank: int, world_size: int, timeout: timedelta) -> Any:

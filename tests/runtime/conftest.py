@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]
 MATRIX_JOB = Path(__file__).with_name("matrix_job.py")
 ROUNDS_JOB = Path(__file__).with_name("rounds_job.py")
+SERVERS_JOB = Path(__file__).with_name("servers_job.py")
 LIMIT_S = 500
 
 
@@ -37,8 +38,13 @@ def run_workers(folder: Path, script: Path, cases: list[dict], processes: int) -
         command, env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     results = json.loads(output.read_text()) if output.exists() else []
-    assert len(results) == len(cases), f"case {len(results)} failed:\n{done.stderr[-4000:]}"
+    assert len(results) == len(cases), f"case {len(results)} failed:\n{first_error(done.stderr)}"
     return results
+
+
+def first_error(text: str) -> str:
+    """What the first rank that failed wrote, before torchrun lists all that it ended."""
+    return text[max(0, text.find("Traceback")) :][:4000]
 
 
 @pytest.fixture
@@ -51,6 +57,12 @@ def run_matrix(tmp_path):
 def run_rounds(tmp_path):
     """Train replicas that step on their own; each case with its differences to replicas trained one by one."""
     return partial(run_workers, tmp_path, ROUNDS_JOB)
+
+
+@pytest.fixture
+def run_servers(tmp_path):
+    """Train with parameter servers; each case with its differences to one process."""
+    return partial(run_workers, tmp_path, SERVERS_JOB)
 
 
 @pytest.fixture

@@ -35,13 +35,11 @@ def test_averaging_every_step_of_sgd_is_data_parallelism(run_matrix):
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        ({"dp": 4, "sync": "asp"}, "no parameter servers"),
-        ({"dp": 4, "servers": 2}, "no parameter servers"),
         ({"dp": 4, "zero": 1, "hsdp": 2, "sync": "local-sgd"}, "zero 2 or 3 with hsdp"),
         ({"dp": 2, "cp": 2, "sync": "diloco"}, "zero 0 without cp"),
     ],
 )
 def test_what_torch_cannot_do_alone_is_refused(plan, words):
-    """Parameter servers, and replicas that still share gradients."""
+    """Replicas that still share gradients."""
     with pytest.raises(UserError, match=words):
         prepare(Plan(**plan), load_model("gpt2"), Training(seq_len=16, global_batch=8), 4)
