@@ -25,7 +25,7 @@ from scipy.sparse import lil_matrix
 
 from simpar.units import US
 from simpar.validate.cells import Unmodelled, text
-from simpar.validate.predict import Tuning, predict
+from simpar.validate.predict import Tuning, predict_time_s
 from simpar.validate.rates import has_rate, with_rates
 from simpar.validate.rows import Case, case, measured
 from simpar.validate.table import read_table, suspect
@@ -122,7 +122,7 @@ def _device(entry: Case) -> str:
     from simpar.validate.predict import cluster_of
 
     try:
-        predict(entry)
+        predict_time_s(entry)
     except Unmodelled:
         return ""
     return cluster_of(entry).device.name
@@ -205,7 +205,7 @@ class Problem:
 
 
 def _log_errors(runs: Sequence[Run], tuning: Tuning) -> NDArray[np.float64]:
-    return np.array([np.log(predict(run.case, tuning).step_time_s / run.time_s) for run in runs])
+    return np.array([np.log(predict_time_s(run.case, tuning) / run.time_s) for run in runs])
 
 
 def main() -> None:

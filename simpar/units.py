@@ -116,6 +116,10 @@ def to_ns(seconds: float | NDArray[np.float64]) -> Any:
 
     Raises ValueError where they are not finite or do not fit in 64 bits (292 years).
     """
+    if isinstance(seconds, float):
+        if not abs(seconds) < _MOST_S:
+            raise ValueError(f"{seconds} s: must be finite and less than {_MOST_S:.0f} s")
+        return round(seconds * NS_PER_S)
     exact = np.asarray(seconds, dtype=np.float64)
     if not np.all(np.abs(exact) < _MOST_S):
         raise ValueError(f"{seconds} s: must be finite and less than {_MOST_S:.0f} s")

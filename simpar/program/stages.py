@@ -227,6 +227,9 @@ class StageBuilder:
         return {}
 
     def _segment(self, piece: Piece, unit: Unit, kind: str, sync: SyncPolicy, pricing: Pricing) -> Segment:
+        asked = (piece.block.name, piece.recompute, kind, sync)
+        if asked in pricing.segments:
+            return pricing.segments[asked]
         phase: Phase = getattr(self.steps(piece), kind)
         phase = replace(phase, issue_s=phase.issue_s * self.sync.interpreters)
         slowdown = pricing.slowdown * self.job.stack.launch.kernel_overhead
@@ -234,7 +237,8 @@ class StageBuilder:
         key = (piece.block.name, piece.recompute, kind, slowdown)
         if key not in pricing.segments:
             pricing.segments[key] = make_segment(phase, pricing.price, slowdown=slowdown)
-        return pricing.segments[key]
+        pricing.segments[asked] = pricing.segments[key]
+        return pricing.segments[asked]
 
     def held_parameters(self, pipeline_rank: int) -> dict[str, float]:
         """Parameters that a pipeline rank holds for all its virtual stages, by who has copies, before sharding.

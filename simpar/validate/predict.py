@@ -22,6 +22,8 @@ from simpar.hardware.cluster import Cluster, make_cluster
 from simpar.hardware.profile import ClusterProfile
 from simpar.plan.plan import Plan
 from simpar.program.footprint import footprints
+from simpar.program.lower import Lowered
+from simpar.program.program import Timing
 from simpar.program.rank_view import Job
 from simpar.simulation import lower_job, make_job
 from simpar.units import NS_PER_S
@@ -57,6 +59,23 @@ NO_TUNING = Tuning()
 def predict(case: Case, tuning: Tuning = NO_TUNING) -> Prediction:
     """Predict one case. Raises Unmodelled where the plan cannot be on this model and cluster."""
     cluster = cluster_of(case, tuning)
+    lowered, timing = _timed(case, cluster, tuning)
+    held = footprints(lowered, timing, cluster)
+    return Prediction(
+        step_time_s=_step_time_s(lowered, timing),
+        static_memory_bytes=max(float(one.static.total_bytes) for one in held),
+        peak_allocated_bytes=max(one.allocated_bytes for one in held),
+        peak_reserved_bytes=max(one.reserved_bytes for one in held),
+        fits=max(one.needed_bytes for one in held) <= cluster.device.memory_bytes,
+    )
+
+
+def predict_time_s(case: Case, tuning: Tuning = NO_TUNING) -> float:
+    """The step time of one case alone, in seconds. Raises Unmodelled."""
+    return _step_time_s(*_timed(case, cluster_of(case, tuning), tuning))
+
+
+def _timed(case: Case, cluster: Cluster, tuning: Tuning) -> tuple[Lowered, Timing]:
     stack = changed_stack(case.stack, {**tuning.stacks.get(case.stack, {}), **case.stack_changes})
     try:
         plan = files.parse(Plan, dict(case.plan), source="row")
@@ -65,15 +84,11 @@ def predict(case: Case, tuning: Tuning = NO_TUNING) -> Prediction:
     except UserError as error:
         raise Unmodelled(str(error).splitlines()[0].removeprefix("plan: ")) from None
     _, engine = choose_engine("auto", lowered.program)
-    timing = engine(lowered.program)
-    held = footprints(lowered, timing, cluster)
-    return Prediction(
-        step_time_s=timing.makespan_ns / NS_PER_S + stack.launch.step_overhead_s,
-        static_memory_bytes=max(float(one.static.total_bytes) for one in held),
-        peak_allocated_bytes=max(one.allocated_bytes for one in held),
-        peak_reserved_bytes=max(one.reserved_bytes for one in held),
-        fits=max(one.needed_bytes for one in held) <= cluster.device.memory_bytes,
-    )
+    return lowered, engine(lowered.program)
+
+
+def _step_time_s(lowered: Lowered, timing: Timing) -> float:
+    return timing.makespan_ns / NS_PER_S + lowered.builder.job.stack.launch.step_overhead_s
 
 
 def _tuned(job: Job, tuning: Tuning) -> Job:
