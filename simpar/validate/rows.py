@@ -185,6 +185,9 @@ _HARDWARE = (  # device pattern, interconnect pattern, profile; the first match 
     (r"mi325x", r"", "mi325x-8"),
     (r"mi355x", r"", "mi355x-8"),
     (r"v100", r"", "dgx-v100"),
+    (r"tpu v4", r"", "tpu-v4-pod"),
+    (r"tpu v5e", r"", "tpu-v5e-pod"),
+    (r"tpu v5p", r"", "tpu-v5p-pod"),
 )
 
 
@@ -192,8 +195,6 @@ def profile_of(device: str, network: str) -> str:
     """The cluster profile of a device and network in a table's words, lower case. Raises Unmodelled."""
     if not device:
         raise Unmodelled("gpu_type not published")
-    if "tpu" in device:
-        raise Unmodelled("TPU slices (torus collectives)")
     name = next((p for d, n, p in _HARDWARE if re.search(d, device) and re.search(n, network)), None)
     if name is None:
         raise Unmodelled(f"no profile for {device}")
@@ -204,7 +205,7 @@ def _hardware(row: Row, devices: int) -> tuple[str, int]:
     """Profile and devices per node; a job smaller than a node is one node of its size."""
     device, network = text(row, "gpu_type").lower(), text(row, "interconnect").lower()
     name = profile_of(device, network)
-    per_node = min(whole(row, "gpus_per_node", 4 if "gb" in device else 8), devices)
+    per_node = min(whole(row, "gpus_per_node", 4 if re.search("gb|tpu v(4|5p)", device) else 8), devices)
     if devices % per_node:
         raise Unmodelled("n_gpus is no multiple of gpus_per_node")
     return name, per_node
@@ -314,7 +315,9 @@ def _recompute(row: Row) -> str:
     share = re.search(r"(\d+) of (\d+)\b", words)
     if share and words.startswith("full"):
         return f"every:{max(round(int(share.group(2)) / int(share.group(1))), 1)}"
-    if "offload" in words or re.search(r"of \d+ layers|remateri|minimal", words):
+    if words == "minimal":  # products with weights are kept, MaxText's remat_policy
+        return "modules:core_attn+layernorm"
+    if "offload" in words or re.search(r"of \d+ layers|remateri", words):
         raise Unmodelled("partial recompute or offload")
     named = set(re.findall(r"[a-z_]+", words.partition("selective")[2])) - {
         "modules",
@@ -356,6 +359,9 @@ def _sharding(row: Row, dp: int, *, per_node: int, sharded: bool) -> dict[str, o
     """ZeRO stage and replicas from the words of the sharding column; unknown is the stack's usual."""
     words = text(row, "zero_stage_or_fsdp").lower()
     stage = re.search(r"zero-?([0-3])", words)
+    slices = re.search(r"(\d+) slice\(s\)", text(row, "notes"))
+    if "inside the slice" in words and slices:
+        return {"zero": 3, "hsdp": int(slices.group(1))}
     if "hybrid shard" in words:
         return {"zero": 3, "hsdp": max(1, dp // per_node)}
     if re.search(r"zero-2-like|grad-op|without reshard", words):

@@ -52,7 +52,7 @@ def test_row_becomes_the_layout_it_describes() -> None:
         ({"n_experts": "8"}, "config is not released"), ({"cp": "3"}, "tp x cp x pp does not divide"),
         ({"hidden": ""}, "hidden not published"), ({"micro_batch": "", "grad_accum": ""}, "micro_batch"),
         ({"tp": "3"}, "does not divide"), ({"gpu_type": "Gaudi 3"}, "no profile"), ({"n_gpus": "many"}, "no number"),
-        ({"gpu_type": "TPU v5p"}, "TPU"), ({"precision": "NVFP4"}, "4-bit"),
+        ({"gpu_type": "TPU v6e"}, "no profile"), ({"precision": "NVFP4"}, "4-bit"),
     ],
 )  # fmt: skip
 def test_rows_outside_the_model_have_a_reason(change: dict[str, str], reason: str) -> None:
@@ -70,6 +70,24 @@ def test_what_rows_leave_to_their_framework() -> None:
     assert (case(nemo).stack, case(nemo).plan["vpp"]) == ("nemo", 8)
     assert case({**nemo, "source": "a paper"}).plan["vpp"] == 1
     assert predict(tuned).step_time_s < predict(case(nemo)).step_time_s
+
+
+def test_slices_of_tpus() -> None:
+    """FSDP inside a slice, replicas across; hosts of eight or four chips."""
+    slices = {
+        **ROW,
+        "gpu_type": "TPU v5e",
+        "gpus_per_node": "",
+        "n_gpus": "512",
+        "tp": "1",
+        "dp": "512",
+        "stack": "maxtext",
+    }
+    words = {"zero_stage_or_fsdp": "FSDP inside the slice, DP across slices", "notes": "line 80; 2 slice(s)"}
+    found = case({**slices, **words, "global_batch_seqs": "1024"})
+    assert (found.hardware, found.devices_per_node) == ("tpu-v5e-pod", 8)
+    assert (found.plan["zero"], found.plan["hsdp"]) == (3, 2)
+    assert case({**slices, "gpu_type": "TPU v5p", "recompute": "minimal"}).devices_per_node == 4
 
 
 def test_rows_that_their_authors_call_abnormal_are_listed_apart() -> None:
