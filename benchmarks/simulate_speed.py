@@ -12,18 +12,24 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from simpar.engine import choose_engine
+from simpar.engine import choose_engine, reference
+from simpar.engine.event import Runner
 from simpar.hardware.cluster import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
+from simpar.program.expand import expand
+from simpar.program.jitter import Jitter
 from simpar.program.lower import Perturbation, lower
 from simpar.simulation import make_job, simulate
 
 WIDTHS = (1024, 4096, 16384, 65536, 131072)
+ALONE = 1024
+"""Devices of which every one is lowered on its own, for comparison."""
 PLAN = Plan(tp=8, pp=16, zero=1, micro_batch=1)
 
 
@@ -61,6 +67,32 @@ def question(devices: int, perturbation: Perturbation) -> tuple[float, int]:
     return seconds, int(result.setup.fold["classes"])
 
 
+def jitter(devices: int) -> dict[str, float]:
+    """Seconds to repeat the folded Program for everybody and to run it, against lowering every rank where that ends."""
+    cluster, graph = load_cluster("dgx-h100", devices // 8), load_model("llama-3.1-405b")
+    training = Training(seq_len=8192, global_batch=devices // 128 * 16)
+    job = make_job(graph, cluster, PLAN, training)
+    schedule = schedule_of(job.plan, training)
+    folded = lower(job, cluster, schedule)
+    expand_s, expanded = best(lambda: expand(folded), 1)
+    drawn = Jitter.of(folded, expanded)
+    run = Runner(expanded.program)
+    run()
+    draw_s, ops = best(lambda: drawn.ops(0.05, 1), 1)
+    engine_s, timing = best(lambda: run(ops), 1)
+    found = {"expand_s": expand_s, "engine_s": engine_s}
+    text = f"{devices:8,d} devices: {len(ops):9,d} ops, expand {expand_s:.2f} s, draw {draw_s:.2f} s, "
+    text += f"event {engine_s:.2f} s"
+    if devices <= ALONE:
+        alone = Perturbation(fold=False)
+        found["alone_s"], _ = best(lambda: lower(job, cluster, schedule, perturbation=alone), 1)
+        found["reference_s"], slow = best(lambda: reference.run(replace(expanded.program, ops=ops)), 1)
+        same = (slow.start_ns == timing.start_ns).all() and (slow.finish_ns == timing.finish_ns).all()
+        text += f"; lowering every rank {found['alone_s']:.1f} s, reference {found['reference_s']:.2f} s, same: {same}"
+    print(text)
+    return found
+
+
 def command(*arguments: str) -> float:
     """Seconds of a whole command."""
     call = [sys.executable, "-m", "simpar", *arguments]
@@ -78,6 +110,10 @@ def simulated(devices: int) -> float:
 
 def main() -> None:
     """Print the tables."""
+    print("independent jitter of every rank")
+    few, *_ = [jitter(devices) for devices in (ALONE, *WIDTHS[::2])]
+    print(f"lowering every rank : expanding = {few['alone_s'] / few['expand_s']:.0f} : 1")
+    print(f"reference : event = {few['reference_s'] / few['engine_s']:.0f} : 1\n")
     few, many = parts(16384, 16), parts(16384, 128)
     flat = parts(16384, 16, collapse=False)
     print(f"ops, uncollapsed : collapsed = {flat['ops'] / few['ops']:.0f} : 1")

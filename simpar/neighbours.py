@@ -94,7 +94,8 @@ def inputs_of(result: Result) -> dict[str, Any]:
     inputs["cluster"] = inputs["cluster"].with_degraded(setup.cluster.get("degraded", {}))
     slow = {int(rank): factor for rank, factor in setup.perturbation.get("slow_ranks", {}).items()}
     sigma, seed = setup.perturbation.get("jitter_sigma", 0.0), setup.engine.get("seed", 0)
-    inputs["perturbation"] = Perturbation(slow, jitter_sigma=sigma, seed=seed)
+    seeds = setup.perturbation.get("jitter_seeds", 1)
+    inputs["perturbation"] = Perturbation(slow, jitter_sigma=sigma, seed=seed, seeds=seeds)
     again = simulate(**inputs).step_time_s
     if abs(again - result.step_time_s) > TOLERANCE * again:
         raise UserError(

@@ -56,10 +56,11 @@ class ClusterChoice(_Part):
 
 
 class Jitter(_Part):
-    """Independent lognormal factors on every op's duration."""
+    """Independent lognormal factors on the kernels of every pass of every rank."""
 
     sigma: float = Field(ge=0, allow_inf_nan=False, description="standard deviation of the logarithm")
-    seed: int = 0
+    seed: int = Field(0, description="the first seed")
+    seeds: int = Field(1, ge=1, description="how many samples of the step, one a seed")
 
 
 class Perturbations(_Part):
@@ -134,7 +135,9 @@ class Scenario(_Part):
         from simpar.program.lower import Perturbation
 
         jitter = self.perturbation.jitter or Jitter(sigma=0)
-        return Perturbation(self.perturbation.slow_ranks, jitter_sigma=jitter.sigma, seed=jitter.seed)
+        return Perturbation(
+            self.perturbation.slow_ranks, jitter_sigma=jitter.sigma, seed=jitter.seed, seeds=jitter.seeds
+        )
 
 
 def load_scenario(

@@ -28,6 +28,7 @@ from simpar.program.token_slices import choose_slices
 from simpar.replicas.cooperate import cooperate
 from simpar.report.result import Result
 from simpar.report.summarise import Context, summarise
+from simpar.sampling import sample
 
 CONVENTIONS = ("full", "causal")
 
@@ -62,13 +63,17 @@ def simulate(
     convention = choose(options.get("flops_convention", "full"), CONVENTIONS, "FLOP convention")
     job = make_job(model, cluster, plan, training, stack)
     perturbation = perturbed(options)
-    alone = apart(
-        job.plan
-    )  # replicas step on their own: jitter is drawn for their many steps, not for the ops of one
-    step = replace(perturbation, jitter_sigma=0.0) if alone else perturbation
-    lowered = lower_job(job, cluster, {"perturbation": step})
+    lowered = lower_job(job, cluster, {"perturbation": perturbation})
     name, engine = choose_engine(options.get("engine", "auto"), lowered.program)
-    context = Context(lowered, engine(lowered.program), cluster, name, convention, perturbation)
+    alone = apart(job.plan)  # then jitter is drawn for many steps of replicas, not for the passes of one
+    jitter = None
+    if perturbation.jitter_sigma > 0 and not alone:
+
+        def again(drawn: Perturbation, contention: bool) -> Lowered:
+            return lower_job(job, cluster, {"perturbation": drawn}, contention=contention)
+
+        jitter = sample(lowered, perturbation, options.get("engine", "auto"), again)
+    context = Context(lowered, engine(lowered.program), cluster, name, convention, perturbation, jitter)
     result = summarise(context)
     return cooperate(context, result, perturbation, options.get("noise_scale_tokens")) if alone else result
 

@@ -103,7 +103,9 @@ def test_a_result_holds_what_made_ranks_differ(inputs):
     perturbed = Perturbation({2: 1.5}, jitter_sigma=0.05, seed=7)
     saved = Result.from_json(simulate(**{**inputs, "perturbation": perturbed}).to_json())
     assert saved.setup.engine["seed"] == 7
-    assert saved.setup.perturbation == {"slow_ranks": {"2": 1.5}, "jitter_sigma": 0.05}
+    assert saved.setup.perturbation == {
+        "slow_ranks": {"2": 1.5}, "jitter_sigma": 0.05, "jitter_seeds": 1,
+    }  # fmt: skip
     assert inputs_of(saved)["perturbation"] == perturbed
 
 

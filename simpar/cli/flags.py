@@ -55,6 +55,15 @@ SCENARIO_FLAGS = (
     Flag("--stack", "stack", str, "Software stack profile (simpar list stacks)"),
 )
 
+PERTURBATION_FLAGS = (
+    Flag(
+        "--jitter",
+        "perturbation.jitter.sigma",
+        float,
+        "Independent jitter of every rank: deviation of the logarithm, such as 0.03",
+    ),
+    Flag("--seeds", "perturbation.jitter.seeds", int, "Samples of the step under jitter, one a seed"),
+)
 
 OPERATION_FLAGS = (
     Flag(

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from simpar.cli.app import INFEASIBLE, JSON_HELP, app, console, working
-from simpar.cli.flags import OPERATION_FLAGS, SCENARIO_FLAGS, Flag, scenario_flags, with_flags
+from simpar.cli.flags import (
+    OPERATION_FLAGS,
+    PERTURBATION_FLAGS,
+    SCENARIO_FLAGS,
+    Flag,
+    scenario_flags,
+    with_flags,
+)
 
 if TYPE_CHECKING:
     from simpar.operate.outcome import Outcome
@@ -23,7 +30,7 @@ SIMULATE_FLAGS = (
     Flag("--html", "", str, "Write the report as one self-contained page; implies --advise"),
     Flag("--advise", "", bool, "Simulate neighbouring layouts and say what each would gain"),
     Flag("--engine", "", str, "auto, reference or sweep"),
-    Flag("--seed", "", int, "Seed of jitter"),
+    Flag("--seed", "", int, "First seed of jitter"),
     Flag("--flops-convention", "", str, "How MFU counts causal attention: full or causal"),
     Flag("--require-fit", "", bool, "Exit with 3 where the layout does not fit in memory"),
 )
@@ -32,13 +39,14 @@ SIMULATE_FLAGS = (
 @app.command(epilog="Example: simpar simulate --model llama-3-8b --hardware dgx-h100 --seq-len 8192 "
              "--global-batch 64 --zero 3 --json result.json")  # fmt: skip
 @with_flags(
-    (*SCENARIO_FLAGS, *OPERATION_FLAGS, *SIMULATE_FLAGS), "A shipped scenario, a scenario file or a plan file"
+    (*SCENARIO_FLAGS, *PERTURBATION_FLAGS, *OPERATION_FLAGS, *SIMULATE_FLAGS),
+    "A shipped scenario, a scenario file or a plan file",
 )
 def simulate(scenario: str | None, **values: Any) -> int:
     """Simulate one layout and report step time, memory and what binds."""
     from simpar.scenario import load_scenario
 
-    flags = scenario_flags(values, (*SCENARIO_FLAGS, *OPERATION_FLAGS))
+    flags = scenario_flags(values, (*SCENARIO_FLAGS, *PERTURBATION_FLAGS, *OPERATION_FLAGS))
     loaded = load_scenario(scenario, flags, list(values["set_"] or []))
     from simpar.simulation import simulate as run_step  # after the input is known to be good: it loads much
 

@@ -37,7 +37,7 @@ NODE = _record("link", "coefficient", "flow", "previous", "following")
 
 # Rows of `lists`: heap order, links and flows found in a re-share, stack of finished ops, their lengths.
 HEAP, LINKS, FLOWS, DONE, SIZES = range(5)
-STAMP, NOW = 3, 4  # further entries of the row SIZES
+STAMP, NOW, VISITS = 3, 4, 5  # further entries of the row SIZES
 
 
 def _compiled(function: Function) -> Function:
@@ -174,6 +174,7 @@ def _component(ops: Records, links: Records, nodes: Records, lists: Ints) -> Non
             current = nodes[current].following
         link.left = link.rate << FRACTION_BITS
         link.load = load
+    lists[SIZES, VISITS] += at
 
 
 @_compiled
@@ -181,6 +182,7 @@ def _fair_share(ops: Records, links: Records, lists: Ints, capped: int) -> int:
     """The smallest share of any link still in use and any cap of a flow without a rate."""
     fair = NO_CAP
     kept = 0
+    lists[SIZES, VISITS] += lists[SIZES, LINKS]
     for i in range(lists[SIZES, LINKS]):
         link = links[lists[LINKS, i]]
         if link.load > 0:
@@ -301,7 +303,8 @@ def simulate(
 ) -> None:
     """Run to the end: fills start_ns and finish_ns, -1 where nothing happens any more.
 
-    `changes` rows are (time_ns, link, rate) in order of time; their entries stand behind the ops.
+    Stops where re-shares have visited as many links as the entry VISITS below zero allowed. `changes` rows are
+    (time_ns, link, rate) in order of time; their entries stand behind the ops.
     """
     num_ops = len(ops) - len(changes)
     for i in range(len(changes)):
@@ -321,6 +324,30 @@ def simulate(
                 _touch(links, lists, changes[entry - num_ops, 1])
         if lists[SIZES, LINKS] > 0:
             _settle(ops, links, nodes, lists)
-        if lists[SIZES, HEAP] == 0:
+        if lists[SIZES, HEAP] == 0 or lists[SIZES, VISITS] > 0:
             break
         lists[SIZES, NOW] = ops[lists[HEAP, 0]].time_ns
+
+
+@_compiled
+def longest_paths(pointer: Ints, follower: Ints, waiting: Ints, duration: Ints, start: Ints) -> int:
+    """Rule 1 alone: fills start, uses up waiting, and returns how many ops ever start."""
+    ready = np.empty(len(start), dtype=np.int64)
+    size = reached = 0
+    for op in range(len(start)):
+        if waiting[op] == 0:
+            ready[size] = op
+            size += 1
+    while size > 0:
+        size -= 1
+        op = ready[size]
+        reached += 1
+        finish = start[op] + duration[op]
+        for i in range(pointer[op], pointer[op + 1]):
+            after = follower[i]
+            start[after] = max(start[after], finish)
+            waiting[after] -= 1
+            if waiting[after] == 0:
+                ready[size] = after
+                size += 1
+    return reached

@@ -81,14 +81,14 @@ def _streams(rows: Ints, op_of_slot: Ints, num_streams: int) -> Csr:
 
 
 def _routes(network: Network) -> Routes:
-    lengths = [len(links) for links, _ in network.routes]
+    lengths = [len(route.links) for route in network.routes]
     empty = np.zeros(0)
     return Routes(
         links=Csr(
             np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-            np.concatenate([empty, *(links for links, _ in network.routes)]).astype(np.int64),
+            np.concatenate([empty, *(route.links for route in network.routes)]).astype(np.int64),
         ),
-        coefficient=np.concatenate([empty, *(coefficient for _, coefficient in network.routes)]),
+        coefficient=np.concatenate([empty, *(route.coefficients for route in network.routes)]),
         capacity_bytes_per_s=np.floor(network.layout.link_capacity_bytes_per_s).astype(np.int64),
         link_names=network.layout.link_names,
     )

@@ -75,23 +75,26 @@ def refine(graph: Incidence) -> Partition:
     differ after all (a hash collision).
     """
     ends = _Ends.of(graph)
-    factor = (_mix(ends.label.astype(np.uint64)) | np.uint64(1)) * ends.count.astype(np.uint64)
+    factor = (mix(ends.label.astype(np.uint64)) | np.uint64(1)) * ends.count.astype(np.uint64)
     starts = np.flatnonzero(np.diff(ends.node, prepend=-1))
-    colour = _mix(graph.colour.astype(np.uint64))
+    colour = mix(graph.colour.astype(np.uint64))
     num_classes = 0
     while (found := _num_distinct(colour)) > num_classes:
         num_classes = found
         changed = colour * np.uint64(3)
         if len(starts):
             changed[ends.node[starts]] += np.add.reduceat(factor * colour[ends.other], starts)
-        colour = _mix(changed)
+        colour = mix(changed)
     partition = _compact(colour)
     _verify(graph.colour, ends, partition)
     return partition
 
 
-def _mix(value: Hashes) -> Hashes:
-    """The finaliser of splitmix64 [Steele, Lea and Flood 2014, doi 10.1145/2714064.2660195]."""
+def mix(value: Hashes) -> Hashes:
+    """A random 64-bit number for every number.
+
+    The finaliser of splitmix64 [Steele, Lea and Flood 2014, doi 10.1145/2714064.2660195].
+    """
     mixed = value + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

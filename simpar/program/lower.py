@@ -16,7 +16,6 @@ from simpar.plan.routing import has_sampled_loads, sampled_loads
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.assemble import assemble
 from simpar.program.emit import ClassActions, Emitter, FlowUse, Slots
-from simpar.program.jitter import with_jitter
 from simpar.program.layout import Layout, build_layout
 from simpar.program.one_process import OneProcess
 from simpar.program.pairs import handover
@@ -50,12 +49,16 @@ class Perturbation:
     """What makes ranks differ, drawn before the run: compute slowdown per rank, and lognormal jitter.
 
     ``slow_ranks`` maps a rank to the factor (>= 1 is slower) on its kernel times; ``jitter_sigma`` is the
-    standard deviation of the logarithm of an independent factor on every op, keyed by (seed, rank, op).
+    standard deviation of the logarithm of a factor of mean 1 on the kernels of every pass of every rank
+    (:mod:`simpar.program.jitter`), drawn for each of ``seeds`` seeds from ``seed`` on. Without ``fold`` every rank is
+    a class of its own, which changes no time: what folding is compared with.
     """
 
     slow_ranks: Mapping[int, float] = field(default_factory=dict)
     jitter_sigma: float = 0.0
     seed: int = 0
+    seeds: int = 1
+    fold: bool = True
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,6 @@ def emit_classes(maker: ClassMaker, streams: tuple[str, ...]) -> Lowered:
     for class_id, entry in enumerate(actions):
         emitter.add(class_id, entry)
     slots, rows = emitter.finish()
-    slots = with_jitter(slots, layout, maker.perturbation.jitter_sigma, maker.perturbation.seed)
     program, op_of_slot = assemble(slots, rows, emitter.labels.labels(), tuple(emitter.streams), network)
     if network.contention and are_shared(network.cluster):
         program = share_cores(program, slots, op_of_slot, layout, network.cluster)
@@ -140,7 +142,7 @@ def _price(network: Network, class_id: int, node: Node) -> FlowUse:
 
 
 def _rank_colours(view: RankView, cluster: Cluster, perturbation: Perturbation) -> Ints:
-    """Ranks start equal when they run the same work at the same speed; jitter makes every rank its own."""
+    """Ranks start equal when they run the same work at the same speed."""
     job, mesh = view.job, view.job.plan.mesh
     world = np.arange(mesh.world_size)
     here = mesh.coordinates(world)
@@ -165,8 +167,8 @@ def with_devices(colour: Ints, colours: int, cluster: Cluster) -> tuple[Ints, in
 
 
 def with_slow_ranks(colour: Ints, colours: int, perturbation: Perturbation) -> Ints:
-    """Colours of ranks, those at another speed apart; with jitter every rank is its own."""
-    if perturbation.jitter_sigma > 0:
+    """Colours of ranks, those at another speed apart; unfolded, every rank is its own."""
+    if not perturbation.fold:
         return np.arange(len(colour))
     factors = sorted(set(perturbation.slow_ranks.values()))
     for rank, factor in perturbation.slow_ranks.items():

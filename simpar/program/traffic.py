@@ -178,6 +178,29 @@ def _data_parallel_kinds(sync: Synchronisation) -> list[GroupKind]:
     return kinds
 
 
+@dataclass(frozen=True)
+class RouteSource:
+    """What loads the links of a route: groups of a class, running an op by an algorithm.
+
+    The shares are what the algorithm gets of a port's and of a NIC's capacity.
+    """
+
+    group: int
+    op: str
+    algorithm: str
+    port_share: float
+    nic_share: float
+
+
+@dataclass(frozen=True)
+class ClassRoute:
+    """A route over classes of links: the bytes that one of each carries per byte of work, and where it is from."""
+
+    links: Ints
+    coefficients: NDArray[np.float64]
+    source: RouteSource
+
+
 @dataclass
 class Network:
     """Prices collectives on a layout: private ones as fixed durations, contended ones as flows with a route.
@@ -195,7 +218,7 @@ class Network:
     message_s: float = 0.0
     dispatch_s: float = 0.0
     quantise_s_per_byte: Mapping[str, float] = field(default_factory=dict)
-    routes: list[tuple[Ints, NDArray[np.float64]]] = field(default_factory=list)
+    routes: list[ClassRoute] = field(default_factory=list)
     algorithms: dict[tuple[str, str], str] = field(default_factory=dict)
     _known: dict[tuple[int, CollectiveUse], FlowUse] = field(default_factory=dict)
     _offers: dict[tuple[str, int, str], list[Offer]] = field(default_factory=dict)
@@ -247,10 +270,10 @@ class Network:
         flow = self.flow(class_id, use)
         if flow.route < 0:
             return flow.fixed_ns
-        links, coefficients = self.routes[flow.route]
-        capacity = np.floor(self.layout.link_capacity_bytes_per_s[links]).astype(np.int64)
+        route = self.routes[flow.route]
+        capacity = np.floor(self.layout.link_capacity_bytes_per_s[route.links]).astype(np.int64)
         return solo_duration_ns(
-            flow.fixed_ns, flow.work_bytes, coefficients, capacity, flow.rate_cap_bytes_per_s
+            flow.fixed_ns, flow.work_bytes, route.coefficients, capacity, flow.rate_cap_bytes_per_s
         )
 
     def occupied_ns(self, class_id: int, use: CollectiveUse) -> int:
@@ -272,7 +295,8 @@ class Network:
         if not self.shared_links()[links].any():
             capacity = np.floor(self.layout.link_capacity_bytes_per_s[links]).astype(np.int64)
             return FlowUse(fixed_ns=solo_duration_ns(latency_ns, work, coefficients, capacity, cap))
-        self.routes.append((links, coefficients))
+        source = RouteSource(group, use.op, offer.line.algorithm, offer.port_share, offer.nic_share)
+        self.routes.append(ClassRoute(links, coefficients, source))
         return FlowUse(latency_ns, work, len(self.routes) - 1, cap)
 
     def _considered(self, group: int, op: str) -> list[Offer]:

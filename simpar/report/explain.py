@@ -24,6 +24,7 @@ WORDS = {
     "optimizer": "optimizer",
     "host": "kernel launches on the host",
     "offload": "offload transfers",
+    "jitter": "waiting for ranks that jitter",
 }
 WORTH_A_HINT = 0.05  # share of the step below which a loss is not worth a suggestion
 ROOMY = 0.3  # share of the capacity above which unused memory is worth trading for time

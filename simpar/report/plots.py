@@ -49,6 +49,7 @@ MEMORY_COLOUR = {
 }  # fmt: skip
 PART_COLOUR = {
     "compute": FORWARD, "bubble": "#BBBBBB", "optimizer": UPDATE, "host": AGAIN, "offload": WEIGHT,
+    "jitter": "#DDDDDD",
 }  # fmt: skip
 INK, FAINT = "#333333", "#E4E4E4"
 MAX_PANELS = 16

@@ -49,7 +49,7 @@ class TimeBreakdown(_Part):
     """Where the step of the critical rank goes, in s; the parts sum to the step time.
 
     ``compute`` holds the kernels of forward, backward and recomputation; ``exposed_*`` is communication that
-    nothing hides; ``bubble`` is waiting for other pipeline stages.
+    nothing hides; ``bubble`` is waiting for other pipeline stages; ``jitter`` is what waiting for the slowest adds.
     """
 
     compute: float = 0.0
@@ -62,6 +62,7 @@ class TimeBreakdown(_Part):
     optimizer: float = 0.0
     host: float = 0.0
     offload: float = 0.0
+    jitter: float = 0.0
 
     @property
     def total_s(self) -> float:
@@ -219,6 +220,27 @@ class Cooperation(_Part):
     statistics: Efficiency | None = None
 
 
+class JitterReport(_Part):
+    """Step times in s where the kernels of every rank jitter on their own: mean of all seeds, and how they spread.
+
+    ``nominal_s`` is the step without jitter, ``ci95_s`` half the 95 % confidence interval of the mean; None, as
+    ``deviation_s``, with one seed. ``units`` are ranks in lockstep, each with a timeline of its own. Without
+    ``contention`` collectives had their links to themselves for what jitter adds.
+    """
+
+    sigma: float
+    seeds: int
+    nominal_s: float
+    mean_s: float
+    deviation_s: float | None = None
+    ci95_s: float | None = None
+    quantiles_s: dict[str, float]
+    units: int
+    ops: int
+    engine: str
+    contention: bool = True
+
+
 class Why(_Part):
     """The explanation: what binds, what to try, seconds of each kind of op on the critical path.
 
@@ -249,6 +271,7 @@ class Result:
     why: Why = field(default_factory=Why)
     published: Published | None = None
     cooperation: Cooperation | None = None
+    jitter: JitterReport | None = None
     overview: Overview | None = None
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
 
@@ -289,6 +312,7 @@ class Result:
         data |= self.bill.model_dump() | self.setup.model_dump() | {"schema_version": SCHEMA_VERSION}
         data["why"] = self.why.model_dump(mode="json")
         data["cooperation"] = None if self.cooperation is None else self.cooperation.model_dump()
+        data["jitter"] = None if self.jitter is None else self.jitter.model_dump()
         data["published"] = None if self.published is None else self.published.model_dump()
         data["timeline"] = None if self.overview is None else timelines.to_json(self.overview)
         return data
@@ -376,6 +400,7 @@ class Result:
 def _read(data: Mapping[str, Any]) -> Result:
     memory = _pick(MemoryReport, data) | {"stages": data["memory"]}
     published, view, met = (data.get(key) for key in ("published", "timeline", "cooperation"))
+    varied = data.get("jitter")
     return Result(
         speed=Speed.model_validate(_pick(Speed, data)),
         bubble_fraction=float(data["bubble_fraction"]),
@@ -388,6 +413,7 @@ def _read(data: Mapping[str, Any]) -> Result:
         setup=Setup.model_validate(_pick(Setup, data)),
         why=Why.model_validate(data.get("why", {})),
         cooperation=None if met is None else Cooperation.model_validate(met),
+        jitter=None if varied is None else JitterReport.model_validate(varied),
         published=None if published is None else Published.model_validate(published),
         overview=None if view is None else timelines.from_json(view),
     )

@@ -26,6 +26,7 @@ from simpar.report.result import (
     Bill,
     Communication,
     HostReport,
+    JitterReport,
     MemoryReport,
     Result,
     Setup,
@@ -52,6 +53,7 @@ class Context:
     engine: str
     convention: str
     perturbation: Perturbation
+    jitter: JitterReport | None = None
 
     @property
     def job(self) -> Job:
@@ -64,9 +66,15 @@ def summarise(context: Context) -> Result:
     lowered, timing = context.lowered, context.timing
     accounts = account(lowered, timing)
     critical = accounts.critical_class()
-    breakdown = accounts.breakdown_s(critical)
+    breakdown = {**accounts.breakdown_s(critical), "jitter": 0.0}
     step_s = accounts.step_ns / NS_PER_S + context.job.stack.launch.step_overhead_s
     breakdown["host"] += context.job.stack.launch.step_overhead_s
+    if context.jitter:
+        added_s = context.jitter.mean_s - step_s
+        step_s += added_s
+        breakdown["jitter" if added_s > 0 else "compute"] += (
+            added_s  # few ranks may be faster than on average
+        )
     held = footprints(lowered, timing, context.cluster)
     stages, curves = _stage_memory(lowered, held)
     timeline = from_program(
@@ -80,6 +88,7 @@ def summarise(context: Context) -> Result:
         memory=_memory(context, stages, held),
         bill=_bill(context, step_s, breakdown),
         setup=_setup(context),
+        jitter=context.jitter,
         overview=overview(timeline),
         timeline=timeline,
     )
@@ -273,6 +282,7 @@ def _setup(context: Context) -> Setup:
         perturbation={
             "slow_ranks": {str(rank): slow for rank, slow in context.perturbation.slow_ranks.items()},
             "jitter_sigma": context.perturbation.jitter_sigma,
+            "jitter_seeds": context.perturbation.seeds,
         },
         fold={"ranks": cluster.world_size, "classes": layout.num_classes},
         simpar_version=simpar.__version__,

@@ -67,7 +67,8 @@ def print_report(result: Result, console: Console) -> None:
         ("Communication (critical rank)", _communication(result, console)),
         ("Memory per pipeline stage at its peak, GiB", _memory(result, console)),
         ("Memory of the fullest host, GiB", _host(result, console)),
-        ("Cooperation of replicas (means over local steps)", _cooperation(result, console)),
+        ("Cooperation of replicas (means over local steps)", _rows(cooperation_rows(result), console)),
+        ("Step time under jitter", _rows(jitter_rows(result), console)),
     ):
         if table is None:
             continue
@@ -275,14 +276,36 @@ def _host(result: Result, console: Console) -> Table | None:
     return table
 
 
-def _cooperation(result: Result, console: Console) -> Table | None:
-    rows = cooperation_rows(result)
+def _rows(rows: Sequence[tuple[str, str]], console: Console) -> Table | None:
+    """A table of names and values; None where there are none."""
     if not rows:
         return None
     table = _table(console, ("", "left"), ("", "left"), header=False)
     for name, value in rows:
         table.add_row(name, value)
     return table
+
+
+def jitter_rows(result: Result) -> list[tuple[str, str]]:
+    """How the step time spreads where ranks jitter, as (name, value with unit); empty where they do not."""
+    found = result.jitter
+    if found is None:
+        return []
+    mean = format_seconds(found.mean_s)
+    rows = [
+        ("without jitter", format_seconds(found.nominal_s)),
+        (
+            f"mean of {found.seeds} seeds" if found.seeds > 1 else "one seed",
+            mean if found.ci95_s is None else f"{mean} +- {format_seconds(found.ci95_s)} (95 % confidence)",
+        ),
+    ]
+    if found.seeds > 1:
+        spread = (f"{name} {format_seconds(value)}" for name, value in found.quantiles_s.items())
+        rows.append(("steps", ", ".join(spread)))
+    rows.append(("simulated", f"{found.units:,} units of ranks, {found.ops:,} ops, engine {found.engine}"))
+    if not found.contention:
+        rows.append(("links", "not shared in what jitter adds: too many flows to share among"))
+    return rows
 
 
 def cooperation_rows(result: Result) -> list[tuple[str, str]]:

@@ -85,6 +85,11 @@ def make_problem(
         raise UserError(
             "plan.tuning: layouts of frozen models are simulated, not searched; allowed: none of it"
         )
+    if "perturbation" in options and options["perturbation"].jitter_sigma > 0:
+        raise UserError(
+            "perturbation.jitter: layouts are searched by their steps without jitter; allowed: none of it, and "
+            "`simpar simulate PLAN --jitter SIGMA` for the plans found"
+        )
     graph = load_model(model) if isinstance(model, str) else model
     habits = stack if isinstance(stack, Stack) else load_stack(stack or DEFAULT_STACK)
     return Problem(with_documents(graph, training), cluster, training, habits, **options)

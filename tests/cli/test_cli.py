@@ -11,7 +11,7 @@ import pytest
 from simpar import cli
 from simpar.cli import about
 from simpar.cli.about import SCHEMAS
-from simpar.cli.flags import OPERATION_FLAGS, SCENARIO_FLAGS
+from simpar.cli.flags import OPERATION_FLAGS, PERTURBATION_FLAGS, SCENARIO_FLAGS
 from simpar.cli.listing import LISTS
 from simpar.cli.simulate import SIMULATE_FLAGS
 from simpar.report.result import Result
@@ -48,7 +48,7 @@ SMALL = [
     "fp32",
 ]  # fmt: skip
 FROZEN_FLAGS = {
-    "--days", "--reliability", "--checkpoint", "--spares",
+    "--jitter", "--seeds", "--days", "--reliability", "--checkpoint", "--spares",
     "--model", "--hardware", "--nodes", "--seq-len", "--global-batch", "--tp", "--pp", "--vpp", "--dp",
     "--cp", "--ep", "--micro-batch", "--zero", "--hsdp", "--sync", "--sequence-parallel/--no-sequence-parallel",
     "--schedule", "--recompute", "--precision", "--optimizer", "--stack", "--set", "--json", "--trace",
@@ -58,7 +58,18 @@ FROZEN_FLAGS = {
 
 def test_the_flags_are_frozen():
     """A flag is added or removed by changing this list, never by accident."""
-    assert {flag.spelling for flag in (*SCENARIO_FLAGS, *OPERATION_FLAGS, *SIMULATE_FLAGS)} == FROZEN_FLAGS
+    tables = (SCENARIO_FLAGS, PERTURBATION_FLAGS, OPERATION_FLAGS, SIMULATE_FLAGS)
+    assert {flag.spelling for table in tables for flag in table} == FROZEN_FLAGS
+
+
+def test_jitter_says_mean_and_interval(capsys):
+    """Flags alone ask for samples; the report says how steps spread."""
+    words = ["--model", "small-llama", "--hardware", "dgx-h100", "--seq-len", "512", "--global-batch", "16"]
+    assert cli.run(["simulate", *words, "--jitter", "0.05", "--seeds", "4"]) == 0
+    said = capsys.readouterr().out
+    assert "Step time under jitter" in said
+    assert "mean of 4 seeds" in said
+    assert "95 % confidence" in said
 
 
 def test_help_loads_nothing_heavy():

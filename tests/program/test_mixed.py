@@ -23,7 +23,7 @@ from simpar.program.lower import Perturbation
 from simpar.report.result import Result
 from simpar.simulation import lower_job, make_job, simulate
 
-UNFOLDED = Perturbation(jitter_sigma=1e-300)
+UNFOLDED = Perturbation(fold=False)
 """Every rank on its own, no duration changed."""
 MIXED = (("dgx-a100-80gb", 1), ("dgx-h100", 1))
 

@@ -12,7 +12,15 @@ import numpy as np
 from simpar.report.explain import WORDS
 from simpar.report.plots import COMM, KIND_COLOUR, KIND_TITLE, MEMORY_COLOUR, PART_COLOUR
 from simpar.report.result import Result
-from simpar.report.terminal import cooperation_rows, figures, headline, layout, published_rows, worth_showing
+from simpar.report.terminal import (
+    cooperation_rows,
+    figures,
+    headline,
+    jitter_rows,
+    layout,
+    published_rows,
+    worth_showing,
+)
 from simpar.report.timeline import KINDS, MEMORY_PARTS, Blocks, MemoryCurve, StageView
 from simpar.units import KIB, NS_PER_S, format_bytes, format_count, format_seconds
 
@@ -50,6 +58,7 @@ def page_data(result: Result) -> dict[str, Any]:
         "critical_path": _critical_path(result),
         "communication": _communication(result),
         "memory": _memory(result),
+        "jitter": jitter_rows(result),
         "cooperation": cooperation_rows(result),
         "staleness": _staleness(result),
         "why": result.why.model_dump(include={"binds", "hints"}),

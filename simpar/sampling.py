@@ -1,0 +1,119 @@
+"""One step many times: the distribution of its time where every rank jitters on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from math import sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.engine import choose_engine
+from simpar.errors import UserError
+from simpar.program.expand import expand, num_copies
+from simpar.program.jitter import Jitter, unfolded
+from simpar.program.lower import Lowered, Perturbation
+from simpar.program.program import OpTable, Program, Timing
+from simpar.program.shared_cores import are_shared
+from simpar.report.result import JitterReport
+from simpar.units import NS_PER_S
+
+QUANTILES = (5, 50, 95, 99)
+MOST_OPS = 10_000_000
+"""About 0.4 kB each."""
+MOST_VISITS = 1_000_000_000
+"""Links that the re-shares of one step may look at: some seconds' work."""
+WORTH_COMPILING = 200_000
+
+Lower = Callable[[Perturbation, bool], Lowered]
+"""Lowers the job again, under a perturbation, with or without contention."""
+
+
+def sample(lowered: Lowered, perturbation: Perturbation, engine: str, lower: Lower) -> JitterReport:
+    """Steps of all units under every seed, and the distribution of their times.
+
+    Where sharing links among all units would take too long, what jitter adds is that of a step whose collectives have
+    their links to themselves (``contention`` of the report). Raises UserError where the Program of all units is too
+    large.
+    """
+    from simpar.engine.event import TooContendedError
+
+    contention = True
+    jitter = _jitter(lowered, perturbation, lambda changed: lower(changed, True))
+    try:
+        name, steps_ns = _steps_ns(jitter, perturbation, engine)
+    except TooContendedError:
+        contention = False
+        free = lower(perturbation, False)
+        jitter = _jitter(free, perturbation, lambda changed: lower(changed, False))
+        name, steps_ns = _steps_ns(jitter, perturbation, engine)
+    overhead_s = lowered.builder.job.stack.launch.step_overhead_s
+    nominal_s = choose_engine(engine, lowered.program)[1](lowered.program).makespan_ns / NS_PER_S + overhead_s
+    steps = nominal_s + (steps_ns[1:] - steps_ns[0]) / NS_PER_S
+    return JitterReport(
+        sigma=perturbation.jitter_sigma,
+        seeds=perturbation.seeds,
+        nominal_s=nominal_s,
+        mean_s=float(steps.mean()),
+        deviation_s=float(steps.std(ddof=1)) if len(steps) > 1 else None,
+        ci95_s=_ci95(steps.tolist()),
+        quantiles_s={f"p{q}": float(np.quantile(steps, q / 100)) for q in QUANTILES},
+        units=len(jitter.expanded.units),
+        ops=len(jitter.expanded.program),
+        engine=name,
+        contention=contention,
+    )
+
+
+def _steps_ns(jitter: Jitter, drawn: Perturbation, engine: str) -> tuple[str, NDArray[np.int64]]:
+    """The engine that ran, and the step without jitter, then under every seed: int64[1 + seeds]."""
+    program = jitter.expanded.program
+    name, run = _runner(engine, program, drawn.seeds)
+    steps = [run(program.ops).makespan_ns]
+    steps += [
+        run(jitter.ops(drawn.jitter_sigma, seed)).makespan_ns
+        for seed in range(drawn.seed, drawn.seed + drawn.seeds)
+    ]
+    return name, np.array(steps, dtype=np.int64)
+
+
+def _jitter(lowered: Lowered, drawn: Perturbation, lower: Callable[[Perturbation], Lowered]) -> Jitter:
+    """All units with their kernels.
+
+    What cannot be expanded is lowered unfolded: stages with meshes of their own, and ranks that share cores.
+    """
+    job, network = lowered.builder.job, lowered.network
+    if job.plan.pipeline.stages or are_shared(network.cluster):
+        each = lower(replace(drawn, fold=False))
+        return Jitter.of(each, unfolded(each))
+    many = num_copies(lowered)
+    if many > MOST_OPS:
+        raise UserError(
+            f"perturbation.jitter: {many:,} ops on {network.cluster.world_size:,} devices: allowed {MOST_OPS:,}: give "
+            "fewer nodes, or fewer microbatches (--global-batch) or chunks (--vpp)"
+        )
+    return Jitter.of(lowered, expand(lowered))
+
+
+def _runner(name: str, program: Program, seeds: int) -> tuple[str, Callable[[OpTable], Timing]]:
+    """The engine, compiled where there is enough to do for it, on one Program with other durations."""
+    if name == "auto" and len(program) * (seeds + 1) > WORTH_COMPILING and find_spec("numba"):
+        name = "event"
+    name, run = choose_engine(name, program)
+    if name == "event":
+        from simpar.engine.event import Runner
+
+        return name, Runner(program, most_visits=MOST_VISITS)
+    return name, lambda ops: run(replace(program, ops=ops))
+
+
+def _ci95(steps: Sequence[float]) -> float | None:
+    """Half the 95 % confidence interval of the mean, by Student's distribution; None for one sample."""
+    from scipy.special import stdtrit
+
+    count = len(steps)
+    if count < 2:
+        return None
+    return float(stdtrit(count - 1, 0.975) * np.std(steps, ddof=1) / sqrt(count))
