@@ -26,12 +26,33 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class JitterReport(_Part):
+    """Step times in s where the kernels of every rank jitter on their own: mean of all seeds, and how they spread.
+
+    ``nominal_s`` is the step without jitter, ``ci95_s`` half the 95 % confidence interval of the mean; None, as
+    ``deviation_s``, with one seed. ``units`` are ranks in lockstep, each with a timeline of its own. Without
+    ``contention`` collectives had their links to themselves for what jitter adds.
+    """
+
+    sigma: float
+    seeds: int
+    nominal_s: float
+    mean_s: float
+    deviation_s: float | None = None
+    ci95_s: float | None = None
+    quantiles_s: dict[str, float]
+    units: int
+    ops: int
+    engine: str
+    contention: bool = True
+
+
 class Speed(_Part):
     """How fast: one optimizer step in s, rates, model FLOP of the whole job per step, utilisations in 0..1.
 
     ``mfu`` counts model FLOP and ``hfu`` also what is recomputed, both over the dense peak of the precision;
     ``flops_convention`` says how causal attention counts ("full" or "causal"). ``useful_share`` of the tokens are no
-    padding.
+    padding. With ``jitter`` the step time is a mean.
     """
 
     step_time_s: float
@@ -43,6 +64,7 @@ class Speed(_Part):
     tflops_per_device: float
     flops_convention: str = "full"
     useful_share: float = 1.0
+    jitter: JitterReport | None = None
 
 
 class TimeBreakdown(_Part):
@@ -220,27 +242,6 @@ class Cooperation(_Part):
     statistics: Efficiency | None = None
 
 
-class JitterReport(_Part):
-    """Step times in s where the kernels of every rank jitter on their own: mean of all seeds, and how they spread.
-
-    ``nominal_s`` is the step without jitter, ``ci95_s`` half the 95 % confidence interval of the mean; None, as
-    ``deviation_s``, with one seed. ``units`` are ranks in lockstep, each with a timeline of its own. Without
-    ``contention`` collectives had their links to themselves for what jitter adds.
-    """
-
-    sigma: float
-    seeds: int
-    nominal_s: float
-    mean_s: float
-    deviation_s: float | None = None
-    ci95_s: float | None = None
-    quantiles_s: dict[str, float]
-    units: int
-    ops: int
-    engine: str
-    contention: bool = True
-
-
 class Why(_Part):
     """The explanation: what binds, what to try, seconds of each kind of op on the critical path.
 
@@ -271,7 +272,6 @@ class Result:
     why: Why = field(default_factory=Why)
     published: Published | None = None
     cooperation: Cooperation | None = None
-    jitter: JitterReport | None = None
     overview: Overview | None = None
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
 
@@ -279,6 +279,11 @@ class Result:
     def step_time_s(self) -> float:
         """Seconds of one optimizer step."""
         return self.speed.step_time_s
+
+    @property
+    def jitter(self) -> JitterReport | None:
+        """How the step time spreads, where ranks jitter."""
+        return self.speed.jitter
 
     @property
     def tokens_per_s(self) -> float:
@@ -312,7 +317,6 @@ class Result:
         data |= self.bill.model_dump() | self.setup.model_dump() | {"schema_version": SCHEMA_VERSION}
         data["why"] = self.why.model_dump(mode="json")
         data["cooperation"] = None if self.cooperation is None else self.cooperation.model_dump()
-        data["jitter"] = None if self.jitter is None else self.jitter.model_dump()
         data["published"] = None if self.published is None else self.published.model_dump()
         data["timeline"] = None if self.overview is None else timelines.to_json(self.overview)
         return data
@@ -400,7 +404,6 @@ class Result:
 def _read(data: Mapping[str, Any]) -> Result:
     memory = _pick(MemoryReport, data) | {"stages": data["memory"]}
     published, view, met = (data.get(key) for key in ("published", "timeline", "cooperation"))
-    varied = data.get("jitter")
     return Result(
         speed=Speed.model_validate(_pick(Speed, data)),
         bubble_fraction=float(data["bubble_fraction"]),
@@ -413,7 +416,6 @@ def _read(data: Mapping[str, Any]) -> Result:
         setup=Setup.model_validate(_pick(Setup, data)),
         why=Why.model_validate(data.get("why", {})),
         cooperation=None if met is None else Cooperation.model_validate(met),
-        jitter=None if varied is None else JitterReport.model_validate(varied),
         published=None if published is None else Published.model_validate(published),
         overview=None if view is None else timelines.from_json(view),
     )

@@ -88,7 +88,6 @@ def summarise(context: Context) -> Result:
         memory=_memory(context, stages, held),
         bill=_bill(context, step_s, breakdown),
         setup=_setup(context),
-        jitter=context.jitter,
         overview=overview(timeline),
         timeline=timeline,
     )
@@ -131,6 +130,7 @@ def _speed(context: Context, step_s: float) -> Speed:
         tflops_per_device=per_token * tokens / step_s / devices / TERA,
         flops_convention=context.convention,
         useful_share=packed.useful if (packed := packing_of(job.training)) else 1.0,
+        jitter=context.jitter,
     )
 
 

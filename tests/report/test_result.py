@@ -16,7 +16,7 @@ PROMISED = {
 }  # fmt: skip
 BREAKDOWN = [
     "compute", "exposed_tp", "exposed_pp", "exposed_dp", "exposed_cp", "exposed_ep", "bubble", "optimizer",
-    "host", "offload",
+    "host", "offload", "jitter",
 ]  # fmt: skip
 MEMORY = ["parameters", "gradients", "optimizer_states", "activations", "transient", "overhead", "peak"]
 
