@@ -55,14 +55,16 @@ class Rotary(nn.Module):
         cosine, sine = self._tables(query)
         return self._rotate(query, cosine, sine), self._rotate(key, cosine, sine), value
 
-    def _tables(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine by position and half feature: [seq, 1, head_dim / 2], kept between calls."""
+    def _tables(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Cosine and sine by position and half feature: [seq, 1, head_dim / 2], kept between calls.
+
+        ``positions`` are those of the whole part of the sequence that this rank works on, where they are left out.
+        """
         wanted = (x.shape[1], x.dtype, x.device)
         if self._cached is None or self._cached[0] != wanted:
             exponent = torch.arange(0, self.head_dim, 2, device=x.device, dtype=torch.float64) / self.head_dim
-            angle = torch.outer(
-                self.place.positions(x.shape[1], x.device).double(), self.theta**-exponent
-            ).unsqueeze(1)
+            at = self.place.positions(x.shape[1], x.device) if positions is None else positions
+            angle = torch.outer(at.double(), self.theta**-exponent).unsqueeze(1)
             self._cached = wanted, angle.cos().to(x.dtype), angle.sin().to(x.dtype)
         return self._cached[1], self._cached[2]
 
@@ -82,9 +84,11 @@ class Attention(nn.Module):
         self.dropout = dropout if mask.dropout else 0.0
         self.recompute = False
 
-    def forward(self, qkv: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        """Shapes [batch, seq, heads x head_dim] in, that of the queries out."""
-        heads = [x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in qkv]
+    def forward(self, qkv: tuple[Tensor, Tensor, Tensor], *, widths: tuple[int, int] | None = None) -> Tensor:
+        """Shapes [batch, seq, heads x head_dim] in, that of the queries out; ``widths`` of queries and values."""
+        of_query, of_value = widths or (self.head_dim, self.head_dim)
+        sizes = zip(qkv, (of_query, of_query, of_value), strict=True)
+        heads = [x.unflatten(-1, (-1, size)).transpose(1, 2) for x, size in sizes]
         core = partial(checkpoint, self._core, use_reentrant=False) if self.recompute else self._core
         out = core(*heads)
         return out.transpose(1, 2).flatten(-2)

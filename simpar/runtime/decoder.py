@@ -19,6 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from simpar.errors import UserError
 from simpar.models.graph import INPUT, Block, ModelGraph, Operator, evaluate
+from simpar.runtime import latent
 from simpar.runtime.attention import Attention, Place, Rotary
 from simpar.runtime.experts import Combine, Dispatch, ExpertActivation, Experts, Router
 
@@ -76,6 +77,7 @@ class Projection(nn.Module):
 
     def __init__(self, op: Operator, dims: Mapping[str, int]) -> None:
         super().__init__()
+        self.whole = op.region == "sequence"  # on every tensor-parallel rank
         width = int(evaluate(op.contraction, dims))
         columns = [int(evaluate(((1, names),), dims)) for times, names in op.columns for _ in range(times)]
         bias = any(weight.kind == "vector" for weight in op.weights)
@@ -104,6 +106,14 @@ class Norm(nn.Module):
             return functional.rms_norm(x, self.width, weight, NORM_EPS)
         bias = None if self.bias is None else self.bias.to(x.dtype)
         return functional.layer_norm(x, self.width, weight, bias, NORM_EPS)
+
+
+class LatentNorm(Norm):
+    """The norm of a latent that comes out of one product with a shared key."""
+
+    def forward(self, x: tuple[Tensor, Tensor]) -> Tensor:
+        """([batch, rows, kv_rank], the key) to the first's shape."""
+        return super().forward(x[0])
 
 
 class HeadNorm(nn.Module):
@@ -273,12 +283,14 @@ def _set_recompute(block: BlockModule, kind: str, selective: str) -> None:
 def _makers(graph: ModelGraph, place: Place) -> dict[str, Callable[[Operator], nn.Module]]:
     """How to make a module of every kind of operator."""
     dims, facts = graph.dims, graph.facts
-    rate = float(facts.get("dropout", DROPOUT))
+    rate, theta = float(facts.get("dropout", DROPOUT)), float(facts.get("rope_theta", 10_000.0))
+    of_latents = latent.makers(dims, theta, place, rate) if "qk_dim" in dims else {}
 
     def norm(op: Operator) -> nn.Module:
         if op.region == "tensor":
             return HeadNorm(op, dims)
-        return Norm(op, int(evaluate(op.columns, dims)), str(facts.get("norm", "rms")))
+        kind = LatentNorm if op.name == "kv_norm" else Norm
+        return kind(op, int(evaluate(op.columns, dims)), str(facts.get("norm", "rms")))
 
     def add(op: Operator) -> nn.Module:
         if not op.weights:
@@ -298,11 +310,12 @@ def _makers(graph: ModelGraph, place: Place) -> dict[str, Callable[[Operator], n
         "norm": norm,
         "add": add,
         "embedding": lambda _: TokenEmbedding(dims["vocab"], dims["hidden"]),
-        "rope": lambda _: Rotary(dims["head_dim"], float(facts.get("rope_theta", 10_000.0)), place),
+        "rope": lambda _: Rotary(dims["head_dim"], theta, place),
         "attention": lambda op: Attention(op.attention, dims["head_dim"], place, rate),
         "activation": lambda _: Activation(_activation(facts, "gelu")),
         "gated_activation": gated,
         "dropout": lambda _: nn.Dropout(rate),
+        **of_latents,
     }
 
 

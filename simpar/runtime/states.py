@@ -53,13 +53,16 @@ def _name(each: Owned) -> str:
 
 def _remembered(update: Update) -> Iterator[tuple[Owned, dict[str, Any]]]:
     """Parameters with the optimizer's state of each; under ZeRO-1 only those that this rank updates."""
-    optimizer = update.optimizer
-    if isinstance(optimizer, ZeroRedundancyOptimizer):
-        optimizer = optimizer.optim
-    mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    local = [each.optim if isinstance(each, ZeroRedundancyOptimizer) else each for each in update.optimizers]
+    holder = {
+        id(parameter): optimizer
+        for optimizer in local
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
     for each in update.owned:
-        if id(each.local) in mine:
-            yield each, optimizer.state[each.local]
+        if id(each.local) in holder:
+            yield each, holder[id(each.local)].state[each.local]
 
 
 def _like(local: Any, parameter: Any) -> Any:

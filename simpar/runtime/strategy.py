@@ -6,7 +6,7 @@
 | zero 0 | DDP; explicit where DDP cannot (tensor parallelism, several chunks, split backward) | whole |
 | zero 1 | as zero 0 | ZeroRedundancyOptimizer |
 | zero 2, 3, HSDP | fully_shard | with the shards |
-| mixtures with ep or tp | explicit, of experts over the ranks that hold the same | whole |
+| mixtures with ep or tp | explicit, of experts over the ranks that hold the same | whole, or ZeroRedundancyOptimizer |
 | servers | pushed to ranks of their own, over the host | on the servers |
 | single_process | autograd of one process that drives all replicas | whole |
 
@@ -36,6 +36,7 @@ class Strategy:
 
     ``reduction`` of gradients over the data-parallel ranks, ``shard_optimizer`` for ZeRO-1, ``reshard`` parameters
     after forward (zero 3), ``replicas`` of the shards, which are ``alone`` where they reduce nothing inside a step.
+    Experts are ``spread`` where ranks of a stage hold different ones.
     """
 
     reduction: Reduction
@@ -43,6 +44,7 @@ class Strategy:
     reshard: bool = False
     replicas: int = 1
     alone: bool = False
+    spread: bool = False
 
 
 def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = None) -> Strategy:
@@ -58,7 +60,7 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
     if data.kind == "single_process":
         return Strategy("one_process", replicas=width)
     if spreads_experts(plan, graph):
-        return Strategy("explicit")
+        return Strategy("explicit", shard_optimizer=data.zero == 1 and width > 1, spread=True)
     if width == 1:
         return Strategy("none")
     if data.servers is not None:
@@ -197,7 +199,6 @@ def unknown_part(graph: ModelGraph) -> str | None:
     operators = [op for block in graph.blocks.values() for op in block.operators]
     weights = [weight.name for op in operators for weight in op.weights]
     parts = {
-        "latent attention": any(op.kind == "copy" for op in operators),
         "layers that predict further tokens": bool(graph.auxiliary),
         "weights inside its attention": any(op.kind == "attention" and op.weights for op in operators),
         "a gate in front of its shared expert": any("shared_gate" in name for name in weights),
@@ -219,8 +220,9 @@ def _refuse_mixture(plan: Plan, graph: ModelGraph) -> None:
         (mesh.expert_tensor_parallel > 1, f"plan.etp = {mesh.expert_tensor_parallel}: experts stay whole; allowed: 1"),
         (mesh.tp > 1 and not sequence, ("plan.sequence_parallel = false: tensor-parallel ranks would route the same "
          "tokens twice; allowed: true")),
-        (spread and data.zero, (f"plan.zero = {data.zero}: states of experts that are spread are not sharded; "
-         "allowed: 0, or ep = tp = 1")),
+        (spread and data.zero > 1, (f"plan.zero = {data.zero}: gradients of experts that are spread are not sharded; "
+         "allowed: 0 or 1, or ep = tp = 1")),
+        (spread and data.hsdp > 1, f"plan.hsdp = {data.hsdp}: states of spread experts are shared by all; allowed: 1"),
         (spread and apart(plan), f"plan.sync = {data.sync}: replicas of experts that are spread; allowed: bsp"),
     ):  # fmt: skip
         if wrong:

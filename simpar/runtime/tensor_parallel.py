@@ -10,13 +10,14 @@ gradients that are partial sums: :func:`partial_parameters` names them, one all-
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -27,6 +28,7 @@ from torch.distributed.tensor.parallel import (
 from simpar.models.graph import Operator, is_column_parallel, is_row_parallel
 from simpar.runtime.decoder import BlockModule, Decoder, HeadNorm, Norm, PositionEmbedding
 from simpar.runtime.experts import Router
+from simpar.runtime.latent import LatentRotary
 
 SEQUENCE_DIM = 1
 
@@ -39,6 +41,9 @@ def apply(model: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
         for op in block.operators:
             styles |= _styles(op, residual)
         parallelize_module(block, mesh, styles)
+        for module in block.children():
+            if isinstance(module, LatentRotary):
+                module.share = partial(_shared, mesh=mesh, layout=residual)
     model.tie()
 
 
@@ -55,6 +60,12 @@ def _styles(op: Operator, residual: Any) -> dict[str, Any]:
     return {}
 
 
+def _shared(x: Any, mesh: DeviceMesh, layout: Any) -> Any:
+    """A tensor of the residual stream, whole on every rank, each of which sends back its heads' gradient of it."""
+    here = DTensor.from_local(x, mesh, (layout,), run_check=False)
+    return here.redistribute(mesh, (Replicate(),)).to_local(grad_placements=(Partial(),))
+
+
 def _blocks(model: Decoder) -> Iterator[BlockModule]:
     yield from (block for block in (model.embedding, *model.layers.values(), model.head) if block is not None)
 
@@ -64,7 +75,8 @@ def partial_parameters(model: nn.Module, *, sequence_parallel: bool) -> list[str
     found = []
     for name, module in model.named_modules():
         per_head = isinstance(module, HeadNorm)
-        on_sequence = sequence_parallel and isinstance(module, Norm | PositionEmbedding | Router)
+        whole = isinstance(module, Norm | PositionEmbedding | Router) or getattr(module, "whole", False)
+        on_sequence = sequence_parallel and whole
         if per_head or on_sequence:
             found += [f"{name}.{leaf}" for leaf, _ in module.named_parameters()]
     return found

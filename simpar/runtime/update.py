@@ -82,11 +82,22 @@ class Scope:
     embedding_group: Any = None
 
 
-def make_optimizer(scope: Scope, owned: Sequence[Owned]) -> Any:
-    """The plan's optimizer over local parameters; its states shared out over the ranks under ZeRO-1."""
+def make_optimizers(scope: Scope, owned: Sequence[Owned]) -> list[Any]:
+    """The plan's optimizer over local parameters; its states shared out over the ranks under ZeRO-1.
+
+    Experts that are spread have one of their own then, whose states the ranks share that hold the same experts.
+    """
+    ranks, sharded = scope.ranks, scope.strategy.shard_optimizer
+    apart = sharded and scope.strategy.spread
+    common = [each.local for each in owned if not (apart and each.expert)]
+    found = [_optimizer(scope, common, ranks.shard_group if sharded else None)]
+    if experts := [each.local for each in owned if apart and each.expert]:
+        found.append(_optimizer(scope, experts, ranks.expert_copies_group))
+    return found
+
+
+def _optimizer(scope: Scope, local: list[nn.Parameter], group: Any) -> Any:
     kind, options = optimizer_of(scope.plan, scope.learning)
-    local = [each.local for each in owned]
-    group = scope.ranks.shard_group if scope.strategy.shard_optimizer else None
     if group is not None:
         return ZeroRedundancyOptimizer(local, optimizer_class=kind, process_group=group, **options)
     return kind(local, **options)
@@ -106,7 +117,7 @@ class Update:
 
     def __init__(self, scope: Scope, owned: Sequence[Owned]) -> None:
         self.scope, self.ranks, self.owned = scope, scope.ranks, list(owned)
-        self.optimizer = make_optimizer(scope, self.owned)
+        self.optimizers = make_optimizers(scope, self.owned)
         self.meeting = meeting_of(scope, self.owned)
 
     def step(self, clock: Clock) -> float | None:
@@ -117,7 +128,8 @@ class Update:
             self._complete()
         with clock.phase("optimizer"):
             norm = self._clip()
-            self.optimizer.step()
+            for optimizer in self.optimizers:
+                optimizer.step()
         if self.meeting is not None:
             with clock.phase("communication"):
                 self.meeting.after_step()

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SLOW = {"06_from_plan_to_torch_run", "07_calibrating_your_own_machine"}  # more than ten seconds on two cores
 NEEDS = dict.fromkeys(SLOW, "torch")
-PATIENCE_S = 300
+PATIENCE_S = 900
 
 
 def parameters() -> list[object]:

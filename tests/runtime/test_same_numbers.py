@@ -27,6 +27,7 @@ EVERYDAY = [
     {"cp": 2, "dp": 2, "cp_method": "ulysses"},
     {"dp": 2, "pp": 2, "ep": 2, "schedule": "1f1b", "model": "mixtral", **CLIPPED},
     {"dp": 2, "tp": 2, "ep": 4, "sequence_parallel": True, "model": "mixtral"},
+    {"dp": 2, "tp": 2, "ep": 2, "sequence_parallel": True, "zero": 1, "model": "latent", **CLIPPED},
 ]
 WIDE_FOUR = [
     {"cp": 4, "cp_method": "ring", "cp_balance": "striped"},
@@ -68,13 +69,19 @@ WIDE_FOUR = [
     {"dp": 2, "tp": 2, "ep": 2, "sequence_parallel": True, "model": "mixtral"},
     {"dp": 2, "pp": 2, "ep": 2, "schedule": "zb-v", "recompute": "full", "model": "mixtral"},
     {"cp": 2, "dp": 2, "ep": 4, "cp_method": "ring", "model": "mixtral"},
+    {"dp": 4, "ep": 2, "zero": 1, "model": "mixtral"},
+    {"dp": 4, "ep": 2, "optimizer": "sgd_momentum", "zero": 1, "model": "latent"},
+    {"cp": 2, "dp": 2, "cp_method": "ring", "cp_balance": "zigzag", "model": "latent"},
+    {"cp": 2, "dp": 2, "ep": 4, "cp_method": "ulysses", "model": "latent"},
+    {"dp": 4, "zero": 3, "recompute": "full", "model": "latent"},
+    {"pp": 2, "dp": 2, "ep": 2, "schedule": "zb-v", "recompute": "selective", "model": "latent"},
 ]  # fmt: skip
 CONTINUED = [
     {"dp": 4, "zero": 1, "then": {"dp": 4, "zero": 1}},
     {"dp": 4, "zero": 3, "then": {"dp": 4, "zero": 3}},
     {"dp": 2, **SEQUENCE, "zero": 3, "then": {"tp": 2, "pp": 2, "schedule": "zb-v"}},
     {"pp": 2, "dp": 2, "zero": 1, "model": "gpt2", "then": {"dp": 4, "zero": 3, "hsdp": 2}},
-    {"dp": 4, "ep": 4, "model": "mixtral", "then": {"pp": 2, "dp": 2, "ep": 2}},
+    {"dp": 4, "ep": 2, "zero": 1, "model": "mixtral", "then": {"pp": 2, "dp": 2, "ep": 2}},
 ]
 WIDE_CONTINUED = [
     {"pp": 2, "dp": 2, "then": {"pp": 2, "dp": 2}},

@@ -58,7 +58,10 @@ def test_zero_decides_what_is_sharded():
         ({"tp": 8, "world_size": 8}, "plan.tp = 8: .*key-value heads; allowed: a divisor of 4"),
         ({"model": "t5-3b"}, "model t5-3b: has two towers; the runtime trains decoders"),
         ({"dp": 3}, "plan.dp = 3: .*leaves 4"),
-        ({"model": "mixtral-8x7b", "ep": 2, "zero": 3}, "plan.zero = 3: states of experts that are spread"),
+        (
+            {"model": "mixtral-8x7b", "ep": 2, "zero": 3},
+            "plan.zero = 3: gradients of experts that are spread",
+        ),
         ({"model": "mixtral-8x7b", "tp": 2}, "plan.etp = 2: experts stay whole"),
         (
             {"model": "mixtral-8x7b", "tp": 2, "ep": 2, "sequence_parallel": False},
