@@ -92,20 +92,25 @@ def _cell(value: Any) -> str:
 
 
 def _peers(outcomes: Sequence[Outcome]) -> list[str]:
-    found = summary(outcomes)
-    if not found["peer_rows"]:
+    found = {name: f for name, f in summary(outcomes)["by_source"].items() if f["peer_rows"]}
+    if not found:
         return []
-    return [
+    lines = [
         "## Against the peers' own published predictions",
         "",
         "Mean absolute error on the rows where the source prints another tool's prediction.",
         "",
-        "| | theirs | ours |",
-        "|---|---|---|",
-        f"| step time | {found['peer_time_ape_mean']} % | {found['ours_on_peer_time_ape_mean']} % |",
-        f"| memory | {found['peer_memory_ape_mean']} % | {found['ours_on_peer_memory_ape_mean']} % |",
-        "",
+        "| source | rows | step time: theirs | ours | memory: theirs | ours |",
+        "|---|---|---|---|---|---|",
     ]
+    keys = (
+        "peer_time_ape_mean", "ours_on_peer_time_ape_mean", "peer_memory_ape_mean", "ours_on_peer_memory_ape_mean",
+    )  # fmt: skip
+    for name, figures in found.items():
+        lines.append(
+            "| " + " | ".join([name, str(figures["peer_rows"]), *(_cell(figures[k]) for k in keys)]) + " |"
+        )
+    return [*lines, ""]
 
 
 def _reasons(outcomes: Sequence[Outcome]) -> list[str]:
