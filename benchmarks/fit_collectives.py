@@ -104,6 +104,7 @@ DERIVED = (
     Derived("mi325x-8", (("mi300x-8", ALL),)),
     Derived("mi250x-8", (("mi300x-8", ALL),)),
     Derived("l40s-8", (("a100-pcie-8", ALL),)),
+    Derived("h100-pcie-8", (("a100-pcie-8", ALL),)),
     Derived("a10g-8", (("a100-pcie-8", ALL), ("aws-p5", NETWORK))),
     Derived("l4-8", (("a100-pcie-8", ALL), ("gcp-a3-mega", NETWORK))),
     Derived("rtx-3090-8", (("a100-pcie-8", ALL), ("gcp-a3-mega", NETWORK)), STAGED),

@@ -108,7 +108,9 @@ def _peers(outcomes: Sequence[Outcome]) -> list[str]:
     )  # fmt: skip
     for name, figures in found.items():
         lines.append(
-            "| " + " | ".join([name, str(figures["peer_rows"]), *(_cell(figures[k]) for k in keys)]) + " |"
+            "| "
+            + " | ".join([name, f"{figures['peer_rows']:.0f}", *(_cell(figures[k]) for k in keys)])
+            + " |"
         )
     return [*lines, ""]
 

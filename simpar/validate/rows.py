@@ -171,7 +171,7 @@ _HARDWARE = (  # device pattern, interconnect pattern, profile; the first match 
     (r"a100", r"roce", "a100-roce-1600"),
     (r"a100", r"", "dgx-a100-80gb"),
     (r"h100.*(500 ?w|low tdp|hbm2e)", r"", "grand-teton-h100"),
-    (r"h100.*pcie", r"", "a100-pcie-8"),
+    (r"h100.*pcie", r"", "h100-pcie-8"),
     (r"h100", r"efa", "aws-p5"),
     (r"h100", r"oversubscribed", "meta-llama3-h100"),
     (r"h100", r"roce|rdma", "h100-roce-400"),
