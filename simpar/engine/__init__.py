@@ -25,13 +25,19 @@ def choose_engine(name: str, program: Program) -> tuple[str, Callable[[Program],
     """
     files.choose(name, ENGINES, "engine")
     if name == "auto":
-        name = _fastest(program)
+        name = _fastest(program, len(program))
     if name == "event" and not find_spec("numba"):
         raise UserError('engine event: needs numba, which is not installed; pip install ".[fast]"')
     return name, getattr(import_module(f"simpar.engine.{name}"), "run")  # noqa: B009
 
 
-def _fastest(program: Program) -> str:
+def choose_engine_for_many(program: Program, num_ops: int) -> Callable[[Program], Timing]:
+    """The fastest engine for a program that comes with others, of which so far there are ``num_ops`` ops."""
+    name = _fastest(program, num_ops)
+    return getattr(import_module(f"simpar.engine.{name}"), "run")  # type: ignore[no-any-return] # noqa: B009
+
+
+def _fastest(program: Program, num_ops: int) -> str:
     if not (program.ops.work_bytes > 0).any():
         return "sweep"
-    return "event" if len(program) > MANY_OPS and find_spec("numba") else "reference"
+    return "event" if num_ops > MANY_OPS and find_spec("numba") else "reference"

@@ -99,6 +99,25 @@ class Cluster:
         return (Level("leaf_up", "leaf_down", self.pod_of, self.leaf_of),) if self.num_leaves else ()
 
     @property
+    def leaves_bind(self) -> bool:
+        """Whether an uplink can be the narrowest link of a route: oversubscribed or degraded ones.
+
+        All others take what the NICs below them can send, so no fair share of theirs is below that of a NIC, and it
+        makes no difference which nodes share a leaf.
+        """
+        out = self.profile.scale_out
+        if not self.num_leaves or out is None:
+            return False
+        return out.oversubscription > 1 or any(name.startswith("leaf") for name in self.scaling)
+
+    def can_bind(self, links: Ints) -> NDArray[np.bool_]:
+        """Which links can be the narrowest of a route."""
+        if self.leaves_bind or not self.num_leaves:
+            return np.ones(len(links), dtype=bool)
+        leaves = [self.blocks.index(name) for name in ("leaf_up", "leaf_down")]
+        return ~np.isin(self.block_of(links), leaves)
+
+    @property
     def rails(self) -> int:
         """Network links of a node: one per device where NICs allow, else one per NIC."""
         out = self.profile.scale_out
@@ -169,14 +188,14 @@ class Cluster:
 
     @property
     def periods(self) -> tuple[int, ...]:
-        """Ranks in the blocks that the fabric repeats: those that share a NIC, a node, a domain, a leaf."""
+        """Ranks in the blocks that the fabric repeats: those that share a NIC, a node, a domain, a leaf that binds."""
         per_node, out = self.profile.devices_per_node, self.profile.scale_out
         sizes = {per_node, self.domain_size}
         if self.profile.host.devices_per_switch > 1:
             sizes.add(self.profile.host.devices_per_switch)
         if per_node % self.rails == 0:
             sizes.add(per_node // self.rails)
-        if self.num_leaves and out is not None and out.nodes_per_leaf:
+        if self.leaves_bind and out is not None and out.nodes_per_leaf:
             sizes.add(out.nodes_per_leaf * per_node)
         return tuple(sorted(sizes))
 

@@ -218,6 +218,11 @@ class MixedCluster(Cluster):
         trunk = Level(*TRUNKS, self.part_of, self.part_of)
         return (Level(*LEAVES, self.pod_of, self.leaf_of), trunk)
 
+    @property
+    def leaves_bind(self) -> bool:
+        """Whether the links above NICs can be the narrowest: taken as given where parts meet."""
+        return True
+
     def trunk_up(self, ranks: Ints) -> Ints:
         """Uplinks of a rank's part."""
         return self.link_of("trunk_up", ranks)

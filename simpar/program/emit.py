@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.program.phases import CollectiveUse
 from simpar.program.program import MEMORY_CATEGORIES, Label
 from simpar.program.templates import Node, Template
 
@@ -153,19 +154,21 @@ class Emitter:
         if id(template) not in self._shared:
             self._shared[id(template)] = template, self._without_groups(template)
         table = self._shared[id(template)][1]
-        nodes = [(at, node) for at, node in enumerate(template.nodes) if node.collective]
-        if not nodes:
+        uses = table.uses
+        if not uses.nodes:
             return table
-        own = {
-            name: getattr(table, name).copy()
-            for name in ("fixed_ns", "work_bytes", "route", "rate_cap", "group")
+        each = [self._price(class_id, template.nodes[at]) for at in uses.nodes]
+        groups = [self._group_of(class_id, name) for name in uses.groups]
+        columns = {
+            "fixed_ns": [use.fixed_ns for use in each],
+            "work_bytes": [use.work_bytes for use in each],
+            "route": [use.route for use in each],
+            "rate_cap": [use.rate_cap_bytes_per_s for use in each],
+            "group": groups,
         }
-        for at, node in nodes:
-            assert node.collective is not None, "chosen above"
-            use = self._price(class_id, node)
-            own["fixed_ns"][at], own["work_bytes"][at] = use.fixed_ns, use.work_bytes
-            own["route"][at], own["rate_cap"][at] = use.route, use.rate_cap_bytes_per_s
-            own["group"][at] = self._group_of(class_id, node.collective.group)
+        own = {name: getattr(table, name).copy() for name in columns}
+        for name, values in columns.items():
+            own[name][uses.at] = np.array(values, dtype=np.int64)[uses.which]
         return replace(table, **own)
 
     def _without_groups(self, template: Template) -> _Table:
@@ -190,6 +193,7 @@ class Emitter:
             ),
             memory=_rows(_memory_rows(nodes), 4),
             arrival=_column(i for i, node in enumerate(nodes) if node.arrival),
+            uses=_uses(nodes),
         )
 
     def _repeat_rows(self, class_id: int, tables: Sequence[_Table], template: Ints, starts: Ints) -> Links:
@@ -244,6 +248,25 @@ class _Table:
     stream: Ints
     memory: Ints
     arrival: Ints
+    uses: _Uses
+
+
+@dataclass(frozen=True)
+class _Uses:
+    """Distinct collectives of a template: a node of each, their groups, where they are and which is there."""
+
+    nodes: tuple[int, ...]
+    groups: tuple[str, ...]
+    at: Ints
+    which: Ints
+
+
+def _uses(nodes: Sequence[Node]) -> _Uses:
+    known: dict[CollectiveUse, int] = {}
+    at = [number for number, node in enumerate(nodes) if node.collective]
+    which = [known.setdefault(nodes[number].collective, len(known)) for number in at]  # type: ignore[arg-type]
+    first = [at[which.index(number)] for number in range(len(known))]
+    return _Uses(tuple(first), tuple(use.group for use in known), _column(at), _column(which))
 
 
 def _label(node: Node) -> Label:

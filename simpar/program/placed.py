@@ -46,9 +46,12 @@ class KindLoads:
 
 
 def kind_loads(kind: GroupKind, groups: Ints, cluster: Cluster) -> KindLoads:
-    """Loads of groups int64[G, N] of a kind under every algorithm, edges ordered by (group, link)."""
+    """Loads of groups int64[G, N] of a kind under every algorithm, edges ordered by (group, link).
+
+    Links that can never be the narrowest of a route are left out: they change no time, only what folds together.
+    """
     found = {
-        (op, algorithm): edges
+        (op, algorithm): edges.take(cluster.can_bind(edges.link_id))
         for op in kind.ops
         for algorithm, edges in link_loads(op, groups, cluster).items()
     }

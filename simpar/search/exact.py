@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simpar.engine import choose_engine
+from simpar.engine import choose_engine_for_many
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
 from simpar.plan.sync import apart
@@ -39,12 +39,14 @@ class Exact:
     step_time_s: float
     worth: float
     fits: bool
+    num_ops: int = 0
 
 
-def measure(problem: Problem, plan: Plan) -> Exact:
+def measure(problem: Problem, plan: Plan, num_ops: int = 0) -> Exact:
     """The simulated step of a plan; without the report where neither the objective nor the plan asks for it.
 
-    Where replicas step on their own, a step is the mean over a round of theirs.
+    Where replicas step on their own, a step is the mean over a round of theirs. ``num_ops`` are those of plans
+    measured before.
     """
     if problem.objective == "energy" or apart(problem.base):
         result = exact(problem, plan)
@@ -58,13 +60,14 @@ def measure(problem: Problem, plan: Plan) -> Exact:
     cluster = problem.cluster
     job = make_job(problem.graph, cluster, plan, problem.training, problem.stack)
     lowered = lower_job(job, cluster, {"perturbation": problem.perturbation})
-    timing = choose_engine("auto", lowered.program)[1](lowered.program)
+    num_ops += len(lowered.program)
+    timing = choose_engine_for_many(lowered.program, num_ops)(lowered.program)
     needed = max(one.needed_bytes for one in footprints(lowered, timing, cluster))
     host = host_use(lowered, cluster)
     step_s = timing.makespan_ns / NS_PER_S + problem.stack.launch.step_overhead_s
     slope, _ = objective_rates(problem)
     fits = needed <= problem.memory_limit_bytes and (host is None or host.fits)
-    return Exact(problem, plan, step_s, slope * step_s, fits)
+    return Exact(problem, plan, step_s, slope * step_s, fits, num_ops)
 
 
 def objective_rates(problem: Problem) -> tuple[float, float]:

@@ -47,7 +47,7 @@ class Hunt:
     fields: list[Field]
     watch: Watch
     found: list[Exact] = field(default_factory=list)
-    swept_before: int = 0
+    num_ops: int = 0
 
     @property
     def arenas(self) -> list[Arena]:
@@ -101,7 +101,8 @@ class Hunt:
         arena.settle(row)
         if refusals(arena.rows, row):
             return None
-        found = measure(arena.rows.problem, plan_of(arena.rows, row))
+        found = measure(arena.rows.problem, plan_of(arena.rows, row), self.num_ops)
+        self.num_ops = found.num_ops
         self.found.append(found)
         return found
 

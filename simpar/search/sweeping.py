@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 
 from simpar.plan.schedules import make_schedule
 from simpar.plan.schedules.actions import LETTERS, F
-from simpar.program.synchronisation import DENSE
-from simpar.program.templates import SyncPolicy
 from simpar.search.rowbound import Chunk, RowBounds, RowCharge, some
 from simpar.search.shapes import weigh
-from simpar.search.syncs import Scheme, buckets
+from simpar.search.syncs import Scheme
 from simpar.search.tables import Blocked, Table, finishes_ns
 from simpar.search.together import Together
 
@@ -135,40 +133,16 @@ def _queue(
     """
     scheme, rank, letter = which
     every = scheme.policies[letter, False].reduces
-    chosen = (table.rank == rank) & (table.code == LETTERS.index(letter)) & (table.boundary | every)
-    actions = np.flatnonzero(chosen)
+    actions, keys, key_of = table.reducing(rank, LETTERS.index(letter), every=every)
     kinds = charge.passes(letter, boundary=True)[mine]
-    keys = list(zip(table.stage[actions].tolist(), table.boundary[actions].tolist(), strict=True))
-    lead: dict[tuple[int, bool], Floats] = {}
-    total: dict[tuple[int, bool], float] = {}
-    again = 0.0
-    for key in dict.fromkeys(keys):
-        sizes, behind, second = _cut(scheme, charge.shape.pieces[key[0]], scheme.policies[letter, key[1]])
-        rest = np.cumsum(sizes[::-1])[::-1]
-        lead[key] = (rest[None, :] - weigh(kinds, behind)).max(axis=1, initial=-np.inf)
-        total[key] = float(sizes.sum())
-        again = second if key == keys[-1] else again
-    later = np.cumsum([0.0, *(total[key] for key in keys[:0:-1])])[::-1]
-    ends = np.zeros(len(mine))
-    for action, key, wait in zip(actions.tolist(), keys, later.tolist(), strict=True):
-        ends = np.maximum(ends, finish[action, mine] + lead[key] + wait)
-    return np.stack([ends, ends + again])
-
-
-def _cut(scheme: Scheme, pieces: tuple[int, ...], policy: SyncPolicy) -> tuple[Floats, Floats, float]:
-    """First reductions of a stage in the order of their queue, blocks behind each, and the last second one."""
-    took, behind, second = [], [], 0.0
-    for copies in policy.copies:
-        if not copies.reduce_ops:
-            continue
-        cut = buckets(scheme, pieces, policy, copies)
-        times = scheme.reduction_ns(copies, cut.size_bytes, cut.count)
-        took.append(times[0])
-        behind.append(cut.behind)
-        if len(times) > 1 and len(times[1]):
-            second = float(times[1][-1])
-    if not took:
-        return np.zeros(0), np.zeros((0, len(scheme.parameters[DENSE]))), 0.0
-    left = np.concatenate([one.sum(axis=1) for one in behind])
-    order = np.argsort(-left, kind="stable")
-    return np.concatenate(took)[order].astype(np.float64), np.concatenate(behind)[order], second
+    cuts = [
+        scheme.cut(charge.shape.pieces[stage], scheme.policies[letter, boundary]) for stage, boundary in keys
+    ]
+    lead = np.stack(
+        [(cut.rest[None, :] - weigh(kinds, cut.behind)).max(axis=1, initial=-np.inf) for cut in cuts]
+    )
+    total = np.array([cut.total for cut in cuts])[key_of]
+    later = np.cumsum(np.append(total[1:], 0.0)[::-1])[::-1]
+    queued = finish[actions[:, None], mine] + lead[key_of] + later[:, None]
+    ends = np.maximum(queued.max(axis=0), 0.0)
+    return np.stack([ends, ends + cuts[int(key_of[-1])].second])

@@ -49,6 +49,20 @@ class Moves:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """First reductions of one backward pass over a stage, in the order of their queue.
+
+    ``rest`` float64[b] nanoseconds of each and all that queue behind it, ``total`` of all; ``behind`` float64[b, kinds]
+    blocks that run their backward after a bucket is full; ``second`` nanoseconds of the last second reduction.
+    """
+
+    rest: Floats
+    behind: Floats
+    total: float
+    second: float
+
+
+@dataclass(frozen=True)
 class Scheme:
     """One scheme: its behaviour, its wires by (operation, group), and parameters on a rank by who holds copies.
 
@@ -112,6 +126,16 @@ class Scheme:
             self.wires[op, group].time_ns(size_bytes * share / count, count)
             for group, op, share in copies.reduce_ops
         )
+
+    @cached_property
+    def _cuts(self) -> dict[tuple[tuple[int, ...], SyncPolicy], Cut]:
+        return {}
+
+    def cut(self, pieces: tuple[int, ...], policy: SyncPolicy) -> Cut:
+        """How the gradients of a stage are reduced under a policy, found once."""
+        if (pieces, policy) not in self._cuts:
+            self._cuts[pieces, policy] = _cut(self, pieces, policy)
+        return self._cuts[pieces, policy]
 
     @property
     def reduces_late(self) -> bool:
@@ -263,3 +287,23 @@ def buckets(scheme: Scheme, pieces: Sequence[int], policy: SyncPolicy, copies: C
         pending, limit = 0.0, policy.bucket_bytes
     shape = (-1, len(bytes_of))
     return Buckets(np.array(sizes), np.array(counts, dtype=np.float64), np.array(behind).reshape(shape))
+
+
+def _cut(scheme: Scheme, pieces: tuple[int, ...], policy: SyncPolicy) -> Cut:
+    """First reductions of a stage in the order of their queue, and the last second one."""
+    took, behind, second = [], [], 0.0
+    for copies in policy.copies:
+        if not copies.reduce_ops:
+            continue
+        each = buckets(scheme, pieces, policy, copies)
+        times = scheme.reduction_ns(copies, each.size_bytes, each.count)
+        took.append(times[0])
+        behind.append(each.behind)
+        if len(times) > 1 and len(times[1]):
+            second = float(times[1][-1])
+    if not took:
+        return Cut(np.zeros(0), np.zeros((0, len(scheme.parameters[DENSE]))), 0.0, 0.0)
+    left = np.concatenate([one.sum(axis=1) for one in behind])
+    order = np.argsort(-left, kind="stable")
+    sizes = np.concatenate(took)[order].astype(np.float64)
+    return Cut(np.cumsum(sizes[::-1])[::-1], np.concatenate(behind)[order], float(sizes.sum()), second)

@@ -80,6 +80,25 @@ class Table:
         return int(np.flatnonzero(self.rank == rank)[-1])
 
     @cached_property
+    def _reducing(self) -> dict[tuple[int, int, bool], tuple[Ints, list[tuple[int, bool]], Ints]]:
+        return {}
+
+    def reducing(self, rank: int, code: int, *, every: bool) -> tuple[Ints, list[tuple[int, bool]], Ints]:
+        """Actions of a rank behind which gradients are reduced: all of a letter, or the last one of each stage.
+
+        With their distinct (stage, boundary) and which of these each of them has.
+        """
+        known = rank, code, every
+        if known not in self._reducing:
+            actions = np.flatnonzero((self.rank == rank) & (self.code == code) & (self.boundary | every))
+            each = list(zip(self.stage[actions].tolist(), self.boundary[actions].tolist(), strict=True))
+            keys = list(dict.fromkeys(each))
+            position = {key: at for at, key in enumerate(keys)}
+            key_of = np.array([position[key] for key in each], dtype=np.int64)
+            self._reducing[known] = actions, keys, key_of
+        return self._reducing[known]
+
+    @cached_property
     def levels(self) -> list[Ints]:
         """Actions in groups that wait only for earlier groups."""
         waiting = ((self.before >= 0).astype(int) + (self.source >= 0) + (self.other >= 0)).tolist()

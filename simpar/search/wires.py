@@ -107,8 +107,7 @@ class Wires:
 
     def _moved(self, ranks: Ints) -> Ints:
         """The same group in the first domain, where domains are alike: links of leaves bind nowhere."""
-        out = self.cluster.profile.scale_out
-        if out is not None and out.oversubscription > 1:
+        if self.cluster.leaves_bind:
             return ranks
         size = self.cluster.domain_size
         return ranks - int(ranks.min()) // size * size

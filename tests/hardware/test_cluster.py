@@ -269,8 +269,9 @@ def test_every_link_knows_its_lowest_rank(nics: int, rails: bool) -> None:
 
 
 def test_the_fabric_repeats_in_blocks() -> None:
-    """Ranks that share a NIC, a node, a leaf; devices with places of their own are one rigid block."""
-    assert small(4, nics=2).periods == (2, 4, 8)
-    assert small(4, nics=3).periods == (4, 8)
+    """Ranks that share a NIC, a node, a narrow leaf; devices with places of their own are one rigid block."""
+    assert small(4, nics=2, oversubscription=2).periods == (2, 4, 8)
+    assert small(4, nics=3, oversubscription=2).periods == (4, 8)
+    assert small(4, nics=2).periods == (2, 4)
     assert (small(4, nics=2).rigid_ranks, small(4, nics=3).rigid_ranks) == (1, 4)
     assert small(4, nodes_per_leaf=None).periods == (1, 4)
