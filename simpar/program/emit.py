@@ -36,6 +36,7 @@ class ClassActions:
 
     ``template`` int64[n] indexes ``templates``; ``source_class`` / ``source_action`` int64[n] name the action
     whose exit the arrival nodes wait for (-1: nothing to wait for), or int64[n, k] up to k such actions.
+    ``first_layer`` int64[n] is added to the layers that a template names: templates of stages that are alike are one.
     """
 
     name: str
@@ -45,6 +46,7 @@ class ClassActions:
     stage: Ints
     source_class: Ints
     source_action: Ints
+    first_layer: Ints
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class Emitter:
         self._price = price
         self._group_of = group_of
         self._shared: dict[int, tuple[Template, _Table]] = {}
+        self._labelled: dict[tuple[int, int], Ints] = {}
         self._parts: list[Slots] = []
         self._rows: list[Links] = []
         self._starts: list[Ints] = []
@@ -124,13 +127,14 @@ class Emitter:
         source = bases[actions.template][action] + node
         columns = {
             name: np.concatenate([getattr(table, name) for table in tables])[source]
-            for name in ("label", "fixed_ns", "work_bytes", "route", "rate_cap", "group")
+            for name in ("fixed_ns", "work_bytes", "route", "rate_cap", "group")
         }
         self._parts.append(
             Slots(
                 class_id=np.full(len(node), class_id),
                 action=action,
                 node=node,
+                label=self._labels(actions)[action, node],
                 microbatch=actions.microbatch[action],
                 stage=actions.stage[action],
                 **columns,
@@ -148,6 +152,21 @@ class Emitter:
         slots = _concatenate(self._parts)
         rows = _concatenate(self._rows)
         return slots, Links(np.concatenate([rows.dependency, self._arrival_rows()]), rows.stream, rows.memory)
+
+    def _labels(self, actions: ClassActions) -> Ints:
+        """Labels of the nodes of every action, int64[actions, nodes of the longest], zero behind the last one."""
+        pairs, which = np.unique(
+            np.stack([actions.template, actions.first_layer]), axis=1, return_inverse=True
+        )
+        found = np.zeros((pairs.shape[1], max(len(each.nodes) for each in actions.templates)), dtype=np.int64)
+        for at, (number, first) in enumerate(pairs.T.tolist()):
+            template = actions.templates[number]
+            if (id(template), first) not in self._labelled:
+                self._labelled[id(template), first] = _column(
+                    self.labels.add(_label(node, first)) for node in template.nodes
+                )
+            found[at, : len(template.nodes)] = self._labelled[id(template), first]
+        return np.asarray(found[which.ravel()])
 
     def _table(self, class_id: int, template: Template) -> _Table:
         """A template of one class: what all classes with it share, and what its collectives are on their groups."""
@@ -175,7 +194,6 @@ class Emitter:
         nodes = template.nodes
         none, free = np.zeros(len(nodes), dtype=np.int64), FlowUse(0)
         return _Table(
-            label=_column(self.labels.add(_label(node)) for node in nodes),
             fixed_ns=_column(0 if node.collective else node.duration_ns for node in nodes),
             work_bytes=none + free.work_bytes,
             route=none + free.route,
@@ -238,7 +256,6 @@ class Emitter:
 class _Table:
     """One template as columns (per node) and rows (node, ...)."""
 
-    label: Ints
     fixed_ns: Ints
     work_bytes: Ints
     route: Ints
@@ -269,8 +286,13 @@ def _uses(nodes: Sequence[Node]) -> _Uses:
     return _Uses(tuple(first), tuple(use.group for use in known), _column(at), _column(which))
 
 
-def _label(node: Node) -> Label:
-    return Label(kind=node.kind, name=node.name, layer=node.layer)
+def _label(node: Node, first_layer: int) -> Label:
+    return Label(node.kind, node.name, moved_layer(node.layer, first_layer))
+
+
+def moved_layer(layer: int, first_layer: int) -> int:
+    """A layer that a template names, counted from the first layer of its stage; -1 stays: what belongs to none."""
+    return layer + first_layer if layer >= 0 else layer
 
 
 def _memory_rows(nodes: Sequence[Node]) -> list[tuple[int, int, int, int]]:

@@ -250,7 +250,8 @@ class ClassMaker:
         templates.append(self._tail(class_id))
         order = np.append(order, len(templates) - 1)
         sources = self._sources(class_id, letters, stages, microbatches)
-        pairs = np.flatnonzero(self.schedule.ranks[pipeline_rank].overlap)
+        first_layer = np.append([self._first_layer(stage) for stage in stages.tolist()], 0).astype(np.int64)
+        pairs, alone = np.flatnonzero(self.schedule.ranks[pipeline_rank].overlap), len(templates)
         if len(pairs):
             self._join_pairs(class_id, keys, pairs, (templates, order, *sources))
         source_class, source_action = sources
@@ -262,7 +263,13 @@ class ClassMaker:
             stage=np.append(stages, -1),
             source_class=_with_tail(source_class),
             source_action=_with_tail(source_action),
+            first_layer=np.where(order < alone, first_layer, 0),  # pairs name layers of two stages
         )
+
+    def _first_layer(self, stage: int) -> int:
+        """Where the layers are counted from that templates of a stage name."""
+        first: int = self.builder.first_layer(stage)
+        return first
 
     def _ordered(
         self, class_id: int, keys: Sequence[tuple[str, int, bool]], microbatches: NDArray[Any]
@@ -364,23 +371,24 @@ class ClassMaker:
             return self.network.occupied_ns(class_id, use)
 
         pricing.price, pricing.occupied = noted, occupied
-        by_stage = {
-            stage: self._builder(class_id).templates(stage, pricing)
-            for stage in sorted({key[1] for key in keys})
-        }
+        builder = self._builder(class_id)
+        alike = {stage: builder.alike[stage] for stage in sorted({key[1] for key in keys})}
+        by_stage = {stage: builder.templates(stage, pricing) for stage in sorted(set(alike.values()))}
         templates: list[Template] = []
         index: dict[tuple[str, int, bool], int] = {}
-        for key in keys:
-            if key in index:
-                continue
+        made: dict[tuple[str, int, bool, Node | None], int] = {}
+        for key in dict.fromkeys(keys):
             letter, stage, boundary = key
-            template = by_stage[stage][letter, boundary]
-            index[key] = len(templates)
-            template = self._shaped(class_id, template)
-            if self.builder.sync.single_process:
-                first = bool(self.network.layout.class_of_rank[0] == class_id)
-                template = OneProcess(self.builder, first, pricing.slowdown).wrap(letter, template)
-            templates.append(self._with_send(letter, stage, template))
+            send = self._send(letter, stage)
+            kind = letter, alike[stage], boundary, send
+            if kind not in made:
+                made[kind] = len(templates)
+                template = self._shaped(class_id, by_stage[alike[stage]][letter, boundary])
+                if self.builder.sync.single_process:
+                    first = bool(self.network.layout.class_of_rank[0] == class_id)
+                    template = OneProcess(self.builder, first, pricing.slowdown).wrap(letter, template)
+                templates.append(_followed(template, send))
+            index[key] = made[kind]
         return templates, index
 
     def _shaped(self, class_id: int, template: Template) -> Template:
@@ -404,25 +412,27 @@ class ClassMaker:
         return all(self.network.is_private(class_id, kind) for kind in kinds)
 
     def _with_send(self, letter: str, stage: int, template: Template) -> Template:
-        """Append the message to the neighbouring stage; forward sends ahead, B and I send back."""
+        """Append the message to the neighbouring stage, if there is one."""
+        return _followed(template, self._send(letter, stage))
+
+    def _send(self, letter: str, stage: int) -> Node | None:
+        """The message to the neighbouring stage; forward sends ahead, B and I send back."""
         target = stage + 1 if letter == "F" else stage - 1
         if letter == "W" or not 0 <= target < self.schedule.num_stages:
-            return template
+            return None
         ranks = self.schedule.rank_of_stage
         delta = (ranks[target] - ranks[stage]) % self.schedule.num_ranks
         if delta == 0:
-            return template
+            return None
         view = self.builder.view
         stream = f"{'send_F' if letter == 'F' else 'send_B'} {hop_kind(delta)}"
         blocks = view.job.stack.overlap.p2p_blocks_compute
-        node = Node(
+        return Node(
             kind="pp",
             name="send activations" if letter == "F" else "send gradients",
             streams=(stream, *BLOCK_STREAMS) if blocks else (stream,),
             collective=CollectiveUse(hop_kind(delta), "send", send_bytes(view, self._sent(stage, target))),
-            after=(template.exit,),
         )
-        return Template((*template.nodes, node), len(template.nodes))
 
     def _sent(self, stage: int, target: int) -> Block:
         """The block whose output, or its gradient, crosses between two stages."""
@@ -493,6 +503,13 @@ class ClassMaker:
         index = [np.broadcast_to(here[axis][:, None], (layout.num_classes, mesh.pp)) for axis in mesh.order]
         index[mesh.order.index("pp")] = np.broadcast_to(np.arange(mesh.pp), (layout.num_classes, mesh.pp))
         return layout.class_of_rank[np.ravel_multi_index(tuple(index), mesh.shape, order="F")]
+
+
+def _followed(template: Template, message: Node | None) -> Template:
+    """A template with a message behind its exit."""
+    if message is None:
+        return template
+    return Template((*template.nodes, replace(message, after=(template.exit,))), len(template.nodes))
 
 
 def _with_tail(sources: Ints) -> Ints:

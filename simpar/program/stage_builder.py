@@ -44,6 +44,10 @@ class StagedBuilder:
     job: Job
     late_s: float = 0.0
 
+    def first_layer(self, _stage: int) -> int:
+        """Where the layers are counted from that templates of a stage name: from the first of all."""
+        return 0
+
     @property
     def stages(self) -> tuple[StagePlan, ...]:
         """The stages of the plan."""

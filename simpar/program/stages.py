@@ -39,6 +39,11 @@ class Piece:
     recompute: str
 
 
+def relative_layer(layer: int, first: int) -> int:
+    """A layer counted from the first one of its stage; the embedding stays in front of all."""
+    return layer - first if layer >= 0 else layer
+
+
 def virtual_stage_pieces(job: Job) -> tuple[tuple[Piece, ...], ...]:
     """Blocks of every virtual stage in model order: embedding first, head (norm, lm_head, loss) last."""
     graph, policy = job.graph, job.plan.memory.recompute
@@ -96,6 +101,19 @@ class StageBuilder:
         """Blocks of every virtual stage."""
         return virtual_stage_pieces(self.job)
 
+    def first_layer(self, stage: int) -> int:
+        """The first layer of a virtual stage; 0 without any."""
+        return max(self.pieces[stage][0].layer, 0) if self.pieces[stage] else 0
+
+    @cached_property
+    def alike(self) -> tuple[int, ...]:
+        """Of every virtual stage the first that holds the same blocks, recomputed in the same way."""
+        known: dict[tuple[tuple[str, str, bool], ...], int] = {}
+        return tuple(
+            known.setdefault(tuple((p.block.name, p.recompute, p.layer < 0) for p in pieces), stage)
+            for stage, pieces in enumerate(self.pieces)
+        )
+
     @cached_property
     def _steps(self) -> dict[tuple[str, str], BlockSteps]:
         return {}
@@ -151,10 +169,11 @@ class StageBuilder:
         """Templates of one virtual stage by (action letter F, B, I or W; whether it is the boundary microbatch).
 
         The boundary microbatch is the first for F (parameters may have to be gathered) and the last for
-        backward (gradients are reduced).
+        backward (gradients are reduced). Layers are counted from ``first_layer``, so that stages that are ``alike``
+        have the same templates.
         """
-        pieces = self.pieces[stage]
-        units = [self.unit(piece) for piece in pieces]
+        first, pieces = self.first_layer(stage), self.pieces[stage]
+        units = [replace(self.unit(piece), layer=relative_layer(piece.layer, first)) for piece in pieces]
         table: dict[tuple[str, bool], Template] = {}
         for letter, kind in PASSES.items():
             for boundary in (False, True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.program.emit import moved_layer
 from simpar.program.lower import Lowered
 from simpar.program.program import Label
 from simpar.program.templates import Node
@@ -22,25 +23,30 @@ def inner_steps(lowered: Lowered) -> tuple[Ints, tuple[InnerSteps, ...]]:
     slots = lowered.slots
     inner_of_op = np.full(len(lowered.program), -1, dtype=np.int64)
     insides: list[InnerSteps] = []
-    known: dict[int, list[int]] = {}  # classes share templates
+    known: dict[tuple[int, int], list[int]] = {}  # classes share templates
     for class_id, actions in enumerate(lowered.actions):
         mine = np.flatnonzero(slots.class_id == class_id)
+        pairs, which = np.unique(
+            np.stack([actions.template, actions.first_layer]), axis=1, return_inverse=True
+        )
         table: list[int] = []
         bases: list[int] = []
-        for template in actions.templates:
+        for number, first_layer in pairs.T.tolist():
+            template = actions.templates[number]
             bases.append(len(table))
-            if id(template) not in known:
-                opened = [_open(node) for node in template.nodes if node.segments]
+            key = id(template), first_layer
+            if key not in known:
+                opened = [_open(node, first_layer) for node in template.nodes if node.segments]
                 index = iter(range(len(insides), len(insides) + len(opened)))
-                known[id(template)] = [next(index) if node.segments else -1 for node in template.nodes]
+                known[key] = [next(index) if node.segments else -1 for node in template.nodes]
                 insides += opened
-            table += known[id(template)]
-        first = np.array(bases, dtype=np.int64)[actions.template[slots.action[mine]]]
+            table += known[key]
+        first = np.array(bases, dtype=np.int64)[which.ravel()[slots.action[mine]]]
         inner_of_op[lowered.op_of_slot[mine]] = np.array(table, dtype=np.int64)[first + slots.node[mine]]
     return inner_of_op, tuple(insides)
 
 
-def _open(node: Node) -> InnerSteps:
+def _open(node: Node, first_layer: int) -> InnerSteps:
     """The segments of a node one after the other, zero-length steps left out."""
     streams: list[str] = []
     labels: list[Label] = []
@@ -52,7 +58,8 @@ def _open(node: Node) -> InnerSteps:
         for step, start, finish in times:
             if finish > start:
                 streams.append(step.stream)
-                labels.append(Label(step.kind, step.name, layer if step.layer is None else step.layer))
+                named = layer if step.layer is None else step.layer
+                labels.append(Label(step.kind, step.name, moved_layer(named, first_layer)))
                 starts.append(begin + start)
                 finishes.append(begin + finish)
         begin += segment.duration_ns

@@ -93,3 +93,23 @@ def make_problem(
     graph = load_model(model) if isinstance(model, str) else model
     habits = stack if isinstance(stack, Stack) else load_stack(stack or DEFAULT_STACK)
     return Problem(with_documents(graph, training), cluster, training, habits, **options)
+
+
+def details_of(problem: Problem, setup: Any, node_counts: list[int]) -> dict[str, Any]:
+    """The problem in words and numbers, for an answer of which ``setup`` is that of the best plan's result."""
+    constraints = problem.constraints
+    return {
+        "model": setup.model,
+        "cluster": setup.cluster,
+        "training": problem.training.model_dump(),
+        "stack": problem.stack.name,
+        "constraints": {
+            "headroom": constraints.headroom,
+            "fixed": dict(constraints.fixed),
+            "portable": constraints.portable,
+            "schedules": constraints.schedules,
+            "deadline_s": constraints.deadline_s,
+        },
+        "node_counts": node_counts,
+        "simpar_version": setup.simpar_version,
+    }

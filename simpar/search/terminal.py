@@ -43,8 +43,10 @@ def certificate(found: SearchResult) -> Iterator[str]:
     counts = found.counts
     if found.certified_optimal:
         yield f"certified: no plan of the space has a better {found.objective}"
-    else:
+    elif found.gap > 0:
         yield f"not certified: a plan that was not simulated may be better by up to {found.gap:.2%}"
+    else:
+        yield "not certified: plans were chosen by estimates, and those that looked best were simulated"
     yield (
         f"{counts.space_size:,} plans, {counts.feasible:,} fit, {counts.bounded:,} bounded, {counts.swept:,} swept, "
         f"{counts.simulated:,} simulated in {found.search_seconds:.1f} s"

@@ -32,7 +32,7 @@ from simpar.program.synchronisation import Synchronisation
 from simpar.program.traffic import block_groups
 from simpar.search.cuts import fastest_cut, moves, slowest_s, stage_seconds
 from simpar.search.exact import candidate, exact
-from simpar.search.problem import Problem
+from simpar.search.problem import Problem, details_of
 from simpar.search.result import Counts, SearchResult
 from simpar.search.uniform import search_uniform
 from simpar.search.watch import Watch
@@ -212,7 +212,7 @@ def search_uneven(problem: Problem, watch: Watch) -> SearchResult:
         gap <= 0,
         gap,
         time.perf_counter() - started,
-        _details(problem, results[0].setup),
+        details_of(problem, results[0].setup, [problem.cluster.nodes]),
     )
 
 
@@ -342,22 +342,3 @@ def _num_cuts(layers: int, stages: int) -> int:
     from math import comb
 
     return 1 if stages == 1 else comb(layers + 1, stages - 1)
-
-
-def _details(problem: Problem, setup: Any) -> dict[str, Any]:
-    constraints = problem.constraints
-    return {
-        "model": setup.model,
-        "cluster": setup.cluster,
-        "training": problem.training.model_dump(),
-        "stack": problem.stack.name,
-        "constraints": {
-            "headroom": constraints.headroom,
-            "fixed": dict(constraints.fixed),
-            "portable": constraints.portable,
-            "schedules": constraints.schedules,
-            "deadline_s": constraints.deadline_s,
-        },
-        "node_counts": [problem.cluster.nodes],
-        "simpar_version": setup.simpar_version,
-    }

@@ -8,8 +8,6 @@ can beat it.
 from __future__ import annotations
 
 import time
-from typing import Any
-
 import numpy as np
 
 from simpar.errors import Infeasible
@@ -18,7 +16,7 @@ from simpar.search.beside import front, naive_choices, runners_up
 from simpar.search.exact import candidate, exact, objective_rates
 from simpar.search.hunt import Hunt, fields_of
 from simpar.search.infeasible import nothing_fits
-from simpar.search.problem import Problem
+from simpar.search.problem import Problem, details_of
 from simpar.search.result import Candidate, SearchResult
 from simpar.search.space import plan_of
 from simpar.search.watch import Watch
@@ -43,7 +41,8 @@ def search_uniform(problem: Problem, watch: Watch) -> SearchResult:
     if not watch.interrupted:
         rows = runners_up(field.arena, taken, watch.top - 1)
         results += [exact(winner.problem, plan_of(field.arena.rows, row)) for row in rows]
-    details = _details(problem, hunt, results)
+    nodes = [one.problem.cluster.nodes for one in hunt.fields]
+    details = details_of(problem, results[0].setup, nodes)
     if not watch.interrupted and not watch.brief:
         details["naive"] = naive_choices(field, results[0])
         details["pareto"] = front(field.arena, taken[0])
@@ -112,24 +111,3 @@ def _candidates(results: list[Result]) -> tuple[Candidate, ...]:
     return tuple(
         candidate(n + 1, result, why) for n, (result, why) in enumerate(zip(order, reasons, strict=True))
     )
-
-
-def _details(problem: Problem, hunt: Hunt, results: list[Result]) -> dict[str, Any]:
-    """The problem, and how many nodes were considered."""
-    constraints = problem.constraints
-    found: dict[str, Any] = {
-        "model": results[0].setup.model,
-        "cluster": results[0].setup.cluster,
-        "training": problem.training.model_dump(),
-        "stack": problem.stack.name,
-        "constraints": {
-            "headroom": constraints.headroom,
-            "fixed": dict(constraints.fixed),
-            "portable": constraints.portable,
-            "schedules": constraints.schedules,
-            "deadline_s": constraints.deadline_s,
-        },
-        "node_counts": [one.problem.cluster.nodes for one in hunt.fields],
-        "simpar_version": results[0].setup.simpar_version,
-    }
-    return found

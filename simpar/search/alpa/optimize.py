@@ -35,7 +35,7 @@ from simpar.search.alpa.meshes import place_stages, submesh_sizes
 from simpar.search.alpa.pricing import Pricer
 from simpar.search.alpa.profile import Profile
 from simpar.search.exact import candidate, exact
-from simpar.search.problem import Problem
+from simpar.search.problem import Problem, details_of
 from simpar.search.result import Counts, SearchResult
 from simpar.search.uniform import search_uniform
 from simpar.search.watch import Watch
@@ -419,7 +419,9 @@ def search_alpa(
     """
     _check(problem)
     started = time.perf_counter()
-    start = uniform(problem, watch)
+    brief = replace(watch, brief=True)
+    start = uniform(problem, brief)
+    watch.interrupted = brief.interrupted
     search = AlpaSearch(problem, watch)
     known = [
         Found(each.step_time_s, each.peak_memory_bytes, each.plan, UNIFORM, contention=True)
@@ -427,7 +429,7 @@ def search_alpa(
     ]
     search.found += known
     with watch.stoppable():
-        for profile, sizes, cut in search.cuts():
+        for profile, sizes, cut in [] if watch.interrupted else search.cuts():
             search.note(search.simulate_cut(profile, sizes, cut))
         for found in search.staged()[:1]:
             search.polish(found)
@@ -475,6 +477,7 @@ def _answer(
         for rank, found in enumerate(ranked[1 : search.watch.top])
     ]
     details = {
+        **details_of(search.problem, result.setup, [search.problem.cluster.nodes]),
         "space": "alpa",
         "uniform_best_s": uniform,
         "gain_over_uniform": None if not uniform else 1 - best.step_time_s / uniform,
