@@ -15,6 +15,7 @@ from simpar.models.graph import Block, evaluate
 from simpar.plan.routing import has_sampled_loads, sampled_loads
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.assemble import assemble
+from simpar.program.colours import rank_colours
 from simpar.program.emit import ClassActions, Emitter, FlowUse, Slots
 from simpar.program.layout import Layout, build_layout
 from simpar.program.one_process import OneProcess
@@ -101,7 +102,7 @@ def lower(
     view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, job.plan.mesh))
     sync = Synchronisation.of(job)
     kinds = group_kinds(view, sync, schedule)
-    layout = build_layout(cluster, kinds, _rank_colours(view, cluster, perturbation))
+    layout = build_layout(cluster, kinds, rank_colours(view, cluster, perturbation))
     streams = streams_of(kinds, schedule, sync)
     network = Network(
         cluster, layout, streams, contention, job.stack.launch.message_s, job.stack.launch.dispatch_s,
@@ -139,41 +140,6 @@ def emit_classes(maker: ClassMaker, streams: tuple[str, ...]) -> Lowered:
 def _price(network: Network, class_id: int, node: Node) -> FlowUse:
     assert node.collective is not None, "only collectives are priced on the network"
     return network.flow(class_id, node.collective)
-
-
-def _rank_colours(view: RankView, cluster: Cluster, perturbation: Perturbation) -> Ints:
-    """Ranks start equal when they run the same work at the same speed."""
-    job, mesh = view.job, view.job.plan.mesh
-    world = np.arange(mesh.world_size)
-    here = mesh.coordinates(world)
-    colour = here["pp"].astype(np.int64)
-    colours = mesh.pp
-    if view.uneven_context:
-        colour, colours = colour + colours * here["cp"], colours * mesh.cp
-    if has_sampled_loads(job.plan):
-        colour, colours = colour + colours * mesh.expert_coordinate(world), colours * mesh.ep
-    if job.plan.data_parallel.kind == "single_process":
-        colour[0] = world.size  # the device that everything passes through
-    colour, colours = with_devices(colour, colours, cluster)
-    return with_slow_ranks(colour, colours, perturbation)
-
-
-def with_devices(colour: Ints, colours: int, cluster: Cluster) -> tuple[Ints, int]:
-    """Colours of ranks, those of different devices apart, and how many there may be."""
-    kinds = len(cluster.devices)
-    if kinds == 1:
-        return colour, colours
-    return colour + colours * cluster.device_of(np.arange(len(colour))), colours * kinds
-
-
-def with_slow_ranks(colour: Ints, colours: int, perturbation: Perturbation) -> Ints:
-    """Colours of ranks, those at another speed apart; unfolded, every rank is its own."""
-    if not perturbation.fold:
-        return np.arange(len(colour))
-    factors = sorted(set(perturbation.slow_ranks.values()))
-    for rank, factor in perturbation.slow_ranks.items():
-        colour[rank] += colours * (1 + factors.index(factor))
-    return colour
 
 
 def _stream_names(schedule: Schedule, sync: Synchronisation) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ can beat it.
 from __future__ import annotations
 
 import time
+
 import numpy as np
 
 from simpar.errors import Infeasible
