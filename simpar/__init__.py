@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from simpar.errors import Infeasible, UserError
     from simpar.hardware.cluster import load_cluster
     from simpar.hardware.device import load_device
-    from simpar.models.catalogue import load_model
     from simpar.models.graph import ModelGraph
     from simpar.models.training import Training
     from simpar.plan.mesh import Mesh
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from simpar.search.api import search
     from simpar.search.result import SearchResult
     from simpar.simulation import simulate
+    from simpar.tracing.load import load_model
 
     Cluster = load_cluster
     Model = load_model
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _CONTENTS = (
-    ("Model", "models.catalogue:load_model", "a model by name or config.json"),
+    ("Model", "tracing.load:load_model", "a model by name, config.json or module:function of yours"),
     ("ModelGraph", "models.graph:ModelGraph", "what Model gives: operators with named dims"),
     ("Cluster", "hardware.cluster:load_cluster", "nodes of a hardware profile"),
     ("load_device", "hardware.device:load_device", "one accelerator's rates and memory"),

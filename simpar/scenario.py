@@ -15,6 +15,7 @@ from simpar.hardware.operation import Operation
 from simpar.hardware.profile import MixedProfile
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
+from simpar.tracing.code import consented
 from simpar.units import Bytes, Count, Fraction
 
 if TYPE_CHECKING:
@@ -89,7 +90,9 @@ class Scenario(_Part):
     """What is trained (``model``, ``training``), on what (``cluster``) and how it is split (``plan``)."""
 
     description: str = ""
-    model: str | dict[str, Any] = Field(description="shipped name, config.json file, or a config inline")
+    model: str | dict[str, Any] = Field(
+        description="shipped name, config.json file, module:function of yours, or a config inline"
+    )
     cluster: ClusterChoice
     training: Training
     plan: Plan = Plan()
@@ -115,11 +118,11 @@ class Scenario(_Part):
 
     def graph(self) -> ModelGraph:
         """The model as a graph of operators. Raises UserError."""
-        from simpar.models.catalogue import load_model
         from simpar.models.hf_config import read as read_config
+        from simpar.tracing.load import load_model
 
         if isinstance(self.model, str):
-            return load_model(self.model)
+            return load_model(self.model, seq_len=self.training.seq_len)
         return read_config(
             self.model, name=str(self.model.get("name", self.model.get("model_type", "inline")))
         )
@@ -147,9 +150,11 @@ def load_scenario(
 
     ``name`` is a shipped scenario, a scenario file, a plan file, or None for flags alone. ``flags`` maps
     dotted keys ("plan.tp") to values; ``settings`` are texts "dotted.key=value" whose value is a YAML scalar.
-    Raises UserError.
+    A model that is code is taken from flags only, never from a file. Raises UserError.
     """
-    return read_as(Scenario, name, flags, settings)
+    found = read_as(Scenario, name, flags, settings)
+    consented(found.model, str(name or "--set"), flags or {})
+    return found
 
 
 def read_as(

@@ -11,7 +11,6 @@ from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
-from simpar.models.catalogue import load_model
 from simpar.models.documents import with_documents
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
@@ -29,6 +28,7 @@ from simpar.replicas.cooperate import cooperate
 from simpar.report.result import Result
 from simpar.report.summarise import Context, summarise
 from simpar.sampling import sample
+from simpar.tracing.load import load_model
 
 CONVENTIONS = ("full", "causal")
 
@@ -86,7 +86,7 @@ def make_job(
     stack: Stack | str | None = None,
 ) -> Job:
     """Everything decided before lowering. Raises UserError."""
-    graph = load_model(model) if isinstance(model, str) else model
+    graph = load_model(model, seq_len=training.seq_len) if isinstance(model, str) else model
     habits = stack if isinstance(stack, Stack) else load_stack(stack or plan.stack or DEFAULT_STACK)
     if cluster.is_mixed and (apart(plan) or plan.data_parallel.kind == "single_process"):
         raise UserError(

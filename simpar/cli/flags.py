@@ -27,7 +27,12 @@ class Flag:
 
 
 SCENARIO_FLAGS = (
-    Flag("--model", "model", str, "Model: a shipped name or a config.json"),
+    Flag(
+        "--model",
+        "model",
+        str,
+        "Model: a shipped name, a config.json, or package.module:function of yours (runs it)",
+    ),
     Flag("--hardware", "cluster.hardware", str, "Hardware profile: a shipped name or a file"),
     Flag("--nodes", "cluster.nodes", int, "Number of nodes"),
     Flag("--seq-len", "training.seq_len", int, "Tokens per sequence"),

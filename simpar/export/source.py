@@ -17,8 +17,10 @@ from simpar.plan.check import Target as Checked
 from simpar.plan.check import check
 from simpar.plan.plan import Plan
 from simpar.scenario import load_scenario
+from simpar.tracing.code import is_code
 
 DEVICES_PER_NODE = 8
+CODE = "is code, which no launcher builds; allowed: a model by name or config.json, or simpar run"
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ def _from_scenario(name: str, facts: Facts) -> Source:
         "cluster.nodes": facts.nodes,
     }  # fmt: skip
     scenario = load_scenario(name, {key: value for key, value in flags.items() if value is not None})
+    if isinstance(scenario.model, str) and is_code(scenario.model):
+        raise UserError(f"{name}: model = {scenario.model}: {CODE}")
     cluster = scenario.build_cluster()
     plan = scenario.plan.model_copy(update={"stack": scenario.stack or scenario.plan.stack})
     plan = plan.model_copy(update={"model": scenario.model if isinstance(scenario.model, str) else None})
@@ -90,6 +94,8 @@ def _complete(plan: Plan, source: str, folder: Path, facts: Facts) -> Source:
     named = facts.model or plan.model
     if not named:
         raise UserError(f"{source}: the plan names no model: give --model NAME")
+    if is_code(named):
+        raise UserError(f"{source}: model = {named}: {CODE}")
     beside = folder / named
     graph = load_model(str(beside) if facts.model is None and named.endswith(".json") else named)
     given = plan.training or {}

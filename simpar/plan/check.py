@@ -174,6 +174,8 @@ def _tensor(plan: Plan, target: Target) -> None:
         raise UserError(
             "plan.sequence_parallel = true: needs tp > 1, with tp = 1 there is nothing to share out"
         )
+    if plan.mesh.tp > 1 and (refusal := target.graph.facts.get("no_tensor_parallel")):
+        raise UserError(f"plan.tp = {plan.mesh.tp}: {target.graph.name} has {refusal}; allowed: 1")
     for dims in target.graph.scopes:
         _tensor_dims(plan, dims, int(dims.get("seq", target.training.seq_len)))
 

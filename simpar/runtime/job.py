@@ -9,12 +9,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from simpar import files
-from simpar.errors import UserError
 from simpar.models.catalogue import load_model
 from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import read as read_config
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
+from simpar.tracing.code import is_code
 from simpar.units import Count
 
 FILE = "job.json"
@@ -102,23 +102,6 @@ class Job(_Part):
     def load(path: str | Path) -> Job:
         """Read what :meth:`save` wrote. Raises UserError."""
         return files.parse(Job, files.load(Path(path)))
-
-
-def is_code(model: str) -> bool:
-    """Whether a model's name is a Python function, ``module:function``."""
-    module, colon, function = model.partition(":")
-    return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
-
-
-def own_model(name: str) -> Any:
-    """What the user's ``module:function`` makes. Raises UserError where it cannot be found."""
-    from importlib import import_module
-
-    module, _, function = name.partition(":")
-    try:
-        return getattr(import_module(module), function)()
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"model = {name}: cannot be imported ({error}); allowed: module:function") from None
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

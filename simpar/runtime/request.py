@@ -16,10 +16,11 @@ from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.report.result import Result
 from simpar.runtime.data import open_source
-from simpar.runtime.job import Job, is_code
+from simpar.runtime.job import Job
 from simpar.runtime.prepare import STACK, Prepared, prepare
 from simpar.runtime.saved import check_continuation
 from simpar.scenario import ClusterChoice, Perturbations, Published, read_as
+from simpar.tracing.code import consented
 
 NEEDS = ("model", "training.seq_len", "training.global_batch")
 
@@ -59,11 +60,7 @@ def load_request(name: str, flags: Mapping[str, Any], settings: Iterable[str]) -
     A model that is code is taken from the command line only, never from a file.
     """
     request = read_as(Request, name, flags, settings, needs=NEEDS)
-    if isinstance(request.model, str) and is_code(request.model) and flags.get("model") != request.model:
-        raise UserError(
-            f"{name}: model = {request.model}: is code, and files do not get to run code; "
-            f"if you trust it say --model {request.model}"
-        )
+    consented(request.model, name, flags)
     return request
 
 
@@ -155,13 +152,14 @@ def accelerators() -> int:
 
 
 def simulated(ready: Ready) -> Result | None:
-    """The simulated step of the job; None without a cluster, or for a model of the user's."""
+    """The simulated step of the job, a model of the user's traced; None without a cluster."""
     from simpar.simulation import simulate
 
-    graph = ready.job.graph()
-    if graph is None or ready.cluster is None:
+    if ready.cluster is None:
         return None
-    return simulate(graph, ready.cluster, ready.job.plan, ready.job.training)
+    graph = ready.job.graph()
+    model = str(ready.job.model) if graph is None else graph
+    return simulate(model, ready.cluster, ready.job.plan, ready.job.training)
 
 
 def predicted(ready: Ready, result: Result | None) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from simpar.runtime.checkpoint import Contents, Store
 from simpar.runtime.data import Loader, open_source
 from simpar.runtime.decoder import Recompute
 from simpar.runtime.engine import Engine, average_loss
-from simpar.runtime.job import KINETO, LOG, Job, own_model, read_log
+from simpar.runtime.job import KINETO, LOG, Job, read_log
 from simpar.runtime.measure import Clock, Memory, tracing
 from simpar.runtime.model import Blueprint, Dtypes, place_of
 from simpar.runtime.one_process import as_one_rank
@@ -28,6 +28,7 @@ from simpar.runtime.saved import next_step
 from simpar.runtime.states import named_tensors, set_steps
 from simpar.runtime.strategy import replicas_inside
 from simpar.runtime.update import Update
+from simpar.tracing.code import own_module
 
 Tensor = Any
 
@@ -147,7 +148,7 @@ def start(job: Job, rank: int, world_size: int, device: Any) -> Session:
     clock = Clock(device)
     if graph is None or prepared.schedule is None:
         torch.manual_seed(seed)
-        model = own_model(str(job.model))
+        model = own_module(str(job.model))
         engine, vocab = (
             make_own_engine(model, blueprint, job.training, job.learning, ranks),
             vocabulary(model),

@@ -207,8 +207,10 @@ def _replicas_fit(rows: Rows) -> Mask:
 
 
 def _sequence_fits(rows: Rows) -> Mask:
-    seq = rows.problem.training.seq_len // rows["cp"]
-    legal = (rows["tp"] > 1) & (seq % rows["tp"] == 0)
+    lengths = {int(dims.get("seq", rows.problem.training.seq_len)) for dims in rows.problem.graph.scopes}
+    legal = rows["tp"] > 1
+    for length in sorted(lengths):
+        legal = legal & (length // rows["cp"] % rows["tp"] == 0)
     needed = (rows["ep"] > 1) & (rows["tp"] > 1)  # each token comes from one rank
     return np.asarray(np.where(rows["sequence_parallel"], legal, ~needed))
 

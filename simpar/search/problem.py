@@ -10,12 +10,12 @@ from simpar.cost.stack import DEFAULT_STACK, Stack, load_stack
 from simpar.errors import UserError
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
-from simpar.models.catalogue import load_model
 from simpar.models.documents import with_documents
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.lower import Perturbation
+from simpar.tracing.load import load_model
 
 OBJECTIVES = {
     "time": "the shortest step",
@@ -90,7 +90,7 @@ def make_problem(
             "perturbation.jitter: layouts are searched by their steps without jitter; allowed: none of it, and "
             "`simpar simulate PLAN --jitter SIGMA` for the plans found"
         )
-    graph = load_model(model) if isinstance(model, str) else model
+    graph = load_model(model, seq_len=training.seq_len) if isinstance(model, str) else model
     habits = stack if isinstance(stack, Stack) else load_stack(stack or DEFAULT_STACK)
     return Problem(with_documents(graph, training), cluster, training, habits, **options)
 

@@ -1,0 +1,1 @@
+"""How does a torch module become a graph of operators? Traced without weights, mapped, cut into blocks."""

@@ -1,0 +1,304 @@
+"""One segment as a block of operators whose sizes have names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from simpar.errors import UserError
+from simpar.models.graph import INPUT, Attention, Block, Operator, Size, Weight, evaluate, term
+from simpar.tracing.drafts import INPUT_VALUE, Draft, Piece, makers
+from simpar.tracing.nodes import divided, times
+from simpar.tracing.roles import find_roles
+from simpar.tracing.segments import Segment
+
+EMBEDDING, LAYER, HEAD = "embedding", "layer", "head"
+MEMORY = "memory"
+_REGIONS = {"matmul": "tensor", "attention": "tensor", "embedding": "tensor", "loss": "tensor"}
+
+
+@dataclass
+class Sharing:
+    """Parameters that a block already owns, and the token table."""
+
+    owned: set[str] = field(default_factory=set)
+    table: str = ""
+    vocab: int = 0
+    tied: bool = False
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A block, the dims that it names, and why it has no tensor parallelism ("" where it has)."""
+
+    operators: tuple[Operator, ...]
+    dims: Mapping[str, int]
+    passes: Size
+    group: str
+    refusal: str
+
+
+@dataclass
+class BlockReader:
+    """Turns one segment into a block.
+
+    ``place`` is "embedding", "layer" or "head"; ``arriving`` the width of what comes in (0 in front).
+    """
+
+    name: str
+    segment: Segment
+    place: str
+    sharing: Sharing
+    arriving: int
+    values: Mapping[str, Draft]
+    read_here: set[str] = field(default_factory=set)
+
+    def read(self) -> Traced:
+        """The operators in order, the block's output last."""
+        output = self._last_product if self.place == HEAD else ""
+        self.roles = find_roles(self.segment.drafts, self.segment.memory, output)
+        self.made = dict(makers(self.roles.drafts))
+        self.dims = self._dims()
+        self._name_all()
+        operators = [self._operator(draft) for draft in self.roles.drafts]
+        if self.place == HEAD and all(op.kind != "loss" for op in operators):
+            operators.append(self._loss(operators))
+        elif self.place != HEAD:
+            operators += self._end(operators)
+        return Traced(tuple(operators), self.dims, self._passes(), self.segment.group, self.roles.refusal)
+
+    # names and dims
+
+    @property
+    def _last_product(self) -> str:
+        products = [draft.name for draft in self.segment.drafts if draft.kind == "matmul"]
+        if not products:
+            raise UserError(f"model = {self.name}: ends without a product; allowed: logits at the end")
+        return products[-1]
+
+    @property
+    def _main(self) -> Draft:
+        if self.place == HEAD:
+            return next(draft for draft in self.roles.drafts if draft.name == self._last_product)
+        return self.made.get(self.segment.output) or self.values[self.segment.output]
+
+    def _dims(self) -> dict[str, int]:
+        """The block's own dims: its stream's width and length (none where it is the training's)."""
+        main = self._main
+        hidden = self.arriving if self.place == HEAD else _width(main)
+        found = {"hidden": hidden, **self.roles.dims}
+        rows = main.rows if self.place != HEAD else self._first_rows()
+        if rows and len(rows) == 1 and rows[0][1] == ("batch",):
+            found |= {"seq": rows[0][0], "context": rows[0][0]}
+        keys = [d.core.keys for d in self.roles.drafts if d.core and self._crosses(d)]
+        if keys and not keys[0][0][1]:
+            found[MEMORY] = keys[0][0][0]
+        return found
+
+    def _first_rows(self) -> Size:
+        before = self.values.get(self.segment.arrives)
+        return before.rows if before is not None else ()
+
+    def _crosses(self, draft: Draft) -> bool:
+        return self.roles.names.get(draft.name, "").startswith("cross_")
+
+    def _name_all(self) -> None:
+        """Names by role; the rest by kind."""
+        roles = self.roles
+        for draft in roles.drafts:
+            if self.segment.memory in draft.outputs:
+                roles.names[draft.name] = MEMORY
+        if self.place == HEAD:
+            roles.names[self._main.name] = "lm_head"
+        for draft in roles.drafts:
+            wanted = draft.kind
+            if draft.kind == "embedding":
+                wanted = "token_embedding" if self.place == EMBEDDING else "decoder_embedding"
+            elif draft.kind == "matmul" and self.place == EMBEDDING:
+                wanted = "patch_embedding"
+            elif draft.kind == "matmul":
+                wanted = "product"
+            elif draft.kind == "norm" and self.place == HEAD:
+                wanted = "final_norm"
+            elif draft.kind == "add" and any(p.kind == "embedding" for p in draft.pieces):
+                wanted = "position_embedding"
+            roles.name(draft, wanted)
+
+    # operators
+
+    def _operator(self, draft: Draft) -> Operator:
+        roles = self.roles
+        rows = self._rows(roles.rows.get(draft.name, draft.rows), draft)
+        columns = roles.columns.get(draft.name) or self._size(draft.columns, draft)
+        contraction: Size = ()
+        if draft.kind == "matmul":
+            contraction = roles.contractions.get(draft.name) or self._size(draft.contraction)
+        name = roles.names[draft.name]
+        region = _REGIONS.get(draft.kind, "tensor" if draft.name in roles.inner else "sequence")
+        saves = tuple(dict.fromkeys(self._saved(each, draft) for each in draft.saves))
+        if draft.kind == "matmul" and self.place == EMBEDDING and draft.inputs == (INPUT_VALUE,):
+            saves = ()
+        return Operator(
+            name,
+            draft.kind,
+            rows,
+            columns,
+            region,
+            contraction=contraction,
+            weights=self._weights(draft, columns, contraction),
+            inputs=tuple(dict.fromkeys(self._input(value, draft) for value in draft.inputs)),
+            saves=tuple(each for each in saves if each),
+            attention=self._attention(draft),
+        )
+
+    def _input(self, value: str, reader: Draft | None = None) -> str:
+        if value in self.made:
+            name = self.made[value].name
+            covered = self.roles.covers.get(name, name) if reader is not None and reader.core else name
+            return self.roles.names[covered]
+        return MEMORY if value == self.segment.memory and value != self.segment.arrives else INPUT
+
+    def _saved(self, what: str, reader: Draft) -> str:
+        """A saved tensor's name; the memory is kept once, by the block that makes it."""
+        if what in ("stats", "mask", "lse"):
+            return what
+        name = self._input(what, reader)
+        return "" if name == MEMORY and what not in self.made else name
+
+    def _rows(self, rows: Size, draft: Draft) -> Size:
+        """Rows by the block's own sequence, or the memory's."""
+        length = self.dims.get("seq")
+        memory = self.roles.names[draft.name] == MEMORY or (
+            bool(self.segment.memory) and self.segment.memory in draft.inputs and self._is_memory_wide(rows)
+        )
+        if memory:
+            return term("batch", MEMORY)
+        if length and len(rows) == 1 and rows[0][1] == ("batch",) and rows[0][0] % length == 0:
+            return ((rows[0][0] // length, ("batch", "seq")),)
+        return rows
+
+    def _is_memory_wide(self, rows: Size) -> bool:
+        return rows == self.values[self.segment.memory].rows
+
+    def _size(self, number: int, draft: Draft | None = None) -> Size:
+        if draft is not None and draft.name in self.roles.names:
+            name = self.roles.names[draft.name]
+            if name == "lm_head" and number == self.sharing.vocab:
+                return term("vocab")
+            if draft.kind == "loss" and number == self.sharing.vocab:
+                return term("vocab")
+        return term("hidden") if number == self.dims["hidden"] else ((number, ()),)
+
+    def _attention(self, draft: Draft) -> Attention | None:
+        core = draft.core
+        if core is None:
+            return None
+        same = core.key_dim == core.value_dim
+        rows = self._rows(draft.rows, draft)
+        context, window, chunked = self._keys(draft, rows)
+        return Attention(
+            causal=core.causal,
+            window=window or core.window,
+            chunked=chunked,
+            dropout=core.dropout,
+            key_dim=term("head_dim"),
+            value_dim=term("head_dim") if same else ((core.value_dim, ()),),
+            context=context,
+        )
+
+    def _keys(self, draft: Draft, rows: Size) -> tuple[str, int | None, bool]:
+        """The dim that counts the keys of a query; windows that do not slide where sequences are cut up."""
+        core = draft.core
+        assert core is not None, "called for core attention"
+        if self._crosses(draft):
+            return MEMORY, None, False
+        own = self.dims.get("seq")
+        stream: Size = ((own, ()),) if own else term("seq")
+        if rows == term("batch", "seq") and core.queries == core.keys == stream:
+            return "context", None, False
+        if rows == term("batch", "seq") and core.queries == core.keys and not core.queries[0][1]:
+            return "context", core.queries[0][0], True
+        raise UserError(
+            f"model = {self.name}: attention in {draft.owners[-1][0]}: {core.queries} queries and {core.keys} keys in "
+            "a block of other rows; allowed: self-attention, windows, and attention to another tower"
+        )
+
+    def _weights(self, draft: Draft, columns: Size, contraction: Size) -> tuple[Weight, ...]:
+        """Parameters by kind, with named sizes where they are those of the product."""
+        name = self.roles.names[draft.name]
+        found: list[Weight] = []
+        for kind in ("matrix", "embedding", "vector"):
+            for shared, pieces in self._split(draft, kind):
+                numel = sum(piece.numel for piece in pieces)
+                size = self._weight_size(draft, numel, columns, contraction)
+                has_bias = kind == "vector" and draft.kind in ("matmul", "norm")
+                suffix = "weight" if not found else "bias" if has_bias else f"other_{kind}"
+                found.append(Weight(f"{name}.{suffix}", size, "shared" if shared else kind))
+        return tuple(found)
+
+    def _split(self, draft: Draft, kind: str) -> list[tuple[bool, list[Piece]]]:
+        """Pieces of a kind: the block's own, and those that an earlier block owns. A tied head keeps its table."""
+        own: list[Piece] = []
+        shared: list[Piece] = []
+        for piece in draft.pieces:
+            if piece.kind != kind or piece.node in self.read_here:
+                continue
+            self.read_here.add(piece.node)
+            tied = self.roles.names[draft.name] == "lm_head" and piece.parameter == self.sharing.table
+            self.sharing.tied = self.sharing.tied or tied
+            first = piece.node in self.sharing.owned and not tied
+            (shared if first else own).append(piece)
+        return [(flag, pieces) for flag, pieces in ((False, own), (True, shared)) if pieces]
+
+    def _weight_size(self, draft: Draft, numel: int, columns: Size, contraction: Size) -> Size:
+        dims = {**self.dims, "vocab": self.sharing.vocab}
+        candidates = [columns, term("hidden"), term("hidden", times=2)]
+        if contraction:
+            candidates.insert(0, times(contraction, columns))
+        if draft.kind == "embedding" and draft.table == self.sharing.vocab:
+            candidates.insert(0, term("vocab", "hidden"))
+        return next((size for size in candidates if evaluate(size, dims) == numel), ((numel, ()),))
+
+    def _loss(self, operators: list[Operator]) -> Operator:
+        head = next(op for op in operators if op.name == "lm_head")
+        return Operator(
+            "loss", "loss", head.rows, head.columns, "tensor", inputs=("lm_head",), saves=("lm_head",)
+        )
+
+    def _end(self, operators: list[Operator]) -> list[Operator]:
+        """The block's output as its last operator."""
+        draft = self.made.get(self.segment.output)
+        if draft is not None and self.roles.names[draft.name] == operators[-1].name:
+            return []
+        source = self._input(self.segment.output)
+        rows = self._rows(self._main.rows, self._main) if draft is not None else term("batch", "seq")
+        return [Operator("pass", "add", rows, self._size(_width(self._main)), "sequence", inputs=(source,))]
+
+    def _passes(self) -> Size:
+        """Elements that travel on beside the output."""
+        total: Size = ()
+        for value in self.segment.carried:
+            draft = self.values[value]
+            rows = term("batch", MEMORY) if value == self.segment.memory else draft.rows
+            total = (*total, *times(rows, self._size(_width(draft))))
+        return total
+
+
+def _width(draft: Draft) -> int:
+    """Columns of a draft; of pictures, whose rows are counted by channels, all of them."""
+    return draft.columns
+
+
+def as_block(name: str, traced: Traced, scope: str) -> Block:
+    """The block under its name."""
+    return Block(name, traced.operators, scope, traced.passes)
+
+
+def joined_passes(traced: Traced, passes: Size) -> Traced:
+    """The block with what its likes let pass."""
+    return replace(traced, passes=passes)
+
+
+__all__ = [
+    "EMBEDDING", "HEAD", "LAYER", "MEMORY", "BlockReader", "Sharing", "Traced", "as_block", "divided", "joined_passes",
+]  # fmt: skip

@@ -1,0 +1,87 @@
+"""Pointwise calls that run as one pass, and which kind of operator they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from simpar.models.graph import Size
+from simpar.tracing import vocabulary as known
+from simpar.tracing.drafts import Draft, Piece
+from simpar.tracing.nodes import Node
+
+
+@dataclass
+class Cluster:
+    """Neighbouring pointwise calls of one module; ``sources`` are the values it reads from elsewhere.
+
+    A sum of two streams is ``closed``: nothing joins it.
+    """
+
+    path: str
+    closed: bool = False
+    nodes: list[Node] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    tables: bool = False
+
+    def takes(self, node: Node) -> bool:
+        """Whether a call is of the same module, or of the one around an activation."""
+        if node.path == self.path:
+            return True
+        around = self.path.rpartition(".")[0] == node.path
+        return around and not any(known.base(each.op) in known.REDUCTIONS for each in self.nodes)
+
+    def add(self, node: Node, values: tuple[str, ...], pieces: tuple[Piece, ...], table: bool) -> None:
+        """One more call."""
+        inside = {each.name for each in self.nodes}
+        self.sources += [value for value in values if value not in inside and value not in self.sources]
+        self.nodes.append(node)
+        self.pieces += pieces
+        self.tables = self.tables or (table and known.base(node.op) in ("mul", "addcmul"))
+
+    def absorb(self, other: Cluster) -> None:
+        """The calls of a cluster that turns out to be part of this one."""
+        inside = {each.name for each in (*self.nodes, *other.nodes)}
+        self.nodes = [*self.nodes, *other.nodes]
+        self.sources = [s for s in dict.fromkeys([*self.sources, *other.sources]) if s not in inside]
+        self.pieces += other.pieces
+        self.tables = self.tables or other.tables
+
+
+def classify(cluster: Cluster, rows: Size, columns: int) -> list[Draft]:
+    """The cluster as an operator; sums of several things that nothing else touches are residual sums."""
+    ops = {known.base(node.op) for node in cluster.nodes}
+    last = cluster.nodes[-1]
+    sources = tuple(cluster.sources)
+    kind: str = "add"
+    saves: tuple[str, ...] = ()
+    if ops & known.REDUCTIONS and ops & known.ROOTS:
+        kind, saves = "norm", (*sources[:1], "stats")
+    elif cluster.tables and not ops & known.NONLINEAR:
+        kind = "rope"
+    elif ops & known.NONLINEAR:
+        kind, saves = ("gated_activation" if _is_gated(cluster, ops) else "activation"), sources
+    elif ops & {"mul", "div"}:
+        kind, saves = "activation", (sources if len(sources) > 1 or cluster.pieces else ())
+    pieces = tuple(
+        Piece(p.node, p.parameter, p.numel, "vector" if kind == "norm" else p.kind) for p in cluster.pieces
+    )
+    outputs = tuple(node.name for node in cluster.nodes)
+    return [Draft(last.name, kind, rows, columns, sources, outputs, last.owners, 0, pieces, saves)]
+
+
+def _is_gated(cluster: Cluster, ops: set[str]) -> bool:
+    """A product of an activated tensor with another one, or with the other half of the same."""
+    return "glu" in ops or (len(cluster.sources) > 1 and "mul" in ops) or _halves(cluster)
+
+
+def _halves(cluster: Cluster) -> bool:
+    """Whether the last product multiplies two different views of one source."""
+    for node in cluster.nodes:
+        if known.base(node.op) == "mul" and len(node.refs) > 1:
+            inside = {each.name for each in cluster.nodes}
+            outside = [ref for ref in node.refs if ref not in inside]
+            if len(outside) == 1 and any(ref in inside for ref in node.refs) and len(cluster.nodes) > 1:
+                first = cluster.nodes[0]
+                return outside[0] not in first.refs
+    return False

@@ -1,0 +1,50 @@
+"""Models that are Python functions of the user's: ``module:function``. The only place where simpar runs their code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from simpar.errors import UserError
+
+ALLOWED = "allowed: module:function that returns a torch module, or (module, example inputs)"
+
+
+def is_code(model: str) -> bool:
+    """Whether a model's name is a Python function, ``module:function``."""
+    module, colon, function = model.partition(":")
+    return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def own_model(name: str) -> Any:
+    """What the user's ``module:function`` makes; modules are also looked for in the folder one works in.
+
+    Raises UserError where it cannot be found.
+    """
+    from importlib import import_module
+
+    module, _, function = name.partition(":")
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.append(folder)  # last: nothing installed is shadowed
+    try:
+        return getattr(import_module(module), function)()
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"model = {name}: cannot be imported ({error}); {ALLOWED}") from None
+
+
+def own_module(name: str) -> Any:
+    """The module alone, without the example inputs that may come with it. Raises UserError."""
+    made = own_model(name)
+    return made[0] if isinstance(made, tuple) else made
+
+
+def consented(model: Any, source: str, given: Mapping[str, Any]) -> None:
+    """Files do not get to run code: the command line must name the same function. Raises UserError."""
+    if isinstance(model, str) and is_code(model) and given.get("model") != model:
+        raise UserError(
+            f"{source}: model = {model}: is code, and files do not get to run code; "
+            f"if you trust it say --model {model}"
+        )

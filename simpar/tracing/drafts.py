@@ -1,0 +1,94 @@
+"""Operators of a trace before their sizes have names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from simpar.models.graph import Size
+
+INPUT_VALUE = ""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A parameter, or a slice of one, that a draft owns: the call that reads it, its parameter, its elements."""
+
+    node: str
+    parameter: str
+    numel: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Core:
+    """Core attention: heads, key-value heads, their widths, and the lengths of queries and keys."""
+
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    queries: Size
+    keys: Size
+    causal: bool = False
+    window: int | None = None
+    dropout: bool = False
+
+
+@dataclass(frozen=True)
+class Draft:
+    """One operator: a call, or several that run as one.
+
+    ``rows`` are polynomials in batch and seq. ``inputs`` are values (names of calls), ``outputs`` the values it
+    makes, ``saves`` values, "stats", "mask" or "lse". ``contraction`` is 0 where it is no product.
+    """
+
+    name: str
+    kind: str
+    rows: Size
+    columns: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    owners: tuple[tuple[str, str], ...]
+    contraction: int = 0
+    pieces: tuple[Piece, ...] = ()
+    saves: tuple[str, ...] = ()
+    core: Core | None = None
+    table: int = 0
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether it holds what a layer is made of: a product, core attention, a table."""
+        return self.kind in ("matmul", "attention", "embedding")
+
+
+def merged(drafts: list[Draft], groups: list[list[str]]) -> list[Draft]:
+    """The drafts with those of every group as one, in place of its first: sums of columns, all weights."""
+    by_name = {draft.name: draft for draft in drafts}
+    heads: dict[str, Draft] = {}
+    gone: set[str] = set()
+    for group in groups:
+        parts = [by_name[name] for name in group]
+        heads[group[0]] = _one(parts)
+        gone.update(group[1:])
+    return [heads.get(draft.name, draft) for draft in drafts if draft.name not in gone]
+
+
+def _one(parts: list[Draft]) -> Draft:
+    return replace(
+        parts[0],
+        columns=sum(part.columns for part in parts),
+        inputs=_all(part.inputs for part in parts),
+        outputs=_all(part.outputs for part in parts),
+        pieces=tuple(dict.fromkeys(piece for part in parts for piece in part.pieces)),
+        saves=_all(part.saves for part in parts),
+    )
+
+
+def _all(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for each in names for name in each))
+
+
+def makers(drafts: list[Draft]) -> Mapping[str, Draft]:
+    """Which draft makes each value."""
+    return {value: draft for draft in drafts for value in draft.outputs}

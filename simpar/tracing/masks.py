@@ -1,0 +1,89 @@
+"""Constants of a trace evaluated for real, to see what masks hide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from simpar.tracing.nodes import Mask, Ref
+
+MOST_ELEMENTS = 2**28
+HIDDEN_BELOW = -1e4
+
+
+@dataclass
+class Constants:
+    """Calls that depend on no input, evaluated on the CPU when asked for."""
+
+    calls: Sequence[Any]
+    known: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._by_name = {call.name: call for call in self.calls}
+
+    def mask(self, name: str, *, hides: bool) -> Mask | None:
+        """What a constant mask [..., queries, keys] shows: true (or near 0) is seen, with ``hides`` the reverse.
+
+        None where its values are unknown (a buffer made with the module) or it is no mask of a known form.
+        """
+        import torch
+
+        value = self._value(name)
+        if value is None or value.dim() < 2:
+            return None
+        rows = value.reshape(-1, *value.shape[-2:])[0]
+        if rows.dtype == torch.bool or not rows.is_floating_point():
+            seen = ~rows.bool() if hides else rows.bool()
+        else:
+            seen = rows > HIDDEN_BELOW
+        queries, keys = seen.shape
+        if bool(seen.all()):
+            return Mask()
+        if queries != keys:
+            return None
+        window = int(seen.sum(-1).max())
+        causal = torch.ones_like(seen).tril()
+        if bool((seen == causal).all()):
+            return Mask(causal=True)
+        banded = causal & torch.ones_like(seen).triu(1 - window)
+        return Mask(causal=True, window=window) if bool((seen == banded).all()) else None
+
+    def _value(self, name: str) -> Any:
+        if name not in self.known:
+            try:
+                self.known[name] = self._run(name)
+            except (RuntimeError, NotImplementedError, TypeError, _Unknown):
+                self.known[name] = None
+        return self.known[name]
+
+    def _run(self, name: str) -> Any:
+        call = self._by_name[name]
+        if call.op == "placeholder" or getattr(call.value, "numel", int)() > MOST_ELEMENTS:
+            raise _Unknown
+        if call.op == "_assert_tensor_metadata":
+            return None
+        given, named = call.given
+        return call.target(
+            *(self._real(arg) for arg in given), **{key: self._real(arg) for key, arg in named.items()}
+        )
+
+    def _real(self, value: Any) -> Any:
+        import torch
+
+        if isinstance(value, Ref):
+            found = self._value(value.name)
+            if found is None:
+                raise _Unknown
+            return found
+        if isinstance(value, list):
+            return [self._real(item) for item in value]
+        if isinstance(value, torch.device):
+            return torch.device("cpu")
+        if isinstance(value, torch.Tensor) and value.device.type == "meta":
+            raise _Unknown
+        return value
+
+
+class _Unknown(Exception):
+    """A value that only the real module has."""

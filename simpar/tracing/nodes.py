@@ -1,0 +1,128 @@
+"""One call of an exported graph as plain data, with sizes as polynomials in batch and sequence. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import reduce
+from typing import Any
+
+from simpar.errors import UserError
+from simpar.models.graph import Size
+
+CONSTANT, INDEX, WEIGHTS, DATA = "constant", "index", "weights", "data"
+
+
+@dataclass(frozen=True)
+class Ref:
+    """An argument that is another call's result."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Lengths that a graph is traced with."""
+
+    batch: int
+    seq: int
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Which keys a query sees, read off a constant mask."""
+
+    causal: bool = False
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class Node:
+    """One call.
+
+    ``shape`` are its dims as polynomials in batch and seq (None: no tensor), ``sizes`` those of the longer trace.
+    ``kind`` says what it depends on: nothing ("constant"), token numbers ("index"), parameters alone ("weights") or
+    the batch ("data"). ``owners`` are the modules around it, outermost first, as (path, class). ``mask`` is what a
+    constant mask shows.
+    """
+
+    name: str
+    op: str
+    args: tuple[Any, ...]
+    shape: tuple[Size, ...] | None
+    sizes: tuple[int, ...]
+    kind: str
+    owners: tuple[tuple[str, str], ...] = ()
+    floating: bool = True
+    mask: Mask | None = None
+
+    @property
+    def refs(self) -> tuple[str, ...]:
+        """Names of the calls it reads, in order."""
+        return tuple(_refs(self.args))
+
+    @property
+    def numel(self) -> Size:
+        """Number of elements."""
+        return times(*(self.shape or ()))
+
+    @property
+    def path(self) -> str:
+        """The innermost module."""
+        return self.owners[-1][0] if self.owners else ""
+
+
+def _refs(value: Any) -> Iterator[str]:
+    if isinstance(value, Ref):
+        yield value.name
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _refs(item)
+
+
+def times(*sizes: Size) -> Size:
+    """The product of polynomials; an empty product is 1."""
+    return reduce(_product, sizes, ((1, ()),))
+
+
+def _product(left: Size, right: Size) -> Size:
+    found: dict[tuple[str, ...], int] = {}
+    for a, x in left:
+        for b, y in right:
+            key = tuple(sorted((*x, *y)))
+            found[key] = found.get(key, 0) + a * b
+    return tuple((value, key) for key, value in found.items())
+
+
+def whole(size: Size) -> int | None:
+    """The number that a polynomial without names is."""
+    return size[0][0] if len(size) == 1 and not size[0][1] else None
+
+
+def divided(size: Size, by: int) -> Size:
+    """A polynomial over a whole number that divides it."""
+    return tuple((coefficient // by, names) for coefficient, names in size)
+
+
+def length(first: int, second: int, shapes: tuple[Shape, Shape]) -> Size:
+    """The polynomial in batch and seq behind one dim that two traces show. Raises UserError where none fits."""
+    if first == second:
+        return ((first, ()),)
+    one, two = shapes
+    for names in (("batch",), ("seq",), ("batch", "seq"), ("seq", "seq"), ("batch", "seq", "seq")):
+        values = [_value(names, shape) for shape in shapes]
+        if first * values[1] == second * values[0] and first % values[0] == 0:
+            return ((first // values[0], names),)
+    slope = Fraction(first - second, one.seq - two.seq) if one.seq != two.seq else Fraction(1, 2)
+    rest = first - slope * one.seq
+    if slope.denominator == 1 and rest.denominator == 1:
+        return ((int(slope), ("seq",)), (int(rest), ()))
+    raise UserError(
+        f"a tensor has {first} rows for sequences of {one.seq} tokens and {second} for {two.seq}; "
+        "allowed: sizes that are polynomials of batch and sequence"
+    )
+
+
+def _value(names: tuple[str, ...], shape: Shape) -> int:
+    return reduce(lambda total, name: total * int(getattr(shape, name)), names, 1)

@@ -1,0 +1,418 @@
+"""Calls to drafts: views disappear, pointwise neighbours become one pass, eager attention becomes core attention."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+from simpar.errors import UserError
+from simpar.models.graph import Size
+from simpar.tracing import vocabulary as known
+from simpar.tracing.capture import Capture
+from simpar.tracing.clusters import Cluster, classify
+from simpar.tracing.drafts import INPUT_VALUE, Core, Draft, Piece
+from simpar.tracing.nodes import DATA, INDEX, WEIGHTS, Mask, Node, Ref, divided, times, whole
+
+_SOFT = known.POINTWISE | known.VIEWS | known.DROPOUTS | known.COPIES
+_WEIGHT_AT = {"linear": 1, "addmm": 2, "mm": 1, "matmul": 1, "conv1d": 1, "conv2d": 1, "conv3d": 1}
+_NORM_WEIGHTS = {
+    "layer_norm": (2, 3), "rms_norm": (2,), "group_norm": (2, 3), "batch_norm": (1, 2), "instance_norm": (1, 2),
+    "native_layer_norm": (2, 3),
+}  # fmt: skip
+
+
+def read_drafts(name: str, captured: Capture) -> list[Draft]:
+    """Drafts of everything that depends on the batch, in order. Raises UserError for an operator without a rule."""
+    return _Reader(name, captured).run()
+
+
+@dataclass
+class _Reader:
+    """One pass over the calls."""
+
+    name: str
+    captured: Capture
+    drafts: list[Draft] = field(default_factory=list)
+    clusters: list[Cluster] = field(default_factory=list)
+    member: dict[str, Cluster] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
+    eager: dict[str, tuple[str, Mask | None]] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> Any:
+        return self.captured.nodes
+
+    def run(self) -> list[Draft]:
+        """All drafts, clusters where their last member stands."""
+        for node in self.nodes.values():
+            if known.base(node.op) in ("matmul", "bmm") and self._is_data(node.args[1]):
+                self._note_eager(node)
+        order: list[tuple[str, Draft | Cluster]] = []
+        for node in self.nodes.values():
+            if node.name in self.taken:
+                continue
+            self._check(node)
+            if node.kind != DATA or node.op == "placeholder" or not node.floating:
+                continue
+            found = self._one(node)
+            if found is not None:
+                order.append((node.name, found))
+        last = {id(cluster): cluster.nodes[-1].name for cluster in self.clusters}
+        drafts = []
+        for name, found in order:
+            if isinstance(found, Draft):
+                drafts.append(found)
+            elif last.get(id(self.member[name])) == name:
+                drafts += self._closed(self.member[name])
+        return self._with_unread(drafts)
+
+    def _check(self, node: Node) -> None:
+        """Refuse operators without a rule, and products that touch parameters alone."""
+        if node.op == "placeholder":
+            return
+        where = f"model = {self.name}: {node.op} in {node.path or 'the model'}"
+        if node.kind in (DATA, WEIGHTS) and node.floating and not known.is_known(node.op) and node.sizes:
+            raise UserError(f"{where}: has no rule; allowed: {ALLOWED_OPS}")
+        if node.kind == WEIGHTS and known.base(node.op) in known.PRODUCTS:
+            raise UserError(f"{where}: multiplies parameters with each other; allowed: {ALLOWED_OPS}")
+
+    def _one(self, node: Node) -> Draft | Cluster | None:
+        op = known.base(node.op)
+        if node.name in self.eager:
+            return self._eager_attention(node)
+        if op == known.ATTENTION:
+            return self._attention(node)
+        if op in known.PRODUCTS:
+            return self._product(node, op)
+        if op == "embedding" or (op in ("index", "index_select", "gather") and self._pieces(node, (0,))):
+            return self._embedding(node)
+        if op in known.NORMS:
+            return self._norm(node, op)
+        if op in known.LOSSES:
+            return self._plain(node, "loss", saves=(self._value(node.args[0]),), like=node.args[0])
+        if op in known.DROPOUTS:
+            return self._plain(node, "dropout", saves=("mask",)) if self._drops(node) else None
+        if op in ("cat", "stack", "flip", "roll") and self._inside(node):
+            return self._pointwise(node)
+        if op in known.COPIES:
+            return self._plain(node, "copy", pieces=self._pieces(node))
+        if op in known.POINTWISE:
+            return self._pointwise(node)
+        return None
+
+    def _drops(self, node: Node) -> bool:
+        return bool(node.args[1]) and bool(node.args[2] if len(node.args) > 2 else True)
+
+    # values
+
+    def _is_data(self, arg: Any) -> bool:
+        return isinstance(arg, Ref) and self.nodes[arg.name].kind == DATA
+
+    def value(self, name: str) -> str:
+        """The value behind views and dropouts that drop nothing: a call's name, or the batch itself."""
+        while True:
+            node = self.nodes[name]
+            op = known.base(node.op)
+            if node.op == "placeholder" or not node.floating:
+                return INPUT_VALUE
+            if op in known.VIEWS or (op in known.DROPOUTS and not self._drops(node)):
+                name = next(ref for ref in node.refs if self.nodes[ref].kind == node.kind)
+            else:
+                return name
+
+    def _value(self, arg: Any) -> str:
+        return self.value(arg.name) if isinstance(arg, Ref) else INPUT_VALUE
+
+    def _values(self, node: Node) -> tuple[str, ...]:
+        found = (self.value(ref) for ref in node.refs if self.nodes[ref].kind == DATA)
+        return tuple(dict.fromkeys(found)) or (INPUT_VALUE,)
+
+    def _pieces(self, node: Node, at: tuple[int, ...] | None = None) -> tuple[Piece, ...]:
+        """Parameters (or slices of them) among some arguments."""
+        args = node.args if at is None else tuple(node.args[i] for i in at if i < len(node.args))
+        refs = Node("", "", args, None, (), "").refs
+        found = {leaf.node: leaf for ref in refs for leaf in self._leaves(ref)}
+        return tuple(found.values())
+
+    def _leaves(self, ref: str) -> Iterator[Piece]:
+        """Parameters behind a value that depends on parameters alone."""
+        node = self.nodes[ref]
+        if node.kind != WEIGHTS:
+            return
+        if node.op == "placeholder":
+            yield Piece(ref, ref, prod(node.sizes), _kind_of(node))
+            return
+        sources = [each for each in node.refs if self.nodes[each].kind == WEIGHTS]
+        whole_source = len(sources) == 1 and self.nodes[sources[0]].op == "placeholder"
+        cut = known.base(node.op) in ("slice", "select", "getitem", "narrow") and prod(node.sizes)
+        if cut and (parameter := self._parameter(ref)):
+            yield Piece(ref, parameter, prod(node.sizes), _kind_of(node))
+            return
+        for source in sources:
+            for leaf in self._leaves(source):
+                table = whole_source and known.base(node.op) in ("embedding", "index", "index_select")
+                yield replace(leaf, kind="embedding") if table else leaf
+
+    def _parameter(self, ref: str) -> str:
+        """The one parameter behind views of it; empty where there is more than views."""
+        node = self.nodes[ref]
+        while node.op != "placeholder":
+            sources = [each for each in node.refs if self.nodes[each].kind == WEIGHTS]
+            if len(sources) != 1 or known.base(node.op) not in known.VIEWS:
+                return ""
+            node = self.nodes[sources[0]]
+        return str(node.name)
+
+    def _with_unread(self, drafts: list[Draft]) -> list[Draft]:
+        """Parameters that no call reads, or that several attentions share, go to the first draft."""
+        if not drafts:
+            raise UserError(f"model = {self.name}: computes nothing from its inputs; allowed: {ALLOWED_OPS}")
+        readers = Counter(piece.node for draft in drafts if draft.core for piece in draft.pieces)
+        drafts = [
+            replace(draft, pieces=tuple(p for p in draft.pieces if readers[p.node] == 1))
+            if draft.core
+            else draft
+            for draft in drafts
+        ]
+        held: Counter[str] = Counter()
+        for piece in {piece.node: piece for draft in drafts for piece in draft.pieces}.values():
+            held[piece.parameter] += piece.numel
+        left = [
+            Piece(name, name, prod(sizes) - held[name], "vector")
+            for name, sizes in self.captured.parameters.items()
+            if prod(sizes) > held[name]
+        ]
+        return [replace(drafts[0], pieces=(*drafts[0].pieces, *left)), *drafts[1:]]
+
+    # operators
+
+    def _plain(
+        self,
+        node: Node,
+        kind: str,
+        *,
+        saves: tuple[str, ...] = (),
+        pieces: tuple[Piece, ...] = (),
+        like: Any = None,
+    ) -> Draft:
+        shaped = self.nodes[like.name] if isinstance(like, Ref) else node
+        rows, columns = _rows(shaped)
+        return Draft(
+            node.name,
+            kind,
+            rows,
+            columns,
+            self._values(node),
+            (node.name,),
+            node.owners,
+            pieces=pieces,
+            saves=saves,
+        )
+
+    def _product(self, node: Node, op: str) -> Draft:
+        at = _WEIGHT_AT.get(op)
+        weight = self.nodes[node.args[at].name] if at is not None and isinstance(node.args[at], Ref) else None
+        if weight is None or weight.kind != WEIGHTS or (op == "matmul" and len(weight.sizes) != 2):
+            raise UserError(
+                f"model = {self.name}: {node.op} in {node.path or 'the model'}: a product of two activations that is "
+                f"no attention; allowed: {ALLOWED_OPS}"
+            )
+        source = self._value(node.args[1 if op == "addmm" else 0])
+        pieces = tuple(replace(each, kind="matrix") for each in self._pieces(node, (at or 0,)))
+        others = tuple(i for i in range(len(node.args)) if i != at)
+        pieces += tuple(replace(each, kind="vector") for each in self._pieces(node, others))
+        if op.startswith("conv"):
+            columns, contraction = weight.sizes[0], prod(weight.sizes[1:])
+        else:
+            contraction, columns = weight.sizes if op != "linear" else (weight.sizes[1], weight.sizes[0])
+        rows = divided(node.numel, columns)
+        saves = (source,) if source != INPUT_VALUE else ()
+        return Draft(
+            node.name,
+            "matmul",
+            rows,
+            columns,
+            (source,),
+            (node.name,),
+            node.owners,
+            contraction,
+            pieces,
+            saves,
+        )
+
+    def _embedding(self, node: Node) -> Draft:
+        table = self.nodes[node.args[0].name]
+        pieces = tuple(replace(each, kind="embedding") for each in self._pieces(node, (0,)))
+        rows, columns = _rows(node)
+        return Draft(
+            node.name, "embedding", rows, columns, (INPUT_VALUE,), (node.name,), node.owners, 0, pieces,
+            table=table.sizes[0],
+        )  # fmt: skip
+
+    def _norm(self, node: Node, op: str) -> Draft:
+        pieces = tuple(replace(each, kind="vector") for each in self._pieces(node, _NORM_WEIGHTS[op]))
+        return self._plain(node, "norm", saves=(self._value(node.args[0]), "stats"), pieces=pieces)
+
+    def _attention(self, node: Node) -> Draft:
+        query, key, value = (self.nodes[arg.name] for arg in node.args[:3])
+        rate = node.args[4] if len(node.args) > 4 else 0.0
+        causal = bool(node.args[5]) if len(node.args) > 5 else False
+        mask = Mask(causal=True) if causal else node.mask or Mask()
+        core = self._core(node, (query, key, value), mask, dropout=isinstance(rate, float) and rate > 0)
+        return replace(core, pieces=self._pieces(node, (3,)))
+
+    def _core(self, node: Node, qkv: tuple[Node, Node, Node], mask: Mask, *, dropout: bool) -> Draft:
+        query, key, value = qkv
+        width, value_width = query.sizes[-1], value.sizes[-1]
+        queries, keys = query.shape[-2] if query.shape else (), key.shape[-2] if key.shape else ()
+        heads = self._heads(query, query)
+        core = Core(
+            heads, min(self._heads(key, query), heads), width, value_width, queries, keys, mask.causal,
+            mask.window, dropout,
+        )  # fmt: skip
+        rows = divided(times(node.numel), heads * value_width)
+        sources = tuple(dict.fromkeys(self.value(each.name) for each in qkv))
+        return Draft(
+            node.name, "attention", rows, heads * value_width, sources, (node.name,), node.owners,
+            saves=(*sources, node.name, "lse"), core=core,
+        )  # fmt: skip
+
+    def _heads(self, node: Node, query: Node) -> int:
+        """Heads of a tensor [..., heads, rows, width], looked at before they are expanded."""
+        heads, name = prod(node.sizes[1:-2]), node.name
+        if len(node.sizes) == 3:  # batch and heads are one dim
+            heads = max(1, node.sizes[0] // max(1, self._batch(node)))
+        least = prod(node.sizes)
+        while known.base(self.nodes[name].op) in known.VIEWS and self.nodes[name].refs:
+            name = self.nodes[name].refs[0]
+            if self.nodes[name].sizes:
+                least = min(least, prod(self.nodes[name].sizes))
+        shrunk = prod(node.sizes) // max(least, 1)
+        return max(1, heads // max(shrunk, 1)) if node is not query else heads
+
+    def _batch(self, node: Node) -> int:
+        names = node.shape[0] if node.shape else ()
+        return 2 if any("batch" in each for _, each in names) else 1
+
+    # eager attention
+
+    def _note_eager(self, node: Node) -> None:
+        """softmax(q k) v written out: everything between the two products belongs to core attention."""
+        found = self._scores(node.args[0].name) if self._is_data(node.args[0]) else None
+        if found is None:
+            return
+        scores, between, softmax = found
+        if softmax:
+            mask = next((self.nodes[name].mask for name in between if self.nodes[name].mask), None)
+            self.eager[node.name] = (scores, mask)
+            self.taken.update(between)
+            self.taken.add(scores)
+
+    def _scores(self, name: str) -> tuple[str, list[str], bool] | None:
+        """The product behind weights of attention, the calls between, and whether a softmax is among them."""
+        between: list[str] = []
+        softmax = False
+        while True:
+            node = self.nodes[name]
+            op = known.base(node.op)
+            if op in ("matmul", "bmm", "baddbmm"):
+                return (name, between, softmax)
+            if op not in _SOFT or node.op == "placeholder":
+                return None
+            softmax = softmax or op in ("softmax", "_softmax")
+            between.append(name)
+            data = [ref for ref in node.refs if self.nodes[ref].kind == DATA]
+            if not data:
+                return None
+            name = data[0]
+
+    def _eager_attention(self, node: Node) -> Draft:
+        scores, mask = self.eager[node.name]
+        product = self.nodes[scores]
+        operands = product.args[1:3] if known.base(product.op) == "baddbmm" else product.args[:2]
+        query, key = (self.nodes[arg.name] for arg in operands)
+        flipped = replace(key, sizes=_turned(key.sizes), shape=_turned(key.shape or ()))
+        found = self._scores(node.args[0].name)
+        between = [self.nodes[name] for name in found[1]] if found else []
+        dropout = any(known.base(each.op) in known.DROPOUTS and self._drops(each) for each in between)
+        value = self.nodes[node.args[1].name]
+        return self._core(node, (query, flipped, value), mask or Mask(), dropout=dropout)
+
+    # pointwise
+
+    def _pointwise(self, node: Node) -> Cluster:
+        """Join the cluster that feeds this call within the same module, else begin one."""
+        values = self._values(node)
+        feeding = [self.member[value] for value in values if value in self.member]
+        open_ones = [c for c in feeding if c.takes(node) and not c.closed]
+        joins = len(values) > 1 and known.base(node.op) in ("add", "sub") and not self._related(values)
+        if open_ones and not joins:
+            cluster = open_ones[0]
+            for other in open_ones[1:]:
+                if other is not cluster:
+                    cluster.absorb(other)
+                    self.clusters.remove(other)
+                    for each in other.nodes:
+                        self.member[each.name] = cluster
+        else:
+            cluster = Cluster(node.path, closed=joins)
+            self.clusters.append(cluster)
+        cluster.add(node, values, self._pieces(node), self._has_table(node))
+        self.member[node.name] = cluster
+        return cluster
+
+    def _inside(self, node: Node) -> bool:
+        """Whether a call only arranges parts of one open cluster and of what that was made from."""
+        values = self._values(node)
+        clusters = {id(c): c for v in values if (c := self.member.get(v)) is not None}
+        if len(clusters) != 1:
+            return False
+        (cluster,) = clusters.values()
+        rest = [value for value in values if value not in self.member]
+        return cluster.path == node.path and not cluster.closed and all(v in cluster.sources for v in rest)
+
+    def _related(self, values: tuple[str, ...]) -> bool:
+        """Whether summands are of one piece: parts of a cluster, or a cluster and what it was made from."""
+        clusters = [self.member.get(value) for value in values]
+        first, second = clusters[0], clusters[1]
+        if first is not None and first is second and not first.closed:
+            return True
+        for cluster, other in ((first, values[1]), (second, values[0])):
+            if cluster is not None and not cluster.closed and other in cluster.sources:
+                return True
+        both = first is not None and second is not None and not first.closed and not second.closed
+        return both and first is not None and second is not None and first.sources == second.sources
+
+    def _has_table(self, node: Node) -> bool:
+        """Whether a constant tensor of more than one value is among the operands (rotary tables)."""
+        others = [self.nodes[ref] for ref in node.refs if self.nodes[ref].kind != DATA]
+        return any(n.kind not in (DATA, WEIGHTS, INDEX) and prod(n.sizes) > 1 and n.floating for n in others)
+
+    def _closed(self, cluster: Cluster) -> list[Draft]:
+        rows, columns = _rows(cluster.nodes[-1])
+        return classify(cluster, rows, columns)
+
+
+ALLOWED_OPS = (
+    "linear layers, convolutions, attention, norms, embeddings, dropout, pointwise operators, copies, losses"
+)
+
+
+def _turned(dims: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Dims with the last two exchanged."""
+    return (*dims[:-2], *reversed(dims[-2:]))
+
+
+def _kind_of(node: Node) -> str:
+    return "vector" if len([size for size in node.sizes if size > 1]) < 2 else "embedding"
+
+
+def _rows(node: Node) -> tuple[Size, int]:
+    """Rows and columns of a tensor: its last dim where that is a number."""
+    if not node.shape:
+        return ((1, ()),), 1
+    last = whole(node.shape[-1])
+    return (divided(node.numel, last), last) if last else (node.numel, 1)

@@ -1,0 +1,241 @@
+"""Which products of a block are columns and rows of attention and MLP: read off the data flow, not off names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from simpar.models.graph import Size, term
+from simpar.tracing.drafts import Core, Draft, makers, merged
+
+_UNARY = ("rope", "norm", "activation", "copy", "dropout", "add")
+HEAD_DIM = ("head_dim",)
+
+
+@dataclass
+class Roles:
+    """Names and sizes of a block's drafts, its own dims, and why it has no tensor parallelism ("" where it has).
+
+    ``covers`` says for a product in front of attention which draft behind it hands on all of its columns.
+    """
+
+    drafts: list[Draft]
+    names: dict[str, str] = field(default_factory=dict)
+    columns: dict[str, Size] = field(default_factory=dict)
+    rows: dict[str, Size] = field(default_factory=dict)
+    contractions: dict[str, Size] = field(default_factory=dict)
+    inner: set[str] = field(default_factory=set)
+    dims: dict[str, int] = field(default_factory=dict)
+    covers: dict[str, str] = field(default_factory=dict)
+    refusal: str = ""
+
+    def name(self, draft: Draft, wanted: str) -> None:
+        """Give a draft a name, once; a second one of that name gets a number."""
+        if draft.name in self.names:
+            return
+        taken = set(self.names.values())
+        number, found = 2, wanted
+        while found in taken:
+            found, number = f"{wanted}_{number}", number + 1
+        self.names[draft.name] = found
+
+
+def find_roles(drafts: Sequence[Draft], memory: str, output: str = "") -> Roles:
+    """Recognise attention branches and MLPs of one block.
+
+    ``memory`` is a value from another tower, ``output`` the model's output projection, which ends no MLP.
+    """
+    joined = _joined(list(drafts))
+    roles = Roles(joined)
+    made = dict(makers(joined))
+    for draft in joined:
+        if draft.core is not None:
+            _attention(roles, made, draft, memory)
+    for draft in joined:
+        if draft.kind in ("activation", "gated_activation") and draft.name not in roles.names:
+            _mlp(roles, made, draft, output)
+    _norms_and_sums(roles, made)
+    return roles
+
+
+def _joined(drafts: list[Draft]) -> list[Draft]:
+    """Products that read one tensor for one attention, or for one gate, as one product; their rotations too."""
+    made = dict(makers(drafts))
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for draft in drafts:
+        if draft.core is None and draft.kind != "gated_activation":
+            continue
+        for value in draft.inputs:
+            path = list(_path(value, made))
+            product = path[-1] if path and path[-1].kind == "matmul" else None
+            if product is None:
+                continue
+            for each in path:
+                group = groups.setdefault((draft.name, each.kind, product.inputs[0]), [])
+                if each.name not in group:
+                    group.append(each.name)
+    order = {draft.name: at for at, draft in enumerate(drafts)}
+    several = [sorted(group, key=order.__getitem__) for group in groups.values() if len(group) > 1]
+    return merged(drafts, several)
+
+
+def _path(value: str, made: dict[str, Draft]) -> Iterator[Draft]:
+    """Drafts from a value back to the product (or whatever else) that it comes from."""
+    seen = 0
+    while value in made and seen < 32:
+        draft = made[value]
+        yield draft
+        if draft.kind not in _UNARY or not _has_one_source(draft, made):
+            return
+        value, seen = draft.inputs[0], seen + 1
+
+
+def _has_one_source(draft: Draft, made: dict[str, Draft]) -> bool:
+    return len({made[value].name if value in made else value for value in draft.inputs}) == 1
+
+
+def _readers(roles: Roles, draft: Draft) -> list[Draft]:
+    return [other for other in roles.drafts if set(draft.outputs) & set(other.inputs)]
+
+
+def _behind(roles: Roles, made: dict[str, Draft], draft: Draft) -> tuple[list[Draft], Draft | None]:
+    """Unary drafts behind one, and the single product that reads the last of them."""
+    between: list[Draft] = []
+    readers = _readers(roles, draft)
+    while len(readers) == 1 and readers[0].kind in _UNARY and _has_one_source(readers[0], made):
+        between.append(readers[0])
+        readers = _readers(roles, readers[0])
+    product = readers[0] if len(readers) == 1 and readers[0].kind == "matmul" else None
+    return between, product
+
+
+def _widths(core: Core) -> tuple[Size, Size, Size]:
+    """Columns of queries, keys, values by heads."""
+    same = core.key_dim == core.value_dim
+    key = (1, HEAD_DIM) if same else (core.key_dim, ())
+    value = (1, HEAD_DIM) if same else (core.value_dim, ())
+    return (
+        ((key[0], ("heads", *key[1])),),
+        ((key[0], ("kv_heads", *key[1])),),
+        ((value[0], ("kv_heads", *value[1])),),
+    )
+
+
+def added(*sizes: Size) -> Size:
+    """The sum of polynomials."""
+    found: dict[tuple[str, ...], int] = {}
+    for size in sizes:
+        for coefficient, names in size:
+            found[names] = found.get(names, 0) + coefficient
+    return tuple((value, names) for names, value in found.items())
+
+
+def _attention(roles: Roles, made: dict[str, Draft], draft: Draft, memory: str) -> None:
+    core = draft.core
+    assert core is not None, "called for core attention"
+    sizes = {"heads": core.heads, "kv_heads": core.kv_heads, "head_dim": core.key_dim}
+    if any(roles.dims.get(name, size) != size for name, size in sizes.items()):
+        roles.refusal = "attentions of several shapes"
+    roles.dims = {**sizes, **roles.dims}
+    query, key, value = _widths(core)
+    paths = [list(_path(source, made)) for source in draft.inputs]
+    products = {path[-1].name: path[-1] for path in paths if path and path[-1].kind == "matmul"}
+    crosses = bool(memory) and any(memory in product.inputs for product in products.values())
+    prefix = "cross_" if crosses else ""
+    wanted = _shares(paths, (query, key, value))
+    for name, columns in wanted.items():
+        if _value(columns, sizes) != products[name].columns:
+            roles.refusal = (
+                roles.refusal or "an attention whose queries, keys and values are no plain products"
+            )
+            continue
+        roles.columns[name] = columns
+        kind = "qkv" if len(wanted) == 1 else "q" if query[0] in columns else "kv"
+        roles.name(products[name], prefix + kind)
+    if not wanted:
+        roles.refusal = roles.refusal or "an attention whose queries, keys and values are no plain products"
+    for path in paths:
+        for each in path[:-1]:
+            roles.inner.add(each.name)
+            if path[-1].name in roles.columns:  # what is not rotated or normed passes through
+                roles.columns[each.name] = roles.columns[path[-1].name]
+                roles.rows[each.name] = path[-1].rows
+                roles.covers.setdefault(path[-1].name, path[0].name)
+            roles.name(each, prefix + {"norm": "qk_norm"}.get(each.kind, each.kind))
+    roles.name(draft, f"{prefix}attention")
+    roles.columns[draft.name] = query if core.key_dim == core.value_dim else ((core.value_dim, ("heads",)),)
+    between, product = _behind(roles, made, draft)
+    if product is None or product.contraction != draft.columns:
+        roles.refusal = roles.refusal or "an attention without a product behind it"
+        return
+    for each in between:
+        roles.inner.add(each.name)
+        roles.columns[each.name], roles.rows[each.name] = roles.columns[draft.name], draft.rows
+    roles.contractions[product.name] = roles.columns[draft.name]
+    roles.name(product, f"{prefix}o_proj")
+
+
+def _shares(paths: list[list[Draft]], widths: tuple[Size, Size, Size]) -> dict[str, Size]:
+    """Columns that an attention takes from each product in front of it."""
+    products = [path[-1].name for path in paths if path and path[-1].kind == "matmul"]
+    distinct = list(dict.fromkeys(products))
+    query, key, value = widths
+    if len(distinct) == 1:
+        return {distinct[0]: added(query, key, value)}
+    if len(distinct) == 2:
+        return {distinct[0]: query, distinct[1]: added(key, value)}
+    return dict(zip(distinct, (query, key, value), strict=False)) if len(distinct) == 3 else {}
+
+
+def _value(size: Size, dims: dict[str, int]) -> int:
+    total = 0
+    for coefficient, names in size:
+        for name in names:
+            coefficient *= dims[name]
+        total += coefficient
+    return total
+
+
+def _mlp(roles: Roles, made: dict[str, Draft], draft: Draft, output: str) -> None:
+    """A product, an activation, a product that contracts what it made."""
+    sources = {made[value].name if value in made else "" for value in draft.inputs}
+    if len(sources) != 1 or "" in sources:
+        return
+    up = made[draft.inputs[0]]
+    between, down = _behind(roles, made, draft)
+    plain = (
+        up.kind == "matmul"
+        and up.name not in roles.names
+        and [r.name for r in _readers(roles, up)] == [draft.name]
+    )
+    if not plain or down is None or down.contraction != draft.columns or up.columns % draft.columns:
+        return
+    if (
+        down.name == output
+        or roles.dims.get("ffn", draft.columns) != draft.columns
+        or down.name in roles.contractions
+    ):
+        return
+    roles.dims["ffn"] = draft.columns
+    roles.columns[up.name] = term("ffn", times=up.columns // draft.columns)
+    roles.columns[draft.name] = roles.contractions[down.name] = term("ffn")
+    roles.inner.add(draft.name)
+    for each in between:
+        roles.inner.add(each.name)
+        roles.columns[each.name] = term("ffn")
+    for each, name in ((up, "mlp_up"), (draft, "activation"), (down, "mlp_down")):
+        roles.name(each, name)
+
+
+def _norms_and_sums(roles: Roles, made: dict[str, Draft]) -> None:
+    """Names of what stands around the branches."""
+    branch = {"qkv": "attention", "q": "attention", "cross_q": "cross", "mlp_up": "mlp"}
+    ends = {"o_proj": "attention", "cross_o_proj": "cross", "mlp_down": "mlp"}
+    for draft in roles.drafts:
+        read_by = {roles.names.get(reader.name, "") for reader in _readers(roles, draft)}
+        behind = {roles.names.get(d.name, "") for v in draft.inputs for d in _path(v, made)}
+        if draft.kind == "norm" and (found := [branch[name] for name in read_by if name in branch]):
+            roles.name(draft, f"{min(found)}_norm")
+        if draft.kind == "add" and len(draft.inputs) > 1:
+            found = [ends[name] for name in behind if name in ends]
+            roles.name(draft, f"{min(found)}_residual" if found else "residual")

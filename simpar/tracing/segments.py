@@ -1,0 +1,150 @@
+"""Where a chain of drafts can be cut: at the members of module lists, and between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from simpar.errors import UserError
+from simpar.tracing.drafts import INPUT_VALUE, Draft, makers
+
+Owners = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Drafts of one block: ``group`` is the list it belongs to (empty between lists).
+
+    ``output`` is the value that the next segment continues with, ``carried`` values that travel on beside it, of
+    which ``memory`` is the one that attention reads ("" where none).
+    """
+
+    group: str
+    drafts: tuple[Draft, ...]
+    output: str = ""
+    arrives: str = ""
+    carried: tuple[str, ...] = ()
+    memory: str = ""
+
+
+def segments(name: str, drafts: Sequence[Draft]) -> list[Segment]:
+    """At least three segments in order, each continuing with one value of the one before. Raises UserError."""
+    lists = _lists(drafts)
+    keys = [_key(draft.owners, lists) for draft in drafts]
+    if not any(keys):
+        keys = [draft.owners[1][0] if len(draft.owners) > 1 else "" for draft in drafts]
+    parts = _parts(drafts, keys)
+    parts = _with_weight(parts)
+    if len(parts) < 3:
+        raise UserError(
+            f"model = {name}: {len(parts)} blocks in a row; allowed: at least three (what comes before the layers, "
+            "layers as members of a ModuleList or Sequential, and a head)"
+        )
+    return _chained(name, parts)
+
+
+def _lists(drafts: Sequence[Draft]) -> dict[str, bool]:
+    """Paths of module lists that are cut into their members.
+
+    Lists whose members hold attention or several products count; without any, all lists do. A list inside a member
+    is cut instead where all its members are of one class.
+    """
+    found: dict[str, dict[str, list[Draft]]] = {}
+    classes: dict[str, set[str]] = {}
+    for draft in drafts:
+        for path, kind in draft.owners:
+            parent, _, last = path.rpartition(".")
+            if last.isdigit():
+                found.setdefault(parent, {}).setdefault(path, []).append(draft)
+                classes.setdefault(parent, set()).add(kind)
+    layered = {
+        parent: any(sum(d.is_heavy for d in member) > 1 for member in members.values())
+        for parent, members in found.items()
+    }
+    if not any(layered.values()):
+        return dict.fromkeys(found, False)
+    return {
+        parent: len(classes[parent]) == 1 and len(found[parent]) > 1
+        for parent, is_layered in layered.items()
+        if is_layered
+    }
+
+
+def _key(owners: Owners, lists: Mapping[str, bool]) -> str:
+    """The member that a draft belongs to: of the outermost list, or of one inside it that is uniform."""
+    key = ""
+    for path, _ in owners:
+        parent, _, last = path.rpartition(".")
+        if last.isdigit() and parent in lists and (not key or lists[parent]):
+            key = path
+    return key
+
+
+def _parts(drafts: Sequence[Draft], keys: Sequence[str]) -> list[tuple[str, list[Draft]]]:
+    parts: list[tuple[str, list[Draft]]] = []
+    for draft, key in zip(drafts, keys, strict=True):
+        if not parts or parts[-1][0] != key:
+            parts.append((key, []))
+        parts[-1][1].append(draft)
+    return parts
+
+
+def _with_weight(parts: list[tuple[str, list[Draft]]]) -> list[tuple[str, list[Draft]]]:
+    """Parts without a product, attention or table go with the part behind them, the last with the one before."""
+    found: list[tuple[str, list[Draft]]] = []
+    waiting: list[Draft] = []
+    for key, drafts in parts:
+        if not any(draft.is_heavy for draft in drafts):
+            waiting += drafts
+            continue
+        found.append((key, [*waiting, *drafts]))
+        waiting = []
+    if waiting and found:
+        found[-1][1].extend(waiting)
+    return found
+
+
+def _chained(name: str, parts: list[tuple[str, list[Draft]]]) -> list[Segment]:
+    """What crosses every boundary: one value that the next part continues with, and what travels beside it."""
+    home = {value: at for at, (_, drafts) in enumerate(parts) for draft in drafts for value in draft.outputs}
+    last_use: dict[str, int] = {}
+    for at, (_, drafts) in enumerate(parts):
+        for draft in drafts:
+            last_use.update(dict.fromkeys((v for v in draft.inputs if v != INPUT_VALUE), at))
+    found: list[Segment] = []
+    for at, (key, drafts) in enumerate(parts):
+        live = [value for value, used in last_use.items() if home[value] <= at < used]
+        reads = (
+            [v for draft in parts[at + 1][1] for v in draft.inputs if v in live]
+            if at + 1 < len(parts)
+            else []
+        )
+        newest = [value for value in reads if home[value] == at] or reads
+        output = newest[0] if newest else drafts[-1].outputs[-1]
+        if at + 1 < len(parts) and not newest and not _starts_anew(parts[at + 1][1]):
+            raise UserError(f"model = {name}: {key or 'a block'} is not read by the block behind it")
+        carried = tuple(value for value in live if value != output)
+        group = key.rpartition(".")[0] if key else ""
+        arrives = found[-1].output if found else ""
+        found.append(Segment(group, tuple(drafts), output, arrives, carried))
+    memory = {value for segment in found for value in segment.carried if _is_memory(value, found)}
+    named = next(iter(sorted(memory, key=lambda value: home[value])), "")
+    return [replace(each, memory=named) if named else each for each in found]
+
+
+def _starts_anew(drafts: list[Draft]) -> bool:
+    """Whether a part begins with inputs of its own (the tokens of a decoder)."""
+    return any(draft.inputs == (INPUT_VALUE,) for draft in drafts)
+
+
+def _is_memory(value: str, found: Sequence[Segment]) -> bool:
+    """Whether keys and values of an attention come from a value of another segment."""
+    for segment in found:
+        if value in {out for draft in segment.drafts for out in draft.outputs}:
+            continue
+        made = makers(list(segment.drafts))
+        readers = {draft.name for draft in segment.drafts if value in draft.inputs and draft.kind == "matmul"}
+        for draft in segment.drafts:
+            if draft.core is not None and any(made[v].name in readers for v in draft.inputs if v in made):
+                return True
+    return False

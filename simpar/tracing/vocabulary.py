@@ -1,0 +1,73 @@
+"""ATen operators by what they cost: nothing, a pass over memory, a product. What is in no list is refused."""
+
+from __future__ import annotations
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+VIEWS = _words(
+    """
+    view reshape _unsafe_view transpose permute t unsqueeze squeeze expand expand_as flatten unflatten slice
+    select split split_with_sizes chunk unbind getitem detach detach_ alias contiguous to _to_copy type_as
+    clone lift_fresh_copy narrow view_as movedim swapaxes swapdims numpy_T mT tensor_split
+    _assert_tensor_metadata sym_size view_as_complex view_as_real _conj resolve_conj resolve_neg lift_fresh
+    repeat_interleave repeat broadcast_to float half bfloat16 empty_like zeros_like ones_like full_like
+    new_zeros new_ones new_empty new_full numel dim size diagonal adjoint _reshape_alias unsafe_split
+    unsafe_chunk identity
+    """
+)
+"""Other looks at the same elements, and casts and copies that compilers fold into their neighbours."""
+
+POINTWISE = _words(
+    """
+    add sub rsub mul div neg pow rsqrt sqrt square reciprocal exp log log1p log2 tanh sigmoid silu gelu relu
+    relu6 leaky_relu elu celu selu softplus hardswish hardsigmoid hardtanh mish erf abs sign clamp clamp_min
+    clamp_max where masked_fill maximum minimum max min sin cos addcmul addcdiv lerp softmax _softmax
+    log_softmax mean sum var std var_mean std_mean amax amin prod cumsum glu logsigmoid prelu threshold
+    floor round remainder fmod atan2 bernoulli eq ne lt le gt ge logical_and logical_or logical_not
+    bitwise_and bitwise_or bitwise_not __and__ __or__ nan_to_num rand_like randn_like logit expm1 softsign
+    linalg_vector_norm norm div_ complex polar real imag
+    """
+)
+"""Passes over memory; neighbours in one module are one pass."""
+
+COPIES = _words(
+    """
+    cat stack concat index index_select gather roll pad constant_pad_nd flip tril triu scatter index_put
+    pixel_shuffle pixel_unshuffle avg_pool1d avg_pool2d max_pool1d max_pool2d adaptive_avg_pool1d
+    adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d upsample_bicubic2d im2col one_hot argmax
+    argmin copy
+    """
+)
+"""Elements read and written once."""
+
+PRODUCTS = frozenset(["linear", "addmm", "mm", "matmul", "conv1d", "conv2d", "conv3d", "bmm", "baddbmm"])
+NORMS = frozenset(
+    ["layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm", "native_layer_norm"]
+)
+LOSSES = frozenset(["cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"])
+DROPOUTS = frozenset(["dropout", "feature_dropout", "alpha_dropout"])
+ATTENTION = "scaled_dot_product_attention"
+REDUCTIONS = frozenset(["mean", "sum", "var", "std", "var_mean", "std_mean", "linalg_vector_norm", "norm"])
+ROOTS = frozenset(["rsqrt", "sqrt", "pow", "std", "std_mean", "linalg_vector_norm", "norm"])
+NONLINEAR = _words(
+    """
+    pow rsqrt sqrt square exp log tanh sigmoid silu gelu relu relu6 leaky_relu elu celu selu softplus
+    hardswish hardsigmoid hardtanh mish erf abs clamp clamp_min clamp_max softmax _softmax log_softmax glu
+    logsigmoid prelu threshold sin cos
+    """
+)
+
+
+def base(op: str) -> str:
+    """The operator behind one that changes its argument in place."""
+    return op[:-1] if op.endswith("_") and not op.endswith("__") else op
+
+
+def is_known(op: str) -> bool:
+    """Whether an operator is in one of the lists."""
+    name = base(op)
+    listed = (VIEWS, POINTWISE, COPIES, PRODUCTS, NORMS, LOSSES, DROPOUTS)
+    return name in (ATTENTION, "embedding", "placeholder") or any(name in each for each in listed)
