@@ -83,7 +83,11 @@ def run(plan: str, steps: int, **values: Any) -> int:
     from simpar.runtime.request import default_folder, load_request, make_ready
 
     require_torch()
-    nodes = Nodes(values["nnodes"] or 1, values["node_rank"] or 0, values["rendezvous"])
+    count = values["nnodes"]
+    nodes = Nodes(1 if count is None else count, values["node_rank"] or 0, values["rendezvous"])
+    nodes.check()
+    if (restarts := values["max_restarts"]) is not None and restarts < 0:
+        raise UserError(f"--max-restarts {restarts}: allowed: 0 or more")
     request = load_request(plan, scenario_flags(values), list(values["set_"] or []))
     folder = Path(values["output"] or default_folder(plan)).resolve()
     options = {"steps": steps, "folder": str(folder), **_job_fields(values)}

@@ -33,6 +33,18 @@ class Nodes:
     rank: int = 0
     rendezvous: str | None = None
 
+    def check(self) -> None:
+        """Raise UserError where nodes could not meet."""
+        if self.count < 1:
+            raise UserError(f"--nnodes {self.count}: allowed: 1 or more")
+        if not 0 <= self.rank < self.count:
+            raise UserError(f"--node-rank {self.rank} of {self.count} nodes: allowed: 0 to {self.count - 1}")
+        host, _, port = (self.rendezvous or "").rpartition(":")
+        if self.count > 1 and not (host and port.isdigit()):
+            raise UserError(
+                f"--rendezvous {self.rendezvous}: {self.count} nodes meet at a port of one; allowed: HOST:PORT"
+            )
+
 
 class WorkerFailure(RuntimeError):
     """A worker failed through no fault of the user's input."""

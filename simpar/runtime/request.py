@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from simpar.errors import UserError
+from simpar.files import parse
 from simpar.hardware.cluster import Cluster
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
@@ -75,7 +76,8 @@ def make_ready(request: Request, nproc: int | None, nodes: int, options: Mapping
     plan = request.plan
     if request.stack or not plan.stack:
         plan = plan.model_copy(update={"stack": request.stack or STACK})
-    job = Job(plan=plan, model=request.model, training=request.training, **options)
+    fields = {"plan": plan, "model": request.model, "training": request.training, **options}
+    job = parse(Job, fields, source="simpar run")
     prepared = prepare(plan, job.graph(), request.training, world_size)
     job = job.model_copy(update={"plan": _counted(plan, prepared, nodes)})
     if cluster is not None and cluster.world_size != world_size:
@@ -112,6 +114,8 @@ def _counted(plan: Plan, prepared: Prepared, nodes: int) -> Plan:
 
 
 def _world_size(request: Request, cluster: Cluster | None, nproc: int | None, nodes: int) -> int:
+    if nproc is not None and nproc < 1:
+        raise UserError(f"--nproc {nproc}: allowed: 1 or more")
     if nproc is not None:
         return nproc * nodes
     mesh = request.plan.mesh

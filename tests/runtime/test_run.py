@@ -104,6 +104,55 @@ def test_bad_input_is_one_line_and_exit_code_2(simpar_run, arguments, words):
     assert re.search(words, done.stderr), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--nproc", "0"], "--nproc 0: allowed: 1 or more"),
+        (["--timeout", "0"], "machine.timeout_s = 0.0: "),
+        (["--learning-rate", "-1"], "learning.learning_rate = -1.0: "),
+        (["--nnodes", "0"], "--nnodes 0: allowed: 1 or more"),
+        (["--node-rank", "1"], "--node-rank 1 of 1 nodes: allowed: 0 to 0"),
+        (["--nnodes", "2"], "--rendezvous None: 2 nodes meet at a port of one; allowed: HOST:PORT"),
+        (["--nnodes", "2", "--rendezvous", "here"], "--rendezvous here: .*HOST:PORT"),
+        (["--max-restarts", "-1"], "--max-restarts -1: allowed: 0 or more"),
+        (["--sync", "asp", "--checkpoint", "saved"], "--checkpoint with plan.sync = asp: .*no checkpoints"),
+        (["--sync", "asp", "--tp", "2", "--dp", "1"], "plan.sync = asp: one replica"),
+    ],
+)
+def test_flags_out_of_range_are_refused_before_anything_starts(
+    monkeypatch, tmp_path, capsys, arguments, words
+):
+    """One line that names the flag or field; no worker, no folder."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["run", *TWO, "--steps", "2", *arguments]) == 2
+    said = capsys.readouterr().err.strip()
+    assert re.search(words, said), said
+    assert len(said.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_checkpoints_that_do_not_fit_are_said_in_one_line(simpar_run, tmp_path):
+    """One of another model, then one whose bytes have changed: exit code 2, nobody left."""
+    one = [*TINY, "--nproc", 1, "--set", "cluster=null", "--checkpoint", "saved", "-o", "out"]
+    assert simpar_run(*one, "--steps", 1).returncode == 0
+    wider = {"model_type": "llama", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48,
+             "num_hidden_layers": 1, "num_attention_heads": 4}  # fmt: skip
+    (tmp_path / "other.json").write_text(json.dumps(wider))
+    other = simpar_run(*one, "--steps", 2, "--model", "other.json")
+    data = next((tmp_path / "saved/step-00000001").glob("*.distcp"))
+    data.write_bytes(data.read_bytes()[:-1] + b"x")
+    corrupt = simpar_run(*one, "--steps", 2)
+    for done, words in (
+        (other, "is a checkpoint of another model: "),
+        (corrupt, ": is corrupt; remove the checkpoint"),
+    ):
+        assert done.returncode == 2
+        assert words in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+    assert alive(tmp_path / "out") == []
+
+
 def test_files_do_not_get_to_run_code(simpar_run, tmp_path):
     """A plan that names a module:function is refused unless the command line says the same."""
     (tmp_path / "evil.py").write_text("open('ran', 'w').write('x')\ndef build():\n    pass\n")
