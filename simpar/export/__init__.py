@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -52,7 +52,7 @@ def load_target(name: str) -> Target:
 
 
 def unsupported(plan: Plan, model: ModelGraph, training: Training, target: str) -> list[str]:
-    """Why a target cannot express a plan, one reason a field; empty where it can.
+    """Why a target cannot express a plan, one reason a field; empty where it can, whatever its data are.
 
     ``plan`` has its dp. Raises UserError for an unknown target or stack.
     """
@@ -62,6 +62,15 @@ def unsupported(plan: Plan, model: ModelGraph, training: Training, target: str) 
 
 def _losses(target: Target, s: Subject) -> tuple[Loss, ...]:
     return (*not_understood(s.plan, target.stack), *target.losses(s))
+
+
+def _of_data(training: Training) -> Iterator[Loss]:
+    """Lengths of documents, which are in the data that a target is given and in no option of it."""
+    if (documents := training.documents) is not None:
+        told = f"{documents.packing} of {documents.lengths or f'lognormal around {documents.mean} tokens'}"
+        yield Loss(
+            "training.documents", told, "targets train on whole sequences; lengths are those of the data"
+        )
 
 
 def export(
@@ -79,7 +88,7 @@ def export(
     """
     found = load_target(target)
     s = subject(plan, model, training, found.stack, devices_per_node)
-    lost = _losses(found, s)
+    lost = (*_losses(found, s), *_of_data(training))
     if lost and not lossy:
         reasons = "; ".join(map(str, lost))
         raise UserError(f"{target} cannot express {reasons} (--lossy exports without)")

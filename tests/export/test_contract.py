@@ -12,6 +12,7 @@ from simpar.errors import UserError
 from simpar.export import TARGETS, export, load_target, read, unsupported
 from simpar.export.subject import subject
 from simpar.models.catalogue import load_model
+from simpar.models.training import Training
 from simpar.plan.check import Target, check
 from simpar.plan.plan import Plan
 
@@ -71,6 +72,19 @@ def test_an_export_is_whole_or_refused(target, label, model):
     made = export(plan, graph, TRAINING, target, lossy=True)
     assert [str(loss) for loss in made.lost] == reasons
     assert all(reason in made.files["README.md"] for reason in reasons)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_lengths_of_documents_are_never_dropped_in_silence(target):
+    """Refused without --lossy, listed with it; the layout is as portable as before."""
+    plan, graph = plan_of("tp-fsdp", "llama-3-8b")
+    training = Training(seq_len=1024, global_batch=64, documents={"mean": 300})
+    with pytest.raises(UserError, match=r"training.documents = pack of lognormal around 300 tokens: "):
+        export(plan, graph, training, target)
+    made = export(plan, graph, training, target, lossy=True)
+    assert "training.documents" in {loss.field for loss in made.lost}
+    assert "training.documents" in made.files["README.md"]
+    assert not any("documents" in reason for reason in unsupported(plan, graph, training, target))
 
 
 @pytest.mark.parametrize("target", TARGETS)
