@@ -14,6 +14,7 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.hardware.profile import MixedProfile
+from simpar.models.recompute import OPTIMAL, chosen_layers
 from simpar.models.training import Training
 from simpar.plan.plan import CUSTOM, Offload, Plan
 from simpar.plan.schedules import SCHEDULES, natural_vpp
@@ -23,7 +24,7 @@ from simpar.scenario import ClusterChoice, Scenario
 from simpar.simulation import simulate
 
 Change = dict[str, Any]
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "full", "optimal")
 MAX_PAIRS = 6  # simulated in the second round
 POINTLESS = "naive"  # a schedule that every other one beats
 TOLERANCE = 1e-12  # a saved result is the same run when its step time agrees to rounding
@@ -57,6 +58,10 @@ def advise(
     Layouts that cannot be on this model and cluster are kept with the reason.
     """
     plan = Plan.model_validate(result.setup.plan)
+    if (
+        chosen_layers(plan.memory.recompute) is not None
+    ):  # chosen for this layout, to be chosen anew for others
+        plan = plan.with_values(recompute=OPTIMAL)
     run = _Runner(plan, inputs, progress or (lambda _: None))
     first = [run(change) for change in neighbours(plan)]
     second = [run(change) for change in _pairs(result, first)]

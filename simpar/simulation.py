@@ -20,6 +20,7 @@ from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.routing import expected_maximum
 from simpar.plan.schedules import looks_at_costs
 from simpar.plan.sync import apart
+from simpar.program.checkpointing import with_checkpoints
 from simpar.program.lower import Lowered, Perturbation, lower
 from simpar.program.pass_costs import pass_costs
 from simpar.program.rank_view import Job
@@ -118,7 +119,7 @@ def checked_job(graph: ModelGraph, cluster: Cluster, plan: Plan, training: Train
     _check_drives(plan, cluster)
     graph = _with_documents(graph, plan, training)
     job = Job(graph, training, plan.model_copy(update=named), habits, first, tuple(others))
-    return with_slices(with_pass_costs(job, cluster), cluster)
+    return with_slices(with_pass_costs(with_checkpoints(job, cluster), cluster), cluster)
 
 
 def _tuned(graph: ModelGraph, plan: Plan) -> ModelGraph:

@@ -54,7 +54,7 @@ SCENARIO_FLAGS = (
         "Shard norms by sequence",
     ),
     Flag("--schedule", "plan.schedule", str, "Pipeline schedule (simpar list schedules)"),
-    Flag("--recompute", "plan.recompute", str, "none, selective, full or every:C"),
+    Flag("--recompute", "plan.recompute", str, "none, selective, full, every:C or optimal"),
     Flag("--precision", "plan.precision", str, "bf16, fp16, fp32 or fp8"),
     Flag("--optimizer", "plan.optimizer", str, "adamw or sgd"),
     Flag("--stack", "stack", str, "Software stack profile (simpar list stacks)"),

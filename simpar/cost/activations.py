@@ -27,7 +27,7 @@ from simpar.models.graph import (
     is_row_parallel,
     saved_tensors,
 )
-from simpar.models.recompute import operators
+from simpar.models.recompute import is_full, operators, segment
 from simpar.plan.plan import Numerics
 from simpar.plan.sharding import RankDims
 from simpar.units import DTYPE_BYTES
@@ -98,8 +98,12 @@ class _Sizes:
         forward = np.maximum(self._forward_workspace(), peak_loss)
         head = _largest(self._empty_gradient(op) for op in self.block.operators if op.name == "lm_head")
         backward = np.maximum(self._backward_workspace(), peak_loss + head)
-        if recompute == "full":
-            return BlockActivations(self.boundary, total - self.boundary, self._discarding(), backward)
+        if is_full(
+            recompute
+        ):  # of a segment's layers, those in front are held as well, all but the first input
+            at, _ = segment(recompute)
+            kept = self.boundary if at == 0 else 0.0 * self.boundary
+            return BlockActivations(kept, (at + 1) * total - self.boundary, self._discarding(), backward)
         if chosen := operators(recompute):
             dropped = sum(self._dropped(key, op, what, chosen) for key, op, what in saved_tensors(self.block))
             return BlockActivations(total - dropped, dropped, forward, backward)

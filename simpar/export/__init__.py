@@ -18,6 +18,7 @@ from simpar.export.launch import readme
 from simpar.export.subject import Loss, Subject, not_understood, subject
 from simpar.export.target import Imported, Target
 from simpar.models.graph import ModelGraph
+from simpar.models.recompute import OPTIMAL, chosen_layers
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 
@@ -57,7 +58,8 @@ def unsupported(plan: Plan, model: ModelGraph, training: Training, target: str) 
     ``plan`` has its dp. Raises UserError for an unknown target or stack.
     """
     found = load_target(target)
-    return [str(loss) for loss in _losses(found, subject(plan, model, training, found.stack))]
+    plan, by_layer = _without_layers(plan)
+    return [str(loss) for loss in (*by_layer, *_losses(found, subject(plan, model, training, found.stack)))]
 
 
 def _losses(target: Target, s: Subject) -> tuple[Loss, ...]:
@@ -71,6 +73,16 @@ def _of_data(training: Training) -> Iterator[Loss]:
         yield Loss(
             "training.documents", told, "targets train on whole sequences; lengths are those of the data"
         )
+
+
+def _without_layers(plan: Plan) -> tuple[Plan, tuple[Loss, ...]]:
+    """The plan with every layer recomputed where it chooses layer by layer, which no target expresses."""
+    policy = plan.memory.recompute
+    if policy != OPTIMAL and chosen_layers(policy) is None:
+        return plan, ()
+    memory = plan.memory.model_copy(update={"recompute": "full"})
+    lost = Loss("recompute", policy, "all layers are treated alike: full in its place")
+    return plan.model_copy(update={"memory": memory}), (lost,)
 
 
 def export(
@@ -87,14 +99,15 @@ def export(
     Raises UserError naming everything that the target cannot express, unless ``lossy``.
     """
     found = load_target(target)
+    original = json.dumps(plan.model_dump(mode="json"), indent=2) + "\n"
+    plan, by_layer = _without_layers(plan)
     s = subject(plan, model, training, found.stack, devices_per_node)
-    lost = (*_losses(found, s), *_of_data(training))
+    lost = (*by_layer, *_losses(found, s), *_of_data(training))
     if lost and not lossy:
         reasons = "; ".join(map(str, lost))
         raise UserError(f"{target} cannot express {reasons} (--lossy exports without)")
     notes = (*_stack_note(plan, found), *found.notes(s))
     page = readme(s, target=target, version=found.version, how=found.how, lost=lost, notes=notes)
-    original = json.dumps(plan.model_dump(mode="json"), indent=2) + "\n"
     written = {**found.files(s, found.options(s)), "plan.json": original, "README.md": page}
     return Exported(written, lost, notes)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from simpar.models.graph import PRODUCTS, Block, ModelGraph, Operator, evaluate
-from simpar.models.recompute import operators
+from simpar.models.recompute import chosen_layers, counted, is_full, operators
 
 
 def shape_dims(graph: ModelGraph, seq_len: int, *, batch: int = 1) -> dict[str, int]:
@@ -94,8 +94,15 @@ def hardware_flop_per_token(
 ) -> float:
     """Model FLOP plus what is recomputed: another forward of the layers (full), of attention (selective).
 
-    ``every:C`` recomputes one layer in C, ``modules:A+B`` the operators of some modules.
+    ``every:C`` recomputes one layer in C, ``modules:A+B`` the operators of some modules; choices by layer count by
+    their share of the layers.
     """
+    if chosen_layers(recompute) is not None:
+        every = counted(recompute, len(graph.layers))
+        kinds = {"full" if is_full(mode) else mode for mode in every}
+        each = {kind: hardware_flop_per_token(graph, seq_len, kind, convention) for kind in kinds}
+        total = sum(count * each["full" if is_full(mode) else mode] for mode, count in every.items())
+        return total / len(graph.layers)
     attention = attention_flop_per_token(graph, seq_len, convention)
     extra = 0.0
     if recompute == "selective":

@@ -1,5 +1,7 @@
-"""What is recomputed instead of kept: nothing, attention, everything, every C-th layer, or chosen modules.
+"""What is recomputed instead of kept: nothing, attention, everything, every C-th layer, chosen modules, or by layer.
 
+``layers:none*10,full:4*8,modules:mlp*2`` says it layer by layer: ten are kept, eight recomputed in segments of four of
+which only the first input is kept, and of two the MLP runs again. ``optimal`` asks for the best such choice.
 Modules have Megatron Core's names; each stands for the operators whose outputs are not kept and run again just before
 their backward. Their own inputs are kept.
 """
@@ -7,7 +9,10 @@ their backward. Their own inputs are kept.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cache
+from itertools import groupby
 
 MODULES: Mapping[str, frozenset[str]] = {
     "core_attn": frozenset(["attention"]),
@@ -23,7 +28,12 @@ MODULES: Mapping[str, frozenset[str]] = {
 }  # fmt: skip
 _PREFIX = "modules:"
 _CHOICE = "|".join(MODULES)
-PATTERN = rf"(none|selective|full|every:[1-9]\d{{0,5}}|{_PREFIX}({_CHOICE})(\+({_CHOICE}))*)"
+OPTIMAL = "optimal"
+_BY_LAYER = "layers:"
+_NUMBER = r"[1-9]\d{0,5}"
+_MODULES = rf"{_PREFIX}({_CHOICE})(\+({_CHOICE}))*"
+_ITEM = rf"(none|selective|full(:{_NUMBER})?|{_MODULES})\*{_NUMBER}"
+PATTERN = rf"(none|selective|full|{OPTIMAL}|every:{_NUMBER}|{_MODULES}|{_BY_LAYER}{_ITEM}(,{_ITEM})*)"
 
 
 def is_known(policy: str) -> bool:
@@ -32,10 +42,53 @@ def is_known(policy: str) -> bool:
 
 
 def of_layer(policy: str, layer: int) -> str:
-    """What the policy means for one layer: ``every:C`` recomputes every C-th in full and keeps the others."""
+    """What the policy means for one layer: ``every:C`` recomputes every C-th in full and keeps the others.
+
+    ``full:J/K`` is the J-th layer (from 0) of a segment of K that is recomputed from the input of the first.
+    """
+    if policy.startswith(_BY_LAYER):
+        return _by_layer(policy)[layer]
     if policy.startswith("every:"):
         return "full" if layer % int(policy.removeprefix("every:")) == 0 else "none"
     return policy
+
+
+@cache
+def _by_layer(policy: str) -> tuple[str, ...]:
+    modes: list[str] = []
+    for item in policy.removeprefix(_BY_LAYER).split(","):
+        mode, _, count = item.rpartition("*")
+        size = int(mode.removeprefix("full:")) if mode.startswith("full:") else 1
+        each = [f"full:{at}/{size}" for at in range(size)] if size > 1 else [mode.split(":1")[0]]
+        modes += (each * int(count))[: int(count)]
+    return tuple(modes)
+
+
+def chosen_layers(policy: str) -> int | None:
+    """How many layers a policy chooses for one by one; None for other policies."""
+    return len(_by_layer(policy)) if policy.startswith(_BY_LAYER) else None
+
+
+def by_layer(modes: Iterable[tuple[str, int]]) -> str:
+    """The policy of consecutive choices (mode, layers): ``full:K`` with layers a multiple of K, or any other mode."""
+    joined = ((mode, sum(n for _, n in group)) for mode, group in groupby(modes, key=lambda pair: pair[0]))
+    return _BY_LAYER + ",".join(f"{mode}*{count}" for mode, count in joined)
+
+
+def is_full(mode: str) -> bool:
+    """Whether a layer runs forward again as a whole, alone or in a segment."""
+    return mode == "full" or mode.startswith("full:")
+
+
+def segment(mode: str) -> tuple[int, int]:
+    """Position of a layer in the segment that is recomputed together, and the segment's layers."""
+    at, _, size = mode.removeprefix("full").removeprefix(":").partition("/")
+    return (int(at), int(size)) if size else (0, 1)
+
+
+def counted(policy: str, num_layers: int) -> Mapping[str, int]:
+    """How many layers each choice is made for."""
+    return Counter(of_layer(policy, layer) for layer in range(num_layers))
 
 
 def module_names(policy: str) -> tuple[str, ...]:

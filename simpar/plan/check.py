@@ -8,6 +8,7 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.models.graph import Dims, ModelGraph
+from simpar.models.recompute import chosen_layers, of_layer, segment
 from simpar.models.training import Training
 from simpar.plan.grid import grid_of
 from simpar.plan.megatron_roles import with_roles
@@ -41,7 +42,7 @@ def check(plan: Plan, target: Target) -> Plan:
     if plan.pipeline.stages:
         return _check_staged(plan, target)
     plan = _fill(plan, target)
-    for rule in (_tensor, _grid, _context, _experts, _batch, _stages, _slices, _schedule, _data):
+    for rule in (_tensor, _grid, _context, _experts, _batch, _stages, _recompute, _slices, _schedule, _data):
         rule(plan, target)
     check_offload(plan)
     _whole_matrices(plan)
@@ -132,6 +133,27 @@ def layers_by_cost(graph: ModelGraph, stages: int) -> tuple[int, ...] | None:
         if running > share * (stage + 1) and stage < stages - 1:
             stage += 1
     return tuple(counts) if all(counts[:-1]) else None
+
+
+def _recompute(plan: Plan, target: Target) -> None:
+    """What is chosen layer by layer is chosen for all of them, and what is recomputed together is on one stage."""
+    policy, count = plan.memory.recompute, len(target.graph.layers)
+    if (chosen := chosen_layers(policy)) is None:
+        return
+    if chosen != count:
+        raise UserError(f"plan.recompute = {policy}: chooses for {chosen} layers: allowed: {count}")
+    last = -1
+    for layers in stage_layers(plan, count):
+        first, last = last + 1, last + layers
+        for layer in (first, last) if layers else ():
+            at, size = (
+                segment(of_layer(policy, layer)) if of_layer(policy, layer).startswith("full") else (0, 1)
+            )
+            if (layer == first and at) or (layer == last and at != size - 1):
+                raise UserError(
+                    f"plan.recompute = {policy}: layer {layer} is recomputed with layers of another stage: allowed: "
+                    "segments within a stage"
+                )
 
 
 def stage_layers(plan: Plan, num_layers: int) -> tuple[int, ...]:

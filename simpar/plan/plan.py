@@ -196,7 +196,11 @@ class Experts(_Part):
 
 
 class MemoryPolicy(_Part):
-    """What is kept for backward: ``none``, ``selective``, ``full``, ``every:C`` or ``modules:A+B`` recompute."""
+    """What is kept for backward: ``none``, ``selective``, ``full``, ``every:C`` or ``modules:A+B`` recompute.
+
+    ``layers:none*4,full*8`` chooses layer by layer; ``optimal`` stands for the choice by layer that fits in memory
+    with the least time.
+    """
 
     recompute: str = Field("none", json_schema_extra={"pattern": f"^{recompute.PATTERN}$"})
 
@@ -206,7 +210,8 @@ class MemoryPolicy(_Part):
         if not recompute.is_known(value):
             modules = "+".join(recompute.MODULES)
             raise ValueError(
-                f"allowed none, selective, full, every:C with C >= 1, modules: and any of {modules}"
+                f"allowed none, selective, full, optimal, every:C with C >= 1, modules: and any of {modules}, "
+                "layers: and any of those with *COUNT, such as layers:none*4,full*8"
             )
         return value
 

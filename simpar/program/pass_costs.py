@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simpar.cost.collectives import fastest, offers
 from simpar.hardware.cluster import Cluster
@@ -12,7 +14,7 @@ from simpar.plan.plan import Plan
 from simpar.program.phases import CollectiveUse
 from simpar.program.rank_view import Job, RankView
 from simpar.program.segments import make_segment
-from simpar.program.stages import StageBuilder
+from simpar.program.stages import Piece, StageBuilder
 from simpar.program.synchronisation import Synchronisation
 from simpar.program.traffic import block_groups, late_per_member_s
 from simpar.units import NS_PER_S
@@ -20,33 +22,50 @@ from simpar.units import NS_PER_S
 DIGITS = 2
 
 
+@dataclass(frozen=True)
+class PassesAlone:
+    """Passes of single blocks, with collectives alone on their links."""
+
+    builder: StageBuilder
+    groups: Mapping[str, NDArray[np.int64]]
+    cluster: Cluster
+    known: dict[tuple[str, str, str], int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(job: Job, cluster: Cluster) -> PassesAlone:
+        """Passes of a job's blocks."""
+        cluster = cluster.in_training
+        plan: Plan = job.plan
+        view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, plan.mesh))
+        view = replace(view, context_rank=0) if view.uneven_context else view
+        builder = StageBuilder(job, view, Synchronisation.of(job), ())
+        return PassesAlone(builder, {kind.name: kind.groups[0] for kind in block_groups(view)}, cluster)
+
+    def duration_ns(self, piece: Piece, kind: str) -> int:
+        """Nanoseconds of a pass ("forward", "backward", ...) over one block."""
+        key = (piece.block.name, piece.recompute, kind)
+        if key not in self.known:
+            phase = getattr(self.builder.steps(piece), kind)
+            overhead = self.builder.job.stack.launch.kernel_overhead
+            self.known[key] = make_segment(phase, self._solo_ns, slowdown=overhead).duration_ns
+        return self.known[key]
+
+    def _solo_ns(self, use: CollectiveUse) -> int:
+        line = fastest(offers(use.op, self.groups[use.group], self.cluster), use.size_bytes).line
+        return round(use.count * line.time_s(use.size_bytes) * NS_PER_S)
+
+
 def pass_costs(job: Job, cluster: Cluster) -> tuple[float, float, float]:
     """Durations of F, I and W, in units of F: the mean over virtual stages, collectives alone on their links.
 
     Rounded, so that a schedule does not hang on the last digit of a kernel.
     """
-    cluster = cluster.in_training
-    plan: Plan = job.plan
-    view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, plan.mesh))
-    view = replace(view, context_rank=0) if view.uneven_context else view
-    builder = StageBuilder(job, view, Synchronisation.of(job), ())
-    groups = {kind.name: kind.groups[0] for kind in block_groups(view)}
-
-    def solo_ns(use: CollectiveUse) -> int:
-        line = fastest(offers(use.op, groups[use.group], cluster), use.size_bytes).line
-        return round(use.count * line.time_s(use.size_bytes) * NS_PER_S)
-
-    known: dict[tuple[str, str, str], int] = {}
+    alone = PassesAlone.of(job, cluster)
     total = np.zeros(3)
-    for pieces in builder.pieces:
+    for pieces in alone.builder.pieces:
         for piece in pieces:
             for column, kind in enumerate(("forward", "input_gradient", "weight_gradient")):
-                key = (piece.block.name, piece.recompute, kind)
-                if key not in known:
-                    phase = getattr(builder.steps(piece), kind)
-                    overhead = job.stack.launch.kernel_overhead
-                    known[key] = make_segment(phase, solo_ns, slowdown=overhead).duration_ns
-                total[column] += known[key]
+                total[column] += alone.duration_ns(piece, kind)
     forward, gradient, weight = (total / total[0]).tolist()
     least = 10.0**-DIGITS
     return forward, max(round(gradient, DIGITS), least), max(round(weight, DIGITS), least)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from simpar.cost.operators import OperatorTime
 from simpar.models.graph import Block, Operator, is_row_parallel
+from simpar.models.recompute import is_full
 from simpar.models.recompute import operators as recomputed_operators
 from simpar.plan.grid import grid_of
 from simpar.program import context, experts
@@ -44,7 +45,7 @@ def block_steps(block: Block, view: RankView, *, recompute: str = "none") -> Blo
     chosen = recomputed_operators(recompute)
     operators = recompute == "selective" and view.job.stack.memory.selective == "operators"
     again = Phase(())
-    if recompute == "full":
+    if is_full(recompute):
         again = _forward(block, times, traffic, view, kind="recompute")
     elif chosen:
         again = _again(block, times, traffic, view, chosen)
@@ -61,7 +62,7 @@ def block_steps(block: Block, view: RankView, *, recompute: str = "none") -> Blo
 
 def _on_grid(steps: GridSteps) -> BlockSteps:
     """The phases of a block whose products run on a grid of ranks."""
-    again = steps.forward("recompute") if steps.recompute == "full" else Phase(())
+    again = steps.forward("recompute") if is_full(steps.recompute) else Phase(())
     return BlockSteps(
         forward=steps.forward("forward"),
         backward=again.then(steps.backward("input_gradient", "weight_gradient")),

@@ -50,7 +50,7 @@ def layout(plan: dict[str, Any]) -> str:
         words.append(f"ZeRO-{zero}")
     recompute = plan.get("memory", {}).get("recompute", "none")
     if recompute != "none":
-        words.append(f"recompute {recompute}")
+        words.append("recompute by layer" if recompute.startswith("layers:") else f"recompute {recompute}")
     words.append(str(plan.get("numerics", {}).get("precision", "")))
     return ", ".join(word for word in words if word)
 

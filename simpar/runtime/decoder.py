@@ -19,6 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from simpar.errors import UserError
 from simpar.models.graph import INPUT, Block, ModelGraph, Operator, evaluate
+from simpar.models.recompute import of_layer
 from simpar.runtime import latent
 from simpar.runtime.attention import Attention, Place, Rotary
 from simpar.runtime.experts import Combine, Dispatch, ExpertActivation, Experts, Router
@@ -58,9 +59,7 @@ class Recompute:
 
     def of_layer(self, layer: int) -> str:
         """``none``, ``selective`` or ``full`` for one layer; ``every:C`` recomputes the first of every C."""
-        if self.kind.startswith("every:"):
-            return "full" if layer % int(self.kind.removeprefix("every:")) == 0 else "none"
-        return self.kind
+        return of_layer(self.kind, layer)
 
 
 class Linear(nn.Linear):

@@ -21,6 +21,7 @@ from typing import Literal
 
 from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
+from simpar.models.recompute import OPTIMAL
 from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import B, F, Schedule
 from simpar.plan.sync import apart
@@ -121,6 +122,12 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
         raise UserError(
             f"plan.optimizer = {numerics.optimizer}, moment_dtype = {numerics.moment_dtype}: allowed in a real run: "
             f"{', '.join(OPTIMIZERS)} with fp32 moments"
+        )
+    policy = plan.memory.recompute
+    if policy == OPTIMAL or "modules:" in policy or "full:" in policy:
+        raise UserError(
+            f"plan.recompute = {policy}: allowed in a real run: none, selective, full, every:C, or layers: of "
+            "the first three"
         )
     if plan.tuning.is_used:
         raise UserError("plan.tuning: the runtime trains all weights; allowed: none of it")

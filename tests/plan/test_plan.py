@@ -129,7 +129,10 @@ def test_microbatches():
             "/plan.yaml:2: unknown key pipeline.schedul; did you mean 'schedule'?",
         ),
         ("tp: 2\nschedule: gpip", "/plan.yaml:2: schedule = 'gpip': is no schedule; did you mean 'gpipe'?"),
-        ("recompute: every:0", "/plan.yaml:1: recompute = 'every:0': allowed none, selective, full, every:C"),
+        (
+            "recompute: every:0",
+            "/plan.yaml:1: recompute = 'every:0': allowed none, selective, full, optimal, every:C",
+        ),
         ("rank_order: tp-dp", "/plan.yaml:1: rank_order = ('tp', 'dp'): the rank order names each of"),
         ("function-: 1", "/plan.yaml:1: function- = 1: is no key of a plan"),
         ("pipeline: {function-: 1}", "/plan.yaml:1: unknown key pipeline.function-"),

@@ -1,0 +1,122 @@
+"""Optimal checkpointing: what to keep and what to run again, in the least time under a memory budget.
+
+A run of equal layers may mix choices: a layer keeps everything, drops the outputs of some operators, or keeps its input
+alone; and K layers may keep one input together, which all run forward again from there. Of a chain of L equal layers
+whose tensors are as large as their inputs, segments of sqrt(L) then need 2 sqrt(L) of memory for one more forward
+[Chen et al. 2016, arXiv 1604.06174]. The choice is an integer program, solved to optimality by HiGHS: with the largest
+workspace fixed it is linear in the number of layers under each choice, and there are few different workspaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.errors import Infeasible
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to treat ``layers`` consecutive layers: bytes kept and held while their backward runs, seconds more."""
+
+    mode: str
+    layers: int
+    saved_bytes: float
+    held_bytes: float
+    again_s: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive layers that are alike, and the choices for them."""
+
+    length: int
+    choices: tuple[Choice, ...]
+
+
+def choose(runs: Sequence[Run], in_flight: Floats, budget_bytes: float) -> list[list[tuple[Choice, int]]]:
+    """For every run the choices taken, each with how often, so that the time is least.
+
+    ``in_flight`` float64[moments, runs] says how many microbatches of every run are in flight at moments that count:
+    at each, what they keep and the largest workspace together are at most ``budget_bytes``. Raises Infeasible.
+    """
+    runs = [Run(run.length, _undominated(run.choices)) for run in runs]
+    held = sorted({choice.held_bytes for run in runs for choice in run.choices})
+    best: tuple[float, float, list[list[tuple[Choice, int]]]] | None = None
+    for workspace in held:
+        if workspace > budget_bytes:
+            break
+        found = _within(runs, in_flight, budget_bytes - workspace, workspace)
+        if found is None:
+            continue
+        seconds, saved = (
+            sum(getattr(choice, name) * count for taken in found for choice, count in taken)
+            for name in ("again_s", "saved_bytes")
+        )
+        if best is None or (seconds, saved + workspace) < best[:2]:
+            best = seconds, saved + workspace, found
+    if best is None:
+        raise Infeasible(f"no choice of what to recompute fits in {budget_bytes:.4g} bytes of activations")
+    return best[2]
+
+
+def _undominated(choices: Sequence[Choice]) -> tuple[Choice, ...]:
+    """Choices that no other for as many layers equals or beats in every respect; of equals the first."""
+    kept: list[Choice] = []
+    for at, mine in enumerate(choices):
+        beaten = False
+        for other_at, other in enumerate(choices):
+            pairs = (
+                (other.saved_bytes, mine.saved_bytes),
+                (other.held_bytes, mine.held_bytes),
+                (other.again_s, mine.again_s),
+            )
+            better = all(a <= b for a, b in pairs) and (any(a < b for a, b in pairs) or other_at < at)
+            beaten |= other_at != at and other.layers == mine.layers and better
+        if not beaten:
+            kept.append(mine)
+    return tuple(kept)
+
+
+def _within(
+    runs: Sequence[Run], in_flight: Floats, saved_limit: float, workspace: float
+) -> list[list[tuple[Choice, int]]] | None:
+    """The fastest mix of choices whose workspaces are at most ``workspace``; None where none keeps little enough."""
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    columns = [
+        (number, choice)
+        for number, run in enumerate(runs)
+        for choice in run.choices
+        if choice.held_bytes <= workspace and choice.layers <= run.length
+    ]
+    of_run = np.array([[number == at for number, _ in columns] for at in range(len(runs))], dtype=float)
+    layers = of_run * np.array([choice.layers for _, choice in columns])
+    lengths = [run.length for run in runs]
+    if not columns or not of_run.any(axis=1).all():
+        return None
+    scale = max(saved_limit, 1.0)
+    saved = (in_flight @ of_run) * np.array([choice.saved_bytes for _, choice in columns]) / scale
+    seconds = np.array([choice.again_s for _, choice in columns])
+    found = milp(
+        seconds / (seconds.max(initial=0.0) or 1.0),
+        constraints=[
+            LinearConstraint(layers, lengths, lengths),
+            LinearConstraint(saved, -np.inf, saved_limit / scale),
+        ],
+        integrality=np.ones(len(columns), dtype=int),
+        bounds=Bounds(0, np.inf),
+        options={"mip_rel_gap": 0.0},
+    )
+    if found.x is None:
+        return None
+    counts = np.rint(found.x).astype(int)
+    return [
+        [(choice, int(n)) for (number, choice), n in zip(columns, counts, strict=True) if n and number == at]
+        for at in range(len(runs))
+    ]

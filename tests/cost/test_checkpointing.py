@@ -1,0 +1,98 @@
+"""Optimal checkpointing: the square-root rule, agreement with trying everything, and budgets that cannot be met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isqrt
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simpar.cost.checkpointing import Choice, Run, choose
+from simpar.errors import Infeasible
+
+ONE = np.ones((1, 1))
+
+
+def chain(length: int, *more: Choice) -> Run:
+    """Layers whose tensors are as large as their inputs: 1 byte, 1 s of forward; none, full, and segments."""
+    segments = [Choice(f"full:{k}", k, 1.0, k - 1.0, float(k)) for k in range(1, length + 1)]
+    return Run(length, (Choice("none", 1, 1.0, 0.0, 0.0), *more, *segments))
+
+
+def peak(taken: list[tuple[Choice, int]]) -> float:
+    """Bytes kept, and the largest workspace."""
+    return sum(choice.saved_bytes * n for choice, n in taken) + max(choice.held_bytes for choice, _ in taken)
+
+
+def seconds(taken: list[tuple[Choice, int]]) -> float:
+    """Time of what runs again."""
+    return sum(choice.again_s * n for choice, n in taken)
+
+
+@pytest.mark.parametrize("length", [4, 16, 64, 144])
+def test_the_square_root_rule_emerges(length: int) -> None:
+    """The least memory of a uniform chain is 2 sqrt(L) - 1, in segments of sqrt(L), for at most one more forward."""
+    root = isqrt(length)
+    (taken,) = choose([chain(length)], ONE, 2 * root - 1)
+    assert peak(taken) == 2 * root - 1
+    assert seconds(taken) <= length
+    assert max(choice.layers for choice, _ in taken) == root
+    with pytest.raises(Infeasible, match="no choice of what to recompute fits"):
+        choose([chain(length)], ONE, 2 * root - 2)
+
+
+def test_room_is_used() -> None:
+    """With room for everything nothing runs again; time never grows with the budget."""
+    times = [seconds(choose([chain(25)], ONE, budget)[0]) for budget in range(9, 26)]
+    assert times == sorted(times, reverse=True)
+    assert times[-1] == 0
+
+
+def compositions(run: Run, left: int) -> Iterator[list[Choice]]:
+    """Every way to cover the layers."""
+    if left == 0:
+        yield []
+    for choice in run.choices:
+        if choice.layers <= left:
+            for rest in compositions(run, left - choice.layers):
+                yield [choice, *rest]
+
+
+sizes = st.floats(0, 10).map(lambda value: round(value, 2))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    more=st.lists(st.tuples(sizes, sizes, sizes), max_size=2),
+    lengths=st.lists(st.integers(1, 4), min_size=1, max_size=2),
+    flights=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=2),
+    budget=st.floats(1, 60),
+)
+def test_nothing_better_exists(
+    more: list[tuple[float, float, float]],
+    lengths: list[int],
+    flights: list[tuple[int, int]],
+    budget: float,
+) -> None:
+    """Trying every choice of every layer of small chains finds no faster one that fits."""
+    extra = [Choice(f"m{at}", 1, *values) for at, values in enumerate(more)]
+    runs = [chain(length, *extra) for length in lengths]
+    in_flight = np.array(flights, dtype=float)[:, : len(runs)]
+    best = np.inf
+    covers = [list(compositions(run, run.length)) for run in runs]
+    for first in covers[0]:
+        for second in covers[1] if len(covers) > 1 else [[]]:
+            both = [first, second][: len(runs)]
+            saved = in_flight @ [sum(choice.saved_bytes for choice in one) for one in both]
+            held = max(choice.held_bytes for one in both for choice in one)
+            if saved.max() + held <= budget:
+                best = min(best, sum(choice.again_s for one in both for choice in one))
+    try:
+        found = sum(seconds(taken) for taken in choose(runs, in_flight, budget + 1e-7))
+    except Infeasible:
+        assert best == np.inf
+        return
+    assert found <= best + 1e-6
