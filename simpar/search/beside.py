@@ -14,7 +14,7 @@ from simpar.search.arena import STEP, Arena
 from simpar.search.axes import Rows
 from simpar.search.exact import exact
 from simpar.search.hunt import Field
-from simpar.search.space import memory_rows, plan_of, refusals
+from simpar.search.space import counted, memory_rows, plan_of, refusals
 from simpar.search.words import describe_need, facts, why_it_loses
 
 Mask = NDArray[np.bool_]
@@ -102,7 +102,7 @@ def front(arena: Arena, first: int) -> list[dict[str, Any]]:
             {
                 "needed_bytes": needed,
                 "step_time_s": float(arena.bound_s[row]),
-                "plan": plan_of(arena.rows, row).model_dump(mode="json"),
+                "plan": counted(arena.rows, row).model_dump(mode="json"),
             }
         )
         mask = arena.needed_bytes <= FRONT_STEP * needed

@@ -122,6 +122,14 @@ def plan_of(rows: Rows, index: int) -> Plan:
     return plan.model_copy(update={"pipeline": pipeline})
 
 
+def counted(rows: Rows, index: int) -> Plan:
+    """The plan of one row with its data-parallel ranks counted, where its pipeline is known."""
+    plan = plan_of(rows, index)
+    if "pp" not in rows.domain:
+        return plan
+    return plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"dp": int(rows["dp"][index])})})
+
+
 def without_axes(plan: Plan) -> Plan:
     """A plan with everything that is an axis of the space as if nobody had chosen it."""
     given = plan.model_dump(exclude={"predicted"}, exclude_unset=True)
@@ -154,7 +162,4 @@ def refusals(rows: Rows, row: int) -> list[str]:
         return []
     from simpar.export import unsupported
 
-    plan = plan_of(rows, row)
-    if "pp" in rows.domain:
-        plan = plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"dp": int(rows["dp"][row])})})
-    return unsupported(plan, problem.graph, problem.training, problem.constraints.portable)
+    return unsupported(counted(rows, row), problem.graph, problem.training, problem.constraints.portable)
