@@ -53,7 +53,7 @@ class Constants:
         if name not in self.known:
             try:
                 self.known[name] = self._run(name)
-            except (RuntimeError, NotImplementedError, TypeError, _Unknown):
+            except (RuntimeError, TypeError, _Unknown):
                 self.known[name] = None
         return self.known[name]
 
