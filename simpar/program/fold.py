@@ -71,11 +71,13 @@ def refine(graph: Incidence) -> Partition:
     """Refine the colours until they are equitable, then check that they are.
 
     A node's hash is its own colour plus the sum over its neighbours of label times colour, all random 64-bit
-    numbers, so that the order of neighbours cannot matter. Raises AssertionError if two nodes of a class
-    differ after all (a hash collision).
+    numbers, so that the order of neighbours cannot matter. Labels are mixed twice: by one function, label a times
+    colour b would be label b times colour a. Raises AssertionError if two nodes of a class differ after all (a hash
+    collision).
     """
     ends = _Ends.of(graph)
-    factor = (mix(ends.label.astype(np.uint64)) | np.uint64(1)) * ends.count.astype(np.uint64)
+    label = mix(mix(ends.label.astype(np.uint64)))
+    factor = (label | np.uint64(1)) * ends.count.astype(np.uint64)
     starts = np.flatnonzero(np.diff(ends.node, prepend=-1))
     colour = mix(graph.colour.astype(np.uint64))
     num_classes = 0

@@ -91,6 +91,17 @@ def test_a_node_may_stand_for_many(seed):
     assert folded.class_of[node].tolist() == refine(graph(colour[node], edges, labels)).class_of.tolist()
 
 
+@pytest.mark.parametrize("label", range(12))
+@pytest.mark.parametrize("colour", range(12))
+def test_labels_and_colours_do_not_stand_for_each_other(label, colour):
+    """A neighbour of colour b by label a is none of colour a by label b, though both products have equal factors."""
+    if label == colour:
+        return  # then they are the same neighbour
+    columns = [(0, 1, label, 2, 1), (2, 1, colour, 2, 1)]
+    found = refine(Incidence(np.array([colour, colour, label]), *np.array(columns).T))
+    assert found.class_of[0] != found.class_of[1]
+
+
 def test_direction_does_not_matter():
     """An edge is seen from both ends alike."""
     one = refine(graph([0, 0, 0, 1], [(0, 3), (3, 1), (2, 3)]))
