@@ -94,7 +94,7 @@ def make_job(
             f"hardware {cluster.profile.name}: replicas on several kinds of nodes step together; allowed: "
             "plan.sync = bsp without servers, plan.kind ddp or fsdp"
         )
-    graph = _tuned(graph, plan)
+    graph = tuned_graph(plan, graph)
     target = Target(graph, training, cluster.world_size, cluster.profile.devices_per_node)
     return checked_job(
         graph, cluster, check(balanced(resolve(plan, habits), graph, habits), target), training, habits
@@ -122,7 +122,7 @@ def checked_job(graph: ModelGraph, cluster: Cluster, plan: Plan, training: Train
     return with_slices(with_pass_costs(with_checkpoints(job, cluster), cluster), cluster)
 
 
-def _tuned(graph: ModelGraph, plan: Plan) -> ModelGraph:
+def tuned_graph(plan: Plan, graph: ModelGraph) -> ModelGraph:
     """The model with what the plan freezes frozen. Raises UserError."""
     tuning = plan.tuning
     if not tuning.is_used:

@@ -103,7 +103,7 @@ def rehearse(engine: Engine, training: Training) -> None:
 
 
 def own(stage: Any, plan: Plan) -> list[Owned]:
-    """The parameters of a stage with their local tensors."""
+    """The parameters of a stage that are trained, with their local tensors."""
     for module in stage.modules():
         if isinstance(module, FSDPModule):  # its shards move once, when they are first gathered
             module.unshard()
@@ -124,6 +124,7 @@ def own(stage: Any, plan: Plan) -> list[Owned]:
             expert=id(parameter) in of_experts,
         )
         for name, parameter in stage.named_parameters()
+        if parameter.requires_grad
     ]
 
 

@@ -327,8 +327,10 @@ def _activation(facts: Mapping[str, Any], default: str) -> str:
 def initial_value(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """The whole fp32 tensor that a parameter starts from: the same in every layout, because only its name counts.
 
-    Vectors named weight (of norms) are one, biases zero, tables and matrices normal.
+    Vectors named weight (of norms) are one, biases and the outer halves of adapters zero, other matrices normal.
     """
+    if name.endswith("lora_up"):
+        return torch.zeros(shape)
     if len(shape) == 1:
         return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
     digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()

@@ -14,6 +14,7 @@ from simpar.runtime.request import Ready, on_machine, predicted, simulated
 from simpar.runtime.strategy import replicas_inside
 from simpar.runtime.summary import errors, measured, measured_apart, utilisation
 from simpar.runtime.traces import write_both
+from simpar.simulation import tuned_graph
 
 REPORT = "report.json"
 RESTARTS = 3  # of a run that can go on from a checkpoint
@@ -63,7 +64,9 @@ def make_report(
         found["losses"] = [row["loss"] for row in read_log(Path(job.folder) / LOG)]
     if graph is not None and ready.cluster is not None:
         peak = ready.cluster.device.peak_flop_per_s[plan.numerics.precision]
-        found["mfu"] = utilisation(graph, training, found["step_time_s"], peak, ready.world_size)
+        found["mfu"] = utilisation(
+            tuned_graph(plan, graph), training, found["step_time_s"], peak, ready.world_size
+        )
     return {
         "model": graph.name if graph else job.model,
         "plan": plan.model_dump(mode="json"),

@@ -17,7 +17,7 @@ from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
 from simpar.plan.check import stage_layers
 from simpar.plan.plan import Plan
-from simpar.runtime import experts, tensor_parallel
+from simpar.runtime import adapters, experts, tensor_parallel
 from simpar.runtime.attention import Place
 from simpar.runtime.context import Context
 from simpar.runtime.decoder import OUTPUT, TABLE, Decoder, Part, Recompute, TokenEmbedding, initial_value
@@ -79,6 +79,8 @@ def build_stage(blueprint: Blueprint, part: Part, ranks: Ranks) -> Decoder:
     with torch.device("meta"):
         model = Decoder(blueprint.graph, part, place_of(plan, ranks), blueprint.recompute)
         model.to(blueprint.dtypes.storage)
+        if plan.tuning.is_used:
+            adapters.tune(model, plan.tuning, blueprint.dtypes.compute)
         for module in model.modules():
             if isinstance(module, TokenEmbedding):
                 module.compute_dtype = blueprint.dtypes.compute

@@ -25,6 +25,7 @@ from simpar.models.recompute import OPTIMAL
 from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import B, F, Schedule
 from simpar.plan.sync import apart
+from simpar.simulation import tuned_graph
 
 Reduction = Literal["none", "ddp", "explicit", "fsdp", "one_process", "servers"]
 PRECISIONS = ("bf16", "fp32")
@@ -130,7 +131,7 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
             "the first three"
         )
     if plan.tuning.is_used:
-        raise UserError("plan.tuning: the runtime trains all weights; allowed: none of it")
+        _refuse_tuning(plan, graph)
     if plan.offload.is_used:
         raise UserError(
             "plan.offload: the runtime keeps states, parameters and activations on the device; allowed: none of it"
@@ -165,6 +166,25 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
         )
     if mesh.tp > 1:
         _refuse_tensor(mesh.tp, graph)
+
+
+def _refuse_tuning(plan: Plan, graph: ModelGraph | None) -> None:
+    """Adapters and frozen layers are those of dense decoders with whole products; every stage has a backward."""
+    tuning, mesh = plan.tuning, plan.mesh
+    name = "lora_rank" if tuning.lora_rank is not None else "frozen_layers"
+    for wrong, said in (
+        (graph is None, f"plan.{name}: a model of your own freezes its weights itself; allowed: none"),
+        (graph is not None and graph.is_mixture, f"plan.{name}: the model has experts; allowed: dense decoders"),
+        (tuning.frozen_dtype == "nf4", "plan.frozen_dtype = nf4: torch has no such products; allowed: bf16"),
+        (mesh.tp > 1, f"plan.{name} with tp = {mesh.tp}: the runtime does not split adapters; allowed: tp 1"),
+        (mesh.pp > 1 and tuning.frozen_layers > 0, (f"plan.frozen_layers = {tuning.frozen_layers} with pp = {mesh.pp}: "
+         "a stage below the first trained layer has no backward to run; allowed: pp 1")),
+        (apart(plan), f"plan.{name} with sync = {plan.data_parallel.sync}: allowed: bsp without servers"),
+    ):  # fmt: skip
+        if wrong:
+            raise UserError(said)
+    if graph is not None:
+        tuned_graph(plan, graph)
 
 
 def _refuse_alone(plan: Plan) -> None:

@@ -56,7 +56,15 @@ MODELS["latent"] = {
 }  # fmt: skip
 TRAINING = Training(seq_len=16, global_batch=8)
 STEPS = 3
-KEPT = ("model", "precision", "optimizer", "learning")  # what a comparison must not change
+KEPT = (
+    "model",
+    "precision",
+    "optimizer",
+    "learning",
+    "lora_rank",
+    "lora_targets",
+    "frozen_layers",
+)  # what a comparison must not change
 LEARNING = Learning(learning_rate=1e-2)
 
 

@@ -28,6 +28,7 @@ EVERYDAY = [
     {"dp": 2, "pp": 2, "ep": 2, "schedule": "1f1b", "model": "mixtral", **CLIPPED},
     {"dp": 2, "tp": 2, "ep": 4, "sequence_parallel": True, "model": "mixtral"},
     {"dp": 2, "tp": 2, "ep": 2, "sequence_parallel": True, "zero": 1, "model": "latent", **CLIPPED},
+    {"dp": 4, "zero": 3, "lora_rank": 2, "recompute": "full"},
 ]
 WIDE_FOUR = [
     {"cp": 4, "cp_method": "ring", "cp_balance": "striped"},
@@ -69,6 +70,13 @@ WIDE_FOUR = [
     {"dp": 2, "tp": 2, "ep": 2, "sequence_parallel": True, "model": "mixtral"},
     {"dp": 2, "pp": 2, "ep": 2, "schedule": "zb-v", "recompute": "full", "model": "mixtral"},
     {"cp": 2, "dp": 2, "ep": 4, "cp_method": "ring", "model": "mixtral"},
+    {"dp": 4, "lora_rank": 4},
+    {"dp": 4, "zero": 3, "lora_rank": 2, **ROUNDED},
+    {"pp": 2, "dp": 2, "zero": 1, "lora_rank": 2, "lora_targets": ["q_proj", "v_proj"], **CLIPPED},
+    {"pp": 2, "dp": 2, "schedule": "zb-v", "lora_rank": 2},
+    {"cp": 2, "dp": 2, "cp_method": "ring", "zero": 2, "lora_rank": 2},
+    {"dp": 4, "zero": 2, "frozen_layers": 2, "model": "gpt2"},
+    {"dp": 4, "frozen_layers": 1},
     {"dp": 4, "ep": 2, "zero": 1, "model": "mixtral"},
     {"dp": 4, "ep": 2, "optimizer": "sgd_momentum", "zero": 1, "model": "latent"},
     {"cp": 2, "dp": 2, "cp_method": "ring", "cp_balance": "zigzag", "model": "latent"},
@@ -84,6 +92,7 @@ CONTINUED = [
     {"dp": 4, "ep": 2, "zero": 1, "model": "mixtral", "then": {"pp": 2, "dp": 2, "ep": 2}},
 ]
 WIDE_CONTINUED = [
+    {"dp": 4, "zero": 3, "lora_rank": 2, "then": {"pp": 4}},
     {"pp": 2, "dp": 2, "then": {"pp": 2, "dp": 2}},
     {"tp": 2, "dp": 2, "zero": 1, "then": {"tp": 2, "dp": 2, "zero": 1}},
     {"pp": 4, "schedule": "v-half", "model": "deep", "then": {"pp": 4, "schedule": "v-half"}},

@@ -1,0 +1,85 @@
+"""Training a part of a model: low-rank adapters beside frozen products, or all but the embedding and the first layers.
+
+An adapter adds up(down(x)) to its product, with ``down`` normal and ``up`` zero at first, unscaled [LoRA, Hu et al.
+2021, arXiv 2106.09685, section 4.1, with alpha = r]. Frozen weights are kept in the dtype of the computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from simpar.errors import UserError
+from simpar.models.tuning import PARTS
+from simpar.plan.plan import Tuning
+from simpar.runtime.decoder import BlockModule, Decoder, Linear, Projection
+
+Tensor = Any
+
+
+class AdaptedLinear(Linear):
+    """A Linear with an adapter of a rank; the matrix goes by the name that it has without."""
+
+    def __init__(self, plain: Linear, rank: int) -> None:
+        super().__init__(plain.in_features, plain.out_features, bias=plain.bias is not None)
+        self.lora_down = nn.Parameter(torch.empty(rank, plain.in_features))
+        self.lora_up = nn.Parameter(torch.empty(plain.out_features, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape [..., in] to [..., out]."""
+        inner = functional.linear(x, self.lora_down.to(x.dtype))
+        return super().forward(x) + functional.linear(inner, self.lora_up.to(x.dtype))
+
+
+def tune(model: Decoder, tuning: Tuning, frozen_dtype: Any) -> None:
+    """Freeze what a plan freezes, in place, and put adapters where it wants them.
+
+    Raises UserError where no product of the model is a target.
+    """
+    for name, block in model.layers.items():
+        if tuning.lora_rank is not None and int(name) >= tuning.frozen_layers:
+            _adapt(block, tuning)
+    for name, parameter in model.named_parameters():
+        if not _trained(name, tuning, tied=model.tied):
+            parameter.requires_grad_(requires_grad=False)
+            parameter.data = parameter.data.to(frozen_dtype)
+    model.tie()
+
+
+def _trained(name: str, tuning: Tuning, *, tied: bool) -> bool:
+    if tuning.lora_rank is not None:
+        return ".lora_" in name
+    place, _, rest = name.partition(".")
+    if place == "layers":
+        return int(rest.split(".")[0]) >= tuning.frozen_layers
+    return place == "head" and not tied  # with its table the head is frozen, as it is simulated
+
+
+def _adapt(block: BlockModule, tuning: Tuning) -> None:
+    found = list(_targets(block, tuning.lora_targets))
+    for projection, number in found:
+        plain = projection.parts[number]
+        assert isinstance(plain, Linear), "a product has one adapter"
+        projection.parts[number] = AdaptedLinear(plain, int(tuning.lora_rank or 0)).to(plain.weight.dtype)
+    if not found:
+        raise UserError(
+            f"plan.lora_targets = {', '.join(tuning.lora_targets)}: the model has none of these products; "
+            f"allowed: {', '.join(PARTS)}, where they are"
+        )
+
+
+def _targets(block: BlockModule, names: tuple[str, ...]) -> Iterator[tuple[Projection, int]]:
+    """Every target's packed product and which of its outputs it is: query, key, value; gate, up."""
+    order: dict[str, list[str]] = {}
+    for name, (packed, _) in PARTS.items():
+        order.setdefault(packed, []).append(name)
+    for packed, parts in order.items():
+        projection = getattr(block, packed, None)
+        if not isinstance(projection, Projection):
+            continue
+        outputs = parts[-len(projection.parts) :]  # without a gate there is up alone
+        yield from ((projection, at) for at, name in enumerate(outputs) if name in names)

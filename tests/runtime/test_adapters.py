@@ -1,0 +1,76 @@
+"""Adapters and frozen layers: as many trained parameters as simulated, and a product that starts as it was."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from simpar.errors import UserError  # noqa: E402
+from simpar.models.catalogue import load_model  # noqa: E402
+from simpar.models.graph import evaluate  # noqa: E402
+from simpar.models.hf_config import read  # noqa: E402
+from simpar.models.training import Training  # noqa: E402
+from simpar.plan.plan import Plan, Tuning  # noqa: E402
+from simpar.runtime.adapters import AdaptedLinear, tune  # noqa: E402
+from simpar.runtime.decoder import Linear  # noqa: E402
+from simpar.runtime.prepare import prepare  # noqa: E402
+from simpar.simulation import tuned_graph  # noqa: E402
+from tests.runtime.test_decoder import TINY, decoder  # noqa: E402
+
+TRAINING = Training(seq_len=64, global_batch=16)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    "tuning",
+    [
+        {"lora_rank": 4},
+        {"lora_rank": 3, "lora_targets": ["q_proj", "v_proj"]},
+        {"lora_rank": 2, "lora_targets": ["up_proj"], "frozen_layers": 1},
+        {"frozen_layers": 1},
+    ],
+)
+def test_as_many_parameters_are_trained_as_simulated(tuning, tied):
+    """The trainable weights of the simulated graph, layer for layer."""
+    config = {"model_type": "llama", **TINY, "num_key_value_heads": 2, "tie_word_embeddings": tied}
+    graph = read(config, "tiny")
+    model = decoder(graph)
+    tune(model, Tuning(**tuning), torch.float32)
+    simulated = tuned_graph(Plan(**tuning), graph)
+    blocks = [simulated.embedding, *(simulated.blocks[name] for name in simulated.layers), simulated.head]
+    weights = [w for block in blocks for op in block.operators for w in op.weights if w.trainable]
+    expected = sum(int(evaluate(weight.size, simulated.dims)) for weight in weights)
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == expected
+
+
+def test_an_adapter_adds_nothing_until_it_is_trained():
+    """With its outer half zero the product is the frozen one; with values it is the sum of both."""
+    torch.manual_seed(0)
+    plain = Linear(6, 5)
+    adapted = AdaptedLinear(plain, 2)
+    with torch.no_grad():
+        adapted.weight.copy_(plain.weight)
+        adapted.bias.copy_(plain.bias)
+        adapted.lora_down.normal_()
+        adapted.lora_up.zero_()
+    x = torch.randn(3, 6)
+    assert torch.equal(adapted(x), plain(x))
+    with torch.no_grad():
+        adapted.lora_up.normal_()
+    merged = plain.weight + adapted.lora_up @ adapted.lora_down
+    torch.testing.assert_close(adapted(x), torch.nn.functional.linear(x, merged, plain.bias))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"lora_rank": 4, "tp": 2, "dp": 2}, "plan.lora_rank with tp = 2: .*does not split adapters"),
+        ({"lora_rank": 4, "dp": 4, "frozen_dtype": "nf4"}, "plan.frozen_dtype = nf4"),
+        ({"frozen_layers": 1, "pp": 2, "dp": 2}, "plan.frozen_layers = 1 with pp = 2: .*no backward"),
+        ({"lora_rank": 4, "dp": 4, "sync": "local-sgd"}, "plan.lora_rank with sync = local-sgd"),
+        ({"frozen_layers": 99, "dp": 4}, "plan.frozen_layers = 99: the model has"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(values, words):
+    """One line, before torch starts."""
+    with pytest.raises(UserError, match=words):
+        prepare(Plan(**{"precision": "fp32", **values}), load_model("tiny-llama"), TRAINING, 4)
