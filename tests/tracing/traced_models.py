@@ -305,4 +305,4 @@ def giant() -> nn.Module:
         Layer(8192, Attention(8192, 64, 8, bias=False, causal=True), Gated(8192, 28672), RMSNorm)
         for _ in range(14)
     ]
-    return Decoder(stack, 16384, vocab=128256, tied=False, norm=RMSNorm)
+    return Decoder(stack, 8192, vocab=128256, tied=False, norm=RMSNorm)
