@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from simpar import files
 from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import read as read_config
 from simpar.models.training import Training
-from simpar.runtime.job import Machine
+from simpar.runtime.job import Handed, Machine
 from simpar.units import KIB, MIB
 
-FILE = "request.json"
 Kind = Literal["operator", "product", "stream", "optimizer", "collective", "wrapper", "step"]
 
 
@@ -45,16 +42,16 @@ class Steps(Walk):
     microbatches: int = 1
 
 
-class Request(_Part):
+class Request(Handed):
     """What to measure on ``ranks`` processes of this machine.
 
     ``products`` are (m, n, k) of matrix products, ``streams`` elements of vectors added, ``parameters`` sizes of
     optimizer updates, ``messages`` bytes of collectives, ``window_s`` seconds for each of them.
     """
 
+    FILE: ClassVar[str] = "request.json"
     ranks: int
     machine: Machine
-    folder: str
     dtypes: tuple[str, ...] = ("fp32", "bf16")
     products: tuple[tuple[int, int, int], ...]
     streams: tuple[int, ...]
@@ -69,17 +66,6 @@ class Request(_Part):
         """Sizes of process groups that are measured, and numbers of processes that work beside each other."""
         sizes = [size for size in (2, 4, 8) if size < self.ranks]
         return (*sizes, self.ranks) if self.ranks > 1 else ()
-
-    def save(self) -> Path:
-        """Write the request into its folder."""
-        path = Path(self.folder) / FILE
-        files.write_atomic(path, self.model_dump_json(indent=2) + "\n")
-        return path
-
-    @staticmethod
-    def load(path: str | Path) -> Request:
-        """Read what :meth:`save` wrote. Raises UserError."""
-        return files.parse(Request, files.load(Path(path)))
 
 
 class Sample(_Part):

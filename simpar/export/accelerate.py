@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from simpar.export import hugging_face, rules
-from simpar.export.launch import comment
+from simpar.export.launch import LOCAL_HEAD, SLURM_HEAD, comment
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
 
@@ -47,27 +47,19 @@ _CONTEXT_FORWARD = """                labels = batch.pop("labels")
                 ):
                     loss = model(**batch).loss
                     accelerator.backward(loss)"""
-_LOCAL = """#!/usr/bin/env bash
-# Start on this machine: {devices} processes.
-set -euo pipefail
-cd "$(dirname "$0")"
-exec accelerate launch --config_file {config} "$@" train.py
+_LOCAL = (
+    LOCAL_HEAD
+    + """exec accelerate launch --config_file {config} "$@" train.py
 """
-_SLURM = """#!/usr/bin/env bash
-# Start under SLURM: sbatch slurm.sh, from this folder.
-#SBATCH --job-name=simpar
-#SBATCH --nodes={nodes}
-#SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node={devices}
-#SBATCH --exclusive
-set -euo pipefail
-cd "${{SLURM_SUBMIT_DIR:-.}}"
-HEAD_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export HEAD_NODE
+)
+_SLURM = (
+    SLURM_HEAD
+    + """export HEAD_NODE
 # shellcheck disable=SC2016 # expanded on every node
 exec srun bash -c 'accelerate launch --config_file {config} --machine_rank "$SLURM_NODEID" \\
     --main_process_ip "$HEAD_NODE" --main_process_port 29500 train.py'
 """
+)
 
 
 def losses(s: Subject) -> Iterator[Loss]:

@@ -12,14 +12,12 @@ import simpar
 from simpar.export.subject import Loss, Subject
 from simpar.units import format_bytes, format_seconds
 
-_LOCAL = """#!/usr/bin/env bash
+LOCAL_HEAD = """#!/usr/bin/env bash
 # Start on this machine: {devices} processes.
 set -euo pipefail
 cd "$(dirname "$0")"
-source ./command.sh
-exec torchrun --standalone --nproc-per-node {devices} "${{COMMAND[@]}}" "$@"
 """
-_SLURM = """#!/usr/bin/env bash
+SLURM_HEAD = """#!/usr/bin/env bash
 # Start under SLURM: sbatch slurm.sh, from this folder.
 #SBATCH --job-name=simpar
 #SBATCH --nodes={nodes}
@@ -28,11 +26,21 @@ _SLURM = """#!/usr/bin/env bash
 #SBATCH --exclusive
 set -euo pipefail
 cd "${{SLURM_SUBMIT_DIR:-.}}"
-source ./command.sh
 HEAD_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+"""
+_LOCAL = (
+    LOCAL_HEAD
+    + """source ./command.sh
+exec torchrun --standalone --nproc-per-node {devices} "${{COMMAND[@]}}" "$@"
+"""
+)
+_SLURM = (
+    SLURM_HEAD
+    + """source ./command.sh
 exec srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node {devices} --rdzv-backend c10d \\
     --rdzv-endpoint "$HEAD_NODE:29500" --rdzv-id "$SLURM_JOB_ID" "${{COMMAND[@]}}" "$@"
 """
+)
 
 
 def launchers(

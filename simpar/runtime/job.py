@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -17,13 +17,30 @@ from simpar.plan.plan import Plan
 from simpar.tracing.code import is_code
 from simpar.units import Count
 
-FILE = "job.json"
 LOG = "log.jsonl"
 KINETO = "trace-rank{rank}.json"
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Handed(_Part):
+    """What workers are told, as a JSON file in the ``folder`` where they leave what they find."""
+
+    FILE: ClassVar[str]
+    folder: str
+
+    def save(self) -> Path:
+        """Write it into its folder."""
+        path = Path(self.folder) / self.FILE
+        files.write_atomic(path, self.model_dump_json(indent=2) + "\n")
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what :meth:`save` wrote. Raises UserError."""
+        return files.parse(cls, files.load(Path(path)))
 
 
 class Learning(_Part):
@@ -65,14 +82,14 @@ class Machine(_Part):
     port: int | None = Field(None, ge=1, le=65535, description="where rank 0 listens; default a free one")
 
 
-class Job(_Part):
+class Job(Handed):
     """One run of a checked and resolved plan: ``steps`` optimizer steps, results in ``folder``."""
 
+    FILE: ClassVar[str] = "job.json"
     plan: Plan
     model: str | dict[str, Any]
     training: Training
     steps: Count
-    folder: str
     learning: Learning = Learning()
     data: Data = Data()
     checkpoints: Checkpoints | None = None
@@ -91,17 +108,6 @@ class Job(_Part):
         if isinstance(self.model, dict):
             return read_config(self.model, name=str(self.model.get("name", "inline")))
         return None if is_code(self.model) else load_model(self.model)
-
-    def save(self) -> Path:
-        """Write the job into its folder."""
-        path = Path(self.folder) / FILE
-        files.write_atomic(path, self.model_dump_json(indent=2) + "\n")
-        return path
-
-    @staticmethod
-    def load(path: str | Path) -> Job:
-        """Read what :meth:`save` wrote. Raises UserError."""
-        return files.parse(Job, files.load(Path(path)))
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
