@@ -21,7 +21,18 @@ _MOST_S = 2.0**63 / NS_PER_S
 
 DTYPE_BYTES = {
     "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5, "int8": 1.0, "int4": 0.5,
+    "nvfp4": 0.5 + 1 / 16,  # an 8-bit scale for 16 values
+    "mxfp4": 0.5 + 1 / 32,  # and for 32
 }  # fmt: skip
+CAST_DTYPES = ("fp8", "nvfp4", "mxfp4")
+"""Precisions of products alone, whose operands are cast; what they hand each other is bf16."""
+FOUR_BITS = ("nvfp4", "mxfp4")
+
+
+def handed_dtype(precision: str) -> str:
+    """Dtype of activations and of computed-with parameters at a precision."""
+    return "bf16" if precision in CAST_DTYPES else precision
+
 
 _DECIMAL = {"": 1.0, "k": KILO, "K": KILO, "M": MEGA, "G": GIGA, "T": TERA, "P": PETA}
 _BINARY = {"Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": TIB}

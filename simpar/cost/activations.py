@@ -30,7 +30,7 @@ from simpar.models.graph import (
 from simpar.models.recompute import is_full, operators, segment
 from simpar.plan.plan import Numerics
 from simpar.plan.sharding import RankDims
-from simpar.units import DTYPE_BYTES
+from simpar.units import CAST_DTYPES, DTYPE_BYTES, handed_dtype
 
 Array = Any
 _FLOAT = DTYPE_BYTES["fp32"]
@@ -55,8 +55,8 @@ def block_activations(
 ) -> BlockActivations:
     """Saved and transient bytes of one block under a recompute choice (none, selective, full, modules)."""
     width = activation_bytes(numerics)
-    cast = numerics.precision == "fp8" and stack.memory.transformer_engine
-    kept = DTYPE_BYTES["fp8"] if cast else width
+    cast = numerics.precision in CAST_DTYPES and stack.memory.transformer_engine
+    kept = DTYPE_BYTES[numerics.precision] if cast else width
     found = _Sizes(block, dims.of_block(block), stack, width, kept).under(recompute)
     if block.still:  # nothing is kept, nothing runs backward
         return BlockActivations(0.0 * found.saved_bytes, 0.0, found.forward_workspace_bytes, 0.0)
@@ -64,8 +64,8 @@ def block_activations(
 
 
 def activation_bytes(numerics: Numerics) -> float:
-    """Bytes of an activation element: fp8 products hand each other bf16."""
-    return DTYPE_BYTES["bf16" if numerics.precision == "fp8" else numerics.precision]
+    """Bytes of an activation element: 8-bit and 4-bit products hand each other bf16."""
+    return DTYPE_BYTES[handed_dtype(numerics.precision)]
 
 
 def loss_activations(num_logits: Array, habits: MemoryHabits) -> tuple[Array, Array]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from simpar.errors import UserError
 from simpar.hardware.device import Device
-from simpar.units import DTYPE_BYTES, US
+from simpar.units import CAST_DTYPES, DTYPE_BYTES, FOUR_BITS, US, handed_dtype
 
 Array = Any
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64))
@@ -25,6 +25,8 @@ DEFAULTS: dict[str, float] = {
     "gemm_efficiency": 0.80,
     # the same for 8-bit floats, whose operands are also cast and scaled
     "gemm_efficiency_fp8": 0.72,
+    # the same for 4-bit floats; 0: as for 8-bit ones, where nobody has measured it
+    "gemm_efficiency_fp4": 0.0,
     # extra contraction depth a tile pays for filling and draining its pipeline, elements of K
     "gemm_prologue_k": 180.0,
     # share of a partial last wave that stream-K or overlapping CTAs recover
@@ -79,8 +81,8 @@ class KernelModel:
 
     @property
     def activation_dtype(self) -> str:
-        """Dtype of activations: fp8 runs keep them in bf16 between products."""
-        return "bf16" if self.precision == "fp8" else self.precision
+        """Dtype of activations: 8-bit and 4-bit runs keep them in bf16 between products."""
+        return handed_dtype(self.precision)
 
     @property
     def activation_bytes(self) -> float:
@@ -90,15 +92,16 @@ class KernelModel:
     def peak(self, dtype: str) -> float:
         """Dense peak FLOP/s. Raises UserError where the device cannot compute in that dtype."""
         rates = self.device.peak_flop_per_s
-        if dtype not in rates:
+        found = "fp4" if dtype in FOUR_BITS else dtype
+        if found not in rates:
             raise UserError(
                 f"device {self.device.name}: no {dtype} arithmetic; allowed precision: {', '.join(rates)}"
             )
-        return rates[dtype]
+        return rates[found]
 
     def rate(self, dtype: str) -> float:
         """Peak FLOP/s at the clock that kernels run at."""
-        clock = (self.parameters["sustained_clock_fp8"] if dtype == "fp8" else 0.0) or self.parameters[
+        clock = (self.parameters["sustained_clock_fp8"] if dtype in CAST_DTYPES else 0.0) or self.parameters[
             "sustained_clock"
         ]
         return self.peak(dtype) * (clock if self.sustained else 1.0)
@@ -131,14 +134,17 @@ class KernelModel:
             best = np.minimum(best, self._tiled_s(m, n, k, batch, tile=tile, rate=rate))
         if accumulate:
             best = best * (1 + self.parameters["gemm_wgrad_loss"])
-        size = DTYPE_BYTES[self.precision] if self.precision == "fp8" else self.activation_bytes
+        size = DTYPE_BYTES[self.precision] if self.precision in CAST_DTYPES else self.activation_bytes
         result = DTYPE_BYTES["fp32"] * 2 if accumulate else self.activation_bytes
         moved = batch * (size * (m * k + k * n) + result * m * n)
         return self.latency_s + np.maximum(best, moved / self.bandwidth)
 
     def _gemm_rate(self) -> float:
-        key = "gemm_efficiency_fp8" if self.precision == "fp8" else "gemm_efficiency"
-        return self.rate(self.precision) * self.parameters[key]
+        p = self.parameters
+        share = p["gemm_efficiency_fp8" if self.precision in CAST_DTYPES else "gemm_efficiency"]
+        if self.precision in FOUR_BITS:
+            share = p["gemm_efficiency_fp4"] or share
+        return self.rate(self.precision) * share
 
     def _tiled_s(
         self, m: Array, n: Array, k: Array, batch: Array, *, tile: tuple[int, int], rate: float
@@ -186,7 +192,7 @@ class KernelModel:
         """Two batched products and the passes of scale, mask, softmax and dropout over the scores."""
         model = (
             self
-            if self.precision != "fp8"
+            if self.precision not in CAST_DTYPES
             else KernelModel(self.device, "bf16", self.attention, self.sustained)
         )
         scores = batch * heads * seq * keys

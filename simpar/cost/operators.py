@@ -14,7 +14,7 @@ from simpar.cost.stack import Stack
 from simpar.models.graph import Attention, Dims, Operator, evaluate
 from simpar.plan.plan import Numerics
 from simpar.plan.sharding import RankDims
-from simpar.units import DTYPE_BYTES
+from simpar.units import CAST_DTYPES, DTYPE_BYTES, FOUR_BITS
 
 Array = Any
 
@@ -69,19 +69,21 @@ def _elements(op: Operator, sizes: Sizes) -> Array:
 
 
 def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
-    """Three products. In fp8 the output projection stays in bf16, as everywhere in practice.
+    """Three products. In 8 and 4 bits the output projection stays in bf16, as everywhere in practice.
 
-    Inputs are cast by the norms and activations that write them; gradients in passes of their own, which read
-    bf16 and write fp8.
+    8-bit inputs are cast by the norms and activations that write them, gradients in passes of their own, which read
+    bf16 and write fp8. With 4 bits inputs have such passes too.
     """
     m, n, k = (evaluate(size, sizes.dims) for size in (op.rows, op.columns, op.contraction))
     kernels = sizes.kernels
     cast_s: Array = 0.0
-    if kernels.precision == "fp8":
-        if op.name == "lm_head":
-            kernels = replace(kernels, precision="bf16")
-        else:
-            cast_s = kernels.memory_time_s(m * n * (DTYPE_BYTES["bf16"] + DTYPE_BYTES["fp8"]))
+    ahead_s: Array = 0.0
+    if kernels.precision in CAST_DTYPES and op.name == "lm_head":
+        kernels = replace(kernels, precision="bf16")
+    elif kernels.precision == "fp8":
+        cast_s = kernels.memory_time_s(m * n * (DTYPE_BYTES["bf16"] + DTYPE_BYTES["fp8"]))
+    elif kernels.precision in FOUR_BITS:
+        ahead_s, cast_s = (kernels.memory_time_s(m * width * four_bit_cast(kernels)) for width in (k, n))
     frozen = bool(op.weights) and not any(weight.trainable for weight in op.weights)
     packed = [weight for weight in op.weights if weight.stored_bytes]  # widened before every product
     widened = (
@@ -91,7 +93,7 @@ def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     fused = sizes.stack.numerics.gradient_accumulation_fusion
     return OperatorTime(
         op.name,
-        kernels.gemm_time_s(m, n, k) + widen_s,
+        kernels.gemm_time_s(m, n, k) + ahead_s + widen_s,
         kernels.gemm_time_s(m, k, n) + cast_s + widen_s,
         0.0 if frozen else kernels.gemm_time_s(k, n, m, accumulate=fused),
         1,
@@ -99,16 +101,27 @@ def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     )
 
 
+def four_bit_cast(kernels: KernelModel) -> float:
+    """Bytes that casting an element to 4 bits moves: read, and written in rows for one product, in columns for another.
+
+    Scales are along the contraction, so each product has its own. NVFP4 also scales whole tensors, whose largest value
+    another pass finds.
+    """
+    reads = 2 if kernels.precision == "nvfp4" else 1
+    return reads * kernels.activation_bytes + 2 * DTYPE_BYTES[kernels.precision]
+
+
 def _grouped_matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     """One product an expert, all of them in one launch or one each, as the stack has it.
 
-    With 8-bit floats the arriving rows are cast first, in rows for one product and in columns for the other.
+    With 8-bit and 4-bit floats the arriving rows are cast first, in rows for one product and in columns for the other.
     """
     rows, n, k = (evaluate(size, sizes.dims) for size in (op.rows, op.columns, op.contraction))
     kernels, experts = sizes.kernels, sizes.dims["experts"]
     m, fused = rows / experts, sizes.stack.numerics.gradient_accumulation_fusion
     launches = 1 if sizes.stack.fusion.grouped_products else int(np.max(experts))
     cast = kernels.activation_bytes + 2 * DTYPE_BYTES["fp8"] if kernels.precision == "fp8" else 0.0
+    cast = four_bit_cast(kernels) if kernels.precision in FOUR_BITS else cast
     cast_s = [kernels.memory_time_s(cast * rows * width, kernels=int(cast > 0)) for width in (k, n)]
     overhead = sizes.stack.launch.expert_overhead
     return OperatorTime(

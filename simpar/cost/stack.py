@@ -171,7 +171,7 @@ def resolve(plan: Plan, stack: Stack) -> Plan:
     )
     at_once = data.zero == 1 and not stack.overlap.grad_reduce_zero1
     once = kind == "fsdp" and plan.mesh.pp > 1 and stack.overlap.once_in_pipelines
-    low = numerics.precision in ("bf16", "fp16", "fp8")
+    low = numerics.precision != "fp32"
 
     def chosen(value: object, default: object) -> object:
         return default if value is None else value

@@ -21,6 +21,7 @@ from simpar.models.graph import ModelGraph
 from simpar.models.recompute import OPTIMAL, chosen_layers
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
+from simpar.units import FOUR_BITS
 
 TARGETS = {
     "torch": "torch:TORCH",
@@ -58,8 +59,8 @@ def unsupported(plan: Plan, model: ModelGraph, training: Training, target: str) 
     ``plan`` has its dp. Raises UserError for an unknown target or stack.
     """
     found = load_target(target)
-    plan, by_layer = _without_layers(plan)
-    return [str(loss) for loss in (*by_layer, *_losses(found, subject(plan, model, training, found.stack)))]
+    plan, unknown = _expressible(plan)
+    return [str(loss) for loss in (*unknown, *_losses(found, subject(plan, model, training, found.stack)))]
 
 
 def _losses(target: Target, s: Subject) -> tuple[Loss, ...]:
@@ -75,14 +76,17 @@ def _of_data(training: Training) -> Iterator[Loss]:
         )
 
 
-def _without_layers(plan: Plan) -> tuple[Plan, tuple[Loss, ...]]:
-    """The plan with every layer recomputed where it chooses layer by layer, which no target expresses."""
-    policy = plan.memory.recompute
-    if policy != OPTIMAL and chosen_layers(policy) is None:
-        return plan, ()
-    memory = plan.memory.model_copy(update={"recompute": "full"})
-    lost = Loss("recompute", policy, "all layers are treated alike: full in its place")
-    return plan.model_copy(update={"memory": memory}), (lost,)
+def _expressible(plan: Plan) -> tuple[Plan, tuple[Loss, ...]]:
+    """The plan without what no target expresses: recomputation by layer is full in its place, 4-bit products bf16."""
+    policy, precision = plan.memory.recompute, plan.numerics.precision
+    lost: list[Loss] = []
+    if policy == OPTIMAL or chosen_layers(policy) is not None:
+        lost.append(Loss("recompute", policy, "all layers are treated alike: full in its place"))
+        plan = plan.with_values(recompute="full")
+    if precision in FOUR_BITS:
+        lost.append(Loss("precision", precision, "products have at least 8 bits: bf16 in its place"))
+        plan = plan.with_values(precision="bf16")
+    return plan, tuple(lost)
 
 
 def export(
@@ -100,9 +104,9 @@ def export(
     """
     found = load_target(target)
     original = json.dumps(plan.model_dump(mode="json"), indent=2) + "\n"
-    plan, by_layer = _without_layers(plan)
+    plan, unknown = _expressible(plan)
     s = subject(plan, model, training, found.stack, devices_per_node)
-    lost = (*by_layer, *_losses(found, s), *_of_data(training))
+    lost = (*unknown, *_losses(found, s), *_of_data(training))
     if lost and not lossy:
         reasons = "; ".join(map(str, lost))
         raise UserError(f"{target} cannot express {reasons} (--lossy exports without)")

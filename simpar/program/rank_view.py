@@ -13,7 +13,7 @@ from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.plan.routing import fullest_load
 from simpar.plan.sharding import RankDims, rank_dims
-from simpar.units import DTYPE_BYTES
+from simpar.units import DTYPE_BYTES, handed_dtype
 
 ANY = -1
 
@@ -157,7 +157,7 @@ class RankView:
     def compute_bytes(self) -> float:
         """Bytes of one activation element."""
         precision = self.job.plan.numerics.precision
-        return DTYPE_BYTES["bf16" if precision == "fp8" else precision]
+        return DTYPE_BYTES[handed_dtype(precision)]
 
     def issue_s(self, kernels: float, collectives: int) -> float:
         """Seconds the host needs to launch so many kernels and tensor-parallel collectives."""

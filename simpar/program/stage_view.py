@@ -20,7 +20,7 @@ from simpar.plan.placement import Role, States, Transfer, transfers
 from simpar.plan.sharding import context_dims
 from simpar.plan.stages import MEMORY, BlockSharding, StagePlan
 from simpar.program.rank_view import Job
-from simpar.units import DTYPE_BYTES
+from simpar.units import DTYPE_BYTES, handed_dtype
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class StageView:
     def compute_bytes(self) -> float:
         """Bytes of one activation element."""
         precision = self.job.plan.numerics.precision
-        return DTYPE_BYTES["bf16" if precision == "fp8" else precision]
+        return DTYPE_BYTES[handed_dtype(precision)]
 
     def group(self, axes: tuple[int, ...], kind: str = "tp") -> str:
         """Name of the process groups along some axes of this stage."""

@@ -72,15 +72,18 @@ def test_llama_layer_with_flash_attention(tp: int, sp: bool) -> None:
     assert saved("llama-3-8b", CLEAN, tp=tp, sp=sp) == pytest.approx(per_token * S * B / tp, rel=1e-9)
 
 
-def test_casts_that_8_bit_products_keep() -> None:
-    """Inputs of qkv, gate and down at a byte; the attention result once for itself, once cast for its projection."""
+@pytest.mark.parametrize(
+    ("precision", "width"), [("fp8", 1), ("nvfp4", 0.5 + 1 / 16), ("mxfp4", 0.5 + 1 / 32)]
+)
+def test_casts_that_narrow_products_keep(precision: str, width: float) -> None:
+    """Inputs of qkv, gate and down as cast, scales included; the attention result for itself and for its projection."""
     memory = CLEAN.memory.model_copy(update={"transformer_engine": True})
     casting = CLEAN.model_copy(update={"memory": memory})
     h, f = 4096, 14336
-    less = h + h + f - h
-    fp8 = Numerics(precision="fp8")
-    change = saved("llama-3-8b", CLEAN, numerics=fp8) - saved("llama-3-8b", casting, numerics=fp8)
-    assert change == S * B * less
+    less = (2 - width) * (h + h + f) - width * h
+    cast = Numerics(precision=precision)
+    change = saved("llama-3-8b", CLEAN, numerics=cast) - saved("llama-3-8b", casting, numerics=cast)
+    assert change == pytest.approx(S * B * less)
     assert saved("llama-3-8b", casting) == saved("llama-3-8b", CLEAN)
 
 

@@ -8,9 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.cost.kernels import KernelModel
+from simpar.cost.operators import four_bit_cast
 from simpar.errors import UserError
+from simpar.hardware.cluster import load_cluster
 from simpar.hardware.device import load_device
 from simpar.models.graph import Attention
+from simpar.models.training import Training
+from simpar.plan.plan import Plan
+from simpar.simulation import simulate
+from simpar.units import DTYPE_BYTES, PETA
 
 MODEL = KernelModel(load_device("h100-sxm-80gb"))
 SIZE = st.integers(1, 20_000)
@@ -122,3 +128,50 @@ def test_precision_the_device_lacks() -> None:
     """An A100 has no 8-bit floats; the message lists what it has."""
     with pytest.raises(UserError, match=r"no fp8 arithmetic; allowed precision: .*bf16"):
         KernelModel(load_device("a100-sxm-80gb")).peak("fp8")
+
+
+@pytest.mark.parametrize("precision", ["nvfp4", "mxfp4"])
+def test_four_bits(precision: str) -> None:
+    """Long products run at the fp4 peak times the share of 8-bit ones; thin ones move half a byte and scales."""
+    device = load_device("b200-sxm")
+    fours, eights = (KernelModel(device, name) for name in (precision, "fp8"))
+    assert fours.peak(precision) == 2 * eights.peak("fp8") == 9 * PETA
+    large = 1 << 17
+    ratio = float(eights.gemm_time_s(large, large, large) / fours.gemm_time_s(large, large, large))
+    assert ratio == pytest.approx(2, rel=1e-3)
+    m, n = 8, 1 << 16
+    moved = DTYPE_BYTES[precision] * (m * n + n * n) + 2 * m * n
+    assert fours.gemm_time_s(m, n, n) == pytest.approx(fours.latency_s + moved / fours.bandwidth)
+    assert DTYPE_BYTES[precision] == {"nvfp4": 9 / 16, "mxfp4": 17 / 32}[precision]
+    measured = device.model_copy(update={"kernels": {**device.kernels, "gemm_efficiency_fp4": 0.5}})
+    slow = KernelModel(measured, precision).gemm_time_s(large, large, large)
+    share = device.kernels["gemm_efficiency_fp8"]
+    assert slow / fours.gemm_time_s(large, large, large) == pytest.approx(share / 0.5, rel=1e-3)
+
+
+def test_four_bits_need_a_device_that_has_them() -> None:
+    """Hopper does not; one line says what it has."""
+    with pytest.raises(
+        UserError, match=r"device h100-sxm-80gb: no nvfp4 arithmetic; allowed precision: .*fp8"
+    ):
+        KernelModel(load_device("h100-sxm-80gb")).peak("nvfp4")
+
+
+@pytest.mark.parametrize(("precision", "moved"), [("nvfp4", 2 + 2 + 2 * 9 / 16), ("mxfp4", 2 + 2 * 17 / 32)])
+def test_casts_to_four_bits(precision: str, moved: float) -> None:
+    """Every input and gradient is read and written in rows and columns; NVFP4 looks for the largest value before."""
+    assert four_bit_cast(KernelModel(load_device("b200-sxm"), precision)) == pytest.approx(moved)
+
+
+def test_a_step_in_four_bits() -> None:
+    """Faster than 8 bits, by less than the peaks say; activations that products keep are smaller."""
+    cluster, training = load_cluster("hgx-b200", 1), Training(seq_len=4096, global_batch=16)
+    found = {
+        name: simulate("llama-3-8b", cluster, Plan(precision=name, zero=1), training, stack="megatron")
+        for name in ("bf16", "fp8", "nvfp4", "mxfp4")
+    }
+    times = [found[name].step_time_s for name in ("bf16", "fp8", "nvfp4", "mxfp4")]
+    assert times == sorted(times, reverse=True)
+    assert times[1] < 2 * times[2]
+    kept = [found[name].memory.stages[0].activations for name in ("bf16", "fp8", "nvfp4", "mxfp4")]
+    assert kept == sorted(kept, reverse=True)
