@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from simpar.units import NS
+from simpar.units import MIB, MS, NS
 
 LEAST, MOST = 3, 200
 
@@ -50,7 +50,11 @@ class Times:
 
 @dataclass(frozen=True)
 class Stopwatch:
-    """Repeats work for ``window_s`` seconds, after two repetitions that do not count."""
+    """Repeats work for ``window_s`` seconds, after two repetitions that do not count.
+
+    On a CUDA device times are those between two events around the work, so that neither issuing it nor waiting for it
+    counts, and work that is timed alone finds a cold L2 cache, as between the other kernels of a step.
+    """
 
     device: Any
     window_s: float
@@ -65,13 +69,47 @@ class Stopwatch:
         """Times of a piece of work in this process."""
         for _ in range(2):
             work()
-        seconds: list[float] = []
         begin = self.now()
-        while len(seconds) < LEAST or (self.now() - begin < self.window_s and len(seconds) < MOST):
-            start = self.now()
+        return Times.of(
+            self._laps(
+                work,
+                lambda done: done < LEAST or (self.now() - begin < self.window_s and done < MOST),
+                room=self._more_than_l2(),
+            )
+        )
+
+    def time_whole(self, work: Callable[[], Any]) -> Times:
+        """Times of work that waits for its device itself, such as a training step, by the host's clock."""
+        return replace(self, device=torch.device("cpu")).time(work)
+
+    def _laps(
+        self, work: Callable[[], Any], goes_on: Callable[[int], bool], *, room: Any = None
+    ) -> list[float]:
+        """Seconds of every repetition; before each of them ``room`` is overwritten, uncounted."""
+        if self.device.type != "cuda":
+            seconds: list[float] = []
+            while goes_on(len(seconds)):
+                start = self.now()
+                work()
+                seconds.append(self.now() - start)
+            return seconds
+        marks: list[tuple[Any, Any]] = []
+        while goes_on(len(marks)):
+            if room is not None:
+                room.zero_()
+            marks.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
+            marks[-1][0].record()
             work()
-            seconds.append(self.now() - start)
-        return Times.of(seconds)
+            marks[-1][1].record()
+        torch.cuda.synchronize(self.device)
+        return [first.elapsed_time(last) * MS for first, last in marks]
+
+    def _more_than_l2(self) -> Any:
+        """A tensor that leaves nothing else in the L2 cache; None on a CPU, whose caches stay as they are."""
+        if self.device.type != "cuda":
+            return None
+        l2_bytes = torch.cuda.get_device_properties(self.device).L2_cache_size
+        return torch.empty(max(2 * l2_bytes, MIB), dtype=torch.int8, device=self.device)
 
     def issue_s(self, work: Callable[[], Any]) -> float:
         """Seconds that the host needs to issue a piece of work, whether or not it waits for the device."""
@@ -96,11 +134,7 @@ class Stopwatch:
         count = torch.tensor([self._count(work)], dtype=torch.int64)
         dist.broadcast(count, src=members.first, group=members.group)
         before, begin = _processor_s(), self.now()
-        seconds = []
-        for _ in range(int(count)):
-            start = self.now()
-            work()
-            seconds.append(self.now() - start)
+        seconds = self._laps(work, lambda done: done < int(count))
         load = (_processor_s() - before) / ((self.now() - begin) * threads)
         times = Times.of(seconds, min(load, 1.0))
         return replace(times, seconds=float(np.mean(seconds)))

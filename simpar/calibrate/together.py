@@ -92,7 +92,7 @@ def steps(request: Request, number: int, watch: Stopwatch, *, beside: Members | 
 
 
 def _alone(watch: Stopwatch, step: Callable[[], None]) -> Times:
-    return Stopwatch(watch.device, 4 * watch.window_s).time(step)
+    return Stopwatch(watch.device, 4 * watch.window_s).time_whole(step)
 
 
 def _session(request: Request, wanted: Steps, device: Any) -> Session:

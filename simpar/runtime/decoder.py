@@ -223,6 +223,7 @@ def _every_other_product() -> Any:
         aten._scaled_dot_product_flash_attention_for_cpu.default,
         aten._scaled_dot_product_flash_attention.default,
         aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_cudnn_attention.default,
     }
     products = {"forward": 0, "recompute": 0}
 

@@ -33,9 +33,10 @@ def conduct(
     ``advance`` is called with every new line of the log; ``trace`` is a file for the simulated and the measured
     step together.
     """
-    processes = ready.world_size // nodes.count // replicas_inside(ready.prepared.plan)
+    devices = ready.world_size // nodes.count
+    processes = devices // replicas_inside(ready.prepared.plan)
     servers = int(ready.job.plan.data_parallel.servers or 0)
-    job = on_machine(ready.job, processes, servers)
+    job = on_machine(ready.job, processes, servers=servers, devices=devices)
     result = simulated(ready)
     follow = _follow(Path(job.folder), advance) if advance else None
     restarts = (RESTARTS if job.checkpoints else 0) if max_restarts is None else max_restarts

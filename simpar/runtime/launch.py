@@ -142,8 +142,9 @@ def _environment(machine: Machine, nodes: Nodes) -> dict[str, str]:
     found["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # the agent would listen on every interface
     path = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
     found["PYTHONPATH"] = os.pathsep.join(path)
-    if nodes.count == 1 and machine.device == "cpu" and sys.platform == "linux":
-        found.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if nodes.count == 1 and sys.platform == "linux":
+        for library in ("GLOO", "NCCL"):
+            found.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     return found
 
 

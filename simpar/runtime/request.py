@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -126,18 +127,19 @@ def _world_size(request: Request, cluster: Cluster | None, nproc: int | None, no
     return mesh.world_size
 
 
-def on_machine(job: Job, processes: int, servers: int = 0) -> Job:
+def on_machine(job: Job, processes: int, *, servers: int = 0, devices: int | None = None) -> Job:
     """The job with what follows from this machine decided: the device, and the threads of each rank.
 
-    Ranks of a node share its cores, with parameter servers where there are any. CUDA is taken where every rank gets
-    a device of its own. Raises UserError where it was asked for and there are too few.
+    Ranks of a node share its cores, with parameter servers where there are any. CUDA is taken where there are enough
+    ``devices``: one a process, if not said otherwise. Raises UserError where it was asked for and there are too few.
     """
+    needed = devices or processes
     chosen = job.machine.model_fields_set
     found = accelerators()
-    device = job.machine.device if "device" in chosen else ("cuda" if found >= processes else "cpu")
-    if device == "cuda" and found < processes:
+    device = job.machine.device if "device" in chosen else ("cuda" if found >= needed else "cpu")
+    if device == "cuda" and found < needed:
         raise UserError(
-            f"machine.device = cuda: {processes} ranks on this node, {found} CUDA devices; "
+            f"machine.device = cuda: {needed} ranks on this node, {found} CUDA devices; "
             "allowed: cpu, or one device a rank"
         )
     threads = job.machine.threads if "threads" in chosen else max(1, usable_cores() // (processes + servers))
@@ -151,8 +153,13 @@ def usable_cores() -> int:
 
 
 def accelerators() -> int:
-    """NVIDIA devices of this node, without importing torch."""
-    return len([path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()])
+    """NVIDIA devices of this node that CUDA_VISIBLE_DEVICES lets through, without importing torch."""
+    there = len([path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()])
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is None:
+        return there
+    named = list(takewhile(lambda name: name and not name.startswith("-"), map(str.strip, shown.split(","))))
+    return min(there, len(named))  # CUDA ignores what stands behind an invalid name
 
 
 def simulated(ready: Ready) -> Result | None:

@@ -1,0 +1,59 @@
+"""What a run takes of a machine: devices that are there and shown, cores shared out."""
+
+from pathlib import Path
+
+import pytest
+
+from simpar.errors import UserError
+from simpar.models.training import Training
+from simpar.plan.plan import Plan
+from simpar.runtime import request
+from simpar.runtime.job import Job, Machine
+
+
+class EightDevices:
+    """A /dev with eight NVIDIA devices and their control files."""
+
+    def __init__(self, _):
+        pass
+
+    def glob(self, _):
+        """What ls /dev/nvidia* finds."""
+        return [Path(f"/dev/nvidia{end}") for end in (*range(8), "ctl", "-uvm")]
+
+
+@pytest.mark.parametrize(
+    ("shown", "count"), [(None, 8), ("0,3", 2), ("", 0), ("-1", 0), ("1,-1,2", 1), ("GPU-5ebe9fc8, GPU-2", 2)]
+)
+def test_devices_are_those_that_cuda_shows(monkeypatch, shown, count):
+    """CUDA_VISIBLE_DEVICES hides devices; behind an invalid entry nothing counts."""
+    monkeypatch.setattr(request, "Path", EightDevices)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shown is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    assert request.accelerators() == count
+
+
+def job(**machine):
+    """A job that says no more of its machine than this."""
+    training = Training(seq_len=8, global_batch=8)
+    return Job(
+        plan=Plan(dp=4), model="gpt2", training=training, steps=1, folder=".", machine=Machine(**machine)
+    )
+
+
+def test_one_process_for_all_replicas_needs_a_device_for_each(monkeypatch):
+    """Two devices are enough for one process, not for the four replicas that it drives."""
+    monkeypatch.setattr(request, "accelerators", lambda: 2)
+    assert request.on_machine(job(), 1).machine.device == "cuda"
+    assert request.on_machine(job(), 1, devices=4).machine.device == "cpu"
+    with pytest.raises(UserError, match=r"machine.device = cuda: 4 ranks on this node, 2 CUDA devices"):
+        request.on_machine(job(device="cuda"), 1, devices=4)
+
+
+def test_servers_take_cores_and_no_devices(monkeypatch):
+    """Two ranks have a device each, and a quarter of the cores beside two servers."""
+    monkeypatch.setattr(request, "accelerators", lambda: 2)
+    monkeypatch.setattr(request, "usable_cores", lambda: 12)
+    machine = request.on_machine(job(), 2, servers=2).machine
+    assert (machine.device, machine.threads) == ("cuda", 3)
