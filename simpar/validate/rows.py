@@ -336,7 +336,7 @@ def _recompute(row: Row) -> str:
 def _precision(row: Row) -> str:
     words = text(row, "precision").lower()
     if re.search(r"fp4", words):
-        raise Unmodelled("4-bit floats")
+        return "mxfp4" if "mxfp4" in words else "nvfp4"
     if re.search(r"fp8|float8", words):
         return "fp8"
     return "fp16" if words.startswith("fp16") and "v100" in text(row, "gpu_type").lower() else "bf16"

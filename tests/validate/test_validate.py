@@ -52,7 +52,7 @@ def test_row_becomes_the_layout_it_describes() -> None:
         ({"n_experts": "8"}, "config is not released"), ({"cp": "3"}, "tp x cp x pp does not divide"),
         ({"hidden": ""}, "hidden not published"), ({"micro_batch": "", "grad_accum": ""}, "micro_batch"),
         ({"tp": "3"}, "does not divide"), ({"gpu_type": "Gaudi 3"}, "no profile"), ({"n_gpus": "many"}, "no number"),
-        ({"gpu_type": "TPU v6e"}, "no profile"), ({"precision": "NVFP4"}, "4-bit"),
+        ({"gpu_type": "TPU v6e"}, "no profile"),
     ],
 )  # fmt: skip
 def test_rows_outside_the_model_have_a_reason(change: dict[str, str], reason: str) -> None:
