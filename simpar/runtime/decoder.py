@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -27,6 +28,7 @@ from simpar.runtime.experts import Combine, Dispatch, ExpertActivation, Experts,
 Tensor = Any
 INIT_STD = 0.02  # of matrices and embeddings [Radford et al. 2019]
 NORM_EPS = 1e-5
+SHARED_GATE = "shared_gate.weight"
 DROPOUT = 0.1
 TABLE = "embedding.token_embedding.weight"
 OUTPUT = "head.lm_head.parts.0.weight"
@@ -79,13 +81,30 @@ class Projection(nn.Module):
         self.whole = op.region == "sequence"  # on every tensor-parallel rank
         width = int(evaluate(op.contraction, dims))
         columns = [int(evaluate(((1, names),), dims)) for times, names in op.columns for _ in range(times)]
-        bias = any(weight.kind == "vector" for weight in op.weights)
+        bias = any(weight.kind == "vector" and not weight.name.endswith(SHARED_GATE) for weight in op.weights)
         self.parts = nn.ModuleList(Linear(width, size, bias=bias) for size in columns)
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Shape [batch, seq, in] to [batch, seq, out] for every output."""
         outputs = tuple(part(x) for part in self.parts)
         return outputs[0] if len(outputs) == 1 else outputs
+
+
+class GatedProjection(Projection):
+    """The product into a shared expert, whose output a score of every token scales [Qwen2, arXiv 2407.10671].
+
+    The score multiplies the second output, the one that is not activated: what comes after is linear in it.
+    """
+
+    def __init__(self, op: Operator, dims: Mapping[str, int]) -> None:
+        super().__init__(op, dims)
+        self.score = nn.Parameter(torch.empty(1, dims["hidden"]))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Shape [batch, seq, hidden] to two of [batch, seq, ffn]."""
+        gate, up = super().forward(x)
+        here = x.to_local(grad_placements=(Partial(),)) if isinstance(x, DTensor) else x
+        return gate, up * torch.sigmoid(functional.linear(here, self.score.to(here.dtype)))
 
 
 class Norm(nn.Module):
@@ -306,7 +325,7 @@ def _makers(graph: ModelGraph, place: Place) -> dict[str, Callable[[Operator], n
         "dispatch": lambda _: Dispatch(dims["num_experts"]),
         "grouped_matmul": lambda op: Experts(op, dims),
         "combine": lambda _: Combine(),
-        "matmul": lambda op: Projection(op, dims),
+        "matmul": lambda op: _product(op)(op, dims),
         "norm": norm,
         "add": add,
         "embedding": lambda _: TokenEmbedding(dims["vocab"], dims["hidden"]),
@@ -317,6 +336,11 @@ def _makers(graph: ModelGraph, place: Place) -> dict[str, Callable[[Operator], n
         "dropout": lambda _: nn.Dropout(rate),
         **of_latents,
     }
+
+
+def _product(op: Operator) -> type[Projection]:
+    gated = any(weight.name.endswith(SHARED_GATE) for weight in op.weights)
+    return GatedProjection if gated else Projection
 
 
 def _activation(facts: Mapping[str, Any], default: str) -> str:

@@ -224,11 +224,9 @@ def is_decoder(graph: ModelGraph) -> bool:
 def unknown_part(graph: ModelGraph) -> str | None:
     """A part of a model that the runtime has no module for, or None."""
     operators = [op for block in graph.blocks.values() for op in block.operators]
-    weights = [weight.name for op in operators for weight in op.weights]
     parts = {
         "layers that predict further tokens": bool(graph.auxiliary),
         "weights inside its attention": any(op.kind == "attention" and op.weights for op in operators),
-        "a gate in front of its shared expert": any("shared_gate" in name for name in weights),
     }
     return next((name for name, there in parts.items() if there), None)
 

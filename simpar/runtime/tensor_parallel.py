@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from simpar.models.graph import Operator, is_column_parallel, is_row_parallel
-from simpar.runtime.decoder import BlockModule, Decoder, HeadNorm, Norm, PositionEmbedding
+from simpar.runtime.decoder import BlockModule, Decoder, GatedProjection, HeadNorm, Norm, PositionEmbedding
 from simpar.runtime.experts import Router
 from simpar.runtime.latent import LatentRotary
 
@@ -77,6 +77,8 @@ def partial_parameters(model: nn.Module, *, sequence_parallel: bool) -> list[str
         per_head = isinstance(module, HeadNorm)
         whole = isinstance(module, Norm | PositionEmbedding | Router) or getattr(module, "whole", False)
         on_sequence = sequence_parallel and whole
+        if isinstance(module, GatedProjection):
+            found.append(f"{name}.score")
         if per_head or on_sequence:
             found += [f"{name}.{leaf}" for leaf, _ in module.named_parameters()]
     return found

@@ -54,6 +54,11 @@ MODELS["latent"] = {
     "qk_rope_head_dim": 4, "v_head_dim": 8, "n_routed_experts": 8, "num_experts_per_tok": 2,
     "moe_intermediate_size": 16, "n_shared_experts": 1, "first_k_dense_replace": 2,
 }  # fmt: skip
+MODELS["shared"] = {
+    "model_type": "qwen2_moe", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24,
+}  # fmt: skip
 TRAINING = Training(seq_len=16, global_batch=8)
 STEPS = 3
 KEPT = (

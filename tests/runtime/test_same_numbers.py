@@ -78,6 +78,8 @@ WIDE_FOUR = [
     {"dp": 4, "zero": 2, "frozen_layers": 2, "model": "gpt2"},
     {"dp": 4, "frozen_layers": 1},
     {"dp": 4, "ep": 2, "zero": 1, "model": "mixtral"},
+    {"dp": 4, "zero": 3, "model": "shared"},
+    {"dp": 2, "tp": 2, "ep": 4, "sequence_parallel": True, "zero": 1, "model": "shared", **CLIPPED},
     {"dp": 4, "ep": 2, "optimizer": "sgd_momentum", "zero": 1, "model": "latent"},
     {"cp": 2, "dp": 2, "cp_method": "ring", "cp_balance": "zigzag", "model": "latent"},
     {"cp": 2, "dp": 2, "ep": 4, "cp_method": "ulysses", "model": "latent"},
