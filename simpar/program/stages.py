@@ -174,14 +174,17 @@ class StageBuilder:
         """
         first, pieces = self.first_layer(stage), self.pieces[stage]
         units = [replace(self.unit(piece), layer=relative_layer(piece.layer, first)) for piece in pieces]
+        paired = zip(pieces, units, strict=True)
+        distinct = {(piece.block.name, piece.recompute): (piece, unit) for piece, unit in paired}
         table: dict[tuple[str, bool], Template] = {}
         for letter, kind in PASSES.items():
             for boundary in (False, True):
                 sync = self.sync.policy(kind, boundary=boundary)
-                segments = [
-                    self._segment(piece, unit, kind, sync, pricing)
-                    for piece, unit in zip(pieces, units, strict=True)
-                ]
+                known = {
+                    (piece.block.name, piece.recompute): self._segment(piece, unit, kind, sync, pricing)
+                    for piece, unit in distinct.values()
+                }
+                segments = [known[piece.block.name, piece.recompute] for piece in pieces]
                 if kind == "forward":
                     table[letter, boundary] = forward_template(units, segments, sync)
                 else:

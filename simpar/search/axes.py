@@ -77,6 +77,13 @@ class Rows:
         found.take(which)
         return found
 
+    def number(self, names: Sequence[str], last: Any = 0, most: int = 1) -> Ints:
+        """One number for every combination of values of some axes, and of ``last`` below ``most``."""
+        code = np.zeros(self.count, dtype=np.int64)
+        for name in names:
+            code = code * len(self.domain[name]) + self.code[name]
+        return np.asarray(code * most + last)
+
     def one_of(self, name: str, *values: Any) -> Mask:
         """Where an axis has one of some values."""
         wanted = [index for index, value in enumerate(self.domain[name]) if value in values]

@@ -60,9 +60,7 @@ def peak_of(rows: Rows, which: NDArray[np.int64], *, last: bool) -> PeakMemory:
 
 def _alike(rows: Rows) -> list[NDArray[np.int64]]:
     """Rows in groups of equal schedule, recompute, precision and kind of data parallelism."""
-    key = fully_sharded(rows).astype(np.int64)
-    for name in ALIKE:
-        key = key * len(rows.domain[name]) + rows.code[name]
+    key = rows.number(ALIKE, fully_sharded(rows), 2)
     order = np.argsort(key, kind="stable")
     cuts = np.flatnonzero(np.diff(key[order])) + 1
     return np.split(order, cuts)

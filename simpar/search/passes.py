@@ -78,10 +78,7 @@ class Passes:
     def of(jobs: Jobs, wires: Wires) -> Passes:
         """Keys of all rows."""
         rows = jobs.rows
-        code = np.zeros(rows.count, dtype=np.int64)
-        for name in KEY_AXES:
-            code = code * len(rows.domain[name]) + rows.code[name]
-        code = code * 2 + fully_sharded(rows)  # gradients accumulate in place without it
+        code = rows.number(KEY_AXES, fully_sharded(rows), 2)  # gradients accumulate in place without it
         _, row, key = np.unique(code, return_index=True, return_inverse=True)
         return Passes(jobs, wires, key, row)
 

@@ -49,6 +49,12 @@ class Shape:
         return self.splits and "B" in self.letters
 
     @cached_property
+    def alike(self) -> tuple[int, ...]:
+        """Of every virtual stage the first that holds the same kinds in the same order."""
+        known: dict[tuple[int, ...], int] = {}
+        return tuple(known.setdefault(held, stage) for stage, held in enumerate(self.pieces))
+
+    @cached_property
     def by_stage(self) -> Floats:
         """How often every virtual stage holds each kind, float64[stages, kinds]."""
         return np.array(
@@ -92,11 +98,7 @@ class Shapes:
     @staticmethod
     def of(jobs: Jobs, passes: Passes) -> Shapes:
         """Shapes of all rows."""
-        rows = jobs.rows
-        code = np.zeros(rows.count, dtype=np.int64)
-        for name in SHAPE_AXES:
-            code = code * len(rows.domain[name]) + rows.code[name]
-        _, row, index = np.unique(code, return_index=True, return_inverse=True)
+        _, row, index = np.unique(jobs.rows.number(SHAPE_AXES), return_index=True, return_inverse=True)
         return Shapes(jobs, passes, index, row)
 
     def __getitem__(self, index: int) -> Shape:

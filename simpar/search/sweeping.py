@@ -135,12 +135,16 @@ def _queue(
     every = scheme.policies[letter, False].reduces
     actions, keys, key_of = table.reducing(rank, LETTERS.index(letter), every=every)
     kinds = charge.passes(letter, boundary=True)[mine]
-    cuts = [
-        scheme.cut(charge.shape.pieces[stage], scheme.policies[letter, boundary]) for stage, boundary in keys
-    ]
-    lead = np.stack(
-        [(cut.rest[None, :] - weigh(kinds, cut.behind)).max(axis=1, initial=-np.inf) for cut in cuts]
-    )
+    alike = [(charge.shape.alike[stage], boundary) for stage, boundary in keys]
+    known = {
+        (stage, boundary): scheme.cut(charge.shape.pieces[stage], scheme.policies[letter, boundary])
+        for stage, boundary in dict.fromkeys(alike)
+    }
+    leads = {
+        key: (cut.rest[None, :] - weigh(kinds, cut.behind)).max(axis=1, initial=-np.inf)
+        for key, cut in known.items()
+    }
+    cuts, lead = [known[key] for key in alike], np.stack([leads[key] for key in alike])
     total = np.array([cut.total for cut in cuts])[key_of]
     later = np.cumsum(np.append(total[1:], 0.0)[::-1])[::-1]
     queued = finish[actions[:, None], mine] + lead[key_of] + later[:, None]

@@ -205,10 +205,7 @@ class Schemes:
     @staticmethod
     def of(passes: Passes) -> Schemes:
         """Schemes of all rows."""
-        rows = passes.jobs.rows
-        code = np.zeros(rows.count, dtype=np.int64)
-        for name in SCHEME_AXES:
-            code = code * len(rows.domain[name]) + rows.code[name]
+        code = passes.jobs.rows.number(SCHEME_AXES)
         _, row, index = np.unique(code, return_index=True, return_inverse=True)
         return Schemes(passes, index, row)
 

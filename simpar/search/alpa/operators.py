@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.cost.collectives import occupied_s_per_byte
 from simpar.cost.memory import Widths, parameter_widths
 from simpar.cost.operators import OperatorTime, optimizer_time_s
 from simpar.cost.sharded import (
@@ -159,12 +160,21 @@ class OperatorCosts:
                 reduce = self.pricer.collective_s(sync.reduce_op, group, reduced)
             fully = chosen.gathered[at]
             found[_SYNC, at] = np.where(fully, 0.0, gather + reduce)
-            for metric, moved in ((_FORWARD, gather), (_BACKWARD, gather + scatter)):
+            held = self._occupied_s("all_gather", matrices[at] * sync.parameter_bytes, gather)
+            again = self._occupied_s("reduce_scatter", reduced, scatter)
+            for metric, moved, beside in (
+                (_FORWARD, gather, held),
+                (_BACKWARD, gather + scatter, held + again),
+            ):
                 kernels = found[metric, at]
-                found[metric, at] = np.where(fully, np.maximum(self._beside(kernels, moved), moved), kernels)
+                found[metric, at] = np.where(fully, np.maximum(self._beside(kernels, beside), moved), kernels)
 
-    def _beside(self, kernels_s: Floats, moved_s: Floats) -> Floats:
+    def _occupied_s(self, op: str, sizes: Floats, took_s: Floats) -> Floats:
+        """How long a collective slows the kernels beside it: less than it takes where it waits for a NIC."""
+        return np.asarray(np.minimum(took_s, sizes * occupied_s_per_byte(op, self.pricer.cluster)))
+
+    def _beside(self, kernels_s: Floats, occupied_s: Floats) -> Floats:
         """Kernels slowed down while collectives hold multiprocessors and bandwidth beside them."""
         excess = self.job.stack.overlap.compute_slowdown_while_comm - 1.0
-        covered = np.minimum(1.0, moved_s / np.maximum(kernels_s, 1e-12))
+        covered = np.minimum(1.0, occupied_s / np.maximum(kernels_s, 1e-12))
         return kernels_s * (1.0 + excess * covered)
