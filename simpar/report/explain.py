@@ -38,25 +38,40 @@ def critical_path(program: Program, timing: Timing) -> NDArray[np.int64]:
     """
     if not len(timing.finish_ns):
         return np.zeros(0, dtype=np.int64)
-    before = Csr(*predecessors(program))
+    last = _finished_last(Csr(*predecessors(program)), timing.finish_ns).tolist()
     chain = [int(np.argmax(timing.finish_ns))]
-    while len(candidates := before.row(chain[-1])):
-        chain.append(int(candidates[np.argmax(timing.finish_ns[candidates])]))
+    while (before := last[chain[-1]]) >= 0:
+        chain.append(before)
     return np.array(chain[::-1], dtype=np.int64)
+
+
+def _finished_last(before: Csr, finish_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of what every op waits for the one that finishes last, the first of equals; -1 where it waits for nothing."""
+    found = np.full(len(before), -1, dtype=np.int64)
+    waiting = np.flatnonzero(np.diff(before.pointer))
+    if not len(waiting):
+        return found
+    finish = finish_ns[before.item]
+    latest = np.maximum.reduceat(finish, before.pointer[waiting])
+    at = np.flatnonzero(finish == np.repeat(latest, np.diff(before.pointer)[waiting]))
+    owners, first = np.unique(before.owners()[at], return_index=True)
+    found[owners] = before.item[at[first]]
+    return found
 
 
 def critical_path_s(program: Program, timing: Timing) -> dict[str, float]:
     """Seconds of every kind of op on the critical path, largest first; "wait" is what no op on it covers."""
     chain = critical_path(program, timing)
-    spent: dict[str, int] = {}
-    clock = 0
-    for op in chain.tolist():
-        start, finish = int(timing.start_ns[op]), int(timing.finish_ns[op])
-        kind = program.labels[int(program.ops.label[op])].kind
-        spent["wait"] = spent.get("wait", 0) + max(0, start - clock)
-        spent[kind] = spent.get(kind, 0) + finish - max(start, min(clock, finish))
-        clock = max(clock, finish)
-    order = sorted(spent.items(), key=lambda item: -item[1])
+    start, finish = timing.start_ns[chain], timing.finish_ns[chain]
+    clock = np.concatenate([np.zeros(1, dtype=np.int64), np.maximum.accumulate(finish)])[: len(chain)]
+    each = finish - np.maximum(start, np.minimum(clock, finish))
+    kinds = dict.fromkeys(program.labels[label].kind for label in program.ops.label[chain].tolist())
+    number = {kind: at for at, kind in enumerate(kinds)}
+    kind_of_label = np.array([number.get(label.kind, -1) for label in program.labels], dtype=np.int64)
+    spent = np.zeros(len(number), dtype=np.int64)
+    np.add.at(spent, kind_of_label[program.ops.label[chain]], each)
+    waited = int(np.maximum(start - clock, 0).sum())
+    order = sorted(zip(["wait", *kinds], [waited, *spent.tolist()], strict=True), key=lambda item: -item[1])
     return {kind: time / NS_PER_S for kind, time in order if time}
 
 

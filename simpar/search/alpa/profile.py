@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.cost.activations import block_activations
 from simpar.cost.collectives import collective_time_s
 from simpar.cost.memory import overhead_bytes
 from simpar.cost.sharded import local_time
@@ -20,10 +21,11 @@ from simpar.errors import Infeasible
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import Block, saved_tensors
 from simpar.plan.placement import sharding
+from simpar.plan.sharding import RankDims
 from simpar.plan.stages import BlockSharding, StagePlan
 from simpar.program.rank_view import Job
 from simpar.program.stage_builder import Sync
-from simpar.program.stage_memory import activations, block_weights, gathered_stream_bytes
+from simpar.program.stage_memory import block_weights, gathered_stream_bytes, stage_dims
 from simpar.program.stage_templates import LOOK_AHEAD
 from simpar.program.stage_view import BlockView, StageView
 from simpar.search.alpa.build import Chain, build_graph, shardings
@@ -132,11 +134,12 @@ class Profile:
         """Per recompute choice: (its name, saved bytes, workspace bytes, seconds run again), by kind."""
         found: list[tuple[str, Floats, Floats, Floats]] = []
         ends: dict[str, tuple[float, float]] = {}
+        dims = {name: stage_dims(view.block(block)) for name, block in self.chain.kinds.items()}
         for recompute in self.recompute:
             held = []
             for block, layer in zip(self.chain.kinds.values(), self._recomputed.tolist(), strict=True):
                 if layer or block.name not in ends:
-                    ends[block.name] = self._held(view, block, recompute)
+                    ends[block.name] = self._held(block, dims[block.name], recompute)
                 held.append(ends[block.name])
             saved, workspace = (np.array(part) for part in zip(*held, strict=True))
             if recompute == "selective" and found and saved.sum() > 0.98 * found[0][1].sum():
@@ -152,11 +155,11 @@ class Profile:
         ends = (graph.embedding.name, graph.head.name)
         return np.array([float(name not in ends) for name in self.chain.kinds])
 
-    def _held(self, view: StageView, block: Block, recompute: str) -> tuple[float, float]:
+    def _held(self, block: Block, dims: RankDims, recompute: str) -> tuple[float, float]:
         """Bytes of one block and microbatch: (saved for backward, what comes on top while a pass runs)."""
-        graph = self.job.graph
+        graph, job = self.job.graph, self.job
         own = "none" if block.name in (graph.embedding.name, graph.head.name) else recompute
-        held = activations(view.block(block), own)
+        held = block_activations(block, dims, job.stack, job.plan.numerics, own)
         backward = float(held.recomputed_bytes) + float(held.backward_workspace_bytes)
         return float(held.saved_bytes), max(float(held.forward_workspace_bytes), backward)
 
@@ -167,7 +170,10 @@ class Profile:
         stage's present sharding, and the bytes leave out what workspaces and the allocator's gaps need.
         """
         view, stack = StageView(self.job, stage, 0), self.job.stack
-        held = {name: self._held(view, block, stage.recompute) for name, block in self.chain.kinds.items()}
+        held = {
+            name: self._held(block, stage_dims(view.block(block)), stage.recompute)
+            for name, block in self.chain.kinds.items()
+        }
         added = {name: saved_bytes(view.block(block)) for name, block in self.chain.kinds.items()}
         counts = self.chain.counts
         measured = sum(counts[name] * saved for name, (saved, _) in held.items())
