@@ -1,7 +1,8 @@
 """Draw every pipeline schedule: its timeline on a few ranks, and bubble against memory on more.
 
 Times are those of a textbook: a forward, an input gradient and a weight gradient of a whole rank take one unit
-each, split over the chunks that the rank holds; messages are free. Run in the checkout:
+each, split over the chunks that the rank holds; messages are free. TeraPipe is drawn with sequences in slices of equal
+time. Run in the checkout:
 ``python benchmarks/schedule_pictures.py``
 """
 
@@ -17,6 +18,7 @@ import numpy as np
 from simpar.files import write_atomic
 from simpar.plan.schedules import SCHEDULES, make_schedule
 from simpar.plan.schedules.actions import B, F, I, Schedule, W, waits_for
+from simpar.plan.schedules.terapipe import sliced
 from simpar.report.plots import BACKWARD, FORWARD, INK, WEIGHT, _figure, _render
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ LARGE = (8, 32)  # and of the comparison
 UNITS = {F: 1.0, B: 2.0, I: 1.0, W: 1.0}
 COLOUR = {F: FORWARD, B: BACKWARD, I: BACKWARD, W: WEIGHT}
 COLUMNS = 3
+SLICES = {"terapipe": 4}
 MARKS = "os^Dv<>PXh*d"
 
 
@@ -39,6 +42,7 @@ class Timed:
     schedule: Schedule
     start: np.ndarray
     end: np.ndarray
+    slices: int = 1
 
     def _ranks(self) -> list[slice]:
         bounds = np.cumsum([0, *(len(rank) for rank in self.schedule.ranks)])
@@ -64,7 +68,14 @@ class Timed:
     def peak(self) -> float:
         """Most activations on any rank, in those of one microbatch on a whole rank."""
         chunks = self.schedule.num_stages / self.schedule.num_ranks
-        return max(self.schedule.peak_in_flight(rank) for rank in range(self.schedule.num_ranks)) / chunks
+        return max(self.schedule.peak_in_flight(rank) for rank in range(self.schedule.num_ranks)) / (
+            chunks * self.slices
+        )
+
+
+def titled(name: str) -> str:
+    """A schedule's name, with the slices that its sequences are cut into."""
+    return f"{name}, {SLICES[name]} slices" if name in SLICES else name
 
 
 def covered(start: np.ndarray, end: np.ndarray) -> float:
@@ -74,13 +85,19 @@ def covered(start: np.ndarray, end: np.ndarray) -> float:
     return float(np.clip(end[order] - np.maximum(start[order], reach[:-1]), 0, None).sum())
 
 
-def run(schedule: Schedule) -> Timed:
+def run(name: str, ranks: int, microbatches: int) -> Timed:
     """Start every action when its rank is free and what it waits for has ended; pairs run together."""
+    slices = SLICES.get(name, 1)
+    schedule = (
+        sliced(make_schedule(name, ranks, microbatches), slices)
+        if slices > 1
+        else make_schedule(name, ranks, microbatches)
+    )
     needs = waits_for(schedule)
     bounds = np.cumsum([0, *(len(rank) for rank in schedule.ranks)]).tolist()
     code = np.concatenate([rank.code for rank in schedule.ranks]).tolist()
     joined = np.concatenate([rank.overlap for rank in schedule.ranks]).tolist()
-    share = schedule.num_ranks / schedule.num_stages
+    share = schedule.num_ranks / schedule.num_stages / slices
     start, end = np.zeros(len(code)), np.full(len(code), np.nan)
     position, clock = bounds[:-1].copy(), [0.0] * schedule.num_ranks
     while any(at < stop for at, stop in zip(position, bounds[1:], strict=True)):
@@ -94,12 +111,12 @@ def run(schedule: Schedule) -> Timed:
                 clock[rank] = begin + share * sum(UNITS[code[i]] for i in both)
                 start[both], end[both] = begin, clock[rank]
                 position[rank] = both.stop
-    return Timed(schedule, start, end)
+    return Timed(schedule, start, end, slices)
 
 
 def timelines() -> Figure:
     """A panel a schedule, on the same scale of time."""
-    timed = {name: run(make_schedule(name, *SMALL)) for name in SCHEDULES}
+    timed = {name: run(name, *SMALL) for name in SCHEDULES}
     longest = max(entry.end.max() for name, entry in timed.items() if name != "naive")
     rows = -(-len(timed) // COLUMNS)
     figure = _figure(15.0, 2.1 * rows)
@@ -111,7 +128,7 @@ def timelines() -> Figure:
         panel.set_xlim(0, longest)
         cut = ", cut" if entry.end.max() > longest else ""
         words = f"bubble {entry.bubble:.0%}, peak {entry.peak:.3g}{cut}"
-        panel.set_title(name, fontsize=10, color=INK, loc="left", fontweight="bold")
+        panel.set_title(titled(name), fontsize=10, color=INK, loc="left", fontweight="bold")
         panel.set_title(words, fontsize=9, color=INK, loc="right")
     ranks, microbatches = SMALL
     figure.suptitle(
@@ -154,9 +171,9 @@ def tradeoff() -> Figure:
     for mark, name in zip(cycle(MARKS), SCHEDULES, strict=False):
         if name == "naive":
             continue  # three quarters bubble would flatten the rest
-        entry = run(make_schedule(name, *LARGE))
+        entry = run(name, *LARGE)
         copies = " (two copies of the weights)" if entry.schedule.num_mirrored else ""
-        label = f"{name}{copies}: {entry.bubble:.1%} ({entry.own_bubble:.1%}), {entry.peak:.3g}"
+        label = f"{titled(name)}{copies}: {entry.bubble:.1%} ({entry.own_bubble:.1%}), {entry.peak:.3g}"
         axes.plot(entry.peak, 100 * entry.bubble, mark, ms=9, label=label, mec=INK, mew=0.5)
     ranks, microbatches = LARGE
     axes.set_xscale("log", base=2)

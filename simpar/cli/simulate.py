@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SIMULATE_FLAGS = (
     Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
+    Flag("--over", "", list[str], "Simulate each of several: key=value,value; repeated, every combination"),
     Flag("--json", "", str, JSON_HELP),
     Flag("--trace", "", str, "Write a trace for Perfetto or chrome://tracing"),
     Flag("--timeline", "", str, "Write the timeline as .png, .svg or .html"),
@@ -47,6 +48,10 @@ def simulate(scenario: str | None, **values: Any) -> int:
     from simpar.scenario import load_scenario
 
     flags = scenario_flags(values, (*SCENARIO_FLAGS, *PERTURBATION_FLAGS, *OPERATION_FLAGS))
+    if values["over"]:
+        from simpar.cli.sweep import swept
+
+        return swept(scenario, flags, values)
     loaded = load_scenario(scenario, flags, list(values["set_"] or []))
     from simpar.simulation import simulate as run_step  # after the input is known to be good: it loads much
 

@@ -48,7 +48,7 @@ SMALL = [
     "fp32",
 ]  # fmt: skip
 FROZEN_FLAGS = {
-    "--jitter", "--seeds", "--days", "--reliability", "--checkpoint", "--spares",
+    "--jitter", "--seeds", "--over", "--days", "--reliability", "--checkpoint", "--spares",
     "--model", "--hardware", "--nodes", "--seq-len", "--global-batch", "--tp", "--pp", "--vpp", "--dp",
     "--cp", "--ep", "--micro-batch", "--zero", "--hsdp", "--sync", "--sequence-parallel/--no-sequence-parallel",
     "--schedule", "--recompute", "--precision", "--optimizer", "--stack", "--set", "--json", "--trace",

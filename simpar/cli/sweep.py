@@ -1,0 +1,79 @@
+"""``simpar simulate --over key=value,value``: one simulation for every combination of some choices."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from simpar.cli.app import INFEASIBLE, console, working
+from simpar.errors import UserError
+
+ALONE = ("trace", "timeline", "memory_plot", "html", "advise", "days")
+"""Flags that ask for one run's output."""
+SECTIONS = {
+    "training": ("seq_len", "global_batch"),
+    "cluster": ("hardware", "nodes", "nvls", "sharp"),
+    "": ("model", "stack"),
+}
+
+
+def swept(scenario: str | None, flags: Mapping[str, Any], values: Mapping[str, Any]) -> int:
+    """Simulate every combination and print a table; the exit code."""
+    from simpar.report.sweep import Swept, print_sweep, to_dict
+    from simpar.scenario import load_scenario
+    from simpar.simulation import simulate
+
+    for name in ALONE:
+        if values.get(name):
+            flag = name.replace("_", "-")
+            raise UserError(f"--{flag}: shows one run, --over makes several: allowed: one of the two")
+    axes = [parse(text) for text in values["over"]]
+    choices = [
+        dict(zip((key for key, _ in axes), each, strict=True)) for each in product(*(v for _, v in axes))
+    ]
+    options = {
+        name: values[name] for name in ("engine", "flops_convention", "seed") if values[name] is not None
+    }
+    rows = []
+    with working("simulating") as status:
+        for choice in choices:
+            status.update(f"simulating {' '.join(f'{key}={value}' for key, value in choice.items())}")
+            settings = [f"{scenario_key(key)}={value}" for key, value in choice.items()]
+            loaded = load_scenario(scenario, flags, [*(values["set_"] or []), *settings])
+            try:
+                rows.append(Swept(choice, simulate(**loaded.inputs(), **options)))
+            except UserError as error:
+                rows.append(Swept(choice, refused=str(error)))
+    text = json.dumps(to_dict(rows), allow_nan=False) + "\n" if values["json_"] else ""
+    if values["json_"] == "-":
+        sys.stdout.write(text)
+    else:
+        if text:
+            from simpar.files import write_atomic
+
+            write_atomic(values["json_"], text)
+        print_sweep(rows, console())
+    fitting = any(row.result and row.result.fits for row in rows)
+    return 0 if fitting or not values["require_fit"] else INFEASIBLE
+
+
+def parse(text: str) -> tuple[str, Sequence[str]]:
+    """Key and values of "key=value,value". Raises UserError."""
+    key, _, listed = text.partition("=")
+    items = [item.strip() for item in listed.split(",") if item.strip()]
+    if not key.strip() or not items:
+        raise UserError(f"--over {text}: wants key=value,value, such as bucket_bytes=25MB,100MB")
+    return key.strip(), items
+
+
+def scenario_key(key: str) -> str:
+    """The dotted key of a scenario for a short one: keys of a plan may stand alone."""
+    if "." in key:
+        return key
+    for section, names in SECTIONS.items():
+        if key in names:
+            return f"{section}.{key}".lstrip(".")
+    return f"plan.{key}"

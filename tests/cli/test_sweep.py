@@ -1,0 +1,76 @@
+"""``simulate --over``: every combination is the simulation that its own flags give."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simpar import cli
+from simpar.cli.sweep import parse, scenario_key
+from simpar.report.result import Result
+
+SMALL = [
+    "--model",
+    "small-llama",
+    "--hardware",
+    "dgx-h100",
+    "--nodes",
+    "2",
+    "--seq-len",
+    "512",
+    "--global-batch",
+    "32",
+]
+
+
+def test_every_combination_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two keys of two values are four rows, each equal to one run with those settings."""
+    path = tmp_path / "sweep.json"
+    over = ["--over", "bucket_bytes=10MB,20GB", "--over", "sharp=false,true"]
+    assert cli.run(["simulate", *SMALL, *over, "--json", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "dp busy / exposed" in said
+    assert "* fastest that fits" in said
+    rows = json.loads(path.read_text())["sweep"]
+    assert len(rows) == 4
+    for row in rows:
+        one = tmp_path / "one.json"
+        bucket, sharp = row["choice"]["bucket_bytes"], row["choice"]["sharp"]
+        settings = ["--set", f"plan.bucket_bytes={bucket}", "--set", f"cluster.sharp={sharp}"]
+        assert cli.run(["simulate", *SMALL, *settings, "--json", str(one)]) == 0
+        alone = Result.load(one)
+        assert row["step_time_s"] == alone.step_time_s
+        assert row["communication"]["dp"] == alone.communication["dp"].model_dump()
+
+
+def test_choices_that_cannot_be_say_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """The others are simulated all the same."""
+    assert cli.run(["simulate", *SMALL, "--over", "tp=1,3"]) == 0
+    assert "does not divide the 16 devices" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--over", "tp"], "wants key=value,value"),
+        (["--over", "bucketbytes=1"], "did you mean 'bucket_bytes'?"),
+        (["--over", "tp=1,2", "--trace", "t.json"], "--trace: shows one run"),
+        (["--over", "tp=1,2", "--days", "3"], "--days: shows one run"),
+    ],
+)
+def test_mistakes_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2 and what is wanted."""
+    assert cli.run(["simulate", *SMALL, *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_short_keys() -> None:
+    """Keys of a plan stand alone; a dot means the scenario's own."""
+    assert parse("bucket_bytes=25MB, 1GB") == ("bucket_bytes", ["25MB", "1GB"])
+    wanted = {
+        "tp": "plan.tp", "sharp": "cluster.sharp", "seq_len": "training.seq_len", "model": "model",
+        "perturbation.jitter.sigma": "perturbation.jitter.sigma",
+    }  # fmt: skip
+    assert {key: scenario_key(key) for key in wanted} == wanted
