@@ -244,9 +244,14 @@ def _gather_overlap_fits(rows: Rows) -> Mask:
 
 
 def _order_matters(rows: Rows) -> Mask:
-    """Where data and pipeline ranks share domains; whole domains that are alike may change places."""
-    cluster, differ = rows.problem.cluster, rows.problem.perturbation
+    """Where data and pipeline ranks share domains; whole domains that are alike may change places.
+
+    An export target may know only one of the orders.
+    """
+    problem = rows.problem
+    cluster, differ = problem.cluster, problem.perturbation
     alike = not (cluster.leaves_bind or cluster.scaling or differ.slow_ranks or differ.jitter_sigma > 0)
+    alike = alike and problem.constraints.portable is None
     whole = (rows["tp"] * rows["cp"] % cluster.domain_size == 0) & alike
     return np.asarray((rows.code["order"] == 0) | ((rows["width"] > 1) & (rows["pp"] > 1) & ~whole))
 

@@ -1,9 +1,11 @@
 """What folds and spaces leave out because it changes no time: wide uplinks, and whole nodes that change places."""
 
+from dataclasses import replace
+
 import pytest
 
 import simpar
-from simpar.search import make_problem
+from simpar.search import Constraints, make_problem
 from simpar.search.space import enumerate_space
 
 PLANS = {
@@ -49,24 +51,25 @@ def test_whole_nodes_may_change_places(name):
     assert len({step_s(cluster, **PLANS[name], rank_order=order) for order in orders}) == 1
 
 
-@pytest.mark.parametrize(("links", "both"), [({}, False), ({"nic_tx[3]": 0.5}, True)])
-def test_a_space_has_orders_where_they_matter(links, both):
-    """Groups that fill nodes come in one order, unless some node differs."""
-    cluster = simpar.Cluster("dgx-h100", nodes=2).with_degraded(links)
-    problem = make_problem(
-        "llama-3.2-1b",
-        cluster,
-        simpar.Training(seq_len=512, global_batch=32),
+@pytest.mark.parametrize(
+    ("tp", "links", "constraints", "orders"),
+    [
+        (8, {}, Constraints(), {0}),
+        (4, {}, Constraints(), {0, 1}),
+        (8, {"nic_tx[3]": 0.5}, Constraints(), {0, 1}),
+        (8, {}, Constraints(portable="megatron"), {0, 1}),
+    ],
+)
+def test_a_space_has_orders_where_they_matter(tp, links, constraints, orders):
+    """Groups that fill nodes come in one order, unless some node differs or a target may know only the other one."""
+    cluster = simpar.Cluster("dgx-h100", nodes=4).with_degraded(links)
+    fixed = {"tp": tp, "pp": 2, "schedule": "1f1b", "micro_batch": 1, "zero": 1}
+    rows = enumerate_space(
+        make_problem(
+            "llama-3.2-1b",
+            cluster,
+            simpar.Training(seq_len=512, global_batch=32),
+            constraints=replace(constraints, fixed=fixed),
+        )
     )
-    rows = enumerate_space(problem)
-    wide = (rows["tp"] == 4) & (rows["pp"] == 2), (rows["tp"] == 8) & (rows["pp"] == 1)
-    assert set(rows.code["order"][wide[0]].tolist()) == {0, 1}
-    assert set(rows.code["order"][wide[1]].tolist()) == {0}
-    four = make_problem(
-        "llama-3.2-1b",
-        simpar.Cluster("dgx-h100", nodes=4).with_degraded(links),
-        simpar.Training(seq_len=512, global_batch=32),
-    )
-    rows = enumerate_space(four)
-    filled = (rows["tp"] == 8) & (rows["pp"] == 2)
-    assert (set(rows.code["order"][filled].tolist()) == {0, 1}) == both
+    assert set(rows.code["order"].tolist()) == orders
