@@ -422,7 +422,7 @@ def _nemo(row: Row) -> str:
     """Automodel trains with torch's own FSDP; releases of 2024 are slower than those since."""
     words = f"{text(row, 'source')} {text(row, 'notes')}".lower()
     if "automodel" in words:
-        return "fsdp"
+        return "automodel"
     return "nemo-24" if re.search(r"launcher|summary 24|tags v24", words) else "nemo"
 
 
