@@ -75,14 +75,21 @@ class Rotary(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention of query heads over key-value heads; ``recompute`` runs it again in backward."""
+    """Causal attention of query heads over key-value heads; ``recompute`` runs it again in backward.
 
-    def __init__(self, mask: Mask | None, head_dim: int, place: Place, dropout: float) -> None:
+    ``sinks`` heads have a logit each of a key without a value, which takes what no key deserves.
+    """
+
+    def __init__(
+        self, mask: Mask | None, head_dim: int, place: Place, dropout: float, *, sinks: int = 0
+    ) -> None:
         super().__init__()
         assert mask is not None, "an attention operator carries its mask"
         self.mask, self.head_dim, self.place = mask, head_dim, place
         self.dropout = dropout if mask.dropout else 0.0
         self.recompute = False
+        self.sinks = nn.Parameter(torch.empty(sinks)) if sinks else None
+        self.part = (0, 1)  # which of how many parts of the heads are here
 
     def forward(self, qkv: tuple[Tensor, Tensor, Tensor], *, widths: tuple[int, int] | None = None) -> Tensor:
         """Shapes [batch, seq, heads x head_dim] in, that of the queries out; ``widths`` of queries and values."""
@@ -95,8 +102,10 @@ class Attention(nn.Module):
 
     def _core(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Shapes [batch, heads, seq, head_dim]."""
-        if self.place.context.cp > 1:
-            return context_attention(query, key, value, self.place.context, self.mask.window)
+        if self.place.context.cp > 1 or self.sinks is not None:
+            here, parts = self.part
+            sinks = None if self.sinks is None else self.sinks.chunk(parts)[here]
+            return context_attention(query, key, value, self.place.context, self.mask.window, sinks)
         groups = query.shape[1] // key.shape[1]
         if groups > 1:
             key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))

@@ -110,13 +110,25 @@ def visibility(query: Run, key: Run, window: int | None) -> str:
     return MASKED
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, context: Context, window: int | None) -> Tensor:
-    """Causal attention of local tokens to the whole sequence: shapes [batch, heads, local seq, head_dim]."""
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    context: Context,
+    window: int | None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of local tokens to the whole sequence: shapes [batch, heads, local seq, head_dim].
+
+    ``sinks`` [heads] are logits of a key without a value that every query of a head sees.
+    """
     if context.ulysses > 1:
         if key.shape[1] % context.ulysses:
             key, value = (x.repeat_interleave(context.ulysses // key.shape[1], dim=1) for x in (key, value))
         query, key, value = (_Exchange.apply(x, context.head_group, 1, 2) for x in (query, key, value))
-    out = _Attention.apply(query, key, value, context, window)
+        if sinks is not None:
+            sinks = sinks.chunk(context.ulysses)[dist.get_rank(context.head_group)]
+    out = _Attention.apply(query, key, value, sinks, context, window)
     return _Exchange.apply(out, context.head_group, 2, 1) if context.ulysses > 1 else out
 
 
@@ -147,10 +159,9 @@ class _Attention(torch.autograd.Function):
     """Attention to blocks of keys and values of all groups, one at a time."""
 
     @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, context: Context, window: int | None
-    ) -> Tensor:
-        """Join what every block gives."""
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
+        """Join what every block gives; ``rest`` are sinks, context and window."""
+        sinks, context, window = rest
         seq_len = query.shape[2] * context.groups
         mine = context.runs(context.group, seq_len)
         out, lse = _empty(query)
@@ -160,15 +171,18 @@ class _Attention(torch.autograd.Function):
                 if kind != NONE:
                     ours, theirs = query[:, :, rows], _expand(block[:, :, :, columns], query)
                     _join(out, lse, rows, _forward(ours, theirs, kind, (q, k, window)), kind)
+        if sinks is not None:
+            seen, lse = lse, torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
+            out *= (seen - lse).exp().unsqueeze(-1)
         out = out.to(query.dtype)
-        ctx.save_for_backward(query, key, value, out, lse)
+        ctx.save_for_backward(query, key, value, sinks, out, lse)
         ctx.context, ctx.window = context, window
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of keys and values travel with their block until they are home."""
-        query, key, value, out, lse = ctx.saved_tensors
+        query, key, value, sinks, out, lse = ctx.saved_tensors
         context, window = ctx.context, ctx.window
         seq_len = query.shape[2] * context.groups
         mine = context.runs(context.group, seq_len)
@@ -186,7 +200,15 @@ class _Attention(torch.autograd.Function):
                     d_block[:, :, :, columns] += _reduce(d_theirs, key)
             home.add(group, d_block)
         d_key, d_value = home.arrived().unbind(0)
-        return d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype), None, None
+        d_sinks = None if sinks is None else _of_sinks(sinks, gradient, out, lse)
+        return d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype), d_sinks, None, None
+
+
+def _of_sinks(sinks: Tensor, gradient: Tensor, out: Tensor, lse: Tensor) -> Tensor:
+    """Gradient of sinks [heads]: a key whose value is zero only takes from the others' weights."""
+    weights = (sinks.to(lse.dtype)[:, None] - lse).exp()
+    taken = (gradient.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
+    return -(weights * taken).sum(dim=(0, 2)).to(sinks.dtype)
 
 
 def _empty(query: Tensor) -> tuple[Tensor, Tensor]:

@@ -330,7 +330,9 @@ def _makers(graph: ModelGraph, place: Place) -> dict[str, Callable[[Operator], n
         "add": add,
         "embedding": lambda _: TokenEmbedding(dims["vocab"], dims["hidden"]),
         "rope": lambda _: Rotary(dims["head_dim"], theta, place),
-        "attention": lambda op: Attention(op.attention, dims["head_dim"], place, rate),
+        "attention": lambda op: Attention(
+            op.attention, dims["head_dim"], place, rate, sinks=dims["heads"] if op.weights else 0
+        ),
         "activation": lambda _: Activation(_activation(facts, "gelu")),
         "gated_activation": gated,
         "dropout": lambda _: nn.Dropout(rate),

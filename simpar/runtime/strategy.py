@@ -223,12 +223,7 @@ def is_decoder(graph: ModelGraph) -> bool:
 
 def unknown_part(graph: ModelGraph) -> str | None:
     """A part of a model that the runtime has no module for, or None."""
-    operators = [op for block in graph.blocks.values() for op in block.operators]
-    parts = {
-        "layers that predict further tokens": bool(graph.auxiliary),
-        "weights inside its attention": any(op.kind == "attention" and op.weights for op in operators),
-    }
-    return next((name for name, there in parts.items() if there), None)
+    return "layers that predict further tokens" if graph.auxiliary else None
 
 
 def spreads_experts(plan: Plan, graph: ModelGraph | None) -> bool:

@@ -26,6 +26,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from simpar.models.graph import Operator, is_column_parallel, is_row_parallel
+from simpar.runtime.attention import Attention
 from simpar.runtime.decoder import BlockModule, Decoder, GatedProjection, HeadNorm, Norm, PositionEmbedding
 from simpar.runtime.experts import Router
 from simpar.runtime.latent import LatentRotary
@@ -44,6 +45,8 @@ def apply(model: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
         for module in block.children():
             if isinstance(module, LatentRotary):
                 module.share = partial(_shared, mesh=mesh, layout=residual)
+            if isinstance(module, Attention):
+                module.part = (mesh.get_local_rank(), mesh.size())
     model.tie()
 
 
@@ -79,6 +82,8 @@ def partial_parameters(model: nn.Module, *, sequence_parallel: bool) -> list[str
         on_sequence = sequence_parallel and whole
         if isinstance(module, GatedProjection):
             found.append(f"{name}.score")
+        if isinstance(module, Attention) and module.sinks is not None:
+            found.append(f"{name}.sinks")
         if per_head or on_sequence:
             found += [f"{name}.{leaf}" for leaf, _ in module.named_parameters()]
     return found

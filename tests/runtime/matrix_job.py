@@ -59,6 +59,11 @@ MODELS["shared"] = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 2,
     "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24,
 }  # fmt: skip
+MODELS["sinks"] = {
+    "model_type": "gpt_oss", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 8, "sliding_window": 5,
+    "num_experts_per_tok": 2, "layer_types": ["sliding_attention", "full_attention"] * 2,
+}  # fmt: skip
 TRAINING = Training(seq_len=16, global_batch=8)
 STEPS = 3
 KEPT = (

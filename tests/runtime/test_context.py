@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from simpar.runtime.context import CAUSAL, FULL, NONE, STRICT, Context, Run, runs, visibility  # noqa: E402
+from simpar.runtime.context import CAUSAL, FULL, NONE, STRICT, Context, Run, attention, runs, visibility  # noqa: E402
 
 BALANCES = ("contiguous", "zigzag", "striped")
 
@@ -56,3 +56,26 @@ def test_zigzag_gives_every_rank_the_same_work():
 
     assert len(set(work("zigzag"))) == 1
     assert work("contiguous") == sorted(set(work("contiguous")))
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_sinks_take_their_share_of_every_softmax(window):
+    """Output and gradients are those of a softmax with one more logit a head, whose value is zero."""
+    torch.manual_seed(0)
+    query, key, value = (
+        torch.randn(2, heads, 9, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)
+    )
+    sinks = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    keys, values = (x.repeat_interleave(2, dim=1) for x in (key, value))
+    distance = torch.arange(9)[:, None] - torch.arange(9)
+    seen = (distance >= 0) & (distance < (window or 9))
+    scores = (query @ keys.transpose(-1, -2) * 8**-0.5).masked_fill(~seen, -torch.inf)
+    column = sinks[None, :, None, None].expand(2, 4, 9, 1)
+    expected = torch.cat((scores, column), -1).softmax(-1)[..., :-1] @ values
+    found = attention(query, key, value, Context(), window, sinks)
+    torch.testing.assert_close(found, expected)
+    leaves, ones = (query, key, value, sinks), torch.randn_like(expected)
+    for ours, theirs in zip(
+        torch.autograd.grad(found, leaves, ones), torch.autograd.grad(expected, leaves, ones), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
