@@ -97,6 +97,30 @@ def test_a_large_vocabulary_gets_stages_of_its_own_length():
     assert per_device[-1] < min(per_device[1:-1])
 
 
+VISION_FIRST = {
+    "model_type": "llava",
+    "text_config": {**SMALL, "num_hidden_layers": 8},
+    "vision_config": {
+        "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 8,
+    },
+}  # fmt: skip
+PAIR = {
+    "model_type": "t5", "vocab_size": 32128, "d_model": 1024, "d_ff": 4096, "d_kv": 64, "num_heads": 16,
+    "num_layers": 8, "num_decoder_layers": 8, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [VISION_FIRST, PAIR], ids=["vision tower", "encoder-decoder"])
+def test_unlike_towers_get_stages_of_their_own_length(config):
+    """Cuts where the towers are unlike beat the best uniform plan of as many stages, whose stages have equal layers."""
+    fixed = Constraints(fixed={"pp": 4}, schedules=("1f1b",))
+    answer = search_alpa(problem_of(config, constraints=fixed), Watch(top=1, brief=True))
+    stages = answer.best.plan.pipeline.stages
+    assert stages is not None
+    assert len({stage.layers for stage in stages}) > 1
+    assert answer.best.step_time_s < 0.98 * answer.details["uniform_best_s"]
+
+
 def test_axes_that_stages_decide_cannot_be_fixed():
     """Tensor parallelism is a choice of every operator here."""
     with pytest.raises(UserError, match="stages decide"):
