@@ -23,7 +23,7 @@ from simpar.units import NS_PER_S
 QUANTILES = (5, 50, 95, 99)
 MOST_OPS = 10_000_000
 """About 0.4 kB each."""
-MOST_VISITS = 1_000_000_000
+MOST_VISITS = 250_000_000
 """Links that the re-shares of one step may look at: some seconds' work."""
 WORTH_COMPILING = 200_000
 

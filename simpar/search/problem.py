@@ -12,6 +12,7 @@ from simpar.files import choose
 from simpar.hardware.cluster import Cluster
 from simpar.models.documents import with_documents
 from simpar.models.graph import ModelGraph
+from simpar.models.recompute import OPTIMAL
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.lower import Perturbation
@@ -45,6 +46,13 @@ class Constraints:
             raise UserError(f"headroom = {self.headroom}: allowed: a fraction from 0 to below 1")
         if self.deadline_s is not None and not self.deadline_s > 0:
             raise UserError(f"deadline = {self.deadline_s}: allowed: above 0 s")
+        wanted = self.fixed.get("recompute", ())
+        for policy in (wanted,) if isinstance(wanted, str) else wanted:
+            if OPTIMAL in str(policy) or "layers:" in str(policy):
+                raise UserError(
+                    f"plan.recompute = {policy}: is chosen for one layout, not searched; allowed: none, selective, "
+                    "full, every:C, and `simpar simulate PLAN --recompute optimal` for the plans found"
+                )
 
 
 @dataclass(frozen=True)

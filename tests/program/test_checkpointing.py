@@ -9,6 +9,7 @@ from simpar.errors import Infeasible, UserError
 from simpar.hardware.cluster import load_cluster
 from simpar.models.recompute import by_layer, counted, of_layer
 from simpar.report.result import Result
+from simpar.search import Constraints
 
 PLANS = {
     "zero": {"dp": 8, "zero": 1, "micro_batch": 2},
@@ -101,3 +102,12 @@ def test_unknown_choices_name_what_is_allowed() -> None:
     """One line."""
     with pytest.raises(ValueError, match="layers: and any of those"):
         simpar.Plan(recompute="layers:some*3")
+
+
+@pytest.mark.parametrize("policy", ["optimal", ["none", "optimal"], "layers:none*32"])
+def test_search_does_not_take_it_for_a_choice_of_all_layouts(policy: str | list[str]) -> None:
+    """One line, with what to do instead."""
+    with pytest.raises(
+        UserError, match=r"is chosen for one layout, not searched; allowed: none, .*--recompute optimal"
+    ):
+        Constraints(fixed={"recompute": policy})
