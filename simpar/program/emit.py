@@ -79,15 +79,15 @@ class LabelTable:
     """Distinct labels in order of first use."""
 
     def __init__(self) -> None:
-        self._index: dict[Label, int] = {}
+        self._index: dict[tuple[str, str, int], int] = {}
 
-    def add(self, label: Label) -> int:
+    def add(self, kind: str, name: str, layer: int) -> int:
         """The index of a label, new or known."""
-        return self._index.setdefault(label, len(self._index))
+        return self._index.setdefault((kind, name, layer), len(self._index))
 
     def labels(self) -> tuple[Label, ...]:
         """All labels by index."""
-        return tuple(self._index)
+        return tuple(Label(kind, name, layer) for kind, name, layer in self._index)
 
 
 class Emitter:
@@ -163,7 +163,8 @@ class Emitter:
             template = actions.templates[number]
             if (id(template), first) not in self._labelled:
                 self._labelled[id(template), first] = _column(
-                    self.labels.add(_label(node, first)) for node in template.nodes
+                    self.labels.add(node.kind, node.name, moved_layer(node.layer, first))
+                    for node in template.nodes
                 )
             found[at, : len(template.nodes)] = self._labelled[id(template), first]
         return np.asarray(found[which.ravel()])
@@ -284,10 +285,6 @@ def _uses(nodes: Sequence[Node]) -> _Uses:
     which = [known.setdefault(nodes[number].collective, len(known)) for number in at]  # type: ignore[arg-type]
     first = [at[which.index(number)] for number in range(len(known))]
     return _Uses(tuple(first), tuple(use.group for use in known), _column(at), _column(which))
-
-
-def _label(node: Node, first_layer: int) -> Label:
-    return Label(node.kind, node.name, moved_layer(node.layer, first_layer))
 
 
 def moved_layer(layer: int, first_layer: int) -> int:
