@@ -27,6 +27,7 @@ from simpar.program.footprint import footprints
 from simpar.program.lower import Lowered
 from simpar.program.program import Timing
 from simpar.program.rank_view import Job
+from simpar.search.alpa.answer import UNIFORM, Found, answer
 from simpar.search.alpa.build import Chain, build_graph, shardings
 from simpar.search.alpa.choices import Weighting
 from simpar.search.alpa.inter_op import MAX_STAGES, Cut, InterOp
@@ -34,8 +35,7 @@ from simpar.search.alpa.intra_op import solve
 from simpar.search.alpa.meshes import place_stages, submesh_sizes
 from simpar.search.alpa.pricing import Pricer
 from simpar.search.alpa.profile import Profile
-from simpar.search.exact import candidate, exact
-from simpar.search.problem import Problem, details_of
+from simpar.search.problem import Problem
 from simpar.search.result import Counts, SearchResult
 from simpar.search.uniform import search_uniform
 from simpar.search.watch import Watch
@@ -53,27 +53,11 @@ TIGHTER = (0.97, 0.92)
 CONTENDED = 2
 MAX_OPS = 3_000_000
 """Ops of all Programs that a search runs: after that it ranks what it has."""
-UNIFORM = "uniform"
 PASS_KINDS = ("forward", "backward", "input_gradient", "weight_gradient")
 WIDEST = 16
 """Most devices that share one sequence, and most sequences on one device, that are tried."""
 FIXABLE = ("pp", "micro_batch", "recompute", "schedule")
 SCHEDULES = ("1f1b", "zb-h1")
-
-
-@dataclass(frozen=True)
-class Found:
-    """One simulated plan: seconds of its step, bytes that its fullest rank allocates, whether links were shared.
-
-    ``slowest`` is the stage whose passes take longest.
-    """
-
-    step_time_s: float
-    peak_memory_bytes: float
-    plan: Plan
-    how: str
-    contention: bool = False
-    slowest: int = 0
 
 
 @dataclass(frozen=True)
@@ -437,7 +421,13 @@ def search_alpa(
             search.simulate(found.plan, found.how, contention=True) for found in search.staged()[:CONTENDED]
         ]
         known += [found for found in with_contention if found is not None]
-    return _answer(search, known, start, time.perf_counter() - started)
+    if not known:
+        raise Infeasible("nothing fits, neither as one layout for all stages nor with stages of their own")
+    certified = bool(start and start.certified_optimal)
+    best, others, details = answer(problem, known, watch.top)
+    details["uniform_certified"] = certified
+    seconds = time.perf_counter() - started
+    return SearchResult((best, *others), search.counts(), problem.objective, False, 0.0, seconds, details)
 
 
 def _check(problem: Problem) -> None:
@@ -451,49 +441,3 @@ def _check(problem: Problem) -> None:
             f"--portable {problem.constraints.portable} with --space alpa: no target expresses stages of their own; "
             f"allowed: --space uniform"
         )
-
-
-def _answer(
-    search: AlpaSearch, known: list[Found], start: SearchResult | None, seconds: float
-) -> SearchResult:
-    """Candidates are plans simulated with contention; the best one in full, the others by their step."""
-    if not known:
-        raise Infeasible("nothing fits, neither as one layout for all stages nor with stages of their own")
-    ranked = sorted(known, key=lambda found: found.step_time_s)
-    uniform = min((found.step_time_s for found in known if found.how == UNIFORM), default=None)
-    result = exact(search.problem, ranked[0].plan)
-    best = candidate(1, result, _why(ranked[0], uniform))
-    others = [
-        replace(
-            best,
-            rank=rank + 2,
-            plan=found.plan.model_copy(update={"predicted": {"step_time_s": found.step_time_s}}),
-            step_time_s=found.step_time_s,
-            mfu=best.mfu * best.step_time_s / found.step_time_s,
-            peak_memory_bytes=found.peak_memory_bytes,
-            figures={},
-            why=_why(found, uniform),
-        )
-        for rank, found in enumerate(ranked[1 : search.watch.top])
-    ]
-    details = {
-        **details_of(search.problem, result.setup, [search.problem.cluster.nodes]),
-        "space": "alpa",
-        "uniform_best_s": uniform,
-        "gain_over_uniform": None if not uniform else 1 - best.step_time_s / uniform,
-        "uniform_certified": bool(start and start.certified_optimal),
-    }
-    counts = search.counts()
-    return SearchResult((best, *others), counts, search.problem.objective, False, 0.0, seconds, details)
-
-
-def _why(found: Found, uniform: float | None) -> tuple[str, ...]:
-    """How a plan was found, and what it gains over the uniform optimum."""
-    if found.how == UNIFORM:
-        return ("the optimum of the uniform space",)
-    stages = found.plan.pipeline.stages or ()
-    shapes = ", ".join(f"{stage.layers} layers on {' x '.join(map(str, stage.mesh))}" for stage in stages)
-    words = [f"{len(stages)} stages of their own: {shapes}"]
-    if uniform:
-        words.append(f"{1 - found.step_time_s / uniform:+.1%} against the uniform optimum")
-    return tuple(words)
