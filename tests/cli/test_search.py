@@ -136,7 +136,11 @@ def test_ctrl_c_prints_the_best_so_far_with_its_gap(monkeypatch, tmp_path, capsy
 
     monkeypatch.setattr(Hunt, "simulate", interrupted)
     plan = tmp_path / "plan.json"
-    assert cli.run([*SMALL, "-o", str(plan)]) == 130
+    arguments = [
+        "search", "--model", "gpt2", "--hardware", "a100-pcie-8", "--seq-len", "1024", "--global-batch", "64",
+        "--recompute", "none", "--fix", "tp=1,2", "--schedules", "1f1b",
+    ]  # fmt: skip
+    assert cli.run([*arguments, "-o", str(plan)]) == 130
     captured = capsys.readouterr()
     assert "not certified" in captured.out
     assert "Traceback" not in captured.err

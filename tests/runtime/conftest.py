@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import partial
@@ -43,8 +44,11 @@ def run_workers(folder: Path, script: Path, cases: list[dict], processes: int) -
 
 
 def first_error(text: str) -> str:
-    """What the first rank that failed wrote, before torchrun lists all that it ended."""
-    return text[max(0, text.find("Traceback")) :][:4000]
+    """Where the first rank that failed was, and every rank's last words, before torchrun lists all that it ended."""
+    words = [
+        line for line in text.splitlines() if re.match(r"(\[rank\d+\]: )?[\w.]*(Error|Exception)\b", line)
+    ]
+    return "\n".join([text[max(0, text.find("Traceback")) :][:3000], *words[:8]])
 
 
 @pytest.fixture
