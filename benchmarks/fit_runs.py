@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from scipy.sparse import lil_matrix
 
-from simpar.units import US
+from simpar.units import FOUR_BITS, US
 from simpar.validate.cells import Unmodelled, text
 from simpar.validate.predict import Tuning, predict_time_s
 from simpar.validate.rates import has_rate, with_rates
@@ -101,8 +101,8 @@ def runs_of(paths: Sequence[Path], stacks: Sequence[str]) -> list[Run]:
                 if found.step_time_s or has_rate(row):
                     entry = case(row)
                     known = found.step_time_s or with_rates(found, row, entry).step_time_s
-                    if entry.stack not in stacks:
-                        continue
+                    if entry.stack not in stacks or entry.plan["precision"] in FOUR_BITS:
+                        continue  # no kernel of 4 bits is measured: these runs check the datasheet's ratio
                     by_source[text(row, "source")].append(Run(text(row, "source"), entry, "", known))
             except Unmodelled:
                 continue
@@ -232,7 +232,7 @@ def main() -> None:
         report(problem, tuning, errors)
         if arguments.write:
             write(problem, tuning, errors)
-        settled = Tuning(tuning.devices)
+        settled = Tuning({name: _written(values) for name, values in tuning.devices.items()})
 
 
 def shared_devices(paths: Sequence[Path], block: Sequence[str]) -> set[str]:
@@ -270,6 +270,11 @@ def write(problem: Problem, tuning: Tuning, errors: NDArray[np.float64]) -> None
             _update(ROOT / "hardware_profiles" / f"{kind}s" / f"{name}.yaml", kind, found, note)
 
 
+def _written(values: dict[str, float]) -> dict[str, float]:
+    """Clocks as the profiles keep them, so that a block fits the same alone and behind others."""
+    return {name: float(f"{value:.4g}") for name, value in values.items()}
+
+
 def _update(path: Path, kind: str, values: dict[str, float], note: str) -> None:
     from ruamel.yaml import YAML
 
@@ -278,7 +283,7 @@ def _update(path: Path, kind: str, values: dict[str, float], note: str) -> None:
     document = parser.load(path.read_text())
     if kind == "device":
         kernels = document.setdefault("kernels", {})
-        kernels |= {name: float(f"{value:.4g}") for name, value in values.items()}
+        kernels |= _written(values)
         kept = str(document.get("provenance") or "").split("; sustained clock")[0]
         document["provenance"] = f"{kept}; sustained clock {note}".removeprefix("; ")
     elif kind == "cluster":
