@@ -178,10 +178,13 @@ def _scatter(outcomes: Sequence[Outcome], what: str, path: Path) -> None:
     line = np.array([low, high])
     axes.fill_between(line, line * 0.9, line * 1.1, color="0.9", label="within 10 %")
     axes.plot(line, line, color="0.5", linewidth=1)
-    for name, pairs in points.items():
-        x, y = np.array(pairs).T
-        known = name in largest
-        axes.scatter(x, y, s=9, alpha=0.6, label=name[:40] if known else None, color=None if known else "0.6")
+    colours = [
+        colour for colour in mpl.color_sequences["tab10"] if len(set(colour)) > 1
+    ]  # grey is for all others
+    for name, colour in zip(largest, colours, strict=False):
+        axes.scatter(*np.array(points[name]).T, s=9, alpha=0.6, label=name, color=colour)
+    if others := [pair for name, pairs in points.items() if name not in largest for pair in pairs]:
+        axes.scatter(*np.array(others).T, s=9, alpha=0.6, label="all others", color="0.6")
     unit = "step time, s" if what == "time" else "peak memory, GiB"
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
     axes.set_xlabel(f"measured {unit}")

@@ -98,9 +98,8 @@ class _Sizes:
         forward = np.maximum(self._forward_workspace(), peak_loss)
         head = _largest(self._empty_gradient(op) for op in self.block.operators if op.name == "lm_head")
         backward = np.maximum(self._backward_workspace(), peak_loss + head)
-        if is_full(
-            recompute
-        ):  # of a segment's layers, those in front are held as well, all but the first input
+        if is_full(recompute):
+            # of a segment's layers, those in front are held as well, all but the first input
             at, _ = segment(recompute)
             kept = self.boundary if at == 0 else 0.0 * self.boundary
             return BlockActivations(kept, (at + 1) * total - self.boundary, self._discarding(), backward)
