@@ -244,7 +244,7 @@ def _breakdown(result: Result, console: Console) -> Table:
 
 def _communication(result: Result, console: Console) -> Table:
     table = _table(
-        console, ("kind", "left"), ("algorithm", "left"), ("sent per rank", "right"), ("busy", "right"),
+        console, ("kind", "left"), ("algorithm", "left"), ("buffers per rank", "right"), ("busy", "right"),
         ("exposed", "right"),
     )  # fmt: skip
     for kind, entry in result.communication.items():
