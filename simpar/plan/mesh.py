@@ -97,11 +97,11 @@ class Mesh(BaseModel):
     def expert_coordinate(self, ranks: Any) -> Ints:
         """Coordinate along ep of every rank: int64[n] for ``ranks`` int64[n]."""
         place = np.empty(self.world_size, dtype=np.int64)
-        place[self._expert_grid.ravel()] = np.arange(self.world_size)
+        place[self.expert_grid.ravel()] = np.arange(self.world_size)
         return np.asarray(place[np.asarray(ranks)] // self.expert_tensor_parallel % self.ep)
 
     @property
-    def _expert_grid(self) -> Ints:
+    def expert_grid(self) -> Ints:
         """Ranks as int64[pp, edp, ep, etp]: the ranks of a stage, tp fastest, then the others in rank order."""
         grid = np.arange(self.world_size).reshape(self.shape, order="F")
         others = [axis for axis in self.order if axis in ("cp", "dp")]
@@ -110,6 +110,6 @@ class Mesh(BaseModel):
         return plane.reshape(self.pp, -1, self.ep, self.expert_tensor_parallel)
 
     def _expert_groups(self, axis: str) -> Ints:
-        grid = np.moveaxis(self._expert_grid, {"edp": 1, "ep": 2, "etp": 3}[axis], -1)
+        grid = np.moveaxis(self.expert_grid, {"edp": 1, "ep": 2, "etp": 3}[axis], -1)
         groups = np.sort(grid.reshape(-1, grid.shape[-1]), axis=1)
         return groups[np.argsort(groups[:, 0], kind="stable")].astype(np.int64)

@@ -179,9 +179,9 @@ def _local(parameter: Any) -> Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-def spread(model: nn.Module, group: Any, device_type: str) -> None:
-    """Share the experts of a model, and the copies of tokens, among the ranks of a group, in place."""
-    mesh = DeviceMesh.from_group(group, device_type, mesh_dim_names=("ep",))
+def spread(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Share the experts of a model, and the copies of tokens, among the ranks of a mesh of one axis, in place."""
+    group = mesh.get_group()
     for module in model.modules():
         if isinstance(module, Experts):
             module.spread(mesh)

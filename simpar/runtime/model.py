@@ -87,7 +87,7 @@ def build_stage(blueprint: Blueprint, part: Part, ranks: Ranks) -> Decoder:
     if plan.mesh.tp > 1:
         tensor_parallel.apply(model, ranks.submesh("tp"), sequence_parallel=sequence)
     if plan.mesh.ep > 1:
-        experts.spread(model, ranks.expert_group, ranks.device.type)
+        experts.spread(model, ranks.expert_submesh("ep"))
     if blueprint.strategy.reduction == "fsdp":
         units = [*model.layers.values()]
         if not model.tied:
@@ -120,17 +120,28 @@ def place_of(plan: Plan, ranks: Ranks) -> Place:
 
 
 def shard(model: nn.Module, units: list[nn.Module], blueprint: Blueprint, ranks: Ranks) -> None:
-    """fully_shard every unit, then the rest, over the shard axis (with replicas: over both data axes)."""
+    """fully_shard every unit, then the rest, over the shard axis (with replicas: over both data axes).
+
+    Experts that are spread are units of their own, over the ranks that hold the same ones.
+    """
     strategy, dtypes = blueprint.strategy, blueprint.dtypes
     pinned = ranks.device.type != "cpu"
     across = strategy.replicas > 1 and not strategy.alone
     axes = ("replicate", "shard") if across else ("shard",)
     policy = MixedPrecisionPolicy(param_dtype=dtypes.compute, reduce_dtype=dtypes.reduce)
     options = {
-        "mesh": ranks.submesh(*axes),
         "mp_policy": policy if dtypes.compute != dtypes.storage else MixedPrecisionPolicy(),
         "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if blueprint.offload else OffloadPolicy(),
         "reshard_after_forward": strategy.reshard,
+    }
+    if strategy.spread:
+        mesh = ranks.expert_submesh(*(f"expert_{axis}" for axis in axes))
+        place = partial(_placement, shards=ranks.mesh.expert_data_parallel // strategy.replicas)
+        for module in model.modules():
+            if isinstance(module, experts.Experts):
+                fully_shard(module, mesh=mesh, shard_placement_fn=place, **options)
+    options |= {
+        "mesh": ranks.submesh(*axes),
         "shard_placement_fn": partial(_placement, shards=ranks.width // strategy.replicas),
     }
     for unit in units:
@@ -139,7 +150,7 @@ def shard(model: nn.Module, units: list[nn.Module], blueprint: Blueprint, ranks:
 
 
 def _placement(parameter: nn.Parameter, shards: int) -> Shard | None:
-    """Rows, or features of a tensor whose rows tensor parallelism has cut into parts that do not divide evenly.
+    """Rows, or features of a tensor whose rows are cut by another axis into parts that do not divide evenly.
 
     Shards of uneven shards have no offsets in torch: neither initial values nor checkpoints would know their place.
     Raises UserError where the features do not divide either.

@@ -13,6 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from simpar.plan.mesh import Mesh
 
+EXPERT_MESH = ("pp", "expert_replicate", "expert_shard", "ep", "etp")
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -53,6 +55,18 @@ class Ranks:
         names = ("pp", "replicate", "shard", "tp")
         return DeviceMesh(self.device.type, torch.from_numpy(grid), mesh_dim_names=names)
 
+    @cached_property
+    def expert_mesh(self) -> DeviceMesh:
+        """The same ranks as experts see them: axes pp, expert_replicate, expert_shard, ep, etp."""
+        grid = self.mesh.expert_grid
+        pp, copies, *experts = grid.shape
+        split = grid.reshape(pp, self.replicas, copies // self.replicas, *experts)
+        return DeviceMesh(self.device.type, torch.from_numpy(split), mesh_dim_names=EXPERT_MESH)
+
+    def expert_submesh(self, *axes: str) -> DeviceMesh:
+        """The part of the experts' mesh along some axes."""
+        return self.expert_mesh[axes if len(axes) > 1 else axes[0]]
+
     def submesh(self, *axes: str) -> DeviceMesh:
         """The part of the device mesh along some axes."""
         return self.device_mesh[axes if len(axes) > 1 else axes[0]]
@@ -88,6 +102,13 @@ class Ranks:
     def expert_copies_group(self) -> Any:
         """Ranks that hold the same experts; None for one rank."""
         return self._made("expert copies", self.mesh.groups("edp"))
+
+    @cached_property
+    def expert_shard_group(self) -> Any:
+        """Those of them that share one set of optimizer states; None for one rank."""
+        if self.mesh.expert_data_parallel == self.replicas:
+            return None
+        return self.expert_submesh("expert_shard").get_group()
 
     def head_group(self, ulysses: int) -> Any:
         """Neighbours among the ranks of a sequence that exchange heads; None for one rank."""

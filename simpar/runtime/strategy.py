@@ -6,7 +6,8 @@
 | zero 0 | DDP; explicit where DDP cannot (tensor parallelism, several chunks, split backward) | whole |
 | zero 1 | as zero 0 | ZeroRedundancyOptimizer |
 | zero 2, 3, HSDP | fully_shard | with the shards |
-| mixtures with ep or tp | explicit, of experts over the ranks that hold the same | whole, or ZeroRedundancyOptimizer |
+| experts with ep or tp, zero 0, 1 | explicit, of experts over the ranks that hold the same | as zero 0, 1 |
+| the same, zero 2, 3 | fully_shard, of experts over the ranks that hold the same | with the shards |
 | servers | pushed to ranks of their own, over the host | on the servers |
 | single_process | autograd of one process that drives all replicas | whole |
 
@@ -61,8 +62,10 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
     width = int(mesh.dp or 1) * mesh.cp
     if data.kind == "single_process":
         return Strategy("one_process", replicas=width)
-    if spreads_experts(plan, graph):
-        return Strategy("explicit", shard_optimizer=data.zero == 1 and width > 1, spread=True)
+    spread = spreads_experts(plan, graph)
+    if spread and (data.zero < 2 or width == 1):
+        sharded = data.zero == 1 and width > 1
+        return Strategy("explicit", shard_optimizer=sharded, replicas=data.hsdp, spread=True)
     if width == 1:
         return Strategy("none")
     if data.servers is not None:
@@ -77,7 +80,7 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
                 f"that is split into I and W, silently; allowed: zero 0 or 1, or a schedule without W"
             )
         reshard = bool(data.reshard_after_forward)
-        return Strategy("fsdp", reshard=reshard, replicas=data.hsdp, alone=apart(plan))
+        return Strategy("fsdp", reshard=reshard, replicas=data.hsdp, alone=apart(plan), spread=spread)
     plain = mesh.tp == 1 and plan.pipeline.vpp == 1 and not split
     return Strategy("ddp" if plain else "explicit", shard_optimizer=data.zero == 1, replicas=data.hsdp)
 
@@ -240,9 +243,6 @@ def _refuse_mixture(plan: Plan, graph: ModelGraph) -> None:
         (mesh.expert_tensor_parallel > 1, f"plan.etp = {mesh.expert_tensor_parallel}: experts stay whole; allowed: 1"),
         (mesh.tp > 1 and not sequence, ("plan.sequence_parallel = false: tensor-parallel ranks would route the same "
          "tokens twice; allowed: true")),
-        (spread and data.zero > 1, (f"plan.zero = {data.zero}: gradients of experts that are spread are not sharded; "
-         "allowed: 0 or 1, or ep = tp = 1")),
-        (spread and data.hsdp > 1, f"plan.hsdp = {data.hsdp}: states of spread experts are shared by all; allowed: 1"),
         (spread and apart(plan), f"plan.sync = {data.sync}: replicas of experts that are spread; allowed: bsp"),
     ):  # fmt: skip
         if wrong:

@@ -92,7 +92,7 @@ def make_optimizers(scope: Scope, owned: Sequence[Owned]) -> list[Any]:
     common = [each.local for each in owned if not (apart and each.expert)]
     found = [_optimizer(scope, common, ranks.shard_group if sharded else None)]
     if experts := [each.local for each in owned if apart and each.expert]:
-        found.append(_optimizer(scope, experts, ranks.expert_copies_group))
+        found.append(_optimizer(scope, experts, ranks.expert_shard_group))
     return found
 
 
@@ -148,6 +148,13 @@ class Update:
             average(common, self.ranks.data_group, bucket_bytes, divisor=width)
             if experts := [each.local.grad for each in self.owned if each.expert]:
                 average(experts, self.ranks.expert_copies_group, bucket_bytes, divisor=width)
+        elif (
+            self.scope.strategy.spread
+        ):  # fully_shard took the mean over copies: each has seen the tokens of many ranks
+            share = self.ranks.mesh.expert_data_parallel / self.ranks.width
+            for each in self.owned:
+                if each.expert:
+                    each.local.grad.mul_(share)
         self._sum_tied()
 
     def _sum_tied(self) -> None:

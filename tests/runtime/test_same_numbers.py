@@ -29,6 +29,8 @@ EVERYDAY = [
     {"dp": 2, "tp": 2, "ep": 4, "sequence_parallel": True, "model": "mixtral"},
     {"dp": 2, "tp": 2, "ep": 2, "sequence_parallel": True, "zero": 1, "model": "latent", **CLIPPED},
     {"dp": 4, "zero": 3, "lora_rank": 2, "recompute": "full"},
+    {"dp": 4, "ep": 2, "zero": 3, "model": "mixtral"},
+    {"dp": 4, "ep": 2, "zero": 1, "hsdp": 2, "model": "mixtral"},
 ]
 WIDE_FOUR = [
     {"cp": 4, "cp_method": "ring", "cp_balance": "striped"},
@@ -89,6 +91,14 @@ WIDE_FOUR = [
     {"cp": 2, "dp": 2, "ep": 4, "cp_method": "ulysses", "model": "latent"},
     {"dp": 4, "zero": 3, "recompute": "full", "model": "latent"},
     {"pp": 2, "dp": 2, "ep": 2, "schedule": "zb-v", "recompute": "selective", "model": "latent"},
+    {"dp": 4, "ep": 4, "zero": 2, "model": "mixtral"},
+    {"dp": 4, "ep": 2, "zero": 3, "hsdp": 2, "model": "mixtral"},
+    {"dp": 4, "ep": 2, "zero": 3, "model": "mixtral", **ROUNDED},
+    {"dp": 2, "tp": 2, "ep": 2, "sequence_parallel": True, "zero": 3, "model": "latent", **CLIPPED},
+    {"dp": 2, "tp": 2, "ep": 4, "sequence_parallel": True, "zero": 2, "model": "shared"},
+    {"dp": 2, "tp": 2, "etp": 1, "sequence_parallel": True, "zero": 3, "model": "mixtral"},
+    {"dp": 2, "pp": 2, "ep": 2, "schedule": "1f1b", "zero": 3, "model": "mixtral", **CLIPPED},
+    {"cp": 2, "dp": 2, "ep": 2, "cp_method": "ring", "zero": 3, "recompute": "full", "model": "sinks"},
 ]  # fmt: skip
 CONTINUED = [
     {"dp": 4, "zero": 1, "then": {"dp": 4, "zero": 1}},
@@ -105,6 +115,8 @@ WIDE_CONTINUED = [
     {"pp": 2, "tp": 2, "optimizer": "sgd_momentum", "then": {"dp": 4, "zero": 1}},
     {"dp": 4, "zero": 3, "offload": True, "then": {"pp": 4, "layers": [1, 2, 1, 0]}},
     {"pp": 4, "optimizer": "sgd", "then": {"dp": 2, "tp": 2, "zero": 2}},
+    {"dp": 4, "ep": 2, "zero": 3, "model": "mixtral", "then": {"dp": 4, "ep": 2, "zero": 3}},
+    {"dp": 4, "ep": 2, "zero": 3, "hsdp": 2, "model": "mixtral", "then": {"pp": 2, "dp": 2, "ep": 2}},
     {"dp": 4, "zero": 1, "model": "gpt2", "then": {"pp": 2, "dp": 2, "schedule": "dualpipev", "zero": 1}},
 ]
 WIDE_EIGHT = [
@@ -125,6 +137,9 @@ WIDE_EIGHT = [
         "schedule": "interleaved",
         "model": "mixtral",
     },
+    {"dp": 4, "tp": 2, "ep": 4, "sequence_parallel": True, "zero": 3, "hsdp": 2, "model": "mixtral"},
+    {"dp": 4, "tp": 2, "ep": 2, "sequence_parallel": True, "zero": 1, "hsdp": 2, "model": "mixtral"},
+    {"pp": 2, "dp": 4, "ep": 2, "zero": 3, "hsdp": 2, "model": "latent"},
 ]
 
 

@@ -34,6 +34,8 @@ def strategy(world_size=4, model="tiny-llama", **values):
         ({"kind": "single_process"}, "one_process"),
         ({"model": "mixtral-8x7b", "ep": 4}, "explicit"),
         ({"model": "mixtral-8x7b", "zero": 3}, "fsdp"),
+        ({"model": "mixtral-8x7b", "ep": 2, "zero": 3, "hsdp": 2}, "fsdp"),
+        ({"model": "mixtral-8x7b", "ep": 2, "zero": 1, "hsdp": 2}, "explicit"),
     ],
 )
 def test_every_layout_has_its_reduction(values, reduction):
@@ -59,8 +61,8 @@ def test_zero_decides_what_is_sharded():
         ({"model": "t5-3b"}, "model t5-3b: has two towers; the runtime trains decoders"),
         ({"dp": 3}, "plan.dp = 3: .*leaves 4"),
         (
-            {"model": "mixtral-8x7b", "ep": 2, "zero": 3},
-            "plan.zero = 3: gradients of experts that are spread",
+            {"model": "mixtral-8x7b", "pp": 2, "ep": 2, "zero": 3, "schedule": "zb-v"},
+            "plan.zero = 3 with schedule zb-v: .*silently",
         ),
         ({"model": "mixtral-8x7b", "tp": 2}, "plan.etp = 2: experts stay whole"),
         (
