@@ -42,9 +42,9 @@ def reserve(
     passes of several microbatches do, ``held_bytes`` are freed but in use by another stream, ``limit_bytes`` is
     what the device leaves: blocks beyond it are given back.
     """
-    gaps = habits.fragmentation + habits.churn * np.asarray(alternates, dtype=np.float64)
-    needed = _segments(static_bytes + moving_bytes * (1.0 + gaps))
-    reserved = np.minimum(_segments(needed + held_bytes), np.maximum(needed, limit_bytes))
+    needed = _segments(static_bytes + moving_bytes * (1.0 + habits.least_gaps(alternates)))
+    usual = _segments(_segments(static_bytes + moving_bytes * (1.0 + habits.gaps(alternates))) + held_bytes)
+    reserved = np.minimum(usual, np.maximum(needed, limit_bytes))
     return Reservation(needed, reserved)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from simpar.units import Bytes, Fraction
+
+GAPS_OF_EXPANDABLE = 0.02  # torchtitan's runs, which expand segments, show 2 % and less
 
 
 class _Part(BaseModel):
@@ -17,7 +20,8 @@ class AllocatorHabits(_Part):
     """What the process holds beyond what it allocated for tensors.
 
     ``fragmentation``: blocks that cannot be reused, per byte that moves during a step; ``churn``: more of it where
-    passes of different microbatches alternate; ``held_outputs``: share of the partial sums of row-parallel
+    passes of different microbatches alternate; ``expandable``: its recipes turn on segments that expand where
+    memory is tight, which leaves next to no gaps; ``held_outputs``: share of the partial sums of row-parallel
     products that a communication stream still holds after they are freed, because the host runs ahead.
     ``context_bytes`` of the device context and its kernels, ``communicator_bytes`` per communicator,
     ``workspace_bytes`` of the GEMM libraries (allocated through the same allocator).
@@ -25,10 +29,19 @@ class AllocatorHabits(_Part):
 
     fragmentation: Fraction = 0.05
     churn: Fraction = 0.05
+    expandable: bool = False
     held_outputs: Fraction = 0.0
     context_bytes: Bytes = 0.0
     communicator_bytes: Bytes = 0.0
     workspace_bytes: Bytes = 0.0
+
+    def gaps(self, alternates: Any) -> Any:
+        """Bytes that cannot be reused, per byte that moves; ``alternates``: passes of several microbatches do."""
+        return self.fragmentation + self.churn * np.asarray(alternates, dtype=np.float64)
+
+    def least_gaps(self, alternates: Any) -> Any:
+        """The same where memory is tight."""
+        return np.minimum(self.gaps(alternates), GAPS_OF_EXPANDABLE if self.expandable else np.inf)
 
 
 class MemoryHabits(_Part):

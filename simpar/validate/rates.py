@@ -1,4 +1,4 @@
-"""Step times from published FLOP rates, where a row has nothing better: what its source counts as FLOP decides.
+"""Step times from published rates, where a row has nothing better: what its source counts as FLOP decides.
 
 Checked on rows that print time and rate: NeMo until 25.04, dgxc, llm-foundry and Megatron-LM's examples count model
 FLOP with all of attention (ratio 1.00), Megatron-Bridge and Megatron-LM's counter of today its causal half (1.00),
@@ -20,12 +20,15 @@ _PEER = re.compile(r"peer_pred TFLOPS=([0-9.]+)")
 
 
 def has_rate(row: Row) -> bool:
-    """Whether a row prints FLOP/s or their share of the peak."""
-    return bool(number(row, "tflops_per_gpu") or number(row, "mfu_pct"))
+    """Whether a row prints tokens a second, FLOP/s or their share of the peak."""
+    return any(number(row, name) for name in ("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct"))
 
 
 def with_rates(found: Measured, row: Row, case: Case) -> Measured:
     """The measurements with the step time that a row's rate amounts to, and its peer's where the notes print one."""
+    tokens = number(row, "tokens_per_s_per_gpu")
+    if tokens:
+        return replace(found, step_time_s=case.training.tokens_per_step / case.num_devices / tokens)
     rate = (number(row, "tflops_per_gpu") or 0.0) * TERA or (number(row, "mfu_pct") or 0.0) / 100 * _peak(
         case
     )

@@ -1,7 +1,8 @@
 """Measured runs as inputs: a row of a table becomes a model, a cluster and a plan, or a reason why not.
 
 The columns are the same for every table; free text is read through the few patterns below and nowhere else.
-Blank means unknown: what a plan needs and a row does not say is a reason, never a guess.
+Blank means unknown: what a plan needs and a row does not say is a reason, never a guess; only the micro-batch, and
+with it virtual stages and recomputation, may stay open, for a run was tuned over them (``simpar.validate.tuned``).
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from simpar.cost.stack import load_stack
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import MODULES
 from simpar.models.training import Documents, Training
-from simpar.models.transformer import Shape, Style, build
 from simpar.units import GB, GIB
 from simpar.validate.cells import Row, Unmodelled, number, text, whole
+from simpar.validate.dense import is_mixture, model, sequence, unfused
 from simpar.validate.mixtures import expert_plan, mixture, overlap_words, recipe_layers
 
 
 @dataclass(frozen=True)
 class Case:
-    """One measured run as simulation input."""
+    """One measured run as simulation input; ``open`` names what its row does not print and a tuner would choose."""
 
     graph: ModelGraph
     hardware: str
@@ -33,6 +34,7 @@ class Case:
     stack: str
     stack_changes: Mapping[str, object]
     fabric: Mapping[str, float]
+    open: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Measured:
 
 def case(row: Row) -> Case:
     """The simulation input of a row. Raises Unmodelled with the reason."""
-    graph = mixture(row) if _is_mixture(row) else model(row)
+    graph = mixture(row) if is_mixture(row) else model(row)
     devices = whole(row, "n_gpus")
     hardware, per_node = _hardware(row, devices)
     plan = _plan(row, devices)
@@ -61,104 +63,16 @@ def case(row: Row) -> Case:
     if layers is not None:
         plan["layers"] = layers
     training = Training(
-        seq_len=_sequence(row), global_batch=_global_batch(row, plan, devices), documents=_documents(row)
+        seq_len=sequence(row), global_batch=_global_batch(row, plan, devices), documents=_documents(row)
     )
     stack, changes = _stack(row)
-    return Case(graph, hardware, devices, per_node, training, plan, stack, changes, _fabric(row))
-
-
-def _sequence(row: Row) -> int:
-    """Tokens of a sequence; torchtitan's configs of Llama 3 have 8,192 where a table does not say."""
-    return whole(row, "seq_len", 8192 if text(row, "stack") == "torchtitan" else None)
+    return Case(graph, hardware, devices, per_node, training, plan, stack, changes, _fabric(row), _open(row))
 
 
 def _documents(row: Row) -> Documents | None:
     """Fine-tuning packs short questions and answers (NeMo's documentation uses Dolly and SQuAD), all else one text."""
     words = f"{text(row, 'model_name')} {text(row, 'notes')}".lower()
     return Documents(mean=200) if re.search(r"\(sft\)|\(lora\)|packed sequences", words) else None
-
-
-def _is_mixture(row: Row) -> bool:
-    return (number(row, "n_experts") or 0) > 1
-
-
-# --- the model -------------------------------------------------------------------------------------------------
-
-_GATED = re.compile(r"llama|qwen|mistral|gemma|deepseek|olmo|granite|internlm|yi-|baichuan", re.IGNORECASE)
-_PLAIN = re.compile(r"gpt|megatron|bloom|opt|neox|nlg|turing|bert|t5", re.IGNORECASE)
-_VOCABULARIES = (
-    (re.compile(r"llama[- _]?(v)?3|llama3", re.IGNORECASE), 128256),
-    (re.compile(r"llama", re.IGNORECASE), 32000),
-    (re.compile(r"qwen", re.IGNORECASE), 152064),
-    (re.compile(r"nemotron", re.IGNORECASE), 256000),
-    (re.compile(r"mistral", re.IGNORECASE), 32000),
-    (re.compile(r"mpt", re.IGNORECASE), 50368),
-)
-_GPT_VOCABULARY = 51200
-
-
-def model(row: Row) -> ModelGraph:
-    """The dense decoder that a row describes by its sizes."""
-    name = text(row, "model_name") or "model"
-    hidden, heads = whole(row, "hidden"), whole(row, "n_heads")
-    gated = bool(_GATED.search(name))
-    ffn = number(row, "ffn_hidden")
-    if ffn is None:
-        if gated:
-            raise Unmodelled("ffn_hidden not published")
-        ffn = 4 * hidden
-    if not gated and not _PLAIN.search(name) and not re.search("mpt|nemotron", name, re.IGNORECASE):
-        gated = abs(ffn - 4 * hidden) > hidden // 8
-    if hidden % heads:
-        raise Unmodelled("hidden is no multiple of n_heads")
-    shape = Shape(
-        vocab=whole(row, "vocab", _vocabulary(name)),
-        hidden=hidden,
-        ffn=int(ffn),
-        layers=whole(row, "n_layers"),
-        heads=heads,
-        kv_heads=whole(row, "n_kv_heads", heads),
-        head_dim=hidden // heads,
-        positions=0 if gated or "mpt" in name.lower() else _sequence(row),
-    )
-    return build(name, shape, _style(row, name, gated=gated), dropout=not gated and _unfused(row))
-
-
-def _vocabulary(name: str) -> int:
-    return next((size for pattern, size in _VOCABULARIES if pattern.search(name)), _GPT_VOCABULARY)
-
-
-def _style(row: Row, name: str, *, gated: bool) -> Style:
-    tied = text(row, "tied_embeddings").lower()
-    if gated:
-        bias = bool(re.search("qwen(1.5|2)", name, re.IGNORECASE))
-        return Style(tied=tied == "true", qkv_bias=bias)
-    if re.search("mpt", name, re.IGNORECASE):
-        return Style(norm="weight", gated=False, tied=True, rotary=False)
-    if re.search("nemotron", name, re.IGNORECASE):
-        return Style(norm="layer", gated=False, tied=False)
-    return Style(
-        norm="layer",
-        gated=False,
-        tied=tied != "false",
-        qkv_bias=True,
-        output_bias=True,
-        mlp_bias=True,
-        rotary=False,
-    )
-
-
-def _unfused(row: Row) -> bool:
-    kernel = text(row, "attention_kernel").lower()
-    if "unfused" in kernel or "no flash" in kernel:
-        return True
-    if kernel:
-        return False
-    if _is_mixture(row) or _GATED.search(text(row, "model_name")):
-        return False
-    # Megatron-LM's own attention, before models with gated layers and Hopper brought fused kernels by default
-    early = re.search("v100|a100", text(row, "gpu_type").lower()) is not None
-    return text(row, "stack") == "megatron-deepspeed" or (early and text(row, "stack") == "megatron")
 
 
 # --- the cluster -----------------------------------------------------------------------------------------------
@@ -232,22 +146,26 @@ def _fabric(row: Row) -> dict[str, float]:
     return found
 
 
+MEGATRONS = ("megatron", "megatron-sc21", "megatron-deepspeed", "nemo", "nemo-24", "deepspeed")
+
 # --- the plan --------------------------------------------------------------------------------------------------
 
 
 def _plan(row: Row, devices: int) -> dict[str, object]:
+    if not text(row, "tp") and not text(row, "pp") and _stack(row)[0] in MEGATRONS and devices > 1:
+        raise Unmodelled("tp and pp not published")
     tp, pp, cp = whole(row, "tp", 1), whole(row, "pp", 1), whole(row, "cp", 1)
     if devices % (tp * cp * pp):
         raise Unmodelled("tp x cp x pp does not divide n_gpus")
     vpp = whole(row, "vpp", _usual_vpp(row, pp)) if pp > 1 else 1
     plan: dict[str, object] = {
-        "tp": tp, "pp": pp, "cp": cp, "vpp": vpp, "micro_batch": _micro_batch(row, devices // (tp * cp * pp)),
+        "tp": tp, "pp": pp, "cp": cp, "vpp": vpp, "micro_batch": _micro_batch(row, devices // (tp * cp * pp)) or 1,
         "recompute": _recompute(row), "precision": _precision(row), "schedule": _schedule(row, vpp),
     }  # fmt: skip
     plan |= _sharding(
         row, devices // (tp * pp), per_node=whole(row, "gpus_per_node", 8), sharded=_shards_by_default(row)
     )
-    if _is_mixture(row):
+    if is_mixture(row):
         plan |= expert_plan(row)
     if "lora" in text(row, "model_name").lower():
         plan |= {"lora_rank": 32, "lora_targets": ("q_proj", "k_proj", "v_proj")}  # NeMo's default
@@ -256,12 +174,12 @@ def _plan(row: Row, devices: int) -> dict[str, object]:
     sequence = text(row, "seq_parallel").lower()
     if sequence in ("true", "false"):
         plan["sequence_parallel"] = sequence == "true" and tp > 1
-    elif _unfused(row):
+    elif unfused(row):
         plan["sequence_parallel"] = False
     notes = overlap_words(row)
     if re.search(r"tp comm overlap on|tp-comm-overlap|asynctp|async tp", notes):
         plan["tensor_parallel"] = {"overlap": True}
-    elif re.search(r"tp comm overlap off", notes) or _is_mixture(row):  # recipes of mixtures leave it off
+    elif re.search(r"tp comm overlap off", notes) or is_mixture(row):  # recipes of mixtures leave it off
         plan["tensor_parallel"] = {"overlap": False}
     if re.search(r"not overlapped|no tp/dp overlap", notes):
         plan["overlap_grad_reduce"] = plan["overlap_param_gather"] = False
@@ -278,20 +196,43 @@ def _usual_vpp(row: Row, pp: int) -> int:
     if text(row, "stack") == "torchtitan" and "interleaved" in text(row, "schedule").lower():
         return 2
     layers = whole(row, "n_layers", 0)
-    return layers // pp if _is_nemo(row) and not _is_mixture(row) and layers % pp == 0 else 1
+    return layers // pp if _is_nemo(row) and not is_mixture(row) and layers % pp == 0 else 1
 
 
-def _micro_batch(row: Row, dp: int) -> int:
-    known = number(row, "micro_batch")
+def _micro_batch(row: Row, dp: int) -> int | None:
+    known = number(row, "micro_batch") or _most_that_fits(row)
     if known is not None:
-        return whole(row, "micro_batch")
+        return int(known)
     batch, accumulation = number(row, "global_batch_seqs"), number(row, "grad_accum")
     stages = whole(row, "pp", 1)
     if text(row, "stack") == "torchtitan" and stages > 1 and not accumulation:
         accumulation = stages  # as many microbatches as stages unless a config says otherwise
     if batch and accumulation and batch % (dp * accumulation) == 0:
         return int(batch // (dp * accumulation))
-    raise Unmodelled("micro_batch not published")
+    return None
+
+
+def _most_that_fits(row: Row) -> float | None:
+    """Charts over the largest batch name it in a note."""
+    found = re.search(r"max batch that fits = (\d+)", text(row, "notes"))
+    return float(found.group(1)) if found else None
+
+
+def _open(row: Row) -> tuple[str, ...]:
+    """What a tuner would choose: the micro-batch where no column tells it, and what else is blank then."""
+    stages = whole(row, "pp", 1)
+    if _micro_batch(row, whole(row, "n_gpus") // (whole(row, "tp", 1) * stages * whole(row, "cp", 1))):
+        return ()
+    if is_mixture(row):
+        raise Unmodelled("micro_batch not published")  # its dispatch depends on it, and on how it is done
+    found = ["micro_batch"]
+    if number(row, "global_batch_seqs") is None and number(row, "grad_accum") is None:
+        found.append("global_batch")
+    if number(row, "vpp") is None and stages > 1 and not is_mixture(row):
+        found.append("vpp")
+    if not text(row, "recompute") and _recompute(row) == "none":
+        found.append("recompute")
+    return tuple(found)
 
 
 def _global_batch(row: Row, plan: Mapping[str, object], devices: int) -> int:
@@ -299,7 +240,8 @@ def _global_batch(row: Row, plan: Mapping[str, object], devices: int) -> int:
     if known is not None:
         return whole(row, "global_batch_seqs")
     dp = devices // (int(str(plan["tp"])) * int(str(plan["cp"])) * int(str(plan["pp"])))
-    return dp * int(str(plan["micro_batch"])) * whole(row, "grad_accum")
+    once = 1 if plan["pp"] == 1 else None  # microbatches are for pipelines where nothing else is said
+    return dp * int(str(plan["micro_batch"])) * whole(row, "grad_accum", once)
 
 
 def _recompute(row: Row) -> str:
@@ -352,7 +294,7 @@ def _schedule(row: Row, vpp: int) -> str:
 
 def _shards_by_default(row: Row) -> bool:
     """Whether a silent row has a distributed optimizer: today's Megatron recipes all switch it on."""
-    return text(row, "stack") == "megatron" and not _unfused(row)
+    return text(row, "stack") == "megatron" and not unfused(row)
 
 
 def _sharding(row: Row, dp: int, *, per_node: int, sharded: bool) -> dict[str, object]:
@@ -371,6 +313,8 @@ def _sharding(row: Row, dp: int, *, per_node: int, sharded: bool) -> dict[str, o
     if "fsdp" in words or (stage and stage.group(1) == "3"):
         width = re.search(r"(?:fsdp[ =]|degree )(\d+)", words)
         shards = int(width.group(1)) if width else dp
+        if shards * whole(row, "ep", 1) == dp:
+            shards = dp  # beside experts: what is not spread over their ranks is sharded over both
         if "hsdp" in words:
             raise Unmodelled("HSDP degree not published")
         if dp % shards:
@@ -400,11 +344,13 @@ def _stack(row: Row) -> tuple[str, dict[str, object]]:
         name = "maxtext"
     elif name == "megatron" and _is_nemo(row):
         name = _nemo(row)
+    elif name == "megatron" and re.search(r"megatron-core r0\.[5-9]", text(row, "notes").lower()):
+        name = "nemo-24"  # releases of 2024
     if name == "torchtitan" and re.search(r"no compile|compile=false", notes):
         name = "torchtitan-eager"
     if name in ("megatron", "nemo") and "deepspeed" in text(row, "zero_stage_or_fsdp").lower():
         name = "deepspeed"
-    elif name in ("megatron", "nemo") and _unfused(row):
+    elif name in ("megatron", "nemo") and unfused(row):
         name = "megatron-sc21"
     changes: dict[str, object] = {}
     if name == "torchtitan" and re.search("2024", f"{text(row, 'citation')} {text(row, 'attention_kernel')}"):
@@ -466,5 +412,5 @@ def _step_time(row: Row) -> float | None:
     rate, batch = number(row, "tokens_per_s_per_gpu"), number(row, "global_batch_seqs")
     devices = number(row, "n_gpus")
     if rate and batch and devices and (number(row, "seq_len") or text(row, "stack") == "torchtitan"):
-        return batch * _sequence(row) / (rate * devices)
+        return batch * sequence(row) / (rate * devices)
     return None

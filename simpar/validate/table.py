@@ -10,11 +10,11 @@ from typing import Any
 from simpar.errors import UserError
 from simpar.units import GIB
 from simpar.validate.cells import Row, Unmodelled, text
-from simpar.validate.predict import predict
 from simpar.validate.rates import has_rate, with_rates
 from simpar.validate.rows import case, measured
 from simpar.validate.single import is_single, single_outcomes
 from simpar.validate.summary import CELL, Outcome, summary
+from simpar.validate.tuned import settled
 
 NEEDED = ("source", "n_gpus", "seq_len")
 CHUNK = 16
@@ -75,8 +75,7 @@ def outcome(line: int, row: Row) -> Outcome:
         known = actual.step_time_s is not None or actual.peak_memory_bytes is not None or not actual.fits
         if not known and not has_rate(row):
             raise Unmodelled("nothing measured (no step time, no memory)")
-        entry = case(row)
-        prediction = predict(entry)
+        entry, prediction = settled(case(row))
         if not known:
             actual = with_rates(actual, row, entry)
     except Unmodelled as reason:

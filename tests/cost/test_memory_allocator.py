@@ -35,6 +35,15 @@ def test_cached_blocks_are_given_back() -> None:
     assert full.reserved_bytes == full.needed_bytes > 3 * GIB
 
 
+def test_segments_that_expand_need_less_where_it_is_tight() -> None:
+    """Recipes turn them on near the limit: the reservation gives its gaps back, down to two percent."""
+    tight = AllocatorHabits(fragmentation=0.1, churn=0.2, expandable=True)
+    roomy = reserve(GIB, 10 * GIB, tight)
+    assert roomy.reserved_bytes == reserve(GIB, 10 * GIB, HABITS).reserved_bytes
+    assert roomy.needed_bytes == pytest.approx(11.2 * GIB, abs=SEGMENT)
+    assert reserve(GIB, 10 * GIB, tight, limit_bytes=12 * GIB).reserved_bytes == 12 * GIB
+
+
 def test_arrays_give_what_scalars_give() -> None:
     """Sizes broadcast."""
     moving, alternates = np.array([1.0, 2.0, 3.0]) * GIB, np.array([True, False, True])

@@ -24,6 +24,9 @@ ROW = {
     "pp": "1", "dp": "8", "zero_stage_or_fsdp": "ZeRO-1", "micro_batch": "1", "global_batch_seqs": "64",
     "recompute": "none", "schedule": "1F1B", "stack": "megatron", "iteration_time_s": "1.5", "status": "ok",
 }  # fmt: skip
+MIXTURE = {
+    "micro_batch": "", "n_experts": "8", "topk": "2", "model_name": "Mixtral 8x7B", "hidden": "4096", "tp": "1",
+}  # fmt: skip
 DATA = Path(os.environ.get("SIMPAR_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 
 
@@ -50,9 +53,9 @@ def test_row_becomes_the_layout_it_describes() -> None:
     ("change", "reason"),
     [
         ({"n_experts": "8"}, "config is not released"), ({"cp": "3"}, "tp x cp x pp does not divide"),
-        ({"hidden": ""}, "hidden not published"), ({"micro_batch": "", "grad_accum": ""}, "micro_batch"),
+        ({"hidden": ""}, "hidden not published"), (MIXTURE, "micro_batch not published"),
         ({"tp": "3"}, "does not divide"), ({"gpu_type": "Gaudi 3"}, "no profile"), ({"n_gpus": "many"}, "no number"),
-        ({"gpu_type": "TPU v6e"}, "no profile"),
+        ({"gpu_type": "TPU v6e"}, "no profile"), ({"tp": "", "pp": ""}, "tp and pp not published"),
     ],
 )  # fmt: skip
 def test_rows_outside_the_model_have_a_reason(change: dict[str, str], reason: str) -> None:

@@ -180,7 +180,7 @@ class Profile:
         listed = sum(counts[name] * size for name, size in added.items())
         buffers, communicators = self._gathered(view)
         habits = stack.memory.allocator
-        gaps = 1.0 + habits.fragmentation + habits.churn * float(self.num_microbatches > 1)
+        gaps = float(1.0 + habits.least_gaps(self.num_microbatches > 1))
         outside = overhead_bytes(communicators, stack, self.cluster) + habits.workspace_bytes
         workspace = max(each for _, each in held.values()) + float(buffers.max())
         room = self.limit_bytes - outside - gaps * workspace
@@ -231,7 +231,7 @@ class Profile:
         """How many microbatches' activations a rank can keep; ``static`` with what lies outside the allocator."""
         stack = self.job.stack
         habits = stack.memory.allocator
-        gaps = 1.0 + habits.fragmentation + habits.churn * float(self.num_microbatches > 1)
+        gaps = float(1.0 + habits.least_gaps(self.num_microbatches > 1))
         moving = (self.limit_bytes - static - habits.workspace_bytes) / gaps - workspace
         return np.floor(np.clip(moving / np.maximum(saved, 1.0), 0.0, 2.0**31)).astype(np.int64)
 

@@ -1,0 +1,96 @@
+"""Dense decoders that rows describe by their sizes and a name: which family's conventions they follow."""
+
+from __future__ import annotations
+
+import re
+
+from simpar.models.graph import ModelGraph
+from simpar.models.transformer import Shape, Style, build
+from simpar.validate.cells import Row, Unmodelled, number, text, whole
+
+_GATED = re.compile(r"llama|qwen|mistral|gemma|deepseek|olmo|granite|internlm|yi-|baichuan", re.IGNORECASE)
+_PLAIN = re.compile(r"gpt|megatron|bloom|opt|neox|nlg|turing|bert|t5", re.IGNORECASE)
+_VOCABULARIES = (
+    (re.compile(r"llama[- _]?(v)?3|llama3", re.IGNORECASE), 128256),
+    (re.compile(r"llama", re.IGNORECASE), 32000),
+    (re.compile(r"qwen", re.IGNORECASE), 152064),
+    (re.compile(r"nemotron", re.IGNORECASE), 256000),
+    (re.compile(r"mistral", re.IGNORECASE), 32000),
+    (re.compile(r"mpt", re.IGNORECASE), 50368),
+)
+_GPT_VOCABULARY = 51200
+
+
+def model(row: Row) -> ModelGraph:
+    """The dense decoder that a row describes by its sizes."""
+    name = text(row, "model_name") or "model"
+    hidden, heads = whole(row, "hidden"), whole(row, "n_heads")
+    gated = bool(_GATED.search(name))
+    ffn = number(row, "ffn_hidden")
+    if ffn is None:
+        if gated:
+            raise Unmodelled("ffn_hidden not published")
+        ffn = 4 * hidden
+    if not gated and not _PLAIN.search(name) and not re.search("mpt|nemotron", name, re.IGNORECASE):
+        gated = abs(ffn - 4 * hidden) > hidden // 8
+    if hidden % heads:
+        raise Unmodelled("hidden is no multiple of n_heads")
+    shape = Shape(
+        vocab=whole(row, "vocab", _vocabulary(name)),
+        hidden=hidden,
+        ffn=int(ffn),
+        layers=whole(row, "n_layers"),
+        heads=heads,
+        kv_heads=whole(row, "n_kv_heads", heads),
+        head_dim=hidden // heads,
+        positions=0 if gated or "mpt" in name.lower() else sequence(row),
+    )
+    return build(name, shape, _style(row, name, gated=gated), dropout=not gated and unfused(row))
+
+
+def _vocabulary(name: str) -> int:
+    return next((size for pattern, size in _VOCABULARIES if pattern.search(name)), _GPT_VOCABULARY)
+
+
+def _style(row: Row, name: str, *, gated: bool) -> Style:
+    tied = text(row, "tied_embeddings").lower()
+    if gated:
+        bias = bool(re.search("qwen(1.5|2)", name, re.IGNORECASE))
+        return Style(tied=tied == "true", qkv_bias=bias)
+    if re.search("mpt", name, re.IGNORECASE):
+        return Style(norm="weight", gated=False, tied=True, rotary=False)
+    if re.search("nemotron", name, re.IGNORECASE):
+        return Style(norm="layer", gated=False, tied=False)
+    return Style(
+        norm="layer",
+        gated=False,
+        tied=tied != "false",
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        rotary=False,
+    )
+
+
+def unfused(row: Row) -> bool:
+    """Whether a run had no fused attention kernel."""
+    kernel = text(row, "attention_kernel").lower()
+    if "unfused" in kernel or "no flash" in kernel:
+        return True
+    if kernel:
+        return False
+    if is_mixture(row) or _GATED.search(text(row, "model_name")):
+        return False
+    # Megatron-LM's own attention, before models with gated layers and Hopper brought fused kernels by default
+    early = re.search("v100|a100", text(row, "gpu_type").lower()) is not None
+    return text(row, "stack") == "megatron-deepspeed" or (early and text(row, "stack") == "megatron")
+
+
+def sequence(row: Row) -> int:
+    """Tokens of a sequence; torchtitan's configs of Llama 3 have 8,192 where a table does not say."""
+    return whole(row, "seq_len", 8192 if text(row, "stack") == "torchtitan" else None)
+
+
+def is_mixture(row: Row) -> bool:
+    """Whether a row has several experts."""
+    return (number(row, "n_experts") or 0) > 1

@@ -1,0 +1,64 @@
+"""What a row does not print and its authors tuned: chosen as a tuner would, the fastest a token of what fits.
+
+A published run is the outcome of somebody's tuning, so that what it leaves open (the micro-batch, and with it the
+number of virtual stages and the recomputation) is more likely the best choice than any fixed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+from simpar.validate.cells import Unmodelled
+from simpar.validate.predict import Prediction, predict
+from simpar.validate.rows import Case
+
+MOST_SEQUENCES = 64
+RECOMPUTE = ("none", "selective", "every:4", "every:2", "full")
+
+
+def settled(entry: Case) -> tuple[Case, Prediction]:
+    """A case with nothing open any more, and its prediction. Raises Unmodelled where no choice can be."""
+    if not entry.open:
+        return entry, predict(entry)
+    tried: list[tuple[tuple[bool, float], Case, Prediction]] = []
+    reason = Unmodelled("nothing that the row leaves open divides its batch")
+    for choice in _choices(entry):
+        try:
+            found = predict(choice)
+        except Unmodelled as error:
+            reason = error
+            continue
+        per_token = found.step_time_s / choice.training.tokens_per_step
+        tried.append(
+            ((not found.fits, per_token if found.fits else found.peak_reserved_bytes), choice, found)
+        )
+    if not tried:
+        raise reason
+    _, case, prediction = min(tried, key=lambda one: one[0])
+    return case, prediction
+
+
+def _choices(entry: Case) -> Iterator[Case]:
+    """Every combination of what is open."""
+    plan = entry.plan
+    replicas = entry.num_devices // (int(str(plan["tp"])) * int(str(plan["cp"])) * int(str(plan["pp"])))
+    steps = entry.training.global_batch // replicas  # sequences of a replica, for a micro-batch of one
+    free_batch = "global_batch" in entry.open
+    sizes = [1 << power for power in range(MOST_SEQUENCES.bit_length())]
+    batches = [size for size in sizes if free_batch or steps % size == 0]
+    stages = _virtual_stages(entry) if "vpp" in entry.open else (int(str(plan["vpp"])),)
+    recompute = RECOMPUTE if "recompute" in entry.open else (str(plan["recompute"]),)
+    for size, vpp, again in product(batches, stages, recompute):
+        chosen = {"micro_batch": size, "vpp": vpp, "recompute": again}
+        if "vpp" in entry.open:
+            chosen["schedule"] = "interleaved" if vpp > 1 else "1f1b"
+        batch = entry.training.global_batch * (size if free_batch else 1)
+        training = entry.training.model_copy(update={"global_batch": batch})
+        yield replace(entry, plan={**plan, **chosen}, training=training, open=())
+
+
+def _virtual_stages(entry: Case) -> tuple[int, ...]:
+    each = len(entry.graph.layers) // int(str(entry.plan["pp"]))
+    return tuple(count for count in range(1, each + 1) if each % count == 0)
