@@ -17,7 +17,7 @@ from simpar.calibrate.stopwatch import Stopwatch, Times
 from simpar.models.graph import INPUT
 from simpar.runtime.attention import Place
 from simpar.runtime.decoder import BlockModule, Decoder, Part, Recompute
-from simpar.runtime.engine import mean_loss
+from simpar.runtime.loss import mean_loss
 from simpar.runtime.model import fill
 from simpar.runtime.update import BETAS, EPS
 

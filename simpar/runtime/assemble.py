@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,17 +13,20 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import Schedule
 from simpar.runtime import tensor_parallel
-from simpar.runtime.decoder import OUTPUT
-from simpar.runtime.engine import Engine, mean_loss
+from simpar.runtime.decoder import OUTPUT, TABLE
+from simpar.runtime.engine import Engine
 from simpar.runtime.experts import Experts
 from simpar.runtime.job import Learning
+from simpar.runtime.loss import mean_loss
 from simpar.runtime.model import Blueprint, build_stage, parts, shard
 from simpar.runtime.one_process import DataParallel
 from simpar.runtime.pipeline import Pipeline, Shapes
+from simpar.runtime.prediction import IGNORED, layers_of
 from simpar.runtime.ranks import Ranks
 from simpar.runtime.servers import RemoteUpdate
 from simpar.runtime.update import Owned, Scope, Update
@@ -37,8 +41,8 @@ def make_engine(
     plan, here = blueprint.plan, ranks.here["pp"]
     every = parts(blueprint.graph, plan)
     mine = [stage for stage, rank in enumerate(schedule.rank_of_stage) if rank == here]
-    tied = blueprint.graph.tied_embeddings and len(every) > 1
-    apart = tied and schedule.rank_of_stage[0] != schedule.rank_of_stage[-1]
+    shared = blueprint.graph.tied_embeddings or layers_of(blueprint.graph) > 0
+    apart = shared and len(every) > 1 and schedule.rank_of_stage[0] != schedule.rank_of_stage[-1]
     group = ranks.embedding_group if apart else None
     stages = {stage: build_stage(blueprint, every[stage], ranks) for stage in mine}
     owned = [each for stage in stages.values() for each in own(stage, plan)]
@@ -53,7 +57,7 @@ def make_engine(
         engine.pipeline = Pipeline(
             schedule, dict(wrapped), _shapes(blueprint, training), lambda o, t: mean_loss(o, t) / count, ranks
         )
-    rehearse(engine, training)
+    rehearse(engine, training, blueprint.graph)
     return engine
 
 
@@ -88,7 +92,7 @@ def make_update(scope: Scope, owned: list[Owned], blueprint: Blueprint) -> Updat
     return Update(scope, owned)
 
 
-def rehearse(engine: Engine, training: Training) -> None:
+def rehearse(engine: Engine, training: Training, graph: ModelGraph | None = None) -> None:
     """One backward on zeros under DDP, which rearranges its buckets after the first.
 
     Without it the first step of a resumed run would add up gradients in another order than the run it continues.
@@ -97,7 +101,9 @@ def rehearse(engine: Engine, training: Training) -> None:
         ranks = engine.ranks
         shape = (training.global_batch // int(ranks.mesh.dp or 1), training.seq_len // ranks.mesh.cp)
         zeros = torch.zeros(shape, dtype=torch.int64, device=ranks.device)
-        engine.forward_backward(zeros, zeros)
+        further = layers_of(graph)
+        targets = torch.stack([zeros, *[torch.full_like(zeros, IGNORED)] * further], 1) if further else zeros
+        engine.forward_backward(zeros, targets)
         for owned in engine.owned:
             owned.parameter.grad = None
 
@@ -111,7 +117,8 @@ def own(stage: Any, plan: Plan) -> list[Owned]:
     sequence = bool(plan.tensor_parallel.sequence_parallel)
     names = tensor_parallel.partial_parameters(stage, sequence_parallel=sequence)
     shares = set(names) if plan.mesh.tp > 1 else set()
-    tied = getattr(stage, "tied", False)
+    twin = {OUTPUT} if getattr(stage, "tied", False) else set()
+    twin |= {TABLE} if getattr(stage, "copies_table", False) else set()
     of_experts = {
         id(each) for module in stage.modules() if isinstance(module, Experts) for each in module.parameters()
     }
@@ -120,7 +127,7 @@ def own(stage: Any, plan: Plan) -> list[Owned]:
             name,
             parameter,
             partial=name in shares,
-            twin=tied and name == OUTPUT,
+            twin=name in twin,
             expert=id(parameter) in of_experts,
         )
         for name, parameter in stage.named_parameters()
@@ -153,4 +160,5 @@ def _shapes(blueprint: Blueprint, training: Training) -> Shapes:
     sequence = plan.tensor_parallel.sequence_parallel and plan.mesh.tp > 1
     rows = length // plan.mesh.tp if sequence else length
     widths = (dims["hidden"], dims["vocab"])
-    return Shapes.of(plan.micro_batch, (length, rows), widths, blueprint.dtypes.compute)
+    found = Shapes.of(plan.micro_batch, (length, rows), widths, blueprint.dtypes.compute)
+    return replace(found, outputs=1 + layers_of(blueprint.graph))

@@ -8,7 +8,7 @@ key and value; gate and up) is several Linears, so that tensor parallelism can s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from simpar.errors import UserError
 from simpar.models.graph import INPUT, Block, ModelGraph, Operator, evaluate
 from simpar.models.recompute import of_layer
-from simpar.runtime import latent
+from simpar.runtime import latent, prediction
 from simpar.runtime.attention import Attention, Place, Rotary
 from simpar.runtime.experts import Combine, Dispatch, ExpertActivation, Experts, Router
 
@@ -88,6 +88,18 @@ class Projection(nn.Module):
         """Shape [batch, seq, in] to [batch, seq, out] for every output."""
         outputs = tuple(part(x) for part in self.parts)
         return outputs[0] if len(outputs) == 1 else outputs
+
+
+class Joined(Projection):
+    """The product of two inputs side by side: a hidden state and the embedding of a later token."""
+
+    def __init__(self, op: Operator, dims: Mapping[str, int]) -> None:
+        super().__init__(op, dims)
+        self.whole = True
+
+    def forward(self, state: Tensor, embedded: Tensor) -> Tensor:  # type: ignore[override]
+        """Two of [batch, seq, hidden] to one."""
+        return self.parts[0](torch.cat((state, embedded), dim=-1))
 
 
 class GatedProjection(Projection):
@@ -205,34 +217,48 @@ class PositionEmbedding(nn.Module):
 
 
 class BlockModule(nn.Module):
-    """A block of the graph: modules under the operators' names, executed in the graph's order."""
+    """A block of the graph: modules under the operators' names, executed in the graph's order.
 
-    def __init__(self, block: Block, makers: Mapping[str, Callable[[Operator], nn.Module]]) -> None:
+    It ``reads`` the block's input, or several under these names, and ``returns`` the last operator's output, or those
+    of several.
+    """
+
+    def __init__(
+        self,
+        block: Block,
+        makers: Mapping[str, Callable[[Operator], nn.Module]],
+        *,
+        reads: tuple[str, ...] = (INPUT,),
+        returns: tuple[str, ...] = (),
+    ) -> None:
         super().__init__()
         self.operators = [op for op in block.operators if op.kind != "loss"]
         for op in self.operators:
             if op.kind not in makers:
                 raise UserError(f"operator {op.name} of kind {op.kind}: the runtime cannot execute it yet")
             self.add_module(op.name, makers[op.kind](op))
+        self.reads, self.returns = reads, returns or (self.operators[-1].name,)
         last = {name: position for position, op in enumerate(self.operators) for name in op.inputs}
+        last = {name: position for name, position in last.items() if name not in self.returns}
         self.forget = [[n for n, at in last.items() if at == i] for i in range(len(self.operators))]
         self.recompute = "none"
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Shape [batch, seq, hidden] (tokens for the embedding, logits from the head)."""
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Shape [batch, seq, hidden] (tokens for the embedding, logits from the head); a tuple where several return."""
         if self.recompute == "full":
-            return checkpoint(self._run, x, use_reentrant=False)
+            return checkpoint(self._run, *inputs, use_reentrant=False)
         if self.recompute == "operators":
-            return checkpoint(self._run, x, use_reentrant=False, context_fn=_every_other_product)
-        return self._run(x)
+            return checkpoint(self._run, *inputs, use_reentrant=False, context_fn=_every_other_product)
+        return self._run(*inputs)
 
-    def _run(self, x: Tensor) -> Tensor:
-        values = {INPUT: x}
+    def _run(self, *inputs: Tensor) -> Tensor:
+        values = dict(zip(self.reads, inputs, strict=True))
         for op, done in zip(self.operators, self.forget, strict=True):
             values[op.name] = getattr(self, op.name)(*(values[name] for name in op.inputs))
             for name in done:
                 del values[name]
-        return values[self.operators[-1].name]
+        found = tuple(values[name] for name in self.returns)
+        return found[0] if len(found) == 1 else found
 
 
 def _every_other_product() -> Any:
@@ -259,15 +285,22 @@ def _every_other_product() -> Any:
 
 
 class Decoder(nn.Module):
-    """A decoder or a pipeline stage of it: embedding, layers and head under the same names in every split."""
+    """A decoder or a pipeline stage of it: embedding, layers and head under the same names in every split.
+
+    A stage whose layers predict further tokens has a copy of the embedding (``copies_table``), where it is not the
+    first.
+    """
 
     def __init__(self, graph: ModelGraph, part: Part, place: Place, recompute: Recompute) -> None:
         super().__init__()
         makers = _makers(graph, place)
-        self.embedding = BlockModule(graph.embedding, makers) if part.embedding else None
+        self.further = [str(i) for i in part.layers if graph.layers[i] in graph.auxiliary]
+        self.copies_table = bool(self.further) and not part.embedding
+        embeds = part.embedding or self.copies_table
+        self.embedding = BlockModule(graph.embedding, makers) if embeds else None
         self.layers = nn.ModuleDict()
         for layer in part.layers:
-            block = BlockModule(graph.blocks[graph.layers[layer]], makers)
+            block = _layer(graph.blocks[graph.layers[layer]], makers, predicts=str(layer) in self.further)
             _set_recompute(block, recompute.of_layer(layer), recompute.selective)
             self.layers[str(layer)] = block
         self.head = BlockModule(graph.head, makers) if part.head else None
@@ -279,13 +312,38 @@ class Decoder(nn.Module):
         if self.tied and self.embedding is not None and self.head is not None:
             self.head.lm_head.parts[0].weight = self.embedding.token_embedding.weight
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Tokens int64[batch, seq] or hidden states in; hidden states [batch, seq, hidden] or logits out."""
-        if self.embedding is not None:
+    def forward(self, x: Tensor, further: Tensor | None = None) -> Tensor | tuple[Tensor, ...]:
+        """Tokens int64[batch, seq] or hidden states in; hidden states [batch, seq, hidden] or logits out.
+
+        With ``further`` tokens, int64[batch, depths, seq], the logits of what comes after each of them as well.
+        """
+        if self.embedding is not None and not self.copies_table:
             x = self.embedding(x)
-        for layer in self.layers.values():
-            x = layer(x)
-        return x if self.head is None else self.head(x)
+        for name, layer in self.layers.items():
+            x = x if name in self.further else layer(x)
+        if self.head is None:
+            return x
+        if further is None or not self.further:
+            return self.head(x)
+        return self.head(x), *self._predicted(x, further)
+
+    def _predicted(self, state: Tensor, tokens: Tensor) -> Iterator[Tensor]:
+        """Logits of every further token, whose layers work one on the other's state."""
+        assert self.embedding is not None, "a stage that predicts further tokens has an embedding"
+        assert self.head is not None, "it has the head"
+        for depth, name in enumerate(self.further):
+            embedded = self.embedding(tokens[:, depth].clamp(min=0))
+            state, normed = self.layers[name](state, embedded)
+            yield self.head.lm_head(normed)
+
+
+def _layer(
+    block: Block, makers: Mapping[str, Callable[[Operator], nn.Module]], *, predicts: bool
+) -> BlockModule:
+    if not predicts:
+        return BlockModule(block, makers)
+    own = prediction.executed(block)
+    return BlockModule(own, makers, reads=prediction.READS, returns=prediction.RETURNS)
 
 
 def _set_recompute(block: BlockModule, kind: str, selective: str) -> None:
@@ -341,6 +399,8 @@ def _makers(graph: ModelGraph, place: Place) -> dict[str, Callable[[Operator], n
 
 
 def _product(op: Operator) -> type[Projection]:
+    if op.name == prediction.JOIN:
+        return Joined
     gated = any(weight.name.endswith(SHARED_GATE) for weight in op.weights)
     return GatedProjection if gated else Projection
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor.parallel import loss_parallel
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from simpar.plan.plan import Plan
+from simpar.runtime.loss import mean_loss
 from simpar.runtime.measure import Clock
 from simpar.runtime.pipeline import Pipeline
 from simpar.runtime.ranks import Ranks
@@ -41,7 +41,10 @@ class Engine:
     clock: Clock = field(default_factory=lambda: Clock(torch.device("cpu")))
 
     def forward_backward(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
-        """Gradients of the mean loss over this rank's sequences int64[batch, seq]; the loss on the last stage."""
+        """Gradients of the mean loss over this rank's sequences int64[batch, seq]; the loss on the last stage.
+
+        Targets are int64[batch, seq], or [batch, 1 + further, seq] for a model that predicts further tokens.
+        """
         with self._loss_context():
             if self.pipeline is not None:
                 losses = self.pipeline.step(tokens, targets)
@@ -56,7 +59,8 @@ class Engine:
         for number, (inputs, wanted) in enumerate(batches):
             with self._synchronised(last=number == len(batches) - 1):
                 with self.clock.phase("forward"):
-                    loss = mean_loss(model(inputs), wanted) / self.microbatches
+                    outputs = model(inputs, wanted[:, :-1]) if wanted.ndim > inputs.ndim else model(inputs)
+                    loss = mean_loss(outputs, wanted) / self.microbatches
                 with self.clock.phase("backward"):
                     loss.backward()
             total += plain(loss.detach())
@@ -79,12 +83,6 @@ class Engine:
         self.clock = clock
         if self.pipeline is not None:
             self.pipeline.measure(clock)
-
-
-def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy in fp32 of logits [batch, seq, vocab] and targets int64[batch, seq]."""
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return functional.cross_entropy(wide.flatten(0, 1), targets.flatten())
 
 
 def plain(tensor: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ def build_stage(blueprint: Blueprint, part: Part, ranks: Ranks) -> Decoder:
         experts.spread(model, ranks.expert_submesh("ep"))
     if blueprint.strategy.reduction == "fsdp":
         units = [*model.layers.values()]
-        if not model.tied:
+        if not (model.tied or model.further):  # what is used twice belongs to the whole
             units += [block for block in (model.embedding, model.head) if block is not None]
         shard(model, units, blueprint, ranks)
     model.to_empty(device="cpu" if blueprint.offload else ranks.device)

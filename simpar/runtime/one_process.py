@@ -7,6 +7,7 @@ this one on CPUs as well, where all replicas share memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,21 +28,24 @@ class DataParallel(nn.Module):
         indices = range(replicas)
         self.devices = [torch.device("cuda", i) if device.type == "cuda" else device for i in indices]
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Shape int64[batch, seq] to logits [batch, seq, vocab] on the first device."""
-        scattered = [
-            part.to(at) for part, at in zip(tokens.chunk(len(self.devices)), self.devices, strict=True)
-        ]
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Shape int64[batch, seq] to logits [batch, seq, vocab] on the first device; tuples as the module's own."""
+        parts = zip(*(each.chunk(len(self.devices)) for each in inputs), strict=True)
+        scattered = [[each.to(at) for each in part] for part, at in zip(parts, self.devices, strict=True)]
         # in turn: a call swaps the module's parameters; kernels of different devices overlap all the same
-        outputs = [self._replica(part) for part in scattered]
+        outputs = [self._replica(*part) for part in scattered]
+        if isinstance(outputs[0], tuple):
+            return tuple(self._gathered(each) for each in zip(*outputs, strict=True))
+        return self._gathered(outputs)
+
+    def _gathered(self, outputs: Sequence[Tensor]) -> Tensor:
         return torch.cat([output.to(self.devices[0]) for output in outputs])
 
-    def _replica(self, tokens: Tensor) -> Tensor:
+    def _replica(self, *inputs: Tensor) -> Tensor:
         """One replica's forward with copies of the parameters, which autograd leads back to the first."""
-        copies = {
-            name: parameter.to(tokens.device, copy=True) for name, parameter in self.module.named_parameters()
-        }
-        return functional_call(self.module, copies, (tokens,))
+        at = inputs[0].device
+        copies = {name: parameter.to(at, copy=True) for name, parameter in self.module.named_parameters()}
+        return functional_call(self.module, copies, inputs)
 
 
 def as_one_rank(plan: Plan) -> Plan:

@@ -23,11 +23,15 @@ Tensor = Any
 
 @dataclass(frozen=True)
 class Shapes:
-    """Meta tensors of one microbatch: the tokens, the hidden states between stages, the logits."""
+    """Meta tensors of one microbatch: the tokens, the hidden states between stages, the logits.
+
+    The last stage has one or, where further tokens are predicted, several ``outputs`` of logits.
+    """
 
     tokens: Tensor
     hidden: Tensor
     logits: Tensor
+    outputs: int = 1
 
     @staticmethod
     def of(batch: int, lengths: tuple[int, int], widths: tuple[int, int], dtype: Any) -> Shapes:
@@ -54,7 +58,7 @@ class Pipeline:
             PipelineStage(
                 module, index, schedule.num_stages, ranks.device, group=ranks.pipeline_group,
                 input_args=(shapes.tokens if index == 0 else shapes.hidden,),
-                output_args=(shapes.logits if index == last else shapes.hidden,),
+                output_args=(shapes.logits,) * shapes.outputs if index == last else (shapes.hidden,),
             )
             for index, module in sorted(stages.items())
         ]  # fmt: skip
@@ -65,11 +69,15 @@ class Pipeline:
         self.runtime._prepare_schedule_with_comms(actions(schedule))
 
     def step(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
-        """Forward and backward of all microbatches of int64[batch, seq]; their losses on the last stage."""
+        """Forward and backward of all microbatches of int64[batch, seq]; their losses on the last stage.
+
+        Targets are int64[batch, seq], or [batch, 1 + further, seq] for a model that predicts further tokens.
+        """
         losses: list[Tensor] = []
         inputs = (tokens,) if self.first else ()
         wanted = targets if self.last else None
-        self.runtime.step(*inputs, target=wanted, losses=losses, return_outputs=False)
+        named = {"further": targets[:, :-1]} if self.last and targets.ndim > 2 else {}
+        self.runtime.step(*inputs, target=wanted, losses=losses, return_outputs=False, **named)
         return losses
 
     def measure(self, clock: Clock) -> None:

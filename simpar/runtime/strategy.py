@@ -23,6 +23,7 @@ from typing import Literal
 from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import OPTIMAL
+from simpar.plan.check import stage_layers
 from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import B, F, Schedule
 from simpar.plan.sync import apart
@@ -58,6 +59,8 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
     _refuse(plan, graph)
     if schedule is not None:
         refuse_schedule(schedule)
+    if schedule is not None and graph is not None and graph.auxiliary:
+        _refuse_further(plan, graph, schedule)
     data, mesh = plan.data_parallel, plan.mesh
     width = int(mesh.dp or 1) * mesh.cp
     if data.kind == "single_process":
@@ -149,10 +152,6 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
             f"plan.precision = {numerics.precision}: needs scaled losses or 8-bit products; "
             f"allowed in a real run: {', '.join(PRECISIONS)}"
         )
-    if graph is not None and (part := unknown_part(graph)):
-        raise UserError(
-            f"model {graph.name}: has {part}, which the runtime does not train; allowed: models without"
-        )
     if graph is not None and graph.is_mixture:
         _refuse_mixture(plan, graph)
     if graph is None:
@@ -224,9 +223,20 @@ def is_decoder(graph: ModelGraph) -> bool:
     return causal and not apart and all(op.kind != "embedding" for op in layered)
 
 
-def unknown_part(graph: ModelGraph) -> str | None:
-    """A part of a model that the runtime has no module for, or None."""
-    return "layers that predict further tokens" if graph.auxiliary else None
+def _refuse_further(plan: Plan, graph: ModelGraph, schedule: Schedule) -> None:
+    """Layers that predict further tokens stand on the stage of the head, and use its weights again."""
+    further = sum(name in graph.auxiliary for name in graph.layers)
+    last = stage_layers(plan, len(graph.layers))[-1]
+    if last < further:
+        raise UserError(
+            f"plan.layers: the last stage has {last}, the model predicts further tokens with {further}, which stand "
+            f"beside the head in a real run; allowed: a last stage of {further} or more"
+        )
+    if is_split(schedule):
+        raise UserError(
+            f"plan.schedule = {plan.schedule} with a model that predicts further tokens: torch cannot split the "
+            "backward of weights that a stage uses several times; allowed: a schedule without W"
+        )
 
 
 def spreads_experts(plan: Plan, graph: ModelGraph | None) -> bool:

@@ -22,6 +22,7 @@ from simpar.runtime.job import KINETO, LOG, Job, read_log
 from simpar.runtime.measure import Clock, Memory, tracing
 from simpar.runtime.model import Blueprint, Dtypes, place_of
 from simpar.runtime.one_process import as_one_rank
+from simpar.runtime.prediction import layers_of, next_tokens
 from simpar.runtime.prepare import Prepared, prepare
 from simpar.runtime.ranks import Ranks
 from simpar.runtime.saved import next_step
@@ -186,11 +187,14 @@ def train_step(session: Session, step: int) -> dict[str, Any]:
 
 
 def local_batch(session: Session, step: int) -> tuple[Tensor, Tensor]:
-    """Tokens of this rank and next tokens of a step: int64[sequences, its part of the sequence]."""
+    """Tokens of this rank and next tokens of a step: int64[sequences, its part of the sequence].
+
+    Of a model that predicts further tokens the second are int64[sequences, 1 + further, part].
+    """
     samples = torch.from_numpy(session.loader.batch(step)).to(session.ranks.device)
     length = session.job.training.seq_len // session.ranks.mesh.cp
     here = place_of(session.prepared.plan, session.ranks).positions(length, samples.device)
-    return samples[:, here], samples[:, here + 1]
+    return samples[:, here], next_tokens(samples, here, layers_of(session.job.graph()))
 
 
 def seed_step(session: Session, step: int) -> None:

@@ -25,6 +25,7 @@ from simpar.runtime.decoder import OUTPUT, TABLE, Recompute
 from simpar.runtime.engine import average_loss
 from simpar.runtime.job import Learning
 from simpar.runtime.model import Blueprint, Dtypes, place_of
+from simpar.runtime.prediction import next_tokens
 from simpar.runtime.prepare import prepare
 from simpar.runtime.ranks import Ranks
 from simpar.runtime.states import named_tensors, set_steps
@@ -64,6 +65,7 @@ MODELS["sinks"] = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 8, "sliding_window": 5,
     "num_experts_per_tok": 2, "layer_types": ["sliding_attention", "full_attention"] * 2,
 }  # fmt: skip
+MODELS["further"] = {**MODELS["latent"], "model_type": "deepseek_v3", "num_nextn_predict_layers": 2}
 TRAINING = Training(seq_len=16, global_batch=8)
 STEPS = 3
 KEPT = (
@@ -80,10 +82,15 @@ LEARNING = Learning(learning_rate=1e-2)
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The global batch of a step: tokens and next tokens, int64[global_batch, seq]."""
+    samples = batch_of_samples(step)
+    return samples[:, :-1], samples[:, 1:]
+
+
+def batch_of_samples(step: int) -> torch.Tensor:
+    """The global batch of a step: int64[global_batch, seq + 1]."""
     generator = torch.Generator().manual_seed(100 + step)
     start = torch.randint(0, 96, (TRAINING.global_batch, 1), generator=generator)
-    tokens = (start + 5 * torch.arange(TRAINING.seq_len + 1)) % 96
-    return tokens[:, :-1], tokens[:, 1:]
+    return (start + 5 * torch.arange(TRAINING.seq_len + 1)) % 96
 
 
 def build(values: dict, rank: int, world: int, dtype: str):
@@ -105,10 +112,11 @@ def steps(engine, first: int, last: int) -> list[float]:
     """Losses of some steps."""
     ranks, losses = engine.ranks, []
     for step in range(first, last):
-        tokens, targets = (part.chunk(ranks.mesh.dp)[ranks.data_rank] for part in batch(step))
-        here = place_of(engine.plan, ranks).positions(TRAINING.seq_len // ranks.mesh.cp, tokens.device)
-        loss, _ = engine.step(tokens[:, here], targets[:, here])
-        losses.append(average_loss(loss, ranks, tokens.device))
+        samples = batch_of_samples(step).chunk(ranks.mesh.dp)[ranks.data_rank]
+        here = place_of(engine.plan, ranks).positions(TRAINING.seq_len // ranks.mesh.cp, samples.device)
+        further = max(len(getattr(stage, "further", ())) for stage in engine.stages.values())
+        loss, _ = engine.step(samples[:, here], next_tokens(samples, here, further))
+        losses.append(average_loss(loss, ranks, samples.device))
     return losses
 
 

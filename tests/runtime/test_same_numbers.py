@@ -31,6 +31,7 @@ EVERYDAY = [
     {"dp": 4, "zero": 3, "lora_rank": 2, "recompute": "full"},
     {"dp": 4, "ep": 2, "zero": 3, "model": "mixtral"},
     {"dp": 4, "ep": 2, "zero": 1, "hsdp": 2, "model": "mixtral"},
+    {"dp": 2, "pp": 2, "ep": 2, "zero": 2, "model": "further", **CLIPPED},
 ]
 WIDE_FOUR = [
     {"cp": 4, "cp_method": "ring", "cp_balance": "striped"},
@@ -99,6 +100,13 @@ WIDE_FOUR = [
     {"dp": 2, "tp": 2, "etp": 1, "sequence_parallel": True, "zero": 3, "model": "mixtral"},
     {"dp": 2, "pp": 2, "ep": 2, "schedule": "1f1b", "zero": 3, "model": "mixtral", **CLIPPED},
     {"cp": 2, "dp": 2, "ep": 2, "cp_method": "ring", "zero": 3, "recompute": "full", "model": "sinks"},
+    {"dp": 4, "model": "further"},
+    {"dp": 4, "zero": 3, "recompute": "full", "model": "further"},
+    {"dp": 4, "ep": 2, "zero": 2, "model": "further"},
+    {"dp": 2, "tp": 2, "ep": 2, "sequence_parallel": True, "model": "further", **CLIPPED},
+    {"dp": 2, "pp": 2, "schedule": "interleaved", "zero": 3, "layers": [2, 1, 1, 2], "model": "further"},
+    {"dp": 2, "cp": 2, "cp_method": "ring", "cp_balance": "zigzag", "model": "further"},
+    {"pp": 2, "tp": 2, "ep": 2, "sequence_parallel": True, "model": "further"},
 ]  # fmt: skip
 CONTINUED = [
     {"dp": 4, "zero": 1, "then": {"dp": 4, "zero": 1}},
@@ -115,6 +123,7 @@ WIDE_CONTINUED = [
     {"pp": 2, "tp": 2, "optimizer": "sgd_momentum", "then": {"dp": 4, "zero": 1}},
     {"dp": 4, "zero": 3, "offload": True, "then": {"pp": 4, "layers": [1, 2, 1, 0]}},
     {"pp": 4, "optimizer": "sgd", "then": {"dp": 2, "tp": 2, "zero": 2}},
+    {"dp": 4, "ep": 2, "zero": 1, "model": "further", "then": {"pp": 2, "dp": 2, "ep": 2}},
     {"dp": 4, "ep": 2, "zero": 3, "model": "mixtral", "then": {"dp": 4, "ep": 2, "zero": 3}},
     {"dp": 4, "ep": 2, "zero": 3, "hsdp": 2, "model": "mixtral", "then": {"pp": 2, "dp": 2, "ep": 2}},
     {"dp": 4, "zero": 1, "model": "gpt2", "then": {"pp": 2, "dp": 2, "schedule": "dualpipev", "zero": 1}},

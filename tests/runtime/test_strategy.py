@@ -71,6 +71,11 @@ def test_zero_decides_what_is_sharded():
         ),
         ({"model": "mixtral-8x7b", "capacity_factor": 1.5}, "the runtime drops no tokens"),
         ({"pp": 4, "schedule": "dualpipe"}, "dualpipe"),
+        ({"model": "deepseek-v3", "pp": 4, "schedule": "zb-h1"}, "predicts further tokens: .*without W"),
+        (
+            {"model": "deepseek-v3", "pp": 4, "layers": [30, 16, 16, 0]},
+            "the last stage has 0, .*allowed: a last stage of 1 or more",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_with_the_reason(values, words):

@@ -1,0 +1,44 @@
+"""What is minimised: cross entropy of the next token, and of further tokens where a model predicts them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from simpar.runtime.prediction import IGNORED
+
+Tensor = Any
+WEIGHT = 0.3  # of the mean loss of further tokens [DeepSeek-AI 2024, arXiv 2412.19437, section 4.2]
+
+
+def mean_loss(logits: Tensor | tuple[Tensor, ...], targets: Tensor) -> Tensor:
+    """Mean cross entropy in fp32 of logits [batch, seq, vocab] and targets int64[batch, seq].
+
+    Of several logits with targets int64[batch, 1 + further, seq], the first's and the weighted mean of the others'.
+    """
+    if isinstance(logits, tuple):
+        first, *others = logits
+        return mean_loss(first, targets[:, 0]) + extra_loss([_wide(each) for each in others], targets[:, 1:])
+    return functional.cross_entropy(_wide(logits).flatten(0, 1), targets.flatten())
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def extra_loss(logits: Sequence[Tensor], targets: Tensor) -> Tensor:
+    """The weighted mean of the cross entropies of [batch, seq, vocab] and int64[batch, depths, seq].
+
+    Each is a sum over the tokens that there are, divided by the length of the sequences (equation 24 there).
+    """
+    found = [
+        functional.cross_entropy(
+            each.flatten(0, 1), targets[:, depth].flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+        / targets[:, depth].numel()
+        for depth, each in enumerate(logits)
+    ]
+    return WEIGHT / len(found) * torch.stack(found).sum()

@@ -1,0 +1,48 @@
+"""Layers that predict further tokens [DeepSeek-AI 2024, arXiv 2412.19437, section 2.2]: what they read, and their loss.
+
+Layer k sees the hidden state of the layer before it (the model's, for the first) beside the embedding of the token k
+places on, and predicts the token after that with the model's own embedding and output projection. It stands on the
+stage of the head, which then has a copy of the embedding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from simpar.models.graph import INPUT, Block, ModelGraph
+
+Tensor = Any
+EMBEDDED, JOIN = "embedded", "join"
+RETURNS = ("mlp_residual", "final_norm")
+SHARED = ("lm_head", "loss", "pass")  # the model's own, applied by the decoder
+IGNORED = -100  # a target beyond the end of the sequence
+
+
+def layers_of(graph: ModelGraph | None) -> int:
+    """How many further tokens a model predicts."""
+    return 0 if graph is None else sum(name in graph.auxiliary for name in graph.layers)
+
+
+def executed(block: Block) -> Block:
+    """A prediction layer as it runs: its second norm reads embedded tokens, and ``join`` reads both norms."""
+    reads = {"embedding_norm": (EMBEDDED,), JOIN: ("state_norm", "embedding_norm")}
+    kept = (op for op in block.operators if op.name not in SHARED)
+    return replace(block, operators=tuple(replace(op, inputs=reads.get(op.name, op.inputs)) for op in kept))
+
+
+READS = (INPUT, EMBEDDED)
+
+
+def next_tokens(samples: Tensor, here: Tensor, further: int) -> Tensor:
+    """Targets of the positions ``here`` of int64[batch, seq + 1]: int64[batch, here].
+
+    Where further tokens are predicted, all of them: int64[batch, 1 + further, here], ``IGNORED`` beyond the end.
+    """
+    if not further:
+        return samples[:, here + 1]
+    padded = functional.pad(samples, (0, further), value=IGNORED)
+    return torch.stack([padded[:, here + 1 + depth] for depth in range(1 + further)], dim=1)
