@@ -27,12 +27,21 @@ SEARCH_FLAGS = (
     Flag("--objective", "", str, "time, cost, energy or devices (fewest for --deadline)"),
     Flag("--deadline", "", str, "Longest step, such as 5 s"),
     Flag("--top", "", int, "Candidates to show; default 5"),
-    Flag("--fix", "", list[str], "axis=value or axis=value,value; may be repeated"),
+    Flag(
+        "--fix",
+        "",
+        list[str],
+        "axis=value or axis=value,value; may be repeated. Several values of optimizer, tp_method, reduce_dtype, "
+        "bucket_bytes, sync, ... are searched on request (docs/search.md)",
+    ),
     Flag("--schedules", "", str, "Pipeline schedules to consider, separated by commas"),
     Flag("--portable", "", str, "Only plans that this export target can express"),
     Flag("--headroom", "", float, "Fraction of device memory to leave free"),
     Flag(
-        "--over", "", list[str], "Search each of several: axis=value,value with model, hardware, nodes, ..."
+        "--over",
+        "",
+        list[str],
+        "Search each of several: axis=value,value with model, hardware, nodes, nvls, ...",
     ),
     Flag("--jobs", "", int, "Processes for --over; -1 is all cores"),
     Flag("--backend", "", str, "joblib backend of --jobs: loky, dask or ray"),
@@ -43,9 +52,13 @@ SEARCH_FLAGS = (
 PLAN = "plan."
 OVER = {
     "model": "model", "hardware": "cluster.hardware", "nodes": "cluster.nodes", "seq-len": "training.seq_len",
-    "global-batch": "training.global_batch",
+    "global-batch": "training.global_batch", "nvls": "cluster.nvls", "sharp": "cluster.sharp",
 }  # fmt: skip
 """Axes of a grid of searches and the scenario key that each sets."""
+
+
+SWITCHES = ("nvls", "sharp")
+"""Axes of a grid that are on or off: whether switches reduce inside a node, and between nodes."""
 
 
 @app.command(epilog="Example: simpar search --model gpt3-175b --hardware dgx-a100-80gb --nodes 512 --seq-len 2048 "
@@ -143,6 +156,10 @@ def _over(text: str) -> tuple[str, list[Any]]:
     choose(axis.strip(), OVER, "axis of --over")
     if axis.strip() in ("model", "hardware"):
         return axis.strip(), items
+    if axis.strip() in SWITCHES:
+        if not set(items) <= {"true", "false"}:
+            raise UserError(f"--over {text}: allowed: true, false")
+        return axis.strip(), [item == "true" for item in items]
     if not all(item.isdigit() and int(item) for item in items):
         raise UserError(f"--over {text}: allowed: whole numbers from 1")
     return axis.strip(), [int(item) for item in items]

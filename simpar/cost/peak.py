@@ -422,8 +422,9 @@ def _shape_of(
 
 def _dims_of(graph: ModelGraph, layouts: Layouts, plan: Plan, training: Training) -> RankDims:
     """Dims of both regions as columns, as :mod:`simpar.plan.sharding` has them for one plan."""
-    tp, cp = np.asarray(layouts.tp), np.asarray(layouts.cp)
-    whole = {**shape_dims(graph, training.seq_len), "batch": layouts.micro_batch}
+    copies = plan.tensor_parallel.copies
+    tp, cp = np.asarray(layouts.tp) // copies, np.asarray(layouts.cp)
+    whole = {**shape_dims(graph, training.seq_len // copies), "batch": layouts.micro_batch}
     tensor = {name: _local_size(name, size, tp, cp) for name, size in whole.items()}
     tensor |= context_dims(plan.context_parallel, cp)
     sharded = np.asarray(layouts.sequence_parallel)

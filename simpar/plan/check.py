@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd, lcm
 from typing import Any
@@ -47,6 +48,16 @@ def check(plan: Plan, target: Target) -> Plan:
     check_offload(plan)
     _whole_matrices(plan)
     return plan.model_copy(update={"offload": decided_offload(plan)})
+
+
+def keeps_rules(plan: Plan, target: Target, *names: str) -> bool:
+    """Whether a resolved plan with its dp breaks none of some of the rules of :data:`_RULES`."""
+    try:
+        for name in names:
+            _RULES[name](plan, target)
+    except UserError:
+        return False
+    return True
 
 
 def _check_staged(plan: Plan, target: Target) -> Plan:
@@ -452,3 +463,13 @@ def _single_process(plan: Plan, target: Target) -> None:
             f"plan.kind = single_process: {target.world_size} devices; allowed: those of one node, "
             f"{target.devices_per_node}"
         )
+
+
+_RULES: dict[str, Callable[[Plan, Target], None]] = {
+    "grid": _grid,
+    "context": _context,
+    "experts": _experts,
+    "data": _data,
+    "offload": lambda plan, _: check_offload(plan),
+    "optimizer": lambda plan, _: _whole_matrices(plan),
+}

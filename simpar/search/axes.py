@@ -3,7 +3,7 @@
 An axis has a domain (a few values) and a rule: a vectorised mask over rows of the space that says which of its
 values are legal there and do not merely rename a plan that another row stands for. Axes are joined in the order of
 the table, so that a rule sees the axes before its own. To add an axis, add an entry; its name is a flat key of the
-Plan, or stands in PATHS.
+Plan, or stands in PATHS. Axes that are searched on request only are in :mod:`simpar.search.requested`.
 """
 
 from __future__ import annotations
@@ -78,10 +78,11 @@ class Rows:
         return found
 
     def number(self, names: Sequence[str], last: Any = 0, most: int = 1) -> Ints:
-        """One number for every combination of values of some axes, and of ``last`` below ``most``."""
+        """One number for every combination of values of those axes that are joined, and of ``last`` below ``most``."""
         code = np.zeros(self.count, dtype=np.int64)
         for name in names:
-            code = code * len(self.domain[name]) + self.code[name]
+            if name in self.domain:
+                code = code * len(self.domain[name]) + self.code[name]
         return np.asarray(code * most + last)
 
     def one_of(self, name: str, *values: Any) -> Mask:
@@ -93,14 +94,20 @@ class Rows:
 _DERIVED: dict[str, Callable[[Rows], Any]] = {
     "dp": lambda rows: rows.problem.cluster.world_size // (rows["tp"] * rows["cp"] * rows["pp"]),
     "width": lambda rows: rows["dp"] * rows["cp"],
-    "copies": lambda rows: (
-        rows["tp"] * rows["width"] // (rows["ep"] * np.where(rows["ep"] > 1, 1, rows["tp"]))
-    ),
+    "expert_tp": lambda rows: _expert_tensor_parallel(rows),
+    "copies": lambda rows: rows["tp"] * rows["width"] // (rows["ep"] * rows["expert_tp"]),
     "microbatches": lambda rows: (
         rows.problem.training.global_batch // np.maximum(rows["dp"] * rows["micro_batch"], 1)
     ),
     "stages": lambda rows: rows["pp"] * rows["vpp"],
 }
+
+
+def _expert_tensor_parallel(rows: Rows) -> Ints:
+    """Ranks that share an expert: as asked for, else 1 where experts are spread, else those of everything."""
+    usual = np.where(rows["ep"] > 1, 1, rows["tp"])
+    etp = rows["etp"] if "etp" in rows.domain else rows.problem.base.mesh.etp or 0
+    return np.asarray(np.where(np.asarray(etp) > 0, etp, usual))
 
 
 @dataclass(frozen=True)
@@ -117,11 +124,13 @@ def divisors(number: int, most: int | None = None) -> list[int]:
     return [n for n in range(1, min(number, most or number) + 1) if number % n == 0]
 
 
-def _everything(rows: Rows) -> Mask:
+def everything(rows: Rows) -> Mask:
+    """All rows."""
     return np.ones(rows.count, dtype=bool)
 
 
-def _tensor_degrees(problem: Problem) -> list[int]:
+def tensor_degrees(problem: Problem) -> list[int]:
+    """Degrees that divide the devices and the sizes of the model."""
     target = Target(problem.graph, problem.training, problem.cluster.world_size, 1)
     degrees = divisors(problem.cluster.world_size, int(problem.graph.dims["heads"]))
     return [tp for tp in degrees if allows_tensor_parallel(tp, target)]
@@ -134,8 +143,9 @@ def _context_degrees(problem: Problem) -> list[int]:
 
 def _context_fits(rows: Rows) -> Mask:
     """Sequences divide into the chunks of every rank."""
-    choice, seq = rows.problem.base.context_parallel, rows.problem.training.seq_len
-    chunks = 1 if "contiguous" in (choice.cp_balance, rows.problem.stack.context.balance) else 2
+    problem, choice = rows.problem, rows.problem.base.context_parallel
+    seq, asked = problem.training.seq_len, {"cp_method", "cp_balance"} & set(problem.constraints.fixed)
+    chunks = 1 if asked or "contiguous" in (choice.cp_balance, problem.stack.context.balance) else 2
     return np.asarray((rows["cp"] == 1) | (seq % (rows["cp"] * chunks) == 0))
 
 
@@ -256,11 +266,6 @@ def _order_matters(rows: Rows) -> Mask:
     return np.asarray((rows.code["order"] == 0) | ((rows["width"] > 1) & (rows["pp"] > 1) & ~whole))
 
 
-def _homes(problem: Problem) -> list[str]:
-    """Where optimizer states live: as the plan says; ``--fix offload_optimizer`` offers more than one home."""
-    return [problem.base.offload.offload_optimizer]
-
-
 def _schedules(problem: Problem) -> list[str]:
     """1F1B first: it stands for all of them where nothing is pipelined."""
     wanted = problem.constraints.schedules or SCHEDULES
@@ -269,7 +274,7 @@ def _schedules(problem: Problem) -> list[str]:
 
 
 AXES = (
-    Axis("tp", _tensor_degrees, _everything),
+    Axis("tp", tensor_degrees, everything),
     Axis("cp", _context_degrees, _context_fits),
     Axis("pp", _pipeline_degrees, _divides_world),
     Axis("ep", _expert_degrees, _experts_fit),
@@ -280,9 +285,7 @@ AXES = (
     Axis("hsdp", _replicas, _replicas_fit),
     Axis("sequence_parallel", lambda _: (False, True), _sequence_fits),
     Axis("tp_overlap", lambda _: (False, True), _tensor_overlap_fits),
-    Axis("recompute", lambda _: RECOMPUTE, _everything),
-    Axis("offload_optimizer", _homes, _everything),
-    Axis("precision", lambda problem: (problem.base.numerics.precision,), _everything),
+    Axis("recompute", lambda _: RECOMPUTE, everything),
     Axis("overlap_grad_reduce", lambda _: (True, False), _reduce_overlap_fits),
     Axis("overlap_param_gather", lambda _: (True, False), _gather_overlap_fits),
     Axis("order", lambda _: ORDERS, _order_matters),

@@ -48,7 +48,7 @@ def measure(problem: Problem, plan: Plan, num_ops: int = 0) -> Exact:
     Where replicas step on their own, a step is the mean over a round of theirs. ``num_ops`` are those of plans
     measured before.
     """
-    if problem.objective == "energy" or apart(problem.base):
+    if problem.objective == "energy" or apart(plan):
         result = exact(problem, plan)
         slope, _ = objective_rates(problem)
         joules = result.bill.energy_j_per_step

@@ -12,10 +12,11 @@ from simpar.cost.peak import Layouts, PeakMemory, peak_memory_of
 from simpar.cost.stack import resolve, under
 from simpar.plan.plan import Plan
 from simpar.search.axes import Rows, fully_sharded
+from simpar.search.requested import REQUESTED_NAMES
 
 Floats = NDArray[np.float64]
 COLUMNS = ("tp", "dp", "pp", "cp", "ep", "vpp", "micro_batch", "zero", "hsdp", "sequence_parallel")
-ALIKE = ("schedule", "recompute", "precision", "offload_optimizer")
+ALIKE = ("schedule", "recompute", *REQUESTED_NAMES)
 """Axes of which one call of the closed form sees a single value, with the kind of data parallelism."""
 
 
@@ -52,14 +53,14 @@ def needed_bytes(rows: Rows, which: NDArray[np.int64], *, last: bool) -> Any:
 def peak_of(rows: Rows, which: NDArray[np.int64], *, last: bool) -> PeakMemory:
     """The closed form of the first or the last pipeline rank of some rows, rows that are alike."""
     problem = rows.problem
-    layouts = Layouts(**{name: rows[name][which] for name in COLUMNS})
+    layouts = Layouts(**{name: rows[name][which] for name in COLUMNS}, etp=rows["expert_tp"][which])
     plan = _template(rows, int(which[0]))
     stack = under(problem.stack, plan)
     return peak_memory_of(problem.graph, layouts, plan, problem.training, stack, last=last)
 
 
 def _alike(rows: Rows) -> list[NDArray[np.int64]]:
-    """Rows in groups of equal schedule, recompute, precision and kind of data parallelism."""
+    """Rows in groups of equal schedule, recompute, requested axes and kind of data parallelism."""
     key = rows.number(ALIKE, fully_sharded(rows), 2)
     order = np.argsort(key, kind="stable")
     cuts = np.flatnonzero(np.diff(key[order])) + 1

@@ -15,7 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.operators import OperatorTime, operator_times
+from simpar.cost.optimizers import RULES, Matrix, inner_matrices, products_time_s
 from simpar.models.graph import Block, Dims, evaluate
+from simpar.plan.grid import grid_of
+from simpar.plan.plan import Numerics
 from simpar.plan.schedules import make_schedule
 from simpar.plan.sharding import RankDims
 from simpar.program.phases import BLOCK_STREAMS, COMPUTE, CollectiveUse, Phase
@@ -37,7 +40,10 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 ONE_STAGE = make_schedule("1f1b", 1, 1)
 Signature = tuple[tuple[str, tuple[int, ...], bool], ...]
-KEY_AXES = ("tp", "cp", "ep", "micro_batch", "sequence_parallel", "tp_overlap", "precision")
+KEY_AXES = (
+    "tp", "cp", "ep", "micro_batch", "sequence_parallel", "tp_overlap", "precision", "tp_method", "tp_depth",
+    "cp_method", "cp_balance", "ulysses", "etp", "ep_overlap", "token_dispatch",
+)  # fmt: skip
 LETTERS = tuple(PASSES)
 CARRIERS = tuple(stream for stream in BLOCK_STREAMS if stream != COMPUTE)
 
@@ -165,6 +171,10 @@ class Passes:
         slow = self.jobs.problem.stack.launch.kernel_overhead
         for at, kind in enumerate(self.kinds):
             for key, times in enumerate(self._times[kind.block.name]):
+                if grid_of(self.views[key].job.plan) is not None:  # products in panels
+                    for letter in LETTERS:
+                        found[letter][key, at] = self._kernels_of(self.phase(key, at, letter))
+                    continue
                 forward, inputs, weights = (
                     sum(float(getattr(time, part)) for time in times)
                     for part in ("forward_s", "backward_input_s", "backward_weight_s")
@@ -174,6 +184,28 @@ class Passes:
                     ("F", forward), ("B", again + inputs + weights), ("I", again + inputs), ("W", weights)
                 ):  # fmt: skip
                     found[letter][key, at] = max(0, int(to_ns(slow * seconds)) - 3 * len(times))
+        return found
+
+    def _kernels_of(self, phase: Phase) -> int:
+        """Nanoseconds of the kernels of a phase, a little less than they are."""
+        slow = self.jobs.problem.stack.launch.kernel_overhead
+        seconds = sum(step.duration_s for step in phase.steps if step.collective is None)
+        return max(0, int(to_ns(slow * seconds)) - len(phase.steps))
+
+    @cached_property
+    def products_s(self) -> dict[str, Floats]:
+        """Seconds of matrix optimizers by optimizer, float64[keys, kinds, 2, 2].
+
+        Of what is no expert and of experts: all matrices of a block, and the dearest of them.
+        """
+        found: dict[str, Floats] = {}
+        for name in self.jobs.rows.domain.get("optimizer", (self.jobs.problem.base.numerics.optimizer,)):
+            numerics = self.jobs.problem.base.numerics.model_copy(update={"optimizer": name})
+            table = np.zeros((len(self.views), len(self.kinds), 2, 2))
+            for key, view in enumerate(self.views if RULES[name].products else ()):
+                for at, kind in enumerate(self.kinds):
+                    table[key, at] = _products_s(inner_matrices([kind.block], view.tensor), numerics, view)
+            found[name] = table
         return found
 
     def phase(self, key: int, kind: int, letter: str) -> Phase:
@@ -203,8 +235,18 @@ class Passes:
 
     def _group(self, key: int, name: str) -> Ints:
         view = self.views[key]
-        mesh = view.job.plan.mesh
-        cached = (mesh.tp, mesh.cp, mesh.ep, mesh.order)
+        mesh, tensor = view.job.plan.mesh, view.job.plan.tensor_parallel
+        grid = tensor.tp_method, tensor.tp_depth
+        cached = (
+            mesh.tp,
+            mesh.cp,
+            mesh.ep,
+            mesh.etp,
+            mesh.order,
+            *grid,
+            view.job.plan.ulysses,
+            view.tensor["gathered"],
+        )
         if cached not in self._groups:
             kinds = group_kinds(view, Synchronisation.of(view.job), ONE_STAGE)
             self._groups[cached] = {kind.name: kind.groups[0] for kind in kinds}
@@ -335,6 +377,16 @@ def _stretched(lanes: Sequence[Lane], row: Ints, excess: float, busy_ns: Floats)
         free[stream] = finishes[-1]
     issue = np.array([lane.issue_ns for lane in lanes])[row]
     return np.asarray(np.maximum(reduce(np.maximum, finishes, none), issue))
+
+
+def _products_s(matrices: Sequence[Matrix], numerics: Numerics, view: RankView) -> Floats:
+    """Seconds of the matrices of one block, float64[2, 2]: rows dense and experts, columns all and the dearest."""
+    found = np.zeros((2, 2))
+    for matrix in matrices:
+        one = products_time_s([replace(matrix, count=1)], (1, 1), numerics, view.job.kernels)
+        row = found[int(matrix.expert)]
+        row[:] = row[0] + one * float(matrix.count), max(row[1], one)
+    return found
 
 
 def _columns(dims: Sequence[Dims]) -> Dims:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from simpar.cost.offload import update_bytes
 from simpar.cost.operators import optimizer_time_s
+from simpar.cost.optimizers import RULES
+from simpar.plan.plan import Numerics
 from simpar.program.synchronisation import DENSE, EXPERTS
 from simpar.search.bound import Stages, backwards
 from simpar.search.pipes import Pipes
@@ -273,14 +275,31 @@ class RowCharge:
             share = share + held / parts[:, None]
         bare = self.each("bare", _updates_nothing)
         found = np.zeros_like(share)
-        models = self.each("precision", lambda one: one.sync.job.kernels.precision)
-        for precision in np.unique(models):
-            job = next(s.sync.job for s in self.chunk.schemes if s.sync.job.kernels.precision == precision)
-            mine = np.flatnonzero((models == precision) & ~bare)
+        kinds = list(dict.fromkeys(_numerics(one) for one in self.chunk.schemes))
+        which = self.each("numerics", lambda one: kinds.index(_numerics(one)))
+        for at, numerics in enumerate(kinds):
+            job = next(one.sync.job for one in self.chunk.schemes if _numerics(one) == numerics)
+            mine = np.flatnonzero((which == at) & ~bare)
             here = share[mine] * (1.0 - self.each("away", _away)[mine])[:, None]
-            found[mine] = to_ns(optimizer_time_s(here, job.plan.numerics, job.kernels, job.stack))
+            took_s = optimizer_time_s(here, numerics, job.kernels, job.stack) + self._products_s(
+                numerics, mine
+            )
+            found[mine] = to_ns(took_s)
         found = np.maximum(found, share * self.each("on host", self._on_host_ns)[:, None])
         return np.asarray(found + self._of_schemes(Scheme.late_gather_ns, "gathers_late"))
+
+    def _products_s(self, numerics: Numerics, mine: Ints) -> Floats:
+        """Seconds of the products of a matrix optimizer, [len(mine), ranks]: whole matrices, shared out."""
+        counts = self.shape.of_rank @ self.shape.by_stage
+        found = np.zeros((len(mine), len(counts)))
+        if not RULES[numerics.optimizer].products:
+            return found
+        table = self.bounds.pipes.passes.products_s[numerics.optimizer][self.keys[mine]]
+        for expert, kind in enumerate((DENSE, EXPERTS)):
+            parts = self.each(("shards", kind), partial(_shards, kind=kind))[mine]
+            dearest = (table[:, None, :, expert, 1] * (counts > 0)).max(axis=2)
+            found += np.maximum(weigh(table[:, :, expert, 0], counts) / parts[:, None], dearest)
+        return found
 
     def _on_host_ns(self, scheme: Scheme) -> float:
         """Nanoseconds a parameter that the update of ranks of one stage takes of their host's memory.
@@ -423,6 +442,10 @@ class RowCharge:
 def some(values: Floats) -> Bools:
     """Rows in which anything is not zero, bool[n, 1]."""
     return np.asarray(values.any(axis=1))[:, None]
+
+
+def _numerics(scheme: Scheme) -> Numerics:
+    return scheme.sync.job.plan.numerics
 
 
 def _away(scheme: Scheme) -> float:

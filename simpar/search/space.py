@@ -1,4 +1,4 @@
-"""The uniform space as columns: every legal plan of the axis table, each once, enumerated in numpy."""
+"""The uniform space as columns: every legal plan of the axis tables, each once, enumerated in numpy."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from simpar.plan.plan import Plan
 from simpar.plan.schedules import EVEN_COSTS, known_name, looks_at_costs
 from simpar.search.axes import AXES, AXIS_NAMES, PATHS, Axis, Rows
 from simpar.search.problem import Problem
+from simpar.search.requested import COMPANIONS, REQUESTED_NAMES, Requested, offered
 
 WORDS = {"true": True, "false": False, "on": True, "off": False}
 ORIGIN = "origin"
 PROBES = 8
 FIRST_LATE_AXIS = AXIS_NAMES.index("overlap_grad_reduce")
 """Axes from here on do not change what fits in memory."""
+ALL_NAMES = (*AXIS_NAMES, *REQUESTED_NAMES)
 
 
 def enumerate_space(problem: Problem) -> Rows:
     """All rows of the space of a problem. Raises UserError for an unknown axis, Infeasible where none is left."""
-    return join_axes(Rows(problem), AXES)
+    return join_axes(memory_rows(problem), AXES[FIRST_LATE_AXIS:])
 
 
 def memory_rows(problem: Problem) -> Rows:
     """Rows over the axes that memory depends on. Raises UserError, Infeasible as above."""
-    return join_axes(Rows(problem), AXES[:FIRST_LATE_AXIS])
+    return join_axes(Rows(problem), (*AXES[:FIRST_LATE_AXIS], *offered(problem)))
 
 
 def with_late_axes(rows: Rows) -> Rows:
@@ -44,7 +46,8 @@ def join_axes(rows: Rows, axes: Sequence[Axis]) -> Rows:
     """Join axes to rows, in order, and keep what is legal and new."""
     fixed = fixed_values(rows.problem.constraints.fixed)
     for axis in axes:
-        domain = fixed.get(axis.name, axis.domain(rows.problem))
+        domain = fixed.get(axis.name) or axis.domain(rows.problem)
+        domain = (axis.neutral, *domain) if isinstance(axis, Requested) else domain
         before = rows.count
         rows.join(axis.name, domain)
         rows.take(axis.keep(rows))
@@ -53,13 +56,13 @@ def join_axes(rows: Rows, axes: Sequence[Axis]) -> Rows:
         if rows.problem.constraints.portable:
             rows.take(expressible(rows, axis.name))
         if before and not rows.count:
-            raise Infeasible(_emptied(axis.name, domain, fixed, before))
+            raise Infeasible(_emptied(rows, axis, fixed, before))
     return rows
 
 
-def _emptied(name: str, domain: Sequence[Any], fixed: dict[str, tuple[Any, ...]], before: int) -> str:
-    joined = (*AXIS_NAMES[: AXIS_NAMES.index(name) + 1], "dp")
-    given = {axis: values for axis, values in fixed.items() if axis in joined}
+def _emptied(rows: Rows, last: Axis, fixed: dict[str, tuple[Any, ...]], before: int) -> str:
+    name, domain = last.name, rows.domain[last.name][isinstance(last, Requested) :]
+    given = {axis: values for axis, values in fixed.items() if axis in (*rows.domain, "dp")}
     said = ", ".join(f"{axis} = {'|'.join(map(str, values))}" for axis, values in given.items())
     tried = "|".join(str(value) for value in list(domain)[:8])
     return f"no plan is possible: {name} = {tried or 'nothing'} leaves none of {before}" + (
@@ -75,8 +78,8 @@ def fixed_values(fixed: Any) -> dict[str, tuple[Any, ...]]:
     found: dict[str, tuple[Any, ...]] = {}
     for name, value in fixed.items():
         axis = {"rank_order": "order"}.get(flat.SYNONYMS.get(name, name), flat.SYNONYMS.get(name, name))
-        if axis not in (*AXIS_NAMES, "dp"):
-            raise UserError(f"--fix {name}: no axis{suggest(name, AXIS_NAMES) or allowed(AXIS_NAMES)}")
+        if axis not in (*ALL_NAMES, "dp"):
+            raise UserError(f"--fix {name}: no axis{suggest(name, ALL_NAMES) or allowed(ALL_NAMES)}")
         items = value.split(",") if isinstance(value, str) else value
         values = items if isinstance(items, list | tuple) else [items]
         found[axis] = tuple(_typed(axis, item) for item in values)
@@ -87,17 +90,20 @@ def _typed(axis: str, item: Any) -> Any:
     """A value as the Plan has it. Raises UserError where no plan can have it."""
     value = _scalar(item) if isinstance(item, str) else item
     section, field = PATHS.get(axis, ("", axis))
-    written = {section: {field: flat.axes(value)}} if section else {axis: value}
+    written = {section: {field: flat.axes(value)}} if section else {axis: value, **COMPANIONS.get(axis, {})}
     files.parse(Plan, written, source=f"--fix {axis}={item}")
     return known_name(value) if axis == "schedule" else value
 
 
 def _scalar(text: str) -> Any:
-    """A truth value, a whole number or a text."""
+    """A truth value, a number or a text."""
     text = text.strip()
     if text.lower() in WORDS:
         return WORDS[text.lower()]
-    return int(text) if text.lstrip("-").isdigit() else text
+    whole, point, rest = text.partition(".")
+    if whole.lstrip("-").isdigit() and (not point or rest.isdigit()):
+        return float(text) if point else int(text)
+    return text
 
 
 def plan_of(rows: Rows, index: int) -> Plan:
@@ -131,12 +137,12 @@ def counted(rows: Rows, index: int) -> Plan:
 
 
 def without_axes(plan: Plan) -> Plan:
-    """A plan with everything that is an axis of the space as if nobody had chosen it."""
+    """A plan with everything that is an axis of every space as if nobody had chosen it."""
     given = plan.model_dump(exclude={"predicted"}, exclude_unset=True)
     for name in (*AXIS_NAMES, "dp", "layers", "actions"):
         section, field = PATHS.get(name, (flat.SECTION_OF.get(name, ""), name))
         holder = given.get(section, {}) if section else given
-        if isinstance(holder, dict) and name != "precision":
+        if isinstance(holder, dict):
             holder.pop(field, None)
     return Plan.model_validate(given)
 

@@ -8,7 +8,7 @@ stands for all of them in a lower bound. Experts have ranks of their own that ho
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -29,7 +29,10 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 SCHEME_AXES = (
     "tp", "cp", "pp", "ep", "order", "precision", "zero", "hsdp", "overlap_grad_reduce", "overlap_param_gather",
-    "sequence_parallel", "offload_optimizer",
+    "sequence_parallel", "etp", "tp_method", "tp_depth", "optimizer", "moment_dtype", "grad_dtype", "reduce_dtype",
+    "gather_dtype", "sync", "sync_every", "staleness", "servers", "reshard_after_forward", "offload_optimizer",
+    "offload_ratio", "offload_delayed", "offload_gradients", "offload_parameters", "offload_activations",
+    "bucket_bytes",
 )  # fmt: skip
 
 
@@ -219,10 +222,14 @@ class Schemes:
         passes = self.passes
         sync = Synchronisation.of(passes.jobs.job(row))
         groups = self._groups_of(sync)
-        wires = {
-            (op, group): passes.wires.of(op, groups[group], group) if group in groups else FREE
-            for group, op in _uses(sync)
-        }
+        quantised = sync.quantise_s_per_byte
+        wires = {(op, group): FREE for group, op in _uses(sync)}
+        for op, group in wires:
+            if group in groups:
+                wire = passes.wires.of(op, groups[group], group)
+                narrow = group.removesuffix("_shard") in (DENSE, EXPERTS)
+                added = quantised.get(op, 0.0) if narrow else 0.0
+                wires[op, group] = replace(wire, added_s_per_byte=added) if added else wire
         key, dense = int(passes.key[row]), sync.replicas[0]
         reduce = sync.reduce_ops(dense)
         gather = wires.get(("all_gather", dense.shard_group), FREE)
@@ -236,7 +243,8 @@ class Schemes:
     def _groups_of(self, sync: Synchronisation) -> dict[str, Ints]:
         """The group of rank 0 of every kind."""
         mesh, data = sync.job.plan.mesh, sync.job.plan.data_parallel
-        key = (*mesh.shape, mesh.ep, mesh.order, data.hsdp if sync.zero else 1, bool(data.zero))
+        copies = (data.hsdp if sync.zero else 1, bool(data.zero), sync.alone)
+        key = (*mesh.shape, mesh.ep, mesh.etp, mesh.order, *copies)
         if key not in self._groups:
             kinds = group_kinds(RankView.of(sync.job), sync, make_schedule("1f1b", mesh.pp, 1))
             self._groups[key] = {kind.name: kind.groups[0].copy() for kind in kinds}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from simpar.plan import flat
 from simpar.report.terminal import layout
 from simpar.search.result import Candidate, SearchResult
 from simpar.units import GIB, MEGA, format_bytes, format_count, format_seconds
@@ -12,6 +13,23 @@ from simpar.units import GIB, MEGA, format_bytes, format_count, format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+
+USUAL: dict[str, Any] = {
+    "optimizer": "adamw", "moment_dtype": None, "reduce_dtype": None, "gather_dtype": None, "tp_method": "1d",
+    "tp_depth": 1, "etp": None, "ulysses": None, "ep_overlap": None, "token_dispatch": "per_expert", "sync": "bsp",
+    "sync_every": None, "staleness": None, "servers": None, "offload_optimizer": "none", "offload_ratio": 1.0,
+    "offload_delayed": False, "offload_parameters": "none", "offload_activations": 0.0,
+}  # fmt: skip
+"""Choices that go without saying."""
+DECIDED = ("bucket_bytes", "grad_dtype", "cp_method", "cp_balance", "reshard_after_forward")
+"""Choices that the stack makes otherwise, said where they were asked for."""
+SAID = {
+    "optimizer": "{}", "moment_dtype": "{} moments", "reduce_dtype": "gradients sent as {}",
+    "gather_dtype": "parameters sent as {}", "tp_method": "{} tensor parallel", "tp_depth": "depth {}",
+    "sync": "{}", "sync_every": "every {} steps", "servers": "{} servers", "offload_optimizer": "states on {}",
+    "offload_parameters": "parameters on {}",
+}  # fmt: skip
 
 
 def print_search(found: SearchResult, console: Console) -> None:
@@ -28,7 +46,7 @@ def print_search(found: SearchResult, console: Console) -> None:
         ("Chosen without a search", [_naive(one) for one in found.details.get("naive", ())]),
         (
             "Less memory (swept without contention)",
-            [_point(one) for one in found.details.get("pareto", ())[1:]],
+            [_point(one, _asked(found)) for one in found.details.get("pareto", ())[1:]],
         ),
     )
     for title, lines in sections:
@@ -53,8 +71,8 @@ def certificate(found: SearchResult) -> Iterator[str]:
     )
 
 
-def describe(plan: Mapping[str, Any]) -> str:
-    """A plan in a few words, with the choices that the short layout leaves out."""
+def describe(plan: Mapping[str, Any], asked: Iterable[str] = ()) -> str:
+    """A plan in a few words, with the choices that the short layout leaves out; ``asked`` are said in any case."""
     data, tensor, mesh = (plan.get(name, {}) for name in ("data_parallel", "tensor_parallel", "mesh"))
     words = [layout(dict(plan))]
     if (mesh.get("tp") or 1) > 1:
@@ -64,10 +82,28 @@ def describe(plan: Mapping[str, Any]) -> str:
     if (mesh.get("dp") or 1) > 1:
         words += ["late reduction"] * (data.get("overlap_grad_reduce") is False)
         words += ["late gather"] * (data.get("overlap_param_gather") is False and bool(data.get("zero")))
+    words += _requested(plan, asked)
     layers = plan.get("pipeline", {}).get("layers") or ()
     words += [f"layers {'+'.join(map(str, layers))}"] * (len(set(layers)) > 1)
     order = [axis for axis in mesh if axis not in ("ep", "etp")]
     return ", ".join([*words, *(["-".join(order)] if order[-1] != "pp" else [])])
+
+
+def _requested(plan: Mapping[str, Any], asked: Iterable[str]) -> Iterator[str]:
+    """Choices that searches make on request, where they do not go without saying."""
+    for name, usual in USUAL.items():
+        value = plan.get(flat.SECTION_OF[name], {}).get(name, usual)
+        if value != usual:
+            yield SAID.get(name, f"{name} {{}}").format(value)
+    for name in asked:
+        if name in DECIDED and (value := plan.get(flat.SECTION_OF[name], {}).get(name)) is not None:
+            yield f"{name} {value}"
+
+
+def _asked(found: SearchResult) -> Iterable[str]:
+    """Axes whose values were given."""
+    asked: Iterable[str] = found.details.get("constraints", {}).get("fixed", ())
+    return asked
 
 
 def _headline(found: SearchResult) -> str:
@@ -94,7 +130,7 @@ def _candidates(found: SearchResult, console: Console) -> Table:
         table.add_row(
             str(one.rank), format_seconds(one.step_time_s), format_seconds(lost) if lost else "",
             f"{one.mfu:.1%}", f"{one.peak_memory_bytes / GIB:.1f}",
-            *(_figure(one, name) for name in _extra(found).values()), describe(one.to_dict()["plan"]),
+            *(_figure(one, name) for name in _extra(found).values()), describe(one.to_dict()["plan"], _asked(found)),
         )  # fmt: skip
     return table
 
@@ -120,10 +156,9 @@ def _naive(one: Mapping[str, Any]) -> str:
     return f"{one['name']}: {'; '.join(one['why'])}"
 
 
-def _point(one: Mapping[str, Any]) -> str:
-    return (
-        f"{format_bytes(one['needed_bytes'])}: {format_seconds(one['step_time_s'])}, {describe(one['plan'])}"
-    )
+def _point(one: Mapping[str, Any], asked: Iterable[str]) -> str:
+    size, step = format_bytes(one["needed_bytes"]), format_seconds(one["step_time_s"])
+    return f"{size}: {step}, {describe(one['plan'], asked)}"
 
 
 def print_grid(grid: Mapping[str, Any], console: Console) -> None:

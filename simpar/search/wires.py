@@ -29,7 +29,8 @@ class Wire:
     """Lines of one operation on one group: the lowest is taken, and drains at its ``rate``.
 
     ``slope_s`` are seconds a byte that the operation takes of each of its ``links`` whichever line is taken;
-    ``added_s`` comes on top of every call; ``occupied`` are seconds a byte that kernels beside it are slowed.
+    ``added_s`` comes on top of every call, ``added_s_per_byte`` of every byte (quantising it); ``occupied`` are seconds
+    a byte that kernels beside it are slowed.
     """
 
     latency_s: Floats
@@ -38,6 +39,7 @@ class Wire:
     links: Ints
     slope_s: Floats
     added_s: float = 0.0
+    added_s_per_byte: float = 0.0
     occupied: float = 0.0
 
     @property
@@ -53,7 +55,8 @@ class Wire:
         single = len(self.rate) == 1
         line = 0 if single else np.argmin(self.latency_s + sizes[..., None] * self.seconds_per_byte, axis=-1)
         work = to_work(np.rint(calls * sizes).astype(np.int64))
-        return np.asarray(to_ns(calls * (self.latency_s[line] + self.added_s)) - (-work // self.rate[line]))
+        once_s = self.latency_s[line] + self.added_s + self.added_s_per_byte * sizes
+        return np.asarray(to_ns(calls * once_s) - (-work // self.rate[line]))
 
     def occupied_ns(self, size_bytes: Any, count: Any = 1) -> Ints:
         """Nanoseconds for which it slows the kernels beside it."""

@@ -99,6 +99,25 @@ def test_bad_input_is_one_line(arguments, words, capsys):
     assert len(error.strip().splitlines()) == 1
 
 
+def test_axes_on_request_are_searched_and_said(capsys):
+    """The optimizer that wins stands in the table, with what was asked for."""
+    asked = ["--fix", "optimizer=adamw,sgd", "--fix", "bucket_bytes=1MB,64MB", "--fix", "zero=0"]
+    assert cli.run([*SMALL, *asked]) == 0
+    said = capsys.readouterr().out
+    assert ", sgd, bucket_bytes " in said.splitlines()[3]
+    assert "certified: no plan of the space has a better time" in said
+
+
+def test_switches_are_an_axis_of_a_grid(capsys):
+    """With and without switches that reduce; the fastest algorithm is taken in both."""
+    assert cli.run([*SMALL, "--over", "nvls=true,false", "--json", "-"]) == 0
+    on, off = json.loads(capsys.readouterr().out)["cells"]
+    assert (on["nvls"], off["nvls"]) == (True, False)
+    assert on["best"]["step_time_s"] <= off["best"]["step_time_s"]
+    assert cli.run([*SMALL, "--over", "nvls=on"]) == 2
+    assert "true, false" in capsys.readouterr().err
+
+
 def test_what_cannot_fit_says_why(capsys):
     """Exit code 3, the smallest layout, what fills it, and what to try."""
     arguments = [

@@ -6,24 +6,23 @@ import pytest
 
 import simpar
 from simpar.hardware.cluster import load_cluster, make_cluster
-from simpar.search import Constraints, make_problem, search
-from simpar.search.axes import AXES
+from simpar.search import Constraints, search
 from simpar.search.exact import measure
-from simpar.search.space import plan_of
+from simpar.search.requested import offered
+from simpar.search.space import enumerate_space, plan_of
 from tests.search.test_bounds import bounds_of
 
 TRAINING = simpar.Training(seq_len=1024, global_batch=8)
 
 
-def homes(model, nodes):
-    """The domain of the axis for a model on so many nodes."""
-    axis = next(axis for axis in AXES if axis.name == "offload_optimizer")
-    return list(axis.domain(make_problem(model, simpar.Cluster("dgx-h100", nodes=nodes), TRAINING)))
-
-
-def test_states_stay_where_the_plan_has_them():
+def test_states_stay_where_the_plan_has_them(problem_of):
     """Homes on the host are offered by fixing the axis to several."""
-    assert homes("llama-3-70b", 1) == homes("gpt2", 1) == ["none"]
+    problem = problem_of(2, micro_batch=2)
+    assert offered(problem) == ()
+    away = replace(problem, base=simpar.Plan(offload_optimizer="cpu"))
+    rows = enumerate_space(away)
+    assert [axis.name for axis in offered(away)] == ["offload_optimizer"]
+    assert not rows.one_of("offload_optimizer", "none")[rows.code["offload_optimizer"] > 0].any()
 
 
 @pytest.mark.parametrize("seed", [2, 5, 9])
