@@ -1,7 +1,8 @@
 """Predictions for cases: the same lowering as ``simulate``, swept without contention and without the report.
 
 Leaving contention out is a lower bound, but thousands of rows stay a matter of a minute; where it matters
-(sends and gradient reduction on one NIC) the difference is below a percent of the step.
+(sends and gradient reduction on one NIC) the difference is below a percent of the step. On PCIe nodes, where every
+group shares the same ports, it is counted.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _timed(case: Case, cluster: Cluster, tuning: Tuning) -> tuple[Lowered, Timin
     try:
         plan = files.parse(Plan, dict(case.plan), source="row")
         job = _tuned(make_job(case.graph, cluster, plan, case.training, stack), tuning)
-        lowered = lower_job(job, cluster, {}, contention=False)
+        lowered = lower_job(job, cluster, {}, contention=cluster.profile.scale_up.kind == 'pcie')
     except UserError as error:
         raise Unmodelled(str(error).splitlines()[0].removeprefix("plan: ")) from None
     _, engine = choose_engine("auto", lowered.program)

@@ -133,7 +133,8 @@ def efficiency(candidate: Candidate, values: Mapping[str, float]) -> Efficiency:
         port *= values["far_port_share"] if shape.num_domains > 1 else 1.0
         port *= values[_OWN_SHARES[candidate.op]] if candidate.op in _OWN_SHARES else 1.0
     port *= (1 - values["port_scale_loss"]) ** max(math.log2(shape.per_domain) - 1, 0.0)
-    port *= values["host_bridge_share"] / candidate.on_bridge if candidate.on_bridge else 1.0
+    if candidate.on_bridge:
+        port *= values["host_bridge_share"] * min(values["host_bridge_groups"] / candidate.on_bridge, 1.0)
     doublings = max(math.log2(shape.num_domains) - 1, 0.0)
     kept = 1 - values["nic_scale_loss"]
     if candidate.op in ("all_gather", "reduce_scatter"):
