@@ -8,14 +8,12 @@ most activations, and needs neither a schedule's table nor a single op.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from simpar.cost.activations import BlockActivations, activation_bytes, block_activations
-from simpar.cost.allocator import Reservation, reserve
+from simpar.cost.activations import activation_bytes
 from simpar.cost.in_flight import in_flight, short_schedule
 from simpar.cost.memory import (
     keeps_parameters,
@@ -26,11 +24,12 @@ from simpar.cost.memory import (
     stage_chunks,
     stage_static_memory,
 )
+from simpar.cost.moving import Moving, PeakMemory, Scheme, Share
 from simpar.cost.optimizers import moment_bytes, state_bytes
 from simpar.cost.placeholders import placeholder_bytes
 from simpar.cost.stack import Stack, reduce_bytes, under
 from simpar.models.flops import shape_dims
-from simpar.models.graph import Block, ModelGraph, is_row_parallel
+from simpar.models.graph import Block, ModelGraph
 from simpar.models.recompute import of_layer
 from simpar.models.training import Training
 from simpar.plan.plan import CUSTOM, Plan
@@ -48,46 +47,6 @@ from simpar.plan.sharding import (
 Array = Any
 _ALONE = ("naive", "1f1b", "interleaved")
 """Schedules whose last stage runs a backward right after its forward, so that one microbatch's logits live."""
-
-
-@dataclass(frozen=True)
-class PeakMemory:
-    """Highest total of one rank; scalars or arrays.
-
-    ``static`` stays all step, ``activations`` are what forwards in flight have saved, ``transient`` the largest
-    workspace beside them, ``held`` freed outputs that a communication stream still uses.
-    """
-
-    static_bytes: Array
-    activations_bytes: Array
-    transient_bytes: Array
-    held_bytes: Array
-    alternates: Array
-
-    @property
-    def moving_bytes(self) -> Array:
-        """What comes and goes during the step."""
-        return self.activations_bytes + self.transient_bytes
-
-    @property
-    def allocated_bytes(self) -> Array:
-        """Highest number of bytes in tensors."""
-        return self.static_bytes + self.moving_bytes
-
-    def exactly(self, moving_bytes: Array) -> PeakMemory:
-        """The same rank with the highest total of a simulated step in place of the closed form."""
-        return replace(self, activations_bytes=moving_bytes, transient_bytes=0.0)
-
-    def reservation(self, stack: Stack, limit_bytes: Array = np.inf) -> Reservation:
-        """What the allocator needs and reserves for this peak, where the device leaves it ``limit_bytes``."""
-        return reserve(
-            self.static_bytes,
-            self.moving_bytes,
-            stack.memory.allocator,
-            alternates=self.alternates,
-            held_bytes=self.held_bytes,
-            limit_bytes=limit_bytes,
-        )
 
 
 @dataclass(frozen=True)
@@ -124,40 +83,6 @@ class Layouts:
         return np.where(np.asarray(self.zero) > 0, self.dp * self.cp // self.hsdp, 1)
 
 
-@dataclass(frozen=True)
-class _Stage:
-    """One rank's share: how often it holds each kind of layer, whether it has the ends, and what is in flight.
-
-    ``passes``, where chunks differ: in schedule order, +1 (forward) or -1 (activations released) and the blocks of
-    the chunk.
-    """
-
-    layers: tuple[tuple[Block, str, Array], ...]
-    embedding: Array
-    head: Array
-    chunks: Array
-    in_flight: Array
-    head_in_flight: Array
-    passes: tuple[tuple[int, tuple[tuple[Block, str], ...]], ...] = ()
-
-
-@dataclass(frozen=True)
-class _Scheme:
-    """Data parallelism in numbers.
-
-    Widths of gathered parameters (0: none), of gradients before they are reduced or accumulated, and of the
-    buffer being reduced; ``units`` whether each block is its own; ``sent`` the width of gradients on their way to the
-    host.
-    """
-
-    gathered: Array
-    gathered_experts: Array
-    gradient: Array
-    reduced: Array
-    units: Array
-    sent: float = 0.0
-
-
 def peak_memory(graph: ModelGraph, plan: Plan, training: Training, stack: Stack, stage: int) -> PeakMemory:
     """Peak of pipeline rank ``stage`` under a resolved and checked plan."""
     stack = under(stack, plan)
@@ -168,7 +93,7 @@ def peak_memory(graph: ModelGraph, plan: Plan, training: Training, stack: Stack,
         plan, stack, plan.mesh.pp, plan.data_parallel.zero, (num_shards(plan), num_expert_shards(plan))
     )
     several = plan.num_microbatches(training.global_batch) > 1
-    moving = _Moving(graph, shape, dims, plan, stack)
+    moving = Moving(graph, shape, dims, plan, stack)
     return moving.peak(
         static.resident_bytes, scheme, held=_held(plan.mesh.pp, shape, stack), alternates=several
     )
@@ -202,128 +127,13 @@ def peak_memory_of(
         layouts, stack, residual
     )
     scheme = _scheme(plan, stack, layouts.pp, layouts.zero, (layouts.shards, layouts.expert_shards))
-    moving = _Moving(graph, shape, dims, plan, stack)
+    moving = Moving(graph, shape, dims, plan, stack)
     held = _held(layouts.pp, shape, stack)
     static = static + placeholder_bytes(graph, dims.tensor, stack)
     return moving.peak(static, scheme, held=held, alternates=np.asarray(num_microbatches) > 1)
 
 
-@dataclass(frozen=True)
-class _Moving:
-    """Bytes of one rank's passes."""
-
-    graph: ModelGraph
-    stage: _Stage
-    dims: RankDims
-    plan: Plan
-    stack: Stack
-
-    def peak(self, static: Array, scheme: _Scheme, *, held: float | Array, alternates: Array) -> PeakMemory:
-        """All of it at the worst moment."""
-        stage = self.stage
-        layers = [(self._sizes(block, recompute), block, count) for block, recompute, count in stage.layers]
-        ends = [
-            (self._sizes(self.graph.embedding, "none"), stage.embedding),
-            (self._sizes(self.graph.head, "none"), stage.head),
-        ]
-        each = sum((sizes.saved_bytes * count for sizes, _, count in layers), start=0.0) / stage.chunks
-        head = ends[1][0].saved_bytes * stage.head
-        transient = np.maximum(self._layers(layers, head, each, scheme), self._ends(ends, layers, scheme))
-        saved = self._chunked() if stage.passes else self._even(ends, each, head)
-        return PeakMemory(
-            static_bytes=static,
-            activations_bytes=self._left(saved, [sizes for sizes, _, _ in layers] + [ends[1][0]]),
-            transient_bytes=transient + self._messages(),
-            held_bytes=held * self._partial_sums(layers) * stage.in_flight / stage.chunks,
-            alternates=alternates,
-        )
-
-    def _left(self, saved: Array, blocks: list[BlockActivations]) -> Array:
-        """Saved bytes less those on the host: of these the three blocks stay that wait to go or are back already."""
-        share = self.plan.offload.offload_activations
-        near = 3 * reduce(np.maximum, (sizes.saved_bytes for sizes in blocks))
-        return (1.0 - share) * saved + share * np.minimum(saved, near) if share else saved
-
-    def _even(self, ends: list[tuple[BlockActivations, Array]], each: Array, head: Array) -> Array:
-        """Saved bytes in flight where all chunks of the rank are alike."""
-        stage = self.stage
-        embedding = stage.in_flight / stage.chunks * ends[0][0].saved_bytes * stage.embedding
-        return stage.in_flight * each + embedding + stage.head_in_flight * head
-
-    def _chunked(self) -> float:
-        """Highest sum of saved bytes along the rank's passes."""
-        sizes: dict[tuple[str, str], float] = {}
-        changes = []
-        for sign, blocks in self.stage.passes:
-            for block, recompute in blocks:
-                if (block.name, recompute) not in sizes:
-                    sizes[block.name, recompute] = float(self._sizes(block, recompute).saved_bytes)
-            changes.append(sign * sum(sizes[block.name, recompute] for block, recompute in blocks))
-        return float(np.cumsum(changes).max(initial=0.0))
-
-    def _sizes(self, block: Block, recompute: str) -> BlockActivations:
-        return block_activations(block, self.dims, self.stack, self.plan.numerics, recompute)
-
-    def _layers(
-        self, layers: list[tuple[BlockActivations, Block, Array]], head: Array, each: Array, scheme: _Scheme
-    ) -> Array:
-        """Workspace of a layer's pass, with gathered parameters, its gradient and the one being reduced.
-
-        The loss is over when a layer's backward runs. Where low-precision gradients wait for their accumulation
-        until the backward is over, they take the place of one microbatch's activations.
-        """
-        worst: Array = 0.0
-        for sizes, block, count in layers:
-            parameters, gathered = block.trained_parameters(self.dims.tensor), self._gathered(block, scheme)
-            gradients = (
-                scheme.units * parameters * (scheme.gradient + scheme.reduced) + 2 * parameters * scheme.sent
-            )
-            backward = sizes.recomputed_bytes + sizes.backward_workspace_bytes + gradients - head
-            here = np.maximum(sizes.forward_workspace_bytes, backward) + 2 * gathered
-            worst = np.maximum(worst, np.where(np.asarray(count) > 0, here, 0.0))
-        held = sum((block.parameters(self.dims.tensor) * count for _, block, count in layers), start=0.0)
-        return np.maximum(worst, (1 - scheme.units) * scheme.gradient * held - each)
-
-    def _gathered(self, block: Block, scheme: _Scheme) -> Array:
-        """Bytes of a block's parameters that are gathered for its pass."""
-        experts = block.expert_parameters(self.dims.tensor)
-        dense = block.parameters(self.dims.tensor) - experts
-        return scheme.gathered * dense + scheme.gathered_experts * experts
-
-    def _ends(
-        self,
-        ends: list[tuple[BlockActivations, Array]],
-        layers: list[tuple[BlockActivations, Block, Array]],
-        scheme: _Scheme,
-    ) -> Array:
-        """Workspace of embedding and head, with their parameters and those of a layer gathered.
-
-        The backward's gather of an end may run beside the forward that still has its own.
-        """
-        layer = reduce(np.maximum, (self._gathered(block, scheme) for _, block, _ in layers), 0.0)
-        worst: Array = 0.0
-        for (sizes, present), block in zip(ends, (self.graph.embedding, self.graph.head), strict=True):
-            gathered = 2 * self._gathered(block, scheme) + layer
-            here = np.maximum(sizes.forward_workspace_bytes, sizes.backward_workspace_bytes) + gathered
-            worst = np.maximum(worst, present * here)
-        return worst
-
-    def _messages(self) -> Array:
-        """A received activation and a received gradient, where there is a pipeline."""
-        local = self.dims.sequence
-        boundary = local["batch"] * local["seq"] * local["hidden"] * activation_bytes(self.plan.numerics)
-        return np.where(np.asarray(self.stage.embedding) * self.stage.head > 0, 0.0, 2.0) * boundary
-
-    def _partial_sums(self, layers: list[tuple[BlockActivations, Block, Array]]) -> Array:
-        """Whole-row outputs of row-parallel products of all layers, for one microbatch."""
-        local = self.dims.tensor
-        row = local["batch"] * local["seq"] * local["hidden"] * activation_bytes(self.plan.numerics)
-        parallel = np.where(local["heads"] < self.graph.dims["heads"], row, 0.0)
-        outputs = (count * sum(is_row_parallel(op) for op in block.operators) for _, block, count in layers)
-        return parallel * sum(outputs, start=0.0)
-
-
-def _held(pp: Array, stage: _Stage, stack: Stack) -> Array:
+def _held(pp: Array, stage: Share, stack: Stack) -> Array:
     """Share of partial sums that are freed but not released: the host runs ahead of the device.
 
     Without a pipeline it runs ahead freely; with one it waits for messages, except in the warm-up.
@@ -333,7 +143,7 @@ def _held(pp: Array, stage: _Stage, stack: Stack) -> Array:
     return stack.memory.allocator.held_outputs * ahead
 
 
-def _scheme(plan: Plan, stack: Stack, pp: Array, zero: Array, shards: tuple[Array, Array]) -> _Scheme:
+def _scheme(plan: Plan, stack: Stack, pp: Array, zero: Array, shards: tuple[Array, Array]) -> Scheme:
     """``shards`` of what all ranks of a stage hold, and of experts."""
     widths = parameter_widths(plan, stack)
     several, several_experts = (np.asarray(each) > 1 for each in shards)
@@ -342,7 +152,7 @@ def _scheme(plan: Plan, stack: Stack, pp: Array, zero: Array, shards: tuple[Arra
     low = widths.compute if apart or plan.data_parallel.kind == "fsdp" else 0.0
     fetches = plan.offload.offload_parameters != "none"
     comes = (np.asarray(zero) == 3) & ~keeps_parameters(plan, stack, pp, zero)
-    return _Scheme(
+    return Scheme(
         gathered=np.where(fetches | (several & comes), widths.compute, 0.0),
         gathered_experts=np.where(fetches | (several_experts & comes), widths.compute, 0.0),
         sent=widths.gradient * plan.offload.ratio,
@@ -352,7 +162,7 @@ def _scheme(plan: Plan, stack: Stack, pp: Array, zero: Array, shards: tuple[Arra
     )
 
 
-def _stage_of(graph: ModelGraph, plan: Plan, training: Training, stage: int) -> _Stage:
+def _stage_of(graph: ModelGraph, plan: Plan, training: Training, stage: int) -> Share:
     chunks = stage_chunks(graph, plan, training, stage)
     held = [piece for pieces in chunks.values() for piece in pieces]
     kinds: dict[tuple[str, str], int] = {}
@@ -362,7 +172,7 @@ def _stage_of(graph: ModelGraph, plan: Plan, training: Training, stage: int) -> 
             kinds[key] = kinds.get(key, 0) + 1
     table = plan.schedule == CUSTOM or len(chunks) > 1
     flying = _in_flight(plan, training, stage)
-    return _Stage(
+    return Share(
         layers=tuple((graph.blocks[name], recompute, count) for (name, recompute), count in kinds.items()),
         embedding=int(any(layer < 0 for layer, _ in held)),
         head=int(any(layer == len(graph.layers) for layer, _ in held)),
@@ -401,7 +211,7 @@ def _passes(
 
 def _shape_of(
     graph: ModelGraph, layouts: Layouts, plan: Plan, num_microbatches: Array, *, last: bool
-) -> _Stage:
+) -> Share:
     pp, vpp = np.asarray(layouts.pp), np.asarray(layouts.vpp)
     rank = pp - 1 if last else np.zeros_like(pp)
     flying = in_flight(plan.schedule, rank, pp, num_microbatches, vpp)
@@ -410,7 +220,7 @@ def _shape_of(
     for layer, name in enumerate(graph.layers):
         key = (name, of_layer(plan.memory.recompute, layer))
         kinds[key] = kinds.get(key, 0.0) + 1.0
-    return _Stage(
+    return Share(
         layers=tuple((graph.blocks[name], how, count * share) for (name, how), count in kinds.items()),
         embedding=np.where(last & (pp > 1), 0, 1),
         head=np.where(last | (pp == 1), 1, 0),
@@ -454,7 +264,7 @@ def _local_size(name: str, size: Array, tp: Array, cp: Array) -> Array:
     return size // cp if kind == "seq" else size
 
 
-def _moments(graph: ModelGraph, shape: _Stage, dims: RankDims, plan: Plan) -> tuple[Array, Array]:
+def _moments(graph: ModelGraph, shape: Share, dims: RankDims, plan: Plan) -> tuple[Array, Array]:
     """Bytes of optimizer states of a rank before sharding: of what is no expert, of experts."""
     ends = ((graph.embedding, shape.embedding), (graph.head, shape.head))
     totals: list[Array] = [0.0, 0.0]

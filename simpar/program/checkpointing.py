@@ -14,7 +14,8 @@ from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.checkpointing import Choice, Run, choose
 from simpar.cost.in_flight import short_schedule
 from simpar.cost.memory import num_communicators, overhead_bytes
-from simpar.cost.peak import PeakMemory, peak_memory
+from simpar.cost.moving import PeakMemory
+from simpar.cost.peak import peak_memory
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import Block

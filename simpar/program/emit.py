@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from simpar.program.phases import CollectiveUse
 from simpar.program.program import MEMORY_CATEGORIES, Label
-from simpar.program.templates import Node, Template
+from simpar.program.templates import BUFFERS, Node, Template
 
 Ints = NDArray[np.int64]
 
@@ -140,7 +140,9 @@ class Emitter:
                 **columns,
             )
         )
-        self._rows.append(self._repeat_rows(class_id, tables, actions.template, starts))
+        rows = self._repeat_rows(class_id, tables, actions.template, starts)
+        buffers = _buffer_rows(tables, actions.template, starts)
+        self._rows.append(replace(rows, dependency=np.concatenate([rows.dependency, buffers])))
         exits = np.array([template.exit for template in actions.templates], dtype=np.int64)[actions.template]
         self._starts.append(starts)
         self._exits.append(starts + exits)
@@ -212,6 +214,15 @@ class Emitter:
             ),
             memory=_rows(_memory_rows(nodes), 4),
             arrival=_column(i for i, node in enumerate(nodes) if node.arrival),
+            awaits=_rows(
+                (
+                    (i, 0, BUFFERS.index(each.buffer), each.back)
+                    for i, node in enumerate(nodes)
+                    for each in node.awaits
+                ),
+                4,
+            ),
+            frees=_rows(((i, BUFFERS.index(name)) for i, node in enumerate(nodes) for name in node.frees), 2),
             uses=_uses(nodes),
         )
 
@@ -266,6 +277,8 @@ class _Table:
     stream: Ints
     memory: Ints
     arrival: Ints
+    awaits: Ints
+    frees: Ints
     uses: _Uses
 
 
@@ -318,6 +331,19 @@ def _tile(tables: Sequence[Ints], template: Ints, starts: Ints, *, shifted: tupl
     for column in shifted:
         rows[:, column] += starts[action]
     return rows
+
+
+def _buffer_rows(tables: Sequence[_Table], template: Ints, starts: Ints) -> Ints:
+    """Dependencies on the slots of earlier actions of a class that free a buffer: the last but some before each."""
+    freeing = _tile([table.frees for table in tables], template, starts, shifted=(0,))
+    waiting = _tile([table.awaits for table in tables], template, starts, shifted=(0, 1))
+    found = [np.zeros((0, 2), dtype=np.int64)]
+    for buffer in np.unique(waiting[:, 2]).tolist():
+        free = freeing[freeing[:, 1] == buffer, 0]
+        slot, start, _, back = waiting[waiting[:, 2] == buffer].T
+        at = np.searchsorted(free, start) - back
+        found.append(np.stack([slot[at >= 0], free[at[at >= 0]]], axis=1))
+    return np.concatenate(found)
 
 
 def _concatenate(parts: Sequence[Slots] | Sequence[Links]):  # type: ignore[no-untyped-def]  # noqa: ANN202

@@ -17,6 +17,7 @@ from simpar.plan.schedules.actions import Schedule
 from simpar.program.assemble import assemble
 from simpar.program.colours import rank_colours
 from simpar.program.emit import ClassActions, Emitter, FlowUse, Slots
+from simpar.program.flatten import flatten
 from simpar.program.layout import Layout, build_layout
 from simpar.program.one_process import OneProcess
 from simpar.program.pairs import handover
@@ -26,7 +27,7 @@ from simpar.program.rank_view import ANY, Job, RankView
 from simpar.program.shared_cores import are_shared, share_cores
 from simpar.program.stages import Pricing, StageBuilder
 from simpar.program.synchronisation import Synchronisation
-from simpar.program.templates import GATHER, REDUCE, Node, Template, flatten
+from simpar.program.templates import GATHER, REDUCE, Node, Template
 from simpar.program.token_slices import slice_ends, slice_view
 from simpar.program.traffic import (
     EMBEDDING_GROUP,

@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from simpar.cost.memory import StaticMemory, parameter_widths
+from simpar.cost.moving import PeakMemory
 from simpar.cost.operators import optimizer_time_s
-from simpar.cost.peak import PeakMemory
 from simpar.cost.sharded import local_weights
 from simpar.models.graph import Block
 from simpar.plan.placement import SHARDED, Role

@@ -13,6 +13,8 @@ from simpar.program.phases import CollectiveUse
 from simpar.program.segments import Segment
 from simpar.program.templates import (
     GATHER,
+    GRADIENTS,
+    PARAMETERS,
     REDUCE,
     MemoryChange,
     Node,
@@ -21,6 +23,7 @@ from simpar.program.templates import (
     backward_memory,
     compute_node,
     forward_memory,
+    two_buffers,
 )
 
 LOOK_AHEAD = 2
@@ -69,7 +72,8 @@ def stage_forward(units: Sequence[StageUnit], segments: Sequence[Segment], hooks
     for unit, segment in zip(units, segments, strict=True):
         waits = _gathers(nodes, unit, computes, refresh=hooks.refresh)
         memory = (*forward_memory([unit.unit]), *_release(unit))
-        nodes.append(compute_node("forward", [unit.unit], [segment], after=waits, memory=memory))
+        node = compute_node("forward", [unit.unit], [segment], after=waits, memory=memory)
+        nodes.append(replace(node, frees=(PARAMETERS,)))
         computes.append(len(nodes) - 1)
     nodes[computes[0]] = replace(nodes[computes[0]], arrival=True)
     return Template(tuple(nodes), computes[-1])
@@ -94,10 +98,13 @@ def stage_backward(
         if len(scattered) >= LOOK_AHEAD:
             waits = (*waits, scattered[-LOOK_AHEAD])
         memory = (*backward_memory(kind, [unit.unit]), *_release(unit))
-        nodes.append(compute_node(kind, [unit.unit], [segment], after=waits, memory=memory))
+        node = compute_node(kind, [unit.unit], [segment], after=waits, memory=memory)
+        awaits = two_buffers(GRADIENTS, len(scattered), scatters)
+        nodes.append(replace(node, awaits=awaits, frees=(PARAMETERS,)))
         computes.append(len(nodes) - 1)
         for group, size in unit.scatters.items() if scatters else ():
-            nodes.append(reduce_node(CollectiveUse(group, "reduce_scatter", size), computes[-1:]))
+            node = reduce_node(CollectiveUse(group, "reduce_scatter", size), computes[-1:])
+            nodes.append(replace(node, frees=(GRADIENTS,)))
             scattered.append(len(nodes) - 1)
         if hooks.reduce:
             nodes += buckets.close(unit, last=index == len(units) - 1, after=computes[-1])
@@ -122,8 +129,9 @@ def _gathers(
     waits: list[int] = []
     behind = computes[-LOOK_AHEAD : len(computes) - LOOK_AHEAD + 1] if len(computes) >= LOOK_AHEAD else ()
     held = (MemoryChange(False, unit.gathered_bytes, "transient"),)
+    awaits = two_buffers(PARAMETERS, len(computes))
     for group, size in unit.gathers.items():
-        node = gather_node(CollectiveUse(group, "all_gather", size), behind)
+        node = replace(gather_node(CollectiveUse(group, "all_gather", size), behind), awaits=awaits)
         nodes.append(replace(node, memory=held if unit.gathered_bytes and not waits else ()))
         waits.append(len(nodes) - 1)
     for group, size in unit.refreshes.items() if refresh else ():

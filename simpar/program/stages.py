@@ -11,8 +11,9 @@ import numpy as np
 
 from simpar.cost.activations import block_activations
 from simpar.cost.memory import StaticMemory, num_communicators, stage_static_memory
+from simpar.cost.moving import PeakMemory
 from simpar.cost.optimizers import RULES, Matrix, inner_matrices
-from simpar.cost.peak import PeakMemory, peak_memory
+from simpar.cost.peak import peak_memory
 from simpar.models import recompute
 from simpar.models.graph import Block, evaluate
 from simpar.plan.check import stage_layers

@@ -216,6 +216,7 @@ class Synchronisation:
             fetched_bytes=self.host.fetched_bytes(replicas.shards, kind),
             sent_bytes=self.host.sent_bytes(replicas.shards, kind, boundary=boundary),
             gradient_bytes=self.gradient_bytes,
+            whole_bytes=self.compute_bytes if self.per_unit and replicas.zero >= 2 else 0.0,
             reduce_ops=self.reduce_ops(replicas) if reduces else (),
         )
 

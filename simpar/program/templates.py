@@ -7,7 +7,9 @@ schedule's actions; this module decides what stands in them. The data-parallel r
 * gradient buckets close in reverse order and are reduced as soon as the block that fills them is done [PyTorch
   DDP, Li et al. 2020, arXiv 2006.15704];
 * sharded parameters are gathered at most two units ahead in forward and one in backward, and a unit's backward
-  waits for the reduce-scatter of the unit two before it [torch fully_shard].
+  waits for the reduce-scatter of the unit two before it [torch fully_shard]. Both count through the passes of a
+  rank: there are two buffers for gathered parameters and two for gradients of every microbatch, however many passes
+  run (:class:`Await`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from simpar.program.phases import BLOCK_STREAMS, CollectiveUse
-from simpar.program.segments import Segment, terminals
+from simpar.program.segments import Segment
 
 HOST_OUT, HOST_IN, HOST_UPDATE = "host_out", "host_in", "host_update"
 DRIVE_IN, DRIVE_OUT = "drive_in", "drive_out"
@@ -28,6 +30,9 @@ GATHER = "param_gather"
 DENSE_COPIES = "dp"
 """Kind of copies of what is no expert."""
 REDUCE = "grad_reduce"
+PARAMETERS, GRADIENTS, OUTGOING, RETURNED = "parameters", "gradients", "outgoing", "returned"
+BUFFERS = (PARAMETERS, GRADIENTS, OUTGOING, RETURNED)
+"""What has two buffers: gathered parameters, gradients to be reduced, activations to the host and back from it."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,19 @@ class MemoryChange:
 
 
 @dataclass(frozen=True)
+class Await:
+    """A wait for a buffer that earlier actions of the rank used: the last use but ``back`` - 1 before this action."""
+
+    buffer: str
+    back: int
+
+
+@dataclass(frozen=True)
 class Node:
-    """One op of a template. ``after`` are positions in the template; ``arrival`` waits for the stage before."""
+    """One op of a template. ``after`` are positions in the template; ``arrival`` waits for the stage before.
+
+    ``awaits`` are buffers whose use in earlier actions must be over, ``frees`` those that are free when it ends.
+    """
 
     kind: str
     name: str
@@ -53,6 +69,8 @@ class Node:
     arrival: bool = False
     memory: tuple[MemoryChange, ...] = ()
     layer: int = -1
+    awaits: tuple[Await, ...] = ()
+    frees: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,7 +106,8 @@ class Copies:
 
     ``gather_group`` all-gathers ``gathered_bytes`` a parameter before use ("": nothing is gathered), of which
     ``buffer_bytes`` are a buffer of its own. ``reduce_ops`` are the collectives that reduce ``gradient_bytes`` a
-    parameter in turn: (group, operation, share of the bytes); empty where this pass reduces nothing. ``fetched_bytes``
+    parameter in turn: (group, operation, share of the bytes); empty where this pass reduces nothing. ``whole_bytes``
+    of a gradient live in a buffer of their own from the pass that makes it until it is reduced. ``fetched_bytes``
     a parameter come from the host before the gather, ``sent_bytes`` of gradient go there behind the reduction.
     """
 
@@ -97,6 +116,7 @@ class Copies:
     gathered_bytes: float = 0.0
     buffer_bytes: float = 0.0
     gradient_bytes: float = 0.0
+    whole_bytes: float = 0.0
     reduce_ops: tuple[tuple[str, str, float], ...] = ()
     fetched_bytes: float = 0.0
     sent_bytes: float = 0.0
@@ -180,17 +200,22 @@ def forward_template(units: Sequence[Unit], segments: Sequence[Segment], sync: S
     leaving: list[tuple[int, ...]] = []
     for index, (unit, segment) in enumerate(zip(units, segments, strict=True)):
         behind = (computes[index - 2],) if sync.reshard and index >= 2 else ()
-        ready = _arrivals(nodes, unit, sync, after=behind)
+        ready = _arrivals(
+            nodes, unit, sync, after=behind, awaits=two_buffers(PARAMETERS, index, sync.reshard)
+        )
         if index >= 2:
             ready += leaving[index - 2]
         memory = (*forward_memory([unit]), *_freed(unit, sync))
-        nodes.append(compute_node("forward", [unit], [segment], after=ready, memory=memory))
+        node = compute_node("forward", [unit], [segment], after=ready, memory=memory)
+        frees = (PARAMETERS,) if sync.reshard else ()
+        nodes.append(replace(node, awaits=two_buffers(OUTGOING, index, sync.activations), frees=frees))
         computes.append(len(nodes) - 1)
         waits = unit.saved_bytes * sync.activations if index < len(units) - 1 else 0.0
         leaving.append((len(nodes),) if waits else ())
         if waits:
             gone = (MemoryChange(True, -waits, "activations"),)
-            nodes.append(host_copy("activations to host", waits, after=(computes[-1],), memory=gone))
+            copy = host_copy("activations to host", waits, after=(computes[-1],), memory=gone)
+            nodes.append(replace(copy, frees=(OUTGOING,)))
     nodes[computes[0]] = replace(nodes[computes[0]], arrival=True)
     return Template(tuple(nodes), computes[-1])
 
@@ -223,16 +248,19 @@ def backward_template(
         after: tuple[int, ...] = ()
         before = (computes[index - 2],) if index >= 2 else ()
         if arriving:
-            after = _arrivals(nodes, unit, sync, after=before)
+            after = _arrivals(nodes, unit, sync, after=before, awaits=two_buffers(PARAMETERS, index))
             changes = (*changes, *_freed(unit, sync))
         if returning and index:
-            after += _returns(nodes, unit, sync, after=before)
+            after += _returns(nodes, unit, sync, after=before, awaits=two_buffers(RETURNED, index))
         if sync.per_unit and len(reduces) >= 2:
             after = (*after, reduces[-2])
         if sent:
             after = (*after, sent[-2])
-        changes = (*changes, *outbox.held(unit))
-        nodes.append(compute_node(kind, [unit], [segment], after=after, memory=changes))
+        changes = (*changes, *outbox.held(unit), *_made(unit, sync))
+        node = compute_node(kind, [unit], [segment], after=after, memory=changes)
+        awaits = two_buffers(GRADIENTS, len(reduces), sync.per_unit and bool(buckets))
+        frees = (*((PARAMETERS,) if arriving else ()), *((RETURNED,) if returning else ()))
+        nodes.append(replace(node, awaits=awaits, frees=frees))
         computes.append(len(nodes) - 1)
         last = index == len(units) - 1
         for bucket in buckets:
@@ -240,6 +268,7 @@ def backward_template(
         closed = len(nodes) - 1 > computes[-1]
         if closed:
             reduces.append(len(nodes) - 1)
+            nodes[-1] = replace(nodes[-1], frees=(GRADIENTS,))
         if outbox.send(nodes, unit, closed=closed) and sent:
             sent.append(outbox.position)
     nodes[computes[0]] = replace(nodes[computes[0]], arrival=True)
@@ -273,9 +302,10 @@ class _Buckets:
             use = CollectiveUse(group, op, size * share / count, count)
             streams = (REDUCE,) if offset == 0 else (f"{REDUCE}.{group}",)
             waits = (after,) if offset == 0 else (position + offset - 1,)
-            nodes.append(
-                Node(kind="dp", name=f"{op} gradients", streams=streams, collective=use, after=waits)
+            gone = (
+                (MemoryChange(True, -size, "transient"),) if self._copies.whole_bytes and not offset else ()
             )
+            nodes.append(Node("dp", f"{op} gradients", streams, collective=use, after=waits, memory=gone))
         return nodes
 
 
@@ -329,7 +359,14 @@ def host_copy(
     return Node("offload", name, (stream,), collective=use, after=after, memory=memory)
 
 
-def _arrivals(nodes: list[Node], unit: Unit, sync: SyncPolicy, *, after: tuple[int, ...]) -> tuple[int, ...]:
+def two_buffers(buffer: str, index: int, used: object = True) -> tuple[Await, ...]:
+    """What the first two of the actions' uses of a pair of buffers wait for: earlier actions' last two."""
+    return (Await(buffer, 2 - index),) if used and index < 2 else ()
+
+
+def _arrivals(
+    nodes: list[Node], unit: Unit, sync: SyncPolicy, *, after: tuple[int, ...], awaits: tuple[Await, ...]
+) -> tuple[int, ...]:
     """Append how a unit's parameters come: from drives, from the host, from other ranks; what to wait for."""
     ready = []
     for each in sync.copies:
@@ -337,7 +374,7 @@ def _arrivals(nodes: list[Node], unit: Unit, sync: SyncPolicy, *, after: tuple[i
         if not each.arrives or not count:
             continue
         held = (MemoryChange(False, count * each.buffer_bytes, "transient"),) if each.buffer_bytes else ()
-        waits = after
+        waits, begin = after, len(nodes)
         if each.fetched_bytes:
             size = count * each.fetched_bytes
             if sync.drives:
@@ -350,11 +387,14 @@ def _arrivals(nodes: list[Node], unit: Unit, sync: SyncPolicy, *, after: tuple[i
             nodes.append(
                 Node("dp", "all_gather parameters", (GATHER,), collective=use, after=waits, memory=held)
             )
+        nodes[begin] = replace(nodes[begin], awaits=awaits)
         ready.append(len(nodes) - 1)
     return tuple(ready)
 
 
-def _returns(nodes: list[Node], unit: Unit, sync: SyncPolicy, *, after: tuple[int, ...]) -> tuple[int, ...]:
+def _returns(
+    nodes: list[Node], unit: Unit, sync: SyncPolicy, *, after: tuple[int, ...], awaits: tuple[Await, ...]
+) -> tuple[int, ...]:
     """Append the way back of a unit's activations.
 
     The first one waits for the copies out that were issued before it: its own may be among them.
@@ -364,6 +404,7 @@ def _returns(nodes: list[Node], unit: Unit, sync: SyncPolicy, *, after: tuple[in
         return ()
     held = (MemoryChange(False, size, "activations"),)
     node = host_copy("activations from host", size, op="to_device", after=after, memory=held)
+    node = replace(node, awaits=awaits)
     first = not any({HOST_IN, HOST_OUT} <= set(other.streams) for other in nodes)
     nodes.append(replace(node, streams=(HOST_IN, HOST_OUT)) if first else node)
     return (len(nodes) - 1,)
@@ -403,6 +444,17 @@ class _Outbox:
         return True
 
 
+def _made(unit: Unit, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
+    """Whole gradients that the pass of a unit makes, and then hands over in a buffer as wide as what is sent."""
+    counts = [(each.parameters(unit), each) for each in sync.copies if each.whole_bytes and each.reduce_ops]
+    size = sum(count * each.whole_bytes for count, each in counts)
+    wider = sum(count * each.gradient_bytes for count, each in counts) - size
+    if not size:
+        return ()
+    later = (MemoryChange(True, wider, "transient"),) if wider else ()
+    return (MemoryChange(False, size, "transient"), *later)
+
+
 def _freed(unit: Unit, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
     """Parameters that came for a pass and go again after it."""
     size = sum(each.arriving(unit) * each.buffer_bytes for each in sync.copies if each.arrives)
@@ -427,61 +479,3 @@ def compute_node(
         after=after,
         memory=memory,
     )
-
-
-def flatten(template: Template) -> Template:
-    """The same template with every step of every segment as a node of its own (steps keep their streams).
-
-    The opening steps of a segment wait for all closing steps of the one before, which is what "starts with
-    idle streams and ends joined" means; memory moves with the node's first and last step.
-    """
-    nodes: list[Node] = []
-    ends: list[tuple[int, ...]] = []
-    for node in template.nodes:
-        waits = tuple(last for position in node.after for last in ends[position])
-        if not node.segments:
-            nodes.append(replace(node, after=waits))
-            ends.append((len(nodes) - 1,))
-            continue
-        first = len(nodes)
-        last: tuple[int, ...] = waits
-        for index, (layer, segment) in enumerate(node.segments):
-            last = _append_steps(
-                nodes, replace(node, arrival=node.arrival and index == 0, layer=layer), segment, last
-            )
-        _move_ends(nodes, node, first, last)
-        ends.append((len(nodes) - 1,))
-    return Template(tuple(nodes), ends[template.exit][0])
-
-
-def _append_steps(nodes: list[Node], node: Node, segment: Segment, last: tuple[int, ...]) -> tuple[int, ...]:
-    offset = len(nodes)
-    for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True):
-        nodes.append(
-            Node(
-                kind=node.kind
-                if step.kind in ("forward", "input_gradient", "weight_gradient")
-                else step.kind,
-                name=step.name,
-                streams=(step.stream,),
-                duration_ns=int(finish - start),
-                collective=step.collective,
-                after=tuple(a + offset for a in step.after) or last,
-                arrival=node.arrival and not step.after,
-                layer=node.layer if step.layer is None else step.layer,
-            )
-        )
-    return tuple(position + offset for position in terminals(segment)) or last
-
-
-def _move_ends(nodes: list[Node], node: Node, first: int, last: tuple[int, ...]) -> None:
-    """Close a flattened node with a join of no duration that carries its end; its opening carries the start."""
-    starts = tuple(change for change in node.memory if not change.at_finish)
-    finishes = tuple(change for change in node.memory if change.at_finish)
-    if first == len(nodes):  # nothing runs
-        nodes.append(
-            Node("join", node.name, node.streams, after=last, arrival=node.arrival, memory=node.memory)
-        )
-        return
-    nodes[first] = replace(nodes[first], memory=starts)
-    nodes.append(Node(kind="join", name=node.name, streams=node.streams, after=last, memory=finishes))

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.peak import Layouts, PeakMemory, peak_memory_of
+from simpar.cost.moving import PeakMemory
+from simpar.cost.peak import Layouts, peak_memory_of
 from simpar.cost.stack import resolve, under
 from simpar.plan.plan import Plan
 from simpar.search.axes import Rows, fully_sharded

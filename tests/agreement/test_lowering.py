@@ -29,6 +29,8 @@ PLANS = {
     "dualpipev": {"pp": 2, "vpp": 2, "tp": 4, "dp": 2, "schedule": "dualpipev", "zero": 1},
     "dualpipev-zero2": {"pp": 2, "vpp": 2, "tp": 2, "dp": 4, "schedule": "dualpipev", "zero": 2},
     "pp-fsdp": {"pp": 2, "dp": 8, "zero": 3},
+    "layer-fsdp": {"pp": 2, "vpp": 4, "dp": 8, "zero": 3, "kind": "fsdp"},
+    "layer-fsdp-zero2": {"pp": 8, "dp": 2, "zero": 2, "kind": "fsdp", "schedule": "zb-h1"},
     "ring": {"cp": 4, "dp": 4, "zero": 1},
     "ring-across-nodes": {"cp": 16, "recompute": "full"},
     "ring-striped-tp": {"cp": 4, "tp": 2, "dp": 2, "cp_balance": "striped", "recompute": "selective"},
