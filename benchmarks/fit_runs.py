@@ -40,12 +40,11 @@ MOST_ROWS_OF = {
     "Megatron-Bridge performance summary": 60,  # five devices, dense models and mixtures
     "NVIDIA dgxc-benchmarking READMEs": 60,  # many models, sizes and precisions
     "SimuMax B200 v1.2 (measured vs peer)": 38,
-    "Megatron SC21 Table 1": 5,
     "vTrain ground truth (A100)": 40,  # of a grid of a thousand and more
 }
 BLOCKS = (
-    ("nemo", "nemo-24", "megatron", "megatron-sc21", "megatron-deepspeed"), ("nanotron",), ("llm-foundry",),
-    ("torchtitan", "torchtitan-eager"), ("fsdp",), ("automodel",), ("deepspeed",), ("maxtext",),
+    ("nemo", "nemo-24", "megatron", "megatron-22", "megatron-sc21", "megatron-deepspeed"), ("nanotron",),
+    ("llm-foundry",), ("torchtitan", "torchtitan-eager"), ("fsdp",), ("automodel",), ("deepspeed",), ("maxtext",),
 )  # fmt: skip
 
 CLOCK = (0.35, 1.3)  # beyond 1 where a sibling's kernels were timed under a tighter power limit

@@ -175,7 +175,8 @@ class KernelModel:
         batch, seq, heads, head_dim = (np.asarray(x, dtype=np.float64) for x in shape)
         keys = np.asarray(context, dtype=np.float64)
         if self.attention == "unfused":
-            return self._unfused_attention_s(batch, seq, heads, head_dim, keys, backward=backward)
+            kept = np.asarray(seen, dtype=np.float64) / keys
+            return self._unfused_attention_s((batch, seq, heads, head_dim), keys, kept, backward=backward)
         p, direction = self.parameters, "backward" if backward else "forward"
         second = p[f"flash2_{direction}_efficiency"] if self.attention == "flash2" else 0.0
         share = second or p[f"attention_{direction}_efficiency"]
@@ -187,9 +188,14 @@ class KernelModel:
         )
 
     def _unfused_attention_s(
-        self, batch: Array, seq: Array, heads: Array, head_dim: Array, keys: Array, *, backward: bool
+        self, shape: tuple[Array, Array, Array, Array], keys: Array, kept: Array, *, backward: bool
     ) -> Array:
-        """Two batched products and the passes of scale, mask, softmax and dropout over the scores."""
+        """Two batched products and the passes of softmax with mask and scale, and of dropout, over the scores.
+
+        Softmax writes all scores and reads those that the mask keeps (backward: of scores and gradients); dropout
+        reads, writes, and a byte of its mask. Source: Megatron-LM's scaled_upper_triang_masked_softmax.
+        """
+        batch, seq, heads, head_dim = shape
         model = (
             self
             if self.precision not in CAST_DTYPES
@@ -199,11 +205,9 @@ class KernelModel:
         products = model.gemm_time_s(seq, keys, head_dim, batch=batch * heads) + model.gemm_time_s(
             seq, head_dim, keys, batch=batch * heads
         )
-        passes = (
-            5.0 * self.activation_bytes + 1.0
-        )  # softmax reads and writes, dropout reads, writes and masks
         factor = 2.0 if backward else 1.0
-        return factor * products + scores * passes * (1.2 if backward else 1.0) / self.bandwidth
+        passes = (3.0 + factor * kept) * self.activation_bytes + 1.0
+        return factor * products + scores * passes / self.bandwidth
 
     def memory_time_s(self, moved_bytes: Array, *, kernels: int = 1) -> Array:
         """Seconds of memory-bound kernels that move ``moved_bytes`` in ``kernels`` launches."""
