@@ -43,6 +43,9 @@ DEFAULTS: dict[str, float] = {
     "flash2_backward_efficiency": 0.0,
     # sequence length at which attention reaches half of that (pipeline fill of one block row), tokens
     "attention_half_seq": 350.0,
+    # share of 16-bit peak in the products of a state-space scan's kernels, see docs/modeling.md
+    "scan_forward_efficiency": 0.137,
+    "scan_backward_efficiency": 0.036,
     # clock that power and heat leave in a long training step, relative to a short benchmark
     "sustained_clock": 1.0,
     # the same of 8-bit products, which draw another power than 16-bit ones; 0: it is the same

@@ -11,6 +11,7 @@ import numpy as np
 from simpar.cost.kernels import KernelModel
 from simpar.cost.optimizers import elementwise_time_s
 from simpar.cost.stack import Stack
+from simpar.cost.state_space import BACKWARD, FORWARD, scan_time_s
 from simpar.models.graph import Attention, Dims, Operator, evaluate
 from simpar.plan.plan import Numerics
 from simpar.plan.sharding import RankDims
@@ -253,6 +254,26 @@ def _rope_passes(_: Operator, stack: Stack) -> tuple[float, float, int]:
     return (1.7, 1.7, 1) if stack.fusion.rope else (7.0, 7.0, 8)
 
 
+def _convolution_passes(_: Operator, _stack: Stack) -> tuple[float, float, int]:
+    """Read, write; backward computes the output again, reads input and gradient and writes the input's gradient."""
+    return (2.0, 5.0, 1)
+
+
+def _scan(op: Operator, sizes: Sizes) -> OperatorTime:
+    """A state carried along the sequence, chunk by chunk."""
+    both = [scan_time_s(sizes.dims, sizes.kernels, counts) for counts in (FORWARD, BACKWARD)]
+    return OperatorTime(op.name, both[0], both[1], 0.0, FORWARD.kernels, BACKWARD.kernels)
+
+
+def _gate(op: Operator, sizes: Sizes) -> OperatorTime:
+    """The end of the scan's last kernel: read the gate, write. A kernel of its own backward: three in, two out."""
+    moved = _elements(op, sizes) * sizes.kernels.activation_bytes
+    model = sizes.kernels
+    return OperatorTime(
+        op.name, model.memory_time_s(2.0 * moved, kernels=0), model.memory_time_s(5.0 * moved), 0.0, 0, 1
+    )
+
+
 def _add_passes(op: Operator, stack: Stack) -> tuple[float, float, int]:
     """Read all, write one; the gradient flows to the inputs without a copy but is summed once."""
     if stack.fusion.residual or len(op.inputs) < 2:
@@ -303,6 +324,9 @@ _RULES: dict[str, Callable[[Operator, Sizes], OperatorTime]] = {
     "gated_activation": _streaming(_gated_passes),
     "activation": _streaming(_activation_passes),
     "rope": _streaming(_rope_passes),
+    "convolution": _streaming(_convolution_passes),
+    "scan": _scan,
+    "gate": _gate,
     "add": _streaming(_add_passes),
     "dropout": _streaming(_dropout_passes),
     "embedding": _embedding,

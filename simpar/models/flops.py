@@ -8,6 +8,10 @@ from dataclasses import replace
 from simpar.models.graph import PRODUCTS, Block, ModelGraph, Operator, evaluate
 from simpar.models.recompute import chosen_layers, counted, is_full, operators
 
+SCAN_FLOP = 7.0
+"""FLOP of a recurrence an element of state and token, whatever a chunked scan does: Megatron-Core's convention
+(megatron/training/training.py, ``mamba_layer_flops``)."""
+
 
 def shape_dims(graph: ModelGraph, seq_len: int, *, batch: int = 1) -> dict[str, int]:
     """Global dims of the model with the shape of ``batch`` sequences, experts in balance.
@@ -32,7 +36,10 @@ def _layers(graph: ModelGraph) -> tuple[Block, ...]:
 
 
 def matmul_flop_per_token(graph: ModelGraph, seq_len: int) -> float:
-    """Forward FLOP of products with weights per token: 2 per parameter and row, rows counted per token."""
+    """Forward FLOP of products with weights per token: 2 per parameter and row, rows counted per token.
+
+    State-space scans count beside them, :data:`SCAN_FLOP` an element of state.
+    """
     return _matmul_flop(graph, seq_len, (graph.embedding, *_layers(graph), graph.head))
 
 
@@ -41,6 +48,9 @@ def _matmul_flop(graph: ModelGraph, seq_len: int, blocks: tuple[Block, ...]) -> 
     for op, dims in _operators(graph, seq_len, blocks):
         if op.kind in PRODUCTS:
             each = 2.0 * evaluate(op.contraction, dims) * evaluate(op.columns, dims)
+            total += each * (evaluate(op.rows, dims) / seq_len)
+        elif op.kind == "scan":
+            each = SCAN_FLOP * evaluate(op.columns, dims) * dims["state"]
             total += each * (evaluate(op.rows, dims) / seq_len)
     return total
 

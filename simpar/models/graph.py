@@ -15,7 +15,7 @@ import numpy as np
 Dims = Mapping[str, Any]
 Size = tuple[tuple[int, tuple[str, ...]], ...]
 
-SHARDED_DIMS = ("heads", "kv_heads", "ffn", "shared_ffn", "vocab")
+SHARDED_DIMS = ("heads", "kv_heads", "ffn", "shared_ffn", "vocab", "mamba_heads", "mamba_groups")
 PRODUCTS = ("matmul", "grouped_matmul", "router")
 INPUT = "input"
 
@@ -228,6 +228,16 @@ class ModelGraph:
     def is_mixture(self) -> bool:
         """Whether tokens are routed to experts."""
         return "experts" in self.dims
+
+    @property
+    def expert_hidden(self) -> int:
+        """Width of the tokens that travel to experts: that of the model, or of a latent of theirs."""
+        return self.dims.get("expert_hidden") or self.dims["hidden"]
+
+    @property
+    def has_state(self) -> bool:
+        """Whether some layers carry a state along the sequence."""
+        return "state" in self.dims
 
     def _count(self, dims: Dims) -> int:
         layers = [self.blocks[name] for name in self.layers if name not in self.auxiliary]

@@ -10,6 +10,7 @@ from simpar.errors import UserError
 from simpar.files import allowed, suggest
 from simpar.models.config import Config, llama_shape, shape_of, windows_of
 from simpar.models.graph import ModelGraph
+from simpar.models.hf_hybrids import HYBRIDS
 from simpar.models.hf_mixtures import MIXTURES
 from simpar.models.transformer import Style, build, windowed
 
@@ -244,5 +245,5 @@ FAMILIES: dict[str, Family] = {
     "llama": _llama, "mistral": _mistral, "qwen2": _qwen2, "qwen3": _qwen3, "gemma": _gemma, "gemma2": _gemma2,
     "gemma3": _gemma3, "gemma3_text": _gemma3, "phi3": _phi3, "phi": _phi, "olmo": _olmo, "olmo2": _olmo2,
     "gpt2": _gpt2, "gpt_neox": _gpt_neox, "falcon": _falcon, "mpt": _mpt, "opt": _opt, "bloom": _bloom,
-    "starcoder2": _starcoder2, **MIXTURES,
+    "starcoder2": _starcoder2, **MIXTURES, **HYBRIDS,
 }  # fmt: skip

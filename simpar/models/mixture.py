@@ -1,9 +1,10 @@
 """Mixture of experts: the operators that take the place of the dense MLP.
 
 A router scores every token, dispatch sends each of its ``topk`` copies to the rank that holds the expert, two grouped
-products with a gate between them run all local experts at once, combine brings the copies back and adds them up. A
-shared expert is an MLP that every token goes through [Shazeer et al. 2017, arXiv 1701.06538; Dai et al. 2024, arXiv
-2401.06066].
+products with an activation between them run all local experts at once, combine brings the copies back and adds them up.
+A shared expert is an MLP that every token goes through [Shazeer et al. 2017, arXiv 1701.06538; Dai et al. 2024, arXiv
+2401.06066]. Latent experts read tokens that a product has made narrower before they travel, and another one widens
+their sum again; both are whole on every tensor-parallel rank [Elango et al. 2026, arXiv 2601.18089].
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Mixture:
     """Sizes of a mixture: ``experts`` of FFN width ``expert_ffn``, ``topk`` a token, ``shared_ffn`` of the shared one.
 
     ``bias`` on experts, ``router_bias`` and ``shared_gate`` (a sigmoid in front of the shared expert) as the family has
-    them.
+    them. Experts are ``gated`` or plain MLPs; ``latent`` is the width of the tokens that they read, 0 the model's.
     """
 
     experts: int
@@ -33,24 +34,60 @@ class Mixture:
     bias: bool = False
     router_bias: bool = False
     shared_gate: bool = False
+    gated: bool = True
+    latent: int = 0
 
     @property
     def dims(self) -> dict[str, int]:
         """Named dims; "num_experts" stays whole where "experts" becomes a rank's own."""
-        return {
+        sizes = {
             "experts": self.experts, "num_experts": self.experts, "topk": self.topk, "expert_ffn": self.expert_ffn,
             "shared_ffn": self.shared_ffn,
         }  # fmt: skip
+        return {**sizes, "expert_hidden": self.latent} if self.latent else sizes
+
+    @property
+    def columns(self) -> int:
+        """How many columns of the first product make one of the activation's."""
+        return 2 if self.gated else 1
+
+    @property
+    def activation(self) -> str:
+        """Kind of the operator between the two products."""
+        return "gated_activation" if self.gated else "activation"
+
+    @property
+    def width(self) -> Size:
+        """Width of the tokens that experts read and write."""
+        return term("expert_hidden") if self.latent else HIDDEN
 
 
 def mixture(source: str, sizes: Mixture) -> list[Operator]:
     """Operators of one mixture that reads ``source``; what leaves it are the outputs named by :func:`outputs`."""
-    return [_router(source, sizes), *_experts(source, sizes), *_shared(source, sizes)]
+    if not sizes.latent:
+        return [_router(source, sizes), *_experts(source, sizes), *_shared(source, sizes)]
+    return [
+        _router(source, sizes),
+        _projection("latent_down", source, HIDDEN, sizes.width),
+        *_experts("latent_down", sizes),
+        _projection("latent_up", "combine", sizes.width, HIDDEN),
+        *_shared(source, sizes),
+    ]
 
 
 def outputs(sizes: Mixture) -> tuple[str, ...]:
     """Names of the operators whose outputs add up to the mixture's."""
-    return ("combine", "shared_down") if sizes.shared_ffn else ("combine",)
+    routed = "latent_up" if sizes.latent else "combine"
+    return (routed, "shared_down") if sizes.shared_ffn else (routed,)
+
+
+def _projection(name: str, source: str, contraction: Size, columns: Size) -> Operator:
+    """A product into or out of the experts' latent; every rank works on its rows of the sequence."""
+    weight = Weight(f"{name}.weight", term("hidden", "expert_hidden"))
+    return Operator(
+        name, "matmul", TOKENS, columns, "sequence", contraction=contraction, weights=(weight,), inputs=(source,),
+        saves=(source,),
+    )  # fmt: skip
 
 
 def _router(source: str, sizes: Mixture) -> Operator:
@@ -64,34 +101,35 @@ def _router(source: str, sizes: Mixture) -> Operator:
 
 
 def _experts(source: str, sizes: Mixture) -> list[Operator]:
-    up = [Weight("expert_up.weight", term("experts", "hidden", "expert_ffn", times=2), "expert")]
-    down = [Weight("expert_down.weight", term("experts", "hidden", "expert_ffn"), "expert")]
+    hidden = "expert_hidden" if sizes.latent else "hidden"
+    up = [Weight("expert_up.weight", term("experts", hidden, "expert_ffn", times=sizes.columns), "expert")]
+    down = [Weight("expert_down.weight", term("experts", hidden, "expert_ffn"), "expert")]
     if sizes.bias:
-        up.append(Weight("expert_up.bias", term("experts", "expert_ffn", times=2), "expert"))
-        down.append(Weight("expert_down.bias", term("experts", "hidden"), "expert"))
+        up.append(Weight("expert_up.bias", term("experts", "expert_ffn", times=sizes.columns), "expert"))
+        down.append(Weight("expert_down.bias", term("experts", hidden), "expert"))
     return [
-        Operator("dispatch", "dispatch", ROUTED, HIDDEN, "expert", inputs=(source, "router")),
+        Operator("dispatch", "dispatch", ROUTED, sizes.width, "expert", inputs=(source, "router")),
         Operator(
-            "expert_up", "grouped_matmul", ROUTED, term("expert_ffn", times=2), "expert", contraction=HIDDEN,
-            weights=tuple(up), inputs=("dispatch",), saves=("dispatch",),
+            "expert_up", "grouped_matmul", ROUTED, term("expert_ffn", times=sizes.columns), "expert",
+            contraction=sizes.width, weights=tuple(up), inputs=("dispatch",), saves=("dispatch",),
         ),
         Operator(
-            "expert_activation", "gated_activation", ROUTED, EXPERT_FFN, "expert", inputs=("expert_up",),
+            "expert_activation", sizes.activation, ROUTED, EXPERT_FFN, "expert", inputs=("expert_up",),
             saves=("expert_up",),
         ),
         Operator(
-            "expert_down", "grouped_matmul", ROUTED, HIDDEN, "expert", contraction=EXPERT_FFN, weights=tuple(down),
+            "expert_down", "grouped_matmul", ROUTED, sizes.width, "expert", contraction=EXPERT_FFN, weights=tuple(down),
             inputs=("expert_activation",), saves=("expert_activation",),
         ),
-        Operator("combine", "combine", TOKENS, HIDDEN, "sequence", inputs=("expert_down",)),
+        Operator("combine", "combine", TOKENS, sizes.width, "sequence", inputs=("expert_down",)),
     ]  # fmt: skip
 
 
 def _shared(source: str, sizes: Mixture) -> list[Operator]:
     if not sizes.shared_ffn:
         return []
-    width, narrow = term("shared_ffn", times=2), term("shared_ffn")
-    up = [Weight("shared_up.weight", term("hidden", "shared_ffn", times=2))]
+    width, narrow = term("shared_ffn", times=sizes.columns), term("shared_ffn")
+    up = [Weight("shared_up.weight", term("hidden", "shared_ffn", times=sizes.columns))]
     if sizes.shared_gate:
         up.append(Weight("shared_gate.weight", HIDDEN, "vector"))
     return [
@@ -100,7 +138,7 @@ def _shared(source: str, sizes: Mixture) -> list[Operator]:
             saves=(source,),
         ),
         Operator(
-            "shared_activation", "gated_activation", TOKENS, narrow, "tensor", inputs=("shared_up",),
+            "shared_activation", sizes.activation, TOKENS, narrow, "tensor", inputs=("shared_up",),
             saves=("shared_up",),
         ),
         Operator(

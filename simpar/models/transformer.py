@@ -211,7 +211,7 @@ def layer(name: str, style: Style, kind: Layer, *, parts: Shape | None = None, d
     if style.parallel:
         return Block(name, tuple(_parallel_layer(style, kind, dropout)))
     if kind.prediction:
-        return Block(name, tuple(_prediction(style, kind, parts)))
+        return Block(name, tuple(prediction(style, kind, parts)))
     return Block(name, tuple(_serial_layer(INPUT, style, kind, parts, dropout=dropout)))
 
 
@@ -241,7 +241,7 @@ def _serial_layer(
     return [*ops, *closing, add("mlp_residual", "attention_residual", *ends)]
 
 
-def _prediction(style: Style, kind: Layer, parts: Shape | None) -> list[Operator]:
+def prediction(style: Style, kind: Layer, parts: Shape | None) -> list[Operator]:
     """One more layer that predicts the token after the next: it sees the hidden state beside the next embedding.
 
     Embedding and output projection are the model's own, so only their work counts [DeepSeek-AI 2024, arXiv 2412.19437,

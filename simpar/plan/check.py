@@ -67,6 +67,10 @@ def _check_staged(plan: Plan, target: Target) -> Plan:
         raise UserError(
             f"plan.stages: {target.graph.name} routes tokens to experts; allowed: stages of dense models"
         )
+    if target.graph.has_state:
+        raise UserError(
+            f"plan.stages: {target.graph.name} has state-space layers; allowed: stages of transformers"
+        )
     wanted = {"tp": 1, "cp": 1, "ep": 1, "pp": len(stages)}
     for axis, size in wanted.items():
         if getattr(mesh, axis) not in (1, size):
@@ -222,6 +226,8 @@ def _grid(plan: Plan, target: Target) -> None:
         raise UserError(f"{what}: needs tp > 1; allowed: 1d")
     if target.graph.is_mixture or len(target.graph.scopes) > 1:
         raise UserError(f"{what}: {target.graph.name} is no dense model of one tower; allowed: 1d")
+    if target.graph.has_state:
+        raise UserError(f"{what}: {target.graph.name} has state-space layers; allowed: 1d")
     if plan.mesh.cp > 1 or plan.pipeline.slices or plan.schedule == "terapipe":
         raise UserError(f"{what}: whole sequences lie on a rank; allowed: cp 1 without slices of tokens")
     if not plan.tensor_parallel.sequence_parallel:
@@ -250,6 +256,9 @@ def _tensor_dims(plan: Plan, dims: Dims, seq_len: int) -> None:
     sizes = {"attention heads": dims["heads"], "ffn size": dims["ffn"], "hidden size": dims["hidden"]}
     if dims.get("shared_ffn"):
         sizes["ffn size of the shared expert"] = dims["shared_ffn"]
+    if "state" in dims:
+        sizes["heads of state-space layers"] = dims["mamba_heads"]
+        sizes["groups of state-space layers"] = dims["mamba_groups"]
     if plan.tensor_parallel.sequence_parallel:
         sizes["seq_len (sequence parallel)"] = seq_len
     whole = gcd(*sizes.values())
@@ -266,6 +275,10 @@ def _tensor_dims(plan: Plan, dims: Dims, seq_len: int) -> None:
 def _context(plan: Plan, target: Target) -> None:
     """Sequences divide into the chunks of every rank, heads into the Ulysses ranks."""
     cp, choice, seq_len = plan.mesh.cp, plan.context_parallel, target.training.seq_len
+    if cp > 1 and target.graph.has_state:
+        raise UserError(
+            f"plan.cp = {cp}: {target.graph.name} carries states along the sequence; allowed: 1"
+        )
     rows = plan.mesh.tp if plan.tensor_parallel.sequence_parallel else 1
     pieces = lcm(rows, 2 if choice.cp_balance == "zigzag" and choice.cp_method != "ulysses" else 1)
     if cp > 1 and seq_len % (cp * pieces):
@@ -370,6 +383,8 @@ def _slices(plan: Plan, target: Target) -> None:
     masks = [op.attention for block in target.graph.blocks.values() for op in block.operators if op.attention]
     if not all(mask.causal and mask.context == "context" for mask in masks) or len(target.graph.scopes) > 1:
         raise UserError(f"{what}: {target.graph.name} has tokens that see later ones; allowed: causal models")
+    if target.graph.has_state:
+        raise UserError(f"{what}: {target.graph.name} carries states along the sequence; allowed: none")
     if plan.mesh.cp > 1:
         raise UserError(f"{what}: plan.cp = {plan.mesh.cp} spreads the tokens of a sequence; allowed: cp 1")
     if has_sampled_loads(plan):

@@ -90,7 +90,7 @@ class RankView:
     def routed_bytes(self) -> float:
         """Bytes of all copies of the rank's own tokens, as many as the fullest rank receives."""
         tokens = self.sequence["batch"] * self.sequence["seq"] * self._copies
-        return float(tokens) * self.job.graph.dims["hidden"] * self.compute_bytes * self.fullest_load
+        return float(tokens) * self.job.graph.expert_hidden * self.compute_bytes * self.fullest_load
 
     @property
     def _copies(self) -> float:
@@ -109,7 +109,7 @@ class RankView:
         """Bytes of the tokens of all ranks that share an expert."""
         assert self.dims.expert is not None, "only mixtures route tokens"
         tokens = self.dims.expert["batch"] * self.dims.expert["seq"]
-        return float(tokens) * self.job.graph.dims["hidden"] * self.compute_bytes
+        return float(tokens) * self.job.graph.expert_hidden * self.compute_bytes
 
     @property
     def tensor_parallel(self) -> int:

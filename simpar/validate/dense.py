@@ -7,6 +7,7 @@ import re
 from simpar.models.graph import ModelGraph
 from simpar.models.transformer import Shape, Style, build
 from simpar.validate.cells import Row, Unmodelled, number, text, whole
+from simpar.validate.released import unsized
 
 _GATED = re.compile(r"llama|qwen|mistral|gemma|deepseek|olmo|granite|internlm|yi-|baichuan", re.IGNORECASE)
 _PLAIN = re.compile(r"gpt|megatron|bloom|opt|neox|nlg|turing|bert|t5", re.IGNORECASE)
@@ -92,5 +93,8 @@ def sequence(row: Row) -> int:
 
 
 def is_mixture(row: Row) -> bool:
-    """Whether a row has several experts."""
-    return (number(row, "n_experts") or 0) > 1
+    """Whether a row, or the released model that it names without sizes, has several experts."""
+    if (number(row, "n_experts") or 0) > 1:
+        return True
+    released = unsized(row)
+    return released is not None and released.is_mixture

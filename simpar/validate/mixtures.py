@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from simpar.models.catalogue import catalogue
 from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import read
 from simpar.validate.cells import Row, Unmodelled, text, whole
+from simpar.validate.released import config, entry, recipe_words
 
-_RELEASED = (  # what a table calls a model, and its name in the catalogue
-    (r"deepseek.?v3", "deepseek-v3"), (r"deepseek.?v2.?lite", "deepseek-v2-lite"),
-    (r"deepseek.?v2|ds 236b", "deepseek-v2"), (r"deepseek.*16b", "deepseek-moe-16b"), (r"kimi", "kimi-k2"),
-    (r"gpt.?oss.?120", "gpt-oss-120b"), (r"gpt.?oss.?20", "gpt-oss-20b"), (r"qwen3.*235", "qwen3-235b-a22b"),
-    (r"qwen3.*30", "qwen3-30b-a3b"), (r"qwen2.*57", "qwen2-57b-a14b"), (r"grok", "grok-1"),
-    (r"maverick", "llama-4-maverick"), (r"scout", "llama-4-scout"), (r"mixtral.*8x22", "mixtral-8x22b"),
-    (r"mixtral.*8x7", "mixtral-8x7b"), (r"olmoe", "olmoe-1b-7b"), (r"glm.?4.5.?air", "glm-4.5-air"),
-    (r"glm.?4.5", "glm-4.5"), (r"dbrx", "dbrx"),
-)  # fmt: skip
 _SIZES = {"hidden": "hidden", "n_heads": "heads", "n_experts": "num_experts", "topk": "topk"}
 
 
 def mixture(row: Row) -> ModelGraph:
     """The released mixture that a row names, with as many layers as the row has. Raises Unmodelled."""
     name = text(row, "model_name")
-    known = next((entry for pattern, entry in _RELEASED if re.search(pattern, name, re.IGNORECASE)), None)
+    known = entry(row)
     if known is None:
         raise Unmodelled(f"mixture whose config is not released ({name})")
-    config: dict[str, Any] = dict(catalogue()[known])
-    config["n_layers" if known == "dbrx" else "num_hidden_layers"] = whole(row, "n_layers")
+    sizes = config(known)
+    sizes["n_layers" if known == "dbrx" else "num_hidden_layers"] = whole(row, "n_layers")
     if not _predicts_further(row):
-        config.pop("num_nextn_predict_layers", None)
-    graph = read(config, name)
+        sizes.pop("num_nextn_predict_layers", None)
+    graph = read(sizes, name)
     for column, dim in _SIZES.items():
         if whole(row, column, graph.dims[dim]) != graph.dims[dim]:
             raise Unmodelled(f"{column} differs from the released config")
@@ -49,11 +39,11 @@ def _predicts_further(row: Row) -> bool:
 def overlap_words(row: Row) -> str:
     """What a row says of overlap, lower case.
 
-    Where it says nothing: recipes of mixtures have captured whole iterations and hidden their exchange since
-    Megatron-Bridge 26.06.
+    Where it says nothing: what the model's recipe does; other recipes of mixtures have captured whole iterations and
+    hidden their exchange since Megatron-Bridge 26.06.
     """
     words, release = (
-        text(row, "overlap_notes").lower(),
+        text(row, "overlap_notes").lower() or recipe_words(row),
         re.search(r"container release (\d+\.\d+)", text(row, "notes")),
     )
     if words or not release or float(release.group(1)) <= 26.06 or not text(row, "n_experts"):

@@ -19,6 +19,7 @@ from simpar.units import GB, GIB
 from simpar.validate.cells import Row, Unmodelled, number, text, whole
 from simpar.validate.dense import is_mixture, model, sequence, unfused
 from simpar.validate.mixtures import expert_plan, mixture, overlap_words, recipe_layers
+from simpar.validate.released import unsized
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Measured:
 
 def case(row: Row) -> Case:
     """The simulation input of a row. Raises Unmodelled with the reason."""
-    graph = mixture(row) if is_mixture(row) else model(row)
+    graph = unsized(row) or (mixture(row) if is_mixture(row) else model(row))
     devices = whole(row, "n_gpus")
     hardware, per_node = _hardware(row, devices)
     plan = _plan(row, devices)

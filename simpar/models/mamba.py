@@ -1,0 +1,70 @@
+"""Mamba-2: the operators of a state-space layer.
+
+One product makes gates, inputs, keys, queries (B and C, shared by the heads of a group) and time steps of all heads; a
+short causal convolution runs over inputs, keys and queries; the scan carries a state of head_dim x state elements a
+head along the sequence, in chunks of which the products are dense; its result is gated, normed by groups and projected
+back [Dao and Gu 2024, arXiv 2405.21060, sections 6 and 7]. Tensor parallelism shares out heads and groups (section 8.1
+there). Kept for backward is what the fused kernels of the authors keep: the first product's output, the scan's result
+and the gated one; convolution and states are computed again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simpar.models.graph import Operator, Size, Weight, term
+
+TOKENS: Size = term("batch", "seq")
+HIDDEN: Size = term("hidden")
+INNER: Size = term("mamba_heads", "mamba_head_dim")
+MIXED: Size = (*INNER, *term("mamba_groups", "state", times=2))
+PROJECTED: Size = (*INNER, *MIXED, *term("mamba_heads"))
+
+
+@dataclass(frozen=True)
+class Mamba:
+    """Sizes of a layer: ``heads`` of ``head_dim`` with ``state`` elements a feature; heads of a group share B and C.
+
+    ``conv`` is the kernel of the convolution, ``chunk`` the tokens of a dense piece of the scan.
+    """
+
+    heads: int
+    head_dim: int
+    state: int
+    groups: int
+    conv: int = 4
+    chunk: int = 128
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Named dims."""
+        return {
+            "mamba_heads": self.heads, "mamba_head_dim": self.head_dim, "state": self.state,
+            "mamba_groups": self.groups, "conv": self.conv, "chunk": self.chunk,
+        }  # fmt: skip
+
+
+def mamba(source: str) -> list[Operator]:
+    """Operators of one mixer that reads ``source``; the last is the output projection."""
+    kernel = tuple((times, (*names, "conv")) for times, names in MIXED)
+    convolution = (Weight("conv.weight", kernel), Weight("conv.bias", MIXED, "vector"))
+    heads = [Weight(f"scan.{name}", term("mamba_heads"), "vector") for name in ("decay", "skip", "step_bias")]
+    return [
+        _product("in_proj", source, HIDDEN, PROJECTED),
+        Operator("conv", "convolution", TOKENS, MIXED, "tensor", weights=convolution, inputs=("in_proj",),
+                 saves=("in_proj",)),
+        Operator("scan", "scan", TOKENS, INNER, "tensor", weights=tuple(heads), inputs=("conv",),
+                 saves=("in_proj",)),
+        Operator("gate", "gate", TOKENS, INNER, "tensor", inputs=("in_proj", "scan"), saves=("in_proj", "scan")),
+        Operator("mixer_norm", "norm", TOKENS, INNER, "tensor", weights=(Weight("mixer_norm.weight", INNER, "vector"),),
+                 inputs=("gate",), saves=("gate", "stats")),
+        _product("out_proj", "mixer_norm", INNER, HIDDEN),
+    ]  # fmt: skip
+
+
+def _product(name: str, source: str, contraction: Size, columns: Size) -> Operator:
+    size = tuple((a * b, (*x, *y)) for a, x in contraction for b, y in columns)
+    return Operator(
+        name, "matmul", TOKENS, columns, "tensor", contraction=contraction,
+        weights=(Weight(f"{name}.weight", size),), inputs=(source,), saves=(source,),
+    )  # fmt: skip

@@ -1,0 +1,53 @@
+"""Released models behind the names of tables, and what recipes of theirs do where a row is silent."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from simpar.models.catalogue import catalogue
+from simpar.models.graph import ModelGraph
+from simpar.models.hf_config import read
+from simpar.validate.cells import Row, text
+
+_NAMES = (  # what a table calls a model, and its name in the catalogue
+    (r"deepseek.?v3", "deepseek-v3"), (r"deepseek.?v2.?lite", "deepseek-v2-lite"),
+    (r"deepseek.?v2|ds 236b", "deepseek-v2"), (r"deepseek.*16b", "deepseek-moe-16b"), (r"kimi", "kimi-k2"),
+    (r"gpt.?oss.?120", "gpt-oss-120b"), (r"gpt.?oss.?20", "gpt-oss-20b"), (r"qwen3.*235", "qwen3-235b-a22b"),
+    (r"qwen3.*30", "qwen3-30b-a3b"), (r"qwen2.*57", "qwen2-57b-a14b"), (r"grok", "grok-1"),
+    (r"maverick", "llama-4-maverick"), (r"scout", "llama-4-scout"), (r"mixtral.*8x22", "mixtral-8x22b"),
+    (r"mixtral.*8x7", "mixtral-8x7b"), (r"olmoe", "olmoe-1b-7b"), (r"glm.?4.5.?air", "glm-4.5-air"),
+    (r"glm.?4.5", "glm-4.5"), (r"dbrx", "dbrx"), (r"nemotron.?3.?nano", "nemotron-3-nano"),
+    (r"nemotron.?3.?super", "nemotron-3-super"), (r"nemotron.?3.?ultra", "nemotron-3-ultra"),
+    (r"nemotron.?h.?56b", "nemotron-h-56b"), (r"qwen2\.5 7b", "qwen2.5-7b"), (r"qwen2\.5 32b", "qwen2.5-32b"),
+    (r"gpt3.5b", "gpt3-5b"),
+)  # fmt: skip
+_PARTIAL_GRAPHS = "dispatcher hybridep; cuda graph transformer_engine attn mamba moe_router moe_preprocess"
+_RECIPES = {
+    "nemotron-3-nano": _PARTIAL_GRAPHS,
+    "nemotron-3-super": _PARTIAL_GRAPHS,
+    "nemotron-3-ultra": "dispatcher hybridep",
+}
+"""How runs of a model overlap, in a table's words [NVIDIA Megatron-Bridge 0.6.2, perf_recipes/nemotronh]."""
+
+
+def entry(row: Row) -> str | None:
+    """The catalogue's name of the model that a row names."""
+    name = text(row, "model_name")
+    return next((known for pattern, known in _NAMES if re.search(pattern, name, re.IGNORECASE)), None)
+
+
+def config(name: str) -> dict[str, Any]:
+    """A copy of a released config."""
+    return dict(catalogue()[name])
+
+
+def unsized(row: Row) -> ModelGraph | None:
+    """The released model of a row that says nothing of sizes; None where it says some, or nothing is known."""
+    known = None if text(row, "hidden") or text(row, "n_layers") else entry(row)
+    return None if known is None else read(config(known), text(row, "model_name"))
+
+
+def recipe_words(row: Row) -> str:
+    """What the recipe of a row's model says of overlap."""
+    return _RECIPES.get(entry(row) or "", "")
