@@ -145,7 +145,9 @@ def _pattern(config: Config) -> str:
 
 def _experts(config: Config) -> Mixture:
     width = config.size("moe_intermediate_size")
-    shared = config.size("moe_shared_expert_intermediate_size") if config.data.get("n_shared_experts", 1) else 0
+    shared = (
+        config.size("moe_shared_expert_intermediate_size") if config.data.get("n_shared_experts", 1) else 0
+    )
     found = Mixture(
         config.size("n_routed_experts"), config.size("num_experts_per_tok"), width, shared_ffn=shared, router_bias=True,
         gated=False, latent=config.size("moe_latent_size") if config.data.get("moe_latent_size") else 0,

@@ -276,9 +276,7 @@ def _context(plan: Plan, target: Target) -> None:
     """Sequences divide into the chunks of every rank, heads into the Ulysses ranks."""
     cp, choice, seq_len = plan.mesh.cp, plan.context_parallel, target.training.seq_len
     if cp > 1 and target.graph.has_state:
-        raise UserError(
-            f"plan.cp = {cp}: {target.graph.name} carries states along the sequence; allowed: 1"
-        )
+        raise UserError(f"plan.cp = {cp}: {target.graph.name} carries states along the sequence; allowed: 1")
     rows = plan.mesh.tp if plan.tensor_parallel.sequence_parallel else 1
     pieces = lcm(rows, 2 if choice.cp_balance == "zigzag" and choice.cp_method != "ulysses" else 1)
     if cp > 1 and seq_len % (cp * pieces):

@@ -137,7 +137,9 @@ def tensor_degrees(problem: Problem) -> list[int]:
 
 
 def _context_degrees(problem: Problem) -> list[int]:
-    """Pieces of at least 8,192 tokens: shorter ones have nothing to gain."""
+    """Pieces of at least 8,192 tokens: shorter ones have nothing to gain. States are carried along whole sequences."""
+    if problem.graph.has_state:
+        return [1]
     return divisors(problem.training.seq_len, max(1, problem.training.seq_len // MIN_CONTEXT))
 
 

@@ -23,14 +23,16 @@ PUBLISHED = {  # totals of the released checkpoints (model cards and safetensors
     "mixtral-8x7b": 46_702_792_704, "mixtral-8x22b": 140_630_071_296, "qwen1.5-moe-a2.7b": 14_315_784_192,
     "qwen3-30b-a3b": 30_532_122_624, "qwen3-235b-a22b": 235_093_634_560, "deepseek-moe-16b": 16_375_728_128,
     "deepseek-v2": 235_741_434_880, "deepseek-v2-lite": 15_706_484_224, "olmoe-1b-7b": 6_919_161_856,
-    "dbrx": 131_596_523_520, "phi-3.5-moe": 41_873_153_344,
+    "dbrx": 131_596_523_520, "phi-3.5-moe": 41_873_153_344, "nemotron-3-nano": 31_577_940_288,
+    "nemotron-nano-2-9b": 8_888_227_328, "nemotron-3-super": 120_668_707_840,
 }  # fmt: skip
 MIXTURES = {  # billions of parameters in all and met by one token, as printed
     "mixtral-8x7b": (46.7, 12.9), "mixtral-8x22b": (141, 39), "qwen3-30b-a3b": (30.5, 3.3),
     "qwen3-235b-a22b": (235, 22), "deepseek-moe-16b": (16.4, 2.8), "deepseek-v2": (236, 21), "deepseek-v3": (671, 37),
     "olmoe-1b-7b": (6.9, 1.3), "llama-4-scout": (109, 17), "llama-4-maverick": (400, 17), "dbrx": (132, 36),
     "phi-3.5-moe": (41.9, 6.6), "qwen2-57b-a14b": (57, 14), "grok-1": (314, 86), "glm-4.5": (355, 32),
-    "glm-4.5-air": (106, 12), "kimi-k2": (1040, 32.6),
+    "glm-4.5-air": (106, 12), "kimi-k2": (1040, 32.6), "nemotron-3-nano": (31.6, 3.6),
+    "nemotron-3-super": (120.6, 12.7), "nemotron-3-ultra": (550, 55),
 }  # fmt: skip
 
 
@@ -115,3 +117,9 @@ def test_shards_add_up(name: str) -> None:
     whole, half = block.parameters(graph.dims), block.parameters(local)
     replicated = 2 * half - whole
     assert 0 <= replicated < 0.001 * whole
+
+
+@pytest.mark.parametrize(("size", "billions"), [("4b", 4.5), ("8b", 8.1), ("47b", 46.8), ("56b", 56.3)])
+def test_nemotron_h_is_as_large_as_printed(size: str, billions: float) -> None:
+    """The names round [NVIDIA 2025, arXiv 2504.03624]; counts of the model cards."""
+    assert load_model(f"nemotron-h-{size}").num_parameters() / 10**9 == pytest.approx(billions, rel=0.005)

@@ -1,0 +1,53 @@
+"""Rows without sizes: the released model behind the name, and its recipe's words."""
+
+from __future__ import annotations
+
+import pytest
+
+from simpar.validate.mixtures import overlap_words
+from simpar.validate.released import entry, recipe_words, unsized
+from simpar.validate.rows import case
+
+ROW = {
+    "source": "Megatron-Bridge performance summary", "model_name": "Nemotron_3_Nano", "seq_len": "8192",
+    "gpu_type": "GB300", "gpus_per_node": "4", "n_gpus": "8", "precision": "MXFP8", "tp": "1", "pp": "1", "ep": "8",
+    "micro_batch": "4", "global_batch_seqs": "512", "stack": "megatron",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("Nemotron_3_Nano", 31.6), ("Nemotron_3_Super", 120.7), ("Nemotron_3_Ultra", 549.3), ("nemotronh_56b", 56.3),
+        ("Qwen2.5 7B (LoRA)", 7.6), ("Qwen2.5 32B 2-node (LoRA)", 32.8), ("GPT3-5B", 5.1),
+    ],
+)  # fmt: skip
+def test_a_name_stands_for_its_released_sizes(name: str, billions: float) -> None:
+    """Where a row says nothing of sizes, its model is the released one."""
+    graph = unsized({"model_name": name})
+    assert graph is not None
+    assert graph.num_parameters() / 10**9 == pytest.approx(billions, rel=0.015)
+
+
+def test_sizes_of_the_row_come_first() -> None:
+    """A row with sizes of its own is read by those; unknown names stay unknown."""
+    assert unsized({**ROW, "hidden": "2048"}) is None
+    assert unsized({**ROW, "n_layers": "16"}) is None
+    assert unsized({"model_name": "MaxText-256B"}) is None
+    assert entry({"model_name": "nemotron-15b"}) is None
+
+
+def test_a_hybrid_s_row_becomes_a_case() -> None:
+    """Layers, experts and their ranks come together."""
+    found = case(ROW)
+    assert len(found.graph.layers) == 52
+    assert found.plan["ep"] == 8
+    assert found.plan["token_dispatch"] == "per_rank"
+    assert found.stack_changes["launch.host_time_per_kernel_s"] == 0.0
+
+
+def test_a_silent_row_follows_its_recipe() -> None:
+    """What is printed of overlap counts, then the recipe."""
+    assert "hybridep" in recipe_words(ROW)
+    assert overlap_words({**ROW, "overlap_notes": "no CUDA graph"}) == "no cuda graph"
+    assert overlap_words({**ROW, "model_name": "Nemotron_3_Ultra"}) == "dispatcher hybridep"
