@@ -1,13 +1,19 @@
-"""A mixture of experts on one rank: routing, exchange of tokens between expert-parallel ranks, grouped products.
+"""A mixture of experts on one rank: routing, exchange of tokens between the ranks that share it, grouped products.
 
 Every token goes to the ``topk`` experts with the highest softmax score, weighted by their scores divided by their sum
-[Jiang et al. 2024, arXiv 2401.04088, section 2.1]. Nothing is dropped and nothing is padded. Experts are sharded by
-number: rank r of an expert-parallel group holds the r-th part of each weight, as a DTensor, so that checkpoints know
-where it belongs. Copies are ordered by expert, sent, worked on expert by expert, and sent back.
+[Jiang et al. 2024, arXiv 2401.04088, section 2.1]. Experts are sharded by number over expert-parallel ranks, and their
+features over expert-tensor-parallel ones, as DTensors, so that checkpoints know where the parts belong. Copies are
+ordered by expert, sent, gathered where ranks hold slices of the same experts, worked on, and sent back.
+
+Without a capacity factor nothing is dropped and nothing is padded. With one, an expert takes from every rank and
+microbatch as many copies as the factor times the mean, those with the highest scores; the others are dropped, their
+token keeps its residual, and empty places are padded [Fedus et al. 2021, arXiv 2101.03961, section 2.2; by score as in
+Megatron-Core's ``--moe-token-drop-policy probs``].
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,27 +22,78 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn import functional
 
 from simpar.models.graph import Operator
+from simpar.runtime.exchange import Exchange, Shared, Spread, Summed
 
 Tensor = Any
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Groups of ranks that share a mixture with this one; None is one rank.
+
+    ``exchange`` ranks hold different experts, ``slices`` parts of the same ones. Slices have tokens of their own, or
+    (``same_tokens``, without sequence parallelism) all of them the same.
+    """
+
+    exchange: Any = None
+    slices: Any = None
+    same_tokens: bool = False
+
+    @property
+    def num_exchange(self) -> int:
+        """Ranks that hold different experts."""
+        return 1 if self.exchange is None else dist.get_world_size(self.exchange)
+
+    @property
+    def num_slices(self) -> int:
+        """Ranks whose tokens meet at the slices of an expert."""
+        return 1 if self.slices is None or self.same_tokens else dist.get_world_size(self.slices)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Copies in the order in which they are sent: ``order`` int64[kept] of int64[tokens x topk], by expert.
+
+    ``counts`` are rows for each expert; with a capacity ``slots`` int64[kept] are the rows that copies take, the others
+    are padding.
+    """
+
+    order: Tensor
+    counts: Tensor
+    slots: Tensor | None = None
+
+    def rows(self, copies: Tensor) -> Tensor:
+        """What is sent, from [kept, hidden]."""
+        if self.slots is None:
+            return copies
+        padded = copies.new_zeros(int(self.counts.sum()), copies.shape[1])
+        return padded.index_copy(0, self.slots, copies)
+
+    def copies(self, rows: Tensor, count: int) -> Tensor:
+        """What came back in its place among all copies, [count, hidden]; zero where they were dropped."""
+        kept = rows if self.slots is None else rows[self.slots]
+        return kept.new_zeros(count, kept.shape[1]).index_copy(0, self.order, kept)
 
 
 @dataclass(frozen=True)
 class Routing:
     """Where the copies of this rank's tokens went, and what came.
 
-    ``order`` int64[copies] sorts copies by expert, ``scores`` [tokens, topk] weigh them; ``sent`` and ``received`` are
-    copies by rank of the group, ``arrived`` sorts what came by expert, ``counts`` are copies of each local expert.
+    ``scores`` [tokens, topk] weigh the ``chosen`` copies of a tensor of ``shape``; ``sent`` and ``received`` are rows
+    by rank of the exchange, ``gathered`` rows by slice, ``arrived`` sorts what came by expert, ``counts`` are rows of
+    each local expert.
     """
 
-    order: Tensor
+    chosen: Chosen
     scores: Tensor
     shape: tuple[int, ...]
     sent: list[int]
     received: list[int]
+    gathered: list[int]
     arrived: Tensor
     counts: list[int]
 
@@ -60,34 +117,58 @@ class Router(nn.Module):
         return (best / best.sum(dim=-1, keepdim=True)).to(x.dtype), experts
 
 
+def choose(scores: Tensor, experts: Tensor, num_experts: int, factor: float | None) -> Chosen:
+    """Which copies of [tokens, topk] are sent, in which rows; ``factor`` limits them to so many times the mean."""
+    flat = experts.flatten()
+    if factor is None:
+        counts = torch.bincount(flat, minlength=num_experts)
+        return Chosen(torch.argsort(flat, stable=True), counts)
+    capacity = math.ceil(factor * flat.numel() / num_experts)
+    best_first = torch.argsort(scores.detach().flatten(), descending=True, stable=True)
+    order = best_first[torch.argsort(flat[best_first], stable=True)]
+    mine, counts = flat[order], torch.bincount(flat, minlength=num_experts)
+    place = torch.arange(len(order), device=flat.device) - (counts.cumsum(0) - counts)[mine]
+    kept = place < capacity
+    return Chosen(order[kept], torch.full_like(counts, capacity), (mine * capacity + place)[kept])
+
+
 class Dispatch(nn.Module):
     """Copies every token once for each of its experts and brings the copies to the ranks that hold them."""
 
     def __init__(self, num_experts: int) -> None:
         super().__init__()
         self.num_experts = num_experts
-        self.group: Any = None
+        self.peers = Peers()
+        self.capacity_factor: float | None = None
 
     def forward(self, x: Tensor, routed: tuple[Tensor, Tensor]) -> tuple[Tensor, Routing]:
-        """Shape [batch, seq, hidden] to [copies of local experts, hidden], ordered by expert."""
+        """Shape [batch, seq, hidden] to [rows of local experts, hidden], ordered by expert."""
         scores, experts = routed
-        order = torch.argsort(experts.flatten(), stable=True)
-        copies = x.flatten(0, -2)[order // scores.shape[1]]
-        ranks = 1 if self.group is None else dist.get_world_size(self.group)
-        counts = torch.bincount(experts.flatten(), minlength=self.num_experts).reshape(ranks, -1)
+        peers = self.peers
+        if peers.same_tokens:
+            x = Spread.apply(x, peers.slices)
+        chosen = choose(scores, experts, self.num_experts, self.capacity_factor)
+        rows = chosen.rows(x.flatten(0, -2)[chosen.order // scores.shape[1]])
+        counts = chosen.counts.reshape(peers.num_exchange, -1)
         coming = counts
-        if ranks > 1:
+        if peers.exchange is not None:
             coming = torch.empty_like(counts)
-            dist.all_to_all_single(coming, counts, group=self.group)
-        local = torch.arange(counts.shape[1], device=x.device).repeat(ranks)
+            dist.all_to_all_single(coming, counts, group=peers.exchange)
+        sent, received = counts.sum(1).tolist(), coming.sum(1).tolist()
+        if peers.exchange is not None:
+            rows = Exchange.apply(rows, sent, received, peers.exchange)
+        gathered = [len(rows)]
+        if peers.num_slices > 1:
+            every = [torch.empty_like(coming) for _ in range(peers.num_slices)]
+            dist.all_gather(every, coming, group=peers.slices)
+            gathered, coming = [int(each.sum()) for each in every], torch.cat(every)
+            alike = [len(rows)] * peers.num_slices
+            rows = Exchange.apply(rows.repeat(peers.num_slices, 1), alike, gathered, peers.slices)
+        local = torch.arange(counts.shape[1], device=x.device).repeat(len(coming))
         arrived = torch.argsort(torch.repeat_interleave(local, coming.flatten()), stable=True)
-        routing = Routing(
-            order, scores, tuple(x.shape), counts.sum(1).tolist(), coming.sum(1).tolist(), arrived,
-            coming.sum(0).tolist(),
-        )  # fmt: skip
-        if ranks > 1:
-            copies = Exchange.apply(copies, routing.sent, routing.received, self.group)
-        return copies[arrived], routing
+        of_experts = coming.sum(0).tolist()
+        routing = Routing(chosen, scores, tuple(x.shape), sent, received, gathered, arrived, of_experts)
+        return rows[arrived], routing
 
 
 class Combine(nn.Module):
@@ -95,16 +176,23 @@ class Combine(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.group: Any = None
+        self.peers = Peers()
 
     def forward(self, outputs: tuple[Tensor, Routing]) -> Tensor:
-        """Shape [copies of local experts, hidden] to [batch, seq, hidden]."""
+        """Shape [rows of local experts, hidden] to [batch, seq, hidden]."""
         y, routing = outputs
+        peers = self.peers
         y = torch.zeros_like(y).index_copy(0, routing.arrived, y)
-        if self.group is not None:
-            y = Exchange.apply(y, routing.received, routing.sent, self.group)
-        own = torch.zeros_like(y).index_copy(0, routing.order, y).unflatten(0, routing.scores.shape)
-        return (own * routing.scores.unsqueeze(-1)).sum(dim=1).reshape(routing.shape)
+        if peers.num_slices > 1:
+            own = [sum(routing.received)] * peers.num_slices
+            y = Exchange.apply(y, routing.gathered, own, peers.slices)
+            y = y.unflatten(0, (peers.num_slices, -1)).sum(dim=0)
+        if peers.exchange is not None:
+            y = Exchange.apply(y, routing.received, routing.sent, peers.exchange)
+        if peers.same_tokens:
+            y = Summed.apply(y, peers.slices)
+        own_copies = routing.chosen.copies(y, routing.scores.numel()).unflatten(0, routing.scores.shape)
+        return (own_copies * routing.scores.unsqueeze(-1)).sum(dim=1).reshape(routing.shape)
 
 
 class Experts(nn.Module):
@@ -112,32 +200,45 @@ class Experts(nn.Module):
 
     def __init__(self, op: Operator, dims: Mapping[str, int]) -> None:
         super().__init__()
-        inner = dims["hidden"] if op.name.endswith("up") else dims["expert_ffn"]
-        outer = 2 * dims["expert_ffn"] if op.name.endswith("up") else dims["hidden"]
+        experts, hidden, ffn = dims["num_experts"], dims["hidden"], dims["expert_ffn"]
         self.splits = 2 if op.name.endswith("up") else 1
-        self.weight = nn.Parameter(torch.empty(dims["num_experts"], outer, inner))
-        has_bias = len(op.weights) > 1
-        self.bias = nn.Parameter(torch.empty(dims["num_experts"], outer)) if has_bias else None
+        outer = (2, ffn) if self.splits > 1 else (hidden,)
+        self.weight = nn.Parameter(torch.empty(experts, *outer, hidden if self.splits > 1 else ffn))
+        self.bias = nn.Parameter(torch.empty(experts, *outer)) if len(op.weights) > 1 else None
+        self.slices = 1
 
     def spread(self, mesh: DeviceMesh) -> None:
-        """Keep this rank's part of the experts, of every weight."""
+        """Keep this rank's part of every weight: of the experts along axis ep, of their features along etp."""
+        names = mesh.mesh_dim_names or ()
+        self.slices = mesh["etp"].size() if "etp" in names else 1
         for name, whole in list(self.named_parameters(recurse=False)):
-            local = torch.empty(
-                whole.shape[0] // mesh.size(), *whole.shape[1:], dtype=whole.dtype, device=whole.device
-            )
+            features = (
+                Shard(2) if whole.ndim > 2 else Replicate()
+            )  # a bias behind a sum over slices stays whole
+            placements = [Shard(0) if axis == "ep" else features for axis in names]
+            shape = list(whole.shape)
+            for axis, placement in zip(names, placements, strict=True):
+                if isinstance(placement, Shard):
+                    shape[placement.dim] //= mesh[axis].size()
+            local = torch.empty(shape, dtype=whole.dtype, device=whole.device)
             part = DTensor.from_local(
-                local, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+                local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
             )
-            setattr(self, name, nn.Parameter(part))
+            setattr(self, name, nn.Parameter(part, requires_grad=whole.requires_grad))
 
     def forward(self, copies: tuple[Any, ...]) -> tuple[Any, ...]:
-        """([copies, in], routing) to ([copies, out], routing), or with the two outputs of a gate apart."""
+        """([rows, in], routing) to ([rows, out], routing), or with the two outputs of a gate apart."""
         x, routing = copies
-        weight = _local(self.weight).to(x.dtype)
-        bias = [None] * len(weight) if self.bias is None else _local(self.bias).to(x.dtype)
-        pieces = x.split(routing.counts)
-        y = torch.cat([functional.linear(*each) for each in zip(pieces, weight, bias, strict=True)])
+        weight = _local(self.weight).to(x.dtype).flatten(1, -2)
+        pieces = zip(x.split(routing.counts), weight, self._biases(x, len(weight)), strict=True)
+        y = torch.cat([functional.linear(*each) for each in pieces])
         return (*y.chunk(self.splits, dim=-1), routing)
+
+    def _biases(self, x: Tensor, count: int) -> Any:
+        if self.bias is None:
+            return [None] * count
+        bias = _local(self.bias).to(x.dtype).flatten(1)
+        return bias if self.splits > 1 else Shared.apply(bias, self.slices)
 
 
 class ExpertActivation(nn.Module):
@@ -153,37 +254,27 @@ class ExpertActivation(nn.Module):
         return self.activation((gate, up)), routing
 
 
-class Exchange(torch.autograd.Function):
-    """An all-to-all of rows with different numbers for every rank; gradients travel back the same way."""
-
-    @staticmethod
-    def forward(context: Any, x: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
-        """Rows [sum(sent), width] to [sum(received), width]."""
-        context.counts, context.group = (sent, received), group
-        return _exchanged(x, sent, received, group)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Any, ...]:
-        """The same rows back."""
-        sent, received = context.counts
-        return _exchanged(gradient, received, sent, context.group), None, None, None
-
-
-def _exchanged(x: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
-    out = x.new_empty(sum(received), *x.shape[1:])
-    dist.all_to_all_single(out, x.contiguous(), received, sent, group=group)
-    return out
-
-
 def _local(parameter: Any) -> Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-def spread(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Share the experts of a model, and the copies of tokens, among the ranks of a mesh of one axis, in place."""
-    group = mesh.get_group()
+def spread(model: nn.Module, mesh: DeviceMesh, *, same_tokens: bool) -> None:
+    """Share the experts of a model, and the copies of tokens, among the ranks of a mesh of axes ep, etp or both.
+
+    Slices of an expert may have the ``same_tokens``. In place.
+    """
+    names = mesh.mesh_dim_names or ()
+    groups = {axis: mesh[axis].get_group() for axis in names}
+    peers = Peers(groups.get("ep"), groups.get("etp"), same_tokens=same_tokens and "etp" in groups)
     for module in model.modules():
         if isinstance(module, Experts):
             module.spread(mesh)
         elif isinstance(module, Dispatch | Combine):
-            module.group = group
+            module.peers = peers
+
+
+def limit(model: nn.Module, capacity_factor: float | None) -> None:
+    """Let every expert take at most so many times the mean from a rank; None: all that are sent. In place."""
+    for module in model.modules():
+        if isinstance(module, Dispatch):
+            module.capacity_factor = capacity_factor

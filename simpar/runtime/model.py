@@ -86,8 +86,11 @@ def build_stage(blueprint: Blueprint, part: Part, ranks: Ranks) -> Decoder:
                 module.compute_dtype = blueprint.dtypes.compute
     if plan.mesh.tp > 1:
         tensor_parallel.apply(model, ranks.submesh("tp"), sequence_parallel=sequence)
-    if plan.mesh.ep > 1:
-        experts.spread(model, ranks.expert_submesh("ep"))
+    if blueprint.graph.is_mixture:
+        sizes = {"ep": plan.mesh.ep, "etp": plan.mesh.expert_tensor_parallel}
+        experts.limit(model, plan.experts.capacity_factor)
+        if axes := [axis for axis, size in sizes.items() if size > 1]:
+            experts.spread(model, ranks.expert_submesh(*axes), same_tokens=not sequence)
     if blueprint.strategy.reduction == "fsdp":
         units = [*model.layers.values()]
         if not (model.tied or model.further):  # what is used twice belongs to the whole
@@ -153,19 +156,22 @@ def _placement(parameter: nn.Parameter, shards: int) -> Shard | None:
     """Rows, or features of a tensor whose rows are cut by another axis into parts that do not divide evenly.
 
     Shards of uneven shards have no offsets in torch: neither initial values nor checkpoints would know their place.
-    Raises UserError where the features do not divide either.
+    Raises UserError where no features divide either.
     """
-    if not isinstance(parameter, DTensor) or not parameter.placements[0].is_shard(0):
+    cut = [1] * parameter.ndim
+    if isinstance(parameter, DTensor):
+        for size, placement in zip(parameter.device_mesh.shape, parameter.placements, strict=True):
+            if placement.is_shard():
+                cut[placement.dim] *= size
+    if cut[0] == 1 or parameter.shape[0] % (cut[0] * shards) == 0:
         return None
-    rows, tp = parameter.shape[0], parameter.device_mesh.size()
-    if rows % (tp * shards) == 0:
-        return None
-    if parameter.ndim < 2 or parameter.shape[1] % shards:
-        raise UserError(
-            f"plan.zero with plan.tp = {tp}: a tensor of shape {list(parameter.shape)} is cut {tp} x {shards} times; "
-            f"allowed: rows that {tp * shards} divides, or features that {shards} divides"
-        )
-    return Shard(1)
+    for dim in range(1, parameter.ndim):
+        if cut[dim] == 1 and parameter.shape[dim] % shards == 0:
+            return Shard(dim)
+    raise UserError(
+        f"plan.zero: a tensor of shape {list(parameter.shape)} is cut {cut[0]} x {shards} times; "
+        f"allowed: rows that {cut[0] * shards} divides, or features that {shards} divides"
+    )
 
 
 @torch.no_grad()

@@ -152,8 +152,6 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
             f"plan.precision = {numerics.precision}: needs scaled losses or 8-bit products; "
             f"allowed in a real run: {', '.join(PRECISIONS)}"
         )
-    if graph is not None and graph.is_mixture:
-        _refuse_mixture(plan, graph)
     if graph is None:
         others = {"tp": mesh.tp, "pp": mesh.pp, "cp": mesh.cp}
         for axis, size in others.items():
@@ -242,21 +240,6 @@ def _refuse_further(plan: Plan, graph: ModelGraph, schedule: Schedule) -> None:
 def spreads_experts(plan: Plan, graph: ModelGraph | None) -> bool:
     """Whether ranks of a stage hold different experts, or share tokens as tensor-parallel ranks do."""
     return graph is not None and graph.is_mixture and (plan.mesh.ep > 1 or plan.mesh.tp > 1)
-
-
-def _refuse_mixture(plan: Plan, graph: ModelGraph) -> None:
-    """Experts are whole, every token goes where it is routed, and what is spread is reduced explicitly."""
-    mesh, data, sequence = plan.mesh, plan.data_parallel, plan.tensor_parallel.sequence_parallel
-    spread = spreads_experts(plan, graph)
-    for wrong, said in (
-        (plan.experts.capacity_factor is not None, "plan.capacity_factor: the runtime drops no tokens; allowed: none"),
-        (mesh.expert_tensor_parallel > 1, f"plan.etp = {mesh.expert_tensor_parallel}: experts stay whole; allowed: 1"),
-        (mesh.tp > 1 and not sequence, ("plan.sequence_parallel = false: tensor-parallel ranks would route the same "
-         "tokens twice; allowed: true")),
-        (spread and apart(plan), f"plan.sync = {data.sync}: replicas of experts that are spread; allowed: bsp"),
-    ):  # fmt: skip
-        if wrong:
-            raise UserError(said)
 
 
 def _refuse_tensor(tp: int, graph: ModelGraph) -> None:

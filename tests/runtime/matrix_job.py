@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -19,6 +21,7 @@ from simpar.errors import UserError
 from simpar.models.hf_config import read
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
+from simpar.runtime import experts
 from simpar.runtime.assemble import make_engine
 from simpar.runtime.checkpoint import Contents, Store
 from simpar.runtime.decoder import OUTPUT, TABLE, Recompute
@@ -76,7 +79,9 @@ KEPT = (
     "lora_rank",
     "lora_targets",
     "frozen_layers",
+    "capacity_factor",
 )  # what a comparison must not change
+CHOOSE, DROPPED = experts.choose, []
 LEARNING = Learning(learning_rate=1e-2)
 
 
@@ -158,12 +163,35 @@ def leaves(engine) -> list[torch.Tensor]:
     return [owned.local.detach() for owned in engine.owned]
 
 
+def choose_by_parts(scores, routed, num_experts: int, factor: float, *, parts: int) -> experts.Chosen:
+    """What ranks choose together that have a part each of every sequence, as one process would."""
+    at = torch.arange(scores.shape[0]).view(-1, parts, TRAINING.seq_len // parts)
+    orders, slots = [], []
+    for part in range(parts):
+        tokens = at[:, part].flatten()
+        found = CHOOSE(scores[tokens], routed[tokens], num_experts, factor)
+        topk, capacity = scores.shape[1], int(found.counts[0])
+        orders.append(tokens[found.order // topk] * topk + found.order % topk)
+        expert, place = found.slots // capacity, found.slots % capacity
+        slots.append((expert * parts + part) * capacity + place)
+    DROPPED.append(routed.numel() - sum(map(len, orders)))
+    return experts.Chosen(torch.cat(orders), found.counts * parts, torch.cat(slots))
+
+
 def compare(case: dict, rank: int, world: int) -> dict:
     """The largest differences of one case over all ranks, relative to single-process training."""
     dtype = "plan" if case.get("precision", "fp32") == "bf16" else "fp64"
     alone = {k: case[k] for k in KEPT if k in case}
     started = time.perf_counter()
-    expected_losses, expected = train({**alone, "micro_batch": 4}, 0, 1, dtype)
+    if "capacity_factor" in case:  # is of a rank's part of a microbatch
+        parts = case.get("cp", 1) * (case.get("tp", 1) if case.get("sequence_parallel") else 1)
+        with mock.patch.object(experts, "choose", partial(choose_by_parts, parts=parts)):
+            alone |= {"micro_batch": case.get("micro_batch", 1)}
+            DROPPED.clear()
+            expected_losses, expected = train(alone, 0, 1, dtype)
+        assert sum(DROPPED) > 0, "the capacity is one that drops something"
+    else:
+        expected_losses, expected = train({**alone, "micro_batch": 4}, 0, 1, dtype)
     try:
         losses, found = train(case, rank, world, dtype)
     except UserError as error:

@@ -7,6 +7,7 @@ BF16 = 3e-3
 ROUNDED = {"precision": "bf16", "optimizer": "sgd", "learning": {"learning_rate": 0.1}}
 CLIPPED = {"learning": {"clip_norm": 0.5}}
 SEQUENCE = {"tp": 2, "sequence_parallel": True, "model": "gpt2"}
+SLICED = {"tp": 2, "etp": 2, "sequence_parallel": True}
 
 EVERYDAY = [
     {"dp": 4},
@@ -32,6 +33,7 @@ EVERYDAY = [
     {"dp": 4, "ep": 2, "zero": 3, "model": "mixtral"},
     {"dp": 4, "ep": 2, "zero": 1, "hsdp": 2, "model": "mixtral"},
     {"dp": 2, "pp": 2, "ep": 2, "zero": 2, "model": "further", **CLIPPED},
+    {"dp": 2, **SLICED, "ep": 2, "model": "sinks", "capacity_factor": 1.0},
 ]
 WIDE_FOUR = [
     {"cp": 4, "cp_method": "ring", "cp_balance": "striped"},
@@ -107,6 +109,23 @@ WIDE_FOUR = [
     {"dp": 2, "pp": 2, "schedule": "interleaved", "zero": 3, "layers": [2, 1, 1, 2], "model": "further"},
     {"dp": 2, "cp": 2, "cp_method": "ring", "cp_balance": "zigzag", "model": "further"},
     {"pp": 2, "tp": 2, "ep": 2, "sequence_parallel": True, "model": "further"},
+    {"dp": 2, **SLICED, "ep": 2, "model": "mixtral", **CLIPPED},
+    {"dp": 2, **SLICED, "zero": 1, "model": "sinks"},
+    {"dp": 2, **SLICED, "sequence_parallel": False, "model": "sinks", **CLIPPED},
+    {"dp": 2, **SLICED, "sequence_parallel": False, "zero": 3, "model": "mixtral"},
+    {"tp": 4, "etp": 2, "ep": 2, "sequence_parallel": True, "model": "latent"},
+    {"dp": 2, **SLICED, "ep": 2, "zero": 3, "model": "sinks"},
+    {"dp": 2, **SLICED, "zero": 2, "model": "shared"},
+    {"pp": 2, **SLICED, "schedule": "zb-v", "model": "mixtral"},
+    {"dp": 4, "model": "mixtral", "capacity_factor": 1.0},
+    {"dp": 4, "ep": 2, "zero": 3, "micro_batch": 2, "model": "sinks", "capacity_factor": 1.0},
+    {"dp": 4, "ep": 4, "model": "mixtral", "capacity_factor": 0.5},
+    {"dp": 2, "pp": 2, "ep": 2, "schedule": "zb-v", "model": "latent", "capacity_factor": 1.25},
+    {"dp": 2, "tp": 2, "ep": 2, "sequence_parallel": True, "model": "mixtral", "capacity_factor": 1.0, **CLIPPED},
+    {"dp": 2, **SLICED, "sequence_parallel": False, "model": "mixtral", "capacity_factor": 1.0},
+    {"dp": 2, "cp": 2, "cp_method": "ring", "cp_balance": "contiguous", "ep": 4, "recompute": "full",
+     "model": "mixtral", "capacity_factor": 1.0},
+    {"dp": 4, "ep": 2, "zero": 1, "model": "further", "capacity_factor": 1.0},
 ]  # fmt: skip
 CONTINUED = [
     {"dp": 4, "zero": 1, "then": {"dp": 4, "zero": 1}},
@@ -123,6 +142,7 @@ WIDE_CONTINUED = [
     {"pp": 2, "tp": 2, "optimizer": "sgd_momentum", "then": {"dp": 4, "zero": 1}},
     {"dp": 4, "zero": 3, "offload": True, "then": {"pp": 4, "layers": [1, 2, 1, 0]}},
     {"pp": 4, "optimizer": "sgd", "then": {"dp": 2, "tp": 2, "zero": 2}},
+    {"dp": 2, **SLICED, "ep": 2, "zero": 1, "model": "sinks", "then": {"dp": 4, "ep": 4, "zero": 3}},
     {"dp": 4, "ep": 2, "zero": 1, "model": "further", "then": {"pp": 2, "dp": 2, "ep": 2}},
     {"dp": 4, "ep": 2, "zero": 3, "model": "mixtral", "then": {"dp": 4, "ep": 2, "zero": 3}},
     {"dp": 4, "ep": 2, "zero": 3, "hsdp": 2, "model": "mixtral", "then": {"pp": 2, "dp": 2, "ep": 2}},
@@ -149,6 +169,8 @@ WIDE_EIGHT = [
     {"dp": 4, "tp": 2, "ep": 4, "sequence_parallel": True, "zero": 3, "hsdp": 2, "model": "mixtral"},
     {"dp": 4, "tp": 2, "ep": 2, "sequence_parallel": True, "zero": 1, "hsdp": 2, "model": "mixtral"},
     {"pp": 2, "dp": 4, "ep": 2, "zero": 3, "hsdp": 2, "model": "latent"},
+    {"dp": 4, **SLICED, "ep": 2, "zero": 3, "hsdp": 2, "model": "sinks", "capacity_factor": 1.0},
+    {"pp": 2, "dp": 2, **SLICED, "ep": 2, "schedule": "interleaved", "model": "mixtral"},
 ]
 
 

@@ -1,0 +1,61 @@
+"""Which copies of tokens go to which expert, with and without a limit."""
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from simpar.runtime.experts import Combine, Dispatch, choose, limit  # noqa: E402
+
+SCORES = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.8, 0.2]])
+EXPERTS = torch.tensor([[0, 1], [0, 2], [0, 1], [0, 3]])
+
+
+def mixture(factor):
+    """Dispatch and combine around experts that give every copy back as it came."""
+    pair = torch.nn.ModuleList([Dispatch(4), Combine()])
+    limit(pair, factor)
+    dispatch, combine = pair
+    return lambda x, routed: combine(dispatch(x, routed))
+
+
+def test_an_expert_keeps_the_copies_with_the_highest_scores():
+    """Expert 0 is wanted four times and has room for two: ceil(1 x 8 copies / 4 experts)."""
+    chosen = choose(SCORES, EXPERTS, 4, 1.0)
+    assert chosen.counts.tolist() == [2, 2, 2, 2]
+    assert chosen.order.tolist() == [0, 6, 5, 1, 3, 7]  # tokens 0 and 3, then 2 and 0, then 1, then 3
+    assert chosen.slots.tolist() == [0, 1, 2, 3, 4, 6]
+
+
+@pytest.mark.parametrize("factor", [0.3, 0.5, 1.0, 1.7, 4.0])
+def test_the_capacity_is_the_factor_times_the_mean(factor):
+    """Every expert has as many rows, of which copies take at most as many as want to go there."""
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.softmax(torch.randn(20, 6, generator=generator), -1)
+    best, experts = scores.topk(2)
+    chosen = choose(best, experts, 6, factor)
+    capacity = math.ceil(factor * 40 / 6)
+    assert chosen.counts.tolist() == [capacity] * 6
+    wanted = torch.bincount(experts.flatten(), minlength=6)
+    kept = torch.bincount(experts.flatten()[chosen.order], minlength=6)
+    assert kept.tolist() == wanted.clamp(max=capacity).tolist()
+    assert len(set(chosen.slots.tolist())) == len(chosen.slots)
+    assert (chosen.slots // capacity).tolist() == experts.flatten()[chosen.order].tolist()
+
+
+def test_what_is_dropped_adds_nothing():
+    """Tokens 1 and 2 lose their best expert and keep their second; scores of the others do not change."""
+    x = torch.ones(1, 4, 3)
+    torch.testing.assert_close(mixture(None)(x, (SCORES, EXPERTS)), x)
+    limited = mixture(1.0)(x, (SCORES, EXPERTS))
+    torch.testing.assert_close(limited[0, :, 0], torch.tensor([1.0, 0.4, 0.3, 1.0]))
+
+
+def test_a_limit_that_nothing_reaches_changes_nothing():
+    """With room for all tokens everywhere the outputs are those without a limit."""
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(2, 5, 3, generator=generator)
+    scores = torch.softmax(torch.randn(10, 2, generator=generator), -1)
+    experts = torch.stack([torch.randperm(4, generator=generator)[:2] for _ in range(10)])
+    torch.testing.assert_close(mixture(4.0)(x, (scores, experts)), mixture(None)(x, (scores, experts)))
