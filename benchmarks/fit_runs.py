@@ -55,8 +55,14 @@ STACK = {  # dotted key: bounds
     "overlap.compute_slowdown_while_comm": (1.0, 1.6),
 }
 ONLY_HERE = {  # (kind, name, dotted key): bounds and start
-    **{("stack", name, "launch.expert_overhead"): (0.8, 2.0, 1.25) for name in ("nemo", "nemo-24", "megatron")},
-    **{("stack", name, "launch.expert_sync_s"): (0.0, 0.002, 0.0002) for name in ("nemo", "nemo-24", "megatron")},
+    **{
+        ("stack", name, "launch.expert_overhead"): (0.8, 2.0, 1.25)
+        for name in ("nemo", "nemo-24", "megatron")
+    },
+    **{
+        ("stack", name, "launch.expert_sync_s"): (0.0, 0.002, 0.0002)
+        for name in ("nemo", "nemo-24", "megatron")
+    },
     ("stack", "nanotron", "launch.host_time_per_collective_s"): (0.0, 600 * US, 250 * US),
     ("stack", "nanotron", "launch.message_s"): (0.0, 0.01, 0.001),
     ("stack", "llm-foundry", "fusion.attention_rate"): (0.3, 1.2, 0.65),

@@ -30,7 +30,7 @@ SIMULATE_FLAGS = (
     Flag("--memory-plot", "", str, "Write memory over time as .png, .svg or .html"),
     Flag("--html", "", str, "Write the report as one self-contained page; implies --advise"),
     Flag("--advise", "", bool, "Simulate neighbouring layouts and say what each would gain"),
-    Flag("--engine", "", str, "auto, reference or sweep"),
+    Flag("--engine", "", str, "auto, reference, sweep or event"),
     Flag("--seed", "", int, "First seed of jitter"),
     Flag("--flops-convention", "", str, "How MFU counts causal attention: full or causal"),
     Flag("--require-fit", "", bool, "Exit with 3 where the layout does not fit in memory"),

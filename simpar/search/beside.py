@@ -18,7 +18,7 @@ from simpar.search.space import counted, memory_rows, plan_of, refusals
 from simpar.search.words import describe_need, facts, why_it_loses
 
 Mask = NDArray[np.bool_]
-FRONT_STEP, FRONT_POINTS = 0.93, 10
+FRONT_STEP, FRONT_POINTS, FRONT_TRIES = 0.93, 10, 4
 
 NAIVE: dict[str, Callable[[Rows], Mask]] = {
     "pure DDP": lambda rows: _pure(rows) & (rows["zero"] == 0),
@@ -89,25 +89,39 @@ def runners_up(arena: Arena, taken: list[int], count: int) -> list[int]:
 
 
 def front(arena: Arena, first: int) -> list[dict[str, Any]]:
-    """The front of time and memory: from a row down in memory, step by step, to what has the lowest bound.
+    """The front of time and memory, from a row down in memory: no point of it is beaten by one with less memory.
 
-    Its steps are swept.
+    At every step the rows with the lowest bounds are swept, until one of them stays the lowest or FRONT_TRIES are.
     """
-    points: list[dict[str, Any]] = []
-    row: int = first
-    while len(points) < FRONT_POINTS:
-        needed = float(arena.needed_bytes[row])
-        arena.sweep(row)
-        points.append(
-            {
-                "needed_bytes": needed,
-                "step_time_s": float(arena.bound_s[row]),
-                "plan": counted(arena.rows, row).model_dump(mode="json"),
-            }
-        )
-        mask = arena.needed_bytes <= FRONT_STEP * needed
-        following = arena.shortest(mask, STEP)
-        if following is None:
+    taken, row = [first], first
+    arena.sweep(first)
+    while len(taken) < FRONT_POINTS:
+        found = _quickest(arena, arena.needed_bytes <= FRONT_STEP * float(arena.needed_bytes[row]))
+        if found is None:
             break
-        row = following
-    return points
+        row = found
+        taken.append(row)
+    kept: list[int] = []
+    for row in reversed(taken[1:]):
+        beats_rest = not kept or arena.bound_s[row] < arena.bound_s[kept[-1]]
+        if (
+            beats_rest and arena.bound_s[row] > arena.bound_s[first]
+        ):  # not behind the first: contention decided
+            kept.append(row)
+    kept.append(first)
+    return [
+        {
+            "needed_bytes": float(arena.needed_bytes[row]),
+            "step_time_s": float(arena.bound_s[row]),
+            "plan": counted(arena.rows, row).model_dump(mode="json"),
+        }
+        for row in reversed(kept)
+    ]
+
+
+def _quickest(arena: Arena, mask: Mask) -> int | None:
+    tried: list[int] = []
+    while (row := arena.shortest(mask, STEP)) is not None and row not in tried and len(tried) < FRONT_TRIES:
+        arena.sweep(row)
+        tried.append(row)
+    return min(tried, key=lambda one: float(arena.bound_s[one]), default=None)

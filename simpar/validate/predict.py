@@ -81,7 +81,7 @@ def _timed(case: Case, cluster: Cluster, tuning: Tuning) -> tuple[Lowered, Timin
     try:
         plan = files.parse(Plan, dict(case.plan), source="row")
         job = _tuned(make_job(case.graph, cluster, plan, case.training, stack), tuning)
-        lowered = lower_job(job, cluster, {}, contention=cluster.profile.scale_up.kind == 'pcie')
+        lowered = lower_job(job, cluster, {}, contention=cluster.profile.scale_up.kind == "pcie")
     except UserError as error:
         raise Unmodelled(str(error).splitlines()[0].removeprefix("plan: ")) from None
     _, engine = choose_engine("auto", lowered.program)

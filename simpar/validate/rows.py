@@ -352,7 +352,9 @@ def _stack(row: Row) -> tuple[str, dict[str, object]]:
     if name in ("megatron", "nemo") and "deepspeed" in text(row, "zero_stage_or_fsdp").lower():
         name = "deepspeed"
     elif name in ("megatron", "nemo") and unfused(row):
-        early = re.search(r"sc21|2104\.04473|202[01]", f"{text(row, 'source')} {text(row, 'citation')}".lower())
+        early = re.search(
+            r"sc21|2104\.04473|202[01]", f"{text(row, 'source')} {text(row, 'citation')}".lower()
+        )
         name = "megatron-sc21" if early else "megatron-22"
     changes: dict[str, object] = {}
     if name == "torchtitan" and re.search("2024", f"{text(row, 'citation')} {text(row, 'attention_kernel')}"):

@@ -43,7 +43,10 @@ PARAMETERS: dict[str, tuple[float, str]] = {
         0.6,
         "part of a PCIe port left to a group that crosses between two sockets",
     ),
-    "host_bridge_groups": (1.37, "how many such groups beside each other fill the bridge; more of them share it"),
+    "host_bridge_groups": (
+        1.37,
+        "how many such groups beside each other fill the bridge; more of them share it",
+    ),
     "nvls_efficiency": (0.68, "share of the scale-up port that in-switch reduction reaches"),
     "exchange_efficiency": (0.77, "share of the scale-up port that an all-to-all reaches"),
     "nic_efficiency": (0.94, "share of the NICs that rings and trees reach"),
