@@ -95,6 +95,7 @@ _HARDWARE = (  # device pattern, interconnect pattern, profile; the first match 
     (r"gb300", r"", "gb300-nvl72"),
     (r"gb200", r"", "gb200-nvl72"),
     (r"b300", r"", "hgx-b300"),
+    (r"b200.*power.limited", r"", "hgx-b200-limited"),
     (r"b200", r"", "hgx-b200"),
     (r"mi300x", r"", "mi300x-8"),
     (r"mi325x", r"", "mi325x-8"),

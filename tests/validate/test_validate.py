@@ -64,6 +64,12 @@ def test_rows_outside_the_model_have_a_reason(change: dict[str, str], reason: st
         predict(case({**ROW, **change}))
 
 
+def test_devices_below_their_power_limit_are_devices_of_their_own() -> None:
+    """They run at another clock: what is fitted to them must not bend the others."""
+    assert case({**ROW, "gpu_type": "B200 (power-limited)"}).hardware == "hgx-b200-limited"
+    assert case({**ROW, "gpu_type": "B200"}).hardware == "hgx-b200"
+
+
 def test_what_rows_leave_to_their_framework() -> None:
     """NeMo's habits: adapters beside attention's projections on short documents, single layers a virtual stage."""
     nemo = {**ROW, "source": "NeMo performance summary", "pp": "4", "tp": "4", "dp": "1"}
