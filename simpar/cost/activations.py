@@ -57,7 +57,7 @@ def block_activations(
     width = activation_bytes(numerics)
     cast = numerics.precision in CAST_DTYPES and stack.memory.transformer_engine
     kept = DTYPE_BYTES[numerics.precision] if cast else width
-    found = _Sizes(block, dims.of_block(block), stack, width, kept).under(recompute)
+    found = _Sizes(block, dims.of_block(block), stack, numerics.precision, width, kept).under(recompute)
     if block.still:  # nothing is kept, nothing runs backward
         return BlockActivations(0.0 * found.saved_bytes, 0.0, found.forward_workspace_bytes, 0.0)
     return found
@@ -89,6 +89,7 @@ class _Sizes:
     block: Block
     dims: RankDims
     stack: Stack
+    precision: str
     width: float
     kept: float
 
@@ -152,8 +153,12 @@ class _Sizes:
         if self.kept == self.width:
             return 1.0
         savers = [op for op in self.block.operators if key in op.saves]
-        casts = [op.kind in ("matmul", "grouped_matmul") and op.name != "lm_head" for op in savers]
+        casts = [op.kind in ("matmul", "grouped_matmul") and self._is_cast(op) for op in savers]
         return float(not all(casts)) + any(casts) * self.kept / self.width
+
+    def _is_cast(self, op: Operator) -> bool:
+        """Whether a product reads its input in less than 16 bits."""
+        return op.name != "lm_head" and op.computes_in(self.precision) in CAST_DTYPES
 
     def _own(self, op: Operator, what: str) -> Array:
         """An operator's own mask (1 byte an element), statistics (fp32 a row) or lse (fp32 a row and head)."""

@@ -50,6 +50,8 @@ def operator_times(
 
 def _time(op: Operator, sizes: Sizes) -> OperatorTime:
     """By the rule of its kind; passes that were measured for the stack replace those that the rule counts."""
+    if (precision := op.computes_in(sizes.kernels.precision)) != sizes.kernels.precision:
+        sizes = replace(sizes, kernels=replace(sizes.kernels, precision=precision))
     ruled = _RULES[op.kind](op, sizes)
     if op.kind not in sizes.stack.passes or not ruled.forward_kernels:
         return ruled

@@ -110,6 +110,7 @@ class Operator:
     (1 byte an element), "stats" (4 bytes a row) or "lse" (4 bytes a row and head). ``region`` is "tensor" where rows
     are whole and heads, ffn or vocab may be sharded,
     "sequence" where sequence parallelism shards the rows, "expert" where they are tokens routed to experts.
+    ``kept_in`` says which precision a product has in runs of a narrower one, where that is another.
     """
 
     name: str
@@ -122,7 +123,11 @@ class Operator:
     inputs: tuple[str, ...] = ()
     saves: tuple[str, ...] = ()
     attention: Attention | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    kept_in: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def computes_in(self, precision: str) -> str:
+        """Precision of this product in a run of ``precision``: recipes keep some in more bits."""
+        return self.kept_in.get(precision, precision)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from simpar.errors import UserError
 from simpar.models.config import Config, llama_shape
-from simpar.models.graph import INPUT, Block, ModelGraph, Operator
+from simpar.models.graph import INPUT, PRODUCTS, Block, ModelGraph, Operator
 from simpar.models.mamba import Mamba, mamba
 from simpar.models.mixture import Mixture, mixture, outputs
 from simpar.models.transformer import (
@@ -30,12 +30,26 @@ from simpar.models.transformer import (
 
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 PREDICTION = "*E"
+NARROW, FOUR_BITS = ("fp8", "nvfp4", "mxfp4"), ("nvfp4", "mxfp4")
+KEPT = {"out_proj": "fp8", "latent_down": "bf16", "latent_up": "bf16", "qkv": "bf16", "o_proj": "bf16"}
+"""Products that the 4-bit recipe of Nemotron 3 Super and Ultra keeps in more bits, beside whole layers at the end and
+those that predict [NVIDIA 2026, arXiv 2606.15007, section on NVFP4 pre-training; Megatron-Bridge 0.6.2,
+training/mixed_precision.py and recipes/nemotronh]."""
 
 
-def hybrid(name: str, pattern: str, shape: Shape, state: Mamba, style: Style) -> ModelGraph:
-    """A decoder with the layers of ``pattern``, one of LETTERS each; layers of one kind share one block."""
-    layers = tuple(LETTERS[letter] for letter in pattern)
-    blocks = {kind: _block(kind, shape, style) for kind in dict.fromkeys(layers)}
+def hybrid(name: str, pattern: str, shape: Shape, state: Mamba, style: Style, *, wide: int = 0) -> ModelGraph:
+    """A decoder with the layers of ``pattern``, one of LETTERS each; layers of one kind share one block.
+
+    The last ``wide`` layers stay in 16 bits where others run in 4, and then so do some products of the others.
+    """
+    narrow = len(pattern) - wide
+    layers = tuple(LETTERS[letter] + "_wide" * (at >= narrow) for at, letter in enumerate(pattern))
+    blocks = {kind: _block(kind.removesuffix("_wide"), shape, style) for kind in dict.fromkeys(layers)}
+    if wide:
+        blocks = {
+            kind: _kept(replace(block, name=kind), everything=kind.endswith("_wide"))
+            for kind, block in blocks.items()
+        }
     dims = {
         "hidden": shape.hidden, "heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim,
         "ffn": shape.ffn, "vocab": shape.vocab, "positions": 0, **state.dims,
@@ -47,12 +61,29 @@ def hybrid(name: str, pattern: str, shape: Shape, state: Mamba, style: Style) ->
     )  # fmt: skip
 
 
+def _kept(block: Block, *, everything: bool) -> Block:
+    """The block with the products that a 4-bit recipe keeps in more bits: those of KEPT, or all."""
+    operators = tuple(
+        replace(op, kept_in=dict.fromkeys(FOUR_BITS, "bf16" if everything else KEPT[op.name]))
+        if op.kind in PRODUCTS and (everything or op.name in KEPT)
+        else op
+        for op in block.operators
+    )
+    return replace(block, operators=operators)
+
+
 def predicting(graph: ModelGraph, shape: Shape, style: Style, passes: int, distinct: int) -> ModelGraph:
     """The graph with ``passes`` more layers that each predict a further token, ``distinct`` with weights of their own.
 
-    The others run a layer once more with the same weights [NVIDIA 2026, Nemotron 3 Super and Ultra: two, shared].
+    The others run a layer once more with the same weights [NVIDIA 2026, Nemotron 3 Super and Ultra: two, shared]. All
+    stay in 16 bits (Megatron-Bridge 0.6.2, recipes/nemotronh: keep_mtp_spec_in_bf16).
     """
-    own = Block("prediction", tuple(prediction(style, Layer(rotary=False, experts=True), shape)))
+    operators = prediction(style, Layer(rotary=False, experts=True), shape)
+    wide = dict.fromkeys(NARROW, "bf16")
+    own = Block(
+        "prediction",
+        tuple(replace(op, kept_in=wide) if op.kind in PRODUCTS else op for op in operators),
+    )
     again = Block("prediction_again", tuple(replace(op, weights=()) for op in own.operators))
     further = [own] * distinct + [again] * (passes - distinct)
     return replace(
@@ -110,7 +141,13 @@ def _nemotron_h(config: Config, name: str) -> ModelGraph:
         gated=False, tied=config.flag("tie_word_embeddings", default=False), rotary=False, qkv_bias=bias,
         output_bias=bias, mlp_bias=mlp_bias,
     )  # fmt: skip
-    graph = hybrid(name, pattern, shape, state, style)
+    given = config.data.get("num_layers_at_end_in_bf16")
+    wide = config.size("num_layers_at_end_in_bf16") if given else 0
+    if wide > len(pattern):
+        raise UserError(
+            f"{config.source}: num_layers_at_end_in_bf16 = {wide}: allowed: at most the {len(pattern)} layers"
+        )
+    graph = hybrid(name, pattern, shape, state, style, wide=wide)
     if not config.data.get("num_nextn_predict_layers"):
         return graph
     if config.text("mtp_hybrid_override_pattern", PREDICTION) != PREDICTION or experts is None:

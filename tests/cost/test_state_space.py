@@ -106,3 +106,25 @@ def test_a_faster_rate_is_a_parameter_of_the_device() -> None:
     times = [scan_time_s({**GRANITE, "seq": 8192}, KernelModel(d), BACKWARD) for d in (device, slow)]
     assert times[0] < times[1] < 2 * times[0]
     assert replace(KernelModel(device), sustained=False).parameters["scan_forward_efficiency"] == 0.137
+
+
+def test_a_product_kept_in_more_bits_takes_that_time() -> None:
+    """In a 4-bit run a product kept in 16 bits costs what it costs there, and keeps its input as wide."""
+    graph, stack = load_model("nemotron-3-super"), load_stack("megatron")
+    dims = {**graph.dims, "batch": 1, "seq": 8192, "context": 8192, "load": 1}
+    ranks = RankDims(dims, dims, dims)
+    device = load_device("gb300")
+
+    def seconds(block: str, name: str, precision: str) -> float:
+        operators = graph.blocks[block].operators
+        times = operator_times(operators, ranks, KernelModel(device, precision), stack)
+        return next(float(time.forward_s) for time in times if time.name == name)
+
+    assert seconds("mamba_wide", "in_proj", "nvfp4") == seconds("mamba", "in_proj", "bf16")
+    assert seconds("mamba", "out_proj", "nvfp4") == seconds("mamba", "out_proj", "fp8")
+    assert seconds("mamba", "in_proj", "nvfp4") < seconds("mamba", "in_proj", "fp8")
+    kept = [
+        float(block_activations(graph.blocks[name], ranks, stack, Numerics(precision="nvfp4")).saved_bytes)
+        for name in ("mamba", "mamba_wide")
+    ]
+    assert kept[0] < kept[1]

@@ -65,6 +65,28 @@ def test_a_layer_that_runs_again_has_no_weights_of_its_own() -> None:
     assert costs[2] - costs[1] == pytest.approx(costs[1] - costs[0])
 
 
+def test_a_4_bit_recipe_keeps_products_in_more_bits() -> None:
+    """Whole layers at the end, prediction layers, and some products of the others; runs in 8 bits keep predictions."""
+    config = {**CONFIG, **EXPERTS, "num_layers_at_end_in_bf16": 2, "num_nextn_predict_layers": 1}
+    graph = read(config)
+    assert graph.layers == ("mamba", "moe", "mamba", "attention_wide", "moe_wide", "prediction")
+    kept = {
+        (block, name): graph.blocks[block].operator(name).computes_in("nvfp4")
+        for block, name in [
+            ("mamba", "in_proj"),
+            ("mamba", "out_proj"),
+            ("moe", "expert_up"),
+            ("moe_wide", "expert_up"),
+        ]
+    }
+    assert list(kept.values()) == ["nvfp4", "fp8", "nvfp4", "bf16"]
+    assert graph.blocks["moe_wide"].operator("expert_up").computes_in("fp8") == "fp8"
+    assert graph.blocks["prediction"].operator("expert_up").computes_in("fp8") == "bf16"
+    plain = read({**CONFIG, **EXPERTS})
+    assert graph.num_parameters() == plain.num_parameters()
+    assert all(not op.kept_in for block in plain.blocks.values() for op in block.operators)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -74,6 +96,7 @@ def test_a_layer_that_runs_again_has_no_weights_of_its_own() -> None:
         ({"n_groups": 3}, "n_groups = 3: allowed: a divisor of the 8 heads"),
         ({"intermediate_size": None}, "intermediate_size is missing"),
         ({"mamba_num_heads": None}, "mamba_num_heads is missing"),
+        ({"num_layers_at_end_in_bf16": 6}, "num_layers_at_end_in_bf16 = 6: allowed: at most the 5 layers"),
         ({**EXPERTS, "num_experts_per_tok": 9}, "num_experts_per_tok = 9: allowed: at most the 8 experts"),
         ({"num_nextn_predict_layers": 1}, "in models with experts"),
         (
