@@ -164,8 +164,13 @@ def _hints(result: Result) -> Iterator[str]:
 def _memory_hints(result: Result) -> Iterator[str]:
     stage, plan = fullest_stage(result), _Choices(result.setup.plan)
     if plan.zero == 0 and plan.dp > 1:
-        saved = stage.optimizer_states * (1 - 1 / plan.dp)
-        yield f"--zero 1 shards optimizer states over {plan.dp} ranks: saves up to {format_bytes(saved)}"
+        saves = f"saves {format_bytes(stage.optimizer_states * (1 - 1 / plan.dp))}"
+        saves = (
+            f"part of {format_bytes(stage.optimizer_states)}, those of experts over fewer ranks"
+            if plan.ep > 1
+            else saves
+        )
+        yield f"--zero 1 shards optimizer states over {plan.dp} ranks: {saves}"
     if plan.recompute != "full" and stage.activations > 0.2 * stage.peak:
         wanted = "selective" if plan.recompute == "none" else "full"
         yield f"--recompute {wanted} drops part of {format_bytes(stage.activations)} of activations"
