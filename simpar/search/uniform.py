@@ -40,8 +40,7 @@ def search_uniform(problem: Problem, watch: Watch) -> SearchResult:
     results = [exact(winner.problem, winner.plan)]
     taken = [row for row in field.arena.exact_rows if plan_of(field.arena.rows, row) == winner.plan]
     if not watch.interrupted:
-        rows = runners_up(field.arena, taken, watch.top - 1)
-        results += [exact(winner.problem, plan_of(field.arena.rows, row)) for row in rows]
+        results += runners_up(field, taken, watch.top - 1)
     nodes = [one.problem.cluster.nodes for one in hunt.fields]
     details = details_of(problem, results[0].setup, nodes)
     if not watch.interrupted and not watch.brief:
