@@ -65,6 +65,10 @@ class Cluster:
         own = self.profile.device
         return own if isinstance(own, Device) else load_device(own)
 
+    def with_device(self, device: Device) -> Cluster:
+        """The same cluster of another device."""
+        return replace(self, profile=self.profile.model_copy(update={"device": device}))
+
     @property
     def devices(self) -> tuple[Device, ...]:
         """The kinds of devices: one, but in mixed clusters."""

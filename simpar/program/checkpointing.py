@@ -141,7 +141,7 @@ class _Checkpointing:
         if self.job.plan.tensor_parallel.tp_method != "1d":
             modes = ["none", "full"]
         else:
-            modes += _modules(block)
+            modes += module_policies(block)
         found = [self._choice(block, mode) for mode in modes]
         full = next(choice for choice in found if choice.mode == "full")
         for layers in range(2, length + 1):
@@ -193,7 +193,7 @@ class _Checkpointing:
         return low
 
 
-def _modules(block: Block) -> list[str]:
+def module_policies(block: Block) -> list[str]:
     """Policies that drop any combination of the modules that a block has."""
     names = {op.name for op in block.operators}
     present = [name for name, operators in MODULES.items() if 2 * len(operators & names) > len(operators)]

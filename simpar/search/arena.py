@@ -13,7 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.search.axes import Rows
+from simpar.search.bound import Stages
+from simpar.search.checkpoints import Squeeze, alike, decide, set_policy, undecided
 from simpar.search.exact import objective_rates
+from simpar.search.fit import needs
 from simpar.search.jobs import Jobs
 from simpar.search.pipes import Pipes
 from simpar.search.rowbound import RowBounds
@@ -44,7 +47,11 @@ class Arena:
     slope: float = 1.0
     offset: Floats | float = 0.0
     swept: int = 0
+    squeeze: Squeeze = field(init=False)
     _active: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    def __post_init__(self) -> None:
+        self.squeeze = Squeeze(self.bounds.pipes)
 
     @staticmethod
     def of(rows: Rows, needed_bytes: Floats) -> Arena:
@@ -82,7 +89,7 @@ class Arena:
 
     def shortest(self, mask: NDArray[np.bool_], level: int = SWEPT) -> int | None:
         """The best of some rows by the bounds of a level, or None without any; contention is left out."""
-        kept, self._active = self._active, np.flatnonzero(mask)
+        kept, self._active = self._active, np.flatnonzero(mask & np.isfinite(self.bound_s))
         try:
             while (row := self.next()) is not None and self.level[row] < level:
                 self.sharpen(row)
@@ -96,6 +103,8 @@ class Arena:
 
     def sweep(self, row: int) -> None:
         """Bound a single row by the sweep."""
+        if undecided(self.rows, row).any():
+            self._decide(row)
         if self.level[row] < SWEPT:
             one = np.array([row])
             self._raise(one, self.sweeps.of(one), SWEPT)
@@ -124,6 +133,19 @@ class Arena:
         self.bound_s[rows] = np.maximum(self.bound_s[rows], bound_ns / NS_PER_S + overhead)
         self.level[rows] = level
 
+    def _decide(self, row: int) -> None:
+        """Make the choice by layer that a row and its like wait for; forget them where nothing fits."""
+        mine = alike(self.rows, row)
+        policy = decide(self.rows, row)
+        if policy is None:
+            self.bound_s[mine], self.level[mine] = np.inf, EXACT
+            self._active = self._active[~np.isin(self._active, mine)]
+            return
+        set_policy(self.rows, mine, policy)
+        pipe = self.bounds.pipes.moved(mine)
+        self.needed_bytes[mine] = needs(self.rows.some([row])).needed_bytes[0]
+        self._raise(mine, np.repeat(self.bounds.pipes.passes_bound_ns(np.array([pipe])), len(mine)), PASSES)
+
     def _passes(self, row: int) -> None:
         pipes = self.bounds.pipes
         chosen = self._at(KERNELS, 16 * PIPES_AT_ONCE)
@@ -132,9 +154,28 @@ class Arena:
         found[which] = pipes.passes_bound_ns(which)
         mine = self._active[(self.level[self._active] == KERNELS) & (found[pipes.index[self._active]] > 0)]
         self._raise(mine, found[pipes.index[mine]], PASSES)
+        waiting = mine[undecided(self.rows, mine)]
+        if len(waiting):
+            self._raise(waiting, self._squeezed(waiting), PASSES)
+
+    def _squeezed(self, rows: Ints) -> Floats:
+        """Nanoseconds of the ends of pipelines of undecided rows, with what dropping activations costs it at least."""
+        pipes, found = self.bounds.pipes, np.zeros(len(rows))
+        which = pipes.index[rows]
+        for shape, mine in pipes.by_shape(which):
+            times = pipes.passes.alone_ns(pipes.key[which[mine]], shape)[0]
+            path = pipes.path(shape, which[mine], Stages.plain(shape, times))
+            extra = self.squeeze.extra_ns(rows[mine], shape)
+            ends = path.ends[:, [0, -1]].T + pipes.microbatches(which[mine]) * extra
+            found[mine] = ends.max(axis=0)
+        return found
 
     def _steps(self, row: int) -> None:
+        if undecided(self.rows, row).any():
+            self._decide(row)
+            return
         rows = np.unique(np.append(self._at(PASSES, ROWS_AT_ONCE), row))
+        rows = rows[~undecided(self.rows, rows)]
         self._raise(rows, self.bounds.of(rows), STEP)
 
     def _sweep(self, row: int) -> None:

@@ -56,6 +56,10 @@ class Rows:
         self.domain[name] = tuple(domain)
         self.count *= len(domain)
 
+    def forget(self, name: str) -> None:
+        """An axis has other values than before."""
+        self._known.pop(name, None)
+
     def take(self, which: Any) -> None:
         """Keep some of the rows."""
         self._known.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simpar.cost.stack import resolve
+from simpar.models.recompute import OPTIMAL
 from simpar.plan.offload import decided_offload
 from simpar.plan.plan import Plan
 from simpar.program.rank_view import Job
@@ -29,6 +30,8 @@ class Jobs:
         """The resolved plan of a row, dp and schedule filled in."""
         problem = self.problem
         plan = plan_of(self.rows, row)
+        if plan.memory.recompute == OPTIMAL:  # undecided: nothing takes less time than to recompute nothing
+            plan = plan.model_copy(update={"memory": plan.memory.model_copy(update={"recompute": "none"})})
         mesh = plan.mesh.model_copy(update={"dp": int(self.rows["dp"][row])})
         pipeline = plan.pipeline.model_copy(update={"schedule": plan.schedule})
         filled = plan.model_copy(update={"mesh": mesh, "pipeline": pipeline})

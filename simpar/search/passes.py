@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from simpar.cost.operators import OperatorTime, operator_times
 from simpar.cost.optimizers import RULES, Matrix, inner_matrices, products_time_s
 from simpar.models.graph import Block, Dims, evaluate
+from simpar.models.recompute import OPTIMAL
 from simpar.plan.grid import grid_of
 from simpar.plan.plan import Numerics
 from simpar.plan.schedules import make_schedule
 from simpar.plan.sharding import RankDims
+from simpar.program.checkpointing import module_policies
 from simpar.program.phases import BLOCK_STREAMS, COMPUTE, CollectiveUse, Phase
 from simpar.program.rank_view import RankView
 from simpar.program.segments import make_segment
@@ -93,8 +95,10 @@ class Passes:
         """Embedding and head, then every block of a layer under every recompute choice in use."""
         graph = self.jobs.problem.graph
         policies = self.jobs.rows.domain["recompute"]
-        choices = dict.fromkeys(choice for policy in policies for choice in _choices(policy))
-        layers = [Kind(graph.blocks[name], how) for how in choices for name in dict.fromkeys(graph.layers)]
+        blocks = [graph.blocks[name] for name in dict.fromkeys(graph.layers)]
+        layers = dict.fromkeys(
+            Kind(block, how) for policy in policies for block in blocks for how in _choices(policy, block)
+        )
         return (Kind(graph.embedding, "none"), Kind(graph.head, "none"), *layers)
 
     @cached_property
@@ -394,8 +398,10 @@ def _columns(dims: Sequence[Dims]) -> Dims:
     return {name: np.array([one[name] for one in dims]) for name in dims[0]}
 
 
-def _choices(policy: str) -> tuple[str, ...]:
-    """What a recompute policy chooses for single layers."""
+def _choices(policy: str, block: Block) -> tuple[str, ...]:
+    """What a recompute policy chooses for single layers of a block; segments take the time of their layers."""
+    if policy == OPTIMAL:
+        return ("none", "selective", "full", *module_policies(block))
     return ("full", "none") if policy.startswith("every:") else (policy,)
 
 

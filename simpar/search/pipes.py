@@ -45,6 +45,15 @@ class Pipes:
         _, row, index = np.unique(code, return_index=True, return_inverse=True)
         return Pipes(jobs, passes, shapes, wires, index, row)
 
+    def moved(self, rows: Ints) -> int:
+        """Some rows, alike but for overlap, have another shape than before; their pipeline."""
+        self.shapes.moved(rows)
+        for name in ("key", "shape"):
+            self.__dict__.pop(name, None)
+        self.row = np.append(self.row, rows[0])
+        self.index[rows] = len(self.row) - 1
+        return len(self.row) - 1
+
     @cached_property
     def key(self) -> Ints:
         """Key of the passes of every pipeline."""

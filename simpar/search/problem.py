@@ -48,10 +48,10 @@ class Constraints:
             raise UserError(f"deadline = {self.deadline_s}: allowed: above 0 s")
         wanted = self.fixed.get("recompute", ())
         for policy in (wanted,) if isinstance(wanted, str) else wanted:
-            if OPTIMAL in str(policy) or "layers:" in str(policy):
+            if "layers:" in str(policy):
                 raise UserError(
                     f"plan.recompute = {policy}: is chosen for one layout, not searched; allowed: none, selective, "
-                    "full, every:C, and `simpar simulate PLAN --recompute optimal` for the plans found"
+                    f"full, every:C, and {OPTIMAL}, which makes that choice for every layout"
                 )
 
 
@@ -101,6 +101,15 @@ def make_problem(
     graph = load_model(model, seq_len=training.seq_len) if isinstance(model, str) else model
     habits = stack if isinstance(stack, Stack) else load_stack(stack or DEFAULT_STACK)
     return Problem(with_documents(graph, training), cluster, training, habits, **options)
+
+
+def refuse_optimal(problem: Problem, space: str) -> None:
+    """Raises UserError where layers are to be chosen one by one in a space that does not."""
+    if OPTIMAL in str(problem.constraints.fixed.get("recompute", "")):
+        raise UserError(
+            f"plan.recompute = {OPTIMAL}: is not searched with --space {space}; allowed: none, selective, full, or "
+            "--space uniform"
+        )
 
 
 def details_of(problem: Problem, setup: Any, node_counts: list[int]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from simpar.plan.check import Target, keeps_rules
 from simpar.plan.plan import Plan
 from simpar.plan.sync import SCHEMES, decided
 from simpar.search.axes import Axis, Rows, divisors, everything, fully_sharded, tensor_degrees
+from simpar.search.checkpoints import undecided
 from simpar.search.problem import Problem
 
 Mask = NDArray[np.bool_]
@@ -174,6 +175,11 @@ def _away(rows: Rows) -> Mask:
     return np.full(rows.count, rows.problem.base.offload.offload_optimizer != "none")
 
 
+def _activations_fit(rows: Rows) -> Mask:
+    optimal = undecided(rows, np.arange(rows.count))
+    return np.asarray(_states_fit(rows) & (~optimal | (rows["offload_activations"] == 0)))
+
+
 REQUESTED = (
     on_request("precision"),
     on_request("optimizer"),
@@ -201,7 +207,7 @@ REQUESTED = (
     on_request("offload_delayed", _away),
     on_request("offload_gradients", _away, _states_fit),
     on_request("offload_parameters", legal=_states_fit),
-    on_request("offload_activations", legal=_states_fit),
+    on_request("offload_activations", legal=_activations_fit),
     on_request("bucket_bytes", _in_buckets),
 )
 REQUESTED_NAMES = tuple(axis.name for axis in REQUESTED)

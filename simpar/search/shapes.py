@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.models.recompute import is_full
 from simpar.plan.schedules import make_schedule
 from simpar.plan.schedules.actions import LETTERS
 from simpar.program.stages import virtual_stage_pieces
@@ -101,6 +102,17 @@ class Shapes:
         _, row, index = np.unique(jobs.rows.number(SHAPE_AXES), return_index=True, return_inverse=True)
         return Shapes(jobs, passes, index, row)
 
+    def moved(self, rows: Ints) -> None:
+        """Some rows have another shape than before, one for all of them; a new one if need be."""
+        codes = self.jobs.rows.code
+        same = np.ones(len(self.row), dtype=bool)
+        for name in SHAPE_AXES:
+            same &= codes[name][self.row] == codes[name][rows[0]]
+        known = np.flatnonzero(same & ~np.isin(self.row, rows))
+        if not len(known):
+            self.row, known = np.append(self.row, rows[0]), np.array([len(self.row)])
+        self.index[rows] = known[0]
+
     def __getitem__(self, index: int) -> Shape:
         """One shape."""
         if index not in self._made:
@@ -124,7 +136,14 @@ class Shapes:
             index = self.passes.index
             stages = virtual_stage_pieces(self.jobs.job(row))
             self._pieces[key] = tuple(
-                tuple(index[piece.block.name, piece.recompute] for piece in pieces) for pieces in stages
+                tuple(
+                    index[
+                        piece.block.name,
+                        piece.recompute.partition(":")[0] if is_full(piece.recompute) else piece.recompute,
+                    ]
+                    for piece in pieces
+                )
+                for pieces in stages
             )
         return self._pieces[key]
 

@@ -32,7 +32,7 @@ from simpar.program.synchronisation import Synchronisation
 from simpar.program.traffic import block_groups
 from simpar.search.cuts import fastest_cut, moves, slowest_s, stage_seconds
 from simpar.search.exact import candidate, exact
-from simpar.search.problem import Problem, details_of
+from simpar.search.problem import Problem, details_of, refuse_optimal
 from simpar.search.result import Counts, SearchResult
 from simpar.search.uniform import search_uniform
 from simpar.search.watch import Watch
@@ -217,6 +217,7 @@ def search_uneven(problem: Problem, watch: Watch) -> SearchResult:
 
 
 def _check(problem: Problem) -> None:
+    refuse_optimal(problem, "uneven")
     constraints = problem.constraints
     if problem.objective != "time":
         raise UserError(
