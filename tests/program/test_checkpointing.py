@@ -104,10 +104,8 @@ def test_unknown_choices_name_what_is_allowed() -> None:
         simpar.Plan(recompute="layers:some*3")
 
 
-@pytest.mark.parametrize("policy", ["optimal", ["none", "optimal"], "layers:none*32"])
-def test_search_does_not_take_it_for_a_choice_of_all_layouts(policy: str | list[str]) -> None:
-    """One line, with what to do instead."""
-    with pytest.raises(
-        UserError, match=r"is chosen for one layout, not searched; allowed: none, .*--recompute optimal"
-    ):
+@pytest.mark.parametrize("policy", ["layers:none*32", ["none", "layers:full*32"]])
+def test_search_takes_no_choice_by_layer_for_all_layouts(policy: str | list[str]) -> None:
+    """One line, with what makes that choice for every layout."""
+    with pytest.raises(UserError, match=r"is chosen for one layout, not searched; allowed: none, .*optimal"):
         Constraints(fixed={"recompute": policy})
