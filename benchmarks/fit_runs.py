@@ -44,7 +44,7 @@ MOST_ROWS_OF = {
 }
 BLOCKS = (
     ("nemo", "nemo-24", "megatron", "megatron-22", "megatron-sc21", "megatron-deepspeed"), ("nanotron",),
-    ("llm-foundry",), ("torchtitan", "torchtitan-eager"), ("fsdp",), ("automodel",), ("deepspeed",), ("maxtext",),
+    ("llm-foundry",), ("torchtitan", "torchtitan-eager"), ("fsdp",), ("automodel",), ("deepspeed-21",), ("maxtext",),
 )  # fmt: skip
 
 CLOCK = (0.35, 1.3)  # beyond 1 where a sibling's kernels were timed under a tighter power limit

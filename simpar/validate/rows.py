@@ -148,7 +148,7 @@ def _fabric(row: Row) -> dict[str, float]:
     return found
 
 
-MEGATRONS = ("megatron", "megatron-sc21", "megatron-22", "megatron-deepspeed", "nemo", "nemo-24", "deepspeed")
+MEGATRONS = ("megatron", "megatron-sc21", "megatron-22", "megatron-deepspeed", "nemo", "nemo-24", "deepspeed-21")
 
 # --- the plan --------------------------------------------------------------------------------------------------
 
@@ -351,7 +351,7 @@ def _stack(row: Row) -> tuple[str, dict[str, object]]:
     if name == "torchtitan" and re.search(r"no compile|compile=false", notes):
         name = "torchtitan-eager"
     if name in ("megatron", "nemo") and "deepspeed" in text(row, "zero_stage_or_fsdp").lower():
-        name = "deepspeed"
+        name = "deepspeed-21"
     elif name in ("megatron", "nemo") and unfused(row):
         early = re.search(
             r"sc21|2104\.04473|202[01]", f"{text(row, 'source')} {text(row, 'citation')}".lower()

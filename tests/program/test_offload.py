@@ -48,7 +48,7 @@ def gpt(layers, hidden):
 
 def offloaded(model, cluster, **plan):
     """A step as ZeRO-Offload runs it: fp16, checkpoints of whole layers, batch of 512 sequences."""
-    plan = {"precision": "fp16", "recompute": "full", "grad_dtype": "bf16", "stack": "deepspeed", **plan}
+    plan = {"precision": "fp16", "recompute": "full", "grad_dtype": "bf16", "stack": "deepspeed-21", **plan}
     return step(model, cluster, simpar.Training(seq_len=1024, global_batch=512), **plan)
 
 
