@@ -36,7 +36,10 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "export")]
 PLANS = importlib.import_module("conftest").PLANS | importlib.import_module("conftest").MIXTURES
 TRAINING = importlib.import_module("conftest").TRAINING
 
-MODELS = ("llama-3-8b", "llama-3.2-3b", "llama-2-7b", "qwen3-8b", "qwen2.5-7b", "gpt3-6.7b", "mixtral-8x7b")
+MODELS = (
+    "llama-3-8b", "llama-3.2-3b", "llama-2-7b", "qwen3-8b", "qwen2.5-7b", "gpt3-6.7b", "mixtral-8x7b", "nemotron-h-8b",
+    "nemotron-3-nano", "nemotron-3-super",
+)  # fmt: skip
 
 
 def matrix() -> Iterator[tuple[str, Plan, str]]:

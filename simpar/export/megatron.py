@@ -9,6 +9,7 @@ from simpar.export import rules
 from simpar.export.architecture import Architecture, architecture
 from simpar.export.decoder import megatron_core_losses, period
 from simpar.export.launch import launchers, words
+from simpar.export.megatron_hybrid import SCRIPT, hybrid_arguments, hybrid_losses
 from simpar.export.megatron_read import read
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
@@ -23,7 +24,10 @@ SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 
 def losses(s: Subject) -> Iterator[Loss]:
     """What Megatron-LM has no argument for."""
-    yield from megatron_core_losses(architecture(s.graph, s.config), str(s.config.get("model_type", "")))
+    if s.graph.has_state:
+        yield from hybrid_losses(s)
+    else:
+        yield from megatron_core_losses(architecture(s.graph, s.config), str(s.config.get("model_type", "")))
     positions = s.graph.dims.get("positions")
     if positions and positions < s.training.seq_len:
         yield Loss("seq_len", s.training.seq_len, f"the model's learned positions end at {positions}")
@@ -103,7 +107,12 @@ def model_arguments(s: Subject) -> Options:
         "--qk-layernorm": bool(style.qk_norm),
     }
     found |= {name: FLAG for name, on in switches.items() if on}
-    return found | _windows(style) | _dropout(style) | _experts(s, style)
+    found |= _windows(style) | _dropout(style) | _experts(s, style)
+    if s.graph.has_state:  # the pattern says how many layers there are, and which
+        del found["--num-layers"]
+        found.pop("--moe-layer-freq", None)
+        found |= hybrid_arguments(s)
+    return found
 
 
 def _experts(s: Subject, style: Architecture) -> Options:
@@ -178,7 +187,7 @@ def _context(s: Subject) -> Options:
 
 
 def _pipeline(s: Subject) -> Options:
-    if s.plan.mesh.pp == 1:
+    if s.plan.mesh.pp == 1 or s.graph.has_state:
         return {}
     if not s.even:
         return {"--pipeline-model-parallel-layout": layout(s.layers)}
@@ -289,7 +298,8 @@ def environment(s: Subject) -> dict[str, str]:
 def files(s: Subject, given: Options) -> Mapping[str, str]:
     """The command with one argument a line, and its launchers."""
     arguments = [words(name, value) for name, value in given.items()]
-    return launchers(s, ['"${MEGATRON:?set MEGATRON to a checkout of Megatron-LM}/pretrain_gpt.py"', *arguments],
+    script = SCRIPT if s.graph.has_state else "pretrain_gpt.py"
+    return launchers(s, [f'"${{MEGATRON:?set MEGATRON to a checkout of Megatron-LM}}/{script}"', *arguments],
                      environment(s))  # fmt: skip
 
 
@@ -307,7 +317,7 @@ def notes(s: Subject) -> Iterator[str]:
 
 MEGATRON = Target(
     name="megatron",
-    description="Megatron-LM pretrain_gpt.py: command-line arguments",
+    description="Megatron-LM pretrain_gpt.py and pretrain_hybrid.py: command-line arguments",
     version="Megatron-LM / megatron-core 0.19.2 (megatron/training/arguments.py)",
     stack="megatron",
     losses=losses,

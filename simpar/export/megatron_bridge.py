@@ -106,6 +106,8 @@ class Code(str):
 
 def losses(s: Subject) -> Iterator[Loss]:
     """What the config cannot say: Megatron-Core's limits, and Bridge's own."""
+    if s.graph.has_state:
+        yield Loss("model", s.graph.name, "the exporter builds GPT models for it, no hybrids")
     yield from megatron.losses(s)
     positions = s.graph.dims.get("positions")
     if positions and positions > s.training.seq_len:

@@ -10,6 +10,7 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.export.match import model_note, models_with
+from simpar.export.megatron_hybrid import STAGE_END, layers_of_pattern
 from simpar.export.target import Imported
 from simpar.models.recompute import MODULES
 from simpar.plan.plan import Plan
@@ -145,13 +146,14 @@ def _context(given: Arguments) -> dict[str, Any]:
 
 def _pipeline(given: Arguments) -> dict[str, Any]:
     pp = given.number("--pipeline-model-parallel-size") or 1
-    text = given.text("--pipeline-model-parallel-layout")
-    if text is not None:
-        layers = layers_of(text, given.source)
+    for flag in ("--pipeline-model-parallel-layout", "--hybrid-layer-pattern"):
+        text = given.text(flag)
+        if text is None or (STAGE_END not in text and flag == "--hybrid-layer-pattern"):
+            continue
+        hybrid = flag == "--hybrid-layer-pattern"
+        layers = layers_of_pattern(text) if hybrid else layers_of(text, given.source)
         if len(layers) % pp:
-            raise UserError(
-                f"{given.source}: --pipeline-model-parallel-layout: {len(layers)} stages for pp = {pp}"
-            )
+            raise UserError(f"{given.source}: {flag}: {len(layers)} stages for pp = {pp}")
         even = len(set(layers)) == 1
         return {"vpp": len(layers) // pp, "layers": None if even else layers}
     vpp = given.number("--num-virtual-stages-per-pipeline-rank")

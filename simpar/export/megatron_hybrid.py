@@ -1,0 +1,94 @@
+"""Hybrids for Megatron-LM's ``pretrain_hybrid.py``: the pattern of layers, with bars where stages end.
+
+A pattern looks like ``MEM*|EMEME/*E/*E``: letters as in the models' configs, a bar between virtual stages, a slash in
+front of every pass of prediction layers, which run on the last stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from simpar.export.subject import Loss, Subject
+from simpar.export.target import Options
+from simpar.models.hf_hybrids import PREDICTION
+
+SCRIPT, STAGE_END, PASS = "pretrain_hybrid.py", "|", "/"
+SPEC = ["megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec"]
+BUILT_IN = {"conv": 4, "chunk": 128}
+FLAG = None
+
+
+def hybrid_losses(s: Subject) -> Iterator[Loss]:
+    """What of a hybrid Megatron-Core has no option for."""
+    for dim, size in BUILT_IN.items():
+        if s.graph.dims[dim] != size:
+            yield Loss(f"model.{dim}", s.graph.dims[dim], f"Megatron-Core's mixers have {size}")
+    if _predictions(s) > s.layers[-1] or 0 in _main_layers(s):
+        yield Loss(
+            "layers",
+            list(s.layers),
+            "every stage has layers of the pattern, the last also those that predict",
+        )
+    if str(s.config.get("mlp_hidden_act") or s.config.get("hidden_act") or "relu2") != "relu2":
+        yield Loss("model", s.config.get("mlp_hidden_act"), "the exporter knows the squared ReLU of hybrids")
+
+
+def hybrid_arguments(s: Subject) -> Options:
+    """What a hybrid has beside the arguments of all decoders."""
+    dims, switches = s.graph.dims, {"--squared-relu": True, "--mtp-use-repeated-layer": _repeats(s)}
+    found: Options = {
+        "--spec": SPEC,
+        "--hybrid-layer-pattern": pattern(s),
+        "--position-embedding-type": "none",
+        "--mamba-state-dim": dims["state"],
+        "--mamba-head-dim": dims["mamba_head_dim"],
+        "--mamba-num-heads": dims["mamba_heads"],
+        "--mamba-num-groups": dims["mamba_groups"],
+    }
+    found |= {name: FLAG for name, on in switches.items() if on}
+    return found | (_experts(s) if s.graph.is_mixture else {})
+
+
+def _experts(s: Subject) -> Options:
+    """Sigmoid scores with a bias that balances loads, a shared expert, and the experts' latent."""
+    dims = s.graph.dims
+    found: Options = {
+        "--moe-router-score-function": "sigmoid",
+        "--moe-router-enable-expert-bias": FLAG,
+        "--moe-router-dtype": "fp32",
+        "--moe-router-load-balancing-type": "seq_aux_loss",
+        "--moe-aux-loss-coeff": 1e-4,
+    }
+    if dims["shared_ffn"]:
+        found["--moe-shared-expert-intermediate-size"] = dims["shared_ffn"]
+    if dims.get("expert_hidden"):
+        found["--moe-latent-size"] = dims["expert_hidden"]
+    return found
+
+
+def pattern(s: Subject) -> str:
+    """The model's layers by letter, stage by stage, and its predictions."""
+    letters, stages = str(s.graph.facts["pattern"]), []
+    for count in _main_layers(s):
+        stages.append(letters[:count])
+        letters = letters[count:]
+    return STAGE_END.join(stages) + f"{PASS}{PREDICTION}" * _predictions(s)
+
+
+def layers_of_pattern(text: str) -> tuple[int, ...]:
+    """Layers of every virtual stage of a pattern, predictions on the last one."""
+    main, *passes = text.split(PASS)
+    layers = [len(stage) for stage in main.split(STAGE_END)]
+    return (*layers[:-1], layers[-1] + len(passes))
+
+
+def _main_layers(s: Subject) -> Sequence[int]:
+    return [*s.layers[:-1], s.layers[-1] - _predictions(s)]
+
+
+def _predictions(s: Subject) -> int:
+    return sum(name in s.graph.auxiliary for name in s.graph.layers)
+
+
+def _repeats(s: Subject) -> bool:
+    return len(s.graph.auxiliary) > 1
