@@ -14,7 +14,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.models.documents import with_documents
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
-from simpar.models.tuning import tuned
+from simpar.models.tuning import TUNED, tuned
 from simpar.plan.check import Target, check, layers_by_cost, schedule_of
 from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.routing import expected_maximum
@@ -123,9 +123,9 @@ def checked_job(graph: ModelGraph, cluster: Cluster, plan: Plan, training: Train
 
 
 def tuned_graph(plan: Plan, graph: ModelGraph) -> ModelGraph:
-    """The model with what the plan freezes frozen. Raises UserError."""
+    """The model with what the plan freezes frozen, once. Raises UserError."""
     tuning = plan.tuning
-    if not tuning.is_used:
+    if not tuning.is_used or graph.facts.get(TUNED):
         return graph
     if plan.pipeline.stages or plan.offload.offload_parameters != "none" or apart(plan):
         raise UserError(

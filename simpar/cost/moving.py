@@ -195,7 +195,8 @@ class Moving:
             forward = sizes.forward_workspace_bytes + waiting.forward
             here = np.maximum(forward, backward + waiting.backward) + 2 * gathered
             worst = np.maximum(worst, np.where(np.asarray(count) > 0, here, 0.0))
-        held = sum((block.parameters(self.dims.tensor) * count for _, block, count in layers), start=0.0)
+        trained = (block.trained_parameters(self.dims.tensor) * count for _, block, count in layers)
+        held = sum(trained, start=0.0)
         return np.maximum(worst, (1 - scheme.units) * scheme.gradient * held - each)
 
     def _waiting(

@@ -111,20 +111,22 @@ def peak_memory_of(
     dims = _dims_of(graph, layouts, plan, training)
     num_microbatches = training.global_batch // (layouts.dp * layouts.micro_batch)
     shape = _shape_of(graph, layouts, plan, num_microbatches, last=last)
-    embedding, head = (block.parameters(dims.tensor) for block in (graph.embedding, graph.head))
-    tied = (
-        np.where(np.asarray(layouts.pp) == 1, dims.tensor["vocab"] * dims.tensor["hidden"], 0)
-        * graph.tied_embeddings
-    )
-    layers = sum(block.parameters(dims.tensor) * count for block, _, count in shape.layers)
+    embedding, head = (block.trained_parameters(dims.tensor) for block in (graph.embedding, graph.head))
+    tied = np.where(np.asarray(layouts.pp) == 1, dims.tensor["vocab"] * dims.tensor["hidden"], 0)
+    tied = tied * graph.tied_embeddings
+    layers = sum(block.trained_parameters(dims.tensor) * count for block, _, count in shape.layers)
     experts = sum(block.expert_parameters(dims.tensor) * count for block, _, count in shape.layers)
-    parameters = layers - experts + embedding * shape.embedding + head * shape.head - tied
+    parameters = layers - experts + embedding * shape.embedding + head * shape.head
+    parameters = parameters - tied * (not graph.embedding.still)
     residual = (
         dims.tensor["batch"] * dims.tensor["seq"] * dims.tensor["hidden"] * activation_bytes(plan.numerics)
     )
     held = (parameters, experts)
     static = _static(held, _moments(graph, shape, dims, plan), layouts, plan, stack) + _gathered_rows(
         layouts, stack, residual
+    )
+    static = static + _frozen(graph, shape, dims, plan, stack, tied) / np.where(
+        np.asarray(layouts.zero) == 3, layouts.shards, 1
     )
     scheme = _scheme(plan, stack, layouts.pp, layouts.zero, (layouts.shards, layouts.expert_shards))
     moving = Moving(graph, shape, dims, plan, stack)
@@ -272,8 +274,17 @@ def _moments(graph: ModelGraph, shape: Share, dims: RankDims, plan: Plan) -> tup
         for which, size in enumerate(state_bytes(block, dims.tensor, plan.numerics)):
             totals[which] = totals[which] + size * count
     both = np.asarray(shape.embedding) * np.asarray(shape.head) * graph.tied_embeddings
-    shared = both * dims.tensor["vocab"] * dims.tensor["hidden"]
+    shared = both * dims.tensor["vocab"] * dims.tensor["hidden"] * (not graph.embedding.still)
     return totals[0] - shared * moment_bytes(plan.numerics, other=True), totals[1]
+
+
+def _frozen(graph: ModelGraph, shape: Share, dims: RankDims, plan: Plan, stack: Stack, tied: Array) -> Array:
+    """Bytes of what a rank holds that is not trained, before it is sharded."""
+    width = parameter_widths(plan, stack).compute
+    ends = ((graph.embedding, shape.embedding), (graph.head, shape.head))
+    counts = (*((block, count) for block, _, count in shape.layers), *ends)
+    held = sum((block.frozen_bytes(dims.tensor, width) * count for block, count in counts), start=0.0)
+    return held - width * tied * graph.embedding.still
 
 
 def _static(

@@ -14,6 +14,8 @@ from dataclasses import replace
 from simpar.errors import UserError
 from simpar.models.graph import Block, ModelGraph, Operator, Size, Weight, is_row_parallel
 
+TUNED = "tuned"
+"""Fact of a graph that is tuned already."""
 NF4_BYTES = (4.0 + 0.127) / 8.0
 PARTS: dict[str, tuple[str, int]] = {
     "q_proj": ("qkv", 0), "k_proj": ("qkv", 1), "v_proj": ("qkv", 1), "o_proj": ("o_proj", 0),
@@ -45,7 +47,8 @@ def tuned(
     layers = (*(still[name].name for name in graph.layers[:frozen_layers]), *graph.layers[frozen_layers:])
     head = graph.head if rank is None and not graph.tied_embeddings else _frozen(graph.head, nf4=False)
     embedding = replace(_frozen(graph.embedding, nf4=False), still=True)
-    return replace(graph, blocks=blocks, layers=layers, head=head, embedding=embedding)
+    facts = {**graph.facts, TUNED: True}
+    return replace(graph, blocks=blocks, layers=layers, head=head, embedding=embedding, facts=facts)
 
 
 def _still(block: Block, nf4: bool) -> Block:

@@ -33,7 +33,7 @@ from simpar.program.traffic import group_kinds, late_per_member_s
 from simpar.search.axes import fully_sharded
 from simpar.search.jobs import Jobs
 from simpar.search.wires import Wires
-from simpar.units import NS_PER_S, to_ns
+from simpar.units import DTYPE_BYTES, NS_PER_S, to_ns
 
 if TYPE_CHECKING:
     from simpar.search.shapes import Shape
@@ -126,9 +126,20 @@ class Passes:
 
     @cached_property
     def dense(self) -> Floats:
-        """All others."""
-        found = [[float(kind.block.parameters(view.tensor)) for kind in self.kinds] for view in self.views]
+        """All others that are trained."""
+        found = [
+            [float(kind.block.trained_parameters(view.tensor)) for kind in self.kinds] for view in self.views
+        ]
         return np.array(found) - self.experts
+
+    @cached_property
+    def still(self) -> Floats:
+        """Those that are not trained, by the bytes they take as in a Unit, float64[keys, kinds]."""
+        found = np.zeros((len(self.views), len(self.kinds)))
+        for key, view in enumerate(self.views):
+            width = view.compute_bytes if view.job.plan.numerics.precision == "fp32" else DTYPE_BYTES["bf16"]
+            found[key] = [float(kind.block.frozen_bytes(view.tensor, width)) / width for kind in self.kinds]
+        return found
 
     @cached_property
     def projection(self) -> Floats:
@@ -184,6 +195,8 @@ class Passes:
                     for part in ("forward_s", "backward_input_s", "backward_weight_s")
                 )
                 again = forward if kind.recompute == "full" else 0.0
+                if kind.block.still:
+                    again = inputs = weights = 0.0
                 for letter, seconds in (
                     ("F", forward), ("B", again + inputs + weights), ("I", again + inputs), ("W", weights)
                 ):  # fmt: skip

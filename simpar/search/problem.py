@@ -16,6 +16,7 @@ from simpar.models.recompute import OPTIMAL
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.lower import Perturbation
+from simpar.simulation import tuned_graph
 from simpar.tracing.load import load_model
 
 OBJECTIVES = {
@@ -89,9 +90,10 @@ def make_problem(
     """A problem from names; ``options`` are the other fields of :class:`Problem`. Raises UserError."""
     choose(options.get("objective", "time"), OBJECTIVES, "objective")
     base = options.get("base")
-    if base is not None and base.tuning.is_used:
+    if base is not None and base.tuning.frozen_layers:
         raise UserError(
-            "plan.tuning: layouts of frozen models are simulated, not searched; allowed: none of it"
+            f"plan.frozen_layers = {base.tuning.frozen_layers}: layouts of models of which some layers are frozen are "
+            "simulated, not searched; allowed: 0, or lora_rank"
         )
     if "perturbation" in options and options["perturbation"].jitter_sigma > 0:
         raise UserError(
@@ -99,6 +101,7 @@ def make_problem(
             "`simpar simulate PLAN --jitter SIGMA` for the plans found"
         )
     graph = load_model(model, seq_len=training.seq_len) if isinstance(model, str) else model
+    graph = graph if base is None else tuned_graph(base, graph)
     habits = stack if isinstance(stack, Stack) else load_stack(stack or DEFAULT_STACK)
     return Problem(with_documents(graph, training), cluster, training, habits, **options)
 

@@ -252,7 +252,8 @@ class RowCharge:
             DENSE: weigh(passes.dense[self.keys], counts),
             EXPERTS: weigh(passes.experts[self.keys], counts),
         }
-        if passes.jobs.problem.graph.tied_embeddings and self.shape.rank_of_stage[-1] == 0:
+        graph = passes.jobs.problem.graph
+        if graph.tied_embeddings and not graph.embedding.still and self.shape.rank_of_stage[-1] == 0:
             held[DENSE][:, 0] -= passes.projection[self.keys]
         return held
 

@@ -69,12 +69,14 @@ class Cut:
 class Scheme:
     """One scheme: its behaviour, its wires by (operation, group), and parameters on a rank by who holds copies.
 
+    ``still`` are those that are not trained, and come with the others where these are freed after use.
     ``drains_s`` are seconds a byte that gathers and reductions take of the link that they share.
     """
 
     sync: Synchronisation
     wires: Mapping[tuple[str, str], Wire]
     parameters: Mapping[str, Floats]
+    still: Floats
     drains_s: tuple[float, float]
 
     @cached_property
@@ -110,7 +112,8 @@ class Scheme:
             count = self.parameters[copies.kind]
             if copies.gather_group:
                 wire = self.wires["all_gather", copies.gather_group]
-                gather += np.where(count > 0, wire.time_ns(count * copies.gathered_bytes), 0)
+                comes = count + self.still * (copies.buffer_bytes > 0) * (copies.kind == DENSE)
+                gather += np.where(comes > 0, wire.time_ns(comes * copies.gathered_bytes), 0)
                 occupied += np.where(count > 0, wire.occupied_ns(count * copies.gathered_bytes), 0)
             in_turn = none.copy()
             for position, took in enumerate(self.reduction_ns(copies, count * copies.gradient_bytes)):
@@ -178,7 +181,7 @@ class Scheme:
     def embedding_ns(self) -> float:
         """The sum of the gradients of tied embeddings, zero where there is none."""
         wire = self.wires.get(("all_reduce", EMBEDDING_GROUP), FREE)
-        if wire is FREE:
+        if wire is FREE or self.sync.job.graph.embedding.still:
             return 0.0
         graph, view = self.sync.job.graph, RankView.of(self.sync.job)
         weights = graph.embedding.operators[0].weights[0].size
@@ -237,6 +240,7 @@ class Schemes:
             sync=sync,
             wires=wires,
             parameters={DENSE: passes.dense[key], EXPERTS: passes.experts[key]},
+            still=passes.still[key],
             drains_s=shared_slopes_s(gather, wires[reduce[0][1], reduce[0][0]] if reduce else FREE),
         )
 
