@@ -36,7 +36,7 @@ def measure(request: Request) -> dict[str, Any]:
         "ignore", category=FutureWarning
     )  # new names of collectives that older torch lacks
     torch.set_num_threads(request.machine.threads)
-    with joined(request.machine) as device:
+    with joined(request.machine, Path(request.folder)) as device:
         rank, watch = int(os.environ["RANK"]), Stopwatch(device, request.window_s)
         everyone = Members(dist.group.WORLD, request.ranks)
         found = list(kernels(request, watch)) if rank == 0 else []

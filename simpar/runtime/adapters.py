@@ -6,17 +6,18 @@ An adapter adds up(down(x)) to its product, with ``down`` normal and ``up`` zero
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional
 
 from simpar.errors import UserError
 from simpar.models.tuning import PARTS
 from simpar.plan.plan import Tuning
-from simpar.runtime.decoder import BlockModule, Decoder, Linear, Projection
+from simpar.runtime.decoder import BlockModule, Decoder, Linear, Part, Projection
 
 Tensor = Any
 
@@ -32,7 +33,17 @@ class AdaptedLinear(Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Shape [..., in] to [..., out]."""
         inner = functional.linear(x, self.lora_down.to(x.dtype))
-        return super().forward(x) + functional.linear(inner, self.lora_up.to(x.dtype))
+        up = self.lora_up.to(x.dtype)
+        if isinstance(inner, DTensor) and inner.placements[0].is_partial():
+            return super().forward(x) + _partial_product(inner, up)
+        return super().forward(x) + functional.linear(inner, up)
+
+
+def _partial_product(inner: Tensor, up: Tensor) -> Tensor:
+    """A sum over tensor-parallel ranks times a whole matrix, left as a sum: it is reduced with the frozen product."""
+    here = inner.to_local(grad_placements=(Replicate(),))
+    local = functional.linear(here, up.to_local(grad_placements=(Partial(),)))
+    return DTensor.from_local(local, inner.device_mesh, (Partial(),), run_check=False)
 
 
 def tune(model: Decoder, tuning: Tuning, frozen_dtype: Any) -> None:
@@ -48,6 +59,17 @@ def tune(model: Decoder, tuning: Tuning, frozen_dtype: Any) -> None:
             parameter.requires_grad_(requires_grad=False)
             parameter.data = parameter.data.to(frozen_dtype)
     model.tie()
+
+
+def num_still(parts: Sequence[Part], tuning: Tuning, *, tied: bool) -> int:
+    """Stages below everything that is trained: they have no backward."""
+
+    def trains(part: Part) -> bool:
+        if any(layer >= tuning.frozen_layers for layer in part.layers):
+            return True
+        return part.head and tuning.lora_rank is None and not tied
+
+    return next((stage for stage, part in enumerate(parts) if not tuning.is_used or trains(part)), 0)
 
 
 def _trained(name: str, tuning: Tuning, *, tied: bool) -> bool:

@@ -13,11 +13,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import Schedule
 from simpar.runtime import tensor_parallel
+from simpar.runtime.adapters import num_still
 from simpar.runtime.decoder import OUTPUT, TABLE
 from simpar.runtime.engine import Engine
 from simpar.runtime.experts import Experts
@@ -39,6 +39,8 @@ def make_engine(
     """Build, shard and wrap what this rank runs. Every rank of the mesh calls it, in the same order."""
     assert blueprint.graph is not None, "a decoder has a graph"
     plan, here = blueprint.plan, ranks.here["pp"]
+    if blueprint.strategy.reduction != "servers":
+        ranks.make_groups(experts=blueprint.strategy.spread)
     every = parts(blueprint.graph, plan)
     mine = [stage for stage, rank in enumerate(schedule.rank_of_stage) if rank == here]
     shared = blueprint.graph.tied_embeddings or layers_of(blueprint.graph) > 0
@@ -57,7 +59,8 @@ def make_engine(
         engine.pipeline = Pipeline(
             schedule, dict(wrapped), _shapes(blueprint, training), lambda o, t: mean_loss(o, t) / count, ranks
         )
-    rehearse(engine, training, blueprint.graph)
+        engine.pipeline.rest(num_still(every, plan.tuning, tied=blueprint.graph.tied_embeddings))
+    rehearse(engine, training, blueprint)
     return engine
 
 
@@ -81,7 +84,7 @@ def make_own_engine(
         update=make_update(Scope(plan, learning, blueprint.strategy, ranks), owned, blueprint),
         microbatches=plan.num_microbatches(training.global_batch),
     )  # fmt: skip
-    rehearse(engine, training)
+    rehearse(engine, training, blueprint)
     return engine
 
 
@@ -92,16 +95,16 @@ def make_update(scope: Scope, owned: list[Owned], blueprint: Blueprint) -> Updat
     return Update(scope, owned)
 
 
-def rehearse(engine: Engine, training: Training, graph: ModelGraph | None = None) -> None:
+def rehearse(engine: Engine, training: Training, blueprint: Blueprint) -> None:
     """One backward on zeros under DDP, which rearranges its buckets after the first.
 
     Without it the first step of a resumed run would add up gradients in another order than the run it continues.
     """
-    if any(isinstance(model, DistributedDataParallel) for model in engine.wrapped.values()):
+    if blueprint.strategy.reduction == "ddp":
         ranks = engine.ranks
         shape = (training.global_batch // int(ranks.mesh.dp or 1), training.seq_len // ranks.mesh.cp)
         zeros = torch.zeros(shape, dtype=torch.int64, device=ranks.device)
-        further = layers_of(graph)
+        further = layers_of(blueprint.graph)
         targets = torch.stack([zeros, *[torch.full_like(zeros, IGNORED)] * further], 1) if further else zeros
         engine.forward_backward(zeros, targets)
         for owned in engine.owned:
@@ -139,7 +142,7 @@ def wrap(stage: Any, blueprint: Blueprint, ranks: Ranks) -> Any:
     """The stage under DDP with the planned buckets, or as it is."""
     if blueprint.strategy.reduction == "one_process":
         return DataParallel(stage, blueprint.strategy.replicas, ranks.device)
-    if blueprint.strategy.reduction != "ddp":
+    if blueprint.strategy.reduction != "ddp" or not any(each.requires_grad for each in stage.parameters()):
         return stage
     data = blueprint.plan.data_parallel
     model = DistributedDataParallel(

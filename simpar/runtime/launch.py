@@ -17,7 +17,7 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.runtime.job import Job, Machine
-from simpar.runtime.worker import die_with_parent, listen
+from simpar.runtime.worker import PORT, die_with_parent, listen
 
 GRACE_S = 10.0
 POLL_S = 0.1
@@ -105,8 +105,9 @@ def start(
     require_torch()
     where, folder = nodes or Nodes(), workers.folder
     folder.mkdir(parents=True, exist_ok=True)
-    for old in (*folder.glob("rank*.json"), *folder.glob("failed*.json"), *folder.glob("rank*.pid")):
-        old.unlink()
+    for pattern in ("rank*.json", "failed*.json", "rank*.pid", PORT.format(attempt="*")):
+        for old in folder.glob(pattern):
+            old.unlink()
     command = torchrun(workers, processes, where, max_restarts)
     with _running(command, _environment(workers.machine, where), folder / "torchrun.log") as process:
         while process.poll() is None:

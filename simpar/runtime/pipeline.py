@@ -12,13 +12,17 @@ from typing import Any
 
 import torch
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
 from simpar.plan.schedules.actions import Schedule
 from simpar.runtime.measure import Clock
 from simpar.runtime.ranks import Ranks
 
 Tensor = Any
+BACKWARD = (
+    _ComputationType.FULL_BACKWARD, _ComputationType.BACKWARD_INPUT, _ComputationType.BACKWARD_WEIGHT,
+    _ComputationType.RECV_B, _ComputationType.REDUCE_GRAD,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,12 @@ class Pipeline:
         )
         self.runtime._prepare_schedule_with_comms(actions(schedule))
 
+    def rest(self, stages: int) -> None:
+        """Leave out the backward of the first ``stages``, which train nothing, and the gradients sent to them."""
+        for rank, table in self.runtime.pipeline_order_with_comms.items():
+            kept = [action for action in table if not _goes_below(action, stages)]
+            self.runtime.pipeline_order_with_comms[rank] = kept
+
     def step(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
         """Forward and backward of all microbatches of int64[batch, seq]; their losses on the last stage.
 
@@ -86,6 +96,13 @@ class Pipeline:
             stage.forward_one_chunk = clock.timed(stage.forward_one_chunk, "forward")
             stage.backward_one_chunk = clock.timed(stage.backward_one_chunk, "backward")
             stage.backward_weight_one_chunk = clock.timed(stage.backward_weight_one_chunk, "backward")
+
+
+def _goes_below(action: Any, stages: int) -> bool:
+    """Whether an action is a part of the backward below a stage."""
+    if action.computation_type == _ComputationType.SEND_B:
+        return bool(action.stage_index <= stages) and stages > 0
+    return bool(action.stage_index < stages) and action.computation_type in BACKWARD
 
 
 def actions(schedule: Schedule) -> dict[int, list[Any]]:

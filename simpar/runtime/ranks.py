@@ -29,6 +29,16 @@ class Ranks:
     replicas: int = 1
     _groups: dict[str, Any] = field(default_factory=dict)
 
+    def make_groups(self, *, experts: bool) -> None:
+        """Make the groups that only some ranks may talk in, such as those whose stage trains something.
+
+        torch numbers groups as a rank makes them: where one rank leaves one out, all later ones wait for each other.
+        """
+        if self.mesh.world_size > 1:
+            _ = self.device_mesh, self.data_group, self.embedding_group
+        if self.mesh.world_size > 1 and experts:
+            _ = self.expert_mesh, self.expert_copies_group
+
     @cached_property
     def here(self) -> dict[str, int]:
         """Coordinate of this rank along every axis of the plan."""

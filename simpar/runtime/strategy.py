@@ -169,16 +169,13 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
 
 
 def _refuse_tuning(plan: Plan, graph: ModelGraph | None) -> None:
-    """Adapters and frozen layers are those of dense decoders with whole products; every stage has a backward."""
-    tuning, mesh = plan.tuning, plan.mesh
+    """Adapters and frozen layers are those of dense decoders, in products of 16 bits or more."""
+    tuning = plan.tuning
     name = "lora_rank" if tuning.lora_rank is not None else "frozen_layers"
     for wrong, said in (
         (graph is None, f"plan.{name}: a model of your own freezes its weights itself; allowed: none"),
         (graph is not None and graph.is_mixture, f"plan.{name}: the model has experts; allowed: dense decoders"),
         (tuning.frozen_dtype == "nf4", "plan.frozen_dtype = nf4: torch has no such products; allowed: bf16"),
-        (mesh.tp > 1, f"plan.{name} with tp = {mesh.tp}: the runtime does not split adapters; allowed: tp 1"),
-        (mesh.pp > 1 and tuning.frozen_layers > 0, (f"plan.frozen_layers = {tuning.frozen_layers} with pp = {mesh.pp}: "
-         "a stage below the first trained layer has no backward to run; allowed: pp 1")),
         (apart(plan), f"plan.{name} with sync = {plan.data_parallel.sync}: allowed: bsp without servers"),
     ):  # fmt: skip
         if wrong:

@@ -9,7 +9,7 @@ gradients that are partial sums: :func:`partial_parameters` names them, one all-
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -32,6 +32,28 @@ from simpar.runtime.experts import Router
 from simpar.runtime.latent import LatentRotary
 
 SEQUENCE_DIM = 1
+
+
+class Columns(ColwiseParallel):
+    """A product split by its outputs; of an adapter beside it the outer half is, the inner one stays whole."""
+
+    def _partition_linear_fn(self, _: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
+        _distribute(module, device_mesh, {"weight": 0, "bias": 0, "lora_up": 0})
+
+
+class Rows(RowwiseParallel):
+    """A product split by its inputs; of an adapter beside it the inner half is, the outer one stays whole."""
+
+    def _partition_linear_fn(self, _: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
+        _distribute(module, device_mesh, {"weight": 1, "lora_down": 1})
+
+
+def _distribute(module: nn.Module, mesh: DeviceMesh, dims: Mapping[str, int]) -> None:
+    """Make DTensors of a product's parameters, split along the given dims, the others whole."""
+    for name, whole in list(module.named_parameters(recurse=False)):
+        placement = Shard(dims[name]) if name in dims else Replicate()
+        split = distribute_tensor(whole, mesh, [placement], src_data_rank=None)
+        module.register_parameter(name, nn.Parameter(split, requires_grad=whole.requires_grad))
 
 
 def apply(model: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
@@ -55,11 +77,11 @@ def _styles(op: Operator, residual: Any) -> dict[str, Any]:
         return {op.name: RowwiseParallel(input_layouts=Replicate(), output_layouts=residual)}
     if is_column_parallel(op):
         logits = op.name == "lm_head"
-        column = ColwiseParallel(use_local_output=not logits, output_layouts=Shard(-1))
+        column = Columns(use_local_output=not logits, output_layouts=Shard(-1))
         gather = PrepareModuleInput(input_layouts=(residual,), desired_input_layouts=(Replicate(),))
         return {op.name: gather, f"{op.name}.parts.*": column}
     if is_row_parallel(op):
-        return {f"{op.name}.parts.0": RowwiseParallel(output_layouts=residual)}
+        return {f"{op.name}.parts.0": Rows(output_layouts=residual)}
     return {}
 
 

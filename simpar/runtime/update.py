@@ -90,10 +90,12 @@ def make_optimizers(scope: Scope, owned: Sequence[Owned]) -> list[Any]:
     ranks, sharded = scope.ranks, scope.strategy.shard_optimizer
     apart = sharded and scope.strategy.spread
     common = [each.local for each in owned if not (apart and each.expert)]
-    found = [_optimizer(scope, common, ranks.shard_group if sharded else None)]
-    if experts := [each.local for each in owned if apart and each.expert]:
-        found.append(_optimizer(scope, experts, ranks.expert_shard_group))
-    return found
+    experts = [each.local for each in owned if apart and each.expert]
+    shares = (
+        (common, ranks.shard_group if sharded else None),
+        (experts, ranks.expert_shard_group if apart else None),
+    )
+    return [_optimizer(scope, local, group) for local, group in shares if local]
 
 
 def _optimizer(scope: Scope, local: list[nn.Parameter], group: Any) -> Any:

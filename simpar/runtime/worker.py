@@ -24,6 +24,8 @@ from simpar.files import write_atomic
 from simpar.runtime.job import Job, Machine
 
 PR_SET_PDEATHSIG = 1
+PORT = "port{attempt}"
+POLL_S = 0.02
 FAILED = 1
 BAD_INPUT = 2
 
@@ -59,15 +61,15 @@ def run(job: Job) -> dict[str, Any]:
 
     rank = int(os.environ["RANK"])
     trained = int(os.environ["WORLD_SIZE"]) - int(job.plan.data_parallel.servers or 0)
-    with joined(job.machine, on_host=rank >= trained) as device:
+    with joined(job.machine, Path(job.folder), on_host=rank >= trained) as device:
         return train(job, rank, trained, device) if rank < trained else serve_job(job, rank, trained)
 
 
 @contextmanager
-def joined(machine: Machine, *, on_host: bool = False) -> Iterator[Any]:
+def joined(machine: Machine, folder: Path, *, on_host: bool = False) -> Iterator[Any]:
     """The device of this rank, while it is one of the job's process group: NCCL between CUDA devices, else gloo.
 
-    A rank ``on_host`` has no device of its own and talks over gloo only.
+    Ranks of one node find each other in a ``folder``. A rank ``on_host`` has no device of its own and talks over gloo.
     """
     import torch
     import torch.distributed as dist
@@ -79,23 +81,45 @@ def joined(machine: Machine, *, on_host: bool = False) -> Iterator[Any]:
         torch.cuda.set_device(device)
     backend = "cuda:nccl,cpu:gloo" if machine.device == "cuda" else "gloo"
     world_size, timeout = int(os.environ["WORLD_SIZE"]), timedelta(seconds=machine.timeout_s)
-    store = meet(machine, rank, world_size, timeout)
+    store = meet(machine, folder, rank, world_size)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     yield device
     dist.destroy_process_group()  # not after a failure: peers would fail of it before the reason is written
 
 
-def meet(machine: Machine, rank: int, world_size: int, timeout: timedelta) -> Any:
-    """The store where ranks find each other. It listens on the master's address only, not on every interface."""
+def meet(machine: Machine, folder: Path, rank: int, world_size: int) -> Any:
+    """The store where ranks find each other. It listens on the master's address only, not on every interface.
+
+    On one node rank 0 takes a port that is free then and leaves its number in the ``folder``: the one that torchrun
+    found free may be another process's by the time a rank has imported torch.
+    """
     from torch.distributed import TCPStore
 
-    host = os.environ["MASTER_ADDR"]
-    port = machine.port or int(os.environ["MASTER_PORT"])
-    listener = listen(host, port).detach() if rank == 0 else None
+    host, alone = os.environ["MASTER_ADDR"], os.environ.get("GROUP_WORLD_SIZE") == "1"
+    left = folder / PORT.format(attempt=os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    free = alone and machine.port is None
+    listener = None
+    if rank == 0:
+        listener = listen(host, 0 if free else machine.port or int(os.environ["MASTER_PORT"]))
+        port = int(listener.getsockname()[1])
+        if free:
+            write_atomic(left, f"{port}\n")
+    else:
+        port = _read(left, machine.timeout_s) if free else machine.port or int(os.environ["MASTER_PORT"])
     return TCPStore(
-        host, port, world_size, is_master=rank == 0, timeout=timeout, wait_for_workers=False,
-        master_listen_fd=listener,
+        host, port, world_size, is_master=rank == 0, timeout=timedelta(seconds=machine.timeout_s),
+        wait_for_workers=False, master_listen_fd=None if listener is None else listener.detach(),
     )  # fmt: skip
+
+
+def _read(left: Path, timeout_s: float) -> int:
+    """The number in a file, once it is there. Raises TimeoutError."""
+    deadline = time.monotonic() + timeout_s
+    while not left.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"rank 0 did not listen within {timeout_s:g} s")
+        time.sleep(POLL_S)
+    return int(left.read_text())
 
 
 def listen(host: str, port: int) -> socket.socket:

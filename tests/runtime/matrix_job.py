@@ -198,10 +198,11 @@ def compare(case: dict, rank: int, world: int) -> dict:
         return {"case": case, "refused": str(error)}
     loss = max(abs(a - b) for a, b in zip(losses, expected_losses, strict=True))
     twin = {OUTPUT: TABLE}
-    parameter = max(
+    differences = (
         float((value - expected[name if name in expected else twin[name]]).abs().max())
         for name, value in found.items()
     )
+    parameter = max(differences, default=0.0)  # a rank of frozen layers trains nothing
     worst = torch.tensor([loss, parameter], dtype=torch.float64)
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     names = [None] * world

@@ -10,8 +10,8 @@ from simpar.models.graph import evaluate  # noqa: E402
 from simpar.models.hf_config import read  # noqa: E402
 from simpar.models.training import Training  # noqa: E402
 from simpar.plan.plan import Plan, Tuning  # noqa: E402
-from simpar.runtime.adapters import AdaptedLinear, tune  # noqa: E402
-from simpar.runtime.decoder import Linear  # noqa: E402
+from simpar.runtime.adapters import AdaptedLinear, num_still, tune  # noqa: E402
+from simpar.runtime.decoder import Linear, Part  # noqa: E402
 from simpar.runtime.prepare import prepare  # noqa: E402
 from simpar.simulation import tuned_graph  # noqa: E402
 from tests.runtime.test_decoder import TINY, decoder  # noqa: E402
@@ -61,11 +61,27 @@ def test_an_adapter_adds_nothing_until_it_is_trained():
 
 
 @pytest.mark.parametrize(
+    ("tuning", "tied", "still"),
+    [
+        ({}, False, 0),
+        ({"lora_rank": 2}, False, 1),
+        ({"lora_rank": 2, "frozen_layers": 2}, False, 2),
+        ({"frozen_layers": 3}, False, 3),
+        ({"frozen_layers": 4}, False, 3),
+        ({"frozen_layers": 2}, True, 2),
+    ],
+)
+def test_stages_below_everything_trained_have_no_backward(tuning, tied, still):
+    """Embedding alone, two layers, one layer, one layer with the head: what is frozen from below has no gradient."""
+    parts = [Part(range(0), True, False), Part(range(2), False, False)]
+    parts += [Part(range(2, 3), False, False), Part(range(3, 4), False, True)]
+    assert num_still(parts, Tuning(**tuning), tied=tied) == still
+
+
+@pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"lora_rank": 4, "tp": 2, "dp": 2}, "plan.lora_rank with tp = 2: .*does not split adapters"),
         ({"lora_rank": 4, "dp": 4, "frozen_dtype": "nf4"}, "plan.frozen_dtype = nf4"),
-        ({"frozen_layers": 1, "pp": 2, "dp": 2}, "plan.frozen_layers = 1 with pp = 2: .*no backward"),
         ({"lora_rank": 4, "dp": 4, "sync": "local-sgd"}, "plan.lora_rank with sync = local-sgd"),
         ({"frozen_layers": 99, "dp": 4}, "plan.frozen_layers = 99: the model has"),
     ],
