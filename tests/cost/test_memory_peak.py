@@ -54,6 +54,10 @@ LAYOUTS = [
     {"model": "small-mixture", "ep": 4, "cp": 2, "pp": 2, "recompute": "selective", "capacity_factor": 1.5},
     {"model": "mixtral-8x7b", "ep": 8, "zero": 1},
     {"model": "deepseek-v2-lite", "ep": 4, "pp": 2},
+    {"model": "nemotron-h-4b", "tp": 2, "pp": 4},
+    {"model": "nemotron-h-4b", "pp": 2, "vpp": 2, "recompute": "full", "zero": 1},
+    {"model": "nemotron-3-nano", "ep": 8, "zero": 1},
+    {"model": "nemotron-3-super", "ep": 4, "pp": 2, "recompute": "selective"},
 ]
 
 
