@@ -93,7 +93,8 @@ def static_memory(
     shard = -(-num_parameters // num_shards(plan)) if shard_elements is None else shard_elements
     sharded = zero == 3 or (zero == 2 and plan.data_parallel.kind == "fsdp")
     here = offload.offload_parameters == "none"
-    whole = zero < 2 or bool(once_a_step(plan, stack, plan.mesh.pp))
+    late = plan.data_parallel.overlap_grad_reduce is False
+    whole = zero < 2 or late or bool(once_a_step(plan, stack, plan.mesh.pp))
     return StaticMemory(
         parameters_bytes=int(widths.stored * (shard if sharded else num_parameters)) if here else 0,
         gradients_bytes=int(kept_gradients(plan) * widths.gradient * (num_parameters if whole else shard)),

@@ -243,7 +243,10 @@ def _tensor_overlap_fits(rows: Rows) -> Mask:
 
 
 def _reduce_overlap_fits(rows: Rows) -> Mask:
-    return np.asarray(rows["overlap_grad_reduce"] | (rows["width"] > 1))
+    """Behind the last backward only where whole gradients are kept until then: under ZeRO-2 and 3 by few stacks."""
+    once = fully_sharded(rows) & (rows["pp"] > 1) & rows.problem.stack.overlap.once_in_pipelines
+    kept = (rows["zero"] < 2) | once
+    return np.asarray(rows["overlap_grad_reduce"] | ((rows["width"] > 1) & kept))
 
 
 def fully_sharded(rows: Rows) -> Mask:

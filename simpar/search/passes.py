@@ -32,7 +32,7 @@ from simpar.program.synchronisation import Synchronisation
 from simpar.program.traffic import group_kinds, late_per_member_s
 from simpar.search.axes import fully_sharded
 from simpar.search.jobs import Jobs
-from simpar.search.wires import Wires
+from simpar.search.wires import Wire, Wires
 from simpar.units import DTYPE_BYTES, NS_PER_S, to_ns
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class Passes:
     _groups: dict[tuple[object, ...], Mapping[str, Ints]] = field(default_factory=dict)
     _known: dict[tuple[int, str], Ints] = field(default_factory=dict)
     _lanes: dict[tuple[int, int, str], Lane] = field(default_factory=dict)
+    _drains: dict[tuple[int, str], Floats] = field(default_factory=dict)
 
     @staticmethod
     def of(jobs: Jobs, wires: Wires) -> Passes:
@@ -243,12 +244,27 @@ class Passes:
         """Nanoseconds of a collective inside a block, on the group of rank 0."""
         known = self._prices.setdefault(key, {})
         if use not in known:
-            known[use] = int(
-                self.wires.of(use.op, self._group(key, use.group), use.group).time_ns(
-                    use.size_bytes, use.count
-                )
-            )
+            known[use] = int(self._wire(key, use).time_ns(use.size_bytes, use.count))
         return known[use]
+
+    def _wire(self, key: int, use: CollectiveUse) -> Wire:
+        return self.wires.of(use.op, self._group(key, use.group), use.group)
+
+    def drains_s(self, keys: Ints, letter: str) -> Floats:
+        """Seconds that collectives inside passes take of each link of rank 0, float64[len(keys), kinds, links]."""
+        unique, where = np.unique(keys, return_inverse=True)
+        return np.stack([self._drained(key, letter) for key in unique.tolist()])[where]
+
+    def _drained(self, key: int, letter: str) -> Floats:
+        if (key, letter) not in self._drains:
+            found = np.zeros((len(self.kinds), len(self.wires.own)))
+            for kind in range(len(self.kinds)):
+                for step in self.phase(key, kind, letter).steps:
+                    if (use := step.collective) is not None:
+                        size = use.size_bytes * use.count
+                        found[kind] += size * self._wire(key, use).slopes_s(self.wires.own)
+            self._drains[key, letter] = found
+        return self._drains[key, letter]
 
     def _group(self, key: int, name: str) -> Ints:
         view = self.views[key]

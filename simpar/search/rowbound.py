@@ -406,7 +406,8 @@ class RowCharge:
         """Bounds by the streams that gathers and reductions queue on, and by the link they share, [n, ranks]."""
         pipes = self.bounds.pipes
         others = (pipes.microbatches(pipes.index[self.rows]) - 1.0)[:, None]
-        work = [column[..., 0] + others * column[..., 1] for column in self._carried()]
+        carried = (*self._carried(), *self._linked())
+        work = [column[..., 0] + others * column[..., 1] for column in carried]
         return np.asarray(np.maximum.reduce(work) + self.update)
 
     def _carried(self) -> tuple[Floats, ...]:
@@ -429,6 +430,39 @@ class RowCharge:
                 sizes[0] * drains[:, :1] * np.asarray(often)[:, None] + sizes[1] * drains[:, 1:] * reduces
             )
         return tuple(np.stack(pair, axis=2) for pair in (gathers, reductions, shared))
+
+    def _linked(self) -> list[Floats]:
+        """What everything but messages takes of each of rank 0's links, [n, ranks, 2] for every link.
+
+        In the first and last passes, and in every other microbatch. Of a table that has whole backwards and halves,
+        what both have at least.
+        """
+        counts, passes = self.shape.of_rank @ self.shape.by_stage, self.bounds.pipes.passes
+        inside = {letter: passes.drains_s(self.keys, letter) for letter in self.shape.letters}
+        found = []
+        for link in range(len(passes.wires.own)):
+            each = []
+            for boundary in (True, False):
+                took = {
+                    letter: weigh(inside[letter][..., link], counts)
+                    + self._copied(letter, link, counts, boundary)
+                    for letter in self.shape.letters
+                }
+                each.append(took["F"] + sum(backwards(self.shape, took)))
+            found.append(NEARLY * NS_PER_S * np.stack(each, axis=2))
+        return found
+
+    def _copied(self, letter: str, link: int, counts: Floats, boundary: bool) -> Floats:
+        """Seconds that gathers and reductions of passes take of one of rank 0's links, [n, ranks]."""
+        passes = self.bounds.pipes.passes
+        found = np.zeros((len(self.mine), len(counts)))
+        for kind, parameters in ((DENSE, passes.dense), (EXPERTS, passes.experts)):
+            name = "link", kind, letter, boundary
+            slopes = partial(Scheme.slopes_s, kind=kind, letter=letter, boundary=boundary)
+            slope = self.each(name, slopes)[:, link]
+            if slope.any():
+                found += weigh(parameters[self.keys], counts) * slope[:, None]
+        return found
 
     def _gathers_dense(self, letter: str, *, boundary: bool) -> Floats:
         """Whether what is no expert is gathered in the passes of a letter."""

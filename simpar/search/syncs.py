@@ -71,6 +71,7 @@ class Scheme:
 
     ``still`` are those that are not trained, and come with the others where these are freed after use.
     ``drains_s`` are seconds a byte that gathers and reductions take of the link that they share.
+    ``own`` are the links of rank 0.
     """
 
     sync: Synchronisation
@@ -78,6 +79,7 @@ class Scheme:
     parameters: Mapping[str, Floats]
     still: Floats
     drains_s: tuple[float, float]
+    own: Ints
 
     @cached_property
     def policies(self) -> dict[tuple[str, bool], SyncPolicy]:
@@ -187,6 +189,18 @@ class Scheme:
         weights = graph.embedding.operators[0].weights[0].size
         return float(wire.time_ns(float(evaluate(weights, view.tensor)) * self.sync.gradient_bytes))
 
+    def slopes_s(self, *, kind: str, letter: str, boundary: bool) -> Floats:
+        """Seconds a parameter that gathers and reductions of a pass take of each of rank 0's links."""
+        found = np.zeros(len(self.own))
+        for each in self.policies[letter, boundary].copies:
+            if each.kind != kind:
+                continue
+            if each.gather_group:
+                found += each.gathered_bytes * self.wires["all_gather", each.gather_group].slopes_s(self.own)
+            for group, op, share in each.reduce_ops:
+                found += each.gradient_bytes * share * self.wires[op, group].slopes_s(self.own)
+        return found
+
     @property
     def least_slopes_s(self) -> tuple[float, ...]:
         """Seconds a byte that first reductions take of their busiest link, by who holds copies."""
@@ -242,6 +256,7 @@ class Schemes:
             parameters={DENSE: passes.dense[key], EXPERTS: passes.experts[key]},
             still=passes.still[key],
             drains_s=shared_slopes_s(gather, wires[reduce[0][1], reduce[0][0]] if reduce else FREE),
+            own=passes.wires.own,
         )
 
     def _groups_of(self, sync: Synchronisation) -> dict[str, Ints]:

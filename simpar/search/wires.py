@@ -8,6 +8,7 @@ and equal to those of the Program where a group has its links to itself.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,13 @@ class Wire:
     def least_slope_s(self) -> float:
         """Seconds a byte that the group's busiest link is taken, whichever line is chosen."""
         return float(self.slope_s.max(initial=0.0))
+
+    def slopes_s(self, links: Ints) -> Floats:
+        """Seconds a byte that the operation takes of some links, zero of those that it does not use."""
+        if not len(self.links):
+            return np.zeros(len(links))
+        at = np.minimum(np.searchsorted(self.links, links), len(self.links) - 1)
+        return np.where(self.links[at] == links, self.slope_s[at], 0.0)
 
     def time_ns(self, size_bytes: Any, count: Any = 1) -> Ints:
         """Nanoseconds of ``count`` calls in a row of ``size_bytes`` each; arrays broadcast."""
@@ -93,6 +101,12 @@ class Wires:
     def of_problem(problem: Problem) -> Wires:
         """Wires that leave out what is degraded, which only makes things slower."""
         return Wires(replace(problem.cluster.in_training, scaling={}), problem.stack.launch.message_s)
+
+    @cached_property
+    def own(self) -> Ints:
+        """The links of rank 0 alone: into and out of its port and its NIC."""
+        ends = (self.cluster.port_tx, self.cluster.port_rx, self.cluster.nic_tx, self.cluster.nic_rx)
+        return np.concatenate([end(np.zeros(1, dtype=np.int64)) for end in ends])
 
     def of(self, op: str, ranks: Ints, kind: str = "") -> Wire:
         """The wire of an operation on the group int64[N] of a kind."""
