@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from simpar.plan.schedules.actions import Schedule
 from simpar.program.assemble import assemble
 from simpar.program.colours import rank_colours
 from simpar.program.emit import ClassActions, Emitter, FlowUse, Slots
+from simpar.program.families import Family, followed
 from simpar.program.flatten import flatten
 from simpar.program.layout import Layout, build_layout
 from simpar.program.one_process import OneProcess
@@ -166,8 +167,8 @@ class ClassMaker:
     collapse: bool = True
 
     @cached_property
-    def _made(self) -> dict[tuple[Any, ...], list[tuple[dict[CollectiveUse, int], Any]]]:
-        """Templates that classes of one kind share, with the prices that they were made with."""
+    def _families(self) -> dict[tuple[int, float, bool], list[Family]]:
+        """Families by builder, slowdown and whether templates go step by step."""
         return {}
 
     @cached_property
@@ -306,55 +307,46 @@ class ClassMaker:
         self, class_id: int, keys: Sequence[tuple[str, int, bool]]
     ) -> tuple[list[Template], dict[tuple[str, int, bool], int]]:
         """Templates of the actions; classes whose collectives take the same share them."""
-        slow = self._pricing(class_id).slowdown
+        family = self._family(class_id, {key[1] for key in keys})
         root = self.builder.sync.single_process and self.network.layout.class_of_rank[0] == class_id
-        alike = (
-            int(self.stage_of_class[class_id]),
-            id(self._builder(class_id)),
-            slow,
-            self._collapsible(class_id),
-        )
-        known = self._made.setdefault((*alike, bool(root)), [])
-        for seen, made in known:
-            if all(self.network.solo_ns(class_id, use) == took for use, took in seen.items()):
-                return made  # type: ignore[no-any-return]
-        prices: dict[CollectiveUse, int] = {}
-        known.append((prices, self._make_templates(class_id, keys, prices)))
-        return known[-1][1]  # type: ignore[no-any-return]
+        known = int(self.stage_of_class[class_id]), bool(root)
+        if known not in family.made:
+            family.made[known] = self._make_templates(family, keys, root=bool(root))
+        return family.made[known]  # type: ignore[no-any-return]
+
+    def _family(self, class_id: int, stages: set[int]) -> Family:
+        """The family of a class, with the templates of its virtual stages."""
+        builder, pricing = self._builder(class_id), self._pricing(class_id)
+        needed = {builder.alike[stage] for stage in stages}
+        long = not (self.collapse and self._collapsible(class_id))
+        families = self._families.setdefault((id(builder), pricing.slowdown, long), [])
+        for family in families:
+            family.prepare(needed)
+            if family.suits(partial(self.network.solo_ns, class_id)):
+                return family
+        families.append(Family.of(builder, pricing, long=long))
+        families[-1].prepare(needed)
+        return families[-1]
 
     def _make_templates(
-        self, class_id: int, keys: Sequence[tuple[str, int, bool]], prices: dict[CollectiveUse, int]
+        self, family: Family, keys: Sequence[tuple[str, int, bool]], *, root: bool
     ) -> tuple[list[Template], dict[tuple[str, int, bool], int]]:
-        """Templates made for one class; notes the ``prices`` that they depend on."""
-        pricing = self._pricing(class_id)
-
-        def noted(use: CollectiveUse) -> int:
-            if use not in prices:
-                prices[use] = self.network.solo_ns(class_id, use)
-            return prices[use]
-
-        def occupied(use: CollectiveUse) -> int:
-            noted(use)  # what it takes decides how long it slows kernels
-            return self.network.occupied_ns(class_id, use)
-
-        pricing.price, pricing.occupied = noted, occupied
-        builder = self._builder(class_id)
-        alike = {stage: builder.alike[stage] for stage in sorted({key[1] for key in keys})}
-        by_stage = {stage: builder.templates(stage, pricing) for stage in sorted(set(alike.values()))}
+        """Templates of one pipeline rank; ``root`` has the device that a single process works through."""
         templates: list[Template] = []
         index: dict[tuple[str, int, bool], int] = {}
         made: dict[tuple[str, int, bool, Node | None], int] = {}
         for key in dict.fromkeys(keys):
             letter, stage, boundary = key
             send = self._send(letter, stage)
-            kind = letter, alike[stage], boundary, send
+            kind = letter, family.builder.alike[stage], boundary, send
             if kind not in made:
                 made[kind] = len(templates)
-                template = self._shaped(class_id, by_stage[alike[stage]][letter, boundary])
                 if self.builder.sync.single_process:
-                    first = bool(self.network.layout.class_of_rank[0] == class_id)
-                    template = OneProcess(self.builder, first, pricing.slowdown).wrap(letter, template)
-                templates.append(_followed(template, send))
+                    wrapper = OneProcess(self.builder, root, family.pricing.slowdown)
+                    alone = family.template(kind[:3], None)
+                    templates.append(followed(wrapper.wrap(letter, alone), send))
+                else:
+                    templates.append(family.template(kind[:3], send))
             index[key] = made[kind]
         return templates, index
 
@@ -380,7 +372,7 @@ class ClassMaker:
 
     def _with_send(self, letter: str, stage: int, template: Template) -> Template:
         """Append the message to the neighbouring stage, if there is one."""
-        return _followed(template, self._send(letter, stage))
+        return followed(template, self._send(letter, stage))
 
     def _send(self, letter: str, stage: int) -> Node | None:
         """The message to the neighbouring stage; forward sends ahead, B and I send back."""
@@ -470,13 +462,6 @@ class ClassMaker:
         index = [np.broadcast_to(here[axis][:, None], (layout.num_classes, mesh.pp)) for axis in mesh.order]
         index[mesh.order.index("pp")] = np.broadcast_to(np.arange(mesh.pp), (layout.num_classes, mesh.pp))
         return layout.class_of_rank[np.ravel_multi_index(tuple(index), mesh.shape, order="F")]
-
-
-def _followed(template: Template, message: Node | None) -> Template:
-    """A template with a message behind its exit."""
-    if message is None:
-        return template
-    return Template((*template.nodes, replace(message, after=(template.exit,))), len(template.nodes))
 
 
 def _with_tail(sources: Ints) -> Ints:

@@ -9,6 +9,7 @@ import simpar
 from simpar.engine import sweep
 from simpar.plan.schedules import SCHEDULES
 from simpar.search.exact import measure
+from simpar.search.rowbound import Chunk, RowCharge
 from simpar.search.space import plan_of
 from simpar.simulation import lower_job, make_job
 from simpar.units import NS_PER_S
@@ -93,3 +94,36 @@ def test_a_slow_rank_only_makes_things_slower(problem_of, arena_of):
     for row in range(arena.rows.count):
         swept = bounds_of(arena, row)[3]
         assert swept <= measure(problem, plan_of(arena.rows, row)).step_time_s - overhead + 1e-15
+
+
+def test_what_shares_a_nic_adds_up(arena_of):
+    """Tensor parallelism across nodes beside gathers and reductions: the NIC's work is a bound, and the sharpest."""
+    problem = simpar.search.make_problem(
+        "llama-3.2-1b",
+        simpar.Cluster("dgx-h100", nodes=8),
+        simpar.Training(seq_len=1024, global_batch=64),
+        constraints=simpar.search.Constraints(
+            fixed={
+                "tp": 16,
+                "zero": 3,
+                "pp": (1, 2),
+                "micro_batch": (1, 4),
+                "schedule": ("1f1b", "interleaved"),
+            }
+        ),
+    )
+    arena = arena_of(problem, 0)
+    overhead, sharper = problem.stack.launch.step_overhead_s, 0
+    for row in range(arena.rows.count):
+        bounds = arena.bounds
+        chunk = Chunk(bounds, np.array([row]))
+        ((shape, mine),) = bounds.pipes.by_shape(bounds.pipes.index[chunk.rows])
+        charge = RowCharge(chunk, shape, mine)
+        others = bounds.pipes.microbatches(bounds.pipes.index[chunk.rows]) - 1.0
+        linked = (
+            max(float((one[..., 0] + others[0] * one[..., 1]).max()) for one in charge._linked()) / NS_PER_S
+        )
+        exact = measure(problem, plan_of(arena.rows, row)).step_time_s - overhead
+        assert 0 < linked <= exact, plan_of(arena.rows, row)
+        sharper += linked > float(charge._carried()[2].max()) / NS_PER_S
+    assert sharper, "tensor parallelism adds to what data parallelism takes of a link"
