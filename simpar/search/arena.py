@@ -36,7 +36,8 @@ PIPES_AT_ONCE, ROWS_AT_ONCE, SWEPT_AT_ONCE = 1024, 16384, 64
 class Arena:
     """Rows that fit, the seconds that bound each, how that was found, and the device memory that each needs.
 
-    The objective of a row is at least ``slope`` times its seconds plus its ``offset``.
+    The objective of a row is at least ``slope`` times its seconds plus its ``offset``; ``simulated_s`` are the steps of
+    rows that were simulated.
     """
 
     rows: Rows
@@ -47,6 +48,7 @@ class Arena:
     slope: float = 1.0
     offset: Floats | float = 0.0
     swept: int = 0
+    simulated_s: dict[int, float] = field(default_factory=dict)
     squeeze: Squeeze = field(init=False)
     _active: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
@@ -64,7 +66,8 @@ class Arena:
         level = np.full(rows.count, KERNELS, dtype=np.int8)
         slope, busy = objective_rates(problem)
         offset = busy * (least / NS_PER_S)[pipes.index] if busy else 0.0
-        return Arena(rows, sweeps, bound_s, level, needed_bytes, slope, offset, 0, np.arange(rows.count))
+        active = np.arange(rows.count)
+        return Arena(rows, sweeps, bound_s, level, needed_bytes, slope, offset, _active=active)
 
     @property
     def bounds(self) -> RowBounds:

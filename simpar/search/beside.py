@@ -13,7 +13,7 @@ from simpar.errors import UserError
 from simpar.report.result import Result
 from simpar.search.arena import STEP, Arena
 from simpar.search.axes import Rows
-from simpar.search.exact import exact
+from simpar.search.exact import exact, measure
 from simpar.search.hunt import Field
 from simpar.search.space import counted, memory_rows, plan_of, refusals
 from simpar.search.words import describe_need, facts, why_it_loses
@@ -76,14 +76,15 @@ def runners_up(field: Field, taken: list[int], count: int) -> list[Result]:
     In the order of the sweep, which leaves contention out; MORE_RUNNERS_UP beyond ``count`` are simulated while one of
     them may still come before those found.
     """
-    arena, found = field.arena, list[Result]()
+    arena, found = field.arena, list[tuple[float, int]]()
     assert arena is not None, "a plan was simulated in its arena"
     for row in islice(_others(arena, taken), count + MORE_RUNNERS_UP if count else 0):
-        found.sort(key=lambda result: result.step_time_s)
-        if len(found) >= count and arena.bound_s[row] >= found[count - 1].step_time_s:
+        if len(found) >= count and arena.bound_s[row] >= found[count - 1][0]:
             break
-        found.append(exact(field.problem, plan_of(arena.rows, row)))
-    return sorted(found, key=lambda result: result.step_time_s)[:count]
+        if row not in arena.simulated_s:
+            arena.simulated_s[row] = measure(field.problem, plan_of(arena.rows, row)).step_time_s
+        found = sorted([*found, (arena.simulated_s[row], row)])
+    return [exact(field.problem, plan_of(arena.rows, row)) for _, row in found[:count]]
 
 
 def _others(arena: Arena, taken: list[int]) -> Iterator[int]:

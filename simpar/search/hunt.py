@@ -103,6 +103,7 @@ class Hunt:
             return None
         found = measure(arena.rows.problem, plan_of(arena.rows, row), self.num_ops)
         self.num_ops = found.num_ops
+        arena.simulated_s[row] = found.step_time_s
         self.found.append(found)
         return found
 
