@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from scipy.sparse import lil_matrix
 
-from simpar.units import FOUR_BITS, US
+from simpar.units import FOUR_BITS, NS, US
 from simpar.validate.cells import Unmodelled, text
-from simpar.validate.predict import Tuning, predict_time_s
+from simpar.validate.predict import Tuning, predict, predict_time_s
 from simpar.validate.rates import has_rate, with_rates
 from simpar.validate.rows import Case, case, measured
 from simpar.validate.table import read_table, suspect
@@ -63,6 +63,10 @@ ONLY_HERE = {  # (kind, name, dotted key): bounds and start
         ("stack", name, "launch.expert_sync_s"): (0.0, 0.002, 0.0002)
         for name in ("nemo", "nemo-24", "megatron")
     },
+    **{
+        ("stack", name, "launch.expert_row_s"): (0.0, 20 * NS, 3 * NS)
+        for name in ("nemo", "nemo-24", "megatron")
+    },
     ("stack", "nanotron", "launch.host_time_per_collective_s"): (0.0, 600 * US, 250 * US),
     ("stack", "nanotron", "launch.message_s"): (0.0, 0.01, 0.001),
     ("stack", "llm-foundry", "fusion.attention_rate"): (0.3, 1.2, 0.65),
@@ -77,6 +81,7 @@ START = {
 IN_MS = ("step_overhead_s", "message_s", "expert_sync_s")
 SAME_CLOCK = 3.0  # how many runs the likeness of a device's two clocks counts as
 TIMES = ("host_time_per_kernel_s", "host_time_per_collective_s")
+UNMODELLED = ("Megatron-FSDP GB200",)  # its exchange is another than Megatron-Core's
 PRIOR = {"launch.kernel_overhead": (1.05, 0.15), "overlap.compute_slowdown_while_comm": (1.1, 0.15)}
 
 
@@ -99,7 +104,7 @@ def runs_of(paths: Sequence[Path], stacks: Sequence[str]) -> list[Run]:
     by_source: dict[str, list[Run]] = defaultdict(list)
     for path in paths:
         for row in read_table(path):
-            if suspect(row) or text(row, "notes").startswith("tier C"):
+            if suspect(row) or text(row, "notes").startswith("tier C") or text(row, "source") in UNMODELLED:
                 continue
             try:
                 found = measured(row)
@@ -125,11 +130,12 @@ def runs_of(paths: Sequence[Path], stacks: Sequence[str]) -> list[Run]:
 
 
 def _device(entry: Case) -> str:
-    """The device of a case, or nothing if its plan cannot be."""
+    """The device of a case; nothing if its plan cannot be, or needs memory that it did not have: it was another."""
     from simpar.validate.predict import cluster_of
 
     try:
-        predict_time_s(entry)
+        if not predict(entry).fits:
+            return ""
     except Unmodelled:
         return ""
     return cluster_of(entry).device.name
@@ -308,6 +314,7 @@ def _update(path: Path, kind: str, values: dict[str, float], note: str) -> None:
             unit = None
             unit = f"{value / US:.3g} us" if field in TIMES else unit
             unit = f"{value * 1e3:.3g} ms" if field in IN_MS else unit
+            unit = f"{value / NS:.3g} ns" if field == "expert_row_s" else unit
             document.setdefault(section, {})[field] = unit or float(f"{value:.4g}")
         document["provenance"] = note
     with path.open("w") as stream:

@@ -175,12 +175,13 @@ def _combine(op: Operator, sizes: Sizes) -> OperatorTime:
 
 def _moved(op: Operator, sizes: Sizes, elements: Array) -> OperatorTime:
     forward, backward, launches = _routed_copies(sizes)
-    size = elements * sizes.kernels.activation_bytes
+    size, dims = elements * sizes.kernels.activation_bytes, sizes.dims
     overhead = sizes.stack.launch.expert_overhead
+    rows_s = dims["batch"] * dims["seq"] * dims["topk"] * sizes.stack.launch.expert_row_s
     return OperatorTime(
         op.name,
-        overhead * sizes.kernels.memory_time_s(forward * size, kernels=launches),
-        overhead * sizes.kernels.memory_time_s(backward * size, kernels=launches),
+        overhead * sizes.kernels.memory_time_s(forward * size, kernels=launches) + rows_s,
+        overhead * sizes.kernels.memory_time_s(backward * size, kernels=launches) + rows_s,
         0.0,
         launches,
         launches,

@@ -51,7 +51,8 @@ class Launch(_Part):
     states; ``gather_passes`` and ``reduce_passes`` over memory around a gather of sharded parameters and a reduction of
     their gradients, per byte of them; ``pipeline_balance`` "cost" counts the output projection when layers are spread
     over stages;
-    ``expert_overhead`` multiplies kernels of experts and of their exchange besides, ``expert_sync_s`` is what the
+    ``expert_overhead`` multiplies kernels of experts and of their exchange besides, ``expert_row_s`` is what every
+    routed row takes in each of the four copies of a layer whatever its length, ``expert_sync_s`` what the
     host waits before each dispatch of a forward to learn how many tokens go where; ``step_overhead_s`` once a step
     (data, logging, clipping, synchronisation).
     """
@@ -66,6 +67,7 @@ class Launch(_Part):
     reduce_passes: float = Field(0.0, ge=0, allow_inf_nan=False)
     step_overhead_s: Seconds = 0.0
     expert_overhead: float = Field(1.0, gt=0, allow_inf_nan=False)
+    expert_row_s: Seconds = 0.0
     expert_sync_s: Seconds = 0.0
     pipeline_balance: Literal["layers", "cost"] = "layers"
 

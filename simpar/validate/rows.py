@@ -148,7 +148,15 @@ def _fabric(row: Row) -> dict[str, float]:
     return found
 
 
-MEGATRONS = ("megatron", "megatron-sc21", "megatron-22", "megatron-deepspeed", "nemo", "nemo-24", "deepspeed-21")
+MEGATRONS = (
+    "megatron",
+    "megatron-sc21",
+    "megatron-22",
+    "megatron-deepspeed",
+    "nemo",
+    "nemo-24",
+    "deepspeed-21",
+)
 
 # --- the plan --------------------------------------------------------------------------------------------------
 
