@@ -203,7 +203,7 @@ class _Document:
 
 def _wrapped(data: dict[str, Any]) -> dict[str, Any]:
     """A plan file is a scenario without a cluster: the plan, with the model and shape it was made for."""
-    if "plan" in data or "mesh" not in data:
+    if "plan" in data or not {"mesh", "version"} & data.keys():
         return data
     known = {"model": data.get("model"), "training": data.get("training"), "stack": data.get("stack")}
     return {"plan": data} | {key: value for key, value in known.items() if value is not None}

@@ -6,12 +6,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from simpar import files
 from simpar.errors import UserError
 from simpar.runtime.job import Job
+from simpar.units import Count
 
 PREFIX, MANIFEST = "step-", "manifest.json"
 VERSION = 1
+
+
+class Manifest(BaseModel):
+    """What a checkpoint is of, and size in bytes and digest of every file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: int
+    model: str
+    optimizer: str
+    step: Count
+    plan: dict[str, Any]
+    files: dict[str, tuple[int, str]] = Field(min_length=1)
 
 
 def whole_checkpoints(folder: Path) -> list[Path]:
@@ -30,15 +46,16 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint. Raises UserError."""
     document = files.load(path / MANIFEST)
     data = document.data
-    if (
-        not isinstance(data, dict)
-        or data.get("version") != VERSION
-        or not isinstance(data.get("files"), dict)
-    ):
+    if not isinstance(data, dict) or data.get("version") != VERSION:
         found = data.get("version") if isinstance(data, dict) else None
         raise UserError(
             f"{path / MANIFEST}: version = {found!r}: allowed: {VERSION}, a checkpoint of simpar run"
         )
+    try:
+        files.parse(Manifest, document)
+    except UserError as error:
+        first = str(error).splitlines()[0]
+        raise UserError(f"{first}; remove the checkpoint {path} to use an older one") from None
     return data
 
 
@@ -57,8 +74,13 @@ def next_step(path: Path, manifest: Mapping[str, Any], job: Job) -> int:
 
 def check_continuation(job: Job) -> None:
     """Raise UserError where the job's checkpoints are not what it can go on from, or must not."""
-    found = newest(Path(job.checkpoints.folder)) if job.checkpoints else None
-    if found is None or job.checkpoints is None:
+    if job.checkpoints is None:
+        return
+    folder = Path(job.checkpoints.folder)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--checkpoint {folder}: is a file; allowed: a folder")
+    found = newest(folder)
+    if found is None:
         return
     if not job.checkpoints.resume:
         raise UserError(f"{found[0]}: is already there; allowed: --resume, or another --checkpoint folder")

@@ -17,7 +17,7 @@ def simpar(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "simpar", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False
     )
 
 

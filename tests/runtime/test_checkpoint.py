@@ -18,7 +18,7 @@ import torch.distributed as dist  # noqa: E402
 from simpar.errors import UserError  # noqa: E402
 from simpar.runtime.checkpoint import Contents, Store  # noqa: E402
 from simpar.runtime.job import read_log  # noqa: E402
-from simpar.runtime.saved import whole_checkpoints  # noqa: E402
+from simpar.runtime.saved import MANIFEST, newest, whole_checkpoints  # noqa: E402
 from tests.runtime.conftest import environment  # noqa: E402
 
 CONTENTS = Contents("tiny", "adamw", 4)
@@ -39,6 +39,33 @@ def store(tmp_path):
 def tensors(value=1.0):
     """A state of two tensors."""
     return {"model.a": torch.full((3, 4), value), "optimizer.a.exp_avg": torch.arange(12.0).view(3, 4)}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("version", 7, "version = 7: allowed: 1"),
+        ("step", "x", "step = "),
+        ("step", -4, "step = -4: "),
+        ("step", None, "step"),
+        ("files", {}, "files = {}: "),
+        ("files", [1], "files = "),
+        ("optimizer", None, "optimizer"),
+    ],
+)
+def test_a_manifest_that_was_tampered_with_is_named(tmp_path, field, value, words):
+    """The file, the field and what is allowed, in one line; None leaves the field out."""
+    whole = {"version": 1, "model": "m", "optimizer": "sgd", "step": 3, "plan": {}, "files": {"a": [1, "00"]}}
+    changed = {**whole, field: value} if value is not None else {k: v for k, v in whole.items() if k != field}
+    folder = tmp_path / "step-00000003"
+    folder.mkdir()
+    (folder / MANIFEST).write_text(json.dumps(whole))
+    assert newest(tmp_path) == (folder, whole)
+    (folder / MANIFEST).write_text(json.dumps(changed))
+    with pytest.raises(UserError, match=words) as found:
+        newest(tmp_path)
+    assert MANIFEST in str(found.value)
+    assert len(str(found.value).splitlines()) == 1
 
 
 def test_what_is_saved_is_loaded(store):

@@ -85,6 +85,10 @@ def test_one_process_that_drives_all_replicas_trains_as_ddp_does(simpar_run, tmp
     [
         (["nowhere.json", "--steps", "2"], "nowhere.json: cannot be read"),
         (
+            [*TWO, "--steps", "2", "--checkpoint", "/dev/null"],
+            "--checkpoint /dev/null: is a file; allowed: a folder",
+        ),
+        (
             [*TWO, "--steps", "2", "--tp", "3"],
             "plan: tp x cp x pp = 3 x 1 x 1 = 3 does not divide the 2 devices",
         ),
@@ -199,7 +203,7 @@ def test_a_failing_rank_ends_all_of_them(simpar_run, tmp_path):
     assert done.returncode == 1
     assert "rank one is odd" in done.stderr
     assert "running the code of odd:Odd" in done.stderr
-    assert time.monotonic() - started < 120
+    assert time.monotonic() - started < 300
     assert alive(tmp_path / "out") == []
 
 
@@ -213,7 +217,7 @@ def test_stopping_the_command_stops_the_ranks(tmp_path):
 
     command = [sys.executable, "-m", "simpar", "run", *TWO, "--steps", "100000", "-o", "out"]
     process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not (tmp_path / "out/log.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.2)
     assert len(alive(tmp_path / "out")) == 2

@@ -59,7 +59,7 @@ def test_a_replica_that_dies_ends_the_servers(simpar_run, tmp_path):
         "        if os.environ['RANK'] == '1':\n            raise RuntimeError('rank one is odd')\n"
         "        return self.table(tokens)\n"
     )
-    flags = ["--model", "odd:Odd", "--set", "plan.recompute=none", "-o", "out", "--timeout", 20]
+    flags = ["--model", "odd:Odd", "--set", "plan.recompute=none", "-o", "out", "--timeout", 120]
     done = simpar_run(*TWO, "--steps", 3, "--sync", "asp", *flags)
     assert done.returncode == 1
     assert "rank one is odd" in done.stderr
