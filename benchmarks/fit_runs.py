@@ -55,18 +55,9 @@ STACK = {  # dotted key: bounds
     "overlap.compute_slowdown_while_comm": (1.0, 1.6),
 }
 ONLY_HERE = {  # (kind, name, dotted key): bounds and start
-    **{
-        ("stack", name, "launch.expert_overhead"): (0.8, 2.0, 1.25)
-        for name in ("nemo", "nemo-24", "megatron")
-    },
-    **{
-        ("stack", name, "launch.expert_sync_s"): (0.0, 0.002, 0.0002)
-        for name in ("nemo", "nemo-24", "megatron")
-    },
-    **{
-        ("stack", name, "launch.expert_row_s"): (0.0, 20 * NS, 3 * NS)
-        for name in ("nemo", "nemo-24", "megatron")
-    },
+    **{("stack", name, "experts.overhead"): (0.8, 2.0, 1.25) for name in ("nemo", "nemo-24", "megatron")},
+    **{("stack", name, "experts.sync_s"): (0.0, 0.002, 0.0002) for name in ("nemo", "nemo-24", "megatron")},
+    **{("stack", name, "experts.row_s"): (0.0, 20 * NS, 3 * NS) for name in ("nemo", "nemo-24", "megatron")},
     ("stack", "nanotron", "launch.host_time_per_collective_s"): (0.0, 600 * US, 250 * US),
     ("stack", "nanotron", "launch.message_s"): (0.0, 0.01, 0.001),
     ("stack", "llm-foundry", "fusion.attention_rate"): (0.3, 1.2, 0.65),
@@ -78,7 +69,7 @@ START = {
     "launch.host_time_per_kernel_s": 12 * US, "launch.kernel_overhead": 1.0, "launch.step_overhead_s": 0.04,
     "overlap.compute_slowdown_while_comm": 1.1,
 }  # fmt: skip
-IN_MS = ("step_overhead_s", "message_s", "expert_sync_s")
+IN_MS = ("step_overhead_s", "message_s", "sync_s")
 SAME_CLOCK = 3.0  # how many runs the likeness of a device's two clocks counts as
 TIMES = ("host_time_per_kernel_s", "host_time_per_collective_s")
 UNMODELLED = ("Megatron-FSDP GB200",)  # its exchange is another than Megatron-Core's
@@ -314,7 +305,7 @@ def _update(path: Path, kind: str, values: dict[str, float], note: str) -> None:
             unit = None
             unit = f"{value / US:.3g} us" if field in TIMES else unit
             unit = f"{value * 1e3:.3g} ms" if field in IN_MS else unit
-            unit = f"{value / NS:.3g} ns" if field == "expert_row_s" else unit
+            unit = f"{value / NS:.3g} ns" if field == "row_s" else unit
             document.setdefault(section, {})[field] = unit or float(f"{value:.4g}")
         document["provenance"] = note
     with path.open("w") as stream:

@@ -126,7 +126,7 @@ def _grouped_matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     cast = kernels.activation_bytes + 2 * DTYPE_BYTES["fp8"] if kernels.precision == "fp8" else 0.0
     cast = four_bit_cast(kernels) if kernels.precision in FOUR_BITS else cast
     cast_s = [kernels.memory_time_s(cast * rows * width, kernels=int(cast > 0)) for width in (k, n)]
-    overhead = sizes.stack.launch.expert_overhead
+    overhead = sizes.stack.experts.overhead
     return OperatorTime(
         op.name,
         overhead * (kernels.gemm_time_s(m, n, k, batch=experts) + cast_s[0]),
@@ -176,8 +176,8 @@ def _combine(op: Operator, sizes: Sizes) -> OperatorTime:
 def _moved(op: Operator, sizes: Sizes, elements: Array) -> OperatorTime:
     forward, backward, launches = _routed_copies(sizes)
     size, dims = elements * sizes.kernels.activation_bytes, sizes.dims
-    overhead = sizes.stack.launch.expert_overhead
-    rows_s = dims["batch"] * dims["seq"] * dims["topk"] * sizes.stack.launch.expert_row_s
+    overhead = sizes.stack.experts.overhead
+    rows_s = dims["batch"] * dims["seq"] * dims["topk"] * sizes.stack.experts.row_s
     return OperatorTime(
         op.name,
         overhead * sizes.kernels.memory_time_s(forward * size, kernels=launches) + rows_s,

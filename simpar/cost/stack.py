@@ -50,11 +50,7 @@ class Launch(_Part):
     casts and layout changes that an operator list does not contain; ``optimizer_passes`` over the optimizer's
     states; ``gather_passes`` and ``reduce_passes`` over memory around a gather of sharded parameters and a reduction of
     their gradients, per byte of them; ``pipeline_balance`` "cost" counts the output projection when layers are spread
-    over stages;
-    ``expert_overhead`` multiplies kernels of experts and of their exchange besides, ``expert_row_s`` is what every
-    routed row takes in each of the four copies of a layer whatever its length, ``expert_sync_s`` what the
-    host waits before each dispatch of a forward to learn how many tokens go where; ``step_overhead_s`` once a step
-    (data, logging, clipping, synchronisation).
+    over stages; ``step_overhead_s`` once a step (data, logging, clipping, synchronisation).
     """
 
     host_time_per_kernel_s: Seconds = 0.0
@@ -66,10 +62,20 @@ class Launch(_Part):
     gather_passes: float = Field(0.0, ge=0, allow_inf_nan=False)
     reduce_passes: float = Field(0.0, ge=0, allow_inf_nan=False)
     step_overhead_s: Seconds = 0.0
-    expert_overhead: float = Field(1.0, gt=0, allow_inf_nan=False)
-    expert_row_s: Seconds = 0.0
-    expert_sync_s: Seconds = 0.0
     pipeline_balance: Literal["layers", "cost"] = "layers"
+
+
+class ExpertHabits(_Part):
+    """What experts cost besides the listed kernels.
+
+    ``overhead`` multiplies their kernels and those of their exchange; every routed row takes ``row_s`` in each of the
+    four copies of a layer, whatever its length; the host waits ``sync_s`` before each dispatch of a forward, to learn
+    how many tokens go where.
+    """
+
+    overhead: float = Field(1.0, gt=0, allow_inf_nan=False)
+    row_s: Seconds = 0.0
+    sync_s: Seconds = 0.0
 
 
 class Overlap(_Part):
@@ -138,6 +144,7 @@ class Stack(Described):
     sequence_parallel: bool = True
     fusion: Fusion = Fusion()
     launch: Launch = Launch()
+    experts: ExpertHabits = ExpertHabits()
     overlap: Overlap = Overlap()
     context: Context = Context()
     numerics: StackNumerics = StackNumerics()

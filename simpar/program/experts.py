@@ -64,7 +64,7 @@ class Exchange:
 
     def _count_tokens(self, steps: StepList, *, backward: bool) -> None:
         """The device idles until the host knows the sizes of what it launches next; a cap makes them known."""
-        plan, wait_s = self.view.job.plan, self.view.job.stack.launch.expert_sync_s
+        plan, wait_s = self.view.job.plan, self.view.job.stack.experts.sync_s
         if wait_s and not backward and plan.experts.capacity_factor is None:
             steps.add(Step("token counts", "host", COMPUTE, wait_s))
 

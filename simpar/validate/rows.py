@@ -373,7 +373,7 @@ def _stack(row: Row) -> tuple[str, dict[str, object]]:
     if "cuda graph" in notes and "none []" not in notes:
         changes["launch.host_time_per_kernel_s"] = 0.0
         if re.search("cuda graph full|full cg", notes):  # a graph of the whole step reads no counts back
-            changes["launch.expert_sync_s"] = 0.0
+            changes["experts.sync_s"] = 0.0
     return name, changes
 
 
