@@ -143,7 +143,7 @@ class Moving:
         return PeakMemory(
             static_bytes=static,
             activations_bytes=self._left(saved, [sizes for sizes, _, _ in layers] + [ends[1][0]]),
-            transient_bytes=transient + self._messages(),
+            transient_bytes=transient + self._early(layers) + self._messages(),
             held_bytes=held * self._partial_sums(layers) * stage.in_flight / stage.chunks,
             alternates=alternates,
         )
@@ -174,6 +174,13 @@ class Moving:
     def _sizes(self, block: Block, recompute: str) -> BlockActivations:
         return block_activations(block, self.dims, self.stack, self.plan.numerics, recompute)
 
+    def _early(self, layers: list[tuple[BlockActivations, Block, Array]]) -> Array:
+        """What a stage recomputes ahead of its backward: all of one microbatch."""
+        if not self.plan.memory.recompute_early:
+            return 0.0
+        total = sum((sizes.recomputed_bytes * count for sizes, _, count in layers), start=0.0)
+        return total / self.stage.chunks
+
     def _layers(
         self,
         layers: list[tuple[BlockActivations, Block, Array]],
@@ -191,7 +198,8 @@ class Moving:
         for sizes, block, count in layers:
             parameters, gathered = block.trained_parameters(self.dims.tensor), self._gathered(block, scheme)
             gradients = scheme.units * parameters * scheme.gradient + 2 * parameters * scheme.sent
-            backward = sizes.recomputed_bytes + sizes.backward_workspace_bytes + gradients - head
+            again = 0.0 if self.plan.memory.recompute_early else sizes.recomputed_bytes
+            backward = again + sizes.backward_workspace_bytes + gradients - head
             forward = sizes.forward_workspace_bytes + waiting.forward
             here = np.maximum(forward, backward + waiting.backward) + 2 * gathered
             worst = np.maximum(worst, np.where(np.asarray(count) > 0, here, 0.0))

@@ -11,6 +11,7 @@ from simpar.errors import UserError
 from simpar.models.graph import Dims, ModelGraph
 from simpar.models.recompute import chosen_layers, of_layer, segment
 from simpar.models.training import Training
+from simpar.plan.early import check_early
 from simpar.plan.grid import grid_of
 from simpar.plan.megatron_roles import with_roles
 from simpar.plan.mesh import Mesh
@@ -46,6 +47,7 @@ def check(plan: Plan, target: Target) -> Plan:
     for rule in (_tensor, _grid, _context, _experts, _batch, _stages, _recompute, _slices, _schedule, _data):
         rule(plan, target)
     check_offload(plan)
+    check_early(plan, len(target.graph.layers))
     _whole_matrices(plan)
     return plan.model_copy(update={"offload": decided_offload(plan)})
 
@@ -97,6 +99,7 @@ def _check_staged(plan: Plan, target: Target) -> Plan:
                 f"plan.{name} = {given}: stages of their own send as the stack does; allowed: none"
             )
     check_offload(plan)
+    check_early(plan, len(target.graph.layers))
     _whole_matrices(plan)
     rows = bool(plan.tensor_parallel.sequence_parallel)
     stages = tuple(with_roles(stage, target.graph, rows) for stage in stages)
@@ -483,6 +486,7 @@ _RULES: dict[str, Callable[[Plan, Target], None]] = {
     "context": _context,
     "experts": _experts,
     "data": _data,
+    "early": lambda plan, target: check_early(plan, len(target.graph.layers)),
     "offload": lambda plan, _: check_offload(plan),
     "optimizer": lambda plan, _: _whole_matrices(plan),
 }

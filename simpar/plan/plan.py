@@ -199,10 +199,12 @@ class MemoryPolicy(_Part):
     """What is kept for backward: ``none``, ``selective``, ``full``, ``every:C`` or ``modules:A+B`` recompute.
 
     ``layers:none*4,full*8`` chooses layer by layer; ``optimal`` stands for the choice by layer that fits in memory
-    with the least time.
+    with the least time. ``recompute_early`` runs layers that are recomputed in full again while a stage waits for the
+    gradient, ahead of their backward, so that it hides in bubbles; their activations are live for longer.
     """
 
     recompute: str = Field("none", json_schema_extra={"pattern": f"^{recompute.PATTERN}$"})
+    recompute_early: bool = Field(False, description="recompute while a stage waits for the gradient")
 
     @field_validator("recompute")
     @classmethod

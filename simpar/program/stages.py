@@ -17,6 +17,7 @@ from simpar.cost.peak import peak_memory
 from simpar.models import recompute
 from simpar.models.graph import Block, evaluate
 from simpar.plan.check import stage_layers
+from simpar.program.early_recompute import live, with_early_recompute
 from simpar.program.pairs import AHEAD, Pass, hidden_share, merge, pair_template
 from simpar.program.phases import CollectiveUse, Phase, Step
 from simpar.program.rank_view import Job, RankView
@@ -189,8 +190,21 @@ class StageBuilder:
                 if kind == "forward":
                     table[letter, boundary] = forward_template(units, segments, sync)
                 else:
-                    table[letter, boundary] = backward_template(kind, units, segments, sync)
+                    table[letter, boundary] = self._backward(kind, units, segments, sync)
+                if self.job.plan.memory.recompute_early and letter in "BI":
+                    redone = {
+                        key: self._segment(piece, unit, "again", SyncPolicy(), pricing)
+                        for key, (piece, unit) in distinct.items()
+                    }
+                    again = [redone[piece.block.name, piece.recompute] for piece in pieces]
+                    early = with_early_recompute(kind, table[letter, boundary], units, again)
+                    table[letter, boundary] = early
         return table
+
+    def _backward(self, kind: str, units: list[Unit], segments: list[Segment], sync: SyncPolicy) -> Template:
+        """The pass whose activations are saved, recomputed within it, or recomputed ahead of it."""
+        early = self.job.plan.memory.recompute_early and kind != "weight_gradient"
+        return backward_template(kind, live(units) if early else units, segments, sync)
 
     def pair(self, forward: Key, backward: Key, pricing: Pricing) -> Template | None:
         """Template of the forward of one stage and the backward (B or I) of another that run together.

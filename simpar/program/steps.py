@@ -21,15 +21,21 @@ from simpar.program.grid import GridSteps
 from simpar.program.phases import COMPUTE, TENSOR, CollectiveUse, Phase, Step, StepList
 from simpar.program.rank_view import RankView
 
+NOTHING = Phase(())
+
 
 @dataclass(frozen=True)
 class BlockSteps:
-    """The phases of one block: forward, full backward (F, B) and its two halves (I, W)."""
+    """The phases of one block: forward, full backward (F, B) and its two halves (I, W).
+
+    ``again`` is the forward that is run once more ahead of the backward, where the plan has it apart.
+    """
 
     forward: Phase
     backward: Phase
     input_gradient: Phase
     weight_gradient: Phase
+    again: Phase = NOTHING
 
 
 def block_steps(block: Block, view: RankView, *, recompute: str = "none") -> BlockSteps:
@@ -52,7 +58,10 @@ def block_steps(block: Block, view: RankView, *, recompute: str = "none") -> Blo
     elif operators:
         again = _forward(block, unsaved(times, block), traffic, view, kind="recompute")
     walk = _Backward(block, times, traffic, view, selective=recompute == "selective" and not operators)
+    early = again if view.job.plan.memory.recompute_early else Phase(())
+    again = Phase(()) if view.job.plan.memory.recompute_early else again
     return BlockSteps(
+        again=early,
         forward=forward,
         backward=again.then(walk.phase(input_gradient=True, weight_gradient=True)),
         input_gradient=again.then(walk.phase(input_gradient=True, weight_gradient=False)),

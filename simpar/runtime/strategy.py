@@ -119,6 +119,10 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
     numerics, mesh = plan.numerics, plan.mesh
     if plan.pipeline.slices or plan.schedule == "terapipe":
         raise UserError("plan.slices: torch's pipelines run whole sequences; allowed in a real run: none")
+    if plan.memory.recompute_early:
+        raise UserError(
+            "plan.recompute_early = true: torch recomputes inside the backward; allowed in a real run: false"
+        )
     if plan.tensor_parallel.tp_method != "1d":
         raise UserError(
             f"plan.tp_method = {plan.tensor_parallel.tp_method}: torch has no such products; allowed in a real run: 1d"

@@ -44,9 +44,10 @@ ONE_STAGE = make_schedule("1f1b", 1, 1)
 Signature = tuple[tuple[str, tuple[int, ...], bool], ...]
 KEY_AXES = (
     "tp", "cp", "ep", "micro_batch", "sequence_parallel", "tp_overlap", "precision", "tp_method", "tp_depth",
-    "cp_method", "cp_balance", "ulysses", "etp", "ep_overlap", "token_dispatch",
+    "cp_method", "cp_balance", "ulysses", "etp", "ep_overlap", "token_dispatch", "recompute_early",
 )  # fmt: skip
 LETTERS = tuple(PASSES)
+AGAIN = "again"
 CARRIERS = tuple(stream for stream in BLOCK_STREAMS if stream != COMPUTE)
 
 
@@ -195,7 +196,8 @@ class Passes:
                     sum(float(getattr(time, part)) for time in times)
                     for part in ("forward_s", "backward_input_s", "backward_weight_s")
                 )
-                again = forward if kind.recompute == "full" else 0.0
+                apart = self.views[key].job.plan.memory.recompute_early
+                again = forward if kind.recompute == "full" and not apart else 0.0
                 if kind.block.still:
                     again = inputs = weights = 0.0
                 for letter, seconds in (
@@ -203,6 +205,15 @@ class Passes:
                 ):  # fmt: skip
                     found[letter][key, at] = max(0, int(to_ns(slow * seconds)) - 3 * len(times))
         return found
+
+    def again_ns(self, keys: Ints) -> Floats:
+        """Times of what is run once more ahead of the backward, float64[len(keys), kinds]."""
+        unique, where = np.unique(keys, return_inverse=True)
+        tables = np.zeros((len(unique), len(self.kinds)))
+        for at, key in enumerate(unique.tolist()):
+            if self.views[key].job.plan.memory.recompute_early:
+                tables[at] = self._plain(key, AGAIN)
+        return np.asarray(tables[where])
 
     def _kernels_of(self, phase: Phase) -> int:
         """Nanoseconds of the kernels of a phase, a little less than they are."""
@@ -236,7 +247,7 @@ class Passes:
             base = self.views[key]
             view = _TimedView(**{f.name: getattr(base, f.name) for f in fields(base)}, known=known)
             steps = block_steps(self.kinds[kind].block, view, recompute=self.kinds[kind].recompute)
-            for one, name in PASSES.items():
+            for one, name in (*PASSES.items(), (AGAIN, "again")):
                 table[one, kind] = getattr(steps, name)
         return table[letter, kind]
 

@@ -99,9 +99,19 @@ class Pipes:
         found, key = np.zeros(len(which)), self.key[which]
         for shape, mine in self.by_shape(which):
             for times in self.passes.alone_ns(key[mine], shape):
-                bound = self.path(shape, which[mine], Stages.plain(shape, times)).longest
-                found[mine] = np.maximum(found[mine], bound)
+                path = self.path(shape, which[mine], Stages.plain(shape, times))
+                found[mine] = np.maximum(found[mine], path.longest)
+                if "recompute_early" in self.jobs.rows.domain:
+                    busy = path.ends + self._ahead(shape, which[mine])
+                    found[mine] = np.maximum(found[mine], busy.max(axis=1))
         return found
+
+    def _ahead(self, shape: Shape, which: Ints) -> Floats:
+        """What ranks run once more ahead of their backwards, [n, ranks]: it may hide, but each rank does it all."""
+        if shape.pairs:
+            return np.zeros((len(which), shape.num_ranks))
+        again = weigh(self.passes.again_ns(self.key[which]), shape.of_rank @ shape.by_stage)
+        return np.asarray(self.microbatches(which)[:, None] * again)
 
     def hops(self, shape: Shape, which: Ints) -> Hops:
         """Messages of pipelines of one shape."""

@@ -36,6 +36,10 @@ STATES = (
     "tp", "cp", "pp", "ep", "zero", "hsdp", "optimizer", "sync", "servers", "offload_optimizer", "offload_ratio",
     "offload_gradients", "offload_delayed", "offload_parameters", "offload_activations",
 )  # fmt: skip
+EARLY = (
+    "cp", "pp", "dp", "schedule", "zero", "hsdp", "recompute", "recompute_early", "reshard_after_forward",
+    "offload_optimizer", "offload_parameters", "offload_activations", "tp_method", "ep_overlap", "tp",
+)  # fmt: skip
 COMPANIONS = {
     "tp_depth": {"tp_method": "2.5d"}, "sync_every": {"sync": "local-sgd"}, "staleness": {"sync": "ssp"},
     "servers": {"sync": "asp"},
@@ -175,6 +179,16 @@ def _away(rows: Rows) -> Mask:
     return np.full(rows.count, rows.problem.base.offload.offload_optimizer != "none")
 
 
+def _recomputes(rows: Rows) -> Mask:
+    """Rows that run whole layers again."""
+    policies = rows.domain["recompute"]
+    return rows.one_of("recompute", *(one for one in policies if one == "full" or one.startswith("every:")))
+
+
+def _early_fits(rows: Rows) -> Mask:
+    return lawful(rows, EARLY, "early")
+
+
 def _activations_fit(rows: Rows) -> Mask:
     optimal = undecided(rows, np.arange(rows.count))
     return np.asarray(_states_fit(rows) & (~optimal | (rows["offload_activations"] == 0)))
@@ -208,6 +222,7 @@ REQUESTED = (
     on_request("offload_gradients", _away, _states_fit),
     on_request("offload_parameters", legal=_states_fit),
     on_request("offload_activations", legal=_activations_fit),
+    on_request("recompute_early", lambda rows: np.asarray((rows["pp"] > 1) & _recomputes(rows)), _early_fits),
     on_request("bucket_bytes", _in_buckets),
 )
 REQUESTED_NAMES = tuple(axis.name for axis in REQUESTED)

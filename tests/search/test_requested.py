@@ -32,6 +32,7 @@ CASES = {
         "offload_parameters": ("none", "cpu"), "zero": (0, 3),
     },
     "reshard": {"reshard_after_forward": (True, False), "zero": 3},
+    "early": {"recompute_early": (True, False), "pp": (2, 4), "recompute": ("full", "every:2"), "zero": (0, 1)},
 }  # fmt: skip
 FEW = {
     "optimizer": {"optimizer": ("adamw", "muon", "sgd"), "zero": (0, 1)},
@@ -39,6 +40,7 @@ FEW = {
     "grid": {"tp_method": ("1d", "2d"), "tp": 4, "sequence_parallel": (False, True), "zero": (0, 1)},
     "buckets": {"bucket_bytes": ("1MB", "100MB"), "zero": (0, 1)},
     "reshard": {"reshard_after_forward": (True, False), "zero": 3},
+    "early": {"recompute_early": (True, False), "recompute": "full", "zero": (0, 3)},
 }
 
 

@@ -1,0 +1,43 @@
+"""What recomputation ahead of its backward goes together with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simpar.errors import UserError
+from simpar.models.recompute import of_layer
+
+if TYPE_CHECKING:
+    from simpar.plan.plan import Plan
+
+TOGETHER = ("dualpipe", "dualpipev", "custom")
+"""Schedules of which some passes run together, or may."""
+
+
+def check_early(plan: Plan, num_layers: int) -> None:
+    """What runs ahead of its backward needs a schedule of passes in turn, and parameters that are there.
+
+    Raises UserError with the first rule that a plan breaks; ``plan`` has its dp.
+    """
+    if not plan.memory.recompute_early:
+        return
+    if plan.pipeline.stages:
+        raise UserError(
+            "plan.recompute_early = true: stages of their own recompute in their backward; allowed: false"
+        )
+    what, data = "plan.recompute_early = true", plan.data_parallel
+    modes = {of_layer(plan.memory.recompute, layer) for layer in range(num_layers)}
+    if not modes <= {"none", "full"} or "full" not in modes:
+        raise UserError(f"{what}: plan.recompute = {plan.memory.recompute}; allowed: full or every:C")
+    if plan.mesh.pp == 1:
+        raise UserError(f"{what}: plan.pp = 1 has no gradient to wait for; allowed: pp above 1")
+    if plan.schedule == "terapipe" or plan.pipeline.slices or plan.schedule in TOGETHER:
+        raise UserError(
+            f"{what}: plan.schedule = {plan.schedule} runs passes together or in pieces; allowed: the others"
+        )
+    if data.zero == 3 and data.reshard_after_forward and int(plan.mesh.dp or 1) * plan.mesh.cp > data.hsdp:
+        raise UserError(
+            f"{what}: zero = 3 gathers parameters for every pass; allowed: zero 0 to 2, or reshard_after_forward false"
+        )
+    if plan.offload.is_used or plan.tensor_parallel.tp_method != "1d" or plan.experts.ep_overlap:
+        raise UserError(f"{what}: not with offload, grids of ranks or ep_overlap; allowed: none of them")
