@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.cost.integer import least
 from simpar.errors import Infeasible
 
 Floats = NDArray[np.float64]
@@ -87,7 +88,7 @@ def _within(
     runs: Sequence[Run], in_flight: Floats, saved_limit: float, workspace: float
 ) -> list[list[tuple[Choice, int]]] | None:
     """The fastest mix of choices whose workspaces are at most ``workspace``; None where none keeps little enough."""
-    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.optimize import Bounds, LinearConstraint
 
     columns = [
         (number, choice)
@@ -103,7 +104,7 @@ def _within(
     scale = max(saved_limit, 1.0)
     saved = (in_flight @ of_run) * np.array([choice.saved_bytes for _, choice in columns]) / scale
     seconds = np.array([choice.again_s for _, choice in columns])
-    found = milp(
+    found = least(
         seconds / (seconds.max(initial=0.0) or 1.0),
         constraints=[
             LinearConstraint(layers, lengths, lengths),

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.cost.integer import least
 from simpar.errors import Infeasible
 from simpar.search.alpa.choices import ChoiceGraph, Reading, Tensor, Weighting
 
@@ -59,7 +60,7 @@ def solve(
 
     The limit holds for the sum over all blocks of static bytes and in-flight activations of the graph's metrics.
     """
-    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.optimize import Bounds, LinearConstraint
     from scipy.sparse import coo_array
 
     columns = _Columns()
@@ -75,7 +76,7 @@ def solve(
     matrix = coo_array((values, (rows, entries)), shape=(len(columns.bounds), columns.count)).tocsr()
     low, high = np.array(columns.bounds).T
     objective = (time + weighting.price * memory) / scale
-    found = milp(
+    found = least(
         objective,
         constraints=LinearConstraint(matrix, low, high),
         integrality=np.concatenate(columns.integer),
