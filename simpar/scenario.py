@@ -173,8 +173,15 @@ def read_as(
     for text in settings:
         key, value = parse_setting(text)
         data = with_value(data, key, value)
-    _require(data, document.source, tuple(REMEDY if needs is None else needs))
-    return files.parse(kind, document.carrying(data), source=document.source)
+    required = tuple(REMEDY if needs is None else needs)
+    try:
+        found = files.parse(kind, document.carrying(data), source=document.source)
+    except UserError as error:
+        if "unknown key" not in str(error):  # a key that is spelt wrongly is missing too
+            _require(data, document.source, required)
+        raise
+    _require(data, document.source, required)
+    return found
 
 
 @dataclass(frozen=True)

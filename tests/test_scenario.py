@@ -193,3 +193,11 @@ def test_the_schema_is_json():
     """The published schema describes every section."""
     schema = json.loads(json.dumps(Scenario.model_json_schema()))
     assert {"model", "cluster", "training", "plan", "perturbation", "published"} <= set(schema["properties"])
+
+
+def test_a_misspelt_section_is_said_before_what_it_leaves_missing(tmp_path):
+    """The nearest name comes first, not which flags would stand in."""
+    text = files.find("gpt2-laptop", "scenarios", "scenario").read_text()
+    (tmp_path / "s.yaml").write_text(text.replace("training:", "trainin:"))
+    with pytest.raises(UserError, match=r"unknown key trainin; did you mean 'training'"):
+        load_scenario(tmp_path / "s.yaml")
