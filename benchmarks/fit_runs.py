@@ -121,11 +121,14 @@ def runs_of(paths: Sequence[Path], stacks: Sequence[str]) -> list[Run]:
 
 
 def _device(entry: Case) -> str:
-    """The device of a case; nothing if its plan cannot be, or needs memory that it did not have: it was another."""
+    """The device of a case; nothing if its plan cannot be.
+
+    Nor if it needs more memory than there was while it could recompute more: it did, and its row does not say so.
+    """
     from simpar.validate.predict import cluster_of
 
     try:
-        if not predict(entry).fits:
+        if not predict(entry).fits and entry.plan["recompute"] != "full":
             return ""
     except Unmodelled:
         return ""
