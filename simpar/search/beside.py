@@ -19,8 +19,8 @@ from simpar.search.space import counted, memory_rows, plan_of, refusals
 from simpar.search.words import describe_need, facts, why_it_loses
 
 Mask = NDArray[np.bool_]
-FRONT_STEP, FRONT_POINTS, FRONT_TRIES = 0.93, 10, 4
-MORE_RUNNERS_UP = 4
+FRONT_STEP, FRONT_POINTS, FRONT_TRIES = 0.93, 10, 2
+MORE_RUNNERS_UP = 2
 
 NAIVE: dict[str, Callable[[Rows], Mask]] = {
     "pure DDP": lambda rows: _pure(rows) & (rows["zero"] == 0),
@@ -73,13 +73,14 @@ def _impossible(field: Field, mask: Callable[[Rows], Mask]) -> str:
 def runners_up(field: Field, taken: list[int], count: int) -> list[Result]:
     """The best of other pipelines than those taken, one of each, simulated.
 
-    In the order of the sweep, which leaves contention out; MORE_RUNNERS_UP beyond ``count`` are simulated while one of
-    them may still come before those found.
+    In the order of the sweep, which leaves contention out; up to MORE_RUNNERS_UP beyond ``count`` are simulated, while
+    one that loses no more to contention than the least of those found would come before the last of them.
     """
     arena, found = field.arena, list[tuple[float, int]]()
     assert arena is not None, "a plan was simulated in its arena"
     for row in islice(_others(arena, taken), count + MORE_RUNNERS_UP if count else 0):
-        if len(found) >= count and arena.bound_s[row] >= found[count - 1][0]:
+        least_loss = min((time_s / arena.bound_s[known] for time_s, known in found), default=1.0)
+        if len(found) >= count and arena.bound_s[row] * least_loss >= found[count - 1][0]:
             break
         if row not in arena.simulated_s:
             arena.simulated_s[row] = measure(field.problem, plan_of(arena.rows, row)).step_time_s
