@@ -54,10 +54,11 @@ STACK = {  # dotted key: bounds
     "launch.step_overhead_s": (0.0, 0.15),
     "overlap.compute_slowdown_while_comm": (1.0, 1.6),
 }
+ROUTING = ("nemo", "nemo-24", "megatron")  # stacks with runs of mixtures
 ONLY_HERE = {  # (kind, name, dotted key): bounds and start
-    **{("stack", name, "experts.overhead"): (0.8, 2.0, 1.25) for name in ("nemo", "nemo-24", "megatron")},
-    **{("stack", name, "experts.sync_s"): (0.0, 0.002, 0.0002) for name in ("nemo", "nemo-24", "megatron")},
-    **{("stack", name, "experts.row_s"): (0.0, 20 * NS, 3 * NS) for name in ("nemo", "nemo-24", "megatron")},
+    **{("stack", name, "experts.overhead"): (0.8, 2.0, 1.25) for name in ROUTING},
+    **{("stack", name, "experts.sync_s"): (0.0, 0.002, 0.0002) for name in ROUTING},
+    **{("stack", name, "experts.row_s"): (0.0, 20 * NS, 3 * NS) for name in ROUTING},
     ("stack", "nanotron", "launch.host_time_per_collective_s"): (0.0, 600 * US, 250 * US),
     ("stack", "nanotron", "launch.message_s"): (0.0, 0.01, 0.001),
     ("stack", "llm-foundry", "fusion.attention_rate"): (0.3, 1.2, 0.65),

@@ -148,17 +148,11 @@ def _fabric(row: Row) -> dict[str, float]:
     return found
 
 
-MEGATRONS = (
-    "megatron",
-    "megatron-sc21",
-    "megatron-22",
-    "megatron-deepspeed",
-    "nemo",
-    "nemo-24",
-    "deepspeed-21",
-)
-
 # --- the plan --------------------------------------------------------------------------------------------------
+
+MEGATRONS = frozenset(
+    ["megatron", "megatron-sc21", "megatron-22", "megatron-deepspeed", "nemo", "nemo-24", "deepspeed-21"]
+)
 
 
 def _plan(row: Row, devices: int) -> dict[str, object]:
@@ -210,9 +204,11 @@ def _usual_vpp(row: Row, pp: int) -> int:
 
 
 def _micro_batch(row: Row, dp: int) -> int | None:
-    known = number(row, "micro_batch") or _most_that_fits(row)
-    if known is not None:
-        return int(known)
+    if number(row, "micro_batch") is not None:
+        return whole(row, "micro_batch")
+    largest = re.search(r"max batch that fits = (\d+)", text(row, "notes"))
+    if largest:  # a chart over the largest batch
+        return int(largest.group(1))
     batch, accumulation = number(row, "global_batch_seqs"), number(row, "grad_accum")
     stages = whole(row, "pp", 1)
     if text(row, "stack") == "torchtitan" and stages > 1 and not accumulation:
@@ -220,12 +216,6 @@ def _micro_batch(row: Row, dp: int) -> int | None:
     if batch and accumulation and batch % (dp * accumulation) == 0:
         return int(batch // (dp * accumulation))
     return None
-
-
-def _most_that_fits(row: Row) -> float | None:
-    """Charts over the largest batch name it in a note."""
-    found = re.search(r"max batch that fits = (\d+)", text(row, "notes"))
-    return float(found.group(1)) if found else None
 
 
 def _open(row: Row) -> tuple[str, ...]:
@@ -238,7 +228,7 @@ def _open(row: Row) -> tuple[str, ...]:
     found = ["micro_batch"]
     if number(row, "global_batch_seqs") is None and number(row, "grad_accum") is None:
         found.append("global_batch")
-    if number(row, "vpp") is None and stages > 1 and not is_mixture(row):
+    if number(row, "vpp") is None and stages > 1:
         found.append("vpp")
     if not text(row, "recompute") and _recompute(row) == "none":
         found.append("recompute")
