@@ -277,7 +277,8 @@ def write(profile: str, values: Mapping[str, float], origin: str, *, check: bool
     else:
         data.insert(list(data).index("sources") if "sources" in data else len(data), "collectives", known)
     if "provenance" in data:
-        data["provenance"] = origin
+        _, mark, runs = str(data["provenance"]).partition("; in training")  # fitted to runs, by fit_runs.py
+        data["provenance"] = origin + mark + runs
     else:
         data.insert(list(data).index("collectives") + 1, "provenance", origin)
     buffer = StringIO()

@@ -288,6 +288,9 @@ def _update(path: Path, kind: str, values: dict[str, float], note: str) -> None:
 
     parser = YAML()
     parser.width = 4096
+    if kind == "cluster":  # as fit_collectives.py lays these files out
+        parser.preserve_quotes = True
+        parser.indent(mapping=2, sequence=4, offset=2)
     document = parser.load(path.read_text())
     if kind == "device":
         kernels = document.setdefault("kernels", {})
