@@ -122,16 +122,23 @@ def checked_job(graph: ModelGraph, cluster: Cluster, plan: Plan, training: Train
     return with_slices(with_pass_costs(with_checkpoints(job, cluster), cluster), cluster)
 
 
+def may_be_tuned(plan: Plan) -> bool:
+    """Whether a part of the model may be frozen under everything else that a plan says."""
+    return not (plan.pipeline.stages or plan.offload.offload_parameters != "none" or apart(plan))
+
+
 def tuned_graph(plan: Plan, graph: ModelGraph) -> ModelGraph:
     """The model with what the plan freezes frozen, once. Raises UserError."""
     tuning = plan.tuning
-    if not tuning.is_used or graph.facts.get(TUNED):
+    if not tuning.is_used:
         return graph
-    if plan.pipeline.stages or plan.offload.offload_parameters != "none" or apart(plan):
+    if not may_be_tuned(plan):
         raise UserError(
             "plan.tuning: not with stages of their own, offload_parameters or replicas that step on their own; "
             "allowed: none of them"
         )
+    if graph.facts.get(TUNED):
+        return graph
     return tuned(
         graph,
         rank=tuning.lora_rank,

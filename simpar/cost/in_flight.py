@@ -14,7 +14,8 @@ from simpar.plan.schedules import EVEN_COSTS, make_schedule
 from simpar.plan.schedules.actions import Schedule
 
 Array = Any
-_SATURATED = 4
+SATURATED = 4
+"""Microbatches a pipeline rank behind which peaks do not grow."""
 
 
 def in_flight(schedule: str, rank: Array, num_ranks: Array, num_microbatches: Array, vpp: Array = 1) -> Array:
@@ -30,7 +31,7 @@ def in_flight(schedule: str, rank: Array, num_ranks: Array, num_microbatches: Ar
         return _CLOSED[schedule](r, p, m, v)
     if schedule in _CAPS:
         return np.minimum(_CAPS[schedule](p), m * v)
-    shapes = np.stack([p.ravel(), np.minimum(m, _SATURATED * p).ravel(), v.ravel()], axis=1)
+    shapes = np.stack([p.ravel(), np.minimum(m, SATURATED * p).ravel(), v.ravel()], axis=1)
     unique, which = np.unique(shapes, axis=0, return_inverse=True)
     tables = [make_schedule(schedule, *(int(size) for size in shape)) for shape in unique]
     peaks = [tables[i].peak_in_flight(int(r_)) for i, r_ in zip(which.ravel(), r.ravel(), strict=True)]
@@ -41,7 +42,7 @@ def short_schedule(plan: Plan, training: Training) -> Schedule:
     """The plan's table with no more microbatches than change its peak; an action table as it is given."""
     if plan.schedule == CUSTOM:
         return schedule_of(plan, training)
-    microbatches = min(plan.num_microbatches(training.global_batch), _SATURATED * plan.mesh.pp)
+    microbatches = min(plan.num_microbatches(training.global_batch), SATURATED * plan.mesh.pp)
     costs = plan.pipeline.pass_costs or EVEN_COSTS
     return make_schedule(plan.schedule, plan.mesh.pp, microbatches, plan.pipeline.vpp, costs=costs)
 

@@ -27,6 +27,7 @@ from simpar.cost.memory import (
 from simpar.cost.moving import Moving, PeakMemory, Scheme, Share
 from simpar.cost.optimizers import moment_bytes, state_bytes
 from simpar.cost.placeholders import placeholder_bytes
+from simpar.cost.places import Place, Where
 from simpar.cost.stack import Stack, reduce_bytes, under
 from simpar.models.flops import shape_dims
 from simpar.models.graph import Block, ModelGraph
@@ -100,17 +101,20 @@ def peak_memory(graph: ModelGraph, plan: Plan, training: Training, stack: Stack,
 
 
 def peak_memory_of(
-    graph: ModelGraph, layouts: Layouts, plan: Plan, training: Training, stack: Stack, *, last: bool = False
+    graph: ModelGraph, layouts: Layouts, plan: Plan, training: Training, stack: Stack, where: Where = False
 ) -> PeakMemory:
-    """Peaks of the first (or ``last``) pipeline rank of many layouts; ``plan`` gives everything but the columns.
+    """Peaks of one pipeline rank of many layouts; ``plan`` gives everything but the columns.
 
-    Layers are spread evenly; of stages between the ends none is fuller than the first under a schedule whose
-    first rank has the most in flight.
+    Without a place layers are spread evenly; of stages between the ends none is fuller than the first under a schedule
+    whose first rank has the most in flight.
     """
     stack = under(stack, plan)
     dims = _dims_of(graph, layouts, plan, training)
     num_microbatches = training.global_batch // (layouts.dp * layouts.micro_batch)
-    shape = _shape_of(graph, layouts, plan, num_microbatches, last=last)
+    if isinstance(where, Place):
+        shape = _shape_at(graph, layouts, plan, where)
+    else:
+        shape = _shape_of(graph, layouts, plan, num_microbatches, last=where)
     embedding, head = (block.trained_parameters(dims.tensor) for block in (graph.embedding, graph.head))
     tied = np.where(np.asarray(layouts.pp) == 1, dims.tensor["vocab"] * dims.tensor["hidden"], 0)
     tied = tied * graph.tied_embeddings
@@ -229,6 +233,18 @@ def _shape_of(
         chunks=vpp,
         in_flight=flying,
         head_in_flight=1 if plan.schedule in _ALONE else flying / vpp,
+    )
+
+
+def _shape_at(graph: ModelGraph, layouts: Layouts, plan: Plan, place: Place) -> Share:
+    counts = place.counts.items()
+    return Share(
+        layers=tuple((graph.blocks[name], how, count) for (name, how), count in counts),
+        embedding=place.embedding,
+        head=place.head,
+        chunks=np.asarray(layouts.vpp),
+        in_flight=place.in_flight,
+        head_in_flight=1 if plan.schedule in _ALONE else place.in_flight / np.asarray(layouts.vpp),
     )
 
 

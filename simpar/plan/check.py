@@ -175,14 +175,16 @@ def _recompute(plan: Plan, target: Target) -> None:
 
 
 def stage_layers(plan: Plan, num_layers: int) -> tuple[int, ...]:
-    """Transformer layers of every virtual stage, in model order; embedding and head come on top.
+    """Transformer layers of every virtual stage, in model order; embedding and head come on top."""
+    return plan.pipeline.layers or spread_layers(num_layers, plan.mesh.pp * plan.pipeline.vpp)
 
-    As given, or as even as possible: a remainder goes to the stages after the first, one each, so that the
-    first and last stage, which also hold embedding and head, are the last to get one (first before last).
+
+def spread_layers(num_layers: int, stages: int) -> tuple[int, ...]:
+    """Layers of every stage, as even as possible.
+
+    A remainder goes to the stages after the first, one each, so that the first and last stage, which also hold
+    embedding and head, are the last to get one (first before last).
     """
-    if plan.pipeline.layers:
-        return plan.pipeline.layers
-    stages = plan.mesh.pp * plan.pipeline.vpp
     base, extra = divmod(num_layers, stages)
     order = [*range(1, stages - 1), 0, stages - 1] if stages > 1 else [0]
     more = set(order[:extra])

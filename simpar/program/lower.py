@@ -26,7 +26,7 @@ from simpar.program.phases import BLOCK_STREAMS, COMPUTE, CONTEXT, EXPERT, TENSO
 from simpar.program.program import Program
 from simpar.program.rank_view import ANY, Job, RankView
 from simpar.program.shared_cores import are_shared, share_cores
-from simpar.program.stages import Pricing, StageBuilder
+from simpar.program.stages import Pricing, StageBuilder, rests
 from simpar.program.synchronisation import Synchronisation
 from simpar.program.templates import GATHER, REDUCE, Node, Template
 from simpar.program.token_slices import slice_ends, slice_view
@@ -378,6 +378,8 @@ class ClassMaker:
         """The message to the neighbouring stage; forward sends ahead, B and I send back."""
         target = stage + 1 if letter == "F" else stage - 1
         if letter == "W" or not 0 <= target < self.schedule.num_stages:
+            return None
+        if letter != "F" and rests(self.builder.pieces[target]):
             return None
         ranks = self.schedule.rank_of_stage
         delta = (ranks[target] - ranks[stage]) % self.schedule.num_ranks

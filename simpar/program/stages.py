@@ -41,6 +41,11 @@ class Piece:
     recompute: str
 
 
+def rests(pieces: Sequence[Piece]) -> bool:
+    """Whether a stage runs nothing backward and nobody sends it gradients: all it holds is below what is trained."""
+    return bool(pieces) and all(piece.block.still for piece in pieces)
+
+
 def relative_layer(layer: int, first: int) -> int:
     """A layer counted from the first one of its stage; the embedding stays in front of all."""
     return layer - first if layer >= 0 else layer
@@ -151,6 +156,7 @@ class StageBuilder:
             backward_workspace_bytes=float(held.backward_workspace_bytes),
             parameters=self._by_kind([piece.block]),
             frozen=self._frozen(piece.block),
+            still=piece.block.still,
         )
 
     def _frozen(self, block: Block) -> float:

@@ -88,6 +88,7 @@ class Unit:
     Bytes are those of one rank: ``saved`` live from forward to backward, ``recomputed`` only during the
     backward of this block, workspaces during the pass. ``parameters`` counts them by the ranks that hold copies of
     them ("dp", and "edp" for experts), whole, before sharding; ``frozen`` those that are not trained, by their bytes.
+    A ``still`` one runs nothing backward.
     """
 
     layer: int
@@ -98,6 +99,7 @@ class Unit:
     backward_workspace_bytes: float
     parameters: Mapping[str, float] = field(default_factory=dict, hash=False)
     frozen: float = 0.0
+    still: bool = False
 
 
 @dataclass(frozen=True)
@@ -247,7 +249,8 @@ def backward_template(
         changes = backward_memory(kind, [unit])
         after: tuple[int, ...] = ()
         before = (computes[index - 2],) if index >= 2 else ()
-        if arriving:
+        comes = arriving and not unit.still
+        if comes:
             after = _arrivals(nodes, unit, sync, after=before, awaits=two_buffers(PARAMETERS, index))
             changes = (*changes, *_freed(unit, sync))
         if returning and index:
@@ -259,7 +262,7 @@ def backward_template(
         changes = (*changes, *outbox.held(unit), *_made(unit, sync))
         node = compute_node(kind, [unit], [segment], after=after, memory=changes)
         awaits = two_buffers(GRADIENTS, len(reduces), sync.per_unit and bool(buckets))
-        frees = (*((PARAMETERS,) if arriving else ()), *((RETURNED,) if returning else ()))
+        frees = (*((PARAMETERS,) if comes else ()), *((RETURNED,) if returning else ()))
         nodes.append(replace(node, awaits=awaits, frees=frees))
         computes.append(len(nodes) - 1)
         last = index == len(units) - 1

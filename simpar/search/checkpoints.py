@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.activations import block_activations
+from simpar.cost.places import is_placed
 from simpar.errors import Infeasible
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import Block
@@ -117,12 +118,13 @@ class Squeeze:
     def dropped_bytes(self) -> NDArray[np.float64]:
         """Bytes that a layer and microbatch must drop on the first and the last rank, float64[2, rows].
 
-        Zero where rows are decided, and where layers are not spread evenly: there the closed form of the peak is that
-        of another stage.
+        Zero where rows are decided, and where layers are not spread evenly or some are frozen: there the closed form
+        of the peak is that of another stage.
         """
         rows = self.pipes.jobs.rows
         found = np.zeros((2, rows.count))
         even = len(rows.problem.graph.layers) % rows["stages"] == 0
+        even &= not is_placed(rows.problem.graph)
         waiting = np.flatnonzero(undecided(rows, np.arange(rows.count)) & even)
         if len(waiting) and rows.problem.stack.launch.pipeline_balance != "cost":
             some = rows.some(waiting)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from simpar.cost.moving import PeakMemory
 from simpar.cost.peak import Layouts, peak_memory_of
+from simpar.cost.places import Place, Where, is_placed, places
 from simpar.cost.stack import resolve, under
 from simpar.models.recompute import OPTIMAL
 from simpar.plan.plan import Plan
@@ -17,6 +19,7 @@ from simpar.search.axes import Rows, fully_sharded
 from simpar.search.checkpoints import frugal, set_policy, undecided
 from simpar.search.requested import REQUESTED_NAMES
 
+Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 COLUMNS = ("tp", "dp", "pp", "cp", "ep", "vpp", "micro_batch", "zero", "hsdp", "sequence_parallel")
 PARTS = ("static_bytes", "activations_bytes", "transient_bytes", "held_bytes", "alternates")
@@ -26,52 +29,77 @@ ALIKE = ("schedule", "recompute", *REQUESTED_NAMES)
 
 @dataclass(frozen=True)
 class Need:
-    """Device memory that each row needs, in bytes, and on which end of the pipeline it does."""
+    """Device memory that each row needs, in bytes, and the pipeline rank that needs it, int64[rows]."""
 
     needed_bytes: Floats
-    on_last: NDArray[np.bool_]
+    stage: Ints
 
 
 def needs(rows: Rows) -> Need:
     """The smallest device memory that each row runs in: context, communicators and the allocator's least."""
-    needed, on_last = np.zeros(rows.count), np.zeros(rows.count, dtype=bool)
+    needed, stage = np.zeros(rows.count), np.zeros(rows.count, dtype=np.int64)
     waiting = np.flatnonzero(undecided(rows, np.arange(rows.count)))
     if len(waiting):
         return _least_needs(rows, waiting)
     for which in _alike(rows):
-        first, last = (
-            np.broadcast_to(needed_bytes(rows, which, last=last), which.shape) for last in (False, True)
-        )
-        needed[which], on_last[which] = np.maximum(first, last), last > first
-    return Need(needed, on_last)
+        each = [
+            np.broadcast_to(needed_bytes(rows, which, where), which.shape) for where in _where(rows, which)
+        ]
+        most = np.argmax(each, axis=0)
+        ranks = [_rank_at(rows, which, where) for where in _where(rows, which)]
+        needed[which] = np.max(each, axis=0)
+        stage[which] = np.take_along_axis(np.stack(ranks), most[None], axis=0)[0]
+    return Need(needed, stage)
 
 
-def _least_needs(rows: Rows, waiting: NDArray[np.int64]) -> Need:
+def fullest(rows: Rows, row: int) -> PeakMemory:
+    """The closed form of the pipeline rank of a row that needs the most memory."""
+    which = np.array([row])
+    return max(
+        (peak_of(rows, which, where) for where in _where(rows, which)),
+        key=lambda peak: float(np.max(peak.reservation(rows.problem.stack).needed_bytes)),
+    )
+
+
+def _where(rows: Rows, which: Ints) -> Sequence[Where]:
+    """Ranks of some rows, rows that are alike, among which the fullest is."""
+    problem = rows.problem
+    if not is_placed(problem.graph):
+        return (False, True)
+    pipes = tuple(np.asarray(rows[name][which]) for name in ("pp", "vpp", "microbatches"))
+    return places(problem.graph, _template(rows, int(which[0])), problem.stack, pipes)  # type: ignore[arg-type]
+
+
+def _rank_at(rows: Rows, which: Ints, where: Where) -> Ints:
+    if isinstance(where, Place):
+        return where.rank
+    return np.asarray(rows["pp"][which] - 1 if where else np.zeros(len(which), dtype=np.int64))
+
+
+def _least_needs(rows: Rows, waiting: Ints) -> Need:
     """As :func:`needs`, undecided rows with the most frugal of policies."""
-    needed, on_last = np.full(rows.count, np.inf), np.zeros(rows.count, dtype=bool)
+    needed, stage = np.full(rows.count, np.inf), np.zeros(rows.count, dtype=np.int64)
     decided = np.flatnonzero(~undecided(rows, np.arange(rows.count)))
     if len(decided):
         found = needs(rows.some(decided))
-        needed[decided], on_last[decided] = found.needed_bytes, found.on_last
+        needed[decided], stage[decided] = found.needed_bytes, found.stage
     for policy, fits in frugal(rows.some(waiting)):
         mine = waiting[fits]
         some = rows.some(mine)
         set_policy(some, np.arange(len(mine)), policy)
         found = needs(some)
         better = found.needed_bytes < needed[mine]
-        needed[mine[better]], on_last[mine[better]] = found.needed_bytes[better], found.on_last[better]
-    return Need(needed, on_last)
+        needed[mine[better]], stage[mine[better]] = found.needed_bytes[better], found.stage[better]
+    return Need(needed, stage)
 
 
-def needed_bytes(rows: Rows, which: NDArray[np.int64], *, last: bool) -> Any:
-    """Device memory that the first or the last pipeline rank of some rows needs, rows that are alike."""
-    return (
-        overhead_of(rows, which)
-        + peak_of(rows, which, last=last).reservation(rows.problem.stack).needed_bytes
-    )
+def needed_bytes(rows: Rows, which: Ints, where: Where) -> Any:
+    """Device memory that one pipeline rank of some rows needs, rows that are alike."""
+    peak = peak_of(rows, which, where)
+    return overhead_of(rows, which) + peak.reservation(rows.problem.stack).needed_bytes
 
 
-def overhead_of(rows: Rows, which: NDArray[np.int64]) -> Any:
+def overhead_of(rows: Rows, which: Ints) -> Any:
     """Bytes of the device's context and of communicators of some rows."""
     problem = rows.problem
     habits, device = problem.stack.memory.allocator, problem.cluster.device
@@ -80,13 +108,13 @@ def overhead_of(rows: Rows, which: NDArray[np.int64]) -> Any:
     return habits.context_bytes + groups * habits.communicator_bytes if device.kind != "cpu" else 0.0
 
 
-def peak_of(rows: Rows, which: NDArray[np.int64], *, last: bool) -> PeakMemory:
-    """The closed form of the first or the last pipeline rank of some rows, rows that are alike."""
+def peak_of(rows: Rows, which: Ints, where: Where = False) -> PeakMemory:
+    """The closed form of one pipeline rank of some rows, rows that are alike: the first, the last or at a place."""
     problem = rows.problem
     layouts = Layouts(**{name: rows[name][which] for name in COLUMNS}, etp=rows["expert_tp"][which])
     plan = _template(rows, int(which[0]))
     stack = under(problem.stack, plan)
-    return peak_memory_of(problem.graph, layouts, plan, problem.training, stack, last=last)
+    return peak_memory_of(problem.graph, layouts, plan, problem.training, stack, where)
 
 
 def peaks(rows: Rows, policy: str, *, last: bool) -> PeakMemory:
@@ -95,13 +123,13 @@ def peaks(rows: Rows, policy: str, *, last: bool) -> PeakMemory:
     set_policy(some, np.arange(some.count), policy)
     found = np.zeros((5, some.count))
     for which in _alike(some):
-        peak = peak_of(some, which, last=last)
+        peak = peak_of(some, which, last)
         for at, name in enumerate(PARTS):
             found[at, which] = getattr(peak, name)
     return PeakMemory(*found)
 
 
-def _alike(rows: Rows) -> list[NDArray[np.int64]]:
+def _alike(rows: Rows) -> list[Ints]:
     """Rows in groups of equal schedule, recompute, requested axes and kind of data parallelism."""
     key = rows.number(ALIKE, fully_sharded(rows), 2)
     order = np.argsort(key, kind="stable")

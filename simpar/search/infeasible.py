@@ -9,7 +9,7 @@ import numpy as np
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.cluster import MAX_DEVICES
 from simpar.search.axes import Rows
-from simpar.search.fit import Need, needs, peak_of
+from simpar.search.fit import Need, fullest, needs
 from simpar.search.problem import Problem
 from simpar.search.space import memory_rows
 from simpar.units import GIB
@@ -22,8 +22,7 @@ def nothing_fits(problem: Problem, need: Need) -> Infeasible:
     """The error for a space of which every row needs too much."""
     rows = memory_rows(problem)
     row = int(np.argmin(need.needed_bytes))
-    stage = int(rows["pp"][row]) - 1 if need.on_last[row] else 0
-    peak = peak_of(rows, np.array([row]), last=bool(need.on_last[row]))
+    stage, peak = int(need.stage[row]), fullest(rows, row)
     parts = {name: float(np.max(getattr(peak, name))) for name in WORDS}
     most = WORDS[max(parts, key=lambda name: parts[name])]
     limit, least = problem.memory_limit_bytes, float(need.needed_bytes[row])

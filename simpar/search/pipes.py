@@ -128,15 +128,18 @@ class Pipes:
         """Nanoseconds of the messages of one pipeline, float64[2, stages - 1]: ahead and back."""
         kinds, rows = self.passes.kinds, self.jobs.rows
         blocks = tuple(kinds[pieces[-1]].block.name for pieces in shape.pieces[:-1])
+        resting = tuple(all(kinds[kind].block.still for kind in pieces) for pieces in shape.pieces[:-1])
         key, order = int(self.key[pipe]), int(rows.code["order"][self.row[pipe]])
-        known = shape.rank_of_stage, blocks, key, order
+        known = shape.rank_of_stage, blocks, resting, key, order
         if known not in self._hops:
             wires, index = self._wired(shape, pipe)
             view, graph = self.passes.views[key], {kind.block.name: kind.block for kind in kinds}
             sizes = {name: send_bytes(view, graph[name]) for name in set(blocks)}
             size = np.array([sizes[name] for name in blocks])
             table = np.stack([wire.time_ns(size) for wire in wires])
-            self._hops[known] = np.take_along_axis(table, index, axis=0).astype(np.float64)
+            times = np.take_along_axis(table, index, axis=0).astype(np.float64)
+            times[1, list(resting)] = 0.0  # nothing goes back to stages below all that is trained
+            self._hops[known] = times
         return self._hops[known]
 
     def _wired(self, shape: Shape, pipe: int) -> tuple[list[Wire], Ints]:

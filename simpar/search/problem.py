@@ -90,11 +90,6 @@ def make_problem(
     """A problem from names; ``options`` are the other fields of :class:`Problem`. Raises UserError."""
     choose(options.get("objective", "time"), OBJECTIVES, "objective")
     base = options.get("base")
-    if base is not None and base.tuning.frozen_layers:
-        raise UserError(
-            f"plan.frozen_layers = {base.tuning.frozen_layers}: layouts of models of which some layers are frozen are "
-            "simulated, not searched; allowed: 0, or lora_rank"
-        )
     if "perturbation" in options and options["perturbation"].jitter_sigma > 0:
         raise UserError(
             "perturbation.jitter: layouts are searched by their steps without jitter; allowed: none of it, and "
@@ -112,6 +107,15 @@ def refuse_optimal(problem: Problem, space: str) -> None:
         raise UserError(
             f"plan.recompute = {OPTIMAL}: is not searched with --space {space}; allowed: none, selective, full, or "
             "--space uniform"
+        )
+
+
+def refuse_tuning(problem: Problem, space: str) -> None:
+    """Raises UserError where a part is frozen in a space of stages with shardings of their own."""
+    if problem.base.tuning.is_used:
+        raise UserError(
+            f"plan.tuning: adapters and frozen layers are not searched with --space {space}; allowed: --space uniform, "
+            "--space uneven"
         )
 
 

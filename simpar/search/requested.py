@@ -25,6 +25,7 @@ from simpar.plan.sync import SCHEMES, decided
 from simpar.search.axes import Axis, Rows, divisors, everything, fully_sharded, tensor_degrees
 from simpar.search.checkpoints import undecided
 from simpar.search.problem import Problem
+from simpar.simulation import may_be_tuned
 
 Mask = NDArray[np.bool_]
 OWN_WIDTH = ("sgd", "adafactor", "adamw_8bit")
@@ -114,7 +115,9 @@ def lawful(rows: Rows, names: Sequence[str], *rules: str) -> Mask:
     for at, row in enumerate(first.tolist()):
         plan = resolve(counted(rows, row), problem.stack)
         data = decided(plan.data_parallel, cluster.nodes)
-        keeps[at] = keeps_rules(plan.model_copy(update={"data_parallel": data}), target, *rules)
+        decided_plan = plan.model_copy(update={"data_parallel": data})
+        keeps[at] = not (plan.tuning.is_used and not may_be_tuned(decided_plan))
+        keeps[at] &= keeps_rules(decided_plan, target, *rules)
     return np.asarray(keeps[which])
 
 

@@ -27,6 +27,7 @@ from simpar.search.wires import FREE, Wire, shared_slopes_s
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 SCHEME_AXES = (
     "tp", "cp", "pp", "ep", "order", "precision", "zero", "hsdp", "overlap_grad_reduce", "overlap_param_gather",
     "sequence_parallel", "etp", "tp_method", "tp_depth", "optimizer", "moment_dtype", "grad_dtype", "reduce_dtype",
@@ -69,7 +70,8 @@ class Cut:
 class Scheme:
     """One scheme: its behaviour, its wires by (operation, group), and parameters on a rank by who holds copies.
 
-    ``still`` are those that are not trained, and come with the others where these are freed after use.
+    ``still`` are those that are not trained, and come with the others where these are freed after use; ``rests`` marks
+    kinds that run nothing backward and need nothing for it.
     ``drains_s`` are seconds a byte that gathers and reductions take of the link that they share.
     ``own`` are the links of rank 0.
     """
@@ -78,6 +80,7 @@ class Scheme:
     wires: Mapping[tuple[str, str], Wire]
     parameters: Mapping[str, Floats]
     still: Floats
+    rests: Bools
     drains_s: tuple[float, float]
     own: Ints
 
@@ -104,10 +107,11 @@ class Scheme:
     @cached_property
     def moves(self) -> dict[tuple[str, bool], Moves]:
         """What passes move, by (letter, boundary)."""
-        known = {policy: self._moves(policy) for policy in set(self.policies.values())}
-        return {key: known[policy] for key, policy in self.policies.items()}
+        asked = {key: (policy, key[0] == "F") for key, policy in self.policies.items()}
+        known = {each: self._moves(*each) for each in set(asked.values())}
+        return {key: known[each] for key, each in asked.items()}
 
-    def _moves(self, policy: SyncPolicy) -> Moves:
+    def _moves(self, policy: SyncPolicy, ahead: bool) -> Moves:
         none = np.zeros(len(self.parameters[DENSE]))
         gather, first, every, both, occupied = (none.copy() for _ in range(5))
         for copies in policy.copies:
@@ -115,6 +119,7 @@ class Scheme:
             if copies.gather_group:
                 wire = self.wires["all_gather", copies.gather_group]
                 comes = count + self.still * (copies.buffer_bytes > 0) * (copies.kind == DENSE)
+                comes = comes if ahead else np.where(self.rests, 0.0, comes)
                 gather += np.where(comes > 0, wire.time_ns(comes * copies.gathered_bytes), 0)
                 occupied += np.where(count > 0, wire.occupied_ns(count * copies.gathered_bytes), 0)
             in_turn = none.copy()
@@ -255,6 +260,7 @@ class Schemes:
             wires=wires,
             parameters={DENSE: passes.dense[key], EXPERTS: passes.experts[key]},
             still=passes.still[key],
+            rests=np.array([kind.block.still for kind in passes.kinds]),
             drains_s=shared_slopes_s(gather, wires[reduce[0][1], reduce[0][0]] if reduce else FREE),
             own=passes.wires.own,
         )

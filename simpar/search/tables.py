@@ -212,6 +212,9 @@ def finishes_ns(
     messages = np.concatenate([hops.ahead.T, hops.back.T, np.zeros((1, count))])
     if hops.blocking:
         durations, messages = _blocked(table, durations, hops)
+    all_sent = hops.blocking or bool(
+        messages[:-1].all()
+    )  # else some stages send none back, which queue for nothing
     finish = np.zeros((len(table.code) + 1, count))  # the last row stands for nothing to wait for
     arrival = np.zeros_like(finish)
     opened = np.zeros(len(table.code), dtype=bool) if floors is None else table.boundary & (table.code == F)
@@ -224,7 +227,9 @@ def finishes_ns(
         if floors is not None and mine.any():
             end[mine] = np.maximum(end[mine], floors.T[table.stage[level][mine]])
         finish[level] = end
-        arrival[level] = np.maximum(end, arrival[table.queue[level]]) + messages[table.message[level]]
+        took = messages[table.message[level]]
+        behind = np.maximum(end, arrival[table.queue[level]])
+        arrival[level] = (behind if all_sent else np.where(took > 0, behind, end)) + took
     return finish[:-1]
 
 

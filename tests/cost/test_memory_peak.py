@@ -94,7 +94,7 @@ def test_bulk_is_one_by_one(stack: str, *, last: bool) -> None:
     tp, dp, pp, mb, zero, cp = (np.array(column) for column in zip(*rows, strict=True))
     template = resolve(Plan(tp=1, dp=1, zero=3 if stack == "torchtitan" else 0), habits)
     layouts = Layouts(tp=tp, dp=dp, pp=pp, cp=cp, micro_batch=mb, zero=zero, sequence_parallel=tp > 1)
-    bulk = peak_memory_of(graph, layouts, template, training, habits, last=last)
+    bulk = peak_memory_of(graph, layouts, template, training, habits, last)
     needed = bulk.reservation(habits).needed_bytes
     kind = template.data_parallel.kind
     for index, (tp_, dp_, pp_, mb_, zero_, cp_) in enumerate(rows):

@@ -1,34 +1,58 @@
 """Low-rank adapters as the plan gives them: layouts of a model of which little is trained, bounded and certified."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 import simpar
-from simpar.errors import UserError
+from simpar.cost.peak import peak_memory
+from simpar.errors import Infeasible, UserError
 from simpar.search import Constraints, make_problem, search
 from simpar.search.arena import Arena
 from simpar.search.exact import measure
-from simpar.search.fit import needs
+from simpar.search.fit import needs, overhead_of
 from simpar.search.hunt import Hunt, fields_of
 from simpar.search.space import enumerate_space, plan_of
 from simpar.search.watch import Watch
+from simpar.simulation import lower_job, make_job
 from tests.search.test_bounds import bounds_of
-from tests.search.test_certificate import NARROW, brute_force
+from tests.search.test_certificate import NARROW, brute_force, few_rows
 
 HELD = {"micro_batch": 2, "recompute": ("none", "full"), "schedule": ("1f1b", "interleaved", "zb-h1")}
 
 
-def adapted(problem_of, seed, **held):
-    """A random small problem of which adapters of rank 8 are trained."""
+def tuned(problem_of, seed, base, **held):
+    """A random small problem of which a part is trained."""
     found = problem_of(seed, **held)
     return make_problem(
         found.graph,
         found.cluster,
         found.training,
         stack=found.stack,
-        base=simpar.Plan(lora_rank=8),
+        base=base,
         constraints=found.constraints,
     )
+
+
+def adapted(problem_of, seed, **held):
+    """A random small problem of which adapters of rank 8 are trained."""
+    return tuned(problem_of, seed, simpar.Plan(lora_rank=8), **held)
+
+
+def frozen(problem_of, seed, **held):
+    """A random small problem of which some first layers are frozen, and the others or adapters in them trained."""
+    layers = len(problem_of(seed).graph.layers)
+    rank = 8 if seed % 3 == 0 else None
+    base = simpar.Plan(frozen_layers=1 + seed % (layers - 1), lora_rank=rank)
+    return tuned(problem_of, seed, base, **held)
+
+
+def run(problem):
+    """A search until nothing can beat the best."""
+    hunt = Hunt(fields_of(problem, [problem.cluster.nodes]), Watch())
+    hunt.run()
+    return hunt
 
 
 @pytest.mark.parametrize("seed", [1, 4, 6, 9])
@@ -49,8 +73,7 @@ def test_search_finds_what_brute_force_finds(seed, problem_of):
     """The certified best step is the best of all rows by the reference engine."""
     held = {**NARROW, "hsdp": 1, "tp": (1, 2), "pp": (1, 2), "zero": (0, 1, 3), "recompute": ("none", "full")}
     problem = adapted(problem_of, seed, **held)
-    hunt = Hunt(fields_of(problem, [problem.cluster.nodes]), Watch())
-    hunt.run()
+    hunt = run(problem)
     assert hunt.gap() == 0
     assert hunt.best == pytest.approx(brute_force(problem), rel=1e-12)
 
@@ -87,8 +110,101 @@ def test_adapters_fit_where_the_whole_model_does_not():
     assert again.step_time_s == found.best.step_time_s
 
 
-def test_frozen_layers_are_refused(problem_of):
-    """One line: where they lie in a pipeline decides what fits, which the closed form does not know."""
-    problem = problem_of(1)
-    with pytest.raises(UserError, match="frozen_layers"):
-        make_problem(problem.graph, problem.cluster, problem.training, base=simpar.Plan(frozen_layers=1))
+@pytest.mark.parametrize("seed", range(8))
+def test_bounds_hold_with_frozen_layers(seed, problem_of, arena_of):
+    """No bound is above the executed step, whatever the schedule and wherever the frozen prefix ends."""
+    problem = frozen(problem_of, seed, micro_batch=2, recompute=("none", "full"), pp=(1, 2, 4))
+    arena = arena_of(problem, seed, 10)
+    overhead = problem.stack.launch.step_overhead_s
+    for row in range(arena.rows.count):
+        plan = plan_of(arena.rows, row)
+        assert plan.tuning.frozen_layers
+        exact = measure(problem, plan).step_time_s - overhead
+        assert max(bounds_of(arena, row)) <= exact * (1 + 1e-12), plan
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 5, 6, 7])
+def test_search_finds_what_brute_force_finds_with_frozen_layers(seed, problem_of):
+    """The certified best step is the best of all rows by the reference engine."""
+    problem = few_rows(partial(frozen, problem_of), seed)
+    hunt = run(problem)
+    assert hunt.gap() == 0
+    assert hunt.best == pytest.approx(brute_force(problem), rel=1e-12)
+
+
+@pytest.mark.parametrize(("stack", "frozen_layers"), [("megatron", 8), ("nanotron", 20), ("fsdp", 31)])
+def test_the_fullest_rank_of_frozen_layers_is_found(stack, frozen_layers):
+    """Closed forms for columns are those of single plans on the fullest rank, which need not be an end of the pipeline.
+
+    Where chunks of a rank differ they count as their mean, and a little too much.
+    """
+    problem = make_problem(
+        "llama-3-8b",
+        simpar.Cluster("dgx-h100"),
+        simpar.Training(seq_len=2048, global_batch=32),
+        stack=stack,
+        base=simpar.Plan(frozen_layers=frozen_layers),
+        constraints=Constraints(fixed={"micro_batch": 1, "tp": 1, "recompute": ("none", "full")}),
+    )
+    rows = enumerate_space(problem)
+    rows.take(np.sort(np.random.default_rng(frozen_layers).choice(rows.count, 24, replace=False)))
+    found, middle = needs(rows), 0
+    for row in range(rows.count):
+        plan = plan_of(rows, row)
+        job = make_job(problem.graph, problem.cluster, plan, problem.training, problem.stack)
+        parts = job.graph, job.plan, job.training, job.stack
+        each = [
+            float(peak_memory(*parts, stage).reservation(job.stack).needed_bytes)
+            for stage in range(job.plan.mesh.pp)
+        ]
+        needed = float(found.needed_bytes[row] - overhead_of(rows, np.array([row]))[0])
+        even = job.plan.pipeline.vpp == 1 and stack != "nanotron"
+        assert max(each) * 0.999 <= needed <= max(each) * (1.002 if even else 1.25), plan
+        middle += 0 < found.stage[row] < job.plan.mesh.pp - 1
+    assert middle or frozen_layers == 31
+
+
+def test_nothing_goes_back_to_stages_below_what_is_trained():
+    """Stages of frozen layers receive no gradients and gather parameters once: for their forward."""
+    training, cluster = simpar.Training(seq_len=2048, global_batch=32), simpar.Cluster("dgx-h100")
+
+    def ops(frozen_layers, **plan):
+        plan = simpar.Plan(pp=4, tp=1, micro_batch=1, recompute="full", frozen_layers=frozen_layers, **plan)
+        job = make_job("llama-3-8b", cluster, plan, training)
+        program = lower_job(job, cluster, {}).program
+        names = [program.labels[index].name for index in program.ops.label.tolist()]
+        return names.count("send gradients"), names.count("all_gather parameters")
+
+    assert [ops(frozen)[0] // 16 for frozen in (0, 7, 8, 16, 24)] == [3, 3, 2, 1, 0]
+    (_, all_trained), (_, half) = ops(0, zero=3), ops(16, zero=3)
+    assert half < 0.8 * all_trained
+
+
+def test_frozen_layers_let_layouts_fit_that_would_not():
+    """Half of Llama 3 8B frozen fits where all of it trained does not; the plan found is simulated as predicted."""
+    fixed = {"tp": 2, "pp": 1, "zero": 0, "micro_batch": 1, "recompute": "full"}
+    shape = "llama-3-8b", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=2048, global_batch=16)
+    constraints = Constraints(fixed=fixed, headroom=0.2)
+    with pytest.raises(Infeasible, match="nothing fits"):
+        search(*shape, constraints=constraints)
+    found = search(*shape, base=simpar.Plan(frozen_layers=16), constraints=constraints)
+    assert found.certified_optimal
+    again = simpar.simulate(*shape[:2], found.best.plan, shape[2])
+    assert again.step_time_s == found.best.step_time_s
+
+
+def test_what_no_plan_can_be_is_in_no_row():
+    """Parts are not tuned by replicas on their own, with parameters on the host or in stages of their own."""
+    fixed = {
+        "sync": ("bsp", "diloco"),
+        "offload_parameters": ("none", "cpu"),
+        "micro_batch": 1,
+        "zero": (0, 3),
+    }
+    shape = "llama-3-8b", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=2048, global_batch=16)
+    base = simpar.Plan(frozen_layers=4)
+    rows = enumerate_space(make_problem(*shape, base=base, constraints=Constraints(fixed=fixed)))
+    assert rows.one_of("sync", "bsp").all()
+    assert rows.one_of("offload_parameters", "none").all()
+    with pytest.raises(UserError, match="not searched with --space alpa"):
+        search(*shape, base=base, space="alpa")

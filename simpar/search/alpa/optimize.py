@@ -35,7 +35,7 @@ from simpar.search.alpa.intra_op import solve
 from simpar.search.alpa.meshes import place_stages, submesh_sizes
 from simpar.search.alpa.pricing import Pricer
 from simpar.search.alpa.profile import Profile
-from simpar.search.problem import Problem, refuse_optimal
+from simpar.search.problem import Problem, refuse_optimal, refuse_tuning
 from simpar.search.result import Counts, SearchResult
 from simpar.search.uniform import search_uniform
 from simpar.search.watch import Watch
@@ -432,6 +432,7 @@ def search_alpa(
 
 def _check(problem: Problem) -> None:
     refuse_optimal(problem, "alpa")
+    refuse_tuning(problem, "alpa")
     wrong = [axis for axis in problem.constraints.fixed if axis not in FIXABLE]
     if wrong:
         raise UserError(
