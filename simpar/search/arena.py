@@ -1,4 +1,4 @@
-"""Rows with bounds that are sharpened where it pays: by kernels, by passes, by whole steps, by a sweep, by simulation.
+"""Rows with bounds sharpened where it pays: by kernels, passes, whole steps, work of tables, sweeps, simulations.
 
 Always the row with the lowest bound is looked at again, together with others for which the next, dearer look can be
 shared; a row whose bound is no better than the best simulated step is never looked at again.
@@ -27,9 +27,9 @@ from simpar.units import NS_PER_S
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-KERNELS, PASSES, STEP, SWEPT, EXACT = range(5)
+KERNELS, PASSES, STEP, WORK, SWEPT, EXACT = range(6)
 SOON = 1.05  # rows whose bounds are this close to the lowest are looked at along with it
-PIPES_AT_ONCE, ROWS_AT_ONCE, SWEPT_AT_ONCE = 1024, 16384, 64
+PIPES_AT_ONCE, ROWS_AT_ONCE, WORKED_AT_ONCE, SWEPT_AT_ONCE = 1024, 16384, 1024, 64
 
 
 @dataclass
@@ -102,7 +102,9 @@ class Arena:
 
     def sharpen(self, row: int) -> None:
         """Bound a row by the next means, and others along with it."""
-        {KERNELS: self._passes, PASSES: self._steps, STEP: self._sweep}[int(self.level[row])](row)
+        {KERNELS: self._passes, PASSES: self._steps, STEP: self._works, WORK: self._sweep}[
+            int(self.level[row])
+        ](row)
 
     def sweep(self, row: int) -> None:
         """Bound a single row by the sweep."""
@@ -181,13 +183,26 @@ class Arena:
         rows = rows[~undecided(self.rows, rows)]
         self._raise(rows, self.bounds.of(rows), STEP)
 
+    def _works(self, row: int) -> None:
+        """By the work of ranks where passes run together, which says little else; other rows are swept."""
+        pipes = self.bounds.pipes
+        if not pipes.shapes[int(pipes.shapes.index[row])].pairs:
+            self._sweep(row)
+            return
+        rows = self._like(row, STEP, WORKED_AT_ONCE)
+        self._raise(rows, self.sweeps.by_work(rows), WORK)
+
     def _sweep(self, row: int) -> None:
-        columns, alike = self.rows, self._active[self.level[self._active] == STEP]
+        rows = self._like(row, int(self.level[row]), SWEPT_AT_ONCE)
+        self._raise(rows, self.sweeps.of(rows), SWEPT)
+        self.swept += len(rows)
+
+    def _like(self, row: int, level: int, most: int) -> Ints:
+        """A row and active ones of a level with the same table, those with the lowest bounds."""
+        columns, alike = self.rows, self._active[self.level[self._active] == level]
         for name in ("schedule", "pp", "vpp", "microbatches"):
             values = columns.code[name] if name in columns.code else columns[name]
             alike = alike[values[alike] == values[row]]
-        if len(alike) > SWEPT_AT_ONCE:
-            alike = alike[np.argpartition(self.worth(alike), SWEPT_AT_ONCE)[:SWEPT_AT_ONCE]]
-        rows = np.unique(np.append(alike, row))
-        self._raise(rows, self.sweeps.of(rows), SWEPT)
-        self.swept += len(rows)
+        if len(alike) > most:
+            alike = alike[np.argpartition(self.worth(alike), most)[:most]]
+        return np.unique(np.append(alike, row))

@@ -150,7 +150,7 @@ class RowCharge:
 
     def charge(self) -> Charge:
         """What the bound of a row is made of."""
-        return Charge(self.stages, self._opening(), self._tail(), self.streams())
+        return Charge(self.stages, self.opening(), self.tail(), self.streams())
 
     @property
     def bounds(self) -> RowBounds:
@@ -229,7 +229,7 @@ class RowCharge:
             inside[:, stage] += kinds[:, last] - gather[:, list(ahead)].sum(axis=1)
         return np.where(some(gather), np.maximum(times, inside), times)
 
-    def _opening(self) -> Floats:
+    def opening(self) -> Floats:
         """How much later than along the pipeline's path the passes of a rank can start.
 
         Everything waits for the first gather of the first stage; and no forward ends before its parameters are
@@ -351,7 +351,7 @@ class RowCharge:
             reduced[ends] = (reduced[ends].max(axis=1) + self.embedding[tied])[:, None]
         return np.maximum(reduced, again) + self.optimizer
 
-    def _tail(self) -> Floats:
+    def tail(self) -> Floats:
         """What follows a rank's last pass at least, [n, ranks]: what a reduction beside it leaves, and the update.
 
         A reduction leaves at least its last block's. Embeddings are summed behind the first reduction and beside the

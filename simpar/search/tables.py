@@ -24,6 +24,19 @@ Blocked = frozenset[tuple[str, bool]]
 
 
 @dataclass(frozen=True)
+class Work:
+    """How often the ranks of a table run each of its durations, float64[ranks, columns].
+
+    ``every`` counts all actions, ``late`` those from a rank's first backward on (with the forward that runs together
+    with it), which is one of stage ``opens`` int64[ranks].
+    """
+
+    every: Floats
+    late: Floats
+    opens: Ints
+
+
+@dataclass(frozen=True)
 class Table:
     """The precedence graph of a schedule, actions rank after rank.
 
@@ -55,15 +68,11 @@ class Table:
         source = waits_for(schedule)
         source[code == W] = -1
         marked = _boundary(code, stage)
+        alone = np.array([(letter, bool(last)) in apart for letter in LETTERS for last in (0, 1)])[
+            code * 2 + marked
+        ]
         pairs = np.flatnonzero(np.concatenate([columns.overlap for columns in schedule.ranks]))
-        joined = np.array(
-            [
-                at
-                for at in pairs.tolist()
-                if not apart & {_kind(code, marked, at), _kind(code, marked, at + 1)}
-            ],
-            dtype=np.int64,
-        )
+        joined = pairs[~(alone[pairs] | alone[pairs + 1])]
         other = np.full(len(code), -1, dtype=np.int64)
         other[joined], source[joined + 1] = source[joined + 1], -1
         return Table(
@@ -154,25 +163,43 @@ class Table:
         num = len(self.schedule.rank_of_stage)
         found = (self.code * 2 + self.boundary) * num + self.stage
         if len(self.joined):
-            first, index = 2 * len(LETTERS) * num, {pair: at for at, pair in enumerate(self.pairs)}
-            found[self.joined] = first + np.array([index[pair] for pair in self._pair_of])
-            found[self.joined + 1] = first + len(index) + self.stage[self.joined + 1]
+            first = 2 * len(LETTERS) * num
+            found[self.joined] = first + self._distinct[1]
+            found[self.joined + 1] = first + len(self.pairs) + self.stage[self.joined + 1]
         return found
 
     @cached_property
-    def _pair_of(self) -> list[tuple[int, str, int]]:
-        back = self.joined + 1
-        letters = [LETTERS[code] for code in self.code[back].tolist()]
-        return list(zip(self.stage[self.joined].tolist(), letters, self.stage[back].tolist(), strict=True))
+    def work(self) -> Work:
+        """How often every rank runs each duration."""
+        num_ranks = self.schedule.num_ranks
+        back = np.flatnonzero((self.code == B) | (self.code == I))
+        _, first = np.unique(self.rank[back], return_index=True)
+        first = back[first]
+        late = np.arange(len(self.code)) >= first[self.rank]
+        late[first - 1] |= np.isin(first - 1, self.joined)
+        shape = num_ranks, 2 * len(LETTERS) * len(self.schedule.rank_of_stage) + len(self.pairs)
+        shape = shape[0], shape[1] + len(self.schedule.rank_of_stage)
+        every, behind = np.zeros(shape), np.zeros(shape)
+        np.add.at(every, (self.rank, self.column), 1.0)
+        np.add.at(behind, (self.rank[late], self.column[late]), 1.0)
+        return Work(every, behind, self.stage[first])
+
+    @cached_property
+    def _distinct(self) -> tuple[Ints, Ints]:
+        """Numbers of the distinct pairs, and which of them each pair is."""
+        num, back = len(self.schedule.rank_of_stage), self.joined + 1
+        number = (self.stage[self.joined] * len(LETTERS) + self.code[back]) * num + self.stage[back]
+        unique, index = np.unique(number, return_inverse=True)
+        return unique, index
 
     @cached_property
     def pairs(self) -> tuple[tuple[int, str, int], ...]:
         """Distinct pairs: stage of the forward, letter and stage of the backward."""
-        return tuple(dict.fromkeys(self._pair_of))
-
-
-def _kind(code: Ints, marked: NDArray[np.bool_], at: int) -> tuple[str, bool]:
-    return LETTERS[int(code[at])], bool(marked[at])
+        num = len(self.schedule.rank_of_stage)
+        rest, back = np.divmod(self._distinct[0], num)
+        ahead, letter = np.divmod(rest, len(LETTERS))
+        each = zip(ahead.tolist(), letter.tolist(), back.tolist(), strict=True)
+        return tuple((one, LETTERS[code], other) for one, code, other in each)
 
 
 def _boundary(code: Ints, stage: Ints) -> NDArray[np.bool_]:
@@ -200,18 +227,8 @@ def finishes_ns(
     [n, stages] is when at the earliest the first forward of a stage can end. Messages of one stream queue behind
     each other.
     """
-    stages = len(table.schedule.rank_of_stage)
-    count = hops.ahead.shape[0]
-    durations = np.zeros((len(LETTERS) * 2 * stages + len(table.pairs) + stages, count))
-    for (letter, boundary), values in times.items():
-        first = (LETTERS.index(letter) * 2 + boundary) * stages
-        durations[first : first + stages] = values.T
-    for at, pair in enumerate(table.pairs):
-        assert pairs is not None, "a table of pairs is swept with their durations"
-        durations[len(LETTERS) * 2 * stages + at] = pairs[pair]
-    messages = np.concatenate([hops.ahead.T, hops.back.T, np.zeros((1, count))])
-    if hops.blocking:
-        durations, messages = _blocked(table, durations, hops)
+    durations, messages = charged(table, times, hops, pairs)
+    count = durations.shape[1]
     all_sent = hops.blocking or bool(
         messages[:-1].all()
     )  # else some stages send none back, which queue for nothing
@@ -231,6 +248,48 @@ def finishes_ns(
         behind = np.maximum(end, arrival[table.queue[level]])
         arrival[level] = (behind if all_sent else np.where(took > 0, behind, end)) + took
     return finish[:-1]
+
+
+def charged(table: Table, times: Times, hops: Hops, pairs: Pairs | None = None) -> tuple[Floats, Floats]:
+    """Durations by the table's columns and messages, float64[..., n]: what blocks its sender lengthens the pass."""
+    stages = len(table.schedule.rank_of_stage)
+    count = hops.ahead.shape[0]
+    durations = np.zeros((len(LETTERS) * 2 * stages + len(table.pairs) + stages, count))
+    for (letter, boundary), values in times.items():
+        first = (LETTERS.index(letter) * 2 + boundary) * stages
+        durations[first : first + stages] = values.T
+    for at, pair in enumerate(table.pairs):
+        assert pairs is not None, "a table of pairs is swept with their durations"
+        durations[len(LETTERS) * 2 * stages + at] = pairs[pair]
+    if hops.blocking:
+        return _blocked(table, durations, hops)
+    return durations, np.concatenate([hops.ahead.T, hops.back.T, np.zeros((1, count))])
+
+
+def ends_by_work_ns(table: Table, times: Times, hops: Hops, pairs: Pairs) -> Floats:
+    """When the last action of every rank ends at least, float64[ranks, n]: without following the table.
+
+    A rank waits for its first forward, and then does all that the table has for it; or it waits until one microbatch
+    went ahead through all stages and back to its first backward, behind which the rest of its work is still to be
+    done.
+    """
+    durations, messages = charged(table, times, hops, pairs)
+    stages, work = len(table.schedule.rank_of_stage), table.work
+
+    def least(letter: int, which: tuple[int, ...]) -> Floats:
+        first = [(letter * 2 + boundary) * stages for boundary in which]
+        return np.asarray(np.minimum.reduce([durations[at : at + stages] for at in first]))
+
+    letters = [code for code in (B, I) if (table.code == code).any()]
+    back = np.minimum.reduce([least(letter, (0, 1)) for letter in letters])
+    none = np.zeros((1, durations.shape[1]))
+    ahead = np.concatenate([none, np.cumsum(least(F, (1,))[:-1] + messages[: stages - 1], axis=0)])
+    sent = np.concatenate([messages[stages - 1 : 2 * stages - 2], none])
+    behind = np.cumsum((back + sent)[::-1], axis=0)[::-1]
+    turned = ahead[-1] + least(F, (1,))[-1]
+    _, opening = np.unique(table.rank, return_index=True)
+    started = ahead[table.stage[opening]] + work.every @ durations
+    return np.asarray(np.maximum(started, turned + (behind - back)[work.opens] + work.late @ durations))
 
 
 def _blocked(table: Table, durations: Floats, hops: Hops) -> tuple[Floats, Floats]:
