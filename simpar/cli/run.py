@@ -33,7 +33,6 @@ RUN_FLAGS = (
     Flag("--tokenizer", "data.tokenizer", str, "For --text: bytes, or a tokenizer.json"),
     Flag("--device", "machine.device", str, "cpu or cuda (default: cuda where there are enough)"),
     Flag("--threads", "machine.threads", int, "Threads of each rank (default: cores / ranks)"),
-    Flag("--offload", "machine.offload", bool, "Keep sharded states in host memory"),
     Flag("--timeout", "machine.timeout_s", float, "Seconds after which a silent rank counts as dead"),
     Flag("--port", "machine.port", int, "Where rank 0 listens (default: a free one, on localhost)"),
     Flag("--checkpoint", "checkpoints.folder", str, "Folder to save states in, and to go on from"),

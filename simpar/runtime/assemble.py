@@ -24,6 +24,7 @@ from simpar.runtime.experts import Experts
 from simpar.runtime.job import Learning
 from simpar.runtime.loss import mean_loss
 from simpar.runtime.model import Blueprint, build_stage, parts, shard
+from simpar.runtime.offload import save_on_host
 from simpar.runtime.one_process import DataParallel
 from simpar.runtime.pipeline import Pipeline, Shapes
 from simpar.runtime.prediction import IGNORED, layers_of
@@ -69,11 +70,14 @@ def make_own_engine(
 ) -> Engine:
     """An engine for a module of the user's: data parallel only, sharded by the members of its module lists."""
     plan, dtypes = blueprint.plan, blueprint.dtypes
+    # what lives on the host fully_shard brings there
     model = model.to(device=ranks.device, dtype=dtypes.storage)
     units = [unit for module in model.modules() if isinstance(module, nn.ModuleList) for unit in module]
     if plan.memory.recompute != "none":
         for unit in units:
             unit.forward = partial(checkpoint, unit.forward, use_reentrant=False)
+    if plan.offload.offload_activations:
+        save_on_host(units, plan.offload.offload_activations)
     if blueprint.strategy.reduction == "fsdp":
         shard(model, units, blueprint, ranks)
     elif dtypes.compute != dtypes.storage:

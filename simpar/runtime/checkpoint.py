@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 
 from simpar import files
 from simpar.errors import UserError
-from simpar.runtime.saved import MANIFEST, PREFIX, VERSION, newest, whole_checkpoints
+from simpar.runtime.saved import DELAYED, MANIFEST, PREFIX, VERSION, newest, whole_checkpoints
 from simpar.units import MIB
 
 PARTIAL, INDEX = ".partial", ".metadata"
@@ -163,6 +163,11 @@ def _check_names(path: Path, index: Metadata, tensors: Tensors) -> None:
     for name, tensor in tensors.items():
         found = index.state_dict_metadata.get(name)
         there = tuple(found.size) if isinstance(found, TensorStorageMetadata) else None
+        if there is None and name.startswith(f"{DELAYED}."):
+            raise UserError(
+                f"{path}: holds no delayed update of {name.removeprefix(f'{DELAYED}.')}, which its layout updated on "
+                "the device; allowed: that layout, or offload_ratio 1"
+            )
         if there != tuple(tensor.shape):
             raise UserError(
                 f"{path}: is a checkpoint of another model: {name} is {_shape(there)} there, "

@@ -63,6 +63,7 @@ class Engine:
                     loss = mean_loss(outputs, wanted) / self.microbatches
                 with self.clock.phase("backward"):
                     loss.backward()
+                    self.update.collect()
             total += plain(loss.detach())
         return total
 

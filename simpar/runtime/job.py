@@ -78,7 +78,6 @@ class Machine(_Part):
     device: Literal["cpu", "cuda"] = "cpu"
     threads: Count = 1
     timeout_s: float = Field(300.0, gt=0, allow_inf_nan=False)
-    offload: bool = Field(False, description="keep sharded states in host memory")
     port: int | None = Field(None, ge=1, le=65535, description="where rank 0 listens; default a free one")
 
 

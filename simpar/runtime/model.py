@@ -21,6 +21,7 @@ from simpar.runtime import adapters, experts, tensor_parallel
 from simpar.runtime.attention import Place
 from simpar.runtime.context import Context
 from simpar.runtime.decoder import OUTPUT, TABLE, Decoder, Part, Recompute, TokenEmbedding, initial_value
+from simpar.runtime.offload import save_on_host
 from simpar.runtime.ranks import Ranks
 from simpar.runtime.strategy import Strategy
 
@@ -57,7 +58,11 @@ class Blueprint:
     dtypes: Dtypes
     recompute: Recompute
     seed: int = 0
-    offload: bool = False
+
+    @property
+    def fetches(self) -> bool:
+        """Whether parameters live on the host and are brought for every pass."""
+        return self.plan.offload.offload_parameters != "none"
 
 
 def parts(graph: ModelGraph, plan: Plan) -> list[Part]:
@@ -96,7 +101,11 @@ def build_stage(blueprint: Blueprint, part: Part, ranks: Ranks) -> Decoder:
         if not (model.tied or model.further):  # what is used twice belongs to the whole
             units += [block for block in (model.embedding, model.head) if block is not None]
         shard(model, units, blueprint, ranks)
-    model.to_empty(device="cpu" if blueprint.offload else ranks.device)
+    if plan.offload.offload_activations:
+        layers = list(model.layers.values())
+        # backward begins with the last layer of a stage without a head: what it needs stays
+        save_on_host(layers if part.head else layers[:-1], plan.offload.offload_activations)
+    model.to_empty(device="cpu" if blueprint.fetches else ranks.device)
     model.tie()
     fill(model, blueprint.seed)
     return model
@@ -134,7 +143,7 @@ def shard(model: nn.Module, units: list[nn.Module], blueprint: Blueprint, ranks:
     policy = MixedPrecisionPolicy(param_dtype=dtypes.compute, reduce_dtype=dtypes.reduce)
     options = {
         "mp_policy": policy if dtypes.compute != dtypes.storage else MixedPrecisionPolicy(),
-        "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if blueprint.offload else OffloadPolicy(),
+        "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if blueprint.fetches else OffloadPolicy(),
         "reshard_after_forward": strategy.reshard,
     }
     if strategy.spread:

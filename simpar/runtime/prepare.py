@@ -9,6 +9,7 @@ from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.plan.check import Target, check, schedule_of
+from simpar.plan.offload import check_offload, decided_offload
 from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import Schedule
 from simpar.plan.sync import decided
@@ -43,6 +44,8 @@ def prepare(plan: Plan, graph: ModelGraph | None, training: Training, world_size
         plan = plan.model_copy(
             update={"mesh": plan.mesh.model_copy(update={"dp": dp}), "data_parallel": data}
         )
+        check_offload(plan)
+        plan = plan.model_copy(update={"offload": decided_offload(plan)})
         return Prepared(plan, None, choose(plan, None), stack.memory.selective)
     plan = check(balanced(plan, graph, stack), Target(graph, training, world_size, world_size))
     schedule = schedule_of(plan, training)

@@ -15,6 +15,8 @@ from simpar.units import Count
 
 PREFIX, MANIFEST = "step-", "manifest.json"
 VERSION = 1
+DELAYED = "delayed"
+"""Before names of what an update on the host has made and the parameters do not have yet."""
 
 
 class Manifest(BaseModel):
@@ -66,6 +68,12 @@ def next_step(path: Path, manifest: Mapping[str, Any], job: Job) -> int:
         raise UserError(
             f"{path}: has states of {manifest['optimizer']}, the plan's optimizer is {optimizer}; "
             "allowed: the same, or another --checkpoint folder"
+        )
+    there = (manifest["plan"].get("offload") or {}).get("offload_delayed", False)
+    if there != job.plan.offload.offload_delayed:
+        raise UserError(
+            f"{path}: was written with plan.offload_delayed = {str(there).lower()}; allowed: the same, because of "
+            "delayed updates the last one is under way, or another --checkpoint folder"
         )
     if done >= job.steps:
         raise UserError(f"{path}: {done} steps are done; allowed: --steps above {done}")

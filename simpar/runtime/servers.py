@@ -81,6 +81,9 @@ class RemoteUpdate:
                 dist.send(part.contiguous(), server, tag=BEGIN)
         self._pull(self._asked())
 
+    def collect(self) -> None:
+        """After a backward: gradients stay until the step."""
+
     def step(self, clock: Clock) -> float | None:
         """Push the gradients, take over the parameters that come back, forget the gradients."""
         with clock.phase("communication"):

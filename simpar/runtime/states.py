@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from simpar.runtime.decoder import TABLE
+from simpar.runtime.offload import OnHost
+from simpar.runtime.saved import DELAYED
 from simpar.runtime.update import Owned, Update
 
 MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": (), "sgd_momentum": ("momentum_buffer",)}
@@ -28,22 +31,35 @@ def named_tensors(update: Update) -> list[dict[str, Any]]:
 
 
 def _tensors(update: Update) -> Iterator[tuple[str, Any]]:
-    """What the optimizer does not remember yet is made (zero), so that it can be loaded into."""
+    """What the optimizer does not remember yet is made (zero), so that it can be loaded into.
+
+    Where updates are delayed the host is a step ahead of the parameters.
+    """
+    for optimizer in update.hosted():
+        optimizer.settle()
     for each in update.owned:
         yield f"model.{_name(each)}", each.parameter.detach()
-    for each, state in _remembered(update):
+    for each, home, state in _remembered(update):
+        if update.scope.plan.offload.offload_delayed and home is not each.local:
+            yield f"{DELAYED}.{_name(each)}", _like(home.detach(), each.parameter)
         for moment in MOMENTS[update.scope.plan.numerics.optimizer]:
             if state.get(moment) is None:
-                state[moment] = torch.zeros_like(each.local)
+                state[moment] = torch.zeros_like(home)
             yield f"optimizer.{_name(each)}.{moment}", _like(state[moment], each.parameter)
 
 
-def set_steps(update: Update, steps: int) -> None:
-    """Tell the optimizer how many steps lie behind it (AdamW corrects its moments by them)."""
+def loaded(update: Update, steps: int) -> None:
+    """After tensors were loaded: tell the optimizer how many steps lie behind it, and the host its parameters.
+
+    AdamW corrects its moments by the number.
+    """
+    if not update.scope.plan.offload.offload_delayed:
+        for optimizer in update.hosted():
+            optimizer.read_again()
     if update.scope.plan.numerics.optimizer != "adamw":
         return
-    for each, state in _remembered(update):
-        state["step"] = torch.tensor(float(steps), device=each.local.device)
+    for _, home, state in _remembered(update):
+        state["step"] = torch.tensor(float(steps), device=home.device)
 
 
 def _name(each: Owned) -> str:
@@ -51,8 +67,11 @@ def _name(each: Owned) -> str:
     return TABLE if each.twin else each.name
 
 
-def _remembered(update: Update) -> Iterator[tuple[Owned, dict[str, Any]]]:
-    """Parameters with the optimizer's state of each; under ZeRO-1 only those that this rank updates."""
+def _remembered(update: Update) -> Iterator[tuple[Owned, Any, dict[str, Any]]]:
+    """Parameters, the tensor that is updated, and the optimizer's state of each.
+
+    Under ZeRO-1 only those that this rank updates.
+    """
     local = [each.optim if isinstance(each, ZeroRedundancyOptimizer) else each for each in update.optimizers]
     holder = {
         id(parameter): optimizer
@@ -61,15 +80,16 @@ def _remembered(update: Update) -> Iterator[tuple[Owned, dict[str, Any]]]:
         for parameter in group["params"]
     }
     for each in update.owned:
-        if id(each.local) in holder:
-            yield each, holder[id(each.local)].state[each.local]
+        optimizer = holder.get(id(each.local))
+        if optimizer is not None:
+            home = optimizer.copies[each.local] if isinstance(optimizer, OnHost) else each.local
+            yield each, home, optimizer.state[each.local]
 
 
 def _like(local: Any, parameter: Any) -> Any:
-    """A local tensor as a shard of what the parameter is a shard of."""
+    """A local tensor, on the device or the host, as a shard of what the parameter is a shard of."""
     if not isinstance(parameter, DTensor):
         return local
-    return DTensor.from_local(
-        local, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape,
-        stride=parameter.stride(),
-    )  # fmt: skip
+    whole = TensorMeta(parameter.shape, parameter.stride(), local.dtype)
+    spec = DTensorSpec(parameter.device_mesh, parameter.placements, tensor_meta=whole)
+    return DTensor(local, spec, requires_grad=False)  # from_local would move it to the device

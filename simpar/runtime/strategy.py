@@ -8,6 +8,8 @@
 | zero 2, 3, HSDP | fully_shard | with the shards |
 | experts with ep or tp, zero 0, 1 | explicit, of experts over the ranks that hold the same | as zero 0, 1 |
 | the same, zero 2, 3 | fully_shard, of experts over the ranks that hold the same | with the shards |
+| offload_parameters cpu | fully_shard that keeps its shards on the host, of one rank as well | with the shards |
+| offload_optimizer cpu | as without | on the host, with the update, of what a rank would update otherwise |
 | servers | pushed to ranks of their own, over the host | on the servers |
 | single_process | autograd of one process that drives all replicas | whole |
 
@@ -65,24 +67,26 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
     width = int(mesh.dp or 1) * mesh.cp
     if data.kind == "single_process":
         return Strategy("one_process", replicas=width)
-    spread = spreads_experts(plan, graph)
-    if spread and (data.zero < 2 or width == 1):
+    spread, fetches = spreads_experts(plan, graph), plan.offload.offload_parameters != "none"
+    if spread and not fetches and (data.zero < 2 or width == 1):
         sharded = data.zero == 1 and width > 1
         return Strategy("explicit", shard_optimizer=sharded, replicas=data.hsdp, spread=True)
-    if width == 1:
+    if width == 1 and not fetches:
         return Strategy("none")
     if data.servers is not None:
         return Strategy("servers", replicas=width, alone=True)
     if apart(plan) and not data.zero:
         return Strategy("none", alone=True)
     split = schedule is not None and is_split(schedule)
-    if data.zero >= 2:
+    if data.zero >= 2 or fetches:
         if split:
+            what = "offload_parameters = cpu" if fetches else f"zero = {data.zero}"
             raise UserError(
-                f"plan.zero = {data.zero} with schedule {plan.schedule}: fully_shard misses gradients of a backward "
-                f"that is split into I and W, silently; allowed: zero 0 or 1, or a schedule without W"
+                f"plan.{what} with schedule {plan.schedule}: fully_shard misses gradients of a backward "
+                f"that is split into I and W, silently; allowed: {'none' if fetches else 'zero 0 or 1'}, or a schedule "
+                "without W"
             )
-        reshard = bool(data.reshard_after_forward)
+        reshard = bool(data.reshard_after_forward) or width == 1
         return Strategy("fsdp", reshard=reshard, replicas=data.hsdp, alone=apart(plan), spread=spread)
     plain = mesh.tp == 1 and plan.pipeline.vpp == 1 and not split
     return Strategy("ddp" if plain else "explicit", shard_optimizer=data.zero == 1, replicas=data.hsdp)
@@ -142,10 +146,12 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
         )
     if plan.tuning.is_used:
         _refuse_tuning(plan, graph)
-    if plan.offload.is_used:
-        raise UserError(
-            "plan.offload: the runtime keeps states, parameters and activations on the device; allowed: none of it"
-        )
+    for name in ("offload_optimizer", "offload_parameters"):
+        if getattr(plan.offload, name) == "nvme":
+            raise UserError(
+                f"plan.{name} = nvme: torch has no part that reads and writes drives beside an update; allowed in a "
+                "real run: none, cpu"
+            )
     for name in ("reduce_dtype", "gather_dtype"):
         if (given := getattr(numerics, name)) is not None:
             raise UserError(

@@ -26,7 +26,7 @@ from simpar.runtime.prediction import layers_of, next_tokens
 from simpar.runtime.prepare import Prepared, prepare
 from simpar.runtime.ranks import Ranks
 from simpar.runtime.saved import next_step
-from simpar.runtime.states import named_tensors, set_steps
+from simpar.runtime.states import loaded, named_tensors
 from simpar.runtime.strategy import replicas_inside
 from simpar.runtime.update import Update
 from simpar.tracing.code import own_module
@@ -108,7 +108,7 @@ class Saving:
         path, manifest = found
         step = next_step(path, manifest, self.session.job)
         self.store.load(path, manifest, named_tensors(self.update))
-        set_steps(self.update, step)
+        loaded(self.update, step)
         return step
 
     def after(self, step: int) -> None:
@@ -144,7 +144,7 @@ def start(job: Job, rank: int, world_size: int, device: Any) -> Session:
     seed = job.learning.seed
     blueprint = Blueprint(
         graph, plan, prepared.strategy, Dtypes.of(plan), Recompute(plan.memory.recompute, prepared.selective),
-        seed=seed, offload=job.machine.offload,
+        seed=seed,
     )  # fmt: skip
     clock = Clock(device)
     if graph is None or prepared.schedule is None:

@@ -2,7 +2,8 @@
 
 Elementwise optimizers need no other rank's part of a tensor, so every parameter, DTensor or not, is optimized
 through a plain tensor that shares its storage. ZeRO-1 (torch's ZeroRedundancyOptimizer) then also works under
-tensor parallelism, where it cannot broadcast DTensors.
+tensor parallelism, where it cannot broadcast DTensors. Of an offloaded optimizer, which updates on the host, the
+tensors on the device are still what is shared out, clipped and broadcast.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from simpar.plan.plan import Plan
 from simpar.runtime.decoder import TABLE
 from simpar.runtime.job import Learning
 from simpar.runtime.measure import Clock
+from simpar.runtime.offload import Arrivals, OnHost, share_on_host
 from simpar.runtime.ranks import Ranks
 from simpar.runtime.reduction import average
 from simpar.runtime.rounds import meeting_of
@@ -86,20 +89,44 @@ def make_optimizers(scope: Scope, owned: Sequence[Owned]) -> list[Any]:
     """The plan's optimizer over local parameters; its states shared out over the ranks under ZeRO-1.
 
     Experts that are spread have one of their own then, whose states the ranks share that hold the same experts.
+    Parameters that are updated on the host have theirs apart from the others.
     """
     ranks, sharded = scope.ranks, scope.strategy.shard_optimizer
     apart = sharded and scope.strategy.spread
-    common = [each.local for each in owned if not (apart and each.expert)]
-    experts = [each.local for each in owned if apart and each.expert]
-    shares = (
-        (common, ranks.shard_group if sharded else None),
-        (experts, ranks.expert_shard_group if apart else None),
-    )
-    return [_optimizer(scope, local, group) for local, group in shares if local]
+    found = []
+    for away in (False, True):
+        here = [each for each, there in zip(owned, on_host(scope, owned), strict=True) if there == away]
+        common = [each.local for each in here if not (apart and each.expert)]
+        experts = [each.local for each in here if apart and each.expert]
+        shares = (
+            (common, ranks.shard_group if sharded else None),
+            (experts, ranks.expert_shard_group if apart else None),
+        )
+        found += [_optimizer(scope, local, group, away=away) for local, group in shares if local]
+    return found
 
 
-def _optimizer(scope: Scope, local: list[nn.Parameter], group: Any) -> Any:
+def on_host(scope: Scope, owned: Sequence[Owned]) -> list[bool]:
+    """Which parameters on the device are updated on the host; none where parameters are on the host themselves.
+
+    Both copies of tied embeddings are updated alike: there.
+    """
+    offload = scope.plan.offload
+    if not offload.ratio or offload.offload_parameters != "none":
+        return [False] * len(owned)
+    sizes = [each.parameter.numel() for each in owned]
+    tied = [each.twin or (each.name == TABLE and scope.plan.mesh.pp > 1) for each in owned]
+    there = sum(size for size, twin in zip(sizes, tied, strict=True) if twin)
+    rest = [size for size, twin in zip(sizes, tied, strict=True) if not twin]
+    wanted = max(0.0, offload.ratio * sum(sizes) - there) / max(1, sum(rest))
+    chosen = iter(share_on_host(rest, min(wanted, 1.0)))
+    return [twin or next(chosen) for twin in tied]
+
+
+def _optimizer(scope: Scope, local: list[nn.Parameter], group: Any, *, away: bool) -> Any:
     kind, options = optimizer_of(scope.plan, scope.learning)
+    if away:
+        kind = partial(OnHost, kind=kind, delayed=scope.plan.offload.offload_delayed)
     if group is not None:
         return ZeroRedundancyOptimizer(local, optimizer_class=kind, process_group=group, **options)
     return kind(local, **options)
@@ -115,40 +142,80 @@ def optimizer_of(plan: Plan, learning: Learning) -> tuple[Any, dict[str, Any]]:
 
 
 class Update:
-    """What happens between the last backward and the next forward."""
+    """What happens between the last backward and the next forward.
+
+    ``early`` are parameters whose gradients go to the host as they are made: those that are updated there, where the
+    plan says so and nothing on the device adds their gradients up.
+    """
 
     def __init__(self, scope: Scope, owned: Sequence[Owned]) -> None:
         self.scope, self.ranks, self.owned = scope, scope.ranks, list(owned)
         self.optimizers = make_optimizers(scope, self.owned)
         self.meeting = meeting_of(scope, self.owned)
+        self.arrivals = Arrivals()
+        away = zip(self.owned, on_host(scope, self.owned), strict=True)
+        self.early = [each for each, there in away if there and self._leaves(each)]
+        if scope.strategy.reduction != "fsdp":  # which makes gradients where autograd does not look
+            for each in self.early:
+                each.parameter.register_post_accumulate_grad_hook(lambda _, each=each: self._send(each))
+        self.gradients: dict[Any, Tensor] = {}
+
+    def _leaves(self, each: Owned) -> bool:
+        summed = each.partial or each.twin or (each.name == TABLE and self.scope.plan.mesh.pp > 1)
+        reduced = self.scope.strategy.reduction == "explicit" and each.expert
+        return bool(self.scope.plan.offload.offload_gradients) and not summed and not reduced
+
+    def _send(self, each: Owned) -> None:
+        self.arrivals.collect(each.local, each.gradient())
+        each.parameter.grad = None
+
+    def collect(self) -> None:
+        """After a backward: send to the host what goes there and has not gone."""
+        for each in self.early:
+            if each.parameter.grad is not None:
+                self._send(each)
 
     def step(self, clock: Clock) -> float | None:
         """Complete the gradients, clip, update, forget the gradients. The gradient norm where it was asked for."""
         with clock.phase("communication"):
+            self.collect()
+            self.gradients = self.arrivals.take(each.local for each in self.early)
             for each in self.owned:
-                each.local.grad = each.gradient()
+                if each.local not in self.gradients:
+                    each.local.grad = self.gradients[each.local] = each.gradient()
             self._complete()
         with clock.phase("optimizer"):
             norm = self._clip()
             for optimizer in self.optimizers:
+                if isinstance(optimizer, OnHost):
+                    optimizer.give({each.local: self.gradients[each.local] for each in self.early})
                 optimizer.step()
         if self.meeting is not None:
             with clock.phase("communication"):
                 self.meeting.after_step()
+        self.gradients = {}
         for each in self.owned:
             each.parameter.grad = None
             each.local.grad = None
         return norm
 
+    def hosted(self) -> list[OnHost]:
+        """The optimizers of this rank that update on the host."""
+        local = [
+            each.optim if isinstance(each, ZeroRedundancyOptimizer) else each for each in self.optimizers
+        ]
+        return [each for each in local if isinstance(each, OnHost)]
+
     def _complete(self) -> None:
         """Sum what tensor parallelism, data parallelism and tied embeddings left apart."""
-        sum_partial([each.local.grad for each in self.owned if each.partial], self.ranks.tensor_group)
+        found = self.gradients
+        sum_partial([found[each.local] for each in self.owned if each.partial], self.ranks.tensor_group)
         if self.scope.strategy.reduction == "explicit":
             bucket_bytes = float(self.scope.plan.data_parallel.bucket_bytes or math.inf)
-            width = self.ranks.width
-            common = [each.local.grad for each in self.owned if not each.expert]
+            width, early = self.ranks.width, {each.local for each in self.early}
+            common = [found[each.local] for each in self.owned if not each.expert and each.local not in early]
             average(common, self.ranks.data_group, bucket_bytes, divisor=width)
-            if experts := [each.local.grad for each in self.owned if each.expert]:
+            if experts := [found[each.local] for each in self.owned if each.expert]:
                 average(experts, self.ranks.expert_copies_group, bucket_bytes, divisor=width)
         elif (
             self.scope.strategy.spread
@@ -156,19 +223,19 @@ class Update:
             share = self.ranks.mesh.expert_data_parallel / self.ranks.width
             for each in self.owned:
                 if each.expert:
-                    each.local.grad.mul_(share)
+                    found[each.local].mul_(share)
         self._sum_tied()
 
     def _sum_tied(self) -> None:
         """First and last stage hold a copy each of tied embeddings: the gradient is the sum of both."""
-        first = [each for each in self.owned if each.name == TABLE and not each.twin]
-        last = [each for each in self.owned if each.twin]
+        first = [self.gradients[each.local] for each in self.owned if each.name == TABLE and not each.twin]
+        last = [self.gradients[each.local] for each in self.owned if each.twin]
         if first and last:
-            first[0].local.grad.add_(last[0].local.grad)
-            last[0].local.grad.copy_(first[0].local.grad)
+            first[0].add_(last[0])
+            last[0].copy_(first[0])
         elif self.scope.embedding_group is not None:
             for each in (*first, *last):
-                dist.all_reduce(each.local.grad, group=self.scope.embedding_group)
+                dist.all_reduce(each, group=self.scope.embedding_group)
 
     def _clip(self) -> float | None:
         if self.scope.learning.clip_norm is None:
@@ -176,7 +243,7 @@ class Update:
         norm = self.norm()
         if norm > self.scope.learning.clip_norm:
             for each in self.owned:
-                each.local.grad.mul_(self.scope.learning.clip_norm / norm)
+                self.gradients[each.local].mul_(self.scope.learning.clip_norm / norm)
         return norm
 
     def norm(self) -> float:
@@ -185,7 +252,8 @@ class Update:
         for each in self.owned:
             if not each.twin:
                 copies = self._copies(each.parameter)
-                total += each.local.grad.double().square().sum().to(total.device) / copies
+                square = self.gradients[each.local].double().square().sum()
+                total += square.to(total.device) / copies
         if self.ranks.mesh.world_size > 1:
             dist.all_reduce(total)
         return math.sqrt(float(total))

@@ -28,10 +28,11 @@ from simpar.runtime.decoder import OUTPUT, TABLE, Recompute
 from simpar.runtime.engine import average_loss
 from simpar.runtime.job import Learning
 from simpar.runtime.model import Blueprint, Dtypes, place_of
+from simpar.runtime.offload import share_on_host
 from simpar.runtime.prediction import next_tokens
 from simpar.runtime.prepare import prepare
 from simpar.runtime.ranks import Ranks
-from simpar.runtime.states import named_tensors, set_steps
+from simpar.runtime.states import loaded, named_tensors
 
 MODELS = {
     "llama": {
@@ -103,13 +104,12 @@ def build(values: dict, rank: int, world: int, dtype: str):
     values = dict(values)
     graph = read(MODELS[values.pop("model", "llama")], "tiny")
     learning = LEARNING.model_copy(update=values.pop("learning", {}))
-    offload = values.pop("offload", False)
     prepared = prepare(Plan(**values), graph, TRAINING, world)
     plan = prepared.plan
     dtypes = Dtypes.of(plan) if dtype == "plan" else Dtypes(*(3 * [torch.float64]))
     ranks = Ranks(plan.mesh, rank, torch.device("cpu"), prepared.strategy.replicas)
     recompute = Recompute(plan.memory.recompute, prepared.selective)
-    blueprint = Blueprint(graph, plan, prepared.strategy, dtypes, recompute, offload=offload)
+    blueprint = Blueprint(graph, plan, prepared.strategy, dtypes, recompute)
     return make_engine(blueprint, TRAINING, learning, prepared.schedule, ranks)
 
 
@@ -134,11 +134,35 @@ def whole_parameters(engine) -> dict[str, torch.Tensor]:
     return found
 
 
+def delay(engine, ratio: float) -> None:
+    """Let one process update a share of the parameters with the gradients of the step before, as a plan may say."""
+    (optimizer,) = engine.update.optimizers
+    away = share_on_host([each.local.numel() for each in engine.owned], ratio)
+    late = [each.local for each, there in zip(engine.owned, away, strict=True) if there]
+    assert late, "something is late"
+    update, held = optimizer.step, {}
+
+    def step() -> None:
+        made = {each: each.grad.clone() for each in late}
+        for each in late:
+            each.grad = held.get(each)
+        update()
+        held.update(made)
+
+    optimizer.step = step
+
+
 def train(values: dict, rank: int, world: int, dtype: str) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and parameters of a case; with "then", another layout goes on from a checkpoint in the middle."""
     values = dict(values)
     then, folder = values.pop("then", None), Path(sys.argv[2]).parent / "checkpoints"
+    late = values.pop("late", None)
     engine = build(values, rank, world, dtype)
+    if late is not None:
+        delay(engine, late)
+    away = values.get("offload_optimizer") == "cpu" and "offload_parameters" not in values
+    assert len(engine.update.hosted()) == away, "states are where the plan says"
+    assert not values.get("offload_gradients") or engine.update.early, "gradients go where the plan says"
     if then is None:
         return steps(engine, 0, STEPS), whole_parameters(engine)
     losses = steps(engine, 0, 1)
@@ -149,7 +173,7 @@ def train(values: dict, rank: int, world: int, dtype: str) -> tuple[list[float],
     other = build({**{k: values[k] for k in KEPT if k in values}, **then}, rank, world, dtype)
     path, manifest = store.latest()
     store.load(path, manifest, named_tensors(other.update))
-    set_steps(other.update, 1)
+    loaded(other.update, 1)
     losses += steps(other, 1, STEPS)
     if then == {k: v for k, v in values.items() if k not in KEPT}:
         same = [torch.equal(a, b) for a, b in zip(*map(leaves, (engine, other)), strict=True)]
@@ -182,6 +206,8 @@ def compare(case: dict, rank: int, world: int) -> dict:
     """The largest differences of one case over all ranks, relative to single-process training."""
     dtype = "plan" if case.get("precision", "fp32") == "bf16" else "fp64"
     alone = {k: case[k] for k in KEPT if k in case}
+    if case.get("offload_delayed"):
+        alone["late"] = case.get("offload_ratio", 1.0)
     started = time.perf_counter()
     if "capacity_factor" in case:  # is of a rank's part of a microbatch
         parts = case.get("cp", 1) * (case.get("tp", 1) if case.get("sequence_parallel") else 1)

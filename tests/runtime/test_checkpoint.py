@@ -117,6 +117,10 @@ def test_corrupt_files_are_named(store, name, damage):
     [
         ({"model.a": torch.zeros(3, 5)}, "another model: model.a is 3 x 4 there, 3 x 5 here"),
         ({"model.b": torch.zeros(2)}, "another model: model.b is absent there, 2 here"),
+        (
+            {"delayed.a": torch.zeros(2)},
+            "holds no delayed update of a, .*allowed: that layout, or offload_ratio 1",
+        ),
     ],
 )
 def test_checkpoints_of_another_model_are_refused(store, wanted, words):

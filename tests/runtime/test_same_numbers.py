@@ -8,11 +8,14 @@ ROUNDED = {"precision": "bf16", "optimizer": "sgd", "learning": {"learning_rate"
 CLIPPED = {"learning": {"clip_norm": 0.5}}
 SEQUENCE = {"tp": 2, "sequence_parallel": True, "model": "gpt2"}
 SLICED = {"tp": 2, "etp": 2, "sequence_parallel": True}
+AWAY = {"offload_optimizer": "cpu"}
+PARAMETERS = {**AWAY, "offload_parameters": "cpu"}
+DELAYED = {**AWAY, "offload_delayed": True}
 
 EVERYDAY = [
     {"dp": 4},
     {"dp": 4, "zero": 1, "hsdp": 2},
-    {"dp": 4, "zero": 2, "offload": True},
+    {"dp": 4, "zero": 2},
     {"dp": 4, "zero": 3, "recompute": "full", "micro_batch": 2},
     {"dp": 4, "zero": 3, "hsdp": 2, **ROUNDED},
     {"dp": 2, **SEQUENCE, "zero": 3, **CLIPPED},
@@ -154,7 +157,7 @@ WIDE_CONTINUED = [
     {"tp": 2, "dp": 2, "zero": 1, "then": {"tp": 2, "dp": 2, "zero": 1}},
     {"pp": 4, "schedule": "v-half", "model": "deep", "then": {"pp": 4, "schedule": "v-half"}},
     {"pp": 2, "tp": 2, "optimizer": "sgd_momentum", "then": {"dp": 4, "zero": 1}},
-    {"dp": 4, "zero": 3, "offload": True, "then": {"pp": 4, "layers": [1, 2, 1, 0]}},
+    {"dp": 4, "zero": 3, "then": {"pp": 4, "layers": [1, 2, 1, 0]}},
     {"pp": 4, "optimizer": "sgd", "then": {"dp": 2, "tp": 2, "zero": 2}},
     {"pp": 2, "dp": 2, "zero": 1, "frozen_layers": 2, "then": {"dp": 4, "zero": 3}},
     {"tp": 2, "dp": 2, "zero": 1, "lora_rank": 2, "then": {"dp": 4, "zero": 3}},
@@ -188,6 +191,46 @@ WIDE_EIGHT = [
     {"dp": 4, **SLICED, "ep": 2, "zero": 3, "hsdp": 2, "model": "sinks", "capacity_factor": 1.0},
     {"pp": 2, "dp": 2, **SLICED, "ep": 2, "schedule": "interleaved", "model": "mixtral"},
 ]
+
+OFFLOADED = [
+    {"dp": 4, **AWAY, **CLIPPED},
+    {"dp": 4, "zero": 1, **AWAY, "offload_ratio": 0.5, "offload_activations": 0.5, "recompute": "every:2"},
+    {"dp": 4, "zero": 2, **AWAY, "offload_gradients": True, **CLIPPED},
+    {"dp": 4, "zero": 3, **PARAMETERS, "offload_activations": 1},
+    {"dp": 2, "tp": 2, "zero": 1, **DELAYED},
+    {"tp": 2, "pp": 2, **AWAY, "offload_gradients": True, "model": "gpt2", "schedule": "zb-v", **CLIPPED},
+]
+WIDE_OFFLOADED = [
+    {"dp": 4, "zero": 1, "hsdp": 2, **AWAY},
+    {"dp": 4, "zero": 3, "hsdp": 2, **AWAY, "offload_activations": 0.3, "recompute": "full"},
+    {"dp": 4, "zero": 3, "hsdp": 2, **PARAMETERS, "optimizer": "sgd_momentum"},
+    {"dp": 4, "zero": 3, **PARAMETERS, **ROUNDED},
+    {"dp": 4, "zero": 2, **AWAY, **ROUNDED},
+    {"dp": 4, **DELAYED, "offload_ratio": 0.4},
+    {"dp": 4, "zero": 2, **DELAYED, "offload_gradients": True, **CLIPPED},
+    {"dp": 4, "zero": 3, **DELAYED, "offload_ratio": 0.6, "offload_activations": 1},
+    {"dp": 2, **SEQUENCE, **AWAY, "zero": 2, "offload_activations": 1, "recompute": "selective"},
+    {"dp": 2, **SEQUENCE, **PARAMETERS, "zero": 3, **CLIPPED},
+    {"tp": 4, "sequence_parallel": True, "model": "deep", **AWAY, "offload_activations": 0.5},
+    {"pp": 2, "tp": 2, "schedule": "1f1b", **PARAMETERS},
+    {"pp": 4, "schedule": "zb-h1", **DELAYED, "offload_activations": 1},
+    {"pp": 2, "dp": 2, "schedule": "interleaved", "zero": 3, **PARAMETERS},
+    {"pp": 2, "dp": 2, "schedule": "1f1b", "zero": 1, **AWAY, "offload_ratio": 0.5, "model": "gpt2"},
+    {"pp": 2, "dp": 2, "schedule": "zb-v", **DELAYED, "model": "gpt2", "offload_activations": 0.5},
+    {"cp": 2, "dp": 2, "cp_method": "ring", "zero": 2, **AWAY, "offload_activations": 1},
+    {"dp": 2, **SLICED, "ep": 2, "zero": 1, **AWAY, "offload_ratio": 0.7, "model": "sinks", **CLIPPED},
+    {"dp": 4, "ep": 2, "zero": 3, **AWAY, "offload_activations": 1, "model": "mixtral", **CLIPPED},
+    {"dp": 4, "ep": 2, "zero": 3, **PARAMETERS, "model": "latent"},
+    {"tp": 4, "ep": 2, "etp": 2, "sequence_parallel": True, **AWAY, "model": "latent"},
+    {"dp": 2, "pp": 2, "ep": 2, "schedule": "1f1b", **AWAY, "model": "further", "offload_activations": 0.5},
+    {"dp": 4, "zero": 2, "lora_rank": 2, **AWAY, "offload_activations": 0.5},
+]  # fmt: skip
+CONTINUED_ON_HOST = [
+    {"dp": 4, "zero": 1, **AWAY, "offload_ratio": 0.5, "then": {"dp": 4, "zero": 1, **AWAY, "offload_ratio": 0.5}},
+    {"dp": 4, "zero": 3, **PARAMETERS, "then": {"pp": 4, "layers": [1, 2, 1, 0], **AWAY}},
+    {"dp": 4, "zero": 2, **DELAYED, "then": {"dp": 4, "zero": 2, **DELAYED}},
+    {"dp": 2, "tp": 2, "zero": 1, **DELAYED, "then": {"pp": 2, "dp": 2, "schedule": "zb-v", **DELAYED}},
+]  # fmt: skip
 
 
 def assert_equal(results):
@@ -233,3 +276,20 @@ def test_more_layouts_of_four_ranks_train_like_one_process(run_matrix, first):
 def test_layouts_of_eight_ranks_train_like_one_process(run_matrix):
     """Three kinds of parallelism at once."""
     assert_equal(run_matrix(prepared(WIDE_EIGHT), 8))
+
+
+def test_offloaded_layouts_train_like_one_process(run_matrix):
+    """Under every way to reduce gradients; late updates like those of one process that is as late."""
+    assert_equal(run_matrix(prepared(OFFLOADED), 4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(2))
+def test_more_offloaded_layouts_train_like_one_process(run_matrix, first):
+    """With every axis, schedule and kind of recomputation."""
+    assert_equal(run_matrix(prepared(WIDE_OFFLOADED[first::2]), 4))
+
+
+def test_states_on_the_host_continue_in_any_layout(run_matrix):
+    """They are saved and sharded again like those on devices, and go on to the last bit in the same layout."""
+    assert_equal(run_matrix(prepared(CONTINUED_ON_HOST), 4))
