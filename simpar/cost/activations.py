@@ -183,6 +183,8 @@ class _Sizes:
         return np.where(self._whole_rows, whole + alone * shard, shard)
 
     def _output(self, op: Operator) -> Array:
+        if op.kind == "clamp" and self.stack.fusion.expert_epilogues:
+            return 0.0
         local = self.dims.of(op)
         width = _FLOAT if op.kind == "router" else self.width  # logits of experts stay in fp32
         return evaluate(op.rows, local) * evaluate(op.columns, local) * width

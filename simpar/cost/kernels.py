@@ -50,6 +50,8 @@ DEFAULTS: dict[str, float] = {
     "sustained_clock": 1.0,
     # the same of 8-bit products, which draw another power than 16-bit ones; 0: it is the same
     "sustained_clock_fp8": 0.0,
+    # and of 4-bit products; 0: as of 8-bit ones
+    "sustained_clock_fp4": 0.0,
     # share of the datasheet bandwidth a streaming kernel reaches
     "memory_efficiency": 0.85,
     # fixed cost of a kernel: launch, ramp and tail
@@ -104,10 +106,10 @@ class KernelModel:
 
     def rate(self, dtype: str) -> float:
         """Peak FLOP/s at the clock that kernels run at."""
-        clock = (self.parameters["sustained_clock_fp8"] if dtype in CAST_DTYPES else 0.0) or self.parameters[
-            "sustained_clock"
-        ]
-        return self.peak(dtype) * (clock if self.sustained else 1.0)
+        p = self.parameters
+        eight = p["sustained_clock_fp8"] if dtype in CAST_DTYPES else 0.0
+        four = p["sustained_clock_fp4"] if dtype in FOUR_BITS else 0.0
+        return self.peak(dtype) * ((four or eight or p["sustained_clock"]) if self.sustained else 1.0)
 
     @property
     def bandwidth(self) -> float:
@@ -183,7 +185,8 @@ class KernelModel:
         p, direction = self.parameters, "backward" if backward else "forward"
         second = p[f"flash2_{direction}_efficiency"] if self.attention == "flash2" else 0.0
         share = second or p[f"attention_{direction}_efficiency"]
-        ramp = keys / (keys + p["attention_half_seq"])
+        row = np.minimum(keys, 2.0 * np.asarray(seen, dtype=np.float64))  # of a causal mask, or of its window
+        ramp = row / (row + p["attention_half_seq"])
         width = np.minimum(head_dim / 128.0, 1.0) ** 0.3
         flop = 4.0 * batch * seq * seen * heads * head_dim * (2.5 if backward else 1.0)
         return self.latency_s + flop / (

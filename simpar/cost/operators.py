@@ -127,13 +127,36 @@ def _grouped_matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     cast = four_bit_cast(kernels) if kernels.precision in FOUR_BITS else cast
     cast_s = [kernels.memory_time_s(cast * rows * width, kernels=int(cast > 0)) for width in (k, n)]
     overhead = sizes.stack.experts.overhead
+    bias = _weighted_bias(op, sizes)
     return OperatorTime(
         op.name,
-        overhead * (kernels.gemm_time_s(m, n, k, batch=experts) + cast_s[0]),
-        overhead * (kernels.gemm_time_s(m, k, n, batch=experts) + cast_s[1]),
+        overhead * (kernels.gemm_time_s(m, n, k, batch=experts) + cast_s[0]) + bias.forward_s,
+        overhead * (kernels.gemm_time_s(m, k, n, batch=experts) + cast_s[1]) + bias.backward_input_s,
         overhead * kernels.gemm_time_s(k, n, m, batch=experts, accumulate=fused),
-        launches + int(cast > 0),
-        2 * launches + int(cast > 0),
+        launches + int(cast > 0) + bias.forward_kernels,
+        2 * launches + int(cast > 0) + bias.backward_kernels,
+    )
+
+
+def _weighted_bias(op: Operator, sizes: Sizes) -> OperatorTime:
+    """Bias of the last product of experts, weighted by the token's fp32 score, where no product's kernel adds it.
+
+    Forward: bias x score of every expert written, read and added, all experts' rows copied together, and cast: 28 bytes
+    an element. Backward: the cast back, two products with their sums for the gradients of scores and biases, and a
+    copy: 40 bytes [NVIDIA Megatron-LM, TEGroupedMLP]. The first product adds its bias itself.
+    """
+    if len(op.weights) < 2 or op.name != "expert_down" or sizes.stack.fusion.expert_epilogues:
+        return OperatorTime(op.name, 0.0, 0.0, 0.0, 0, 0)
+    rows, experts = _elements(op, sizes), int(np.max(sizes.dims["experts"]))
+    forward, backward = 2 * experts + 2, 4 * experts + 2
+    model = sizes.kernels
+    return OperatorTime(
+        op.name,
+        model.memory_time_s(28.0 * rows, kernels=forward),
+        model.memory_time_s(40.0 * rows, kernels=backward),
+        0.0,
+        forward,
+        backward,
     )
 
 
@@ -247,6 +270,11 @@ def _gated_passes(_: Operator, stack: Stack) -> tuple[float, float, int]:
     return (3.0, 5.0, 1) if stack.fusion.activation else (5.0, 8.0, 2)
 
 
+def _clamp_passes(_: Operator, stack: Stack) -> tuple[float, float, int]:
+    """Two halves read, limited, written and joined again; backward reads the input too and joins the gradients."""
+    return (0.0, 0.0, 0) if stack.fusion.expert_epilogues else (4.0, 5.0, 3)
+
+
 def _activation_passes(_: Operator, stack: Stack) -> tuple[float, float, int]:
     """Read, write; the bias in front is a pass of its own unless fused."""
     return (2.0, 3.0, 1) if stack.fusion.activation else (4.0, 5.0, 2)
@@ -326,6 +354,7 @@ _RULES: dict[str, Callable[[Operator, Sizes], OperatorTime]] = {
     "norm": _streaming(_norm_passes),
     "gated_activation": _streaming(_gated_passes),
     "activation": _streaming(_activation_passes),
+    "clamp": _streaming(_clamp_passes),
     "rope": _streaming(_rope_passes),
     "convolution": _streaming(_convolution_passes),
     "scan": _scan,

@@ -24,7 +24,8 @@ class Fusion(_Part):
 
     ``attention_rate`` is the speed of the stack's attention kernel over that of its family on the device. Of a
     mixture of experts: ``grouped_products`` runs the products of all local experts in one kernel, ``permutation`` sorts
-    tokens on their way, ``router`` scores and counts in one.
+    tokens on their way, ``router`` scores and counts in one, ``expert_epilogues`` add biases and clamp in kernels
+    beside them.
     """
 
     norm: bool = True
@@ -36,6 +37,7 @@ class Fusion(_Part):
     grouped_products: bool = True
     permutation: bool = True
     router: bool = True
+    expert_epilogues: bool = False
     attention: Literal["flash", "flash2", "unfused"] = "flash"
     attention_rate: float = Field(1.0, gt=0, allow_inf_nan=False)
 

@@ -11,7 +11,7 @@ from simpar.models.graph import ModelGraph, Operator
 PLAIN_KINDS = {
     "norm", "matmul", "attention", "rope", "gated_activation", "activation", "add", "dropout", "embedding", "loss",
 }  # fmt: skip
-EXPERT_KINDS = {"router", "dispatch", "grouped_matmul", "combine"}
+EXPERT_KINDS = {"router", "dispatch", "grouped_matmul", "clamp", "combine"}
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 GELU_GATED = ("gemma", "gemma2", "gemma3", "gemma3_text")
 

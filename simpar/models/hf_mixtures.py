@@ -146,7 +146,7 @@ def _glm4_moe(config: Config, name: str) -> ModelGraph:
 
 
 def _gpt_oss(config: Config, name: str) -> ModelGraph:
-    """Alternating windows, attention sinks, and biases everywhere."""
+    """Alternating windows, attention sinks, biases everywhere, and activations of experts that read clamped inputs."""
     shape = _sized(config, "intermediate_size", head_dim=64)
     mixture = Mixture(
         config.size("num_local_experts"),
@@ -154,6 +154,7 @@ def _gpt_oss(config: Config, name: str) -> ModelGraph:
         config.size("intermediate_size"),
         bias=True,
         router_bias=True,
+        clamped=True,
     )
     bias = config.flag("attention_bias", default=True)
     style = Style(tied=_tied(config), qkv_bias=bias, output_bias=bias, extra={"sinks": True})

@@ -25,6 +25,7 @@ class Mixture:
 
     ``bias`` on experts, ``router_bias`` and ``shared_gate`` (a sigmoid in front of the shared expert) as the family has
     them. Experts are ``gated`` or plain MLPs; ``latent`` is the width of the tokens that they read, 0 the model's.
+    ``clamped``: what enters their activation is limited.
     """
 
     experts: int
@@ -36,6 +37,7 @@ class Mixture:
     shared_gate: bool = False
     gated: bool = True
     latent: int = 0
+    clamped: bool = False
 
     @property
     def dims(self) -> dict[str, int]:
@@ -107,15 +109,21 @@ def _experts(source: str, sizes: Mixture) -> list[Operator]:
     if sizes.bias:
         up.append(Weight("expert_up.bias", term("experts", "expert_ffn", times=sizes.columns), "expert"))
         down.append(Weight("expert_down.bias", term("experts", hidden), "expert"))
+    wide = term("expert_ffn", times=sizes.columns)
+    clamp = Operator(
+        "expert_clamp", "clamp", ROUTED, wide, "expert", inputs=("expert_up",), saves=("expert_up",)
+    )
+    activated = "expert_clamp" if sizes.clamped else "expert_up"
     return [
         Operator("dispatch", "dispatch", ROUTED, sizes.width, "expert", inputs=(source, "router")),
         Operator(
-            "expert_up", "grouped_matmul", ROUTED, term("expert_ffn", times=sizes.columns), "expert",
+            "expert_up", "grouped_matmul", ROUTED, wide, "expert",
             contraction=sizes.width, weights=tuple(up), inputs=("dispatch",), saves=("dispatch",),
         ),
+        *([clamp] if sizes.clamped else []),
         Operator(
-            "expert_activation", sizes.activation, ROUTED, EXPERT_FFN, "expert", inputs=("expert_up",),
-            saves=("expert_up",),
+            "expert_activation", sizes.activation, ROUTED, EXPERT_FFN, "expert", inputs=(activated,),
+            saves=(activated,),
         ),
         Operator(
             "expert_down", "grouped_matmul", ROUTED, sizes.width, "expert", contraction=EXPERT_FFN, weights=tuple(down),

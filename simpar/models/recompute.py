@@ -19,11 +19,11 @@ MODULES: Mapping[str, frozenset[str]] = {
     "layernorm": frozenset(["attention_norm", "mlp_norm"]),
     "mla_up_proj": frozenset(["q_up", "kv_up", "k_rotary", "rope", "value"]),
     "mlp": frozenset(["mlp_up", "activation", "mlp_down"]),
-    "moe_act": frozenset(["expert_activation"]),
+    "moe_act": frozenset(["expert_clamp", "expert_activation"]),
     "shared_experts": frozenset(["shared_up", "shared_activation", "shared_down"]),
     "moe": frozenset(
-        ["router", "dispatch", "expert_up", "expert_activation", "expert_down", "combine", "shared_up",
-         "shared_activation", "shared_down"]
+        ["router", "dispatch", "expert_up", "expert_clamp", "expert_activation", "expert_down", "combine",
+         "shared_up", "shared_activation", "shared_down"]
     ),
 }  # fmt: skip
 _PREFIX = "modules:"

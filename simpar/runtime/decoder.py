@@ -23,7 +23,7 @@ from simpar.models.graph import INPUT, Block, ModelGraph, Operator, evaluate
 from simpar.models.recompute import of_layer
 from simpar.runtime import latent, prediction
 from simpar.runtime.attention import Attention, Place, Rotary
-from simpar.runtime.experts import Combine, Dispatch, ExpertActivation, Experts, Router
+from simpar.runtime.experts import Combine, Dispatch, ExpertActivation, ExpertClamp, Experts, Router
 
 Tensor = Any
 INIT_STD = 0.02  # of matrices and embeddings [Radford et al. 2019]
@@ -383,6 +383,7 @@ def _makers(graph: ModelGraph, place: Place) -> dict[str, Callable[[Operator], n
         "dispatch": lambda _: Dispatch(dims["num_experts"]),
         "grouped_matmul": lambda op: Experts(op, dims),
         "combine": lambda _: Combine(),
+        "clamp": lambda _: ExpertClamp(),
         "matmul": lambda op: _product(op)(op, dims),
         "norm": norm,
         "add": add,

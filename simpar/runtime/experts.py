@@ -241,6 +241,17 @@ class Experts(nn.Module):
         return bias if self.splits > 1 else Shared.apply(bias, self.slices)
 
 
+class ExpertClamp(nn.Module):
+    """Gates limited from above, what they gate from both sides [OpenAI 2025, arXiv 2508.10925, section 2.2]."""
+
+    LIMIT = 7.0
+
+    def forward(self, copies: tuple[Any, ...]) -> tuple[Any, ...]:
+        """([copies, ffn], [copies, ffn], routing), as it came in shape."""
+        gate, up, routing = copies
+        return gate.clamp(max=self.LIMIT), up.clamp(-self.LIMIT, self.LIMIT), routing
+
+
 class ExpertActivation(nn.Module):
     """act(gate) x up of the experts' copies."""
 

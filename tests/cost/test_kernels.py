@@ -175,3 +175,16 @@ def test_a_step_in_four_bits() -> None:
     assert times[1] < 2 * times[2]
     kept = [found[name].memory.stages[0].activations for name in ("bf16", "fp8", "nvfp4", "mxfp4")]
     assert kept == sorted(kept, reverse=True)
+
+
+def test_a_window_fills_the_pipeline_no_further_than_its_keys() -> None:
+    """FLOP for FLOP a window of 128 keys is as slow as a causal row of 256, one as wide as the sequence as the mask."""
+    model = KernelModel(load_device("gb300"))
+    half = model.parameters["attention_half_seq"]
+
+    def per_key_s(seen: float) -> float:
+        time = model.attention_time_s((4, 4096, 64, 64), context=4096, seen=seen, backward=False)
+        return float(time - model.latency_s) / seen
+
+    assert per_key_s(128) / per_key_s(2048) == pytest.approx((1 + half / 256) / (1 + half / 4096))
+    assert per_key_s(4096) == pytest.approx(per_key_s(2048))

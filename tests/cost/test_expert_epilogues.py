@@ -1,0 +1,84 @@
+"""Biases and clamps of experts that run in kernels of their own, against counts of what they move."""
+
+from __future__ import annotations
+
+import pytest
+
+from simpar.cost.activations import block_activations
+from simpar.cost.kernels import KernelModel
+from simpar.cost.operators import OperatorTime, operator_times
+from simpar.cost.stack import Stack, load_stack
+from simpar.hardware.device import load_device
+from simpar.models.catalogue import load_model
+from simpar.models.graph import Block
+from simpar.models.training import Training
+from simpar.plan.plan import Numerics, Plan
+from simpar.plan.sharding import RankDims, rank_dims
+
+TRAINING = Training(seq_len=4096, global_batch=64)
+PLAN = Plan(ep=64, micro_batch=4)
+KERNELS = KernelModel(load_device("gb300"))
+STACK = load_stack("nemo")
+COPIES, FFN, HIDDEN, LOCAL = 4 * 4096 * 4, 2880, 2880, 2
+
+
+def fused(stack: Stack) -> Stack:
+    """The stack with biases and clamps in the products' kernels."""
+    return stack.model_copy(update={"fusion": stack.fusion.model_copy(update={"expert_epilogues": True})})
+
+
+def layer() -> tuple[Block, RankDims]:
+    """A layer of gpt-oss 120B on one of 64 ranks that share the experts."""
+    graph = load_model("gpt-oss-120b")
+    return graph.blocks[graph.layers[0]], rank_dims(graph, PLAN, TRAINING)
+
+
+def times(stack: Stack) -> dict[str, OperatorTime]:
+    """Times of the layer's operators by name."""
+    block, dims = layer()
+    return {each.name: each for each in operator_times(block.operators, dims, KERNELS, stack)}
+
+
+def test_clamps_move_nine_passes_over_what_enters_the_activation() -> None:
+    """Two halves read and written, joined; backward reads the input too. Nothing where the product's kernel does it."""
+    clamp = times(STACK)["expert_clamp"]
+    elements = COPIES * 2 * FFN
+    latency_s = KERNELS.latency_s
+    assert float(clamp.forward_s) - 3 * latency_s == pytest.approx(4 * 2 * elements / KERNELS.bandwidth)
+    assert float(clamp.backward_input_s) - 3 * latency_s == pytest.approx(
+        5 * 2 * elements / KERNELS.bandwidth
+    )
+    none = times(fused(STACK))["expert_clamp"]
+    assert (none.forward_s, none.backward_input_s, none.forward_kernels) == (0.0, 0.0, 0)
+
+
+def test_weighted_biases_move_68_bytes_an_element() -> None:
+    """Of the last product's output: 28 forward, 40 backward, two kernels an expert and two more, then four and two."""
+    own, other = times(STACK)["expert_down"], times(fused(STACK))["expert_down"]
+    moved_s, latency_s = COPIES * HIDDEN / KERNELS.bandwidth, KERNELS.latency_s
+    forward_s = float(own.forward_s - other.forward_s)
+    backward_s = float(own.backward_input_s - other.backward_input_s)
+    assert forward_s == pytest.approx(28 * moved_s + (2 * LOCAL + 2) * latency_s)
+    assert backward_s == pytest.approx(40 * moved_s + (4 * LOCAL + 2) * latency_s)
+    assert own.backward_weight_s == other.backward_weight_s
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v3"])
+def test_experts_without_either_are_the_same(name: str) -> None:
+    """A flag that a model has no use for changes nothing."""
+    graph = load_model(name)
+    dims = rank_dims(graph, PLAN, TRAINING)
+    block = graph.blocks[graph.layers[-1]]
+    own, other = (operator_times(block.operators, dims, KERNELS, each) for each in (STACK, fused(STACK)))
+    assert own == other
+
+
+@pytest.mark.parametrize(("recompute", "kept"), [("none", 1), ("modules:moe_act", 0)])
+def test_a_clamp_of_its_own_keeps_its_output(recompute: str, kept: int) -> None:
+    """What it read and what the activation reads; recomputing the activation drops the latter."""
+    block, dims = layer()
+    sizes = [
+        float(block_activations(block, dims, each, Numerics(), recompute).saved_bytes)
+        for each in (STACK, fused(STACK))
+    ]
+    assert sizes[0] - sizes[1] == kept * COPIES * 2 * FFN * 2
