@@ -64,7 +64,8 @@ def unsupported(plan: Plan, model: ModelGraph, training: Training, target: str) 
 
 
 def _losses(target: Target, s: Subject) -> tuple[Loss, ...]:
-    return (*not_understood(s.plan, target.stack), *target.losses(s))
+    known = ("offload",) if target.offloads else ()
+    return (*not_understood(s.plan, target.stack, known), *target.losses(s))
 
 
 def _of_data(training: Training) -> Iterator[Loss]:

@@ -76,6 +76,7 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield Loss("cp", s.plan.mesh.cp, "context parallelism comes with FSDP: zero 2 or 3")
     if s.plan.numerics.precision == "fp8":
         yield Loss("precision", "fp8", "fp8 is set up by the backend that does it")
+    yield from rules.offload_of_shards(s)
     yield from rules.chosen(
         s,
         bucket_bytes="a layer is the unit of communication",
@@ -112,7 +113,7 @@ def _sharding(s: Subject) -> Options:
         "fsdp_config.fsdp_reshard_after_forward": bool(data.reshard_after_forward),
         "fsdp_config.fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_config.fsdp_activation_checkpointing": s.plan.memory.recompute == "full",
-        "fsdp_config.fsdp_offload_params": False,
+        "fsdp_config.fsdp_offload_params": s.plan.offload.offload_parameters == "cpu",
         "fsdp_config.fsdp_cpu_ram_efficient_loading": False,
         "fsdp_config.fsdp_state_dict_type": "SHARDED_STATE_DICT",
         "parallelism_config.parallelism_config_dp_replicate_size": data.hsdp,
@@ -175,4 +176,5 @@ ACCELERATE = Target(
     options=options,
     files=files,
     notes=notes,
+    offloads=True,
 )

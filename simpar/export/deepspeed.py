@@ -16,6 +16,8 @@ from simpar.plan.plan import Plan
 from simpar.units import DTYPE_BYTES
 
 CONFIG = "ds_config.json"
+NVME = "/local_nvme"
+PARTS = {"offload_optimizer": "offload_optimizer", "offload_parameters": "offload_param"}
 DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 _MAIN = '''
 
@@ -52,6 +54,7 @@ def losses(s: Subject) -> Iterator[Loss]:
         )
     if s.chose("kind") and data.kind == "fsdp" and data.zero == 2:
         yield Loss("kind", "fsdp", "stage 2 keeps whole parameters on every rank")
+    yield from _offload_losses(s)
     if s.plan.numerics.precision == "fp8":
         yield Loss("precision", "fp8", "precision is fp32, fp16 or bf16")
     yield from rules.chosen(
@@ -60,6 +63,27 @@ def losses(s: Subject) -> Iterator[Loss]:
         overlap_param_gather="parameters are fetched ahead always",
         reshard_after_forward="stage 3 frees parameters after forward",
     )
+
+
+def _offload_losses(s: Subject) -> Iterator[Loss]:
+    offload, zero = s.plan.offload, s.plan.data_parallel.zero
+    for name, stages in (("offload_optimizer", (1, 2, 3)), ("offload_parameters", (3,))):
+        home = getattr(offload, name)
+        stages = (3,) if home == "nvme" else stages
+        if home != "none" and zero not in stages:
+            yield Loss(name, home, f"is there with zero {', '.join(map(str, stages))}")
+    if offload.offload_ratio < 1 and zero != 3:
+        yield Loss("offload_ratio", offload.offload_ratio, "a part is offloaded with zero 3 only")
+    if offload.offload_gradients is False and offload.ratio and zero > 1:
+        yield Loss("offload_gradients", False, "gradients go to the host with the states")
+    if offload.offload_delayed:
+        yield Loss("offload_delayed", True, "updates are not delayed")
+    if offload.offload_activations:
+        yield Loss(
+            "offload_activations",
+            offload.offload_activations,
+            "torch's checkpointing is what the script uses",
+        )
 
 
 def options(s: Subject) -> Options:
@@ -77,6 +101,14 @@ def options(s: Subject) -> Options:
     if data.zero:
         found["zero_optimization.overlap_comm"] = bool(data.overlap_grad_reduce)
         found["zero_optimization.contiguous_gradients"] = True
+    for name, part in PARTS.items():
+        if (home := getattr(s.plan.offload, name)) != "none":
+            found[f"zero_optimization.{part}.device"] = home
+            found[f"zero_optimization.{part}.pin_memory"] = True
+            if home == "nvme":
+                found[f"zero_optimization.{part}.nvme_path"] = NVME
+    if s.plan.offload.offload_ratio < 1:
+        found["zero_optimization.offload_optimizer.ratio"] = s.plan.offload.offload_ratio
     if numerics.precision in ("bf16", "fp16"):
         found[f"{numerics.precision}.enabled"] = True
         found["data_types.grad_accum_dtype"] = DTYPES[numerics.grad_dtype or "fp32"]
@@ -120,6 +152,13 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
         "train.py": hugging_face.script(s, _MAIN.format(recompute=recompute, config=CONFIG)),
         **launchers(s, ["train.py"]),
     }
+
+
+def notes(s: Subject) -> Iterator[str]:
+    """What to know about the files."""
+    yield from hugging_face.notes(s)
+    if "nvme" in (s.plan.offload.offload_optimizer, s.plan.offload.offload_parameters):
+        yield f"`nvme_path` is a placeholder, {NVME}: a folder on the drives of every node."
 
 
 def read(text: str, name: str) -> Imported:
@@ -189,17 +228,29 @@ def _zero(given: _Config) -> dict[str, Any]:
     if stage > 3:
         raise UserError(f"{given.source}: zero_optimization.stage = {stage}: allowed: 0, 1, 2, 3")
     overlap = given.get("zero_optimization.overlap_comm")
-    for part in ("offload_optimizer", "offload_param"):
-        if given.get(f"zero_optimization.{part}.device") not in (None, "none"):
-            raise UserError(f"{given.source}: zero_optimization.{part}: offload is not in a plan")
     bucket = given.number("zero_optimization.reduce_bucket_size")
     low = given.get("data_types.grad_accum_dtype") in (None, "bf16", "bfloat16", "fp16")
     size = DTYPE_BYTES["bf16" if low else "fp32"]
     return {
         "zero": stage,
         "overlap_grad_reduce": overlap if stage and isinstance(overlap, bool) else None,
+        **_offload(given),
         "bucket_bytes": f"{int(bucket * size)} B" if bucket else None,
     }
+
+
+def _offload(given: _Config) -> dict[str, Any]:
+    """What waits on the host or on drives. Raises UserError."""
+    found: dict[str, Any] = {}
+    for name, part in PARTS.items():
+        home = given.get(f"zero_optimization.{part}.device")
+        if home not in (None, "none", "cpu", "nvme"):
+            raise UserError(
+                f"{given.source}: zero_optimization.{part}.device = {home!r}: allowed: none, cpu, nvme"
+            )
+        found[name] = home
+    ratio = given.get("zero_optimization.offload_optimizer.ratio")
+    return found | {"offload_ratio": ratio if found["offload_optimizer"] not in (None, "none") else None}
 
 
 def _numerics(given: _Config) -> dict[str, Any]:
@@ -222,6 +273,7 @@ DEEPSPEED = Target(
     losses=losses,
     options=options,
     files=files,
-    notes=hugging_face.notes,
+    notes=notes,
+    offloads=True,
     read=read,
 )

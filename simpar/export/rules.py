@@ -78,6 +78,25 @@ def context_parallel(
         yield Loss("ulysses", s.plan.ulysses, "the target exchanges heads in all of cp, or not")
 
 
+def offload_of_shards(s: Subject) -> Iterator[Loss]:
+    """Targets that offload as fully_shard does: parameters, gradients and states together, nothing else."""
+    offload = s.plan.offload
+    for name, value, lost in (
+        (
+            "offload_optimizer",
+            offload.offload_optimizer,
+            offload.offload_optimizer != offload.offload_parameters,
+        ),
+        ("offload_parameters", offload.offload_parameters, offload.offload_parameters == "nvme"),
+    ):
+        if lost or (value != "none" and s.plan.data_parallel.zero < 2):
+            yield Loss(
+                name, value, "fully_shard offloads parameters and states of zero 2 and 3 together, to memory"
+            )
+    if offload.offload_activations:
+        yield Loss("offload_activations", offload.offload_activations, "activations stay on the device")
+
+
 def no_experts(style: Architecture) -> Iterator[Loss]:
     """Targets whose exporter builds dense models only."""
     if style.experts:

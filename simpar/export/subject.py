@@ -7,7 +7,7 @@ left open again) and settled with the habits of the target's own stack.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import gcd
 from typing import Any
@@ -169,12 +169,15 @@ def config_of(graph: ModelGraph) -> dict[str, Any]:
     return {key: value for key, value in (found or {}).items() if key != "source"}
 
 
-def not_understood(plan: Plan, stack: str) -> Iterator[Loss]:
-    """Fields of a settled plan that no exporter knows yet, and that neither default nor stack explain."""
+def not_understood(plan: Plan, stack: str, known: Collection[str] = ()) -> Iterator[Loss]:
+    """Fields of a settled plan that no exporter knows yet, and that neither default nor stack explain.
+
+    ``known`` are sections that one target knows.
+    """
     blank = Plan()
     habit = resolve(blank, load_stack(stack))
     for section in type(plan).model_fields:
-        if section in PASSIVE:
+        if section in PASSIVE or section in known:
             continue
         part = getattr(plan, section)
         names = type(part).model_fields if isinstance(part, BaseModel) else ()

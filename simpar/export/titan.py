@@ -68,6 +68,7 @@ def losses(s: Subject) -> Iterator[Loss]:
     yield from rules.context_parallel(s, ("all_gather",), LOAD_BALANCERS, hybrid=False)
     yield from _data_parallel(s)
     yield from _pipeline(s)
+    yield from rules.offload_of_shards(s)
     yield from rules.chosen(
         s,
         bucket_bytes="a block is the unit of communication",
@@ -180,6 +181,7 @@ def training(s: Subject) -> Options:
         "training.steps": 100,
         "training.mixed_precision_param": PRECISIONS.get(s.plan.numerics.precision, "bfloat16"),
         "training.mixed_precision_reduce": "float32",
+        **({"training.enable_cpu_offload": True} if s.plan.offload.is_used else {}),
     }
 
 
@@ -228,6 +230,8 @@ def plan_values(given: Mapping[str, Any]) -> dict[str, Any]:
     if int(values["cp"] or 1) > 1:
         balanced = get("parallelism.context_parallel_load_balancer", "headtail")
         values |= {"cp_method": "all_gather", "cp_balance": "zigzag" if balanced else "contiguous"}
+    if get("training.enable_cpu_offload"):
+        values |= {"offload_optimizer": "cpu", "offload_parameters": "cpu"}
     return {**values, **_shape(given, pp)}
 
 

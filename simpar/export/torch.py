@@ -32,6 +32,7 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield Loss("precision", s.plan.numerics.precision, "precision is bf16 or fp32")
     if s.plan.data_parallel.hsdp > 1 and s.plan.data_parallel.zero == 1:
         yield Loss("hsdp", s.plan.data_parallel.hsdp, "ZeroRedundancyOptimizer shards over all ranks")
+    yield from rules.offload_of_shards(s)
     yield from rules.chosen(
         s,
         first_bucket_bytes="torch's first bucket is 1 MiB",
@@ -111,6 +112,7 @@ def options(s: Subject) -> Options:
         "zero": data.zero,
         "replicas": data.hsdp if data.zero >= 2 else 1,
         "reshard": bool(data.reshard_after_forward),
+        "offload": s.plan.offload.offload_parameters == "cpu",
         "reduction": _reduction(s, table),
         "bucket_mib": max(1, round(float(data.bucket_bytes or 25 * MIB) / MIB)),
         "recompute_every": _every(s.plan.memory.recompute),
@@ -177,4 +179,5 @@ TORCH = Target(
     options=options,
     files=files,
     notes=notes,
+    offloads=True,
 )

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
@@ -240,6 +240,8 @@ def share_out(stage: Stage, s: dict[str, Any], mesh: Any) -> nn.Module:
     if s["zero"] >= 2:
         policy = MixedPrecisionPolicy(DTYPES[s["precision"]], torch.float32)
         options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": s["reshard"]}
+        if s["offload"]:
+            options["offload_policy"] = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
         for layer in stage.layers.values():
             fully_shard(layer, **options)
         fully_shard(stage, **options)

@@ -228,5 +228,6 @@ TORCHTITAN = Target(
     options=options,
     files=files,
     notes=titan.notes,
+    offloads=True,
     read=read,
 )

@@ -114,5 +114,6 @@ TORCHTITAN_TOML = Target(
     options=options,
     files=files,
     notes=titan.notes,
+    offloads=True,
     read=read,
 )

@@ -40,6 +40,12 @@ PLANS = {
     "fp32": {"dp": 8, "precision": "fp32", "optimizer": "sgd"},
     "buckets": {"dp": 8, "zero": 1, "bucket_bytes": "25 MiB"},
     "serial": {"dp": 8, "zero": 1, "overlap_grad_reduce": False, "overlap_param_gather": False},
+    "offloaded": {"dp": 8, "zero": 3, "offload_optimizer": "cpu", "offload_parameters": "cpu"},
+    "offloaded-states": {"dp": 8, "zero": 2, "offload_optimizer": "cpu"},
+    "on-drives": {"dp": 8, "zero": 3, "offload_optimizer": "nvme", "offload_parameters": "nvme"},
+    "offloaded-partly": {"dp": 8, "zero": 3, "offload_optimizer": "cpu", "offload_ratio": 0.5},
+    "offloaded-late": {"dp": 8, "zero": 1, "offload_optimizer": "cpu", "offload_delayed": True},
+    "offloaded-activations": {"dp": 8, "zero": 2, "offload_activations": 0.5},
     "bf16-gradients": {"dp": 8, "zero": 1, "grad_dtype": "bf16"},
 }
 

@@ -1,6 +1,7 @@
 """DeepSpeed configs: out, back in, and as people write them."""
 
 import json
+import re
 
 import pytest
 
@@ -8,6 +9,7 @@ from simpar.errors import UserError
 from simpar.export import read, unsupported
 from simpar.export.subject import settle
 from simpar.models.catalogue import load_model
+from simpar.plan.offload import decided_offload
 from simpar.plan.plan import Plan
 
 from .conftest import PLANS, TRAINING, checked, exported
@@ -27,6 +29,7 @@ def config(**values):
 def test_enough_of_the_matrix_can_be_said():
     """The round trip below is over more than a few plans."""
     assert {"ddp", "zero-2", "zero-3", "buckets", "bf16-gradients", "tp-without-sp"} <= set(EXPRESSIBLE)
+    assert {"offloaded", "offloaded-states", "offloaded-partly", "on-drives"} <= set(EXPRESSIBLE)
 
 
 @pytest.mark.parametrize("label", EXPRESSIBLE)
@@ -34,8 +37,9 @@ def test_a_plan_comes_back(label):
     """All that the config says is as it was; model, sequence length and recomputation are not in it."""
     plan = checked(**PLANS[label])
     back = read(exported("deepspeed", plan)["ds_config.json"], "ds_config.json", "deepspeed").plan
+    back = back.model_copy(update={"offload": decided_offload(back)})
     found, expected = settle(back, "deepspeed")[0], settle(plan, "deepspeed")[0]
-    for section in ("mesh", "micro_batch", "data_parallel", "tensor_parallel", "numerics"):
+    for section in ("mesh", "micro_batch", "data_parallel", "tensor_parallel", "offload", "numerics"):
         assert getattr(found, section) == getattr(expected, section), section
 
 
@@ -52,6 +56,34 @@ def test_the_script_recomputes_where_the_plan_does():
         text = exported("deepspeed", checked(dp=8, zero=3, recompute=recompute))["train.py"]
         compile(text, "train.py", "exec")
         assert ("gradient_checkpointing_enable" in text) is there
+
+
+def test_what_is_offloaded_is_said_in_its_words():
+    """Device and share of optimizer and parameters; a place for drives, with a note."""
+    zero = config(dp=8, zero=3, offload_optimizer="cpu", offload_ratio=0.25)["zero_optimization"]
+    assert zero["offload_optimizer"] == {"device": "cpu", "pin_memory": True, "ratio": 0.25}
+    assert "offload_param" not in zero
+    plan = checked(dp=8, zero=3, offload_optimizer="nvme", offload_parameters="nvme")
+    zero = json.loads(exported("deepspeed", plan)["ds_config.json"])["zero_optimization"]
+    assert zero["offload_param"] == {"device": "nvme", "pin_memory": True, "nvme_path": "/local_nvme"}
+    assert "placeholder, /local_nvme" in exported("deepspeed", plan)["README.md"]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"zero": 0, "offload_optimizer": "cpu"}, "offload_optimizer = cpu: is there with zero 1, 2, 3"),
+        ({"zero": 2, "offload_optimizer": "nvme"}, "offload_optimizer = nvme: is there with zero 3"),
+        ({"zero": 2, "offload_optimizer": "cpu", "offload_ratio": 0.5}, "offload_ratio = 0.5: .*zero 3 only"),
+        ({"zero": 2, "offload_optimizer": "cpu", "offload_gradients": False}, "offload_gradients = false: "),
+        ({"zero": 2, "offload_optimizer": "cpu", "offload_delayed": True}, "offload_delayed = true: "),
+        ({"zero": 2, "offload_activations": 0.5}, "offload_activations = 0.5: "),
+    ],
+)
+def test_what_it_cannot_offload_is_named(values, words):
+    """A stage that has none of it, updates that are late, activations."""
+    (reason,) = unsupported(checked(dp=8, **values), load_model("llama-3-8b"), TRAINING, "deepspeed")
+    assert re.search(words, reason)
 
 
 def test_a_config_of_a_user_is_read():
@@ -80,7 +112,10 @@ def test_a_config_of_a_user_is_read():
         ('{"model": 1}', "no DeepSpeed config"),
         ('{"zero_optimization": {"stage": 4}}', "stage = 4"),
         ('{"zero_optimization": {"stage": "three"}}', "stage = 'three'"),
-        ('{"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}', "offload"),
+        (
+            '{"zero_optimization": {"offload_optimizer": {"device": "gpu"}}}',
+            "zero_optimization.offload_optimizer.device = 'gpu': allowed: none, cpu, nvme",
+        ),
         ('{"bf16": {}, "optimizer": {"type": "Lamb"}}', "optimizer.type = 'lamb'"),
         (
             '{"train_batch_size": 7, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1}',

@@ -32,6 +32,7 @@ LAYOUTS = {
     "interleaved": {"pp": 2, "vpp": 2, "dp": 2, "zero": 1},
     "tp-fsdp": {"tp": 2, "dp": 2, "zero": 3},
     "hsdp": {"dp": 4, "zero": 3, "hsdp": 2},
+    "offloaded": {"dp": 2, "zero": 3, "offload_optimizer": "cpu", "offload_parameters": "cpu"},
     "tp-pp": {"tp": 2, "pp": 2, "dp": 1},
 }
 
