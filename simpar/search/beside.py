@@ -13,7 +13,7 @@ from simpar.errors import UserError
 from simpar.report.result import Result
 from simpar.search.arena import STEP, Arena
 from simpar.search.axes import Rows
-from simpar.search.exact import exact, measure
+from simpar.search.exact import exact
 from simpar.search.hunt import Field
 from simpar.search.space import counted, memory_rows, plan_of, refusals
 from simpar.search.words import describe_need, facts, why_it_loses
@@ -76,16 +76,18 @@ def runners_up(field: Field, taken: list[int], count: int) -> list[Result]:
     In the order of the sweep, which leaves contention out; up to MORE_RUNNERS_UP beyond ``count`` are simulated, while
     one that loses no more to contention than the least of those found would come before the last of them.
     """
-    arena, found = field.arena, list[tuple[float, int]]()
+    arena, found, run = field.arena, list[tuple[float, int]](), dict[int, Result]()
     assert arena is not None, "a plan was simulated in its arena"
     for row in islice(_others(arena, taken), count + MORE_RUNNERS_UP if count else 0):
         least_loss = min((time_s / arena.bound_s[known] for time_s, known in found), default=1.0)
         if len(found) >= count and arena.bound_s[row] * least_loss >= found[count - 1][0]:
             break
         if row not in arena.simulated_s:
-            arena.simulated_s[row] = measure(field.problem, plan_of(arena.rows, row)).step_time_s
+            run[row] = exact(field.problem, plan_of(arena.rows, row))
+            arena.simulated_s[row] = run[row].step_time_s
         found = sorted([*found, (arena.simulated_s[row], row)])
-    return [exact(field.problem, plan_of(arena.rows, row)) for _, row in found[:count]]
+    kept = (row for _, row in found[:count])
+    return [run[row] if row in run else exact(field.problem, plan_of(arena.rows, row)) for row in kept]
 
 
 def _others(arena: Arena, taken: list[int]) -> Iterator[int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
 from simpar.engine import choose_engine_for_many
 from simpar.errors import UserError
@@ -11,7 +13,7 @@ from simpar.plan.sync import apart
 from simpar.program.footprint import footprints
 from simpar.program.host_memory import host_use
 from simpar.report.result import Result
-from simpar.report.summarise import ACTIVE_POWER, WAITING_POWER
+from simpar.report.summarise import ACTIVE_POWER, WAITING_POWER, Context, summarise
 from simpar.search.problem import Problem
 from simpar.search.result import Candidate
 from simpar.simulation import lower_job, make_job, simulate
@@ -32,14 +34,23 @@ def exact(problem: Problem, plan: Plan) -> Result:
 
 @dataclass(frozen=True)
 class Exact:
-    """A plan with its simulated step, what the objective makes of it, and whether it leaves the headroom asked for."""
+    """A plan with its simulated step, what the objective makes of it, and whether it leaves the headroom asked for.
+
+    ``report`` gives the whole result, of the step that was run as long as that is kept.
+    """
 
     problem: Problem
     plan: Plan
     step_time_s: float
     worth: float
     fits: bool
+    report: Callable[[], Result]
     num_ops: int = 0
+
+    @property
+    def alone(self) -> Exact:
+        """The same without the step that was run."""
+        return replace(self, report=partial(exact, self.problem, self.plan))
 
 
 def measure(problem: Problem, plan: Plan, num_ops: int = 0) -> Exact:
@@ -56,18 +67,21 @@ def measure(problem: Problem, plan: Plan, num_ops: int = 0) -> Exact:
         assert worth is not None, "energy is no objective without the device's power"
         room = problem.memory_limit_bytes / problem.cluster.device.memory_bytes
         fits = result.fits and result.memory.peak_reserved_bytes <= room * result.memory.capacity_bytes
-        return Exact(problem, plan, result.step_time_s, worth, fits)
+        return Exact(problem, plan, result.step_time_s, worth, fits, lambda: result)
     cluster = problem.cluster
     job = make_job(problem.graph, cluster, plan, problem.training, problem.stack)
     lowered = lower_job(job, cluster, {"perturbation": problem.perturbation})
     num_ops += len(lowered.program)
-    timing = choose_engine_for_many(lowered.program, num_ops)(lowered.program)
+    engine = choose_engine_for_many(lowered.program, num_ops)
+    timing = engine(lowered.program)
     needed = max(one.needed_bytes for one in footprints(lowered, timing, cluster))
     host = host_use(lowered, cluster)
     step_s = timing.makespan_ns / NS_PER_S + problem.stack.launch.step_overhead_s
     slope, _ = objective_rates(problem)
     fits = needed <= problem.memory_limit_bytes and (host is None or host.fits)
-    return Exact(problem, plan, step_s, slope * step_s, fits, num_ops)
+    name = engine.__module__.rpartition(".")[2]
+    context = Context(lowered, timing, cluster, name, "full", problem.perturbation)
+    return Exact(problem, plan, step_s, slope * step_s, fits, partial(summarise, context), num_ops)
 
 
 def objective_rates(problem: Problem) -> tuple[float, float]:

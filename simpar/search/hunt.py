@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.errors import Infeasible
+from simpar.report.result import Result
 from simpar.search.arena import SWEPT, Arena
 from simpar.search.exact import Exact, measure
 from simpar.search.fit import Need, needs
@@ -104,8 +105,18 @@ class Hunt:
         found = measure(arena.rows.problem, plan_of(arena.rows, row), self.num_ops)
         self.num_ops = found.num_ops
         arena.simulated_s[row] = found.step_time_s
+        if self.counts_for(found) and found.worth < self.best:  # only the best will be reported as it was run
+            self.found = [one.alone for one in self.found]
+        else:
+            found = found.alone
         self.found.append(found)
         return found
+
+    def report(self) -> Result:
+        """The result of the best plan, of which the step that was run is not kept any longer."""
+        result = self.ranked()[0].report()
+        self.found = [one.alone for one in self.found]
+        return result
 
     def gap(self) -> float:
         """The share of the best objective by which an unseen plan might still beat it."""

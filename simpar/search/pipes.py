@@ -20,6 +20,15 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
+@dataclass(frozen=True)
+class Senders:
+    """Behind every virtual stage but the last the block that sends, and whether nothing comes back; numbered."""
+
+    number: int
+    blocks: tuple[str, ...]
+    resting: tuple[bool, ...]
+
+
 @dataclass
 class Pipes:
     """Distinct pipelines of the rows: ``index`` int64[rows] into the columns ``key``, ``shape`` and ``row``."""
@@ -30,7 +39,11 @@ class Pipes:
     wires: Wires
     index: Ints
     row: Ints
-    _hops: dict[tuple[object, ...], Floats] = field(default_factory=dict)
+    _hops: dict[tuple[int, int, int], Floats] = field(default_factory=dict)
+    _senders: dict[tuple[tuple[int, ...], ...], tuple[tuple[str, ...], tuple[bool, ...]]] = field(
+        default_factory=dict
+    )
+    _distinct: dict[tuple[object, ...], int] = field(default_factory=dict)
     _messages: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[list[Wire], Ints]] = field(
         default_factory=dict
     )
@@ -121,24 +134,32 @@ class Pipes:
             rows = self.jobs.rows
             code = self.key[which] * len(rows.domain["order"]) + rows.code["order"][self.row[which]]
             _, first, where = np.unique(code, return_index=True, return_inverse=True)
-            times = np.stack([self._times(shape, int(pipe)) for pipe in which[first]])[where]
+            senders = self._senders_of(shape)
+            times = np.stack([self._times(shape, senders, int(pipe)) for pipe in which[first]])[where]
         return Hops(times[:, 0], times[:, 1], self.jobs.problem.stack.overlap.p2p_blocks_compute)
 
-    def _times(self, shape: Shape, pipe: int) -> Floats:
+    def _senders_of(self, shape: Shape) -> Senders:
+        """What the messages of a shape depend on, and its number among distinct ones."""
+        if shape.pieces not in self._senders:
+            kinds = self.passes.kinds
+            blocks = tuple(kinds[pieces[-1]].block.name for pieces in shape.pieces[:-1])
+            resting = tuple(all(kinds[kind].block.still for kind in pieces) for pieces in shape.pieces[:-1])
+            self._senders[shape.pieces] = blocks, resting
+        known = shape.rank_of_stage, *self._senders[shape.pieces]
+        return Senders(self._distinct.setdefault(known, len(self._distinct)), *known[1:])
+
+    def _times(self, shape: Shape, senders: Senders, pipe: int) -> Floats:
         """Nanoseconds of the messages of one pipeline, float64[2, stages - 1]: ahead and back."""
-        kinds, rows = self.passes.kinds, self.jobs.rows
-        blocks = tuple(kinds[pieces[-1]].block.name for pieces in shape.pieces[:-1])
-        resting = tuple(all(kinds[kind].block.still for kind in pieces) for pieces in shape.pieces[:-1])
-        key, order = int(self.key[pipe]), int(rows.code["order"][self.row[pipe]])
-        known = shape.rank_of_stage, blocks, resting, key, order
+        known = senders.number, int(self.key[pipe]), int(self.jobs.rows.code["order"][self.row[pipe]])
         if known not in self._hops:
             wires, index = self._wired(shape, pipe)
-            view, graph = self.passes.views[key], {kind.block.name: kind.block for kind in kinds}
-            sizes = {name: send_bytes(view, graph[name]) for name in set(blocks)}
-            size = np.array([sizes[name] for name in blocks])
+            view = self.passes.views[known[1]]
+            graph = {kind.block.name: kind.block for kind in self.passes.kinds}
+            sizes = {name: send_bytes(view, graph[name]) for name in set(senders.blocks)}
+            size = np.array([sizes[name] for name in senders.blocks])
             table = np.stack([wire.time_ns(size) for wire in wires])
             times = np.take_along_axis(table, index, axis=0).astype(np.float64)
-            times[1, list(resting)] = 0.0  # nothing goes back to stages below all that is trained
+            times[1, list(senders.resting)] = 0.0  # nothing goes back to stages below all that is trained
             self._hops[known] = times
         return self._hops[known]
 

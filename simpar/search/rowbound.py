@@ -103,6 +103,13 @@ class Chunk:
         return self._unique[1]
 
     @cached_property
+    def numerics(self) -> Ints:
+        """Of every scheme the first one with the same optimizer and precision."""
+        known: dict[Numerics, int] = {}
+        every = [one.sync.job.plan.numerics for one in self.schemes]
+        return np.array([known.setdefault(one, at) for at, one in enumerate(every)], dtype=np.int64)
+
+    @cached_property
     def _pairs(self) -> tuple[Ints, Ints, Ints]:
         """Keys and schemes of distinct pairs, and the pair of every row."""
         code = self.key * len(self.schemes) + self.scheme
@@ -276,11 +283,10 @@ class RowCharge:
             share = share + held / parts[:, None]
         bare = self.each("bare", _updates_nothing)
         found = np.zeros_like(share)
-        kinds = list(dict.fromkeys(_numerics(one) for one in self.chunk.schemes))
-        which = self.each("numerics", lambda one: kinds.index(_numerics(one)))
-        for at, numerics in enumerate(kinds):
-            job = next(one.sync.job for one in self.chunk.schemes if _numerics(one) == numerics)
-            mine = np.flatnonzero((which == at) & ~bare)
+        which = self.chunk.numerics[self.chunk.scheme[self.mine]]
+        for at in np.unique(which).tolist():
+            job = self.chunk.schemes[at].sync.job
+            numerics, mine = job.plan.numerics, np.flatnonzero((which == at) & ~bare)
             here = share[mine] * (1.0 - self.each("away", _away)[mine])[:, None]
             took_s = optimizer_time_s(here, numerics, job.kernels, job.stack) + self._products_s(
                 numerics, mine
@@ -477,10 +483,6 @@ class RowCharge:
 def some(values: Floats) -> Bools:
     """Rows in which anything is not zero, bool[n, 1]."""
     return np.asarray(values.any(axis=1))[:, None]
-
-
-def _numerics(scheme: Scheme) -> Numerics:
-    return scheme.sync.job.plan.numerics
 
 
 def _away(scheme: Scheme) -> float:

@@ -18,7 +18,7 @@ from simpar.plan.schedules.actions import LETTERS, F, Schedule
 from simpar.search.bound import Hops
 from simpar.search.rowbound import Chunk, RowBounds, RowCharge, some
 from simpar.search.shapes import weigh
-from simpar.search.syncs import Scheme
+from simpar.search.syncs import Cut, Scheme
 from simpar.search.tables import Blocked, Pairs, Table, Times, ends_by_work_ns, finishes_ns
 from simpar.search.together import Together
 
@@ -78,7 +78,7 @@ class Sweeps:
         shape = charge.shape
         times, hops, pairs = self._times(charge, table)
         finish = finishes_ns(table, times, hops, _floors(charge, table, times["F", True]), pairs)
-        ends = np.stack([_reduced(charge, table, finish, rank) for rank in range(shape.num_ranks)])
+        ends = _reduced(charge, table, finish)
         last = np.stack([finish[table.last_of(rank)] for rank in range(shape.num_ranks)])
         ready, again = np.maximum(last, ends[:, 0]).T, ends[:, 1].T
         return np.asarray(np.maximum(charge.ended(ready, again), charge.streams()).max(axis=1))
@@ -135,40 +135,54 @@ def _floors(charge: RowCharge, table: Table, first: Floats) -> Floats | None:
     return np.where(some(gather), floors, 0.0)
 
 
-def _reduced(charge: RowCharge, table: Table, finish: Floats, rank: int) -> Floats:
-    """When the first and the second reductions beside the backwards of a rank have ended, [2, n]."""
-    ends = np.zeros((2, len(charge.mine)))
+def _reduced(charge: RowCharge, table: Table, finish: Floats) -> Floats:
+    """When the first and the second reductions beside the backwards of ranks have ended, [ranks, 2, n]."""
+    ends = np.zeros((charge.shape.num_ranks, 2, len(charge.mine)))
     for scheme, mine in charge.by_scheme():
         for letter in charge.shape.letters[1:]:
             if scheme.policies[letter, True].reduces:
-                queue = _queue(charge, table, finish, (scheme, rank, letter), mine)
-                ends[:, mine] = np.maximum(ends[:, mine], queue)
+                queue = _Queue(charge, table, scheme, letter, mine)
+                for rank, end in enumerate(ends):
+                    end[:, mine] = np.maximum(end[:, mine], queue.ends(rank, finish))
     return ends
 
 
-def _queue(
-    charge: RowCharge, table: Table, finish: Floats, which: tuple[Scheme, int, str], mine: Ints
-) -> Floats:
-    """The ends of one rank's queues of reductions under one scheme, [2, n]: each waits for its bucket and its turn.
+@dataclass
+class _Queue:
+    """First and second reductions behind the backwards of one letter under one scheme, in rows ``mine``."""
 
-    Of second reductions only the last one is counted.
-    """
-    scheme, rank, letter = which
-    every = scheme.policies[letter, False].reduces
-    actions, keys, key_of = table.reducing(rank, LETTERS.index(letter), every=every)
-    kinds = charge.passes(letter, boundary=True)[mine]
-    alike = [(charge.shape.alike[stage], boundary) for stage, boundary in keys]
-    known = {
-        (stage, boundary): scheme.cut(charge.shape.pieces[stage], scheme.policies[letter, boundary])
-        for stage, boundary in dict.fromkeys(alike)
-    }
-    leads = {
-        key: (cut.rest[None, :] - weigh(kinds, cut.behind)).max(axis=1, initial=-np.inf)
-        for key, cut in known.items()
-    }
-    cuts, lead = [known[key] for key in alike], np.stack([leads[key] for key in alike])
-    total = np.array([cut.total for cut in cuts])[key_of]
-    later = np.cumsum(np.append(total[1:], 0.0)[::-1])[::-1]
-    queued = finish[actions[:, None], mine] + lead[key_of] + later[:, None]
-    ends = np.maximum(queued.max(axis=0), 0.0)
-    return np.stack([ends, ends + cuts[int(key_of[-1])].second])
+    charge: RowCharge
+    table: Table
+    scheme: Scheme
+    letter: str
+    mine: Ints
+    _known: dict[tuple[int, bool], tuple[Cut, Floats]] = field(default_factory=dict)
+
+    @cached_property
+    def _kinds(self) -> Floats:
+        """The backward of every kind of block."""
+        return self.charge.passes(self.letter, boundary=True)[self.mine]
+
+    def _cut(self, stage: int, boundary: bool) -> tuple[Cut, Floats]:
+        """How a stage is cut, and how much later than its backward its own reductions end at least, [rows]."""
+        stage = self.charge.shape.alike[stage]
+        if (stage, boundary) not in self._known:
+            policy = self.scheme.policies[self.letter, boundary]
+            cut = self.scheme.cut(self.charge.shape.pieces[stage], policy)
+            lead = (cut.rest[None, :] - weigh(self._kinds, cut.behind)).max(axis=1, initial=-np.inf)
+            self._known[stage, boundary] = cut, lead
+        return self._known[stage, boundary]
+
+    def ends(self, rank: int, finish: Floats) -> Floats:
+        """The ends of one rank's queues, [2, rows]: each waits for its bucket and its turn.
+
+        Of second reductions only the last one is counted.
+        """
+        every = self.scheme.policies[self.letter, False].reduces
+        actions, keys, key_of = self.table.reducing(rank, LETTERS.index(self.letter), every=every)
+        cuts, leads = zip(*(self._cut(*key) for key in keys), strict=True)
+        total = np.array([cut.total for cut in cuts])[key_of]
+        later = np.cumsum(np.append(total[1:], 0.0)[::-1])[::-1]
+        queued = finish[actions[:, None], self.mine] + np.stack(leads)[key_of] + later[:, None]
+        ends = np.maximum(queued.max(axis=0), 0.0)
+        return np.stack([ends, ends + cuts[int(key_of[-1])].second])

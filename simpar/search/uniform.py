@@ -14,7 +14,7 @@ import numpy as np
 from simpar.errors import Infeasible
 from simpar.report.result import Result
 from simpar.search.beside import front, naive_choices, runners_up
-from simpar.search.exact import candidate, exact, objective_rates
+from simpar.search.exact import candidate, objective_rates
 from simpar.search.hunt import Hunt, fields_of
 from simpar.search.infeasible import nothing_fits
 from simpar.search.problem import Problem, details_of
@@ -30,14 +30,13 @@ def search_uniform(problem: Problem, watch: Watch) -> SearchResult:
     started = time.perf_counter()
     objective_rates(problem)
     hunt = _hunted(problem, watch)
-    ranked = hunt.ranked()
-    if not ranked:
+    if not hunt.ranked():
         raise _failed(hunt, problem)
     gap, counts = hunt.gap(), hunt.counts()
-    winner = ranked[0]
+    results = [hunt.report()]
+    winner = hunt.ranked()[0]
     field = next(one for one in hunt.fields if one.problem is winner.problem)
     assert field.arena is not None, "a plan was simulated in its arena"
-    results = [exact(winner.problem, winner.plan)]
     taken = [row for row in field.arena.exact_rows if plan_of(field.arena.rows, row) == winner.plan]
     if not watch.interrupted:
         results += runners_up(field, taken, watch.top - 1)
