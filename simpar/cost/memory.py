@@ -226,10 +226,14 @@ def stage_static_memory(
 def frozen_bytes(blocks: Sequence[Block], graph: ModelGraph, plan: Plan, stack: Stack, dims: Dims) -> int:
     """Bytes of a rank's frozen weights: as they are computed with, or packed; in shards where parameters are."""
     width = parameter_widths(plan, stack).compute
-    held = sum(float(block.frozen_bytes(dims, width)) for block in blocks)
+    held, experts = (
+        sum(map(float, each)) for each in zip(*(b.frozen_bytes(dims, width) for b in blocks), strict=True)
+    )
     if graph.tied_embeddings and graph.embedding.still and graph.embedding in blocks and graph.head in blocks:
         held -= width * dims["vocab"] * dims["hidden"]
-    return int(held / (num_shards(plan) if plan.data_parallel.zero == 3 else 1))
+    if plan.data_parallel.zero < 3:
+        return int(held + experts)
+    return int(held / num_shards(plan) + experts / num_expert_shards(plan))
 
 
 def _shard(weights: Sequence[tuple[int, int]], shards: int, *, fsdp: bool) -> int:

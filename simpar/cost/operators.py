@@ -87,12 +87,7 @@ def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
         cast_s = kernels.memory_time_s(m * n * (DTYPE_BYTES["bf16"] + DTYPE_BYTES["fp8"]))
     elif kernels.precision in FOUR_BITS:
         ahead_s, cast_s = (kernels.memory_time_s(m * width * four_bit_cast(kernels)) for width in (k, n))
-    frozen = bool(op.weights) and not any(weight.trainable for weight in op.weights)
-    packed = [weight for weight in op.weights if weight.stored_bytes]  # widened before every product
-    widened = (
-        evaluate(w.size, sizes.dims) * ((w.stored_bytes or 0.0) + kernels.activation_bytes) for w in packed
-    )
-    widen_s = kernels.memory_time_s(sum(widened)) if packed else 0.0
+    frozen, widen_s = is_frozen(op), _widen_s(op, sizes)
     fused = sizes.stack.numerics.gradient_accumulation_fusion
     return OperatorTime(
         op.name,
@@ -102,6 +97,19 @@ def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
         1,
         1 if frozen else 2,
     )
+
+
+def is_frozen(op: Operator) -> bool:
+    """Whether none of a product's weights is trained."""
+    return bool(op.weights) and not any(weight.trainable for weight in op.weights)
+
+
+def _widen_s(op: Operator, sizes: Sizes) -> Array:
+    """Seconds to widen packed weights before a product."""
+    packed = [weight for weight in op.weights if weight.stored_bytes]
+    width = sizes.kernels.activation_bytes
+    widened = (evaluate(w.size, sizes.dims) * ((w.stored_bytes or 0.0) + width) for w in packed)
+    return sizes.kernels.memory_time_s(sum(widened)) if packed else 0.0
 
 
 def four_bit_cast(kernels: KernelModel) -> float:
@@ -126,15 +134,16 @@ def _grouped_matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     cast = kernels.activation_bytes + 2 * DTYPE_BYTES["fp8"] if kernels.precision == "fp8" else 0.0
     cast = four_bit_cast(kernels) if kernels.precision in FOUR_BITS else cast
     cast_s = [kernels.memory_time_s(cast * rows * width, kernels=int(cast > 0)) for width in (k, n)]
-    overhead = sizes.stack.experts.overhead
+    overhead, frozen, widen_s = sizes.stack.experts.overhead, is_frozen(op), _widen_s(op, sizes)
+    weights_s = 0.0 if frozen else kernels.gemm_time_s(k, n, m, batch=experts, accumulate=fused)
     bias = _weighted_bias(op, sizes)
     return OperatorTime(
         op.name,
-        overhead * (kernels.gemm_time_s(m, n, k, batch=experts) + cast_s[0]) + bias.forward_s,
-        overhead * (kernels.gemm_time_s(m, k, n, batch=experts) + cast_s[1]) + bias.backward_input_s,
-        overhead * kernels.gemm_time_s(k, n, m, batch=experts, accumulate=fused),
+        overhead * (kernels.gemm_time_s(m, n, k, batch=experts) + cast_s[0]) + widen_s + bias.forward_s,
+        overhead * (kernels.gemm_time_s(m, k, n, batch=experts) + cast_s[1]) + widen_s + bias.backward_input_s,
+        overhead * weights_s,
         launches + int(cast > 0) + bias.forward_kernels,
-        2 * launches + int(cast > 0) + bias.backward_kernels,
+        (1 if frozen else 2) * launches + int(cast > 0) + bias.backward_kernels,
     )
 
 

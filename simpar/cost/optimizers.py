@@ -130,10 +130,8 @@ def _matrices_of(op: Operator, weight: Weight, dims: Dims) -> list[Matrix]:
     """The matrices that a packed weight stands for: query, key and value, gate and up, one an expert."""
     inside = evaluate(op.contraction, dims)
     experts = dims["experts"] if weight.kind == "expert" else 1
-    return [
-        Matrix(evaluate(((1, names),), dims), inside, times * experts, weight.kind == "expert")
-        for times, names in op.columns
-    ]
+    sizes = ((evaluate(((1, names),), dims), times) if names else (times, 1) for times, names in op.columns)
+    return [Matrix(rows, inside, times * experts, weight.kind == "expert") for rows, times in sizes]
 
 
 def _preconditioner_bytes(matrix: Matrix) -> Array:

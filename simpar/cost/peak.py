@@ -119,7 +119,7 @@ def peak_memory_of(
     tied = np.where(np.asarray(layouts.pp) == 1, dims.tensor["vocab"] * dims.tensor["hidden"], 0)
     tied = tied * graph.tied_embeddings
     layers = sum(block.trained_parameters(dims.tensor) * count for block, _, count in shape.layers)
-    experts = sum(block.expert_parameters(dims.tensor) * count for block, _, count in shape.layers)
+    experts = sum(block.trained_experts(dims.tensor) * count for block, _, count in shape.layers)
     parameters = layers - experts + embedding * shape.embedding + head * shape.head
     parameters = parameters - tied * (not graph.embedding.still)
     residual = (
@@ -129,9 +129,13 @@ def peak_memory_of(
     static = _static(held, _moments(graph, shape, dims, plan), layouts, plan, stack) + _gathered_rows(
         layouts, stack, residual
     )
-    static = static + _frozen(graph, shape, dims, plan, stack, tied) / np.where(
-        np.asarray(layouts.zero) == 3, layouts.shards, 1
-    )
+    sharded = np.asarray(layouts.zero) == 3
+    for size, shards in zip(
+        _frozen(graph, shape, dims, (plan, stack), tied),
+        (layouts.shards, layouts.expert_shards),
+        strict=True,
+    ):
+        static = static + size / np.where(sharded, shards, 1)
     scheme = _scheme(plan, stack, layouts.pp, layouts.zero, (layouts.shards, layouts.expert_shards))
     moving = Moving(graph, shape, dims, plan, stack)
     held = _held(layouts.pp, shape, stack)
@@ -294,13 +298,17 @@ def _moments(graph: ModelGraph, shape: Share, dims: RankDims, plan: Plan) -> tup
     return totals[0] - shared * moment_bytes(plan.numerics, other=True), totals[1]
 
 
-def _frozen(graph: ModelGraph, shape: Share, dims: RankDims, plan: Plan, stack: Stack, tied: Array) -> Array:
-    """Bytes of what a rank holds that is not trained, before it is sharded."""
-    width = parameter_widths(plan, stack).compute
+def _frozen(
+    graph: ModelGraph, shape: Share, dims: RankDims, habits: tuple[Plan, Stack], tied: Array
+) -> tuple[Array, Array]:
+    """Bytes of what a rank holds that is not trained, before it is sharded: of what is no expert, of experts."""
+    width = parameter_widths(*habits).compute
     ends = ((graph.embedding, shape.embedding), (graph.head, shape.head))
-    counts = (*((block, count) for block, _, count in shape.layers), *ends)
-    held = sum((block.frozen_bytes(dims.tensor, width) * count for block, count in counts), start=0.0)
-    return held - width * tied * graph.embedding.still
+    totals: list[Array] = [-width * tied * graph.embedding.still, 0.0]
+    for block, count in (*((block, count) for block, _, count in shape.layers), *ends):
+        for which, size in enumerate(block.frozen_bytes(dims.tensor, width)):
+            totals[which] = totals[which] + size * count
+    return totals[0], totals[1]
 
 
 def _static(

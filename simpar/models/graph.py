@@ -165,14 +165,14 @@ class Block:
         weights = (weight for op in self.operators for weight in op.weights if weight.trainable)
         return sum(evaluate(weight.size, own) for weight in weights)
 
-    def frozen_bytes(self, dims: Dims, width: float) -> Any:
-        """Bytes of the others, ``width`` an element where nothing else is said."""
+    def frozen_bytes(self, dims: Dims, width: float) -> tuple[Any, Any]:
+        """Bytes of the others, ``width`` an element where nothing else is said: (of what is no expert, of experts)."""
         own = self.view(dims)
-        weights = (weight for op in self.operators for weight in op.weights if not weight.trainable)
-        return sum(
-            evaluate(weight.size, own) * (width if weight.stored_bytes is None else weight.stored_bytes)
-            for weight in weights
-        )
+        totals: list[Any] = [0.0, 0.0]
+        for weight in (weight for op in self.operators for weight in op.weights if not weight.trainable):
+            stored = width if weight.stored_bytes is None else weight.stored_bytes
+            totals[weight.kind == "expert"] += evaluate(weight.size, own) * stored
+        return totals[0], totals[1]
 
     def matmul_parameters(self, dims: Dims) -> Any:
         """Parameters of matrices that a row is multiplied with; of experts, those of the few it is sent to."""
@@ -191,6 +191,12 @@ class Block:
         """Those of the parameters that belong to routed experts."""
         own = self.view(dims)
         weights = (weight for op in self.operators for weight in op.weights if weight.kind == "expert")
+        return sum(evaluate(weight.size, own) for weight in weights)
+
+    def trained_experts(self, dims: Dims) -> Any:
+        """Parameters of routed experts that have gradients."""
+        own = self.view(dims)
+        weights = (w for op in self.operators for w in op.weights if w.kind == "expert" and w.trainable)
         return sum(evaluate(weight.size, own) for weight in weights)
 
     def operator(self, name: str) -> Operator:

@@ -1,7 +1,9 @@
 """Fine-tuning of a part: low-rank adapters beside frozen weights, frozen layers, frozen weights in 4 bits.
 
 An adapter of rank r beside a matrix of k inputs and n outputs is a product with k x r and one with r x n values [LoRA,
-Hu et al. 2021, arXiv 2106.09685]. Frozen weights have neither gradients nor states and no weight-gradient product, and
+Hu et al. 2021, arXiv 2106.09685]. In a mixture every expert's projections have adapters of their own, in grouped
+products, and so have those of shared experts; routers are frozen (PEFT beside every expert's Linear, NeMo AutoModel's
+GroupedExpertsLoRA). Frozen weights have neither gradients nor states and no weight-gradient product, and
 their inputs are not kept for one. Below the first trained layer nothing runs backward. Matrices inside layers may be
 stored in NF4, 4 bits and 0.127 of doubly quantised scales an element, and are widened before every product
 [QLoRA, Dettmers et al. 2023, arXiv 2305.14314, section 3].
@@ -12,16 +14,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simpar.errors import UserError
-from simpar.models.graph import Block, ModelGraph, Operator, Size, Weight, is_row_parallel
+from simpar.models.graph import PRODUCTS, Block, ModelGraph, Operator, Size, Weight, is_row_parallel
 
 TUNED = "tuned"
 """Fact of a graph that is tuned already."""
 NF4_BYTES = (4.0 + 0.127) / 8.0
 PARTS: dict[str, tuple[str, int]] = {
-    "q_proj": ("qkv", 0), "k_proj": ("qkv", 1), "v_proj": ("qkv", 1), "o_proj": ("o_proj", 0),
-    "gate_proj": ("mlp_up", 0), "up_proj": ("mlp_up", 0), "down_proj": ("mlp_down", 0),
+    "q_proj": ("qkv", -3), "k_proj": ("qkv", -2), "v_proj": ("qkv", -1), "o_proj": ("o_proj", -1),
+    "gate_proj": ("mlp_up", -2), "up_proj": ("mlp_up", -1), "down_proj": ("mlp_down", -1),
 }  # fmt: skip
-"""Packed product of every projection, and which term of its columns it is."""
+"""Packed product of every projection, and which of its parts it is, from the last: without a gate there is up alone."""
+MIXTURES = {"mlp_up": ("expert_up", "shared_up"), "mlp_down": ("expert_down", "shared_down")}
+"""What stands in a mixture for the products of an MLP."""
+LATENT = {"q_proj": ("q_down", "q_up"), "k_proj": ("kv_down", "kv_up"), "v_proj": ("kv_down", "kv_up")}
+"""What stands in latent attention for a projection, each adapted as one."""
 
 
 def tuned(
@@ -29,10 +35,10 @@ def tuned(
 ) -> ModelGraph:
     """The model with adapters of a rank beside projections, or without them and only its first layers frozen.
 
-    Raises UserError for mixtures of experts and towers, whose adapters are not modelled, and for too many layers.
+    Raises UserError for towers, whose adapters are not modelled, and for too many layers.
     """
-    if graph.is_mixture or any(block.scope for block in graph.blocks.values()):
-        raise UserError(f"plan.tuning: {graph.name} has experts or towers; allowed: dense decoders")
+    if any(block.scope or block.passes for block in graph.blocks.values()):
+        raise UserError(f"plan.tuning: {graph.name} has two towers; allowed: decoders")
     if frozen_layers >= len(graph.layers):
         raise UserError(
             f"plan.frozen_layers = {frozen_layers}: the model has {len(graph.layers)}; allowed: fewer"
@@ -63,12 +69,14 @@ def _frozen(block: Block, *, nf4: bool) -> Block:
 def _frozen_operator(op: Operator, nf4: bool) -> Operator:
     """The operator without gradients of its weights, which it then keeps no input for."""
     weights = tuple(_frozen_weight(weight, nf4) for weight in op.weights)
-    saves = () if op.kind == "matmul" and op.weights else op.saves
+    saves = op.saves
+    if op.weights and op.kind in PRODUCTS:
+        saves = tuple(name for name in saves if name == op.name)  # a router keeps its logits
     return replace(op, weights=weights, saves=saves)
 
 
 def _frozen_weight(weight: Weight, nf4: bool) -> Weight:
-    stored = NF4_BYTES if nf4 and weight.kind == "matrix" else None
+    stored = NF4_BYTES if nf4 and _is_matrix(weight) else None
     return replace(weight, trainable=False, stored_bytes=stored)
 
 
@@ -83,27 +91,43 @@ def _adapted(block: Block, rank: int, targets: tuple[str, ...], nf4: bool) -> Bl
     return replace(block, operators=tuple(operators))
 
 
-def _columns(op: Operator, targets: tuple[str, ...]) -> Size:
-    """Outputs of the targets in a packed product, one term each."""
-    terms = [PARTS[name][1] for name in targets if PARTS[name][0] == op.name]
-    return tuple((1, op.columns[min(term, len(op.columns) - 1)][1]) for term in terms)
+def _columns(op: Operator, targets: tuple[str, ...]) -> tuple[Size, ...]:
+    """Outputs of every adapter beside a product: one of each of its parts that is a target."""
+    if any(op.name in LATENT.get(name, ()) for name in targets):
+        return (op.columns,)
+    parts: list[Size] = [((1, names),) for times, names in op.columns for _ in range(times)]
+    found = []
+    for packed, part in (PARTS[name] for name in targets):
+        if op.name in (packed, *MIXTURES.get(packed, ())) and -part <= len(parts):
+            found.append(parts[part])
+    return tuple(found)
 
 
-def _adapter(op: Operator, rank: int, columns: Size) -> list[Operator]:
-    """Down to the rank, up again, and the sum with the frozen product."""
-    inner: Size = ((rank * len(columns), ()),)
-    down = tuple((times * rank * len(columns), names) for times, names in op.contraction)
-    up = tuple((times * rank, names) for times, names in columns)
+def _adapter(op: Operator, rank: int, columns: tuple[Size, ...]) -> list[Operator]:
+    """Down to the rank, up again, and the sum with the frozen product; every expert has adapters of its own."""
+    inner: Size = ((rank, ()),) * len(columns)
+    each = ("experts",) if op.kind == "grouped_matmul" else ()
+    kind, region = "expert" if each else "matrix", op.region
+    down = tuple((times * rank * len(columns), (*each, *names)) for times, names in op.contraction)
+    outputs: Size = tuple(term for size in columns for term in size)
+    up = tuple((times * rank, (*each, *names)) for times, names in outputs)
     first, second = f"{op.name}.lora_a", f"{op.name}.lora_b"
-    region = "sequence" if is_row_parallel(op) else "tensor"
     return [
         Operator(
-            first, "matmul", op.rows, inner, "tensor", contraction=op.contraction, weights=(Weight(first, down),),
+            first, op.kind, op.rows, inner, region, contraction=op.contraction, weights=(Weight(first, down, kind),),
             inputs=op.inputs, saves=op.inputs[:1],
         ),
         Operator(
-            second, "matmul", op.rows, columns, "tensor", contraction=((rank, ()),), weights=(Weight(second, up),),
+            second, op.kind, op.rows, outputs, region, contraction=((rank, ()),), weights=(Weight(second, up, kind),),
             inputs=(first,), saves=(first,),
         ),
-        Operator(f"{op.name}.lora_add", "add", op.rows, op.columns, region, inputs=(op.name, second)),
+        Operator(
+            f"{op.name}.lora_add", "add", op.rows, op.columns, "sequence" if is_row_parallel(op) else region,
+            inputs=(op.name, second),
+        ),
     ]  # fmt: skip
+
+
+def _is_matrix(weight: Weight) -> bool:
+    """Whether a weight is one of a product of a layer, those of experts included."""
+    return weight.kind == "matrix" or (weight.kind == "expert" and not weight.name.endswith(".bias"))

@@ -159,15 +159,16 @@ class StageBuilder:
             still=piece.block.still,
         )
 
-    def _frozen(self, block: Block) -> float:
-        """Frozen parameters of a block, counted by the bytes that they take."""
+    def _frozen(self, block: Block) -> dict[str, float]:
+        """Frozen parameters of a block, counted by the bytes that they take, by the ranks that hold copies."""
         width = self.sync.compute_bytes
-        return float(block.frozen_bytes(self.view.tensor, width)) / width
+        dense, experts = block.frozen_bytes(self.view.tensor, width)
+        return {DENSE: float(dense) / width, EXPERTS: float(experts) / width}
 
     def _by_kind(self, blocks: Sequence[Block]) -> dict[str, float]:
         """Trained parameters of blocks on one rank, by the ranks that hold copies of them."""
         dims = self.view.tensor
-        experts = sum(float(block.expert_parameters(dims)) for block in blocks)
+        experts = sum(float(block.trained_experts(dims)) for block in blocks)
         return {
             DENSE: sum(float(block.trained_parameters(dims)) for block in blocks) - experts,
             EXPERTS: experts,

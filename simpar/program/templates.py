@@ -98,7 +98,7 @@ class Unit:
     forward_workspace_bytes: float
     backward_workspace_bytes: float
     parameters: Mapping[str, float] = field(default_factory=dict, hash=False)
-    frozen: float = 0.0
+    frozen: Mapping[str, float] = field(default_factory=dict, hash=False)
     still: bool = False
 
 
@@ -130,7 +130,7 @@ class Copies:
 
     def arriving(self, unit: Unit) -> float:
         """Parameters that must come before a pass: frozen ones too, where they are sharded like the others."""
-        frozen = unit.frozen if self.buffer_bytes and self.kind == DENSE_COPIES else 0.0
+        frozen = unit.frozen.get(self.kind, 0.0) if self.buffer_bytes else 0.0
         return self.parameters(unit) + frozen
 
     def parameters(self, unit: Unit) -> float:

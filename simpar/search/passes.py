@@ -28,7 +28,7 @@ from simpar.program.rank_view import RankView
 from simpar.program.segments import make_segment
 from simpar.program.stages import PASSES
 from simpar.program.steps import block_steps
-from simpar.program.synchronisation import Synchronisation
+from simpar.program.synchronisation import DENSE, EXPERTS, Synchronisation
 from simpar.program.traffic import group_kinds, late_per_member_s
 from simpar.search.axes import fully_sharded
 from simpar.search.jobs import Jobs
@@ -121,9 +121,9 @@ class Passes:
 
     @cached_property
     def experts(self) -> Floats:
-        """Parameters of experts on one rank before data-parallel sharding, float64[keys, kinds]."""
+        """Parameters of experts that are trained on one rank before data-parallel sharding, float64[keys, kinds]."""
         return np.array(
-            [[float(kind.block.expert_parameters(view.tensor)) for kind in self.kinds] for view in self.views]
+            [[float(kind.block.trained_experts(view.tensor)) for kind in self.kinds] for view in self.views]
         )
 
     @cached_property
@@ -135,13 +135,15 @@ class Passes:
         return np.array(found) - self.experts
 
     @cached_property
-    def still(self) -> Floats:
-        """Those that are not trained, by the bytes they take as in a Unit, float64[keys, kinds]."""
-        found = np.zeros((len(self.views), len(self.kinds)))
+    def still(self) -> dict[str, Floats]:
+        """Those that are not trained, by their bytes as in a Unit, by who holds copies: float64[keys, kinds]."""
+        found = np.zeros((2, len(self.views), len(self.kinds)))
         for key, view in enumerate(self.views):
             width = view.compute_bytes if view.job.plan.numerics.precision == "fp32" else DTYPE_BYTES["bf16"]
-            found[key] = [float(kind.block.frozen_bytes(view.tensor, width)) / width for kind in self.kinds]
-        return found
+            for at, kind in enumerate(self.kinds):
+                found[:, key, at] = kind.block.frozen_bytes(view.tensor, width)
+            found[:, key] /= width
+        return {DENSE: found[0], EXPERTS: found[1]}
 
     @cached_property
     def projection(self) -> Floats:

@@ -79,7 +79,7 @@ class Scheme:
     sync: Synchronisation
     wires: Mapping[tuple[str, str], Wire]
     parameters: Mapping[str, Floats]
-    still: Floats
+    still: Mapping[str, Floats]
     rests: Bools
     drains_s: tuple[float, float]
     own: Ints
@@ -118,7 +118,7 @@ class Scheme:
             count = self.parameters[copies.kind]
             if copies.gather_group:
                 wire = self.wires["all_gather", copies.gather_group]
-                comes = count + self.still * (copies.buffer_bytes > 0) * (copies.kind == DENSE)
+                comes = count + self.still[copies.kind] * (copies.buffer_bytes > 0)
                 comes = comes if ahead else np.where(self.rests, 0.0, comes)
                 gather += np.where(comes > 0, wire.time_ns(comes * copies.gathered_bytes), 0)
                 occupied += np.where(count > 0, wire.occupied_ns(count * copies.gathered_bytes), 0)
@@ -259,7 +259,7 @@ class Schemes:
             sync=sync,
             wires=wires,
             parameters={DENSE: passes.dense[key], EXPERTS: passes.experts[key]},
-            still=passes.still[key],
+            still={kind: still[key] for kind, still in passes.still.items()},
             rests=np.array([kind.block.still for kind in passes.kinds]),
             drains_s=shared_slopes_s(gather, wires[reduce[0][1], reduce[0][0]] if reduce else FREE),
             own=passes.wires.own,

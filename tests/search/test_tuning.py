@@ -8,6 +8,7 @@ import pytest
 import simpar
 from simpar.cost.peak import peak_memory
 from simpar.errors import Infeasible, UserError
+from simpar.models.hf_config import read
 from simpar.search import Constraints, make_problem, search
 from simpar.search.arena import Arena
 from simpar.search.exact import measure
@@ -46,6 +47,27 @@ def frozen(problem_of, seed, **held):
     rank = 8 if seed % 3 == 0 else None
     base = simpar.Plan(frozen_layers=1 + seed % (layers - 1), lora_rank=rank)
     return tuned(problem_of, seed, base, **held)
+
+
+MIXTURE = {
+    "model_type": "qwen2_moe", "vocab_size": 4096, "hidden_size": 256, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "num_hidden_layers": 4, "intermediate_size": 512, "moe_intermediate_size": 256,
+    "shared_expert_intermediate_size": 256, "num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 1,
+    "mlp_only_layers": [0], "norm_topk_prob": True, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 2048, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def mixture(base, stack="megatron", **fixed):
+    """A small mixture of eight experts, of which a part is trained, on one node."""
+    return make_problem(
+        read(MIXTURE, name="small-mixture-tuned"),
+        simpar.Cluster("dgx-h100"),
+        simpar.Training(seq_len=512, global_batch=16),
+        stack=stack,
+        base=base,
+        constraints=Constraints(fixed=fixed),
+    )
 
 
 def run(problem):
@@ -191,6 +213,40 @@ def test_frozen_layers_let_layouts_fit_that_would_not():
     assert found.certified_optimal
     again = simpar.simulate(*shape[:2], found.best.plan, shape[2])
     assert again.step_time_s == found.best.step_time_s
+
+
+@pytest.mark.parametrize("stack", ["megatron", "fsdp"])
+@pytest.mark.parametrize(
+    "base",
+    [
+        {"lora_rank": 8},
+        {"lora_rank": 8, "lora_targets": ("q_proj", "v_proj"), "frozen_dtype": "nf4"},
+        {"frozen_layers": 2},
+        {"frozen_layers": 1, "lora_rank": 4},
+    ],
+    ids=str,
+)
+def test_bounds_and_memory_hold_in_mixtures(base, stack, arena_of):
+    """Spread experts with adapters, or frozen: bounds are below the executed step, memory is that of the Program."""
+    problem = mixture(simpar.Plan(**base), stack, micro_batch=2, recompute=("none", "full"), ep=(1, 2, 4))
+    arena = arena_of(problem, 7, 10)
+    overhead, needed = problem.stack.launch.step_overhead_s, needs(arena.rows).needed_bytes
+    for row in range(arena.rows.count):
+        plan = plan_of(arena.rows, row)
+        exact = simpar.simulate(problem.graph, problem.cluster, plan, problem.training, stack=problem.stack)
+        assert max(bounds_of(arena, row)) <= (exact.step_time_s - overhead) * (1 + 1e-12), plan
+        assert 0.98 < needed[row] / exact.memory.peak_reserved_bytes < 1.1, plan
+
+
+@pytest.mark.parametrize("base", [{"lora_rank": 8}, {"frozen_layers": 2}], ids=str)
+def test_search_finds_what_brute_force_finds_in_mixtures(base):
+    """The certified best step is the best of all rows by the reference engine."""
+    held = {**NARROW, "hsdp": 1, "tp": (1, 2), "pp": (1, 2), "ep": (1, 4), "zero": (0, 1, 3)}
+    problem = mixture(simpar.Plan(**base), **(held | {"sequence_parallel": (False, True)}))
+    assert 8 <= enumerate_space(problem).count <= 40
+    hunt = run(problem)
+    assert hunt.gap() == 0
+    assert hunt.best == pytest.approx(brute_force(problem), rel=1e-12)
 
 
 def test_what_no_plan_can_be_is_in_no_row():
