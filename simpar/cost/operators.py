@@ -232,7 +232,7 @@ def _attention(op: Operator, sizes: Sizes) -> OperatorTime:
         sizes.kernels.attention_time_s(shape, context=context, seen=seen_keys(mask, dims), backward=backward)
         for backward in (False, True)
     ]
-    if dims.get("before", 0):
+    if np.any(dims.get("before", 0)):
         keys = sum(evaluate(width, dims) for width in (mask.key_dim, mask.value_dim))
         earlier = dims["batch"] * dims["before"] * evaluate(mask.kv_heads, dims) * keys
         both[1] = both[1] + sizes.kernels.memory_time_s(3.0 * earlier * sizes.kernels.activation_bytes)

@@ -485,6 +485,7 @@ def _single_process(plan: Plan, target: Target) -> None:
 
 _RULES: dict[str, Callable[[Plan, Target], None]] = {
     "grid": _grid,
+    "slices": _slices,
     "context": _context,
     "experts": _experts,
     "data": _data,

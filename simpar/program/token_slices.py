@@ -46,13 +46,19 @@ def slice_ends(slices: tuple[int, ...]) -> list[tuple[int, int]]:
     return list(pairwise(ends))
 
 
-def choose_slices(job: Job, cluster: Cluster) -> tuple[int, ...]:
-    """Tokens of every slice such that the pipeline is shortest, by price: forward and backward of the slowest stage."""
+def unit_tokens(job: Job) -> int:
+    """Tokens that slices are multiples of: all of a sequence where it is not to be cut."""
     rows = job.plan.mesh.tp if job.plan.tensor_parallel.sequence_parallel else 1
     seq_len, unit = job.training.seq_len, lcm(rows, LEAST_TOKENS)
     while seq_len // unit > UNITS or (seq_len % unit and unit < seq_len):
         unit += lcm(rows, LEAST_TOKENS)
-    if seq_len % unit or job.plan.mesh.pp == 1:
+    return seq_len if seq_len % unit else unit
+
+
+def choose_slices(job: Job, cluster: Cluster) -> tuple[int, ...]:
+    """Tokens of every slice such that the pipeline is shortest, by price: forward and backward of the slowest stage."""
+    seq_len, unit = job.training.seq_len, unit_tokens(job)
+    if unit == seq_len or job.plan.mesh.pp == 1:
         return (seq_len,)
     units = seq_len // unit
     seconds = _pricer(job, cluster.in_training)

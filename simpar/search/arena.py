@@ -7,6 +7,7 @@ shared; a row whose bound is no better than the best simulated step is never loo
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from simpar.search.fit import needs
 from simpar.search.jobs import Jobs
 from simpar.search.pipes import Pipes
 from simpar.search.rowbound import RowBounds
+from simpar.search.slicing import Slicing, sliced, with_slices
 from simpar.search.sweeping import Sweeps
 from simpar.search.syncs import Schemes
 from simpar.search.wires import Wires
@@ -49,19 +51,32 @@ class Arena:
     offset: Floats | float = 0.0
     swept: int = 0
     simulated_s: dict[int, float] = field(default_factory=dict)
-    squeeze: Squeeze = field(init=False)
     _active: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
-    def __post_init__(self) -> None:
-        self.squeeze = Squeeze(self.bounds.pipes)
+    @cached_property
+    def squeeze(self) -> Squeeze:
+        """What memory costs rows that wait for their recomputation."""
+        return Squeeze(self.bounds.pipes)
+
+    @cached_property
+    def slicing(self) -> Slicing:
+        """Bounds of rows in slices of tokens."""
+        return Slicing(self.bounds.pipes)
+
+    @cached_property
+    def sliced(self) -> NDArray[np.bool_]:
+        """Which rows those are."""
+        return sliced(self.rows)
 
     @staticmethod
     def of(rows: Rows, needed_bytes: Floats) -> Arena:
         """All rows bounded by their kernels."""
-        problem = rows.problem
+        problem, rows = rows.problem, with_slices(rows)
         pipes = Pipes.of(Jobs(rows), Wires.of_problem(problem))
         sweeps = Sweeps(RowBounds(pipes, Schemes.of(pipes.passes)))
         bound, least = pipes.kernels_bound_ns()
+        if (cut := np.unique(pipes.index[sliced(rows)])).size:
+            bound[cut], least[cut] = Slicing(pipes).kernels_bound_ns(cut)
         bound_s = (bound / NS_PER_S + problem.stack.launch.step_overhead_s)[pipes.index]
         level = np.full(rows.count, KERNELS, dtype=np.int8)
         slope, busy = objective_rates(problem)
@@ -102,12 +117,17 @@ class Arena:
 
     def sharpen(self, row: int) -> None:
         """Bound a row by the next means, and others along with it."""
+        if self.sliced[row]:
+            self._slice(row)
+            return
         {KERNELS: self._passes, PASSES: self._steps, STEP: self._works, WORK: self._sweep}[
             int(self.level[row])
         ](row)
 
     def sweep(self, row: int) -> None:
         """Bound a single row by the sweep."""
+        if self.sliced[row] and self.level[row] < SWEPT:
+            self._slice(row)
         if undecided(self.rows, row).any():
             self._decide(row)
         if self.level[row] < SWEPT:
@@ -126,7 +146,7 @@ class Arena:
 
     def _at(self, level: int, most: int) -> Ints:
         """Active rows of a level, those with the lowest bounds."""
-        mine: Ints = self._active[self.level[self._active] == level]
+        mine: Ints = self._active[(self.level[self._active] == level) & ~self.sliced[self._active]]
         mine = mine[self.worth(mine) <= SOON * float(np.min(self.worth(self._active)))]
         if len(mine) <= most:
             return mine
@@ -137,6 +157,13 @@ class Arena:
         overhead = self.rows.problem.stack.launch.step_overhead_s
         self.bound_s[rows] = np.maximum(self.bound_s[rows], bound_ns / NS_PER_S + overhead)
         self.level[rows] = level
+
+    def _slice(self, row: int) -> None:
+        """Choose the slices of a row and its like, and sweep its Program."""
+        if not self.slicing.is_chosen(row):
+            self.slicing.set_slices(self.slicing.alike(row), self.slicing.choose(row))
+        self._raise(np.array([row]), np.array([self.slicing.swept_ns(row)]), SWEPT)
+        self.swept += 1
 
     def _decide(self, row: int) -> None:
         """Make the choice by layer that a row and its like wait for; forget them where nothing fits."""
@@ -158,6 +185,7 @@ class Arena:
         found = np.zeros(len(pipes.row))
         found[which] = pipes.passes_bound_ns(which)
         mine = self._active[(self.level[self._active] == KERNELS) & (found[pipes.index[self._active]] > 0)]
+        assert not self.sliced[mine].any(), "pipelines in slices are bounded by themselves"
         self._raise(mine, found[pipes.index[mine]], PASSES)
         waiting = mine[undecided(self.rows, mine)]
         if len(waiting):

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.plan.check import MAX_PASSES, Target, allows_tensor_parallel
+from simpar.models.recompute import OPTIMAL
+from simpar.plan.check import MAX_PASSES, Target, allows_tensor_parallel, keeps_rules
 from simpar.plan.schedules import SCHEDULES
 from simpar.search.problem import Problem
 
@@ -24,8 +25,9 @@ Ints = NDArray[np.int64]
 DEFAULT_ORDER = "tp-cp-dp-pp"
 ORDERS = (DEFAULT_ORDER, "tp-cp-pp-dp")
 RECOMPUTE = ("none", "selective", "full", "every:2")
-LEFT_OUT = ("naive", "dualpipe", "terapipe")
-"""Schedules that no row has: one that never pipelines, one with two copies of every stage, one in slices of tokens."""
+SLICED = "terapipe"
+LEFT_OUT = ("naive", "dualpipe", SLICED)
+"""Schedules that no row has unasked: one that never pipelines, one with two copies of every stage, slices of tokens."""
 SEVERAL_CHUNKS = ("interleaved", "breadth-first")
 TWO_CHUNKS = ("zb-v", "v-half", "v-min", "dualpipev")
 MAX_MICRO_BATCH = 64
@@ -189,10 +191,24 @@ def _schedule_fits(rows: Rows) -> Mask:
     names = rows.domain["schedule"]
     single = [at for at, name in enumerate(names) if name not in (*SEVERAL_CHUNKS, *TWO_CHUNKS)]
     first = np.isin(rows.code["schedule"], single[:1])
-    plain = (pp == 1) | ((m == 1) & ~rows.one_of("schedule", *SEVERAL_CHUNKS, *TWO_CHUNKS))
+    plain = (pp == 1) | ((m == 1) & ~rows.one_of("schedule", *SEVERAL_CHUNKS, *TWO_CHUNKS, SLICED))
     legal = ~rows.one_of("schedule", "interleaved") | (m % pp == 0)
     legal &= ~rows.one_of("schedule", "dualpipev") | (m >= 2 * pp)
-    return np.asarray(np.where(plain, first, legal))
+    found = np.where(plain, first, legal)
+    if SLICED in names:
+        found &= ~rows.one_of("schedule", SLICED) | ((rows["cp"] == 1) & may_be_sliced(rows.problem))
+    return np.asarray(found)
+
+
+def may_be_sliced(problem: Problem) -> bool:
+    """Whether sequences of the problem may go through a pipeline in slices."""
+    plan = problem.base.with_values(schedule=SLICED, layers=None, actions=None)
+    return keeps_rules(plan, Target(problem.graph, problem.training, problem.cluster.world_size, 1), "slices")
+
+
+def _recompute_fits(rows: Rows) -> Mask:
+    """A choice by layer is made for whole sequences."""
+    return np.asarray(~rows.one_of("recompute", OPTIMAL) | ~rows.one_of("schedule", SLICED))
 
 
 def _chunks(problem: Problem) -> list[int]:
@@ -277,9 +293,11 @@ def _order_matters(rows: Rows) -> Mask:
 
 def _schedules(problem: Problem) -> list[str]:
     """1F1B first: it stands for all of them where nothing is pipelined."""
-    wanted = problem.constraints.schedules or SCHEDULES
+    asked = problem.constraints.schedules
+    wanted = asked or SCHEDULES
     first = ["1f1b"] if "1f1b" in wanted else []
-    return [*first, *(name for name in SCHEDULES if name in wanted and name not in (*LEFT_OUT, *first))]
+    others = set(LEFT_OUT) - ({SLICED} if asked else set())
+    return [*first, *(name for name in SCHEDULES if name in wanted and name not in (*others, *first))]
 
 
 AXES = (
@@ -294,7 +312,7 @@ AXES = (
     Axis("hsdp", _replicas, _replicas_fit),
     Axis("sequence_parallel", lambda _: (False, True), _sequence_fits),
     Axis("tp_overlap", lambda _: (False, True), _tensor_overlap_fits),
-    Axis("recompute", lambda _: RECOMPUTE, everything),
+    Axis("recompute", lambda _: RECOMPUTE, _recompute_fits),
     Axis("overlap_grad_reduce", lambda _: (True, False), _reduce_overlap_fits),
     Axis("overlap_param_gather", lambda _: (True, False), _gather_overlap_fits),
     Axis("order", lambda _: ORDERS, _order_matters),

@@ -9,7 +9,7 @@ from simpar.models.recompute import OPTIMAL
 from simpar.plan.offload import decided_offload
 from simpar.plan.plan import Plan
 from simpar.program.rank_view import Job
-from simpar.search.axes import Rows
+from simpar.search.axes import SLICED, Rows
 from simpar.search.problem import Problem
 from simpar.search.space import plan_of
 from simpar.simulation import balanced, checked_job
@@ -34,6 +34,8 @@ class Jobs:
             plan = plan.model_copy(update={"memory": plan.memory.model_copy(update={"recompute": "none"})})
         mesh = plan.mesh.model_copy(update={"dp": int(self.rows["dp"][row])})
         pipeline = plan.pipeline.model_copy(update={"schedule": plan.schedule})
+        if plan.schedule == SLICED:  # passes are priced whole; those of slices in search/slicing.py
+            pipeline = pipeline.model_copy(update={"slices": (problem.training.seq_len,)})
         filled = plan.model_copy(update={"mesh": mesh, "pipeline": pipeline})
         filled = filled.model_copy(update={"offload": decided_offload(filled)})
         return balanced(resolve(filled, problem.stack), problem.graph, problem.stack)

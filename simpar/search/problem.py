@@ -90,6 +90,10 @@ def make_problem(
     """A problem from names; ``options`` are the other fields of :class:`Problem`. Raises UserError."""
     choose(options.get("objective", "time"), OBJECTIVES, "objective")
     base = options.get("base")
+    if base is not None and base.pipeline.slices:
+        raise UserError(
+            "plan.slices: slices are chosen for every layout; allowed: none of them, and --fix schedule=terapipe"
+        )
     if "perturbation" in options and options["perturbation"].jitter_sigma > 0:
         raise UserError(
             "perturbation.jitter: layouts are searched by their steps without jitter; allowed: none of it, and "

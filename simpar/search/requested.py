@@ -30,7 +30,7 @@ from simpar.simulation import may_be_tuned
 Mask = NDArray[np.bool_]
 OWN_WIDTH = ("sgd", "adafactor", "adamw_8bit")
 """Optimizers whose states have a width of their own."""
-GRID = ("tp", "cp", "micro_batch", "sequence_parallel", "recompute", "tp_method", "tp_depth")
+GRID = ("tp", "cp", "micro_batch", "schedule", "sequence_parallel", "recompute", "tp_method", "tp_depth")
 CONTEXT = ("tp", "cp", "sequence_parallel", "cp_method", "cp_balance", "ulysses")
 EXPERTS = ("tp", "cp", "pp", "ep", "sequence_parallel", "etp", "sync", "servers")
 STATES = (

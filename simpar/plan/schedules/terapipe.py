@@ -54,13 +54,13 @@ def fastest_slices(times: Floats, stages: int, microbatches: int) -> tuple[int, 
     """
     units = len(times) - 1
     candidates = np.unique(times[np.triu_indices(units + 1, 1)])
-    unbounded = microbatches * _least_sum(times, np.inf)[0]
+    unbounded = microbatches * least_sum(times)[0]
     best = np.inf
     lengths: tuple[int, ...] = (units,)
     for bound in candidates.tolist():
         if unbounded + (stages - 1) * bound >= best:
             break
-        _, found = _least_sum(times, bound)
+        _, found = least_sum(times, bound)
         if not found:
             continue
         seconds = pipeline_s(times, found, stages, microbatches)
@@ -76,7 +76,7 @@ def pipeline_s(times: Floats, lengths: tuple[int, ...], stages: int, microbatche
     return float(microbatches * own.sum() + (stages - 1) * own.max())
 
 
-def _least_sum(times: Floats, bound: float) -> tuple[float, tuple[int, ...]]:
+def least_sum(times: Floats, bound: float = np.inf) -> tuple[float, tuple[int, ...]]:
     """The slices of least total time, none slower than ``bound``; none at all where that cannot be."""
     units = len(times) - 1
     best, start = np.full(units + 1, np.inf), np.zeros(units + 1, dtype=np.int64)
