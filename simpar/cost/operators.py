@@ -140,7 +140,9 @@ def _grouped_matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     return OperatorTime(
         op.name,
         overhead * (kernels.gemm_time_s(m, n, k, batch=experts) + cast_s[0]) + widen_s + bias.forward_s,
-        overhead * (kernels.gemm_time_s(m, k, n, batch=experts) + cast_s[1]) + widen_s + bias.backward_input_s,
+        overhead * (kernels.gemm_time_s(m, k, n, batch=experts) + cast_s[1])
+        + widen_s
+        + bias.backward_input_s,
         overhead * weights_s,
         launches + int(cast > 0) + bias.forward_kernels,
         (1 if frozen else 2) * launches + int(cast > 0) + bias.backward_kernels,
