@@ -127,6 +127,8 @@ def runs_of(paths: Sequence[Path], stacks: Sequence[str]) -> list[Run]:
                     known = found.step_time_s or with_rates(found, row, entry).step_time_s
                     if entry.stack not in stacks:
                         continue
+                    if "offload_activations" in entry.plan or "layers:" in str(entry.plan["recompute"]):
+                        continue  # rare: they check what is fitted to others
                     if entry.plan["precision"] in FOUR_BITS and entry.stack not in BLOCKS[0]:
                         continue  # no kernel of 4 bits is measured: a clock tells, and it is fitted there
                     by_source[text(row, "source")].append(Run(text(row, "source"), entry, "", known))

@@ -150,6 +150,7 @@ def _fabric(row: Row) -> dict[str, float]:
 
 # --- the plan --------------------------------------------------------------------------------------------------
 
+_OFFLOADED = re.compile(r"activation cpu offload (\d+) layers")
 MEGATRONS = frozenset(
     ["megatron", "megatron-sc21", "megatron-22", "megatron-deepspeed", "nemo", "nemo-24", "deepspeed-21"]
 )
@@ -173,6 +174,8 @@ def _plan(row: Row, devices: int) -> dict[str, object]:
         plan |= expert_plan(row)
     if "lora" in text(row, "model_name").lower():
         plan |= {"lora_rank": 32, "lora_targets": ("q_proj", "k_proj", "v_proj")}  # NeMo's default
+    if offloaded := _OFFLOADED.fullmatch(text(row, "recompute").lower()):
+        plan["offload_activations"] = int(offloaded.group(1)) / whole(row, "n_layers")
     if cp > 1 and "cp all-to-all" in overlap_words(row):
         plan["cp_method"] = "ulysses"
     sequence = text(row, "seq_parallel").lower()
@@ -244,6 +247,16 @@ def _global_batch(row: Row, plan: Mapping[str, object], devices: int) -> int:
     return dp * int(str(plan["micro_batch"])) * whole(row, "grad_accum", once)
 
 
+def _first_layers(row: Row, count: int) -> str:
+    """So many layers of every virtual stage, as Megatron counts them (recompute_num_layers)."""
+    pp = whole(row, "pp", 1)
+    stages = pp * (whole(row, "vpp", _usual_vpp(row, pp)) if pp > 1 else 1)
+    kept = whole(row, "n_layers") // stages - count
+    if kept <= 0:
+        return "full"
+    return "layers:" + ",".join([f"full*{count},none*{kept}"] * stages)
+
+
 def _recompute(row: Row) -> str:
     words = text(row, "recompute").lower()
     if not words and text(row, "stack") == "torchtitan":
@@ -259,6 +272,10 @@ def _recompute(row: Row) -> str:
         return f"every:{max(round(int(share.group(2)) / int(share.group(1))), 1)}"
     if words == "minimal":  # products with weights are kept, MaxText's remat_policy
         return "modules:core_attn+layernorm"
+    if some := re.fullmatch(r"full recompute of (\d+) layers(?: \(per virtual stage\))?", words):
+        return _first_layers(row, int(some.group(1)))
+    if _OFFLOADED.fullmatch(words):
+        return "none"
     if "offload" in words or re.search(r"of \d+ layers|remateri", words):
         raise Unmodelled("partial recompute or offload")
     named = set(re.findall(r"[a-z_]+", words.partition("selective")[2])) - {
@@ -300,6 +317,8 @@ def _shards_by_default(row: Row) -> bool:
 def _sharding(row: Row, dp: int, *, per_node: int, sharded: bool) -> dict[str, object]:
     """ZeRO stage and replicas from the words of the sharding column; unknown is the stack's usual."""
     words = text(row, "zero_stage_or_fsdp").lower()
+    if words in ("", "fsdp 1") and "megatron fsdp" in overlap_words(row):
+        words = "fsdp"  # the column is a flag
     stage = re.search(r"zero-?([0-3])", words)
     slices = re.search(r"(\d+) slice\(s\)", text(row, "notes"))
     if "inside the slice" in words and slices:

@@ -81,6 +81,25 @@ def test_what_rows_leave_to_their_framework() -> None:
     assert predict(tuned).step_time_s < predict(case(nemo)).step_time_s
 
 
+def test_layers_that_rows_count() -> None:
+    """Recomputed ones are those of every virtual stage, offloaded ones those of the model; a flag is no degree."""
+    row = {**ROW, "n_layers": "32", "dp": "1", "tp": "1", "n_gpus": "8"}
+    some = {**row, "recompute": "full recompute of 3 layers (per virtual stage)"}
+    assert case(some).plan["recompute"] == "layers:full*3,none*29"
+    pipeline = {**some, "pp": "4", "vpp": "2", "tp": "2"}
+    assert case(pipeline).plan["recompute"] == "layers:" + ",".join(["full*3,none*1"] * 8)
+    assert case({**pipeline, "vpp": "4"}).plan["recompute"] == "full"
+    away = {**row, "recompute": "activation CPU offload 8 layers", "overlap_notes": "Megatron FSDP"}
+    plan = case({**away, "zero_stage_or_fsdp": "FSDP 1"}).plan
+    assert (plan["recompute"], plan["offload_activations"], plan["zero"], plan["hsdp"]) == (
+        "none",
+        0.25,
+        3,
+        1,
+    )
+    assert predict(case(away)).step_time_s > predict(case(row)).step_time_s
+
+
 def test_slices_of_tpus() -> None:
     """FSDP inside a slice, replicas across; hosts of eight or four chips."""
     slices = {
