@@ -52,7 +52,9 @@ def _towers() -> dict[str, Family]:
 
 def _facts(config: Config) -> dict[str, Any]:
     """What sizes and costs do not depend on and a real run needs: the activation, rotary base, dropout rate."""
-    activation = config.text("hidden_act") or config.text("activation_function")
+    activation = (
+        config.text("hidden_act") or config.text("mlp_hidden_act") or config.text("activation_function")
+    )
     theta = config.data.get("rope_theta")
     rate = config.rate("resid_pdrop", "attn_pdrop", "embd_pdrop")
     found = {"activation": activation, "rope_theta": theta, "dropout": rate}

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from simpar.errors import UserError
 from simpar.models.graph import INPUT, Block, ModelGraph, Operator, evaluate
 from simpar.models.recompute import of_layer
-from simpar.runtime import latent, prediction
+from simpar.runtime import latent, mamba, prediction
 from simpar.runtime.attention import Attention, Place, Rotary
 from simpar.runtime.experts import Combine, Dispatch, ExpertActivation, ExpertClamp, Experts, Router
 
@@ -37,6 +37,7 @@ ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     "swish": functional.silu,
     "gelu": functional.gelu,
     "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
     "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
     "gelu_fast": lambda x: functional.gelu(x, approximate="tanh"),
     "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
@@ -363,7 +364,11 @@ def _makers(graph: ModelGraph, place: Place) -> dict[str, Callable[[Operator], n
     rate, theta = float(facts.get("dropout", DROPOUT)), float(facts.get("rope_theta", 10_000.0))
     of_latents = latent.makers(dims, theta, place, rate) if "qk_dim" in dims else {}
 
+    of_mixers = mamba.makers(dims) if "mamba_heads" in dims else {}
+
     def norm(op: Operator) -> nn.Module:
+        if op.name == mamba.MIXER_NORM:
+            return mamba.GroupNorm(dims, NORM_EPS)
         if op.region == "tensor":
             return HeadNorm(op, dims)
         kind = LatentNorm if op.name == "kv_norm" else Norm
@@ -396,6 +401,7 @@ def _makers(graph: ModelGraph, place: Place) -> dict[str, Callable[[Operator], n
         "gated_activation": gated,
         "dropout": lambda _: nn.Dropout(rate),
         **of_latents,
+        **of_mixers,
     }
 
 
@@ -408,7 +414,9 @@ def _product(op: Operator) -> type[Projection]:
 
 def _activation(facts: Mapping[str, Any], default: str) -> str:
     name = str(facts.get("activation") or default)
-    return name if name in ACTIVATIONS else default
+    if name not in ACTIVATIONS:
+        raise UserError(f"hidden_act = {name}: the runtime knows {', '.join(ACTIVATIONS)}")
+    return name
 
 
 @torch.no_grad()
@@ -419,8 +427,11 @@ def initial_value(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """
     if name.endswith("lora_up"):
         return torch.zeros(shape)
-    if len(shape) == 1:
-        return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
     digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    of_mixer = mamba.initial(name, shape, generator)
+    if of_mixer is not None:
+        return of_mixer
+    if len(shape) == 1:
+        return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
     return torch.normal(0.0, INIT_STD, shape, generator=generator)

@@ -174,6 +174,8 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
         raise UserError(
             f"model {graph.name}: has two towers; the runtime trains decoders, or a module:function"
         )
+    if "mamba_heads" in graph.dims:
+        _refuse_mixers(plan, graph)
     if mesh.tp > 1:
         _refuse_tensor(mesh.tp, graph)
 
@@ -247,6 +249,18 @@ def _refuse_further(plan: Plan, graph: ModelGraph, schedule: Schedule) -> None:
 def spreads_experts(plan: Plan, graph: ModelGraph | None) -> bool:
     """Whether ranks of a stage hold different experts, or share tokens as tensor-parallel ranks do."""
     return graph is not None and graph.is_mixture and (plan.mesh.ep > 1 or plan.mesh.tp > 1)
+
+
+def _refuse_mixers(plan: Plan, graph: ModelGraph) -> None:
+    """State-space layers are whole on a rank, which sees whole sequences."""
+    if graph.is_mixture:
+        raise UserError(
+            f"model {graph.name}: has state-space layers and experts; the runtime trains hybrids of state-space "
+            "layers, attention and dense MLPs"
+        )
+    for axis, reason in (("tp", "does not split state-space layers by heads"), ("cp", "passes no states on")):
+        if (size := getattr(plan.mesh, axis)) > 1:
+            raise UserError(f"plan.{axis} = {size}: the runtime {reason}; allowed: 1")
 
 
 def _refuse_tensor(tp: int, graph: ModelGraph) -> None:

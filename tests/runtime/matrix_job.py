@@ -70,6 +70,11 @@ MODELS["sinks"] = {
     "num_experts_per_tok": 2, "layer_types": ["sliding_attention", "full_attention"] * 2,
 }  # fmt: skip
 MODELS["further"] = {**MODELS["latent"], "model_type": "deepseek_v3", "num_nextn_predict_layers": 2}
+MODELS["hybrid"] = {
+    "model_type": "nemotron_h", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
+    "hybrid_override_pattern": "M-*M", "num_attention_heads": 4, "num_key_value_heads": 2, "mamba_num_heads": 8,
+    "mamba_head_dim": 4, "ssm_state_size": 6, "n_groups": 2, "chunk_size": 5,
+}  # fmt: skip
 TRAINING = Training(seq_len=16, global_batch=8)
 STEPS = 3
 KEPT = (
@@ -161,7 +166,7 @@ def train(values: dict, rank: int, world: int, dtype: str) -> tuple[list[float],
     if late is not None:
         delay(engine, late)
     away = values.get("offload_optimizer") == "cpu" and "offload_parameters" not in values
-    assert len(engine.update.hosted()) == away, "states are where the plan says"
+    assert bool(engine.update.hosted()) == away, "states are where the plan says"
     assert not values.get("offload_gradients") or engine.update.early, "gradients go where the plan says"
     if then is None:
         return steps(engine, 0, STEPS), whole_parameters(engine)

@@ -45,12 +45,22 @@ def smallest_of_every_family():
     for name, config in catalogue().items():
         graph = load_model(name)
         size, kind = graph.num_parameters(), config["model_type"]
-        scans = any(op.kind == "scan" for block in graph.blocks.values() for op in block.operators)
-        if scans or not is_decoder(graph):
+        both = graph.is_mixture and "mamba_heads" in graph.dims
+        if both or not is_decoder(graph):
             continue
         if kind not in sizes or size < sizes[kind][0]:
             sizes[kind] = (size, name)
     return [name for _, name in sizes.values()]
+
+
+def test_an_activation_is_the_configs_or_an_error():
+    """Hybrids name theirs otherwise; an unknown one is not taken for the family's usual."""
+    sizes = {"mamba_num_heads": 4, "mamba_head_dim": 4, "ssm_state_size": 4, "n_groups": 2}
+    hybrid = {**TINY, **sizes, "model_type": "nemotron_h", "hybrid_override_pattern": "M-"}
+    model = decoder(read({**hybrid, "mlp_hidden_act": "relu2"}, "tiny"))
+    assert model.layers["1"].activation.function(torch.tensor([-2.0, 3.0])).tolist() == [0.0, 9.0]
+    with pytest.raises(UserError, match="hidden_act = cubed: the runtime knows silu"):
+        decoder(read({**hybrid, "mlp_hidden_act": "cubed"}, "tiny"))
 
 
 @pytest.mark.parametrize("name", smallest_of_every_family())

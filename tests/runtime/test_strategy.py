@@ -59,6 +59,8 @@ def test_zero_decides_what_is_sharded():
         ({"precision": "fp16"}, "plan.precision = fp16: .*allowed in a real run: bf16, fp32"),
         ({"precision": "fp8"}, "plan.precision = fp8"),
         ({"tp": 8, "world_size": 8}, "plan.tp = 8: .*key-value heads; allowed: a divisor of 4"),
+        ({"model": "nemotron-3-nano"}, "nemotron-3-nano: has state-space layers and experts"),
+        ({"model": "nemotron-h-8b", "tp": 2}, "plan.tp = 2: the runtime does not split state-space layers"),
         ({"model": "t5-3b"}, "model t5-3b: has two towers; the runtime trains decoders"),
         ({"dp": 3}, "plan.dp = 3: .*leaves 4"),
         (

@@ -1,0 +1,147 @@
+"""Mamba-2 in torch: a causal convolution, the scan in chunks, and a norm by groups.
+
+The scan carries a state of head_dim x state elements a head along the sequence: h_t = exp(d_t a) h_(t-1) + d_t x_t b_t
+and y_t = c_t h_t + skip x_t, with time steps d_t = softplus(step + bias) and a = -exp(decay); b and c are a group's.
+Inside a chunk that is a masked product like attention's, between chunks one step a chunk [Dao and Gu 2024, arXiv
+2405.21060, section 6]. Steps and sums of decays are computed in fp32 or wider.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from simpar.models.graph import Operator
+
+Tensor = Any
+MIXER_NORM = "mixer_norm"
+DECAYS, STEP_DECADES = (1.0, 16.0), (-3.0, -1.0)
+"""Ranges in which -a and the powers of ten of softplus(bias) begin, uniformly [the same, released code]."""
+
+
+class Convolution(nn.Module):
+    """A causal convolution of every feature of inputs, keys and queries over ``conv`` tokens, and SiLU."""
+
+    def __init__(self, dims: Mapping[str, int]) -> None:
+        super().__init__()
+        inner, shared = dims["mamba_heads"] * dims["mamba_head_dim"], dims["mamba_groups"] * dims["state"]
+        self.sizes = (inner, shared, shared)
+        self.weight = nn.Parameter(torch.empty(sum(self.sizes), dims["conv"]))
+        self.bias = nn.Parameter(torch.empty(sum(self.sizes)))
+
+    def forward(self, projected: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Gates, inputs, b, c and steps [batch, seq, features] to the last four."""
+        _, *mixed, steps = projected
+        x = torch.cat(mixed, dim=-1).transpose(1, 2)
+        features, width = self.weight.shape
+        kernel = self.weight.to(x.dtype).unsqueeze(1)
+        y = functional.conv1d(
+            functional.pad(x, (width - 1, 0)), kernel, self.bias.to(x.dtype), groups=features
+        )
+        return *functional.silu(y.transpose(1, 2)).split(self.sizes, dim=-1), steps
+
+
+class Scan(nn.Module):
+    """The state-space scan with its three vectors of parameters."""
+
+    def __init__(self, dims: Mapping[str, int]) -> None:
+        super().__init__()
+        self.heads, self.groups, self.chunk = dims["mamba_heads"], dims["mamba_groups"], dims["chunk"]
+        self.decay, self.skip, self.step_bias = (nn.Parameter(torch.empty(self.heads)) for _ in range(3))
+
+    def forward(self, mixed: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
+        """Inputs [batch, seq, heads x head_dim], b and c [batch, seq, groups x state], steps [batch, seq, heads]."""
+        x, b, c, steps = mixed
+        wide = torch.promote_types(x.dtype, torch.float32)
+        size = functional.softplus(steps.to(wide) + self.step_bias.to(wide))
+        heads = x.unflatten(-1, (self.heads, -1)).to(wide)
+        by_group = [each.unflatten(-1, (self.groups, -1)).to(wide) for each in (b, c)]
+        y = scan(heads, size, -torch.exp(self.decay.to(wide)), *by_group, chunk=self.chunk)
+        return (y + heads * self.skip.to(wide)[:, None]).flatten(-2).to(x.dtype)
+
+
+def scan(x: Tensor, size: Tensor, decay: Tensor, b: Tensor, c: Tensor, *, chunk: int) -> Tensor:
+    """Outputs [batch, seq, heads, head_dim] of inputs as long, in chunks of so many tokens.
+
+    ``size`` of steps [batch, seq, heads], ``decay`` a [heads], ``b`` and ``c`` [batch, seq, groups, state].
+    """
+    length, copies = x.shape[1], x.shape[2] // b.shape[2]
+    x = x * size.unsqueeze(-1)
+    x, rates, b, c = (_chunks(each, min(chunk, length)) for each in (x, size * decay, b, c))
+    total = rates.cumsum(dim=2)  # [batch, chunks, tokens, heads]
+    here = total.transpose(2, 3)
+    fading = here.unsqueeze(-1) - here.unsqueeze(-2)  # [batch, chunks, heads, to, from]
+    later = torch.ones(fading.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+    fading = torch.exp(fading.masked_fill(later, float("-inf")))
+    scores = torch.einsum("bktgn,bksgn->bkgts", c, b).repeat_interleave(copies, dim=2)
+    y = torch.einsum("bkhts,bkshp->bkthp", scores * fading, x)
+
+    b, c = (each.repeat_interleave(copies, dim=3) for each in (b, c))
+    left = torch.exp(total[:, :, -1:] - total)
+    made = torch.einsum("bkshn,bkshp->bkhpn", b * left.unsqueeze(-1), x)
+    kept = torch.exp(total[:, :, -1])
+    state, before = torch.zeros_like(made[:, 0]), []
+    for index in range(made.shape[1]):
+        before.append(state)
+        state = state * kept[:, index, :, None, None] + made[:, index]
+    carried = torch.einsum(
+        "bkthn,bkhpn->bkthp", c * torch.exp(total).unsqueeze(-1), torch.stack(before, dim=1)
+    )
+    return (y + carried).flatten(1, 2)[:, :length]
+
+
+def _chunks(tensor: Tensor, chunk: int) -> Tensor:
+    """Shape [batch, seq, ...] to [batch, chunks, chunk, ...], with zeros behind: they add nothing and fade nothing."""
+    missing = -tensor.shape[1] % chunk
+    padded = functional.pad(tensor, (0, 0) * (tensor.ndim - 2) + (0, missing))
+    return padded.unflatten(1, (-1, chunk))
+
+
+class Gate(nn.Module):
+    """The scan's result times SiLU of the gates."""
+
+    def forward(self, projected: tuple[Tensor, ...], scanned: Tensor) -> Tensor:
+        """Shape [batch, seq, heads x head_dim]."""
+        return scanned * functional.silu(projected[0])
+
+
+class GroupNorm(nn.Module):
+    """RMSNorm of the features of every group."""
+
+    def __init__(self, dims: Mapping[str, int], eps: float) -> None:
+        super().__init__()
+        self.groups, self.eps = dims["mamba_groups"], eps
+        self.weight = nn.Parameter(torch.empty(dims["mamba_heads"] * dims["mamba_head_dim"]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape [batch, seq, heads x head_dim] in and out."""
+        split = x.unflatten(-1, (self.groups, -1))
+        return functional.rms_norm(split, split.shape[-1:], None, self.eps).flatten(-2) * self.weight.to(
+            x.dtype
+        )
+
+
+def makers(dims: Mapping[str, int]) -> dict[str, Callable[[Operator], nn.Module]]:
+    """How to make a module of every kind of operator that only a mixer has."""
+    return {
+        "convolution": lambda _: Convolution(dims),
+        "scan": lambda _: Scan(dims),
+        "gate": lambda _: Gate(),
+    }
+
+
+def initial(name: str, shape: tuple[int, ...], generator: Any) -> Tensor | None:
+    """The whole fp32 tensor that a parameter of a mixer starts from; None for other parameters and the skip, one."""
+    if name.endswith("scan.decay"):
+        return torch.empty(shape).uniform_(*DECAYS, generator=generator).log()
+    if name.endswith("scan.step_bias"):
+        size = 10.0 ** torch.empty(shape).uniform_(*STEP_DECADES, generator=generator)
+        return size + torch.log(-torch.expm1(-size))  # the inverse of softplus
+    if name.endswith("conv.weight"):
+        bound = shape[-1] ** -0.5
+        return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+    return None
