@@ -108,8 +108,15 @@ def worth_showing(result: Result) -> list[Trial]:
 
 
 def print_names(names: Mapping[str, str], console: Console) -> None:
-    """Write names with a line of description each."""
-    table = _table(console, ("", "left"), ("", "left"), header=False)
+    """Write names with a description each: wrapped beside the names on a terminal, else a line each."""
+    if not console.is_terminal:
+        widest = max(map(len, names), default=0)
+        for name, description in names.items():
+            line = f"{name:{widest}}  {description}".rstrip()
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
+        return
+    table = _table(console, ("", "left"), header=False)
+    table.add_column("", overflow="fold")
     for name, description in names.items():
         table.add_row(name, description)
     console.print(table)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -12,41 +12,46 @@ from numpy.typing import NDArray
 from simpar.errors import UserError
 from simpar.report.result import Result
 from simpar.search.arena import STEP, Arena
-from simpar.search.axes import Rows
+from simpar.search.axes import Rows, tensor_degrees
 from simpar.search.exact import exact
 from simpar.search.hunt import Field
-from simpar.search.space import counted, memory_rows, plan_of, refusals
+from simpar.search.problem import Problem
+from simpar.search.space import counted, fixed_values, memory_rows, plan_of, refusals
 from simpar.search.words import describe_need, facts, why_it_loses
 
 Mask = NDArray[np.bool_]
 FRONT_STEP, FRONT_POINTS, FRONT_TRIES = 0.93, 10, 2
 MORE_RUNNERS_UP = 2
 
-NAIVE: dict[str, Callable[[Rows], Mask]] = {
-    "pure DDP": lambda rows: _pure(rows) & (rows["zero"] == 0),
-    "pure ZeRO-3": lambda rows: _pure(rows) & (rows["zero"] == 3) & (rows["hsdp"] == 1),
-    "TP = node": lambda rows: (
-        (rows["tp"] == rows.problem.cluster.profile.devices_per_node)
-        & (rows["pp"] == 1)
-        & (rows["cp"] == 1)
-        & (rows["zero"] <= 1)
-    ),
-}
-"""Layouts that people choose without a search, each at its best micro-batch, recompute and overlap."""
+PURE = {"tp": (1,), "cp": (1,), "pp": (1,)}
 
 
-def _pure(rows: Rows) -> Mask:
-    return np.asarray((rows["tp"] == 1) & (rows["pp"] == 1) & (rows["cp"] == 1))
+def naive_layouts(problem: Problem) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Layouts that people choose without a search: the values of their axes, all others at their best."""
+    node = {"tp": (problem.cluster.profile.devices_per_node,), "cp": (1,), "pp": (1,), "zero": (0, 1)}
+    return {
+        "pure DDP": {**PURE, "zero": (0,)},
+        "pure ZeRO-3": {**PURE, "zero": (3,), "hsdp": (1,)},
+        "TP = node": node,
+    }
+
+
+def _mask(rows: Rows, layout: Mapping[str, tuple[int, ...]]) -> Mask:
+    found = np.ones(rows.count, dtype=bool)
+    for axis, values in layout.items():
+        found &= np.isin(rows[axis], values)
+    return found
 
 
 def naive_choices(field: Field, best: Result) -> list[dict[str, Any]]:
     """What the choices made without a search lose to the best, or why they cannot be."""
-    return [{"name": name, **_naive(field, mask, best)} for name, mask in NAIVE.items()]
+    layouts = naive_layouts(field.problem)
+    return [{"name": name, **_naive(field, layout, best)} for name, layout in layouts.items()]
 
 
-def _naive(field: Field, mask: Callable[[Rows], Mask], best: Result) -> dict[str, Any]:
+def _naive(field: Field, layout: Mapping[str, tuple[int, ...]], best: Result) -> dict[str, Any]:
     arena = field.arena
-    chosen = mask(arena.rows) if arena else np.zeros(0, dtype=bool)
+    chosen = _mask(arena.rows, layout) if arena else np.zeros(0, dtype=bool)
     if arena and chosen.any():
         row = arena.shortest(chosen, STEP)
         assert row is not None, "some row is chosen"
@@ -55,19 +60,65 @@ def _naive(field: Field, mask: Callable[[Rows], Mask], best: Result) -> dict[str
             "loses_s": result.step_time_s - best.step_time_s,
             "why": why_it_loses(result, best),
         }
-    return {"loses_s": None, "why": (_impossible(field, mask),)}
+    return {"loses_s": None, "why": (_impossible(field, layout),)}
 
 
-def _impossible(field: Field, mask: Callable[[Rows], Mask]) -> str:
-    """What is in the way: memory, or a rule."""
+def _impossible(field: Field, layout: Mapping[str, tuple[int, ...]]) -> str:
+    """What is in the way: memory, or the first rule that leaves no row."""
+    problem = field.problem
     try:
-        rows = memory_rows(field.problem)
+        rows = memory_rows(problem)
     except UserError:
         return "not in the space"
-    chosen = mask(rows)
+    chosen = _mask(rows, layout)
     if not chosen.any():
-        return "not in the space: excluded by the constraints, or the batch does not divide"
-    return describe_need(float(field.need.needed_bytes[chosen].min()), field.problem.memory_limit_bytes)
+        return f"not in the space: {_excluded(problem, rows, layout)}"
+    needed = float(field.need.needed_bytes[chosen].min())
+    if needed > problem.memory_limit_bytes:
+        return describe_need(needed, problem.memory_limit_bytes)
+    return f"not in the space: {_together(problem, layout)}"
+
+
+def _excluded(problem: Problem, rows: Rows, layout: Mapping[str, tuple[int, ...]]) -> str:
+    """Why no row has a layout, in words."""
+    fixed = fixed_values(problem.constraints.fixed)
+    for axis, values in layout.items():
+        if axis in fixed and not set(values) & set(fixed[axis]):
+            return f"--fix {axis}={','.join(map(str, fixed[axis]))}"
+    replicas = problem.cluster.world_size // layout["tp"][0]
+    batch = problem.training.global_batch
+    if not set(layout["tp"]) & set(tensor_degrees(problem)):
+        degree, devices = layout["tp"][0], problem.cluster.world_size
+        return f"tp = {degree} does not divide {problem.graph.name} or the {devices} devices"
+    if batch % replicas:
+        return f"a batch of {batch} sequences does not divide over {replicas} replicas"
+    for axis, values in layout.items():
+        kept = np.isin(rows[axis], values)
+        if not kept.any():
+            return _no_such(problem, axis, values, np.unique(rows[axis]).tolist())
+        rows = rows.some(kept)
+    return _together(problem, layout)
+
+
+def _no_such(problem: Problem, axis: str, values: tuple[int, ...], left: list[int]) -> str:
+    """Why an axis has none of some values where the axes before it have theirs; ``left`` are those that it has."""
+    given, others = ("|".join(map(str, each)) for each in (values, left))
+    if problem.constraints.portable:
+        return f"{problem.constraints.portable} cannot express {axis} = {given}"
+    kind = problem.base.data_parallel.kind
+    if axis == "zero" and kind:
+        return f"plan.kind = {kind} has zero {others}, not {given}"
+    return f"{axis} is {others} there, not {given}"
+
+
+def _together(problem: Problem, layout: Mapping[str, tuple[int, ...]]) -> str:
+    """What leaves no row where no single axis does."""
+    if problem.constraints.portable:
+        return f"{problem.constraints.portable} cannot express it"
+    others = [axis for axis in problem.constraints.fixed if axis not in layout]
+    return (
+        f"excluded together with --fix {', '.join(others)}" if others else "excluded by the rest of the plan"
+    )
 
 
 def runners_up(field: Field, taken: list[int], count: int) -> list[Result]:

@@ -2,7 +2,10 @@
 
 from itertools import pairwise
 
+import pytest
+
 import simpar
+from simpar.search import Constraints
 
 
 def test_no_point_of_the_front_is_beaten():
@@ -26,3 +29,33 @@ def test_runners_up_are_ranked_as_they_were_simulated():
     naive = [one for one in found.details["naive"] if one["loses_s"] is not None]
     assert naive
     assert all(times[0] + one["loses_s"] >= times[1] for one in naive if one["loses_s"] > 0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "options", "fixed", "name", "words"),
+    [
+        (32, {}, {"tp": (1, 2)}, "TP = node", "--fix tp=1,2"),
+        (4, {}, {}, "pure DDP", "a batch of 4 sequences does not divide over 8 replicas"),
+        (
+            32,
+            {"base": simpar.Plan(kind="fsdp", zero=3)},
+            {},
+            "pure DDP",
+            "plan.kind = fsdp has zero 2|3, not 0",
+        ),
+        (32, {}, {"zero": 1}, "pure ZeRO-3", "--fix zero=1"),
+        (32, {}, {"tp": 4}, "TP = node", "--fix tp=4"),
+    ],
+)
+def test_layouts_that_cannot_be_say_what_is_in_the_way(batch, options, fixed, name, words):
+    """One reason, that which excludes them."""
+    constraints = Constraints(fixed={"micro_batch": 1, "recompute": "none", "schedule": "1f1b", **fixed})
+    found = simpar.search(
+        "llama-3.2-1b",
+        simpar.Cluster("dgx-h100"),
+        simpar.Training(seq_len=512, global_batch=batch),
+        constraints=constraints,
+        **options,
+    )
+    said = {one["name"]: one["why"][0] for one in found.details["naive"]}
+    assert said[name] == f"not in the space: {words}"

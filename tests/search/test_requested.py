@@ -1,5 +1,6 @@
 """Axes on request: offered only when asked for, legal as plans are, bounded from below, certified like the rest."""
 
+import random
 from collections import Counter
 from dataclasses import replace
 
@@ -41,7 +42,33 @@ FEW = {
     "buckets": {"bucket_bytes": ("1MB", "100MB"), "zero": (0, 1)},
     "reshard": {"reshard_after_forward": (True, False), "zero": 3},
     "early": {"recompute_early": (True, False), "recompute": "full", "zero": (0, 3)},
+    "sync": {"sync": ("bsp", "local-sgd", "diloco"), "sync_every": (4, 16), "zero": (0, 3)},
+    "servers": {"sync": ("bsp", "asp", "ssp"), "staleness": (1, 3), "servers": (1, 2), "zero": 0, "pp": 1},
+    "updates": {"offload_optimizer": ("none", "cpu"), "offload_ratio": (0.5, 1), "zero": (0, 1, 3)},
+    "delayed": {
+        "offload_optimizer": ("none", "cpu"),
+        "offload_gradients": (True, False),
+        "offload_delayed": (True, False),
+        "zero": (0, 3),
+    },
+    "away": {
+        "offload_activations": (0.0, 0.5),
+        "offload_parameters": ("none", "cpu"),
+        "zero": (0, 3),
+        "recompute": ("none", "full"),
+    },
 }
+DRIVES = {"offload_optimizer": ("cpu", "nvme"), "offload_parameters": ("none", "cpu"), "zero": 3}
+UPDATES = {"offload_optimizer": ("none", "cpu")}
+MIXED = (
+    {**UPDATES, "offload_ratio": (0.5, 1)}, {**UPDATES, "offload_delayed": (True, False)},
+    {**UPDATES, "offload_gradients": (True, False)}, {"offload_parameters": ("none", "cpu")},
+    {"offload_activations": (0.0, 0.5)}, {"sync": ("bsp", "local-sgd", "diloco"), "sync_every": (4, 16)},
+    {"sync": ("bsp", "asp")}, {"reduce_dtype": ("bf16", "int4")}, {"optimizer": ("adamw", "muon")},
+    {"bucket_bytes": ("1MB", "100MB")}, {"precision": ("bf16", "fp32")}, {"grad_dtype": ("fp32", "bf16")},
+    {"recompute_early": (True, False), "recompute": "full"}, {"schedule": ("1f1b", "interleaved", "terapipe")},
+)  # fmt: skip
+"""Axes that are drawn, each with what it needs to matter."""
 
 
 def small(**fixed):
@@ -91,6 +118,41 @@ def test_search_finds_what_brute_force_finds(case, seed, problem_of):
         held |= {"micro_batch": 4, "pp": 1}
     problem = problem_of(seed, **held)
     assert enumerate_space(problem).count <= 40
+    assert_certified(problem)
+
+
+@pytest.mark.parametrize("seed", [4, 5])
+def test_drives_are_chosen_as_brute_force_chooses(seed, problem_of):
+    """The same where nodes have drives."""
+    problem = problem_of(seed, **NARROW, hsdp=1, tp=(1, 2), pp=(1, 2), **DRIVES)
+    assert_certified(problem)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_corners_are_searched_as_brute_force_does(seed, problem_of):
+    """Three requested axes drawn at random at once, in spaces narrowed until they can be simulated in full."""
+    assert_certified(corner(problem_of, seed))
+
+
+def corner(problem_of, seed, most=32):
+    """A random small problem with three random axes on request."""
+    rng = random.Random(77 + seed)
+    axes = {name: values for group in rng.sample(MIXED, 3) for name, values in group.items()}
+    fixed = {"hsdp": 1, "tp": (1, 2), "pp": (1, 2), "zero": (0, 1, 3), **NARROW, **axes}
+    for name in (None, *rng.sample(["tp", "pp", "zero", *axes], 3 + len(axes))):
+        if name is not None and isinstance(fixed[name], tuple):
+            fixed[name] = fixed[name][-1]
+        try:
+            problem = problem_of(100 + seed, **fixed)
+            if enumerate_space(problem).count <= most:
+                return problem
+        except Infeasible:
+            continue
+    return problem
+
+
+def assert_certified(problem):
+    """The certified best step is the best of all rows, each run by the reference engine."""
     hunt = Hunt(fields_of(problem, [problem.cluster.nodes]), Watch())
     hunt.run()
     assert hunt.gap() == 0
