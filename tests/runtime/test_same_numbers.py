@@ -157,6 +157,8 @@ CONTINUED = [
     {"dp": 4, "ep": 2, "zero": 1, "model": "mixtral", "then": {"pp": 2, "dp": 2, "ep": 2}},
 ]
 WIDE_CONTINUED = [
+    {"dp": 2, "tp": 2, "zero": 1, **DELAYED, "then": {"pp": 2, "dp": 2, "schedule": "zb-v", **DELAYED}},
+    {"dp": 4, "zero": 3, **PARAMETERS, "then": {"pp": 4, "layers": [1, 2, 1, 0], **AWAY}},
     {"dp": 4, "zero": 3, "lora_rank": 2, "then": {"pp": 4}},
     {"pp": 2, "dp": 2, "then": {"pp": 2, "dp": 2}},
     {"tp": 2, "dp": 2, "zero": 1, "then": {"tp": 2, "dp": 2, "zero": 1}},
@@ -200,12 +202,12 @@ WIDE_EIGHT = [
 OFFLOADED = [
     {"dp": 4, **AWAY, **CLIPPED},
     {"dp": 4, "zero": 1, **AWAY, "offload_ratio": 0.5, "offload_activations": 0.5, "recompute": "every:2"},
-    {"dp": 4, "zero": 2, **AWAY, "offload_gradients": True, **CLIPPED},
     {"dp": 4, "zero": 3, **PARAMETERS, "offload_activations": 1},
     {"dp": 2, "tp": 2, "zero": 1, **DELAYED},
-    {"tp": 2, "pp": 2, **AWAY, "offload_gradients": True, "model": "gpt2", "schedule": "zb-v", **CLIPPED},
 ]
 WIDE_OFFLOADED = [
+    {"tp": 2, "pp": 2, **AWAY, "offload_gradients": True, "model": "gpt2", "schedule": "zb-v", **CLIPPED},
+    {"dp": 4, "zero": 2, **AWAY, "offload_gradients": True, **CLIPPED},
     {"dp": 4, "zero": 1, "hsdp": 2, **AWAY},
     {"dp": 4, "zero": 3, "hsdp": 2, **AWAY, "offload_activations": 0.3, "recompute": "full"},
     {"dp": 4, "zero": 3, "hsdp": 2, **PARAMETERS, "optimizer": "sgd_momentum"},
@@ -233,9 +235,7 @@ WIDE_OFFLOADED = [
 ]  # fmt: skip
 CONTINUED_ON_HOST = [
     {"dp": 4, "zero": 1, **AWAY, "offload_ratio": 0.5, "then": {"dp": 4, "zero": 1, **AWAY, "offload_ratio": 0.5}},
-    {"dp": 4, "zero": 3, **PARAMETERS, "then": {"pp": 4, "layers": [1, 2, 1, 0], **AWAY}},
     {"dp": 4, "zero": 2, **DELAYED, "then": {"dp": 4, "zero": 2, **DELAYED}},
-    {"dp": 2, "tp": 2, "zero": 1, **DELAYED, "then": {"pp": 2, "dp": 2, "schedule": "zb-v", **DELAYED}},
 ]  # fmt: skip
 
 
