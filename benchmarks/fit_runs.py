@@ -37,7 +37,7 @@ MOST_ROWS = 20  # of one source: a grid of a thousand runs must not outvote twen
 MOST_ROWS_OF = {
     "ultrascale-playbook": 100,  # it alone shows five latencies of its fabric and its stack
     "llm-foundry MPT benchmarks (2024-01)": 40,  # two devices from 1 to 64 nodes, 512 to 65,536 tokens
-    "Megatron-Bridge performance summary": 70,  # five devices, dense models and mixtures, 16, 8 and 4 bits
+    "Megatron-Bridge performance summary": 80,  # five devices, dense models and mixtures, 16, 8 and 4 bits
     "NVIDIA dgxc-benchmarking READMEs": 60,  # many models, sizes and precisions
     "SimuMax B200 v1.2 (measured vs peer)": 38,
     "vTrain ground truth (A100)": 40,  # of a grid of a thousand and more
@@ -87,10 +87,9 @@ STACKS = {
     "megatron-deepspeed": {"launch.host_time_per_kernel_s": 60 * US, "launch.step_overhead_s": 0.017},
 }  # fmt: skip
 IN_MS = ("step_overhead_s", "message_s", "sync_s")
-SAME_CLOCK = 3.0  # how many runs the likeness of a device's clocks counts as
-NARROW = (  # clock of products of fewer bits, the clock it is likened to, precisions
-    ("sustained_clock_fp8", "sustained_clock", ("fp8",)),
-    ("sustained_clock_fp4", "sustained_clock_fp8", FOUR_BITS),
+NARROW = (  # clock of products of fewer bits, the clock it is likened to, precisions, weight of the likeness
+    ("sustained_clock_fp8", "sustained_clock", ("fp8",), 3.0),
+    ("sustained_clock_fp4", "sustained_clock_fp8", FOUR_BITS, 0.5),
 )
 TIMES = ("host_time_per_kernel_s", "host_time_per_collective_s")
 UNMODELLED = ("Megatron-FSDP GB200",)  # its exchange is another than Megatron-Core's
@@ -183,12 +182,12 @@ class Problem:
         self.stacks = sorted({run.case.stack for run in runs})
         self.names = [("device", d, "sustained_clock") for d in self.devices]
         self.narrow = [
-            (device, clock, wider)
-            for clock, wider, precisions in NARROW
+            (device, clock, wider, weight)
+            for clock, wider, precisions, weight in NARROW
             for device in self.devices
             if any(r.device == device and r.case.plan["precision"] in precisions for r in runs)
         ]
-        self.names += [("device", device, clock) for device, clock, _ in self.narrow]
+        self.names += [("device", device, clock) for device, clock, *_ in self.narrow]
         self.names += [("stack", s, key) for s in self.stacks for key in STACK]
         bounds = [CLOCK if kind == "device" else STACK[key] for kind, _, key in self.names]
         hardware = {run.case.hardware for run in runs}
@@ -224,10 +223,11 @@ class Problem:
         ]
         clock = {(name, key): value for (_, name, key), value in zip(self.names, values, strict=True)}
         ratios = [
-            clock[device, narrow] / clock.get((device, wider), clock[device, "sustained_clock"])
-            for device, narrow, wider in self.narrow
+            weight
+            * np.log(clock[device, narrow] / clock.get((device, wider), clock[device, "sustained_clock"]))
+            for device, narrow, wider, weight in self.narrow
         ]
-        return np.concatenate([*parts, priors, SAME_CLOCK * np.log(ratios)])
+        return np.concatenate([*parts, priors, ratios])
 
     def sparsity(self) -> lil_matrix:
         """Which numbers a run depends on: its device's clock and its stack's four."""
@@ -239,7 +239,7 @@ class Problem:
                     pattern[row, column] = 1
         for offset, column in enumerate(priors):
             pattern[len(self.runs) + offset, column] = 1
-        for offset, (device, narrow, wider) in enumerate(self.narrow, start=len(self.runs) + len(priors)):
+        for offset, (device, narrow, wider, _) in enumerate(self.narrow, start=len(self.runs) + len(priors)):
             for key in ("sustained_clock", narrow, wider):
                 if ("device", device, key) in self.names:
                     pattern[offset, self.names.index(("device", device, key))] = 1

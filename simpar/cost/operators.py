@@ -116,9 +116,10 @@ def four_bit_cast(kernels: KernelModel) -> float:
     """Bytes that casting an element to 4 bits moves: read, and written in rows for one product, in columns for another.
 
     Scales are along the contraction, so each product has its own. NVFP4 also scales whole tensors, whose largest value
-    another pass finds.
+    another pass finds, and rotates columns by Hadamard matrices in a kernel apart from that for rows [NVIDIA
+    Transformer Engine, NVFP4Quantizer].
     """
-    reads = 2 if kernels.precision == "nvfp4" else 1
+    reads = 3 if kernels.precision == "nvfp4" else 1
     return reads * kernels.activation_bytes + 2 * DTYPE_BYTES[kernels.precision]
 
 
