@@ -154,7 +154,7 @@ class StageBuilder:
             recomputed_bytes=float(held.recomputed_bytes),
             forward_workspace_bytes=float(held.forward_workspace_bytes),
             backward_workspace_bytes=float(held.backward_workspace_bytes),
-            parameters=self._by_kind([piece.block]),
+            parameters=self._moved(piece.block),
             frozen=self._frozen(piece.block),
             still=piece.block.still,
         )
@@ -291,12 +291,31 @@ class StageBuilder:
         """
         stages = [stage for stage, rank in enumerate(self.rank_of_stage) if rank == pipeline_rank]
         blocks = [piece.block for stage in stages for piece in self.pieces[stage]]
-        held = self._by_kind(blocks)
+        held, graph = self._by_kind(blocks), self.job.graph
+        if graph.embedding in blocks and graph.head in blocks:
+            held[DENSE] -= self._tied
+        return held
+
+    def _moved(self, block: Block) -> dict[str, float]:
+        """Parameters that data parallelism gathers and reduces for a block.
+
+        Where embedding and head are on one rank, a tied table is in one of the flat buckets, once; units of their own
+        gather it for every use.
+        """
+        found = self._by_kind([block])
+        meet = self.rank_of_stage[0] == self.rank_of_stage[-1] and not self.sync.per_unit
+        if meet and block.name == self.job.graph.head.name:
+            found[DENSE] -= self._tied
+        return found
+
+    @cached_property
+    def _tied(self) -> float:
+        """Parameters on one rank of a table that embedding and head share and that is trained, else zero."""
         graph = self.job.graph
         tied = graph.tied_embeddings and not graph.embedding.still
-        if tied and graph.embedding in blocks and graph.head in blocks:
-            held[DENSE] -= float(evaluate(graph.head.operator("lm_head").weights[0].size, self.view.tensor))
-        return held
+        return (
+            float(evaluate(graph.head.operator("lm_head").weights[0].size, self.view.tensor)) if tied else 0.0
+        )
 
     def matrices(self, pipeline_rank: int) -> tuple[Matrix, ...]:
         """What a matrix optimizer of the plan updates on a pipeline rank; nothing for other optimizers."""

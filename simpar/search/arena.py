@@ -73,7 +73,7 @@ class Arena:
         """All rows bounded by their kernels."""
         problem, rows = rows.problem, with_slices(rows)
         pipes = Pipes.of(Jobs(rows), Wires.of_problem(problem))
-        sweeps = Sweeps(RowBounds(pipes, Schemes.of(pipes.passes)))
+        sweeps = Sweeps(RowBounds(pipes, Schemes.of(pipes.passes, pipes.meet)))
         bound, least = pipes.kernels_bound_ns()
         if (cut := np.unique(pipes.index[sliced(rows)])).size:
             bound[cut], least[cut] = Slicing(pipes).kernels_bound_ns(cut)

@@ -108,6 +108,11 @@ class Passes:
         """Position of a kind by (block name, recompute)."""
         return {(kind.block.name, kind.recompute): at for at, kind in enumerate(self.kinds)}
 
+    @property
+    def head(self) -> int:
+        """Position of the head."""
+        return self.index[self.jobs.problem.graph.head.name, "none"]
+
     @cached_property
     def views(self) -> list[RankView]:
         """A rank's view of every key."""

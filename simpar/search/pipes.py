@@ -77,6 +77,15 @@ class Pipes:
         """Shape of every pipeline."""
         return self.shapes.index[self.row]
 
+    @property
+    def meet(self) -> NDArray[np.bool_]:
+        """Rows of which one rank holds embedding and head, where these share a table that is trained."""
+        graph = self.jobs.problem.graph
+        if not graph.tied_embeddings or graph.embedding.still:
+            return np.zeros(self.jobs.rows.count, dtype=bool)
+        each = [self.shapes[at].meets for at in range(len(self.shapes.row))]
+        return np.array(each, dtype=bool)[self.shapes.index]
+
     def microbatches(self, which: Ints) -> Floats:
         """Microbatches of some pipelines."""
         return np.asarray(self.jobs.rows["microbatches"][self.row[which]], dtype=np.float64)

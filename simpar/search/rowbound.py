@@ -255,14 +255,14 @@ class RowCharge:
     def parameters(self) -> dict[str, Floats]:
         """Parameters of every rank by who holds copies, [n, ranks]; a tied projection is free beside its embedding."""
         passes, counts = self.bounds.pipes.passes, self.shape.of_rank @ self.shape.by_stage
-        held = {
-            DENSE: weigh(passes.dense[self.keys], counts),
-            EXPERTS: weigh(passes.experts[self.keys], counts),
-        }
-        graph = passes.jobs.problem.graph
-        if graph.tied_embeddings and not graph.embedding.still and self.shape.rank_of_stage[-1] == 0:
-            held[DENSE][:, 0] -= passes.projection[self.keys]
-        return held
+        dense, experts = (weigh(each[self.keys], counts) for each in (passes.dense, passes.experts))
+        dense[:, 0] -= self._meet * passes.projection[self.keys]
+        return {DENSE: dense, EXPERTS: experts}
+
+    @cached_property
+    def _meet(self) -> Bools:
+        """Whether a tied table is embedding and head of one rank, which is rank 0, [n]."""
+        return self.bounds.schemes.meet[self.rows]
 
     @cached_property
     def late(self) -> Floats:
@@ -287,7 +287,10 @@ class RowCharge:
         for at in np.unique(which).tolist():
             job = self.chunk.schemes[at].sync.job
             numerics, mine = job.plan.numerics, np.flatnonzero((which == at) & ~bare)
-            here = share[mine] * (1.0 - self.each("away", _away)[mine])[:, None]
+            here = (
+                share[mine]
+                * (1.0 - self.each("away", lambda one: one.sync.job.plan.offload.ratio)[mine])[:, None]
+            )
             took_s = optimizer_time_s(here, numerics, job.kernels, job.stack) + self._products_s(
                 numerics, mine
             )
@@ -365,10 +368,8 @@ class RowCharge:
         """
         first, both = (self.moves(name, self.closing, boundary=True) for name in ("first", "both"))
         if self.shape.splits:
-            held = [
-                [pieces[0] for pieces, rank in self._placed() if rank == r]
-                for r in range(self.shape.num_ranks)
-            ]
+            placed = list(zip(self.shape.pieces, self.shape.rank_of_stage, strict=True))
+            held = [[pieces[0] for pieces, rank in placed if rank == r] for r in range(self.shape.num_ranks)]
             left, later = (
                 np.stack([times[:, each].min(axis=1) for each in held], axis=1) for times in (first, both)
             )
@@ -388,9 +389,6 @@ class RowCharge:
             np.where(reduces, self._reduced(self.shape.by_stage[stages], boundary=True) - hidden, 0.0)
         )
 
-    def _placed(self) -> list[tuple[tuple[int, ...], int]]:
-        return list(zip(self.shape.pieces, self.shape.rank_of_stage, strict=True))
-
     def _reduced(self, counts: Floats, *, boundary: bool) -> Floats:
         """First reductions of blocks in given numbers: block by block, or in buckets that at least drain."""
         first = self.moves("first", self.closing, boundary=boundary)
@@ -404,9 +402,15 @@ class RowCharge:
 
     def _bytes(self, kind: str, counts: Floats, width: str) -> Floats:
         widths = self.each(width, lambda one: float(getattr(one.sync, width)))
+        return np.asarray(self._moved(kind, counts) * widths[:, None])
+
+    def _moved(self, kind: str, counts: Floats) -> Floats:
+        """Parameters of blocks in given numbers that data parallelism moves, [n, len(counts)]."""
         passes = self.bounds.pipes.passes
-        parameters = (passes.dense if kind == DENSE else passes.experts)[self.keys]
-        return np.asarray(weigh(parameters, counts) * widths[:, None])
+        if kind == EXPERTS:
+            return weigh(passes.experts[self.keys], counts)
+        once = np.where(self._meet & ~self.per_unit, passes.projection[self.keys], 0.0)
+        return weigh(passes.dense[self.keys], counts) - once[:, None] * counts[:, passes.head]
 
     def streams(self) -> Floats:
         """Bounds by the streams that gathers and reductions queue on, and by the link they share, [n, ranks]."""
@@ -460,14 +464,13 @@ class RowCharge:
 
     def _copied(self, letter: str, link: int, counts: Floats, boundary: bool) -> Floats:
         """Seconds that gathers and reductions of passes take of one of rank 0's links, [n, ranks]."""
-        passes = self.bounds.pipes.passes
         found = np.zeros((len(self.mine), len(counts)))
-        for kind, parameters in ((DENSE, passes.dense), (EXPERTS, passes.experts)):
+        for kind in (DENSE, EXPERTS):
             name = "link", kind, letter, boundary
             slopes = partial(Scheme.slopes_s, kind=kind, letter=letter, boundary=boundary)
             slope = self.each(name, slopes)[:, link]
             if slope.any():
-                found += weigh(parameters[self.keys], counts) * slope[:, None]
+                found += self._moved(kind, counts) * slope[:, None]
         return found
 
     def _gathers_dense(self, letter: str, *, boundary: bool) -> Floats:
@@ -483,11 +486,6 @@ class RowCharge:
 def some(values: Floats) -> Bools:
     """Rows in which anything is not zero, bool[n, 1]."""
     return np.asarray(values.any(axis=1))[:, None]
-
-
-def _away(scheme: Scheme) -> float:
-    """Share of the parameters that the host updates."""
-    return scheme.sync.job.plan.offload.ratio
 
 
 def _shards(scheme: Scheme, kind: str) -> float:

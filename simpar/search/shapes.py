@@ -40,6 +40,11 @@ class Shape:
         return max(self.rank_of_stage) + 1
 
     @property
+    def meets(self) -> bool:
+        """Whether the first and the last virtual stage are on one rank."""
+        return self.rank_of_stage[0] == self.rank_of_stage[-1]
+
+    @property
     def splits(self) -> bool:
         """Whether backwards come in halves, all or some of them."""
         return "I" in self.letters

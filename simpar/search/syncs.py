@@ -219,20 +219,24 @@ class Scheme:
 
 @dataclass
 class Schemes:
-    """Schemes of all rows: ``index`` int64[rows] into ``row``, one row of every scheme; made when asked for."""
+    """Schemes of all rows: ``index`` int64[rows] into ``row``, one row of every scheme; made when asked for.
+
+    ``meet`` says of every row whether embedding and head of one table are on one rank, which moves it once.
+    """
 
     passes: Passes
     index: Ints
     row: Ints
+    meet: Bools
     _made: dict[int, Scheme] = field(default_factory=dict)
     _groups: dict[tuple[Any, ...], dict[str, Ints]] = field(default_factory=dict)
 
     @staticmethod
-    def of(passes: Passes) -> Schemes:
+    def of(passes: Passes, meet: Bools) -> Schemes:
         """Schemes of all rows."""
-        code = passes.jobs.rows.number(SCHEME_AXES)
+        code = passes.jobs.rows.number(SCHEME_AXES, meet, 2)
         _, row, index = np.unique(code, return_index=True, return_inverse=True)
-        return Schemes(passes, index, row)
+        return Schemes(passes, index, row, meet)
 
     def __getitem__(self, index: int) -> Scheme:
         """One scheme."""
@@ -255,10 +259,13 @@ class Schemes:
         key, dense = int(passes.key[row]), sync.replicas[0]
         reduce = sync.reduce_ops(dense)
         gather = wires.get(("all_gather", dense.shard_group), FREE)
+        parameters = passes.dense[key].copy()
+        if self.meet[row] and not sync.per_unit:
+            parameters[passes.head] -= passes.projection[key]
         return Scheme(
             sync=sync,
             wires=wires,
-            parameters={DENSE: passes.dense[key], EXPERTS: passes.experts[key]},
+            parameters={DENSE: parameters, EXPERTS: passes.experts[key]},
             still={kind: still[key] for kind, still in passes.still.items()},
             rests=np.array([kind.block.still for kind in passes.kinds]),
             drains_s=shared_slopes_s(gather, wires[reduce[0][1], reduce[0][0]] if reduce else FREE),
