@@ -303,7 +303,7 @@ class StageBuilder:
         gather it for every use.
         """
         found = self._by_kind([block])
-        meet = self.rank_of_stage[0] == self.rank_of_stage[-1] and not self.sync.per_unit
+        meet = self.rank_of_stage[:1] == self.rank_of_stage[-1:] and not self.sync.per_unit
         if meet and block.name == self.job.graph.head.name:
             found[DENSE] -= self._tied
         return found
