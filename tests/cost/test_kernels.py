@@ -161,9 +161,7 @@ def test_four_bits_need_a_device_that_has_them() -> None:
     ("precision", "moved"), [("nvfp4", 2 + 2 + 2 + 2 * 9 / 16), ("mxfp4", 2 + 2 * 17 / 32)]
 )
 def test_casts_to_four_bits(precision: str, moved: float) -> None:
-    """Every input and gradient is read and written in rows and columns; NVFP4 looks for the largest value before,
-    and reads again for its rotated columns.
-    """
+    """Read once, written in rows and columns; NVFP4 looks for the largest value, and reads again to rotate columns."""
     assert four_bit_cast(KernelModel(load_device("b200-sxm"), precision)) == pytest.approx(moved)
 
 
