@@ -52,7 +52,8 @@ class Speed(_Part):
 
     ``mfu`` counts model FLOP and ``hfu`` also what is recomputed, both over the dense peak of the precision;
     ``flops_convention`` says how causal attention counts ("full" or "causal"). ``useful_share`` of the tokens are no
-    padding. With ``jitter`` the step time is a mean.
+    padding. With ``jitter`` the step time is a mean. ``recompute_s``, a part of the compute, is what
+    the critical rank runs forward again.
     """
 
     step_time_s: float
@@ -65,6 +66,7 @@ class Speed(_Part):
     flops_convention: str = "full"
     useful_share: float = 1.0
     jitter: JitterReport | None = None
+    recompute_s: float = 0.0
 
 
 class TimeBreakdown(_Part):

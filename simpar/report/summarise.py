@@ -81,7 +81,7 @@ def summarise(context: Context) -> Result:
         lowered.program, timing, _rank_classes(lowered), memory=curves, inside=inner_steps(lowered)
     )
     result = Result(
-        speed=_speed(context, step_s),
+        speed=_speed(context, step_s, float(accounts.recompute_ns[critical]) / NS_PER_S),
         bubble_fraction=bubble_fraction(accounts, lowered.layout.multiplicity),
         time_breakdown_s=TimeBreakdown(**breakdown),
         communication=_communication(context, accounts, critical, breakdown),
@@ -111,7 +111,7 @@ def _rank_classes(lowered: Lowered) -> list[RankClass]:
     ]
 
 
-def _speed(context: Context, step_s: float) -> Speed:
+def _speed(context: Context, step_s: float, recompute_s: float) -> Speed:
     job, cluster = context.job, context.cluster
     tokens = job.training.tokens_per_step
     devices = cluster.world_size
@@ -131,6 +131,7 @@ def _speed(context: Context, step_s: float) -> Speed:
         flops_convention=context.convention,
         useful_share=packed.useful if (packed := packing_of(job.training)) else 1.0,
         jitter=context.jitter,
+        recompute_s=recompute_s,
     )
 
 

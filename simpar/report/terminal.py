@@ -245,6 +245,8 @@ def _breakdown(result: Result, console: Console) -> Table:
         bar = "█" * round(BAR_WIDTH * share) if console.is_terminal else ""
         if value > 0:
             table.add_row(name.replace("_", " "), format_seconds(value), f"{share:.1%}", bar)
+        if name == "compute" and (again := result.speed.recompute_s):
+            table.add_row("  recomputed", format_seconds(again), f"{again / result.step_time_s:.1%}", "")
     table.add_row("step", format_seconds(result.step_time_s), "", "")
     return table
 

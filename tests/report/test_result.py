@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import simpar
 from simpar.errors import UserError
 from simpar.report.result import Result
 from simpar.scenario import Published
@@ -99,3 +100,18 @@ def test_a_published_figure_travels_with_the_result(result):
     """with_published keeps everything else and survives JSON."""
     beside = result.with_published(Published(source="a paper", step_time_s=0.1))
     assert Result.from_json(beside.to_json()).published == beside.published
+
+
+@pytest.mark.parametrize("recompute", ["full", "every:2", "selective"])
+def test_recomputed_compute_is_what_recomputing_adds(recompute: str) -> None:
+    """The compute of a step is longer by the forwards that run again."""
+    training, cluster = simpar.Training(seq_len=1024, global_batch=8), simpar.Cluster("dgx-h100")
+    shape = {"tp": 8, "micro_batch": 1}
+    plain, again = (
+        simpar.simulate("llama-3.2-1b", cluster, simpar.Plan(**shape, recompute=how), training)
+        for how in ("none", recompute)
+    )
+    added_s = again.time_breakdown_s.compute - plain.time_breakdown_s.compute
+    assert plain.speed.recompute_s == 0
+    assert again.speed.recompute_s == pytest.approx(added_s, rel=0.01)
+    assert again.to_dict()["recompute_s"] == again.speed.recompute_s

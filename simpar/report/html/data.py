@@ -101,7 +101,10 @@ def _breakdown(result: Result) -> Iterator[Bar]:
         if value > 0:
             share = value / result.step_time_s
             colour = PART_COLOUR.get(name, COMM)
-            yield Bar(WORDS.get(name, name), colour, share, f"{format_seconds(value)} ({share:.1%})")
+            said = f"{format_seconds(value)} ({share:.1%})"
+            if name == "compute" and result.speed.recompute_s:
+                said += f", {format_seconds(result.speed.recompute_s)} of it recomputed"
+            yield Bar(WORDS.get(name, name), colour, share, said)
 
 
 def _critical_path(result: Result) -> list[dict[str, Any]]:
