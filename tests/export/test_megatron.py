@@ -25,7 +25,19 @@ def lines(text):
     return [line.strip() for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("label", [label for label in PLANS if "schedule" not in PLANS[label]])
+OFFLOADED = [label for label in PLANS if any(key.startswith("offload") for key in PLANS[label])]
+
+
+@pytest.mark.parametrize("label", OFFLOADED)
+def test_what_waits_on_the_host_is_refused(label):
+    """By name, because a run without it would not fit."""
+    with pytest.raises(UserError, match=r"megatron cannot express offload\.offload_"):
+        command(**PLANS[label])
+
+
+@pytest.mark.parametrize(
+    "label", [label for label in PLANS if "schedule" not in PLANS[label] and label not in OFFLOADED]
+)
 def test_a_plan_comes_back(label):
     """Export and import give the same plan, in everything that arguments say; the world size is not in them."""
     assert comes_back("megatron", checked(**PLANS[label]), "command.sh")
