@@ -68,15 +68,15 @@ ONLY_HERE = {  # (kind, name, dotted key): bounds and start
 }
 START = {
     "launch.host_time_per_kernel_s": 12 * US, "launch.kernel_overhead": 1.0, "launch.step_overhead_s": 0.04,
-    "overlap.compute_slowdown_while_comm": 1.1, "sustained_clock": 0.85, "sustained_clock_fp8": 0.85,
-    "sustained_clock_fp4": 0.85,
+    "overlap.compute_slowdown_while_comm": 1.1,
 }  # fmt: skip
+START_CLOCK = 0.85
 CLOCKS = {  # where the search for a device's clocks starts: near, because the loss forgives far errors
     "a100-pcie-80gb": 0.92, "a100-sxm-40gb": 1.0, "a100-sxm-80gb": 0.97, "b200-sxm": 0.91, "b200-sxm-limited": 0.47,
     "b300-sxm": 0.80, "gb200": 0.93, "gb300": 1.1, "h100-sxm-80gb": 0.82, "h100-sxm-96gb-500w": 0.67, "mi325x": 0.76,
     "mi355x": 0.70, "v100-sxm2-32gb": 1.1,
 }  # fmt: skip
-STACKS = {
+STACKS = {  # the same for stacks of the largest block
     "nemo": {"launch.host_time_per_kernel_s": 19 * US, "launch.step_overhead_s": 0.06, "experts.overhead": 1.1,
              "experts.sync_s": 0.0001, "experts.row_s": 5.4 * NS},
     "nemo-24": {"launch.kernel_overhead": 1.1, "launch.step_overhead_s": 0.07, "experts.overhead": 1.1,
@@ -163,10 +163,10 @@ def _device(entry: Case) -> str:
 
 def _start(name: tuple[str, str, str]) -> float:
     kind, part, key = name
-    near = CLOCKS.get(part) if kind == "device" else STACKS.get(part, {}).get(key)
-    if near is not None:
-        return near
-    return ONLY_HERE[name][2] if name in ONLY_HERE else START[key]
+    if kind == "device":
+        return CLOCKS.get(part, START_CLOCK)
+    usual = ONLY_HERE[name][2] if name in ONLY_HERE else START[key]
+    return STACKS.get(part, {}).get(key, usual)
 
 
 class Problem:

@@ -306,7 +306,7 @@ class _Sizes:
         """Products that add weight gradients into fp32 buffers hand autograd an empty one of the weights' shape."""
         if op.kind != "matmul" or not self.stack.numerics.gradient_accumulation_fusion:
             return 0.0
-        if not any(weight.trainable for weight in op.weights):
+        if not op.is_trained:
             return 0.0
         if self.stack.memory.transformer_engine and op.name != "lm_head":
             return 0.0

@@ -87,7 +87,7 @@ def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
         cast_s = kernels.memory_time_s(m * n * (DTYPE_BYTES["bf16"] + DTYPE_BYTES["fp8"]))
     elif kernels.precision in FOUR_BITS:
         ahead_s, cast_s = (kernels.memory_time_s(m * width * four_bit_cast(kernels)) for width in (k, n))
-    frozen, widen_s = is_frozen(op), _widen_s(op, sizes)
+    frozen, widen_s = _is_frozen(op), _widen_s(op, sizes)
     fused = sizes.stack.numerics.gradient_accumulation_fusion
     return OperatorTime(
         op.name,
@@ -99,9 +99,9 @@ def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     )
 
 
-def is_frozen(op: Operator) -> bool:
-    """Whether none of a product's weights is trained."""
-    return bool(op.weights) and not any(weight.trainable for weight in op.weights)
+def _is_frozen(op: Operator) -> bool:
+    """Whether a product has weights of its own and none is trained."""
+    return bool(op.weights) and not op.is_trained
 
 
 def _widen_s(op: Operator, sizes: Sizes) -> Array:
@@ -135,7 +135,7 @@ def _grouped_matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     cast = kernels.activation_bytes + 2 * DTYPE_BYTES["fp8"] if kernels.precision == "fp8" else 0.0
     cast = four_bit_cast(kernels) if kernels.precision in FOUR_BITS else cast
     cast_s = [kernels.memory_time_s(cast * rows * width, kernels=int(cast > 0)) for width in (k, n)]
-    overhead, frozen, widen_s = sizes.stack.experts.overhead, is_frozen(op), _widen_s(op, sizes)
+    overhead, frozen, widen_s = sizes.stack.experts.overhead, _is_frozen(op), _widen_s(op, sizes)
     weights_s = 0.0 if frozen else kernels.gemm_time_s(k, n, m, batch=experts, accumulate=fused)
     bias = _weighted_bias(op, sizes)
     return OperatorTime(
@@ -333,7 +333,7 @@ def _embedding(op: Operator, sizes: Sizes) -> OperatorTime:
     """Gather rows; backward scatters into the gradient table."""
     moved = _elements(op, sizes) * sizes.kernels.activation_bytes
     forward, backward = sizes.kernels.memory_time_s(2 * moved), sizes.kernels.memory_time_s(4 * moved)
-    if not any(weight.trainable for weight in op.weights):
+    if not op.is_trained:
         return OperatorTime(op.name, forward, 0.0, 0.0, 1, 0)
     return OperatorTime(op.name, forward, 0.0, backward, 1, 2)
 

@@ -28,13 +28,16 @@ def choose_engine(name: str, program: Program) -> tuple[str, Callable[[Program],
         name = _fastest(program, len(program))
     if name == "event" and not find_spec("numba"):
         raise UserError('engine event: needs numba, which is not installed; pip install ".[fast]"')
+    return _named(name)
+
+
+def choose_engine_for_many(program: Program, num_ops: int) -> tuple[str, Callable[[Program], Timing]]:
+    """The fastest engine for a program that comes with others, of which so far there are ``num_ops`` ops; its name."""
+    return _named(_fastest(program, num_ops))
+
+
+def _named(name: str) -> tuple[str, Callable[[Program], Timing]]:
     return name, getattr(import_module(f"simpar.engine.{name}"), "run")  # noqa: B009
-
-
-def choose_engine_for_many(program: Program, num_ops: int) -> Callable[[Program], Timing]:
-    """The fastest engine for a program that comes with others, of which so far there are ``num_ops`` ops."""
-    name = _fastest(program, num_ops)
-    return getattr(import_module(f"simpar.engine.{name}"), "run")  # type: ignore[no-any-return] # noqa: B009
 
 
 def _fastest(program: Program, num_ops: int) -> str:

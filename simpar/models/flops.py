@@ -88,15 +88,11 @@ def model_flop_per_token(graph: ModelGraph, seq_len: int, convention: str = "ful
 def _tuning_flop(graph: ModelGraph, seq_len: int, matmuls: float, convention: str) -> float:
     """The same where weights are frozen: input gradients above the first trained layer, weight gradients of trained."""
     above = tuple(block for block in (*_layers(graph), graph.head) if not block.still)
-    trained = tuple(replace(b, operators=tuple(op for op in b.operators if _is_trained(op))) for b in above)
+    trained = tuple(replace(b, operators=tuple(op for op in b.operators if op.is_trained)) for b in above)
     attention = attention_flop_per_token(graph, seq_len, convention)
     share = sum(not block.still for block in _layers(graph)) / len(graph.layers)
     backward = _matmul_flop(graph, seq_len, above) + _matmul_flop(graph, seq_len, trained)
     return matmuls + backward + attention * (1.0 + 2.0 * share)
-
-
-def _is_trained(op: Operator) -> bool:
-    return any(weight.trainable for weight in op.weights)
 
 
 def hardware_flop_per_token(

@@ -125,6 +125,11 @@ class Operator:
     attention: Attention | None = None
     kept_in: Mapping[str, str] = field(default_factory=dict, hash=False)
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether any of its weights is."""
+        return any(weight.trainable for weight in self.weights)
+
     def computes_in(self, precision: str) -> str:
         """Precision of this product in a run of ``precision``: recipes keep some in more bits."""
         return self.kept_in.get(precision, precision)

@@ -72,14 +72,13 @@ def measure(problem: Problem, plan: Plan, num_ops: int = 0) -> Exact:
     job = make_job(problem.graph, cluster, plan, problem.training, problem.stack)
     lowered = lower_job(job, cluster, {"perturbation": problem.perturbation})
     num_ops += len(lowered.program)
-    engine = choose_engine_for_many(lowered.program, num_ops)
+    name, engine = choose_engine_for_many(lowered.program, num_ops)
     timing = engine(lowered.program)
     needed = max(one.needed_bytes for one in footprints(lowered, timing, cluster))
     host = host_use(lowered, cluster)
     step_s = timing.makespan_ns / NS_PER_S + problem.stack.launch.step_overhead_s
     slope, _ = objective_rates(problem)
     fits = needed <= problem.memory_limit_bytes and (host is None or host.fits)
-    name = engine.__module__.rpartition(".")[2]
     context = Context(lowered, timing, cluster, name, "full", problem.perturbation)
     return Exact(problem, plan, step_s, slope * step_s, fits, partial(summarise, context), num_ops)
 

@@ -17,7 +17,7 @@ from simpar.engine import sweep
 from simpar.models.graph import Block, Dims
 from simpar.plan.schedules.terapipe import least_sum
 from simpar.plan.sharding import RankDims
-from simpar.program.rank_view import RankView
+from simpar.program.rank_view import Job, RankView
 from simpar.program.token_slices import slice_view, unit_tokens
 from simpar.search.axes import SLICED, Rows
 from simpar.search.pipes import Pipes
@@ -92,12 +92,9 @@ class Slicing:
 
     def choose(self, row: int) -> tuple[int, ...]:
         """The slices of a row."""
-        problem = self.rows.problem
-        job = make_job(
-            problem.graph, problem.cluster, plan_of(self.rows, row), problem.training, problem.stack
-        )
-        assert job.plan.pipeline.slices, "a schedule of slices has them"
-        return job.plan.pipeline.slices
+        slices = self._job(row).plan.pipeline.slices
+        assert slices, "a schedule of slices has them"
+        return slices
 
     def alike(self, row: int) -> Ints:
         """Rows that are sliced like one: those of its pipeline."""
@@ -116,12 +113,12 @@ class Slicing:
 
     def swept_ns(self, row: int) -> float:
         """Nanoseconds of the Program of a row without contention."""
-        problem = self.rows.problem
-        job = make_job(
-            problem.graph, problem.cluster, plan_of(self.rows, row), problem.training, problem.stack
-        )
-        lowered = lower_job(job, problem.cluster, {}, contention=False)
+        lowered = lower_job(self._job(row), self.rows.problem.cluster, {}, contention=False)
         return float(sweep.run(lowered.program, lower_bound=True).makespan_ns)
+
+    def _job(self, row: int) -> Job:
+        problem, plan = self.rows.problem, plan_of(self.rows, row)
+        return make_job(problem.graph, problem.cluster, plan, problem.training, problem.stack)
 
 
 def slice_kernels_ns(
