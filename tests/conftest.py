@@ -174,6 +174,8 @@ def _stage_memory(stage: int, curve: MemoryCurve) -> StageMemory:
     parts = {name: float(values[at]) for name, values in curve.parts.items()}
     return StageMemory(
         stage=stage,
+        device="h100-sxm-80gb",
+        capacity=79.6 * GIB,
         **parts,
         peak=sum(parts.values()),
         peak_time_s=float(curve.time_s[at]),

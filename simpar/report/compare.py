@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from simpar.report.explain import MEMORY_PARTS, WORDS
-from simpar.report.result import Result, StageMemory
+from simpar.report.explain import MEMORY_PARTS, WORDS, fullest_stage
+from simpar.report.result import Result
 from simpar.units import MEGA, format_bytes, format_seconds
 
 PARTS = {"compute": "compute", **WORDS}
@@ -58,7 +58,7 @@ def compare(a: Result, b: Result, names: tuple[str, str] = ("A", "B")) -> Compar
     scale = [1.0, 1.0] if tokens[0] == tokens[1] else [MEGA / count for count in tokens]
     parts = [result.time_breakdown_s.model_dump() for result in (a, b)]
     time = {name: parts[1][name] * scale[1] - parts[0][name] * scale[0] for name in PARTS}
-    stages = [_fullest(result) for result in (a, b)]
+    stages = [fullest_stage(result) for result in (a, b)]
     memory = {name: getattr(stages[1], name) - getattr(stages[0], name) for name in MEMORY_PARTS}
     whole = [a.step_time_s * scale[0], b.step_time_s * scale[1]]
     return Comparison(
@@ -80,10 +80,6 @@ def compare(a: Result, b: Result, names: tuple[str, str] = ("A", "B")) -> Compar
 def _tokens(result: Result) -> float:
     shape = result.setup.training
     return float(shape["seq_len"] * shape["global_batch"])
-
-
-def _fullest(result: Result) -> StageMemory:
-    return max(result.memory.stages, key=lambda stage: stage.peak)
 
 
 def _asked(a: Result, b: Result) -> Iterator[tuple[str, Pair]]:

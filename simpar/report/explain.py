@@ -131,8 +131,8 @@ def _host_sentence(host: HostReport) -> str:
 
 
 def fullest_stage(result: Result) -> StageMemory:
-    """The stage with the highest peak."""
-    return max(result.memory.stages, key=lambda stage: stage.peak)
+    """The stage with the highest peak, as a share of what its devices hold."""
+    return max(result.memory.stages, key=lambda stage: stage.peak / stage.capacity)
 
 
 def _memory_sentence(result: Result) -> str:
@@ -144,8 +144,10 @@ def _memory_sentence(result: Result) -> str:
     state = f"{format_bytes(room)} are left" if fits else f"{format_bytes(room)} too much: it does not fit"
     words = largest.replace("_", " ")
     reserved, capacity = format_bytes(memory.peak_reserved_bytes), format_bytes(memory.capacity_bytes)
+    mixed = len({one.device for one in memory.stages}) > 1
+    where = f"is tightest on stage {stage.stage} ({stage.device})" if mixed else f"peaks on stage {stage.stage}"
     return (
-        f"memory peaks on stage {stage.stage} at {format_seconds(stage.peak_time_s)} in {stage.peak_op}: "
+        f"memory {where} at {format_seconds(stage.peak_time_s)} in {stage.peak_op}: "
         f"{format_bytes(stage.peak)}, most of it {words} ({format_bytes(parts[largest])}); "
         f"reserved {reserved} of {capacity}, {state}"
     )

@@ -109,7 +109,7 @@ def plot_memory(result: Result) -> Figure:
     scale, unit = _time_unit(view.step_time_s)
     for panel, stage in zip(panels.flat, stages, strict=False):
         _draw_memory(panel, stage, result, scale)
-    highest = max(result.memory.capacity_bytes, *(float(_curve(stage).total_bytes.max()) for stage in stages))
+    highest = max(*(one.capacity for one in result.memory.stages), *(float(_curve(stage).total_bytes.max()) for stage in stages))
     panels[0, 0].set_ylim(0, 1.06 * highest / GIB)
     for panel in panels.flat[len(stages) :]:
         panel.set_visible(False)
@@ -280,7 +280,7 @@ def _draw_memory(panel: Axes, stage: StageView, result: Result, scale: float) ->
     total = curve.total_bytes
     top = int(np.argmax(total))
     panel.plot(curve.time_s[top] / scale, total[top] / GIB, marker="v", color=INK, ms=4, clip_on=False)
-    capacity = result.memory.capacity_bytes / GIB
+    capacity = result.memory.capacity_of(stage.pipeline_rank) / GIB
     panel.axhline(capacity, color=COMM, lw=1.2, ls="--", label="capacity")
     panel.set_title(f"{stage.name}: {format_bytes(float(total[top]))}", fontsize=9, color=INK, loc="left")
     panel.set_xlim(0, result.step_time_s / scale)

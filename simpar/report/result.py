@@ -106,10 +106,13 @@ class Communication(_Part):
 class StageMemory(_Part):
     """Memory of one pipeline stage at its peak, in bytes: the six parts sum to ``peak``.
 
-    ``peak_time_s`` is when the peak is reached and ``peak_op`` the op that starts there.
+    ``peak_time_s`` is when the peak is reached and ``peak_op`` the op that starts there; ``capacity`` is what one
+    of its devices holds.
     """
 
     stage: int
+    device: str
+    capacity: float
     parameters: float
     gradients: float
     optimizer_states: float
@@ -158,6 +161,10 @@ class MemoryReport(_Part):
     def headroom_bytes(self) -> float:
         """Capacity minus the reserved peak, in bytes."""
         return self.capacity_bytes - self.peak_reserved_bytes
+
+    def capacity_of(self, stage: int) -> float:
+        """Bytes that a device of a pipeline stage holds."""
+        return next((one.capacity for one in self.stages if one.stage == stage), self.capacity_bytes)
 
 
 class Bill(_Part):

@@ -76,7 +76,7 @@ def summarise(context: Context) -> Result:
             added_s  # few ranks may be faster than on average
         )
     held = footprints(lowered, timing, context.cluster)
-    stages, curves = _stage_memory(lowered, held)
+    stages, curves = _stage_memory(context, held)
     timeline = from_program(
         lowered.program, timing, _rank_classes(lowered), memory=curves, inside=inner_steps(lowered)
     )
@@ -163,12 +163,13 @@ def _communication(
 
 
 def _stage_memory(
-    lowered: Lowered, held: tuple[Footprint, ...]
+    context: Context, held: tuple[Footprint, ...]
 ) -> tuple[list[StageMemory], list[MemoryCurve]]:
-    """Memory of the fullest class of every pipeline stage, and the curve of every class."""
+    """Memory of the class of every pipeline stage whose devices are fullest, and the curve of every class."""
     curves: list[MemoryCurve] = []
     stages: dict[int, StageMemory] = {}
-    for one in held:
+    kinds = context.cluster.device_of(context.lowered.layout.representative_rank).tolist()
+    for one, kind in zip(held, kinds, strict=True):
         static, use = one.static, one.use
         constant = {
             "parameters": float(static.parameters_bytes),
@@ -180,12 +181,15 @@ def _stage_memory(
         parts = {**constant, "activations": moving["activations"], "transient": moving["transient"]}
         entry = StageMemory(
             stage=one.stage,
+            device=context.cluster.devices[kind].name,
+            capacity=one.capacity_bytes,
             **parts,
             peak=sum(parts.values()),
             peak_time_s=use.peak_time_ns / NS_PER_S,
-            peak_op=_op_name(lowered, use.peak_op),
+            peak_op=_op_name(context.lowered, use.peak_op),
         )
-        if one.stage not in stages or entry.peak > stages[one.stage].peak:
+        known = stages.get(one.stage)
+        if known is None or entry.peak / entry.capacity > known.peak / known.capacity:
             stages[one.stage] = entry
         columns = {name: np.full(len(use.time_ns), value) for name, value in constant.items()}
         columns |= {

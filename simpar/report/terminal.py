@@ -360,17 +360,25 @@ def _efficiency_rows(met: Cooperation) -> list[tuple[str, str]]:
 
 def _memory(result: Result, console: Console) -> Table:
     names = ("params", "grads", "optimizer", "activations", "transient", "overhead", "peak")
-    table = _table(console, ("stage", "left"), *((name, "right") for name in names))
+    columns = [("stage", "left"), *((name, "right") for name in names)]
+    if len({stage.device for stage in result.memory.stages}) > 1:
+        columns += [("of", "right"), ("device", "left")]
+    table = _table(console, *columns)
     for stages, cells in shortened(memory_rows(result.memory.stages)):
         table.add_row(stages, *cells)
     return table
 
 
 def memory_rows(stages: Sequence[StageMemory]) -> list[tuple[str, tuple[str, ...]]]:
-    """Rows of the memory table in GiB; neighbouring stages that read alike share one row ("1-14")."""
+    """Rows of the memory table in GiB; neighbouring stages that read alike share one row ("1-14").
+
+    Where stages run on several kinds of devices, rows end with what a device holds and its name.
+    """
     rows: list[tuple[int, int, tuple[str, ...]]] = []
+    mixed = len({stage.device for stage in stages}) > 1
     for stage in stages:
         cells = tuple(_three(getattr(stage, part) / GIB) for part in (*MEMORY_PARTS, "peak"))
+        cells += (_three(stage.capacity / GIB), stage.device) if mixed else ()
         if rows and rows[-1][2] == cells and rows[-1][1] == stage.stage - 1:
             rows[-1] = (rows[-1][0], stage.stage, cells)
         else:

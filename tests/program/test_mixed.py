@@ -20,7 +20,9 @@ from simpar.models.hf_config import read
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.lower import Perturbation
+from simpar.report.html.data import page_data
 from simpar.report.result import Result
+from simpar.report.terminal import memory_rows
 from simpar.simulation import lower_job, make_job, simulate
 
 UNFOLDED = Perturbation(fold=False)
@@ -142,6 +144,24 @@ def test_memory_is_that_of_every_device() -> None:
     assert good.fits
     assert not bad.fits
     assert bad.memory.capacity_bytes < good.memory.stages[1].peak
+
+
+def test_the_report_names_the_devices_of_stages() -> None:
+    """What is tightest is a share of its own device, though others hold more bytes; stages say what they run on."""
+    cluster = cluster_of(("dgx-a100-40gb", 1), ("dgx-h100", 1))
+    plan = Plan(pp=2, tp=1, zero=1, micro_batch=1, layers=(11, 21))
+    found = simulate(load_model("llama-3-8b"), cluster, plan, Training(seq_len=4096, global_batch=32))
+    small, large = found.memory.stages
+    assert small.peak < large.peak
+    assert small.peak / small.capacity > large.peak / large.capacity
+    assert (small.device, large.device) == ("a100-sxm-40gb", "h100-sxm-80gb")
+    assert found.memory.capacity_bytes == small.capacity == found.memory.capacity_of(0)
+    (words,) = [line for line in found.why.binds if line.startswith("memory")]
+    assert words.startswith("memory is tightest on stage 0 (a100-sxm-40gb)")
+    assert [cells[-1] for _, cells in memory_rows(found.memory.stages)] == [small.device, large.device]
+    rows = page_data(found)["memory"]["stages"]
+    assert sum(bar["share"] for bar in rows[1]["bars"]) == pytest.approx(large.peak / large.capacity)
+    assert rows[0]["capacity_share"] == pytest.approx(small.capacity / large.capacity)
 
 
 def test_utilisation_counts_all_peaks() -> None:

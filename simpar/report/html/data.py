@@ -184,12 +184,14 @@ def _communication(result: Result) -> list[dict[str, Any]]:
 
 def _memory(result: Result) -> dict[str, Any]:
     memory = result.memory
-    highest = max(memory.capacity_bytes, memory.peak_reserved_bytes)
+    highest = max(memory.peak_reserved_bytes, *(stage.capacity for stage in memory.stages))
+    mixed = len({stage.device for stage in memory.stages}) > 1
     stages = []
     for stage in memory.stages:
         parts = [(part, float(getattr(stage, part))) for part in MEMORY_PARTS]
         stages.append({
-            "name": f"stage {stage.stage}",
+            "name": f"stage {stage.stage}" + (f", {stage.device}" if mixed else ""),
+            "capacity_share": stage.capacity / highest,
             "peak": format_bytes(stage.peak),
             "when": f"{format_seconds(stage.peak_time_s)}, {stage.peak_op}",
             "bars": [
@@ -199,7 +201,6 @@ def _memory(result: Result) -> dict[str, Any]:
         })  # fmt: skip
     return {
         "capacity": format_bytes(memory.capacity_bytes),
-        "capacity_share": memory.capacity_bytes / highest,
         "reserved": format_bytes(memory.peak_reserved_bytes),
         "legend": [(part.replace("_", " "), MEMORY_COLOUR[part]) for part in MEMORY_PARTS],
         "stages": stages,
@@ -253,10 +254,10 @@ def _series(result: Result) -> dict[str, Any]:
     """Blocks and memory curves in whole nanoseconds and KiB; starts and times as differences."""
     view = result.overview
     assert view is not None, "asked for only with a timeline"
-    fullest = max(range(len(view.stages)), key=lambda index: _peak(view.stages[index]))
+    capacity = [result.memory.capacity_of(stage.pipeline_rank) for stage in view.stages]
+    fullest = max(range(len(view.stages)), key=lambda index: _peak(view.stages[index]) / capacity[index])
     return {
         "step_ns": round(view.step_time_s * NS_PER_S),
-        "capacity_kib": result.memory.capacity_bytes / KIB,
         "fullest": fullest,
         "kinds": [
             {"name": KIND_NAME.get(kind, kind), "colour": KIND_COLOUR[kind], "lane": LANES.get(kind, 0)}
@@ -267,10 +268,11 @@ def _series(result: Result) -> dict[str, Any]:
             {
                 "name": stage.name,
                 "multiplicity": stage.multiplicity,
+                "capacity_kib": holds / KIB,
                 "blocks": _block_columns(stage.blocks),
                 "memory": None if stage.memory is None else _memory_columns(stage.memory),
             }
-            for stage in view.stages
+            for stage, holds in zip(view.stages, capacity, strict=True)
         ],
     }
 

@@ -5,9 +5,9 @@ if (simpar) (() => {
   const canvas = document.getElementById("curve"), chooser = document.getElementById("stage"), tip = document.getElementById("curve-tip");
   if (!stages.some((stage) => stage.memory)) { document.getElementById("memory-chart").hidden = true; return; }
   const height = 250, top = 10, bottom = 22, gib = 1048576;
-  const highest = 1.05 * Math.max(data.capacity_kib, ...stages.map((stage) => (stage.memory ? stage.memory.total.reduce((a, b) => Math.max(a, b), 0) : 0)));
+  const highest = 1.05 * Math.max(...stages.map((stage) => Math.max(stage.capacity, stage.memory ? stage.memory.total.reduce((a, b) => Math.max(a, b), 0) : 0)));
   const y = (kib) => height - bottom - (kib / highest) * (height - top - bottom);
-  const chosen = () => stages[Number(chooser.value)].memory;
+  const shown = () => stages[Number(chooser.value)], chosen = () => shown().memory;
 
   // Calls visit(x, i) at both ends of every step of the curve that is in the window.
   const walk = (memory, at, visit) => {
@@ -51,12 +51,13 @@ if (simpar) (() => {
       lower = upper;
     });
     context.strokeStyle = palette.bad; context.setLineDash([6, 4]); context.lineWidth = 1.5;
-    context.beginPath(); context.moveTo(at.left, y(data.capacity_kib)); context.lineTo(at.left + at.inner, y(data.capacity_kib)); context.stroke();
+    const { capacity } = shown();
+    context.beginPath(); context.moveTo(at.left, y(capacity)); context.lineTo(at.left + at.inner, y(capacity)); context.stroke();
     context.setLineDash([]); context.lineWidth = 1;
     context.textAlign = "right"; context.lineWidth = 3; context.strokeStyle = palette.paper;
-    const words = `capacity ${simpar.bytes(data.capacity_kib)}`;
-    context.strokeText(words, at.left + at.inner - 4, y(data.capacity_kib) + 14);
-    context.fillStyle = palette.bad; context.fillText(words, at.left + at.inner - 4, y(data.capacity_kib) + 14);
+    const words = `capacity ${simpar.bytes(capacity)}`;
+    context.strokeText(words, at.left + at.inner - 4, y(capacity) + 14);
+    context.fillStyle = palette.bad; context.fillText(words, at.left + at.inner - 4, y(capacity) + 14);
     context.lineWidth = 1;
     if (view.cursor !== null && view.cursor >= view.from && view.cursor <= view.to) {
       context.strokeStyle = palette.crosshair; context.globalAlpha = 0.55;

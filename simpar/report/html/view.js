@@ -29,7 +29,7 @@ const simpar = (() => {
     return { time, parts, total: time.map((_, i) => parts.reduce((all, part) => all + part[i], 0)) };
   };
   const stages = data.stages.map((stage) => ({
-    name: stage.name, multiplicity: stage.multiplicity, lanes: lanes(stage.blocks), memory: curve(stage.memory),
+    name: stage.name, multiplicity: stage.multiplicity, capacity: stage.capacity_kib, lanes: lanes(stage.blocks), memory: curve(stage.memory),
   }));
 
   // First index whose value is greater than x, in an ascending column.
