@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from simpar.engine import choose_engine
 from simpar.errors import UserError
+from simpar.plan.mirrored import MirroredMesh
 from simpar.program.expand import expand, num_copies
 from simpar.program.jitter import Jitter, unfolded
 from simpar.program.lower import Lowered, Perturbation
@@ -82,10 +83,12 @@ def _steps_ns(jitter: Jitter, drawn: Perturbation, engine: str) -> tuple[str, ND
 def _jitter(lowered: Lowered, drawn: Perturbation, lower: Callable[[Perturbation], Lowered]) -> Jitter:
     """All units with their kernels.
 
-    What cannot be expanded is lowered unfolded: stages with meshes of their own, and ranks that share cores.
+    What cannot be expanded is lowered unfolded: stages with meshes of their own, ranks that are replicas of
+    their mirror images, and ranks that share cores.
     """
     job, network = lowered.builder.job, lowered.network
-    if job.plan.pipeline.stages or are_shared(network.cluster):
+    mirrored = isinstance(job.plan.mesh, MirroredMesh)
+    if job.plan.pipeline.stages or mirrored or are_shared(network.cluster):
         each = lower(replace(drawn, fold=False))
         return Jitter.of(each, unfolded(each))
     many = num_copies(lowered)

@@ -16,6 +16,7 @@ from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.models.tuning import TUNED, tuned
 from simpar.plan.check import Target, check, layers_by_cost, schedule_of
+from simpar.plan.mirrored import folded
 from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.routing import expected_maximum
 from simpar.plan.schedules import looks_at_costs
@@ -102,7 +103,8 @@ def make_job(
 
 
 def checked_job(graph: ModelGraph, cluster: Cluster, plan: Plan, training: Training, stack: Stack) -> Job:
-    """The job of a plan that was resolved and checked."""
+    """The job of a plan that was resolved and checked; DualPipe's is that of half the pipeline."""
+    plan = folded(plan)
     habits = under(stack, plan)
     named = {"model": graph.name, "training": training.model_dump(), "stack": habits.name}
     first, *others = (

@@ -416,10 +416,15 @@ def _schedule(plan: Plan, target: Target) -> None:
         found = getattr(table, f"num_{what}")
         if found != wanted:
             raise UserError(f"plan.actions: the action table has {found} {what}; allowed: {wanted}")
-    if table.num_mirrored:
+    if table.num_mirrored and plan.schedule == CUSTOM:
         raise UserError(
-            f"plan.schedule = {plan.schedule}: keeps two copies of every stage, which is not simulated yet; "
-            f"allowed: the others, such as dualpipev"
+            "plan.actions: microbatches enter at both ends of the pipeline; allowed: at the first rank, or "
+            "plan.schedule = dualpipe"
+        )
+    if table.num_mirrored and apart(plan):
+        raise UserError(
+            f"plan.sync = {plan.data_parallel.sync}: dualpipe has two copies of every stage, which reduce inside the "
+            "step; allowed: bsp without servers"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -65,8 +66,21 @@ class Mesh(BaseModel):
 
     def rank(self, **coordinates: int) -> int:
         """The rank at the given coordinates (0 where an axis is left out)."""
-        index = tuple(coordinates.get(axis, 0) for axis in self.order)
-        return int(np.ravel_multi_index(index, self.shape, order="F"))
+        return int(self.at({axis: coordinates.get(axis, 0) for axis in self.order}))
+
+    def at(self, coordinates: Mapping[str, Any]) -> Ints:
+        """Ranks at coordinates along every axis, ints or arrays that broadcast."""
+        found: Ints = self.grid[tuple(coordinates[axis] for axis in self.order)]
+        return found
+
+    def at_stage(self, ranks: Any, stage: Any) -> Ints:
+        """The ranks of another pipeline rank with the same other coordinates; arrays that broadcast."""
+        return self.at({**self.coordinates(ranks), "pp": stage})
+
+    @property
+    def grid(self) -> Ints:
+        """The rank at every coordinate, int64 of ``shape``."""
+        return np.arange(self.world_size, dtype=np.int64).reshape(self.shape, order="F")
 
     def groups(self, axes: str | tuple[str, ...]) -> Ints:
         """All process groups along one axis, or along the product of several: int64[num_groups, group_size].
@@ -77,7 +91,7 @@ class Mesh(BaseModel):
         if axes in EXPERT_AXES:
             return self._expert_groups(str(axes))
         wanted = (axes,) if isinstance(axes, str) else axes
-        grid = np.arange(self.world_size, dtype=np.int64).reshape(self.shape[::-1])  # slowest axis first
+        grid = self.grid.T  # slowest axis first
         dims = range(len(self.order))
         inside = [i for i in dims if self.order[::-1][i] in wanted]
         outside = [i for i in dims if i not in inside]
@@ -103,10 +117,9 @@ class Mesh(BaseModel):
     @property
     def expert_grid(self) -> Ints:
         """Ranks as int64[pp, edp, ep, etp]: the ranks of a stage, tp fastest, then the others in rank order."""
-        grid = np.arange(self.world_size).reshape(self.shape, order="F")
         others = [axis for axis in self.order if axis in ("cp", "dp")]
         slowest_first = ["pp", *reversed(others), "tp"]
-        plane = np.transpose(grid, [self.order.index(axis) for axis in slowest_first])
+        plane = np.transpose(self.grid, [self.order.index(axis) for axis in slowest_first])
         return plane.reshape(self.pp, -1, self.ep, self.expert_tensor_parallel)
 
     def _expert_groups(self, axis: str) -> Ints:

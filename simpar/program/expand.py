@@ -188,8 +188,7 @@ class _Expansion:
 
     def _at_stage(self, ranks: Ints, stage: int) -> Ints:
         """The ranks of another pipeline rank with the same other coordinates."""
-        stride = int(np.prod(self.mesh.shape[: self.mesh.order.index("pp")]))
-        return ranks + (stage - self.mesh.coordinates(ranks)["pp"]) * stride
+        return self.mesh.at_stage(ranks, stage)
 
     def _streams(self, names: Sequence[str]) -> tuple[Csr, tuple[str, ...], Ints]:
         """Every stream of a class becomes one of each of its units, with that unit's copies in the same order."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import Block, evaluate
+from simpar.plan.mirrored import MirroredMesh
 from simpar.plan.routing import has_sampled_loads, sampled_loads
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.assemble import assemble
@@ -383,7 +384,7 @@ class ClassMaker:
             return None
         ranks = self.schedule.rank_of_stage
         delta = (ranks[target] - ranks[stage]) % self.schedule.num_ranks
-        if delta == 0:
+        if delta == 0 and not self._turns(stage, target):
             return None
         view = self.builder.view
         stream = f"{'send_F' if letter == 'F' else 'send_B'} {hop_kind(delta)}"
@@ -394,6 +395,12 @@ class ClassMaker:
             streams=(stream, *BLOCK_STREAMS) if blocks else (stream,),
             collective=CollectiveUse(hop_kind(delta), "send", send_bytes(view, self._sent(stage, target))),
         )
+
+    def _turns(self, stage: int, target: int) -> bool:
+        """Whether a message between two stages goes to the mirror image of its rank."""
+        ranks = self.schedule.rank_of_stage
+        here = stage != target and ranks[stage] == ranks[target]
+        return here and isinstance(self.builder.job.plan.mesh, MirroredMesh)
 
     def _sent(self, stage: int, target: int) -> Block:
         """The block whose output, or its gradient, crosses between two stages."""
@@ -442,6 +449,8 @@ class ClassMaker:
             )
             rank = self.schedule.rank_of_stage[wanted[1]]
             source_class[position, 0] = self._class_by_stage[class_id, rank]
+            if self._turns(stage, wanted[1]):
+                source_class[position, 0] = self._opposite[class_id]
             source_action[position, 0] = self._positions[wanted[0], wanted[1], microbatch]
         return source_class, source_action
 
@@ -460,10 +469,14 @@ class ClassMaker:
     def _class_by_stage(self) -> Ints:
         """int64[num_classes, pp]: the class at every pipeline rank that shares a class's other coordinates."""
         layout, mesh = self.network.layout, self.builder.job.plan.mesh
-        here = mesh.coordinates(layout.representative_rank)
-        index = [np.broadcast_to(here[axis][:, None], (layout.num_classes, mesh.pp)) for axis in mesh.order]
-        index[mesh.order.index("pp")] = np.broadcast_to(np.arange(mesh.pp), (layout.num_classes, mesh.pp))
-        return layout.class_of_rank[np.ravel_multi_index(tuple(index), mesh.shape, order="F")]
+        return layout.class_of_rank[mesh.at_stage(layout.representative_rank[:, None], np.arange(mesh.pp))]
+
+    @cached_property
+    def _opposite(self) -> Ints:
+        """The class of the mirror image of every class's representative."""
+        layout, mesh = self.network.layout, self.builder.job.plan.mesh
+        assert isinstance(mesh, MirroredMesh), "asked for only where microbatches enter at both ends"
+        return layout.class_of_rank[mesh.opposite(layout.representative_rank)]
 
 
 def _with_tail(sources: Ints) -> Ints:

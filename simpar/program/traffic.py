@@ -13,6 +13,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.models.graph import Block
 from simpar.plan.grid import grid_of
 from simpar.plan.mesh import Mesh
+from simpar.plan.mirrored import MirroredMesh
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.context import HEADS, RING
 from simpar.program.emit import FlowUse
@@ -76,6 +77,10 @@ def group_kinds(view: RankView, sync: Synchronisation, schedule: Schedule) -> li
         GroupKind(hop_kind(delta), _pairs(mesh.groups("pp"), delta), ("send",), directed=True)
         for delta in sorted(hops(schedule))
     ]
+    if isinstance(mesh, MirroredMesh):
+        middle = mesh.groups("pp")[:, -1]
+        pairs = np.stack([middle, mesh.opposite(middle)], axis=1)
+        kinds.append(GroupKind(hop_kind(0), pairs, ("send",), directed=True))
     at = schedule.rank_of_stage[0], schedule.rank_of_stage[-1]
     if job.graph.tied_embeddings and at[0] != at[1]:
         ends = mesh.groups("pp")[:, list(at)]

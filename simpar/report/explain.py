@@ -145,7 +145,9 @@ def _memory_sentence(result: Result) -> str:
     words = largest.replace("_", " ")
     reserved, capacity = format_bytes(memory.peak_reserved_bytes), format_bytes(memory.capacity_bytes)
     mixed = len({one.device for one in memory.stages}) > 1
-    where = f"is tightest on stage {stage.stage} ({stage.device})" if mixed else f"peaks on stage {stage.stage}"
+    where = (
+        f"is tightest on stage {stage.stage} ({stage.device})" if mixed else f"peaks on stage {stage.stage}"
+    )
     return (
         f"memory {where} at {format_seconds(stage.peak_time_s)} in {stage.peak_op}: "
         f"{format_bytes(stage.peak)}, most of it {words} ({format_bytes(parts[largest])}); "

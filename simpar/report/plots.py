@@ -109,7 +109,10 @@ def plot_memory(result: Result) -> Figure:
     scale, unit = _time_unit(view.step_time_s)
     for panel, stage in zip(panels.flat, stages, strict=False):
         _draw_memory(panel, stage, result, scale)
-    highest = max(*(one.capacity for one in result.memory.stages), *(float(_curve(stage).total_bytes.max()) for stage in stages))
+    highest = max(
+        *(one.capacity for one in result.memory.stages),
+        *(float(_curve(stage).total_bytes.max()) for stage in stages),
+    )
     panels[0, 0].set_ylim(0, 1.06 * highest / GIB)
     for panel in panels.flat[len(stages) :]:
         panel.set_visible(False)

@@ -14,6 +14,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.hardware.mixed import MixedCluster
 from simpar.models.documents import packing_of
 from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
+from simpar.plan.mirrored import unfolded
 from simpar.program.footprint import Footprint, footprints
 from simpar.program.host_memory import HostUse, host_use
 from simpar.program.lower import Lowered, Perturbation
@@ -266,7 +267,7 @@ def _bill(context: Context, step_s: float, breakdown: Mapping[str, float]) -> Bi
 def _setup(context: Context) -> Setup:
     job, cluster, layout = context.job, context.cluster, context.lowered.layout
     return Setup(
-        plan=job.plan.model_dump(mode="json"),
+        plan=unfolded(job.plan).model_dump(mode="json"),
         training=job.training.model_dump(),
         model=_model_facts(job),
         cluster={

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.search.axes import Rows
+from simpar.search.axes import Rows, both_ends
+from simpar.search.both_ends import kernels_bound_ns
 from simpar.search.bound import Stages
 from simpar.search.checkpoints import Squeeze, alike, decide, set_policy, undecided
 from simpar.search.exact import objective_rates
@@ -64,9 +65,9 @@ class Arena:
         return Slicing(self.bounds.pipes)
 
     @cached_property
-    def sliced(self) -> NDArray[np.bool_]:
-        """Which rows those are."""
-        return sliced(self.rows)
+    def own(self) -> NDArray[np.bool_]:
+        """Rows that are bounded by themselves: in slices of tokens, and pipelines with two ends."""
+        return sliced(self.rows) | both_ends(self.rows)
 
     @staticmethod
     def of(rows: Rows, needed_bytes: Floats) -> Arena:
@@ -77,6 +78,8 @@ class Arena:
         bound, least = pipes.kernels_bound_ns()
         if (cut := np.unique(pipes.index[sliced(rows)])).size:
             bound[cut], least[cut] = Slicing(pipes).kernels_bound_ns(cut)
+        if (ends := np.unique(pipes.index[both_ends(rows)])).size:
+            bound[ends], least[ends] = kernels_bound_ns(pipes, ends)
         bound_s = (bound / NS_PER_S + problem.stack.launch.step_overhead_s)[pipes.index]
         level = np.full(rows.count, KERNELS, dtype=np.int8)
         slope, busy = objective_rates(problem)
@@ -117,8 +120,8 @@ class Arena:
 
     def sharpen(self, row: int) -> None:
         """Bound a row by the next means, and others along with it."""
-        if self.sliced[row]:
-            self._slice(row)
+        if self.own[row]:
+            self._sweep_own(row)
             return
         {KERNELS: self._passes, PASSES: self._steps, STEP: self._works, WORK: self._sweep}[
             int(self.level[row])
@@ -126,8 +129,8 @@ class Arena:
 
     def sweep(self, row: int) -> None:
         """Bound a single row by the sweep."""
-        if self.sliced[row] and self.level[row] < SWEPT:
-            self._slice(row)
+        if self.own[row] and self.level[row] < SWEPT:
+            self._sweep_own(row)
         if undecided(self.rows, row).any():
             self._decide(row)
         if self.level[row] < SWEPT:
@@ -146,7 +149,7 @@ class Arena:
 
     def _at(self, level: int, most: int) -> Ints:
         """Active rows of a level, those with the lowest bounds."""
-        mine: Ints = self._active[(self.level[self._active] == level) & ~self.sliced[self._active]]
+        mine: Ints = self._active[(self.level[self._active] == level) & ~self.own[self._active]]
         mine = mine[self.worth(mine) <= SOON * float(np.min(self.worth(self._active)))]
         if len(mine) <= most:
             return mine
@@ -158,9 +161,9 @@ class Arena:
         self.bound_s[rows] = np.maximum(self.bound_s[rows], bound_ns / NS_PER_S + overhead)
         self.level[rows] = level
 
-    def _slice(self, row: int) -> None:
-        """Choose the slices of a row and its like, and sweep its Program."""
-        if not self.slicing.is_chosen(row):
+    def _sweep_own(self, row: int) -> None:
+        """Sweep the Program of a row; if in slices, choose those of it and its like first."""
+        if sliced(self.rows)[row] and not self.slicing.is_chosen(row):
             self.slicing.set_slices(self.slicing.alike(row), self.slicing.choose(row))
         self._raise(np.array([row]), np.array([self.slicing.swept_ns(row)]), SWEPT)
         self.swept += 1
@@ -185,7 +188,7 @@ class Arena:
         found = np.zeros(len(pipes.row))
         found[which] = pipes.passes_bound_ns(which)
         mine = self._active[(self.level[self._active] == KERNELS) & (found[pipes.index[self._active]] > 0)]
-        assert not self.sliced[mine].any(), "pipelines in slices are bounded by themselves"
+        assert not self.own[mine].any(), "such rows are bounded by themselves"
         self._raise(mine, found[pipes.index[mine]], PASSES)
         waiting = mine[undecided(self.rows, mine)]
         if len(waiting):

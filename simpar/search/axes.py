@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from simpar.models.recompute import OPTIMAL
 from simpar.plan.check import MAX_PASSES, Target, allows_tensor_parallel, keeps_rules
+from simpar.plan.mirrored import BOTH_ENDS
 from simpar.plan.schedules import SCHEDULES
 from simpar.search.problem import Problem
 
@@ -26,7 +27,7 @@ DEFAULT_ORDER = "tp-cp-dp-pp"
 ORDERS = (DEFAULT_ORDER, "tp-cp-pp-dp")
 RECOMPUTE = ("none", "selective", "full", "every:2")
 SLICED = "terapipe"
-LEFT_OUT = ("naive", "dualpipe", SLICED)
+LEFT_OUT = ("naive", BOTH_ENDS, SLICED)
 """Schedules that no row has unasked: one that never pipelines, one with two copies of every stage, slices of tokens."""
 SEVERAL_CHUNKS = ("interleaved", "breadth-first")
 TWO_CHUNKS = ("zb-v", "v-half", "v-min", "dualpipev")
@@ -112,8 +113,11 @@ _DERIVED: dict[str, Callable[[Rows], Any]] = {
 def _expert_tensor_parallel(rows: Rows) -> Ints:
     """Ranks that share an expert: as asked for, else 1 where experts are spread, else those of everything."""
     usual = np.where(rows["ep"] > 1, 1, rows["tp"])
-    etp = rows["etp"] if "etp" in rows.domain else rows.problem.base.mesh.etp or 0
-    return np.asarray(np.where(np.asarray(etp) > 0, etp, usual))
+    if "etp" not in rows.domain:
+        given = np.asarray(rows.problem.base.mesh.etp or 0)
+    else:  # rows where it changes nothing have none
+        given = np.array([ranks or 0 for ranks in rows.domain["etp"]])[rows.code["etp"]]
+    return np.asarray(np.where(given > 0, given, usual))
 
 
 @dataclass(frozen=True)
@@ -189,15 +193,22 @@ def _schedule_fits(rows: Rows) -> Mask:
     """One schedule where nothing is pipelined, or a single microbatch makes all of them alike."""
     pp, m = rows["pp"], rows["microbatches"]
     names = rows.domain["schedule"]
-    single = [at for at, name in enumerate(names) if name not in (*SEVERAL_CHUNKS, *TWO_CHUNKS)]
+    chunked = (*SEVERAL_CHUNKS, *TWO_CHUNKS, BOTH_ENDS)
+    single = [at for at, name in enumerate(names) if name not in chunked]
     first = np.isin(rows.code["schedule"], single[:1])
-    plain = (pp == 1) | ((m == 1) & ~rows.one_of("schedule", *SEVERAL_CHUNKS, *TWO_CHUNKS, SLICED))
+    plain = (pp == 1) | ((m == 1) & ~rows.one_of("schedule", *chunked, SLICED))
     legal = ~rows.one_of("schedule", "interleaved") | (m % pp == 0)
     legal &= ~rows.one_of("schedule", "dualpipev") | (m >= 2 * pp)
+    legal &= ~both_ends(rows) | ((pp % 2 == 0) & (m % 2 == 0) & (m >= 2 * pp))
     found = np.where(plain, first, legal)
     if SLICED in names:
         found &= ~rows.one_of("schedule", SLICED) | ((rows["cp"] == 1) & may_be_sliced(rows.problem))
     return np.asarray(found)
+
+
+def both_ends(rows: Rows) -> Mask:
+    """Rows whose microbatches enter at both ends of the pipeline."""
+    return rows.one_of("schedule", BOTH_ENDS)
 
 
 def may_be_sliced(problem: Problem) -> bool:
@@ -207,8 +218,8 @@ def may_be_sliced(problem: Problem) -> bool:
 
 
 def _recompute_fits(rows: Rows) -> Mask:
-    """A choice by layer is made for whole sequences."""
-    return np.asarray(~rows.one_of("recompute", OPTIMAL) | ~rows.one_of("schedule", SLICED))
+    """A choice by layer is made for whole sequences that enter at the first rank."""
+    return np.asarray(~rows.one_of("recompute", OPTIMAL) | ~rows.one_of("schedule", SLICED, BOTH_ENDS))
 
 
 def _chunks(problem: Problem) -> list[int]:
@@ -296,7 +307,7 @@ def _schedules(problem: Problem) -> list[str]:
     asked = problem.constraints.schedules
     wanted = asked or SCHEDULES
     first = ["1f1b"] if "1f1b" in wanted else []
-    others = set(LEFT_OUT) - ({SLICED} if asked else set())
+    others = set(LEFT_OUT) - ({SLICED, BOTH_ENDS} if asked else set())
     return [*first, *(name for name in SCHEDULES if name in wanted and name not in (*others, *first))]
 
 

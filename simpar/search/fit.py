@@ -14,8 +14,9 @@ from simpar.cost.peak import Layouts, peak_memory_of
 from simpar.cost.places import Place, Where, is_placed, places
 from simpar.cost.stack import resolve, under
 from simpar.models.recompute import OPTIMAL
+from simpar.plan.mirrored import folded
 from simpar.plan.plan import Plan
-from simpar.search.axes import Rows, fully_sharded
+from simpar.search.axes import Rows, both_ends, fully_sharded
 from simpar.search.checkpoints import frugal, set_policy, undecided
 from simpar.search.requested import REQUESTED_NAMES
 
@@ -66,14 +67,16 @@ def _where(rows: Rows, which: Ints) -> Sequence[Where]:
     problem = rows.problem
     if not is_placed(problem.graph):
         return (False, True)
-    pipes = tuple(np.asarray(rows[name][which]) for name in ("pp", "vpp", "microbatches"))
+    sizes = _columns(rows, which)
+    microbatches = problem.training.global_batch // (sizes["dp"] * sizes["micro_batch"])
+    pipes = (*(np.asarray(sizes[name]) for name in ("pp", "vpp")), microbatches)
     return places(problem.graph, _template(rows, int(which[0])), problem.stack, pipes)  # type: ignore[arg-type]
 
 
 def _rank_at(rows: Rows, which: Ints, where: Where) -> Ints:
     if isinstance(where, Place):
         return where.rank
-    return np.asarray(rows["pp"][which] - 1 if where else np.zeros(len(which), dtype=np.int64))
+    return np.asarray(_columns(rows, which)["pp"] - 1 if where else np.zeros(len(which), dtype=np.int64))
 
 
 def _least_needs(rows: Rows, waiting: Ints) -> Need:
@@ -103,7 +106,8 @@ def overhead_of(rows: Rows, which: Ints) -> Any:
     """Bytes of the device's context and of communicators of some rows."""
     problem = rows.problem
     habits, device = problem.stack.memory.allocator, problem.cluster.device
-    groups = sum((rows[name][which] > 1).astype(np.int64) for name in ("tp", "dp", "pp", "cp", "ep"))
+    sizes = _columns(rows, which)
+    groups = sum((sizes[name] > 1).astype(np.int64) for name in ("tp", "dp", "pp", "cp", "ep"))
     groups = groups + ((rows["ep"][which] > 1) & (rows["copies"][which] > 1))
     return habits.context_bytes + groups * habits.communicator_bytes if device.kind != "cpu" else 0.0
 
@@ -111,10 +115,18 @@ def overhead_of(rows: Rows, which: Ints) -> Any:
 def peak_of(rows: Rows, which: Ints, where: Where = False) -> PeakMemory:
     """The closed form of one pipeline rank of some rows, rows that are alike: the first, the last or at a place."""
     problem = rows.problem
-    layouts = Layouts(**{name: rows[name][which] for name in COLUMNS}, etp=rows["expert_tp"][which])
+    layouts = Layouts(**_columns(rows, which), etp=rows["expert_tp"][which])
     plan = _template(rows, int(which[0]))
     stack = under(problem.stack, plan)
     return peak_memory_of(problem.graph, layouts, plan, problem.training, stack, where)
+
+
+def _columns(rows: Rows, which: Ints) -> dict[str, Any]:
+    """Sizes of some rows, rows that are alike, as they are costed: of half the pipeline where it has two ends."""
+    found = {name: rows[name][which] for name in COLUMNS}
+    if both_ends(rows)[which[0]]:
+        found |= {"pp": found["pp"] // 2, "dp": 2 * found["dp"], "vpp": 2 * found["vpp"]}
+    return found
 
 
 def peaks(rows: Rows, policy: str, *, last: bool) -> PeakMemory:
@@ -144,4 +156,4 @@ def _template(rows: Rows, index: int) -> Plan:
     plan = plan_of(rows, index)
     if plan.memory.recompute == OPTIMAL:
         plan = plan.model_copy(update={"memory": plan.memory.model_copy(update={"recompute": "full"})})
-    return resolve(plan, rows.problem.stack)
+    return folded(resolve(plan, rows.problem.stack))

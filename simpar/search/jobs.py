@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from simpar.cost.stack import resolve
 from simpar.models.recompute import OPTIMAL
+from simpar.plan.mirrored import BOTH_ENDS
 from simpar.plan.offload import decided_offload
 from simpar.plan.plan import Plan
 from simpar.program.rank_view import Job
@@ -36,6 +37,8 @@ class Jobs:
         pipeline = plan.pipeline.model_copy(update={"schedule": plan.schedule})
         if plan.schedule == SLICED:  # passes are priced whole; those of slices in search/slicing.py
             pipeline = pipeline.model_copy(update={"slices": (problem.training.seq_len,)})
+        if plan.schedule == BOTH_ENDS:  # passes are priced as on a pipeline with one end
+            pipeline = pipeline.model_copy(update={"schedule": "1f1b"})
         filled = plan.model_copy(update={"mesh": mesh, "pipeline": pipeline})
         filled = filled.model_copy(update={"offload": decided_offload(filled)})
         return balanced(resolve(filled, problem.stack), problem.graph, problem.stack)

@@ -44,7 +44,8 @@ ONE_STAGE = make_schedule("1f1b", 1, 1)
 Signature = tuple[tuple[str, tuple[int, ...], bool], ...]
 KEY_AXES = (
     "tp", "cp", "ep", "micro_batch", "sequence_parallel", "tp_overlap", "precision", "tp_method", "tp_depth",
-    "cp_method", "cp_balance", "ulysses", "etp", "ep_overlap", "token_dispatch", "recompute_early",
+    "cp_method", "cp_balance", "ulysses", "etp", "capacity_factor", "ep_overlap", "token_dispatch",
+    "recompute_early",
 )  # fmt: skip
 LETTERS = tuple(PASSES)
 AGAIN = "again"

@@ -22,7 +22,7 @@ from simpar.plan import flat
 from simpar.plan.check import Target, keeps_rules
 from simpar.plan.plan import Plan
 from simpar.plan.sync import SCHEMES, decided
-from simpar.search.axes import Axis, Rows, divisors, everything, fully_sharded, tensor_degrees
+from simpar.search.axes import Axis, Rows, both_ends, divisors, everything, fully_sharded, tensor_degrees
 from simpar.search.checkpoints import undecided
 from simpar.search.problem import Problem
 from simpar.simulation import may_be_tuned
@@ -172,7 +172,10 @@ def _states_fit(rows: Rows) -> Mask:
 
 
 def _sync_fits(rows: Rows) -> Mask:
-    return _states_fit(rows) & lawful(rows, EXPERTS, "experts")
+    alone = np.zeros(rows.count, dtype=bool)
+    for name, together in (("sync", "bsp"), ("servers", None)):
+        alone |= ~rows.one_of(name, together) if name in rows.domain else False
+    return _states_fit(rows) & lawful(rows, EXPERTS, "experts") & ~(alone & both_ends(rows))
 
 
 def _away(rows: Rows) -> Mask:
@@ -212,6 +215,7 @@ REQUESTED = (
     on_request("cp_balance", lambda rows: np.asarray(rows["cp"] > 1), _context_fits),
     on_request("ulysses", _exchanges_heads, _context_fits),
     on_request("etp", lambda rows: np.asarray(rows["tp"] > 1), lambda rows: lawful(rows, EXPERTS, "experts")),
+    on_request("capacity_factor", lambda rows: np.full(rows.count, rows.problem.graph.is_mixture)),
     on_request("ep_overlap", lambda rows: np.asarray(rows["ep"] > 1)),
     on_request("token_dispatch", lambda rows: np.asarray(rows["ep"] > 1)),
     on_request("sync", legal=_sync_fits),

@@ -70,6 +70,10 @@ def _emptied(rows: Rows, last: Axis, fixed: dict[str, tuple[Any, ...]], before: 
     )
 
 
+DROPLESS = ("capacity_factor",)
+"""Axes of which "none" is a value that no text stands for."""
+
+
 def fixed_values(fixed: Any) -> dict[str, tuple[Any, ...]]:
     """The values that each fixed axis may have: one, or several in a list or separated by commas.
 
@@ -89,6 +93,7 @@ def fixed_values(fixed: Any) -> dict[str, tuple[Any, ...]]:
 def _typed(axis: str, item: Any) -> Any:
     """A value as the Plan has it. Raises UserError where no plan can have it."""
     value = _scalar(item) if isinstance(item, str) else item
+    value = None if axis in DROPLESS and value == "none" else value
     section, field = PATHS.get(axis, ("", axis))
     written = {section: {field: flat.axes(value)}} if section else {axis: value, **COMPANIONS.get(axis, {})}
     files.parse(Plan, written, source=f"--fix {axis}={item}")

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 USUAL: dict[str, Any] = {
     "optimizer": "adamw", "moment_dtype": None, "reduce_dtype": None, "gather_dtype": None, "tp_method": "1d",
-    "tp_depth": 1, "etp": None, "ulysses": None, "ep_overlap": None, "token_dispatch": "per_expert", "sync": "bsp",
+    "tp_depth": 1, "etp": None, "capacity_factor": None, "ulysses": None, "ep_overlap": None,
+    "token_dispatch": "per_expert", "sync": "bsp",
     "sync_every": None, "staleness": None, "servers": None, "offload_optimizer": "none", "offload_ratio": 1.0,
     "offload_delayed": False, "recompute_early": False, "offload_parameters": "none", "offload_activations": 0.0,
 }  # fmt: skip
@@ -27,7 +28,8 @@ DECIDED = ("bucket_bytes", "grad_dtype", "cp_method", "cp_balance", "reshard_aft
 SAID = {
     "optimizer": "{}", "moment_dtype": "{} moments", "reduce_dtype": "gradients sent as {}",
     "gather_dtype": "parameters sent as {}", "tp_method": "{} tensor parallel", "tp_depth": "depth {}",
-    "sync": "{}", "sync_every": "every {} steps", "servers": "{} servers", "offload_optimizer": "states on {}",
+    "capacity_factor": "capacity {}", "sync": "{}", "sync_every": "every {} steps", "servers": "{} servers",
+    "offload_optimizer": "states on {}",
     "offload_parameters": "parameters on {}", "recompute_early": "ahead of its backward",
 }  # fmt: skip
 

@@ -55,7 +55,7 @@ def test_dp_and_the_schedule_are_filled_in(target):
             {"pp": 8, "schedule": "dualpipev", "micro_batch": 4},
             "8 microbatches; allowed: at least 2 x pp = 16",
         ),
-        ({"pp": 2, "schedule": "dualpipe"}, "keeps two copies of every stage, which is not simulated yet"),
+        ({"pp": 2, "schedule": "dualpipe", "sync": "local-sgd"}, "dualpipe has two copies of every stage"),
         ({"pp": 2, "actions": "0F0,0B0\n1F0,1B0"}, "the action table has 1 microbatches; allowed: 8"),
         ({"actions": "0F0"}, "needed are one F and either one B or one I and one W"),
         ({"hsdp": 2}, "plan.hsdp = 2: makes replicas of sharded states; allowed: with zero 1, 2 or 3"),

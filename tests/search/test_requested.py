@@ -18,6 +18,7 @@ from simpar.search.space import enumerate_space, plan_of
 from simpar.search.watch import Watch
 from tests.search.test_bounds import bounds_of
 from tests.search.test_certificate import NARROW, brute_force
+from tests.search.test_tuning import mixture
 
 CASES = {
     "optimizer": {"optimizer": ("adamw", "adamw_8bit", "adafactor", "lion", "muon", "shampoo", "sgd")},
@@ -118,6 +119,35 @@ def test_search_finds_what_brute_force_finds(case, seed, problem_of):
         held |= {"micro_batch": 4, "pp": 1}
     problem = problem_of(seed, **held)
     assert enumerate_space(problem).count <= 40
+    assert_certified(problem)
+
+
+EXPERTS = {
+    "slices": {"etp": (1, 2), "ep": (1, 4), "tp": (1, 2)},
+    "capacity": {"capacity_factor": ("none", 1, 2.0), "ep": (1, 4), "tp": 1},
+    "exchange": {
+        "ep_overlap": (True, False),
+        "token_dispatch": ("per_expert", "per_rank"),
+        "ep": (2, 4),
+        "tp": 1,
+    },
+}
+
+
+@pytest.mark.parametrize("case", EXPERTS)
+def test_choices_of_experts_are_searched_as_brute_force_does(case, arena_of):
+    """Slices, capacity and exchange of experts: bounds hold, the best is the best of all rows."""
+    held = {**NARROW, "hsdp": 1, "pp": (1, 2), "zero": (0, 1), "micro_batch": 2, **EXPERTS[case]}
+    problem = mixture(simpar.Plan(), **held)
+    rows = enumerate_space(problem)
+    for name in set(EXPERTS[case]) - {"ep", "tp"}:
+        assert len(np.unique(rows.code[name])) > 1
+    assert rows.count <= 40
+    arena = arena_of(problem, 3, 6)
+    overhead = problem.stack.launch.step_overhead_s
+    for row in range(arena.rows.count):
+        exact = measure(problem, plan_of(arena.rows, row)).step_time_s
+        assert max(bounds_of(arena, row)) <= (exact - overhead) * (1 + 1e-12)
     assert_certified(problem)
 
 

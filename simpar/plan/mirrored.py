@@ -1,0 +1,74 @@
+"""DualPipe on half as many pipeline ranks: a rank and its mirror image are replicas of one another.
+
+In DualPipe microbatches enter at both ends of p ranks, and rank r holds the stages r and p - 1 - r. So does its mirror
+image, which runs the same passes of the other half of the microbatches at the same time: the two are replicas of one
+rank under DualPipeV on p / 2 ranks with two chunks, twice the data parallelism and half the microbatches, but for where
+the ranks are and for a message between the two in the middle of the pipeline, where a V turns on the spot ("cut in
+half" of github.com/deepseek-ai/DualPipe). Costs, memory and Programs are made for that form.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.plan.mesh import Mesh
+from simpar.plan.plan import Plan
+
+Ints = NDArray[np.int64]
+BOTH_ENDS, FOLDED = "dualpipe", "dualpipev"
+
+
+class MirroredMesh(Mesh):
+    """A mesh whose pipeline ranks r and 2 pp - 1 - r count as replicas of one rank, the far end's behind the others.
+
+    ``pp`` and ``dp`` are those of the folded mesh, ranks are those of the mesh with 2 pp pipeline ranks.
+    """
+
+    @property
+    def whole(self) -> Mesh:
+        """The mesh as the plan has it."""
+        ends = {"dp": int(self.dp or 2) // 2, "pp": 2 * self.pp}
+        return Mesh(tp=self.tp, cp=self.cp, ep=self.ep, etp=self.etp, order=self.order, **ends)
+
+    @property
+    def grid(self) -> Ints:
+        """The rank at every coordinate, int64 of ``shape``."""
+        pp, dp = self.order.index("pp"), self.order.index("dp")
+        near, far = np.split(self.whole.grid, 2, axis=pp)
+        return np.concatenate([near, np.flip(far, axis=pp)], axis=dp)
+
+    def coordinates(self, ranks: Any) -> dict[str, Ints]:
+        """Coordinate of every rank along every axis: axis -> int64[n] for ``ranks`` int64[n]."""
+        found, whole = self.whole.coordinates(ranks), self.whole
+        far = found["pp"] >= self.pp
+        return found | {
+            "pp": np.where(far, whole.pp - 1 - found["pp"], found["pp"]),
+            "dp": found["dp"] + far * int(whole.dp or 1),
+        }
+
+    def opposite(self, ranks: Any) -> Ints:
+        """The mirror images of ranks, int64[n]."""
+        found, whole = self.whole.coordinates(ranks), self.whole
+        return whole.at({**found, "pp": whole.pp - 1 - found["pp"]})
+
+
+def folded(plan: Plan) -> Plan:
+    """A checked plan as it is costed and lowered: under DualPipe, that of half the pipeline."""
+    if plan.schedule != BOTH_ENDS:
+        return plan
+    mesh = plan.mesh
+    half = {"dp": 2 * int(mesh.dp or 1), "pp": mesh.pp // 2}
+    mirrored = MirroredMesh(tp=mesh.tp, cp=mesh.cp, ep=mesh.ep, etp=mesh.etp, order=mesh.order, **half)
+    pipeline = plan.pipeline.model_copy(update={"schedule": FOLDED, "vpp": 2})
+    return plan.model_copy(update={"mesh": mirrored, "pipeline": pipeline})
+
+
+def unfolded(plan: Plan) -> Plan:
+    """The plan that :func:`folded` was given."""
+    if not isinstance(plan.mesh, MirroredMesh):
+        return plan
+    pipeline = plan.pipeline.model_copy(update={"schedule": BOTH_ENDS, "vpp": 1})
+    return plan.model_copy(update={"mesh": plan.mesh.whole, "pipeline": pipeline})
