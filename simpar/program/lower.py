@@ -469,7 +469,8 @@ class ClassMaker:
     def _class_by_stage(self) -> Ints:
         """int64[num_classes, pp]: the class at every pipeline rank that shares a class's other coordinates."""
         layout, mesh = self.network.layout, self.builder.job.plan.mesh
-        return layout.class_of_rank[mesh.at_stage(layout.representative_rank[:, None], np.arange(mesh.pp))]
+        ranks: Ints = mesh.at_stage(layout.representative_rank[:, None], np.arange(mesh.pp))
+        return layout.class_of_rank[ranks]
 
     @cached_property
     def _opposite(self) -> Ints:

@@ -70,7 +70,7 @@ def _where(rows: Rows, which: Ints) -> Sequence[Where]:
     sizes = _columns(rows, which)
     microbatches = problem.training.global_batch // (sizes["dp"] * sizes["micro_batch"])
     pipes = (*(np.asarray(sizes[name]) for name in ("pp", "vpp")), microbatches)
-    return places(problem.graph, _template(rows, int(which[0])), problem.stack, pipes)  # type: ignore[arg-type]
+    return places(problem.graph, _template(rows, int(which[0])), problem.stack, pipes)
 
 
 def _rank_at(rows: Rows, which: Ints, where: Where) -> Ints:

@@ -92,7 +92,7 @@ def fixed_values(fixed: Any) -> dict[str, tuple[Any, ...]]:
 
 def _typed(axis: str, item: Any) -> Any:
     """A value as the Plan has it. Raises UserError where no plan can have it."""
-    value = _scalar(item) if isinstance(item, str) else item
+    value: Any = _scalar(item) if isinstance(item, str) else item
     value = None if axis in DROPLESS and value == "none" else value
     section, field = PATHS.get(axis, ("", axis))
     written = {section: {field: flat.axes(value)}} if section else {axis: value, **COMPANIONS.get(axis, {})}
