@@ -41,6 +41,7 @@ from simpar.units import HOUR_S, NS_PER_S, TERA
 _KIND_OF_GROUP = {
     "tp": "tp", "etp": "tp", "cp": "cp", "ep": "ep", "dp": "dp", "edp": "dp", "host": "offload", "drive": "offload",
 }  # fmt: skip
+REDUCTIONS = ("reduce_scatter", "all_reduce")
 ACTIVE_POWER, WAITING_POWER = 0.8, 0.4  # shares of the power limit while computing and while waiting
 
 
@@ -147,9 +148,12 @@ def _communication(
 ) -> dict[str, Communication]:
     """Kinds of communication that the plan has, on the critical class."""
     algorithms: dict[str, set[str]] = {}
+    numerics = context.job.plan.numerics
+    sent_as = {"all_gather": numerics.gather_dtype} | dict.fromkeys(REDUCTIONS, numerics.reduce_dtype)
     for (group, op), algorithm in sorted(context.lowered.network.algorithms.items()):
         kind = "pp" if group.startswith("pp") or group == "embedding" else _KIND_OF_GROUP[group.split("_")[0]]
-        algorithms.setdefault(kind, set()).add(f"{op} {algorithm}")
+        dtype = sent_as.get(op) if kind == "dp" else None
+        algorithms.setdefault(kind, set()).add(f"{op} {algorithm}" + (f" in {dtype}" if dtype else ""))
     found = {}
     for index, kind in enumerate(accounts.kinds):
         busy_ns, size = accounts.communication[critical, index].tolist()

@@ -53,6 +53,14 @@ def test_parameters_are_gathered_narrow_and_held_wide():
     assert narrow.memory.peak_memory_bytes == wide.memory.peak_memory_bytes
 
 
+def test_reports_say_what_is_sent():
+    """The dtypes that the plan asks for stand behind the algorithms; those of the stack go without saying."""
+    said = step(zero=3, reduce_dtype="int4", gather_dtype="int8").communication["dp"].algorithm
+    assert "reduce_scatter" in said
+    assert {words.rpartition(" in ")[2] for words in said.split(", ")} == {"int4", "int8"}
+    assert " in " not in step(zero=3).communication["dp"].algorithm
+
+
 @pytest.mark.parametrize(("dtype", "narrow"), [("bf16", None), ("fp8", 1.0), ("int4", 0.5)])
 def test_quantising_is_passes_over_memory(dtype, narrow):
     """Per byte sent: two passes that touch the wide and the narrow value, at memory bandwidth; none at 16 bits."""
