@@ -24,6 +24,8 @@ from simpar.units import NS_PER_S
 QUANTILES = (5, 50, 95, 99)
 MOST_OPS = 10_000_000
 """About 0.4 kB each."""
+MOST_MIRRORED = 1024
+"""Devices of a pipeline with two ends, whose ranks are lowered one by one in some ten seconds."""
 MOST_VISITS = 250_000_000
 """Links that the re-shares of one step may look at: some seconds' work."""
 WORTH_COMPILING = 200_000
@@ -88,6 +90,11 @@ def _jitter(lowered: Lowered, drawn: Perturbation, lower: Callable[[Perturbation
     """
     job, network = lowered.builder.job, lowered.network
     mirrored = isinstance(job.plan.mesh, MirroredMesh)
+    if mirrored and network.cluster.world_size > MOST_MIRRORED:
+        raise UserError(
+            f"perturbation.jitter: plan.schedule = dualpipe is lowered rank by rank, {network.cluster.world_size:,} "
+            f"devices: allowed {MOST_MIRRORED:,}, or another schedule, such as dualpipev"
+        )
     if job.plan.pipeline.stages or mirrored or are_shared(network.cluster):
         each = lower(replace(drawn, fold=False))
         return Jitter.of(each, unfolded(each))

@@ -125,3 +125,11 @@ def test_jitter_is_drawn_for_both_ends() -> None:
     found = simulate(GRAPH, cluster, plan, TRAINING, perturbation=Perturbation(jitter_sigma=0.05, seeds=2))
     assert found.jitter is not None
     assert found.jitter.units == 8
+
+
+def test_jitter_of_many_ranks_with_two_ends_is_refused() -> None:
+    """Its ranks are lowered one by one, which thousands are too many for."""
+    cluster, training = load_cluster("dgx-h100", 256), simpar.Training(seq_len=512, global_batch=4096)
+    plan, jitter = Plan(pp=4, schedule="dualpipe"), Perturbation(jitter_sigma=0.05)
+    with pytest.raises(UserError, match="dualpipe is lowered rank by rank, 2,048 devices: allowed 1,024"):
+        simulate(GRAPH, cluster, plan, training, perturbation=jitter)
