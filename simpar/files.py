@@ -22,10 +22,12 @@ from simpar.units import KIB, MIB
 
 Model = TypeVar("Model", bound=BaseModel)
 Location = tuple[str | int, ...]
-MAX_BYTES = 8 * MIB
+MAX_BYTES = 64 * MIB  # a result with its timeline
 MAX_YAML_BYTES = MIB  # the parser reads some 100 kB/s: what is larger is data, and data is JSON
 MAX_LINED_BYTES = 256 * KIB  # of JSON whose lines are looked up
 MAX_DEPTH = 40
+MAX_LISTED = 40  # names in a message
+COMMAND_LINE = "command line"
 MAX_NODES = 200_000
 MAX_INTEGER = 2**63 - 1
 _YAML = "tag:yaml.org,2002:"
@@ -36,16 +38,20 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 class Document:
     """Data read from a file: plain dicts, lists and scalars, and where each key stands.
 
-    JSON tells no lines: they are looked up in ``text`` when an error wants one.
+    JSON tells no lines: they are looked up in ``text`` when an error wants one. Keys in ``laid_over`` were given
+    beside the file, on the command line.
     """
 
     data: Any
     source: str
     lines: Mapping[Location, int]
     text: str = field(default="", repr=False)
+    laid_over: frozenset[Location] = frozenset()
 
     def place(self, location: tuple[Any, ...]) -> str:
-        """``file:line`` of a key, or of its nearest parent that has one."""
+        """``file:line`` of a key, or of its nearest parent that has one; "command line" of what was laid over."""
+        if any(location[: len(each)] == each for each in self.laid_over):
+            return COMMAND_LINE
         lines = self.lines or _json_lines(self.text)
         for end in range(len(location), 0, -1):
             if location[:end] in lines:
@@ -332,17 +338,22 @@ def suggest(name: str, options: Iterable[str]) -> str:
 
 
 def allowed(options: Iterable[str]) -> str:
-    """``; allowed: a, b, c`` (at most 40 names)."""
+    """``; allowed: a, b, c`` (at most MAX_LISTED names)."""
     names = sorted(options)
-    return f"; allowed: {', '.join(names[:40])}{', ...' if len(names) > 40 else ''}" if names else ""
+    more = ", ..." if len(names) > MAX_LISTED else ""
+    return f"; allowed: {', '.join(names[:MAX_LISTED])}{more}" if names else ""
 
 
-def choose(name: str, options: Iterable[str], what: str) -> str:
-    """The name if it is an option; else UserError with the nearest one and the list."""
+def choose(name: str, options: Iterable[str], what: str, *, remedy: str = "") -> str:
+    """The name if it is an option; else UserError with the nearest one and the list.
+
+    A list too long for a message is replaced by the ``remedy`` (what prints it).
+    """
     names = list(options)
     if name in names:
         return name
-    raise UserError(f"unknown {what} {name!r}{suggest(name, names)}{allowed(names)}")
+    listed = f"; {remedy}" if remedy and len(names) > MAX_LISTED else allowed(names)
+    raise UserError(f"unknown {what} {name!r}{suggest(name, names).removesuffix('?')}{listed}")
 
 
 def write_atomic(path: Path | str, content: str | bytes) -> None:
@@ -398,4 +409,8 @@ def find(name: str | Path, kind: str, what: str) -> Path:
     if isinstance(name, Path) or text.endswith((".yaml", ".yml", ".json")) or "/" in text:
         return Path(name)
     files = bundled(kind)
+    if text not in files and Path(text).is_dir():
+        raise UserError(f"{text}: is a folder; a {what} is a file or a shipped name")
+    if text not in files and Path(text).is_file():
+        return Path(text)
     return files[choose(text, files, what)]

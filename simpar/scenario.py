@@ -150,11 +150,21 @@ def load_scenario(
 
     ``name`` is a shipped scenario, a scenario file, a plan file, or None for flags alone. ``flags`` maps
     dotted keys ("plan.tp") to values; ``settings`` are texts "dotted.key=value" whose value is a YAML scalar.
-    A model that is code is taken from flags only, never from a file. Raises UserError.
+    A model that is code is taken from flags only, never from a file. Published figures are left out where flags
+    or settings make it another run. Raises UserError.
     """
+    settings = list(settings)
     found = read_as(Scenario, name, flags, settings)
     consented(found.model, str(name or "--set"), flags or {})
+    if found.published and (flags or settings) and _differs(found, read_as(Scenario, name)):
+        return found.model_copy(update={"published": None})
     return found
+
+
+def _differs(scenario: Scenario, other: Scenario) -> bool:
+    """Whether they are of different runs, so that what is published of one says nothing of the other."""
+    parts = ("model", "cluster", "training", "plan", "stack")
+    return any(getattr(scenario, part) != getattr(other, part) for part in parts)
 
 
 def read_as(
@@ -168,14 +178,15 @@ def read_as(
     """As :func:`load_scenario`, into a model of its own; ``needs`` are the keys it cannot do without."""
     document = _Document.of(name)
     data = document.data
-    for key, value in (flags or {}).items():
+    laid_over = [*(flags or {}).items(), *map(parse_setting, settings)]
+    for key, value in laid_over:
         data = with_value(data, key, value)
-    for text in settings:
-        key, value = parse_setting(text)
-        data = with_value(data, key, value)
-    required = tuple(REMEDY if needs is None else needs)
+    required = (
+        *(REMEDY if needs is None else needs),
+        *(key for key in PARTS if _has(data, key.rpartition(".")[0])),
+    )
     try:
-        found = files.parse(kind, document.carrying(data), source=document.source)
+        found = files.parse(kind, document.carrying(data, laid_over), source=document.source)
     except UserError as error:
         if "unknown key" not in str(error):  # a key that is spelt wrongly is missing too
             _require(data, document.source, required)
@@ -195,7 +206,7 @@ class _Document:
     @staticmethod
     def of(name: str | Path | None) -> _Document:
         if name is None:
-            return _Document({}, "command line")
+            return _Document({}, files.COMMAND_LINE)
         path = files.find(str(name), "scenarios", "scenario")
         file = files.load(path)
         if not isinstance(file.data, dict):
@@ -203,17 +214,38 @@ class _Document:
         data = _beside(_wrapped(file.data), path.parent)
         return _Document(data, str(file.source), file)
 
-    def carrying(self, data: dict[str, Any]) -> Any:
-        """The data with the file's line numbers, for error messages."""
-        return data if self.file is None else replace(self.file, data=data)
+    def carrying(self, data: dict[str, Any], laid_over: Iterable[tuple[str, Any]]) -> Any:
+        """The data with the file's line numbers and what was laid over, for error messages."""
+        keys = frozenset(tuple(key.split(".")) for key, _ in laid_over)
+        return data if self.file is None else replace(self.file, data=data, laid_over=keys)
 
 
 def _wrapped(data: dict[str, Any]) -> dict[str, Any]:
-    """A plan file is a scenario without a cluster: the plan, with the model and shape it was made for."""
+    """A plan file is a scenario without a cluster: the plan, with the model and shape it was made for.
+
+    A result is the scenario it was made from; one of a search, with its best plan.
+    """
+    if ("schema_version" in data and "plan" in data) or "search_schema_version" in data:
+        return _simulated(data)
     if "plan" in data or not {"mesh", "version"} & data.keys():
         return data
     known = {"model": data.get("model"), "training": data.get("training"), "stack": data.get("stack")}
     return {"plan": data} | {key: value for key, value in known.items() if value is not None}
+
+
+def _simulated(data: dict[str, Any]) -> dict[str, Any]:
+    """The scenario of a saved result: its plan on its cluster, as it was perturbed."""
+    candidates, ran = data.get("candidates"), data.get("perturbation") or {}
+    best = candidates[0] if isinstance(candidates, list) and candidates else data
+    plan, cluster = (
+        part if isinstance(part, dict) else {} for part in (best.get("plan"), data.get("cluster"))
+    )
+    chosen = {key: cluster[key] for key in ClusterChoice.model_fields if key in cluster}
+    found = _wrapped(plan) | {"cluster": chosen | ({"nodes": best["nodes"]} if "nodes" in best else {})}
+    perturbed = {"slow_ranks": ran.get("slow_ranks"), "degraded_links": cluster.get("degraded")}
+    if ran.get("jitter_sigma"):
+        perturbed["jitter"] = {"sigma": ran["jitter_sigma"], "seeds": ran.get("jitter_seeds", 1)}
+    return found | {"perturbation": {key: value for key, value in perturbed.items() if value}}
 
 
 def _beside(data: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -294,14 +326,19 @@ REMEDY = {
     "training.seq_len": "--seq-len TOKENS",
     "training.global_batch": "--global-batch SEQUENCES",
 }
+PARTS = {"perturbation.jitter.sigma": "--jitter DEVIATION", "operation.days": "--days DAYS"}
+"""Keys that their section cannot do without, where it is there."""
 
 
 def _require(data: Mapping[str, Any], source: str, needs: Iterable[str]) -> None:
     """Name everything that is missing at once, with the flag that gives it."""
     missing = [key for key in needs if not _has(data, key)]
     if missing:
-        flags = " ".join(REMEDY[key] for key in missing)
-        raise UserError(f"{source}: {', '.join(missing)} missing: give {flags}, or a scenario file")
+        flags = " ".join((REMEDY | PARTS)[key] for key in missing)
+        file = (
+            ", or a scenario file" if source == files.COMMAND_LINE and not PARTS.keys() & set(missing) else ""
+        )
+        raise UserError(f"{source}: {', '.join(missing)} missing: give {flags}{file}")
 
 
 def _has(data: Any, key: str) -> bool:

@@ -177,6 +177,17 @@ def format_count(value: float) -> str:
     return f"{value:.0f}"
 
 
+def format_energy(joule: float) -> str:
+    """Energy in MJ, kJ or J, 3 significant digits."""
+    scale, unit = (MEGA, "MJ") if joule >= MEGA else (KILO, "kJ") if joule >= KILO else (1.0, "J")
+    return f"{_digits(joule / scale)} {unit}"
+
+
+def format_figure(value: float) -> str:
+    """A plain figure, 3 significant digits."""
+    return _digits(value)
+
+
 def _digits(value: float) -> str:
     """Three significant digits (or all before the point) without an exponent."""
     if value == 0 or not math.isfinite(value):

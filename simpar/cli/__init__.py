@@ -5,6 +5,8 @@ A new command is one new file here, imported below, and its test.
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from typing import Annotated
 
@@ -26,7 +28,7 @@ from simpar.cli import (
 )
 from simpar.cli import run as _run
 from simpar.cli.about import version as _version
-from simpar.cli.app import BAD_INPUT, INFEASIBLE, INTERRUPTED, app
+from simpar.cli.app import BAD_INPUT, INFEASIBLE, INTERRUPTED, UNREAD, app
 from simpar.errors import Infeasible, UserError
 
 COMMANDS = (
@@ -43,6 +45,7 @@ COMMANDS = (
     listing,
     about,
 )  # imported for their registration
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # what writing to standard output may meet
 ORDER = (
     "simulate", "search", "compare", "report", "export", "import", "run", "plot", "calibrate", "validate", "list",
     "schema", "doctor",
@@ -62,19 +65,33 @@ def _root(
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; what the user can mend is one line on standard error."""
     try:
-        return int(app(arguments, prog_name="simpar", standalone_mode=False) or 0)
+        code = int(app(arguments, prog_name="simpar", standalone_mode=False) or 0)
+        sys.stdout.flush()
+        return code
     except Infeasible as error:
         return _fail(str(error), INFEASIBLE)
     except UserError as error:
         return _fail(str(error), BAD_INPUT)
     except TyperException as error:
         return _fail(error.format_message(), BAD_INPUT)
-    except OSError as error:
-        if error.filename is None:
+    except (BrokenPipeError, SystemExit) as end:
+        if not isinstance(end.__context__ if isinstance(end, SystemExit) else end, BrokenPipeError):
             raise
-        return _fail(f"{error.filename}: {error.strerror}", BAD_INPUT)
+        _drop_output()  # typer exits with 1 where a command itself meets the broken pipe
+        return UNREAD
+    except OSError as error:
+        if error.filename is None and error.errno not in FULL:
+            raise
+        if error.filename is None:
+            _drop_output()
+        return _fail(f"{error.filename or 'standard output'}: {error.strerror}", BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+
+
+def _drop_output() -> None:
+    """Standard output takes no more: drop the rest, which Python would try to write once more as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, code: int) -> int:

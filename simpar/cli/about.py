@@ -13,7 +13,7 @@ SCHEMAS = ("plan", "scenario", "profile", "device", "stack", "reliability")
 
 
 @app.command(epilog="Example: simpar schema scenario > scenario.schema.json")
-def schema(what: Annotated[str, typer.Argument(help=", ".join(SCHEMAS))]) -> None:
+def schema(what: Annotated[str, typer.Argument(help="Which file", metavar="|".join(SCHEMAS))]) -> None:
     """Print the JSON Schema of a file that simpar reads."""
     import json
 

@@ -14,7 +14,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-OUR_FAULT, BAD_INPUT, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
+OUR_FAULT, BAD_INPUT, INFEASIBLE, INTERRUPTED, UNREAD = 1, 2, 3, 130, 141
 PIPED_WIDTH = 200
 JSON_HELP = "Write the result as JSON; - is standard output"
 
@@ -46,7 +46,13 @@ def console() -> Console:
     """A console on standard output, wide where it is piped."""
     from rich.console import Console
 
-    return Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    class Out(Console):
+        """Nobody reads on (``| head``): said by an exception, as for everything else that is written there."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return Out(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
 
 
 def working(what: str) -> Any:

@@ -26,7 +26,10 @@ def calibrate(
     date: Annotated[str | None, typer.Option(help="Day to note in the profile")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> int:
-    """Measure this machine: kernels, attention, collectives, whole steps."""
+    """Measure this machine and write profiles that predict it.
+
+    Kernels, attention, collectives and whole steps, with torch.
+    """
     from simpar.calibrate.measure import calibrate as measure
     from simpar.calibrate.measure import known_facts, make_request, summary
     from simpar.calibrate.profile import write

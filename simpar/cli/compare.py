@@ -23,7 +23,7 @@ def compare(
     b: Annotated[str, typer.Argument(help=WHAT, metavar="B")],
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
-    """Set two results side by side: what was asked, what came out, which parts make the difference."""
+    """Set two results side by side and explain the difference."""
     from simpar.report.compare import compare as set_side_by_side
 
     found = set_side_by_side(_result(a), _result(b))
@@ -34,12 +34,12 @@ def compare(
 def _result(name: str) -> Result:
     """A saved result, or a scenario or plan file simulated now. Raises UserError."""
     from simpar import files
-    from simpar.report.result import Result
+    from simpar.report.result import Result, read_object
     from simpar.scenario import load_scenario
 
     path = files.find(name, "scenarios", "scenario")
-    if path.suffix == ".json" and "schema_version" in files.load(path).data:
-        return Result.load(path)
+    if path.suffix == ".json" and "schema_version" in (data := read_object(path)):
+        return Result.from_dict(data, source=str(path))
     loaded = load_scenario(name)
     from simpar.simulation import simulate
 
@@ -51,14 +51,14 @@ def _print(found: Comparison, names: tuple[str, str], out: Console) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from simpar.report.compare import rows
+    from simpar.report.compare import asked_text, rows
 
     for letter, name in zip(found.names, names, strict=True):
         out.print(f"{letter}: {name}", style="bold", soft_wrap=True, markup=False)
     if found.asked:
         table = Table("asked", *found.names, box=SIMPLE_HEAD)
         for key, pair in found.asked.items():
-            table.add_row(key, str(pair.a), str(pair.b))
+            table.add_row(key, asked_text(key, pair.a), asked_text(key, pair.b))
         out.print(table)
     else:
         out.print("asked: the same", soft_wrap=True)

@@ -46,6 +46,8 @@ def export(scenario: str, **values: Any) -> None:
 def _write(made: Exported, folder: Path) -> None:
     from simpar.files import write_atomic
 
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--output {folder}: is a file; allowed: a folder, made where it is missing")
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in made.files.items():
         write_atomic(folder / name, text)

@@ -17,7 +17,10 @@ def import_plan(
     model: Annotated[str | None, typer.Option("--model", help="Model, where the file names none")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
-    """Read the layout out of another framework's arguments or config; nothing in the file is executed."""
+    """Read a plan out of another framework's arguments or config.
+
+    Nothing in the file is executed.
+    """
     from simpar.export import read
     from simpar.files import read_text
 

@@ -11,19 +11,27 @@ from simpar.cli.app import JSON_HELP, app, console, json_out
 if TYPE_CHECKING:
     from simpar.hardware.profile import ClusterProfile
 
-LISTS = ("models", "hardware", "scenarios", "schedules", "stacks", "reliability", "targets")
+LISTS = {
+    "models": "for --model",
+    "hardware": "for --hardware",
+    "scenarios": "for simulate, search, compare, run and export",
+    "schedules": "for --schedule and --schedules",
+    "stacks": "for --stack",
+    "reliability": "for --reliability",
+    "targets": "for export --to and import --from",
+}
 
 
 @app.command("list", epilog="Example: simpar list models")
 def list_names(
-    what: Annotated[str, typer.Argument(help=", ".join(LISTS))],
+    what: Annotated[str | None, typer.Argument(help=", ".join(LISTS))] = None,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
     """List what is shipped, by the names that other commands take."""
     from simpar.files import choose
     from simpar.report.terminal import print_names
 
-    names = _names(choose(what, LISTS, "list"))
+    names = LISTS if what is None else _names(choose(what, LISTS, "list"))
     if not json_out(names, json_):
         print_names(names, console())
 

@@ -22,7 +22,10 @@ def report(
         bool, typer.Option("--advise", help="Simulate neighbouring layouts and say what each would gain")
     ] = False,
 ) -> None:
-    """Write a saved result as one self-contained page: timeline, memory, breakdown, why, what to try."""
+    """Write a saved result as one page to open in a browser.
+
+    Timeline to zoom into, memory over time, where the step goes, why, what to try; it asks the network for nothing.
+    """
     from simpar.report.html import save_report
     from simpar.report.result import Result
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from simpar.cli.app import INTERRUPTED, JSON_HELP, app, console, json_out
 from simpar.cli.flags import SCENARIO_FLAGS, Flag, scenario_flags, with_flags
-from simpar.errors import UserError
+from simpar.errors import Infeasible, UserError
 
 if TYPE_CHECKING:
     from simpar.scenario import Scenario
@@ -79,7 +79,13 @@ def search(scenario: str | None, **values: Any) -> int:
 
     problem, space = _problem(scenario, values, scenario_flags(values))
     with _watched(values["top"]) as watch:
-        found = find_space(space, problem.cluster)(problem, watch)
+        try:
+            found = find_space(space, problem.cluster)(problem, watch)
+        except Infeasible as reason:
+            if not watch.interrupted:
+                raise
+            sys.stderr.write(f"{reason}\n")
+            return INTERRUPTED
     _write(found, values)
     return INTERRUPTED if watch.interrupted else 0
 
@@ -142,7 +148,7 @@ def _grid(scenario: str | None, values: Mapping[str, Any]) -> int:
     grid = {"axes": list(axes), "cells": found, "title": common, "grid_schema_version": 1}
     if not json_out(grid, values["json_"]):
         print_grid(grid, console())
-    return 0 if len(found) == len(cells) else INTERRUPTED
+    return INTERRUPTED if any(cell.get("interrupted") for cell in found) else 0
 
 
 def _over(text: str) -> tuple[str, list[Any]]:
@@ -200,8 +206,8 @@ def _constraints(values: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
     deadline, names = values["deadline"], values["schedules"]
     try:
         deadline_s = None if deadline is None else parse_quantity(deadline, "seconds")
-    except ValueError as error:
-        raise UserError(f"--deadline {deadline}: {error}") from None
+    except ValueError:
+        raise UserError(f"--deadline {deadline}: needs a number and a unit, such as 5 s or 800 ms") from None
     if values["objective"] == "devices" and deadline_s is None:
         raise UserError('--objective devices: needs --deadline, such as --deadline "5 s"')
     schedules = (

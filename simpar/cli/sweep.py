@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
-from simpar.cli.app import INFEASIBLE, console, working
+from simpar.cli.app import INFEASIBLE, INTERRUPTED, console, working
 from simpar.errors import UserError
 
 ALONE = ("trace", "timeline", "memory_plot", "html", "advise", "days")
@@ -37,16 +38,18 @@ def swept(scenario: str | None, flags: Mapping[str, Any], values: Mapping[str, A
     options = {
         name: values[name] for name in ("engine", "flops_convention", "seed") if values[name] is not None
     }
-    rows = []
-    with working("simulating") as status:
-        for choice in choices:
+    settings = [[f"{scenario_key(key)}={value}" for key, value in choice.items()] for choice in choices]
+    scenarios = [load_scenario(scenario, flags, [*(values["set_"] or []), *each]) for each in settings]
+    rows: list[Swept] = []
+    with working("simulating") as status, suppress(KeyboardInterrupt):
+        for choice, loaded in zip(choices, scenarios, strict=True):
             status.update(f"simulating {' '.join(f'{key}={value}' for key, value in choice.items())}")
-            settings = [f"{scenario_key(key)}={value}" for key, value in choice.items()]
-            loaded = load_scenario(scenario, flags, [*(values["set_"] or []), *settings])
             try:
                 rows.append(Swept(choice, simulate(**loaded.inputs(), **options)))
             except UserError as error:
                 rows.append(Swept(choice, refused=str(error)))
+    interrupted = len(rows) < len(choices)
+    rows += [Swept(choice, refused="interrupted") for choice in choices[len(rows) :]]
     text = json.dumps(to_dict(rows), allow_nan=False) + "\n" if values["json_"] else ""
     if values["json_"] == "-":
         sys.stdout.write(text)
@@ -56,6 +59,8 @@ def swept(scenario: str | None, flags: Mapping[str, Any], values: Mapping[str, A
 
             write_atomic(values["json_"], text)
         print_sweep(rows, console())
+    if interrupted:
+        return INTERRUPTED
     fitting = any(row.result and row.result.fits for row in rows)
     return 0 if fitting or not values["require_fit"] else INFEASIBLE
 

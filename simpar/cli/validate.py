@@ -16,7 +16,10 @@ def validate(
     ],
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
-    """Predict every row of a table of measured runs (or single kernels, or collectives) and report the errors."""
+    """Predict every row of a measured table and report the errors.
+
+    Rows are runs, single kernels or collectives; docs/measured.md names the columns.
+    """
     from simpar.report.terminal import print_validation
     from simpar.validate.table import validate as validate_table
 

@@ -28,4 +28,4 @@ def load_model(name: str) -> ModelGraph:
     if name.endswith((".json", ".yaml")) or "/" in name:
         return read(files.load(Path(name)).data, name)
     known = catalogue()
-    return read(known[files.choose(name, known, "model")], name)
+    return read(known[files.choose(name, known, "model", remedy="simpar list models prints all")], name)

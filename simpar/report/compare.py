@@ -13,7 +13,16 @@ from pydantic import BaseModel, ConfigDict
 
 from simpar.report.explain import MEMORY_PARTS, WORDS, fullest_stage
 from simpar.report.result import Result
-from simpar.units import MEGA, format_bytes, format_seconds
+from simpar.units import (
+    MEGA,
+    format_bytes,
+    format_count,
+    format_energy,
+    format_figure,
+    format_seconds,
+    parse_quantity,
+    with_unit,
+)
 
 PARTS = {"compute": "compute", **WORDS}
 FIGURES = (
@@ -162,15 +171,23 @@ def rows(found: Comparison) -> list[tuple[str, str, str, str]]:
             continue
         both = pair.a is not None and pair.b is not None and pair.a
         table.append(
-            (_label(name), _text(name, pair.a), _text(name, pair.b), f"{pair.b / pair.a:.3g}" if both else "")
+            (
+                LABELS[name],
+                _text(name, pair.a),
+                _text(name, pair.b),
+                format_figure(pair.b / pair.a) if both else "",
+            )
         )
     return table
 
 
-def _label(name: str) -> str:
-    words = {"step_time_s": "step time", "tokens_per_s": "tokens per second", "headroom_bytes": "headroom",
-             "tokens_per_s_per_device": "tokens per second and device"}  # fmt: skip
-    return words.get(name) or name.removesuffix("_bytes").replace("_", " ")
+LABELS = {
+    "step_time_s": "step time", "tokens_per_s": "tokens/s", "tokens_per_s_per_device": "tokens/s per device",
+    "mfu": "MFU", "hfu": "HFU", "tflops_per_device": "model TFLOP/s per device", "bubble_fraction": "bubble",
+    "peak_memory_bytes": "peak memory", "peak_reserved_bytes": "peak reserved", "headroom_bytes": "headroom",
+    "cost_usd_per_step": "cost per step", "energy_j_per_step": "energy per step",
+}  # fmt: skip
+"""Figures as the report of one result calls them."""
 
 
 def _text(name: str, value: Any) -> str:
@@ -180,4 +197,19 @@ def _text(name: str, value: Any) -> str:
         return f"-{format_bytes(-value)}" if value < 0 else format_bytes(value)
     if name == "step_time_s":
         return format_seconds(value)
-    return f"{value:.1%}" if name in ("mfu", "hfu", "bubble_fraction") else f"{value:,.4g}"
+    if name.startswith("tokens"):
+        return format_count(value)
+    if name in ("mfu", "hfu", "bubble_fraction"):
+        return f"{value:.1%}"
+    if name == "energy_j_per_step":
+        return format_energy(value)
+    return format_figure(value) + (" USD" if name == "cost_usd_per_step" else "")
+
+
+def asked_text(name: str, value: Any) -> str:
+    """An input as text: counts with their thousands, bytes in a unit that reads well."""
+    if value is None:
+        return "-"
+    if name.endswith("_bytes") and isinstance(value, str):
+        return with_unit(parse_quantity(value, "bytes"), "bytes")
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import numpy as np
 from simpar.errors import UserError
 from simpar.files import write_atomic
 from simpar.report.plots import INK, SUFFIXES, _figure, _render
+from simpar.report.result import read_object
 from simpar.units import GIB, GIGA
 
 if TYPE_CHECKING:
@@ -24,11 +24,8 @@ DARK = 0.6  # of the scale: letters on darker cells are white
 
 def load_grid(path: str | Path) -> dict[str, Any] | None:
     """A saved grid, or None where the file holds something else. Raises UserError where it is no JSON file."""
-    try:
-        found = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as JSON ({error})") from None
-    return found if isinstance(found, dict) and "cells" in found and "axes" in found else None
+    found = read_object(path)
+    return found if "cells" in found and "axes" in found else None
 
 
 def save_grid_plot(grid: Mapping[str, Any], path: str | Path) -> None:

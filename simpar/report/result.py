@@ -359,24 +359,12 @@ class Result:
     @staticmethod
     def from_json(text: str, *, source: str = "result") -> Result:
         """Read what :meth:`to_json` gives. Raises UserError."""
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{source}:{error.lineno}: not JSON: {error.msg}") from None
-        if not isinstance(data, dict):
-            raise UserError(f"{source}: a {type(data).__name__}: a result is a JSON object")
-        return Result.from_dict(data, source=source)
+        return Result.from_dict(_object(text, source), source=source)
 
     @staticmethod
     def load(path: str | Path) -> Result:
         """Read a result file. Raises UserError."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-        except UnicodeDecodeError:
-            raise UserError(f"{path}: is not text (UTF-8)") from None
-        return Result.from_json(text, source=str(path))
+        return Result.from_dict(read_object(path), source=str(path))
 
     def save(self, path: str | Path) -> None:
         """Write the JSON, whole or not at all."""
@@ -408,6 +396,35 @@ class Result:
         from simpar.report.terminal import to_html
 
         return to_html(self)
+
+
+def read_object(path: str | Path) -> dict[str, Any]:
+    """The JSON object in a file that simpar wrote, of any size. Raises UserError."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is not text (UTF-8)") from None
+    return _object(text, str(path))
+
+
+def _object(text: str, source: str) -> dict[str, Any]:
+    def refused(word: str) -> float:
+        raise UserError(f"{source}: {word}: numbers must be finite")
+
+    try:
+        data = json.loads(text, parse_constant=refused)
+    except json.JSONDecodeError as error:
+        fault = f"not JSON: {error.msg}" if text.strip() else "is empty"
+        raise UserError(
+            f"{source}:{error.lineno}: {fault}; wants what `simpar simulate --json` wrote"
+        ) from None
+    except (RecursionError, ValueError):
+        raise UserError(f"{source}: nested too deeply or a number too long") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{source}: a {type(data).__name__}: a result is a JSON object")
+    return data
 
 
 def _read(data: Mapping[str, Any]) -> Result:

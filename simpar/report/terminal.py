@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from simpar.report.explain import MEMORY_PARTS
 from simpar.report.result import Cooperation, Result, StageMemory, Trial
 from simpar.scenario import Published
-from simpar.units import GIB, KILO, MEGA, format_bytes, format_count, format_seconds
+from simpar.units import GIB, format_bytes, format_count, format_energy, format_figure, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -132,6 +132,8 @@ def print_validation(found: Mapping[str, Any], console: Console) -> None:
         console.print(_validation_rows(rows, console))
         console.print()
     console.print(_validation_sources(found, console))
+    for name, meant in found.get("columns_not_read", {}).items():
+        console.print(f"column {name} is not read{'; ' if meant else ''}{meant}", soft_wrap=True)
     for title, counts in (("Not modelled", found["unmodelled_reasons"]), ("Suspect", found["suspect_rows"])):
         if counts:
             console.print(f"\n{title}", style="bold")
@@ -180,20 +182,15 @@ def figures(result: Result) -> list[tuple[str, str]]:
             f"{format_count(speed.tokens_per_s)} ({format_count(speed.tokens_per_s_per_device)} per device)",
         ),
         ("MFU / HFU", f"{speed.mfu:.1%} / {speed.hfu:.1%} (attention counted {speed.flops_convention})"),
-        ("model TFLOP/s per device", _three(speed.tflops_per_device)),
+        ("model TFLOP/s per device", format_figure(speed.tflops_per_device)),
         ("bubble", f"{result.bubble_fraction:.1%}"),
         ("memory", _memory_state(result)),
     ]
     if result.bill.cost_usd_per_step is not None:
-        rows.append(("cost per step", f"{_three(result.bill.cost_usd_per_step)} USD"))
+        rows.append(("cost per step", f"{format_figure(result.bill.cost_usd_per_step)} USD"))
     if result.bill.energy_j_per_step is not None:
-        rows.append(("energy per step", _energy(result.bill.energy_j_per_step)))
+        rows.append(("energy per step", format_energy(result.bill.energy_j_per_step)))
     return rows
-
-
-def _energy(energy_j: float) -> str:
-    scale, unit = (MEGA, "MJ") if energy_j >= MEGA else (KILO, "kJ")
-    return f"{_three(energy_j / scale)} {unit}"
 
 
 def _memory_state(result: Result) -> str:
@@ -377,8 +374,8 @@ def memory_rows(stages: Sequence[StageMemory]) -> list[tuple[str, tuple[str, ...
     rows: list[tuple[int, int, tuple[str, ...]]] = []
     mixed = len({stage.device for stage in stages}) > 1
     for stage in stages:
-        cells = tuple(_three(getattr(stage, part) / GIB) for part in (*MEMORY_PARTS, "peak"))
-        cells += (_three(stage.capacity / GIB), stage.device) if mixed else ()
+        cells = tuple(format_figure(getattr(stage, part) / GIB) for part in (*MEMORY_PARTS, "peak"))
+        cells += (format_figure(stage.capacity / GIB), stage.device) if mixed else ()
         if rows and rows[-1][2] == cells and rows[-1][1] == stage.stage - 1:
             rows[-1] = (rows[-1][0], stage.stage, cells)
         else:
@@ -407,11 +404,9 @@ def _table(console: Console, *columns: tuple[str, Any], header: bool = True) -> 
 
 
 def _three(value: float) -> str:
-    """Three significant digits without an exponent."""
-    if value == 0:
-        return "0"
+    """Three significant digits without an exponent, or fewer where the rest are zeros."""
     text = f"{value:.3g}"
-    return f"{float(text):,.0f}" if "e" in text else text
+    return format_figure(value) if "e" in text else text
 
 
 def to_html(result: Result) -> str:

@@ -37,29 +37,36 @@ def sweep(
     """Search every cell on ``jobs`` processes (-1: all cores) and tell ``done`` how many are; in order.
 
     Found are the best plan of each cell and its figures, or the reason why there is none. Ctrl-C keeps what is
-    done. ``backend`` "dask" uses the scheduler that DASK_SCHEDULER_ADDRESS names, else a cluster on this machine;
+    done and ends the rest: cells that are not searched through say ``interrupted``. ``backend`` "dask" uses the
+    scheduler that DASK_SCHEDULER_ADDRESS names, else a cluster on this machine;
     "ray" the cluster that ray finds. Raises UserError for another backend, and what a cell's input raises.
     """
     from joblib import Parallel, delayed
 
-    found: list[dict[str, Any]] = []
+    choose(backend, BACKENDS, "backend")
     if jobs == 1:
-        answers: Iterator[dict[str, Any]] = (search_cell(cell, space) for cell in cells)
-        return _collected(answers, found, done)
-    with backend_of(backend):
-        tasks = (delayed(search_cell)(cell, space) for cell in cells)
-        lazily = "generator" if backend == LOKY else "list"
-        return _collected(iter(Parallel(n_jobs=jobs, return_as=lazily, batch_size=1)(tasks)), found, done)
+        found = _collected((search_cell(cell, space) for cell in cells), done)
+    else:
+        with backend_of(backend):
+            tasks = (delayed(search_cell)(cell, space) for cell in cells)
+            lazily = "generator" if backend == LOKY else "list"
+            found = _collected(iter(Parallel(n_jobs=jobs, return_as=lazily, batch_size=1)(tasks)), done)
+    left = cells[len(found) :]
+    return found + [
+        _facts(cell) | {"best": None, "reason": "interrupted", "interrupted": True} for cell in left
+    ]
 
 
-def _collected(
-    answers: Iterator[dict[str, Any]], found: list[dict[str, Any]], done: Done | None
-) -> list[dict[str, Any]]:
+def _collected(answers: Iterator[dict[str, Any]], done: Done | None) -> list[dict[str, Any]]:
+    """Answers up to the first that was interrupted."""
+    found: list[dict[str, Any]] = []
     try:
         for answer in answers:
             found.append(answer)
             if done:
                 done(len(found))
+            if answer.get("interrupted"):
+                break
     except KeyboardInterrupt:
         return found
     return found
@@ -92,17 +99,26 @@ def backend_of(name: str) -> Iterator[None]:
 
 def search_cell(cell: Cell, space: str | None) -> dict[str, Any]:
     """The best plan of one cell as plain data, or why there is none."""
+    facts, watch = _facts(cell), Watch(top=1, brief=True)
+    try:
+        found = find_space(space, cell.problem.cluster)(cell.problem, watch)
+    except Infeasible as reason:
+        return {**facts, "best": None, "reason": str(reason), **_ended(watch)}
+    answer = found.to_dict()
+    kept = ("space_size", "feasible", "simulated", "certified_optimal", "search_seconds")
+    best = answer["candidates"][0]
+    return {**facts, **{name: answer[name] for name in kept}, "best": best, "reason": "", **_ended(watch)}
+
+
+def _facts(cell: Cell) -> dict[str, Any]:
     problem = cell.problem
-    facts = {
+    return {
         **cell.at,
         "parameters": problem.graph.num_parameters(),
         "devices": problem.cluster.world_size,
         "memory_bytes": problem.cluster.device.memory_bytes,
     }
-    try:
-        found = find_space(space, problem.cluster)(problem, Watch(top=1, brief=True))
-    except Infeasible as reason:
-        return {**facts, "best": None, "reason": str(reason)}
-    answer = found.to_dict()
-    kept = ("space_size", "feasible", "simulated", "certified_optimal", "search_seconds")
-    return {**facts, **{name: answer[name] for name in kept}, "best": answer["candidates"][0], "reason": ""}
+
+
+def _ended(watch: Watch) -> dict[str, bool]:
+    return {"interrupted": True} if watch.interrupted else {}

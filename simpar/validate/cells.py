@@ -31,6 +31,14 @@ def number(row: Row, name: str) -> float | None:
     return read
 
 
+def measurement(row: Row, name: str) -> float | None:
+    """A measured quantity, None where blank or nought. Raises Unmodelled for what no measurement can be."""
+    value = number(row, name)
+    if value is not None and value < 0:
+        raise Unmodelled(f"{name} = {value:g} is negative")
+    return value or None
+
+
 def whole(row: Row, name: str, default: int | None = None) -> int:
     """A column as a positive integer. Raises Unmodelled where it is missing and has no default."""
     value = number(row, name)

@@ -14,7 +14,7 @@ from simpar.cost.collectives import collective_time_s
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster, load_cluster
 from simpar.units import GB, US
-from simpar.validate.cells import Row, Unmodelled, number, text, whole
+from simpar.validate.cells import Row, Unmodelled, measurement, text, whole
 from simpar.validate.rows import profile_of
 
 COLUMNS = ("op", "gpu_type", "n_gpus", "message_bytes")
@@ -44,7 +44,7 @@ def call(row: Row) -> Call:
         raise Unmodelled(f"{text(row, 'op')}: no collective of this library")
     fabric = " ".join(text(row, name) for name in ("fabric", "node_type", "source")).lower()
     profile = profile_of(text(row, "gpu_type").lower(), fabric)
-    ranks, size = whole(row, "n_gpus", 8), number(row, "message_bytes") or LARGE_BYTES
+    ranks, size = whole(row, "n_gpus", 8), measurement(row, "message_bytes") or LARGE_BYTES
     time = measured_s(row, ranks, size)
     if time is None:
         raise Unmodelled("nothing measured (no time, no bandwidth)")
@@ -60,13 +60,13 @@ def call(row: Row) -> Call:
 
 def measured_s(row: Row, ranks: int, size_bytes: float) -> float | None:
     """Measured time, or the time that the bus (or algorithm) bandwidth stands for."""
-    time_us, bus = number(row, "time_us"), number(row, "busbw_GBps")
+    time_us, bus = measurement(row, "time_us"), measurement(row, "busbw_GBps")
     if time_us:
         return time_us * US
     if bus:
         factor = {"all_reduce": 2 * (ranks - 1) / ranks, "sendrecv": 1.0, "collective_permute": 1.0}
         return size_bytes * factor.get(text(row, "op"), (ranks - 1) / ranks) / (bus * GB)
-    rate = number(row, "algbw_GBps")
+    rate = measurement(row, "algbw_GBps")
     return size_bytes / (rate * GB) if rate else None
 
 

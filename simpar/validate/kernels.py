@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from simpar.cost.kernels import KernelModel
 from simpar.hardware.device import Device, load_device
 from simpar.units import TERA, US
-from simpar.validate.cells import Row, Unmodelled, number, text
+from simpar.validate.cells import Row, Unmodelled, measurement, text
 
 COLUMNS = ("op", "gpu_type", "m", "n", "k")
 PRODUCTS = ("matmul", "group_matmul")
@@ -91,7 +91,7 @@ def beyond_peak(each: Kernel, device: Device) -> bool:
 
 
 def _measured_s(row: Row, flop: float) -> float:
-    time_us, rate = number(row, "time_us"), number(row, "tflops")
+    time_us, rate = measurement(row, "time_us"), measurement(row, "tflops")
     if time_us:
         return time_us * US
     if not rate:
@@ -100,14 +100,14 @@ def _measured_s(row: Row, flop: float) -> float:
 
 
 def _product(row: Row, device: str) -> Kernel:
-    sizes = [number(row, name) for name in "mnk"]
+    sizes = [measurement(row, name) for name in "mnk"]
     if not all(sizes):
         raise Unmodelled("shape not published")
     if "best over" in text(row, "statistic"):
         raise Unmodelled("the best of many shapes")
     m, n, k = (float(size or 0) for size in sizes)
-    batch = number(row, "batch") or 1.0
-    dtype = "fp8" if "fp8" in text(row, "dtype") else "bf16"
+    batch = measurement(row, "batch") or 1.0
+    dtype = _dtype(row)
     accumulate = text(row, "accumulate") == "True" or text(row, "direction") == "bwd_grad_w"
     time = _measured_s(row, 2 * batch * m * n * k)
     return Kernel(
@@ -115,11 +115,19 @@ def _product(row: Row, device: str) -> Kernel:
     )
 
 
+def _dtype(row: Row) -> str:
+    """fp8 or bf16, which stands for fp16 as well. Raises Unmodelled for another."""
+    words = text(row, "dtype").lower()
+    if words and not re.search("fp8|float8|bf16|fp16|float16", words):
+        raise Unmodelled(f"dtype {words} is not modelled")
+    return "fp8" if re.search("fp8|float8", words) else "bf16"
+
+
 def _attention(row: Row, device: str) -> Kernel:
-    seq, heads, head_dim = (number(row, name) for name in ("seq_len", "n_heads", "head_dim"))
+    seq, heads, head_dim = (measurement(row, name) for name in ("seq_len", "n_heads", "head_dim"))
     if not (seq and heads and head_dim):
         raise Unmodelled("shape not published")
-    batch = number(row, "batch") or max(1.0, 16384 / seq)
+    batch = measurement(row, "batch") or max(1.0, 16384 / seq)
     # rates over the unmasked FLOP of a causal kernel
     whole = "full attention FLOP" in text(row, "layout") + text(row, "causal")
     causal = whole or text(row, "causal").lower() in ("true", "1")

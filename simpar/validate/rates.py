@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.units import TERA
-from simpar.validate.cells import Row, number, text
+from simpar.validate.cells import Row, measurement, text
 from simpar.validate.predict import cluster_of
 from simpar.validate.rows import Case, Measured
 
@@ -21,17 +21,17 @@ _PEER = re.compile(r"peer_pred TFLOPS=([0-9.]+)")
 
 def has_rate(row: Row) -> bool:
     """Whether a row prints tokens a second, FLOP/s or their share of the peak."""
-    return any(number(row, name) for name in ("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct"))
+    return any(measurement(row, name) for name in ("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct"))
 
 
 def with_rates(found: Measured, row: Row, case: Case) -> Measured:
     """The measurements with the step time that a row's rate amounts to, and its peer's where the notes print one."""
-    tokens = number(row, "tokens_per_s_per_gpu")
+    tokens = measurement(row, "tokens_per_s_per_gpu")
     if tokens:
         return replace(found, step_time_s=case.training.tokens_per_step / case.num_devices / tokens)
-    rate = (number(row, "tflops_per_gpu") or 0.0) * TERA or (number(row, "mfu_pct") or 0.0) / 100 * _peak(
-        case
-    )
+    rate = (measurement(row, "tflops_per_gpu") or 0.0) * TERA or (
+        measurement(row, "mfu_pct") or 0.0
+    ) / 100 * _peak(case)
     flop = _flop_per_token(row, case) * case.training.tokens_per_step / case.num_devices
     peer = _PEER.search(text(row, "notes"))
     return replace(

@@ -11,12 +11,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from simpar import files
 from simpar.cost.stack import load_stack
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import MODULES
 from simpar.models.training import Documents, Training
+from simpar.plan.schedules import SCHEDULES
 from simpar.units import GB, GIB
-from simpar.validate.cells import Row, Unmodelled, number, text, whole
+from simpar.validate.cells import Row, Unmodelled, measurement, number, text, whole
 from simpar.validate.dense import is_mixture, model, sequence, unfused
 from simpar.validate.mixtures import expert_plan, mixture, overlap_words, recipe_layers
 from simpar.validate.released import unsized
@@ -100,11 +102,21 @@ _HARDWARE = (  # device pattern, interconnect pattern, profile; the first match 
     (r"mi300x", r"", "mi300x-8"),
     (r"mi325x", r"", "mi325x-8"),
     (r"mi355x", r"", "mi355x-8"),
+    (r"v100.*16 ?gb", r"", ""),
     (r"v100", r"", "dgx-v100"),
     (r"tpu v4", r"", "tpu-v4-pod"),
     (r"tpu v5e", r"", "tpu-v5e-pod"),
     (r"tpu v5p", r"", "tpu-v5p-pod"),
+    (r"mi250x", r"", "mi250x-8"),
+    (r"l40s", r"", "l40s-8"),
+    (r"\bl4\b", r"", "l4-8"),
+    (r"a10g", r"", "a10g-8"),
+    (r"(rtx|geforce).*3090", r"", "rtx-3090-8"),
+    (r"(rtx|geforce).*4090", r"", "rtx-4090-8"),
 )
+
+
+_FOUR = re.compile(r"\bgb\d|tpu v(4|5p)|mi250x")  # devices of a node, where a table does not say
 
 
 def profile_of(device: str, network: str) -> str:
@@ -112,7 +124,7 @@ def profile_of(device: str, network: str) -> str:
     if not device:
         raise Unmodelled("gpu_type not published")
     name = next((p for d, n, p in _HARDWARE if re.search(d, device) and re.search(n, network)), None)
-    if name is None:
+    if not name:
         raise Unmodelled(f"no profile for {device}")
     return name
 
@@ -121,7 +133,7 @@ def _hardware(row: Row, devices: int) -> tuple[str, int]:
     """Profile and devices per node; a job smaller than a node is one node of its size."""
     device, network = text(row, "gpu_type").lower(), text(row, "interconnect").lower()
     name = profile_of(device, network)
-    per_node = min(whole(row, "gpus_per_node", 4 if re.search("gb|tpu v(4|5p)", device) else 8), devices)
+    per_node = min(whole(row, "gpus_per_node", 4 if _FOUR.search(device) else 8), devices)
     if devices % per_node:
         raise Unmodelled("n_gpus is no multiple of gpus_per_node")
     return name, per_node
@@ -150,6 +162,10 @@ def _fabric(row: Row) -> dict[str, float]:
 
 # --- the plan --------------------------------------------------------------------------------------------------
 
+OFF, ON = (
+    frozenset(["no", "off", "false", "0", "disabled", "-", "n/a"]),
+    frozenset(["yes", "on", "true", "1"]),
+)
 _OFFLOADED = re.compile(r"activation cpu offload (\d+) layers")
 MEGATRONS = frozenset(
     ["megatron", "megatron-sc21", "megatron-22", "megatron-deepspeed", "nemo", "nemo-24", "deepspeed-21"]
@@ -162,9 +178,12 @@ def _plan(row: Row, devices: int) -> dict[str, object]:
     tp, pp, cp = whole(row, "tp", 1), whole(row, "pp", 1), whole(row, "cp", 1)
     if devices % (tp * cp * pp):
         raise Unmodelled("tp x cp x pp does not divide n_gpus")
+    replicas = devices // (tp * cp * pp)
+    if whole(row, "dp", replicas) != replicas:
+        raise Unmodelled("tp x cp x pp x dp is not n_gpus")
     vpp = whole(row, "vpp", _usual_vpp(row, pp)) if pp > 1 else 1
     plan: dict[str, object] = {
-        "tp": tp, "pp": pp, "cp": cp, "vpp": vpp, "micro_batch": _micro_batch(row, devices // (tp * cp * pp)) or 1,
+        "tp": tp, "pp": pp, "cp": cp, "vpp": vpp, "micro_batch": _micro_batch(row, replicas) or 1,
         "recompute": _recompute(row), "precision": _precision(row), "schedule": _schedule(row, vpp),
     }  # fmt: skip
     plan |= _sharding(
@@ -263,7 +282,7 @@ def _recompute(row: Row) -> str:
         return "selective"  # its default
     if not words and _stack(row)[0] == "maxtext":
         return "full"  # its remat_policy
-    if not words or words.startswith("none"):
+    if not words or words.startswith("none") or words in OFF:
         return "none"
     if re.search(r"every other|every n-th", words):
         return "every:2"
@@ -289,7 +308,11 @@ def _recompute(row: Row) -> str:
         raise Unmodelled("recompute of chosen modules")
     if modules:
         return f"modules:{'+'.join(modules)}"
-    return "selective" if "selective" in words else "full"
+    if "selective" in words:
+        return "selective"
+    if words.startswith("full") or words in ON:
+        return "full"
+    raise Unmodelled(f"recompute {words!r} is no word that is known")
 
 
 def _precision(row: Row) -> str:
@@ -298,6 +321,10 @@ def _precision(row: Row) -> str:
         return "mxfp4" if "mxfp4" in words else "nvfp4"
     if re.search(r"fp8|float8", words):
         return "fp8"
+    if words and not re.search(r"bf16|fp16|bfloat16|float16|half|mixed|amp", words):
+        if words in ("fp32", "float32"):
+            return "fp32"
+        raise Unmodelled(f"precision {words!r} is no word that is known")
     return "fp16" if words.startswith("fp16") and "v100" in text(row, "gpu_type").lower() else "bf16"
 
 
@@ -306,6 +333,10 @@ def _schedule(row: Row, vpp: int) -> str:
     for pattern, name in (("zb-1p", "zb-h1"), ("zb-2p", "zb-h2"), ("zb-v", "zb-v")):
         if pattern in words:
             return name
+    if words in SCHEDULES and words not in ("interleaved", "1f1b"):
+        return words
+    if words and words not in OFF and not re.search("none|1f1b|interleaved", words):
+        raise Unmodelled(f"schedule {words!r} is no word that is known")
     return "interleaved" if vpp > 1 else "1f1b"
 
 
@@ -319,7 +350,7 @@ def _sharding(row: Row, dp: int, *, per_node: int, sharded: bool) -> dict[str, o
     words = text(row, "zero_stage_or_fsdp").lower()
     if words in ("", "fsdp 1") and "megatron fsdp" in overlap_words(row):
         words = "fsdp"  # the column is a flag
-    stage = re.search(r"zero-?([0-3])", words)
+    stage = re.search(r"zero[- ]?(?:stage )?([0-3])|^(?:stage )?([0-3])$", words)
     slices = re.search(r"(\d+) slice\(s\)", text(row, "notes"))
     if "inside the slice" in words and slices:
         return {"zero": 3, "hsdp": int(slices.group(1))}
@@ -328,8 +359,8 @@ def _sharding(row: Row, dp: int, *, per_node: int, sharded: bool) -> dict[str, o
     if re.search(r"zero-2-like|grad-op|without reshard", words):
         return {"zero": 2, "kind": "fsdp"}
     if stage and "fsdp" not in words:
-        return {"zero": int(stage.group(1))} if dp > 1 else {"zero": 0}
-    if "fsdp" in words or (stage and stage.group(1) == "3"):
+        return {"zero": int(stage[stage.lastindex or 1])} if dp > 1 else {"zero": 0}
+    if re.search("[fh]sdp", words) or (stage and stage[stage.lastindex or 1] == "3"):
         width = re.search(r"(?:fsdp[ =]|degree )(\d+)", words)
         shards = int(width.group(1)) if width else dp
         if shards * whole(row, "ep", 1) == dp:
@@ -341,6 +372,8 @@ def _sharding(row: Row, dp: int, *, per_node: int, sharded: bool) -> dict[str, o
         return {"zero": 3, "hsdp": dp // shards} if dp > 1 else {"zero": 0}
     if "optimizer" in words or (sharded and not words):
         return {"zero": 1} if dp > 1 else {"zero": 0}
+    if words and words not in OFF and not re.search("ddp|none", words):
+        raise Unmodelled(f"sharding {words!r} is no word that is known")
     return {"zero": 0}
 
 
@@ -356,9 +389,13 @@ def _stack(row: Row) -> tuple[str, dict[str, object]]:
         "llm-foundry": "llm-foundry", "torchtitan": "torchtitan", "fsdp": "fsdp", "llama3": "llama3",
         "maxtext": "maxtext",
     }  # fmt: skip
-    if words not in known:
-        raise Unmodelled("stack not published" if not words else f"no profile for stack {words}")
-    name = known[words]
+    if not words:
+        raise Unmodelled("stack not published")
+    if words not in known and words not in files.bundled("stacks"):
+        raise Unmodelled(
+            f"no profile for stack {words}{files.suggest(words, (*known, *files.bundled('stacks')))}"
+        )
+    name = known.get(words, words)
     if name == "megatron" and re.search("maxtext|paxml", notes):
         name = "maxtext"
     elif name == "megatron" and _is_nemo(row):
@@ -404,16 +441,16 @@ def measured(row: Row) -> Measured:
     """The measurements of a row, in SI."""
 
     def memory(name: str) -> float | None:
-        value = number(row, name)
+        value = measurement(row, name)
         return None if value is None else value * GIB
 
     return Measured(
         step_time_s=_step_time(row),
         peak_memory_bytes=memory("peak_mem_gib"),
         static_memory_bytes=memory("static_mem_gib"),
-        peer_step_time_s=number(row, "peer_pred_iteration_time_s"),
+        peer_step_time_s=measurement(row, "peer_pred_iteration_time_s"),
         peer_memory_bytes=memory("peer_pred_mem_gib"),
-        fits=text(row, "status").lower() != "oom",
+        fits=re.search(r"\boom\b|out.of.memory", text(row, "status").lower()) is None,
         peak_is_allocated=_counts_tensors(row),
     )
 
@@ -428,10 +465,10 @@ def _counts_tensors(row: Row) -> bool:
 
 def _step_time(row: Row) -> float | None:
     """Published, or from tokens per second and device."""
-    known = number(row, "iteration_time_s")
-    if known is not None and known > 0:
+    known = measurement(row, "iteration_time_s")
+    if known is not None:
         return known
-    rate, batch = number(row, "tokens_per_s_per_gpu"), number(row, "global_batch_seqs")
+    rate, batch = measurement(row, "tokens_per_s_per_gpu"), number(row, "global_batch_seqs")
     devices = number(row, "n_gpus")
     if rate and batch and devices and (number(row, "seq_len") or text(row, "stack") == "torchtitan"):
         return batch * sequence(row) / (rate * devices)

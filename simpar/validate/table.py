@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from simpar.errors import UserError
+from simpar.files import suggest
 from simpar.units import GIB
 from simpar.validate.cells import Row, Unmodelled, text
+from simpar.validate.columns import unread
 from simpar.validate.rates import has_rate, with_rates
 from simpar.validate.rows import case, measured
 from simpar.validate.single import is_single, single_outcomes
@@ -18,6 +20,7 @@ from simpar.validate.tuned import settled
 
 NEEDED = ("source", "n_gpus", "seq_len")
 CHUNK = 16
+DELIMITERS = (",", ";", "\t")
 
 
 def validate(path: str | Path, *, jobs: int = -1) -> dict[str, Any]:
@@ -27,26 +30,39 @@ def validate(path: str | Path, *, jobs: int = -1) -> dict[str, Any]:
     file is no such table.
     """
     rows = read_table(path)
-    outcomes = single_outcomes(rows) if is_single(rows) else outcomes_of(rows, jobs=jobs)
-    return {**summary(outcomes), "rows_detail": [_detail(outcome) for outcome in outcomes]}
+    single = is_single(rows)
+    outcomes = single_outcomes(rows) if single else outcomes_of(rows, jobs=jobs)
+    return {
+        **summary(outcomes),
+        "columns_not_read": {} if single else unread(rows[0]),
+        "rows_detail": [_detail(outcome) for outcome in outcomes],
+    }
 
 
 def read_table(path: str | Path) -> list[Row]:
     """Rows of a CSV. Raises UserError for an unreadable file or missing columns."""
     try:
-        with Path(path).open(newline="", encoding="utf-8") as stream:
-            reader = csv.DictReader(stream)
+        with Path(path).open(newline="", encoding="utf-8-sig") as stream:
+            head = stream.readline()
+            stream.seek(0)
+            reader = csv.DictReader(stream, delimiter=max(DELIMITERS, key=head.count), skipinitialspace=True)
+            reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
             rows: list[Row] = list(reader)
-            names = reader.fieldnames or ()
+            names = reader.fieldnames
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: is no CSV table ({error})") from None
+    if not names:
+        raise UserError(f"{path}: is empty; a measured table needs {', '.join(NEEDED)}")
     missing = [name for name in NEEDED if name not in names]
     if missing and not is_single(rows):
+        meant = "".join(suggest(name, names) for name in missing[:1])
         raise UserError(
-            f"{path}: column {', '.join(missing)} missing; a measured table needs {', '.join(NEEDED)}"
+            f"{path}: column {', '.join(missing)} missing{meant}; a measured table needs {', '.join(NEEDED)}"
         )
+    if not rows:
+        raise UserError(f"{path}: has no rows below its names of columns")
     return rows
 
 
@@ -78,8 +94,10 @@ def outcome(line: int, row: Row) -> Outcome:
         entry, prediction = settled(case(row))
         if not known:
             actual = with_rates(actual, row, entry)
-    except Unmodelled as reason:
-        return Outcome(**words, cell=cell, measured=None, prediction=None, reason=str(reason))  # type: ignore[arg-type]
+    except (Unmodelled, UserError) as reason:
+        return Outcome(
+            **words, cell=cell, measured=None, prediction=None, reason=str(reason).partition("\n")[0]
+        )  # type: ignore[arg-type]
     return Outcome(**words, cell=cell, measured=actual, prediction=prediction, suspect=suspect(row))  # type: ignore[arg-type]
 
 

@@ -107,7 +107,7 @@ def test_days_on_the_command_line(tmp_path, capsys):
         (["--days", "0"], "operation.days"),
         (["--days", "5", "--reliability", "meta-lama3"], "did you mean 'meta-llama3'"),
         (["--days", "5", "--checkpoint", "often"], "operation.checkpoint"),
-        (["--spares", "2"], "operation.days is missing"),
+        (["--spares", "2"], "operation.days missing: give --days DAYS"),
         (["--days", "5", "--set", "operation.restart=5"], "needs a unit"),
     ],
 )

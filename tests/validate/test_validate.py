@@ -26,6 +26,7 @@ ROW = {
 }  # fmt: skip
 MIXTURE = {
     "micro_batch": "", "n_experts": "8", "topk": "2", "model_name": "Mixtral 8x7B", "hidden": "4096", "tp": "1",
+    "dp": "",
 }  # fmt: skip
 DATA = Path(os.environ.get("SIMPAR_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 
@@ -83,7 +84,7 @@ def test_what_rows_leave_to_their_framework() -> None:
 
 def test_layers_that_rows_count() -> None:
     """Recomputed ones are those of every virtual stage, offloaded ones those of the model; a flag is no degree."""
-    row = {**ROW, "n_layers": "32", "dp": "1", "tp": "1", "n_gpus": "8"}
+    row = {**ROW, "n_layers": "32", "dp": "", "tp": "1", "n_gpus": "8"}
     some = {**row, "recompute": "full recompute of 3 layers (per virtual stage)"}
     assert case(some).plan["recompute"] == "layers:full*3,none*29"
     pipeline = {**some, "pp": "4", "vpp": "2", "tp": "2"}

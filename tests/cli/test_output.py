@@ -1,0 +1,158 @@
+"""What a terminal, a pipe and Ctrl-C do to a command, and what it says of its command line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from simpar import cli, simulation
+from simpar.search.hunt import Hunt
+
+SMALL = ["--model", "gpt2", "--hardware", "laptop-cpu-4", "--seq-len", "128", "--global-batch", "8"]
+
+
+@contextmanager
+def interruptible():
+    """SIGINT as in a terminal; it is ignored where a shell runs tests behind itself."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("command", [["list", "hardware"], ["schema", "scenario"]])
+def test_a_reader_that_left_is_no_error(command):
+    """``| head -1``: nothing on standard error, and the exit code of a broken pipe."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as pipe:
+        ran = subprocess.run(
+            [sys.executable, "-m", "simpar", *command],
+            check=False, stdout=pipe, stderr=subprocess.PIPE, timeout=120,
+        )  # fmt: skip
+    assert (ran.returncode, ran.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+def test_a_full_disk_is_one_line():
+    """Standard output that takes no more is named, with exit code 2."""
+    with open("/dev/full", "wb") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "simpar", "list", "hardware"],
+            check=False, stdout=full, stderr=subprocess.PIPE, timeout=120,
+        )  # fmt: skip
+    assert (ran.returncode, ran.stderr) == (2, b"standard output: No space left on device\n")
+
+
+def test_ctrl_c_keeps_the_simulations_that_are_done(monkeypatch, tmp_path, capsys):
+    """A sweep interrupted behind its first row prints and writes it, says so of the others, and exits with 130."""
+    run, path = simulation.simulate, tmp_path / "sweep.json"
+
+    def once(**inputs):
+        if calls:
+            os.kill(os.getpid(), signal.SIGINT)
+        calls.append(1)
+        return run(**inputs)
+
+    calls: list[int] = []
+    monkeypatch.setattr(simulation, "simulate", once)
+    with interruptible():
+        assert cli.run(["simulate", *SMALL, "--over", "zero=0,1,2", "--json", str(path)]) == 130
+    rows = json.loads(path.read_text())["sweep"]
+    assert [row.get("refused") for row in rows] == [None, "interrupted", "interrupted"]
+    assert "* fastest that fits" in capsys.readouterr().out
+
+
+def test_a_sweep_reads_every_choice_before_it_simulates_one(monkeypatch, capsys):
+    """A bad value at the end of a list costs nothing."""
+    monkeypatch.setattr(simulation, "simulate", lambda **_: pytest.fail("simulated before all was read"))
+    assert cli.run(["simulate", *SMALL, "--over", "tp=1,x"]) == 2
+    assert "plan.tp = 'x'" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_a_grid_of_searches(monkeypatch, tmp_path):
+    """One Ctrl-C ends the search that runs and starts no other; every cell says how it stands."""
+    simulate, path = Hunt.simulate, tmp_path / "grid.json"
+
+    def interrupted(self, arena, row):
+        found = simulate(self, arena, row)
+        os.kill(os.getpid(), signal.SIGINT)
+        return found
+
+    monkeypatch.setattr(Hunt, "simulate", interrupted)
+    with interruptible():
+        assert (
+            cli.run(
+                ["search", *SMALL, "--hardware", "dgx-h100", "--over", "nodes=1,2,4", "--json", str(path)]
+            )
+            == 130
+        )
+    cells = json.loads(path.read_text())["cells"]
+    assert [cell["nodes"] for cell in cells] == [1, 2, 4]
+    assert all(cell["interrupted"] for cell in cells)
+    assert not cells[0]["certified_optimal"]
+    assert [cell["reason"] for cell in cells[1:]] == ["interrupted", "interrupted"]
+
+
+def test_list_says_what_there_is_to_list(capsys):
+    """Alone it names the lists and the flags that take their names."""
+    assert cli.run(["list"]) == 0
+    assert "models       for --model" in capsys.readouterr().out
+
+
+def test_the_summary_of_every_command_is_whole(capsys):
+    """Nothing in the list of commands is cut off."""
+    assert cli.run(["--help"]) == 0
+    assert "..." not in capsys.readouterr().out.replace("[ARGS]...", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["simulate", "gpt2-laptop", "--micro-batch", "0"], "command line: plan.micro_batch = 0: "),
+        (["simulate", "gpt2-laptop", "--set", "plan.tpp=2"], "command line: plan.tpp = 2: is no key of a plan"),
+        (["simulate", "gpt2-laptop", "--seeds", "4"], "perturbation.jitter.sigma missing: give --jitter"),
+        (["simulate", "gpt2-laptop", "--checkpoint", "sync"], "operation.days missing: give --days"),
+        (["simulate", "gpt2-laptop", "--model", "lama-3-8b"], "did you mean 'llama-3-8b'; simpar list models"),
+        (["search", *SMALL, "--deadline", "5"], "--deadline 5: needs a number and a unit, such as 5 s"),
+        (["search", *SMALL, "--over", "nodes=1", "--backend", "spark"], "unknown backend 'spark'"),
+        (["schema"], "plan|scenario|profile|device|stack|reliability"),
+    ],
+)  # fmt: skip
+def test_one_line_says_whose_fault_it_is(arguments, message, capsys):
+    """What the command line gave is not blamed on a line of the file, and a remedy is a flag that exists."""
+    assert cli.run(arguments) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_published_figures_belong_to_the_run_that_was_published(capsys):
+    """They stand beside the scenario as it is, and beside nothing that flags made of it."""
+    assert cli.run(["simulate", "llama-3-8b-8-h100"]) == 0
+    assert "published step time" in capsys.readouterr().out
+    assert cli.run(["simulate", "llama-3-8b-8-h100", "--nodes", "1", "--jitter", "0.01"]) == 0
+    assert "published step time" in capsys.readouterr().out
+    assert cli.run(["simulate", "llama-3-8b-8-h100", "--zero", "2"]) == 0
+    assert "published" not in capsys.readouterr().out
+
+
+def test_a_scenario_needs_no_suffix(tmp_path, monkeypatch, capsys):
+    """A file that is there is read, whatever it is called; a file is no folder to export to, nor the other way."""
+    file = tmp_path / "mine"
+    file.write_text(
+        "model: gpt2\ncluster: {hardware: laptop-cpu-4}\ntraining: {seq_len: 128, global_batch: 8}\n"
+    )
+    assert cli.run(["simulate", str(file)]) == 0
+    assert cli.run(["export", str(file), "--to", "torch", "-o", str(file)]) == 2
+    assert f"--output {file}: is a file; allowed: a folder" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    assert cli.run(["simulate", "folder"]) == 2
+    assert "folder: is a folder; a scenario is a file or a shipped name" in capsys.readouterr().err

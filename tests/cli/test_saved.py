@@ -1,0 +1,90 @@
+"""What simpar wrote can be handed back to it: results and searches as scenarios, of any size."""
+
+import json
+
+import pytest
+
+from simpar import cli
+
+SMALL = ["--model", "gpt2", "--hardware", "laptop-cpu-4", "--seq-len", "128", "--global-batch", "8"]
+
+
+@pytest.fixture
+def saved(tmp_path, capsys):
+    """A saved result with slow ranks, and what it holds."""
+    path = tmp_path / "result.json"
+    slow = "perturbation.slow_ranks.1=1.5"
+    assert cli.run(["simulate", *SMALL, "--zero", "1", "--set", slow, "--json", str(path)]) == 0
+    capsys.readouterr()
+    return path, json.loads(path.read_text())
+
+
+def step_of(arguments, capsys):
+    """Seconds of the step that a command prints as JSON."""
+    assert cli.run([*arguments, "--json", "-"]) == 0
+    return json.loads(capsys.readouterr().out)["step_time_s"]
+
+
+def test_a_result_is_simulated_again_as_it_was(saved, capsys):
+    """The plan, cluster, training and slow ranks of a result are those of the scenario that it came from."""
+    path, found = saved
+    assert step_of(["simulate", str(path)], capsys) == found["step_time_s"]
+    assert step_of(["simulate", str(path), "--zero", "0"], capsys) != found["step_time_s"]
+
+
+def test_a_result_is_exported(saved, tmp_path, capsys):
+    """A result goes where its plan goes."""
+    path, _ = saved
+    assert cli.run(["export", str(path), "--to", "torch", "-o", str(tmp_path / "out")]) == 0
+    assert "wrote" in capsys.readouterr().out
+
+
+def test_a_search_is_simulated_by_its_best_plan(tmp_path, capsys):
+    """The first candidate of a saved search takes the step that the search printed."""
+    path = tmp_path / "search.json"
+    assert cli.run(["search", *SMALL, "--json", str(path)]) == 0
+    capsys.readouterr()
+    best = json.loads(path.read_text())["candidates"][0]
+    assert step_of(["simulate", str(path)], capsys) == best["step_time_s"]
+
+
+def test_results_of_any_size_are_compared(saved, capsys):
+    """The timeline of a large job passes what a scenario may weigh."""
+    path, _ = saved
+    path.write_text(path.read_text() + " " * 10**7)
+    assert cli.run(["compare", str(path), str(path)]) == 0
+    assert cli.run(["simulate", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "asked: the same" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"step_time_s": NaN}', "numbers must be finite"),
+        ("", "is empty"),
+        ("model: gpt2", "wants what `simpar simulate --json` wrote"),
+        ("[]", "a result is a JSON object"),
+        ("{}", "schema_version = None: allowed 1"),
+    ],
+)
+def test_what_is_no_result_is_one_line(text, message, tmp_path, capsys):
+    """Plot and report say the same of the same file, with its name."""
+    path = tmp_path / "r.json"
+    path.write_text(text)
+    for command in ("plot", "report"):
+        assert cli.run([command, str(path), "-o", str(tmp_path / "x.svg")]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert message in said
+        assert "r.json" in said
+
+
+def test_figures_compared_read_as_in_a_report(saved, capsys):
+    """No exponents and no bare bytes: every figure has the words and units of the report of one result."""
+    path, _ = saved
+    assert cli.run(["compare", str(path), "llama-3-8b-8-h100"]) == 0
+    said = capsys.readouterr().out
+    assert "e+" not in said
+    for word in ("tokens/s per device", "model TFLOP/s per device", "8,030,261,248", " MB", "kJ"):
+        assert word in said
