@@ -95,9 +95,8 @@ def outcome(line: int, row: Row) -> Outcome:
         if not known:
             actual = with_rates(actual, row, entry)
     except (Unmodelled, UserError) as reason:
-        return Outcome(
-            **words, cell=cell, measured=None, prediction=None, reason=str(reason).partition("\n")[0]
-        )  # type: ignore[arg-type]
+        why = str(reason).partition("\n")[0]
+        return Outcome(**words, cell=cell, measured=None, prediction=None, reason=why)  # type: ignore[arg-type]
     return Outcome(**words, cell=cell, measured=actual, prediction=prediction, suspect=suspect(row))  # type: ignore[arg-type]
 
 
