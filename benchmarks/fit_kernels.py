@@ -28,7 +28,7 @@ from simpar.validate.kernels import Kernel, beyond_peak, kernel, times_s
 PROFILES = Path(__file__).resolve().parent.parent / "hardware_profiles" / "devices"
 DATA = Path(os.environ.get("SIMPAR_DATA", Path(__file__).resolve().parent.parent.parent / "shared" / "data"))
 
-DEVICES = ("a100-pcie-80gb", "a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm", "b200-sxm")
+DEVICES = ("a100-pcie-80gb", "a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm", "b200-sxm", "b200-sxm-throttled")
 GEMM = {
     "gemm_efficiency": (0.3, 1.0), "gemm_prologue_k": (0.0, 1500.0), "gemm_wave_overlap": (0.0, 1.0),
     "gemm_small_tile_loss": (0.0, 0.3), "kernel_latency_us": (1.0, 12.0),
@@ -42,7 +42,8 @@ ATTENTION = {
 FLASH2 = {"flash2_forward_efficiency": (0.1, 1.0), "flash2_backward_efficiency": (0.1, 1.0)}
 SIBLINGS = {  # devices without measurements: same architecture, so the same shares of their own peaks
     "a100-sxm-40gb": "a100-sxm-80gb", "h100-sxm-96gb-500w": "h100-sxm-80gb", "h100-pcie": "h100-sxm-80gb",
-    "gb200": "b200-sxm", "b300-sxm": "b200-sxm", "gb300": "b200-sxm", "h200-sxm": "h100-sxm-80gb",
+    "b200-sxm-limited": "b200-sxm", "gb200": "b200-sxm", "b300-sxm": "b200-sxm", "gb300": "b200-sxm",
+    "h200-sxm": "h100-sxm-80gb",
 }  # fmt: skip
 
 
@@ -124,6 +125,8 @@ def main() -> None:
     table = read(arguments.table)
     # the one whole pass of FlashAttention-3 was measured on the sibling with the same compute
     table["h100-sxm-80gb"] += [k for k in table["h200-sxm"] if k.op == "flash_attention_3:both"]
+    # attention by length was measured on the throttled one alone
+    table["b200-sxm"] += [k for k in table["b200-sxm-throttled"] if ":" in k.op]
     fitted: dict[str, dict[str, float]] = {}
     notes: dict[str, str] = {}
     for name, kernels in sorted(table.items()):
@@ -167,7 +170,8 @@ def write(name: str, values: Mapping[str, Any], note: str) -> None:
     path = PROFILES / f"{name}.yaml"
     document = parser.load(path.read_text())
     kept = dict(document.get("kernels") or {})
-    document["kernels"] = {**values, **{k: v for k, v in kept.items() if k in CLOCKS}}
+    ours = {*GEMM, *ATTENTION, *FLASH2, "gemm_efficiency_fp8"}
+    document["kernels"] = {**values, **{k: v for k, v in kept.items() if k not in ours}}
     document["provenance"] = note
     with path.open("w") as stream:
         parser.dump(document, stream)

@@ -112,7 +112,7 @@ def checked_job(graph: ModelGraph, cluster: Cluster, plan: Plan, training: Train
             device,
             plan.numerics.precision,
             habits.fusion.attention,
-            attention_rate=habits.fusion.attention_rate,
+            attention_rate=habits.fusion.rate_on(device.name),
         )
         for device in cluster.devices
     )

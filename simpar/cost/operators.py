@@ -126,7 +126,9 @@ def four_bit_cast(kernels: KernelModel) -> float:
 def _grouped_matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     """One product an expert, all of them in one launch or one each, as the stack has it.
 
-    With 8-bit and 4-bit floats the arriving rows are cast first, in rows for one product and in columns for the other.
+    With 8-bit and 4-bit floats the arriving rows are cast first, in rows for one product and in columns for the other:
+    an expert's at a time where products are [NVIDIA Transformer Engine, multi_tensor_quantize]; these kernels run side
+    by side, so that only the host feels their number.
     """
     rows, n, k = (evaluate(size, sizes.dims) for size in (op.rows, op.columns, op.contraction))
     kernels, experts = sizes.kernels, sizes.dims["experts"]
@@ -134,6 +136,7 @@ def _grouped_matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     launches = 1 if sizes.stack.fusion.grouped_products else int(np.max(experts))
     cast = kernels.activation_bytes + 2 * DTYPE_BYTES["fp8"] if kernels.precision == "fp8" else 0.0
     cast = four_bit_cast(kernels) if kernels.precision in FOUR_BITS else cast
+    casts = launches if cast else 0
     cast_s = [kernels.memory_time_s(cast * rows * width, kernels=int(cast > 0)) for width in (k, n)]
     overhead, frozen, widen_s = sizes.stack.experts.overhead, _is_frozen(op), _widen_s(op, sizes)
     weights_s = 0.0 if frozen else kernels.gemm_time_s(k, n, m, batch=experts, accumulate=fused)
@@ -145,8 +148,8 @@ def _grouped_matmul(op: Operator, sizes: Sizes) -> OperatorTime:
         + widen_s
         + bias.backward_input_s,
         overhead * weights_s,
-        launches + int(cast > 0) + bias.forward_kernels,
-        (1 if frozen else 2) * launches + int(cast > 0) + bias.backward_kernels,
+        casts + launches + bias.forward_kernels,
+        casts + (1 if frozen else 2) * launches + bias.backward_kernels,
     )
 
 

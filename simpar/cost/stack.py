@@ -22,7 +22,8 @@ class _Part(BaseModel):
 class Fusion(_Part):
     """Which kernels are one pass over memory, and which attention.
 
-    ``attention_rate`` is the speed of the stack's attention kernel over that of its family on the device. Of a
+    ``attention_rate`` is the speed of the stack's attention kernel over that of its family on the device, and
+    ``attention_rate_on`` the same where a device by its name shows another. Of a
     mixture of experts: ``grouped_products`` runs the products of all local experts in one kernel, ``permutation`` sorts
     tokens on their way, ``router`` scores and counts in one, ``expert_epilogues`` add biases and clamp in kernels
     beside them.
@@ -40,12 +41,21 @@ class Fusion(_Part):
     expert_epilogues: bool = False
     attention: Literal["flash", "flash2", "unfused"] = "flash"
     attention_rate: float = Field(1.0, gt=0, allow_inf_nan=False)
+    attention_rate_on: dict[str, PositiveFloat] = {}
+
+    def rate_on(self, device: str) -> float:
+        """Speed of the attention kernel on a device over that of its family there."""
+        return self.attention_rate_on.get(device, self.attention_rate)
+
+
+Captured = Literal["attention", "mamba", "mlp", "router", "step"]
 
 
 class Launch(_Part):
     """How work is issued and what it costs beyond the listed kernels.
 
-    ``host_time_per_kernel_s`` to launch a kernel, ``host_time_per_collective_s`` to launch a tensor-parallel
+    ``host_time_per_kernel_s`` to launch a kernel or one of the ``graphs`` captured of a layer (see
+    :mod:`simpar.cost.graphs`; "step" captures all), ``host_time_per_collective_s`` to launch a tensor-parallel
     collective; ``message_s`` for a pipeline message to be agreed on before its data goes (a stack that sends shapes
     ahead waits for them); ``dispatch_s`` for a tensor-parallel collective to be prepared where nothing else runs
     meanwhile, because the host is the device; ``kernel_overhead`` multiplies kernel times for the copies,
@@ -56,6 +66,7 @@ class Launch(_Part):
     """
 
     host_time_per_kernel_s: Seconds = 0.0
+    graphs: tuple[Captured, ...] = ()
     host_time_per_collective_s: Seconds = 0.0
     message_s: Seconds = 0.0
     dispatch_s: Seconds = 0.0

@@ -216,8 +216,8 @@ class GridSteps:
     def _phase(self, steps: StepList, kernels: object) -> Phase:
         assert callable(kernels)
         panels = [self._panels if op.kind == "matmul" else 1 for op in self.block.operators]
-        launches = sum(n * kernels(time) for n, time in zip(panels, self.times, strict=True))
-        return Phase(tuple(steps.steps), self.view.issue_s(launches, steps.num_collectives))
+        each = (n * kernels(time) for n, time in zip(panels, self.times, strict=True))
+        return Phase(tuple(steps.steps), self.view.issue_s(self.block, each, steps.num_collectives))
 
 
 def _step(op: Operator, use: CollectiveUse) -> Step:

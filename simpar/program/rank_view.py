@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import comb
 
+from simpar.cost.graphs import launches
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import OperatorTime, operator_times
 from simpar.cost.stack import Stack
@@ -159,10 +161,10 @@ class RankView:
         precision = self.job.plan.numerics.precision
         return DTYPE_BYTES[handed_dtype(precision)]
 
-    def issue_s(self, kernels: float, collectives: int) -> float:
-        """Seconds the host needs to launch so many kernels and tensor-parallel collectives."""
+    def issue_s(self, block: Block, kernels: Iterable[float], collectives: int) -> float:
+        """Seconds the host needs to launch each operator's kernels in a block and its tensor-parallel collectives."""
         launch = self.job.stack.launch
-        return kernels * launch.host_time_per_kernel_s + collectives * (
+        return launches(block, kernels, launch.graphs) * launch.host_time_per_kernel_s + collectives * (
             launch.host_time_per_collective_s + self.late_s
         )
 

@@ -6,7 +6,7 @@ collective wherever a tensor is read in other states than it was written in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -72,8 +72,7 @@ class _Walk:
             sequence.add(Step(name=op.name, kind=kind, stream=COMPUTE, duration_s=float(time.forward_s)))
         for change in self._read.get("", ()):
             self._serial(sequence, f"{change.tensor} out", change, change.forward)
-        launches = sum(int(time.forward_kernels) for time in times)
-        return Phase(tuple(sequence.steps), self.view.stage.issue_s(launches, sequence.num_collectives))
+        return self._phase(sequence, (int(time.forward_kernels) for time in times))
 
     def backward(self, which: str, *, selective: bool) -> Phase:
         """The backward pass in full ("both"), or its half for "input" or "weight" gradients."""
@@ -90,8 +89,11 @@ class _Walk:
             if tensor not in outside:
                 self._gradient_arrives(sequence, tensor)
         share = 1.0 if which == "both" else 0.5
-        launches = share * sum(int(time.backward_kernels) for time in self.times)
-        return Phase(tuple(sequence.steps), self.view.stage.issue_s(launches, sequence.num_collectives))
+        return self._phase(sequence, (share * int(time.backward_kernels) for time in self.times))
+
+    def _phase(self, sequence: StepList, kernels: Iterable[float]) -> Phase:
+        issue_s = self.view.stage.issue_s(self.view.block, kernels, sequence.num_collectives)
+        return Phase(tuple(sequence.steps), issue_s)
 
     def _gradient_arrives(self, sequence: StepList, tensor: str) -> None:
         """Gradients that come in other states than their producer works in, summed ones aside."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
+from simpar.cost.graphs import launches
 from simpar.cost.sharded import (
     LocalOperator,
     Machine,
@@ -68,11 +69,12 @@ class StageView:
         """Name of the process groups along some axes of this stage."""
         return f"{kind}_{self.index}_{''.join(str(axis) for axis in axes)}"
 
-    def issue_s(self, kernels: float, collectives: int) -> float:
-        """Seconds the host needs to launch so many kernels and collectives."""
+    def issue_s(self, block: Block, kernels: Iterable[float], collectives: int) -> float:
+        """Seconds the host needs to launch each operator's kernels in a block and collectives."""
         launch = self.job.stack.launch
         each_s = launch.host_time_per_collective_s + self.late_s
-        return kernels * launch.host_time_per_kernel_s + collectives * each_s
+        issued = launches(block, kernels, launch.graphs)
+        return issued * launch.host_time_per_kernel_s + collectives * each_s
 
     def dims(self, block: Block) -> Dims:
         """Global dims of a block with the shape of one microbatch."""

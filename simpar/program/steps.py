@@ -171,10 +171,10 @@ def _forward(
     if traffic.ends_partial:
         last = [op.name for op in block.operators[-1:]]
         _reduce_product(sequence, "output.reduce", traffic.ends_partial, last, view)
-    launches = sum(
+    kernels = (
         int(time.forward_kernels) * view.rounds(op) for op, time in zip(block.operators, times, strict=True)
     )
-    return Phase(tuple(sequence.steps), view.issue_s(launches, sequence.num_collectives))
+    return Phase(tuple(sequence.steps), view.issue_s(block, kernels, sequence.num_collectives))
 
 
 def _gather_then_compute(sequence: StepList, compute: Step, size_bytes: float, view: RankView) -> None:
@@ -231,8 +231,8 @@ class _Backward:
             self._gather_gradient(sequence, op, input_gradient=input_gradient)
             self._operator(sequence, op, time, input_gradient=input_gradient, weight_gradient=weight_gradient)
         share = 1.0 if input_gradient and weight_gradient else 0.5
-        launches = share * sum(int(time.backward_kernels) * self.view.rounds(op) for op, time in pairs)
-        return Phase(tuple(sequence.steps), self.view.issue_s(launches, sequence.num_collectives))
+        kernels = (share * int(time.backward_kernels) * self.view.rounds(op) for op, time in pairs)
+        return Phase(tuple(sequence.steps), self.view.issue_s(self.block, kernels, sequence.num_collectives))
 
     def _gather_gradient(self, sequence: StepList, op: Operator, *, input_gradient: bool) -> None:
         """The gradient of a reduce-scattered partial sum arrives sharded: gather it before the producer."""

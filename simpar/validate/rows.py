@@ -115,6 +115,9 @@ _HARDWARE = (  # device pattern, interconnect pattern, profile; the first match 
     (r"(rtx|geforce).*4090", r"", "rtx-4090-8"),
 )
 
+_MACHINES = (  # device and source: its own tables of kernels show another state than the device's usual one
+    (r"\bb200", r"simumax", "hgx-b200-throttled"),
+)
 
 _FOUR = re.compile(r"\bgb\d|tpu v(4|5p)|mi250x")  # devices of a node, where a table does not say
 
@@ -132,7 +135,9 @@ def profile_of(device: str, network: str) -> str:
 def _hardware(row: Row, devices: int) -> tuple[str, int]:
     """Profile and devices per node; a job smaller than a node is one node of its size."""
     device, network = text(row, "gpu_type").lower(), text(row, "interconnect").lower()
-    name = profile_of(device, network)
+    source = text(row, "source").lower()
+    own = (p for d, s, p in _MACHINES if re.search(d, device) and re.search(s, source))
+    name = next(own, None) or profile_of(device, network)
     per_node = min(whole(row, "gpus_per_node", 4 if _FOUR.search(device) else 8), devices)
     if devices % per_node:
         raise Unmodelled("n_gpus is no multiple of gpus_per_node")
@@ -211,6 +216,10 @@ def _plan(row: Row, devices: int) -> dict[str, object]:
         plan["overlap_grad_reduce"] = plan["overlap_param_gather"] = False
     if "ddp impl torch" in notes:
         plan["overlap_grad_reduce"] = True
+    if text(row, "stack") == "llm-foundry" and "amp" in text(row, "precision").lower():
+        plan["reduce_dtype"] = (
+            "fp32"  # Composer's FSDP in its default mixed precision; "pure" reduces in bf16
+        )
     return plan
 
 
@@ -416,19 +425,30 @@ def _stack(row: Row) -> tuple[str, dict[str, object]]:
         changes |= load_stack(name).variants["before_compiled_loss"]
     if text(row, "slow_pipeline_bug").lower() == "true" and whole(row, "pp", 1) > 1:
         changes |= load_stack(name).variants.get("slow_pipeline", {})
-    if "cuda graph" in notes and "none []" not in notes:
-        changes["launch.host_time_per_kernel_s"] = 0.0
-        if re.search("cuda graph full|full cg", notes):  # a graph of the whole step reads no counts back
+    if graphs := _graphs(notes):
+        changes["launch.graphs"] = graphs
+        if "step" in graphs:  # a graph of the whole step reads no counts back
             changes["experts.sync_s"] = 0.0
     return name, changes
 
 
+def _graphs(notes: str) -> tuple[str, ...]:
+    """What CUDA graphs capture, in Megatron-Core's words: "none" before a scope switches them off."""
+    if "cuda graph" not in notes or "cuda graph none" in notes or "no cuda graph" in notes:
+        return ()
+    if re.search("cuda graph full|full_iteration|full cg", notes):
+        return ("step",)
+    scopes = {"attn": "attention", "mamba": "mamba", "mlp": "mlp", "moe_router": "router"}
+    named = tuple(part for word, part in scopes.items() if re.search(rf"\b{word}\b", notes))
+    return named or tuple(scopes.values())
+
+
 def _nemo(row: Row) -> str:
-    """Automodel trains with torch's own FSDP; releases of 2024 are slower than those since."""
+    """Automodel trains with torch's own FSDP; releases of NeMo to 24.07 are slower than those since."""
     words = f"{text(row, 'source')} {text(row, 'notes')}".lower()
     if "automodel" in words:
         return "automodel"
-    return "nemo-24" if re.search(r"launcher|summary 24|tags v24", words) else "nemo"
+    return "nemo-24" if re.search(r"launcher|summary 24", words) else "nemo"
 
 
 def _is_nemo(row: Row) -> bool:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import four_bit_cast
+from simpar.cost.stack import Fusion
 from simpar.errors import UserError
 from simpar.hardware.cluster import load_cluster
 from simpar.hardware.device import load_device
@@ -190,3 +191,9 @@ def test_a_window_fills_the_pipeline_no_further_than_its_keys() -> None:
 
     assert per_key_s(128) / per_key_s(2048) == pytest.approx((1 + half / 256) / (1 + half / 4096))
     assert per_key_s(4096) == pytest.approx(per_key_s(2048))
+
+
+def test_a_stack_s_attention_has_a_rate_of_its_own_on_a_device() -> None:
+    """A kernel that is slow against its family on one device need not be on another."""
+    fusion = Fusion(attention_rate=0.5, attention_rate_on={"h100-sxm-80gb": 0.8})
+    assert (fusion.rate_on("a100-sxm-80gb"), fusion.rate_on("h100-sxm-80gb")) == (0.5, 0.8)

@@ -42,7 +42,7 @@ def test_forward_on_h100_is_as_fast_as_measured(tokens: int, measured: float) ->
 
 @pytest.mark.parametrize(
     ("device", "measured", "within"),
-    [("a100-sxm-80gb", 102.5, 0.15), ("h200-sxm", 239.2, 0.10), ("gb200", 360.4, 0.08)],
+    [("a100-sxm-80gb", 102.5, 0.15), ("h200-sxm", 239.2, 0.10), ("gb200", 360.4, 0.12)],
 )
 def test_training_a_pure_mamba_is_as_fast_as_measured(device: str, measured: float, within: float) -> None:
     """TFLOP/s at six a parameter and token: hidden 2048, 48 layers, 4 x 4096 tokens (state-spaces/mamba issue 904)."""

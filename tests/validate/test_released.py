@@ -43,7 +43,7 @@ def test_a_hybrid_s_row_becomes_a_case() -> None:
     assert len(found.graph.layers) == 52
     assert found.plan["ep"] == 8
     assert found.plan["token_dispatch"] == "per_rank"
-    assert found.stack_changes["launch.host_time_per_kernel_s"] == 0.0
+    assert found.stack_changes["launch.graphs"] == ("attention", "mamba", "router")
 
 
 def test_a_silent_row_follows_its_recipe() -> None:
@@ -51,3 +51,20 @@ def test_a_silent_row_follows_its_recipe() -> None:
     assert "hybridep" in recipe_words(ROW)
     assert overlap_words({**ROW, "overlap_notes": "no CUDA graph"}) == "no cuda graph"
     assert overlap_words({**ROW, "model_name": "Nemotron_3_Ultra"}) == "dispatcher hybridep"
+
+
+@pytest.mark.parametrize(
+    ("words", "captured"),
+    [
+        ("CUDA graph transformer_engine ['attn', 'moe_router', 'moe_preprocess']", ("attention", "router")),
+        ("CUDA graph transformer_engine ['attn', 'mamba', 'moe_router']", ("attention", "mamba", "router")),
+        ("CUDA graph full_iteration []", ("step",)), ("CUDA graph local full_iteration", ("step",)),
+        ("CUDA graph none full_iteration", None), ("no CUDA graph", None), ("overlap", None),
+        ("CUDA graph", ("attention", "mamba", "mlp", "router")),
+    ],
+)  # fmt: skip
+def test_graphs_capture_what_their_scope_names(words: str, captured: tuple[str, ...] | None) -> None:
+    """No implementation, no graphs, whatever scope follows; the whole step reads no token counts back."""
+    changes = case({**ROW, "overlap_notes": words}).stack_changes
+    assert changes.get("launch.graphs") == captured
+    assert ("experts.sync_s" in changes) == (captured == ("step",))

@@ -69,6 +69,8 @@ def test_devices_below_their_power_limit_are_devices_of_their_own() -> None:
     """They run at another clock: what is fitted to them must not bend the others."""
     assert case({**ROW, "gpu_type": "B200 (power-limited)"}).hardware == "hgx-b200-limited"
     assert case({**ROW, "gpu_type": "B200"}).hardware == "hgx-b200"
+    assert case({**ROW, "gpu_type": "B200 SXM", "source": "SimuMax B200"}).hardware == "hgx-b200-throttled"
+    assert case({**ROW, "gpu_type": "A100 SXM", "source": "SimuMax B200"}).hardware == "dgx-a100-80gb"
 
 
 def test_what_rows_leave_to_their_framework() -> None:

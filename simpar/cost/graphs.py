@@ -1,0 +1,61 @@
+"""CUDA graphs: which operators of a block the host launches as one.
+
+A graph of the whole step takes the host out of it. Graphs of parts (Megatron-Core's ``cuda_graph_scope``, Transformer
+Engine's graphed callables) replay one part of one layer each: its attention, a Mamba mixer, a dense MLP, or of a
+mixture the norm, router and shared experts before its experts. Experts' own shapes are known on the device only, so
+they stay outside unless the step is captured as a whole.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from simpar.models.graph import Block, Operator
+
+_MIXERS = {"attention": "attention", "scan": "mamba"}
+_EXPERTS = ("dispatch", "grouped_matmul", "combine")
+
+
+def part_names(operators: Sequence[Operator]) -> tuple[str, ...]:
+    """Part of its layer that each operator belongs to: attention, mamba, mlp, router, experts or ends.
+
+    A mixer ends with the addition of its residual, what follows it with its own; beyond and in blocks that are no
+    layers (embedding, head) are the ends.
+    """
+    mixers = [_MIXERS[op.kind] for op in operators if op.kind in _MIXERS]
+    additions = [index for index, op in enumerate(operators) if op.name.endswith("residual")]
+    if not additions:
+        return ("ends",) * len(operators)
+    mixture = any(op.kind == "router" for op in operators)
+    mixed = additions[-2] if mixers and len(additions) > 1 else additions[-1] if mixers else -1
+    found = []
+    for index, op in enumerate(operators):
+        if index > additions[-1]:
+            found.append("ends")
+        elif index <= mixed:
+            found.append(mixers[0])
+        elif op.region == "expert" or op.kind in _EXPERTS:
+            found.append("experts")
+        else:
+            found.append("router" if mixture else "mlp")
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def _captured(block: Block, graphs: tuple[str, ...]) -> tuple[tuple[bool, ...], int]:
+    if "step" in graphs:
+        return (True,) * len(block.operators), 0
+    parts = part_names(block.operators)
+    inside = tuple(part in graphs for part in parts)
+    return inside, len({part for part in parts if part in graphs})
+
+
+def launches(block: Block, kernels: Iterable[float], graphs: tuple[str, ...]) -> float:
+    """What the host launches for one pass through a block whose operators have so many ``kernels``, in order.
+
+    A captured part is one launch, a captured step none.
+    """
+    if not graphs:
+        return sum(kernels)
+    inside, replays = _captured(block, graphs)
+    outside = sum(count for count, captured in zip(kernels, inside, strict=True) if not captured)
+    return outside + replays
