@@ -2,13 +2,15 @@
 
 The compute stream of a class of ranks is a row of ops and gaps. An op's time splits into kernels, launch gaps
 and exposed tensor-parallel communication. A gap ends when the op behind it may start: the part of it during
-which the predecessor that finished last was running is exposed communication of that kind, the rest (the
-predecessor had not started either, or sits on another stage) is bubble.
+which the predecessor that finished last was running is exposed communication of that kind, and so on along
+collectives that follow each other; the rest (the predecessor had not started either, or sits on another stage)
+is bubble.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from simpar.program.program import Timing
 
 Ints = NDArray[np.int64]
+_Links = list[tuple[NDArray[np.str_], Ints]]
+_CHAINED = ("tp", "cp", "ep")  # collectives inside blocks, which may follow each other
 
 CAUSES = (
     "compute", "exposed_tp", "exposed_pp", "exposed_dp", "exposed_cp", "exposed_ep", "bubble", "optimizer", "host",
@@ -83,7 +87,6 @@ def account(lowered: Lowered, timing: Timing) -> Accounts:
     start, finish = timing.start_ns[lowered.op_of_slot], timing.finish_ns[lowered.op_of_slot]
     step_ns = int(timing.finish_ns.max(initial=0))
     binding = _binding_predecessors(lowered, timing)
-    running = replace(timing, start_ns=_chain_starts(binding, lowered, timing))
     window = _window(lowered, start, finish)
     causes = np.zeros((layout.num_classes, len(CAUSES)), dtype=np.int64)
     bubbles = np.zeros(layout.num_classes, dtype=np.int64)
@@ -97,8 +100,9 @@ def account(lowered: Lowered, timing: Timing) -> Accounts:
         _add_ops(causes[class_id], facts, start[on_compute], finish[on_compute])
         gaps = _Gaps.of(start[on_compute], finish[on_compute], step_ns)
         ops = lowered.op_of_slot[on_compute]
-        _add_gaps(causes[class_id], gaps, binding[ops], lowered, running)
-        bubbles[class_id] = _bubble_inside(gaps, binding[ops], lowered, running, window)
+        links = list(_links(gaps, binding[ops], binding, lowered, timing))
+        _add_gaps(causes[class_id], gaps, links)
+        bubbles[class_id] = _bubble_inside(gaps, links, window)
         recompute[class_id] = facts.parts[:, _PARTS.index("recompute")].sum()
         _add_communication(communication[class_id], kinds, facts, finish[mine] - start[mine])
     return Accounts(causes, bubbles, window[1] - window[0], step_ns, recompute, kinds, communication)
@@ -224,39 +228,40 @@ def _binding_predecessors(lowered: Lowered, timing: Timing) -> Ints:
     return binding
 
 
-def _chain_starts(binding: Ints, lowered: Lowered, timing: Timing) -> Ints:
-    """Start of every op; of a collective inside blocks that follows its like at once, that of the first of the row."""
-    kind = np.array([label.kind for label in lowered.program.labels])[lowered.program.ops.label]
-    before = np.where(binding >= 0, binding, np.arange(len(binding)))
-    follows = (binding >= 0) & np.isin(kind, ("tp", "cp", "ep")) & (kind[before] == kind)
-    follows &= timing.finish_ns[before] == timing.start_ns
-    first = np.where(follows, before, np.arange(len(binding)))
-    while (first[first] != first).any():
-        first = first[first]
-    return timing.start_ns[first]
+def _links(
+    gaps: _Gaps, last: Ints, binding: Ints, lowered: Lowered, timing: Timing
+) -> Iterator[tuple[NDArray[np.str_], Ints]]:
+    """What each gap waited for: kind of the op that finished last and the share it was running, then what it followed.
 
-
-def _split_gaps(
-    gaps: _Gaps, binding: Ints, lowered: Lowered, timing: Timing
-) -> tuple[NDArray[np.str_], Ints]:
-    """Kind of the binding predecessor and how much of each gap it was running."""
+    Collectives inside blocks start when another ends: a gap is shared out link by link along such a chain.
+    """
     kinds_of_label = np.array([label.kind for label in lowered.program.labels])
-    known = binding >= 0
-    safe = np.where(known, binding, 0)
-    kind = np.where(known, kinds_of_label[lowered.program.ops.label[safe]], "bubble")
-    running = np.minimum(gaps.end, timing.finish_ns[safe]) - np.maximum(gaps.begin, timing.start_ns[safe])
-    exposed = np.isin(kind, ("tp", "pp", "dp", "cp", "ep", "offload"))
-    covered = np.where(known & exposed, np.clip(running, 0, None), 0)
-    # data-parallel collectives and transfers with the host queue behind their like: the whole wait is theirs
-    return kind, np.where(np.isin(kind, ("dp", "offload")), gaps.end - gaps.begin, covered)
+    at, end = last, gaps.end
+    while (at >= 0).any():
+        known, safe = at >= 0, np.where(at >= 0, at, 0)
+        kind = np.where(known, kinds_of_label[lowered.program.ops.label[safe]], "bubble")
+        start = timing.start_ns[safe]
+        running = np.minimum(end, timing.finish_ns[safe]) - np.maximum(gaps.begin, start)
+        exposed = known & np.isin(kind, (*_CHAINED, "pp", "dp", "offload"))
+        covered = np.where(exposed, np.clip(running, 0, None), 0)
+        # data-parallel collectives and transfers with the host queue behind their like: the whole wait is theirs
+        yield kind, np.where(np.isin(kind, ("dp", "offload")), end - gaps.begin, covered)
+        before = binding[safe]
+        earlier = np.where(before >= 0, before, safe)
+        follows = np.isin(kind, _CHAINED) & (before >= 0) & (timing.finish_ns[earlier] == start)
+        follows &= np.isin(kinds_of_label[lowered.program.ops.label[earlier]], _CHAINED) & (
+            start > gaps.begin
+        )
+        at, end = np.where(follows, before, -1), start
 
 
-def _add_gaps(row: Ints, gaps: _Gaps, binding: Ints, lowered: Lowered, timing: Timing) -> None:
-    kind, covered = _split_gaps(gaps, binding, lowered, timing)
-    for name in np.unique(kind[covered > 0]):
-        row[CAUSES.index(_CAUSE_OF_KIND[str(name)])] += covered[kind == name].sum()
-    idle = (gaps.end - gaps.begin - covered).sum() + gaps.tail[1] - gaps.tail[0]
-    row[CAUSES.index("bubble")] += idle
+def _add_gaps(row: Ints, gaps: _Gaps, links: _Links) -> None:
+    waited = 0
+    for kind, covered in links:
+        for name in np.unique(kind[covered > 0]):
+            row[CAUSES.index(_CAUSE_OF_KIND[str(name)])] += covered[kind == name].sum()
+        waited += int(covered.sum())
+    row[CAUSES.index("bubble")] += (gaps.end - gaps.begin).sum() - waited + gaps.tail[1] - gaps.tail[0]
 
 
 def _window(lowered: Lowered, start: Ints, finish: Ints) -> tuple[int, int]:
@@ -266,12 +271,10 @@ def _window(lowered: Lowered, start: Ints, finish: Ints) -> tuple[int, int]:
     return int(start[inside].min(initial=0)), int(finish[inside].max(initial=0))
 
 
-def _bubble_inside(
-    gaps: _Gaps, binding: Ints, lowered: Lowered, timing: Timing, window: tuple[int, int]
-) -> int:
-    _, covered = _split_gaps(gaps, binding, lowered, timing)
+def _bubble_inside(gaps: _Gaps, links: _Links, window: tuple[int, int]) -> int:
     idle = np.clip(np.minimum(gaps.end, window[1]) - np.maximum(gaps.begin, window[0]), 0, None)
     tail = max(0, window[1] - max(gaps.tail[0], window[0]))
+    covered = sum((covered for _, covered in links), np.zeros_like(idle))
     return int(np.clip(idle - covered, 0, None).sum()) + tail
 
 

@@ -155,6 +155,13 @@ def test_exchanges_are_reported() -> None:
     assert beside.step_time_s < plain.step_time_s
 
 
+def test_a_wait_for_one_exchange_behind_another_is_no_bubble() -> None:
+    """Copies travel between ranks, then among those that share an expert: both are exposed, each as its own kind."""
+    step = result(ep=8, tp=2, etp=2).time_breakdown_s
+    assert step.bubble == 0.0
+    assert step.exposed_ep > 0.0 and step.exposed_tp > 0.0
+
+
 def test_wider_expert_parallelism_trades_memory_for_traffic() -> None:
     """Spread over four nodes the experts take less memory, and their tokens more time."""
     near, far = result(ep=8), result(ep=32)
