@@ -42,7 +42,7 @@ WHY = (  # source, words of the run, sign of the error, what the prediction lack
     ("dgxc", "deepseek", -1, "early software: later releases run the same layout in half the time"),
     ("Bridge", "Qwen3_235B", -1, "exchange hidden without captured graphs; the next release is twice as fast"),
     ("Bridge", "Qwen3_30B", -1, "single sequences, whose experts wait for the host"),
-    ("Bridge", "GPT OSS", -1, "a release that the one before and the one after beat by 40 %"),
+    ("Bridge", "GPT OSS", -1, "16 bits are 16 % too fast; some releases are beaten by those before and after"),
     ("torchtitan B200", "", -1, "power-limited to a share of its 1,000 W that the table does not print"),
 )  # fmt: skip
 

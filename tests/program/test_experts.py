@@ -159,7 +159,8 @@ def test_a_wait_for_one_exchange_behind_another_is_no_bubble() -> None:
     """Copies travel between ranks, then among those that share an expert: both are exposed, each as its own kind."""
     step = result(ep=8, tp=2, etp=2).time_breakdown_s
     assert step.bubble == 0.0
-    assert step.exposed_ep > 0.0 and step.exposed_tp > 0.0
+    assert step.exposed_ep > 0.0
+    assert step.exposed_tp > 0.0
 
 
 def test_wider_expert_parallelism_trades_memory_for_traffic() -> None:
