@@ -28,8 +28,8 @@ class OperatorTime:
     forward_s: Array
     backward_input_s: Array
     backward_weight_s: Array
-    forward_kernels: int
-    backward_kernels: int
+    forward_kernels: Array
+    backward_kernels: Array
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def _time(op: Operator, sizes: Sizes) -> OperatorTime:
     if (precision := op.computes_in(sizes.kernels.precision)) != sizes.kernels.precision:
         sizes = replace(sizes, kernels=replace(sizes.kernels, precision=precision))
     ruled = _RULES[op.kind](op, sizes)
-    if op.kind not in sizes.stack.passes or not ruled.forward_kernels:
+    if op.kind not in sizes.stack.passes or not np.any(ruled.forward_kernels):
         return ruled
     moved = _elements(op, sizes) * sizes.kernels.activation_bytes
     forward, backward = sizes.stack.passes[op.kind]
@@ -133,7 +133,7 @@ def _grouped_matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     rows, n, k = (evaluate(size, sizes.dims) for size in (op.rows, op.columns, op.contraction))
     kernels, experts = sizes.kernels, sizes.dims["experts"]
     m, fused = rows / experts, sizes.stack.numerics.gradient_accumulation_fusion
-    launches = 1 if sizes.stack.fusion.grouped_products else int(np.max(experts))
+    launches = 1 if sizes.stack.fusion.grouped_products else experts
     cast = kernels.activation_bytes + 2 * DTYPE_BYTES["fp8"] if kernels.precision == "fp8" else 0.0
     cast = four_bit_cast(kernels) if kernels.precision in FOUR_BITS else cast
     casts = launches if cast else 0
@@ -162,7 +162,7 @@ def _weighted_bias(op: Operator, sizes: Sizes) -> OperatorTime:
     """
     if len(op.weights) < 2 or op.name != "expert_down" or sizes.stack.fusion.expert_epilogues:
         return OperatorTime(op.name, 0.0, 0.0, 0.0, 0, 0)
-    rows, experts = _elements(op, sizes), int(np.max(sizes.dims["experts"]))
+    rows, experts = _elements(op, sizes), sizes.dims["experts"]
     forward, backward = 2 * experts + 2, 4 * experts + 2
     model = sizes.kernels
     return OperatorTime(

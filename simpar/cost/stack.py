@@ -22,8 +22,8 @@ class _Part(BaseModel):
 class Fusion(_Part):
     """Which kernels are one pass over memory, and which attention.
 
-    ``attention_rate`` is the speed of the stack's attention kernel over that of its family on the device, and
-    ``attention_rate_on`` the same where a device by its name shows another. Of a
+    ``attention_rate`` is the speed of the stack's attention kernel over that of its family, by device and of all
+    "others" (1 where neither is given). Of a
     mixture of experts: ``grouped_products`` runs the products of all local experts in one kernel, ``permutation`` sorts
     tokens on their way, ``router`` scores and counts in one, ``expert_epilogues`` add biases and clamp in kernels
     beside them.
@@ -40,12 +40,11 @@ class Fusion(_Part):
     router: bool = True
     expert_epilogues: bool = False
     attention: Literal["flash", "flash2", "unfused"] = "flash"
-    attention_rate: float = Field(1.0, gt=0, allow_inf_nan=False)
-    attention_rate_on: dict[str, PositiveFloat] = {}
+    attention_rate: dict[str, PositiveFloat] = {}
 
     def rate_on(self, device: str) -> float:
         """Speed of the attention kernel on a device over that of its family there."""
-        return self.attention_rate_on.get(device, self.attention_rate)
+        return self.attention_rate.get(device, self.attention_rate.get("others", 1.0))
 
 
 Captured = Literal["attention", "mamba", "mlp", "router", "step"]

@@ -455,7 +455,7 @@ def _choices(policy: str, block: Block) -> tuple[str, ...]:
 
 def _one(time: OperatorTime, at: int) -> OperatorTime:
     """One key's times out of arrays (what does not depend on the key is a scalar)."""
-    parts = ("forward_s", "backward_input_s", "backward_weight_s")
+    parts = ("forward_s", "backward_input_s", "backward_weight_s", "forward_kernels", "backward_kernels")
     taken = {
         part: float(value if np.ndim(value := getattr(time, part)) == 0 else value[at]) for part in parts
     }

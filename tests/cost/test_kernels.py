@@ -195,5 +195,6 @@ def test_a_window_fills_the_pipeline_no_further_than_its_keys() -> None:
 
 def test_a_stack_s_attention_has_a_rate_of_its_own_on_a_device() -> None:
     """A kernel that is slow against its family on one device need not be on another."""
-    fusion = Fusion(attention_rate=0.5, attention_rate_on={"h100-sxm-80gb": 0.8})
+    fusion = Fusion(attention_rate={"others": 0.5, "h100-sxm-80gb": 0.8})
+    assert Fusion().rate_on("a100-sxm-80gb") == 1.0
     assert (fusion.rate_on("a100-sxm-80gb"), fusion.rate_on("h100-sxm-80gb")) == (0.5, 0.8)
