@@ -152,7 +152,7 @@ def format_bytes(size: float) -> str:
         ("KiB", KIB, KIB),
     ):
         if abs(size) >= least:
-            return f"{_digits(size / factor)} {unit}"
+            return f"{format_figure(size / factor)} {unit}"
     return f"{size:.0f} B"
 
 
@@ -160,35 +160,30 @@ def format_seconds(seconds: float) -> str:
     """Seconds in the unit that reads best, 3 significant digits."""
     for unit, factor in (("s", 1.0), ("ms", MS), ("us", US)):
         if abs(seconds) >= factor:
-            return f"{_digits(seconds / factor)} {unit}"
-    return f"{_digits(seconds / NS)} ns" if seconds else "0 s"
+            return f"{format_figure(seconds / factor)} {unit}"
+    return f"{format_figure(seconds / NS)} ns" if seconds else "0 s"
 
 
 def format_rate(bytes_per_s: float) -> str:
     """Bandwidth in GB/s, 3 significant digits."""
-    return f"{_digits(bytes_per_s / GB)} GB/s"
+    return f"{format_figure(bytes_per_s / GB)} GB/s"
 
 
 def format_count(value: float) -> str:
     """A large count with a decimal suffix: 8.03 B, 405 B, 1.01 T, 124 M."""
     for suffix, factor in (("T", TERA), ("B", GIGA), ("M", MEGA), ("K", KILO)):
         if abs(value) >= factor:
-            return f"{_digits(value / factor)} {suffix}"
+            return f"{format_figure(value / factor)} {suffix}"
     return f"{value:.0f}"
 
 
 def format_energy(joule: float) -> str:
     """Energy in MJ, kJ or J, 3 significant digits."""
     scale, unit = (MEGA, "MJ") if joule >= MEGA else (KILO, "kJ") if joule >= KILO else (1.0, "J")
-    return f"{_digits(joule / scale)} {unit}"
+    return f"{format_figure(joule / scale)} {unit}"
 
 
 def format_figure(value: float) -> str:
-    """A plain figure, 3 significant digits."""
-    return _digits(value)
-
-
-def _digits(value: float) -> str:
     """Three significant digits (or all before the point) without an exponent."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"

@@ -7,8 +7,8 @@ they stay outside unless the step is captured as a whole.
 """
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
+from simpar.cost.stack import Launch
 from simpar.models.graph import Block, Operator
 
 _MIXERS = {"attention": "attention", "scan": "mamba"}
@@ -40,15 +40,6 @@ def part_names(operators: Sequence[Operator]) -> tuple[str, ...]:
     return tuple(found)
 
 
-@lru_cache(maxsize=4096)
-def _captured(block: Block, graphs: tuple[str, ...]) -> tuple[tuple[bool, ...], int]:
-    if "step" in graphs:
-        return (True,) * len(block.operators), 0
-    parts = part_names(block.operators)
-    inside = tuple(part in graphs for part in parts)
-    return inside, len({part for part in parts if part in graphs})
-
-
 def launches(block: Block, kernels: Iterable[float], graphs: tuple[str, ...]) -> float:
     """What the host launches for one pass through a block whose operators have so many ``kernels``, in order.
 
@@ -56,6 +47,14 @@ def launches(block: Block, kernels: Iterable[float], graphs: tuple[str, ...]) ->
     """
     if not graphs:
         return sum(kernels)
-    inside, replays = _captured(block, graphs)
-    outside = sum(count for count, captured in zip(kernels, inside, strict=True) if not captured)
-    return outside + replays
+    if "step" in graphs:
+        return 0.0
+    parts = part_names(block.operators)
+    outside = sum(count for count, part in zip(kernels, parts, strict=True) if part not in graphs)
+    return outside + len({part for part in parts if part in graphs})
+
+
+def issue_s(launch: Launch, block: Block, kernels: Iterable[float], collectives: int, late_s: float) -> float:
+    """Seconds the host needs for one pass through a block; each collective holds it up ``late_s`` besides."""
+    each_s = launch.host_time_per_collective_s + late_s
+    return launches(block, kernels, launch.graphs) * launch.host_time_per_kernel_s + collectives * each_s

@@ -179,16 +179,12 @@ class _Expansion:
         else:
             ranks = np.flatnonzero(instance[after, units.of_rank] >= 0)
             stages = self.lowered.stage_of_class[list(self.domains.classes[before])]
-            here, there = units.of_rank[ranks], units.of_rank[self._at_stage(ranks, int(stages[0]))]
+            here, there = units.of_rank[ranks], units.of_rank[self.mesh.at_stage(ranks, int(stages[0]))]
         first, second = instance[after, here], instance[before, there]
         real = second >= 0
         width = int(self.domains.count[before])
         pairs = np.unique(first[real] * width + second[real])
         return pairs // width, pairs % width
-
-    def _at_stage(self, ranks: Ints, stage: int) -> Ints:
-        """The ranks of another pipeline rank with the same other coordinates."""
-        return self.mesh.at_stage(ranks, stage)
 
     def _streams(self, names: Sequence[str]) -> tuple[Csr, tuple[str, ...], Ints]:
         """Every stream of a class becomes one of each of its units, with that unit's copies in the same order."""

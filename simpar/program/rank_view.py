@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import comb
 
-from simpar.cost.graphs import launches
+from simpar.cost.graphs import issue_s
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import OperatorTime, operator_times
 from simpar.cost.stack import Stack
@@ -163,10 +163,7 @@ class RankView:
 
     def issue_s(self, block: Block, kernels: Iterable[float], collectives: int) -> float:
         """Seconds the host needs to launch each operator's kernels in a block and its tensor-parallel collectives."""
-        launch = self.job.stack.launch
-        return launches(block, kernels, launch.graphs) * launch.host_time_per_kernel_s + collectives * (
-            launch.host_time_per_collective_s + self.late_s
-        )
+        return issue_s(self.job.stack.launch, block, kernels, collectives, self.late_s)
 
     def operator_times(self, block: Block) -> list[OperatorTime]:
         """Kernel times of every operator of a block, in order."""

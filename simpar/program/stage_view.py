@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
-from simpar.cost.graphs import launches
+from simpar.cost.graphs import issue_s
 from simpar.cost.sharded import (
     LocalOperator,
     Machine,
@@ -71,10 +71,7 @@ class StageView:
 
     def issue_s(self, block: Block, kernels: Iterable[float], collectives: int) -> float:
         """Seconds the host needs to launch each operator's kernels in a block and collectives."""
-        launch = self.job.stack.launch
-        each_s = launch.host_time_per_collective_s + self.late_s
-        issued = launches(block, kernels, launch.graphs)
-        return issued * launch.host_time_per_kernel_s + collectives * each_s
+        return issue_s(self.job.stack.launch, block, kernels, collectives, self.late_s)
 
     def dims(self, block: Block) -> Dims:
         """Global dims of a block with the shape of one microbatch."""

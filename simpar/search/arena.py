@@ -17,12 +17,13 @@ from simpar.search.axes import Rows, both_ends
 from simpar.search.both_ends import kernels_bound_ns
 from simpar.search.bound import Stages
 from simpar.search.checkpoints import Squeeze, alike, decide, set_policy, undecided
-from simpar.search.exact import objective_rates
+from simpar.search.exact import objective_rates, swept_ns
 from simpar.search.fit import needs
 from simpar.search.jobs import Jobs
 from simpar.search.pipes import Pipes
 from simpar.search.rowbound import RowBounds
 from simpar.search.slicing import Slicing, sliced, with_slices
+from simpar.search.space import plan_of
 from simpar.search.sweeping import Sweeps
 from simpar.search.syncs import Schemes
 from simpar.search.wires import Wires
@@ -165,7 +166,7 @@ class Arena:
         """Sweep the Program of a row; if in slices, choose those of it and its like first."""
         if sliced(self.rows)[row] and not self.slicing.is_chosen(row):
             self.slicing.set_slices(self.slicing.alike(row), self.slicing.choose(row))
-        self._raise(np.array([row]), np.array([self.slicing.swept_ns(row)]), SWEPT)
+        self._raise(np.array([row]), np.array([swept_ns(self.rows.problem, plan_of(self.rows, row))]), SWEPT)
         self.swept += 1
 
     def _decide(self, row: int) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from simpar.engine import choose_engine_for_many
+from simpar.engine import choose_engine_for_many, sweep
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
 from simpar.plan.sync import apart
 from simpar.program.footprint import footprints
 from simpar.program.host_memory import host_use
+from simpar.program.rank_view import Job
 from simpar.report.result import Result
 from simpar.report.summarise import ACTIVE_POWER, WAITING_POWER, Context, summarise
 from simpar.search.problem import Problem
@@ -30,6 +31,17 @@ def exact(problem: Problem, plan: Plan) -> Result:
         stack=problem.stack,
         perturbation=problem.perturbation,
     )
+
+
+def job_of(problem: Problem, plan: Plan) -> Job:
+    """The job of a plan of the problem. Raises UserError where it cannot be."""
+    return make_job(problem.graph, problem.cluster, plan, problem.training, problem.stack)
+
+
+def swept_ns(problem: Problem, plan: Plan) -> float:
+    """Nanoseconds of a plan's Program without contention: at most what it takes."""
+    lowered = lower_job(job_of(problem, plan), problem.cluster, {}, contention=False)
+    return float(sweep.run(lowered.program, lower_bound=True).makespan_ns)
 
 
 @dataclass(frozen=True)
@@ -69,8 +81,7 @@ def measure(problem: Problem, plan: Plan, num_ops: int = 0) -> Exact:
         fits = result.fits and result.memory.peak_reserved_bytes <= room * result.memory.capacity_bytes
         return Exact(problem, plan, result.step_time_s, worth, fits, lambda: result)
     cluster = problem.cluster
-    job = make_job(problem.graph, cluster, plan, problem.training, problem.stack)
-    lowered = lower_job(job, cluster, {"perturbation": problem.perturbation})
+    lowered = lower_job(job_of(problem, plan), cluster, {"perturbation": problem.perturbation})
     num_ops += len(lowered.program)
     name, engine = choose_engine_for_many(lowered.program, num_ops)
     timing = engine(lowered.program)

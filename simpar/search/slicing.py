@@ -13,16 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.operators import operator_times
-from simpar.engine import sweep
 from simpar.models.graph import Block, Dims
 from simpar.plan.schedules.terapipe import least_sum
 from simpar.plan.sharding import RankDims
-from simpar.program.rank_view import Job, RankView
+from simpar.program.rank_view import RankView
 from simpar.program.token_slices import slice_view, unit_tokens
 from simpar.search.axes import SLICED, Rows
+from simpar.search.exact import job_of
 from simpar.search.pipes import Pipes
 from simpar.search.space import plan_of
-from simpar.simulation import lower_job, make_job
 from simpar.units import to_ns
 
 Ints = NDArray[np.int64]
@@ -92,7 +91,7 @@ class Slicing:
 
     def choose(self, row: int) -> tuple[int, ...]:
         """The slices of a row."""
-        slices = self._job(row).plan.pipeline.slices
+        slices = job_of(self.rows.problem, plan_of(self.rows, row)).plan.pipeline.slices
         assert slices, "a schedule of slices has them"
         return slices
 
@@ -110,15 +109,6 @@ class Slicing:
     def is_chosen(self, row: int) -> bool:
         """Whether a row has its slices."""
         return bool(self.rows.code[SLICES][row] > 0)
-
-    def swept_ns(self, row: int) -> float:
-        """Nanoseconds of the Program of a row without contention."""
-        lowered = lower_job(self._job(row), self.rows.problem.cluster, {}, contention=False)
-        return float(sweep.run(lowered.program, lower_bound=True).makespan_ns)
-
-    def _job(self, row: int) -> Job:
-        problem, plan = self.rows.problem, plan_of(self.rows, row)
-        return make_job(problem.graph, problem.cluster, plan, problem.training, problem.stack)
 
 
 def slice_kernels_ns(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 Row = Mapping[str, str]
@@ -37,6 +38,12 @@ def measurement(row: Row, name: str) -> float | None:
     if value is not None and value < 0:
         raise Unmodelled(f"{name} = {value:g} is negative")
     return value or None
+
+
+def throttled(row: Row) -> bool:
+    """Whether a row is of the B200 whose own tables of products stay at two thirds of what others show."""
+    device, source = text(row, "gpu_type").lower(), text(row, "source").lower()
+    return re.search(r"\bb200", device) is not None and "simumax" in source
 
 
 def whole(row: Row, name: str, default: int | None = None) -> int:

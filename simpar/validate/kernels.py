@@ -17,16 +17,15 @@ from numpy.typing import NDArray
 from simpar.cost.kernels import KernelModel
 from simpar.hardware.device import Device, load_device
 from simpar.units import TERA, US
-from simpar.validate.cells import Row, Unmodelled, measurement, text
+from simpar.validate.cells import Row, Unmodelled, measurement, text, throttled
 
 COLUMNS = ("op", "gpu_type", "m", "n", "k")
 PRODUCTS = ("matmul", "group_matmul")
 LAUNCH_BOUND_S = 150 * US  # timed calls of framework operators shorter than this show their host
 THROTTLED_S = 0.03  # a kernel longer than this runs at the clock that power sustains, which whole runs tell
-DEVICES = (  # device and source
+DEVICES = (
     (r"a100.*pcie", "a100-pcie-80gb"), (r"a100", "a100-sxm-80gb"), (r"gh200|h200", "h200-sxm"),
-    (r"h100.*pcie", "h100-pcie"), (r"h100", "h100-sxm-80gb"), (r"gb200", "gb200"),
-    (r"b200.*simumax", "b200-sxm-throttled"), (r"b200", "b200-sxm"),
+    (r"h100.*pcie", "h100-pcie"), (r"h100", "h100-sxm-80gb"), (r"gb200", "gb200"), (r"b200", "b200-sxm"),
     (r"gb300", "gb300"), (r"b300", "b300-sxm"),
     (r"mi300x", "mi300x"), (r"mi325x", "mi325x"), (r"mi355x", "mi355x"), (r"v100", "v100-sxm2-32gb"),
 )  # fmt: skip
@@ -48,12 +47,10 @@ class Kernel:
 def kernel(row: Row) -> Kernel:
     """The kernel of a row. Raises Unmodelled with the reason."""
     name = text(row, "gpu_type").lower()
-    words = f"{name} {text(row, 'source').lower()}"
-    device = (
-        next((profile for pattern, profile in DEVICES if re.search(pattern, words)), None) if name else None
-    )
+    device = next((profile for pattern, profile in DEVICES if re.search(pattern, name)), None)
     if device is None:
         raise Unmodelled(f"no profile for {text(row, 'gpu_type')}" if name else "gpu_type not published")
+    device = "b200-sxm-throttled" if throttled(row) else device
     if text(row, "op") in PRODUCTS:
         return _product(row, device)
     if text(row, "op").startswith(("flash_attention", "cudnn_attention", "sdp_")):

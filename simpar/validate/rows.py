@@ -18,7 +18,7 @@ from simpar.models.recompute import MODULES
 from simpar.models.training import Documents, Training
 from simpar.plan.schedules import SCHEDULES
 from simpar.units import GB, GIB
-from simpar.validate.cells import Row, Unmodelled, measurement, number, text, whole
+from simpar.validate.cells import Row, Unmodelled, measurement, number, text, throttled, whole
 from simpar.validate.dense import is_mixture, model, sequence, unfused
 from simpar.validate.mixtures import expert_plan, mixture, overlap_words, recipe_layers
 from simpar.validate.released import unsized
@@ -115,10 +115,6 @@ _HARDWARE = (  # device pattern, interconnect pattern, profile; the first match 
     (r"(rtx|geforce).*4090", r"", "rtx-4090-8"),
 )
 
-_MACHINES = (  # device and source: its own tables of kernels show another state than the device's usual one
-    (r"\bb200", r"simumax", "hgx-b200-throttled"),
-)
-
 _FOUR = re.compile(r"\bgb\d|tpu v(4|5p)|mi250x")  # devices of a node, where a table does not say
 
 
@@ -135,9 +131,7 @@ def profile_of(device: str, network: str) -> str:
 def _hardware(row: Row, devices: int) -> tuple[str, int]:
     """Profile and devices per node; a job smaller than a node is one node of its size."""
     device, network = text(row, "gpu_type").lower(), text(row, "interconnect").lower()
-    source = text(row, "source").lower()
-    own = (p for d, s, p in _MACHINES if re.search(d, device) and re.search(s, source))
-    name = next(own, None) or profile_of(device, network)
+    name = "hgx-b200-throttled" if throttled(row) else profile_of(device, network)
     per_node = min(whole(row, "gpus_per_node", 4 if _FOUR.search(device) else 8), devices)
     if devices % per_node:
         raise Unmodelled("n_gpus is no multiple of gpus_per_node")
@@ -217,9 +211,7 @@ def _plan(row: Row, devices: int) -> dict[str, object]:
     if "ddp impl torch" in notes:
         plan["overlap_grad_reduce"] = True
     if text(row, "stack") == "llm-foundry" and "amp" in text(row, "precision").lower():
-        plan["reduce_dtype"] = (
-            "fp32"  # Composer's FSDP in its default mixed precision; "pure" reduces in bf16
-        )
+        plan["reduce_dtype"] = "fp32"  # as Composer's FSDP by default; its "pure" precision reduces in bf16
     return plan
 
 

@@ -6,12 +6,9 @@ import pytest
 import simpar
 from simpar.search import Constraints, make_problem
 from simpar.search.axes import both_ends
-from simpar.search.exact import measure
-from simpar.search.fit import needs
-from simpar.search.hunt import Hunt, fields_of
-from simpar.search.space import enumerate_space, plan_of
-from simpar.search.watch import Watch
-from tests.search.test_certificate import NARROW, brute_force
+from simpar.search.space import enumerate_space
+from tests.search.test_certificate import NARROW, assert_certified
+from tests.search.test_slicing import assert_memory_of_programs, assert_own_bounds
 
 BOTH = ("1f1b", "dualpipe")
 
@@ -40,14 +37,7 @@ def test_replicas_on_their_own_have_one_copy_each(problem_of):
 def test_bounds_hold(seed, problem_of, arena_of):
     """Kernels of the busiest rank, and the row's own Program swept, are below the executed step."""
     problem = problem_of(seed, schedule="dualpipe", recompute=("none", "full"), micro_batch=(1, 2))
-    arena = arena_of(problem, seed, 6)
-    overhead = problem.stack.launch.step_overhead_s
-    for row in range(arena.rows.count):
-        by_kernels = float(arena.bound_s[row])
-        arena.sweep(row)
-        plan = plan_of(arena.rows, row)
-        exact = measure(problem, plan).step_time_s
-        assert overhead < by_kernels <= float(arena.bound_s[row]) <= exact * (1 + 1e-12), plan
+    assert_own_bounds(problem, arena_of(problem, seed, 6))
 
 
 @pytest.mark.parametrize("seed", [3, 8, 11])
@@ -66,10 +56,7 @@ def test_search_finds_what_brute_force_finds(seed, problem_of):
     rows = enumerate_space(problem)
     assert both_ends(rows).any()
     assert rows.count <= 40
-    hunt = Hunt(fields_of(problem, [problem.cluster.nodes]), Watch())
-    hunt.run()
-    assert hunt.gap() == 0
-    assert hunt.best == pytest.approx(brute_force(problem), rel=1e-12)
+    assert_certified(problem)
 
 
 def test_memory_is_that_of_the_program():
@@ -81,8 +68,4 @@ def test_memory_is_that_of_the_program():
         simpar.Training(seq_len=4096, global_batch=64),
         constraints=Constraints(fixed=fixed),
     )
-    rows = enumerate_space(problem)
-    rows.take(np.arange(0, rows.count, max(1, rows.count // 6)))
-    for row, needed in enumerate(needs(rows).needed_bytes.tolist()):
-        exact = simpar.simulate(problem.graph, problem.cluster, plan_of(rows, row), problem.training)
-        assert 1.0 <= needed / exact.memory.peak_reserved_bytes < 1.1
+    assert_memory_of_programs(problem)

@@ -12,12 +12,10 @@ from simpar.errors import Infeasible, UserError
 from simpar.search import Constraints, make_problem, search
 from simpar.search.exact import measure
 from simpar.search.fit import needs
-from simpar.search.hunt import Hunt, fields_of
 from simpar.search.requested import REQUESTED, REQUESTED_NAMES, offered
 from simpar.search.space import enumerate_space, plan_of
-from simpar.search.watch import Watch
 from tests.search.test_bounds import bounds_of
-from tests.search.test_certificate import NARROW, brute_force
+from tests.search.test_certificate import NARROW, assert_certified
 from tests.search.test_tuning import mixture
 
 CASES = {
@@ -179,14 +177,6 @@ def corner(problem_of, seed, most=32):
         except Infeasible:
             continue
     return problem
-
-
-def assert_certified(problem):
-    """The certified best step is the best of all rows, each run by the reference engine."""
-    hunt = Hunt(fields_of(problem, [problem.cluster.nodes]), Watch())
-    hunt.run()
-    assert hunt.gap() == 0
-    assert hunt.best == pytest.approx(brute_force(problem), rel=1e-12)
 
 
 def test_grids_have_the_ranks_they_need():

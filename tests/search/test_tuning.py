@@ -13,12 +13,10 @@ from simpar.search import Constraints, make_problem, search
 from simpar.search.arena import Arena
 from simpar.search.exact import measure
 from simpar.search.fit import needs, overhead_of
-from simpar.search.hunt import Hunt, fields_of
 from simpar.search.space import enumerate_space, plan_of
-from simpar.search.watch import Watch
 from simpar.simulation import lower_job, make_job
 from tests.search.test_bounds import bounds_of
-from tests.search.test_certificate import NARROW, brute_force, few_rows
+from tests.search.test_certificate import NARROW, assert_certified, few_rows
 
 HELD = {"micro_batch": 2, "recompute": ("none", "full"), "schedule": ("1f1b", "interleaved", "zb-h1")}
 
@@ -70,13 +68,6 @@ def mixture(base, stack="megatron", **fixed):
     )
 
 
-def run(problem):
-    """A search until nothing can beat the best."""
-    hunt = Hunt(fields_of(problem, [problem.cluster.nodes]), Watch())
-    hunt.run()
-    return hunt
-
-
 @pytest.mark.parametrize("seed", [1, 4, 6, 9])
 def test_bounds_hold(seed, problem_of, arena_of):
     """No bound is above the executed step."""
@@ -95,9 +86,7 @@ def test_search_finds_what_brute_force_finds(seed, problem_of):
     """The certified best step is the best of all rows by the reference engine."""
     held = {**NARROW, "hsdp": 1, "tp": (1, 2), "pp": (1, 2), "zero": (0, 1, 3), "recompute": ("none", "full")}
     problem = adapted(problem_of, seed, **held)
-    hunt = run(problem)
-    assert hunt.gap() == 0
-    assert hunt.best == pytest.approx(brute_force(problem), rel=1e-12)
+    assert_certified(problem)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 3])
@@ -149,9 +138,7 @@ def test_bounds_hold_with_frozen_layers(seed, problem_of, arena_of):
 def test_search_finds_what_brute_force_finds_with_frozen_layers(seed, problem_of):
     """The certified best step is the best of all rows by the reference engine."""
     problem = few_rows(partial(frozen, problem_of), seed)
-    hunt = run(problem)
-    assert hunt.gap() == 0
-    assert hunt.best == pytest.approx(brute_force(problem), rel=1e-12)
+    assert_certified(problem)
 
 
 @pytest.mark.parametrize(("stack", "frozen_layers"), [("megatron", 8), ("nanotron", 20), ("fsdp", 31)])
@@ -244,9 +231,7 @@ def test_search_finds_what_brute_force_finds_in_mixtures(base):
     held = {**NARROW, "hsdp": 1, "tp": (1, 2), "pp": (1, 2), "ep": (1, 4), "zero": (0, 1, 3)}
     problem = mixture(simpar.Plan(**base), **(held | {"sequence_parallel": (False, True)}))
     assert 8 <= enumerate_space(problem).count <= 40
-    hunt = run(problem)
-    assert hunt.gap() == 0
-    assert hunt.best == pytest.approx(brute_force(problem), rel=1e-12)
+    assert_certified(problem)
 
 
 def test_what_no_plan_can_be_is_in_no_row():
