@@ -141,18 +141,26 @@ def print_validation(found: Mapping[str, Any], console: Console) -> None:
             console.print(f"- {count} rows: {reason}", soft_wrap=True)
 
 
+_OF_RUNS = {
+    "predicted s": "predicted_step_time_s", "measured s": "measured_step_time_s", "error %": "time_error_percent",
+    "predicted GiB": "predicted_peak_gib", "measured GiB": "measured_peak_gib", "memory %": "memory_error_percent",
+}  # fmt: skip
+_OF_OPERATIONS = {
+    "predicted s": "predicted_time_s", "measured s": "measured_time_s", "error %": "time_error_percent",
+}  # fmt: skip
+
+
 def _validation_rows(rows: Sequence[Mapping[str, Any]], console: Console) -> Table:
-    names = ("predicted s", "measured s", "error %", "predicted GiB", "measured GiB", "error %")
-    table = _table(console, ("run", "left"), *((name, "right") for name in names))
-    keys = (
-        "predicted_step_time_s", "measured_step_time_s", "time_error_percent", "predicted_peak_gib",
-        "measured_peak_gib", "memory_error_percent",
-    )  # fmt: skip
+    single = any("predicted_time_s" in row for row in rows)
+    columns = _OF_OPERATIONS if single else _OF_RUNS
+    table = _table(
+        console, ("operation" if single else "run", "left"), *((name, "right") for name in columns)
+    )
     for row in rows:
         if "reason" in row:
             table.add_row(row["label"], f"not modelled: {row['reason']}")
         else:
-            table.add_row(row["label"], *(_blank_or_three(row[key]) for key in keys))
+            table.add_row(row["label"], *(_blank_or_three(row[key]) for key in columns.values()))
     return table
 
 

@@ -38,9 +38,23 @@ def _parsed(row: Row, *, of_kernels: bool) -> kernels.Kernel | collectives.Call 
         return str(reason)
 
 
+def _label(row: Row) -> str:
+    """What an operation is called in a report: its kind, its shape, and where it ran."""
+    sizes = [_whole(text(row, name)) for name in ("m", "n", "k") if text(row, name)]
+    named = {"batch": "b", "seq_len": "s", "n_heads": "h", "head_dim": "d", "message_bytes": "bytes "}
+    shape = [f"{mark}{_whole(text(row, name))}" for name, mark in named.items() if text(row, name)]
+    words = [text(row, "op"), text(row, "direction"), " x ".join(sizes), *shape, text(row, "gpu_type")]
+    where = f"on {_whole(text(row, 'n_gpus'))}" if text(row, "n_gpus") else ""
+    return " ".join(word for word in (*words, where) if word)
+
+
+def _whole(figure: str) -> str:
+    """A number as tables print it, without the fraction that whole ones get from spreadsheets."""
+    return figure.removesuffix(".0")
+
+
 def _outcome(line: int, row: Row, parsed: Any, predicted: float | str | None) -> Outcome:
-    label = " ".join(part for name in ("op", "gpu_type", "n_gpus") if (part := text(row, name)))
-    words = {"row": line, "source": text(row, "source"), "label": label, "cell": (str(line),)}
+    words = {"row": line, "source": text(row, "source"), "label": _label(row), "cell": (str(line),)}
     if not isinstance(predicted, float):
         reason = parsed if isinstance(parsed, str) else str(predicted)
         return Outcome(**words, measured=None, prediction=None, reason=reason)  # type: ignore[arg-type]

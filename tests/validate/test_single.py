@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from simpar.cost.collectives import collective_time_s
 from simpar.cost.kernels import KernelModel
 from simpar.hardware.cluster import load_cluster
 from simpar.hardware.device import load_device
+from simpar.report.terminal import print_validation
 from simpar.validate.collectives import call
 from simpar.validate.table import validate
 
@@ -48,6 +51,21 @@ def test_rates_over_the_unmasked_flop_are_of_causal_kernels(tmp_path: Path) -> N
     device = KernelModel(load_device("b200-sxm"), sustained=False)
     expected = device.attention_time_s((1, 32768, 64, 128), context=32768, seen=16384, backward=False)
     assert row["predicted_time_s"] == pytest.approx(float(expected))
+
+
+def test_short_tables_are_listed_operation_by_operation(tmp_path: Path) -> None:
+    """Each with its shape, what was predicted and measured, or why it is not modelled."""
+    rows = (
+        "mine,matmul,H100 SXM,bf16,,4096.0,1024.0,512.0,,,,,,,100,\n"
+        "mine,hbm_copy,H100 SXM,bf16,,,,,,,,,,,100,\n"
+    )
+    out = StringIO()
+    print_validation(table(tmp_path, KERNELS + rows), Console(file=out, width=120))
+    assert "matmul 4096 x 1024 x 512 H100 SXM" in out.getvalue()
+    assert "not modelled" in out.getvalue()
+    calls = "mine,all_reduce,H100 SXM,NVSwitch,8,1,1e9,,350\n"
+    print_validation(table(tmp_path, CALLS + calls), Console(file=out, width=120))
+    assert "all_reduce bytes 1e9 H100 SXM on 8" in out.getvalue()
 
 
 def test_reasons_are_counted(tmp_path: Path) -> None:
