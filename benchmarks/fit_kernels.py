@@ -43,7 +43,7 @@ FLASH2 = {"flash2_forward_efficiency": (0.1, 1.0), "flash2_backward_efficiency":
 SIBLINGS = {  # devices without measurements: same architecture, so the same shares of their own peaks
     "a100-sxm-40gb": "a100-sxm-80gb", "h100-sxm-96gb-500w": "h100-sxm-80gb", "h100-pcie": "h100-sxm-80gb",
     "b200-sxm-limited": "b200-sxm", "gb200": "b200-sxm", "b300-sxm": "b200-sxm", "gb300": "b200-sxm",
-    "h200-sxm": "h100-sxm-80gb",
+    "h200-sxm": "h100-sxm-80gb", "h20-sxm": "h100-sxm-80gb",
 }  # fmt: skip
 
 

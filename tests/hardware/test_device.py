@@ -66,6 +66,7 @@ def test_narrower_types_are_no_slower(name: str) -> None:
         ("v100-sxm2-32gb", "a100-sxm-80gb"), ("a100-sxm-80gb", "h100-sxm-80gb"), ("h100-pcie", "h100-sxm-80gb"),
         ("h200-sxm", "b200-sxm"), ("b200-sxm", "gb200"), ("mi250x", "mi300x"), ("mi300x", "mi355x"),
         ("tpu-v5e", "tpu-v4"), ("tpu-v4", "tpu-v5p"), ("l4", "l40s"), ("rtx-3090", "rtx-4090"),
+        ("h20-sxm", "h200-sxm"),
     ],
 )  # fmt: skip
 def test_better_devices_are_better(older: str, newer: str) -> None:

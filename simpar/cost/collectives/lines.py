@@ -134,12 +134,27 @@ def efficiency(candidate: Candidate, values: Mapping[str, float]) -> Efficiency:
         port *= values[_OWN_SHARES[candidate.op]] if candidate.op in _OWN_SHARES else 1.0
     port *= (1 - values["port_scale_loss"]) ** max(math.log2(shape.per_domain) - 1, 0.0)
     if candidate.on_bridge:
-        port *= values["host_bridge_share"] * min(values["host_bridge_groups"] / candidate.on_bridge, 1.0)
+        port = min(port, _bridge_share(candidate, values))
     doublings = max(math.log2(shape.num_domains) - 1, 0.0)
     kept = 1 - values["nic_scale_loss"]
     if candidate.op in ("all_gather", "reduce_scatter"):
         kept *= 1 - values["gather_scale_loss"]
     return Efficiency(port, values[nic_name] * kept**doublings)
+
+
+def _bridge_share(candidate: Candidate, values: Mapping[str, float]) -> float:
+    """Share of a port at which data cross between the sockets of a PCIe node beside the other groups that do.
+
+    A ring crosses with one flow each way. Of an all-to-all every member of one half sends to every one of the other:
+    n^2/4 flows, which carry n/4 of what a member sends.
+    """
+    members = candidate.shape.per_domain
+    exchange = candidate.op == "all_to_all"
+    flows = members * members / 4 if exchange else 1.0
+    crossing = flows / (members - 1) if exchange else 1.0  # bytes on the bridge for one on a port
+    flows *= candidate.on_bridge
+    reached = values["host_bridge_share"] * flows / (flows + values["host_bridge_flows"])
+    return reached / (crossing * candidate.on_bridge)
 
 
 def lines(candidate: Candidate, values: Mapping[str, float]) -> list[Line]:

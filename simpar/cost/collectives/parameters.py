@@ -40,13 +40,10 @@ PARAMETERS: dict[str, tuple[float, str]] = {
     "scatter_share": (1.0, "part of port_efficiency left to reduce-scatters"),
     "far_port_share": (0.95, "part of port_efficiency left to rings and trees that span domains"),
     "host_bridge_share": (
-        0.6,
-        "part of a PCIe port left to a group that crosses between two sockets",
+        0.75,
+        "bandwidth between the two sockets of a PCIe node, all flows together, over that of a port",
     ),
-    "host_bridge_groups": (
-        1.37,
-        "how many such groups beside each other fill the bridge; more of them share it",
-    ),
+    "host_bridge_flows": (0.5, "flows at which it reaches half of that: f share f / (f + this)"),
     "nvls_efficiency": (0.68, "share of the scale-up port that in-switch reduction reaches"),
     "exchange_efficiency": (0.77, "share of the scale-up port that an all-to-all reaches"),
     "nic_efficiency": (0.94, "share of the NICs that rings and trees reach"),

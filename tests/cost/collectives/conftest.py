@@ -16,7 +16,7 @@ IDEAL = {
     "nvls_us": 0.0, "sharp_us": 0.0, "send_us": 0.0, "near_peer_us": 0.0, "peer_us": 0.0,
     "ll_hop_factor": 1.0, "ll_efficiency": 1.0, "ll128_hop_factor": 1.0, "ll128_efficiency": 1.0,
     "port_efficiency": 1.0,
-    "pair_loss": 0.0, "far_port_share": 1.0, "host_bridge_share": 1.0, "host_bridge_groups": 1.0,
+    "pair_loss": 0.0, "far_port_share": 1.0, "host_bridge_share": 1e9, "host_bridge_flows": 1e-9,
     "nvls_efficiency": 1.0,
     "exchange_efficiency": 1.0, "nic_efficiency": 1.0, "exchange_nic_efficiency": 1.0, "nic_scale_loss": 0.0,
     "send_efficiency": 1.0, "p2p_channel_gb_per_s": 1000.0,

@@ -77,3 +77,23 @@ def test_small_messages_are_all_latency(cluster: str, low: float, high: float) -
     """An 8 KiB all-reduce in a node takes tens of microseconds (Azure AI benchmarking guide: 27, 43)."""
     seconds = float(collective_time_s("all_reduce", 8192, (1, 8), load_cluster(cluster, 1)))
     assert low * US < seconds < high * US
+
+
+@pytest.mark.parametrize(("op", "measured"), [("all_gather", 158), ("all_to_all", 153)])
+def test_h800_node(op: str, measured: float) -> None:
+    """NVLink of an H800 reaches 153 to 158 GB/s of 200 (DeepEP, performance of intranode kernels)."""
+    assert bus(op, "hgx-h800", (1, 8), 1.0 * GIB) == pytest.approx(measured, rel=0.06)
+
+
+@pytest.mark.parametrize(("less", "whole"), [("hgx-h800", "dgx-h100"), ("hgx-a800", "dgx-a100-80gb")])
+def test_fewer_links_slow_groups_inside_a_node_alone(less: str, whole: str) -> None:
+    """The same chips and NICs: what travels over the network is as fast."""
+    inside, across = (
+        bus("all_gather", less, shape, 1.0 * GIB) / bus("all_gather", whole, shape, 1.0 * GIB)
+        for shape in ((1, 8), (8, 1))
+    )
+    links = (
+        load_cluster(less, 1).profile.scale_up.bandwidth / load_cluster(whole, 1).profile.scale_up.bandwidth
+    )
+    assert inside == pytest.approx(links, rel=0.02)
+    assert across == 1.0
