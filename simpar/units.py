@@ -22,11 +22,13 @@ _MOST_S = 2.0**63 / NS_PER_S
 DTYPE_BYTES = {
     "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5, "int8": 1.0, "int4": 0.5,
     "nvfp4": 0.5 + 1 / 16,  # an 8-bit scale for 16 values
-    "mxfp4": 0.5 + 1 / 32,  # and for 32
+    "mxfp4": 0.5 + 1 / 32, "mxfp8": 1.0 + 1 / 32,  # and for 32
 }  # fmt: skip
-CAST_DTYPES = ("fp8", "nvfp4", "mxfp4")
+CAST_DTYPES = ("fp8", "mxfp8", "nvfp4", "mxfp4")
 """Precisions of products alone, whose operands are cast; what they hand each other is bf16."""
 FOUR_BITS = ("nvfp4", "mxfp4")
+BLOCK_SCALED = ("mxfp8", *FOUR_BITS)
+"""Of them, those whose values share scales in short blocks along the contraction."""
 
 
 def handed_dtype(precision: str) -> str:

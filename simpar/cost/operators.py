@@ -15,9 +15,14 @@ from simpar.cost.state_space import BACKWARD, FORWARD, scan_time_s
 from simpar.models.graph import Attention, Dims, Operator, evaluate
 from simpar.plan.plan import Numerics
 from simpar.plan.sharding import RankDims
-from simpar.units import CAST_DTYPES, DTYPE_BYTES, FOUR_BITS
+from simpar.units import BLOCK_SCALED, CAST_DTYPES, DTYPE_BYTES
 
 Array = Any
+BLOCK_CAST_RATE = 0.75
+"""Speed of a cast in blocks over that of a copy: 5.1 TB/s on a B200 [NVIDIA Transformer Engine, pull request 3137]."""
+SWIZZLES = 2
+"""Kernels before a product that lay out the scales of its operands' blocks as tensor cores read them [NVIDIA
+Transformer Engine, swizzle_scaling_factors]."""
 
 
 @dataclass(frozen=True)
@@ -72,30 +77,33 @@ def _elements(op: Operator, sizes: Sizes) -> Array:
 
 
 def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
-    """Three products. In 8 and 4 bits the output projection stays in bf16, as everywhere in practice.
+    """Three products. In 8 and 4 bits the output projection and routers stay in bf16, as everywhere in practice.
 
     8-bit inputs are cast by the norms and activations that write them, gradients in passes of their own, which read
-    bf16 and write fp8. With 4 bits inputs have such passes too.
+    bf16 and write fp8. Where blocks share scales inputs have such passes too, and scales are laid out anew.
     """
     m, n, k = (evaluate(size, sizes.dims) for size in (op.rows, op.columns, op.contraction))
     kernels = sizes.kernels
-    cast_s: Array = 0.0
-    ahead_s: Array = 0.0
-    if kernels.precision in CAST_DTYPES and op.name == "lm_head":
+    input_s: Array = 0.0
+    gradient_s: Array = 0.0
+    casts, swizzles = 0, 0
+    if kernels.precision in CAST_DTYPES and (op.name == "lm_head" or op.kind == "router"):
         kernels = replace(kernels, precision="bf16")
     elif kernels.precision == "fp8":
-        cast_s = kernels.memory_time_s(m * n * (DTYPE_BYTES["bf16"] + DTYPE_BYTES["fp8"]))
-    elif kernels.precision in FOUR_BITS:
-        ahead_s, cast_s = (kernels.memory_time_s(m * width * four_bit_cast(kernels)) for width in (k, n))
-    frozen, widen_s = _is_frozen(op), _widen_s(op, sizes)
+        gradient_s = kernels.memory_time_s(m * n * (DTYPE_BYTES["bf16"] + DTYPE_BYTES["fp8"]))
+    elif kernels.precision in BLOCK_SCALED:
+        casts, swizzles = 1, SWIZZLES
+        moved = block_cast(kernels) / BLOCK_CAST_RATE
+        input_s, gradient_s = (kernels.memory_time_s(m * width * moved) for width in (k, n))
+    frozen, widen_s, swizzled_s = _is_frozen(op), _widen_s(op, sizes), swizzles * kernels.latency_s
     fused = sizes.stack.numerics.gradient_accumulation_fusion
     return OperatorTime(
         op.name,
-        kernels.gemm_time_s(m, n, k) + ahead_s + widen_s,
-        kernels.gemm_time_s(m, k, n) + cast_s + widen_s,
-        0.0 if frozen else kernels.gemm_time_s(k, n, m, accumulate=fused),
-        1,
-        1 if frozen else 2,
+        kernels.gemm_time_s(m, n, k) + input_s + swizzled_s + widen_s,
+        kernels.gemm_time_s(m, k, n) + gradient_s + swizzled_s + widen_s,
+        0.0 if frozen else kernels.gemm_time_s(k, n, m, accumulate=fused) + swizzled_s,
+        casts + 1 + swizzles,
+        casts + (1 if frozen else 2) * (1 + swizzles),
     )
 
 
@@ -112,8 +120,8 @@ def _widen_s(op: Operator, sizes: Sizes) -> Array:
     return sizes.kernels.memory_time_s(sum(widened)) if packed else 0.0
 
 
-def four_bit_cast(kernels: KernelModel) -> float:
-    """Bytes that casting an element to 4 bits moves: read, and written in rows for one product, in columns for another.
+def block_cast(kernels: KernelModel) -> float:
+    """Bytes that casting an element in blocks moves: read, and written in rows for one product, in columns for another.
 
     Scales are along the contraction, so each product has its own. NVFP4 also scales whole tensors, whose largest value
     another pass finds, and rotates columns by Hadamard matrices in a kernel apart from that for rows [NVIDIA
@@ -127,17 +135,23 @@ def _grouped_matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     """One product an expert, all of them in one launch or one each, as the stack has it.
 
     With 8-bit and 4-bit floats the arriving rows are cast first, in rows for one product and in columns for the other:
-    an expert's at a time where products are [NVIDIA Transformer Engine, multi_tensor_quantize]; these kernels run side
-    by side, so that only the host feels their number.
+    an expert's at a time where products are [NVIDIA Transformer Engine, multi_tensor_quantize]; scales of blocks are
+    laid out for all experts at once. These kernels run side by side, so that only the host feels their number.
+    With epilogues the first product casts for the second, and backward the second for the first.
     """
     rows, n, k = (evaluate(size, sizes.dims) for size in (op.rows, op.columns, op.contraction))
     kernels, experts = sizes.kernels, sizes.dims["experts"]
     m, fused = rows / experts, sizes.stack.numerics.gradient_accumulation_fusion
     launches = 1 if sizes.stack.fusion.grouped_products else experts
     cast = kernels.activation_bytes + 2 * DTYPE_BYTES["fp8"] if kernels.precision == "fp8" else 0.0
-    cast = four_bit_cast(kernels) if kernels.precision in FOUR_BITS else cast
+    cast = block_cast(kernels) / BLOCK_CAST_RATE if kernels.precision in BLOCK_SCALED else cast
     casts = launches if cast else 0
-    cast_s = [kernels.memory_time_s(cast * rows * width, kernels=int(cast > 0)) for width in (k, n)]
+    each = launches + SWIZZLES * (kernels.precision in BLOCK_SCALED)
+    done = {"expert_down": 0, "expert_up": 1}.get(op.name) if sizes.stack.fusion.expert_epilogues else None
+    cast_s = [
+        0.0 if side == done else kernels.memory_time_s(cast * rows * width, kernels=int(cast > 0))
+        for side, width in enumerate((k, n))
+    ]
     overhead, frozen, widen_s = sizes.stack.experts.overhead, _is_frozen(op), _widen_s(op, sizes)
     weights_s = 0.0 if frozen else kernels.gemm_time_s(k, n, m, batch=experts, accumulate=fused)
     bias = _weighted_bias(op, sizes)
@@ -148,8 +162,8 @@ def _grouped_matmul(op: Operator, sizes: Sizes) -> OperatorTime:
         + widen_s
         + bias.backward_input_s,
         overhead * weights_s,
-        casts + launches + bias.forward_kernels,
-        casts + (1 if frozen else 2) * launches + bias.backward_kernels,
+        casts + each + bias.forward_kernels,
+        casts + (1 if frozen else 2) * each + bias.backward_kernels,
     )
 
 
@@ -280,8 +294,13 @@ def _norm_passes(_: Operator, stack: Stack) -> tuple[float, float, int]:
     return (2.0, 3.0, 1) if stack.fusion.norm else (11.0, 16.0, 6)
 
 
-def _gated_passes(_: Operator, stack: Stack) -> tuple[float, float, int]:
-    """Per output element: read gate and up, write; eager keeps the silu output as a tensor of its own."""
+def _gated_passes(op: Operator, stack: Stack) -> tuple[float, float, int]:
+    """Per output element: read gate and up, write; eager keeps the silu output as a tensor of its own.
+
+    Of experts with epilogues the product before does it, backward the product behind.
+    """
+    if stack.fusion.expert_epilogues and op.region == "expert":
+        return (0.0, 0.0, 0)
     return (3.0, 5.0, 1) if stack.fusion.activation else (5.0, 8.0, 2)
 
 

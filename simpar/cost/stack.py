@@ -25,8 +25,8 @@ class Fusion(_Part):
     ``attention_rate`` is the speed of the stack's attention kernel over that of its family, by device and of all
     "others" (1 where neither is given). Of a
     mixture of experts: ``grouped_products`` runs the products of all local experts in one kernel, ``permutation`` sorts
-    tokens on their way, ``router`` scores and counts in one, ``expert_epilogues`` add biases and clamp in kernels
-    beside them.
+    tokens on their way, ``router`` scores and counts in one, ``expert_epilogues`` add biases, clamp, activate and cast
+    in the kernels of the products.
     """
 
     norm: bool = True
@@ -81,13 +81,15 @@ class ExpertHabits(_Part):
     """What experts cost besides the listed kernels.
 
     ``overhead`` multiplies their kernels and those of their exchange; every routed row takes ``row_s`` in each of the
-    four copies of a layer, whatever its length; the host waits ``sync_s`` before each dispatch of a forward, to learn
-    how many tokens go where.
+    four copies of a layer, whatever its length. Where no cap says how many tokens go where, the host waits ``sync_s``
+    before each dispatch of a forward to learn it, and needs ``exchange_host_s`` for each exchange of copies between
+    ranks: splits, padding and permutation, which a library that sends a token once to a rank does on the device.
     """
 
     overhead: float = Field(1.0, gt=0, allow_inf_nan=False)
     row_s: Seconds = 0.0
     sync_s: Seconds = 0.0
+    exchange_host_s: Seconds = 0.0
 
 
 class Overlap(_Part):
@@ -163,7 +165,7 @@ class Stack(Described):
     buckets: Buckets = Buckets()
     memory: MemoryHabits = MemoryHabits()
     passes: dict[str, tuple[PositiveFloat, PositiveFloat]] = Field(default_factory=dict)
-    variants: dict[str, dict[str, float]] = Field(default_factory=dict)
+    variants: dict[str, dict[str, bool | float]] = Field(default_factory=dict)
 
 
 DEFAULT_STACK = "megatron"

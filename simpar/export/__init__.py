@@ -21,7 +21,7 @@ from simpar.models.graph import ModelGraph
 from simpar.models.recompute import OPTIMAL, chosen_layers
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
-from simpar.units import FOUR_BITS
+from simpar.units import BLOCK_SCALED, FOUR_BITS
 
 TARGETS = {
     "torch": "torch:TORCH",
@@ -59,7 +59,7 @@ def unsupported(plan: Plan, model: ModelGraph, training: Training, target: str) 
     ``plan`` has its dp. Raises UserError for an unknown target or stack.
     """
     found = load_target(target)
-    plan, unknown = _expressible(plan)
+    plan, unknown = _expressible(plan, found)
     return [str(loss) for loss in (*unknown, *_losses(found, subject(plan, model, training, found.stack)))]
 
 
@@ -77,8 +77,11 @@ def _of_data(training: Training) -> Iterator[Loss]:
         )
 
 
-def _expressible(plan: Plan) -> tuple[Plan, tuple[Loss, ...]]:
-    """The plan without what no target expresses: recomputation by layer is full in its place, 4-bit products bf16."""
+def _expressible(plan: Plan, target: Target) -> tuple[Plan, tuple[Loss, ...]]:
+    """The plan without what its target has no word for, and what stands in its place.
+
+    Nobody says which layers recompute, nor 4-bit products; few say what of 8-bit floats shares a scale.
+    """
     policy, precision = plan.memory.recompute, plan.numerics.precision
     lost: list[Loss] = []
     if policy == OPTIMAL or chosen_layers(policy) is not None:
@@ -87,6 +90,9 @@ def _expressible(plan: Plan) -> tuple[Plan, tuple[Loss, ...]]:
     if precision in FOUR_BITS:
         lost.append(Loss("precision", precision, "products have at least 8 bits: bf16 in its place"))
         plan = plan.with_values(precision="bf16")
+    elif precision in BLOCK_SCALED and not target.block_scales:
+        lost.append(Loss("precision", precision, "8-bit products have a scale a tensor: fp8 in its place"))
+        plan = plan.with_values(precision="fp8")
     return plan, tuple(lost)
 
 
@@ -105,7 +111,7 @@ def export(
     """
     found = load_target(target)
     original = json.dumps(plan.model_dump(mode="json"), indent=2) + "\n"
-    plan, unknown = _expressible(plan)
+    plan, unknown = _expressible(plan, found)
     s = subject(plan, model, training, found.stack, devices_per_node)
     lost = (*unknown, *_losses(found, s), *_of_data(training))
     if lost and not lossy:

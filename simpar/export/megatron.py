@@ -20,6 +20,7 @@ FLAG = None
 ORDER, MAPPED_ORDER = "tp-cp-dp-pp", "tp-cp-pp-dp"
 CP_TYPES = {"ring": "p2p", "all_gather": "allgather", "ulysses": "a2a"}
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+FP8_RECIPES = {"fp8": ("hybrid", "delayed"), "mxfp8": ("e4m3", "mxfp8")}
 
 
 def losses(s: Subject) -> Iterator[Loss]:
@@ -252,12 +253,13 @@ def _recompute(s: Subject) -> Options:
 
 def _numerics(s: Subject) -> Options:
     numerics, found = s.plan.numerics, Options()
-    if numerics.precision in ("bf16", "fp8"):
+    if numerics.precision in ("bf16", *FP8_RECIPES):
         found["--bf16"] = FLAG
     if numerics.precision == "fp16":
         found["--fp16"] = FLAG
-    if numerics.precision == "fp8":
-        found |= {"--fp8-format": "hybrid", "--fp8-recipe": "delayed"}
+    if numerics.precision in FP8_RECIPES:
+        form, recipe = FP8_RECIPES[numerics.precision]
+        found |= {"--fp8-format": form, "--fp8-recipe": recipe}
     if numerics.precision != "fp32":
         low = numerics.grad_dtype == "bf16"
         found["--grad-reduce-in-bf16" if low else "--accumulate-allreduce-grads-in-fp32"] = FLAG
@@ -326,4 +328,5 @@ MEGATRON = Target(
     notes=notes,
     how="Set `MEGATRON` to a checkout of Megatron-LM; then `./local.sh` on one node or `sbatch slurm.sh`.",
     read=read,
+    block_scales=True,
 )

@@ -81,7 +81,10 @@ SWITCHES: dict[str, dict[str, bool]] = {
     "--overlap-grad-reduce": {"ddp.overlap_grad_reduce": True},
     "--overlap-param-gather": {"ddp.overlap_param_gather": True, "optimizer.overlap_param_gather": True},
 }  # fmt: skip
-PRECISIONS = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_delayed_scaling_mixed"}
+PRECISIONS = {
+    "bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_delayed_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+}  # fmt: skip
 CLASSES = {
     "model": "GPTModelProvider",
     "train": "TrainingConfig",
@@ -249,4 +252,5 @@ MEGATRON_BRIDGE = Target(
     options=options,
     files=files,
     notes=notes,
+    block_scales=True,
 )

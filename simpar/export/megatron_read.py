@@ -266,13 +266,13 @@ def _numerics(given: Arguments) -> dict[str, Any]:
     low = given.has("--grad-reduce-in-bf16")
     given.has("--accumulate-allreduce-grads-in-fp32")
     half = "bf16" if given.has("--bf16") else "fp16" if given.has("--fp16") else "fp32"
-    momentum = given.text("--sgd-momentum")
+    momentum, recipe = given.text("--sgd-momentum"), given.text("--fp8-recipe")
     optimizer = given.text("--optimizer") or "adam"
     names = {"adam": "adamw", "sgd": "sgd" if momentum and float(momentum) == 0 else "sgd_momentum"}
     if optimizer not in names:
         raise UserError(f"{given.source}: --optimizer = {optimizer}: allowed: {', '.join(names)}")
     return {
-        "precision": "fp8" if given.has("--fp8-format") else half,
+        "precision": ("mxfp8" if recipe == "mxfp8" else "fp8") if given.has("--fp8-format") else half,
         "grad_dtype": None if half == "fp32" else "bf16" if low else "fp32",
         "optimizer": names[optimizer],
     }

@@ -28,7 +28,8 @@ class Target:
     ``stack`` is the software stack whose habits it has. ``losses`` yields what it cannot express, ``options`` the
     options it is given by their own names, ``files`` the text of every file from a subject and its options. ``notes``
     tells what the user should know. ``read`` takes the text of one of its files, and the file's name, back to a plan.
-    Its options say what a plan offloads where it ``offloads``; else that is lost.
+    Its options say what a plan offloads where it ``offloads``, and take 8-bit floats whose blocks share a scale where
+    it has ``block_scales``; else that is lost.
     """
 
     name: str
@@ -42,3 +43,4 @@ class Target:
     how: str = "Start with `./local.sh` on one node (where it is there) or `sbatch slurm.sh` on a cluster."
     read: Callable[[str, str], Imported] | None = field(default=None)
     offloads: bool = False
+    block_scales: bool = False

@@ -27,11 +27,11 @@ from simpar.models.transformer import (
     norm,
     prediction,
 )
+from simpar.units import CAST_DTYPES, FOUR_BITS
 
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 PREDICTION = "*E"
-NARROW, FOUR_BITS = ("fp8", "nvfp4", "mxfp4"), ("nvfp4", "mxfp4")
-KEPT = {"out_proj": "fp8", "latent_down": "bf16", "latent_up": "bf16", "qkv": "bf16", "o_proj": "bf16"}
+KEPT = {"out_proj": "mxfp8", "latent_down": "bf16", "latent_up": "bf16", "qkv": "bf16", "o_proj": "bf16"}
 """Products that the 4-bit recipe of Nemotron 3 Super and Ultra keeps in more bits, beside whole layers at the end and
 those that predict [NVIDIA 2026, arXiv 2606.15007, section on NVFP4 pre-training; Megatron-Bridge 0.6.2,
 training/mixed_precision.py and recipes/nemotronh]."""
@@ -79,7 +79,7 @@ def predicting(graph: ModelGraph, shape: Shape, style: Style, passes: int, disti
     stay in 16 bits (Megatron-Bridge 0.6.2, recipes/nemotronh: keep_mtp_spec_in_bf16).
     """
     operators = prediction(style, Layer(rotary=False, experts=True), shape)
-    wide = dict.fromkeys(NARROW, "bf16")
+    wide = dict.fromkeys(CAST_DTYPES, "bf16")
     own = Block(
         "prediction",
         tuple(replace(op, kept_in=wide) if op.kind in PRODUCTS else op for op in operators),

@@ -63,15 +63,23 @@ class Exchange:
         return self.view.job.plan.mesh.ep > 1
 
     def _count_tokens(self, steps: StepList, *, backward: bool) -> None:
-        """The device idles until the host knows the sizes of what it launches next; a cap makes them known."""
-        plan, wait_s = self.view.job.plan, self.view.job.stack.experts.sync_s
-        if wait_s and not backward and plan.experts.capacity_factor is None:
+        """The device idles until the host knows the sizes of what it launches next."""
+        wait_s = self.view.job.stack.experts.sync_s
+        if wait_s and not backward and self._sizes_found_late:
             steps.add(Step("token counts", "host", COMPUTE, wait_s))
+
+    @property
+    def _sizes_found_late(self) -> bool:
+        """Whether the host has to ask for sizes: a cap makes them known, a captured step leaves them on the device."""
+        job = self.view.job
+        return job.plan.experts.capacity_factor is None and "step" not in job.stack.launch.graphs
 
     def _between_ranks(self, steps: StepList, name: str) -> None:
         """One all-to-all of the copies of a rank's own tokens."""
         if not self._spread:
             return
+        if self._sizes_found_late and self.view.job.plan.experts.token_dispatch == "per_expert":
+            steps.host_s += self.view.job.stack.experts.exchange_host_s
         use = CollectiveUse(RANKS, "all_to_all", self.view.routed_bytes)
         step = Step(f"{name}all_to_all", EXPERT, EXPERT, collective=use)
         if self.view.overlap_experts:

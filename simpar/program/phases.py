@@ -42,12 +42,14 @@ class Step:
 class StepList:
     """Steps under construction; the next serial step waits for everything in ``frontier``.
 
-    Steps in ``beside`` run next to the coming serial step, and what follows waits for them too.
+    Steps in ``beside`` run next to the coming serial step, and what follows waits for them too. ``host_s`` is the
+    host's time for them beyond launches.
     """
 
     steps: list[Step] = field(default_factory=list)
     frontier: tuple[int, ...] = ()
     beside: tuple[int, ...] = ()
+    host_s: float = 0.0
 
     @property
     def num_collectives(self) -> int:

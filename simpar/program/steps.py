@@ -174,7 +174,8 @@ def _forward(
     kernels = (
         int(time.forward_kernels) * view.rounds(op) for op, time in zip(block.operators, times, strict=True)
     )
-    return Phase(tuple(sequence.steps), view.issue_s(block, kernels, sequence.num_collectives))
+    issue_s = view.issue_s(block, kernels, sequence.num_collectives) + sequence.host_s
+    return Phase(tuple(sequence.steps), issue_s)
 
 
 def _gather_then_compute(sequence: StepList, compute: Step, size_bytes: float, view: RankView) -> None:
@@ -232,7 +233,8 @@ class _Backward:
             self._operator(sequence, op, time, input_gradient=input_gradient, weight_gradient=weight_gradient)
         share = 1.0 if input_gradient and weight_gradient else 0.5
         kernels = (share * int(time.backward_kernels) * self.view.rounds(op) for op, time in pairs)
-        return Phase(tuple(sequence.steps), self.view.issue_s(self.block, kernels, sequence.num_collectives))
+        issue_s = self.view.issue_s(self.block, kernels, sequence.num_collectives) + sequence.host_s
+        return Phase(tuple(sequence.steps), issue_s)
 
     def _gather_gradient(self, sequence: StepList, op: Operator, *, input_gradient: bool) -> None:
         """The gradient of a reduce-scattered partial sum arrives sharded: gather it before the producer."""

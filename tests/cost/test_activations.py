@@ -73,7 +73,8 @@ def test_llama_layer_with_flash_attention(tp: int, sp: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "width"), [("fp8", 1), ("nvfp4", 0.5 + 1 / 16), ("mxfp4", 0.5 + 1 / 32)]
+    ("precision", "width"),
+    [("fp8", 1), ("nvfp4", 0.5 + 1 / 16), ("mxfp4", 0.5 + 1 / 32), ("mxfp8", 1 + 1 / 32)],
 )
 def test_casts_that_narrow_products_keep(precision: str, width: float) -> None:
     """Inputs of qkv, gate and down as cast, scales included; the attention result for itself and for its projection."""

@@ -1,12 +1,14 @@
-"""Biases and clamps of experts that run in kernels of their own, against counts of what they move."""
+"""What experts do beside their products or in their kernels: biases, clamps, activations, casts; counts of bytes."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
 from simpar.cost.activations import block_activations
 from simpar.cost.kernels import KernelModel
-from simpar.cost.operators import OperatorTime, operator_times
+from simpar.cost.operators import BLOCK_CAST_RATE, OperatorTime, operator_times
 from simpar.cost.stack import Stack, load_stack
 from simpar.hardware.device import load_device
 from simpar.models.catalogue import load_model
@@ -63,14 +65,29 @@ def test_weighted_biases_move_68_bytes_an_element() -> None:
     assert own.backward_weight_s == other.backward_weight_s
 
 
-@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v3"])
-def test_experts_without_either_are_the_same(name: str) -> None:
-    """A flag that a model has no use for changes nothing."""
-    graph = load_model(name)
+@pytest.mark.parametrize("precision", ["bf16", "fp8", "mxfp8"])
+def test_epilogues_activate_and_cast(precision: str) -> None:
+    """The activation has no kernel; the second product's input and the first's gradient need no cast of their own."""
+    graph = load_model("qwen3-30b-a3b")
     dims = rank_dims(graph, PLAN, TRAINING)
-    block = graph.blocks[graph.layers[-1]]
-    own, other = (operator_times(block.operators, dims, KERNELS, each) for each in (STACK, fused(STACK)))
-    assert own == other
+    block, kernels = graph.blocks[graph.layers[-1]], replace(KERNELS, precision=precision)
+    own, other = (
+        {each.name: each for each in operator_times(block.operators, dims, kernels, stack)}
+        for stack in (STACK, fused(STACK))
+    )
+    assert other["expert_activation"].forward_kernels == 0 < own["expert_activation"].forward_kernels
+    casts = [
+        own["expert_down"].forward_s - other["expert_down"].forward_s,
+        own["expert_up"].backward_input_s - other["expert_up"].backward_input_s,
+    ]
+    assert all(float(cast) > 0 for cast in casts) == (precision != "bf16")
+    assert own["expert_up"].forward_s == other["expert_up"].forward_s
+    assert own["expert_down"].backward_input_s == other["expert_down"].backward_input_s
+    ffn, width = graph.dims["expert_ffn"], 4 if precision == "fp8" else (2 + 2 * 33 / 32) / BLOCK_CAST_RATE
+    if precision != "bf16":
+        rows = 4 * 4096 * 8
+        cast_s = STACK.experts.overhead * (kernels.latency_s + width * rows * ffn / kernels.bandwidth)
+        assert float(casts[0]) == pytest.approx(cast_s)
 
 
 @pytest.mark.parametrize(("recompute", "kept"), [("none", 1), ("modules:moe_act", 0)])

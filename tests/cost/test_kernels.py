@@ -8,14 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.cost.kernels import KernelModel
-from simpar.cost.operators import four_bit_cast
-from simpar.cost.stack import Fusion
+from simpar.cost.operators import BLOCK_CAST_RATE, block_cast, operator_times
+from simpar.cost.stack import Fusion, load_stack
 from simpar.errors import UserError
 from simpar.hardware.cluster import load_cluster
 from simpar.hardware.device import load_device
+from simpar.models.catalogue import load_model
 from simpar.models.graph import Attention
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
+from simpar.plan.sharding import rank_dims
 from simpar.simulation import simulate
 from simpar.units import DTYPE_BYTES, PETA
 
@@ -159,24 +161,55 @@ def test_four_bits_need_a_device_that_has_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "moved"), [("nvfp4", 2 + 2 + 2 + 2 * 9 / 16), ("mxfp4", 2 + 2 * 17 / 32)]
+    ("precision", "moved"),
+    [("nvfp4", 2 + 2 + 2 + 2 * 9 / 16), ("mxfp4", 2 + 2 * 17 / 32), ("mxfp8", 2 + 2 * 33 / 32)],
 )
-def test_casts_to_four_bits(precision: str, moved: float) -> None:
+def test_casts_in_blocks(precision: str, moved: float) -> None:
     """Read once, written in rows and columns; NVFP4 looks for the largest value, and reads again to rotate columns."""
-    assert four_bit_cast(KernelModel(load_device("b200-sxm"), precision)) == pytest.approx(moved)
+    assert block_cast(KernelModel(load_device("b200-sxm"), precision)) == pytest.approx(moved)
+
+
+def test_scales_of_blocks_need_a_device_that_has_them() -> None:
+    """Hopper has 8-bit products, but no blocks of them; Blackwell runs both at one peak."""
+    with pytest.raises(UserError, match=r"device h100-sxm-80gb: no mxfp8 arithmetic"):
+        KernelModel(load_device("h100-sxm-80gb")).peak("mxfp8")
+    assert KernelModel(load_device("b200-sxm")).peak("mxfp8") == 4.5 * PETA
+
+
+def test_products_in_blocks_cast_both_operands_and_lay_out_their_scales() -> None:
+    """Two kernels for scales before each of three products, a cast of the input, one of the gradient; routers none."""
+    graph, plan = load_model("mixtral-8x7b"), Plan(micro_batch=2)
+    training, device = Training(seq_len=4096, global_batch=16), load_device("b200-sxm")
+    block, dims = graph.blocks[graph.layers[0]], rank_dims(graph, plan, training)
+    own, tensor, half = (
+        {
+            each.name: each
+            for each in operator_times(block.operators, dims, KernelModel(device, name), load_stack("nemo"))
+        }
+        for name in ("mxfp8", "fp8", "bf16")
+    )
+    model, rows, hidden = KernelModel(device, "mxfp8"), 2 * 4096, 4096
+    assert (own["o_proj"].forward_kernels, own["o_proj"].backward_kernels) == (4, 7)
+    product_s = model.gemm_time_s(rows, hidden, hidden)
+    cast_s = model.memory_time_s(rows * hidden * block_cast(model) / BLOCK_CAST_RATE)
+    assert own["o_proj"].forward_s == pytest.approx(float(product_s + cast_s + 2 * model.latency_s))
+    assert own["router"] == half["router"] == tensor["router"]
 
 
 def test_a_step_in_four_bits() -> None:
-    """Faster than 8 bits, by less than the peaks say; activations that products keep are smaller."""
+    """Faster than 8 bits, by less than the peaks say; activations that products keep are smaller.
+
+    Scales of blocks cost a little in 8 bits: casts of inputs, and their own bytes.
+    """
     cluster, training = load_cluster("hgx-b200", 1), Training(seq_len=4096, global_batch=16)
     found = {
         name: simulate("llama-3-8b", cluster, Plan(precision=name, zero=1), training, stack="megatron")
-        for name in ("bf16", "fp8", "nvfp4", "mxfp4")
+        for name in ("bf16", "mxfp8", "fp8", "nvfp4", "mxfp4")
     }
-    times = [found[name].step_time_s for name in ("bf16", "fp8", "nvfp4", "mxfp4")]
+    times = [one.step_time_s for one in found.values()]
     assert times == sorted(times, reverse=True)
-    assert times[1] < 2 * times[2]
-    kept = [found[name].memory.stages[0].activations for name in ("bf16", "fp8", "nvfp4", "mxfp4")]
+    assert times[2] < 2 * times[3]
+    kept = [one.memory.stages[0].activations for one in found.values()]
     assert kept == sorted(kept, reverse=True)
 
 

@@ -138,6 +138,7 @@ def test_bad_configs_are_one_line(text, words):
         ("llama-3-8b", {"tp": 2, "dp": 4}, "--no-sequence-parallel"),
         ("llama-3-8b", {"dp": 8, "zero": 3, "hsdp": 2}, "hpZ"),
         ("llama-3-8b", {"dp": 8, "precision": "fp8"}, "precision = fp8"),
+        ("llama-3-8b", {"dp": 8, "precision": "mxfp8"}, "precision = mxfp8"),
         ("falcon-7b", {"dp": 8, "zero": 3}, None),
         ("llama-3-8b", {"dp": 8, "zero": 2, "kind": "fsdp"}, "whole parameters"),
     ],

@@ -79,7 +79,7 @@ def test_a_4_bit_recipe_keeps_products_in_more_bits() -> None:
             ("moe_wide", "expert_up"),
         ]
     }
-    assert list(kept.values()) == ["nvfp4", "fp8", "nvfp4", "bf16"]
+    assert list(kept.values()) == ["nvfp4", "mxfp8", "nvfp4", "bf16"]
     assert graph.blocks["moe_wide"].operator("expert_up").computes_in("fp8") == "fp8"
     assert graph.blocks["prediction"].operator("expert_up").computes_in("fp8") == "bf16"
     plain = read({**CONFIG, **EXPERTS})

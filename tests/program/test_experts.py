@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -48,6 +49,30 @@ def test_every_copy_of_every_token_travels_there_and_back() -> None:
     size = 2.0 * SEQ * TOPK * HIDDEN
     for phase in (found.forward, found.backward):
         assert sent(phase, "ep") == [("all_to_all", size)] * 2
+
+
+@pytest.mark.parametrize(
+    ("plan", "graphs", "exchanges"),
+    [
+        ({"ep": 8}, (), 2), ({"ep": 8}, ("attention",), 2), ({"ep": 8}, ("step",), 0), ({}, (), 0),
+        ({"ep": 8, "capacity_factor": 1.0}, (), 0), ({"ep": 8, "token_dispatch": "per_rank"}, (), 0),
+    ],
+)  # fmt: skip
+def test_exchanges_of_unknown_sizes_keep_the_host_busy(
+    plan: dict[str, object], graphs: tuple[str, ...], exchanges: int
+) -> None:
+    """Two a pass, unless a cap says the sizes, a library finds them on the device, or the step is captured whole."""
+    made = job(**plan)
+    issued = []
+    for host_s in (0.0, 0.001):
+        experts = made.stack.experts.model_copy(update={"exchange_host_s": host_s})
+        launch = made.stack.launch.model_copy(update={"graphs": graphs})
+        stack = made.stack.model_copy(update={"experts": experts, "launch": launch})
+        view = RankView.of(replace(made, stack=stack))
+        found = block_steps(made.graph.blocks["layer_moe"], view)
+        issued.append((found.forward.issue_s, found.backward.issue_s))
+    for before, after in zip(*issued, strict=True):
+        assert after - before == pytest.approx(0.001 * exchanges)
 
 
 @pytest.mark.parametrize("ep", [2, 4, 8])
