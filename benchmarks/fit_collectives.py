@@ -91,9 +91,8 @@ FITS = (
     Fit("mi300x-8", ("port_efficiency", "nic_efficiency"), (("dgx-a100-80gb", ALL), ("dgx-h100", NETWORK))),
     Fit("mi355x-8", (*PORT, "exchange_nic_efficiency"), (("mi300x-8", ALL),)),
 )  # fmt: skip
-STAGED = {
-    "port_efficiency": 0.42
-}  # no peer-to-peer between these cards: every byte crosses host memory twice
+# no peer-to-peer between these cards: every byte crosses host memory twice, and is as slow between sockets
+STAGED = {"port_efficiency": 0.42, "host_bridge_share": 0.36}
 DERIVED = (
     Derived("grand-teton-h100", (("dgx-h100", ALL),)),
     Derived("h100-roce-400", (("dgx-h100", ALL),)),

@@ -40,15 +40,18 @@ def overlap_words(row: Row) -> str:
     """What a row says of overlap, lower case.
 
     Where it says nothing: what the model's recipe does; other recipes of mixtures have captured whole iterations and
-    hidden their exchange since Megatron-Bridge 26.06.
+    hidden their exchange since Megatron-Bridge 26.06, and sent a token once to a rank of an NVL72 rack since 25.11.
     """
     words, release = (
         text(row, "overlap_notes").lower() or recipe_words(row),
         re.search(r"container release (\d+\.\d+)", text(row, "notes")),
     )
-    if words or not release or float(release.group(1)) <= 26.06 or not text(row, "n_experts"):
+    if words or not release or not text(row, "n_experts"):
         return words
-    return "moe all-to-all overlap; dispatcher hybridep; cuda graph full_iteration"
+    if float(release.group(1)) > 26.06:
+        return "moe all-to-all overlap; dispatcher hybridep; cuda graph full_iteration"
+    racks = re.match(r"gb[23]00", text(row, "gpu_type").lower())
+    return "dispatcher hybridep" if racks and float(release.group(1)) >= 25.11 else ""
 
 
 def recipe_layers(graph: ModelGraph, stages: int) -> tuple[int, ...] | None:
@@ -76,8 +79,9 @@ def expert_plan(row: Row) -> dict[str, object]:
         plan["etp"] = int(sliced.group(1))
     elif re.search(r"tags v(?:24\.|25\.0[124])", words):  # experts had tp slices then
         plan["etp"] = whole(row, "tp", 1)
-    if "tokendrop" in words:
-        plan["capacity_factor"] = 1.0
+    capped = re.search(r"capacity factor (\d+(?:\.\d+)?)", words)
+    if capped or "tokendrop" in words:
+        plan["capacity_factor"] = float(capped.group(1)) if capped else 1.0
     if re.search(r"moe all-to-all overlap|ep overlap", words):
         plan["ep_overlap"] = True
     if re.search(r"hybridep|deepep", words):

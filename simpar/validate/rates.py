@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from simpar.cost.kernels import KernelModel
 from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.units import TERA
 from simpar.validate.cells import Row, measurement, text
@@ -43,7 +44,7 @@ def with_rates(found: Measured, row: Row, case: Case) -> Measured:
 
 def _peak(case: Case) -> float:
     precision = str(case.plan["precision"])
-    return float(cluster_of(case).device.peak_flop_per_s["bf16" if precision == "fp16" else precision])
+    return KernelModel(cluster_of(case).device).peak("bf16" if precision == "fp16" else precision)
 
 
 def _flop_per_token(row: Row, case: Case) -> float:

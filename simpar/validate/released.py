@@ -48,6 +48,12 @@ def unsized(row: Row) -> ModelGraph | None:
     return None if known is None else read(config(known), text(row, "model_name"))
 
 
+_SCRIPTS = {"simumax": "no tp/dp overlap; capacity factor 1"}
+"""What the published scripts of a source's authors say [MooreThreads/SimuMax, simu_tools/megatron_scripts]."""
+
+
 def recipe_words(row: Row) -> str:
-    """What the recipe of a row's model says of overlap."""
-    return _RECIPES.get(entry(row) or "", "")
+    """What the scripts of a row's source, or the recipe of its model, say of overlap."""
+    source = text(row, "source").lower()
+    scripts = (words for name, words in _SCRIPTS.items() if name in source)
+    return next(scripts, _RECIPES.get(entry(row) or "", ""))

@@ -69,6 +69,7 @@ def case(row: Row) -> Case:
         seq_len=sequence(row), global_batch=_global_batch(row, plan, devices), documents=_documents(row)
     )
     stack, changes = _stack(row)
+    changes |= _fused_experts(graph, stack, plan, changes)
     return Case(graph, hardware, devices, per_node, training, plan, stack, changes, _fabric(row), _open(row))
 
 
@@ -94,6 +95,9 @@ _HARDWARE = (  # device pattern, interconnect pattern, profile; the first match 
     (r"h100", r"roce|rdma", "h100-roce-400"),
     (r"h100", r"", "dgx-h100"),
     (r"h200", r"", "hgx-h200"),
+    (r"h800", r"", "hgx-h800"),
+    (r"a800", r"", "hgx-a800"),
+    (r"h20\b", r"", "hgx-h20"),
     (r"gb300", r"", "gb300-nvl72"),
     (r"gb200", r"", "gb200-nvl72"),
     (r"b300", r"", "hgx-b300"),
@@ -321,7 +325,8 @@ def _precision(row: Row) -> str:
     if re.search(r"fp4", words):
         return "mxfp4" if "mxfp4" in words else "nvfp4"
     if re.search(r"fp8|float8", words):
-        return "fp8"
+        blackwell = re.search(r"\bg?b[23]00", text(row, "gpu_type").lower())
+        return "mxfp8" if "mx" in words or ("fine-grained" in words and blackwell) else "fp8"
     if words and not re.search(r"bf16|fp16|bfloat16|float16|half|mixed|amp", words):
         if words in ("fp32", "float32"):
             return "fp32"
@@ -419,9 +424,24 @@ def _stack(row: Row) -> tuple[str, dict[str, object]]:
         changes |= load_stack(name).variants.get("slow_pipeline", {})
     if graphs := _graphs(notes):
         changes["launch.graphs"] = graphs
-        if "step" in graphs:  # a graph of the whole step reads no counts back
-            changes["experts.sync_s"] = 0.0
     return name, changes
+
+
+def _fused_experts(
+    graph: ModelGraph, stack: str, plan: Mapping[str, object], changes: Mapping[str, object]
+) -> Mapping[str, object]:
+    """What a stack does of experts in one kernel where a step in MXFP8 is captured whole; theirs must have no biases.
+
+    Source: NVIDIA Megatron-Bridge 0.6.2, perf_recipes, cutedsl_fused_grouped_mlp.
+    """
+    graphs = changes.get("launch.graphs")
+    captured = isinstance(graphs, tuple) and "step" in graphs
+    products = [
+        op for block in graph.blocks.values() for op in block.operators if op.kind == "grouped_matmul"
+    ]
+    if not captured or plan["precision"] != "mxfp8" or any(len(op.weights) > 1 for op in products):
+        return {}
+    return load_stack(stack).variants.get("fused_experts", {})
 
 
 def _graphs(notes: str) -> tuple[str, ...]:

@@ -83,10 +83,22 @@ def test_last_stage_of_a_model_that_predicts_further_has_the_rest(
     assert recipe_layers(graph, stages) == layers
 
 
+def test_silent_rows_do_what_their_source_s_scripts_say() -> None:
+    """SimuMax's runs overlap nothing of their data parallelism and cap their experts."""
+    silent = {**ROW, "source": "SimuMax A100-PCIe (measured vs peer)"}
+    assert "no tp/dp overlap" in overlap_words(silent)
+    assert expert_plan(silent)["capacity_factor"] == 1.0
+    told = expert_plan({**ROW, "notes": "proxy with 4 layers; capacity factor 1.25 with padding"})
+    assert told["capacity_factor"] == 1.25
+
+
 def test_silent_recipes_hide_their_exchange_since_26_06() -> None:
-    """Earlier releases and dense models are taken by their word."""
+    """Earlier releases and dense models are taken by their word, machines of one rack since 25.11 by their library."""
     silent = {"notes": "Bridge container release 26.08, Pre-Training", "n_experts": "128"}
     assert "cuda graph full" in overlap_words(silent)
     assert overlap_words({**silent, "notes": "Bridge container release 25.11, Pre-Training"}) == ""
+    rack = {**silent, "gpu_type": "GB200", "notes": "Bridge container release 25.11, Pre-Training"}
+    assert overlap_words(rack) == "dispatcher hybridep"
+    assert overlap_words({**rack, "notes": "Bridge container release 25.09, Pre-Training"}) == ""
     assert overlap_words({**silent, "n_experts": ""}) == ""
     assert overlap_words({**silent, "overlap_notes": "DeepEP"}) == "deepep"

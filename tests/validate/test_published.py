@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from simpar.scenario import load_scenario
+from simpar.simulation import simulate
 from simpar.validate.summary import Outcome, figures
 from simpar.validate.table import outcomes_of, read_table
 
@@ -44,3 +46,13 @@ def test_peaks_are_close(outcomes: list[Outcome]) -> None:
     found = figures([outcome for outcome in outcomes if outcome.source == "Zero Bubble PP"])
     assert found["memory_rows"] >= 5
     assert found["memory_ape_median"] < 6.0
+
+
+def test_deepseek_v3_trains_as_published() -> None:
+    """2,048 H800 with DualPipe and experts over 64 ranks: tokens a second within 5 %, in software never fitted."""
+    scenario = load_scenario("deepseek-v3-2048-h800")
+    assert scenario.published is not None
+    found = simulate(**scenario.inputs())
+    tokens = scenario.training.global_batch * scenario.training.seq_len
+    rate = tokens / found.step_time_s / scenario.build_cluster().world_size
+    assert rate == pytest.approx(scenario.published.tokens_per_s_per_device, rel=0.05)

@@ -39,6 +39,17 @@ def test_mfu_and_peers() -> None:
     assert found.peer_step_time_s == pytest.approx(found.step_time_s * 0.4 * 989.5 / 410.5, rel=1e-3)
 
 
+@pytest.mark.parametrize(("precision", "beyond"), [("mxfp8", 2.0), ("nvfp4", 4.0)])
+def test_mfu_in_fewer_bits(precision: str, beyond: float) -> None:
+    """The peak is that of the products' own dtype."""
+    where = {"gpu_type": "B200 SXM", "mfu_pct": "40"}
+    times = []
+    for words in ("bf16", precision):
+        row = {**SILENT, **where, "precision": words}
+        times.append(with_rates(measured(row), row, case(row)).step_time_s)
+    assert times[0] / times[1] == pytest.approx(beyond)
+
+
 def test_rows_without_any_rate_say_so() -> None:
     """Nothing is measured, and that is the reason."""
     assert not has_rate(SILENT)
