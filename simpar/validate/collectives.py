@@ -15,7 +15,7 @@ from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster, load_cluster
 from simpar.units import GB, US
 from simpar.validate.cells import Row, Unmodelled, measurement, text, whole
-from simpar.validate.rows import profile_of
+from simpar.validate.clusters import profile_of
 
 COLUMNS = ("op", "gpu_type", "n_gpus", "message_bytes")
 LARGE_BYTES = 2.0**33  # what "peak, large message" stands for where no size is given

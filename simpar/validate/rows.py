@@ -19,6 +19,7 @@ from simpar.models.training import Documents, Training
 from simpar.plan.schedules import SCHEDULES
 from simpar.units import GB, GIB
 from simpar.validate.cells import Row, Unmodelled, measurement, number, text, throttled, whole
+from simpar.validate.clusters import devices_of_node, profile_of
 from simpar.validate.dense import is_mixture, model, sequence, unfused
 from simpar.validate.mixtures import expert_plan, mixture, overlap_words, recipe_layers
 from simpar.validate.released import unsized
@@ -81,62 +82,12 @@ def _documents(row: Row) -> Documents | None:
 
 # --- the cluster -----------------------------------------------------------------------------------------------
 
-_HARDWARE = (  # device pattern, interconnect pattern, profile; the first match counts
-    (r"a100.*pcie", r"", "a100-pcie-8"),
-    (r"a100.*40", r"efa", "aws-p4d"),
-    (r"a100.*40", r"", "dgx-a100-40gb"),
-    (r"a100", r"800 gb/s|4x connectx", "a100-800"),
-    (r"a100", r"roce", "a100-roce-1600"),
-    (r"a100", r"", "dgx-a100-80gb"),
-    (r"h100.*(500 ?w|low tdp|hbm2e)", r"", "grand-teton-h100"),
-    (r"h100.*pcie", r"", "h100-pcie-8"),
-    (r"h100", r"efa", "aws-p5"),
-    (r"h100", r"oversubscribed", "meta-llama3-h100"),
-    (r"h100", r"roce|rdma", "h100-roce-400"),
-    (r"h100", r"", "dgx-h100"),
-    (r"h200", r"", "hgx-h200"),
-    (r"h800", r"", "hgx-h800"),
-    (r"a800", r"", "hgx-a800"),
-    (r"h20\b", r"", "hgx-h20"),
-    (r"gb300", r"", "gb300-nvl72"),
-    (r"gb200", r"", "gb200-nvl72"),
-    (r"b300", r"", "hgx-b300"),
-    (r"b200.*power.limited", r"", "hgx-b200-limited"),
-    (r"b200", r"", "hgx-b200"),
-    (r"mi300x", r"", "mi300x-8"),
-    (r"mi325x", r"", "mi325x-8"),
-    (r"mi355x", r"", "mi355x-8"),
-    (r"v100.*16 ?gb", r"", ""),
-    (r"v100", r"", "dgx-v100"),
-    (r"tpu v4", r"", "tpu-v4-pod"),
-    (r"tpu v5e", r"", "tpu-v5e-pod"),
-    (r"tpu v5p", r"", "tpu-v5p-pod"),
-    (r"mi250x", r"", "mi250x-8"),
-    (r"l40s", r"", "l40s-8"),
-    (r"\bl4\b", r"", "l4-8"),
-    (r"a10g", r"", "a10g-8"),
-    (r"(rtx|geforce).*3090", r"", "rtx-3090-8"),
-    (r"(rtx|geforce).*4090", r"", "rtx-4090-8"),
-)
-
-_FOUR = re.compile(r"\bgb\d|tpu v(4|5p)|mi250x")  # devices of a node, where a table does not say
-
-
-def profile_of(device: str, network: str) -> str:
-    """The cluster profile of a device and network in a table's words, lower case. Raises Unmodelled."""
-    if not device:
-        raise Unmodelled("gpu_type not published")
-    name = next((p for d, n, p in _HARDWARE if re.search(d, device) and re.search(n, network)), None)
-    if not name:
-        raise Unmodelled(f"no profile for {device}")
-    return name
-
 
 def _hardware(row: Row, devices: int) -> tuple[str, int]:
     """Profile and devices per node; a job smaller than a node is one node of its size."""
     device, network = text(row, "gpu_type").lower(), text(row, "interconnect").lower()
     name = "hgx-b200-throttled" if throttled(row) else profile_of(device, network)
-    per_node = min(whole(row, "gpus_per_node", 4 if _FOUR.search(device) else 8), devices)
+    per_node = min(whole(row, "gpus_per_node", devices_of_node(device)), devices)
     if devices % per_node:
         raise Unmodelled("n_gpus is no multiple of gpus_per_node")
     return name, per_node

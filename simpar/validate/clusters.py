@@ -1,0 +1,62 @@
+"""Cluster profiles by the words of a table for devices and networks."""
+
+from __future__ import annotations
+
+import re
+
+from simpar.validate.cells import Unmodelled
+
+_HARDWARE = (  # device pattern, interconnect pattern, profile; the first match counts
+    (r"a100.*pcie", r"", "a100-pcie-8"),
+    (r"a100.*40", r"efa", "aws-p4d"),
+    (r"a100.*40", r"", "dgx-a100-40gb"),
+    (r"a100", r"800 gb/s|4x connectx", "a100-800"),
+    (r"a100", r"roce", "a100-roce-1600"),
+    (r"a100", r"", "dgx-a100-80gb"),
+    (r"h100.*(500 ?w|low tdp|hbm2e)", r"", "grand-teton-h100"),
+    (r"h100.*pcie", r"", "h100-pcie-8"),
+    (r"h100", r"efa", "aws-p5"),
+    (r"h100", r"oversubscribed", "meta-llama3-h100"),
+    (r"h100", r"roce|rdma", "h100-roce-400"),
+    (r"h100", r"", "dgx-h100"),
+    (r"h200", r"", "hgx-h200"),
+    (r"h800", r"", "hgx-h800"),
+    (r"a800", r"", "hgx-a800"),
+    (r"h20\b", r"", "hgx-h20"),
+    (r"gb300", r"", "gb300-nvl72"),
+    (r"gb200", r"", "gb200-nvl72"),
+    (r"b300", r"", "hgx-b300"),
+    (r"b200.*power.limited", r"", "hgx-b200-limited"),
+    (r"b200", r"", "hgx-b200"),
+    (r"mi300x", r"", "mi300x-8"),
+    (r"mi325x", r"", "mi325x-8"),
+    (r"mi355x", r"", "mi355x-8"),
+    (r"v100.*16 ?gb", r"", ""),
+    (r"v100", r"", "dgx-v100"),
+    (r"tpu v4", r"", "tpu-v4-pod"),
+    (r"tpu v5e", r"", "tpu-v5e-pod"),
+    (r"tpu v5p", r"", "tpu-v5p-pod"),
+    (r"mi250x", r"", "mi250x-8"),
+    (r"l40s", r"", "l40s-8"),
+    (r"\bl4\b", r"", "l4-8"),
+    (r"a10g", r"", "a10g-8"),
+    (r"(rtx|geforce).*3090", r"", "rtx-3090-8"),
+    (r"(rtx|geforce).*4090", r"", "rtx-4090-8"),
+)
+
+_FOUR = re.compile(r"\bgb\d|tpu v(4|5p)|mi250x")  # devices of a node, where a table does not say
+
+
+def profile_of(device: str, network: str) -> str:
+    """The cluster profile of a device and network in a table's words, lower case. Raises Unmodelled."""
+    if not device:
+        raise Unmodelled("gpu_type not published")
+    name = next((p for d, n, p in _HARDWARE if re.search(d, device) and re.search(n, network)), None)
+    if not name:
+        raise Unmodelled(f"no profile for {device}")
+    return name
+
+
+def devices_of_node(device: str) -> int:
+    """Devices that a node has where a table does not say."""
+    return 4 if _FOUR.search(device) else 8

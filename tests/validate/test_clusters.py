@@ -1,0 +1,35 @@
+"""Words of tables for devices and networks, against the profiles that are shipped."""
+
+from __future__ import annotations
+
+import pytest
+
+from simpar import files
+from simpar.validate.cells import Unmodelled
+from simpar.validate.clusters import devices_of_node, profile_of
+
+
+@pytest.mark.parametrize(
+    ("device", "network", "profile"),
+    [
+        ("h100 sxm 80gb", "", "dgx-h100"), ("h100 sxm 80gb", "efa v2", "aws-p5"), ("h800", "ib", "hgx-h800"),
+        ("a800 sxm 80gb", "", "hgx-a800"), ("h20", "", "hgx-h20"), ("h200 sxm", "", "hgx-h200"),
+        ("gb200 nvl72", "", "gb200-nvl72"), ("b200 sxm", "", "hgx-b200"), ("a100 pcie 80gb", "", "a100-pcie-8"),
+    ],
+)  # fmt: skip
+def test_words_name_shipped_profiles(device: str, network: str, profile: str) -> None:
+    """The most special words win; what they name exists."""
+    assert profile_of(device, network) == profile
+    assert profile in files.bundled("clusters")
+
+
+@pytest.mark.parametrize("device", ["", "gaudi 3", "v100 16gb"])
+def test_unknown_devices_are_reasons(device: str) -> None:
+    """Not a guess at something like it."""
+    with pytest.raises(Unmodelled):
+        profile_of(device, "")
+
+
+def test_nodes_of_four_devices() -> None:
+    """Grace Blackwell trays and boards of TPUs; all else has eight."""
+    assert [devices_of_node(device) for device in ("gb300", "tpu v5p", "b300", "h100 sxm")] == [4, 4, 8, 8]
