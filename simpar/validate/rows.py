@@ -373,6 +373,8 @@ def _stack(row: Row) -> tuple[str, dict[str, object]]:
         changes |= load_stack(name).variants["before_compiled_loss"]
     if text(row, "slow_pipeline_bug").lower() == "true" and whole(row, "pp", 1) > 1:
         changes |= load_stack(name).variants.get("slow_pipeline", {})
+    if "no tp/dp overlap" in notes:
+        changes["overlap.tensor_backward"] = False
     if graphs := _graphs(notes):
         changes["launch.graphs"] = graphs
     return name, changes
@@ -397,12 +399,12 @@ def _fused_experts(
 
 def _graphs(notes: str) -> tuple[str, ...]:
     """What CUDA graphs capture, in Megatron-Core's words: "none" before a scope switches them off."""
-    if "cuda graph" not in notes or "cuda graph none" in notes or "no cuda graph" in notes:
+    if not re.search(r"cuda graph|\bcg\b", notes) or "cuda graph none" in notes or "no cuda graph" in notes:
         return ()
     if re.search("cuda graph full|full_iteration|full cg", notes):
         return ("step",)
-    scopes = {"attn": "attention", "mamba": "mamba", "mlp": "mlp", "moe_router": "router"}
-    named = tuple(part for word, part in scopes.items() if re.search(rf"\b{word}\b", notes))
+    scopes = {"attn": "attention", "mamba": "mamba", "mlp": "mlp", "moe_router|router/preprocess": "router"}
+    named = tuple(part for word, part in scopes.items() if re.search(rf"\b({word})\b", notes))
     return named or tuple(scopes.values())
 
 

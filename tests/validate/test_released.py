@@ -53,6 +53,13 @@ def test_a_silent_row_follows_its_recipe() -> None:
     assert overlap_words({**ROW, "model_name": "Nemotron_3_Ultra"}) == "dispatcher hybridep"
 
 
+def test_what_runs_beside_what_is_taken_by_its_word() -> None:
+    """Neither gradients of replicas nor exchanges of tensor parallelism, where a row says so."""
+    entry = case({**ROW, "overlap_notes": "no TP/DP overlap; fp32 grad reduce"})
+    assert entry.stack_changes["overlap.tensor_backward"] is False
+    assert entry.plan["overlap_grad_reduce"] is False
+
+
 @pytest.mark.parametrize(
     ("words", "captured"),
     [
@@ -60,7 +67,8 @@ def test_a_silent_row_follows_its_recipe() -> None:
         ("CUDA graph transformer_engine ['attn', 'mamba', 'moe_router']", ("attention", "mamba", "router")),
         ("CUDA graph full_iteration []", ("step",)), ("CUDA graph local full_iteration", ("step",)),
         ("CUDA graph none full_iteration", None), ("no CUDA graph", None), ("overlap", None),
-        ("CUDA graph", ("attention", "mamba", "mlp", "router")),
+        ("CUDA graph", ("attention", "mamba", "mlp", "router")), ("paged stash; full CG; HybridEP", ("step",)),
+        ("MXFP8; partial CG", ("attention", "mamba", "mlp", "router")), ("router/preprocess CG", ("router",)),
     ],
 )  # fmt: skip
 def test_graphs_capture_what_their_scope_names(words: str, captured: tuple[str, ...] | None) -> None:
