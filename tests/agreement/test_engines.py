@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from simpar.engine import reference, sweep
 from simpar.engine.sharing import LinkChange
-from simpar.program.collapse import collapse, privatise
 from simpar.program.program import predecessors, solo_durations_ns, verify
 from simpar.units import GB
 
@@ -122,25 +121,6 @@ def test_numbering_does_not_matter(random_program, renumbered, seed):
     one, two = reference.run(program), reference.run(verify(other))
     assert np.array_equal(one.start_ns, two.start_ns[new])
     assert np.array_equal(one.finish_ns, two.finish_ns[new])
-
-
-@given(seed=SEEDS)
-@FEW
-def test_private_flows_are_durations(random_program, seed):
-    """Turning flows that never share into durations changes no time."""
-    program = random_program(seed, flow_fraction=0.2, num_links=8)
-    private = verify(privatise(program))
-    assert same(reference.run(private), reference.run(program))
-
-
-@given(seed=SEEDS)
-@FEW
-def test_collapsed_equals_flat(random_program, seed):
-    """A collapsed program, expanded, has every start and finish of the flat one."""
-    program = random_program(seed, num_streams=2, flow_fraction=0.15)
-    small, expansion = collapse(program)
-    assert len(verify(small)) <= len(program)
-    assert same(expansion.timing(reference.run(small)), reference.run(program))
 
 
 @given(seed=SEEDS)
