@@ -127,6 +127,13 @@ def _grid_fits(rows: Rows) -> Mask:
     return np.asarray((later & rows.one_of("tp_method", "2.5d")) | lawful(rows, GRID, "grid"))
 
 
+def _in_layers(rows: Rows) -> Mask:
+    """Rows whose tensor ranks form layers of squares."""
+    if "tp_method" in rows.domain:
+        return rows.one_of("tp_method", "2.5d")
+    return np.full(rows.count, rows.problem.base.tensor_parallel.tp_method == "2.5d")
+
+
 def _shares_gradients(rows: Rows) -> Mask:
     return np.asarray(rows["width"] > 1)
 
@@ -208,9 +215,7 @@ REQUESTED = (
     on_request("reduce_dtype", _shares_gradients),
     on_request("gather_dtype", _gathers),
     on_request("tp_method", lambda rows: np.asarray(rows["tp"] > 1), _grid_fits),
-    on_request(
-        "tp_depth", lambda rows: rows.one_of("tp_method", "2.5d"), lambda rows: lawful(rows, GRID, "grid")
-    ),
+    on_request("tp_depth", _in_layers, lambda rows: lawful(rows, GRID, "grid")),
     on_request("cp_method", lambda rows: np.asarray(rows["cp"] > 1), _context_fits),
     on_request("cp_balance", lambda rows: np.asarray(rows["cp"] > 1), _context_fits),
     on_request("ulysses", _exchanges_heads, _context_fits),

@@ -46,7 +46,8 @@ def join_axes(rows: Rows, axes: Sequence[Axis]) -> Rows:
     """Join axes to rows, in order, and keep what is legal and new."""
     fixed = fixed_values(rows.problem.constraints.fixed)
     for axis in axes:
-        domain = fixed.get(axis.name) or axis.domain(rows.problem)
+        offered_values = axis.domain(rows.problem)
+        domain = in_order(fixed[axis.name], offered_values) if axis.name in fixed else tuple(offered_values)
         domain = (axis.neutral, *domain) if isinstance(axis, Requested) else domain
         before = rows.count
         rows.join(axis.name, domain)
@@ -75,9 +76,10 @@ DROPLESS = ("capacity_factor",)
 
 
 def fixed_values(fixed: Any) -> dict[str, tuple[Any, ...]]:
-    """The values that each fixed axis may have: one, or several in a list or separated by commas.
+    """The values that each fixed axis may have: one, or several in a list or separated by commas, each of them once.
 
-    Raises UserError for an axis that the space does not have.
+    The order in which they are given is not kept (:func:`in_order`). Raises UserError for an axis that the space does
+    not have.
     """
     found: dict[str, tuple[Any, ...]] = {}
     for name, value in fixed.items():
@@ -86,8 +88,23 @@ def fixed_values(fixed: Any) -> dict[str, tuple[Any, ...]]:
             raise UserError(f"--fix {name}: no axis{suggest(name, ALL_NAMES) or allowed(ALL_NAMES)}")
         items = value.split(",") if isinstance(value, str) else value
         values = items if isinstance(items, list | tuple) else [items]
-        found[axis] = tuple(_typed(axis, item) for item in values)
+        found[axis] = in_order([_typed(axis, item) for item in values])
     return found
+
+
+def in_order(values: Sequence[Any], offered_values: Sequence[Any] = ()) -> tuple[Any, ...]:
+    """Values once each, in the one order that they have in every space: as the axis offers them, then by size or name.
+
+    A value's place among its like decides which of equal plans is named first, and which value stands for all where
+    they make no difference: the order in which somebody happens to write them must not.
+    """
+    known = {value: place for place, value in enumerate(offered_values)}
+
+    def place(value: Any) -> tuple[Any, ...]:
+        number = float(value) if isinstance(value, int | float) else 0.0
+        return known.get(value, len(known)), value is not None, isinstance(value, str), number, str(value)
+
+    return tuple(sorted(dict.fromkeys(values), key=place))
 
 
 def _typed(axis: str, item: Any) -> Any:
@@ -96,8 +113,12 @@ def _typed(axis: str, item: Any) -> Any:
     value = None if axis in DROPLESS and value == "none" else value
     section, field = PATHS.get(axis, ("", axis))
     written = {section: {field: flat.axes(value)}} if section else {axis: value, **COMPANIONS.get(axis, {})}
-    files.parse(Plan, written, source=f"--fix {axis}={item}")
-    return known_name(value) if axis == "schedule" else value
+    plan = files.parse(Plan, written, source=f"--fix {axis}={item}")
+    if axis == "order":
+        return "-".join(flat.axes(value))
+    section, field = PATHS.get(axis, (flat.SECTION_OF.get(axis, ""), axis))
+    read = getattr(getattr(plan, section) if section else plan, field)
+    return known_name(read) if axis == "schedule" else read
 
 
 def _scalar(text: str) -> Any:

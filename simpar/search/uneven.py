@@ -22,7 +22,7 @@ from simpar.cost.collectives import fastest, offers
 from simpar.engine import choose_engine
 from simpar.errors import Infeasible, UserError
 from simpar.plan.plan import Plan
-from simpar.plan.schedules import natural_vpp
+from simpar.plan.schedules import SCHEDULES, natural_vpp
 from simpar.program.footprint import footprints
 from simpar.program.phases import CollectiveUse
 from simpar.program.rank_view import Job, RankView
@@ -34,6 +34,7 @@ from simpar.search.cuts import fastest_cut, moves, slowest_s, stage_seconds
 from simpar.search.exact import candidate, exact
 from simpar.search.problem import Problem, details_of, refuse_optimal
 from simpar.search.result import Counts, SearchResult
+from simpar.search.space import in_order
 from simpar.search.uniform import search_uniform
 from simpar.search.watch import Watch
 from simpar.search.words import why_it_loses, why_it_wins
@@ -241,14 +242,15 @@ def _plans(problem: Problem) -> Iterator[Plan]:
         "micro_batch": [1, 2, 4],
         "recompute": ["none", "selective", "full"],
         "rank_order": list(ORDERS) if cluster.is_mixed else [ORDERS[0]],
-        "schedule": list(problem.constraints.schedules or ("1f1b",)),
+        "schedule": list(in_order(problem.constraints.schedules or ("1f1b",), tuple(SCHEDULES))),
     }
     if cluster.is_mixed:
         axes["pp"].insert(0, 1)
     for name, values in problem.constraints.fixed.items():
         wanted = [part.strip() for part in str(values).split(",")]
         numbers = name in ("tp", "pp", "micro_batch")
-        axes[name] = [int(value) if numbers and value.isdigit() else value for value in wanted]
+        typed = [int(value) if numbers and value.isdigit() else value for value in wanted]
+        axes[name] = list(in_order(typed, axes[name]))
     for values in product(*axes.values()):
         chosen = dict(zip(axes, values, strict=True))
         if natural_vpp(chosen["schedule"]) > 1:
