@@ -5,7 +5,7 @@ Usage:
     python benchmarks/record.py compare BEFORE.json AFTER.json
 
 ``take`` simulates random plans over all software stacks (start and finish of every op as a digest, step and memory),
-runs searches (winner, step, counts, certificate), and predicts every row of the tables. ``compare`` prints what differs.
+runs searches (winner, step, counts, certificate), and predicts every row of tables. ``compare`` prints what differs.
 Both work on any revision: run ``take`` from the checkout that is to be recorded.
 """
 
