@@ -13,7 +13,7 @@ from simpar.errors import Infeasible, UserError
 from simpar.files import allowed, suggest
 from simpar.plan import flat
 from simpar.plan.plan import Plan
-from simpar.plan.schedules import EVEN_COSTS, known_name, looks_at_costs
+from simpar.plan.schedules import known_name
 from simpar.search.axes import AXES, AXIS_NAMES, PATHS, Axis, Rows
 from simpar.search.problem import Problem
 from simpar.search.requested import COMPANIONS, REQUESTED_NAMES, Requested, offered
@@ -146,12 +146,7 @@ def plan_of(rows: Rows, index: int) -> Plan:
             loose[name] = value
     base = rows.problem.base.model_dump(exclude={"predicted"})
     merged = {section: {**base[section], **values} for section, values in sections.items()}
-    plan = Plan.model_validate({**base, **merged, **loose})
-    if not looks_at_costs(plan.schedule) or plan.mesh.pp == 1:
-        return plan
-    # the sweep prices tables made for even passes, so that is what the plan asks for
-    pipeline = plan.pipeline.model_copy(update={"pass_costs": EVEN_COSTS})
-    return plan.model_copy(update={"pipeline": pipeline})
+    return Plan.model_validate({**base, **merged, **loose})
 
 
 def counted(rows: Rows, index: int) -> Plan:

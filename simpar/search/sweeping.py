@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.plan.schedules import make_schedule
+from simpar.plan.schedules import EVEN_COSTS, looks_at_costs, make_schedule
 from simpar.plan.schedules.actions import LETTERS, F, Schedule
 from simpar.search.bound import Hops
 from simpar.search.rowbound import Chunk, RowBounds, RowCharge, some
@@ -24,7 +24,8 @@ from simpar.search.together import Together
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-TableKey = tuple[str, int, int, int]
+Costs = tuple[float, float, float]
+TableKey = tuple[str, int, int, int, Costs]
 MOST_ACTIONS = 2**17  # of tables that are kept, together
 
 
@@ -35,6 +36,7 @@ class Sweeps:
     bounds: RowBounds
     _tables: dict[tuple[TableKey, Blocked], Table] = field(default_factory=dict)
     _schedules: dict[TableKey, Schedule] = field(default_factory=dict)
+    _costs: dict[int, Costs] = field(default_factory=dict)
 
     @cached_property
     def together(self) -> Together:
@@ -42,13 +44,31 @@ class Sweeps:
         return Together(self.bounds.pipes.passes)
 
     def table_key(self, row: int) -> TableKey:
-        """What the table of a row depends on: schedule, ranks, microbatches, chunks."""
+        """What the table of a row depends on: schedule, ranks, microbatches, chunks, durations that it is made for."""
         rows = self.bounds.pipes.jobs.rows
         name = str(rows.domain["schedule"][rows.code["schedule"][row]])
-        return name, int(rows["pp"][row]), int(rows["microbatches"][row]), int(rows["vpp"][row])
+        ranks, microbatches, chunks = (int(rows[axis][row]) for axis in ("pp", "microbatches", "vpp"))
+        costs = self._costs_of(row) if looks_at_costs(name) else EVEN_COSTS
+        return name, ranks, microbatches, chunks, costs
+
+    def _costs_of(self, row: int) -> Costs:
+        """Durations of F, I and W that the greedy table of a row is made for, as the simulator takes them."""
+        pipes = self.bounds.pipes
+        pipe = int(pipes.index[row])
+        if pipe not in self._costs:
+            self._costs[pipe] = pipes.jobs.job(row).plan.pipeline.pass_costs or EVEN_COSTS
+        return self._costs[pipe]
+
+    def _by_table(self, rows: Ints) -> Iterator[tuple[TableKey, Ints]]:
+        """Rows in groups of one table: the key, and positions in ``rows``."""
+        groups: dict[TableKey, list[int]] = {}
+        for at, row in enumerate(rows.tolist()):
+            groups.setdefault(self.table_key(row), []).append(at)
+        for key, mine in groups.items():
+            yield key, np.array(mine)
 
     def of(self, rows: Ints) -> Floats:
-        """Nanoseconds that the steps of rows with one table take at least."""
+        """Nanoseconds that the steps of rows take at least."""
         return self._of_shapes(rows, self._swept)
 
     def by_work(self, rows: Ints) -> Floats:
@@ -56,18 +76,20 @@ class Sweeps:
         return self._of_shapes(rows, self._worked)
 
     def _of_shapes(self, rows: Ints, bound: Callable[[RowCharge, Table], Floats]) -> Floats:
-        key = self.table_key(int(rows[0]))
-        found, pipes, chunk = np.zeros(len(rows)), self.bounds.pipes, Chunk(self.bounds, rows)
-        for shape, mine in pipes.by_shape(pipes.index[rows]):
-            for apart, alike in _by_pairs(RowCharge(chunk, shape, mine)):
-                charge = RowCharge(chunk, shape, mine[alike], swept=True)
-                found[charge.mine] = bound(charge, self._table(key, apart))
+        found, pipes = np.zeros(len(rows)), self.bounds.pipes
+        for key, same in self._by_table(rows):
+            chunk = Chunk(self.bounds, rows[same])
+            for shape, mine in pipes.by_shape(pipes.index[rows[same]]):
+                for apart, alike in _by_pairs(RowCharge(chunk, shape, mine)):
+                    charge = RowCharge(chunk, shape, mine[alike], swept=True)
+                    found[same[charge.mine]] = bound(charge, self._table(key, apart))
         return found
 
     def _table(self, key: TableKey, apart: Blocked) -> Table:
         if (key, apart) not in self._tables:
             if key not in self._schedules:
-                self._schedules = {key: make_schedule(*key)}  # the same table comes several times in a row
+                # the same table comes several times in a row
+                self._schedules = {key: _made(*key)}
             table = Table.of(self._schedules[key], apart)
             while self._tables and sum(len(one.code) for one in self._tables.values()) > MOST_ACTIONS:
                 del self._tables[next(iter(self._tables))]
@@ -99,6 +121,10 @@ class Sweeps:
         known = {each: self.together.pairs_ns(charge.keys, *each) for each in dict.fromkeys(held.values())}
         pairs = {pair: known[each] for pair, each in held.items()}
         return times, self.bounds.pipes.hops(charge.shape, self.bounds.pipes.index[charge.rows]), pairs
+
+
+def _made(name: str, ranks: int, microbatches: int, chunks: int, costs: Costs) -> Schedule:
+    return make_schedule(name, ranks, microbatches, chunks, costs=costs)
 
 
 def _by_pairs(charge: RowCharge) -> Iterator[tuple[Blocked, Ints]]:

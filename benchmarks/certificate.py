@@ -1,0 +1,294 @@
+"""Certificates against brute force: random small problems, every plan of the space by the public ``simpar.simulate``.
+
+Usage: python benchmarks/certificate.py [--first 0] [--last 500] [--seconds S] [--jobs N] [--verbose]
+
+A case draws a model, a cluster (with slow links or smaller devices), a software stack, slow ranks, and a few values of
+every axis that docs/search.md lists as always searched. ``simpar.search`` gets those values; brute force simulates all
+of their product, of which only those plans count that ``simpar.simulate`` takes and says to fit. A certificate holds
+where none of them is faster than the certified best, every plan listed fits as simulated, and its step is the
+simulator's own. Exit code 1 where one does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import simpar
+from simpar.search.problem import Constraints
+
+CLUSTERS = ("dgx-h100", "a100-pcie-8", "rtx-3090-8", "dgx-v100", "l4-8", "dgx-a100-80gb")
+STACKS = (
+    "megatron", "nemo", "torchtitan", "fsdp", "deepspeed", "nanotron", "ddp", "simpar", "megatron-22",
+    "megatron-deepspeed", "llama3", "automodel", "nemo-24", "torchtitan-eager", "maxtext", "llm-foundry",
+)  # fmt: skip
+VPP = {
+    "interleaved": (2, 3),
+    "breadth-first": (2,),
+    "zb-v": (2,),
+    "v-half": (2,),
+    "v-min": (2,),
+    "dualpipev": (2,),
+}
+SCHEDULES = (
+    "1f1b",
+    "gpipe",
+    "interleaved",
+    "breadth-first",
+    "zb-h1",
+    "zb-h2",
+    "zb-v",
+    "v-half",
+    "v-min",
+    "dualpipev",
+)
+MOST_PLANS = 160
+NOTHING = float("inf")
+MATCH = 1e-9
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem: what is trained on what, and the values that each axis may have."""
+
+    seed: int
+    model: Any
+    cluster: Any
+    training: simpar.Training
+    stack: str
+    perturbation: simpar.Perturbation
+    axes: dict[str, tuple[Any, ...]]
+
+    def describe(self) -> str:
+        """One line to find the case again."""
+        size = f"{self.cluster.device.memory_bytes / 2**30:.3f} GiB"
+        where = (
+            f"{self.cluster.nodes} x {self.cluster.profile.name} ({size}), links {dict(self.cluster.scaling)}"
+        )
+        return (
+            f"seed {self.seed}: {where}, {self.stack}, slow {dict(self.perturbation.slow_ranks)}, {self.axes}"
+        )
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A plan that the simulator takes: its keys, step, and what its fullest device holds."""
+
+    keys: dict[str, Any]
+    step_time_s: float
+    needed_bytes: float
+    fits: bool
+
+
+def main() -> int:
+    """Check cases one after the other, or several at once."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--last", type=int, default=500)
+    parser.add_argument("--seconds", type=float, default=NOTHING)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    from joblib import Parallel, delayed
+
+    end = time.time() + options.seconds
+    calls = (delayed(checked)(seed, end) for seed in range(options.first, options.last))
+    count: Counter[str] = Counter()
+    for verdict, note in Parallel(n_jobs=options.jobs, return_as="generator")(calls):
+        count[verdict] += 1
+        if verdict not in ("holds", "empty", "late") or options.verbose:
+            print(verdict, note, flush=True)
+    bad = sum(number for verdict, number in count.items() if verdict not in ("holds", "empty", "late"))
+    print(f"{dict(count)}: {count['holds']} certificates hold, {bad} do not")
+    return int(bad > 0 or not count["holds"])
+
+
+def checked(seed: int, end: float = NOTHING, most: int = MOST_PLANS) -> tuple[str, str]:
+    """The verdict on one case of at most so many plans, and what is wrong with it."""
+    if time.time() > end:
+        return "late", ""
+    sold = drawn(seed, most)
+    plans = brute_force(sold)
+    case = tightened(sold, plans)
+    plans = plans if case is sold else brute_force(case)  # what fits is the simulator's to say
+    best = min((one for one in plans if one.fits), key=lambda one: one.step_time_s, default=None)
+    try:
+        found = simpar.search(
+            case.model, case.cluster, case.training, stack=case.stack, perturbation=case.perturbation,
+            constraints=Constraints(fixed=case.axes, schedules=case.axes["schedule"]),
+        )  # fmt: skip
+    except simpar.Infeasible as error:
+        return ("empty", "") if best is None else ("infeasible", f"{error}; fits: {best}; {case.describe()}")
+    if (
+        best is not None
+        and found.certified_optimal
+        and found.best.step_time_s > best.step_time_s * (1 + MATCH)
+    ):
+        loss = found.best.step_time_s / best.step_time_s - 1
+        return "beaten", f"{loss:.3%} by {best.keys} ({best.step_time_s} s); {case.describe()}"
+    if not found.certified_optimal:
+        return "uncertified", f"gap {found.gap}; {case.describe()}"
+    for one in found.candidates:
+        result = simpar.simulate(
+            case.model,
+            case.cluster,
+            one.plan,
+            case.training,
+            stack=case.stack,
+            perturbation=case.perturbation,
+        )
+        if not result.fits:
+            return "misfit", f"{one.plan.mesh} {one.plan.schedule}; {case.describe()}"
+        if abs(result.step_time_s - one.step_time_s) > MATCH * one.step_time_s:
+            return (
+                "unlike",
+                f"listed {one.step_time_s} s, simulated {result.step_time_s} s; {case.describe()}",
+            )
+    return "holds", ""
+
+
+def drawn(seed: int, most: int = MOST_PLANS) -> Case:
+    """A random case with the device as it is sold."""
+    rng = random.Random(f"certificate {seed}")
+    training = simpar.Training(seq_len=rng.choice([512, 1024, 4096]), global_batch=rng.choice([8, 16]))
+    config = _config(rng)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(config))
+        model = simpar.Model(str(path), seq_len=training.seq_len)
+    cluster = simpar.Cluster(rng.choice(CLUSTERS), nodes=rng.choice([1, 1, 2]))
+    if rng.random() < 0.3:
+        nodes = {f"node:{rng.randrange(cluster.nodes)}": rng.choice([0.1, 0.5])}
+        cluster = cluster.with_degraded(nodes if cluster.nodes > 1 else {"port_tx": rng.choice([0.1, 0.5])})
+    slow = {rng.randrange(cluster.world_size): rng.choice([1.2, 2.0])} if rng.random() < 0.2 else {}
+    axes = _axes(rng, config, cluster.world_size, most)
+    return Case(
+        seed, model, cluster, training, rng.choice(STACKS), simpar.Perturbation(slow_ranks=slow), axes
+    )
+
+
+def _config(rng: random.Random) -> dict[str, Any]:
+    """A small model: dense with as many keys as queries or fewer, tied or not, or a mixture."""
+    hidden, heads = rng.choice([512, 1024, 2048]), rng.choice([4, 8])
+    common = {
+        "hidden_size": hidden, "num_hidden_layers": rng.choice([2, 4, 6]), "num_attention_heads": heads,
+        "num_key_value_heads": rng.choice([heads, heads // 4]), "vocab_size": rng.choice([4096, 32000]),
+        "max_position_embeddings": 65536, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+    }  # fmt: skip
+    if rng.random() < 0.35:
+        kind = {
+            "architectures": ["MixtralForCausalLM"],
+            "model_type": "mixtral",
+            "intermediate_size": 2 * hidden,
+        }
+        return common | kind | {"num_local_experts": 8, "num_experts_per_tok": 2}
+    kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "intermediate_size": 4 * hidden}
+    return common | kind | {"tie_word_embeddings": rng.random() < 0.4}
+
+
+def _axes(rng: random.Random, config: dict[str, Any], world: int, most: int) -> dict[str, tuple[Any, ...]]:
+    """A few values of every axis, in random order; what an axis is where it changes nothing is always among them.
+
+    The product of all has at most ``most`` plans before anything is refused.
+    """
+
+    def some(neutral: Any, *others: Any, often: float = 0.7) -> list[Any]:
+        chosen = rng.sample(others, rng.randint(1, min(2, len(others)))) if others else []
+        return [neutral, *(chosen if rng.random() < often else [])]
+
+    heads, layers = config["num_key_value_heads"], config["num_hidden_layers"]
+    degrees = [n for n in (2, 4, 8) if n <= world]
+    mixture = "num_local_experts" in config
+    axes = {
+        "tp": some(1, *(n for n in degrees if n <= heads)),
+        "cp": some(1, 2, 4, often=0.2),
+        "pp": some(1, *(n for n in degrees if n <= layers + 2)),
+        "ep": some(1, 2, 4, 8) if mixture else [1],
+        "micro_batch": some(1, 2, 4, often=0.5),
+        "schedule": some("1f1b", *SCHEDULES[1:]),
+        "zero": some(0, 1, 2, 3),
+        "hsdp": some(1, 2, often=0.2),
+        "sequence_parallel": some(False, True, often=1.0 if mixture else 0.5),
+        "tp_overlap": some(False, True, often=0.2),
+        "recompute": rng.sample(["none", "selective", "full", "every:2"], rng.randint(1, 2)),
+        "overlap_grad_reduce": some(True, False, often=0.3),
+        "overlap_param_gather": some(True, False, often=0.3),
+        "order": some("tp-cp-dp-pp", "tp-cp-pp-dp", often=0.3),
+    }
+    while math.prod(len(values) for values in axes.values()) > most:
+        name = rng.choice([name for name in sorted(axes) if len(axes[name]) > 1])
+        axes[name] = axes[name][:-1]
+    chunks = {vpp for schedule in axes["schedule"] for vpp in VPP.get(schedule, (1,))}
+    axes["vpp"] = sorted({1, *chunks})
+    return {name: tuple(rng.sample(values, len(values))) for name, values in axes.items()}
+
+
+def keys_of(case: Case) -> Iterator[dict[str, Any]]:
+    """The product of the values of all axes, as flat keys of a Plan."""
+    names = [name for name in case.axes if name != "vpp"]
+    for values in itertools.product(*(case.axes[name] for name in names)):
+        keys = dict(zip(names, values, strict=True))
+        if keys["pp"] == 1:
+            keys["schedule"], chunks = "1f1b", (1,)
+        else:
+            chunks = VPP.get(keys["schedule"], (1,))
+        if not keys["overlap_grad_reduce"] and keys["zero"] >= 2:
+            continue  # docs/search.md: reductions behind the last backward are not searched with ZeRO-2 and 3
+        if keys["hsdp"] > 1 and keys["zero"] < 3:
+            continue  # docs/search.md: replicas of sharded states are searched with ZeRO-3
+        for vpp in chunks:
+            yield keys | {"vpp": vpp}
+
+
+def brute_force(case: Case) -> list[Simulated]:
+    """Every plan of the product that the simulator takes, each once."""
+    found: dict[str, Simulated] = {}
+    for keys in keys_of(case):
+        name = json.dumps(keys, sort_keys=True)
+        if name in found:
+            continue
+        flat = {key: value for key, value in keys.items() if key not in ("tp_overlap", "order")}
+        nested = {"tensor_parallel": {"overlap": keys["tp_overlap"]}, "rank_order": keys["order"]}
+        try:
+            plan = simpar.Plan.model_validate(flat | nested)
+            result = simpar.simulate(
+                case.model,
+                case.cluster,
+                plan,
+                case.training,
+                stack=case.stack,
+                perturbation=case.perturbation,
+            )
+        except (simpar.UserError, ValueError):
+            continue
+        held = max(stage.peak for stage in result.memory.stages)
+        found[name] = Simulated(keys, result.step_time_s, held, result.fits)
+    return list(found.values())
+
+
+def tightened(case: Case, plans: list[Simulated]) -> Case:
+    """In most cases, a device so small that only some of the plans fit."""
+    rng = random.Random(f"device {case.seed}")
+    needs = sorted(one.needed_bytes for one in plans)
+    if not needs or rng.random() < 0.25:
+        return case
+    limit = needs[int(rng.choice([0.1, 0.3, 0.6, 0.9]) * (len(needs) - 1))] * 1.0001
+    device = case.cluster.device.model_copy(
+        update={"memory_bytes": min(limit, case.cluster.device.memory_bytes)}
+    )
+    return replace(case, cluster=case.cluster.with_device(device))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
