@@ -24,7 +24,8 @@ from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.expand import expand
 from simpar.program.jitter import Jitter
-from simpar.program.lower import Perturbation, lower
+from simpar.program.lower import lower
+from simpar.program.perturbation import Perturbation
 from simpar.simulation import make_job, simulate
 
 WIDTHS = (1024, 4096, 16384, 65536, 131072)

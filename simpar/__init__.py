@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from simpar.plan.plan import Plan
     from simpar.plan.schedules import make_schedule
     from simpar.plan.schedules.actions import Action, Schedule
-    from simpar.program.lower import Perturbation
+    from simpar.program.perturbation import Perturbation
     from simpar.report.plots import save_plot
     from simpar.report.result import Result
     from simpar.report.timeline import Timeline
@@ -54,7 +54,7 @@ _CONTENTS = (
     ("Schedule", "plan.schedules.actions:Schedule", "what make_schedule gives"),
     ("Action", "plan.schedules.actions:Action", "one pass of one stage over one microbatch"),
     ("load_stack", "cost.stack:load_stack", "habits of a training software stack"),
-    ("Perturbation", "program.lower:Perturbation", "slow ranks and jitter"),
+    ("Perturbation", "program.perturbation:Perturbation", "slow ranks and jitter"),
     ("simulate", "simulation:simulate", "the step of one plan"),
     ("search", "search.api:search", "the best plans for a cluster, certified"),
     ("SearchResult", "search.result:SearchResult", "what search gives: candidates and the certificate"),

@@ -18,7 +18,7 @@ from simpar.models.recompute import OPTIMAL, chosen_layers
 from simpar.models.training import Training
 from simpar.plan.plan import CUSTOM, Offload, Plan
 from simpar.plan.schedules import SCHEDULES, natural_vpp
-from simpar.program.lower import Perturbation
+from simpar.program.perturbation import Perturbation
 from simpar.report.result import Result, Trial
 from simpar.scenario import ClusterChoice, Scenario
 from simpar.simulation import simulate

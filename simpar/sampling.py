@@ -15,10 +15,12 @@ from simpar.errors import UserError
 from simpar.plan.mirrored import MirroredMesh
 from simpar.program.expand import expand, num_copies
 from simpar.program.jitter import Jitter, unfolded
-from simpar.program.lower import Lowered, Perturbation
+from simpar.program.lower import Lowered
+from simpar.program.perturbation import Perturbation
 from simpar.program.program import OpTable, Program, Timing
 from simpar.program.shared_cores import are_shared
 from simpar.report.result import JitterReport
+from simpar.report.summarise import at_peak_s
 from simpar.units import NS_PER_S
 
 QUANTILES = (5, 50, 95, 99)
@@ -95,16 +97,17 @@ def _jitter(lowered: Lowered, drawn: Perturbation, lower: Callable[[Perturbation
             f"perturbation.jitter: plan.schedule = dualpipe is lowered rank by rank, {network.cluster.world_size:,} "
             f"devices: allowed {MOST_MIRRORED:,}, or another schedule, such as dualpipev"
         )
+    fastest_s = at_peak_s(job, network.cluster, "causal")
     if job.plan.pipeline.stages or mirrored or are_shared(network.cluster):
         each = lower(replace(drawn, fold=False))
-        return Jitter.of(each, unfolded(each))
+        return Jitter.of(each, unfolded(each), at_peak_s=fastest_s)
     many = num_copies(lowered)
     if many > MOST_OPS:
         raise UserError(
             f"perturbation.jitter: {many:,} ops on {network.cluster.world_size:,} devices: allowed {MOST_OPS:,}: give "
             "fewer nodes, or fewer microbatches (--global-batch) or chunks (--vpp)"
         )
-    return Jitter.of(lowered, expand(lowered))
+    return Jitter.of(lowered, expand(lowered), at_peak_s=fastest_s)
 
 
 def _runner(name: str, program: Program, seeds: int) -> tuple[str, Callable[[OpTable], Timing]]:

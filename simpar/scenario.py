@@ -15,17 +15,15 @@ from simpar.hardware.operation import Operation
 from simpar.hardware.profile import MixedProfile
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
+from simpar.program.perturbation import Perturbation, Rank, Seeds, Sigma, SlowFactor
 from simpar.tracing.code import consented
 from simpar.units import Bytes, Count, Fraction
 
 if TYPE_CHECKING:
     from simpar.hardware.cluster import Cluster
     from simpar.models.graph import ModelGraph
-    from simpar.program.lower import Perturbation
 
 Read = TypeVar("Read", bound=BaseModel)
-SLOWER = Field(ge=1, allow_inf_nan=False, description="factor on kernel times, 1 is nominal")
-POSITIVE = Field(gt=0, allow_inf_nan=False)
 
 
 class _Part(BaseModel):
@@ -59,15 +57,17 @@ class ClusterChoice(_Part):
 class Jitter(_Part):
     """Independent lognormal factors on the kernels of every pass of every rank."""
 
-    sigma: float = Field(ge=0, allow_inf_nan=False, description="standard deviation of the logarithm")
+    sigma: Sigma
     seed: int = Field(0, description="the first seed")
-    seeds: int = Field(1, ge=1, description="how many samples of the step, one a seed")
+    seeds: Seeds = 1
 
 
 class Perturbations(_Part):
     """What makes ranks and links differ from the nominal cluster."""
 
-    slow_ranks: dict[int, float] = Field(default_factory=dict, description="rank: factor on its kernel times")
+    slow_ranks: dict[Rank, SlowFactor] = Field(
+        default_factory=dict, description="rank: factor on its kernel times"
+    )
     degraded_links: dict[str, Fraction] = Field(
         default_factory=dict, description="link: share of capacity left"
     )
@@ -135,8 +135,6 @@ class Scenario(_Part):
 
     def perturb(self) -> Perturbation:
         """Slow ranks and jitter as the Program takes them."""
-        from simpar.program.lower import Perturbation
-
         jitter = self.perturbation.jitter or Jitter(sigma=0)
         return Perturbation(
             self.perturbation.slow_ranks, jitter_sigma=jitter.sigma, seed=jitter.seed, seeds=jitter.seeds

@@ -22,8 +22,9 @@ from simpar.plan.routing import expected_maximum
 from simpar.plan.schedules import looks_at_costs
 from simpar.plan.sync import apart
 from simpar.program.checkpointing import with_checkpoints
-from simpar.program.lower import Lowered, Perturbation, lower
+from simpar.program.lower import Lowered, lower
 from simpar.program.pass_costs import pass_costs
+from simpar.program.perturbation import Perturbation
 from simpar.program.rank_view import Job
 from simpar.program.token_slices import choose_slices
 from simpar.replicas.cooperate import cooperate

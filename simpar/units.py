@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
@@ -18,6 +18,8 @@ KILO, MEGA, GIGA, TERA, PETA = 1e3, 1e6, 1e9, 1e12, 1e15
 NS_PER_S = 10**9
 HOUR_S, DAY_S = 3600.0, 86400.0
 _MOST_S = 2.0**63 / NS_PER_S
+MOST_LINK_BYTES_PER_S = 500e12
+"""Of one link: what :mod:`simpar.program.flow` holds in integers that still tell bytes per second of slow links."""
 
 DTYPE_BYTES = {
     "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5, "int8": 1.0, "int4": 0.5,
@@ -109,12 +111,20 @@ def with_unit(value: float, dimension: str) -> str:
     return f"{value / units[unit]:.6g} {unit}"
 
 
+def link_rate(bytes_per_s: float) -> float:
+    """The capacity of a link, if engines can hold it. Raises ValueError."""
+    if bytes_per_s > MOST_LINK_BYTES_PER_S:
+        raise ValueError(f"allowed: up to {format_rate(MOST_LINK_BYTES_PER_S)}")
+    return bytes_per_s
+
+
 _POSITIVE = Field(gt=0, allow_inf_nan=False)
 _NON_NEGATIVE = Field(ge=0, allow_inf_nan=False)
 Bytes = Annotated[float, _quantity("bytes"), _NON_NEGATIVE]
 PositiveBytes = Annotated[float, _quantity("bytes"), _POSITIVE]
 Seconds = Annotated[float, _quantity("seconds"), _NON_NEGATIVE]
 BytesPerS = Annotated[float, _quantity("bytes_per_s"), _POSITIVE]
+LinkRate = Annotated[float, _quantity("bytes_per_s"), _POSITIVE, AfterValidator(link_rate)]
 FlopPerS = Annotated[float, _quantity("flop_per_s"), _POSITIVE]
 Watts = Annotated[float, _quantity("watts"), _NON_NEGATIVE]
 PositiveWatts = Annotated[float, _quantity("watts"), _POSITIVE]

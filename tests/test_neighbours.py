@@ -8,7 +8,7 @@ from simpar.errors import UserError
 from simpar.neighbours import advise, as_flags, inputs_of, neighbours
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES
-from simpar.program.lower import Perturbation
+from simpar.program.perturbation import Perturbation
 from simpar.report.result import Result
 from simpar.scenario import load_scenario
 from simpar.simulation import simulate

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from math import erf, sqrt
+from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 import simpar
 from simpar import sampling
@@ -107,3 +109,31 @@ def test_search_refuses_jitter() -> None:
             "small-llama", load_cluster("dgx-h100", 1), simpar.Training(seq_len=512, global_batch=8),
             perturbation=simpar.Perturbation(jitter_sigma=0.1),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.0])
+def test_no_jitter_makes_kernels_faster_than_the_device(sigma: float) -> None:
+    """Of many seeds of one rank's one pass, the luckiest still has the FLOP of a step to do."""
+    cluster = load_cluster("laptop-cpu", 1)
+    training = simpar.Training(seq_len=2048, global_batch=1)
+    for seed in range(12):
+        drawn = simpar.Perturbation(jitter_sigma=sigma, seed=seed)
+        found = simpar.simulate(
+            "small-llama", cluster, simpar.Plan(), training, perturbation=drawn, flops_convention="causal"
+        )
+        assert found.speed.hfu <= 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"slow_ranks": {0: -1.0}}, {"slow_ranks": {0: float("nan")}}, {"slow_ranks": {0: 1e15}},
+        {"slow_ranks": {-1: 2}}, {"jitter_sigma": -1.0}, {"jitter_sigma": float("nan")}, {"jitter_sigma": 5.0},
+        {"seeds": 0},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_perturbs_has_bounds(wrong: dict[str, Any]) -> None:
+    """In Python as in files: factors are 1 to 1,000, deviations 0 to 1, samples at least one."""
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        simpar.Perturbation(**wrong)

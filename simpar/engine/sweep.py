@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.errors import UserError
 from simpar.program.program import (
     Csr,
     Program,
@@ -25,8 +26,8 @@ from simpar.program.program import (
 Ints = NDArray[np.int64]
 
 
-class SharedLinkError(ProgramError):
-    """Flows meet on a link, so that longest paths are only a lower bound."""
+class SharedLinkError(ProgramError, UserError):
+    """Flows meet on a link, so that longest paths are only a lower bound: another engine must be asked."""
 
 
 @dataclass(frozen=True)
@@ -104,5 +105,6 @@ def refuse_meetings(program: Program, timing: Timing) -> None:
     if len(met):
         name = program.routes.link_names[link[met[0]]]
         raise SharedLinkError(
-            f"link {name} is shared: {program.describe(int(flow[order[met[0] + 1]]))} meets another flow"
+            f"engine = sweep: link {name} is shared: {program.describe(int(flow[order[met[0] + 1]]))} meets another "
+            "flow; allowed: auto, event, reference"
         )

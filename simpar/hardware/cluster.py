@@ -17,6 +17,7 @@ from simpar.errors import UserError
 from simpar.hardware import torus
 from simpar.hardware.device import Device, load_device
 from simpar.hardware.levels import Home, Level
+from simpar.hardware.limits import check_links
 from simpar.hardware.profile import ClusterProfile
 
 if TYPE_CHECKING:
@@ -301,6 +302,7 @@ class Cluster:
                 raise UserError(f"degraded link {pattern} = {factor}: allowed: greater than 0, at most 1")
         changed = replace(self, scaling={**self.scaling, **links})
         _ = changed.link_capacity_bytes_per_s
+        check_links(changed)
         return changed
 
     def reducing(self, *, nvls: bool | None = None, sharp: bool | None = None) -> Cluster:
@@ -492,4 +494,5 @@ def make_cluster(profile: ClusterProfile, nodes: int) -> Cluster:
         )
     cluster = Cluster(profile, nodes)
     _ = cluster.device
+    check_links(cluster)
     return cluster

@@ -159,6 +159,20 @@ class MixedCluster(Cluster):
             capacity[self._matching(pattern)] *= factor
         return capacity
 
+    def can_bind(self, links: Ints) -> NDArray[np.bool_]:
+        """Which links can be the narrowest of a route: no uplinks that take all that the NICs below them can send."""
+        return self.capacity_of(links) < np.where(self._takes_all[links], self._nominal[links], np.inf)
+
+    @cached_property
+    def _takes_all(self) -> NDArray[np.bool_]:
+        """Links above NICs that nominally take all of theirs: leaves that do not bind, a trunk without a bandwidth."""
+        found = np.zeros(self.num_links, dtype=bool)
+        for block in (*LEAVES, *TRUNKS):
+            for part, start, size in zip(self.parts, self._starts(block), self._sizes[block], strict=True):
+                binds = part.leaves_bind if block in LEAVES else self.between.bandwidth is not None
+                found[start : start + size] = not binds
+        return found
+
     def nominal_capacity(self, links: Ints) -> NDArray[np.float64]:
         """Capacity of links in bytes/s, degradations left out."""
         return self._nominal[links]

@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simpar.hardware.device import Device
-from simpar.units import Bytes, BytesPerS, Count, Fraction, Seconds, UsdPerHour, Watts
+from simpar.units import Bytes, BytesPerS, Count, Fraction, LinkRate, Seconds, UsdPerHour, Watts
 
 
 class _Part(BaseModel):
@@ -24,7 +24,7 @@ class ScaleUp(_Part):
     """
 
     kind: Literal["nvswitch", "mesh", "pcie", "torus", "shared_memory"]
-    bandwidth: BytesPerS
+    bandwidth: LinkRate
     latency: Seconds
     domain: Count | None = None
     nvls: bool = False
@@ -50,7 +50,7 @@ class ScaleOut(_Part):
 
     kind: Literal["ib", "roce", "efa", "tcpxo", "ethernet"]
     nics_per_node: Count
-    nic_bandwidth: BytesPerS
+    nic_bandwidth: LinkRate
     latency: Seconds
     nodes_per_leaf: Count | None = None
     oversubscription: float = Field(1.0, ge=1, allow_inf_nan=False)
@@ -72,13 +72,13 @@ class Host(_Part):
     """
 
     memory_bytes: Bytes
-    memory_bandwidth: BytesPerS
-    pcie_bandwidth: BytesPerS
+    memory_bandwidth: LinkRate
+    pcie_bandwidth: LinkRate
     devices_per_switch: Count = 1
-    switch_bandwidth: BytesPerS | None = None
+    switch_bandwidth: LinkRate | None = None
     nvme_bytes: Bytes | None = None
-    nvme_bandwidth: BytesPerS | None = None
-    nvme_write_bandwidth: BytesPerS | None = None
+    nvme_bandwidth: LinkRate | None = None
+    nvme_write_bandwidth: LinkRate | None = None
     update_efficiency: Fraction = 0.5
     power: Watts = 0.0
     compute_capacity: float | None = Field(None, ge=1, allow_inf_nan=False)
@@ -153,7 +153,7 @@ class Between(_Part):
     ``latency`` is what a step between groups takes longer than one inside the slower of them.
     """
 
-    bandwidth: BytesPerS | None = None
+    bandwidth: LinkRate | None = None
     latency: Seconds = 0.0
 
 

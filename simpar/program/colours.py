@@ -12,7 +12,7 @@ from simpar.plan.routing import has_sampled_loads
 from simpar.program.rank_view import RankView
 
 if TYPE_CHECKING:
-    from simpar.program.lower import Perturbation
+    from simpar.program.perturbation import Perturbation
 
 Ints = NDArray[np.int64]
 

@@ -1,7 +1,8 @@
 """Integer arithmetic of flows, the same in every engine: rates, work, coefficients and solo durations.
 
 Rates are in kB/s and work in uB, so that a rate times nanoseconds is exactly an amount of work; coefficients
-are fixed point. int64 then holds 9.2 TB of work an op and links up to 500 TB/s.
+are fixed point. int64 then holds 9.2 TB of work an op and links up to 549 TB/s
+(:data:`simpar.units.MOST_LINK_BYTES_PER_S` is what users may ask for).
 """
 
 from __future__ import annotations

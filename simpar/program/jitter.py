@@ -3,7 +3,8 @@
 One factor a pass (an action of the schedule: one microbatch through one stage; or the step's tail) and rank, lognormal
 with mean 1: what varies is clocks, power and the host, which change slower than kernels follow one another. A unit,
 ranks that wait for each other within every block, takes the largest factor of its ranks: with equal kernels between
-two collectives, the slowest rank decides at each of them. Collectives are not touched.
+two collectives, the slowest rank decides at each of them. Collectives are not touched. No factor is below ``least``, at
+which the kernels of a step would need the peak of the devices: a wide distribution does not make them faster than that.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from simpar.program.phases import COMPUTE
 from simpar.program.program import OpTable
 from simpar.program.templates import Node
 from simpar.program.units import Units
+from simpar.units import NS_PER_S
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -80,25 +82,28 @@ def slowest(units: Units, num_actions: int, sigma: float, seed: int) -> Floats:
 
 @dataclass(frozen=True)
 class Jitter:
-    """An expanded Program whose kernels take random factors."""
+    """An expanded Program whose kernels take random factors, none below ``least``."""
 
     expanded: Expanded
     kernel_ns: Ints
     action: Ints
+    least: float = 0.0
 
     @staticmethod
-    def of(lowered: Lowered, expanded: Expanded) -> Jitter:
-        """The kernels of all units."""
+    def of(lowered: Lowered, expanded: Expanded, *, at_peak_s: float = 0.0) -> Jitter:
+        """The kernels of all units, which take ``at_peak_s`` a step at the least."""
         kernels = Kernels.of(lowered)
-        columns = (np.repeat(column, expanded.count) for column in (kernels.time_ns, kernels.action))
-        return Jitter(expanded, *columns)
+        busiest_ns = np.bincount(lowered.program.ops.class_id, kernels.time_ns).max(initial=1.0)
+        least = min(1.0, at_peak_s * NS_PER_S / busiest_ns)
+        time_ns, action = (np.repeat(column, expanded.count) for column in (kernels.time_ns, kernels.action))
+        return Jitter(expanded, time_ns, action, least)
 
     def ops(self, sigma: float, seed: int) -> OpTable:
         """The ops under one seed; a kernel that drains over shared cores has more or less to drain."""
         table = self.expanded.program.ops
         touched = np.flatnonzero(self.kernel_ns)
         factor = slowest(self.expanded.units, int(self.action.max(initial=-1)) + 1, sigma, seed)
-        own = self.kernel_ns[touched]
+        own, factor = self.kernel_ns[touched], np.maximum(factor, self.least)
         more = np.rint(own * factor[self.expanded.unit[touched], self.action[touched]]).astype(np.int64) - own
         drains = table.work_bytes[touched] > 0
         fixed, work = table.fixed_ns.copy(), table.work_bytes.copy()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from simpar.program.flatten import flatten
 from simpar.program.layout import Layout, build_layout
 from simpar.program.one_process import OneProcess
 from simpar.program.pairs import handover
+from simpar.program.perturbation import Perturbation
 from simpar.program.phases import BLOCK_STREAMS, COMPUTE, CONTEXT, EXPERT, TENSOR, CollectiveUse
 from simpar.program.program import Program
 from simpar.program.rank_view import ANY, Job, RankView
@@ -46,23 +47,6 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 TAIL = "tail"
-
-
-@dataclass(frozen=True)
-class Perturbation:
-    """What makes ranks differ, drawn before the run: compute slowdown per rank, and lognormal jitter.
-
-    ``slow_ranks`` maps a rank to the factor (>= 1 is slower) on its kernel times; ``jitter_sigma`` is the
-    standard deviation of the logarithm of a factor of mean 1 on the kernels of every pass of every rank
-    (:mod:`simpar.program.jitter`), drawn for each of ``seeds`` seeds from ``seed`` on. Without ``fold`` every rank is
-    a class of its own, which changes no time: what folding is compared with.
-    """
-
-    slow_ranks: Mapping[int, float] = field(default_factory=dict)
-    jitter_sigma: float = 0.0
-    seed: int = 0
-    seeds: int = 1
-    fold: bool = True
 
 
 @dataclass(frozen=True)

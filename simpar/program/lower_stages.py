@@ -25,7 +25,8 @@ from simpar.plan.schedules.actions import Schedule
 from simpar.plan.stages import StagePlan
 from simpar.program.colours import with_devices, with_slow_ranks
 from simpar.program.layout import build_layout
-from simpar.program.lower import ClassMaker, Perturbation
+from simpar.program.lower import ClassMaker
+from simpar.program.perturbation import Perturbation
 from simpar.program.phases import BLOCK_STREAMS, COMPUTE, TENSOR, CollectiveUse
 from simpar.program.placed import GroupKind
 from simpar.program.rank_view import Job

@@ -171,15 +171,21 @@ def _data_parallel_kinds(sync: Synchronisation) -> list[GroupKind]:
             return [GroupKind(each.kind, groups, ("scatter", "broadcast", "gather", "reduce"))]
         if sync.alone:  # replicas that step on their own are groups of their own
             groups = groups.reshape(-1, each.width) if each.zero else mesh.groups("cp")
-        swaps = ("all_to_all",) if sync.exchanges_matrices and each.zero else ()
-        if each.copies == 1:
-            gathers = ("all_gather", *swaps) if each.zero else ()
-            kinds.append(GroupKind(each.kind, groups, (sync.reduce_ops(each)[0][1], *gathers)))
-            continue
-        shards = groups.reshape(len(groups) * each.copies, -1)
-        across = groups.reshape(len(groups), each.copies, -1).transpose(0, 2, 1).reshape(-1, each.copies)
-        kinds.append(GroupKind(each.shard_group, shards, ("reduce_scatter", "all_gather", *swaps)))
-        kinds.append(GroupKind(f"{each.kind}_replicate", np.ascontiguousarray(across), ("all_reduce",)))
+        ops: dict[str, list[str]] = {}
+        for group, op, _ in sync.reduce_ops(each):
+            ops.setdefault(group, []).append(op)
+        if each.zero:
+            swaps = ["all_to_all"] if sync.exchanges_matrices else []
+            ops.setdefault(each.shard_group, []).extend(["all_gather", *swaps])
+        shards = groups.reshape(len(groups), each.copies, -1)
+        members = {
+            f"{each.kind}_replicate": np.ascontiguousarray(shards.transpose(0, 2, 1)).reshape(
+                -1, each.copies
+            ),
+            each.shard_group: shards.reshape(len(groups) * each.copies, -1),
+            each.kind: groups,
+        }
+        kinds += [GroupKind(name, members[name], tuple(names)) for name, names in ops.items()]
     return kinds
 
 

@@ -14,7 +14,7 @@ from simpar.report.result import Bill, Communication, Cooperation, Efficiency, R
 from simpar.report.summarise import Context
 
 if TYPE_CHECKING:
-    from simpar.program.lower import Perturbation
+    from simpar.program.perturbation import Perturbation
 
 
 def cooperate(

@@ -12,7 +12,8 @@ from simpar.cost.memory import MOMENTS
 from simpar.hardware.cluster import Cluster
 from simpar.plan.plan import Plan
 from simpar.plan.sync import num_replicas
-from simpar.program.lower import Lowered, Perturbation
+from simpar.program.lower import Lowered
+from simpar.program.perturbation import Perturbation
 from simpar.program.program import Timing
 from simpar.program.stages import StageBuilder
 from simpar.program.synchronisation import Synchronisation

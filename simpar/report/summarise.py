@@ -17,7 +17,8 @@ from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.plan.mirrored import unfolded
 from simpar.program.footprint import Footprint, footprints
 from simpar.program.host_memory import HostUse, host_use
-from simpar.program.lower import Lowered, Perturbation
+from simpar.program.lower import Lowered
+from simpar.program.perturbation import Perturbation
 from simpar.program.program import MEMORY_CATEGORIES, Timing
 from simpar.program.rank_view import Job
 from simpar.report.accounting import Accounts, account, bubble_fraction
@@ -118,9 +119,6 @@ def _speed(context: Context, step_s: float, recompute_s: float) -> Speed:
     tokens = job.training.tokens_per_step
     devices = cluster.world_size
     per_token = model_flop_per_token(job.graph, job.training.seq_len, context.convention)
-    hardware = hardware_flop_per_token(
-        job.graph, job.training.seq_len, job.plan.memory.recompute, context.convention
-    )
     peak = _peak_flop_per_s(job, cluster)
     return Speed(
         step_time_s=step_s,
@@ -128,13 +126,20 @@ def _speed(context: Context, step_s: float, recompute_s: float) -> Speed:
         tokens_per_s_per_device=tokens / step_s / devices,
         model_flops_per_step=per_token * tokens,
         mfu=per_token * tokens / step_s / peak,
-        hfu=hardware * tokens / step_s / peak,
+        hfu=at_peak_s(job, cluster, context.convention) / step_s,
         tflops_per_device=per_token * tokens / step_s / devices / TERA,
         flops_convention=context.convention,
         useful_share=packed.useful if (packed := packing_of(job.training)) else 1.0,
         jitter=context.jitter,
         recompute_s=recompute_s,
     )
+
+
+def at_peak_s(job: Job, cluster: Cluster, convention: str) -> float:
+    """What the FLOP of a step, recomputed ones included, take at the dense peak of all devices."""
+    seq_len = job.training.seq_len
+    flop = hardware_flop_per_token(job.graph, seq_len, job.plan.memory.recompute, convention)
+    return flop * job.training.tokens_per_step / _peak_flop_per_s(job, cluster)
 
 
 def _peak_flop_per_s(job: Job, cluster: Cluster) -> float:

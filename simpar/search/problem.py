@@ -15,7 +15,7 @@ from simpar.models.graph import ModelGraph
 from simpar.models.recompute import OPTIMAL
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
-from simpar.program.lower import Perturbation
+from simpar.program.perturbation import Perturbation
 from simpar.simulation import tuned_graph
 from simpar.tracing.load import load_model
 

@@ -14,7 +14,8 @@ from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.expand import Expanded, expand
 from simpar.program.jitter import Jitter, slowest, unfolded
-from simpar.program.lower import Lowered, Perturbation, lower
+from simpar.program.lower import Lowered, lower
+from simpar.program.perturbation import Perturbation
 from simpar.program.program import Program, verify
 from simpar.simulation import make_job
 

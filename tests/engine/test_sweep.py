@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from simpar.engine import reference, sweep
+from simpar.errors import UserError
 from simpar.program.builder import ProgramBuilder
 from simpar.program.program import ProgramError
 from simpar.units import GB, KB
@@ -25,8 +26,8 @@ def test_flows_that_never_meet_are_swept_exactly():
 
 
 def test_flows_that_meet_are_refused():
-    """One nanosecond of overlap is sharing; the message names link and op."""
-    with pytest.raises(sweep.SharedLinkError, match="link nic is shared: op 1"):
+    """One nanosecond of overlap is sharing; the message names engine, link and op, for the user who asked for it."""
+    with pytest.raises(UserError, match=r"engine = sweep: link nic is shared: op 1 .*allowed: auto, event"):
         sweep.run(two_flows(999))
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.errors import UserError
+from simpar.files import bundled
 from simpar.hardware.cluster import Cluster, load_cluster, make_cluster
 from simpar.hardware.profile import ClusterProfile
 from simpar.units import GB, GIB, US
@@ -280,3 +281,27 @@ def test_the_fabric_repeats_in_blocks() -> None:
     assert small(4, nics=2).periods == (2, 4)
     assert (small(4, nics=2).rigid_ranks, small(4, nics=3).rigid_ranks) == (1, 4)
     assert small(4, nodes_per_leaf=None).periods == (1, 4)
+
+
+def test_a_link_beyond_integers_is_one_line(tmp_path):
+    """A capacity that engines cannot count names file, field and what is allowed."""
+    text = (
+        bundled("clusters")["dgx-h100"].read_text().replace("bandwidth: 450 GB/s", "bandwidth: 1000000 GB/s")
+    )
+    path = tmp_path / "fast.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"fast.yaml:\d+: scale_up.bandwidth = .*allowed: up to 500,000 GB/s"):
+        load_cluster(path)
+
+
+def test_uplinks_that_bind_are_counted_in_integers_and_others_need_not_be():
+    """2,048 nodes of 8 x 50 GB/s under one leaf: 819 TB/s that no route feels, or 410 TB/s once oversubscribed."""
+    profile = load_cluster("dgx-h100").profile
+    out = profile.scale_out.model_copy(update={"rails": False, "nodes_per_leaf": 2048})
+    load_cluster(profile.model_copy(update={"scale_out": out}), 4096)
+    load_cluster(
+        profile.model_copy(update={"scale_out": out.model_copy(update={"oversubscription": 2.0})}), 4096
+    )
+    degraded = load_cluster(profile.model_copy(update={"scale_out": out}), 4096)
+    with pytest.raises(UserError, match=r"link leaf_up\[0\] of 819,200 GB/s"):
+        degraded.with_degraded({"leaf_up[0]": 0.5})

@@ -15,7 +15,7 @@ from simpar.errors import UserError
 from simpar.hardware.cluster import load_cluster
 from simpar.hardware.mixed import MixedCluster, make_mixed
 from simpar.hardware.profile import MixedProfile
-from simpar.units import GB, US
+from simpar.units import GB, MOST_LINK_BYTES_PER_S, US
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
@@ -124,3 +124,13 @@ def test_a_mixed_cluster_as_a_graph() -> None:
     graph = mixed(("dgx-a100-80gb", 1), ("dgx-h100", 1), bandwidth=1 * GB).to_networkx()
     assert graph.edges["part0/leaf0", "trunk"]["capacity"] == 1 * GB
     assert "part1/gpu7" in graph
+
+
+def test_a_trunk_left_out_never_binds_however_many_nodes_there_are() -> None:
+    """Uplinks of all NICs together are on no route, unless they are degraded or said to be narrower."""
+    cluster = mixed(("dgx-h100", 2048), ("dgx-a100-80gb", 2048))
+    trunk = cluster.trunk_up(np.array([0, cluster.world_size - 1]))
+    assert (cluster.capacity_of(trunk) > MOST_LINK_BYTES_PER_S).any()
+    assert not cluster.can_bind(trunk).any()
+    assert cluster.with_degraded({"trunk_up[1]": 0.1}).can_bind(trunk).tolist() == [False, True]
+    assert mixed(("dgx-h100", 2), ("dgx-a100-80gb", 2), bandwidth=1e9).can_bind(trunk[:1] * 0 + 95).all()

@@ -13,7 +13,8 @@ from simpar.hardware.cluster import load_cluster
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
-from simpar.program.lower import Lowered, Perturbation, lower
+from simpar.program.lower import Lowered, lower
+from simpar.program.perturbation import Perturbation
 from simpar.program.phases import Phase
 from simpar.program.rank_view import Job, RankView
 from simpar.program.steps import BlockSteps, block_steps

@@ -16,7 +16,7 @@ from simpar.plan.mesh import AXES, Mesh
 from simpar.plan.mirrored import MirroredMesh, folded, unfolded
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import make_schedule
-from simpar.program.lower import Perturbation
+from simpar.program.perturbation import Perturbation
 from simpar.simulation import lower_job, make_job, simulate
 
 GRAPH = load_model("tiny-llama")

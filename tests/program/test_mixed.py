@@ -19,7 +19,7 @@ from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import read
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
-from simpar.program.lower import Perturbation
+from simpar.program.perturbation import Perturbation
 from simpar.report.html.data import page_data
 from simpar.report.result import Result
 from simpar.report.terminal import memory_rows

@@ -35,3 +35,18 @@ def test_fsdp_moves_for_every_microbatch_elsewhere() -> None:
     whole = MODEL.num_parameters()
     assert dp_bytes(4) == pytest.approx(4 * (2 + 2 + 4) * whole, rel=0.01)
     assert dp_bytes(4, zero=2) == pytest.approx((2 + 4 * 4) * whole, rel=0.01)
+
+
+@pytest.mark.parametrize("hsdp", [2, 4])
+def test_replicas_of_shards_that_reduce_everywhere_at_once(hsdp: int) -> None:
+    """ZeRO-1 that all-reduces (DDP below it) moves as much with copies of the shards as with one of them."""
+    found = []
+    for copies in (1, hsdp):
+        plan = Plan(zero=1, hsdp=copies, micro_batch=1, stack="simpar")
+        found.append(
+            simulate(MODEL, load_cluster("dgx-h100", 1), plan, Training(seq_len=128, global_batch=8))
+        )
+    one, several = (each.communication["dp"] for each in found)
+    assert several.bytes_per_rank == one.bytes_per_rank
+    assert several.busy_s > one.busy_s / 2
+    assert "all_reduce" in several.algorithm

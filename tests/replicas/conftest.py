@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import simpar
-from simpar.program.lower import Perturbation
+from simpar.program.perturbation import Perturbation
 from simpar.report.result import Result
 
 TRAINING = {"seq_len": 1024, "global_batch": 64}
