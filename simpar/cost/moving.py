@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from simpar.cost.activations import BlockActivations, activation_bytes, block_activations
-from simpar.cost.allocator import Reservation, reserve
+from simpar.cost.memory.allocator import Reservation, reserve
 from simpar.cost.stack import Stack
 from simpar.models.graph import Block, ModelGraph, is_row_parallel
 from simpar.plan.plan import Plan

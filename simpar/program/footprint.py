@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simpar.cost.allocator import Reservation
 from simpar.cost.memory import StaticMemory, overhead_bytes
+from simpar.cost.memory.allocator import Reservation
 from simpar.hardware.cluster import Cluster
 from simpar.program.lower import Lowered
 from simpar.program.memory import MemoryUse, memory_uses
@@ -28,9 +28,14 @@ class Footprint:
     capacity_bytes: float
 
     @property
+    def peaks_between(self) -> bool:
+        """Whether most is held between two steps: the copies that the gather of updated parameters leaves."""
+        return bool(self.static.total_bytes > self.static.resident_bytes + self.use.peak_bytes)
+
+    @property
     def allocated_bytes(self) -> float:
         """Highest number of bytes in tensors."""
-        return float(self.static.resident_bytes + self.use.peak_bytes)
+        return float(self.static.resident_bytes + moving_bytes(self.static, self.use))
 
     @property
     def reserved_bytes(self) -> float:
@@ -46,6 +51,11 @@ class Footprint:
     def needed_bytes(self) -> float:
         """The smallest device memory that this class runs in."""
         return self.overhead_bytes + float(self.reservation.needed_bytes)
+
+
+def moving_bytes(static: StaticMemory, use: MemoryUse) -> int:
+    """Most that comes and goes above what is resident during passes: the simulated peak, or copies between steps."""
+    return max(use.peak_bytes, int(static.total_bytes - static.resident_bytes))
 
 
 def footprints(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[Footprint, ...]:
@@ -68,7 +78,7 @@ def footprints(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[Foot
             static=static[stage],
             use=use,
             reservation=closed[stage]
-            .exactly(use.peak_bytes)
+            .exactly(moving_bytes(static[stage], use))
             .reservation(job.stack, limit_bytes=capacity - overhead[stage]),
             overhead_bytes=overhead[stage],
             capacity_bytes=capacity,

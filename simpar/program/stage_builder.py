@@ -8,7 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from simpar.cost.memory import StaticMemory, parameter_widths
+from simpar.cost.memory import StaticMemory, Term, parameter_widths
+from simpar.cost.memory.static import buffer_terms, weight_terms
 from simpar.cost.moving import PeakMemory
 from simpar.cost.operators import optimizer_time_s
 from simpar.cost.sharded import local_weights
@@ -263,7 +264,7 @@ class StagePart:
         return total
 
     def _placeholder_bytes(self) -> float:
-        """One empty weight gradient of each shape, see :mod:`simpar.cost.placeholders`."""
+        """One empty weight gradient of each shape, see :mod:`simpar.cost.memory.placeholders`."""
         stack, graph = self.view.job.stack, self.view.job.graph
         if not (stack.memory.transformer_engine and stack.numerics.gradient_accumulation_fusion):
             return 0.0
@@ -278,21 +279,21 @@ class StagePart:
     def static_memory(self) -> StaticMemory:
         """Parameters, gradients, states: whole where kept, in slices where gathered, states always in slices."""
         job = self.view.job
-        widths = parameter_widths(job.plan, job.stack)
         owned = self._count(lambda axes, count: count / num_shards(axes, self.view.mesh), every=True)
         kept = self._count(lambda _, count: count, every=False)
         shared = self._count(lambda axes, count: count / num_shards(axes, self.view.mesh), every=False)
         held = kept + owned - shared
-        buckets = self._count(lambda axes, count: count if axes else 0.0, every=False)
-        buffers = job.stack.memory.allocator.workspace_bytes + job.stack.memory.bucket_bytes * buckets
-        whole = max(gathered_stream_bytes(view) for view in self._views.values())
-        buffers += job.stack.memory.gather_buffers * whole + self._placeholder_bytes()
-        return StaticMemory(
-            parameters_bytes=int(widths.stored * held),
-            gradients_bytes=int(widths.gradient * held),
-            optimizer_bytes=int(widths.states * owned),
-            buffers_bytes=int(buffers),
+        weights = weight_terms(
+            job.plan,
+            job.stack,
+            stored=held,
+            gradients=held,
+            states_bytes=owned * parameter_widths(job.plan, job.stack).states,
+            buckets=self._count(lambda axes, count: count if axes else 0.0, every=False),
         )
+        rows = max(gathered_stream_bytes(view) for view in self._views.values())
+        placeholders = Term("transient", "empty weight gradients", self._placeholder_bytes())
+        return StaticMemory((*weights, *buffer_terms(job.stack, rows), placeholders))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.memory import MOMENTS
+from simpar.cost.optimizers import MOMENTS
 from simpar.engine import choose_engine
 from simpar.program.builder import ProgramBuilder
 from simpar.program.program import Label, Timing

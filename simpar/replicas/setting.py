@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.memory import MOMENTS
+from simpar.cost.optimizers import MOMENTS
 from simpar.hardware.cluster import Cluster
 from simpar.plan.plan import Plan
 from simpar.plan.sync import num_replicas

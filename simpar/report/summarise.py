@@ -42,6 +42,7 @@ from simpar.units import HOUR_S, NS_PER_S, TERA
 _KIND_OF_GROUP = {
     "tp": "tp", "etp": "tp", "cp": "cp", "ep": "ep", "dp": "dp", "edp": "dp", "host": "offload", "drive": "offload",
 }  # fmt: skip
+BETWEEN_STEPS = "the gather of updated parameters"
 REDUCTIONS = ("reduce_scatter", "all_reduce")
 ACTIVE_POWER, WAITING_POWER = 0.8, 0.4  # shares of the power limit while computing and while waiting
 
@@ -182,21 +183,24 @@ def _stage_memory(
     for one, kind in zip(held, kinds, strict=True):
         static, use = one.static, one.use
         constant = {
-            "parameters": float(static.parameters_bytes),
+            "parameters": float(static.parameters_bytes + static.gathered_bytes),
             "gradients": float(static.gradients_bytes + static.buffers_bytes),
             "optimizer_states": float(static.optimizer_bytes),
             "overhead": one.overhead_bytes,
         }
         moving = dict(zip(MEMORY_CATEGORIES, use.at_peak.tolist(), strict=True))
         parts = {**constant, "activations": moving["activations"], "transient": moving["transient"]}
+        if one.peaks_between:
+            left = {"activations": 0.0, "transient": float(static.copies_bytes)}
+            parts |= {"parameters": float(static.parameters_bytes), **left}
         entry = StageMemory(
             stage=one.stage,
             device=context.cluster.devices[kind].name,
             capacity=one.capacity_bytes,
             **parts,
             peak=sum(parts.values()),
-            peak_time_s=use.peak_time_ns / NS_PER_S,
-            peak_op=_op_name(context.lowered, use.peak_op),
+            peak_time_s=0.0 if one.peaks_between else use.peak_time_ns / NS_PER_S,
+            peak_op=BETWEEN_STEPS if one.peaks_between else _op_name(context.lowered, use.peak_op),
         )
         known = stages.get(one.stage)
         if known is None or entry.peak / entry.capacity > known.peak / known.capacity:
@@ -206,6 +210,7 @@ def _stage_memory(
             name: use.by_category[:, MEMORY_CATEGORIES.index(name)].astype(np.float64)
             for name in ("activations", "transient")
         }
+        columns["transient"][-1] += float(static.copies_bytes)  # they come when the step ends
         curves.append(MemoryCurve(use.time_ns / NS_PER_S, columns))
     return [stages[stage] for stage in sorted(stages)], curves
 
@@ -231,7 +236,7 @@ def _memory(context: Context, stages: list[StageMemory], held: tuple[Footprint, 
     host = _host(host_use(context.lowered, context.cluster))
     fits = all(one.needed_bytes <= one.capacity_bytes for one in held)
     return MemoryReport(
-        peak_memory_bytes=max(stage.peak for stage in stages if stage.stage in {one.stage for one in beside}),
+        peak_memory_bytes=max(one.overhead_bytes + one.allocated_bytes for one in beside),
         peak_reserved_bytes=max(one.held_bytes for one in beside),
         static_memory_bytes=max(float(one.static.total_bytes) for one in beside),
         capacity_bytes=capacity,

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.cost.memory.layouts import Layouts
 from simpar.cost.moving import PeakMemory
-from simpar.cost.peak import Layouts, peak_memory_of
+from simpar.cost.peak import peak_memory_of
 from simpar.cost.places import Place, Where, is_placed, places
 from simpar.cost.stack import resolve, under
 from simpar.models.recompute import OPTIMAL

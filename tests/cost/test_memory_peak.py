@@ -7,7 +7,8 @@ import pytest
 
 from simpar.cost.in_flight import in_flight
 from simpar.cost.memory import stage_static_memory
-from simpar.cost.peak import Layouts, peak_memory, peak_memory_of
+from simpar.cost.memory.layouts import Layouts
+from simpar.cost.peak import peak_memory, peak_memory_of
 from simpar.cost.stack import load_stack, resolve
 from simpar.engine import choose_engine
 from simpar.errors import UserError

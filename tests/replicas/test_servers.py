@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import simpar
-from simpar.cost.memory import MOMENTS
+from simpar.cost.optimizers import MOMENTS
 from simpar.engine import choose_engine
 from simpar.hardware.cluster import load_cluster
 from simpar.replicas.servers import exchange_of, update_bytes

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from simpar.cost.collectives import occupied_s_per_byte
 from simpar.cost.memory import Widths, parameter_widths
+from simpar.cost.memory.static import weight_terms
 from simpar.cost.operators import OperatorTime, optimizer_time_s
 from simpar.cost.sharded import (
     LocalOperator,
@@ -135,18 +136,23 @@ class OperatorCosts:
 
     def _weights(self, chosen: Chosen, found: Floats) -> None:
         """Static bytes and synchronisation; gathers are hidden behind as much compute as there is."""
-        sync, widths, table = Sync(self.job), self._widths, chosen.table
+        sync, table = Sync(self.job), chosen.table
         whole = np.ones(len(chosen.index))
         matrices, vectors = (part * whole for part in local_weights(chosen.op, self.dims, chosen.by))
         group_of = table.data[chosen.index]
         sizes = np.array([prod(self.pricer.mesh[axis] for axis in group) for group in table.groups])
         shards = sizes[group_of].astype(np.float64)
         held = np.where(chosen.gathered, matrices / shards, matrices)
-        found[_STATIC] = (widths.stored + widths.gradient) * (held + vectors)
-        buckets = np.where(chosen.gathered | (shards == 1), 0.0, matrices)
-        found[_STATIC] += self.job.stack.memory.bucket_bytes * buckets
         owned = matrices / shards + vectors
-        found[_STATIC] += widths.states * owned
+        terms = weight_terms(
+            self.job.plan,
+            self.job.stack,
+            stored=held + vectors,
+            gradients=held + vectors,
+            states_bytes=self._widths.states * owned,
+            buckets=np.where(chosen.gathered | (shards == 1), 0.0, matrices),
+        )
+        found[_STATIC] = sum(term.elements * term.width for term in terms)
         found[_UPDATE] = optimizer_time_s(owned, self.job.plan.numerics, self.job.kernels, self.job.stack)
         for number, group in enumerate(table.groups):
             at = np.flatnonzero(group_of == number)

@@ -1,0 +1,75 @@
+"""What data parallelism does to a parameter in memory: bytes of each of its copies, and which of them are sharded.
+
+Every function takes one plan, or arrays of the columns that it names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.cost.optimizers import moment_bytes
+from simpar.cost.stack import Stack
+from simpar.plan.plan import Plan
+from simpar.units import DTYPE_BYTES
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Bytes a parameter: as stored, its gradient, as computed with, and of states other than moments."""
+
+    stored: float
+    gradient: float
+    compute: float
+    master: float
+    moments: float
+
+    @property
+    def states(self) -> float:
+        """Bytes of all optimizer states of a parameter of a matrix inside layers."""
+        return self.moments + self.master
+
+
+def parameter_widths(plan: Plan, stack: Stack) -> Widths:
+    """Bytes a parameter under a resolved plan; stacks may store parameters in fp32 whatever they compute in.
+
+    ``master`` are a copy in fp32 and what DiLoCo's outer optimizer keeps: where the round began and a momentum, both in
+    fp32 [Douillard et al. 2023, arXiv 2311.08105, algorithm 1]. Parameters on servers have no states here.
+    """
+    numerics, whole = plan.numerics, DTYPE_BYTES["fp32"]
+    compute = whole if numerics.precision == "fp32" else DTYPE_BYTES["bf16"]
+    stored = whole if stack.numerics.parameter_dtype == "fp32" else compute
+    here = not plan.data_parallel.servers
+    master = whole if numerics.master_weights and stored < whole and here else 0.0
+    outer = 2 * whole if plan.data_parallel.sync == "diloco" else 0.0
+    gradient = DTYPE_BYTES[numerics.grad_dtype or "fp32"]
+    return Widths(stored, gradient, compute, master + outer, moment_bytes(numerics) if here else 0.0)
+
+
+def once_a_step(plan: Plan, stack: Stack, pp: Any) -> Flags:
+    """Whether FSDP gathers parameters and reduces whole gradients once a step; bool, or an array like ``pp``."""
+    return (plan.data_parallel.kind == "fsdp" and stack.overlap.once_in_pipelines) & (np.asarray(pp) > 1)
+
+
+def keeps_parameters(plan: Plan, stack: Stack, pp: Any, zero: Any) -> Flags:
+    """Whether sharded parameters stay gathered from the first forward to the last backward; bool, or an array."""
+    data = plan.data_parallel
+    stays = data.zero == 3 and data.reshard_after_forward is False
+    third = (np.asarray(zero) == 3) & (stays | once_a_step(plan, stack, pp))
+    return np.asarray((data.kind == "fsdp") & ((np.asarray(zero) == 2) | third))
+
+
+def kept_gradients(plan: Plan, zero: Any, width: Any) -> Any:
+    """Share of the gradients that has a place of its own on the device; ``width`` ranks share them.
+
+    What is offloaded leaves as it is made where it is asked to, and unasked where no other pass adds to it.
+    """
+    sent = plan.offload.offload_gradients
+    if sent is None:
+        sent = (np.asarray(zero) >= 2) | (np.asarray(width) == 1)
+    return 1.0 - plan.offload.ratio * np.asarray(sent)

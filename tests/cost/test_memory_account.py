@@ -1,0 +1,108 @@
+"""The account of memory: one plan and arrays of plans to the byte, and what a result says of it adds up."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simpar import files
+from simpar.cost.memory import held_blocks, held_memory, stage_static_memory
+from simpar.cost.memory.layouts import Layouts, dims_of
+from simpar.cost.memory.static import Held
+from simpar.cost.stack import load_stack, resolve
+from simpar.hardware.cluster import load_cluster
+from simpar.models.catalogue import load_model
+from simpar.models.training import Training
+from simpar.plan.plan import Plan
+from simpar.simulation import simulate
+from simpar.units import GIB
+
+TRAINING = Training(seq_len=512, global_batch=16)
+STACKS = tuple(files.bundled("stacks"))
+MODELS = ("gpt2", "llama-3.2-1b", "small-mixture", "nemotron-h-4b")
+KINDS = {"ddp": (0, 1, 2), "fsdp": (2, 3)}
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("model", MODELS)
+def test_arrays_are_single_plans_to_the_byte(model: str, stack: str) -> None:
+    """Every term of arrays of layouts is that of every layout alone: padding of shards, tied tables and experts too."""
+    graph, habits = load_model(model), load_stack(stack)
+    eps = (1, 2) if graph.is_mixture else (1,)
+    for kind, zeros in KINDS.items():
+        plans = [
+            resolve(Plan(tp=tp, dp=dp, pp=pp, ep=ep, zero=zero, kind=kind), habits)
+            for tp, dp, pp, ep, zero in product((1, 2), (2, 3), (1, 2), eps, zeros)
+        ]
+        singles = [stage_static_memory(graph, plan, TRAINING, habits, 0) for plan in plans]
+        each = [Layouts.of(plan) for plan in plans]
+        columns = Layouts(
+            *(np.array([getattr(one, name) for one in each]) for name in Layouts.__annotations__)
+        )
+        held = [held_blocks(graph, plan, TRAINING, 0) for plan in plans]
+        counts = [{block.name: count for block, count in one.blocks} for one in held]
+        blocks = tuple(
+            (block, np.array([count.get(name, 0) for count in counts]))
+            for name, block in {block.name: block for one in held for block, _ in one.blocks}.items()
+        )
+        ends = (np.array([getattr(one, end) for one in held]) for end in ("embedding", "head"))
+        dims = dims_of(graph, columns, plans[0], TRAINING)
+        many = held_memory(graph, Held(blocks, *ends), dims.tensor, plans[0], habits, columns)
+        for name in ("parameters", "gathered", "gradients", "optimizer", "buffers", "copies", "total"):
+            sizes = np.broadcast_to(getattr(many, f"{name}_bytes"), len(plans))
+            assert sizes.tolist() == [getattr(one, f"{name}_bytes") for one in singles], (name, kind)
+
+
+@given(
+    stack=st.sampled_from(STACKS), model=st.sampled_from(MODELS), zero=st.integers(0, 3),
+    tp=st.sampled_from([1, 2]), pp=st.sampled_from([1, 2, 4]), schedule=st.sampled_from(["1f1b", "zb-h1", "zb-v"]),
+    late=st.booleans(), offload=st.booleans(),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_static_peak_and_reserved_are_in_order(
+    stack: str, model: str, zero: int, tp: int, pp: int, schedule: str, *, late: bool, offload: bool
+) -> None:
+    """What is held between steps is no more than the peak, that no more than is reserved; parts sum to the peak."""
+    plan = {
+        "tp": tp, "pp": pp, "zero": zero, "schedule": schedule if pp > 1 else "1f1b", "overlap_grad_reduce": not late,
+        "vpp": 2 if schedule == "zb-v" and pp > 1 else 1, "offload_optimizer": "cpu" if offload else "none",
+    }  # fmt: skip
+    memory = simulate(
+        load_model(model), load_cluster("dgx-h100", 1), Plan(**plan), TRAINING, stack=stack
+    ).memory
+    assert memory.static_memory_bytes <= memory.peak_memory_bytes <= memory.peak_reserved_bytes
+    parts = ("parameters", "gradients", "optimizer_states", "activations", "transient", "overhead")
+    for stage in memory.stages:
+        assert sum(getattr(stage, part) for part in parts) == pytest.approx(stage.peak, abs=1)
+    assert memory.peak_memory_bytes == pytest.approx(max(stage.peak for stage in memory.stages), abs=1)
+    assert memory.fits == (memory.peak_reserved_bytes <= memory.capacity_bytes)
+
+
+def test_copies_between_steps_must_fit() -> None:
+    """Flat copies left by the gather of updated parameters fill the device: 94 GB of states do not fit in 85."""
+    training = Training(seq_len=512, global_batch=8)
+    result = simulate("llama-3-8b", load_cluster("dgx-h100", 1), Plan(zero=1), training, stack="nanotron")
+    assert result.memory.static_memory_bytes > result.memory.capacity_bytes
+    assert not result.fits
+    assert result.memory.stages[0].transient > 16 * GIB
+
+
+def test_fsdp_gathers_for_its_passes_only() -> None:
+    """ZeRO-2 of FSDP: between steps all is sharded, gathered parameters are parameters."""
+    graph, habits = load_model("llama-3.2-1b"), load_stack("torchtitan")
+    held = stage_static_memory(graph, resolve(Plan(dp=8, zero=2, kind="fsdp"), habits), TRAINING, habits, 0)
+    size = graph.num_parameters()
+    assert held.gathered_bytes == 2 * size
+    assert held.total_bytes == held.resident_bytes - held.gathered_bytes
+    assert held.gradients_bytes == pytest.approx(4 * size / 8, rel=1e-4)
+
+
+def test_more_ranks_than_experts_cut_experts_apart() -> None:
+    """One local expert on four shards is cut by its outputs, not held whole on each of them."""
+    graph, habits = load_model("mixtral-8x7b"), load_stack("torchtitan")
+    held = stage_static_memory(graph, resolve(Plan(dp=32, ep=8, zero=3), habits), TRAINING, habits, 0)
+    assert held.parameters_bytes == pytest.approx(4 * graph.num_parameters() / 32, rel=1e-3)
