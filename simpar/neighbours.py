@@ -13,14 +13,13 @@ from itertools import combinations
 from typing import Any
 
 from simpar.errors import UserError
-from simpar.hardware.profile import MixedProfile
 from simpar.models.recompute import OPTIMAL, chosen_layers
 from simpar.models.training import Training
 from simpar.plan.plan import CUSTOM, Offload, Plan
 from simpar.plan.schedules import SCHEDULES, natural_vpp
 from simpar.program.perturbation import Perturbation
 from simpar.report.result import Result, Trial
-from simpar.scenario import ClusterChoice, Scenario
+from simpar.scenario import ClusterChoice, Scenario, chosen_cluster
 from simpar.simulation import simulate
 
 Change = dict[str, Any]
@@ -69,15 +68,6 @@ def advise(
     return replace(result, why=result.why.model_copy(update={"trials": tuple(trials)}))
 
 
-def _hardware(cluster: dict[str, Any]) -> str | MixedProfile:
-    """The hardware of a saved run: a name, or groups of names."""
-    if "groups" not in cluster:
-        return str(cluster["hardware"])
-    return MixedProfile(
-        name=cluster["hardware"], groups=cluster["groups"], between=cluster.get("between", {})
-    )
-
-
 def inputs_of(result: Result) -> dict[str, Any]:
     """What simulate takes, rebuilt from a saved result. Raises UserError where that is not the same run.
 
@@ -86,12 +76,7 @@ def inputs_of(result: Result) -> dict[str, Any]:
     setup = result.setup
     scenario = Scenario(
         model=str(setup.model.get("name")),
-        cluster=ClusterChoice(
-            hardware=_hardware(setup.cluster),
-            nodes=int(setup.cluster["nodes"]),
-            nvls=None if "groups" in setup.cluster else setup.cluster.get("nvls"),
-            sharp=setup.cluster.get("sharp") or None,
-        ),
+        cluster=ClusterChoice.model_validate(chosen_cluster(setup.cluster)),
         training=Training.model_validate(setup.training),
         plan=Plan.model_validate(setup.plan),
     )

@@ -175,7 +175,7 @@ def read_as(
 ) -> Read:
     """As :func:`load_scenario`, into a model of its own; ``needs`` are the keys it cannot do without."""
     document = _Document.of(name)
-    data = document.data
+    data = _on_other_hardware(document.data, flags or {})
     laid_over = [*(flags or {}).items(), *map(parse_setting, settings)]
     for key, value in laid_over:
         data = with_value(data, key, value)
@@ -191,6 +191,15 @@ def read_as(
         raise
     _require(data, document.source, required)
     return found
+
+
+def _on_other_hardware(data: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The switches that a file asks for are those of its own hardware, not of another that a flag names."""
+    cluster = data.get("cluster")
+    if "cluster.hardware" not in flags or not isinstance(cluster, dict):
+        return data
+    kept = {key: value for key, value in cluster.items() if key not in ("nvls", "sharp")}
+    return data | {"cluster": kept}
 
 
 @dataclass(frozen=True)
@@ -219,7 +228,7 @@ class _Document:
 
 
 def _wrapped(data: dict[str, Any]) -> dict[str, Any]:
-    """A plan file is a scenario without a cluster: the plan, with the model and shape it was made for.
+    """A plan file is a scenario: the plan, with the model, shape and cluster it was made for, where it names them.
 
     A result is the scenario it was made from; one of a search, with its best plan.
     """
@@ -227,7 +236,7 @@ def _wrapped(data: dict[str, Any]) -> dict[str, Any]:
         return _simulated(data)
     if "plan" in data or not {"mesh", "version"} & data.keys():
         return data
-    known = {"model": data.get("model"), "training": data.get("training"), "stack": data.get("stack")}
+    known = {key: data.get(key) for key in ("model", "training", "stack", "cluster")}
     return {"plan": data} | {key: value for key, value in known.items() if value is not None}
 
 
@@ -238,12 +247,27 @@ def _simulated(data: dict[str, Any]) -> dict[str, Any]:
     plan, cluster = (
         part if isinstance(part, dict) else {} for part in (best.get("plan"), data.get("cluster"))
     )
-    chosen = {key: cluster[key] for key in ClusterChoice.model_fields if key in cluster}
-    found = _wrapped(plan) | {"cluster": chosen | ({"nodes": best["nodes"]} if "nodes" in best else {})}
+    nodes = {"nodes": best["nodes"]} if "nodes" in best else {}
+    found = _wrapped(plan) | {"cluster": chosen_cluster(cluster) | nodes}
     perturbed = {"slow_ranks": ran.get("slow_ranks"), "degraded_links": cluster.get("degraded")}
     if ran.get("jitter_sigma"):
         perturbed["jitter"] = {"sigma": ran["jitter_sigma"], "seeds": ran.get("jitter_seeds", 1)}
     return found | {"perturbation": {key: value for key, value in perturbed.items() if value}}
+
+
+def chosen_cluster(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """The cluster that a result records, as a scenario writes it: a profile's name, or groups of several kinds."""
+    found = {key: recorded[key] for key in ClusterChoice.model_fields if key in recorded}
+    if "groups" not in recorded:
+        return found
+    units = {"bandwidth": "B/s", "latency": "s"}
+    between = {
+        name: f"{value!r} {units[name]}"
+        for name, value in recorded.get("between", {}).items()
+        if value is not None
+    }
+    hardware = {"name": recorded["hardware"], "groups": recorded["groups"], "between": between}
+    return {"hardware": hardware, "nodes": recorded["nodes"]}
 
 
 def _beside(data: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def _complete(plan: Plan, source: str, folder: Path, facts: Facts) -> Source:
         )
     training = Training(seq_len=seq_len, global_batch=batch)
     devices = facts.devices_per_node or DEVICES_PER_NODE
-    world = facts.nodes * devices if facts.nodes else plan.mesh.world_size if plan.mesh.dp else None
+    world = facts.nodes * devices if facts.nodes else plan.world_size
     if world is None:
         raise UserError(f"{source}: the plan leaves dp open: give --nodes N (and --gpus-per-node)")
     return _checked(plan.model_copy(update={"model": named}), graph, training, world, devices)

@@ -307,11 +307,15 @@ def _add_flat_keys(schema: dict[str, Any]) -> None:
 
 
 class Record(_Part):
-    """What a plan was made for: model, training shape, software stack, and what was predicted for it."""
+    """What a plan was made for: model, training shape, cluster, software stack, and what was predicted for it.
+
+    ``cluster`` is written as scenarios write theirs; it is where the plan is simulated when nothing else is said.
+    """
 
     version: Literal["1"] = "1"
     model: str | None = None
     training: dict[str, Any] | None = None
+    cluster: dict[str, Any] | None = None
     stack: str | None = None
     predicted: dict[str, Any] | None = None
 
@@ -366,6 +370,13 @@ class Plan(Record):
     def ulysses(self) -> int:
         """Context ranks that exchange heads for tokens; 1 where nothing else is decided yet."""
         return int(self.context_parallel.degree(self.mesh.cp))
+
+    @property
+    def world_size(self) -> int | None:
+        """Devices of all stages or of the mesh; None where the data-parallel ranks are left open."""
+        if self.pipeline.stages:
+            return sum(stage.num_devices for stage in self.pipeline.stages)
+        return None if self.mesh.dp is None else self.mesh.world_size
 
     def num_microbatches(self, global_batch: int) -> int:
         """Microbatches a pipeline runs in one step: global batch / (dp x micro-batch)."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from simpar.report.explain import MEMORY_PARTS
@@ -41,6 +42,9 @@ def layout(plan: dict[str, Any]) -> str:
     mesh, pipeline = plan.get("mesh", {}), plan.get("pipeline", {})
     axes = [f"{axis}{mesh[axis]}" for axis in ("tp", "cp", "ep", "pp", "dp") if (mesh.get(axis) or 1) > 1]
     words = [" ".join(axes) or "one device"]
+    stages = pipeline.get("stages") or ()
+    if stages:
+        words = [_stages(stages)]
     if (mesh.get("pp") or 1) > 1:
         chunks = pipeline.get("vpp") or 1
         words.append(str(pipeline.get("schedule")) + (f" vpp{chunks}" if chunks > 1 else ""))
@@ -53,6 +57,26 @@ def layout(plan: dict[str, Any]) -> str:
         words.append("recompute by layer" if recompute.startswith("layers:") else f"recompute {recompute}")
     words.append(str(plan.get("numerics", {}).get("precision", "")))
     return ", ".join(word for word in words if word)
+
+
+def _stages(stages: Sequence[Mapping[str, Any]]) -> str:
+    """Stages with devices of their own: how many layers are on how many devices, in order."""
+    each = [
+        f"{stage['layers']} on {' x '.join(map(str, stage['mesh']))}{_shared_out(stage['sharding'])}"
+        for stage in stages
+    ]
+    runs = [(words, len(list(group))) for words, group in groupby(each)]
+    said = ", ".join(words if count == 1 else f"{count} times {words}" for words, count in runs)
+    return f"stages of their own (layers on devices: {said})"
+
+
+def _shared_out(sharding: Mapping[str, Any]) -> str:
+    """By what the operators of a stage are shared out, and whether weights are gathered for their use."""
+    words = dict.fromkeys(
+        word for block in sharding.values() for words in block["operators"].values() for word in words
+    )
+    gathered = ", weights gathered" if any(block["gathered"] for block in sharding.values()) else ""
+    return (f" by {' and '.join(words)}" if words else "") + gathered
 
 
 def print_report(result: Result, console: Console) -> None:

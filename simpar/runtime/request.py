@@ -119,12 +119,12 @@ def _world_size(request: Request, cluster: Cluster | None, nproc: int | None, no
         raise UserError(f"--nproc {nproc}: allowed: 1 or more")
     if nproc is not None:
         return nproc * nodes
-    mesh = request.plan.mesh
-    if mesh.dp is None and cluster is not None:
-        return cluster.world_size
-    if mesh.world_size % nodes:
-        raise UserError(f"plan: {mesh.world_size} ranks do not spread evenly over {nodes} nodes")
-    return mesh.world_size
+    ranks = request.plan.world_size
+    if ranks is None:
+        ranks = request.plan.mesh.world_size if cluster is None else cluster.world_size
+    if ranks % nodes:
+        raise UserError(f"plan: {ranks} ranks do not spread evenly over {nodes} nodes")
+    return ranks
 
 
 def on_machine(job: Job, processes: int, *, servers: int = 0, devices: int | None = None) -> Job:

@@ -121,6 +121,11 @@ def refuse_schedule(schedule: Schedule) -> None:
 
 def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
     numerics, mesh = plan.numerics, plan.mesh
+    if plan.pipeline.stages:
+        raise UserError(
+            "plan.stages: the runtime has one layout for all stages; allowed in a real run: none, as plans of --space "
+            "uniform and uneven have"
+        )
     if plan.pipeline.slices or plan.schedule == "terapipe":
         raise UserError("plan.slices: torch's pipelines run whole sequences; allowed in a real run: none")
     if plan.memory.recompute_early:

@@ -15,6 +15,7 @@ from simpar.program.host_memory import host_use
 from simpar.program.rank_view import Job
 from simpar.report.result import Result
 from simpar.report.summarise import ACTIVE_POWER, WAITING_POWER, Context, summarise
+from simpar.scenario import chosen_cluster
 from simpar.search.problem import Problem
 from simpar.search.result import Candidate
 from simpar.simulation import lower_job, make_job, simulate
@@ -77,9 +78,7 @@ def measure(problem: Problem, plan: Plan, num_ops: int = 0) -> Exact:
         joules = result.bill.energy_j_per_step
         worth = joules if problem.objective == "energy" else slope * result.step_time_s
         assert worth is not None, "energy is no objective without the device's power"
-        room = problem.memory_limit_bytes / problem.cluster.device.memory_bytes
-        fits = result.fits and result.memory.peak_reserved_bytes <= room * result.memory.capacity_bytes
-        return Exact(problem, plan, result.step_time_s, worth, fits, lambda: result)
+        return Exact(problem, plan, result.step_time_s, worth, is_allowed(problem, result), lambda: result)
     cluster = problem.cluster
     lowered = lower_job(job_of(problem, plan), cluster, {"perturbation": problem.perturbation})
     num_ops += len(lowered.program)
@@ -92,6 +91,12 @@ def measure(problem: Problem, plan: Plan, num_ops: int = 0) -> Exact:
     fits = needed <= problem.memory_limit_bytes and (host is None or host.fits)
     context = Context(lowered, timing, cluster, name, "full", problem.perturbation)
     return Exact(problem, plan, step_s, slope * step_s, fits, partial(summarise, context), num_ops)
+
+
+def is_allowed(problem: Problem, result: Result) -> bool:
+    """Whether a simulated plan fits with the headroom asked for."""
+    memory, share = result.memory, 1.0 - problem.constraints.headroom
+    return result.fits and memory.peak_reserved_bytes <= share * memory.capacity_bytes
 
 
 def objective_rates(problem: Problem) -> tuple[float, float]:
@@ -134,7 +139,9 @@ def candidate(rank: int, result: Result, why: tuple[str, ...] = ()) -> Candidate
     }  # fmt: skip
     return Candidate(
         rank=rank,
-        plan=plan.model_copy(update={"predicted": predicted}),
+        plan=plan.model_copy(
+            update={"predicted": predicted, "cluster": chosen_cluster(result.setup.cluster)}
+        ),
         step_time_s=result.step_time_s,
         mfu=result.mfu,
         peak_memory_bytes=result.peak_memory_bytes,

@@ -1,22 +1,21 @@
-"""The answer of the Alpa space: simulated plans in the order of their steps, the best of them in full."""
+"""The answer of the Alpa space: simulated plans in the order of their steps, each of them run in full."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from simpar.plan.plan import Plan
 from simpar.report.result import Result
-from simpar.search.exact import candidate, exact
+from simpar.search.exact import candidate, exact, is_allowed
 from simpar.search.problem import Problem, details_of
 from simpar.search.result import Candidate
-
-UNIFORM = "uniform"
 
 
 @dataclass(frozen=True)
 class Found:
-    """One simulated plan: seconds of its step, bytes that its fullest rank allocates, whether links were shared.
+    """One plan with stages of its own: seconds that its step promises, bytes that its fullest rank allocates.
 
     ``slowest`` is the stage whose passes take longest.
     """
@@ -25,65 +24,40 @@ class Found:
     peak_memory_bytes: float
     plan: Plan
     how: str
-    contention: bool = False
     slowest: int = 0
 
 
 def answer(
-    problem: Problem, known: list[Found], top: int
-) -> tuple[Candidate, list[Candidate], dict[str, Any]]:
-    """The best plan, the others up to ``top`` by their step, and what is said of the search.
+    problem: Problem, uniform: Sequence[Candidate], promised: Sequence[Found], top: int
+) -> tuple[tuple[Candidate, ...], dict[str, Any]]:
+    """Up to ``top`` plans by their simulated step, and what is said of the search.
 
-    ``known`` plans, at least one, are simulated with contention.
+    ``uniform`` candidates were run in full. Of ``promised`` plans shorter steps were told from: those are run here,
+    and kept where they fit.
     """
-    uniform = min((found.step_time_s for found in known if found.how == UNIFORM), default=None)
-    ranked, result = _settled(problem, known)
-    best = candidate(1, result, _why(ranked[0], uniform))
-    others = [
-        replace(
-            best,
-            rank=rank + 2,
-            plan=found.plan.model_copy(update={"predicted": {"step_time_s": found.step_time_s}}),
-            step_time_s=found.step_time_s,
-            mfu=best.mfu * best.step_time_s / found.step_time_s,
-            peak_memory_bytes=found.peak_memory_bytes,
-            figures={},
-            why=_why(found, uniform),
-        )
-        for rank, found in enumerate(ranked[1:top])
-    ]
+    results = [exact(problem, found.plan) for found in promised]
+    known = min((one.step_time_s for one in uniform), default=None)
+    own = [candidate(0, result, _why(result, known)) for result in results if is_allowed(problem, result)]
+    said = [replace(one, why=("a layout of the uniform space, alike in all stages",)) for one in uniform]
+    ranked = sorted(_distinct([*said, *own]), key=lambda one: one.step_time_s)[:top]
+    if not ranked:
+        return (), {}
+    setup = results[0].setup if results else exact(problem, ranked[0].plan).setup
     details = {
-        **details_of(problem, result.setup, [problem.cluster.nodes]),
+        **details_of(problem, setup, [problem.cluster.nodes]),
         "space": "alpa",
-        "uniform_best_s": uniform,
-        "gain_over_uniform": None if not uniform else 1 - best.step_time_s / uniform,
+        "uniform_best_s": known,
+        "gain_over_uniform": None if not known else 1 - ranked[0].step_time_s / known,
     }
-    return best, others, details
+    return tuple(replace(one, rank=number) for number, one in enumerate(ranked, start=1)), details
 
 
-def _settled(problem: Problem, known: list[Found]) -> tuple[list[Found], Result]:
-    """Plans by their step, and the result of the first, whose whole step no other beats.
-
-    Steps of many microbatches were told from shorter ones: whoever comes first on such a step is run in full.
-    """
-    waiting, run = list(known), dict[int, Result]()
-    while True:
-        waiting.sort(key=lambda found: found.step_time_s)
-        first = waiting[0]
-        if id(first) in run:
-            return waiting, run[id(first)]
-        result = exact(problem, first.plan)
-        waiting[0] = replace(first, step_time_s=result.step_time_s)
-        run[id(waiting[0])] = result
+def _distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Every plan once."""
+    return list({one.plan.model_dump_json(exclude={"predicted"}): one for one in candidates}.values())
 
 
-def _why(found: Found, uniform: float | None) -> tuple[str, ...]:
-    """How a plan was found, and what it gains over the uniform optimum."""
-    if found.how == UNIFORM:
-        return ("the optimum of the uniform space",)
-    stages = found.plan.pipeline.stages or ()
-    shapes = ", ".join(f"{stage.layers} layers on {' x '.join(map(str, stage.mesh))}" for stage in stages)
-    words = [f"{len(stages)} stages of their own: {shapes}"]
-    if uniform:
-        words.append(f"{1 - found.step_time_s / uniform:+.1%} against the uniform optimum")
-    return tuple(words)
+def _why(result: Result, uniform: float | None) -> tuple[str, ...]:
+    """What binds a plan with stages of its own, and what it gains over the uniform optimum."""
+    gain = () if not uniform else (f"{1 - result.step_time_s / uniform:+.1%} against the uniform optimum",)
+    return (*gain, *result.why.binds)

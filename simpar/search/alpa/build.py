@@ -349,7 +349,11 @@ class _BlockBuilder:
 
 def shardings(graph: ChoiceGraph, chain: Chain, assignment: Sequence[int]) -> dict[str, BlockSharding]:
     """What an assignment means for every kind of block, in a plan's words."""
-    return {name: _sharding(graph, block, assignment) for name, block in chain.kinds.items()}
+    found = {name: _sharding(graph, block, assignment) for name, block in chain.kinds.items()}
+    if chain.embedding in found:  # what it reads is data: every rank loads it as it needs it
+        whole = (WORDS["R"],) * len(graph.mesh)
+        found[chain.embedding] = found[chain.embedding].model_copy(update={"input": whole})
+    return found
 
 
 def _sharding(graph: ChoiceGraph, block: Block, assignment: Sequence[int]) -> BlockSharding:

@@ -27,7 +27,7 @@ from simpar.program.footprint import footprints
 from simpar.program.lower import Lowered
 from simpar.program.program import Timing
 from simpar.program.rank_view import Job
-from simpar.search.alpa.answer import UNIFORM, Found, answer
+from simpar.search.alpa.answer import Found, answer
 from simpar.search.alpa.build import Chain, build_graph, shardings
 from simpar.search.alpa.choices import Weighting
 from simpar.search.alpa.inter_op import MAX_STAGES, Cut, InterOp
@@ -72,10 +72,11 @@ class _Run:
 
 @dataclass
 class AlpaSearch:
-    """State of one search."""
+    """State of one search; ``known_s`` is the step of a plan from elsewhere."""
 
     problem: Problem
     watch: Watch
+    known_s: float = float("inf")
     found: list[Found] = field(default_factory=list)
     simulated: int = 0
     ops: int = 0
@@ -102,7 +103,7 @@ class AlpaSearch:
     @property
     def best_time_s(self) -> float:
         """The shortest step of a plan that fits."""
-        return min((found.step_time_s for found in self.found), default=float("inf"))
+        return min([self.known_s, *(found.step_time_s for found in self.found)])
 
     def microbatches(self) -> tuple[list[int], list[int]]:
         """Sequences of a microbatch of a stage, powers of two: upwards and downwards from a likely one."""
@@ -234,7 +235,7 @@ class AlpaSearch:
         seconds = runs[0].step_time_s
         if len(runs) > 1:
             seconds += (whole - short[0]) * (runs[1].step_time_s - seconds) / (short[1] - short[0])
-        return Found(seconds, runs[-1].peak_memory_bytes, plan, how, contention, runs[-1].slowest)
+        return Found(seconds, runs[-1].peak_memory_bytes, plan, how, runs[-1].slowest)
 
     def _run(self, plan: Plan, num_microbatches: int, *, contention: bool) -> _Run:
         """A step of so many microbatches."""
@@ -272,8 +273,7 @@ class AlpaSearch:
 
     def staged(self) -> list[Found]:
         """Plans with stages of their own, best first."""
-        own = [found for found in self.found if found.plan.pipeline.stages]
-        return sorted(own, key=lambda found: found.step_time_s)
+        return sorted(self.found, key=lambda found: found.step_time_s)
 
     def note(self, found: Found | None) -> Found | None:
         """Keep a plan that fits."""
@@ -309,7 +309,7 @@ class AlpaSearch:
         again = self.resharded(plan)
         yield again, "sharded again"
         allowed = self.problem.constraints.schedules or SCHEDULES
-        if "schedule" not in self.problem.constraints.fixed:
+        if "schedule" not in self.problem.constraints.fixed and len(plan.pipeline.stages or ()) > 1:
             for schedule in (name for name in SCHEDULES[1:] if name in allowed):
                 for each in (plan, again):
                     yield self.with_stages(each, each.pipeline.stages or (), schedule), f"schedule {schedule}"
@@ -406,12 +406,9 @@ def search_alpa(
     brief = replace(watch, brief=True)
     start = uniform(problem, brief)
     watch.interrupted = brief.interrupted
-    search = AlpaSearch(problem, watch)
-    known = [
-        Found(each.step_time_s, each.peak_memory_bytes, each.plan, UNIFORM, contention=True)
-        for each in (start.candidates if start else ())
-    ]
-    search.found += known
+    uniform_plans = start.candidates if start else ()
+    search = AlpaSearch(problem, watch, min((one.step_time_s for one in uniform_plans), default=float("inf")))
+    promised: list[Found] = []
     with watch.stoppable():
         for profile, sizes, cut in [] if watch.interrupted else search.cuts():
             search.note(search.simulate_cut(profile, sizes, cut))
@@ -420,19 +417,22 @@ def search_alpa(
         with_contention = [
             search.simulate(found.plan, found.how, contention=True) for found in search.staged()[:CONTENDED]
         ]
-        known += [found for found in with_contention if found is not None]
-    if not known:
+        promised = [found for found in with_contention if found is not None]
+    candidates, details = answer(problem, uniform_plans, promised, watch.top)
+    if not candidates:
         raise Infeasible("nothing fits, neither as one layout for all stages nor with stages of their own")
-    certified = bool(start and start.certified_optimal)
-    best, others, details = answer(problem, known, watch.top)
-    details["uniform_certified"] = certified
+    details["uniform_certified"] = bool(start and start.certified_optimal)
     seconds = time.perf_counter() - started
-    return SearchResult((best, *others), search.counts(), problem.objective, False, 0.0, seconds, details)
+    return SearchResult(candidates, search.counts(), problem.objective, False, 0.0, seconds, details)
 
 
 def _check(problem: Problem) -> None:
     refuse_optimal(problem, "alpa")
     refuse_tuning(problem, "alpa")
+    if problem.objective != "time":
+        raise UserError(
+            f"objective {problem.objective}: space alpa looks for the shortest step; allowed: time"
+        )
     wrong = [axis for axis in problem.constraints.fixed if axis not in FIXABLE]
     if wrong:
         raise UserError(
