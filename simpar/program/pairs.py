@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from simpar.program.phases import BLOCK_STREAMS, COMPUTE, Phase, Step
-from simpar.program.segments import Segment
+from simpar.program.segments import Priced, Segment
 from simpar.program.templates import Node, Template, Unit, backward_memory, forward_memory
+from simpar.units import NS_PER_S
 
 PAIR = "forward_backward"
 AHEAD = -2  # as layer of a merged step: that of the forward
@@ -62,11 +63,19 @@ def merge(forward: Phase, backward: Phase, duration: Durations) -> Phase:
     return Phase(tuple(steps), forward.issue_s + backward.issue_s)
 
 
-def hidden_share(forward: Phase, backward: Phase, duration: Durations) -> float:
-    """Share of the kernels' time beside which collectives run, at most 1."""
+def merged(forward: Phase, backward: Phase, price: Priced) -> tuple[Phase, float]:
+    """Both phases as one, and the share of its kernels' time beside which collectives run, at most 1.
+
+    Collectives have their links to themselves.
+    """
+
+    def duration(step: Step) -> float:
+        return step.duration_s or (price(step.collective) / NS_PER_S if step.collective else 0.0)
+
     steps = (*forward.steps, *backward.steps)
     kernels = sum(duration(step) for step in steps if step.stream == COMPUTE)
-    return min(1.0, sum(duration(step) for step in steps if step.stream != COMPUTE) / kernels)
+    hidden = sum(duration(step) for step in steps if step.stream != COMPUTE)
+    return merge(forward, backward, duration), min(1.0, hidden / kernels)
 
 
 def pair_template(forward: Pass, backward: Pass, together: Sequence[Segment]) -> Template:

@@ -18,14 +18,14 @@ from simpar.models import recompute
 from simpar.models.graph import Block, evaluate
 from simpar.plan.check import stage_layers
 from simpar.program.early_recompute import live, with_early_recompute
-from simpar.program.pairs import AHEAD, Pass, hidden_share, merge, pair_template
-from simpar.program.phases import CollectiveUse, Phase, Step
+from simpar.program.pairs import AHEAD, Pass, merged, pair_template
+from simpar.program.phases import CollectiveUse, Phase
 from simpar.program.rank_view import Job, RankView
 from simpar.program.segments import Segment, make_segment
 from simpar.program.steps import BlockSteps, block_steps
 from simpar.program.synchronisation import DENSE, EXPERTS, Synchronisation
 from simpar.program.templates import SyncPolicy, Template, Unit, backward_template, forward_template
-from simpar.units import NS_PER_S, to_ns
+from simpar.units import to_ns
 
 Key = tuple[str, int, bool]
 EMBEDDING_LAYER = -1
@@ -246,14 +246,7 @@ class StageBuilder:
         )  # fmt: skip
         if key not in self._pairs:
             own: Phase = getattr(self.steps(back), kind)
-            phases = (self.steps(ahead).forward, own)
-
-            def duration(step: Step) -> float:
-                return step.duration_s or (
-                    pricing.price(step.collective) / NS_PER_S if step.collective else 0.0
-                )
-
-            self._pairs[key] = merge(*phases, duration), hidden_share(*phases, duration)
+            self._pairs[key] = merged(self.steps(ahead).forward, own, pricing.price)
         phase, share = self._pairs[key]
         key = (*key, ahead.layer)
         if key not in pricing.segments:

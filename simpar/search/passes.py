@@ -263,10 +263,11 @@ class Passes:
         """Nanoseconds of a collective inside a block, on the group of rank 0."""
         known = self._prices.setdefault(key, {})
         if use not in known:
-            known[use] = int(self._wire(key, use).time_ns(use.size_bytes, use.count))
+            known[use] = int(self.wire(key, use).time_ns(use.size_bytes, use.count))
         return known[use]
 
-    def _wire(self, key: int, use: CollectiveUse) -> Wire:
+    def wire(self, key: int, use: CollectiveUse) -> Wire:
+        """The wire of a collective inside a block, on the group of rank 0."""
         return self.wires.of(use.op, self._group(key, use.group), use.group)
 
     def drains_s(self, keys: Ints, letter: str) -> Floats:
@@ -281,7 +282,7 @@ class Passes:
                 for step in self.phase(key, kind, letter).steps:
                     if (use := step.collective) is not None:
                         size = use.size_bytes * use.count
-                        found[kind] += size * self._wire(key, use).slopes_s(self.wires.own)
+                        found[kind] += size * self.wire(key, use).slopes_s(self.wires.own)
             self._drains[key, letter] = found
         return self._drains[key, letter]
 

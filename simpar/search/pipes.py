@@ -39,12 +39,12 @@ class Pipes:
     wires: Wires
     index: Ints
     row: Ints
-    _hops: dict[tuple[int, int, int], Floats] = field(default_factory=dict)
+    _hops: dict[tuple[int, int, int], tuple[Floats, Floats]] = field(default_factory=dict)
     _senders: dict[tuple[tuple[int, ...], ...], tuple[tuple[str, ...], tuple[bool, ...]]] = field(
         default_factory=dict
     )
     _distinct: dict[tuple[object, ...], int] = field(default_factory=dict)
-    _messages: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[list[Wire], Ints]] = field(
+    _messages: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[list[Wire], Floats, Ints]] = field(
         default_factory=dict
     )
 
@@ -137,15 +137,22 @@ class Pipes:
 
     def hops(self, shape: Shape, which: Ints) -> Hops:
         """Messages of pipelines of one shape."""
-        stages = len(shape.pieces)
-        times = np.zeros((len(which), 2, stages - 1))
-        if stages > 1:
-            rows = self.jobs.rows
-            code = self.key[which] * len(rows.domain["order"]) + rows.code["order"][self.row[which]]
-            _, first, where = np.unique(code, return_index=True, return_inverse=True)
-            senders = self._senders_of(shape)
-            times = np.stack([self._times(shape, senders, int(pipe)) for pipe in which[first]])[where]
+        times = self._of_messages(shape, which, 0, (2, len(shape.pieces) - 1))
         return Hops(times[:, 0], times[:, 1], self.jobs.problem.stack.overlap.p2p_blocks_compute)
+
+    def drains_s(self, shape: Shape, which: Ints) -> Floats:
+        """Seconds that the messages of a microbatch take of each rank's port and NIC, float64[n, ranks, links]."""
+        return self._of_messages(shape, which, 1, (shape.num_ranks, len(self.wires.own)))
+
+    def _of_messages(self, shape: Shape, which: Ints, part: int, size: tuple[int, int]) -> Floats:
+        """A part of what is known of the messages of pipelines of one shape, float64[n, *size]."""
+        if len(shape.pieces) == 1:
+            return np.zeros((len(which), *size))
+        rows = self.jobs.rows
+        code = self.key[which] * len(rows.domain["order"]) + rows.code["order"][self.row[which]]
+        _, first, where = np.unique(code, return_index=True, return_inverse=True)
+        senders = self._senders_of(shape)
+        return np.stack([self._sent(shape, senders, int(pipe))[part] for pipe in which[first]])[where]
 
     def _senders_of(self, shape: Shape) -> Senders:
         """What the messages of a shape depend on, and its number among distinct ones."""
@@ -157,33 +164,41 @@ class Pipes:
         known = shape.rank_of_stage, *self._senders[shape.pieces]
         return Senders(self._distinct.setdefault(known, len(self._distinct)), *known[1:])
 
-    def _times(self, shape: Shape, senders: Senders, pipe: int) -> Floats:
-        """Nanoseconds of the messages of one pipeline, float64[2, stages - 1]: ahead and back."""
+    def _sent(self, shape: Shape, senders: Senders, pipe: int) -> tuple[Floats, Floats]:
+        """Of the messages of one pipeline the nanoseconds, [2, stages - 1] ahead and back, and what they drain."""
         known = senders.number, int(self.key[pipe]), int(self.jobs.rows.code["order"][self.row[pipe]])
         if known not in self._hops:
-            wires, index = self._wired(shape, pipe)
+            wires, slopes, index = self._wired(shape, pipe)
             view = self.passes.views[known[1]]
             graph = {kind.block.name: kind.block for kind in self.passes.kinds}
             sizes = {name: send_bytes(view, graph[name]) for name in set(senders.blocks)}
             size = np.array([sizes[name] for name in senders.blocks])
             table = np.stack([wire.time_ns(size) for wire in wires])
             times = np.take_along_axis(table, index, axis=0).astype(np.float64)
-            times[1, list(senders.resting)] = 0.0  # nothing goes back to stages below all that is trained
-            self._hops[known] = times
+            took = size[:, None] * slopes[index]
+            rests = list(senders.resting)  # nothing goes back to stages below all that is trained
+            times[1, rests], took[1, rests] = 0.0, 0.0
+            drains, ranks = np.zeros((shape.num_ranks, took.shape[-1])), np.array(shape.rank_of_stage)
+            for way, ends in zip(took, ((ranks[:-1], ranks[1:]), (ranks[1:], ranks[:-1])), strict=True):
+                for at, rank in enumerate(ends):  # links out are the sender's, links in the receiver's
+                    np.add.at(drains[:, at::2], rank, way[:, at::2])
+            self._hops[known] = times, drains
         return self._hops[known]
 
-    def _wired(self, shape: Shape, pipe: int) -> tuple[list[Wire], Ints]:
-        """Distinct wires of a pipeline's messages, and which of them each message takes."""
+    def _wired(self, shape: Shape, pipe: int) -> tuple[list[Wire], Floats, Ints]:
+        """Distinct wires of a pipeline's messages, what a byte takes of port and NIC, and which each message takes."""
         ranks = self._ranks(int(self.row[pipe]), shape.num_ranks)
         cached = shape.rank_of_stage, tuple(ranks[:2].tolist())
         if cached not in self._messages:
             at = ranks[np.array(shape.rank_of_stage)]
             pairs = np.concatenate([np.stack([at[:-1], at[1:]], 1), np.stack([at[1:], at[:-1]], 1)])
-            size = self.wires.cluster.domain_size
-            moved = pairs - pairs.min(axis=1, keepdims=True) // size * size
+            cluster = self.wires.cluster
+            moved = pairs - pairs.min(axis=1, keepdims=True) // cluster.domain_size * cluster.domain_size
             _, first, index = np.unique(moved, axis=0, return_index=True, return_inverse=True)
             wires = [self.wires.of("send", pair) if pair[0] != pair[1] else FREE for pair in pairs[first]]
-            self._messages[cached] = wires, index.reshape(2, -1)
+            placed = pairs[first] if cluster.leaves_bind else moved[first]
+            slopes = [wire.slopes_s(self.wires.ends(*pair)) for wire, pair in zip(wires, placed, strict=True)]
+            self._messages[cached] = wires, np.array(slopes), index.reshape(2, -1)
         return self._messages[cached]
 
     def _ranks(self, row: int, num_ranks: int) -> Ints:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from simpar.cost.optimizers import RULES
 from simpar.plan.plan import Numerics
 from simpar.program.synchronisation import DENSE, EXPERTS
 from simpar.search.bound import Stages, backwards
+from simpar.search.chunk import Chunk
 from simpar.search.pipes import Pipes
 from simpar.search.shapes import Shape, weigh
 from simpar.search.syncs import Scheme, Schemes
@@ -71,76 +72,6 @@ class Charge:
     opening: Floats
     tail: Floats
     streams: Floats
-
-
-@dataclass
-class Chunk:
-    """Some rows with what their keys and schemes decide, evaluated once for every pair of the two."""
-
-    bounds: RowBounds
-    rows: Ints
-    _columns: dict[Any, Any] = field(default_factory=dict)
-
-    @cached_property
-    def key(self) -> Ints:
-        """Key of the passes of every row."""
-        return self.bounds.pipes.passes.key[self.rows]
-
-    @cached_property
-    def _unique(self) -> tuple[list[Scheme], Ints]:
-        schemes = self.bounds.schemes
-        unique, index = np.unique(schemes.index[self.rows], return_inverse=True)
-        return [schemes[int(one)] for one in unique], index
-
-    @property
-    def schemes(self) -> list[Scheme]:
-        """Distinct schemes."""
-        return self._unique[0]
-
-    @property
-    def scheme(self) -> Ints:
-        """Which of the schemes every row has."""
-        return self._unique[1]
-
-    @cached_property
-    def numerics(self) -> Ints:
-        """Of every scheme the first one with the same optimizer and precision."""
-        known: dict[Numerics, int] = {}
-        every = [one.sync.job.plan.numerics for one in self.schemes]
-        return np.array([known.setdefault(one, at) for at, one in enumerate(every)], dtype=np.int64)
-
-    @cached_property
-    def _pairs(self) -> tuple[Ints, Ints, Ints]:
-        """Keys and schemes of distinct pairs, and the pair of every row."""
-        code = self.key * len(self.schemes) + self.scheme
-        unique, index = np.unique(code, return_inverse=True)
-        return unique // len(self.schemes), unique % len(self.schemes), index
-
-    def each(self, name: Any, value: Callable[[Scheme], Any]) -> Any:
-        """A function of a scheme for every scheme; ``name`` it for reuse."""
-        if name not in self._columns:
-            self._columns[name] = np.array([value(scheme) for scheme in self.schemes])
-        return self._columns[name]
-
-    def moves(self, name: str, letter: str, *, boundary: bool) -> Floats:
-        """What passes of a letter move by kind of block, for every scheme: a part of Moves."""
-        found = self.each((name, letter, boundary), lambda one: getattr(one.moves[letter, boundary], name))
-        return np.asarray(found)
-
-    def passes(self, letter: str, *, boundary: bool) -> Floats:
-        """Times of passes by kind, slowed by what runs beside them, [n, kinds]."""
-        known = letter, boundary
-        keys, scheme, index = self._pairs
-        if known not in self._columns:
-            passes = self.bounds.pipes.passes
-            busy = self.moves("occupied", letter, boundary=boundary)
-            times = passes.slowed_ns(keys, letter, busy[scheme])
-            self._columns[known] = times.astype(np.float64)
-        return np.asarray(self._columns[known][index])
-
-    def kernels(self, letter: str) -> Floats:
-        """Kernels of passes by kind, [n, kinds]."""
-        return self.bounds.pipes.passes.kernels_ns[letter][self.key].astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -223,18 +154,29 @@ class RowCharge:
         return Stages(passes[False]["F"], *usual, passes[True]["F"], *last)
 
     def stage_times(self, letter: str, *, boundary: bool) -> Floats:
-        """Passes of every stage. Gathers run at most two blocks ahead: the third and later ones start inside."""
+        """Passes of every stage.
+
+        Gathers run at most two blocks ahead, and a block waits for the reduction of the one two before it. So between
+        the first block of a pass and the last one the third and later gathers run, all reductions but the last two,
+        and what is inside the blocks between.
+        """
         kinds = self.passes(letter, boundary=boundary)
         times = weigh(kinds, self.shape.by_stage)
         gather = self.moves("gather", letter, boundary=boundary) * self.reshard[:, None]
         if not gather.any():
             return times
-        order = 1 if letter == "F" else -1
-        inside = weigh(gather, self.shape.by_stage)
-        for stage, held in enumerate(self.shape.pieces):
-            ahead, last = held[::order][:2], held[::order][-1]
-            inside[:, stage] += kinds[:, last] - gather[:, list(ahead)].sum(axis=1)
-        return np.where(some(gather), np.maximum(times, inside), times)
+        first, last, later, between, earlier = self.shape.windows[letter == "F"]
+        used = [np.zeros_like(times)]
+        for link in range(len(self.bounds.pipes.passes.wires.own)):
+            linked = weigh(self._inside(letter)[..., link], between)
+            linked += self._copied(letter, link, later, boundary, Scheme.gather_slopes_s)
+            linked += (
+                self._copied(letter, link, earlier, boundary, Scheme.reduce_slopes_s) * self.per_unit[:, None]
+            )
+            used.append(NEARLY * NS_PER_S * linked)
+        window = np.maximum(weigh(gather, later), np.maximum.reduce(used))
+        several = later.any(axis=1) & some(gather)
+        return np.where(several, np.maximum(times, weigh(kinds, first + last) + window), times)
 
     def opening(self) -> Floats:
         """How much later than along the pipeline's path the passes of a rank can start.
@@ -442,33 +384,39 @@ class RowCharge:
         return tuple(np.stack(pair, axis=2) for pair in (gathers, reductions, shared))
 
     def _linked(self) -> list[Floats]:
-        """What everything but messages takes of each of rank 0's links, [n, ranks, 2] for every link.
+        """What everything takes of each of a rank's links, like those of rank 0, [n, ranks, 2] for every link.
 
         In the first and last passes, and in every other microbatch. Of a table that has whole backwards and halves,
         what both have at least.
         """
         counts, passes = self.shape.of_rank @ self.shape.by_stage, self.bounds.pipes.passes
-        inside = {letter: passes.drains_s(self.keys, letter) for letter in self.shape.letters}
+        sent = self.bounds.pipes.drains_s(self.shape, self.bounds.pipes.index[self.rows])
         found = []
         for link in range(len(passes.wires.own)):
             each = []
             for boundary in (True, False):
                 took = {
-                    letter: weigh(inside[letter][..., link], counts)
-                    + self._copied(letter, link, counts, boundary)
+                    letter: weigh(self._inside(letter)[..., link], counts)
+                    + self._copied(letter, link, counts, boundary, Scheme.gather_slopes_s)
+                    + self._copied(letter, link, counts, boundary, Scheme.reduce_slopes_s)
                     for letter in self.shape.letters
                 }
-                each.append(took["F"] + sum(backwards(self.shape, took)))
+                each.append(took["F"] + sum(backwards(self.shape, took)) + sent[..., link])
             found.append(NEARLY * NS_PER_S * np.stack(each, axis=2))
         return found
 
-    def _copied(self, letter: str, link: int, counts: Floats, boundary: bool) -> Floats:
-        """Seconds that gathers and reductions of passes take of one of rank 0's links, [n, ranks]."""
+    def _inside(self, letter: str) -> Floats:
+        """Seconds that the collectives inside passes take of each of rank 0's links, [n, kinds, links]."""
+        return self.chunk.inside(letter)[self.mine]
+
+    def _copied(
+        self, letter: str, link: int, counts: Floats, boundary: bool, slopes: Callable[..., Floats]
+    ) -> Floats:
+        """Seconds that gathers or reductions of blocks in given numbers take of one of rank 0's links, [n, counts]."""
         found = np.zeros((len(self.mine), len(counts)))
         for kind in (DENSE, EXPERTS):
-            name = "link", kind, letter, boundary
-            slopes = partial(Scheme.slopes_s, kind=kind, letter=letter, boundary=boundary)
-            slope = self.each(name, slopes)[:, link]
+            name = slopes.__name__, kind, letter, boundary
+            slope = self.each(name, partial(slopes, kind=kind, letter=letter, boundary=boundary))[:, link]
             if slope.any():
                 found += self._moved(kind, counts) * slope[:, None]
         return found

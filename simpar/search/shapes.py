@@ -68,6 +68,24 @@ class Shape:
         )
 
     @cached_property
+    def windows(self) -> tuple[tuple[Floats, ...], tuple[Floats, ...]]:
+        """Of a backward over each stage and of a forward, how often each kind is in parts of it, [stages, kinds].
+
+        The first block, the last, all from the third on, those between first and last, all but the last two.
+        """
+        parts = slice(0, 1), slice(-1, None), slice(2, None), slice(1, -1), slice(0, -2)
+        return tuple(  # type: ignore[return-value]
+            tuple(
+                np.array(
+                    [np.bincount(held[::order][part], minlength=self.num_kinds) for held in self.pieces],
+                    dtype=np.float64,
+                )
+                for part in parts
+            )
+            for order in (-1, 1)
+        )
+
+    @cached_property
     def of_rank(self) -> Floats:
         """Which stages a rank holds, float64[ranks, stages] of zeros and ones."""
         held: Floats = (np.array(self.rank_of_stage) == np.arange(self.num_ranks)[:, None]).astype(np.float64)

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from simpar.plan.schedules import EVEN_COSTS, looks_at_costs, make_schedule
 from simpar.plan.schedules.actions import LETTERS, F, Schedule
 from simpar.search.bound import Hops
-from simpar.search.rowbound import Chunk, RowBounds, RowCharge, some
+from simpar.search.chunk import Chunk
+from simpar.search.rowbound import RowBounds, RowCharge, some
 from simpar.search.shapes import weigh
 from simpar.search.syncs import Cut, Scheme
 from simpar.search.tables import Blocked, Pairs, Table, Times, ends_by_work_ns, finishes_ns
@@ -190,12 +191,18 @@ class _Queue:
         return self.charge.passes(self.letter, boundary=True)[self.mine]
 
     def _cut(self, stage: int, boundary: bool) -> tuple[Cut, Floats]:
-        """How a stage is cut, and how much later than its backward its own reductions end at least, [rows]."""
+        """How a stage is cut, and how much later than its backward its own reductions end at least, [rows].
+
+        Where blocks wait for parameters they may do so behind any but the last bucket.
+        """
         stage = self.charge.shape.alike[stage]
         if (stage, boundary) not in self._known:
             policy = self.scheme.policies[self.letter, boundary]
             cut = self.scheme.cut(self.charge.shape.pieces[stage], policy)
-            lead = (cut.rest[None, :] - weigh(self._kinds, cut.behind)).max(axis=1, initial=-np.inf)
+            times = self.charge.stage_times(self.letter, boundary=boundary)[self.mine, stage]
+            waits = times - weigh(self._kinds, self.charge.shape.by_stage[[stage]])[:, 0]
+            hidden = weigh(self._kinds, cut.behind) + np.maximum(waits, 0.0)[:, None] * cut.behind.any(axis=1)
+            lead = (cut.rest - hidden).max(axis=1, initial=-np.inf)
             self._known[stage, boundary] = cut, lead
         return self._known[stage, boundary]
 

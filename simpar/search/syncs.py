@@ -194,15 +194,21 @@ class Scheme:
         weights = graph.embedding.operators[0].weights[0].size
         return float(wire.time_ns(float(evaluate(weights, view.tensor)) * self.sync.gradient_bytes))
 
-    def slopes_s(self, *, kind: str, letter: str, boundary: bool) -> Floats:
-        """Seconds a parameter that gathers and reductions of a pass take of each of rank 0's links."""
+    def gather_slopes_s(self, *, kind: str, letter: str, boundary: bool) -> Floats:
+        """Seconds a parameter that the gathers of a pass take of each of rank 0's links."""
+        copies = [
+            one for one in self.policies[letter, boundary].copies if one.kind == kind and one.gather_group
+        ]
+        found = np.zeros(len(self.own))
+        for each in copies:
+            found += each.gathered_bytes * self.wires["all_gather", each.gather_group].slopes_s(self.own)
+        return found
+
+    def reduce_slopes_s(self, *, kind: str, letter: str, boundary: bool) -> Floats:
+        """Seconds a parameter that the reductions of a pass take of each of rank 0's links."""
         found = np.zeros(len(self.own))
         for each in self.policies[letter, boundary].copies:
-            if each.kind != kind:
-                continue
-            if each.gather_group:
-                found += each.gathered_bytes * self.wires["all_gather", each.gather_group].slopes_s(self.own)
-            for group, op, share in each.reduce_ops:
+            for group, op, share in each.reduce_ops if each.kind == kind else ():
                 found += each.gradient_bytes * share * self.wires[op, group].slopes_s(self.own)
         return found
 

@@ -1,20 +1,24 @@
-"""Pairs of passes that run together (DualPipe): the least that a forward and a backward take in one.
+"""Pairs of passes that run together (DualPipe): what a forward and a backward take in one without contention.
 
-Kernels of both take turns on the device and collectives of both on their streams, whatever the order, and each pass
-keeps its own order; so a pair of blocks takes at least what each stream carries, and what each pass takes alone.
+Blocks that meet are merged as in the Program. Where its order may be another one, because groups of a kind share links,
+they take at least what each stream carries of both, and what each takes alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.program.phases import COMPUTE
+from simpar.plan.routing import has_sampled_loads
+from simpar.program.pairs import merged
+from simpar.program.phases import BLOCK_STREAMS, Phase
+from simpar.program.segments import make_segment
 from simpar.search.passes import Passes
-from simpar.units import NS_PER_S, to_ns
+from simpar.units import to_ns
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -51,23 +55,34 @@ class Together:
         return self._known[known]
 
     def _bound(self, key: int, forward: int, backward: int, letter: str) -> int:
-        passes = self.passes
+        """Both blocks as the Program merges them; or any order of their steps, where its prices may be others."""
+        passes, stack = self.passes, self.passes.jobs.problem.stack
         phases = passes.phase(key, forward, "F"), passes.phase(key, backward, letter)
-        steps = [step for phase in phases for step in phase.steps]
-        carried: dict[str, int] = {}
-        for step in steps:
-            if step.collective is not None:
-                carried[step.stream] = carried.get(step.stream, 0) + passes.price(key, step.collective)
-        stack = passes.jobs.problem.stack
-        kernels_s = sum(step.duration_s for step in steps if step.stream == COMPUTE)
-        covered = min(1.0, sum(carried.values()) / NS_PER_S / kernels_s) if kernels_s else 0.0
+        price = partial(passes.price, key)
+        merge, share = merged(*phases, price)
         excess = max(stack.overlap.compute_slowdown_while_comm - 1.0, 0.0)
-        slow = stack.launch.kernel_overhead * (1.0 + excess * covered)
-        kernels = sum(int(to_ns(step.duration_s * slow)) for step in steps if step.collective is None)
-        issue = int(to_ns(sum(phase.issue_s for phase in phases)))
+        slow = stack.launch.kernel_overhead * (1.0 + excess * share)
+        if self._is_exact(key, merge):
+            return make_segment(merge, price, slowdown=slow).duration_ns
+        busy = dict.fromkeys(BLOCK_STREAMS, 0)
+        for step in merge.steps:
+            busy[step.stream] += (
+                price(step.collective) if step.collective else int(to_ns(step.duration_s * slow))
+            )
         one = np.array([key])
         alone = [
             int(passes.plain_ns(one, (which,))[which][0, kind])
             for which, kind in (("F", forward), (letter, backward))
         ]
-        return max(kernels, issue, *carried.values(), *alone)
+        return max(*busy.values(), *alone)
+
+    def _is_exact(self, key: int, phase: Phase) -> bool:
+        """Whether all ranks merge in the order that rank 0 finds alone: its groups share no link with others of a kind.
+
+        Else some may find their collectives dearer, and another order.
+        """
+        view = self.passes.views[key]
+        if view.uneven_context or has_sampled_loads(view.job.plan):
+            return False
+        uses = {step.collective for step in phase.steps if step.collective is not None}
+        return all(self.passes.wire(key, use).private for use in uses)

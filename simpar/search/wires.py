@@ -31,7 +31,8 @@ class Wire:
 
     ``slope_s`` are seconds a byte that the operation takes of each of its ``links`` whichever line is taken;
     ``added_s`` comes on top of every call, ``added_s_per_byte`` of every byte (quantising it); ``occupied`` are seconds
-    a byte that kernels beside it are slowed.
+    a byte that kernels beside it are slowed. ``private`` says that all links that can bind are those of its members
+    alone.
     """
 
     latency_s: Floats
@@ -42,6 +43,7 @@ class Wire:
     added_s: float = 0.0
     added_s_per_byte: float = 0.0
     occupied: float = 0.0
+    private: bool = True
 
     @property
     def least_slope_s(self) -> float:
@@ -104,9 +106,14 @@ class Wires:
 
     @cached_property
     def own(self) -> Ints:
-        """The links of rank 0 alone: into and out of its port and its NIC."""
-        ends = (self.cluster.port_tx, self.cluster.port_rx, self.cluster.nic_tx, self.cluster.nic_rx)
-        return np.concatenate([end(np.zeros(1, dtype=np.int64)) for end in ends])
+        """The links of rank 0 alone: out of its port and into it, out of its NIC and into it."""
+        return self.ends(0, 0)
+
+    def ends(self, source: int, target: int) -> Ints:
+        """The links of two ranks alone: out of the port of one and into that of the other, and so of their NICs."""
+        cluster, ranks = self.cluster, np.array([source, target])
+        ports, nics = (cluster.port_tx, cluster.port_rx), (cluster.nic_tx, cluster.nic_rx)
+        return np.array([end(ranks)[at] for ends in (ports, nics) for at, end in enumerate(ends)])
 
     def of(self, op: str, ranks: Ints, kind: str = "") -> Wire:
         """The wire of an operation on the group int64[N] of a kind."""
@@ -152,4 +159,15 @@ def _wire(op: str, ranks: Ints, cluster: Cluster) -> Wire:
         links=used,
         slope_s=slopes[used],
         occupied=occupied_s_per_byte(op, cluster),
+        private=_are_own(
+            np.unique(np.concatenate([edges.link_id for edges in loads.values()])), ranks, cluster
+        ),
     )
+
+
+def _are_own(links: Ints, ranks: Ints, cluster: Cluster) -> bool:
+    """Whether links belong to some ranks and to nobody else, but for those that cannot bind."""
+    links = links[cluster.can_bind(links)]
+    node = np.arange(cluster.profile.devices_per_node)
+    alone = np.array([len(np.unique(cluster.link_of(block, node))) == len(node) for block in cluster.blocks])
+    return bool(alone[cluster.block_of(links)].all() and np.isin(cluster.owner_of(links), ranks).all())

@@ -15,7 +15,7 @@ from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.lower import Lowered, lower
-from simpar.program.pairs import AHEAD, hidden_share, merge
+from simpar.program.pairs import AHEAD, merge, merged
 from simpar.program.phases import COMPUTE, TENSOR, CollectiveUse, Phase, Step
 from simpar.program.segments import make_segment
 from simpar.simulation import make_job
@@ -50,7 +50,7 @@ def test_kernels_of_one_hide_messages_of_the_other() -> None:
     together = merge(one, one, seconds)
     assert length(one) == 3
     assert length(together) == 4
-    assert hidden_share(one, one, seconds) == 0.5
+    assert merged(one, one, lambda _: 0) == (together, 0.5)
 
 
 def test_without_messages_there_is_nothing_to_hide() -> None:

@@ -8,8 +8,10 @@ import pytest
 import simpar
 from simpar.engine import sweep
 from simpar.plan.schedules import SCHEDULES
+from simpar.search.chunk import Chunk
 from simpar.search.exact import measure
-from simpar.search.rowbound import Chunk, RowCharge
+from simpar.search.rowbound import RowCharge
+from simpar.search.shapes import weigh
 from simpar.search.space import plan_of
 from simpar.simulation import lower_job, make_job
 from simpar.units import NS_PER_S
@@ -84,6 +86,32 @@ def test_work_is_sharp_where_passes_run_together(arena_of):
     assert (work <= swept).all()
     assert (work / swept).min() > 0.97
     assert (step / swept).min() < 0.9
+    row = int(np.flatnonzero(arena.rows.one_of("order", "tp-cp-dp-pp"))[0])
+    alone = swept_alone_s(problem, plan_of(arena.rows, row))
+    assert swept[row] == pytest.approx(alone, rel=1e-6), "blocks that meet are merged as in the Program"
+
+
+@pytest.mark.parametrize("tp", [2, 8, 16])
+def test_gathers_and_reductions_of_sharded_blocks_fill_the_middle_of_a_pass(tp, arena_of):
+    """Where replicas reduce over NICs what a pass must move outlasts its blocks, and the bound is still one."""
+    problem = simpar.search.make_problem(
+        "llama-3-8b",
+        simpar.Cluster("dgx-h100", nodes=8),
+        simpar.Training(seq_len=1024, global_batch=64),
+        constraints=simpar.search.Constraints(
+            fixed={"tp": tp, "zero": 3, "pp": (1, 2), "micro_batch": 1, "recompute": "none", "hsdp": (1, 2)}
+        ),
+    )
+    arena, longest = arena_of(problem, 0, 6), 1.0
+    for row in range(arena.rows.count):
+        chunk = Chunk(arena.bounds, np.array([row]))
+        ((shape, mine),) = arena.bounds.pipes.by_shape(arena.bounds.pipes.index[chunk.rows])
+        charge = RowCharge(chunk, shape, mine, swept=True)
+        blocks = weigh(charge.passes("B", boundary=True), shape.by_stage)
+        longest = max(longest, float((charge.stage_times("B", boundary=True) / blocks).max()))
+        exact = measure(problem, plan_of(arena.rows, row)).step_time_s - problem.stack.launch.step_overhead_s
+        assert max(bounds_of(arena, row)) <= exact * (1 + 1e-12), plan_of(arena.rows, row)
+    assert longest > 1.2
 
 
 @pytest.mark.parametrize("seed", [1, 4, 7, 10])
