@@ -6,7 +6,6 @@ It gives the same integers op by op. numba is imported on first use, and compile
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -15,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.engine.sharing import LinkChange, as_rates, complaint
-from simpar.program.flow import fixed_point, to_cap, to_rate, to_work
-from simpar.program.program import Csr, OpTable, Program, ProgramError, Timing, edges
+from simpar.program.flow import FRACTION_BITS, fixed_point, to_cap, to_rate, to_work
+from simpar.program.program import Csr, OpTable, Program, ProgramError, Routes, Timing, edges
 
 Ints = NDArray[np.int64]
 
@@ -49,48 +48,79 @@ class Runner:
         before, after = edges(program)
         self.followers = Csr.of(before, after, len(program))
         self.waiting = np.bincount(after, minlength=len(program))
+        self.ops = np.empty(len(program), self.kernel.OP)
+        self.nodes = _NodesOfRoutes(self.kernel, program.routes)
 
     def __call__(self, ops: OpTable | None = None, changes: Sequence[LinkChange] = ()) -> Timing:
         """Start and finish of every op, for the program's ops or other durations and work in their place.
 
         Raises TooContendedError beyond the visits allowed, and ProgramError as `reference.run` does.
         """
-        program = self.program if ops is None else replace(self.program, ops=ops)
-        if not changes and not program.ops.work_bytes.any():
-            return self._paths(program)
-        kernel = self.kernel
+        kernel, columns = self.kernel, self.program.ops if ops is None else ops
         scheduled = np.array(as_rates(changes), dtype=np.int64).reshape(-1, 3)
-        records, nodes = _ops_and_nodes(kernel, program, self.followers, self.waiting, len(scheduled))
-        links = np.zeros(len(program.routes.link_names), kernel.LINK)
-        links["rate"], links["head"] = to_rate(program.routes.capacity_bytes_per_s), -1
-        lists = np.zeros((kernel.SIZES + 1, max(len(records), len(links), kernel.VISITS + 1)), dtype=np.int64)
+        of_op, flows, nodes = self._flows(columns)
+        kernel.begin(self.ops, self.followers.pointer, self.waiting, columns.fixed_ns, of_op)
+        links = np.zeros(len(self.program.routes.link_names), kernel.LINK)
+        links["rate"], links["head"] = self.nodes.rate, -1
+        longest = max(len(self.ops), len(flows), len(links), kernel.VISITS + 1)
+        lists = np.zeros((kernel.SIZES + 1, longest), dtype=np.int64)
         lists[kernel.SIZES, kernel.STAMP] = 1
         lists[kernel.SIZES, kernel.VISITS] = -self.most_visits
-        kernel.simulate(records, links, nodes, lists, self.followers.item, scheduled)
+        heap = np.empty((2 * (len(flows) + len(scheduled)) + kernel.WAYS, 2), dtype=np.int64)
+        kernel.simulate(self.ops, flows, links, nodes, heap, lists, self.followers.item, scheduled)
         if lists[kernel.SIZES, kernel.VISITS] > 0:
             raise TooContendedError(f"more than {self.most_visits:,} links visited")
-        start, finish = (
-            np.ascontiguousarray(records[name][: len(program)]) for name in ("start_ns", "finish_ns")
+        start, finish = (np.ascontiguousarray(self.ops[name]) for name in ("start_ns", "finish_ns"))
+        if (finish < 0).any():
+            raise ProgramError(complaint(self.program, start, finish))
+        return Timing(start, finish)
+
+    def _flows(self, columns: OpTable) -> tuple[Ints, Any, Any]:
+        """The flow of every op, -1 without work, and records of flows and of all their hops."""
+        op = np.flatnonzero(columns.work_bytes)
+        of_op = np.full(len(columns.work_bytes), -1, dtype=np.int64)
+        of_op[op] = np.arange(len(op))
+        nodes, last = self.nodes.of(columns.route[op])
+        flows = np.zeros(len(op), self.kernel.FLOW)
+        for name, column in {
+            "op": op,
+            "remaining": to_work(columns.work_bytes[op]),
+            "cap": to_cap(columns.rate_cap_bytes_per_s[op]),
+            "first_node": np.append(0, last[:-1]),
+            "last_node": last,
+            "drained_ns": -1,
+        }.items():
+            flows[name] = column
+        return of_op, flows, nodes
+
+
+class _NodesOfRoutes:
+    """Records of the hops of flows, made anew only where other ops are flows than in the run before."""
+
+    def __init__(self, kernel: ModuleType, routes: Routes) -> None:
+        self.kernel = kernel
+        self.rate, owner = to_rate(routes.capacity_bytes_per_s), routes.links.owners()
+        coefficient = fixed_point(routes.coefficient)
+        alone = (self.rate[routes.links.item] << FRACTION_BITS) // coefficient
+        order = np.lexsort((alone, owner))
+        self.link, self.coefficient, self.alone = (
+            column[order] for column in (routes.links.item, coefficient, alone)
         )
-        return _complete(program, start, finish)
+        self.pointer, self.hops = routes.links.pointer, np.append(np.diff(routes.links.pointer), 0)
+        self.route = np.empty(0, dtype=np.int64)
+        self.nodes, self.last = np.empty(0, kernel.NODE), np.empty(0, dtype=np.int64)
 
-    def _paths(self, program: Program) -> Timing:
-        """Without flows rule 1 alone decides."""
-        start, duration = np.zeros(len(program), dtype=np.int64), program.ops.fixed_ns
-        left = self.waiting.copy()
-        reached = self.kernel.longest_paths(
-            self.followers.pointer, self.followers.item, left, duration, start
-        )
-        if reached < len(program):
-            start[left > 0] = -1
-            return _complete(program, start, np.where(start < 0, -1, start + duration))
-        return Timing(start, start + duration)
-
-
-def _complete(program: Program, start: Ints, finish: Ints) -> Timing:
-    if (finish < 0).any():
-        raise ProgramError(complaint(program, start, finish))
-    return Timing(start, finish)
+    def of(self, route: Ints) -> tuple[Any, Ints]:
+        """Records of every hop of flows with these routes, by what it gives the flow alone; where each flow's end."""
+        if not np.array_equal(route, self.route) or not len(route):
+            hops = self.hops[route]
+            self.route, self.last = route, np.cumsum(hops)
+            self.nodes = np.empty(hops.sum(), self.kernel.NODE)
+            entry = np.repeat(self.pointer[route] - (self.last - hops), hops) + np.arange(len(self.nodes))
+            self.nodes["flow"] = np.repeat(np.arange(len(route)), hops)
+            for name in ("link", "coefficient", "alone"):
+                self.nodes[name] = getattr(self, name)[entry]
+        return self.nodes, self.last
 
 
 def _kernel() -> ModuleType:
@@ -100,30 +130,3 @@ def _kernel() -> ModuleType:
         raise EngineUnavailableError(
             f"the event engine needs numba ({error}): install simpar with its extra 'fast', or use reference"
         ) from error
-
-
-def _ops_and_nodes(
-    kernel: ModuleType, program: Program, followers: Csr, waiting: Ints, num_changes: int
-) -> tuple[Any, Any]:
-    """Records of ops, with room for the changes behind them, and of every hop of every flow."""
-    columns, routes = program.ops, program.routes
-    hops = np.where(columns.work_bytes > 0, np.append(np.diff(routes.links.pointer), 0)[columns.route], 0)
-    last = np.cumsum(hops)
-    ops = np.zeros(len(program) + num_changes, kernel.OP)
-    for name in ("start_ns", "finish_ns", "since_ns", "place"):
-        ops[name] = -1
-    for name, column in {
-        "first_follower": followers.pointer[:-1],
-        "last_follower": followers.pointer[1:],
-        "waiting": waiting,
-        "fixed_ns": columns.fixed_ns,
-        "work": to_work(columns.work_bytes),
-        "cap": to_cap(columns.rate_cap_bytes_per_s),
-        "first_node": last - hops,
-        "last_node": last,
-    }.items():
-        ops[name][: len(program)] = column
-    nodes = np.zeros(hops.sum(), kernel.NODE)
-    entry = np.repeat(routes.links.pointer[columns.route] - (last - hops), hops) + np.arange(len(nodes))
-    nodes["link"], nodes["coefficient"] = routes.links.item[entry], fixed_point(routes.coefficient)[entry]
-    return ops, nodes

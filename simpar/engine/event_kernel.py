@@ -1,8 +1,15 @@
 """Compiled kernels of the event engine. Import only through `event`, because this needs numba.
 
-The state of a run is one record an op (`ops`), a link (`links`) and a hop of a flow (`nodes`), and a few
-lists of integers (`lists`, one row each, their lengths in the last row). They are passed one by one: inside
-a tuple, numba would count references on every access, which takes longer than the work itself.
+Only flows need a clock. When an op without work starts, its finish is known, however far ahead of the clock, and so are
+the starts of what waits for it: `_pass_on` follows such chains at once, and the heap holds the instants at which flows
+begin to drain, have drained, or links change.
+
+A link that one flow has to itself is a limit of that flow like its cap. Sharing looks at links of several flows alone:
+of an all-reduce over thousands of NICs, those few that a message crosses as well.
+
+The state of a run is one record an op (`ops`), a flow (`flows`), a link (`links`) and a hop of a flow (`nodes`), a
+heap, and a few lists of integers (`lists`, one row each, their lengths in the last row). Nothing here allocates, so
+nothing is compiled to count references, which takes longer than the work itself.
 """
 
 from __future__ import annotations
@@ -21,92 +28,90 @@ Records = Any  # a structured array; numba reads ops[i].rate where numpy says op
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def _record(*fields: str) -> np.dtype[np.void]:
-    return np.dtype([(name, np.int64) for name in fields])
+def _record(short: str, long: str) -> np.dtype[np.void]:
+    """Fields of 64 bits, then those of 32, which are indices: short records, since reading them takes most time."""
+    fields: list[Any] = [(name, np.int64) for name in long.split()]
+    return np.dtype([*fields, *((name, np.int32) for name in short.split())])
 
 
-# Rule 1 (followers, waiting), rule 2 (fixed_ns, work, cap, nodes), progress as a flow, entry in the heap.
-OP = _record(
-    *("first_follower", "last_follower", "waiting", "start_ns", "finish_ns"),
-    *("fixed_ns", "work", "cap", "first_node", "last_node"),
-    *("remaining", "rate", "since_ns", "new_rate", "stamp"),
-    *("place", "time_ns"),
+OP = _record("first_follower last_follower waiting flow", "fixed_ns ready_ns start_ns finish_ns")
+FLOW = _record(
+    "op first_node last_node shared stamp",  # shared: first of its nodes on links of several flows
+    "remaining cap rate since_ns new_rate limit drained_ns",  # limit: of cap and own links; drained_ns: -1 unforeseen
 )
-LINK = _record("rate", "head", "left", "load", "share", "stamp")  # head: first node of its active flows
-NODE = _record("link", "coefficient", "flow", "previous", "following")
+LINK = _record("head flows", "rate left load share stamp")  # head: first node of its active flows
+NODE = _record(
+    "link flow previous following before behind",  # neighbours on the link, and among the shared nodes of the flow
+    "coefficient alone",  # alone: the rate that the link gives this flow alone
+)
 
-# Rows of `lists`: heap order, links and flows found in a re-share, stack of finished ops, their lengths.
-HEAP, LINKS, FLOWS, DONE, SIZES = range(5)
-STAMP, NOW, VISITS = 3, 4, 5  # further entries of the row SIZES
+# Rows of `lists`: links and flows found in a re-share, stack of ops with a finish, lengths of all of them.
+LINKS, FLOWS, DONE, SIZES = range(4)
+HEAP, STAMP, NOW, VISITS = 4, 5, 6, 7  # further entries of the row SIZES
+TIME, ENTRY = 0, 1  # columns of the heap; entries are flows that drain, then flows that begin, then changes
+WAYS = 4  # children of an entry of the heap
 
 
 def _compiled(function: Function) -> Function:
-    return cast("Function", njit(cache=True)(function))
+    return cast("Function", njit(cache=True, _nrt=False)(function))
 
 
 @_compiled
-def _sift_up(ops: Records, lists: Ints, at: int) -> None:
-    moving = lists[HEAP, at]
-    key = ops[moving].time_ns
-    while at > 0:
-        parent = (at - 1) >> 1
-        other = lists[HEAP, parent]
-        if ops[other].time_ns <= key:
-            break
-        lists[HEAP, at] = other
-        ops[other].place = at
-        at = parent
-    lists[HEAP, at] = moving
-    ops[moving].place = at
-
-
-@_compiled
-def _sift_down(ops: Records, lists: Ints, at: int) -> None:
-    moving = lists[HEAP, at]
-    key = ops[moving].time_ns
-    size = lists[SIZES, HEAP]
+def _sift_down(heap: Ints, size: int, at: int) -> None:
+    time_ns, entry = heap[at, TIME], heap[at, ENTRY]
     while True:
-        child = 2 * at + 1
+        child = WAYS * at + 1
         if child >= size:
             break
-        if child + 1 < size and ops[lists[HEAP, child + 1]].time_ns < ops[lists[HEAP, child]].time_ns:
-            child += 1
-        other = lists[HEAP, child]
-        if ops[other].time_ns >= key:
+        for other in range(child + 1, min(child + WAYS, size)):
+            if heap[other, TIME] < heap[child, TIME]:
+                child = other
+        if heap[child, TIME] >= time_ns:
             break
-        lists[HEAP, at] = other
-        ops[other].place = at
+        heap[at, TIME], heap[at, ENTRY] = heap[child, TIME], heap[child, ENTRY]
         at = child
-    lists[HEAP, at] = moving
-    ops[moving].place = at
+    heap[at, TIME], heap[at, ENTRY] = time_ns, entry
 
 
 @_compiled
-def _schedule(ops: Records, lists: Ints, entry: int, time_ns: int) -> None:
-    """Schedule an entry, or move the one that is there."""
-    if ops[entry].place < 0:
-        ops[entry].place = lists[SIZES, HEAP]
-        lists[HEAP, lists[SIZES, HEAP]] = entry
-        lists[SIZES, HEAP] += 1
-    ops[entry].time_ns = time_ns
-    _sift_up(ops, lists, ops[entry].place)
-    _sift_down(ops, lists, ops[entry].place)
+def _push(flows: Records, heap: Ints, lists: Ints, time_ns: int, entry: int) -> None:
+    """Schedule an entry; a full heap first drops what is foreseen otherwise by now."""
+    size = lists[SIZES, HEAP]
+    if size == len(heap):
+        kept = 0
+        for at in range(size):
+            drains = heap[at, ENTRY]
+            if drains >= len(flows) or flows[drains].drained_ns == heap[at, TIME]:
+                heap[kept, TIME], heap[kept, ENTRY] = heap[at, TIME], heap[at, ENTRY]
+                kept += 1
+        for at in range(kept // WAYS, -1, -1):
+            _sift_down(heap, kept, at)
+        size = kept
+    at = size
+    while at > 0:
+        parent = (at - 1) // WAYS
+        if heap[parent, TIME] <= time_ns:
+            break
+        heap[at, TIME], heap[at, ENTRY] = heap[parent, TIME], heap[parent, ENTRY]
+        at = parent
+    heap[at, TIME], heap[at, ENTRY] = time_ns, entry
+    lists[SIZES, HEAP] = size + 1
 
 
 @_compiled
-def _cancel(ops: Records, lists: Ints, entry: int) -> None:
-    """Take an entry out of the heap, if it is there."""
-    at = ops[entry].place
-    if at < 0:
-        return
-    ops[entry].place = -1
+def _pop(heap: Ints, lists: Ints) -> int:
+    entry: int = heap[0, ENTRY]
     lists[SIZES, HEAP] -= 1
-    last = lists[HEAP, lists[SIZES, HEAP]]
-    if last != entry:
-        lists[HEAP, at] = last
-        ops[last].place = at
-        _sift_up(ops, lists, at)
-        _sift_down(ops, lists, ops[last].place)
+    size = lists[SIZES, HEAP]
+    heap[0, TIME], heap[0, ENTRY] = heap[size, TIME], heap[size, ENTRY]
+    _sift_down(heap, size, 0)
+    return entry
+
+
+@_compiled
+def _foresee(flows: Records, heap: Ints, lists: Ints, flow: int, time_ns: int) -> None:
+    flows[flow].drained_ns = time_ns
+    _push(flows, heap, lists, time_ns, flow)
 
 
 @_compiled
@@ -118,44 +123,106 @@ def _touch(links: Records, lists: Ints, link: int) -> None:
 
 
 @_compiled
-def _join(ops: Records, links: Records, nodes: Records, lists: Ints, op: int) -> None:
+def _share(flows: Records, nodes: Records, at: int) -> None:
+    """A node's link has several flows from now on."""
+    flow = flows[nodes[at].flow]
+    nodes[at].before = -1
+    nodes[at].behind = flow.shared
+    if flow.shared >= 0:
+        nodes[flow.shared].before = at
+    flow.shared = at
+
+
+@_compiled
+def _unshare(flows: Records, nodes: Records, at: int) -> None:
+    node = nodes[at]
+    if node.before >= 0:
+        nodes[node.before].behind = node.behind
+    else:
+        flows[node.flow].shared = node.behind
+    if node.behind >= 0:
+        nodes[node.behind].before = node.before
+
+
+@_compiled
+def _enter(flows: Records, links: Records, nodes: Records, at: int) -> None:
+    """A flow is the last on the link of one of its nodes."""
+    head = links[nodes[at].link].head
+    nodes[at].previous = -1
+    nodes[at].following = head
+    if head >= 0:
+        nodes[head].previous = at
+        if links[nodes[at].link].flows == 1:
+            _share(flows, nodes, head)
+        _share(flows, nodes, at)
+    links[nodes[at].link].head = at
+    links[nodes[at].link].flows += 1
+
+
+@_compiled
+def _exit(flows: Records, links: Records, nodes: Records, at: int) -> None:
+    """A flow is gone from the link of one of its nodes."""
+    previous, following = nodes[at].previous, nodes[at].following
+    if previous >= 0:
+        nodes[previous].following = following
+    else:
+        links[nodes[at].link].head = following
+    if following >= 0:
+        nodes[following].previous = previous
+    links[nodes[at].link].flows -= 1
+    if links[nodes[at].link].flows == 1:
+        _unshare(flows, nodes, links[nodes[at].link].head)
+
+
+@_compiled
+def _join(flows: Records, links: Records, nodes: Records, heap: Ints, lists: Ints, begun: int) -> None:
     """A flow starts to drain; without links only its cap limits it."""
-    flow = ops[op]
-    flow.remaining = flow.work
-    flow.rate = 0
-    flow.since_ns = lists[SIZES, NOW]
+    flows[begun].rate = 0
+    flows[begun].since_ns = lists[SIZES, NOW]
+    flows[begun].shared = -1
+    for at in range(flows[begun].first_node, flows[begun].last_node):
+        _enter(flows, links, nodes, at)
+        _touch(links, lists, nodes[at].link)
+    if flows[begun].first_node == flows[begun].last_node:
+        cap = flows[begun].cap
+        flows[begun].rate = cap
+        _foresee(flows, heap, lists, begun, lists[SIZES, NOW] - (-flows[begun].remaining // cap))
+
+
+@_compiled
+def _leave(flows: Records, links: Records, nodes: Records, lists: Ints, drained: int) -> None:
+    for at in range(flows[drained].first_node, flows[drained].last_node):
+        _exit(flows, links, nodes, at)
+        _touch(links, lists, nodes[at].link)
+
+
+@_compiled
+def _limit(flows: Records, links: Records, nodes: Records, lists: Ints, found: int, changing: bool) -> None:
+    """What a flow may drain at most: its cap, and what the links give that it has to itself.
+
+    Unless capacities change, its nodes stand in order of what their links give it alone: the first one decides.
+    """
+    flow = flows[found]
+    flow.limit = flow.cap
     for at in range(flow.first_node, flow.last_node):
-        node = nodes[at]
-        head = links[node.link].head
-        node.flow = op
-        node.previous = -1
-        node.following = head
-        if head >= 0:
-            nodes[head].previous = at
-        links[node.link].head = at
-        _touch(links, lists, node.link)
-    if flow.first_node == flow.last_node:
-        flow.rate = flow.cap
-        _schedule(ops, lists, op, flow.since_ns - (-flow.work // flow.cap))
+        link = links[nodes[at].link]
+        lists[SIZES, VISITS] += 1
+        if link.flows == 1:
+            alone = nodes[at].alone
+            if changing:
+                alone = (link.rate << FRACTION_BITS) // nodes[at].coefficient
+            flow.limit = min(flow.limit, alone)
+            if not changing:
+                break
 
 
 @_compiled
-def _leave(ops: Records, links: Records, nodes: Records, lists: Ints, op: int) -> None:
-    for at in range(ops[op].first_node, ops[op].last_node):
-        node = nodes[at]
-        if node.previous >= 0:
-            nodes[node.previous].following = node.following
-        else:
-            links[node.link].head = node.following
-        if node.following >= 0:
-            nodes[node.following].previous = node.previous
-        _touch(links, lists, node.link)
+def _component(flows: Records, links: Records, nodes: Records, lists: Ints, changing: bool) -> int:
+    """Extend the touched links to all shared links and flows connected to them, and sum up the load of each.
 
-
-@_compiled
-def _component(ops: Records, links: Records, nodes: Records, lists: Ints) -> None:
-    """Extend the touched links to all links and flows connected to them; sum up the load of each link."""
-    at = 0
+    Returns how many of the flows share a link; the others drain at their limits.
+    """
+    at = sharing = 0
     while at < lists[SIZES, LINKS]:
         link = links[lists[LINKS, at]]
         at += 1
@@ -163,23 +230,28 @@ def _component(ops: Records, links: Records, nodes: Records, lists: Ints) -> Non
         current = link.head
         while current >= 0:
             load += nodes[current].coefficient
-            flow = ops[nodes[current].flow]
+            flow = flows[nodes[current].flow]
             if flow.stamp != lists[SIZES, STAMP]:
                 flow.stamp = lists[SIZES, STAMP]
-                flow.new_rate = -1
                 lists[FLOWS, lists[SIZES, FLOWS]] = nodes[current].flow
                 lists[SIZES, FLOWS] += 1
-                for other in range(flow.first_node, flow.last_node):
+                _limit(flows, links, nodes, lists, nodes[current].flow, changing)
+                flow.new_rate = flow.limit if flow.shared < 0 else -1
+                sharing += flow.shared >= 0
+                other = flow.shared
+                while other >= 0:
                     _touch(links, lists, nodes[other].link)
+                    other = nodes[other].behind
             current = nodes[current].following
         link.left = link.rate << FRACTION_BITS
-        link.load = load
+        link.load = load if link.flows > 1 else 0
     lists[SIZES, VISITS] += at
+    return sharing
 
 
 @_compiled
-def _fair_share(ops: Records, links: Records, lists: Ints, capped: int) -> int:
-    """The smallest share of any link still in use and any cap of a flow without a rate."""
+def _fair_share(flows: Records, links: Records, lists: Ints) -> int:
+    """The smallest share of any link still in use and any limit of a flow without a rate."""
     fair = NO_CAP
     kept = 0
     lists[SIZES, VISITS] += lists[SIZES, LINKS]
@@ -191,163 +263,140 @@ def _fair_share(ops: Records, links: Records, lists: Ints, capped: int) -> int:
             link.share = link.left // link.load
             fair = min(fair, link.share)
     lists[SIZES, LINKS] = kept
-    if capped:
-        for i in range(lists[SIZES, FLOWS]):
-            flow = ops[lists[FLOWS, i]]
-            if flow.new_rate < 0:
-                fair = min(fair, flow.cap)
+    for i in range(lists[SIZES, FLOWS]):
+        flow = flows[lists[FLOWS, i]]
+        if flow.new_rate < 0:
+            fair = min(fair, flow.limit)
     return fair
 
 
 @_compiled
-def _freeze(ops: Records, links: Records, nodes: Records, op: int, rate: int) -> None:
-    ops[op].new_rate = rate
-    for at in range(ops[op].first_node, ops[op].last_node):
+def _freeze(flows: Records, links: Records, nodes: Records, frozen: int, rate: int) -> None:
+    flows[frozen].new_rate = rate
+    at = flows[frozen].shared
+    while at >= 0:
         link = links[nodes[at].link]
         link.left -= rate * nodes[at].coefficient
         link.load -= nodes[at].coefficient
+        at = nodes[at].behind
 
 
 @_compiled
-def _water_fill(ops: Records, links: Records, nodes: Records, lists: Ints) -> None:
-    """Max-min rates of the flows found; all links and caps at the minimum freeze together."""
-    unfrozen, capped = lists[SIZES, FLOWS], 0
-    for i in range(lists[SIZES, FLOWS]):
-        capped += ops[lists[FLOWS, i]].cap < NO_CAP
+def _water_fill(flows: Records, links: Records, nodes: Records, lists: Ints, unfrozen: int) -> None:
+    """Max-min rates of the flows found; all links and limits at the minimum freeze together."""
     while unfrozen:
-        fair = _fair_share(ops, links, lists, capped)
+        fair = _fair_share(flows, links, lists)
         for i in range(lists[SIZES, LINKS]):
             link = links[lists[LINKS, i]]
             if link.share != fair:  # shares are those from before this round froze anything
                 continue
             current = link.head
             while current >= 0:
-                if ops[nodes[current].flow].new_rate < 0:
-                    _freeze(ops, links, nodes, nodes[current].flow, fair)
+                if flows[nodes[current].flow].new_rate < 0:
+                    _freeze(flows, links, nodes, nodes[current].flow, fair)
                     unfrozen -= 1
                 current = nodes[current].following
-        if capped:
-            for i in range(lists[SIZES, FLOWS]):
-                flow = ops[lists[FLOWS, i]]
-                if flow.new_rate < 0 and flow.cap == fair:
-                    _freeze(ops, links, nodes, lists[FLOWS, i], fair)
-                    unfrozen -= 1
+        for i in range(lists[SIZES, FLOWS]):
+            flow = flows[lists[FLOWS, i]]
+            if flow.new_rate < 0 and flow.limit == fair:
+                _freeze(flows, links, nodes, lists[FLOWS, i], fair)
+                unfrozen -= 1
 
 
 @_compiled
-def _settle(ops: Records, links: Records, nodes: Records, lists: Ints) -> None:
+def _settle(flows: Records, links: Records, nodes: Records, heap: Ints, lists: Ints, changing: bool) -> None:
     """Rule 3: re-share the component of the touched links, and foresee its finishes anew."""
-    _component(ops, links, nodes, lists)
-    _water_fill(ops, links, nodes, lists)
+    _water_fill(flows, links, nodes, lists, _component(flows, links, nodes, lists, changing))
     now = lists[SIZES, NOW]
     for i in range(lists[SIZES, FLOWS]):
-        flow = ops[lists[FLOWS, i]]
+        flow = flows[lists[FLOWS, i]]
         if flow.new_rate == flow.rate:
             continue
         flow.remaining -= flow.rate * (now - flow.since_ns)
         flow.rate = flow.new_rate
         flow.since_ns = now
         if flow.rate > 0:
-            _schedule(ops, lists, lists[FLOWS, i], now - (-flow.remaining // flow.rate))
+            _foresee(flows, heap, lists, lists[FLOWS, i], now - (-flow.remaining // flow.rate))
         else:
-            _cancel(ops, lists, lists[FLOWS, i])
+            flow.drained_ns = -1
     lists[SIZES, LINKS] = 0
     lists[SIZES, FLOWS] = 0
     lists[SIZES, STAMP] += 1
 
 
 @_compiled
-def _start(ops: Records, links: Records, nodes: Records, lists: Ints, op: int) -> bool:
-    """Begin rule 2; return whether the op takes no time at all."""
-    ops[op].start_ns = lists[SIZES, NOW]
-    if ops[op].fixed_ns > 0:
-        _schedule(ops, lists, op, lists[SIZES, NOW] + ops[op].fixed_ns)
-    elif ops[op].work > 0:
-        _join(ops, links, nodes, lists, op)
+def _start(ops: Records, flows: Records, heap: Ints, lists: Ints, op: int) -> None:
+    """Rule 2 of an op that waits for nothing more: its finish is known unless something drains."""
+    begun = ops[op]
+    begun.start_ns = begun.ready_ns
+    if begun.flow >= 0:
+        _push(flows, heap, lists, begun.start_ns + begun.fixed_ns, len(flows) + begun.flow)
     else:
-        return True
-    return False
+        begun.finish_ns = begun.start_ns + begun.fixed_ns
+        lists[DONE, lists[SIZES, DONE]] = op
+        lists[SIZES, DONE] += 1
 
 
 @_compiled
-def _finish(ops: Records, links: Records, nodes: Records, lists: Ints, follower: Ints, op: int) -> None:
-    """Rule 1: start whatever waited for this op last, and pass through what takes no time."""
-    lists[DONE, 0] = op
-    size = 1
-    while size > 0:
-        size -= 1
-        done = lists[DONE, size]
-        ops[done].finish_ns = lists[SIZES, NOW]
-        for i in range(ops[done].first_follower, ops[done].last_follower):
-            ops[follower[i]].waiting -= 1
-            if ops[follower[i]].waiting == 0 and _start(ops, links, nodes, lists, follower[i]):
-                lists[DONE, size] = follower[i]
-                size += 1
+def _pass_on(ops: Records, flows: Records, heap: Ints, lists: Ints, follower: Ints) -> None:
+    """Rule 1: start whatever waited last for an op whose finish is known by now, and so on."""
+    while lists[SIZES, DONE] > 0:
+        lists[SIZES, DONE] -= 1
+        done = ops[lists[DONE, lists[SIZES, DONE]]]
+        for i in range(done.first_follower, done.last_follower):
+            after = ops[follower[i]]
+            after.ready_ns = max(after.ready_ns, done.finish_ns)
+            after.waiting -= 1
+            if after.waiting == 0:
+                _start(ops, flows, heap, lists, follower[i])
 
 
 @_compiled
-def _happen(ops: Records, links: Records, nodes: Records, lists: Ints, follower: Ints, op: int) -> None:
-    """One event: a flow has drained, or a fixed part is over."""
-    if ops[op].since_ns >= 0:
-        _leave(ops, links, nodes, lists, op)
-        _finish(ops, links, nodes, lists, follower, op)
-    elif ops[op].work > 0:
-        _join(ops, links, nodes, lists, op)
-    else:
-        _finish(ops, links, nodes, lists, follower, op)
+def begin(ops: Records, pointer: Ints, waiting: Ints, fixed_ns: Ints, flow: Ints) -> None:
+    """Records of ops before anything happened; ``flow`` is -1 of those without work."""
+    for op in range(len(ops)):
+        fresh = ops[op]
+        fresh.first_follower = pointer[op]
+        fresh.last_follower = pointer[op + 1]
+        fresh.waiting = waiting[op]
+        fresh.fixed_ns = fixed_ns[op]
+        fresh.ready_ns = 0
+        fresh.start_ns = -1
+        fresh.finish_ns = -1
+        fresh.flow = flow[op]
 
 
 @_compiled
 def simulate(
-    ops: Records, links: Records, nodes: Records, lists: Ints, follower: Ints, changes: Ints
-) -> None:
+    ops: Records, flows: Records, links: Records, nodes: Records, heap: Ints, lists: Ints, follower: Ints,
+    changes: Ints,
+) -> None:  # fmt: skip
     """Run to the end: fills start_ns and finish_ns, -1 where nothing happens any more.
 
     Stops where re-shares have visited as many links as the entry VISITS below zero allowed. `changes` rows are
-    (time_ns, link, rate) in order of time; their entries stand behind the ops.
+    (time_ns, link, rate).
     """
-    num_ops = len(ops) - len(changes)
+    changing = len(changes) > 0
     for i in range(len(changes)):
-        _schedule(ops, lists, num_ops + i, changes[i, 0])
-    for op in range(num_ops):
-        first = ops[op].waiting == 0 and ops[op].start_ns < 0
-        if first and _start(ops, links, nodes, lists, op):
-            _finish(ops, links, nodes, lists, follower, op)
-    while True:
-        while lists[SIZES, HEAP] > 0 and ops[lists[HEAP, 0]].time_ns == lists[SIZES, NOW]:
-            entry = lists[HEAP, 0]
-            _cancel(ops, lists, entry)
-            if entry < num_ops:
-                _happen(ops, links, nodes, lists, follower, entry)
-            else:
-                links[changes[entry - num_ops, 1]].rate = changes[entry - num_ops, 2]
-                _touch(links, lists, changes[entry - num_ops, 1])
+        _push(flows, heap, lists, changes[i, 0], 2 * len(flows) + i)
+    for op in range(len(ops)):
+        if ops[op].waiting == 0 and ops[op].start_ns < 0:
+            _start(ops, flows, heap, lists, op)
+            _pass_on(ops, flows, heap, lists, follower)
+    while lists[SIZES, HEAP] > 0 and lists[SIZES, VISITS] <= 0:
+        lists[SIZES, NOW] = heap[0, TIME]
+        while lists[SIZES, HEAP] > 0 and heap[0, TIME] == lists[SIZES, NOW]:
+            entry = _pop(heap, lists)
+            if entry >= 2 * len(flows):
+                links[changes[entry - 2 * len(flows), 1]].rate = changes[entry - 2 * len(flows), 2]
+                _touch(links, lists, changes[entry - 2 * len(flows), 1])
+            elif entry >= len(flows):
+                _join(flows, links, nodes, heap, lists, entry - len(flows))
+            elif flows[entry].drained_ns == lists[SIZES, NOW]:
+                flows[entry].drained_ns = -1
+                _leave(flows, links, nodes, lists, entry)
+                ops[flows[entry].op].finish_ns = lists[SIZES, NOW]
+                lists[DONE, 0], lists[SIZES, DONE] = flows[entry].op, 1
+                _pass_on(ops, flows, heap, lists, follower)
         if lists[SIZES, LINKS] > 0:
-            _settle(ops, links, nodes, lists)
-        if lists[SIZES, HEAP] == 0 or lists[SIZES, VISITS] > 0:
-            break
-        lists[SIZES, NOW] = ops[lists[HEAP, 0]].time_ns
-
-
-@_compiled
-def longest_paths(pointer: Ints, follower: Ints, waiting: Ints, duration: Ints, start: Ints) -> int:
-    """Rule 1 alone: fills start, uses up waiting, and returns how many ops ever start."""
-    ready = np.empty(len(start), dtype=np.int64)
-    size = reached = 0
-    for op in range(len(start)):
-        if waiting[op] == 0:
-            ready[size] = op
-            size += 1
-    while size > 0:
-        size -= 1
-        op = ready[size]
-        reached += 1
-        finish = start[op] + duration[op]
-        for i in range(pointer[op], pointer[op + 1]):
-            after = follower[i]
-            start[after] = max(start[after], finish)
-            waiting[after] -= 1
-            if waiting[after] == 0:
-                ready[size] = after
-                size += 1
-    return reached
+            _settle(flows, links, nodes, heap, lists, changing)
