@@ -46,6 +46,31 @@ def fastest_cut(costs: Floats, ends: Floats, most: Ints | None = None) -> tuple[
     return tuple(counts[::-1])
 
 
+def cuts_within(costs: Floats, ends: Floats, limit_s: float, at_most: int) -> Ints | None:
+    """All cuts whose slowest stage stays below a limit, int64[n, stages]; None where there are more than ``at_most``.
+
+    ``costs`` and ``ends`` as in :func:`fastest_cut`.
+    """
+    stages, layers = costs.shape
+    before = np.concatenate([np.zeros((stages, 1)), np.cumsum(costs, axis=1)], axis=1)
+    position = np.arange(layers + 1)
+    ways = np.zeros((stages + 1, layers + 1))
+    ways[stages, layers] = 1.0
+    allowed = np.zeros((stages, layers + 1, layers + 1), dtype=bool)
+    for stage in range(stages - 1, -1, -1):
+        least = 1 if 0 < stage < stages - 1 else 0
+        own = before[stage][None, :] - before[stage][:, None] + ends[stage]
+        allowed[stage] = (own < limit_s) & (position[None, :] - position[:, None] >= least)
+        ways[stage] = allowed[stage] @ ways[stage + 1]
+    if ways[0, 0] > at_most:
+        return None
+    found = np.zeros((1, 1), dtype=np.int64)
+    for stage in range(stages):
+        row, end = np.nonzero(allowed[stage][found[:, -1]] & (ways[stage + 1] > 0))
+        found = np.concatenate([found[row], end[:, None]], axis=1)
+    return np.diff(found, axis=1)
+
+
 def slowest_s(counts: tuple[int, ...], costs: Floats, ends: Floats) -> float:
     """Seconds of the slowest stage of a cut."""
     return float(max(stage_seconds(counts, costs, ends)))

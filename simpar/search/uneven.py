@@ -1,81 +1,57 @@
 """The uneven space: how many layers every pipeline stage gets, over nodes of one kind or several.
 
-A skeleton (tp, pp, micro-batch, recomputation, rank order) fixes all but the cut. Its layers are priced on the
-devices of every stage, and dynamic programming finds the cut whose slowest stage is fastest. No cut of a skeleton can
-take less than its microbatches on that stage: that bounds it. Skeletons are simulated in the order of their estimates,
-until the bound of all others passes the best; then boundaries move by a layer as long as the simulated step gets
-shorter.
+A skeleton (tp, pp, micro-batch, recomputation, rank order) fixes all but the cut. Branch and bound over both: a
+skeleton is bounded by all microbatches on the slowest stage of its best cut; once that is the lowest bound, its cuts
+are enumerated and bounded one by one by the schedule's table; the cut with the lowest bound is simulated. When the
+lowest bound passes the best simulated step, no cut of any skeleton can beat it.
 """
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import count, product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.collectives import fastest, offers
 from simpar.engine import choose_engine
 from simpar.errors import Infeasible, UserError
+from simpar.plan.check import stage_layers
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES, natural_vpp
 from simpar.program.footprint import footprints
-from simpar.program.phases import CollectiveUse
-from simpar.program.rank_view import Job, RankView
-from simpar.program.segments import make_segment
-from simpar.program.stages import StageBuilder
-from simpar.program.synchronisation import Synchronisation
-from simpar.program.traffic import block_groups
-from simpar.search.cuts import fastest_cut, moves, slowest_s, stage_seconds
+from simpar.report.result import Result
+from simpar.search.cuts import moves
 from simpar.search.exact import candidate, exact
 from simpar.search.problem import Problem, details_of, refuse_optimal
 from simpar.search.result import Counts, SearchResult
+from simpar.search.skeletons import Pricing, Skeleton
 from simpar.search.space import in_order
 from simpar.search.uniform import search_uniform
 from simpar.search.watch import Watch
 from simpar.search.words import why_it_loses, why_it_wins
-from simpar.simulation import lower_job, make_job
+from simpar.simulation import lower_job
 from simpar.units import NS_PER_S
 
+Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Counted = tuple[int, ...]
 ORDERS = ("tp-cp-dp-pp", "tp-cp-pp-dp")
-MOST_SIMULATED = 160
-IMPROVED = 3
-"""Skeletons whose boundaries are moved."""
+MICRO_BATCHES = (1, 2, 4)
+RECOMPUTE = ("none", "selective", "full")
+MOST_SIMULATED = 400
+MOST_CUTS = 50_000
+"""Cuts of one skeleton that are bounded one by one; where more may win, boundaries are moved instead."""
 MEMORY_TRIALS = 4
+OTHERS = 2
+"""Skeletons to try for each candidate that is listed behind the best."""
 AXES = ("tp", "pp", "micro_batch", "recompute", "rank_order", "schedule")
 BYTES_LEFT = 0.98
 """How much of the memory a stage is let have that was too full, of what would just fit."""
-
-
-@dataclass(frozen=True)
-class Skeleton:
-    """A plan but for its cut: seconds of every layer on every stage, what the ends add, and how many microbatches."""
-
-    plan: Plan
-    job: Job
-    costs: Floats
-    ends: Floats
-    microbatches: int
-
-    def cut(self, most: NDArray[np.int64] | None = None) -> tuple[int, ...] | None:
-        """The cut whose slowest stage is fastest."""
-        return fastest_cut(self.costs, self.ends, most)
-
-    @property
-    def bound_s(self) -> float:
-        """Seconds below which no cut gets: all microbatches on the slowest stage."""
-        counts = self.cut()
-        return np.inf if counts is None else self.microbatches * slowest_s(counts, self.costs, self.ends)
-
-    def estimate_s(self, counts: tuple[int, ...]) -> float:
-        """Seconds of a pipeline: every stage once, the slowest for all other microbatches."""
-        own = stage_seconds(counts, self.costs, self.ends)
-        return float(own.sum() + (self.microbatches - 1) * own.max())
 
 
 @dataclass(frozen=True)
@@ -83,7 +59,7 @@ class Trial:
     """A simulated plan: seconds of the step, and for every stage bytes needed over bytes allowed."""
 
     skeleton: Skeleton
-    counts: tuple[int, ...]
+    counts: Counted
     step_time_s: float
     fullness: Floats
 
@@ -97,15 +73,58 @@ class Trial:
         """Whether every stage fits."""
         return bool((self.fullness <= 1).all())
 
+    def rules_out(self, cuts: Ints) -> NDArray[np.bool_]:
+        """Cuts int64[n, stages] that give a stage which was too full the same layers, or more besides."""
+        over = np.flatnonzero(self.fullness > 1)
+        end, own = np.cumsum(cuts, axis=1), np.cumsum(self.counts)
+        begin = (end - cuts)[:, over] <= (own - np.array(self.counts))[over]
+        return np.asarray((begin & (end[:, over] >= own[over])).any(axis=1))
+
+
+@dataclass
+class Branch:
+    """A skeleton whose cuts are bounded one by one, those that may still win by their bounds."""
+
+    skeleton: Skeleton
+    cuts: Ints
+    bounds_s: Floats
+
+    @staticmethod
+    def of(skeleton: Skeleton, cuts: Ints) -> Branch:
+        """Bound cuts and put them in the order of their bounds."""
+        bounds_s = skeleton.bounds_s(cuts)
+        order = np.argsort(bounds_s, kind="stable")
+        return Branch(skeleton, cuts[order], bounds_s[order])
+
+    @property
+    def bound_s(self) -> float:
+        """The lowest bound of a cut that may still win."""
+        return float(self.bounds_s[0]) if len(self.bounds_s) else np.inf
+
+    def pop(self) -> Counted:
+        """The cut with the lowest bound, which is bounded no longer."""
+        first = tuple(int(number) for number in self.cuts[0])
+        self.keep(np.arange(len(self.cuts)) > 0)
+        return first
+
+    def keep(self, which: NDArray[np.bool_]) -> None:
+        """Look at some of the cuts only."""
+        self.cuts, self.bounds_s = self.cuts[which], self.bounds_s[which]
+
 
 @dataclass
 class Uneven:
-    """State of one search."""
+    """State of one search; ``open_s`` is the lowest bound of what was left aside."""
 
     problem: Problem
     watch: Watch
+    known_s: float = np.inf
     skeletons: list[Skeleton] = field(default_factory=list)
-    trials: dict[tuple[int, tuple[int, ...]], Trial] = field(default_factory=dict)
+    trials: dict[tuple[int, Counted], Trial] = field(default_factory=dict)
+    bounded: int = 0
+    open_s: float = np.inf
+    _heap: list[tuple[float, int, Skeleton | Branch]] = field(default_factory=list)
+    _number: Iterator[int] = field(default_factory=count)
 
     @property
     def best(self) -> Trial | None:
@@ -113,18 +132,29 @@ class Uneven:
         fitting = [trial for trial in self.trials.values() if trial.fits]
         return min(fitting, key=lambda trial: trial.step_time_s, default=None)
 
-    def run(self, skeleton: Skeleton, counts: tuple[int, ...]) -> Trial:
+    @property
+    def best_s(self) -> float:
+        """The step to beat."""
+        best = self.best
+        return min(self.known_s, best.step_time_s if best else np.inf)
+
+    @property
+    def lowest_s(self) -> float:
+        """Seconds below which no plan that was not simulated gets."""
+        return min(self.open_s, self._heap[0][0] if self._heap else np.inf)
+
+    def run(self, skeleton: Skeleton, counts: Counted) -> Trial:
         """The simulated step of a cut."""
         key = (id(skeleton), counts)
         if key not in self.trials:
             self.trials[key] = simulated(self.problem, skeleton, counts)
-            best = self.best
-            self.watch.report("simulating", self.counts(), best.step_time_s if best else None)
+            best = self.best_s
+            self.watch.report("simulating", self.counts(), best if np.isfinite(best) else None)
         return self.trials[key]
 
     def start(self, skeleton: Skeleton) -> Trial | None:
         """The best cut by price; where stages are too full, the best that leaves them fewer layers."""
-        most, trial = np.full(len(skeleton.ends), skeleton.costs.shape[1]), None
+        most, trial = np.full(skeleton.num_stages, skeleton.costs.shape[1]), None
         for _ in range(MEMORY_TRIALS):
             counts = skeleton.cut(most)
             if counts is None:
@@ -139,64 +169,95 @@ class Uneven:
                 break
         return trial
 
-    def improve(self, trial: Trial) -> Trial:
+    def improve(self, trial: Trial) -> None:
         """Boundaries moved by a layer as long as that helps."""
         while len(self.trials) < MOST_SIMULATED:
             found = [self.run(trial.skeleton, counts) for counts in moves(trial.counts)]
             better = min(found, key=lambda one: one.worth, default=trial)
             if better.worth >= trial.worth:
-                break
+                return
             trial = better
-        return trial
 
     def counts(self) -> Counts:
         """What was done."""
-        layers = len(self.problem.graph.layers)
-        space = sum(_num_cuts(layers, len(one.ends)) for one in self.skeletons)
+        space = sum(one.num_cuts for one in self.skeletons)
         fitting = sum(trial.fits for trial in self.trials.values())
-        return Counts(space, fitting, len(self.skeletons), 0, len(self.trials))
+        return Counts(space, fitting, len(self.skeletons) + self.bounded, self.bounded, len(self.trials))
 
     def hunt(self) -> None:
-        """Simulate skeletons until no other can win, then move boundaries of the best."""
-        ordered = sorted(self.skeletons, key=lambda one: one.estimate_s(one.cut() or ()))
-        for skeleton in ordered:
-            best = self.best
-            if len(self.trials) >= MOST_SIMULATED // 2:
+        """Simulate the cut with the lowest bound until no other can win."""
+        for skeleton in sorted(self.skeletons, key=lambda one: one.promise_s):
+            if np.isfinite(self.best_s) or len(self.trials) >= MOST_SIMULATED // 2:
                 break
-            if best is None or skeleton.bound_s < best.step_time_s:
-                self.start(skeleton)
-        for trial in self.ranked()[:IMPROVED]:
-            self.improve(trial)
+            self.start(skeleton)
+        for skeleton in self.skeletons:
+            self._push(skeleton)
+        while self._heap and self.lowest_s < self.best_s and len(self.trials) < MOST_SIMULATED:
+            _, _, branch = heapq.heappop(self._heap)
+            if isinstance(branch, Skeleton):
+                self._branch(branch)
+            else:
+                self._take(branch)
+
+    def run_others(self, wanted: int) -> None:
+        """Simulate the most promising cut of other skeletons, until there are so many that fit."""
+        tried = {number for number, _ in self.trials}
+        others = (one for one in self.skeletons if id(one) not in tried)
+        for skeleton in sorted(others, key=lambda one: one.promise_s)[: OTHERS * wanted]:
+            if len(self.ranked()) >= wanted:
+                return
+            self.start(skeleton)
+
+    def _push(self, branch: Skeleton | Branch) -> None:
+        if np.isfinite(branch.bound_s):
+            heapq.heappush(self._heap, (branch.bound_s, next(self._number), branch))
+
+    def _branch(self, skeleton: Skeleton) -> None:
+        """Bound the cuts of a skeleton that may win; of too many, simulate what looks best."""
+        cuts = skeleton.cuts_below(self.best_s, MOST_CUTS)
+        if cuts is None:
+            self.open_s = min(self.open_s, skeleton.bound_s)
+            trial = self.start(skeleton)
+            if trial is not None:
+                self.improve(trial)
+            return
+        self.bounded += len(cuts)
+        self._push(Branch.of(skeleton, cuts))
+
+    def _take(self, branch: Branch) -> None:
+        """Simulate the first cut of a branch, and leave out what cannot fit because it did not."""
+        trial = self.run(branch.skeleton, branch.pop())
+        if not trial.fits:
+            branch.keep(~trial.rules_out(branch.cuts))
+        self._push(branch)
 
     def ranked(self) -> list[Trial]:
-        """The best cut of every skeleton, best first."""
+        """The best cut of every skeleton that fits, best first."""
         found: dict[int, Trial] = {}
-        for trial in self.trials.values():
-            known = found.get(id(trial.skeleton))
-            if known is None or trial.worth < known.worth:
-                found[id(trial.skeleton)] = trial
-        return sorted(found.values(), key=lambda trial: trial.worth)
+        for trial in sorted(self.trials.values(), key=lambda one: one.step_time_s):
+            if trial.fits:
+                found.setdefault(id(trial.skeleton), trial)
+        return list(found.values())
 
 
 def search_uneven(problem: Problem, watch: Watch) -> SearchResult:
     """The best cuts. Raises Infeasible where nothing fits, UserError for what this space does not know."""
     started = time.perf_counter()
     _check(problem)
-    state = Uneven(problem, watch)
-    state.skeletons = [
-        skeleton for plan in _plans(problem) if (skeleton := priced(problem, plan)) is not None
-    ]
+    even = None if problem.cluster.is_mixed else _even(problem, watch)
+    state = Uneven(problem, watch, even.best.step_time_s if even else np.inf)
+    pricing = Pricing(problem)
+    state.skeletons = [one for plan in _plans(problem) if (one := pricing.skeleton(plan)) is not None]
     with watch.stoppable():
         state.hunt()
-    uniform = [] if problem.cluster.is_mixed else [search_uniform(problem, replace(watch, top=1)).best.plan]
-    if state.best is None and not uniform:
+        state.run_others(watch.top)
+    if state.best is None and even is None:
         raise Infeasible(
             f"no cut of {problem.graph.name} that was tried fits on {problem.cluster.profile.name}; try more nodes"
         )
-    plans = [_cut_plan(trial) for trial in state.ranked() if trial.fits][: watch.top]
-    results = [exact(problem, plan) for plan in (*plans, *uniform)]
-    results.sort(key=lambda result: result.step_time_s)
-    results = results[: watch.top]
+    plans = [with_cut(trial.skeleton.plan, trial.counts) for trial in state.ranked()[: watch.top]]
+    results = [exact(problem, plan) for plan in ([even.best.plan] if even else []) + plans]
+    results = sorted(_distinct(results), key=lambda result: result.step_time_s)[: watch.top]
     reasons = [
         why_it_wins(results[0], results[1:]),
         *(why_it_loses(other, results[0]) for other in results[1:]),
@@ -204,17 +265,39 @@ def search_uneven(problem: Problem, watch: Watch) -> SearchResult:
     found = tuple(
         candidate(n + 1, result, why) for n, (result, why) in enumerate(zip(results, reasons, strict=True))
     )
-    lowest = min((one.bound_s for one in state.skeletons), default=found[0].step_time_s)
-    gap = max(0.0, 1 - lowest / found[0].step_time_s)
+    lowest_s = min(state.lowest_s, found[0].step_time_s * (1 - even.gap) if even else np.inf)
+    gap = max(0.0, 1 - lowest_s / found[0].step_time_s)
+    details = details_of(problem, results[0].setup, [problem.cluster.nodes])
     return SearchResult(
         found,
         state.counts(),
         "time",
-        gap <= 0,
+        gap <= 0 and not watch.interrupted,
         gap,
         time.perf_counter() - started,
-        details_of(problem, results[0].setup, [problem.cluster.nodes]),
+        {**details, "space": "uneven", "lower_bound_s": min(lowest_s, found[0].step_time_s)},
     )
+
+
+def _even(problem: Problem, watch: Watch) -> SearchResult | None:
+    """The optimum of even cuts, where one fits."""
+    brief = replace(watch, top=1, brief=True)
+    try:
+        return search_uniform(problem, brief)
+    except Infeasible:
+        return None
+    finally:
+        watch.interrupted = brief.interrupted
+
+
+def _distinct(results: list[Result]) -> list[Result]:
+    """Every layout once: an even cut is the same whether its layers are counted out or not."""
+    found: dict[str, Result] = {}
+    for result in results:
+        plan = Plan.model_validate(result.setup.plan)
+        counts = stage_layers(plan, result.setup.model["layers"])
+        found.setdefault(with_cut(plan, counts).model_dump_json(), result)
+    return list(found.values())
 
 
 def _check(problem: Problem) -> None:
@@ -239,8 +322,8 @@ def _plans(problem: Problem) -> Iterator[Plan]:
     axes: dict[str, list[Any]] = {
         "tp": [1 << n for n in range(inside.bit_length()) if world % (1 << n) == 0],
         "pp": [n for n in range(2, min(world, len(graph.layers) + 2) + 1) if world % n == 0],
-        "micro_batch": [1, 2, 4],
-        "recompute": ["none", "selective", "full"],
+        "micro_batch": list(MICRO_BATCHES),
+        "recompute": list(RECOMPUTE),
         "rank_order": list(ORDERS) if cluster.is_mixed else [ORDERS[0]],
         "schedule": list(in_order(problem.constraints.schedules or ("1f1b",), tuple(SCHEDULES))),
     }
@@ -262,65 +345,6 @@ def _plans(problem: Problem) -> Iterator[Plan]:
             raise UserError(f"space uneven: {error}") from None
 
 
-def priced(problem: Problem, plan: Plan) -> Skeleton | None:
-    """A skeleton with the times of its layers, None where the layout cannot be."""
-    layers, pp = len(problem.graph.layers), plan.mesh.pp
-    try:
-        job = make_job(problem.graph, problem.cluster, plan, problem.training, problem.stack)
-    except UserError:
-        return None
-    costs, ends = np.zeros((pp, layers)), np.zeros(pp)
-    coordinates = job.plan.mesh.coordinates(np.arange(problem.cluster.world_size))
-    known: dict[tuple[int, int], dict[str, float]] = {}
-    for stage in range(pp):
-        ranks = np.flatnonzero(coordinates["pp"] == stage)
-        devices = problem.cluster.device_of(ranks)
-        table: dict[str, float] = {}
-        for device in np.unique(devices).tolist():
-            rank = int(ranks[devices == device][0])
-            key = (device, problem.cluster.parts.index(_part(problem, rank)))
-            if key not in known:
-                known[key] = _block_seconds(job, problem, rank, device)
-            for name, seconds in known[key].items():
-                table[name] = max(table.get(name, 0.0), seconds)
-        costs[stage] = [table[name] for name in job.graph.layers]
-        ends[0] += table[job.graph.embedding.name] if stage == 0 else 0.0
-        ends[-1] += table[job.graph.head.name] if stage == pp - 1 else 0.0
-    return Skeleton(plan, job, costs, ends, job.plan.num_microbatches(problem.training.global_batch))
-
-
-def _part(problem: Problem, rank: int) -> Any:
-    first = np.cumsum([part.world_size for part in problem.cluster.parts])
-    return problem.cluster.parts[int(np.searchsorted(first, rank, side="right"))]
-
-
-def _block_seconds(job: Job, problem: Problem, rank: int, device: int) -> dict[str, float]:
-    """Forward and backward of every kind of block on a rank, collectives alone on their links."""
-    cluster, own = problem.cluster.in_training, job.on(device)
-    view = RankView.of(own)
-    view = replace(view, context_rank=0) if view.uneven_context else view
-    builder = StageBuilder(own, view, Synchronisation.of(own), tuple(range(own.plan.mesh.pp)))
-    groups = {kind.name: kind.groups[(kind.groups == rank).any(axis=1)][0] for kind in block_groups(view)}
-
-    def solo_ns(use: CollectiveUse) -> int:
-        line = fastest(offers(use.op, groups[use.group], cluster), use.size_bytes).line
-        return round(use.count * line.time_s(use.size_bytes) * NS_PER_S)
-
-    found: dict[str, float] = {}
-    for piece in (piece for pieces in builder.pieces for piece in pieces):
-        if piece.block.name not in found:
-            steps, overhead = builder.steps(piece), own.stack.launch.kernel_overhead
-            passes = (
-                make_segment(phase, solo_ns, slowdown=overhead) for phase in (steps.forward, steps.backward)
-            )
-            found[piece.block.name] = sum(one.duration_ns for one in passes) / NS_PER_S
-    return found
-
-
-def _cut_plan(trial: Trial) -> Plan:
-    return with_cut(trial.skeleton.plan, trial.counts)
-
-
 def with_cut(plan: Plan, counts: tuple[int, ...]) -> Plan:
     """The plan with so many layers in every stage."""
     return plan.model_copy(update={"pipeline": plan.pipeline.model_copy(update={"layers": counts})})
@@ -338,10 +362,3 @@ def simulated(problem: Problem, skeleton: Skeleton, counts: tuple[int, ...]) -> 
         fullness[one.stage] = max(fullness[one.stage], one.needed_bytes / allowed)
     step_s = timing.makespan_ns / NS_PER_S + problem.stack.launch.step_overhead_s
     return Trial(skeleton, counts, step_s, fullness)
-
-
-def _num_cuts(layers: int, stages: int) -> int:
-    """Cuts of a chain into stages of which those between the ends hold at least one layer."""
-    from math import comb
-
-    return 1 if stages == 1 else comb(layers + 1, stages - 1)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.errors import UserError
+from simpar.errors import Infeasible, UserError
 from simpar.hardware.cluster import Cluster, load_cluster
 from simpar.hardware.mixed import make_mixed
 from simpar.hardware.profile import MixedProfile
 from simpar.models.hf_config import read
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
+from simpar.program.lower import Perturbation
+from simpar.report.result import Result
+from simpar.search import uneven
 from simpar.search.api import search
-from simpar.search.cuts import fastest_cut, moves, slowest_s
-from simpar.search.problem import Constraints
+from simpar.search.cuts import cuts_within, fastest_cut, moves, slowest_s
+from simpar.search.problem import Constraints, Problem, make_problem
+from simpar.search.skeletons import Pricing
+from simpar.search.uneven import search_uneven, simulated
 from simpar.search.watch import Watch
 from simpar.simulation import simulate
 
@@ -122,3 +127,98 @@ def test_what_the_space_does_not_know_is_refused(options: dict[str, object], wor
     """One line that says what is allowed."""
     with pytest.raises(UserError, match=words):
         search(GRAPH, mixed(), TRAINING, **options)  # type: ignore[arg-type]
+
+
+def test_cuts_within_a_limit_are_all_of_them() -> None:
+    """Enumerated cuts are those of trying everything whose slowest stage stays below the limit, unless too many."""
+    random = np.random.default_rng(3)
+    costs, ends = random.uniform(1, 9, (3, 7)), random.uniform(0, 9, 3)
+    slowest = {counts: slowest_s(counts, costs, ends) for counts in every_cut(7, 3)}
+    for limit in np.quantile(list(slowest.values()), (0.0, 0.1, 0.5, 1.0)) + 1e-9:
+        wanted = {counts for counts, seconds in slowest.items() if seconds < limit}
+        found = cuts_within(costs, ends, float(limit), len(slowest))
+        assert found is not None
+        assert {tuple(counts) for counts in found.tolist()} == wanted
+        assert len(found) == len(wanted)
+        if wanted:
+            assert cuts_within(costs, ends, float(limit), len(wanted) - 1) is None
+
+
+def brute_force(problem: Problem, rank_orders: tuple[str, ...]) -> list[Result]:
+    """The public simulation of everything that the space says it holds and that is a legal plan."""
+    layers, world = len(problem.graph.layers), problem.cluster.world_size
+    found = []
+    for tp, pp, micro_batch, recompute, order in product(
+        (1, 2, 4), range(2, world + 1), (1, 2, 4), ("none", "selective", "full"), rank_orders
+    ):
+        for counts in every_cut(layers, pp) if world % (tp * pp) == 0 else ():
+            plan = Plan(
+                tp=tp, pp=pp, micro_batch=micro_batch, recompute=recompute, rank_order=order, zero=1, layers=counts
+            )  # fmt: skip
+            try:
+                done = simulate(
+                    problem.graph, problem.cluster, plan, problem.training, stack=problem.stack,
+                    perturbation=problem.perturbation,
+                )  # fmt: skip
+            except UserError:
+                continue
+            room = done.memory.capacity_bytes * (1 - problem.constraints.headroom)
+            if done.fits and done.memory.peak_reserved_bytes <= room:
+                found.append(done)
+    return found
+
+
+def nothing_even(_problem: Problem, _watch: Watch) -> None:
+    """A uniform space in which nothing fits."""
+    raise Infeasible("nothing fits")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_cut_beats_the_certified_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random tiny models on one machine, with little memory or a slow rank: the best of brute force, no other."""
+    monkeypatch.setattr(uneven, "search_uniform", nothing_even)
+    random = np.random.default_rng(seed)
+    config = {
+        "model_type": "llama", "vocab_size": int(random.choice((4096, 32000))), "hidden_size": 256,
+        "intermediate_size": 1024, "num_hidden_layers": int(random.integers(2, 4)), "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+    }  # fmt: skip
+    problem = make_problem(
+        read(config, "tiny"),
+        load_cluster("laptop-cpu-4"),
+        Training(seq_len=128, global_batch=int(random.choice((4, 8)))),
+        stack=str(random.choice(("megatron", "simpar", "deepspeed"))),
+        constraints=Constraints(headroom=float(random.choice((0.0, 0.99, 0.994)))),
+        perturbation=Perturbation({int(random.integers(4)): 1.3} if seed % 2 else {}),
+    )
+    every = brute_force(problem, ("tp-cp-dp-pp",))
+    try:
+        found = search_uneven(problem, Watch(top=3))
+    except Infeasible:
+        assert not every
+        return
+    assert found.certified_optimal
+    assert found.best.step_time_s == min(done.step_time_s for done in every)
+    assert found.details["lower_bound_s"] == found.best.step_time_s
+    for one in found.candidates:
+        again = simulate(
+            problem.graph, problem.cluster, one.plan, problem.training, stack=problem.stack,
+            perturbation=problem.perturbation,
+        )  # fmt: skip
+        assert (again.step_time_s, again.peak_memory_bytes) == (one.step_time_s, one.peak_memory_bytes)
+        assert again.memory.peak_reserved_bytes <= (1 - problem.constraints.headroom) * 16 * 2**30
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+def test_bounds_are_below_steps_and_hardly_below(name: str) -> None:
+    """Every cut of every skeleton takes at least its bound; where nothing but passes counts, no more than that."""
+    problem = make_problem(GRAPH, mixed(), TRAINING)
+    pricing = Pricing(problem)
+    for tp, order in ((1, "tp-cp-dp-pp"), (2, "tp-cp-dp-pp"), (1, "tp-cp-pp-dp")):
+        plan = Plan(tp=tp, pp=4, micro_batch=1, zero=1, schedule=name, rank_order=order)
+        skeleton = pricing.skeleton(plan)
+        assert skeleton is not None
+        cuts = np.array([(2, 3, 3, 2), (0, 5, 5, 0), (1, 1, 1, 7), (4, 3, 2, 1)])
+        for counts, bound_s in zip(cuts.tolist(), skeleton.bounds_s(cuts), strict=True):
+            step_s = simulated(problem, skeleton, tuple(counts)).step_time_s
+            assert 0.85 * step_s < bound_s <= step_s
