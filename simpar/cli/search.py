@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from simpar.search.problem import Problem
     from simpar.search.result import Counts, SearchResult
     from simpar.search.watch import Watch
+    from simpar.search.workers import Workers
 
 SEARCH_FLAGS = (
     Flag(
@@ -43,8 +44,14 @@ SEARCH_FLAGS = (
         list[str],
         "Search each of several: axis=value,value with model, hardware, nodes, nvls, ...",
     ),
-    Flag("--jobs", "", int, "Processes for --over; -1 is all cores"),
+    Flag(
+        "--jobs",
+        "",
+        int,
+        "Processes that share the work; -1 is all cores. The answer is the same with any number",
+    ),
     Flag("--backend", "", str, "joblib backend of --jobs: loky, dask or ray"),
+    Flag("--time-limit", "", str, "Answer after so long with the best so far and its gap: 60, 10min, 2 h"),
     Flag("--output,-o", "", str, "Write the best plan as plan.json"),
     Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
     Flag("--json", "", str, JSON_HELP),
@@ -70,24 +77,19 @@ def search(scenario: str | None, **values: Any) -> int:
     """Find the best layout, certified, with what the others lose by. Layout flags fix an axis."""
     if values["over"]:
         return _grid(scenario, values)
-    for name in ("jobs", "backend"):
-        if values[name] is not None:
-            raise UserError(
-                f"--{name} {values[name]}: is for a grid of searches; add --over axis=value,value"
-            )
     from simpar.search.api import find_space
 
     problem, space = _problem(scenario, values, scenario_flags(values))
-    with _watched(values["top"]) as watch:
+    with _watched(values) as watch:
         try:
             found = find_space(space, problem.cluster)(problem, watch)
         except Infeasible as reason:
-            if not watch.interrupted:
+            if not watch.is_user_stop:
                 raise
             sys.stderr.write(f"{reason}\n")
             return INTERRUPTED
     _write(found, values)
-    return INTERRUPTED if watch.interrupted else 0
+    return INTERRUPTED if watch.is_user_stop else 0
 
 
 def _problem(
@@ -120,7 +122,7 @@ def _grid(scenario: str | None, values: Mapping[str, Any]) -> int:
 
     from rich.console import Console
 
-    from simpar.search.sweep import LOKY, Cell, sweep
+    from simpar.search.sweep import Cell, sweep
     from simpar.search.terminal import print_grid
 
     if values["output"]:
@@ -131,15 +133,14 @@ def _grid(scenario: str | None, values: Mapping[str, Any]) -> int:
         at = dict(zip(axes, combination, strict=True))
         flags = {**scenario_flags(values), **{OVER[axis]: value for axis, value in at.items()}}
         cells.append(Cell(at, _problem(scenario, values, flags)[0]))
-    jobs, backend = 1 if values["jobs"] is None else values["jobs"], values["backend"] or LOKY
-    if jobs < -1 or jobs == 0:
-        raise UserError(f"--jobs {jobs}: allowed: at least 1, or -1 for all cores")
+    workers, time_limit_s = _workers(values), _time_limit_s(values["time_limit"])
     with Console(stderr=True).status(f"0 of {len(cells)} searches ...") as status:
         found = sweep(
             cells,
             space=values["space"],
-            jobs=jobs,
-            backend=backend,
+            jobs=workers.jobs,
+            backend=workers.backend,
+            time_limit_s=time_limit_s,
             done=lambda count: status.update(f"{count} of {len(cells)} searches ..."),
         )
     problem = cells[0].problem
@@ -222,18 +223,52 @@ def _constraints(values: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
     )
 
 
+def _workers(values: Mapping[str, Any]) -> Workers:
+    """The processes that --jobs and --backend ask for."""
+    from simpar.search.workers import LOKY, Workers
+
+    jobs = 1 if values["jobs"] is None else values["jobs"]
+    if jobs < -1 or jobs == 0:
+        raise UserError(f"--jobs {jobs}: allowed: at least 1, or -1 for all cores")
+    return Workers(jobs, values["backend"] or LOKY)
+
+
+def _time_limit_s(text: str | None) -> float | None:
+    """Seconds of --time-limit, which may go without a unit."""
+    from simpar.units import parse_quantity
+
+    if text is None:
+        return None
+    try:
+        seconds = (
+            float(text) if text.strip().replace(".", "", 1).isdigit() else parse_quantity(text, "seconds")
+        )
+    except ValueError:
+        raise UserError(
+            f"--time-limit {text}: allowed: seconds, or a number with a unit, such as 10min"
+        ) from None
+    if not 0 < seconds < float("inf"):
+        raise UserError(f"--time-limit {text}: allowed: above 0 s")
+    return seconds
+
+
 @contextmanager
-def _watched(top: int | None) -> Iterator[Watch]:
+def _watched(values: Mapping[str, Any]) -> Iterator[Watch]:
     """A watch that draws a line of counts on a terminal's standard error."""
     from rich.console import Console
 
     from simpar.search.watch import Watch
 
-    if top is not None and top < 1:
+    top = 5 if values["top"] is None else values["top"]
+    if top < 1:
         raise UserError(f"--top {top}: allowed: at least 1")
+    workers, limit_s = _workers(values), _time_limit_s(values["time_limit"])
     with Console(stderr=True).status("enumerating ...") as status:
         yield Watch(
-            top=top or 5, report=lambda phase, counts, best: status.update(_line(phase, counts, best))
+            top=top,
+            report=lambda phase, counts, best: status.update(_line(phase, counts, best)),
+            time_limit_s=limit_s,
+            workers=workers,
         )
 
 

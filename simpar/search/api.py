@@ -18,6 +18,7 @@ from simpar.models.training import Training
 from simpar.search.problem import Problem, make_problem
 from simpar.search.result import SearchResult
 from simpar.search.watch import Watch
+from simpar.search.workers import LOKY, Workers
 
 SPACES = {
     "uniform": "uniform:search_uniform",
@@ -34,6 +35,9 @@ def search(
     *,
     space: str | None = None,
     watch: Watch | None = None,
+    time_limit_s: float | None = None,
+    jobs: int = 1,
+    backend: str = LOKY,
     **options: Any,
 ) -> SearchResult:
     """The best plans for a model on a cluster, with a certificate.
@@ -41,11 +45,16 @@ def search(
     ``space`` "uniform" holds what Megatron-like launchers express, "alpa" stages with meshes and shardings of their
     own, "uneven" cuts into stages of different numbers of layers, also over several kinds of nodes; left out it is
     "uniform", or "uneven" where nodes differ. ``options`` are ``stack`` and the fields of
-    :class:`simpar.search.Problem`: ``objective``, ``constraints``, ``base``, ``perturbation``. Raises UserError for
-    bad input and Infeasible where no plan meets the constraints.
+    :class:`simpar.search.Problem`: ``objective``, ``constraints``, ``base``, ``perturbation``.
+
+    After ``time_limit_s`` seconds the answer is the best plan so far with its gap, not certified. ``jobs`` processes
+    (-1: all cores) of a joblib ``backend`` ("loky", "dask", "ray") simulate plans side by side: the answer is the same
+    with any number of them. A ``watch`` has a limit and workers of its own. Raises UserError for bad input and
+    Infeasible where no plan meets the constraints.
     """
     searcher = find_space(space, cluster)
-    return searcher(make_problem(model, cluster, training, **options), watch or Watch())
+    watch = watch or Watch(time_limit_s=time_limit_s, workers=Workers(jobs, backend))
+    return searcher(make_problem(model, cluster, training, **options), watch)
 
 
 def find_space(space: str | None, cluster: Cluster) -> Searcher:

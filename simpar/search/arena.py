@@ -143,8 +143,15 @@ class Arena:
         """Rows that were simulated."""
         return np.flatnonzero(self.level == EXACT).tolist()
 
-    def settle(self, row: int) -> None:
-        """A row's step is known: its bound plays no part any more."""
+    def nearest(self, level: int, most: int) -> list[int]:
+        """Active rows of a level with the lowest bounds, lowest first."""
+        mine = self._active[self.level[self._active] == level]
+        return [int(row) for row in mine[np.argsort(self.worth(mine), kind="stable")[:most]]]
+
+    def settle(self, row: int, step_s: float | None = None) -> None:
+        """A row was simulated, or will never be: its bound plays no part any more."""
+        if step_s is not None:
+            self.simulated_s[row] = step_s
         self.level[row] = EXACT
         self._active = self._active[self._active != row]
 

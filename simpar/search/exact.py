@@ -99,6 +99,30 @@ def is_allowed(problem: Problem, result: Result) -> bool:
     return result.fits and memory.peak_reserved_bytes <= share * memory.capacity_bytes
 
 
+@dataclass(frozen=True)
+class Figures:
+    """What an :class:`Exact` says of a plan in numbers, which is all that another process sends back."""
+
+    step_time_s: float
+    worth: float
+    fits: bool
+    num_ops: int
+
+    def exact(self, problem: Problem, plan: Plan) -> Exact:
+        """The measure of the plan, to be run once more where a report is wanted."""
+        again = partial(exact, problem, plan)
+        return Exact(problem, plan, self.step_time_s, self.worth, self.fits, again, self.num_ops)
+
+
+def figures_of(task: tuple[Problem, Plan, int]) -> Figures | None:
+    """The figures of a plan, a function of what a process is sent; None where it cannot be simulated."""
+    try:
+        found = measure(*task)
+    except UserError:
+        return None  # whoever needs this plan runs it again and says why
+    return Figures(found.step_time_s, found.worth, found.fits, found.num_ops)
+
+
 def objective_rates(problem: Problem) -> tuple[float, float]:
     """What the objective costs per second of the step, and more per second that a device computes.
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from simpar.errors import Infeasible
 from simpar.report.result import Result
 from simpar.search.arena import SWEPT, Arena
-from simpar.search.exact import Exact, measure
+from simpar.search.exact import Exact, Figures, figures_of, measure
 from simpar.search.fit import Need, needs
 from simpar.search.problem import Problem
 from simpar.search.result import Counts
@@ -43,12 +43,14 @@ class Field:
 
 @dataclass
 class Hunt:
-    """Fields, what was simulated, and who watches."""
+    """Fields, what was simulated, and who watches; not ``is_bounded`` where its fields are not those of its problem."""
 
     fields: list[Field]
     watch: Watch
     found: list[Exact] = field(default_factory=list)
     num_ops: int = 0
+    is_bounded: bool = True
+    _ahead: dict[tuple[int, int], Figures | None] = field(default_factory=dict)
 
     @property
     def arenas(self) -> list[Arena]:
@@ -85,6 +87,7 @@ class Hunt:
     def run(self) -> None:
         """Until nothing can beat the best."""
         while (lowest := self.lowest()) is not None:
+            self.watch.check()
             arena, row = lowest
             if arena.worth(row) >= self.best:
                 return
@@ -98,19 +101,49 @@ class Hunt:
             self.watch.report("searching", self.counts(), best if np.isfinite(best) else None)
 
     def simulate(self, arena: Arena, row: int) -> Exact | None:
-        """Simulate a row, unless the export target refuses its plan."""
-        arena.settle(row)
+        """Simulate a row, unless the export target refuses its plan. Stopped halfway, the row still counts as open."""
         if refusals(arena.rows, row):
+            arena.settle(row)
             return None
-        found = measure(arena.rows.problem, plan_of(arena.rows, row), self.num_ops)
+        found = self._measured(arena, row)
         self.num_ops = found.num_ops
-        arena.simulated_s[row] = found.step_time_s
         if self.counts_for(found) and found.worth < self.best:  # only the best will be reported as it was run
             self.found = [one.alone for one in self.found]
         else:
             found = found.alone
         self.found.append(found)
+        arena.settle(row, found.step_time_s)
         return found
+
+    def _measured(self, arena: Arena, row: int) -> Exact:
+        """The simulated step of a row; with several workers those of rows that are likely to be next, as well.
+
+        What these find is kept until their turn comes, so that the search takes the same way with any number of
+        workers.
+        """
+        problem, workers = arena.rows.problem, self.watch.workers
+        if workers.jobs == 1:
+            return measure(problem, plan_of(arena.rows, row), self.num_ops)
+        place = self.arenas.index(arena)
+        if (place, row) not in self._ahead:
+            rows = [(place, row), *self._likely(workers.at_once)]
+            rows = [one for one in dict.fromkeys(rows) if one not in self._ahead][: workers.at_once]
+            arenas = self.arenas
+            plans = [
+                (arenas[at].rows.problem, plan_of(arenas[at].rows, each), self.num_ops) for at, each in rows
+            ]
+            self._ahead.update(zip(rows, workers.map(figures_of, plans), strict=True))
+        plan, figures = plan_of(arena.rows, row), self._ahead.pop((place, row))
+        return figures.exact(problem, plan) if figures else measure(problem, plan, self.num_ops)
+
+    def _likely(self, most: int) -> list[tuple[int, int]]:
+        """Arenas and rows that are swept and have the lowest bounds of those that are not simulated yet."""
+        found = [
+            (float(arena.worth(row)), at, row)
+            for at, arena in enumerate(self.arenas)
+            for row in arena.nearest(SWEPT, 2 * most)
+        ]
+        return [(at, row) for worth, at, row in sorted(found) if worth < self.best]
 
     def report(self) -> Result:
         """The result of the best plan, of which the step that was run is not kept any longer."""
@@ -119,7 +152,9 @@ class Hunt:
         return result
 
     def gap(self) -> float:
-        """The share of the best objective by which an unseen plan might still beat it."""
+        """The share of the best objective by which an unseen plan might still beat it; 1 where none is bounded."""
+        if not self.is_bounded:
+            return 1.0
         lowest, best = self.lowest(), self.best
         if lowest is None or not np.isfinite(best):
             return 0.0

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from simpar.errors import Infeasible, UserError
+from simpar.errors import Infeasible
 from simpar.files import choose
 from simpar.search.api import find_space
 from simpar.search.problem import Problem
 from simpar.search.watch import Watch
+from simpar.search.workers import BACKENDS, LOKY, backend_of
 
-LOKY = "loky"
-BACKENDS = (LOKY, "dask", "ray")
 Done = Callable[[int], None]
 
 
@@ -32,23 +30,25 @@ def sweep(
     space: str | None = None,
     jobs: int = 1,
     backend: str = LOKY,
+    time_limit_s: float | None = None,
     done: Done | None = None,
 ) -> list[dict[str, Any]]:
     """Search every cell on ``jobs`` processes (-1: all cores) and tell ``done`` how many are; in order.
 
     Found are the best plan of each cell and its figures, or the reason why there is none. Ctrl-C keeps what is
-    done and ends the rest: cells that are not searched through say ``interrupted``. ``backend`` "dask" uses the
-    scheduler that DASK_SCHEDULER_ADDRESS names, else a cluster on this machine;
-    "ray" the cluster that ray finds. Raises UserError for another backend, and what a cell's input raises.
+    done and ends the rest: cells that are not searched through say ``interrupted``. After ``time_limit_s`` seconds a
+    cell has the best so far, with its gap. ``backend`` "dask" uses the scheduler that DASK_SCHEDULER_ADDRESS names,
+    else a cluster on this machine; "ray" the cluster that ray finds. Raises UserError for another backend, and what a
+    cell's input raises.
     """
     from joblib import Parallel, delayed
 
     choose(backend, BACKENDS, "backend")
     if jobs == 1:
-        found = _collected((search_cell(cell, space) for cell in cells), done)
+        found = _collected((search_cell(cell, space, time_limit_s) for cell in cells), done)
     else:
         with backend_of(backend):
-            tasks = (delayed(search_cell)(cell, space) for cell in cells)
+            tasks = (delayed(search_cell)(cell, space, time_limit_s) for cell in cells)
             lazily = "generator" if backend == LOKY else "list"
             found = _collected(iter(Parallel(n_jobs=jobs, return_as=lazily, batch_size=1)(tasks)), done)
     left = cells[len(found) :]
@@ -72,40 +72,15 @@ def _collected(answers: Iterator[dict[str, Any]], done: Done | None) -> list[dic
     return found
 
 
-@contextmanager
-def backend_of(name: str) -> Iterator[None]:
-    """The joblib backend of a name. Raises UserError for an unknown one, or one that is not installed."""
-    from joblib import parallel_config
-
-    choose(name, BACKENDS, "backend")
-    if name == LOKY:
-        with parallel_config(backend=LOKY):
-            yield
-        return
-    try:
-        if name == "dask":
-            from distributed import Client
-
-            with Client(set_as_default=True), parallel_config(backend="dask"):
-                yield
-            return
-        from ray.util.joblib import register_ray
-    except ImportError as error:
-        raise UserError(f"backend {name}: not installed ({error}); pip install {name}") from None
-    register_ray()
-    with parallel_config(backend="ray"):
-        yield
-
-
-def search_cell(cell: Cell, space: str | None) -> dict[str, Any]:
+def search_cell(cell: Cell, space: str | None, time_limit_s: float | None = None) -> dict[str, Any]:
     """The best plan of one cell as plain data, or why there is none."""
-    facts, watch = _facts(cell), Watch(top=1, brief=True)
+    facts, watch = _facts(cell), Watch(top=1, brief=True, time_limit_s=time_limit_s)
     try:
         found = find_space(space, cell.problem.cluster)(cell.problem, watch)
     except Infeasible as reason:
         return {**facts, "best": None, "reason": str(reason), **_ended(watch)}
     answer = found.to_dict()
-    kept = ("space_size", "feasible", "simulated", "certified_optimal", "search_seconds")
+    kept = ("space_size", "feasible", "simulated", "certified_optimal", "gap", "search_seconds")
     best = answer["candidates"][0]
     return {**facts, **{name: answer[name] for name in kept}, "best": best, "reason": "", **_ended(watch)}
 
@@ -121,4 +96,4 @@ def _facts(cell: Cell) -> dict[str, Any]:
 
 
 def _ended(watch: Watch) -> dict[str, bool]:
-    return {"interrupted": True} if watch.interrupted else {}
+    return {"interrupted": True} if watch.is_user_stop else {}

@@ -60,9 +60,13 @@ def print_search(found: SearchResult, console: Console) -> None:
 
 def certificate(found: SearchResult) -> Iterator[str]:
     """How sure the answer is, and what was done for it."""
-    counts = found.counts
+    counts, stopped = found.counts, found.details.get("stopped")
+    if stopped:
+        yield f"stopped early ({stopped}): the best of what was simulated so far"
     if found.certified_optimal:
         yield f"certified: no plan of the space has a better {found.objective}"
+    elif found.gap >= 1:
+        yield "not certified: a usual layout, simulated; no other plan had been bounded yet"
     elif found.gap > 0:
         yield f"not certified: a plan that was not simulated may be better by up to {found.gap:.2%}"
     else:

@@ -8,6 +8,7 @@ can beat it.
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from simpar.search.hunt import Hunt, fields_of
 from simpar.search.infeasible import nothing_fits
 from simpar.search.problem import Problem, details_of
 from simpar.search.result import Candidate, SearchResult
+from simpar.search.seeds import first_plan, seed
 from simpar.search.space import plan_of
 from simpar.search.watch import Watch
 from simpar.search.words import why_it_loses, why_it_wins
@@ -29,51 +31,65 @@ def search_uniform(problem: Problem, watch: Watch) -> SearchResult:
     """The best plans of the uniform space. Raises Infeasible where nothing fits or meets the deadline."""
     started = time.perf_counter()
     objective_rates(problem)
-    hunt = _hunted(problem, watch)
-    if not hunt.ranked():
-        raise _failed(hunt, problem)
-    gap, counts = hunt.gap(), hunt.counts()
-    results = [hunt.report()]
-    winner = hunt.ranked()[0]
-    field = next(one for one in hunt.fields if one.problem is winner.problem)
-    assert field.arena is not None, "a plan was simulated in its arena"
-    taken = [row for row in field.arena.exact_rows if plan_of(field.arena.rows, row) == winner.plan]
-    if not watch.interrupted:
-        results += runners_up(field, taken, watch.top - 1)
-    nodes = [one.problem.cluster.nodes for one in hunt.fields]
-    details = details_of(problem, results[0].setup, nodes)
-    if not watch.interrupted and not watch.brief:
-        details["naive"] = naive_choices(field, results[0])
-        details["pareto"] = front(field.arena, taken[0])
+    with watch.workers:
+        hunt = _hunted(problem, watch)
+        if not hunt.ranked():
+            raise _failed(hunt, problem)
+        gap, counts, certified = hunt.gap(), hunt.counts(), not watch.interrupted
+        results, more = [hunt.report()], dict[str, Any]()
+        if certified:
+            with watch.stoppable():
+                _stand_beside(hunt, results, more)
+    nodes = [one.problem.cluster.nodes for one in hunt.fields] or [problem.cluster.nodes]
     return SearchResult(
         candidates=_candidates(results),
         counts=counts,
         objective=problem.objective,
-        certified_optimal=gap <= 0 and not watch.interrupted,
+        certified_optimal=gap <= 0 and certified,
         gap=gap,
         search_seconds=time.perf_counter() - started,
-        details=details,
+        details=details_of(problem, results[0].setup, nodes) | more | {"stopped": watch.stopped},
     )
+
+
+def _stand_beside(hunt: Hunt, results: list[Result], more: dict[str, Any]) -> None:
+    """Append runners-up to the results, and what stands beside the winner to ``more``, as far as time allows."""
+    winner, watch = hunt.ranked()[0], hunt.watch
+    field = next(one for one in hunt.fields if one.problem is winner.problem)
+    assert field.arena is not None, "a plan was simulated in its arena"
+    taken = [row for row in field.arena.exact_rows if plan_of(field.arena.rows, row) == winner.plan]
+    results += runners_up(field, taken, watch.top - 1)
+    if not watch.brief:
+        more["naive"] = naive_choices(field, results[0])
+        more["pareto"] = front(field.arena, taken[0])
 
 
 def _hunted(problem: Problem, watch: Watch) -> Hunt:
     """The hunt over all numbers of nodes that the objective may choose from."""
     hunt = Hunt([], watch)
-    counts = node_counts(problem)
     with watch.stoppable():
-        if problem.objective != "devices":
-            hunt.fields = fields_of(problem, counts)
-            hunt.run()
-            return hunt
-        for nodes in counts:
-            try:
-                hunt.fields = [*hunt.fields, *fields_of(problem, [nodes])]
-            except Infeasible:
-                continue
-            hunt.run()
-            if hunt.ranked():
-                break
+        _hunt(hunt, problem)
+    if watch.interrupted and not hunt.ranked():
+        first_plan(hunt, problem)
     return hunt
+
+
+def _hunt(hunt: Hunt, problem: Problem) -> None:
+    counts = node_counts(problem)
+    if problem.objective != "devices":
+        hunt.fields = fields_of(problem, counts)
+        seed(hunt)
+        hunt.run()
+        return
+    for nodes in counts:
+        try:
+            hunt.fields = [*hunt.fields, *fields_of(problem, [nodes])]
+        except Infeasible:
+            continue
+        seed(hunt)
+        hunt.run()
+        if hunt.ranked():
+            break
 
 
 def node_counts(problem: Problem) -> list[int]:
@@ -87,7 +103,7 @@ def node_counts(problem: Problem) -> list[int]:
 def _failed(hunt: Hunt, problem: Problem) -> Infeasible:
     """Why there is no answer."""
     if hunt.watch.interrupted:
-        return Infeasible("interrupted before any plan was simulated")
+        return Infeasible(f"stopped ({hunt.watch.stopped}) before any plan that fits was found")
     if not hunt.arenas:
         if not hunt.fields:
             return Infeasible("no plan is possible on any number of nodes")

@@ -17,7 +17,7 @@ SMALL = [
 ]  # fmt: skip
 FROZEN_FLAGS = {
     "--space", "--objective", "--deadline", "--top", "--fix", "--schedules", "--portable", "--headroom",
-    "--output,-o", "--set", "--json", "--over", "--jobs", "--backend",
+    "--output,-o", "--set", "--json", "--over", "--jobs", "--backend", "--time-limit",
 }  # fmt: skip
 KEYS = {
     "candidates", "space_size", "feasible", "bounded", "swept", "simulated", "certified_optimal", "search_seconds",
@@ -83,7 +83,11 @@ def test_the_same_search_gives_the_same_answer(capsys):
         (["--objective", "devices"], "--deadline"),
         (["--portable", "megatrom"], "megatron"),
         (["--top", "0"], "--top 0"),
-        (["--jobs", "2"], "--over"),
+        (["--jobs", "0"], "--jobs 0"),
+        (["--jobs", "2", "--backend", "spark"], "dask"),
+        (["--time-limit", "soon"], "--time-limit soon"),
+        (["--time-limit", "0"], "--time-limit 0"),
+        (["--time-limit", "-5 s"], "--time-limit -5 s"),
         (["--over", "nodes"], "axis=value"),
         (["--over", "nodez=1,2"], "did you mean 'nodes'"),
         (["--over", "nodes=1,half"], "whole numbers"),
@@ -170,6 +174,19 @@ def test_ctrl_c_prints_the_best_so_far_with_its_gap(monkeypatch, tmp_path, capsy
     assert "not certified" in captured.out
     assert "Traceback" not in captured.err
     assert Plan.load(plan).mesh.world_size == 8
+
+
+def test_a_time_limit_is_no_error(tmp_path, capsys):
+    """Exit code 0, the best so far with its gap, and its plan is written."""
+    plan, answer = tmp_path / "plan.json", tmp_path / "answer.json"
+    assert cli.run([*SMALL, "--time-limit", "0.000001 s", "-o", str(plan), "--json", str(answer)]) == 0
+    assert "stopped early (time limit)" in capsys.readouterr().out
+    found = json.loads(answer.read_text())
+    assert (found["stopped"], found["certified_optimal"]) == ("time limit", False)
+    assert 0 < found["gap"] <= 1
+    assert Plan.load(plan).mesh.world_size == 8
+    assert cli.run([*SMALL, "--time-limit", "2 h", "--jobs", "2", "--top", "1"]) == 0
+    assert "stopped" not in capsys.readouterr().out
 
 
 def test_a_grid_of_searches_is_drawn_as_a_heat_map(tmp_path, capsys):

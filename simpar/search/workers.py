@@ -1,0 +1,96 @@
+"""Processes that share the work of a search: one call maps a function over plans on a joblib backend, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from simpar.errors import UserError
+from simpar.files import choose
+
+LOKY = "loky"
+BACKENDS = (LOKY, "dask", "ray")
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+@dataclass
+class Workers:
+    """``jobs`` processes of a joblib ``backend``, -1 for all cores; one job is this process.
+
+    Used as a context they stay alive between calls. Who asks must get the same answer from any number of them: they
+    are asked ahead of time for what is likely to be needed (:meth:`at_once` at a time), and what was not is dropped.
+    Raises UserError for a number that is not allowed, an unknown backend or one that is not installed.
+    """
+
+    jobs: int = 1
+    backend: str = LOKY
+    _pool: Any = None
+    _open: ExitStack = field(default_factory=ExitStack)
+
+    def __post_init__(self) -> None:
+        choose(self.backend, BACKENDS, "backend")
+        if self.jobs < -1 or self.jobs == 0:
+            raise UserError(f"jobs = {self.jobs}: allowed: at least 1, or -1 for all cores")
+
+    @property
+    def at_once(self) -> int:
+        """How many calls run side by side."""
+        if self.jobs > 0:
+            return self.jobs
+        from joblib import effective_n_jobs
+
+        self._started()
+        return max(int(effective_n_jobs(self.jobs)), 1)
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._pool = None
+        self._open.close()
+
+    def map(self, function: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        """What a function answers for each of some items, in their order."""
+        if self.jobs == 1 or len(items) < 2:
+            return [function(item) for item in items]
+        from joblib import delayed
+
+        found: list[Answer] = self._started()(delayed(function)(item) for item in items)
+        return found
+
+    def _started(self) -> Any:
+        """The pool of processes."""
+        if self._pool is None:
+            from joblib import Parallel
+
+            self._open.enter_context(backend_of(self.backend))
+            self._pool = self._open.enter_context(Parallel(n_jobs=self.jobs, batch_size=1))
+        return self._pool
+
+
+@contextmanager
+def backend_of(name: str) -> Iterator[None]:
+    """The joblib backend of a name. Raises UserError for an unknown one, or one that is not installed."""
+    from joblib import parallel_config
+
+    choose(name, BACKENDS, "backend")
+    if name == LOKY:
+        with parallel_config(backend=LOKY):
+            yield
+        return
+    try:
+        if name == "dask":
+            from distributed import Client
+
+            with Client(set_as_default=True), parallel_config(backend="dask"):
+                yield
+            return
+        from ray.util.joblib import register_ray
+    except ImportError as error:
+        raise UserError(f"backend {name}: not installed ({error}); pip install {name}") from None
+    register_ray()
+    with parallel_config(backend="ray"):
+        yield

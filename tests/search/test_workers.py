@@ -1,0 +1,87 @@
+"""Several processes find what one finds, to the last byte, on every backend that is installed."""
+
+import pytest
+
+import simpar
+from simpar.errors import UserError
+from simpar.search import hunt
+from simpar.search.exact import figures_of, measure
+from simpar.search.space import enumerate_space, plan_of
+from simpar.search.uniform import search_uniform
+from simpar.search.watch import Watch
+from simpar.search.workers import Workers
+
+
+def answer(problem, **options):
+    """What a search says, but for its seconds."""
+    found = search_uniform(problem, Watch(top=3, **options)).to_dict()
+    del found["search_seconds"]
+    return found
+
+
+HELD = {"hsdp": 1, "tp": (1, 2), "micro_batch": (1, 2), "recompute": ("none", "full"), "tp_overlap": False}
+
+
+def test_two_processes_find_what_one_finds(problem_of, monkeypatch):
+    """Candidates, reasons, lists, counts and certificate; rows that were simulated ahead for nothing are not told."""
+    problem = problem_of(5, **HELD)
+    sent = []
+    usual = Workers.map
+    monkeypatch.setattr(
+        Workers, "map", lambda self, *given: sent.append(len(given[1])) or usual(self, *given)
+    )
+    assert answer(problem, workers=Workers(2)) == answer(problem)
+    assert max(sent) == 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_dask_cluster_finds_what_one_process_finds(problem_of, monkeypatch):
+    """A scheduler named by its address, with a worker that has its own process."""
+    distributed = pytest.importorskip("distributed")
+    import dask
+
+    problem = problem_of(2, **HELD, pp=(1, 2))
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=None) as cluster:
+        monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", cluster.scheduler_address)
+        dask.config.refresh()
+        assert answer(problem, workers=Workers(-1, "dask")) == answer(problem)
+    monkeypatch.undo()
+    dask.config.refresh()
+
+
+def test_rows_ahead_are_kept_until_their_turn(problem_of, monkeypatch):
+    """No row is simulated twice, and a search that asks for eight at once takes the same way."""
+    problem, asked = problem_of(5, **HELD), []
+
+    def counted(task):
+        asked.append(task[1].model_dump_json())
+        return figures_of(task)
+
+    monkeypatch.setattr(hunt, "figures_of", counted)
+    monkeypatch.setattr(Workers, "map", lambda _, function, items: [function(item) for item in items])
+    assert answer(problem, workers=Workers(8)) == answer(problem)
+    assert len(set(asked)) == len(asked) > 0
+
+
+def test_figures_are_those_of_the_measure(problem_of):
+    """What a process sends back stands for the plan's own measure; a plan that cannot be has none."""
+    problem = problem_of(3, hsdp=1, pp=2)
+    plan = plan_of(enumerate_space(problem), 0)
+    mine, sent = measure(problem, plan), figures_of((problem, plan, 0)).exact(problem, plan)
+    assert (mine.step_time_s, mine.worth, mine.fits, mine.num_ops) == (
+        sent.step_time_s, sent.worth, sent.fits, sent.num_ops
+    )  # fmt: skip
+    assert mine.report().step_time_s == sent.report().step_time_s
+    assert figures_of((problem, plan.with_values(tp=3), 0)) is None
+
+
+def test_numbers_and_backends_that_are_not_allowed_are_refused():
+    """One line each, from the front door, too."""
+    with pytest.raises(UserError, match="jobs = 0"):
+        Workers(0)
+    with pytest.raises(UserError, match="loky"):
+        Workers(2, "spark")
+    with pytest.raises(UserError, match="jobs = -2"):
+        simpar.search(
+            "tiny-llama", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=512, global_batch=8), jobs=-2
+        )
