@@ -41,7 +41,10 @@ def peak_memory(graph: ModelGraph, plan: Plan, training: Training, stack: Stack,
     several = plan.num_microbatches(training.global_batch) > 1
     moving = Moving(graph, shape, dims, plan, stack)
     return moving.peak(
-        static.resident_bytes, scheme, held=_held(plan.mesh.pp, shape, stack), alternates=several
+        static.resident_bytes,
+        scheme,
+        held=unreleased(plan.mesh.pp, shape.in_flight / shape.chunks, stack),
+        alternates=several,
     )
 
 
@@ -66,16 +69,17 @@ def peak_memory_of(
     static = held_memory(graph, share, dims.tensor, plan, stack, layouts).resident_bytes
     scheme = _scheme(plan, stack, layouts.pp, layouts.zero, (layouts.shards, layouts.expert_shards))
     moving = Moving(graph, shape, dims, plan, stack)
-    held = _held(layouts.pp, shape, stack)
+    held = unreleased(layouts.pp, shape.in_flight / shape.chunks, stack)
     return moving.peak(static, scheme, held=held, alternates=np.asarray(num_microbatches) > 1)
 
 
-def _held(pp: Array, stage: Share, stack: Stack) -> Array:
+def unreleased(pp: Array, in_flight: Array, stack: Stack) -> Array:
     """Share of partial sums that are freed but not released: the host runs ahead of the device.
 
-    Without a pipeline it runs ahead freely; with one it waits for messages, except in the warm-up.
+    Without a pipeline it runs ahead freely; with one it waits for messages, except in the warm-up. ``in_flight`` are
+    microbatches.
     """
-    microbatches = np.maximum(stage.in_flight / stage.chunks, 1.0)
+    microbatches = np.maximum(in_flight, 1.0)
     ahead = np.where(np.asarray(pp) == 1, 1.0, np.clip(microbatches - 2.0, 0.0, None) / microbatches)
     return stack.memory.allocator.held_outputs * ahead
 
@@ -108,7 +112,7 @@ def _stage_of(graph: ModelGraph, plan: Plan, training: Training, stage: int) -> 
             key = (block.name, of_layer(plan.memory.recompute, layer))
             kinds[key] = kinds.get(key, 0) + 1
     table = plan.schedule == CUSTOM or len(chunks) > 1
-    flying = _in_flight(plan, training, stage)
+    flying = most_in_flight(plan, training, stage)
     return Share(
         layers=tuple((graph.blocks[name], recompute, count) for (name, recompute), count in kinds.items()),
         embedding=int(any(layer < 0 for layer, _ in held)),
@@ -120,7 +124,8 @@ def _stage_of(graph: ModelGraph, plan: Plan, training: Training, stage: int) -> 
     )
 
 
-def _in_flight(plan: Plan, training: Training, stage: int) -> int:
+def most_in_flight(plan: Plan, training: Training, stage: int) -> int:
+    """Most forwards that wait for their backward on a pipeline rank."""
     if plan.schedule == CUSTOM or plan.pipeline.pass_costs:
         return short_schedule(plan, training).peak_in_flight(stage)
     microbatches = plan.num_microbatches(training.global_batch)

@@ -73,7 +73,7 @@ def _splits(name: str, size: int, number: Array) -> Array:
     return size % number == 0
 
 
-def _slice(name: str, size: Array, number: Array) -> Array:
+def sliced(name: str, size: Array, number: Array) -> Array:
     """A dim's share of one rank: key-value heads copied where too few, the vocabulary padded."""
     if name == "vocab":
         return np.where(number > 1, -(-size // (VOCAB_MULTIPLE * number)) * VOCAB_MULTIPLE, size)
@@ -82,7 +82,7 @@ def _slice(name: str, size: Array, number: Array) -> Array:
 
 def _local(size: Size, dims: Dims, number: Array) -> Array:
     names = sized_names(size)
-    own = {name: _slice(name, dims[name], number) for name in names if name}
+    own = {name: sliced(name, dims[name], number) for name in names if name}
     return evaluate(size, {**dims, **own})
 
 
@@ -115,8 +115,8 @@ def local_operator(op: Operator, dims: Dims, by: Mapping[str, Array]) -> LocalOp
     own = {
         "batch": dims["batch"] // by["batch"],
         "seq": dims["seq"] // by["seq"],
-        "heads": _slice("heads", dims["heads"], by["columns"]),
-        "kv_heads": _slice("kv_heads", dims["kv_heads"], by["columns"]),
+        "heads": sliced("heads", dims["heads"], by["columns"]),
+        "kv_heads": sliced("kv_heads", dims["kv_heads"], by["columns"]),
     }
     numeric = replace(
         op,
@@ -133,7 +133,7 @@ def local_time(local: LocalOperator, machine: Machine) -> OperatorTime:
 
 
 def local_weights(op: Operator, dims: Dims, by: Mapping[str, Array]) -> tuple[Array, Array]:
-    """(elements of matrices and tables, elements of vectors) that one rank works with."""
+    """(elements of matrices and tables of words, elements of vectors and tables of positions) on one rank."""
     matrices: Array = np.zeros(np.shape(by["batch"]))
     vectors: Array = np.zeros(np.shape(by["batch"]))
     for weight in op.weights:
@@ -143,9 +143,10 @@ def local_weights(op: Operator, dims: Dims, by: Mapping[str, Array]) -> tuple[Ar
         elif weight.kind == "vector":
             share = by["columns"] if op.kind == "matmul" else 1
             vectors = vectors + _local(weight.size, dims, share)
+        elif op.looks_up_vocabulary:
+            matrices = matrices + _local(weight.size, dims, by["contraction"]) / by["columns"]
         else:
-            rows = _slice("vocab", dims["vocab"], by["contraction"]) / dims["vocab"]
-            matrices = matrices + evaluate(weight.size, dims) * rows / by["columns"]
+            vectors = vectors + evaluate(weight.size, dims) / by["columns"]
     return matrices, vectors
 
 

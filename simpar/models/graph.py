@@ -130,6 +130,11 @@ class Operator:
         """Whether any of its weights is."""
         return any(weight.trainable for weight in self.weights)
 
+    @property
+    def looks_up_vocabulary(self) -> bool:
+        """Whether it is a table of the vocabulary, whose rows tensor parallelism shards; one of positions is not."""
+        return self.kind == "embedding" and any("vocab" in dims for w in self.weights for _, dims in w.size)
+
     def computes_in(self, precision: str) -> str:
         """Precision of this product in a run of ``precision``: recipes keep some in more bits."""
         return self.kept_in.get(precision, precision)

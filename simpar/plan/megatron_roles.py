@@ -46,6 +46,6 @@ def _role(op: Operator, stream: str) -> str:
     if op.kind == "matmul":
         return "column" if is_column_parallel(op) else "row" if is_row_parallel(op) else "replicate"
     inside = {"attention": "heads", "embedding": "vocabulary", "loss": "vocabulary"}
-    if op.kind in inside:
+    if op.kind in inside and (op.kind != "embedding" or op.looks_up_vocabulary):
         return inside[op.kind]
     return stream if op.region == "sequence" else "features"

@@ -1,18 +1,19 @@
 """Lowering of plans whose stages have devices and meshes of their own.
 
-Between stages of different shapes the boundary tensor is cut into equal pieces, as many as the finer of the two has
-devices (their least common multiple where neither divides the other): every sender sends its pieces in turn, every
-receiver waits for all of its own, then gathers along the axes on which it needs the whole; which device gets which
-piece inside a stage is a matter of its fast links and not counted [Zheng et al. 2022, arXiv
-2201.12023, section 6: cross-mesh resharding with local all-gather].
+Between stages of the same mesh and states every device hands its share to the one in its place, as in a uniform plan.
+Between others the boundary tensor is cut into equal pieces, as many as the finer of the two has devices (their least
+common multiple where neither divides the other): every sender sends its pieces in turn, every receiver waits for all
+of its own, then gathers along the axes on which it needs the whole; which device gets which piece inside a stage is a
+matter of its fast links and not counted [Zheng et al. 2022, arXiv 2201.12023, section 6: cross-mesh resharding with
+local all-gather].
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import lcm
+from math import lcm, prod
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from simpar.cost.sharded import local_weights
 from simpar.hardware.cluster import Cluster
-from simpar.plan.placement import SHARDED, sharding
+from simpar.plan.placement import SHARDED, States, sharding
 from simpar.plan.schedules.actions import Schedule
 from simpar.plan.stages import StagePlan
 from simpar.program.colours import with_devices, with_slow_ranks
@@ -37,6 +38,27 @@ from simpar.units import US
 
 Ints = NDArray[np.int64]
 SENDS = {"F": ("send_F", "pp_f", "send activations"), "B": ("send_B", "pp_b", "send gradients")}
+
+
+@dataclass(frozen=True)
+class Joint:
+    """The whole tensor that one stage hands to another: meshes and states of it on the sender and the receiver."""
+
+    meshes: tuple[tuple[int, ...], tuple[int, ...]]
+    states: tuple[States, States]
+    whole_bytes: float
+
+    @property
+    def is_even(self) -> bool:
+        """Whether every device hands its own share to the one in its place, as in a uniform plan."""
+        return self.meshes[0] == self.meshes[1] and self.states[0] == self.states[1]
+
+    def message_bytes(self, *, sliced: bool) -> float:
+        """Bytes of one message; ``sliced``: what ranks hold in copies is sent in slices (scatter-gather)."""
+        pieces = lcm(*(prod(mesh) for mesh in self.meshes))
+        if self.is_even and not sliced:
+            pieces = sharding(self.states[0], self.meshes[0])
+        return self.whole_bytes / pieces
 
 
 def devices_of(stage: StagePlan) -> Ints:
@@ -122,7 +144,8 @@ class StagedClassMaker(ClassMaker):
         colours = with_devices(colour, len(builder.stages), cluster)
         layout = build_layout(cluster, kinds, with_slow_ranks(*colours, perturbation))
         streams = {kind.name: _streams_of(kind.name) for kind in kinds}
-        network = Network(cluster, layout, streams, contention, job.stack.launch.message_s)
+        launch = job.stack.launch
+        network = Network(cluster, layout, streams, contention, launch.message_s, launch.dispatch_s)
         return StagedClassMaker(builder, network, schedule, perturbation)
 
     @property
@@ -160,27 +183,33 @@ class StagedClassMaker(ClassMaker):
         names = [name for name in self._part(class_id).groups if name.startswith(TENSOR)]
         return all(self.network.is_private(class_id, name) for name in names)
 
-    def _boundary_bytes(self, stage: int, target: int) -> float:
-        """Bytes of the whole tensor that crosses between two neighbouring stages."""
-        part = self.builder.part(min(stage, target))
-        block = part.blocks[-1]
-        return float(block.output_elements(part.view.dims(block))) * part.view.compute_bytes
+    def _joint(self, stage: int, target: int) -> Joint:
+        """What crosses between two neighbouring stages, from one to the other."""
+        views = [self.builder.part(at).view for at in (stage, target)]
+        lower = self.builder.part(min(stage, target))
+        block, ends = lower.blocks[-1], ("output", "input") if stage < target else ("input", "output")
+        names = [self.builder.blocks[at][-1 if at < max(stage, target) else 0].name for at in (stage, target)]
+        states = [
+            view.stage.sharding[name].stream(end) for view, name, end in zip(views, names, ends, strict=True)
+        ]
+        whole = float(block.output_elements(lower.view.dims(block))) * lower.view.compute_bytes
+        return Joint((views[0].mesh, views[1].mesh), (states[0], states[1]), whole)
 
     def _with_arrival(self, letter: str, stage: int, template: Template) -> Template:
         """What a stage that needs whole rows gathers from the pieces that its devices received."""
         source = stage - 1 if letter == "F" else stage + 1
         if letter == "W" or not 0 <= source < self.schedule.num_stages:
             return template
-        view = self.builder.part(stage).view
-        block = self.builder.blocks[stage][0 if letter == "F" else -1]
-        states = view.stage.sharding[block.name].stream("input" if letter == "F" else "output")
-        whole, nodes = self._boundary_bytes(source, stage), list[Node]()
+        joint = self._joint(source, stage)
+        if joint.is_even:
+            return template
+        view, states, nodes = self.builder.part(stage).view, joint.states[1], list[Node]()
         for axis, (state, size) in enumerate(zip(states, view.mesh, strict=True)):
             if state in SHARDED or size == 1:
                 continue
             share = sharding(states, view.mesh, but=axis)
             missing = [a for a in range(axis + 1, len(states)) if states[a] not in SHARDED]
-            piece = whole / share / float(np.prod([view.mesh[a] for a in missing]))
+            piece = joint.whole_bytes / share / float(np.prod([view.mesh[a] for a in missing]))
             use = CollectiveUse(view.group((axis,)), "all_gather", piece)
             after = (len(nodes) - 1,) if nodes else ()
             node = Node("tp", "all_gather boundary", (COMPUTE, TENSOR), collective=use, after=after)
@@ -204,7 +233,9 @@ class StagedClassMaker(ClassMaker):
         stages = self.builder.stages
         stream, kind, name = SENDS["F" if letter == "F" else "B"]
         pieces = lcm(stages[stage].num_devices, stages[target].num_devices)
-        size = self._boundary_bytes(stage, target) / pieces
+        size = self._joint(stage, target).message_bytes(
+            sliced=self.builder.job.stack.overlap.scatter_gather_p2p
+        )
         streams = (stream, *BLOCK_STREAMS) if self.builder.job.stack.overlap.p2p_blocks_compute else (stream,)
         nodes = list(template.nodes)
         for k in range(pieces // stages[stage].num_devices):

@@ -9,17 +9,17 @@ from functools import cached_property
 import numpy as np
 
 from simpar.cost.memory import StaticMemory, Term, parameter_widths
-from simpar.cost.memory.static import buffer_terms, weight_terms
+from simpar.cost.memory.static import buffer_terms, copies_term, weight_terms
 from simpar.cost.moving import PeakMemory
 from simpar.cost.operators import optimizer_time_s
+from simpar.cost.peak import most_in_flight, unreleased
 from simpar.cost.sharded import local_weights
-from simpar.models.graph import Block
+from simpar.models.graph import Block, is_row_parallel
 from simpar.plan.placement import SHARDED, Role
 from simpar.plan.stages import StagePlan, stage_blocks
 from simpar.program.phases import COMPUTE, CollectiveUse, Phase
 from simpar.program.rank_view import Job
 from simpar.program.segments import Segment, make_segment
-from simpar.program.sharded_steps import sharded_block_steps
 from simpar.program.stage_memory import Weights, activations, block_weights, gathered_stream_bytes, num_shards
 from simpar.program.stage_templates import (
     Hooks,
@@ -31,7 +31,7 @@ from simpar.program.stage_templates import (
 )
 from simpar.program.stage_view import BlockView, StageView
 from simpar.program.stages import EMBEDDING_LAYER, PASSES, Pricing
-from simpar.program.steps import BlockSteps
+from simpar.program.steps import BlockSteps, steps_of
 from simpar.program.templates import GATHER, REDUCE, Node, Template, Unit
 from simpar.units import DTYPE_BYTES, to_ns
 
@@ -79,9 +79,11 @@ class StagedBuilder:
 
     def peak_memory(self, stage: int) -> PeakMemory:
         """Static bytes and what the allocator needs to know; the moving part is the Program's."""
-        static = self.static_memory(stage)
-        several = self.job.plan.num_microbatches(self.job.training.global_batch) > 1
-        return PeakMemory(static.resident_bytes, 0.0, 0.0, 0.0, several)
+        static, job = self.static_memory(stage), self.job
+        several = job.plan.num_microbatches(job.training.global_batch) > 1
+        flying = most_in_flight(job.plan, job.training, stage)
+        held = unreleased(len(self.stages), flying, job.stack) * flying * self.part(stage).partial_sums_bytes
+        return PeakMemory(static.resident_bytes, 0.0, 0.0, held, several)
 
     def num_communicators(self, stage: int) -> int:
         """Kinds of groups that a rank of a stage communicates in."""
@@ -103,10 +105,7 @@ class StagePart:
     @cached_property
     def steps(self) -> dict[str, BlockSteps]:
         """Phases of every kind of block."""
-        return {
-            name: sharded_block_steps(view, recompute=self._recompute(name))
-            for name, view in self._views.items()
-        }
+        return {name: steps_of(view, recompute=self._recompute(name)) for name, view in self._views.items()}
 
     def _recompute(self, name: str) -> str:
         graph = self.view.job.graph
@@ -120,10 +119,12 @@ class StagePart:
         graph = self.view.job.graph
         ends = (graph.embedding.name, graph.head.name)
         if graph.tied_embeddings and all(name in found for name in ends):
-            table, head = (found[name].kept for name in ends)
-            for axes in table.keys() & head.keys():
-                shared = min(table[axes], head[axes])
-                found[ends[1]] = found[ends[1]].without(axes, shared)
+            head, table = self._views[ends[1]], found[ends[0]].kept
+            projection = head.block.operator("lm_head")
+            axes = head.axes(projection, "batch", "sequence")
+            if axes in table and axes in found[ends[1]].kept:
+                shared = float(local_weights(projection, head.dims, head.by(projection))[0])
+                found[ends[1]] = found[ends[1]].without(axes, min(shared, table[axes]))
         return found
 
     @cached_property
@@ -263,6 +264,18 @@ class StagePart:
             total += sum(of(axes, count) for table in tables for axes, count in table.items())
         return total
 
+    @property
+    def partial_sums_bytes(self) -> float:
+        """Outputs of row-parallel products of all layers on one rank, for one microbatch."""
+        total = 0.0
+        for block in self.blocks:
+            view, layer = self._views[block.name], block.name in self.view.job.graph.blocks
+            for op in block.operators if layer else ():
+                if is_row_parallel(op) and view.axes(op, "row"):
+                    local = view.local(op)
+                    total += float(local.rows) * float(local.columns) * self.view.compute_bytes
+        return total
+
     def _placeholder_bytes(self) -> float:
         """One empty weight gradient of each shape, see :mod:`simpar.cost.memory.placeholders`."""
         stack, graph = self.view.job.stack, self.view.job.graph
@@ -291,9 +304,14 @@ class StagePart:
             states_bytes=owned * parameter_widths(job.plan, job.stack).states,
             buckets=self._count(lambda axes, count: count if axes else 0.0, every=False),
         )
+        copied = self._count(
+            lambda axes, count: count + count / num_shards(axes, self.view.mesh) if axes else 0.0,
+            every=False,
+        )
         rows = max(gathered_stream_bytes(view) for view in self._views.values())
         placeholders = Term("transient", "empty weight gradients", self._placeholder_bytes())
-        return StaticMemory((*weights, *buffer_terms(job.stack, rows), placeholders))
+        copies = copies_term(job.plan, job.stack, copied)
+        return StaticMemory((*weights, copies, *buffer_terms(job.stack, rows), placeholders))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from simpar.cost.activations import BlockActivations, block_activations
-from simpar.cost.sharded import local_weights, sized_names
+from simpar.cost.sharded import local_weights, sized_names, sliced
 from simpar.models.graph import Block, Dims, Operator
 from simpar.plan.placement import States, sharding
 from simpar.plan.sharding import RankDims
@@ -114,7 +114,7 @@ def _divided(view: BlockView, op: Operator) -> dict[str, int]:
         if name in ("heads", "kv_heads"):
             found[name] = int(local.dims[name])
         elif name:
-            found[name] = -(-int(view.dims[name]) // by)
+            found[name] = int(sliced(name, int(view.dims[name]), by))
     return found
 
 

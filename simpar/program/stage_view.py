@@ -5,44 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 
 from simpar.cost.graphs import issue_s
+from simpar.cost.operators import OperatorTime
 from simpar.cost.sharded import (
     LocalOperator,
     Machine,
     divisors,
     local_operator,
+    local_time,
     output_elements,
+    shared_keys_elements,
 )
+from simpar.errors import UserError
 from simpar.models.flops import shape_dims
 from simpar.models.graph import INPUT, Block, Dims, Operator, evaluate
-from simpar.plan.placement import Role, States, Transfer, transfers
+from simpar.plan.placement import Role, States
 from simpar.plan.sharding import context_dims
 from simpar.plan.stages import MEMORY, BlockSharding, StagePlan
+from simpar.program.block_view import kernel_step, loss_sums
+from simpar.program.changes import Change, Flow, changes
+from simpar.program.experts import Exchange
+from simpar.program.phases import TENSOR, CollectiveUse, Step, StepList
 from simpar.program.rank_view import Job
 from simpar.units import DTYPE_BYTES, handed_dtype
-
-
-@dataclass(frozen=True)
-class Change:
-    """A tensor that one operator wrote in some states and others read in other states; bytes of the whole tensor.
-
-    ``reader`` is the first operator that needs it so, "" behind the last one. ``sums_gradient``: its backward sums
-    gradients that the readers left as summands, beside the reader's weight gradient.
-    """
-
-    tensor: str
-    reader: str
-    states: States
-    size_bytes: float
-    forward: tuple[Transfer, ...]
-    backward: tuple[Transfer, ...]
-
-    @property
-    def sums_gradient(self) -> bool:
-        """Whether readers leave the gradient as summands."""
-        return "X" in self.states
 
 
 @dataclass(frozen=True)
@@ -69,10 +55,6 @@ class StageView:
         """Name of the process groups along some axes of this stage."""
         return f"{kind}_{self.index}_{''.join(str(axis) for axis in axes)}"
 
-    def issue_s(self, block: Block, kernels: Iterable[float], collectives: int) -> float:
-        """Seconds the host needs to launch each operator's kernels in a block and collectives."""
-        return issue_s(self.job.stack.launch, block, kernels, collectives, self.late_s)
-
     def dims(self, block: Block) -> Dims:
         """Global dims of a block with the shape of one microbatch."""
         job = self.job
@@ -92,6 +74,11 @@ class BlockView:
     block: Block
     sharding: BlockSharding
     roles: Mapping[str, tuple[Role, ...]]
+
+    @property
+    def job(self) -> Job:
+        """The job on the rank's device."""
+        return self.stage.job
 
     @cached_property
     def dims(self) -> Dims:
@@ -127,63 +114,81 @@ class BlockView:
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
-        """Changes of states inside the block and at its end, in the order of their first readers.
-
-        A tensor is changed once for all that read it in the same states.
-        """
-        written: dict[str, States] = {
-            INPUT: self.sharding.stream("input"), MEMORY: self.sharding.stream("memory"),
-        }  # fmt: skip
-        found: dict[tuple[str, States], Change] = {}
-        for op in self.block.operators:
-            for name in self._tensors_read(op):
-                self._note(found, written, name, op)
-            written[op.name] = self.writes(op)
+        """Changes of states inside the block and at its end."""
+        outside = {INPUT: self.sharding.stream("input"), MEMORY: self.sharding.stream("memory")}
+        if self.block.name == self.job.graph.embedding.name:
+            del outside[INPUT]  # every rank loads the data that it needs
         ends = {self.block.operators[-1].name: self.sharding.stream("output")}
-        if MEMORY in (op.name for op in self.block.operators):
+        if MEMORY in self.roles:
             ends[MEMORY] = self.sharding.stream("memory")
-        for name, states in ends.items():
-            key = (name, states)
-            if states and states != written[name] and key not in found:
-                size = output_elements(self.block.operator(name), self.dims)
-                found[key] = self._change(name, "", (written[name], states), size)
-        return tuple(found.values())
+        flow = Flow(
+            self.stage.mesh, outside, ends, lambda op, _: self.reads(op), self.writes, self._size_bytes
+        )
+        return changes(self.block, flow)
 
-    def _tensors_read(self, op: Operator) -> tuple[str, ...]:
-        """Inputs that are tensors of the model: data is loaded by every rank as it needs it."""
-        data = self.block.name == self.stage.job.graph.embedding.name
-        inputs = op.inputs if op.kind != "embedding" else ()
-        return tuple(name for name in inputs if not (data and name == INPUT))
+    def _size_bytes(self, tensor: str, reader: Operator | None) -> float:
+        return self.elements(tensor, reader) * self.stage.compute_bytes
 
-    def _note(
-        self,
-        found: dict[tuple[str, States], Change],
-        written: Mapping[str, States],
-        name: str,
-        op: Operator,
-    ) -> None:
-        needed = self.reads(op)
-        if written[name] == needed or (name, needed) in found:
-            return
-        found[name, needed] = self._change(name, op.name, (written[name], needed), self.elements(name, op))
-
-    def elements(self, name: str, reader: Operator) -> float:
+    def elements(self, tensor: str, reader: Operator | None) -> float:
         """Elements of the whole tensor of that name: an output, or what a reader takes from outside the block."""
         for op in self.block.operators:
-            if op.name == name:
+            if op.name == tensor:
                 return output_elements(op, self.dims)
+        assert reader is not None, "what comes from outside has a reader"
         width = reader.contraction or reader.columns
         return float(evaluate(reader.rows, self.dims)) * float(evaluate(width, self.dims))
 
-    def _change(self, tensor: str, reader: str, states: tuple[States, States], elements: float) -> Change:
-        pair = transfers(*states, self.stage.mesh)
-        assert pair is not None, f"{self.block.name}.{tensor}: no way from {states[0]} to {states[1]}"
-        size = elements * self.stage.compute_bytes
-        return Change(tensor, reader, states[1], size, *pair)
+    def group(self, axes: tuple[int, ...]) -> str:
+        """Name of the process groups along some axes."""
+        return self.stage.group(axes)
 
-    def changes_by(self, attribute: str) -> dict[str, tuple[Change, ...]]:
-        """Changes grouped by "tensor" or by "reader", in order."""
-        ordered = sorted(self.changes, key=lambda change: str(getattr(change, attribute)))
-        return {
-            name: tuple(group) for name, group in groupby(ordered, key=lambda each: getattr(each, attribute))
-        }
+    def ranks(self, axis: int) -> int:
+        """Ranks along an axis."""
+        return self.stage.mesh[axis]
+
+    def operator_times(self) -> list[OperatorTime]:
+        """Kernel seconds of its operators, in order."""
+        return [local_time(self.local(op), self.machine) for op in self.block.operators]
+
+    def rounds(self, _op: Operator) -> int:
+        """How often the kernels of an operator are launched."""
+        return 1
+
+    def issue_s(self, block: Block, kernels: Iterable[float], collectives: int) -> float:
+        """Seconds of the host for so many kernels of each operator of the block, or a part of it, and collectives."""
+        return issue_s(self.job.stack.launch, block, kernels, collectives, self.stage.late_s)
+
+    def loss_sums(self, op: Operator) -> list[CollectiveUse]:
+        """What the loss sums over ranks that share the vocabulary."""
+        axes = self.axes(op, "vocabulary") if op.kind == "loss" else ()
+        return [loss_sums(self.group((axis,)), float(self.local(op).rows)) for axis in axes]
+
+    def attention_forward(self, steps: StepList, op: Operator, time: OperatorTime, *, kind: str) -> None:
+        """Core attention behind the keys of all slices of a sequence."""
+        self._keys(steps, op, "all_gather")
+        steps.add(kernel_step(op.name, kind, time.forward_s))
+
+    def attention_again(self, steps: StepList, op: Operator, time: OperatorTime) -> None:
+        """Core attention alone once more ahead of its backward."""
+        steps.add(kernel_step(op.name, "recompute", time.forward_s))
+
+    def attention_backward(self, steps: StepList, op: Operator, time: OperatorTime) -> None:
+        """Gradients of queries, keys and values; those of the keys of other slices go home."""
+        self._keys(steps, op, "all_gather")
+        steps.add(kernel_step(op.name, "input_gradient", time.backward_input_s))
+        self._keys(steps, op, "reduce_scatter")
+
+    def _keys(self, steps: StepList, op: Operator, collective: str) -> None:
+        """Keys and values (or their gradients) of a sequence that attention has in slices."""
+        by = self.by(op)
+        size = shared_keys_elements(op, self.dims) * self.stage.compute_bytes
+        for axis in self.axes(op, "sequence"):
+            others = by["batch"] * by["columns"] * by["seq"] / self.stage.mesh[axis]
+            use = CollectiveUse(self.group((axis,)), collective, size / others)
+            steps.add(Step(f"{op.name}.keys", TENSOR, TENSOR, collective=use))
+
+    def exchange(self, _kind: str) -> Exchange:
+        """Tokens stay where they are. Raises UserError."""
+        raise UserError(
+            f"plan.stages: {self.block.name} routes tokens to experts; allowed: stages of dense models"
+        )

@@ -296,7 +296,7 @@ class Network:
         offer = fastest(self._considered(group, use.op), use.size_bytes)
         self.algorithms.setdefault((use.group, use.op), offer.line.algorithm)
         links, coefficients = self.layout.route(group, use.op, offer)
-        agreed_s = self.message_s if use.op == "send" else self.dispatch_s * (use.group == TENSOR)
+        agreed_s = self.message_s if use.op == "send" else self.dispatch_s * is_tensor_parallel(use.group)
         copies = use.group.removesuffix("_shard") in (DENSE, EXPERTS)
         quantised_s = self.quantise_s_per_byte.get(use.op, 0.0) * use.size_bytes if copies else 0.0
         latency_ns = int(to_ns(use.count * (offer.line.latency_s + agreed_s + quantised_s)))

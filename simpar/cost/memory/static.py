@@ -175,19 +175,24 @@ def static_memory(
         states_bytes=_states(parts, widths, zero, plan) * (1.0 - plan.offload.ratio),
         buckets=bucketed,
     )
-    copies = widths.stored * stack.memory.gather_copies
     return StaticMemory(
         (
             *weights,
             *buffer_terms(stack, rows),
             Term("parameters", "gathered for all passes", gathered, widths.compute, PASSES),
-            Term("transient", "copies of gathered parameters", copied, copies, BETWEEN),
+            copies_term(plan, stack, copied),
         )
     )
 
 
 def weight_terms(
-    plan: Plan, stack: Stack, *, stored: Column, gradients: Column, states_bytes: Column, buckets: Column
+    plan: Plan,
+    stack: Stack,
+    *,
+    stored: Column,
+    gradients: Column,
+    states_bytes: Column,
+    buckets: Column,
 ) -> tuple[Term, ...]:
     """Terms of so many parameters, gradients and gradients with a bucket apart on a rank, and bytes of its states."""
     widths = parameter_widths(plan, stack)
@@ -197,6 +202,12 @@ def weight_terms(
         Term("gradients", "buckets apart", buckets, stack.memory.bucket_bytes),
         Term("optimizer_states", "states", states_bytes),
     )
+
+
+def copies_term(plan: Plan, stack: Stack, copied: Column) -> Term:
+    """What gathers after the update copy: parameters of the rank's shard, and all that they make."""
+    width = parameter_widths(plan, stack).stored * stack.memory.gather_copies
+    return Term("transient", "copies of gathered parameters", copied, width, BETWEEN)
 
 
 def buffer_terms(stack: Stack, rows_bytes: Column) -> tuple[Term, ...]:

@@ -24,8 +24,8 @@ from simpar.cost.sharded import (
 )
 from simpar.models.graph import Dims, Operator
 from simpar.plan.placement import roles_of
+from simpar.program.block_view import LOSS_SUMS
 from simpar.program.rank_view import Job
-from simpar.program.sharded_steps import LOSS_SUMS
 from simpar.program.stage_builder import Sync
 from simpar.search.alpa.choices import METRICS
 from simpar.search.alpa.pricing import Pricer, RoleTable, role_table
