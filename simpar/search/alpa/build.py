@@ -70,6 +70,12 @@ def build_graph(job: Job, pricer: Pricer, chain: Chain, *, gather_weights: bool 
     return _Builder(job, pricer, chain, gather_weights).graph()
 
 
+def global_dims(job: Job, block: Block) -> Dims:
+    """Dims of a block with the shape of a whole microbatch."""
+    shape = shape_dims(job.graph, job.training.seq_len, batch=job.plan.micro_batch)
+    return block.view({**shape, **context_dims(job.plan.context_parallel, 1)})
+
+
 @dataclass
 class _Builder:
     """Collects variables and terms."""
@@ -100,8 +106,7 @@ class _Builder:
 
     def dims(self, block: Block) -> Dims:
         """Global dims of a block with the shape of a microbatch."""
-        shape = shape_dims(self.job.graph, self.job.training.seq_len, batch=self.job.plan.micro_batch)
-        return block.view({**shape, **context_dims(self.job.plan.context_parallel, 1)})
+        return global_dims(self.job, block)
 
     def add_variable(self, variable: Variable) -> int:
         """A variable's number. Raises Infeasible without choices."""

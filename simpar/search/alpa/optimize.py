@@ -32,6 +32,7 @@ from simpar.search.alpa.build import Chain, build_graph, shardings
 from simpar.search.alpa.choices import Weighting
 from simpar.search.alpa.inter_op import MAX_STAGES, Cut, InterOp
 from simpar.search.alpa.intra_op import solve
+from simpar.search.alpa.least import slowest_stage_s
 from simpar.search.alpa.meshes import place_stages, submesh_sizes
 from simpar.search.alpa.pricing import Pricer
 from simpar.search.alpa.profile import Profile
@@ -177,10 +178,23 @@ class AlpaSearch:
             problem.memory_limit_bytes,
             recompute=(str(fixed),) if fixed else ("none", "selective", "full"),
         )
-        sizes = [n for n in submesh_sizes(problem.cluster) if n <= WIDEST * size and size <= WIDEST * n]
+        sizes = self.submeshes(size)
         for devices in sizes:
             profile.add(devices)
         return profile, [devices for devices in sizes if profile.options[devices]]
+
+    def submeshes(self, size: int) -> list[int]:
+        """Devices that a stage may have with microbatches of ``size`` sequences."""
+        return [n for n in submesh_sizes(self.problem.cluster) if n <= WIDEST * size and size <= WIDEST * n]
+
+    def lower_bound_s(self) -> float:
+        """Seconds below which no plan with stages of its own gets, over all sizes of microbatches."""
+        problem, found = self.problem, float("inf")
+        for size in sorted(size for sizes in self.microbatches() for size in sizes):
+            job = replace(self.job, plan=self.job.plan.model_copy(update={"micro_batch": size}))
+            slowest = slowest_stage_s(job, problem.cluster.in_training, self.chain, self.submeshes(size))
+            found = min(found, slowest * (problem.training.global_batch // size))
+        return found + problem.stack.launch.step_overhead_s
 
     def plan_of(self, profile: Profile, sizes: Sequence[int], cut: Cut) -> Plan:
         """A cut as a plan."""
@@ -421,9 +435,14 @@ def search_alpa(
     candidates, details = answer(problem, uniform_plans, promised, watch.top)
     if not candidates:
         raise Infeasible("nothing fits, neither as one layout for all stages nor with stages of their own")
+    best_s = candidates[0].step_time_s
+    others_s = start.best.step_time_s * (1 - start.gap) if start else float("inf")
+    lowest_s = min(search.lower_bound_s(), others_s, best_s)
     details["uniform_certified"] = bool(start and start.certified_optimal)
-    seconds = time.perf_counter() - started
-    return SearchResult(candidates, search.counts(), problem.objective, False, 0.0, seconds, details)
+    details["lower_bound_s"] = lowest_s
+    gap, seconds = 1 - lowest_s / best_s, time.perf_counter() - started
+    certified = gap <= 0 and not watch.interrupted
+    return SearchResult(candidates, search.counts(), problem.objective, certified, gap, seconds, details)
 
 
 def _check(problem: Problem) -> None:

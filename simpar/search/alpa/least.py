@@ -1,0 +1,93 @@
+"""A lower bound of every plan of the Alpa space: kernels alone, shared out as well as any roles can.
+
+The step of any pipeline is at least its microbatches times its slowest stage, and a stage at least the kernels of its
+blocks, each under the roles that divide it best on any mesh of the stage's size: without collectives, recomputation,
+update, memory limits or contention. The cut whose slowest stage is fastest under these times bounds all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.hardware.cluster import Cluster
+from simpar.models.graph import Block
+from simpar.program.rank_view import Job
+from simpar.search.alpa.build import Chain, global_dims
+from simpar.search.alpa.meshes import logical_meshes
+from simpar.search.alpa.operators import OperatorCosts
+from simpar.search.alpa.pricing import Pricer
+from simpar.units import NS
+
+Floats = NDArray[np.float64]
+ROUNDED_S = 1.5 * NS
+"""What rounding three kernels to nanoseconds takes away at most."""
+TOLERANCE = 1e-4
+
+
+def slowest_stage_s(job: Job, cluster: Cluster, chain: Chain, sizes: Sequence[int]) -> float:
+    """Seconds below which the slowest stage of no cut gets with one microbatch of the job's plan.
+
+    ``sizes`` are devices that a stage may have. Infinite where some block divides on none of them.
+    """
+    times = {size: _block_times_s(job, cluster, chain, size) for size in sizes}
+    times = {size: each for size, each in times.items() if np.isfinite(each).all()}
+    if not times:
+        return np.inf
+    low, high = 0.0, min(float(each.sum()) for each in times.values())
+    if _devices(times, high) > cluster.world_size:
+        return np.inf
+    while high - low > TOLERANCE * high:
+        middle = (low + high) / 2
+        if _devices(times, middle) > cluster.world_size:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _devices(times: Mapping[int, Floats], limit_s: float) -> float:
+    """Fewest devices on which every stage stays within a limit; infinite where some block never does.
+
+    A stage reaches back as far as it may, because covering fewer blocks takes no more devices.
+    """
+    before = {size: np.concatenate([[0.0], np.cumsum(each)]) for size, each in times.items()}
+    blocks = len(next(iter(times.values())))
+    first = {
+        size: np.searchsorted(sums, sums - limit_s * (1 + 1e-12), side="left")
+        for size, sums in before.items()
+    }
+    fewest = np.zeros(blocks + 1)
+    for end in range(1, blocks + 1):
+        begins = {size: int(each[end]) for size, each in first.items()}
+        fewest[end] = min(
+            (fewest[begin] + size for size, begin in begins.items() if begin < end), default=np.inf
+        )
+    return float(fewest[-1])
+
+
+def _block_times_s(job: Job, cluster: Cluster, chain: Chain, size: int) -> Floats:
+    """Least seconds of every block of the chain on any mesh of a size: float64[K]."""
+    pricers = [Pricer(cluster, mesh) for mesh in logical_meshes(size, cluster)]
+    least = {
+        name: min(
+            _kernels_s(OperatorCosts(job, pricer, global_dims(job, block)), block) for pricer in pricers
+        )
+        for name, block in chain.kinds.items()
+    }
+    return np.array([least[block.name] for block in chain.blocks])
+
+
+def _kernels_s(costs: OperatorCosts, block: Block) -> float:
+    """Forward and backward kernels of a block, every operator under the roles that suit it best."""
+    total = 0.0
+    for op in block.operators:
+        index = costs.legal(op)
+        if not len(index):
+            return np.inf
+        time = costs.chosen(op, index).time
+        each = time.forward_s + time.backward_input_s + time.backward_weight_s
+        total += max(float(np.min(each)) * costs.job.stack.launch.kernel_overhead - ROUNDED_S, 0.0)
+    return total
