@@ -76,7 +76,12 @@ def simulate(
             return lower_job(job, cluster, {"perturbation": drawn}, contention=contention)
 
         jitter = sample(lowered, perturbation, options.get("engine", "auto"), again)
-    context = Context(lowered, engine(lowered.program), cluster, name, convention, perturbation, jitter)
+    nominal_ns = None
+    if perturbation.slow_ranks and not alone:
+        nominal = lower_job(job, cluster, {"perturbation": replace(perturbation, slow_ranks={})}).program
+        nominal_ns = choose_engine(options.get("engine", "auto"), nominal)[1](nominal).makespan_ns
+    timing = engine(lowered.program)
+    context = Context(lowered, timing, cluster, name, convention, perturbation, jitter, nominal_ns)
     result = summarise(context)
     return cooperate(context, result, perturbation, options.get("noise_scale_tokens")) if alone else result
 

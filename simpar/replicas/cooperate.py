@@ -53,7 +53,7 @@ def _breakdown(result: Result, meeting: Meeting) -> TimeBreakdown:
     stretch = meeting.local_s / result.step_time_s
     parts = {name: value * stretch for name, value in result.time_breakdown_s.model_dump().items()}
     parts["exposed_dp"] += meeting.exchange_s
-    parts["bubble"] += meeting.step_s - meeting.local_s - meeting.exchange_s
+    parts["waiting"] += meeting.step_s - meeting.local_s - meeting.exchange_s
     return TimeBreakdown(**parts)
 
 

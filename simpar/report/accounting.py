@@ -1,78 +1,69 @@
 """Where the step went: every nanosecond of a rank's compute stream, attributed to one cause.
 
 The compute stream of a class of ranks is a row of ops and gaps. An op's time splits into kernels, launch gaps
-and exposed tensor-parallel communication. A gap ends when the op behind it may start: the part of it during
-which the predecessor that finished last was running is exposed communication of that kind, and so on along
-collectives that follow each other; the rest (the predecessor had not started either, or sits on another stage)
-is bubble.
+and exposed communication inside its blocks; gaps are followed back to what they wait for
+(:mod:`simpar.report.attribution`). Everything that reports time reads what is computed here, once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.program.phases import COMPUTE
-from simpar.program.program import predecessors
-from simpar.program.templates import Node, Template
+from simpar.program.traffic import EMBEDDING_GROUP
+from simpar.report.attribution import BUBBLE, GROUPS, SLOW, UNEQUAL, Excess, Gaps, binding_predecessors
+from simpar.report.idle import Idle, Participation, Waiting
+from simpar.report.slot_facts import COMMUNICATION, INSIDE, PARTS, PASSES, SlotFacts, slot_facts
 from simpar.units import NS_PER_S
 
 if TYPE_CHECKING:
     from simpar.program.lower import Lowered
-    from simpar.program.program import Timing
+    from simpar.program.program import Program, Timing
 
 Ints = NDArray[np.int64]
-_Links = list[tuple[NDArray[np.str_], Ints]]
-_CHAINED = ("tp", "cp", "ep")  # collectives inside blocks, which may follow each other
+Floats = NDArray[np.float64]
 
 CAUSES = (
-    "compute", "exposed_tp", "exposed_pp", "exposed_dp", "exposed_cp", "exposed_ep", "bubble", "optimizer", "host",
-    "offload",
+    "compute", "exposed_tp", "exposed_pp", "exposed_dp", "exposed_cp", "exposed_ep", "bubble", "waiting", "optimizer",
+    "host", "offload",
 )  # fmt: skip
 _CAUSE_OF_KIND = {
-    "forward": "compute", "backward": "compute", "input_gradient": "compute", "weight_gradient": "compute",
-    "forward_backward": "compute",
-    "recompute": "compute", "tp": "exposed_tp", "pp": "exposed_pp", "dp": "exposed_dp", "cp": "exposed_cp",
-    "ep": "exposed_ep", "optimizer": "optimizer", "host": "host", "offload": "offload", "join": "compute",
+    **dict.fromkeys((*PASSES, "join"), "compute"), "optimizer": "optimizer", "host": "host", "offload": "offload",
+    **{kind: f"exposed_{kind}" for kind in ("tp", "pp", "dp", "cp", "ep")},
 }  # fmt: skip
-PIPELINE_KINDS = (
-    "forward",
-    "backward",
-    "input_gradient",
-    "weight_gradient",
-    "forward_backward",
-    "recompute",
-    "host",
-    "tp",
-    "cp",
-    "ep",
-    "join",
-)
+_IN_WINDOW = (*PASSES, "host", *INSIDE, "join")
 
 
 @dataclass(frozen=True)
 class Accounts:
-    """Per class of ranks: nanoseconds by cause ([num_classes, num_causes]), schedule bubble and window.
+    """Per class of ranks: ``causes_ns`` int64[num_classes, num_causes], whose rows sum to ``step_ns``.
 
-    ``communication`` int64[num_classes, kinds, 2] holds busy ns and bytes for the kinds in ``kinds``;
-    ``recompute_ns`` is the share of "compute" spent on recomputed forwards.
+    ``window_ns`` lies between the first and the last pass of any stage; ``recompute_ns`` is the share of "compute"
+    spent on recomputed forwards. ``busy_ns`` and ``moved_bytes`` int64[num_classes, kinds of COMMUNICATION] say how
+    long at least one collective or message of a kind was under way that the class took part in, and the bytes of its
+    buffers. ``slowdown`` float64[num_classes] is the factor on the kernels of each, ``binding`` int64[num_ops] what
+    every op waited for last.
     """
 
     causes_ns: Ints
-    bubble_in_window_ns: Ints
     window_ns: int
     step_ns: int
     recompute_ns: Ints
-    kinds: tuple[str, ...]
-    communication: Ints
+    busy_ns: Ints
+    moved_bytes: Ints
+    slowdown: Floats
+    binding: Ints
+    idle: Idle
 
     def critical_class(self) -> int:
-        """The class with the least idle time: the one that the step waits for."""
-        return int(np.argmin(self.causes_ns[:, CAUSES.index("bubble")]))
+        """The class that the step is explained on: of those at full speed (if any is) the one with least waiting."""
+        idle = self.causes_ns[:, [CAUSES.index("bubble"), CAUSES.index("waiting")]].sum(axis=1)
+        slow = self.slowdown > self.slowdown.min()
+        return int(np.argmin(np.where(slow, self.step_ns + 1, idle)))
 
     def breakdown_s(self, class_id: int) -> dict[str, float]:
         """Seconds by cause of one class; they sum to the step time."""
@@ -80,208 +71,155 @@ class Accounts:
             cause: float(ns) / NS_PER_S for cause, ns in zip(CAUSES, self.causes_ns[class_id], strict=True)
         }
 
+    def bubble_fraction(self, multiplicity: Ints) -> float:
+        """Pipeline bubble as a share of the window of passes, averaged over ranks.
 
-def account(lowered: Lowered, timing: Timing) -> Accounts:
-    """Attribute the whole step of every class."""
-    slots, layout = lowered.slots, lowered.layout
-    start, finish = timing.start_ns[lowered.op_of_slot], timing.finish_ns[lowered.op_of_slot]
-    step_ns = int(timing.finish_ns.max(initial=0))
-    binding = _binding_predecessors(lowered, timing)
-    window = _window(lowered, start, finish)
-    causes = np.zeros((layout.num_classes, len(CAUSES)), dtype=np.int64)
-    bubbles = np.zeros(layout.num_classes, dtype=np.int64)
-    recompute = np.zeros(layout.num_classes, dtype=np.int64)
-    kinds = ("tp", "pp", "dp", "cp", "ep", "offload")
-    communication = np.zeros((layout.num_classes, len(kinds), 2), dtype=np.int64)
-    for class_id in range(layout.num_classes):
-        mine = np.flatnonzero(slots.class_id == class_id)
-        facts = _node_facts(lowered, class_id, mine)
-        on_compute = mine[facts.on_compute]
-        _add_ops(causes[class_id], facts, start[on_compute], finish[on_compute])
-        gaps = _Gaps.of(start[on_compute], finish[on_compute], step_ns)
-        ops = lowered.op_of_slot[on_compute]
-        links = list(_links(gaps, binding[ops], binding, lowered, timing))
-        _add_gaps(causes[class_id], gaps, links)
-        bubbles[class_id] = _bubble_inside(gaps, links, window)
-        recompute[class_id] = facts.parts[:, _PARTS.index("recompute")].sum()
-        _add_communication(communication[class_id], kinds, facts, finish[mine] - start[mine])
-    return Accounts(causes, bubbles, window[1] - window[0], step_ns, recompute, kinds, communication)
+        The window is that of ranks that are alike: without what it is longer by because ranks are slow or unequal.
+        """
+        bubble = self.causes_ns[:, CAUSES.index("bubble")]
+        alike = self.window_ns - self.idle.waits_ns(len(bubble))[:, [SLOW, UNEQUAL]].sum(axis=1)
+        share = bubble / np.maximum(np.maximum(alike, bubble), 1)
+        return float(np.average(share, weights=multiplicity))
+
+    def waiting(self, class_id: int) -> list[Waiting]:
+        """For whom a class waits, longest first; they sum to its cause "waiting"."""
+        return self.idle.waiting(class_id)
+
+    def idle_of(self, class_id: int) -> list[tuple[int, int, str]]:
+        """Gaps of a class's compute stream in order: begin and end in ns, cause."""
+        return [
+            (begin, end, _CAUSE_OF_KIND.get(why, "bubble" if why == "bubble" else "waiting"))
+            for begin, end, why in self.idle.pieces_of(class_id)
+        ]
 
 
-def bubble_fraction(accounts: Accounts, multiplicity: Ints) -> float:
-    """Idle share of the pipeline window that the schedule causes, averaged over ranks."""
-    if accounts.window_ns == 0:
-        return 0.0
-    return float(np.average(accounts.bubble_in_window_ns / accounts.window_ns, weights=multiplicity))
+def account(
+    lowered: Lowered,
+    timing: Timing,
+    slow_ranks: Mapping[int, float] | None = None,
+    nominal_ns: int | None = None,
+) -> Accounts:
+    """Attribute the whole step of every class.
 
-
-_INSIDE = ("tp", "cp", "ep")
-"""Kinds of communication that happen inside the passes of a block."""
-_PARTS = ("forward", "backward", "input_gradient", "weight_gradient", "recompute", "host", *_INSIDE)
-
-
-@dataclass(frozen=True)
-class _Facts:
-    """Columns over one class's slots: which sit on the compute stream, kinds, inner parts, communication.
-
-    ``inside`` int64[n, kinds of _INSIDE, 2] holds busy ns and bytes of collectives in blocks, ``size_bytes`` those
-    of a slot's own collective.
+    ``slow_ranks`` are the factors under which it was lowered and ``nominal_ns`` the step without them, where it is
+    known: slow ranks take no more of a bubble than the step is longer.
     """
-
-    on_compute: NDArray[np.bool_]
-    kind: NDArray[np.str_]
-    parts: Ints
-    inside: Ints
-    size_bytes: Ints
-
-
-def _node_facts(lowered: Lowered, class_id: int, mine: Ints) -> _Facts:
-    actions = lowered.actions[class_id]
-    tables = [_template_facts(template) for template in actions.templates]
-    bases = np.cumsum([0, *(len(table.kind) for table in tables[:-1])])
-    source = bases[actions.template[lowered.slots.action[mine]]] + lowered.slots.node[mine]
-    columns = {
-        name: np.concatenate([getattr(table, name) for table in tables])[source]
-        for name in _Facts.__dataclass_fields__
-    }
-    return _Facts(**columns)
-
-
-def _template_facts(template: Template) -> _Facts:
-    nodes = template.nodes
-    return _Facts(
-        on_compute=np.array([COMPUTE in node.streams for node in nodes]),
-        kind=np.array([node.kind for node in nodes]),
-        parts=np.array([_inner_parts(node) for node in nodes], dtype=np.int64).reshape(
-            len(nodes), len(_PARTS)
-        ),
-        inside=np.array([_inside(node) for node in nodes], dtype=np.int64).reshape(
-            len(nodes), len(_INSIDE), 2
-        ),
-        size_bytes=np.array([_bytes_moved(node) for node in nodes], dtype=np.int64),
-    )
+    layout, num = lowered.layout, lowered.layout.num_classes
+    slowdown = np.array([(slow_ranks or {}).get(rank, 1.0) for rank in layout.representative_rank.tolist()])
+    facts = slot_facts(lowered, timing)
+    mine = [np.flatnonzero(lowered.slots.class_id == class_id) for class_id in range(num)]
+    binding = binding_predecessors(lowered.program, timing)
+    excess = Excess.of(*_excess(lowered, facts, mine, slowdown), binding)
+    ops = [lowered.op_of_slot[rows[facts.on_compute[rows]]] for rows in mine]
+    gaps = Gaps.joined([Gaps.of(class_id, each, timing, excess) for class_id, each in enumerate(ops)])
+    part = Participation.of(lowered)
+    most_slow_ns = timing.makespan_ns - (nominal_ns or 0)
+    idle = Idle.of(lowered, timing, gaps, excess, part, most_slow_ns)
+    exposed, waits = idle.exposed_ns(num), idle.waits_ns(num)
+    busy = _busy_ns(part, timing)
+    causes = np.zeros((num, len(CAUSES)), dtype=np.int64)
+    moved = np.zeros((num, len(COMMUNICATION)), dtype=np.int64)
+    for class_id, rows in enumerate(mine):
+        own = facts.take(rows)
+        _add_ops(causes[class_id], own)
+        for number, kind in enumerate(COMMUNICATION):
+            causes[class_id, CAUSES.index(_CAUSE_OF_KIND[kind])] += exposed[class_id, number]
+            moved[class_id, number] = own.size_bytes[own.kind == kind].sum()
+        for number, kind in enumerate(INSIDE):
+            inside = own.inside[:, number].sum(axis=0)
+            busy[class_id, COMMUNICATION.index(kind)] += inside[0]
+            moved[class_id, COMMUNICATION.index(kind)] += inside[1]
+    causes[:, CAUSES.index("bubble")] += waits[:, BUBBLE]
+    causes[:, CAUSES.index("waiting")] += waits[:, :BUBBLE].sum(axis=1)
+    recompute = np.array([facts.parts[rows, PARTS.index("recompute")].sum() for rows in mine])
+    window = _window_ns(lowered.program, timing)
+    return Accounts(causes, window, timing.makespan_ns, recompute, busy, moved, slowdown, binding, idle)
 
 
-def _inner_parts(node: Node) -> list[int]:
-    parts = dict.fromkeys(_PARTS, 0)
-    for _, segment in node.segments:
-        for kind, duration in segment.parts_ns.items():
-            parts[kind] += duration
-    if not node.segments and node.kind in parts and node.collective is None:
-        parts[node.kind] = node.duration_ns
-    return list(parts.values())
+def _busy_ns(part: Participation, timing: Timing) -> Ints:
+    """How long at least one op of a kind is under way with a class: int64[num_classes, kinds of COMMUNICATION]."""
+    class_id, zero = np.arange(part.num_classes), np.zeros(part.num_classes, dtype=np.int64)
+    each = part.under_way(timing)
+    return np.stack([kind.between_ns(class_id, zero, zero + timing.makespan_ns) for kind in each], axis=1)
 
 
-def _inside(node: Node) -> list[list[int]]:
-    """Busy ns and bytes of the collectives in a node's blocks, by kind."""
-    found = {kind: [0, 0] for kind in _INSIDE}
-    for _, segment in node.segments:
-        for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True):
-            if step.collective is not None:
-                found[step.kind][0] += int(finish - start)
-                found[step.kind][1] += round(step.collective.size_bytes * step.collective.count)
-    return list(found.values())
-
-
-def _bytes_moved(node: Node) -> int:
-    """Bytes of the tensor that the node's own collective works on."""
-    return round(node.collective.size_bytes * node.collective.count) if node.collective else 0
-
-
-def _add_ops(row: Ints, facts: _Facts, start: Ints, finish: Ints) -> None:
-    duration = finish - start
-    kinds, parts = facts.kind[facts.on_compute], facts.parts[facts.on_compute]
-    known = parts.sum(axis=1)
-    for column, part in enumerate(_PARTS):
+def _add_ops(row: Ints, facts: SlotFacts) -> None:
+    """Time of a class's compute stream that its ops take, by cause."""
+    on_compute = np.flatnonzero(facts.on_compute)
+    kinds, parts = facts.kind[on_compute], facts.parts[on_compute]
+    for column, part in enumerate(PARTS):
         row[CAUSES.index(_CAUSE_OF_KIND[part])] += parts[:, column].sum()
-    rest = duration - known
+    rest = facts.duration_ns[on_compute] - parts.sum(axis=1)
     for kind in np.unique(kinds):
         row[CAUSES.index(_CAUSE_OF_KIND[str(kind)])] += rest[kinds == kind].sum()
 
 
-@dataclass(frozen=True)
-class _Gaps:
-    """Idle intervals before each op of a compute stream, and the one from the last op to the step's end."""
-
-    begin: Ints
-    end: Ints
-    tail: tuple[int, int]
-
-    @staticmethod
-    def of(start: Ints, finish: Ints, step_ns: int) -> _Gaps:
-        order = np.argsort(start, kind="stable")
-        begin = np.zeros(len(start), dtype=np.int64)
-        begin[order[1:]] = np.maximum.accumulate(finish[order])[:-1]
-        return _Gaps(np.minimum(begin, start), start, (int(finish.max(initial=0)), step_ns))
+_PASS, _UPDATE, _FIRST_SORT = range(3)
+_SORTS = (*COMMUNICATION, "tied embedding")
+"""Communication in which ranks are compared: messages are the pipeline's, sums of tied embeddings are not."""
 
 
-def _binding_predecessors(lowered: Lowered, timing: Timing) -> Ints:
-    """The predecessor of every op that finished last (-1 without predecessors)."""
-    pointer, preds = predecessors(lowered.program)
-    binding = np.full(len(pointer) - 1, -1, dtype=np.int64)
-    has = np.flatnonzero(np.diff(pointer) > 0)
-    if not len(has):
-        return binding
-    owner = np.repeat(np.arange(len(pointer) - 1), np.diff(pointer))
-    order = np.lexsort((timing.finish_ns[preds], owner))
-    binding[has] = preds[order[pointer[has + 1] - 1]]
-    return binding
+def _excess(
+    lowered: Lowered, facts: SlotFacts, mine: Sequence[Ints], slowdown: Floats
+) -> tuple[Floats, Floats, Ints]:
+    """What every op takes beyond other ranks at full speed, by SLOW, UNEQUAL and GROUPS: float64[num_ops, 3] ns.
 
-
-def _links(
-    gaps: _Gaps, last: Ints, binding: Ints, lowered: Lowered, timing: Timing
-) -> Iterator[tuple[NDArray[np.str_], Ints]]:
-    """What each gap waited for: kind of the op that finished last and the share it was running, then what it followed.
-
-    Collectives inside blocks start when another ends: a gap is shared out link by link along such a chain.
+    And the share of GROUPS in a class's time of every sort of communication, float64[num_classes, _SORTS], and the
+    sort of every op. Ranks are compared over the whole step: where passes take a tenth more than the mean rank's, so
+    does each of them. Communication is compared with the rank that has least.
     """
-    kinds_of_label = np.array([label.kind for label in lowered.program.labels])
-    at, end = last, gaps.end
-    while (at >= 0).any():
-        known, safe = at >= 0, np.where(at >= 0, at, 0)
-        kind = np.where(known, kinds_of_label[lowered.program.ops.label[safe]], "bubble")
-        start = timing.start_ns[safe]
-        running = np.minimum(end, timing.finish_ns[safe]) - np.maximum(gaps.begin, start)
-        exposed = known & np.isin(kind, (*_CHAINED, "pp", "dp", "offload"))
-        covered = np.where(exposed, np.clip(running, 0, None), 0)
-        # data-parallel collectives and transfers with the host queue behind their like: the whole wait is theirs
-        yield kind, np.where(np.isin(kind, ("dp", "offload")), end - gaps.begin, covered)
-        before = binding[safe]
-        earlier = np.where(before >= 0, before, safe)
-        follows = np.isin(kind, _CHAINED) & (before >= 0) & (timing.finish_ns[earlier] == start)
-        follows &= np.isin(kinds_of_label[lowered.program.ops.label[earlier]], _CHAINED) & (
-            start > gaps.begin
-        )
-        at, end = np.where(follows, before, -1), start
+    sort = _sorts(lowered, facts)
+    times, busy = _times_ns(facts, sort)
+    kernels = np.where(times[:, _PASS] > 0, times[:, _PASS] - facts.parts[:, PARTS.index("host")], 0)
+    slow = kernels * (1 - 1 / slowdown[lowered.slots.class_id])
+    times[:, _PASS] -= slow
+    busy[:, _PASS] -= slow
+    totals = np.array([busy[rows].sum(axis=0) for rows in mine])
+    usual = totals.min(axis=0)
+    usual[:_FIRST_SORT] = np.average(totals, axis=0, weights=lowered.layout.multiplicity)[:_FIRST_SORT]
+    share = 1 - np.divide(usual, totals, out=np.ones_like(totals), where=totals > 0)
+    share[:, _FIRST_SORT + _SORTS.index("pp")] = 0.0
+    beyond = times * share[lowered.slots.class_id]
+    found = np.zeros((len(times), BUBBLE))
+    found[:, SLOW], found[:, UNEQUAL] = slow, beyond[:, :_FIRST_SORT].sum(axis=1)
+    found[:, GROUPS] = beyond[:, _FIRST_SORT:].sum(axis=1)
+    _, first = np.unique(lowered.op_of_slot, return_index=True)
+    return found[first], share[:, _FIRST_SORT:], sort[first]
 
 
-def _add_gaps(row: Ints, gaps: _Gaps, links: _Links) -> None:
-    waited = 0
-    for kind, covered in links:
-        for name in np.unique(kind[covered > 0]):
-            row[CAUSES.index(_CAUSE_OF_KIND[str(name)])] += covered[kind == name].sum()
-        waited += int(covered.sum())
-    row[CAUSES.index("bubble")] += (gaps.end - gaps.begin).sum() - waited + gaps.tail[1] - gaps.tail[0]
+def _sorts(lowered: Lowered, facts: SlotFacts) -> Ints:
+    """Index in _SORTS of every slot, -1 for what is no communication."""
+    found = np.full(len(facts.kind), -1, dtype=np.int64)
+    for number, kind in enumerate(COMMUNICATION):
+        found[facts.kind == kind] = number
+    tied = [group.kind == EMBEDDING_GROUP for group in lowered.layout.groups]
+    found[np.array([*tied, False])[lowered.slots.group]] = _SORTS.index("tied embedding")
+    return found
 
 
-def _window(lowered: Lowered, start: Ints, finish: Ints) -> tuple[int, int]:
+def _times_ns(facts: SlotFacts, sort: Ints) -> tuple[Floats, Floats]:
+    """Time of every slot in passes, in updates, and in every sort of communication: float64[n, 2 + sorts].
+
+    Once as the compute stream sees it, once with the collectives in blocks that kernels hide.
+    """
+    exposed, hidden = facts.exposed_inside_ns, facts.inside[:, :, 0]
+    alone = np.where(facts.on_compute, facts.duration_ns - exposed.sum(axis=1), 0)
+    kernels = [
+        np.where(np.isin(facts.kind, kinds), alone, 0) for kinds in ((*PASSES, "host"), ("optimizer",))
+    ]
+    own = [np.where(sort == number, facts.duration_ns, 0) for number in range(len(_SORTS))]
+    found = []
+    for inside in (exposed, hidden):
+        columns = np.stack([*kernels, *own], axis=1).astype(np.float64)
+        for number, kind in enumerate(INSIDE):
+            columns[:, _FIRST_SORT + _SORTS.index(kind)] += inside[:, number]
+        found.append(columns)
+    return found[0], found[1]
+
+
+def _window_ns(program: Program, timing: Timing) -> int:
     """From the first to the last pass of any stage."""
-    kinds = np.array([label.kind for label in lowered.program.labels])[lowered.slots.label]
-    inside = np.isin(kinds, PIPELINE_KINDS)
-    return int(start[inside].min(initial=0)), int(finish[inside].max(initial=0))
-
-
-def _bubble_inside(gaps: _Gaps, links: _Links, window: tuple[int, int]) -> int:
-    idle = np.clip(np.minimum(gaps.end, window[1]) - np.maximum(gaps.begin, window[0]), 0, None)
-    tail = max(0, window[1] - max(gaps.tail[0], window[0]))
-    covered = sum((covered for _, covered in links), np.zeros_like(idle))
-    return int(np.clip(idle - covered, 0, None).sum()) + tail
-
-
-def _add_communication(row: Ints, kinds: tuple[str, ...], facts: _Facts, duration: Ints) -> None:
-    for index, kind in enumerate(kinds):
-        own = facts.kind == kind
-        row[index, 0] += duration[own].sum()
-        row[index, 1] += facts.size_bytes[own].sum()
-    for index, kind in enumerate(_INSIDE):
-        row[kinds.index(kind)] += facts.inside[:, index].sum(axis=0)
+    inside = np.isin([label.kind for label in program.labels], _IN_WINDOW)[program.ops.label]
+    if not inside.any():
+        return 0
+    return int(timing.finish_ns[inside].max() - timing.start_ns[inside].min())

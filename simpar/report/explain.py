@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.program.program import Csr, Program, Timing, predecessors
-from simpar.report.result import Cooperation, HostReport, Result, StageMemory, Why
+from simpar.program.program import Program, Timing
+from simpar.report.result import MOST_NAMED, Cooperation, HostReport, Result, StageMemory, Waited
 from simpar.units import NS_PER_S, format_bytes, format_seconds
 
 MEMORY_PARTS = ("parameters", "gradients", "optimizer_states", "activations", "transient", "overhead")
@@ -20,48 +20,36 @@ WORDS = {
     "exposed_dp": "exposed data-parallel communication",
     "exposed_cp": "exposed context-parallel communication",
     "exposed_ep": "exposed expert-parallel communication",
-    "bubble": "pipeline bubble and waiting",
+    "bubble": "pipeline bubble",
+    "waiting": "waiting for other ranks",
     "optimizer": "optimizer",
     "host": "kernel launches on the host",
     "offload": "offload transfers",
     "jitter": "waiting for ranks that jitter",
 }
+WORTH_NAMING = 0.01  # share of the step below which it is not said for whom a rank waits
 WORTH_A_HINT = 0.05  # share of the step below which a loss is not worth a suggestion
 ROOMY = 0.3  # share of the capacity above which unused memory is worth trading for time
 
 
-def critical_path(program: Program, timing: Timing) -> NDArray[np.int64]:
+def critical_path(binding: NDArray[np.int64], timing: Timing) -> NDArray[np.int64]:
     """Ops of one longest chain, first to last, int64[n].
 
-    Walks back from the op that finishes last, always through the predecessor (dependency or stream) that
-    finished last; ops of no duration stay in the chain.
+    Walks back from the op that finishes last, always through the ``binding`` predecessor, which finished last
+    (:func:`simpar.report.attribution.binding_predecessors`); ops of no duration stay in the chain.
     """
     if not len(timing.finish_ns):
         return np.zeros(0, dtype=np.int64)
-    last = _finished_last(Csr(*predecessors(program)), timing.finish_ns).tolist()
+    last = binding.tolist()
     chain = [int(np.argmax(timing.finish_ns))]
     while (before := last[chain[-1]]) >= 0:
         chain.append(before)
     return np.array(chain[::-1], dtype=np.int64)
 
 
-def _finished_last(before: Csr, finish_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of what every op waits for the one that finishes last, the first of equals; -1 where it waits for nothing."""
-    found = np.full(len(before), -1, dtype=np.int64)
-    waiting = np.flatnonzero(np.diff(before.pointer))
-    if not len(waiting):
-        return found
-    finish = finish_ns[before.item]
-    latest = np.maximum.reduceat(finish, before.pointer[waiting])
-    at = np.flatnonzero(finish == np.repeat(latest, np.diff(before.pointer)[waiting]))
-    owners, first = np.unique(before.owners()[at], return_index=True)
-    found[owners] = before.item[at[first]]
-    return found
-
-
-def critical_path_s(program: Program, timing: Timing) -> dict[str, float]:
+def critical_path_s(program: Program, timing: Timing, binding: NDArray[np.int64]) -> dict[str, float]:
     """Seconds of every kind of op on the critical path, largest first; "wait" is what no op on it covers."""
-    chain = critical_path(program, timing)
+    chain = critical_path(binding, timing)
     start, finish = timing.start_ns[chain], timing.finish_ns[chain]
     clock = np.concatenate([np.zeros(1, dtype=np.int64), np.maximum.accumulate(finish)])[: len(chain)]
     each = finish - np.maximum(start, np.minimum(clock, finish))
@@ -77,8 +65,10 @@ def critical_path_s(program: Program, timing: Timing) -> dict[str, float]:
 
 def explained(result: Result, *, critical: Mapping[str, float] | None = None) -> Result:
     """The same result with its explanation; ``critical`` is what :func:`critical_path_s` found."""
-    why = Why(binds=tuple(_binds(result)), hints=tuple(_hints(result)), critical_path_s=dict(critical or {}))
-    return replace(result, why=why)
+    said = {
+        "binds": tuple(_binds(result)), "hints": tuple(_hints(result)), "critical_path_s": dict(critical or {}),
+    }  # fmt: skip
+    return replace(result, why=result.why.model_copy(update=said))
 
 
 def _binds(result: Result) -> Iterator[str]:
@@ -92,6 +82,7 @@ def _binds(result: Result) -> Iterator[str]:
         if value >= 0.01 * step
     ]
     yield f"{sentence}; lost to {', '.join(worst[:3])}" if worst else f"{sentence}; nothing else reaches 1 %"
+    yield from _waiting_sentences(result)
     yield _memory_sentence(result)
     if result.speed.useful_share < 1.0:
         useful = result.speed.useful_share
@@ -103,6 +94,39 @@ def _binds(result: Result) -> Iterator[str]:
         yield _host_sentence(memory_host)
     if result.cooperation is not None:
         yield _cooperation_sentence(result.cooperation)
+
+
+def _waiting_sentences(result: Result) -> Iterator[str]:
+    """For whom the rank waits, and what slow ranks cost."""
+    if slow := result.slow_ranks:
+        named = ", ".join(
+            f"rank {rank} ({by:g} times)" for rank, by in list(slow.factors.items())[:MOST_NAMED]
+        )
+        more = len(slow.factors) - MOST_NAMED
+        named += f" and {more} more" if more > 0 else ""
+        without, gain = slow.step_time_without_s, result.step_time_s - slow.step_time_without_s
+        yield (
+            f"slow: {named}; without {'it' if len(slow.factors) == 1 else 'them'} the step takes "
+            f"{format_seconds(without)} instead of {format_seconds(result.step_time_s)} (simulated), "
+            f"{gain / result.step_time_s:.1%} less"
+        )
+    listed = [part for part in result.waiting if part.seconds >= WORTH_NAMING * result.step_time_s]
+    if listed:
+        yield "waits " + ", ".join(
+            f"{format_seconds(part.seconds)} for {waited_for(part)}" for part in listed[:3]
+        )
+
+
+def waited_for(part: Waited) -> str:
+    """Whom a rank waits for, in words."""
+    many = "s" if part.num_ranks > 1 else ""
+    ranks = f"rank{many} {', '.join(map(str, part.ranks[:3]))}" + (" ..." if part.num_ranks > 3 else "")
+    if part.cause == "slow rank":
+        return f"{ranks}, {part.factor:g} times slower" if part.ranks else "slow ranks"
+    if part.cause == "unequal work":
+        return f"{ranks} of stage {part.stage}, with more to do" if part.ranks else "ranks with more to do"
+    kind = f"{part.kind} " if part.kind else ""
+    return f"{kind}collectives of other groups" + (f" ({ranks})" if part.ranks else "")
 
 
 def _cooperation_sentence(met: Cooperation) -> str:

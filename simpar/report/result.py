@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA_VERSION = 1
+MOST_NAMED = 8
+"""Ranks that are listed of a class that others wait for."""
 
 
 class _Part(BaseModel):
@@ -72,8 +74,10 @@ class Speed(_Part):
 class TimeBreakdown(_Part):
     """Where the step of the critical rank goes, in s; the parts sum to the step time.
 
-    ``compute`` holds the kernels of forward, backward and recomputation; ``exposed_*`` is communication that
-    nothing hides; ``bubble`` is waiting for other pipeline stages; ``jitter`` is what waiting for the slowest adds.
+    ``compute`` holds the kernels of forward, backward and recomputation; ``exposed_*`` is communication of the rank
+    that is under way while nothing is computed; ``bubble`` is waiting for other pipeline stages that the schedule
+    causes, ``waiting`` that for a slow rank, for ranks with more work and for collectives of other groups; ``jitter``
+    is what waiting for the slowest adds.
     """
 
     compute: float = 0.0
@@ -83,6 +87,7 @@ class TimeBreakdown(_Part):
     exposed_cp: float = 0.0
     exposed_ep: float = 0.0
     bubble: float = 0.0
+    waiting: float = 0.0
     optimizer: float = 0.0
     host: float = 0.0
     offload: float = 0.0
@@ -94,8 +99,36 @@ class TimeBreakdown(_Part):
         return float(sum(self.model_dump().values()))
 
 
+class Waited(_Part):
+    """A part of the critical rank's waiting, in s: ``cause`` is a slow rank, unequal work, or other groups.
+
+    ``ranks`` are those waited for (at most MOST_NAMED; none where it is not one class of ranks) of pipeline
+    ``stage``, ``factor`` how many times longer their kernels take, ``kind`` what they do meanwhile where it is
+    communication.
+    """
+
+    cause: str
+    seconds: float
+    ranks: tuple[int, ...] = ()
+    num_ranks: int = 0
+    stage: int | None = None
+    factor: float = 1.0
+    kind: str = ""
+
+
+class SlowRanks(_Part):
+    """Ranks whose kernels take ``factors`` times longer, and the step in s if they did not, simulated."""
+
+    factors: dict[int, float]
+    step_time_without_s: float
+
+
 class Communication(_Part):
-    """One kind of communication on the critical rank: bytes of the whole buffers, seconds busy and exposed."""
+    """One kind of communication on the critical rank: bytes of the whole buffers, seconds busy and exposed.
+
+    Busy is the time in which at least one collective or message of the kind is under way that the rank takes part in,
+    from when its last participant has arrived; exposed, never more, is the part of it that the rank's kernels wait for.
+    """
 
     bytes_per_rank: float
     busy_s: float
@@ -254,13 +287,17 @@ class Cooperation(_Part):
 class Why(_Part):
     """The explanation: what binds, what to try, seconds of each kind of op on the critical path.
 
-    ``trials`` are neighbouring layouts, best first, where they were simulated (:mod:`simpar.neighbours`).
+    ``trials`` are neighbouring layouts, best first, where they were simulated (:mod:`simpar.neighbours`). ``waiting``
+    says for whom the critical rank waits, longest first, and sums to that part of the step; ``slow_ranks`` what the
+    step is without them.
     """
 
     binds: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
     critical_path_s: dict[str, float] = {}
     trials: tuple[Trial, ...] = ()
+    waiting: tuple[Waited, ...] = ()
+    slow_ranks: SlowRanks | None = None
 
 
 @dataclass(frozen=True)
@@ -288,6 +325,16 @@ class Result:
     def step_time_s(self) -> float:
         """Seconds of one optimizer step."""
         return self.speed.step_time_s
+
+    @property
+    def waiting(self) -> tuple[Waited, ...]:
+        """For whom the critical rank waits, longest first."""
+        return self.why.waiting
+
+    @property
+    def slow_ranks(self) -> SlowRanks | None:
+        """Ranks slower than others and the step without them, None where there are none."""
+        return self.why.slow_ranks
 
     @property
     def jitter(self) -> JitterReport | None:

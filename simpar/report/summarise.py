@@ -21,10 +21,11 @@ from simpar.program.lower import Lowered
 from simpar.program.perturbation import Perturbation
 from simpar.program.program import MEMORY_CATEGORIES, Timing
 from simpar.program.rank_view import Job
-from simpar.report.accounting import Accounts, account, bubble_fraction
+from simpar.report.accounting import Accounts, account
 from simpar.report.detail import inner_steps
 from simpar.report.explain import critical_path_s, explained
 from simpar.report.result import (
+    MOST_NAMED,
     Bill,
     Communication,
     HostReport,
@@ -32,10 +33,14 @@ from simpar.report.result import (
     MemoryReport,
     Result,
     Setup,
+    SlowRanks,
     Speed,
     StageMemory,
     TimeBreakdown,
+    Waited,
+    Why,
 )  # fmt: skip
+from simpar.report.slot_facts import COMMUNICATION
 from simpar.report.timeline import MemoryCurve, RankClass, from_program, overview
 from simpar.units import HOUR_S, NS_PER_S, TERA
 
@@ -49,7 +54,7 @@ ACTIVE_POWER, WAITING_POWER = 0.8, 0.4  # shares of the power limit while comput
 
 @dataclass(frozen=True)
 class Context:
-    """What a summary is made from."""
+    """What a summary is made from; ``nominal_ns`` is the step without slow ranks, where there are any."""
 
     lowered: Lowered
     timing: Timing
@@ -58,6 +63,7 @@ class Context:
     convention: str
     perturbation: Perturbation
     jitter: JitterReport | None = None
+    nominal_ns: int | None = None
 
     @property
     def job(self) -> Job:
@@ -68,7 +74,7 @@ class Context:
 def summarise(context: Context) -> Result:
     """The Result of one simulated step."""
     lowered, timing = context.lowered, context.timing
-    accounts = account(lowered, timing)
+    accounts = account(lowered, timing, context.perturbation.slow_ranks, context.nominal_ns)
     critical = accounts.critical_class()
     breakdown = {**accounts.breakdown_s(critical), "jitter": 0.0}
     step_s = accounts.step_ns / NS_PER_S + context.job.stack.launch.step_overhead_s
@@ -86,8 +92,9 @@ def summarise(context: Context) -> Result:
     )
     result = Result(
         speed=_speed(context, step_s, float(accounts.recompute_ns[critical]) / NS_PER_S),
-        bubble_fraction=bubble_fraction(accounts, lowered.layout.multiplicity),
+        bubble_fraction=accounts.bubble_fraction(lowered.layout.multiplicity),
         time_breakdown_s=TimeBreakdown(**breakdown),
+        why=Why(waiting=_waiting(context, accounts, critical), slow_ranks=_slow_ranks(context, step_s)),
         communication=_communication(context, accounts, critical, breakdown),
         memory=_memory(context, stages, held),
         bill=_bill(context, step_s, breakdown),
@@ -95,7 +102,7 @@ def summarise(context: Context) -> Result:
         overview=overview(timeline),
         timeline=timeline,
     )
-    return explained(result, critical=critical_path_s(lowered.program, timing))
+    return explained(result, critical=critical_path_s(lowered.program, timing, accounts.binding))
 
 
 def _rank_classes(lowered: Lowered) -> list[RankClass]:
@@ -149,6 +156,34 @@ def _peak_flop_per_s(job: Job, cluster: Cluster) -> float:
     return sum(part.world_size * peaks[cluster.devices.index(part.device)] for part in cluster.parts)
 
 
+def _slow_ranks(context: Context, step_s: float) -> SlowRanks | None:
+    """Ranks slower than others, and the step if they were not."""
+    slow = {rank: by for rank, by in context.perturbation.slow_ranks.items() if by > 1}
+    if not slow or context.nominal_ns is None:
+        return None
+    added_s = (context.timing.makespan_ns - context.nominal_ns) / NS_PER_S
+    return SlowRanks(factors=slow, step_time_without_s=step_s - added_s)
+
+
+def _waiting(context: Context, accounts: Accounts, critical: int) -> tuple[Waited, ...]:
+    """For whom the critical class waits."""
+    layout, stage = context.lowered.layout, context.lowered.stage_of_class
+    found = []
+    for part in accounts.waiting(critical):
+        one = Waited(cause=part.cause, seconds=part.ns / NS_PER_S, kind=part.kind)
+        if part.class_id >= 0:
+            ranks = np.flatnonzero(layout.class_of_rank == part.class_id)
+            named = {
+                "ranks": tuple(ranks[:MOST_NAMED].tolist()),
+                "num_ranks": len(ranks),
+                "stage": int(stage[part.class_id]),
+                "factor": float(accounts.slowdown[part.class_id]),
+            }
+            one = one.model_copy(update=named)
+        found.append(one)
+    return tuple(found)
+
+
 def _communication(
     context: Context, accounts: Accounts, critical: int, breakdown: Mapping[str, float]
 ) -> dict[str, Communication]:
@@ -161,8 +196,8 @@ def _communication(
         dtype = sent_as.get(op) if kind == "dp" else None
         algorithms.setdefault(kind, set()).add(f"{op} {algorithm}" + (f" in {dtype}" if dtype else ""))
     found = {}
-    for index, kind in enumerate(accounts.kinds):
-        busy_ns, size = accounts.communication[critical, index].tolist()
+    columns = (accounts.busy_ns[critical].tolist(), accounts.moved_bytes[critical].tolist())
+    for kind, busy_ns, size in zip(COMMUNICATION, *columns, strict=True):
         if busy_ns or kind in algorithms:
             found[kind] = Communication(
                 bytes_per_rank=float(size),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from simpar.program.program import Timing
+from simpar.report.attribution import binding_predecessors
 from simpar.report.explain import critical_path, critical_path_s, explained, fullest_stage
 from simpar.report.result import Result, TimeBreakdown
 
@@ -18,12 +19,12 @@ def chain(program_of):
 
 def test_the_critical_path_goes_through_whoever_finished_last(chain):
     """The message is on it, the shorter kernel beside it is not."""
-    assert critical_path(*chain).tolist() == [0, 1, 3]
+    assert critical_path(binding_predecessors(*chain), chain[1]).tolist() == [0, 1, 3]
 
 
 def test_the_critical_path_covers_the_step(chain):
     """Its kinds, with waiting, sum to the step, largest first."""
-    spent = critical_path_s(*chain)
+    spent = critical_path_s(*chain, binding_predecessors(*chain))
     assert list(spent) == ["pp", "forward", "backward"]
     assert sum(spent.values()) == pytest.approx(50e-9)
 
@@ -31,7 +32,8 @@ def test_the_critical_path_covers_the_step(chain):
 def test_an_empty_program_has_an_empty_path(program_of):
     """Nothing to do, nothing critical."""
     nothing = Timing(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-    assert critical_path(program_of(nothing, [], {}, []), nothing).tolist() == []
+    binding = binding_predecessors(program_of(nothing, [], {}, []), nothing)
+    assert critical_path(binding, nothing).tolist() == []
 
 
 def test_binds_names_the_largest_loss_and_the_memory_peak(result):

@@ -16,8 +16,8 @@ PROMISED = {
     "plan", "model", "cluster", "engine", "fold", "simpar_version", "schema_version",
 }  # fmt: skip
 BREAKDOWN = [
-    "compute", "exposed_tp", "exposed_pp", "exposed_dp", "exposed_cp", "exposed_ep", "bubble", "optimizer",
-    "host", "offload", "jitter",
+    "compute", "exposed_tp", "exposed_pp", "exposed_dp", "exposed_cp", "exposed_ep", "bubble", "waiting",
+    "optimizer", "host", "offload", "jitter",
 ]  # fmt: skip
 MEMORY = ["parameters", "gradients", "optimizer_states", "activations", "transient", "overhead", "peak"]
 

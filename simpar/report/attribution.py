@@ -1,0 +1,212 @@
+"""What a rank waits for: every gap on its compute stream, followed back to ops, ranks and causes.
+
+An op starts when the predecessor that finishes last is over: its *binding* predecessor. From the op behind a gap the
+binding predecessors lead back through time without a hole, so that every nanosecond of the gap belongs to one op:
+
+* a collective or message of the rank itself that is transferring: exposed communication of its kind. It starts when
+  its last participant arrives, so that exposed time is never above the time in which it runs;
+* anything else is waiting, for what the last participant did instead. The chain behind the gap and the rank's own
+  past take equally long; what the chain has more of is why the rank waits: kernels of a slow rank beyond their
+  time at full speed, more work than the mean rank has, longer collectives than the mean rank's. Waiting for another
+  stage without any of these is the schedule's: pipeline bubble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.program.program import Csr, Program, Timing, predecessors
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+SLOW, UNEQUAL, GROUPS, BUBBLE = range(4)
+"""Causes of waiting: a slow rank, a rank with more work, collectives of other groups, the schedule."""
+WAITS = ("slow rank", "unequal work", "other groups", "bubble")
+
+
+def binding_predecessors(program: Program, timing: Timing) -> Ints:
+    """Of what every op waits for the one that finishes last, the first of equals: int64[num_ops], -1 for none."""
+    before = Csr(*predecessors(program))
+    found = np.full(len(before), -1, dtype=np.int64)
+    waiting = np.flatnonzero(np.diff(before.pointer))
+    if not len(waiting):
+        return found
+    finish = timing.finish_ns[before.item]
+    latest = np.maximum.reduceat(finish, before.pointer[waiting])
+    at = np.flatnonzero(finish == np.repeat(latest, np.diff(before.pointer)[waiting]))
+    owners, first = np.unique(before.owners()[at], return_index=True)
+    found[owners] = before.item[at[first]]
+    return found
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Idle intervals of compute streams, ordered by class and time: columns int64[gaps].
+
+    ``behind`` is the op whose finish ends the gap: the binding predecessor of what follows, or the last op of the step;
+    ``past`` float64[gaps, 3] the excess of what the rank has computed before, as in :class:`Excess`.
+    """
+
+    class_id: Ints
+    begin: Ints
+    end: Ints
+    behind: Ints
+    past: Floats
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+    @staticmethod
+    def of(class_id: int, ops: Ints, timing: Timing, excess: Excess) -> Gaps:
+        """The gaps of a class between its compute ops, and the one from the last of them to the step's end."""
+        start, finish = timing.start_ns[ops], timing.finish_ns[ops]
+        order = np.lexsort((finish, start))
+        free = np.concatenate([np.zeros(1, dtype=np.int64), np.maximum.accumulate(finish[order])])
+        end = np.append(start[order], timing.makespan_ns)
+        last = int(np.argmax(timing.finish_ns)) if len(timing.finish_ns) else -1
+        behind = np.append(excess.binding[ops[order]], last)
+        past = np.concatenate([np.zeros((1, 3)), np.cumsum(excess.own[ops[order]], axis=0)])
+        idle = np.flatnonzero(end > free)
+        return Gaps(np.full(len(idle), class_id), free[idle], end[idle], behind[idle], past[idle])
+
+    @staticmethod
+    def joined(parts: list[Gaps]) -> Gaps:
+        """The gaps of all classes."""
+        names = Gaps.__dataclass_fields__
+        return Gaps(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Pieces of gaps: which gap, from when to when, and the op that ran there; columns int64[pieces]."""
+
+    gap: Ints
+    begin: Ints
+    end: Ints
+    op: Ints
+
+    def take(self, rows: Ints | Bools | slice) -> Pieces:
+        """The pieces at ``rows``."""
+        return Pieces(self.gap[rows], self.begin[rows], self.end[rows], self.op[rows])
+
+    @staticmethod
+    def joined(parts: Sequence[Pieces]) -> Pieces:
+        """All pieces, ordered by gap, the last of a gap first."""
+        columns = {
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in Pieces.__dataclass_fields__
+        }
+        order = np.lexsort((-columns["end"], columns["gap"]))
+        return Pieces(**columns).take(order)
+
+    @property
+    def length_ns(self) -> Ints:
+        """Nanoseconds of every piece."""
+        return self.end - self.begin
+
+
+def followed_back(gaps: Gaps, timing: Timing, binding: Ints) -> Pieces:
+    """Every gap cut by the ops of the chain that leads back from its end, the last piece of a gap first."""
+    found: list[Pieces] = []
+    active, at, until = np.arange(len(gaps)), gaps.behind, gaps.end
+    while len(active):
+        known = at >= 0
+        active, at, until = active[known], at[known], until[known]
+        start, begin = timing.start_ns[at], gaps.begin[active]
+        rows = np.flatnonzero(until > np.maximum(start, begin))
+        found.append(Pieces(active[rows], np.maximum(start, begin)[rows], until[rows], at[rows]))
+        more = start > begin
+        active, at, until = active[more], binding[at[more]], start[more]
+    return Pieces.joined(found or [Pieces(*[np.zeros(0, dtype=np.int64)] * 4)])
+
+
+def summed_along(binding: Ints, values: Floats) -> Floats:
+    """Sums of ``values`` float64[num_ops, columns] over every op and the chain of its binding predecessors.
+
+    By pointer doubling: the rounds are the logarithm of the longest chain.
+    """
+    total, hop = values.copy(), binding.copy()
+    live = np.flatnonzero(hop >= 0)
+    while len(live):
+        total[live] += total[hop[live]]
+        hop[live] = hop[hop[live]]
+        live = live[hop[live] >= 0]
+    return total
+
+
+def nearest(binding: Ints, flagged: Bools) -> Ints:
+    """The first flagged op of the chain that starts with every op, int64[num_ops]; -1 without one."""
+    found, hop = np.where(flagged, np.arange(len(binding)), -1), binding.copy()
+    live = np.flatnonzero((found < 0) & (hop >= 0))
+    while len(live):
+        found[live] = found[hop[live]]
+        hop[live] = hop[hop[live]]
+        live = live[(found[live] < 0) & (hop[live] >= 0)]
+    return found
+
+
+@dataclass(frozen=True)
+class Excess:
+    """What ops take beyond the mean rank at full speed, float64[num_ops, 3] ns: by SLOW, UNEQUAL and GROUPS.
+
+    ``chain`` is summed along the ``binding`` predecessors, ``blamed`` int64[num_ops, 3] the nearest op of the chain
+    that has any. ``share`` float64[num_classes, sorts] is that of GROUPS in a class's time of each sort of
+    communication, ``sort`` int64[num_ops] which one an op is (-1: none).
+    """
+
+    own: Floats
+    share: Floats
+    sort: Ints
+    binding: Ints
+    chain: Floats
+    blamed: Ints
+
+    @staticmethod
+    def of(own: Floats, share: Floats, sort: Ints, binding: Ints) -> Excess:
+        """The excess of every op, alone and along its chain."""
+        blamed = np.stack([nearest(binding, own[:, cause] >= 1.0) for cause in range(own.shape[1])], axis=1)
+        return Excess(own, share, sort, binding, summed_along(binding, own), blamed)
+
+
+def shared_out(wait_ns: Ints, surplus: Floats) -> Ints:
+    """Waiting of one rank's gaps by SLOW, UNEQUAL and GROUPS: int64[gaps, 3], in time order.
+
+    ``surplus`` float64[gaps, 3] is how much more of each the chain behind a gap has had since the step began than the
+    rank itself: what earlier gaps have not been given goes to this one, as far as it reaches.
+    """
+    found = np.zeros((len(wait_ns), surplus.shape[1]), dtype=np.int64)
+    given = [0] * surplus.shape[1]
+    waits, wanted = wait_ns.tolist(), np.rint(surplus).astype(np.int64).tolist()
+    for gap in np.flatnonzero((wait_ns > 0) & (surplus >= 1.0).any(axis=1)).tolist():
+        left = waits[gap]
+        for cause, total in enumerate(wanted[gap]):
+            part = min(left, max(0, total - given[cause]))
+            found[gap, cause] = part
+            given[cause] += part
+            left -= part
+    return found
+
+
+def placed(pieces: Pieces, shares_ns: Ints) -> Iterator[tuple[int, Pieces]]:
+    """Where the shares of waiting lie: for each cause pieces of the given (waiting) ones, filled from a gap's end.
+
+    ``shares_ns`` int64[gaps, causes] sum to the pieces of every gap.
+    """
+    length = pieces.length_ns
+    so_far = np.cumsum(length) - length
+    first = np.searchsorted(pieces.gap, pieces.gap)
+    offset = so_far - so_far[first]  # of the waiting of the gap that lies behind the piece
+    upper = np.cumsum(shares_ns, axis=1)
+    for cause in range(shares_ns.shape[1]):
+        high = upper[pieces.gap, cause]
+        low = high - shares_ns[pieces.gap, cause]
+        begin, end = np.maximum(low, offset), np.minimum(high, offset + length)
+        rows = np.flatnonzero(end > begin)
+        shift = (pieces.end + offset)[rows]
+        yield cause, Pieces(pieces.gap[rows], shift - end[rows], shift - begin[rows], pieces.op[rows])

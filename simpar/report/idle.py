@@ -1,0 +1,264 @@
+"""Idle time of every rank by cause: its own communication, others that are slow or have more to do, the schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.report.attribution import (
+    BUBBLE,
+    GROUPS,
+    SLOW,
+    WAITS,
+    Excess,
+    Gaps,
+    Pieces,
+    followed_back,
+    placed,
+    shared_out,
+)
+from simpar.report.slot_facts import COMMUNICATION
+
+if TYPE_CHECKING:
+    from simpar.program.lower import Lowered
+    from simpar.program.program import Timing
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+_Number = TypeVar("_Number", np.int64, np.float64)
+
+
+@dataclass(frozen=True)
+class Participation:
+    """Which classes take part in which ops of communication, as sorted keys op * num_classes + class.
+
+    A message has its sender and whoever waits for it. ``kind_of_op`` str[num_ops].
+    """
+
+    keys: Ints
+    num_classes: int
+    kind_of_op: NDArray[np.str_]
+
+    @staticmethod
+    def of(lowered: Lowered) -> Participation:
+        """Read from the slots of all classes and from what depends on messages."""
+        program, num = lowered.program, lowered.layout.num_classes
+        kinds = np.array([label.kind for label in program.labels])[program.ops.label]
+        waiting, source = program.dependencies.owners(), program.dependencies.item
+        message = kinds[source] == "pp"
+        received = source[message] * num + program.ops.class_id[waiting[message]]
+        joined = lowered.op_of_slot * num + lowered.slots.class_id
+        joined = joined[np.isin(kinds, COMMUNICATION)[lowered.op_of_slot]]
+        return Participation(np.unique(np.concatenate([joined, received])), num, kinds)
+
+    def has(self, op: Ints, class_id: Ints) -> Bools:
+        """Whether each class takes part in each op, and the op is communication."""
+        if not len(self.keys):
+            return np.zeros(len(op), dtype=bool)
+        key = op * self.num_classes + class_id
+        at = np.minimum(np.searchsorted(self.keys, key), len(self.keys) - 1)
+        return np.asarray(self.keys[at] == key)
+
+    def under_way(self, timing: Timing) -> tuple[UnderWay, ...]:
+        """When every class takes part in something of a kind, by kind of COMMUNICATION."""
+        op, class_id = np.divmod(self.keys, self.num_classes)
+        kind, span = self.kind_of_op[op], timing.makespan_ns + 1
+        found = []
+        for name in COMMUNICATION:
+            rows = np.flatnonzero(kind == name)
+            offset = class_id[rows] * span
+            start, finish = timing.start_ns[op[rows]], timing.finish_ns[op[rows]]
+            found.append(UnderWay.of(start + offset, finish + offset, span))
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """Unions of intervals int64[n], of all classes one after the other on one axis: class c begins at c * ``span``."""
+
+    start: Ints
+    finish: Ints
+    before: Ints
+    span: int
+
+    @staticmethod
+    def of(start: Ints, finish: Ints, span: int) -> UnderWay:
+        """The unions of intervals in any order."""
+        order = np.argsort(start, kind="stable")
+        start, reached = start[order], np.maximum.accumulate(finish[order])
+        first = np.flatnonzero(np.append(True, start[1:] > reached[:-1])[: len(start)])
+        last = np.append(first[1:], len(start))[: len(first)] - 1
+        start, finish = start[first], reached[last]
+        length = finish - start
+        return UnderWay(start, finish, np.cumsum(length) - length, span)
+
+    def between_ns(self, class_id: Ints, begin: Ints, end: Ints) -> Ints:
+        """How much of begin..end (within a step) is inside the union of each class."""
+        offset = class_id * self.span
+        return self._until(end + offset) - self._until(begin + offset)
+
+    def _until(self, time: Ints) -> Ints:
+        if not len(self.start):
+            return np.zeros_like(time)
+        at = np.searchsorted(self.start, time, side="right") - 1
+        inside = self.before[at] + np.minimum(time, self.finish[at]) - self.start[at]
+        return np.where(at >= 0, inside, 0)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Time that a rank waits for others: for what (a word of WAITS) and for whom.
+
+    ``class_id`` is the class of ranks waited for (-1: no single one), ``kind`` that of the op of theirs.
+    """
+
+    cause: str
+    class_id: int
+    kind: str
+    ns: int
+
+
+@dataclass(frozen=True)
+class Idle:
+    """All gaps: pieces of the rank's own communication (``own``), the rest (``waits``), and its causes.
+
+    ``own`` names for every piece an op of the kind that is exposed.
+
+    ``shares_ns`` int64[gaps, WAITS] share the waiting of every gap out.
+    """
+
+    gaps: Gaps
+    own: Pieces
+    waits: Pieces
+    shares_ns: Ints
+    excess: Excess
+    class_of_op: Ints
+    kind_of_op: NDArray[np.str_]
+
+    @staticmethod
+    def of(
+        lowered: Lowered, timing: Timing, gaps: Gaps, excess: Excess, part: Participation, most_slow_ns: int
+    ) -> Idle:
+        """Follow every gap back, and share its waiting out: what the chain has more of, the schedule, other groups.
+
+        Of the schedule's bubbles no class loses more than ``most_slow_ns`` to slow ranks.
+        """
+        pieces = followed_back(gaps, timing, excess.binding)
+        takes_part = part.has(pieces.op, gaps.class_id[pieces.gap])
+        own, waits = _with_own_in_parallel(
+            gaps, pieces.take(takes_part), pieces.take(~takes_part), part, timing
+        )
+        class_of_op, stage = lowered.program.ops.class_id, lowered.stage_of_class
+        paid = excess.share[gaps.class_id[own.gap], excess.sort[own.op]] * own.length_ns
+        surplus = excess.chain[gaps.behind] - gaps.past
+        behind_slow = surplus[:, SLOW] >= 1.0
+        surplus[:, SLOW] = np.minimum(surplus[:, SLOW], max(0, most_slow_ns))
+        wait_ns = _per_gap(waits, waits.length_ns, gaps)
+        shares = np.zeros((len(gaps), len(WAITS)), dtype=np.int64)
+        shares[:, :BUBBLE] = _shared_by_class(gaps, wait_ns, surplus, _per_gap(own, paid, gaps))
+        left = wait_ns - shares.sum(axis=1)
+        elsewhere = stage[class_of_op[waits.op]] != stage[gaps.class_id[waits.gap]]
+        shares[:, BUBBLE] = np.minimum(left, _per_gap(waits, waits.length_ns * elsewhere, gaps))
+        left -= shares[:, BUBBLE]
+        shares[:, SLOW] += np.where(behind_slow, left, 0)
+        shares[:, GROUPS] += np.where(behind_slow, 0, left)
+        return Idle(gaps, own, waits, shares, excess, class_of_op, part.kind_of_op)
+
+    def exposed_ns(self, num_classes: int) -> Ints:
+        """Exposed communication outside blocks, int64[num_classes, kinds of COMMUNICATION]."""
+        found = np.zeros((num_classes, len(COMMUNICATION)), dtype=np.int64)
+        kind = self.kind_of_op[self.own.op]
+        for number, name in enumerate(COMMUNICATION):
+            rows = np.flatnonzero(kind == name)
+            np.add.at(found[:, number], self.gaps.class_id[self.own.gap[rows]], self.own.length_ns[rows])
+        return found
+
+    def waits_ns(self, num_classes: int) -> Ints:
+        """Waiting by cause, int64[num_classes, WAITS]."""
+        found = np.zeros((num_classes, len(WAITS)), dtype=np.int64)
+        np.add.at(found, self.gaps.class_id, self.shares_ns)
+        return found
+
+    def waiting(self, class_id: int) -> list[Waiting]:
+        """For whom a class waits but for the schedule, longest first."""
+        rows = np.flatnonzero(self.gaps.class_id == class_id)
+        found: dict[tuple[str, int, str], int] = {}
+        for cause, name in enumerate(WAITS[:BUBBLE]):
+            given = rows[self.shares_ns[rows, cause] > 0]
+            blamed = self.excess.blamed[self.gaps.behind[given], cause]
+            for op, ns in zip(blamed.tolist(), self.shares_ns[given, cause].tolist(), strict=True):
+                other = int(self.class_of_op[op]) if op >= 0 else -1
+                whom = -1 if other == class_id else other
+                kind = str(self.kind_of_op[op]) if cause == GROUPS and op >= 0 else ""
+                found[name, whom, kind] = found.get((name, whom, kind), 0) + ns
+        entries = [Waiting(*key, ns) for key, ns in found.items()]
+        return sorted(entries, key=lambda entry: -entry.ns)
+
+    def pieces_of(self, class_id: int) -> list[tuple[int, int, str]]:
+        """When the compute stream of a class is idle and why: (begin ns, end ns, kind or word of WAITS), in order."""
+        low, high = np.searchsorted(self.gaps.class_id, [class_id, class_id + 1]).tolist()
+        own, waits = (_between(pieces, low, high) for pieces in (self.own, self.waits))
+        found = list(zip(own.begin.tolist(), own.end.tolist(), self.kind_of_op[own.op].tolist(), strict=True))
+        for cause, pieces in placed(waits, self.shares_ns[low:high]):
+            found += [
+                (begin, end, WAITS[cause])
+                for begin, end in zip(pieces.begin.tolist(), pieces.end.tolist(), strict=True)
+            ]
+        return sorted(found)
+
+
+def _with_own_in_parallel(
+    gaps: Gaps, own: Pieces, waits: Pieces, part: Participation, timing: Timing
+) -> tuple[Pieces, Pieces]:
+    """Waiting for a collective of others becomes the rank's own, as far as it runs one of the kind in the same gap.
+
+    The first stage reduces its gradients last; another stage that must wait for it reduces its own in the same gap,
+    which would cost as much if it did not wait.
+    """
+    under_way = part.under_way(timing)
+    kept, kind_of = [], part.kind_of_op[waits.op]
+    for number, kind in enumerate(COMMUNICATION):
+        rows = np.flatnonzero(kind_of == kind)
+        if kind == "pp" or not len(rows):
+            continue
+        theirs, counted = waits.take(rows), own.take(part.kind_of_op[own.op] == kind)
+        need = _per_gap(theirs, theirs.length_ns, gaps)
+        spare = under_way[number].between_ns(gaps.class_id, gaps.begin, gaps.end)
+        extra = np.minimum(need, spare - _per_gap(counted, counted.length_ns, gaps))
+        parts = dict(placed(theirs, np.stack([extra, need - extra], axis=1)))
+        own = Pieces.joined([own, parts[0]])
+        kept.append(parts[1])
+        waits, kind_of = waits.take(kind_of != kind), kind_of[kind_of != kind]
+    return own, Pieces.joined([waits, *kept])
+
+
+def _between(pieces: Pieces, low: int, high: int) -> Pieces:
+    """The pieces of gaps low..high-1, which are counted from low."""
+    found = pieces.take(slice(*np.searchsorted(pieces.gap, [low, high]).tolist()))
+    return Pieces(found.gap - low, found.begin, found.end, found.op)
+
+
+def _per_gap(pieces: Pieces, ns: NDArray[_Number], gaps: Gaps) -> NDArray[_Number]:
+    """Sums of ``ns`` by gap."""
+    total = np.zeros(len(gaps), dtype=ns.dtype)
+    np.add.at(total, pieces.gap, ns)
+    return total
+
+
+def _shared_by_class(gaps: Gaps, wait_ns: Ints, surplus: Floats, paid: Floats) -> Ints:
+    """Waiting of every gap that a surplus of its chain explains: int64[gaps, 3].
+
+    ``paid`` float64[gaps] is the excess of the rank's own exposed communication, which is no surplus of others.
+    """
+    shares = np.zeros((len(gaps), BUBBLE), dtype=np.int64)
+    bounds = np.searchsorted(gaps.class_id, np.arange(int(gaps.class_id.max(initial=-1)) + 2)).tolist()
+    for low, high in pairwise(bounds):
+        mine = surplus[low:high].copy()
+        mine[:, GROUPS] -= np.cumsum(paid[low:high])
+        shares[low:high] = shared_out(wait_ns[low:high], mine)
+    return shares

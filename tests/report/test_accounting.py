@@ -1,0 +1,161 @@
+"""Time's attribution: exposed is never above busy, parts sum to the step, and waiting says for whom."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simpar.engine import choose_engine
+from simpar.errors import UserError
+from simpar.hardware.cluster import Cluster, load_cluster
+from simpar.models.training import Training
+from simpar.plan.plan import Plan
+from simpar.program.lower import Lowered, Perturbation
+from simpar.report.accounting import CAUSES, Accounts, account
+from simpar.report.result import Result
+from simpar.report.slot_facts import COMMUNICATION
+from simpar.simulation import lower_job, make_job, simulate
+from simpar.tracing.load import load_model
+
+BUBBLE, WAITING = CAUSES.index("bubble"), CAUSES.index("waiting")
+EXPOSED = [CAUSES.index(kind if kind == "offload" else f"exposed_{kind}") for kind in COMMUNICATION]
+
+LAYOUTS = st.fixed_dictionaries(
+    {
+        "tp": st.sampled_from([1, 2, 4]), "pp": st.sampled_from([1, 2, 4]), "zero": st.sampled_from([0, 1, 2, 3]),
+        "recompute": st.sampled_from(["none", "full"]), "micro_batch": st.just(1),
+        "schedule": st.sampled_from(["1f1b", "gpipe", "zb-h1", "interleaved"]),
+        "offload_optimizer": st.sampled_from(["none", "none", "cpu"]),
+    }
+)  # fmt: skip
+SETTINGS = st.tuples(
+    st.sampled_from(["gpt2", "llama-3.2-1b", "mixtral-8x7b"]),
+    st.sampled_from(["dgx-h100", "l4-8", "a100-pcie-8"]),
+    st.sampled_from(["megatron", "nanotron", "fsdp", "deepspeed", "torchtitan"]),
+    st.dictionaries(st.integers(0, 7), st.sampled_from([1.3, 2.0, 3.0]), max_size=2),
+    st.sampled_from([1.0, 0.05]),
+)
+
+
+@cache
+def cluster_of(hardware: str, link: float) -> Cluster:
+    """One node, the port of whose first device may be slow."""
+    cluster = load_cluster(hardware)
+    return cluster if link == 1.0 else cluster.with_degraded({f"{cluster.blocks[0]}[0]": link})
+
+
+def accounted(
+    model: str, cluster: Cluster, plan: Plan, perturbation: Perturbation, stack: str | None = None
+) -> tuple[Lowered, Accounts]:
+    """The account of a step of 8 sequences of 512 tokens."""
+    job = make_job(
+        load_model(model, seq_len=512), cluster, plan, Training(seq_len=512, global_batch=32), stack
+    )
+    lowered = lower_job(job, cluster, {"perturbation": perturbation})
+    timing = choose_engine("auto", lowered.program)[1](lowered.program)
+    return lowered, account(lowered, timing, perturbation.slow_ranks)
+
+
+@settings(max_examples=60, deadline=None)
+@given(layout=LAYOUTS, setting=SETTINGS)
+def test_every_nanosecond_has_one_cause(layout: dict[str, object], setting: tuple[object, ...]) -> None:
+    """Of every class of ranks: parts sum to the step, none is negative, exposed <= busy, a bubble needs a pipeline."""
+    model, hardware, stack, slow, link = setting
+    values = {**layout, "vpp": 2 if layout["schedule"] == "interleaved" else 1}
+    if layout["pp"] == 1:
+        values = {**layout, "schedule": "1f1b"}
+    try:
+        plan = Plan(**values)
+        _, found = accounted(model, cluster_of(hardware, link), plan, Perturbation(slow), stack)
+    except (UserError, ValueError):
+        return
+    assert (found.causes_ns.sum(axis=1) == found.step_ns).all()
+    assert (found.causes_ns >= 0).all()
+    assert (found.causes_ns[:, EXPOSED] <= found.busy_ns).all()
+    assert layout["pp"] > 1 or not found.causes_ns[:, BUBBLE].any()
+    for class_id in range(len(found.causes_ns)):
+        waited = found.waiting(class_id)
+        assert sum(part.ns for part in waited) == found.causes_ns[class_id, WAITING]
+        pieces = found.idle_of(class_id)
+        assert all(a[1] <= b[0] for a, b in pairwise(pieces))
+        for cause in ("bubble", "waiting"):
+            length = sum(end - begin for begin, end, why in pieces if why == cause)
+            assert length == found.causes_ns[class_id, CAUSES.index(cause)]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"zero": 1}, {"tp": 4}, {"pp": 4, "tp": 2}, {"pp": 2, "zero": 2, "vpp": 2, "schedule": "interleaved"},
+        {"zero": 3, "cp": 2}, {"pp": 4, "schedule": "dualpipev"},
+    ],
+)  # fmt: skip
+def test_folding_changes_no_cause(values: dict[str, object]) -> None:
+    """A rank's account is the same whether one rank stands for its class or every rank is simulated."""
+    slow = {2: 2.0}
+    plan = Plan(micro_batch=1, **values)
+    folded, found = accounted("llama-3.2-1b", load_cluster("l4-8"), plan, Perturbation(slow))
+    _, whole = accounted("llama-3.2-1b", load_cluster("l4-8"), plan, Perturbation(slow, fold=False))
+    each = found.causes_ns[folded.layout.class_of_rank]
+    assert each.sum(axis=0) == pytest.approx(whole.causes_ns.sum(axis=0), abs=0.02 * found.step_ns)
+    assert (each == whole.causes_ns).mean() > 0.9
+    assert np.array_equal(found.busy_ns[folded.layout.class_of_rank], whole.busy_ns)
+
+
+def simulated(model: str, hardware: str, nodes: int, plan: Plan, **shape: object) -> Result:
+    """One step; ``slow`` are slow ranks."""
+    slow = Perturbation(shape.pop("slow", {}))
+    return simulate(model, load_cluster(hardware, nodes=nodes), plan, Training(**shape), perturbation=slow)
+
+
+def test_a_slow_rank_is_named_with_its_factor() -> None:
+    """Eight replicas, one three times slower: two thirds of the step are waiting for it, none is communication."""
+    found = simulated("llama-3-8b", "dgx-h100", 1, Plan(zero=1), seq_len=4096, global_batch=32, slow={2: 3.0})
+    nominal = simulated("llama-3-8b", "dgx-h100", 1, Plan(zero=1), seq_len=4096, global_batch=32)
+    (waited,) = found.waiting
+    assert (waited.cause, waited.ranks, waited.factor) == ("slow rank", (2,), 3.0)
+    assert waited.seconds == pytest.approx(found.step_time_s - nominal.step_time_s, rel=0.01)
+    assert found.time_breakdown_s.waiting == waited.seconds
+    assert found.slow_ranks.step_time_without_s == pytest.approx(nominal.step_time_s)
+    assert any("rank 2 (3 times)" in line for line in found.why.binds)
+    assert found.time_breakdown_s.exposed_dp == pytest.approx(nominal.time_breakdown_s.exposed_dp, rel=0.1)
+    assert found.bubble_fraction == 0
+
+
+@pytest.mark.parametrize("axis", ["dp", "tp"])
+def test_waiting_inside_a_group_is_no_bubble(axis: str) -> None:
+    """Without a pipeline there is no bubble, wherever the slow rank sits."""
+    plan = Plan(tp=8 if axis == "tp" else 1)
+    found = simulated("llama-3.2-1b", "dgx-h100", 1, plan, seq_len=1024, global_batch=32, slow={0: 2.0})
+    assert found.bubble_fraction == found.time_breakdown_s.bubble == 0
+    assert found.time_breakdown_s.waiting > 0.15 * found.step_time_s
+    assert {part.ranks for part in found.waiting if part.seconds > 1e-6} == {(0,)}
+
+
+@pytest.mark.parametrize("slow", [{}, {3: 2.0}])
+def test_the_bubble_is_the_schedules_alone(slow: dict[int, float]) -> None:
+    """(p-1)/(m+p-1) of the passes, whether a rank is slow or not, and however long reductions take."""
+    shape = {"seq_len": 512, "global_batch": 128, "slow": slow}
+    found = simulated("gpt3-13b", "l4-8", 4, Plan(pp=4, micro_batch=1), **shape)
+    assert found.bubble_fraction == pytest.approx(3 / 19, abs=0.03 if slow else 0.01)
+    assert found.time_breakdown_s.waiting > 0.2 * found.step_time_s or not slow
+
+
+def test_waiting_for_a_stage_with_more_layers() -> None:
+    """Of three equal stages and one with more layers, that one is named."""
+    layers = [10, 14, 8, 8]
+    found = simulated("gpt3-13b", "dgx-h100", 1, Plan(pp=4, layers=layers), seq_len=512, global_batch=128)
+    lowered, accounts = accounted(
+        "gpt3-13b", load_cluster("dgx-h100"), Plan(pp=4, layers=layers), Perturbation()
+    )
+    waited = accounts.waiting(0)[0]
+    assert (waited.cause, lowered.stage_of_class[waited.class_id]) == ("unequal work", 1)
+    assert accounts.causes_ns[0, WAITING] > 0.15 * accounts.step_ns
+    assert (
+        found.time_breakdown_s.waiting < 0.02 * found.step_time_s
+    )  # the report is about the stage with most work
