@@ -179,8 +179,12 @@ def load_stack(name: str) -> Stack:
 
 
 def under(stack: Stack, plan: Plan) -> Stack:
-    """The habits under a resolved plan: FSDP hands gradients to its reduction, so nothing accumulates in place."""
-    if plan.data_parallel.kind != "fsdp" or not stack.numerics.gradient_accumulation_fusion:
+    """The habits under a resolved plan: FSDP hands gradients to its reduction, so nothing accumulates in place.
+
+    A rank without others to share with reduces nothing, and accumulates as it always does.
+    """
+    alone = plan.mesh.dp == 1 and plan.mesh.cp == 1
+    if plan.data_parallel.kind != "fsdp" or alone or not stack.numerics.gradient_accumulation_fusion:
         return stack
     numerics = stack.numerics.model_copy(update={"gradient_accumulation_fusion": False})
     return stack.model_copy(update={"numerics": numerics})

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from simpar.models.recompute import OPTIMAL
 from simpar.plan.check import MAX_PASSES, Target, allows_tensor_parallel, keeps_rules
 from simpar.plan.mirrored import BOTH_ENDS
-from simpar.plan.schedules import SCHEDULES
+from simpar.plan.schedules import SCHEDULES, splits_backward
 from simpar.search.problem import Problem
 
 Mask = NDArray[np.bool_]
@@ -190,13 +190,14 @@ def _divides_batch(rows: Rows) -> Mask:
 
 
 def _schedule_fits(rows: Rows) -> Mask:
-    """One schedule where nothing is pipelined, or a single microbatch makes all of them alike."""
+    """One schedule where nothing is pipelined, or a single microbatch makes those alike that do not split backwards."""
     pp, m = rows["pp"], rows["microbatches"]
     names = rows.domain["schedule"]
     chunked = (*SEVERAL_CHUNKS, *TWO_CHUNKS, BOTH_ENDS)
+    split = [name for name in names if splits_backward(name)]
     single = [at for at, name in enumerate(names) if name not in chunked]
     first = np.isin(rows.code["schedule"], single[:1])
-    plain = (pp == 1) | ((m == 1) & ~rows.one_of("schedule", *chunked, SLICED))
+    plain = (pp == 1) | ((m == 1) & ~rows.one_of("schedule", *chunked, *split, SLICED))
     legal = ~rows.one_of("schedule", "interleaved") | (m % pp == 0)
     legal &= ~rows.one_of("schedule", "dualpipev") | (m >= 2 * pp)
     legal &= ~both_ends(rows) | ((pp % 2 == 0) & (m % 2 == 0) & (m >= 2 * pp))

@@ -13,8 +13,10 @@ from collections.abc import Callable
 from functools import cache, lru_cache
 from importlib import import_module
 
+import numpy as np
+
 from simpar import files
-from simpar.plan.schedules.actions import Schedule
+from simpar.plan.schedules.actions import Schedule, W
 
 SCHEDULES = {
     "naive": "ordered:naive",
@@ -61,6 +63,13 @@ def natural_vpp(name: str) -> int:
 def looks_at_costs(name: str) -> bool:
     """Whether a schedule depends on the durations of its passes. Raises UserError for an unknown name."""
     return "costs" in inspect.signature(producer(name)).parameters
+
+
+@cache
+def splits_backward(name: str) -> bool:
+    """Whether a schedule runs gradients of inputs and of weights apart. Raises UserError for an unknown name."""
+    table = make_schedule(name, 2, 4)
+    return any(bool(np.isin(columns.code, W).any()) for columns in table.ranks)
 
 
 def describe() -> dict[str, str]:
