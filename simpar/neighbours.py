@@ -2,7 +2,8 @@
 
 A neighbour changes one choice of the plan (a degree doubled or halved, another schedule, more or less
 recomputation, another ZeRO stage); then the most promising pairs of changes are tried. Nothing is
-extrapolated: every figure is a simulated step of that layout under the same inputs.
+extrapolated: every figure is a simulated step of what the command would run with the flags of the change. Hints are
+made of these trials and of nothing else.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from math import inf
 from typing import Any
 
 from simpar.errors import UserError
 from simpar.models.recompute import OPTIMAL, chosen_layers
 from simpar.models.training import Training
+from simpar.plan.flat import SECTION_OF
 from simpar.plan.plan import CUSTOM, Offload, Plan
 from simpar.plan.schedules import SCHEDULES, natural_vpp
 from simpar.program.perturbation import Perturbation
 from simpar.report.result import Result, Trial
 from simpar.scenario import ClusterChoice, Scenario, chosen_cluster
 from simpar.simulation import simulate
+from simpar.units import format_bytes, format_seconds
 
 Change = dict[str, Any]
 RECOMPUTE = ("none", "selective", "full", "optimal")
@@ -28,9 +32,17 @@ MAX_PAIRS = 6  # simulated in the second round
 POINTLESS = "naive"  # a schedule that every other one beats
 TOLERANCE = 1e-12  # a saved result is the same run when its step time agrees to rounding
 
-# Choices that follow from another one are decided anew when that one changes.
+WORTH_A_HINT = 0.005  # of the step: gains below are not advised
+MARGIN = 0.02  # of a device: what a layout must leave free to be advised
+MOST_HINTS = 3
+FLAGS = frozenset(
+    ("tp", "pp", "vpp", "dp", "cp", "ep", "micro_batch", "zero", "schedule", "recompute", "sequence_parallel")
+)
+"""Choices that have a flag of their own on the command line."""
+
+# Choices that follow from another one are decided anew when that one changes, where the plan had said them.
 FOLLOWS: dict[str, tuple[str, ...]] = {
-    "tp": ("dp", "sequence_parallel", "offload_gradients"),
+    "tp": ("dp", "offload_gradients"),
     "cp": ("dp", "offload_gradients"),
     "pp": ("dp", "layers", "offload_gradients"),
     "vpp": ("layers",),
@@ -51,7 +63,7 @@ class _Tried:
 def advise(
     result: Result, inputs: Mapping[str, Any], progress: Callable[[str], None] | None = None
 ) -> Result:
-    """The result with its neighbours simulated, best first, in ``why.trials``.
+    """The result with its neighbours simulated, best first, in ``why.trials``, and hints made of the best of them.
 
     ``inputs`` are what :func:`simpar.simulate` took; ``progress`` hears the name of every trial before it runs.
     Layouts that cannot be on this model and cluster are kept with the reason.
@@ -61,11 +73,35 @@ def advise(
         chosen_layers(plan.memory.recompute) is not None
     ):  # chosen for this layout, to be chosen anew for others
         plan = plan.with_values(recompute=OPTIMAL)
-    run = _Runner(plan, inputs, progress or (lambda _: None))
+    run = _Runner(inputs["plan"], inputs, progress or (lambda _: None))
     first = [run(change) for change in neighbours(plan)]
     second = [run(change) for change in _pairs(result, first)]
-    trials = sorted((tried.trial for tried in (*first, *second)), key=_rating)
-    return replace(result, why=result.why.model_copy(update={"trials": tuple(trials)}))
+    trials = tuple(sorted((tried.trial for tried in (*first, *second)), key=_rating))
+    advised = replace(result, why=result.why.model_copy(update={"trials": trials}))
+    hints = (*result.why.hints, *_hints(advised))
+    return replace(result, why=advised.why.model_copy(update={"hints": hints}))
+
+
+def _hints(result: Result) -> Iterator[str]:
+    """The best layouts that leave a margin of memory and gain, or fit at all where this one does not."""
+    most_bytes = (1 - MARGIN) * result.memory.capacity_bytes
+    goal_s = (1 - WORTH_A_HINT) * result.step_time_s if result.fits else inf
+    found = [
+        trial
+        for trial in result.why.trials
+        if trial.fits
+        and (trial.peak_reserved_bytes or inf) <= most_bytes
+        and (trial.step_time_s or inf) < goal_s
+    ]
+    distinct = {(trial.step_time_s, trial.peak_reserved_bytes): trial for trial in reversed(found)}
+    for trial in sorted(distinct.values(), key=_rating)[:MOST_HINTS]:
+        step_s, size = trial.step_time_s or 0.0, trial.peak_reserved_bytes or 0.0
+        memory = f"{format_bytes(size)} of {format_bytes(result.memory.capacity_bytes)}"
+        if result.fits:
+            gain = f"{format_seconds(step_s)} instead of {format_seconds(result.step_time_s)}"
+            yield f"{trial.change}: {gain} ({step_s / result.step_time_s - 1:+.1%}), {memory}"
+        else:
+            yield f"{trial.change}: fits, {memory}, in {format_seconds(step_s)}"
 
 
 def inputs_of(result: Result) -> dict[str, Any]:
@@ -78,7 +114,7 @@ def inputs_of(result: Result) -> dict[str, Any]:
         model=str(setup.model.get("name")),
         cluster=ClusterChoice.model_validate(chosen_cluster(setup.cluster)),
         training=Training.model_validate(setup.training),
-        plan=Plan.model_validate(setup.plan),
+        plan=Plan.model_validate(setup.asked or setup.plan),
     )
     inputs = scenario.inputs()
     inputs["cluster"] = inputs["cluster"].with_degraded(setup.cluster.get("degraded", {}))
@@ -86,6 +122,7 @@ def inputs_of(result: Result) -> dict[str, Any]:
     sigma, seed = setup.perturbation.get("jitter_sigma", 0.0), setup.engine.get("seed", 0)
     seeds = setup.perturbation.get("jitter_seeds", 1)
     inputs["perturbation"] = Perturbation(slow, jitter_sigma=sigma, seed=seed, seeds=seeds)
+    inputs["flops_convention"] = result.speed.flops_convention
     again = simulate(**inputs).step_time_s
     if abs(again - result.step_time_s) > TOLERANCE * again:
         raise UserError(
@@ -97,7 +134,7 @@ def inputs_of(result: Result) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Runner:
-    """Simulates changed plans under the same inputs."""
+    """Simulates what the flags of a change would run: ``plan`` as it was asked for, with them laid over it."""
 
     plan: Plan
     inputs: Mapping[str, Any]
@@ -105,10 +142,11 @@ class _Runner:
 
     def __call__(self, change: Change) -> _Tried:
         """Simulate one change; a layout that cannot be is an answer as well."""
-        flags = as_flags(change)
+        whole = change | _following(change, self.plan)
+        flags = as_flags(whole)
         self.progress(flags)
         try:
-            plan = self.plan.with_values(**_following(change), **change, predicted=None, pass_costs=None)
+            plan = self.plan.with_values(**whole)
             found = simulate(**{**self.inputs, "plan": plan})
         except (UserError, ValueError) as error:
             return _Tried(change, Trial(change=flags, refused=_one_line(error)))
@@ -128,20 +166,29 @@ def _one_line(error: Exception) -> str:
     return str(error).splitlines()[-1].strip() if isinstance(error, ValueError) else str(error)
 
 
-def _following(change: Change) -> Change:
-    """Choices to decide anew: None is "follows from the rest"."""
+def _following(change: Change, plan: Plan) -> Change:
+    """Choices that the plan says and that are left open again: None is "follows from the rest"."""
     names = dict.fromkeys(name for key in change for name in FOLLOWS.get(key, ()))
     if change.get("pp") == 1:
         names["schedule"] = None
-    return {name: None for name in names if name not in change}
+    if change.get("tp") == 1 and plan.tensor_parallel.sequence_parallel:
+        names["sequence_parallel"] = None
+    said = {name: getattr(getattr(plan, SECTION_OF[name]), name) for name in names if name not in change}
+    return {name: None for name, value in said.items() if value is not None}
 
 
 def as_flags(change: Change) -> str:
-    """The change as one would type it."""
-    return " ".join(
-        (f"--{key}" if value else f"--no-{key}") if isinstance(value, bool) else f"--{key} {value}"
-        for key, value in ((key.replace("_", "-"), value) for key, value in change.items())
-    )
+    """The change as one would type it: flags where there are, else settings of the plan."""
+    return " ".join(_typed(key, value) for key, value in change.items())
+
+
+def _typed(key: str, value: object) -> str:
+    if key not in FLAGS or value is None:
+        return f"--set plan.{key}={'null' if value is None else value}"
+    flag = key.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag} {value}"
 
 
 def neighbours(plan: Plan) -> Iterator[Change]:

@@ -245,7 +245,8 @@ def _simulated(data: dict[str, Any]) -> dict[str, Any]:
     candidates, ran = data.get("candidates"), data.get("perturbation") or {}
     best = candidates[0] if isinstance(candidates, list) and candidates else data
     plan, cluster = (
-        part if isinstance(part, dict) else {} for part in (best.get("plan"), data.get("cluster"))
+        part if isinstance(part, dict) else {}
+        for part in (best.get("asked") or best.get("plan"), data.get("cluster"))
     )
     nodes = {"nodes": best["nodes"]} if "nodes" in best else {}
     found = _wrapped(plan) | {"cluster": chosen_cluster(cluster) | nodes}

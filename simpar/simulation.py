@@ -81,7 +81,7 @@ def simulate(
         nominal = lower_job(job, cluster, {"perturbation": replace(perturbation, slow_ranks={})}).program
         nominal_ns = choose_engine(options.get("engine", "auto"), nominal)[1](nominal).makespan_ns
     timing = engine(lowered.program)
-    context = Context(lowered, timing, cluster, name, convention, perturbation, jitter, nominal_ns)
+    context = Context(lowered, timing, cluster, name, convention, perturbation, jitter, nominal_ns, plan)
     result = summarise(context)
     return cooperate(context, result, perturbation, options.get("noise_scale_tokens")) if alone else result
 

@@ -4,7 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+import simpar.cli as cli
+from simpar.cli.flags import SCENARIO_FLAGS
 from simpar.errors import UserError
+from simpar.neighbours import FLAGS as FLAGS_OF_HINTS
 from simpar.neighbours import advise, as_flags, inputs_of, neighbours
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES
@@ -12,6 +15,7 @@ from simpar.program.perturbation import Perturbation
 from simpar.report.result import Result
 from simpar.scenario import load_scenario
 from simpar.simulation import simulate
+from simpar.units import format_seconds
 
 FLAGS = {
     "model": "gpt2", "cluster.hardware": "laptop-cpu-4", "training.seq_len": 128, "training.global_batch": 16,
@@ -121,7 +125,62 @@ def test_a_result_that_cannot_be_repeated_is_refused(advised):
         inputs_of(replace(advised, setup=renamed))
 
 
+BASES = (
+    "--model gpt2 --hardware dgx-h100 --pp 8 --seq-len 1024 --global-batch 8",
+    "--model gpt2 --hardware dgx-h100 --tp 4 --dp 2 --seq-len 1024 --global-batch 16",
+    "--model gpt2 --hardware dgx-h100 --pp 4 --dp 2 --schedule interleaved --seq-len 1024 --global-batch 16",
+    "--model gpt2 --hardware l4-8 --pp 2 --schedule gpipe --micro-batch 4 --seq-len 512 --global-batch 32",
+    "--model llama-3.2-1b --hardware l4-8 --tp 4 --zero 1 --sequence-parallel --seq-len 1024 --global-batch 8",
+    "--model llama-3.2-1b --hardware rtx-4090-8 --tp 2 --no-sequence-parallel --seq-len 1024 --global-batch 8",
+    "--model llama-3.2-1b --hardware dgx-h100 --zero 3 --stack fsdp --recompute full --seq-len 2048 --global-batch 16",
+    "--model llama-3.2-1b --hardware dgx-h100 --zero 2 --stack torchtitan --cp 2 --seq-len 8192 --global-batch 8",
+    "--model llama-3-8b --hardware dgx-h100 --seq-len 4096 --global-batch 16",
+    "--model llama-3-8b --hardware dgx-h100 --tp 8 --set plan.kind=ddp --seq-len 4096 --global-batch 8",
+    "--model llama-3.2-1b --hardware l4-8 --pp 2 --tp 2 --set plan.layers=[6,10] --seq-len 512 --global-batch 8",
+    "--model gpt2 --hardware laptop-cpu-4 --pp 2 --precision fp32 --micro-batch 2 --seq-len 128 --global-batch 16",
+)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_the_command_takes_every_hint(base, tmp_path):
+    """With the flags of a hint behind it, the command ends in 0, fits, and takes as long as was said."""
+    saved, again = (str(tmp_path / name) for name in ("base.json", "again.json"))
+    assert cli.run(["simulate", *base.split(), "--json", saved]) == 0
+    found = Result.load(saved)
+    advised = advise(found, inputs_of(found))
+    trials = {trial.change: trial for trial in advised.why.trials}
+    tried = [trials[hint.split(": ")[0]] for hint in advised.why.hints]
+    for trial, hint in zip(tried, advised.why.hints, strict=True):
+        assert (
+            cli.run(["simulate", *base.split(), *trial.change.split(), "--require-fit", "--json", again]) == 0
+        )
+        made = Result.load(again)
+        assert made.step_time_s == trial.step_time_s
+        assert made.memory.peak_reserved_bytes == trial.peak_reserved_bytes
+        assert made.memory.headroom_bytes > 0.01 * made.memory.capacity_bytes
+        assert made.step_time_s < found.step_time_s or not found.fits
+        assert format_seconds(made.step_time_s) in hint
+    assert cli.run(["simulate", saved, *(tried[0].change.split() if tried else ()), "--json", again]) == 0
+    assert Result.load(again).step_time_s == (tried[0].step_time_s if tried else found.step_time_s)
+
+
+def test_choices_that_the_plan_says_are_opened_again(inputs):
+    """Another degree with replicas that were counted by hand says so in its flags."""
+    found = advise(simulate(**{**inputs, "plan": Plan(pp=2, dp=2)}), {**inputs, "plan": Plan(pp=2, dp=2)})
+    changes = {trial.change for trial in found.why.trials}
+    assert "--tp 2 --set plan.dp=null" in changes
+    assert "--micro-batch 2" in changes
+
+
+def test_every_flag_is_one_of_the_command():
+    """Choices that hints write as flags have them."""
+    assert {f"plan.{name}" for name in FLAGS_OF_HINTS} <= {flag.key for flag in SCENARIO_FLAGS}
+
+
 def test_flags_read_as_they_are_typed():
-    """Underscores become dashes and switches lose their value."""
+    """Underscores become dashes and switches lose their value; what has no flag is set."""
+    assert as_flags({"offload_optimizer": "cpu", "dp": None}) == (
+        "--set plan.offload_optimizer=cpu --set plan.dp=null"
+    )
     change = {"micro_batch": 2, "sequence_parallel": False, "schedule": "zb-v"}
     assert as_flags(change) == "--micro-batch 2 --no-sequence-parallel --schedule zb-v"

@@ -62,7 +62,7 @@ def simulate(scenario: str | None, **values: Any) -> int:
     with working("simulating") as status:
         result = run_step(**inputs, **options).with_published(loaded.published)
         if values["advise"] or values["html"]:
-            result = _advised(result, inputs, status)
+            result = _advised(result, {**inputs, **options}, status)
     campaign = _operated(result, loaded, inputs, values["seed"]) if loaded.operation else None
     _write_outputs(result, values, campaign)
     return INFEASIBLE if values["require_fit"] and not result.fits else 0

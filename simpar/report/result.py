@@ -14,14 +14,13 @@ import simpar.report.timeline as timelines
 from simpar.errors import UserError
 from simpar.files import write_atomic
 from simpar.report.timeline import Overview, Timeline
+from simpar.report.waits import SlowRanks, Waited
 from simpar.scenario import Published
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA_VERSION = 1
-MOST_NAMED = 8
-"""Ranks that are listed of a class that others wait for."""
 
 
 class _Part(BaseModel):
@@ -97,30 +96,6 @@ class TimeBreakdown(_Part):
     def total_s(self) -> float:
         """Sum of the parts, in s."""
         return float(sum(self.model_dump().values()))
-
-
-class Waited(_Part):
-    """A part of the critical rank's waiting, in s: ``cause`` is a slow rank, unequal work, or other groups.
-
-    ``ranks`` are those waited for (at most MOST_NAMED; none where it is not one class of ranks) of pipeline
-    ``stage``, ``factor`` how many times longer their kernels take, ``kind`` what they do meanwhile where it is
-    communication.
-    """
-
-    cause: str
-    seconds: float
-    ranks: tuple[int, ...] = ()
-    num_ranks: int = 0
-    stage: int | None = None
-    factor: float = 1.0
-    kind: str = ""
-
-
-class SlowRanks(_Part):
-    """Ranks whose kernels take ``factors`` times longer, and the step in s if they did not, simulated."""
-
-    factors: dict[int, float]
-    step_time_without_s: float
 
 
 class Communication(_Part):
@@ -208,9 +183,13 @@ class Bill(_Part):
 
 
 class Setup(_Part):
-    """Enough to reproduce the run: resolved inputs, the engine that ran with its seed, and what folding did."""
+    """Enough to reproduce the run: resolved inputs, the engine that ran with its seed, and what folding did.
+
+    ``asked`` is the plan as it was asked for, with what it left to the stack left open.
+    """
 
     plan: dict[str, Any]
+    asked: dict[str, Any] = {}
     training: dict[str, Any]
     model: dict[str, Any]
     cluster: dict[str, Any]

@@ -15,6 +15,7 @@ from simpar.hardware.mixed import MixedCluster
 from simpar.models.documents import packing_of
 from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.plan.mirrored import unfolded
+from simpar.plan.plan import Plan
 from simpar.program.footprint import Footprint, footprints
 from simpar.program.host_memory import HostUse, host_use
 from simpar.program.lower import Lowered
@@ -25,7 +26,6 @@ from simpar.report.accounting import Accounts, account
 from simpar.report.detail import inner_steps
 from simpar.report.explain import critical_path_s, explained
 from simpar.report.result import (
-    MOST_NAMED,
     Bill,
     Communication,
     HostReport,
@@ -33,15 +33,14 @@ from simpar.report.result import (
     MemoryReport,
     Result,
     Setup,
-    SlowRanks,
     Speed,
     StageMemory,
     TimeBreakdown,
-    Waited,
     Why,
 )  # fmt: skip
 from simpar.report.slot_facts import COMMUNICATION
 from simpar.report.timeline import MemoryCurve, RankClass, from_program, overview
+from simpar.report.waits import MOST_NAMED, SlowRanks, Waited
 from simpar.units import HOUR_S, NS_PER_S, TERA
 
 _KIND_OF_GROUP = {
@@ -54,7 +53,10 @@ ACTIVE_POWER, WAITING_POWER = 0.8, 0.4  # shares of the power limit while comput
 
 @dataclass(frozen=True)
 class Context:
-    """What a summary is made from; ``nominal_ns`` is the step without slow ranks, where there are any."""
+    """What a summary is made from.
+
+    ``nominal_ns`` is the step without slow ranks, where there are any; ``asked`` the plan before it was resolved.
+    """
 
     lowered: Lowered
     timing: Timing
@@ -64,6 +66,7 @@ class Context:
     perturbation: Perturbation
     jitter: JitterReport | None = None
     nominal_ns: int | None = None
+    asked: Plan | None = None
 
     @property
     def job(self) -> Job:
@@ -317,6 +320,7 @@ def _setup(context: Context) -> Setup:
     job, cluster, layout = context.job, context.cluster, context.lowered.layout
     return Setup(
         plan=unfolded(job.plan).model_dump(mode="json"),
+        asked={} if context.asked is None else _asked(context.asked, job.plan),
         training=job.training.model_dump(),
         model=_model_facts(job),
         cluster={
@@ -342,6 +346,12 @@ def _setup(context: Context) -> Setup:
         fold={"ranks": cluster.world_size, "classes": layout.num_classes},
         simpar_version=simpar.__version__,
     )
+
+
+def _asked(plan: Plan, resolved: Plan) -> dict[str, Any]:
+    """The plan as it was asked for, on its model, training and stack."""
+    named = {name: getattr(resolved, name) for name in ("model", "training", "stack")}
+    return plan.model_copy(update={**named, "predicted": None}).model_dump(mode="json")
 
 
 def _groups(cluster: Cluster) -> dict[str, Any]:

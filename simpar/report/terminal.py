@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 BAR_WIDTH = 32
 MAX_MEMORY_ROWS = 12
 MAX_VALIDATION_ROWS = 40
+UNTRIED = "--advise simulates layouts one or two changes away and says what each would gain."
 MAX_FITTING, MAX_TEMPTING = 6, 4  # simulated neighbours that are listed
 
 
@@ -103,7 +104,9 @@ def print_report(result: Result, console: Console) -> None:
             console.print(f"\n{title}", style="bold")
         for line in lines:
             console.print(f"- {line}", soft_wrap=True)
-    if result.why.trials:
+    if not result.why.trials:
+        console.print(f"\n{UNTRIED}", soft_wrap=True)
+    else:
         console.print("\nNeighbouring layouts, simulated", style="bold")
         console.print(_trials(result, console))
 

@@ -7,6 +7,7 @@ from simpar.program.program import Timing
 from simpar.report.attribution import binding_predecessors
 from simpar.report.explain import critical_path, critical_path_s, explained, fullest_stage
 from simpar.report.result import Result, TimeBreakdown
+from simpar.report.waits import SlowRanks, Waited
 
 
 @pytest.fixture
@@ -45,41 +46,37 @@ def test_binds_names_the_largest_loss_and_the_memory_peak(result):
     assert "are left" in memory
 
 
-def hints(result: Result, **changes: object) -> str:
-    """All hints for a result with some fields replaced."""
-    return "\n".join(explained(Result(**{**result.__dict__, **changes})).why.hints)
+def test_what_was_not_simulated_is_not_advised(result):
+    """Without trials and slow ranks there are no hints, however large a loss is."""
+    parts = TimeBreakdown(compute=0.6 * result.step_time_s, exposed_dp=0.4 * result.step_time_s)
+    said = explained(Result(**{**result.__dict__, "time_breakdown_s": parts})).why
+    assert said.hints == ()
+    assert "exposed data-parallel communication" in said.binds[0]
 
 
-def test_a_bubble_suggests_more_microbatches_or_chunks(result):
-    """The advice follows from the plan: micro-batch 2 can be halved, one chunk can become two."""
-    text = hints(result)
-    assert "--micro-batch 1" in text
-    assert "--vpp 2" in text
+def test_whom_a_rank_waits_for_is_named(result):
+    """Ranks with their factor, stages with more work, kinds of collectives; slow ranks with the step without them."""
+    tenth_s = result.step_time_s / 10
+    waiting = (
+        Waited(cause="slow rank", seconds=3 * tenth_s, ranks=(5,), num_ranks=1, stage=1, factor=2.5),
+        Waited(cause="unequal work", seconds=2 * tenth_s, ranks=(8, 9), num_ranks=2, stage=2),
+        Waited(cause="other groups", seconds=tenth_s, kind="dp"),
+    )
+    slow = SlowRanks(factors={5: 2.5}, step_time_without_s=7 * tenth_s)
+    why = result.why.model_copy(update={"waiting": waiting, "slow_ranks": slow})
+    said = explained(Result(**{**result.__dict__, "why": why})).why
+    (sentence,) = (line for line in said.binds if line.startswith("waits"))
+    assert "rank 5, 2.5 times slower" in sentence
+    assert "ranks 8, 9 of stage 2, with more to do" in sentence
+    assert "dp collectives of other groups" in sentence
+    (hint,) = said.hints
+    assert "rank 5 (2.5 times slower)" in hint
+    assert "(-30.0%)" in hint
+    assert said.waiting == waiting
 
 
-def test_a_layout_that_does_not_fit_suggests_how_to_make_it_fit(result):
-    """Sharding, recompute and smaller microbatches, each with its bytes where known."""
-    plan = {**result.setup.plan, "mesh": {"tp": 8, "pp": 4, "dp": 8}}
-    memory = result.memory.model_copy(update={"fits": False, "capacity_bytes": 30e9})
-    text = hints(result, memory=memory, setup=result.setup.model_copy(update={"plan": plan}))
-    assert "--zero 1" in text
-    assert "--recompute selective" in text
-    assert "are unused" not in text
-
-
-@pytest.mark.parametrize(
-    ("part", "words"), [("exposed_tp", "--tp 4"), ("exposed_dp", "--global-batch"), ("host", "--micro-batch")]
-)
-def test_each_large_loss_gets_its_own_advice(result, part, words):
-    """A part that dominates the step brings a suggestion that names a flag."""
-    parts = TimeBreakdown(compute=0.6 * result.step_time_s, **{part: 0.4 * result.step_time_s})
-    assert words in hints(result, time_breakdown_s=parts)
-
-
-def test_no_loss_no_advice_about_time(result):
-    """A step that only computes is praised, not advised."""
+def test_no_loss_is_said(result):
+    """A step that only computes is praised."""
     parts = TimeBreakdown(compute=result.step_time_s)
-    full = result.memory.model_copy(update={"capacity_bytes": result.memory.peak_reserved_bytes * 1.1})
-    whole = explained(Result(**{**result.__dict__, "time_breakdown_s": parts, "memory": full}))
-    assert whole.why.hints == ()
+    whole = explained(Result(**{**result.__dict__, "time_breakdown_s": parts}))
     assert "nothing else" in whole.why.binds[0]

@@ -1,0 +1,66 @@
+"""For whom a rank waits, in figures and words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import BaseModel, ConfigDict
+
+from simpar.units import format_seconds
+
+MOST_NAMED = 8
+"""Ranks that are listed of a class that others wait for."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Waited(_Part):
+    """A part of the critical rank's waiting, in s: ``cause`` is a slow rank, unequal work, or other groups.
+
+    ``ranks`` are those waited for (at most MOST_NAMED; none where it is not one class of ranks) of pipeline
+    ``stage``, ``factor`` how many times longer their kernels take, ``kind`` what they do meanwhile where it is
+    communication.
+    """
+
+    cause: str
+    seconds: float
+    ranks: tuple[int, ...] = ()
+    num_ranks: int = 0
+    stage: int | None = None
+    factor: float = 1.0
+    kind: str = ""
+
+
+class SlowRanks(_Part):
+    """Ranks whose kernels take ``factors`` times longer, and the step in s if they did not, simulated."""
+
+    factors: dict[int, float]
+    step_time_without_s: float
+
+
+def slow_hints(slow: SlowRanks | None, step_time_s: float) -> Iterator[str]:
+    """What the step is without slow ranks, which was simulated."""
+    if slow is None:
+        return
+    factors = sorted(slow.factors.items(), key=lambda item: -item[1])
+    named = ", ".join(f"rank {rank} ({by:g} times slower)" for rank, by in factors[:MOST_NAMED])
+    named += f" and {len(factors) - MOST_NAMED} more" if len(factors) > MOST_NAMED else ""
+    without_s = slow.step_time_without_s
+    yield (
+        f"repair or replace {named}: {format_seconds(without_s)} instead of {format_seconds(step_time_s)} "
+        f"({without_s / step_time_s - 1:+.1%})"
+    )
+
+
+def waited_for(part: Waited) -> str:
+    """Whom a rank waits for, in words."""
+    many = "s" if part.num_ranks > 1 else ""
+    ranks = f"rank{many} {', '.join(map(str, part.ranks[:3]))}" + (" ..." if part.num_ranks > 3 else "")
+    if part.cause == "slow rank":
+        return f"{ranks}, {part.factor:g} times slower" if part.ranks else "slow ranks"
+    if part.cause == "unequal work":
+        return f"{ranks} of stage {part.stage}, with more to do" if part.ranks else "ranks with more to do"
+    kind = f"{part.kind} " if part.kind else ""
+    return f"{kind}collectives of other groups" + (f" ({ranks})" if part.ranks else "")
