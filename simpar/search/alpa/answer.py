@@ -12,6 +12,10 @@ from simpar.search.exact import candidate, exact, is_allowed
 from simpar.search.problem import Problem, details_of
 from simpar.search.result import Candidate
 
+UNEXPRESSED = (
+    "simulated only: neither export targets nor `simpar run` express stages with shardings of their own"
+)
+
 
 @dataclass(frozen=True)
 class Found:
@@ -60,4 +64,4 @@ def _distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
 def _why(result: Result, uniform: float | None) -> tuple[str, ...]:
     """What binds a plan with stages of its own, and what it gains over the uniform optimum."""
     gain = () if not uniform else (f"{1 - result.step_time_s / uniform:+.1%} against the uniform optimum",)
-    return (*gain, *result.why.binds)
+    return (*gain, UNEXPRESSED, *result.why.binds)

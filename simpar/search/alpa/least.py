@@ -1,8 +1,9 @@
 """A lower bound of every plan of the Alpa space: kernels alone, shared out as well as any roles can.
 
 The step of any pipeline is at least its microbatches times its slowest stage, and a stage at least the kernels of its
-blocks, each under the roles that divide it best on any mesh of the stage's size: without collectives, recomputation,
-update, memory limits or contention. The cut whose slowest stage is fastest under these times bounds all others.
+blocks and its share of the update, each under the roles that divide it best on any mesh of the stage's size: without
+collectives, recomputation, memory limits or contention. The cut whose slowest stage is fastest under these times bounds
+all others.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ TOLERANCE = 1e-4
 
 
 def slowest_stage_s(job: Job, cluster: Cluster, chain: Chain, sizes: Sequence[int]) -> float:
-    """Seconds below which the slowest stage of no cut gets with one microbatch of the job's plan.
+    """Seconds below which the slowest stage of no cut gets with one microbatch, and a microbatch's share of the update.
 
     ``sizes`` are devices that a stage may have. Infinite where some block divides on none of them.
     """
@@ -81,13 +82,17 @@ def _block_times_s(job: Job, cluster: Cluster, chain: Chain, size: int) -> Float
 
 
 def _kernels_s(costs: OperatorCosts, block: Block) -> float:
-    """Forward and backward kernels of a block, every operator under the roles that suit it best."""
+    """Kernels of a block and its share of the update, every operator under the roles that suit it best."""
+    graph, share = costs.job.graph, costs.job.plan.micro_batch / costs.job.training.global_batch
+    again = graph.tied_embeddings and block.name == graph.head.name  # its table may be the embedding's
     total = 0.0
     for op in block.operators:
         index = costs.legal(op)
         if not len(index):
             return np.inf
-        time = costs.chosen(op, index).time
+        chosen = costs.chosen(op, index)
+        time = chosen.time
         each = time.forward_s + time.backward_input_s + time.backward_weight_s
         total += max(float(np.min(each)) * costs.job.stack.launch.kernel_overhead - ROUNDED_S, 0.0)
+        total += 0.0 if again else share * costs.least_update_s(chosen)
     return total

@@ -134,14 +134,30 @@ class OperatorCosts:
             if self.pricer.mesh[axis] > 1 and at.any():
                 found[_FORWARD, at] += LOSS_SUMS * self.pricer.collective_s("all_reduce", (axis,), rows[at])
 
+    def weights(self, chosen: Chosen) -> tuple[Floats, Floats, Floats]:
+        """Elements of matrices and of vectors on one rank, and how many ranks hold copies, by choice."""
+        whole, table = np.ones(len(chosen.index)), chosen.table
+        matrices, vectors = (part * whole for part in local_weights(chosen.op, self.dims, chosen.by))
+        sizes = np.array([prod(self.pricer.mesh[axis] for axis in group) for group in table.groups])
+        return matrices, vectors, sizes[table.data[chosen.index]].astype(np.float64)
+
+    def least_update_s(self, chosen: Chosen) -> float:
+        """Seconds of the update of an operator's weights under the choice that shares them out best.
+
+        Without launches, which a stage pays once for all of its weights; nothing where the host updates.
+        """
+        if not chosen.op.weights or self.job.plan.offload.is_used:
+            return 0.0
+        matrices, vectors, shards = self.weights(chosen)
+        owned = np.array([0.0, float(np.min((matrices + vectors) / shards))])
+        launched, whole = optimizer_time_s(owned, self.job.plan.numerics, self.job.kernels, self.job.stack)
+        return float(whole - launched)
+
     def _weights(self, chosen: Chosen, found: Floats) -> None:
         """Static bytes and synchronisation; gathers are hidden behind as much compute as there is."""
         sync, table = Sync(self.job), chosen.table
-        whole = np.ones(len(chosen.index))
-        matrices, vectors = (part * whole for part in local_weights(chosen.op, self.dims, chosen.by))
+        matrices, vectors, shards = self.weights(chosen)
         group_of = table.data[chosen.index]
-        sizes = np.array([prod(self.pricer.mesh[axis] for axis in group) for group in table.groups])
-        shards = sizes[group_of].astype(np.float64)
         held = np.where(chosen.gathered, matrices / shards, matrices)
         owned = matrices / shards + vectors
         terms = weight_terms(
