@@ -32,7 +32,8 @@ LEFT_OUT = ("naive", BOTH_ENDS, SLICED)
 SEVERAL_CHUNKS = ("interleaved", "breadth-first")
 TWO_CHUNKS = ("zb-v", "v-half", "v-min", "dualpipev")
 MAX_MICRO_BATCH = 64
-MIN_CONTEXT = 8192
+LEAST_PIECE = 2048
+"""Tokens of a sequence below which a rank's piece gets only by halving it once."""
 PATHS = {
     "tp_overlap": ("tensor_parallel", "overlap"),
     "order": ("mesh", "order"),
@@ -147,10 +148,13 @@ def tensor_degrees(problem: Problem) -> list[int]:
 
 
 def _context_degrees(problem: Problem) -> list[int]:
-    """Pieces of at least 8,192 tokens: shorter ones have nothing to gain. States are carried along whole sequences."""
+    """Halves of any sequence, and pieces of at least so many tokens. States are carried along whole sequences.
+
+    Where activations are what fills the memory, pieces win at any length over more recomputation or tensor ranks.
+    """
     if problem.graph.has_state:
         return [1]
-    return divisors(problem.training.seq_len, max(1, problem.training.seq_len // MIN_CONTEXT))
+    return divisors(problem.training.seq_len, max(2, problem.training.seq_len // LEAST_PIECE))
 
 
 def _context_fits(rows: Rows) -> Mask:
