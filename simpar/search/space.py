@@ -13,7 +13,7 @@ from simpar.errors import Infeasible, UserError
 from simpar.files import allowed, suggest
 from simpar.plan import flat
 from simpar.plan.plan import Plan
-from simpar.plan.schedules import known_name
+from simpar.plan.schedules import known_name, natural_vpp
 from simpar.search.axes import AXES, AXIS_NAMES, PATHS, Axis, Rows
 from simpar.search.problem import Problem
 from simpar.search.requested import COMPANIONS, REQUESTED_NAMES, Requested, offered
@@ -150,8 +150,14 @@ def plan_of(rows: Rows, index: int) -> Plan:
 
 
 def counted(rows: Rows, index: int) -> Plan:
-    """The plan of one row with its data-parallel ranks counted, where its pipeline is known."""
+    """The plan of one row with its data-parallel ranks counted, where its pipeline is known.
+
+    Chunks that are not joined yet are the fewest that its schedule takes.
+    """
     plan = plan_of(rows, index)
+    if "schedule" in rows.domain and "vpp" not in rows.domain:
+        pipeline = plan.pipeline.model_copy(update={"vpp": natural_vpp(plan.schedule)})
+        plan = plan.model_copy(update={"pipeline": pipeline})
     if "pp" not in rows.domain:
         return plan
     return plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"dp": int(rows["dp"][index])})})

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from simpar.plan import flat
 from simpar.report.terminal import layout
 from simpar.search.result import Candidate, SearchResult
+from simpar.search.scope import listed, usual_values
 from simpar.units import GIB, MEGA, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def print_search(found: SearchResult, console: Console) -> None:
             [_point(one, _asked(found)) for one in found.details.get("pareto", ())[1:]],
         ),
     )
-    for title, lines in sections:
+    for title, lines in (*sections, ("What the space holds", list(_scope(found)))):
         if lines:
             console.print(f"\n{title}", style="bold")
         for line in lines:
@@ -75,6 +76,26 @@ def certificate(found: SearchResult) -> Iterator[str]:
         f"{counts.space_size:,} plans, {counts.feasible:,} fit, {counts.bounded:,} bounded, {counts.swept:,} swept, "
         f"{counts.simulated:,} simulated in {found.search_seconds:.1f} s"
     )
+    if lost := found.details.get("not_portable"):
+        target, reasons = lost["target"], "; ".join(lost["reasons"])
+        yield f"{target} cannot express the first: {reasons}; --portable {target} finds the best that it can"
+
+
+def _scope(found: SearchResult) -> Iterator[str]:
+    """What the certificate covers: axes with their values, what was held, and what is left out."""
+    told = found.details.get("scope")
+    if told is None:
+        return
+    yield "searched: " + "; ".join(f"{name} {listed(values)}" for name, values in told["searched"].items())
+    usual = usual_values()
+    held = [
+        name if value == usual.get(name, name) else f"{name} {value}" for name, value in told["held"].items()
+    ]
+    yield f"held as the plan has it: {', '.join(held)}"
+    if told["restricted"]:
+        yield f"by --fix: {', '.join(told['restricted'])}"
+    for words in told["left_out"]:
+        yield f"left out: {words}"
 
 
 def describe(plan: Mapping[str, Any], asked: Iterable[str] = ()) -> str:

@@ -20,6 +20,7 @@ from simpar.search.hunt import Hunt, fields_of
 from simpar.search.infeasible import nothing_fits
 from simpar.search.problem import Problem, details_of
 from simpar.search.result import Candidate, SearchResult
+from simpar.search.scope import not_portable, scope
 from simpar.search.seeds import first_plan, seed
 from simpar.search.space import plan_of
 from simpar.search.watch import Watch
@@ -41,8 +42,10 @@ def search_uniform(problem: Problem, watch: Watch) -> SearchResult:
             with watch.stoppable():
                 _stand_beside(hunt, results, more)
     nodes = [one.problem.cluster.nodes for one in hunt.fields] or [problem.cluster.nodes]
+    candidates = _candidates(results)
+    more |= {"scope": scope(problem), "not_portable": not_portable(problem, candidates[0].plan)}
     return SearchResult(
-        candidates=_candidates(results),
+        candidates=candidates,
         counts=counts,
         objective=problem.objective,
         certified_optimal=gap <= 0 and certified,

@@ -65,7 +65,7 @@ def test_search_finds_what_brute_force_finds(seed, problem_of):
 @pytest.mark.parametrize("seed", [4, 8])
 def test_bounds_of_undecided_rows_hold(seed, problem_of):
     """What dropping activations costs at least is no more than what the choice costs."""
-    problem = tight(problem_of(seed, **HELD))
+    problem = tight(problem_of(seed, **HELD, cp=1))
     rows = enumerate_space(problem)
     rows.take(needs(rows).needed_bytes <= problem.memory_limit_bytes)
     rows.take(undecided(rows, np.arange(rows.count)))
