@@ -13,7 +13,7 @@ from simpar.files import choose
 from simpar.hardware.cluster import Cluster
 from simpar.models.documents import with_documents
 from simpar.models.graph import ModelGraph
-from simpar.models.training import Training
+from simpar.models.training import MOST_TOKENS, Training
 from simpar.models.tuning import TUNED, tuned
 from simpar.plan.check import Target, check, layers_by_cost, schedule_of
 from simpar.plan.mirrored import folded
@@ -25,6 +25,7 @@ from simpar.program.checkpointing import with_checkpoints
 from simpar.program.lower import Lowered, lower
 from simpar.program.pass_costs import pass_costs
 from simpar.program.perturbation import Perturbation
+from simpar.program.program import check_countable
 from simpar.program.rank_view import Job
 from simpar.program.token_slices import choose_slices
 from simpar.replicas.cooperate import cooperate
@@ -67,6 +68,7 @@ def simulate(
     job = make_job(model, cluster, plan, training, stack)
     perturbation = perturbed(options)
     lowered = lower_job(job, cluster, {"perturbation": perturbation})
+    check_countable(lowered.program)
     name, engine = choose_engine(options.get("engine", "auto"), lowered.program)
     alone = apart(job.plan)  # then jitter is drawn for many steps of replicas, not for the passes of one
     jitter = None
@@ -211,11 +213,21 @@ def perturbed(options: Options) -> Perturbation:
     return replace(perturbation, seed=options["seed"]) if "seed" in options else perturbation
 
 
+def _check_tokens(job: Job) -> None:
+    tokens = job.plan.micro_batch * job.training.seq_len
+    if tokens > MOST_TOKENS:
+        raise UserError(
+            f"plan.micro_batch = {job.plan.micro_batch}: {tokens:.4g} tokens a microbatch; allowed: {MOST_TOKENS}, "
+            f"that is {max(1, MOST_TOKENS // job.training.seq_len)} sequences of {job.training.seq_len}"
+        )
+
+
 def lower_job(job: Job, cluster: Cluster, options: Options, *, contention: bool = True) -> Lowered:
     """Lower a job under the perturbation of the options. Raises UserError for a rank that does not exist."""
     perturbation = perturbed(options)
     for rank in perturbation.slow_ranks:
         if not 0 <= rank < cluster.world_size:
             raise UserError(f"slow_ranks: rank {rank}: allowed: 0..{cluster.world_size - 1}")
+    _check_tokens(job)
     schedule = schedule_of(job.plan, job.training)
     return lower(job, cluster, schedule, perturbation=perturbation, contention=contention)

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
+from simpar.errors import BeyondIntegers
+
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 MS, US, NS = 1e-3, 1e-6, 1e-9
@@ -18,6 +20,10 @@ KILO, MEGA, GIGA, TERA, PETA = 1e3, 1e6, 1e9, 1e12, 1e15
 NS_PER_S = 10**9
 HOUR_S, DAY_S = 3600.0, 86400.0
 _MOST_S = 2.0**63 / NS_PER_S
+_ALLOWED = (
+    f"must be finite and less than {_MOST_S:.0f} s (292 years); fewer tokens a microbatch (training.seq_len, "
+    "plan.micro_batch) or faster hardware"
+)
 MOST_LINK_BYTES_PER_S = 500e12
 """Of one link: what :mod:`simpar.program.flow` holds in integers that still tell bytes per second of slow links."""
 
@@ -137,15 +143,15 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 def to_ns(seconds: float | NDArray[np.float64]) -> Any:
     """Nanoseconds (int, or int64 array) of seconds, rounded half to even.
 
-    Raises ValueError where they are not finite or do not fit in 64 bits (292 years).
+    Raises BeyondIntegers where they are not finite or do not fit in 64 bits (292 years).
     """
     if isinstance(seconds, float):
         if not abs(seconds) < _MOST_S:
-            raise ValueError(f"{seconds} s: must be finite and less than {_MOST_S:.0f} s")
+            raise BeyondIntegers(f"{seconds:g} s: {_ALLOWED}")
         return round(seconds * NS_PER_S)
     exact = np.asarray(seconds, dtype=np.float64)
     if not np.all(np.abs(exact) < _MOST_S):
-        raise ValueError(f"{seconds} s: must be finite and less than {_MOST_S:.0f} s")
+        raise BeyondIntegers(f"{exact.max():g} s: {_ALLOWED}")
     whole = np.rint(exact * NS_PER_S).astype(np.int64)
     return int(whole) if whole.ndim == 0 else whole
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -14,6 +14,10 @@ from pydantic import (
 )
 
 from simpar.units import Count
+
+MOST_TOKENS = 2**32
+"""Of one microbatch. Beyond, bytes and nanoseconds of models as they are leave 64 bits."""
+MOST_SEQUENCES = 2**40
 
 
 class _Part(BaseModel):
@@ -43,8 +47,8 @@ class Documents(_Part):
 class Training(_Part):
     """``seq_len`` tokens a sequence and ``global_batch`` sequences an optimizer step, of ``documents`` if they vary."""
 
-    seq_len: Count
-    global_batch: Count
+    seq_len: Annotated[Count, Field(le=MOST_TOKENS)]
+    global_batch: Annotated[Count, Field(le=MOST_SEQUENCES)]
     documents: Documents | None = None
 
     @property

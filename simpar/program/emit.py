@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.errors import BeyondIntegers
 from simpar.program.phases import CollectiveUse
 from simpar.program.program import MEMORY_CATEGORIES, Label
 from simpar.program.templates import BUFFERS, Node, Template
@@ -314,11 +315,17 @@ def _memory_rows(nodes: Sequence[Node]) -> list[tuple[int, int, int, int]]:
 
 
 def _column(values: object) -> Ints:
-    return np.array(list(values), dtype=np.int64)  # type: ignore[call-overload]
+    try:
+        return np.array(list(values), dtype=np.int64)  # type: ignore[call-overload]
+    except OverflowError:
+        raise BeyondIntegers(
+            "times of more than 292 years or tensors of more than 9.2 EB: allowed: fewer tokens a microbatch "
+            "(training.seq_len, plan.micro_batch)"
+        ) from None
 
 
 def _rows(values: object, width: int) -> Ints:
-    return np.array(list(values), dtype=np.int64).reshape(-1, width)  # type: ignore[call-overload]
+    return _column(values).reshape(-1, width)
 
 
 def _tile(tables: Sequence[Ints], template: Ints, starts: Ints, *, shifted: tuple[int, ...]) -> Ints:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from simpar.errors import BeyondIntegers
 from simpar.units import KB, NS_PER_S
 
 Ints = NDArray[np.int64]
@@ -60,7 +61,7 @@ def to_work(size_bytes: ArrayLike) -> Ints:
 
 def _check_largest(what: str, value: Ints, limit: int) -> None:
     if value.max(initial=0) > limit:
-        raise ValueError(f"{what} of {value.max()} bytes is above {limit}, the most that integers hold")
+        raise BeyondIntegers(f"{what} of {value.max()} bytes is above {limit}, the most that integers hold")
 
 
 def solo_rates(coefficient: ArrayLike, capacity_bytes_per_s: ArrayLike) -> Ints:

@@ -15,7 +15,7 @@ class that stands for several equal flows counts with their number on one link. 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,6 +30,7 @@ from simpar.program.flow import (
     to_cap,
     to_work,
 )
+from simpar.units import NS_PER_S, to_ns
 
 __all__ = [
     "COEFFICIENT_ONE",
@@ -227,6 +228,14 @@ def solo_durations_ns(program: Program) -> Ints:
         rate[used] = np.minimum.reduceat(share, routes.links.pointer[used])
     own = np.minimum(rate[ops.route], to_cap(ops.rate_cap_bytes_per_s))
     return np.asarray(ops.fixed_ns - (-to_work(ops.work_bytes) // np.maximum(own, 1)))
+
+
+def check_countable(program: Program) -> None:
+    """Refuse a step whose ops one after the other leave 64 bits of nanoseconds. Raises BeyondIntegers."""
+    fixed = replace(program.ops, work_bytes=np.zeros_like(program.ops.work_bytes))
+    flows = replace(program.ops, fixed_ns=np.zeros_like(program.ops.fixed_ns))
+    parts = [solo_durations_ns(replace(program, ops=ops)).astype(np.float64) for ops in (fixed, flows)]
+    to_ns(float(sum(part.sum() for part in parts)) / NS_PER_S)
 
 
 def longest_path_ns(program: Program, durations_ns: ArrayLike) -> Ints:

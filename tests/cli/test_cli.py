@@ -112,6 +112,24 @@ def test_there_is_no_command_that_does_not_work_yet(capsys):
         (["simulate", "gpt2-laptop", "--hardware", "dgx-h1000"], "did you mean 'dgx-h100'"),
         (["simulate", "gpt2-laptop", "--recompute", "some"], "recompute"),
         (["simulate", "gpt2-laptop", "--engine", "magic"], "magic"),
+        (["simulate", "gpt2-laptop", "--seq-len", "1000000000000000"], "training.seq_len = 1000000000000000"),
+        (
+            ["simulate", "gpt2-laptop", "--global-batch", "8000000000000"],
+            "training.global_batch = 8000000000000",
+        ),
+        (
+            [
+                "simulate",
+                "gpt2-laptop",
+                "--global-batch",
+                "8000000000",
+                "--micro-batch",
+                "1000000000",
+                "--pp",
+                "1",
+            ],
+            "plan.micro_batch = 1000000000",
+        ),
         (["simulate", "gpt2-laptop", "--jitter", "5"], "perturbation.jitter.sigma = 5"),
         (["simulate", "gpt2-laptop", "--jitter", "0.1", "--seeds", "0"], "perturbation.jitter.seeds = 0"),
         (
