@@ -17,7 +17,7 @@ from simpar.units import Count
 
 MOST_TOKENS = 2**32
 """Of one microbatch. Beyond, bytes and nanoseconds of models as they are leave 64 bits."""
-MOST_SEQUENCES = 2**40
+MOST_SEQUENCES = 2**42
 
 
 class _Part(BaseModel):
