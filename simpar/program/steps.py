@@ -8,10 +8,11 @@ only, so they share this walk [Korthikanti et al. 2022, arXiv 2205.05198, sectio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
+from typing import Literal
 
 from simpar.cost.operators import OperatorTime
 from simpar.models.graph import Block, Operator
@@ -29,18 +30,37 @@ from simpar.program.rank_view import RankView
 NOTHING = Phase(())
 
 
+Half = Literal["both", "input", "weight"]
+"""What a walk back through a block makes: all gradients, those of inputs, or those of weights."""
+
+
 @dataclass(frozen=True)
 class BlockSteps:
-    """The phases of one block: forward, full backward (F, B) and its two halves (I, W).
+    """The phases of one block: forward, full backward (F, B) and its two halves (I, W), walked when asked for.
 
-    ``again`` is the forward that is run once more ahead of the backward, where the plan has it apart.
+    Backwards begin with what runs once more in them, ``first``; ``again`` is what runs once more ahead of them, where
+    the plan has it apart.
     """
 
     forward: Phase
-    backward: Phase
-    input_gradient: Phase
-    weight_gradient: Phase
+    walk: Callable[[Half], Phase] = lambda half: NOTHING
+    first: Phase = NOTHING
     again: Phase = NOTHING
+
+    @cached_property
+    def backward(self) -> Phase:
+        """All gradients."""
+        return self.first.then(self.walk("both"))
+
+    @cached_property
+    def input_gradient(self) -> Phase:
+        """Gradients of inputs, which the stage before waits for."""
+        return self.first.then(self.walk("input"))
+
+    @cached_property
+    def weight_gradient(self) -> Phase:
+        """Gradients of weights, whenever there is time."""
+        return self.walk("weight")
 
 
 def block_steps(block: Block, view: RankView, *, recompute: str = "none") -> BlockSteps:
@@ -56,29 +76,22 @@ def steps_of(view: BlockView, *, recompute: str = "none") -> BlockSteps:
     walk = _Walk(view)
     forward = walk.forward("forward", walk.times)
     if view.block.still:
-        return BlockSteps(forward, NOTHING, NOTHING, NOTHING)
+        return BlockSteps(forward)
     operators = recompute == "selective" and view.job.stack.memory.selective == "operators"
     again = walk.again(recompute, operators=operators)
     selective = recompute == "selective" and not operators
     early = view.job.plan.memory.recompute_early
-    first = NOTHING if early else again
-    return BlockSteps(
-        again=again if early else NOTHING,
-        forward=forward,
-        backward=first.then(walk.backward(selective, input_gradient=True, weight_gradient=True)),
-        input_gradient=first.then(walk.backward(selective, input_gradient=True, weight_gradient=False)),
-        weight_gradient=walk.backward(selective, input_gradient=False, weight_gradient=True),
-    )
+    back = partial(walk.backward, selective)
+    return BlockSteps(forward, back, *((NOTHING, again) if early else (again, NOTHING)))
 
 
 def _on_grid(steps: GridSteps) -> BlockSteps:
     """The phases of a block whose products run on a grid of ranks."""
-    again = steps.forward("recompute") if is_full(steps.recompute) else NOTHING
+    kinds = {"both": ("input_gradient", "weight_gradient"), "input": ("input_gradient",)}
     return BlockSteps(
         forward=steps.forward("forward"),
-        backward=again.then(steps.backward("input_gradient", "weight_gradient")),
-        input_gradient=again.then(steps.backward("input_gradient")),
-        weight_gradient=steps.backward("weight_gradient"),
+        walk=lambda half: steps.backward(*kinds.get(half, ("weight_gradient",))),
+        first=steps.forward("recompute") if is_full(steps.recompute) else NOTHING,
     )
 
 
@@ -147,8 +160,9 @@ class _Walk:
         kernels = (int(time.forward_kernels) * each for time, each in zip(times, rounds, strict=True))
         return self._phase(sequence, block, kernels)
 
-    def backward(self, selective: bool, *, input_gradient: bool, weight_gradient: bool) -> Phase:
+    def backward(self, selective: bool, half: Half) -> Phase:
         """The backward pass, in full or one half of it; ``selective`` runs core attention forward again first."""
+        input_gradient, weight_gradient = half != "weight", half != "input"
         sequence, block = StepList(), self.view.block
         pairs = list(zip(block.operators, self.times, strict=True))
         for op, time in reversed(pairs):

@@ -65,7 +65,11 @@ class Rows:
         self._known.pop(name, None)
 
     def take(self, which: Any) -> None:
-        """Keep some of the rows."""
+        """Keep some of the rows: their numbers, or a mask."""
+        if isinstance(which, np.ndarray) and which.dtype.kind == "b":
+            if which.all():
+                return
+            which = np.flatnonzero(which)
         self._known.clear()
         self.code = {name: codes[which] for name, codes in self.code.items()}
         self.count = len(next(iter(self.code.values()), ()))

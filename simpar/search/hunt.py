@@ -14,7 +14,7 @@ from simpar.search.exact import Exact, Figures, figures_of, measure
 from simpar.search.fit import Need, needs
 from simpar.search.problem import Problem
 from simpar.search.result import Counts
-from simpar.search.space import ORIGIN, memory_rows, plan_of, refusals, with_late_axes
+from simpar.search.space import ORIGIN, late_count, memory_rows, plan_of, refusals, with_late_axes
 from simpar.search.watch import Watch
 
 
@@ -33,7 +33,7 @@ class Field:
         rows = memory_rows(problem)
         need = needs(rows)
         fit = need.needed_bytes <= problem.memory_limit_bytes
-        size = with_late_axes(rows.some(~fit)).count if not fit.all() else 0
+        size = late_count(rows.some(~fit)) if not fit.all() else 0
         if not fit.any():
             return Field(problem, size, need, None)
         feasible = with_late_axes(rows.some(fit))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +27,7 @@ from simpar.program.phases import BLOCK_STREAMS, COMPUTE, CollectiveUse, Phase
 from simpar.program.rank_view import RankView
 from simpar.program.segments import make_segment
 from simpar.program.stages import PASSES
-from simpar.program.steps import block_steps
+from simpar.program.steps import BlockSteps, block_steps
 from simpar.program.synchronisation import DENSE, EXPERTS, Synchronisation
 from simpar.program.traffic import group_kinds, late_per_member_s
 from simpar.search.axes import fully_sharded
@@ -81,7 +81,8 @@ class Passes:
     _phases: dict[int, dict[tuple[str, int], Phase]] = field(default_factory=dict)
     _prices: dict[int, dict[CollectiveUse, int]] = field(default_factory=dict)
     _groups: dict[tuple[object, ...], Mapping[str, Ints]] = field(default_factory=dict)
-    _known: dict[tuple[int, str], Ints] = field(default_factory=dict)
+    _made: dict[tuple[int, int], BlockSteps] = field(default_factory=dict)
+    _known: dict[str, Ints] = field(default_factory=dict)
     _lanes: dict[tuple[int, int, str], Lane] = field(default_factory=dict)
     _drains: dict[tuple[int, str], Floats] = field(default_factory=dict)
 
@@ -214,14 +215,12 @@ class Passes:
                     found[letter][key, at] = max(0, int(to_ns(slow * seconds)) - 3 * len(times))
         return found
 
-    def again_ns(self, keys: Ints) -> Floats:
-        """Times of what is run once more ahead of the backward, float64[len(keys), kinds]."""
-        unique, where = np.unique(keys, return_inverse=True)
-        tables = np.zeros((len(unique), len(self.kinds)))
-        for at, key in enumerate(unique.tolist()):
-            if self.views[key].job.plan.memory.recompute_early:
-                tables[at] = self._plain(key, AGAIN)
-        return np.asarray(tables[where])
+    def again_ns(self, keys: Ints, shape: Shape) -> Floats:
+        """Times of what is run once more ahead of the backward, float64[len(keys), kinds], of the kinds of a shape."""
+        early = np.array([view.job.plan.memory.recompute_early for view in self.views])[keys]
+        found = np.zeros((len(keys), len(self.kinds)))
+        found[early] = self.plain_ns(keys[early], (AGAIN,), shape.kinds)[AGAIN]
+        return found
 
     def _kernels_of(self, phase: Phase) -> int:
         """Nanoseconds of the kernels of a phase, a little less than they are."""
@@ -251,13 +250,19 @@ class Passes:
             self._phases[key] = {}
         table = self._phases[key]
         if (letter, kind) not in table:
+            table[letter, kind] = getattr(
+                self._steps(key, kind), "again" if letter == AGAIN else PASSES[letter]
+            )
+        return table[letter, kind]
+
+    def _steps(self, key: int, kind: int) -> BlockSteps:
+        if (key, kind) not in self._made:
             known = {name: times[key] for name, times in self._times.items()}
             base = self.views[key]
             view = _TimedView(**{f.name: getattr(base, f.name) for f in fields(base)}, known=known)
-            steps = block_steps(self.kinds[kind].block, view, recompute=self.kinds[kind].recompute)
-            for one, name in (*PASSES.items(), (AGAIN, "again")):
-                table[one, kind] = getattr(steps, name)
-        return table[letter, kind]
+            one = self.kinds[kind]
+            self._made[key, kind] = block_steps(one.block, view, recompute=one.recompute)
+        return self._made[key, kind]
 
     def price(self, key: int, use: CollectiveUse) -> int:
         """Nanoseconds of a collective inside a block, on the group of rank 0."""
@@ -311,14 +316,14 @@ class Passes:
         Where passes run together only what one stream carries of both adds up: one table a stream.
         """
         if not shape.pairs:
-            return [self.plain_ns(keys, shape.letters)]
+            return [self.plain_ns(keys, shape.letters, shape.kinds)]
         unique, where = np.unique(keys, return_inverse=True)
-        carried = {
-            letter: np.array(
-                [[self._carried(int(key), kind, letter) for kind in range(len(self.kinds))] for key in unique]
-            )
-            for letter in shape.letters
-        }
+        carried: dict[str, Ints] = {}
+        for letter in shape.letters:
+            carried[letter] = np.zeros((len(unique), len(self.kinds), len(CARRIERS)), dtype=np.int64)
+            for at, key in enumerate(unique.tolist()):
+                for kind in shape.kinds:
+                    carried[letter][at, kind] = self._carried(key, kind, letter)
         kernels = {letter: self.kernels_ns[letter][keys] for letter in shape.letters}
         streams = [
             at for at in range(len(CARRIERS)) if any(table[..., at].any() for table in carried.values())
@@ -334,28 +339,29 @@ class Passes:
                 found[step.stream] += self.price(key, step.collective)
         return tuple(found.values())
 
-    def plain_ns(self, keys: Ints, letters: Sequence[str] = LETTERS) -> dict[str, Ints]:
-        """Times of passes with nothing beside them by letter, int64[len(keys), kinds]."""
-        unique, where = np.unique(keys, return_inverse=True)
-        tables = {letter: np.zeros((len(unique), len(self.kinds)), dtype=np.int64) for letter in letters}
-        for at, key in enumerate(unique.tolist()):
-            for letter in letters:
-                tables[letter][at] = self._plain(key, letter)
-        return {letter: table[where] for letter, table in tables.items()}
+    def plain_ns(
+        self, keys: Ints, letters: Sequence[str] = LETTERS, kinds: Sequence[int] | None = None
+    ) -> dict[str, Ints]:
+        """Times of passes with nothing beside them by letter, int64[len(keys), kinds].
 
-    def _plain(self, key: int, letter: str) -> Ints:
-        if (key, letter) not in self._known:
-            slow = self.jobs.problem.stack.launch.kernel_overhead
-            self._known[key, letter] = np.array(
-                [
-                    make_segment(
-                        self.phase(key, kind, letter), lambda use: self.price(key, use), slowdown=slow
-                    ).duration_ns
-                    for kind in range(len(self.kinds))
-                ],
-                dtype=np.int64,
+        Those that are no ``kinds`` are zero, or known already.
+        """
+        wanted = list(range(len(self.kinds)) if kinds is None else kinds)
+        found = {}
+        for letter in letters:
+            known = self._known.setdefault(
+                letter, np.full((len(self.row), len(self.kinds)), -1, dtype=np.int64)
             )
-        return self._known[key, letter]
+            for key in np.unique(keys[(known[keys][:, wanted] < 0).any(axis=1)]).tolist():
+                for kind in wanted:
+                    known[key, kind] = self._plain(key, kind, letter)
+            found[letter] = np.maximum(known[keys], 0)
+        return found
+
+    def _plain(self, key: int, kind: int, letter: str) -> int:
+        slow = self.jobs.problem.stack.launch.kernel_overhead
+        price = partial(self.price, key)
+        return make_segment(self.phase(key, kind, letter), price, slowdown=slow).duration_ns
 
     def slowed_ns(self, keys: Ints, letter: str, busy_ns: Floats) -> Ints:
         """Times of passes beside ``busy_ns`` of data-parallel communication each, int64[len(keys), kinds].

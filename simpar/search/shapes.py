@@ -55,6 +55,11 @@ class Shape:
         return self.splits and "B" in self.letters
 
     @cached_property
+    def kinds(self) -> tuple[int, ...]:
+        """Kinds of blocks that it holds."""
+        return tuple(sorted({kind for held in self.pieces for kind in held}))
+
+    @cached_property
     def alike(self) -> tuple[int, ...]:
         """Of every virtual stage the first that holds the same kinds in the same order."""
         known: dict[tuple[int, ...], int] = {}

@@ -21,6 +21,7 @@ from simpar.search.requested import COMPANIONS, REQUESTED_NAMES, Requested, offe
 WORDS = {"true": True, "false": False, "on": True, "off": False}
 ORIGIN = "origin"
 PROBES = 8
+ROWS_AT_ONCE = 2**17
 FIRST_LATE_AXIS = AXIS_NAMES.index("overlap_grad_reduce")
 """Axes from here on do not change what fits in memory."""
 ALL_NAMES = (*AXIS_NAMES, *REQUESTED_NAMES)
@@ -40,6 +41,17 @@ def with_late_axes(rows: Rows) -> Rows:
     """The same rows with the axes that memory does not depend on; the column ORIGIN tells where each comes from."""
     rows.code[ORIGIN] = np.arange(rows.count, dtype=np.int32)
     return join_axes(rows, AXES[FIRST_LATE_AXIS:])
+
+
+def late_count(rows: Rows) -> int:
+    """How many rows the others become with the late axes, counted a part at a time."""
+    count = 0
+    for part in np.array_split(np.arange(rows.count), rows.count // ROWS_AT_ONCE + 1):
+        try:
+            count += with_late_axes(rows.some(part)).count
+        except Infeasible:  # none of these
+            continue
+    return count
 
 
 def join_axes(rows: Rows, axes: Sequence[Axis]) -> Rows:

@@ -130,5 +130,7 @@ def test_selective_recompute_repeats_attention_only() -> None:
 
 def test_gradient_waits_are_acyclic() -> None:
     """Every step waits for earlier steps only."""
-    for phase in vars(layer_steps("gemma-2-9b", tp=4)).values():
+    steps = layer_steps("gemma-2-9b", tp=4)
+    for phase in (steps.forward, steps.backward, steps.input_gradient, steps.weight_gradient):
+        assert phase.steps
         assert all(position < index for index, step in enumerate(phase.steps) for position in step.after)
