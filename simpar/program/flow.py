@@ -80,5 +80,9 @@ def solo_duration_ns(
     if not work_bytes:
         return int(fixed_ns)
     rates: list[int] = solo_rates(coefficient, capacity_bytes_per_s).tolist()
-    rate = min([int(to_cap(rate_cap_bytes_per_s)), *rates])
-    return int(fixed_ns) - (-int(to_work(work_bytes)) // max(rate, 1))
+    return int(drained_ns(fixed_ns, work_bytes, min([int(to_cap(rate_cap_bytes_per_s)), *rates])))
+
+
+def drained_ns(fixed_ns: ArrayLike, work_bytes: ArrayLike, rate: ArrayLike) -> Ints:
+    """Duration of flows at one rate each, in nanoseconds: their fixed part, then all of their work, rounded up."""
+    return np.asarray(np.asarray(fixed_ns) - (-to_work(work_bytes) // np.maximum(rate, 1)), dtype=np.int64)

@@ -16,6 +16,7 @@ from simpar.plan.mirrored import MirroredMesh
 from simpar.plan.routing import has_sampled_loads, sampled_loads
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.assemble import assemble
+from simpar.program.collective_prices import Added
 from simpar.program.colours import rank_colours
 from simpar.program.emit import ClassActions, Emitter, FlowUse, Slots
 from simpar.program.families import Family, followed
@@ -91,10 +92,7 @@ def lower(
     kinds = group_kinds(view, sync, schedule)
     layout = build_layout(cluster, kinds, rank_colours(view, cluster, perturbation))
     streams = streams_of(kinds, schedule, sync)
-    network = Network(
-        cluster, layout, streams, contention, job.stack.launch.message_s, job.stack.launch.dispatch_s,
-        sync.quantise_s_per_byte,
-    )  # fmt: skip
+    network = Network(cluster, layout, streams, contention, Added.of(job.stack, sync.quantise_s_per_byte))
     builder = StageBuilder(job, view, sync, schedule.rank_of_stage)
     maker = ClassMaker(builder, network, schedule, perturbation, collapse)
     return emit_classes(maker, _stream_names(schedule, sync))

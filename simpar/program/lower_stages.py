@@ -24,6 +24,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.plan.placement import SHARDED, States, sharding
 from simpar.plan.schedules.actions import Schedule
 from simpar.plan.stages import StagePlan
+from simpar.program.collective_prices import Added, is_tensor_parallel
 from simpar.program.colours import with_devices, with_slow_ranks
 from simpar.program.layout import build_layout
 from simpar.program.lower import ClassMaker
@@ -33,7 +34,7 @@ from simpar.program.placed import GroupKind
 from simpar.program.rank_view import Job
 from simpar.program.stage_builder import StagedBuilder, StagePart, Sync
 from simpar.program.templates import GATHER, REDUCE, Node, Template
-from simpar.program.traffic import EMBEDDING_GROUP, Network, is_tensor_parallel
+from simpar.program.traffic import EMBEDDING_GROUP, Network
 from simpar.units import US
 
 Ints = NDArray[np.int64]
@@ -144,8 +145,7 @@ class StagedClassMaker(ClassMaker):
         colours = with_devices(colour, len(builder.stages), cluster)
         layout = build_layout(cluster, kinds, with_slow_ranks(*colours, perturbation))
         streams = {kind.name: _streams_of(kind.name) for kind in kinds}
-        launch = job.stack.launch
-        network = Network(cluster, layout, streams, contention, launch.message_s, launch.dispatch_s)
+        network = Network(cluster, layout, streams, contention, Added.of(job.stack))
         return StagedClassMaker(builder, network, schedule, perturbation)
 
     @property

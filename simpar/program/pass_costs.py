@@ -8,16 +8,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.collectives import fastest, offers
 from simpar.hardware.cluster import Cluster
 from simpar.plan.plan import Plan
+from simpar.program.collective_prices import Prices
 from simpar.program.phases import CollectiveUse
 from simpar.program.rank_view import Job, RankView
 from simpar.program.segments import make_segment
 from simpar.program.stages import Piece, StageBuilder
 from simpar.program.synchronisation import Synchronisation
 from simpar.program.traffic import block_groups, late_per_member_s
-from simpar.units import NS_PER_S
 
 DIGITS = 2
 
@@ -28,7 +27,7 @@ class PassesAlone:
 
     builder: StageBuilder
     groups: Mapping[str, NDArray[np.int64]]
-    cluster: Cluster
+    prices: Prices
     known: dict[tuple[str, str, str], int] = field(default_factory=dict)
 
     @staticmethod
@@ -39,7 +38,13 @@ class PassesAlone:
         view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, plan.mesh))
         view = replace(view, context_rank=0) if view.uneven_context else view
         builder = StageBuilder(job, view, Synchronisation.of(job), ())
-        return PassesAlone(builder, {kind.name: kind.groups[0] for kind in block_groups(view)}, cluster)
+        return PassesAlone(
+            builder, {kind.name: kind.groups[0] for kind in block_groups(view)}, Prices.of_job(job, cluster)
+        )
+
+    def price(self, use: CollectiveUse) -> int:
+        """Nanoseconds of a collective."""
+        return self.prices.of(use.op, self.groups[use.group], use.group).use_ns(use)
 
     def duration_ns(self, piece: Piece, kind: str) -> int:
         """Nanoseconds of a pass ("forward", "backward", ...) over one block."""
@@ -47,12 +52,8 @@ class PassesAlone:
         if key not in self.known:
             phase = getattr(self.builder.steps(piece), kind)
             overhead = self.builder.job.stack.launch.kernel_overhead
-            self.known[key] = make_segment(phase, self._solo_ns, slowdown=overhead).duration_ns
+            self.known[key] = make_segment(phase, self.price, slowdown=overhead).duration_ns
         return self.known[key]
-
-    def _solo_ns(self, use: CollectiveUse) -> int:
-        line = fastest(offers(use.op, self.groups[use.group], self.cluster), use.size_bytes).line
-        return round(use.count * line.time_s(use.size_bytes) * NS_PER_S)
 
 
 def pass_costs(job: Job, cluster: Cluster) -> tuple[float, float, float]:

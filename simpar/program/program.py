@@ -23,12 +23,12 @@ from numpy.typing import ArrayLike, NDArray
 from simpar.program.flow import (
     COEFFICIENT_ONE,
     NO_CAP,
+    drained_ns,
     fixed_point,
     quantise,
     solo_duration_ns,
     solo_rates,
     to_cap,
-    to_work,
 )
 from simpar.units import NS_PER_S, to_ns
 
@@ -227,7 +227,7 @@ def solo_durations_ns(program: Program) -> Ints:
     if len(used):
         rate[used] = np.minimum.reduceat(share, routes.links.pointer[used])
     own = np.minimum(rate[ops.route], to_cap(ops.rate_cap_bytes_per_s))
-    return np.asarray(ops.fixed_ns - (-to_work(ops.work_bytes) // np.maximum(own, 1)))
+    return drained_ns(ops.fixed_ns, ops.work_bytes, own)
 
 
 def check_countable(program: Program) -> None:

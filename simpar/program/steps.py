@@ -43,7 +43,7 @@ class BlockSteps:
     """
 
     forward: Phase
-    walk: Callable[[Half], Phase] = lambda half: NOTHING
+    walk: Callable[[Half], Phase] = lambda _: NOTHING
     first: Phase = NOTHING
     again: Phase = NOTHING
 

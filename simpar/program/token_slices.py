@@ -14,10 +14,10 @@ from math import lcm
 
 import numpy as np
 
-from simpar.cost.collectives import fastest, offers
 from simpar.hardware.cluster import Cluster
 from simpar.plan.schedules.terapipe import fastest_slices
 from simpar.plan.sharding import RankDims, rank_dims
+from simpar.program.collective_prices import Prices
 from simpar.program.phases import CollectiveUse
 from simpar.program.rank_view import Job, RankView
 from simpar.program.segments import make_segment
@@ -74,12 +74,11 @@ def _pricer(job: Job, cluster: Cluster) -> Callable[[int, int], float]:
     """Seconds of a slice on the slowest stage, both passes, collectives alone on their links."""
     view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, job.plan.mesh))
     sync, places = Synchronisation.of(job), tuple(range(job.plan.mesh.pp))
-    groups = {kind.name: kind.groups[0] for kind in block_groups(view)}
+    groups, prices = {kind.name: kind.groups[0] for kind in block_groups(view)}, Prices.of_job(job, cluster)
 
     @lru_cache(maxsize=4096)
     def solo_ns(use: CollectiveUse) -> int:
-        line = fastest(offers(use.op, groups[use.group], cluster), use.size_bytes).line
-        return round(use.count * line.time_s(use.size_bytes) * NS_PER_S)
+        return prices.of(use.op, groups[use.group], use.group).use_ns(use)
 
     def seconds(begin: int, end: int) -> float:
         builder = StageBuilder(job, slice_view(view, begin, end), sync, places)

@@ -15,6 +15,7 @@ from simpar.plan.grid import grid_of
 from simpar.plan.mesh import Mesh
 from simpar.plan.mirrored import MirroredMesh
 from simpar.plan.schedules.actions import Schedule
+from simpar.program.collective_prices import LATE, Added, calls_ns, is_tensor_parallel
 from simpar.program.context import HEADS, RING
 from simpar.program.emit import FlowUse
 from simpar.program.experts import RANKS, SLICES
@@ -36,7 +37,6 @@ _BLOCK_STREAM = {
 }  # fmt: skip
 BLOCK_KINDS = tuple(_BLOCK_STREAM)
 """Kinds of groups that the passes of a block communicate in."""
-LATE = ("member_us", "far_member_us")
 
 
 def late_per_member_s(cluster: Cluster, mesh: Mesh) -> float:
@@ -45,11 +45,6 @@ def late_per_member_s(cluster: Cluster, mesh: Mesh) -> float:
         return 0.0
     first = mesh.groups("tp")[0] // cluster.domain_size
     return cluster.state.get(LATE[int((first != first[0]).any())], 0.0) * US
-
-
-def is_tensor_parallel(kind: str) -> bool:
-    """Whether groups of a kind serve the collectives inside blocks: "tp", or "tp_..." of a stage's own mesh."""
-    return kind.split("_")[0] == TENSOR
 
 
 def hop_kind(delta: int) -> str:
@@ -218,17 +213,14 @@ class Network:
 
     ``contention`` False prices every collective alone on its links: a lower bound without flows.
     ``streams_of_kind`` names the streams that carry collectives of a kind; a link with a single stream is private,
-    because a stream serialises what it carries. ``quantise_s_per_byte`` is what sending a byte of parameters or
-    gradients narrower than they are costs, by operation.
+    because a stream serialises what it carries. ``added`` is what the stack adds to calls.
     """
 
     cluster: Cluster
     layout: Layout
     streams_of_kind: Mapping[str, frozenset[str]]
     contention: bool = True
-    message_s: float = 0.0
-    dispatch_s: float = 0.0
-    quantise_s_per_byte: Mapping[str, float] = field(default_factory=dict)
+    added: Added = field(default_factory=Added)
     routes: list[ClassRoute] = field(default_factory=list)
     algorithms: dict[tuple[str, str], str] = field(default_factory=dict)
     _known: dict[tuple[int, CollectiveUse], FlowUse] = field(default_factory=dict)
@@ -296,10 +288,8 @@ class Network:
         offer = fastest(self._considered(group, use.op), use.size_bytes)
         self.algorithms.setdefault((use.group, use.op), offer.line.algorithm)
         links, coefficients = self.layout.route(group, use.op, offer)
-        agreed_s = self.message_s if use.op == "send" else self.dispatch_s * is_tensor_parallel(use.group)
-        copies = use.group.removesuffix("_shard") in (DENSE, EXPERTS)
-        quantised_s = self.quantise_s_per_byte.get(use.op, 0.0) * use.size_bytes if copies else 0.0
-        latency_ns = int(to_ns(use.count * (offer.line.latency_s + agreed_s + quantised_s)))
+        added = self.added.of_call(use.op, use.group)
+        latency_ns = int(calls_ns(offer.line.latency_s, added, use.size_bytes, use.count))
         work, cap = round(use.count * use.size_bytes), int(offer.line.rate_cap_bytes_per_s or 0)
         if not len(links) and not cap:
             return FlowUse(latency_ns)

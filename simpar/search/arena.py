@@ -6,13 +6,14 @@ shared; a row whose bound is no better than the best simulated step is never loo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.program.collective_prices import Added, Prices
 from simpar.search.axes import Rows, both_ends
 from simpar.search.both_ends import kernels_bound_ns
 from simpar.search.bound import Stages
@@ -26,7 +27,6 @@ from simpar.search.slicing import Slicing, sliced, with_slices
 from simpar.search.space import plan_of
 from simpar.search.sweeping import Sweeps
 from simpar.search.syncs import Schemes
-from simpar.search.wires import Wires
 from simpar.units import NS_PER_S
 
 Ints = NDArray[np.int64]
@@ -74,7 +74,9 @@ class Arena:
     def of(rows: Rows, needed_bytes: Floats) -> Arena:
         """All rows bounded by their kernels."""
         problem, rows = rows.problem, with_slices(rows)
-        pipes = Pipes.of(Jobs(rows), Wires.of_problem(problem))
+        pipes = Pipes.of(
+            Jobs(rows), Prices(replace(problem.cluster.in_training, scaling={}), Added.of(problem.stack))
+        )
         sweeps = Sweeps(RowBounds(pipes, Schemes.of(pipes.passes, pipes.meet)))
         bound, least = pipes.kernels_bound_ns()
         if (cut := np.unique(pipes.index[sliced(rows)])).size:

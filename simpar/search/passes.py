@@ -23,6 +23,7 @@ from simpar.plan.plan import Numerics
 from simpar.plan.schedules import make_schedule
 from simpar.plan.sharding import RankDims
 from simpar.program.checkpointing import module_policies
+from simpar.program.collective_prices import Price, Prices
 from simpar.program.phases import BLOCK_STREAMS, COMPUTE, CollectiveUse, Phase
 from simpar.program.rank_view import RankView
 from simpar.program.segments import make_segment
@@ -32,7 +33,6 @@ from simpar.program.synchronisation import DENSE, EXPERTS, Synchronisation
 from simpar.program.traffic import group_kinds, late_per_member_s
 from simpar.search.axes import fully_sharded
 from simpar.search.jobs import Jobs
-from simpar.search.wires import Wire, Wires
 from simpar.units import DTYPE_BYTES, NS_PER_S, to_ns
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Passes:
     """Pass times of every key and kind; ``key`` int64[rows] is the key of every row, ``row`` one row of every key."""
 
     jobs: Jobs
-    wires: Wires
+    wires: Prices
     key: Ints
     row: Ints
     _phases: dict[int, dict[tuple[str, int], Phase]] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Passes:
     _drains: dict[tuple[int, str], Floats] = field(default_factory=dict)
 
     @staticmethod
-    def of(jobs: Jobs, wires: Wires) -> Passes:
+    def of(jobs: Jobs, wires: Prices) -> Passes:
         """Keys of all rows."""
         rows = jobs.rows
         code = rows.number(KEY_AXES, fully_sharded(rows), 2)  # gradients accumulate in place without it
@@ -271,7 +271,7 @@ class Passes:
             known[use] = int(self.wire(key, use).time_ns(use.size_bytes, use.count))
         return known[use]
 
-    def wire(self, key: int, use: CollectiveUse) -> Wire:
+    def wire(self, key: int, use: CollectiveUse) -> Price:
         """The wire of a collective inside a block, on the group of rank 0."""
         return self.wires.of(use.op, self._group(key, use.group), use.group)
 

@@ -9,12 +9,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.program.collective_prices import FREE, Price, Prices
 from simpar.program.traffic import send_bytes
 from simpar.search.bound import Hops, Path, Stages, path_bound
 from simpar.search.jobs import Jobs
 from simpar.search.passes import Passes
 from simpar.search.shapes import Shape, Shapes, weigh
-from simpar.search.wires import FREE, Wire, Wires
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -36,7 +36,7 @@ class Pipes:
     jobs: Jobs
     passes: Passes
     shapes: Shapes
-    wires: Wires
+    wires: Prices
     index: Ints
     row: Ints
     _hops: dict[tuple[int, int, int], tuple[Floats, Floats]] = field(default_factory=dict)
@@ -44,12 +44,12 @@ class Pipes:
         default_factory=dict
     )
     _distinct: dict[tuple[object, ...], int] = field(default_factory=dict)
-    _messages: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[list[Wire], Floats, Ints]] = field(
+    _messages: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[list[Price], Floats, Ints]] = field(
         default_factory=dict
     )
 
     @staticmethod
-    def of(jobs: Jobs, wires: Wires) -> Pipes:
+    def of(jobs: Jobs, wires: Prices) -> Pipes:
         """Pipelines of all rows."""
         passes = Passes.of(jobs, wires)
         shapes = Shapes.of(jobs, passes)
@@ -185,7 +185,7 @@ class Pipes:
             self._hops[known] = times, drains
         return self._hops[known]
 
-    def _wired(self, shape: Shape, pipe: int) -> tuple[list[Wire], Floats, Ints]:
+    def _wired(self, shape: Shape, pipe: int) -> tuple[list[Price], Floats, Ints]:
         """Distinct wires of a pipeline's messages, what a byte takes of port and NIC, and which each message takes."""
         ranks = self._ranks(int(self.row[pipe]), shape.num_ranks)
         cached = shape.rank_of_stage, tuple(ranks[:2].tolist())

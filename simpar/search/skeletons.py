@@ -15,12 +15,12 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.collectives import fastest, offers
 from simpar.errors import UserError
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import Pipeline, Plan
 from simpar.plan.schedules import looks_at_costs
 from simpar.plan.schedules.actions import LETTERS
+from simpar.program.collective_prices import Prices
 from simpar.program.phases import CollectiveUse
 from simpar.program.rank_view import Job, RankView
 from simpar.program.segments import make_segment
@@ -210,7 +210,8 @@ class Pricing:
         return self._known[key]
 
     def _priced(self, job: Job, rank: int, place: Place) -> Mapping[str, Floats]:
-        cluster, own = self.problem.cluster.in_training, job.on(place[0])
+        own = job.on(place[0])
+        prices = Prices.of_job(own, self.problem.cluster.in_training)
         slowdown = own.stack.launch.kernel_overhead * place[2]
         view = RankView.of(own)
         view = replace(view, context_rank=0) if view.uneven_context else view
@@ -219,8 +220,7 @@ class Pricing:
 
         @cache
         def solo_ns(use: CollectiveUse) -> int:
-            line = fastest(offers(use.op, groups[use.group], cluster), use.size_bytes).line
-            return round(use.count * line.time_s(use.size_bytes) * NS_PER_S)
+            return prices.of(use.op, groups[use.group], use.group).use_ns(use)
 
         found: dict[str, Floats] = {}
         pieces = {(p.block.name, p.recompute): p for stage in builder.pieces for p in stage}

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from simpar.models.graph import evaluate
 from simpar.plan.schedules import make_schedule
+from simpar.program.collective_prices import FREE, Added, Price, shared_slopes_s
 from simpar.program.rank_view import RankView
 from simpar.program.stages import PASSES
 from simpar.program.synchronisation import DENSE, EXPERTS, Synchronisation
 from simpar.program.templates import Copies, SyncPolicy
 from simpar.program.traffic import EMBEDDING_GROUP, group_kinds
 from simpar.search.passes import Passes
-from simpar.search.wires import FREE, Wire, shared_slopes_s
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -77,7 +77,7 @@ class Scheme:
     """
 
     sync: Synchronisation
-    wires: Mapping[tuple[str, str], Wire]
+    wires: Mapping[tuple[str, str], Price]
     parameters: Mapping[str, Floats]
     still: Mapping[str, Floats]
     rests: Bools
@@ -254,14 +254,13 @@ class Schemes:
         passes = self.passes
         sync = Synchronisation.of(passes.jobs.job(row))
         groups = self._groups_of(sync)
-        quantised = sync.quantise_s_per_byte
+        added = Added.of(sync.job.stack, sync.quantise_s_per_byte)
         wires = {(op, group): FREE for group, op in _uses(sync)}
         for op, group in wires:
             if group in groups:
                 wire = passes.wires.of(op, groups[group], group)
-                narrow = group.removesuffix("_shard") in (DENSE, EXPERTS)
-                added = quantised.get(op, 0.0) if narrow else 0.0
-                wires[op, group] = replace(wire, added_s_per_byte=added) if added else wire
+                per_byte = added.of_call(op, group)[1]
+                wires[op, group] = replace(wire, added_s_per_byte=per_byte) if per_byte else wire
         key, dense = int(passes.key[row]), sync.replicas[0]
         reduce = sync.reduce_ops(dense)
         gather = wires.get(("all_gather", dense.shard_group), FREE)

@@ -6,6 +6,7 @@ import pytest
 
 import simpar
 from simpar.errors import UserError
+from simpar.program.collective_prices import Added
 from simpar.program.phases import CollectiveUse
 from simpar.program.synchronisation import Synchronisation
 from simpar.scenario import load_scenario
@@ -77,7 +78,7 @@ def test_quantising_lengthens_reductions_of_gradients_and_nothing_else():
     cluster = simpar.Cluster("dgx-h100", nodes=2)
     job = make_job("gpt2", cluster, simpar.Plan(tp=4, reduce_dtype="fp8"), TRAINING)
     network = lower_job(job, cluster, {}).network
-    plain = replace(network, quantise_s_per_byte={}, _known={}, routes=[])
+    plain = replace(network, added=Added(), _known={}, routes=[])
     size = 64e6
     extra_ns = Synchronisation.of(job).quantise_s_per_byte["all_reduce"] * size * 1e9
     longer = [n.solo_ns(0, CollectiveUse("dp", "all_reduce", size)) for n in (network, plain)]

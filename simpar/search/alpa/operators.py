@@ -27,6 +27,7 @@ from simpar.plan.placement import roles_of
 from simpar.program.block_view import LOSS_SUMS
 from simpar.program.rank_view import Job
 from simpar.program.stage_builder import Sync
+from simpar.program.synchronisation import DENSE
 from simpar.search.alpa.choices import METRICS
 from simpar.search.alpa.pricing import Pricer, RoleTable, role_table
 from simpar.units import DTYPE_BYTES
@@ -174,12 +175,12 @@ class OperatorCosts:
             at = np.flatnonzero(group_of == number)
             if not group or not len(at) or not matrices[at].any():
                 continue
-            gather = self.pricer.collective_s("all_gather", group, matrices[at] * sync.parameter_bytes)
+            gather = self.pricer.collective_s("all_gather", group, matrices[at] * sync.parameter_bytes, DENSE)
             reduced = matrices[at] * sync.gradient_bytes
-            scatter = self.pricer.collective_s("reduce_scatter", group, reduced)
+            scatter = self.pricer.collective_s("reduce_scatter", group, reduced, DENSE)
             reduce = scatter
             if sync.reduce_op != "reduce_scatter":
-                reduce = self.pricer.collective_s(sync.reduce_op, group, reduced)
+                reduce = self.pricer.collective_s(sync.reduce_op, group, reduced, DENSE)
             fully = chosen.gathered[at]
             found[_SYNC, at] = np.where(fully, 0.0, gather + reduce)
             held = self._occupied_s("all_gather", matrices[at] * sync.parameter_bytes, gather)

@@ -23,6 +23,7 @@ from simpar.errors import Infeasible, UserError
 from simpar.models.graph import Block
 from simpar.plan.plan import Plan
 from simpar.plan.stages import StagePlan
+from simpar.program.collective_prices import Added
 from simpar.program.footprint import footprints
 from simpar.program.lower import Lowered
 from simpar.program.program import Timing
@@ -360,7 +361,9 @@ class AlpaSearch:
     def _reshard(self, plan: Plan, stage: StagePlan, blocks: tuple[Block, ...], flying: int) -> StagePlan:
         job = replace(self.job, plan=self.job.plan.model_copy(update={"micro_batch": plan.micro_batch}))
         chain = Chain(blocks, self.chain.embedding)
-        graph = build_graph(job, Pricer(self.problem.cluster.in_training, stage.mesh), chain)
+        graph = build_graph(
+            job, Pricer(self.problem.cluster.in_training, stage.mesh, Added.of(job.stack)), chain
+        )
         profile = Profile(job, self.problem.cluster.in_training, chain, self.problem.memory_limit_bytes)
         share = plan.micro_batch / self.problem.training.global_batch
         kept, room = profile.room(stage, flying)

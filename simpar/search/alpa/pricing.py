@@ -13,14 +13,14 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.collectives.lines import Line, candidates, envelope_s, lines
-from simpar.cost.collectives.parameters import parameters
-from simpar.cost.collectives.placement import place
 from simpar.cost.sharded import divisors
 from simpar.hardware.cluster import Cluster
 from simpar.plan.placement import REPLICATE, Role, States, transfers
 from simpar.plan.stages import StagePlan
+from simpar.program.collective_prices import Added, Prices
 from simpar.program.lower_stages import axis_groups
+from simpar.program.phases import TENSOR
+from simpar.units import NS_PER_S
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -154,27 +154,21 @@ def incidence(mesh: Mesh) -> Incidence:
 
 @dataclass(frozen=True)
 class Pricer:
-    """Prices collectives of a stage with a mesh; ``cluster`` is in its state of training."""
+    """Prices collectives of a stage with a mesh; ``cluster`` is in its state of training, ``added`` that of a stack."""
 
     cluster: Cluster
     mesh: Mesh
-    _lines: dict[tuple[str, Axes], list[Line]] = field(default_factory=dict)
+    added: Added = field(default_factory=Added)
     _changes: dict[float, dict[str, Floats]] = field(default_factory=dict)
 
     @cached_property
-    def _values(self) -> dict[str, float]:
-        return dict(parameters(self.cluster))
+    def _prices(self) -> Prices:
+        return Prices(self.cluster, self.added)
 
-    def collective_s(self, op: str, axes: Axes, sizes: Floats) -> Floats:
+    def collective_s(self, op: str, axes: Axes, sizes: Floats, kind: str = TENSOR) -> Floats:
         """Seconds of a collective along some axes, for sizes in bytes."""
-        key = (op, axes)
-        if key not in self._lines:
-            stage = StagePlan(layers=0, first_device=0, mesh=self.mesh, sharding={})
-            placed = place(axis_groups(stage, axes)[:1], self.cluster)
-            found = candidates(op, placed) if placed.members > 1 else []
-            self._lines[key] = [line for each in found for line in lines(each, self._values)]
-        known = self._lines[key]
-        return envelope_s(known, sizes) if known else np.zeros_like(sizes)
+        stage = StagePlan(layers=0, first_device=0, mesh=self.mesh, sharding={})
+        return self._prices.of(op, axis_groups(stage, axes)[0], kind).time_ns(sizes) / NS_PER_S
 
     def changes_s(self, size_bytes: float) -> dict[str, Floats]:
         """Seconds of every pass of every change of a tensor: float64[states, states] each."""

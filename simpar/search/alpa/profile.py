@@ -23,6 +23,7 @@ from simpar.models.graph import Block, saved_tensors
 from simpar.plan.placement import sharding
 from simpar.plan.sharding import RankDims
 from simpar.plan.stages import BlockSharding, StagePlan
+from simpar.program.collective_prices import Added
 from simpar.program.rank_view import Job
 from simpar.program.stage_builder import Sync
 from simpar.program.stage_memory import block_weights, gathered_stream_bytes, stage_dims
@@ -90,7 +91,7 @@ class Profile:
         self.options[size] = found
 
     def _solve(self, mesh: tuple[int, ...]) -> list[Option]:
-        graph = build_graph(self.job, Pricer(self.cluster, mesh), self.chain)
+        graph = build_graph(self.job, Pricer(self.cluster, mesh, Added.of(self.job.stack)), self.chain)
         free = Weighting(1.0 / self.num_microbatches, TYPICAL_IN_FLIGHT)
         first = _assignments(graph, [free])[0]
         if not np.isfinite(graph.value(first, free)):

@@ -1,12 +1,13 @@
-"""Prices of collectives in bulk: what a process group takes for arrays of sizes, in the integers of the Program.
+"""Prices of collectives: what they take on a process group, for one size or arrays, in integers of the Program.
 
-A wire is one process group with every line that the automatic choice of an algorithm is the lowest of. Groups of a
-class that share a link slow each other down in a Program; a wire leaves that out, so its times are lower bounds,
-and equal to those of the Program where a group has its links to itself.
+A price is one process group with every line that the automatic choice of an algorithm is the lowest of. Groups of a
+class that share a link slow each other down in a Program; a price leaves that out, so it is a lower bound, and what
+the Program has where a group has its links to itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,18 +16,56 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.collectives import link_loads, occupied_s_per_byte, offers
+from simpar.cost.stack import Stack
 from simpar.hardware.cluster import Cluster
-from simpar.program.flow import NO_CAP, quantise, solo_rates, to_cap, to_work
-from simpar.program.traffic import LATE, is_tensor_parallel
-from simpar.search.problem import Problem
+from simpar.program.flow import NO_CAP, drained_ns, quantise, solo_rates, to_cap
+from simpar.program.phases import TENSOR, CollectiveUse
+from simpar.program.rank_view import Job
+from simpar.program.synchronisation import DENSE, EXPERTS
 from simpar.units import to_ns
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+LATE = ("member_us", "far_member_us")
+
+
+def is_tensor_parallel(kind: str) -> bool:
+    """Whether groups of a kind serve the collectives inside blocks: "tp", or "tp_..." of a stage's own mesh."""
+    return kind.split("_")[0] == TENSOR
 
 
 @dataclass(frozen=True)
-class Wire:
+class Added:
+    """What comes on top of the lines of a library: seconds by call and by byte.
+
+    ``message_s`` agrees on every message, ``dispatch_s`` prepares every tensor-parallel collective;
+    ``quantise_s_per_byte``, by operation, makes parameters or gradients narrower than they are.
+    """
+
+    message_s: float = 0.0
+    dispatch_s: float = 0.0
+    quantise_s_per_byte: Mapping[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def of(stack: Stack, quantise_s_per_byte: Mapping[str, float] | None = None) -> Added:
+        """What a stack adds."""
+        return Added(stack.launch.message_s, stack.launch.dispatch_s, quantise_s_per_byte or {})
+
+    def of_call(self, op: str, kind: str) -> tuple[float, float]:
+        """Seconds a call, and seconds a byte, of an operation on a group of a kind."""
+        call_s = self.message_s if op == "send" else self.dispatch_s * is_tensor_parallel(kind)
+        copies = kind.removesuffix("_shard") in (DENSE, EXPERTS)
+        return call_s, self.quantise_s_per_byte.get(op, 0.0) if copies else 0.0
+
+
+def calls_ns(latency_s: Any, added: tuple[float, float], size_bytes: Any, count: Any) -> Any:
+    """Nanoseconds of ``count`` calls before their bytes drain: latency of the line and what is added to it."""
+    per_call, per_byte = added
+    return to_ns(count * (latency_s + per_call + per_byte * size_bytes))
+
+
+@dataclass(frozen=True)
+class Price:
     """Lines of one operation on one group: the lowest is taken, and drains at its ``rate``.
 
     ``slope_s`` are seconds a byte that the operation takes of each of its ``links`` whichever line is taken;
@@ -64,9 +103,12 @@ class Wire:
             return np.zeros(np.broadcast_shapes(sizes.shape, calls.shape), dtype=np.int64)
         single = len(self.rate) == 1
         line = 0 if single else np.argmin(self.latency_s + sizes[..., None] * self.seconds_per_byte, axis=-1)
-        work = to_work(np.rint(calls * sizes).astype(np.int64))
-        once_s = self.latency_s[line] + self.added_s + self.added_s_per_byte * sizes
-        return np.asarray(to_ns(calls * once_s) - (-work // self.rate[line]))
+        latency_ns = calls_ns(self.latency_s[line], (self.added_s, self.added_s_per_byte), sizes, calls)
+        return np.asarray(drained_ns(latency_ns, np.rint(calls * sizes).astype(np.int64), self.rate[line]))
+
+    def use_ns(self, use: CollectiveUse) -> int:
+        """Nanoseconds of a collective."""
+        return int(self.time_ns(use.size_bytes, use.count))
 
     def occupied_ns(self, size_bytes: Any, count: Any = 1) -> Ints:
         """Nanoseconds for which it slows the kernels beside it."""
@@ -75,10 +117,10 @@ class Wire:
 
 
 _NONE = np.zeros(0, dtype=np.int64)
-FREE = Wire(np.zeros(0), np.zeros(0), _NONE, _NONE, np.zeros(0))
+FREE = Price(np.zeros(0), np.zeros(0), _NONE, _NONE, np.zeros(0))
 
 
-def shared_slopes_s(one: Wire, other: Wire) -> tuple[float, float]:
+def shared_slopes_s(one: Price, other: Price) -> tuple[float, float]:
     """Seconds a byte that two operations take of a link that both use, the one that they load most; else zeros."""
     links, mine, others = np.intersect1d(one.links, other.links, return_indices=True)
     if not len(links):
@@ -89,20 +131,20 @@ def shared_slopes_s(one: Wire, other: Wire) -> tuple[float, float]:
 
 
 @dataclass
-class Wires:
-    """Wires of a healthy cluster inside a training step, by operation and group, each made once.
+class Prices:
+    """Prices on a cluster inside a training step, by operation and group, each made once.
 
-    ``message_s`` is what a stack adds to every message.
+    ``added`` is what a stack adds to calls.
     """
 
     cluster: Cluster
-    message_s: float = 0.0
-    _known: dict[tuple[str, bool, bytes], Wire] = field(default_factory=dict)
+    added: Added = field(default_factory=lambda: Added())
+    _known: dict[tuple[str, bool, tuple[float, float], bytes], Price] = field(default_factory=dict)
 
     @staticmethod
-    def of_problem(problem: Problem) -> Wires:
-        """Wires that leave out what is degraded, which only makes things slower."""
-        return Wires(replace(problem.cluster.in_training, scaling={}), problem.stack.launch.message_s)
+    def of_job(job: Job, cluster: Cluster) -> Prices:
+        """Prices of the collectives of a job inside blocks, and of its messages; degraded links count as whole."""
+        return Prices(replace(cluster, scaling={}), Added.of(job.stack))
 
     @cached_property
     def own(self) -> Ints:
@@ -115,29 +157,29 @@ class Wires:
         ports, nics = (cluster.port_tx, cluster.port_rx), (cluster.nic_tx, cluster.nic_rx)
         return np.array([end(ranks)[at] for ends in (ports, nics) for at, end in enumerate(ends)])
 
-    def of(self, op: str, ranks: Ints, kind: str = "") -> Wire:
-        """The wire of an operation on the group int64[N] of a kind."""
+    def of(self, op: str, ranks: Ints, kind: str = "") -> Price:
+        """The price of an operation on the group int64[N] of a kind."""
         if len(ranks) < 2:
             return FREE
         ranks = self._moved(np.ascontiguousarray(ranks, dtype=np.int64))
         punctual = is_tensor_parallel(kind)
-        key = op, punctual, ranks.tobytes()
+        added = self.added.of_call(op, kind)
+        key = op, punctual, added, ranks.tobytes()
         if key not in self._known:
             cluster = self.cluster.without_state(*LATE) if punctual else self.cluster
-            wire = _wire(op, ranks, cluster)
-            added = self.message_s if op == "send" else 0.0
-            self._known[key] = replace(wire, added_s=added)
+            price = _price(op, ranks, cluster)
+            self._known[key] = replace(price, added_s=added[0], added_s_per_byte=added[1])
         return self._known[key]
 
     def _moved(self, ranks: Ints) -> Ints:
         """The same group in the first domain, where domains are alike: links of leaves bind nowhere."""
-        if self.cluster.leaves_bind:
+        if self.cluster.leaves_bind or self.cluster.is_mixed:
             return ranks
         size = self.cluster.domain_size
         return ranks - int(ranks.min()) // size * size
 
 
-def _wire(op: str, ranks: Ints, cluster: Cluster) -> Wire:
+def _price(op: str, ranks: Ints, cluster: Cluster) -> Price:
     found, loads = offers(op, ranks, cluster), link_loads(op, ranks[None, :], cluster)
     first_nic = int(cluster.nic_tx(np.zeros(1, dtype=np.int64))[0])
     rates, slopes = [], np.full(cluster.num_links, np.inf)
@@ -152,7 +194,7 @@ def _wire(op: str, ranks: Ints, cluster: Cluster) -> Wire:
         mine[edges.link_id] = coefficient / capacity
         slopes = np.minimum(slopes, mine)
     used = np.flatnonzero(slopes)
-    return Wire(
+    return Price(
         latency_s=np.array([offer.line.latency_s for offer in found]),
         seconds_per_byte=np.array([offer.line.seconds_per_byte for offer in found]),
         rate=np.array(rates, dtype=np.int64),
