@@ -46,7 +46,7 @@ class Accounts:
     spent on recomputed forwards. ``busy_ns`` and ``moved_bytes`` int64[num_classes, kinds of COMMUNICATION] say how
     long at least one collective or message of a kind was under way that the class took part in, and the bytes of its
     buffers. ``slowdown`` float64[num_classes] is the factor on the kernels of each, ``binding`` int64[num_ops] what
-    every op waited for last.
+    every op waited for last; ``blocking`` has communication on compute streams: class, begin and end in ns, kind.
     """
 
     causes_ns: Ints
@@ -58,6 +58,7 @@ class Accounts:
     slowdown: Floats
     binding: Ints
     idle: Idle
+    blocking: tuple[tuple[int, int, int, str], ...]
 
     def critical_class(self) -> int:
         """The class that the step is explained on: of those at full speed (if any is) the one with least waiting."""
@@ -86,10 +87,12 @@ class Accounts:
         return self.idle.waiting(class_id)
 
     def idle_of(self, class_id: int) -> list[tuple[int, int, str]]:
-        """Gaps of a class's compute stream in order: begin and end in ns, cause."""
+        """When a class computes nothing: begin and end in ns, and the cause, in order."""
+        pieces = self.idle.pieces_of(class_id)
+        pieces += [(begin, end, kind) for owner, begin, end, kind in self.blocking if owner == class_id]
         return [
             (begin, end, _CAUSE_OF_KIND.get(why, "bubble" if why == "bubble" else "waiting"))
-            for begin, end, why in self.idle.pieces_of(class_id)
+            for begin, end, why in sorted(pieces)
         ]
 
 
@@ -133,7 +136,18 @@ def account(
     causes[:, CAUSES.index("waiting")] += waits[:, :BUBBLE].sum(axis=1)
     recompute = np.array([facts.parts[rows, PARTS.index("recompute")].sum() for rows in mine])
     window = _window_ns(lowered.program, timing)
-    return Accounts(causes, window, timing.makespan_ns, recompute, busy, moved, slowdown, binding, idle)
+    blocking = _blocking(lowered, facts, timing)
+    return Accounts(
+        causes, window, timing.makespan_ns, recompute, busy, moved, slowdown, binding, idle, blocking
+    )
+
+
+def _blocking(lowered: Lowered, facts: SlotFacts, timing: Timing) -> tuple[tuple[int, int, int, str], ...]:
+    """Communication that takes the compute stream while it lasts."""
+    rows = np.flatnonzero(facts.on_compute & np.isin(facts.kind, COMMUNICATION) & (facts.duration_ns > 0))
+    op = lowered.op_of_slot[rows]
+    columns = (lowered.slots.class_id[rows], timing.start_ns[op], timing.finish_ns[op], facts.kind[rows])
+    return tuple(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def _busy_ns(part: Participation, timing: Timing) -> Ints:

@@ -7,7 +7,7 @@ built without pyplot, so nothing global is touched and no display is needed.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,16 @@ import numpy as np
 
 from simpar.errors import UserError
 from simpar.files import choose, write_atomic
-from simpar.report.timeline import KINDS, MEMORY_PARTS, PASS_KINDS, Blocks, MemoryCurve, Overview, StageView
+from simpar.report.timeline import (
+    IDLE_CAUSES,
+    KINDS,
+    MEMORY_PARTS,
+    PASS_KINDS,
+    Blocks,
+    MemoryCurve,
+    Overview,
+    StageView,
+)
 from simpar.units import GIB, MS, US, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -47,10 +56,14 @@ MEMORY_COLOUR = {
     "parameters": FORWARD, "gradients": AGAIN, "optimizer_states": UPDATE, "overhead": "#BBBBBB",
     "activations": BACKWARD, "transient": WEIGHT,
 }  # fmt: skip
+BUBBLE, WAITING, JITTER = "#BBBBBB", "#777777", "#DDDDDD"
 PART_COLOUR = {
-    "compute": FORWARD, "bubble": "#BBBBBB", "optimizer": UPDATE, "host": AGAIN, "offload": WEIGHT,
-    "jitter": "#DDDDDD",
+    "compute": FORWARD, "bubble": BUBBLE, "waiting": WAITING, "optimizer": UPDATE, "host": UPDATE, "jitter": JITTER,
+    **{f"exposed_{kind}": COMM for kind in ("tp", "pp", "dp", "cp", "ep")}, "offload": COMM,
 }  # fmt: skip
+"""Parts of the step, in the colours that the timeline gives to what they are."""
+IDLE_COLOUR = {"exposed": COMM, "bubble": BUBBLE, "waiting": WAITING}
+IDLE_TITLE = {"exposed": "exposed communication", "bubble": "bubble", "waiting": "waiting for other ranks"}
 INK, FAINT = "#333333", "#E4E4E4"
 MAX_PANELS = 16
 RASTER_ABOVE = 5000  # more blocks than this make an SVG slower to open than it is worth
@@ -77,7 +90,7 @@ def plot(result: Result, kind: str) -> Figure:
 
 
 def plot_timeline(result: Result) -> Figure:
-    """Stages over time: what each rank computes, thin below it what it sends, hatched where it idles."""
+    """Stages over time: what each rank computes, thin below it what it sends, and why it idles."""
     view = _overview(result)
     figure, axes = _canvas(_row_height(len(view.stages)) * len(view.stages) + 1.5)
     scale, unit = _time_unit(view.step_time_s)
@@ -94,7 +107,7 @@ def plot_timeline(result: Result) -> Figure:
         result,
         f"step {format_seconds(result.step_time_s)}, bubble {result.bubble_fraction:.1%}",
     )
-    _legend(axes, used)
+    _legend(axes, used, idle_causes(view))
     return figure
 
 
@@ -136,7 +149,7 @@ def plot_breakdown(result: Result) -> Figure:
     scale, unit = _time_unit(result.step_time_s)
     left = 0.0
     for row, (name, value) in enumerate(parts.items()):
-        axes.barh(row, value / scale, left=left / scale, height=0.7, color=PART_COLOUR.get(name, COMM))
+        axes.barh(row, value / scale, left=left / scale, height=0.7, color=PART_COLOUR[name])
         text = f"{format_seconds(value)}  {value / result.step_time_s:.1%}"
         axes.annotate(
             text, ((left + value) / scale, row), (5, 0), textcoords="offset points", va="center", fontsize=9,
@@ -190,14 +203,18 @@ def _overview(result: Result) -> Overview:
     return result.overview
 
 
+def idle_causes(view: Overview) -> list[str]:
+    """Causes of idle time that a timeline shows; only bubbles in results that do not say."""
+    codes = {code for stage in view.stages if stage.idle for code in np.unique(stage.idle.cause).tolist()}
+    known = any(stage.idle for stage in view.stages)
+    return [cause for code, cause in enumerate(IDLE_CAUSES) if code in codes] if known else ["bubble"]
+
+
 def _draw_stage(
     axes: Axes, row: int, stage: StageView, step_time_s: float, *, scale: float, rasterized: bool
 ) -> set[str]:
     """Draw one row; returns the colours used."""
-    whole = [(0, step_time_s / scale)]
-    axes.broken_barh(
-        whole, (row - 0.4, 0.66), facecolors="white", edgecolors=FAINT, hatch="////", lw=0, zorder=1
-    )
+    _draw_idle(axes, row, stage, step_time_s, scale)
     used: set[str] = set()
     blocks = stage.blocks
     for code in np.unique(blocks.kind).tolist():
@@ -221,6 +238,29 @@ def _draw_stage(
                 rasterized=rasterized,
             )
     return used
+
+
+def _draw_idle(axes: Axes, row: int, stage: StageView, step_time_s: float, scale: float) -> None:
+    """The ground of a row: bubbles hatched, waiting and exposed communication in tints of their colours."""
+    if stage.idle is None:
+        whole = [(0, step_time_s / scale)]
+        axes.broken_barh(whole, (row - 0.4, 0.66), **_ground("bubble"), lw=0, zorder=1)
+        return
+    for code, cause in enumerate(IDLE_CAUSES):
+        mine = stage.idle.cause == code
+        bars = np.stack([stage.idle.start_s[mine], stage.idle.duration_s[mine]], axis=1) / scale
+        if len(bars):
+            spans = [tuple(bar) for bar in bars.tolist()]
+            axes.broken_barh(spans, (row - 0.4, 0.66), **_ground(cause), lw=0, zorder=1)
+
+
+def _ground(cause: str) -> dict[str, Any]:
+    """How idle time of a cause is filled."""
+    if cause == "bubble":
+        return {"facecolor": "white", "edgecolor": BUBBLE, "hatch": "////"}
+    if cause == "waiting":
+        return {"facecolor": _lighter(WAITING, 2), "edgecolor": "none"}
+    return {"facecolor": (*_lighter(COMM, 2), 1.0), "edgecolor": "none"}
 
 
 def _points(axes: Axes, share: float) -> float:
@@ -368,11 +408,11 @@ def _titles(figure: Figure, result: Result, detail: str) -> None:
     figure.text(0.01, 1 - below, detail, ha="left", va="top", fontsize=10, color=INK)
 
 
-def _legend(axes: Axes, used: set[str]) -> None:
+def _legend(axes: Axes, used: set[str], idle: Sequence[str]) -> None:
     from matplotlib.patches import Patch
 
     handles = [_patch(colour, title) for colour, title in KIND_TITLE.items() if colour in used]
-    handles.append(Patch(facecolor="white", edgecolor="#BBBBBB", hatch="////", label="bubble, idle", lw=0))
+    handles += [Patch(**_ground(cause), label=IDLE_TITLE[cause], lw=0) for cause in idle]
     axes.legend(
         handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(handles), frameon=False,
         fontsize=9, handlelength=1.2, columnspacing=1.2, borderaxespad=0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan, nan
 from typing import Any
 
@@ -39,7 +39,16 @@ from simpar.report.result import (
     Why,
 )  # fmt: skip
 from simpar.report.slot_facts import COMMUNICATION
-from simpar.report.timeline import MemoryCurve, RankClass, from_program, overview
+from simpar.report.timeline import (
+    Idle,
+    MemoryCurve,
+    Overview,
+    RankClass,
+    Timeline,
+    from_program,
+    overview,
+    shown_classes,
+)
 from simpar.report.waits import MOST_NAMED, SlowRanks, Waited
 from simpar.units import HOUR_S, NS_PER_S, TERA
 
@@ -102,10 +111,24 @@ def summarise(context: Context) -> Result:
         memory=_memory(context, stages, held),
         bill=_bill(context, step_s, breakdown),
         setup=_setup(context),
-        overview=overview(timeline),
+        overview=_overview(timeline, accounts),
         timeline=timeline,
     )
     return explained(result, critical=critical_path_s(lowered.program, timing, accounts.binding))
+
+
+def _overview(timeline: Timeline, accounts: Accounts) -> Overview:
+    """The compact timeline, with when and why every stage that it shows is idle."""
+    view, shown = overview(timeline), shown_classes(timeline)
+    stages = [
+        replace(
+            stage,
+            idle=Idle.of(accounts.idle_of(class_id), accounts.step_ns),
+            parts_s={name: value for name, value in accounts.breakdown_s(class_id).items() if value},
+        )
+        for stage, class_id in zip(view.stages, shown, strict=True)
+    ]
+    return replace(view, stages=tuple(stages))
 
 
 def _rank_classes(lowered: Lowered) -> list[RankClass]:

@@ -8,7 +8,7 @@ kind inside it) and a thinned memory curve; it travels in the result's JSON.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -29,6 +29,9 @@ KINDS = (*COMPUTE_KINDS, *COMMUNICATION_KINDS)
 PASS_KINDS = ("forward", "backward", "input_gradient", "weight_gradient", "forward_backward", "recompute")
 MEMORY_PARTS = ("parameters", "gradients", "optimizer_states", "overhead", "activations", "transient")
 MAX_MEMORY_POINTS = 2000
+IDLE_CAUSES = ("exposed", "bubble", "waiting")
+MAX_IDLE = 10_000
+"""Pieces of idle time of a stage: shorter ones than this part of the step are not drawn."""
 
 
 @dataclass(frozen=True)
@@ -197,14 +200,46 @@ class Blocks:
 
 
 @dataclass(frozen=True)
+class Idle:
+    """When a stage computes nothing: start and duration in s, position in IDLE_CAUSES."""
+
+    start_s: Floats
+    duration_s: Floats
+    cause: Ints
+
+    @staticmethod
+    def of(pieces: Sequence[tuple[int, int, str]], span_ns: int) -> Idle:
+        """Pieces (begin, end in ns, cause) in time order; what is too short to be seen is left out.
+
+        Causes are those of the breakdown: any that is no bubble and no waiting is exposed communication.
+        """
+        rows: list[list[int]] = []
+        for begin, end, cause in pieces:
+            code = IDLE_CAUSES.index(cause) if cause in IDLE_CAUSES else 0
+            if rows and rows[-1][1] == begin and rows[-1][2] == code:
+                rows[-1][1] = end
+            else:
+                rows.append([begin, end, code])
+        seen = [row for row in rows if (row[1] - row[0]) * MAX_IDLE >= span_ns]
+        begin_ns, end_ns, codes = np.array(seen, dtype=np.int64).reshape(-1, 3).T
+        return Idle(begin_ns / NS_PER_S, (end_ns - begin_ns) / NS_PER_S, codes)
+
+
+@dataclass(frozen=True)
 class StageView:
-    """One pipeline rank as plots show it: the slowest of its classes."""
+    """One pipeline rank as plots show it: the slowest of its classes.
+
+    ``idle`` says when and why it computes nothing, ``parts_s`` splits its step as the breakdown does (empty in results
+    of versions before).
+    """
 
     name: str
     pipeline_rank: int
     multiplicity: int
     blocks: Blocks
     memory: MemoryCurve | None = None
+    idle: Idle | None = None
+    parts_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -289,6 +324,8 @@ def _stage_to_json(stage: StageView) -> dict[str, Any]:
         "pipeline_rank": stage.pipeline_rank,
         "multiplicity": stage.multiplicity,
         "blocks": [list(row) for row in rows],
+        "idle": None if stage.idle is None else _idle_rows(stage.idle),
+        "parts_s": dict(stage.parts_s),
         "memory": None
         if memory is None
         else {
@@ -296,6 +333,13 @@ def _stage_to_json(stage: StageView) -> dict[str, Any]:
             **{name: part.tolist() for name, part in memory.parts.items()},
         },
     }
+
+
+def _idle_rows(idle: Idle) -> list[list[Any]]:
+    """Pieces as [start_s, duration_s, cause]."""
+    causes = [IDLE_CAUSES[code] for code in idle.cause]
+    columns = (idle.start_s.tolist(), idle.duration_s.tolist(), causes)
+    return [list(row) for row in zip(*columns, strict=True)]
 
 
 def from_json(data: Mapping[str, Any]) -> Overview:
@@ -316,6 +360,17 @@ def _stage_from_json(data: Mapping[str, Any]) -> StageView:
         multiplicity=int(data["multiplicity"]),
         blocks=_blocks_from_rows(data["blocks"]),
         memory=curve,
+        idle=None if data.get("idle") is None else _idle_from_rows(data["idle"]),
+        parts_s={str(name): float(value) for name, value in data.get("parts_s", {}).items()},
+    )
+
+
+def _idle_from_rows(rows: Sequence[Sequence[Any]]) -> Idle:
+    start, duration, cause = zip(*rows, strict=True) if rows else ((), (), ())
+    return Idle(
+        start_s=np.array(start, dtype=np.float64),
+        duration_s=np.array(duration, dtype=np.float64),
+        cause=np.array([IDLE_CAUSES.index(name) for name in cause], dtype=np.int64),
     )
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from simpar.errors import UserError
-from simpar.report.plots import KIND_COLOUR, KINDS_OF_PLOT, plot, save_plot
-from simpar.report.result import Result
+from simpar.report.plots import IDLE_COLOUR, KIND_COLOUR, KINDS_OF_PLOT, PART_COLOUR, plot, save_plot
+from simpar.report.result import Result, TimeBreakdown
 from simpar.report.timeline import KINDS
 
 
@@ -86,3 +86,11 @@ def test_breakdown_bars_end_at_the_step_time(result):
     """The waterfall's last bar ends where the step ends."""
     bars = plot(result, "breakdown").axes[0].patches
     assert max(bar.get_x() + bar.get_width() for bar in bars) == pytest.approx(result.step_time_s / 1e-3)
+
+
+def test_every_part_of_the_step_has_the_colour_of_the_timeline():
+    """One table: communication is one colour in the breakdown and in the timeline, and so are updates and idle time."""
+    assert set(PART_COLOUR) == set(TimeBreakdown.model_fields)
+    for part, colour in PART_COLOUR.items():
+        kind = part.removeprefix("exposed_")
+        assert colour == KIND_COLOUR.get(kind, IDLE_COLOUR.get(kind, colour))

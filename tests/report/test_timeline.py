@@ -1,13 +1,14 @@
 """The timeline and its compact form."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from simpar.program.program import Timing
 from simpar.report import timeline as timelines
-from simpar.report.timeline import KINDS, MemoryCurve, RankClass, overview
+from simpar.report.timeline import IDLE_CAUSES, KINDS, Idle, MemoryCurve, RankClass, overview
 
 
 def test_overview_has_one_view_per_pipeline_rank_and_one_block_per_action(timeline):
@@ -86,3 +87,18 @@ def test_a_timed_program_becomes_slices_with_arrows(program_of):
     assert made.arrows.tolist() == [[1, 2]]
     assert made.span_ns == 25
     assert [KINDS[code] for code in made.kind_codes()] == ["forward", "pp", "forward"]
+
+
+def test_idle_pieces_are_joined_and_survive_json(timeline):
+    """Neighbours of one cause are one piece, what nobody sees is left out, kinds of communication are exposed."""
+    pieces = [(0, 5, "exposed_dp"), (5, 10, "exposed_tp"), (10, 11, "bubble"), (20, 10**6, "waiting")]
+    idle = Idle.of(pieces, span_ns=10**5)
+    assert idle.start_s.tolist() == pytest.approx([0.0, 20e-9])
+    assert [IDLE_CAUSES[code] for code in idle.cause] == ["exposed", "waiting"]
+    view = overview(timeline)
+    stages = [replace(stage, idle=idle, parts_s={"compute": 1.5}) for stage in view.stages]
+    data = json.loads(json.dumps(timelines.to_json(replace(view, stages=tuple(stages)))))
+    again = timelines.from_json(data)
+    assert timelines.to_json(again) == data
+    assert again.stages[0].parts_s == {"compute": 1.5}
+    assert timelines.from_json(timelines.to_json(view)).stages[0].idle is None

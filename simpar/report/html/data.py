@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from simpar.report.explain import WORDS
-from simpar.report.plots import COMM, KIND_COLOUR, KIND_TITLE, MEMORY_COLOUR, PART_COLOUR
-from simpar.report.result import Result
+from simpar.report.plots import (
+    IDLE_COLOUR,
+    IDLE_TITLE,
+    KIND_COLOUR,
+    KIND_TITLE,
+    MEMORY_COLOUR,
+    PART_COLOUR,
+    idle_causes,
+)
+from simpar.report.result import Result, TimeBreakdown
 from simpar.report.terminal import (
     cooperation_rows,
     figures,
@@ -21,13 +29,13 @@ from simpar.report.terminal import (
     published_rows,
     worth_showing,
 )
-from simpar.report.timeline import KINDS, MEMORY_PARTS, Blocks, MemoryCurve, StageView
+from simpar.report.timeline import IDLE_CAUSES, KINDS, MEMORY_PARTS, Blocks, Idle, MemoryCurve, StageView
 from simpar.units import KIB, NS_PER_S, format_bytes, format_count, format_seconds
 
 EQUAL = 0.0005  # gains below this print as zero
-IDLE = "idle"
-IDLE_COLOUR = "#BBBBBB"
+WAIT_COLOUR = "#BBBBBB"  # of what no op on the critical path covers
 LANES = {"pp": 1, "tp": 2, "dp": 2, "cp": 2, "ep": 2, "offload": 2}  # 0: compute, 1: messages, 2: collectives
+KERNELS = ("compute", "optimizer")
 KIND_NAME = {
     "input_gradient": "input gradient", "weight_gradient": "weight gradient",
     "forward_backward": "forward and backward", "pp": "pipeline message",
@@ -97,14 +105,19 @@ def _published(result: Result) -> dict[str, Any] | None:
 
 def _breakdown(result: Result) -> Iterator[Bar]:
     """Parts of the critical rank's step."""
-    for name, value in result.time_breakdown_s.model_dump().items():
-        if value > 0:
-            share = value / result.step_time_s
-            colour = PART_COLOUR.get(name, COMM)
-            said = f"{format_seconds(value)} ({share:.1%})"
-            if name == "compute" and result.speed.recompute_s:
-                said += f", {format_seconds(result.speed.recompute_s)} of it recomputed"
-            yield Bar(WORDS.get(name, name), colour, share, said)
+    for bar in _parts(result.time_breakdown_s.model_dump(), result.step_time_s):
+        again = result.speed.recompute_s if bar.name == "compute" else 0.0
+        yield replace(bar, text=f"{bar.text}, {format_seconds(again)} of it recomputed") if again else bar
+
+
+def _parts(parts_s: Mapping[str, float], step_s: float) -> Iterator[Bar]:
+    """Parts of a step in the order of the breakdown, without those that are zero."""
+    for name in TimeBreakdown.model_fields:
+        if value := parts_s.get(name, 0.0):
+            share = value / step_s
+            yield Bar(
+                WORDS.get(name, name), PART_COLOUR[name], share, f"{format_seconds(value)} ({share:.1%})"
+            )
 
 
 def _critical_path(result: Result) -> list[dict[str, Any]]:
@@ -114,7 +127,7 @@ def _critical_path(result: Result) -> list[dict[str, Any]]:
         asdict(
             Bar(
                 KIND_NAME.get(kind, kind),
-                KIND_COLOUR.get(kind, IDLE_COLOUR),
+                KIND_COLOUR.get(kind, WAIT_COLOUR),
                 seconds / whole,
                 f"{format_seconds(seconds)} ({seconds / whole:.1%})",
             )
@@ -124,31 +137,18 @@ def _critical_path(result: Result) -> list[dict[str, Any]]:
 
 
 def _stage_bars(result: Result) -> list[dict[str, Any]]:
-    """Per pipeline rank: share of the step in each kind of compute, and idle."""
+    """Per pipeline rank the parts of its step, and how much of it is not spent on kernels."""
     if result.overview is None:
         return []
-    return [
-        {"name": stage.name, "bars": [asdict(bar) for bar in _occupancy(stage, result.overview.step_time_s)]}
-        for stage in result.overview.stages
-    ]
-
-
-def _occupancy(stage: StageView, step_s: float) -> Iterator[Bar]:
-    titles = [title for colour, title in KIND_TITLE.items() if colour != COMM]
-    seconds = dict.fromkeys(titles, 0.0)
-    blocks = stage.blocks
-    for code in np.unique(blocks.kind).tolist():
-        if KIND_COLOUR[KINDS[code]] != COMM:
-            title = KIND_TITLE[KIND_COLOUR[KINDS[code]]]
-            seconds[title] += float(blocks.duration_s[blocks.kind == code].sum())
-    colours = {title: colour for colour, title in KIND_TITLE.items()}
-    for title, value in seconds.items():
-        if value:
-            yield Bar(
-                title, colours[title], value / step_s, f"{format_seconds(value)} ({value / step_s:.1%})"
-            )
-    idle = max(0.0, step_s - sum(seconds.values()))
-    yield Bar(IDLE, IDLE_COLOUR, idle / step_s, f"{format_seconds(idle)} ({idle / step_s:.1%})")
+    found = []
+    for stage in result.overview.stages:
+        step_s = sum(stage.parts_s.values())
+        if step_s:
+            idle_s = sum(value for name, value in stage.parts_s.items() if name not in KERNELS)
+            bars = [asdict(bar) for bar in _parts(stage.parts_s, step_s)]
+            idle = f"{format_seconds(idle_s)} ({idle_s / step_s:.1%})"
+            found.append({"name": stage.name, "bars": bars, "idle": idle})
+    return found
 
 
 def _staleness(result: Result) -> list[dict[str, Any]]:
@@ -245,9 +245,11 @@ def _legend(result: Result) -> list[tuple[str, str]]:
     """Colours that occur in the timeline."""
     if result.overview is None:
         return []
-    codes = {code for stage in result.overview.stages for code in np.unique(stage.blocks.kind).tolist()}
+    view = result.overview
+    codes = {code for stage in view.stages for code in np.unique(stage.blocks.kind).tolist()}
     used = {KIND_COLOUR[KINDS[code]] for code in codes}
-    return [(title, colour) for colour, title in KIND_TITLE.items() if colour in used]
+    kinds = [(title, colour) for colour, title in KIND_TITLE.items() if colour in used]
+    return kinds + [(IDLE_TITLE[cause], IDLE_COLOUR[cause]) for cause in idle_causes(view)]
 
 
 def _series(result: Result) -> dict[str, Any]:
@@ -263,6 +265,7 @@ def _series(result: Result) -> dict[str, Any]:
             {"name": KIND_NAME.get(kind, kind), "colour": KIND_COLOUR[kind], "lane": LANES.get(kind, 0)}
             for kind in KINDS
         ],
+        "causes": [{"name": IDLE_TITLE[cause], "colour": IDLE_COLOUR[cause]} for cause in IDLE_CAUSES],
         "parts": [{"name": part.replace("_", " "), "colour": MEMORY_COLOUR[part]} for part in MEMORY_PARTS],
         "stages": [
             {
@@ -270,6 +273,7 @@ def _series(result: Result) -> dict[str, Any]:
                 "multiplicity": stage.multiplicity,
                 "capacity_kib": holds / KIB,
                 "blocks": _block_columns(stage.blocks),
+                "idle": None if stage.idle is None else _idle_columns(stage.idle),
                 "memory": None if stage.memory is None else _memory_columns(stage.memory),
             }
             for stage, holds in zip(view.stages, capacity, strict=True)
@@ -290,6 +294,15 @@ def _block_columns(blocks: Blocks) -> dict[str, list[int]]:
         "kind": blocks.kind[order].tolist(),
         "chunk": blocks.chunk[order].tolist(),
         "microbatch": blocks.microbatch[order].tolist(),
+    }
+
+
+def _idle_columns(idle: Idle) -> dict[str, list[int]]:
+    start = np.rint(idle.start_s * NS_PER_S).astype(np.int64)
+    return {
+        "start": np.diff(start, prepend=0).tolist(),
+        "duration": np.rint(idle.duration_s * NS_PER_S).astype(np.int64).tolist(),
+        "cause": idle.cause.tolist(),
     }
 
 

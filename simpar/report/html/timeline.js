@@ -77,6 +77,18 @@ if (simpar) (() => {
     context.globalAlpha = 1;
   };
 
+  // The ground of a row: bubbles hatched, other causes tinted; all hatched where the result does not say.
+  const drawIdle = (context, at, pieces, [y, tall], pattern, edge) => {
+    context.fillStyle = pattern;
+    if (!pieces) { context.fillRect(at.left, y, edge - at.left, tall); return; }
+    for (let i = simpar.after(pieces.end, view.from); i < pieces.begin.length && pieces.begin[i] < view.to; i++) {
+      const { name, colour } = data.causes[pieces.cause[i]];
+      const x = Math.max(at.left, at.x(pieces.begin[i])), right = Math.min(edge, at.x(pieces.end[i]));
+      context.fillStyle = name === "bubble" ? pattern : simpar.lighter(colour, 0.5);
+      if (right > x) context.fillRect(x, y, right - x, tall);
+    }
+  };
+
   const drawFocus = (context, at, palette) => {
     if (!view.focus) return;
     const { stage, index, row } = view.focus, column = stages[stage].lanes[index], [y, tall] = lane(stage, index);
@@ -94,7 +106,7 @@ if (simpar) (() => {
     stages.forEach((stage, s) => {
       const [y, tall] = lane(s, 0), end = Math.min(at.left + at.inner, at.x(span));
       context.fillStyle = palette.paper; context.fillRect(at.left, y, end - at.left, tall);
-      context.fillStyle = idle; context.fillRect(at.left, y, end - at.left, tall);
+      drawIdle(context, at, stage.idle, [y, tall], idle, end);
       for (const index of usedLanes) drawLane(context, at, s, index);
       if (stages.length > 40 && s % 4) return;
       context.fillStyle = palette.ink; context.textAlign = "right";

@@ -22,6 +22,12 @@ const simpar = (() => {
       };
     });
   };
+  // Idle pieces in order of time, which do not overlap; null where the result does not say.
+  const idle = (pieces) => {
+    if (!pieces) return null;
+    const begin = sum(pieces.start);
+    return { begin, end: begin.map((start, i) => start + pieces.duration[i]), cause: pieces.cause };
+  };
   const curve = (memory) => {
     if (!memory) return null;
     const time = sum(memory.time);
@@ -29,7 +35,7 @@ const simpar = (() => {
     return { time, parts, total: time.map((_, i) => parts.reduce((all, part) => all + part[i], 0)) };
   };
   const stages = data.stages.map((stage) => ({
-    name: stage.name, multiplicity: stage.multiplicity, capacity: stage.capacity_kib, lanes: lanes(stage.blocks), memory: curve(stage.memory),
+    name: stage.name, multiplicity: stage.multiplicity, capacity: stage.capacity_kib, lanes: lanes(stage.blocks), idle: idle(stage.idle), memory: curve(stage.memory),
   }));
 
   // First index whose value is greater than x, in an ascending column.
