@@ -34,10 +34,8 @@ def slowest_stage_s(job: Job, cluster: Cluster, chain: Chain, sizes: Sequence[in
     ``sizes`` are devices that a stage may have. Infinite where some block divides on none of them.
     """
     times = {size: _block_times_s(job, cluster, chain, size) for size in sizes}
-    times = {size: each for size, each in times.items() if np.isfinite(each).all()}
-    if not times:
-        return np.inf
-    low, high = 0.0, min(float(each.sum()) for each in times.values())
+    each = np.stack(list(times.values()))
+    low, high = 0.0, float(np.where(np.isfinite(each), each, 0.0).max(axis=0).sum())
     if _devices(times, high) > cluster.world_size:
         return np.inf
     while high - low > TOLERANCE * high:
@@ -52,21 +50,21 @@ def slowest_stage_s(job: Job, cluster: Cluster, chain: Chain, sizes: Sequence[in
 def _devices(times: Mapping[int, Floats], limit_s: float) -> float:
     """Fewest devices on which every stage stays within a limit; infinite where some block never does.
 
-    A stage reaches back as far as it may, because covering fewer blocks takes no more devices.
+    A stage reaches back as far as it may, because covering fewer blocks takes no more devices: to the first block
+    with which it stays within the limit, and behind the last one that does not divide on its devices.
     """
-    before = {size: np.concatenate([[0.0], np.cumsum(each)]) for size, each in times.items()}
-    blocks = len(next(iter(times.values())))
-    first = {
-        size: np.searchsorted(sums, sums - limit_s * (1 + 1e-12), side="left")
-        for size, sums in before.items()
-    }
-    fewest = np.zeros(blocks + 1)
-    for end in range(1, blocks + 1):
-        begins = {size: int(each[end]) for size, each in first.items()}
-        fewest[end] = min(
-            (fewest[begin] + size for size, begin in begins.items() if begin < end), default=np.inf
-        )
-    return float(fewest[-1])
+    first = {}
+    for size, each in times.items():
+        possible = np.isfinite(each)
+        before = np.concatenate([[0.0], np.cumsum(np.where(possible, each, 0.0))])
+        behind = np.concatenate([[0], np.where(possible, 0, np.arange(1, len(each) + 1))])
+        within = np.searchsorted(before, before - limit_s * (1 + 1e-12), side="left")
+        first[size] = np.maximum(within, np.maximum.accumulate(behind)).tolist()
+    fewest = [0.0]
+    for end in range(1, len(next(iter(first.values())))):
+        covers = (fewest[begins[end]] + size for size, begins in first.items() if begins[end] < end)
+        fewest.append(min(covers, default=np.inf))
+    return fewest[-1]
 
 
 def _block_times_s(job: Job, cluster: Cluster, chain: Chain, size: int) -> Floats:

@@ -42,9 +42,11 @@ def test_every_plan_with_stages_takes_longer(hardware: str, stack: str) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_fewest_devices_are_those_of_every_cut(seed: int) -> None:
-    """Trying every cut with every choice of sizes finds no cover on fewer devices."""
+    """As few as every cut with every choice of sizes needs, where some blocks divide on some sizes only, too."""
     random = np.random.default_rng(seed)
     times = {size: random.uniform(1, 4, 5) / size for size in (1, 2, 4)}
+    for size, block in ((4, 2), (2, 4), (4, 0))[: seed % 4]:
+        times[size][block] = np.inf
     for limit in (1.5, 3.0, 6.0, 20.0):
         fewest = np.inf
         for number in range(5):
