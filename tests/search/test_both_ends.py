@@ -61,7 +61,8 @@ def test_search_finds_what_brute_force_finds(seed, problem_of):
 
 def test_memory_is_that_of_the_program():
     """Two copies of every stage and what is in flight: the closed form, and a little above the Program."""
-    fixed = {"schedule": "dualpipe", "micro_batch": 1, "recompute": ("none", "full"), "tp": 1, "pp": (2, 4)}
+    fixed = {"schedule": "dualpipe", "micro_batch": 1, "recompute": ("none", "full"), "tp": 1, "cp": 1}
+    fixed |= {"pp": (2, 4)}
     problem = make_problem(
         "llama-3.2-3b",
         simpar.Cluster("dgx-h100"),

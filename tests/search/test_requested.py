@@ -112,7 +112,7 @@ def test_bounds_hold(case, seed, problem_of, arena_of):
 @pytest.mark.parametrize("case", FEW)
 def test_search_finds_what_brute_force_finds(case, seed, problem_of):
     """The certified best step is the best of all rows, each run by the reference engine."""
-    held = {**NARROW, "hsdp": 1, "tp": (1, 2), "pp": (1, 2), **FEW[case]}
+    held = {**NARROW, "hsdp": 1, "cp": 1, "tp": (1, 2), "pp": (1, 2), **FEW[case]}
     if case == "grid":
         held |= {"micro_batch": 4, "pp": 1}
     problem = problem_of(seed, **held)
@@ -135,7 +135,7 @@ EXPERTS = {
 @pytest.mark.parametrize("case", EXPERTS)
 def test_choices_of_experts_are_searched_as_brute_force_does(case, arena_of):
     """Slices, capacity and exchange of experts: bounds hold, the best is the best of all rows."""
-    held = {**NARROW, "hsdp": 1, "pp": (1, 2), "zero": (0, 1), "micro_batch": 2, **EXPERTS[case]}
+    held = {**NARROW, "hsdp": 1, "cp": 1, "pp": (1, 2), "zero": (0, 1), "micro_batch": 2, **EXPERTS[case]}
     problem = mixture(simpar.Plan(), **held)
     rows = enumerate_space(problem)
     for name in set(EXPERTS[case]) - {"ep", "tp"}:

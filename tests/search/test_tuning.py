@@ -153,7 +153,7 @@ def test_the_fullest_rank_of_frozen_layers_is_found(stack, frozen_layers):
         simpar.Training(seq_len=2048, global_batch=32),
         stack=stack,
         base=simpar.Plan(frozen_layers=frozen_layers),
-        constraints=Constraints(fixed={"micro_batch": 1, "tp": 1, "recompute": ("none", "full")}),
+        constraints=Constraints(fixed={"micro_batch": 1, "tp": 1, "cp": 1, "recompute": ("none", "full")}),
     )
     rows = enumerate_space(problem)
     rows.take(np.sort(np.random.default_rng(frozen_layers).choice(rows.count, 24, replace=False)))
@@ -228,7 +228,7 @@ def test_bounds_and_memory_hold_in_mixtures(base, stack, arena_of):
 @pytest.mark.parametrize("base", [{"lora_rank": 8}, {"frozen_layers": 2}], ids=str)
 def test_search_finds_what_brute_force_finds_in_mixtures(base):
     """The certified best step is the best of all rows by the reference engine."""
-    held = {**NARROW, "hsdp": 1, "tp": (1, 2), "pp": (1, 2), "ep": (1, 4), "zero": (0, 1, 3)}
+    held = {**NARROW, "hsdp": 1, "cp": 1, "tp": (1, 2), "pp": (1, 2), "ep": (1, 4), "zero": (0, 1, 3)}
     problem = mixture(simpar.Plan(**base), **(held | {"sequence_parallel": (False, True)}))
     assert 8 <= enumerate_space(problem).count <= 40
     assert_certified(problem)
