@@ -79,7 +79,12 @@ def _check_staged(plan: Plan, target: Target) -> Plan:
             raise UserError(
                 f"plan.{axis} = {getattr(mesh, axis)}: stages have meshes of their own; allowed: {size}"
             )
-    if mesh.dp not in (None, 1) or plan.pipeline.vpp > 1 or data.kind == "fsdp" or data.zero not in (0, 1):
+    if (
+        mesh.dp not in (None, 1)
+        or plan.pipeline.vpp > 1
+        or data.kind not in (None, "ddp")
+        or data.zero not in (0, 1)
+    ):
         raise UserError(
             "plan.stages: stages have data parallelism of their own; allowed: dp 1, vpp 1, kind ddp, zero 1"
         )
@@ -93,11 +98,6 @@ def _check_staged(plan: Plan, target: Target) -> Plan:
         raise UserError(
             f"plan.sync = {data.sync}: stages of their own reduce inside the step; allowed: bsp without servers"
         )
-    for name in ("reduce_dtype", "gather_dtype"):
-        if (given := getattr(plan.numerics, name)) is not None:
-            raise UserError(
-                f"plan.{name} = {given}: stages of their own send as the stack does; allowed: none"
-            )
     check_offload(plan)
     check_early(plan, len(target.graph.layers))
     _whole_matrices(plan)

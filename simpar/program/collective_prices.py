@@ -54,7 +54,7 @@ class Added:
     def of_call(self, op: str, kind: str) -> tuple[float, float]:
         """Seconds a call, and seconds a byte, of an operation on a group of a kind."""
         call_s = self.message_s if op == "send" else self.dispatch_s * is_tensor_parallel(kind)
-        copies = kind.removesuffix("_shard") in (DENSE, EXPERTS)
+        copies = kind.split("_")[0] in (DENSE, EXPERTS) and not kind.endswith("_replicate")
         return call_s, self.quantise_s_per_byte.get(op, 0.0) if copies else 0.0
 
 

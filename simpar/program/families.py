@@ -8,7 +8,7 @@ from typing import Any
 
 from simpar.program.flatten import flatten
 from simpar.program.phases import CollectiveUse
-from simpar.program.stages import Pricing, StageBuilder
+from simpar.program.stages import ActionBuilder, Pricing
 from simpar.program.templates import Node, Template
 
 Key = tuple[str, int, bool]
@@ -22,7 +22,7 @@ class Family:
     templates go step by step, because collectives inside may be disturbed. ``made`` is free for what users derive.
     """
 
-    builder: StageBuilder
+    builder: ActionBuilder
     pricing: Pricing
     long: bool
     prices: dict[CollectiveUse, int] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Family:
     _followed: dict[tuple[Key, Node | None], Template] = field(default_factory=dict)
 
     @staticmethod
-    def of(builder: StageBuilder, pricing: Pricing, *, long: bool) -> Family:
+    def of(builder: ActionBuilder, pricing: Pricing, *, long: bool) -> Family:
         """A family whose prices are noted."""
         family = Family(builder, pricing, long)
         price, occupied = pricing.price, pricing.occupied

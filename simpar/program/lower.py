@@ -29,7 +29,7 @@ from simpar.program.phases import BLOCK_STREAMS, COMPUTE, CONTEXT, EXPERT, TENSO
 from simpar.program.program import Program
 from simpar.program.rank_view import ANY, Job, RankView
 from simpar.program.shared_cores import are_shared, share_cores
-from simpar.program.stages import Pricing, StageBuilder, rests
+from simpar.program.stages import ActionBuilder, Pricing, StageBuilder, rests
 from simpar.program.synchronisation import Synchronisation
 from simpar.program.templates import GATHER, REDUCE, Node, Template
 from simpar.program.token_slices import slice_ends, slice_view
@@ -159,7 +159,7 @@ class ClassMaker:
         """Builders by context and expert coordinates and devices that ranks differ in, made when first asked for."""
         return {}
 
-    def _builder(self, class_id: int) -> StageBuilder:
+    def _builder(self, class_id: int) -> ActionBuilder:
         """What builds the templates of a class."""
         view, plan = self.builder.view, self.builder.job.plan
         rank = self.network.layout.representative_rank[class_id]
@@ -167,7 +167,7 @@ class ClassMaker:
         expert = int(plan.mesh.expert_coordinate(rank)) if has_sampled_loads(plan) else ANY
         device = self.device_of_class(class_id)
         if context == expert == ANY and not device:
-            shared: StageBuilder = self.builder
+            shared: ActionBuilder = self.builder
             return shared
         if (context, expert, device) not in self._builders:
             job = self.builder.job.on(device)
@@ -399,7 +399,7 @@ class ClassMaker:
             held,
             root=self.network.layout.class_of_rank[0] == class_id,
             sums=(self._embedding_sync(),) if tied else (),
-            matrices=self.builder.matrices(int(self.stage_of_class[class_id])),
+            matrices=builder.matrices(int(self.stage_of_class[class_id])),
         )
         return Template(nodes, len(nodes) - 1)
 

@@ -32,7 +32,7 @@ from simpar.program.perturbation import Perturbation
 from simpar.program.phases import BLOCK_STREAMS, COMPUTE, TENSOR, CollectiveUse
 from simpar.program.placed import GroupKind
 from simpar.program.rank_view import Job
-from simpar.program.stage_builder import StagedBuilder, StagePart, Sync
+from simpar.program.stage_builder import StagedBuilder, StagePart
 from simpar.program.templates import GATHER, REDUCE, Node, Template
 from simpar.program.traffic import EMBEDDING_GROUP, Network
 from simpar.units import US
@@ -145,7 +145,8 @@ class StagedClassMaker(ClassMaker):
         colours = with_devices(colour, len(builder.stages), cluster)
         layout = build_layout(cluster, kinds, with_slow_ranks(*colours, perturbation))
         streams = {kind.name: _streams_of(kind.name) for kind in kinds}
-        network = Network(cluster, layout, streams, contention, Added.of(job.stack))
+        added = Added.of(job.stack, builder.part(0).sync.quantise_s_per_byte)
+        network = Network(cluster, layout, streams, contention, added)
         return StagedClassMaker(builder, network, schedule, perturbation)
 
     @property
@@ -161,14 +162,14 @@ class StagedClassMaker(ClassMaker):
         found = np.searchsorted(starts[order], self.network.layout.representative_rank, side="right") - 1
         return order[found].astype(np.int64)
 
-    def _part(self, class_id: int) -> StagePart:
+    def _builder(self, class_id: int) -> StagePart:
         return self.builder.part(int(self.stage_of_class[class_id]), self.device_of_class(class_id))
 
     def _templates(
         self, class_id: int, keys: Sequence[tuple[str, int, bool]]
     ) -> tuple[list[Template], dict[tuple[str, int, bool], int]]:
-        pricing = self._pricing(class_id)
-        made = self._part(class_id).templates(pricing)
+        stage = int(self.stage_of_class[class_id])
+        made = self._builder(class_id).templates(stage, self._pricing(class_id))
         templates: list[Template] = []
         index: dict[tuple[str, int, bool], int] = {}
         for key in dict.fromkeys(keys):
@@ -180,7 +181,7 @@ class StagedClassMaker(ClassMaker):
         return templates, index
 
     def _collapsible(self, class_id: int) -> bool:
-        names = [name for name in self._part(class_id).groups if name.startswith(TENSOR)]
+        names = [name for name in self._builder(class_id).groups if name.startswith(TENSOR)]
         return all(self.network.is_private(class_id, name) for name in names)
 
     def _joint(self, stage: int, target: int) -> Joint:
@@ -243,14 +244,6 @@ class StagedClassMaker(ClassMaker):
             nodes.append(Node("pp", name, streams, collective=use, after=(template.exit,)))
         return Template(tuple(nodes), len(nodes) - 1)
 
-    def _tail(self, class_id: int) -> Template:
-        nodes = self._part(class_id).tail()
-        kinds = self.network.layout.group_class
-        if EMBEDDING_GROUP in kinds and kinds[EMBEDDING_GROUP][class_id] >= 0:
-            update = next(i for i, node in enumerate(nodes) if node.kind == "optimizer")
-            nodes = (*nodes[:update], self._embedding_sync(), *nodes[update:])
-        return Template(nodes, len(nodes) - 1)
-
     def _embedding_sync(self) -> Node:
         """Gradients of a tied table are summed between pairs of devices of the two ends, slice by slice."""
         graph = self.builder.job.graph
@@ -266,7 +259,7 @@ class StagedClassMaker(ClassMaker):
                 (last, graph.head, graph.head.operator("lm_head")),
             )
         ]
-        size = max(held) * Sync(self.builder.job).gradient_bytes
+        size = max(held) * self.builder.part(0).sync.gradient_bytes
         use = CollectiveUse(EMBEDDING_GROUP, "all_reduce", size)
         return Node("pp", "all_reduce tied embedding", (COMPUTE, REDUCE), collective=use)
 

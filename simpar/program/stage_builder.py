@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from simpar.cost.activations import BlockActivations
 from simpar.cost.memory import StaticMemory, Term, parameter_widths
 from simpar.cost.memory.static import buffer_terms, copies_term, weight_terms
 from simpar.cost.moving import PeakMemory
-from simpar.cost.operators import optimizer_time_s
+from simpar.cost.optimizers import Matrix
 from simpar.cost.peak import most_in_flight, unreleased
 from simpar.cost.sharded import local_weights
 from simpar.models.graph import Block, is_row_parallel
-from simpar.plan.placement import SHARDED, Role
+from simpar.plan.placement import SHARDED
 from simpar.plan.stages import StagePlan, stage_blocks
-from simpar.program.phases import COMPUTE, CollectiveUse, Phase
 from simpar.program.rank_view import Job
-from simpar.program.segments import Segment, make_segment
 from simpar.program.stage_memory import Weights, activations, block_weights, gathered_stream_bytes, num_shards
-from simpar.program.stage_templates import (
-    Hooks,
-    StageUnit,
-    gather_node,
-    reduce_node,
-    stage_backward,
-    stage_forward,
-)
 from simpar.program.stage_view import BlockView, StageView
-from simpar.program.stages import EMBEDDING_LAYER, PASSES, Pricing
+from simpar.program.stages import PASSES, ActionBuilder, Piece
 from simpar.program.steps import BlockSteps, steps_of
-from simpar.program.templates import GATHER, REDUCE, Node, Template, Unit
-from simpar.units import DTYPE_BYTES, to_ns
+from simpar.program.synchronisation import GATHERED, Replicas, Synchronisation
+from simpar.units import DTYPE_BYTES
 
+OWN = "own"
+"""Kind of replicas of parameters that one rank has to itself."""
 Axes = tuple[int, ...]
 
 
@@ -45,9 +38,9 @@ class StagedBuilder:
     job: Job
     late_s: float = 0.0
 
-    def first_layer(self, _stage: int) -> int:
-        """Where the layers are counted from that templates of a stage name: from the first of all."""
-        return 0
+    def first_layer(self, stage: int) -> int:
+        """The first layer of a stage; 0 without any."""
+        return self.part(stage).first_layer(stage)
 
     @property
     def stages(self) -> tuple[StagePlan, ...]:
@@ -66,11 +59,9 @@ class StagedBuilder:
     def part(self, index: int, device: int = 0) -> StagePart:
         """One stage on the device of an index; embedding and head that meet in a stage hold a tied table once."""
         if (index, device) not in self._parts:
-            begin = sum(stage.layers for stage in self.stages[:index])
             late_s = self.late_s * self.stages[index].num_devices
             view = StageView(self.job.on(device), self.stages[index], index, late_s)
-            first = EMBEDDING_LAYER if index == 0 else begin
-            self._parts[index, device] = StagePart(view, self.blocks[index], first)
+            self._parts[index, device] = StagePart(view.job, view, tuple(range(len(self.stages))))
         return self._parts[index, device]
 
     def static_memory(self, stage: int) -> StaticMemory:
@@ -91,79 +82,96 @@ class StagedBuilder:
 
 
 @dataclass(frozen=True)
-class StagePart:
-    """One stage: templates of its actions, the tail of its step, its weights."""
+class StagePart(ActionBuilder):
+    """One stage under roles of its own on its mesh."""
 
+    job: Job
     view: StageView
-    blocks: tuple[Block, ...]
-    first_layer: int
+    rank_of_stage: tuple[int, ...]
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """Its blocks in order."""
+        return tuple(piece.block for piece in self.pieces[self.view.index])
+
+    @cached_property
+    def sync(self) -> Synchronisation:  # type: ignore[override]
+        """Who shares its parameters: ranks along the axes over which gradients are summed."""
+        found: dict[str, Replicas] = {}
+        for weights in self.weights.values():
+            for axes in weights.gathered:
+                group, size = self.view.group(axes, "dp"), num_shards(axes, self.view.mesh)
+                found[group + GATHERED] = Replicas(group + GATHERED, size, size, 3, gathered=True)
+        for weights in self.weights.values():
+            for axes in weights.kept:
+                size = num_shards(axes, self.view.mesh)
+                found[self._kind(axes)] = Replicas(self._kind(axes), size, size, int(size > 1))
+        return Synchronisation(self.job, tuple(found.values()) or (Replicas(OWN, 1, 1, 0),))
+
+    def _kind(self, axes: Axes) -> str:
+        """Kind of replicas of whole parameters; those that one rank has to itself move nowhere."""
+        return self.view.group(axes, "dp") if axes else OWN
 
     @cached_property
     def _views(self) -> dict[str, BlockView]:
         return {block.name: self.view.block(block) for block in self.blocks}
 
-    @cached_property
-    def steps(self) -> dict[str, BlockSteps]:
-        """Phases of every kind of block."""
-        return {name: steps_of(view, recompute=self._recompute(name)) for name, view in self._views.items()}
+    def _make_steps(self, piece: Piece) -> BlockSteps:
+        return steps_of(self._views[piece.block.name], recompute=piece.recompute)
 
-    def _recompute(self, name: str) -> str:
-        graph = self.view.job.graph
+    def _activations(self, piece: Piece) -> BlockActivations:
+        return activations(self._views[piece.block.name], piece.recompute)
+
+    def _by_kind(self, blocks: Sequence[Block]) -> dict[str, float]:
+        found = {each.kind: 0.0 for each in self.sync.replicas}
+        for block in blocks:
+            weights = self._whole[block.name]
+            for axes, count in weights.kept.items():
+                found[self._kind(axes)] += count
+            for axes, count in weights.gathered.items():
+                found[self.view.group(axes, "dp") + GATHERED] += count
+        return found
+
+    def _frozen(self, _block: Block) -> dict[str, float]:
+        return {}
+
+    def matrices(self, _pipeline_rank: int) -> tuple[Matrix, ...]:
+        """None: optimizers that work on whole matrices are refused."""
+        return ()
+
+    @cached_property
+    def _whole(self) -> dict[str, Weights]:
+        """Weights of every kind of block, a tied table twice."""
+        return {name: block_weights(view) for name, view in self._views.items()}
+
+    @cached_property
+    def tied(self) -> tuple[str, float]:
+        """Kind and parameters on one rank of a table that embedding and head share and keep among the same ranks."""
+        axes, count = self._tied
+        return self._kind(axes), count
+
+    @cached_property
+    def _tied(self) -> tuple[Axes, float]:
+        graph = self.job.graph
         ends = (graph.embedding.name, graph.head.name)
-        return "none" if name in ends else self.view.stage.recompute
+        if not (graph.tied_embeddings and all(name in self._views for name in ends)):
+            return (), 0.0
+        table, head = (self._whole[name].kept for name in ends)
+        view = self._views[ends[1]]
+        projection = view.block.operator("lm_head")
+        axes = view.axes(projection, "batch", "sequence")
+        if axes not in table or axes not in head:
+            return (), 0.0
+        shared = float(local_weights(projection, view.dims, view.by(projection))[0])
+        return axes, min(shared, table[axes])
 
     @cached_property
     def weights(self) -> dict[str, Weights]:
         """Weights of every kind of block; a tied output projection is free beside the embedding."""
-        found = {name: block_weights(view) for name, view in self._views.items()}
-        graph = self.view.job.graph
-        ends = (graph.embedding.name, graph.head.name)
-        if graph.tied_embeddings and all(name in found for name in ends):
-            head, table = self._views[ends[1]], found[ends[0]].kept
-            projection = head.block.operator("lm_head")
-            axes = head.axes(projection, "batch", "sequence")
-            if axes in table and axes in found[ends[1]].kept:
-                shared = float(local_weights(projection, head.dims, head.by(projection))[0])
-                found[ends[1]] = found[ends[1]].without(axes, min(shared, table[axes]))
+        found, (axes, shared), head = dict(self._whole), self._tied, self.job.graph.head.name
+        if shared:
+            found[head] = found[head].without(axes, shared)
         return found
-
-    @cached_property
-    def _units(self) -> dict[str, StageUnit]:
-        return {name: self._unit(view) for name, view in self._views.items()}
-
-    def _unit(self, view: BlockView) -> StageUnit:
-        held = activations(view, self._recompute(view.block.name))
-        weights, sync = self.weights[view.block.name], Sync(self.view.job)
-        gathered = sum(weights.gathered.values())
-        unit = Unit(
-            layer=0,
-            name=view.block.name,
-            saved_bytes=float(held.saved_bytes),
-            recomputed_bytes=float(held.recomputed_bytes),
-            forward_workspace_bytes=float(held.forward_workspace_bytes),
-            backward_workspace_bytes=float(held.backward_workspace_bytes),
-        )
-        return StageUnit(
-            unit,
-            gathered_bytes=gathered * sync.parameter_bytes,
-            gathers=self._by_group(weights.gathered, sync.parameter_bytes),
-            refreshes=self._by_group(weights.kept, sync.parameter_bytes),
-            reduces=self._by_group(weights.kept, sync.gradient_bytes),
-            scatters=self._by_group(weights.gathered, sync.gradient_bytes),
-        )
-
-    def _by_group(self, table: Mapping[Axes, float], width: float) -> dict[str, float]:
-        """Bytes by process group; parameters that one rank has to itself move nowhere."""
-        return {self.view.group(axes, "dp"): count * width for axes, count in table.items() if axes}
-
-    @cached_property
-    def units(self) -> list[StageUnit]:
-        """One entry a block, numbered by its place in the model."""
-        numbered = enumerate(self.blocks, start=self.first_layer)
-        return [
-            replace(self._units[block.name], unit=replace(self._units[block.name].unit, layer=layer))
-            for layer, block in numbered
-        ]
 
     @cached_property
     def groups(self) -> dict[str, tuple[Axes, tuple[str, ...]]]:
@@ -171,10 +179,10 @@ class StagePart:
         found: dict[str, tuple[Axes, tuple[str, ...]]] = {}
 
         def note(group: str, axes: Axes, *ops: str) -> None:
-            known = found.get(group, (axes, ()))[1]
+            axes, known = found.get(group, (axes, ()))
             found[group] = (axes, tuple(dict.fromkeys([*known, *ops])))
 
-        for steps in self.steps.values():
+        for steps in (self.steps(piece) for piece in self.pieces[self.view.index]):
             for kind in PASSES.values():
                 for step in getattr(steps, kind).steps:
                     if step.collective is not None:
@@ -185,8 +193,10 @@ class StagePart:
         for weights in self.weights.values():
             for axes in (*weights.kept, *weights.gathered):
                 if axes:
-                    reduce_op = Sync(self.view.job).reduce_op
-                    note(self.view.group(axes, "dp"), axes, "reduce_scatter", "all_gather", reduce_op)
+                    note(self.view.group(axes, "dp"), axes, "reduce_scatter", "all_gather")
+        for each in self.sync.replicas:
+            for group, op, _ in self.sync.reduce_ops(each):
+                note(group, (), op)
         return found
 
     def _gathered_axes(self) -> list[int]:
@@ -201,59 +211,6 @@ class StagePart:
             for axis, size in enumerate(view.mesh)
             if size > 1 and any(each[axis] not in SHARDED for each in states)
         ]
-
-    def templates(self, pricing: Pricing) -> dict[tuple[str, bool], Template]:
-        """Templates by (action letter, whether it is the first forward or the last backward)."""
-        sync = Sync(self.view.job)
-        table: dict[tuple[str, bool], Template] = {}
-        for letter, kind in PASSES.items():
-            for boundary in (False, True):
-                hooks = sync.hooks(kind, boundary=boundary)
-                segments = [self._segment(unit, kind, hooks, pricing) for unit in self.units]
-                if kind == "forward":
-                    table[letter, boundary] = stage_forward(self.units, segments, hooks)
-                else:
-                    table[letter, boundary] = stage_backward(kind, self.units, segments, hooks)
-        return table
-
-    def _segment(self, unit: StageUnit, kind: str, hooks: Hooks, pricing: Pricing) -> Segment:
-        phase: Phase = getattr(self.steps[unit.unit.name], kind)
-        slowdown = pricing.slowdown * self.view.job.stack.launch.kernel_overhead
-        slowdown *= pricing.contention(phase, _moved(unit, hooks))
-        key = (unit.unit.name, self.view.stage.recompute, kind, slowdown)
-        if key not in pricing.segments:
-            pricing.segments[key] = make_segment(phase, pricing.price, slowdown=slowdown)
-        return pricing.segments[key]
-
-    def tail(self) -> tuple[Node, ...]:
-        """What follows the last backward: late reductions, the update, late gathers."""
-        sync = Sync(self.view.job)
-        reduces: dict[str, float] = {}
-        refreshes: dict[str, float] = {}
-        for unit in self.units:
-            for table, sizes in ((reduces, unit.reduces), (refreshes, unit.refreshes)):
-                for group, size in sizes.items():
-                    table[group] = table.get(group, 0.0) + size
-        late = (
-            reduce_node(sync.in_buckets(group, size), streams=(COMPUTE, REDUCE))
-            for group, size in (reduces.items() if not sync.overlaps_reduce else ())
-        )
-        again = (
-            gather_node(CollectiveUse(group, "all_gather", size), streams=(COMPUTE, GATHER))
-            for group, size in (refreshes.items() if not sync.overlaps_gather else ())
-        )
-        return (*late, self._optimizer(), *again)
-
-    def _optimizer(self) -> Node:
-        job = self.view.job
-        owned = self._count(lambda axes, count: count / num_shards(axes, self.view.mesh), every=True)
-        seconds = optimizer_time_s(owned, job.plan.numerics, job.kernels, job.stack)
-        return Node(
-            kind="optimizer",
-            name="optimizer",
-            streams=(COMPUTE, GATHER, REDUCE),
-            duration_ns=int(to_ns(seconds)),
-        )
 
     def _count(self, of: Callable[[Axes, float], float], *, every: bool) -> float:
         """Sum over the stage's blocks of a function of (axes, parameters); ``every`` counts gathered ones, too."""
@@ -312,66 +269,3 @@ class StagePart:
         placeholders = Term("transient", "empty weight gradients", self._placeholder_bytes())
         copies = copies_term(job.plan, job.stack, copied)
         return StaticMemory((*weights, copies, *buffer_terms(job.stack, rows), placeholders))
-
-
-@dataclass(frozen=True)
-class Sync:
-    """How the job's plan and stack keep weights of shared stages in step."""
-
-    job: Job
-
-    @property
-    def parameter_bytes(self) -> float:
-        """Bytes per parameter that a gather moves."""
-        return DTYPE_BYTES["fp32" if self.job.plan.numerics.precision == "fp32" else "bf16"]
-
-    @property
-    def gradient_bytes(self) -> float:
-        """Bytes per parameter that a reduction moves."""
-        numerics = self.job.plan.numerics
-        return DTYPE_BYTES[self.job.stack.numerics.reduce_dtype if numerics.precision != "fp32" else "fp32"]
-
-    @property
-    def reduce_op(self) -> str:
-        """The collective that reduces gradients of whole parameters."""
-        return "all_reduce" if self.job.stack.overlap.all_reduce_zero1 else "reduce_scatter"
-
-    def in_buckets(self, group: str, size_bytes: float) -> CollectiveUse:
-        """The reduction of all gradients of a group, bucket after bucket."""
-        count = max(1, round(size_bytes / float(self.job.plan.data_parallel.bucket_bytes or size_bytes)))
-        return CollectiveUse(group, self.reduce_op, size_bytes / count, count)
-
-    @property
-    def overlaps_reduce(self) -> bool:
-        """Whether gradients are reduced beside the last backward."""
-        return bool(self.job.plan.data_parallel.overlap_grad_reduce)
-
-    @property
-    def overlaps_gather(self) -> bool:
-        """Whether updated parameters are gathered beside the first forward."""
-        return bool(self.job.plan.data_parallel.overlap_param_gather)
-
-    def hooks(self, kind: str, *, boundary: bool) -> Hooks:
-        """Hooks of one pass; ``boundary`` is the first microbatch of a forward, the last of a backward."""
-        data = self.job.plan.data_parallel
-        backward = kind in ("backward", "weight_gradient")
-        return Hooks(
-            refresh=kind == "forward" and boundary and self.overlaps_gather,
-            reduce=backward and boundary and self.overlaps_reduce,
-            reduce_op=self.reduce_op,
-            bucket_bytes=float(data.bucket_bytes or 0),
-            first_bucket_bytes=float(data.first_bucket_bytes or 0),
-        )
-
-
-def _moved(unit: StageUnit, hooks: Hooks) -> list[CollectiveUse]:
-    """The block's own weight collectives in a pass."""
-    gathered = {**unit.gathers, **(unit.refreshes if hooks.refresh else {})}
-    reduced = unit.reduces if hooks.reduce else {}
-    moved = [CollectiveUse(group, "all_gather", size) for group, size in gathered.items()]
-    return moved + [CollectiveUse(group, hooks.reduce_op, size) for group, size in reduced.items()]
-
-
-def roles_in_words(roles: Mapping[str, tuple[Role, ...]]) -> dict[str, tuple[str, ...]]:
-    """Roles of operators by name, as a plan writes them."""
-    return {name: tuple(role.name for role in each) for name, each in roles.items()}

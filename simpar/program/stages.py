@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -9,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from simpar.cost.activations import block_activations
+from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.memory import StaticMemory, num_communicators, stage_static_memory
 from simpar.cost.moving import PeakMemory
 from simpar.cost.optimizers import RULES, Matrix, inner_matrices
@@ -53,11 +54,12 @@ def relative_layer(layer: int, first: int) -> int:
 
 def virtual_stage_pieces(job: Job) -> tuple[tuple[Piece, ...], ...]:
     """Blocks of every virtual stage in model order: embedding first, head (norm, lm_head, loss) last."""
-    graph, policy = job.graph, job.plan.memory.recompute
+    graph, own = job.graph, job.plan.pipeline.stages
     counts = stage_layers(job.plan, len(graph.layers))
     bounds = np.concatenate([[0], np.cumsum(counts)])
     stages = []
     for stage, (begin, end) in enumerate(pairwise(bounds.tolist())):
+        policy = own[stage].recompute if own else job.plan.memory.recompute
         pieces = [
             Piece(layer, graph.blocks[graph.layers[layer]], recompute.of_layer(policy, layer))
             for layer in range(begin, end)
@@ -94,14 +96,41 @@ class Pricing:
         return 1.0 + excess * min(1.0, busy_ns / float(to_ns(compute_s)))
 
 
-@dataclass(frozen=True)
-class StageBuilder:
-    """Builds action templates from pieces; costs of equal pieces are computed once."""
+class ActionBuilder(ABC):
+    """Builds action templates from pieces; costs of equal pieces are computed once.
+
+    What a rank runs and holds for a block is its view's: one for all stages of a uniform plan (:class:`StageBuilder`),
+    one for each stage with a mesh of its own (:class:`simpar.program.stage_builder.StagePart`).
+    """
 
     job: Job
-    view: RankView
     sync: Synchronisation
     rank_of_stage: tuple[int, ...]
+
+    @abstractmethod
+    def _make_steps(self, piece: Piece) -> BlockSteps:
+        """Phases of a piece."""
+
+    @abstractmethod
+    def _activations(self, piece: Piece) -> BlockActivations:
+        """Saved and transient bytes of a piece."""
+
+    @abstractmethod
+    def _by_kind(self, blocks: Sequence[Block]) -> dict[str, float]:
+        """Trained parameters of blocks on one rank, by the ranks that hold copies of them."""
+
+    @abstractmethod
+    def _frozen(self, block: Block) -> dict[str, float]:
+        """Frozen parameters of a block, counted by the bytes that they take, by the ranks that hold copies."""
+
+    @property
+    @abstractmethod
+    def tied(self) -> tuple[str, float]:
+        """Kind and parameters on one rank of a table that embedding and head share and that is trained."""
+
+    @abstractmethod
+    def matrices(self, pipeline_rank: int) -> tuple[Matrix, ...]:
+        """What a matrix optimizer of the plan updates on a pipeline rank; nothing for other optimizers."""
 
     @cached_property
     def pieces(self) -> tuple[tuple[Piece, ...], ...]:
@@ -133,7 +162,7 @@ class StageBuilder:
         """Phases of a piece, shared by all layers with the same block and recompute choice."""
         key = (piece.block.name, piece.recompute)
         if key not in self._steps:
-            self._steps[key] = block_steps(piece.block, self.view, recompute=piece.recompute)
+            self._steps[key] = self._make_steps(piece)
         return self._steps[key]
 
     def unit(self, piece: Piece) -> Unit:
@@ -145,8 +174,7 @@ class StageBuilder:
         return replace(known, layer=piece.layer)
 
     def _make_unit(self, piece: Piece) -> Unit:
-        job = self.job
-        held = block_activations(piece.block, self.view.dims, job.stack, job.plan.numerics, piece.recompute)
+        held = self._activations(piece)
         return Unit(
             layer=piece.layer,
             name=piece.block.name,
@@ -158,21 +186,6 @@ class StageBuilder:
             frozen=self._frozen(piece.block),
             still=piece.block.still,
         )
-
-    def _frozen(self, block: Block) -> dict[str, float]:
-        """Frozen parameters of a block, counted by the bytes that they take, by the ranks that hold copies."""
-        width = self.sync.compute_bytes
-        dense, experts = block.frozen_bytes(self.view.tensor, width)
-        return {DENSE: float(dense) / width, EXPERTS: float(experts) / width}
-
-    def _by_kind(self, blocks: Sequence[Block]) -> dict[str, float]:
-        """Trained parameters of blocks on one rank, by the ranks that hold copies of them."""
-        dims = self.view.tensor
-        experts = sum(float(block.trained_experts(dims)) for block in blocks)
-        return {
-            DENSE: sum(float(block.trained_parameters(dims)) for block in blocks) - experts,
-            EXPERTS: experts,
-        }
 
     def templates(self, stage: int, pricing: Pricing) -> Mapping[tuple[str, bool], Template]:
         """Templates of one virtual stage by (action letter F, B, I or W; whether it is the boundary microbatch).
@@ -285,8 +298,9 @@ class StageBuilder:
         stages = [stage for stage, rank in enumerate(self.rank_of_stage) if rank == pipeline_rank]
         blocks = [piece.block for stage in stages for piece in self.pieces[stage]]
         held, graph = self._by_kind(blocks), self.job.graph
-        if graph.embedding in blocks and graph.head in blocks:
-            held[DENSE] -= self._tied
+        kind, count = self.tied
+        if count and graph.embedding in blocks and graph.head in blocks:
+            held[kind] -= count
         return held
 
     def _moved(self, block: Block) -> dict[str, float]:
@@ -296,19 +310,49 @@ class StageBuilder:
         gather it for every use.
         """
         found = self._by_kind([block])
+        kind, count = self.tied
         meet = self.rank_of_stage[:1] == self.rank_of_stage[-1:] and not self.sync.per_unit
-        if meet and block.name == self.job.graph.head.name:
-            found[DENSE] -= self._tied
+        if count and meet and block.name == self.job.graph.head.name:
+            found[kind] -= count
         return found
 
+
+@dataclass(frozen=True)
+class StageBuilder(ActionBuilder):
+    """All stages of a uniform plan, which one rank's view serves."""
+
+    job: Job
+    view: RankView
+    sync: Synchronisation
+    rank_of_stage: tuple[int, ...]
+
+    def _make_steps(self, piece: Piece) -> BlockSteps:
+        return block_steps(piece.block, self.view, recompute=piece.recompute)
+
+    def _activations(self, piece: Piece) -> BlockActivations:
+        job = self.job
+        return block_activations(piece.block, self.view.dims, job.stack, job.plan.numerics, piece.recompute)
+
+    def _frozen(self, block: Block) -> dict[str, float]:
+        width = self.sync.compute_bytes
+        dense, experts = block.frozen_bytes(self.view.tensor, width)
+        return {DENSE: float(dense) / width, EXPERTS: float(experts) / width}
+
+    def _by_kind(self, blocks: Sequence[Block]) -> dict[str, float]:
+        dims = self.view.tensor
+        experts = sum(float(block.trained_experts(dims)) for block in blocks)
+        return {
+            DENSE: sum(float(block.trained_parameters(dims)) for block in blocks) - experts,
+            EXPERTS: experts,
+        }
+
     @cached_property
-    def _tied(self) -> float:
-        """Parameters on one rank of a table that embedding and head share and that is trained, else zero."""
+    def tied(self) -> tuple[str, float]:
+        """Kind and parameters on one rank of a table that embedding and head share and that is trained."""
         graph = self.job.graph
-        tied = graph.tied_embeddings and not graph.embedding.still
-        return (
-            float(evaluate(graph.head.operator("lm_head").weights[0].size, self.view.tensor)) if tied else 0.0
-        )
+        if not graph.tied_embeddings or graph.embedding.still:
+            return DENSE, 0.0
+        return DENSE, float(evaluate(graph.head.operator("lm_head").weights[0].size, self.view.tensor))
 
     def matrices(self, pipeline_rank: int) -> tuple[Matrix, ...]:
         """What a matrix optimizer of the plan updates on a pipeline rank; nothing for other optimizers."""

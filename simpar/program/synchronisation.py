@@ -35,6 +35,8 @@ from simpar.program.templates import DELAYED, GATHER, HOST_STREAMS, REDUCE, Copi
 from simpar.units import DTYPE_BYTES, to_ns
 
 DENSE, EXPERTS = "dp", "edp"
+GATHERED = ".gathered"
+"""Suffix of the kind of replicas whose parameters are sharded between uses, beside others of the same group."""
 Array = Any
 
 
@@ -43,12 +45,14 @@ class Replicas:
     """Ranks that hold the same parameters: ``width`` share gradients, ``shards`` of them share states.
 
     ``kind`` prefixes the names of their groups; ``zero`` is the ZeRO stage in effect: 0 where there is one shard.
+    ``gathered`` ones are sharded between uses whatever the plan does with others; they are no kind of groups.
     """
 
     kind: str
     width: int
     shards: int
     zero: int
+    gathered: bool = False
 
     @staticmethod
     def of(kind: str, width: int, plan: Plan) -> Replicas:
@@ -66,14 +70,19 @@ class Replicas:
     @property
     def shard_group(self) -> str:
         """The group kind that holds one copy of the sharded states."""
-        return f"{self.kind}_shard" if self.copies > 1 else self.kind
+        return f"{self.kind}_shard" if self.copies > 1 else self.group
+
+    @property
+    def group(self) -> str:
+        """The group kind that holds all copies."""
+        return self.kind.removesuffix(GATHERED)
 
     def reduce_ops(self, *, all_reduce_zero1: bool) -> tuple[tuple[str, str, float], ...]:
         """Collectives of one gradient reduction in turn: (group kind, operation, share of the bytes)."""
         if self.width == 1:
             return ()
         if self.zero == 0 or (self.zero == 1 and all_reduce_zero1):
-            return ((self.kind, "all_reduce", 1.0),)
+            return ((self.group, "all_reduce", 1.0),)
         first = (self.shard_group, "reduce_scatter", 1.0)
         if self.copies == 1:
             return (first,)
@@ -195,17 +204,15 @@ class Synchronisation:
             held_bytes=host.gradient_bytes * offload.ratio if offload.offload_gradients else 0.0,
             accumulates=host.accumulation if several else 0.0,
             copies=tuple(self._copies(each, kind, boundary=boundary) for each in self.replicas),
-            reshard=host.fetches or (self.zero == 3 and bool(data.reshard_after_forward)),
             bucket_bytes=float(data.bucket_bytes or 0),
             first_bucket_bytes=float(data.first_bucket_bytes or 0),
-            per_unit=self.per_unit,
         )
 
     def _copies(self, replicas: Replicas, kind: str, *, boundary: bool) -> Copies:
         reduces = (
             kind in ("backward", "weight_gradient")
             and (boundary or (replicas.zero >= 2 and not self._once))
-            and self.job.plan.data_parallel.overlap_grad_reduce
+            and (replicas.gathered or self.job.plan.data_parallel.overlap_grad_reduce)
         )
         gathers = self._gathers(replicas, kind, boundary=boundary)
         return Copies(
@@ -216,9 +223,21 @@ class Synchronisation:
             fetched_bytes=self.host.fetched_bytes(replicas.shards, kind),
             sent_bytes=self.host.sent_bytes(replicas.shards, kind, boundary=boundary),
             gradient_bytes=self.gradient_bytes,
-            whole_bytes=self.compute_bytes if self.per_unit and replicas.zero >= 2 else 0.0,
+            whole_bytes=self.compute_bytes if self._in_units(replicas) and replicas.zero >= 2 else 0.0,
             reduce_ops=self.reduce_ops(replicas) if reduces else (),
+            reshard=self._reshards or replicas.gathered,
+            per_unit=self._in_units(replicas),
         )
+
+    @property
+    def _reshards(self) -> bool:
+        """Whether the plan frees parameters after use, where they come from elsewhere."""
+        data = self.job.plan.data_parallel
+        return self.host.fetches or (self.zero == 3 and bool(data.reshard_after_forward))
+
+    def _in_units(self, replicas: Replicas) -> bool:
+        """Whether each block is a unit of gathering and reduction for some replicas."""
+        return self.per_unit or replicas.gathered
 
     @property
     def _once(self) -> bool:
@@ -226,7 +245,9 @@ class Synchronisation:
 
     def _frees(self, replicas: Replicas) -> bool:
         """Whether gathered parameters are freed after every pass."""
-        return replicas.zero == 3 and bool(self.job.plan.data_parallel.reshard_after_forward)
+        return replicas.gathered or (
+            replicas.zero == 3 and bool(self.job.plan.data_parallel.reshard_after_forward)
+        )
 
     def _gathers(self, replicas: Replicas, kind: str, *, boundary: bool) -> bool:
         data = self.job.plan.data_parallel
@@ -292,7 +313,7 @@ class Synchronisation:
         if data.overlap_grad_reduce:
             return ()
         nodes = []
-        for each in self.replicas:
+        for each in (each for each in self.replicas if not each.gathered):
             size = held[each.kind] * self.gradient_bytes
             count = int(self.late_calls(size))
             for group, op, share in self.reduce_ops(each) if size else ():
@@ -329,7 +350,7 @@ class Synchronisation:
             return ()
         nodes = []
         for each in self.replicas:
-            if each.zero and held[each.kind]:
+            if each.zero and held[each.kind] and not each.gathered:
                 use = CollectiveUse(each.shard_group, "all_gather", held[each.kind] * self.parameter_bytes)
                 node = Node("dp", "all_gather parameters", (COMPUTE, GATHER), collective=use)
                 nodes.append(node)

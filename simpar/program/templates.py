@@ -31,6 +31,8 @@ DENSE_COPIES = "dp"
 """Kind of copies of what is no expert."""
 REDUCE = "grad_reduce"
 PARAMETERS, GRADIENTS, OUTGOING, RETURNED = "parameters", "gradients", "outgoing", "returned"
+LOOK_AHEAD = 2
+"""Units whose parameters are gathered at once."""
 BUFFERS = (PARAMETERS, GRADIENTS, OUTGOING, RETURNED)
 """What has two buffers: gathered parameters, gradients to be reduced, activations to the host and back from it."""
 
@@ -111,6 +113,7 @@ class Copies:
     parameter in turn: (group, operation, share of the bytes); empty where this pass reduces nothing. ``whole_bytes``
     of a gradient live in a buffer of their own from the pass that makes it until it is reduced. ``fetched_bytes``
     a parameter come from the host before the gather, ``sent_bytes`` of gradient go there behind the reduction.
+    ``reshard`` frees gathered parameters after use; gradients are reduced in flat buckets or ``per_unit``.
     """
 
     kind: str
@@ -122,6 +125,8 @@ class Copies:
     reduce_ops: tuple[tuple[str, str, float], ...] = ()
     fetched_bytes: float = 0.0
     sent_bytes: float = 0.0
+    reshard: bool = False
+    per_unit: bool = False
 
     @property
     def arrives(self) -> bool:
@@ -142,21 +147,28 @@ class Copies:
 class SyncPolicy:
     """How data parallelism hooks into an action.
 
-    ``reshard`` frees gathered parameters after use; gradients are reduced in flat buckets or ``per_unit``.
     ``activations`` is the share of saved bytes that waits on the host, ``drives`` whether parameters come from
     drives; gradients of ``held_bytes`` a parameter live only until they are sent; ``accumulates`` are the bytes that
     adding them up on the host moves, for each that is sent.
     """
 
     copies: tuple[Copies, ...] = ()
-    reshard: bool = False
     bucket_bytes: float = 0.0
     first_bucket_bytes: float = 0.0
-    per_unit: bool = False
     activations: float = 0.0
     drives: bool = False
     held_bytes: float = 0.0
     accumulates: float = 0.0
+
+    @property
+    def reshard(self) -> bool:
+        """Whether any gathered parameters are freed after use."""
+        return any(each.reshard for each in self.copies)
+
+    @property
+    def per_unit(self) -> bool:
+        """Whether any gradients are reduced unit by unit."""
+        return any(each.per_unit for each in self.copies)
 
     @property
     def arrives(self) -> bool:
@@ -201,12 +213,10 @@ def forward_template(units: Sequence[Unit], segments: Sequence[Segment], sync: S
     computes: list[int] = []
     leaving: list[tuple[int, ...]] = []
     for index, (unit, segment) in enumerate(zip(units, segments, strict=True)):
-        behind = (computes[index - 2],) if sync.reshard and index >= 2 else ()
-        ready = _arrivals(
-            nodes, unit, sync, after=behind, awaits=two_buffers(PARAMETERS, index, sync.reshard)
-        )
-        if index >= 2:
-            ready += leaving[index - 2]
+        before = computes[index - LOOK_AHEAD : index - LOOK_AHEAD + 1] if index >= LOOK_AHEAD else []
+        ready = _arrivals(nodes, unit, sync, after=tuple(before), index=index)
+        if index >= LOOK_AHEAD:
+            ready += leaving[index - LOOK_AHEAD]
         memory = (*forward_memory([unit]), *_freed(unit, sync))
         node = compute_node("forward", [unit], [segment], after=ready, memory=memory)
         frees = (PARAMETERS,) if sync.reshard else ()
@@ -231,7 +241,7 @@ def backward_template(
     the pass that completes the gradients.
     """
     backwards, passes = list(reversed(units)), list(reversed(segments))
-    arriving = sync.arrives and sync.reshard
+    arriving = any(each.arrives and each.reshard for each in sync.copies)
     returning = kind != "weight_gradient" and sync.activations > 0
     if not arriving and not sync.gathers and not sync.reduces and not sync.sends and not returning:
         node = compute_node(kind, backwards, passes, memory=backward_memory(kind, backwards))
@@ -251,7 +261,7 @@ def backward_template(
         before = (computes[index - 2],) if index >= 2 else ()
         comes = arriving and not unit.still
         if comes:
-            after = _arrivals(nodes, unit, sync, after=before, awaits=two_buffers(PARAMETERS, index))
+            after = _arrivals(nodes, unit, sync, after=before, index=index)
             changes = (*changes, *_freed(unit, sync))
         if returning and index:
             after += _returns(nodes, unit, sync, after=before, awaits=two_buffers(RETURNED, index))
@@ -266,12 +276,15 @@ def backward_template(
         nodes.append(replace(node, awaits=awaits, frees=frees))
         computes.append(len(nodes) - 1)
         last = index == len(units) - 1
+        unit_reduced = -1
         for bucket in buckets:
-            nodes += bucket.close(unit, last=last, after=computes[-1], position=len(nodes))
+            reductions = bucket.close(unit, last=last, after=computes[-1], position=len(nodes))
+            nodes += reductions
+            unit_reduced = len(nodes) - 1 if reductions and bucket.per_unit else unit_reduced
         closed = len(nodes) - 1 > computes[-1]
-        if closed:
-            reduces.append(len(nodes) - 1)
-            nodes[-1] = replace(nodes[-1], frees=(GRADIENTS,))
+        if unit_reduced >= 0:
+            reduces.append(unit_reduced)
+            nodes[unit_reduced] = replace(nodes[unit_reduced], frees=(GRADIENTS,))
         if outbox.send(nodes, unit, closed=closed) and sent:
             sent.append(outbox.position)
     nodes[computes[0]] = replace(nodes[computes[0]], arrival=True)
@@ -288,16 +301,17 @@ class _Buckets:
         self._sync, self._copies = sync, copies
         self._pending = 0.0
         self._limit = sync.first_bucket_bytes or sync.bucket_bytes
+        self.per_unit = copies.per_unit
 
     def close(self, unit: Unit, *, last: bool, after: int, position: int) -> list[Node]:
         """Reductions of the buckets that are full once ``unit`` is done; the ``last`` unit empties them."""
         sync = self._sync
         self._pending += self._copies.parameters(unit) * self._copies.gradient_bytes
-        full = sync.per_unit or self._pending >= self._limit
+        full = self.per_unit or self._pending >= self._limit
         if not (full or last) or self._pending <= 0:
             return []
         size, count = self._pending, 1
-        if not sync.per_unit and sync.bucket_bytes > 0:
+        if not self.per_unit and sync.bucket_bytes > 0:
             count = max(1, round(size / sync.bucket_bytes))
         self._pending, self._limit = 0.0, sync.bucket_bytes
         nodes = []
@@ -368,16 +382,16 @@ def two_buffers(buffer: str, index: int, used: object = True) -> tuple[Await, ..
 
 
 def _arrivals(
-    nodes: list[Node], unit: Unit, sync: SyncPolicy, *, after: tuple[int, ...], awaits: tuple[Await, ...]
+    nodes: list[Node], unit: Unit, sync: SyncPolicy, *, after: tuple[int, ...], index: int
 ) -> tuple[int, ...]:
-    """Append how a unit's parameters come: from drives, from the host, from other ranks; what to wait for."""
+    """Append how the ``index``-th unit's parameters come: from drives, the host, other ranks; what to wait for."""
     ready = []
     for each in sync.copies:
         count = each.arriving(unit)
         if not each.arrives or not count:
             continue
         held = (MemoryChange(False, count * each.buffer_bytes, "transient"),) if each.buffer_bytes else ()
-        waits, begin = after, len(nodes)
+        waits, begin = after if each.reshard else (), len(nodes)
         if each.fetched_bytes:
             size = count * each.fetched_bytes
             if sync.drives:
@@ -390,7 +404,7 @@ def _arrivals(
             nodes.append(
                 Node("dp", "all_gather parameters", (GATHER,), collective=use, after=waits, memory=held)
             )
-        nodes[begin] = replace(nodes[begin], awaits=awaits)
+        nodes[begin] = replace(nodes[begin], awaits=two_buffers(PARAMETERS, index, each.reshard))
         ready.append(len(nodes) - 1)
     return tuple(ready)
 
@@ -460,8 +474,9 @@ def _made(unit: Unit, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
 
 def _freed(unit: Unit, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
     """Parameters that came for a pass and go again after it."""
-    size = sum(each.arriving(unit) * each.buffer_bytes for each in sync.copies if each.arrives)
-    return (MemoryChange(True, -size, "transient"),) if sync.reshard and size else ()
+    freed = (each for each in sync.copies if each.arrives and each.reshard)
+    size = sum(each.arriving(unit) * each.buffer_bytes for each in freed)
+    return (MemoryChange(True, -size, "transient"),) if size else ()
 
 
 def compute_node(

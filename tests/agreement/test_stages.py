@@ -68,6 +68,8 @@ def plans(draw):
         "bucket_bytes": [None, 25_000_000, 100_000_000],
         "grad_dtype": [None, "bf16", "fp32"],
         "optimizer": ["adamw", "sgd", "lion"],
+        "reduce_dtype": [None, "bf16", "fp32"],
+        "gather_dtype": [None, "fp8", "fp32"],
         "sequence_parallel": [None, True, False] if tp > 1 else [None],
         "schedule": ["1f1b", "gpipe", "zb-h1", "zb-h2"] if pp > 1 else [None],
     }

@@ -26,8 +26,7 @@ from simpar.models.graph import Dims, Operator
 from simpar.plan.placement import roles_of
 from simpar.program.block_view import LOSS_SUMS
 from simpar.program.rank_view import Job
-from simpar.program.stage_builder import Sync
-from simpar.program.synchronisation import DENSE
+from simpar.program.synchronisation import DENSE, Replicas, Synchronisation
 from simpar.search.alpa.choices import METRICS
 from simpar.search.alpa.pricing import Pricer, RoleTable, role_table
 from simpar.units import DTYPE_BYTES
@@ -156,7 +155,7 @@ class OperatorCosts:
 
     def _weights(self, chosen: Chosen, found: Floats) -> None:
         """Static bytes and synchronisation; gathers are hidden behind as much compute as there is."""
-        sync, table = Sync(self.job), chosen.table
+        sync, table = Synchronisation(self.job, ()), chosen.table
         matrices, vectors, shards = self.weights(chosen)
         group_of = table.data[chosen.index]
         held = np.where(chosen.gathered, matrices / shards, matrices)
@@ -179,8 +178,9 @@ class OperatorCosts:
             reduced = matrices[at] * sync.gradient_bytes
             scatter = self.pricer.collective_s("reduce_scatter", group, reduced, DENSE)
             reduce = scatter
-            if sync.reduce_op != "reduce_scatter":
-                reduce = self.pricer.collective_s(sync.reduce_op, group, reduced, DENSE)
+            ((_, op, _),) = sync.reduce_ops(Replicas(DENSE, 2, 2, 1))
+            if op != "reduce_scatter":
+                reduce = self.pricer.collective_s(op, group, reduced, DENSE)
             fully = chosen.gathered[at]
             found[_SYNC, at] = np.where(fully, 0.0, gather + reduce)
             held = self._occupied_s("all_gather", matrices[at] * sync.parameter_bytes, gather)

@@ -17,6 +17,7 @@ from simpar.cost.activations import block_activations
 from simpar.cost.collectives import collective_time_s
 from simpar.cost.memory import overhead_bytes
 from simpar.cost.sharded import local_time
+from simpar.cost.stack import gather_bytes
 from simpar.errors import Infeasible
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import Block, saved_tensors
@@ -25,10 +26,9 @@ from simpar.plan.sharding import RankDims
 from simpar.plan.stages import BlockSharding, StagePlan
 from simpar.program.collective_prices import Added
 from simpar.program.rank_view import Job
-from simpar.program.stage_builder import Sync
 from simpar.program.stage_memory import block_weights, gathered_stream_bytes, stage_dims
-from simpar.program.stage_templates import LOOK_AHEAD
 from simpar.program.stage_view import BlockView, StageView
+from simpar.program.templates import LOOK_AHEAD
 from simpar.search.alpa.build import Chain, build_graph, shardings
 from simpar.search.alpa.choices import METRICS, ChoiceGraph, Weighting
 from simpar.search.alpa.eliminate import TooWide, eliminate
@@ -126,7 +126,7 @@ class Profile:
         for block in self.chain.kinds.values():
             own = view.block(block)
             weights = block_weights(own)
-            size = LOOK_AHEAD * sum(weights.gathered.values()) * Sync(self.job).parameter_bytes
+            size = LOOK_AHEAD * sum(weights.gathered.values()) * gather_bytes(self.job.plan)
             found.append(size + buffers * gathered_stream_bytes(own))
             groups |= {axes for axes in (*weights.kept, *weights.gathered) if axes}
         return np.array(found), sum(size > 1 for size in view.mesh) + len(groups) + 1
