@@ -1,4 +1,4 @@
-"""The peak of a pipeline rank in closed form, for one layout or for arrays of them: what search bounds with.
+"""The peak of a pipeline rank in closed form, from above: what the choice of what to recompute is made with.
 
     allocated = static + in flight x saved + largest of {forward, backward, loss} workspaces + sharding transients
 
@@ -14,10 +14,8 @@ import numpy as np
 
 from simpar.cost.in_flight import in_flight, short_schedule
 from simpar.cost.memory import keeps_parameters, parameter_widths, stage_chunks, stage_static_memory
-from simpar.cost.memory.layouts import Layouts, dims_of
-from simpar.cost.memory.static import Held, held_memory
+from simpar.cost.memory.layouts import Layouts
 from simpar.cost.moving import Moving, PeakMemory, Scheme, Share
-from simpar.cost.places import Place, Where
 from simpar.cost.stack import Stack, reduce_bytes, under
 from simpar.models.graph import Block, ModelGraph
 from simpar.models.recompute import of_layer
@@ -46,31 +44,6 @@ def peak_memory(graph: ModelGraph, plan: Plan, training: Training, stack: Stack,
         held=unreleased(plan.mesh.pp, shape.in_flight / shape.chunks, stack),
         alternates=several,
     )
-
-
-def peak_memory_of(
-    graph: ModelGraph, layouts: Layouts, plan: Plan, training: Training, stack: Stack, where: Where = False
-) -> PeakMemory:
-    """Peaks of one pipeline rank of many layouts; ``plan`` gives everything but the columns.
-
-    Without a place layers are spread evenly; of stages between the ends none is fuller than the first under a schedule
-    whose first rank has the most in flight.
-    """
-    stack = under(stack, plan)
-    dims = dims_of(graph, layouts, plan, training)
-    num_microbatches = training.global_batch // (layouts.dp * layouts.micro_batch)
-    if isinstance(where, Place):
-        shape = _shape_at(graph, layouts, plan, where)
-    else:
-        shape = _shape_of(graph, layouts, plan, num_microbatches, last=where)
-    blocks = [(block, count) for block, _, count in shape.layers]
-    ends = [(graph.embedding, shape.embedding), (graph.head, shape.head)]
-    share = Held((*blocks, *ends), shape.embedding, shape.head)
-    static = held_memory(graph, share, dims.tensor, plan, stack, layouts).resident_bytes
-    scheme = _scheme(plan, stack, layouts.pp, layouts.zero, (layouts.shards, layouts.expert_shards))
-    moving = Moving(graph, shape, dims, plan, stack)
-    held = unreleased(layouts.pp, shape.in_flight / shape.chunks, stack)
-    return moving.peak(static, scheme, held=held, alternates=np.asarray(num_microbatches) > 1)
 
 
 def unreleased(pp: Array, in_flight: Array, stack: Stack) -> Array:
@@ -148,37 +121,4 @@ def _passes(
     signs = np.array([1, -1, 0, -1])[codes]
     return tuple(
         (int(sign), pieces[int(virtual)]) for sign, virtual in zip(signs, stages, strict=True) if sign
-    )
-
-
-def _shape_of(
-    graph: ModelGraph, layouts: Layouts, plan: Plan, num_microbatches: Array, *, last: bool
-) -> Share:
-    pp, vpp = np.asarray(layouts.pp), np.asarray(layouts.vpp)
-    rank = pp - 1 if last else np.zeros_like(pp)
-    flying = in_flight(plan.schedule, rank, pp, num_microbatches, vpp)
-    share = np.ceil(len(graph.layers) / (pp * vpp)) * vpp / len(graph.layers)
-    kinds: dict[tuple[str, str], float] = {}
-    for layer, name in enumerate(graph.layers):
-        key = (name, of_layer(plan.memory.recompute, layer))
-        kinds[key] = kinds.get(key, 0.0) + 1.0
-    return Share(
-        layers=tuple((graph.blocks[name], how, count * share) for (name, how), count in kinds.items()),
-        embedding=np.where(last & (pp > 1), 0, 1),
-        head=np.where(last | (pp == 1), 1, 0),
-        chunks=vpp,
-        in_flight=flying,
-        head_in_flight=1 if plan.schedule in _ALONE else flying / vpp,
-    )
-
-
-def _shape_at(graph: ModelGraph, layouts: Layouts, plan: Plan, place: Place) -> Share:
-    counts = place.counts.items()
-    return Share(
-        layers=tuple((graph.blocks[name], how, count) for (name, how), count in counts),
-        embedding=place.embedding,
-        head=place.head,
-        chunks=np.asarray(layouts.vpp),
-        in_flight=place.in_flight,
-        head_in_flight=1 if plan.schedule in _ALONE else place.in_flight / np.asarray(layouts.vpp),
     )

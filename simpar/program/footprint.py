@@ -52,6 +52,11 @@ class Footprint:
         """The smallest device memory that this class runs in."""
         return self.overhead_bytes + float(self.reservation.needed_bytes)
 
+    def fits_in(self, share: float) -> bool:
+        """Whether the process fits on the device, and reports no more than a share of it."""
+        full = self.needed_bytes > self.capacity_bytes
+        return not full and (share >= 1.0 or self.held_bytes <= share * self.capacity_bytes)
+
 
 def moving_bytes(static: StaticMemory, use: MemoryUse) -> int:
     """Most that comes and goes above what is resident during passes: the simulated peak, or copies between steps."""

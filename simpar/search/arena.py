@@ -18,7 +18,7 @@ from simpar.search.axes import Rows, both_ends
 from simpar.search.both_ends import kernels_bound_ns
 from simpar.search.bound import Stages
 from simpar.search.checkpoints import Squeeze, alike, decide, set_policy, undecided
-from simpar.search.exact import objective_rates, swept_ns
+from simpar.search.exact import Exact, measure, objective_rates, swept_ns
 from simpar.search.fit import needs
 from simpar.search.jobs import Jobs
 from simpar.search.pipes import Pipes
@@ -40,8 +40,8 @@ PIPES_AT_ONCE, ROWS_AT_ONCE, WORKED_AT_ONCE, SWEPT_AT_ONCE = 1024, 16384, 1024, 
 class Arena:
     """Rows that fit, the seconds that bound each, how that was found, and the device memory that each needs.
 
-    The objective of a row is at least ``slope`` times its seconds plus its ``offset``; ``simulated_s`` are the steps of
-    rows that were simulated.
+    The objective of a row is at least ``slope`` times its seconds plus its ``offset``; ``simulated`` are rows
+    that were simulated; those that do not fit are dropped.
     """
 
     rows: Rows
@@ -52,7 +52,7 @@ class Arena:
     slope: float = 1.0
     offset: Floats | float = 0.0
     swept: int = 0
-    simulated_s: dict[int, float] = field(default_factory=dict)
+    simulated: dict[int, Exact] = field(default_factory=dict)
     _active: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @cached_property
@@ -150,10 +150,27 @@ class Arena:
         mine = self._active[self.level[self._active] == level]
         return [int(row) for row in mine[np.argsort(self.worth(mine), kind="stable")[:most]]]
 
-    def settle(self, row: int, step_s: float | None = None) -> None:
+    def simulate(self, row: int) -> Exact:
+        """Simulate a row for what is shown beside the winner."""
+        found = measure(self.rows.problem, plan_of(self.rows, row))
+        self.note(row, found)
+        return found
+
+    def note(self, row: int, found: Exact) -> None:
+        """A row was simulated; it is dropped if it does not fit."""
+        self.simulated[row] = found.alone
+        if not found.fits:
+            self.drop(np.array([row]))
+
+    def drop(self, rows: Ints) -> None:
+        """Look at rows no more, whatever is asked for: they do not fit."""
+        self.bound_s[rows], self.level[rows] = np.inf, EXACT
+        self._active = self._active[~np.isin(self._active, rows)]
+
+    def settle(self, row: int, found: Exact | None = None) -> None:
         """A row was simulated, or will never be: its bound plays no part any more."""
-        if step_s is not None:
-            self.simulated_s[row] = step_s
+        if found is not None:
+            self.note(row, found)
         self.level[row] = EXACT
         self._active = self._active[self._active != row]
 
@@ -183,8 +200,7 @@ class Arena:
         mine = alike(self.rows, row)
         policy = decide(self.rows, row)
         if policy is None:
-            self.bound_s[mine], self.level[mine] = np.inf, EXACT
-            self._active = self._active[~np.isin(self._active, mine)]
+            self.drop(mine)
             return
         set_policy(self.rows, mine, policy)
         pipe = self.bounds.pipes.moved(mine)

@@ -13,15 +13,17 @@ from simpar.errors import UserError
 from simpar.report.result import Result
 from simpar.search.arena import STEP, Arena
 from simpar.search.axes import Rows, tensor_degrees
-from simpar.search.exact import exact
+from simpar.search.exact import Exact
 from simpar.search.hunt import Field
 from simpar.search.problem import Problem
-from simpar.search.space import counted, fixed_values, memory_rows, plan_of, refusals
+from simpar.search.space import counted, fixed_values, memory_rows, refusals
 from simpar.search.words import describe_need, facts, why_it_loses
 
 Mask = NDArray[np.bool_]
 FRONT_STEP, FRONT_POINTS, FRONT_TRIES = 0.93, 10, 2
 MORE_RUNNERS_UP = 2
+MOST_MISFITS = 8
+"""Rows that may turn out not to fit, simulated, before nothing more is looked for."""
 
 PURE = {"tp": (1,), "cp": (1,), "pp": (1,)}
 
@@ -50,17 +52,25 @@ def naive_choices(field: Field, best: Result) -> list[dict[str, Any]]:
 
 
 def _naive(field: Field, layout: Mapping[str, tuple[int, ...]], best: Result) -> dict[str, Any]:
-    arena = field.arena
-    chosen = _mask(arena.rows, layout) if arena else np.zeros(0, dtype=bool)
-    if arena and chosen.any():
-        row = arena.shortest(chosen, STEP)
-        assert row is not None, "some row is chosen"
-        result = exact(field.problem, plan_of(arena.rows, row))
-        return facts(result) | {
-            "loses_s": result.step_time_s - best.step_time_s,
-            "why": why_it_loses(result, best),
-        }
+    arena, least = field.arena, np.inf
+    if arena is not None:
+        for row in islice(_quickest_of(arena, _mask(arena.rows, layout)), MOST_MISFITS):
+            found = arena.simulate(row)
+            if found.fits:
+                result = found.report()
+                loses_s = result.step_time_s - best.step_time_s
+                return facts(result) | {"loses_s": loses_s, "why": why_it_loses(result, best)}
+            least = min(least, found.needed_bytes)
+    if np.isfinite(least):
+        return {"loses_s": None, "why": (describe_need(least, field.problem.memory_limit_bytes),)}
     return {"loses_s": None, "why": (_impossible(field, layout),)}
+
+
+def _quickest_of(arena: Arena, chosen: Mask) -> Iterator[int]:
+    """Rows with the lowest bounds of whole steps, as long as those before do not fit."""
+    while chosen.any() and (row := arena.shortest(chosen, STEP)) is not None:
+        yield row
+        chosen[row] = False
 
 
 def _impossible(field: Field, layout: Mapping[str, tuple[int, ...]]) -> str:
@@ -127,30 +137,31 @@ def runners_up(field: Field, taken: list[int], count: int) -> list[Result]:
     In the order of the sweep, which leaves contention out; up to MORE_RUNNERS_UP beyond ``count`` are simulated, while
     one that loses no more to contention than the least of those found would come before the last of them.
     """
-    arena, found, run = field.arena, list[tuple[float, int]](), dict[int, Result]()
+    arena, found, run = field.arena, list[tuple[float, int]](), dict[int, Exact]()
     assert arena is not None, "a plan was simulated in its arena"
     for row in islice(_others(arena, taken), count + MORE_RUNNERS_UP if count else 0):
         least_loss = min((time_s / arena.bound_s[known] for time_s, known in found), default=1.0)
         if len(found) >= count and arena.bound_s[row] * least_loss >= found[count - 1][0]:
             break
-        if row not in arena.simulated_s:
-            run[row] = exact(field.problem, plan_of(arena.rows, row))
-            arena.simulated_s[row] = run[row].step_time_s
-        found = sorted([*found, (arena.simulated_s[row], row)])
-    kept = (row for _, row in found[:count])
-    return [run[row] if row in run else exact(field.problem, plan_of(arena.rows, row)) for row in kept]
+        run[row] = arena.simulated.get(row) or arena.simulate(row)
+        if run[row].fits:
+            found = sorted([*found, (run[row].step_time_s, row)])
+    return [run[row].report() for _, row in found[:count]]
 
 
 def _others(arena: Arena, taken: list[int]) -> Iterator[int]:
-    """Rows of other pipelines, shortest by the sweep first, one of each pipeline."""
-    pipes = arena.bounds.pipes
+    """Rows of other pipelines, shortest by the sweep first, one of each pipeline: the first that fits."""
+    pipes, misfits = arena.bounds.pipes, 0
     key, shape = pipes.passes.key, pipes.shapes.index
     mask = np.ones(arena.rows.count, dtype=bool)
     for known in taken:
         mask &= (key != key[known]) | (shape != shape[known])
-    while (row := arena.shortest(mask)) is not None:
+    while misfits <= MOST_MISFITS and (row := arena.shortest(mask)) is not None:
         if refusals(arena.rows, row):
             mask[row] = False
+            continue
+        if row not in arena.simulated and not arena.simulate(row).fits:
+            misfits += 1
             continue
         yield row
         mask &= (key != key[row]) | (shape != shape[row])
@@ -159,37 +170,41 @@ def _others(arena: Arena, taken: list[int]) -> Iterator[int]:
 def front(arena: Arena, first: int) -> list[dict[str, Any]]:
     """The front of time and memory, from a row down in memory: no point of it is beaten by one with less memory.
 
-    At every step the rows with the lowest bounds are swept, until one of them stays the lowest or FRONT_TRIES are.
+    At every step the rows with the lowest bounds are simulated, until one of them stays the lowest or FRONT_TRIES are.
     """
-    taken, row = [first], first
-    arena.sweep(first)
-    while len(taken) < FRONT_POINTS:
-        found = _quickest(arena, arena.needed_bytes <= FRONT_STEP * float(arena.needed_bytes[row]))
-        if found is None:
+    best = arena.simulated[first]
+    points, below = [(first, best)], best.needed_bytes
+    while len(points) < FRONT_POINTS:
+        below *= FRONT_STEP
+        mask = arena.needed_bytes <= below
+        if not mask.any():
             break
-        row = found
-        taken.append(row)
-    kept: list[int] = []
-    for row in reversed(taken[1:]):
-        beats_rest = not kept or arena.bound_s[row] < arena.bound_s[kept[-1]]
-        if (
-            beats_rest and arena.bound_s[row] > arena.bound_s[first]
-        ):  # not behind the first: contention decided
-            kept.append(row)
-    kept.append(first)
+        if (found := _quickest(arena, mask, below)) is not None:
+            points.append(found)
+            below = found[1].needed_bytes
+    kept: list[tuple[int, Exact]] = []
+    for row, one in reversed(points[1:]):
+        beats_rest = not kept or one.step_time_s < kept[-1][1].step_time_s
+        if beats_rest and one.step_time_s > best.step_time_s:  # not behind the first
+            kept.append((row, one))
     return [
         {
-            "needed_bytes": float(arena.needed_bytes[row]),
-            "step_time_s": float(arena.bound_s[row]),
+            "needed_bytes": one.needed_bytes,
+            "step_time_s": one.step_time_s,
             "plan": counted(arena.rows, row).model_dump(mode="json"),
         }
-        for row in reversed(kept)
+        for row, one in [(first, best), *reversed(kept)]
     ]
 
 
-def _quickest(arena: Arena, mask: Mask) -> int | None:
-    tried: list[int] = []
-    while (row := arena.shortest(mask, STEP)) is not None and row not in tried and len(tried) < FRONT_TRIES:
-        arena.sweep(row)
-        tried.append(row)
-    return min(tried, key=lambda one: float(arena.bound_s[one]), default=None)
+def _quickest(arena: Arena, mask: Mask, limit_bytes: float) -> tuple[int, Exact] | None:
+    """The quickest of the first FRONT_TRIES rows by their bounds that, simulated, hold no more than a limit."""
+    tried: list[tuple[int, Exact]] = []
+    for row in islice(_quickest_of(arena, mask), MOST_MISFITS):
+        found = arena.simulated.get(row) or arena.simulate(row).alone
+        if not found.fits or found.needed_bytes > limit_bytes:
+            continue
+        tried.append((row, found))
+        if len(tried) == FRONT_TRIES:
+            break
+    return min(tried, key=lambda one: one[1].step_time_s, default=None)

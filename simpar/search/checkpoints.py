@@ -15,12 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.activations import block_activations
-from simpar.cost.places import is_placed
+from simpar.cost.memory import num_communicators, overhead_bytes
+from simpar.cost.memory.bound import trains_unlike
+from simpar.cost.peak import peak_memory
 from simpar.errors import Infeasible
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import Block
 from simpar.models.recompute import OPTIMAL
-from simpar.program.rank_view import RankView
+from simpar.program.rank_view import Job, RankView
 from simpar.search.axes import Rows
 from simpar.search.problem import Problem
 
@@ -76,13 +78,13 @@ def alike(rows: Rows, row: int) -> Ints:
 
 def decide(rows: Rows, row: int) -> str | None:
     """What ``optimal`` stands for in a row: none where nothing need be recomputed, None where nothing fits."""
-    from simpar.search.fit import needs
     from simpar.search.space import plan_of
     from simpar.simulation import make_job
 
     problem, one = rows.problem, rows.some([row])
     set_policy(one, np.array([0]), "none")
-    if float(needs(one).needed_bytes[0]) <= problem.memory_limit_bytes:
+    kept = make_job(problem.graph, problem.cluster, plan_of(one, 0), problem.training, problem.stack)
+    if _needed_bytes(kept, problem) <= problem.memory_limit_bytes:
         return "none"
     plan = plan_of(rows, row)
     try:
@@ -90,6 +92,14 @@ def decide(rows: Rows, row: int) -> str | None:
     except Infeasible:
         return None
     return job.plan.memory.recompute
+
+
+def _needed_bytes(job: Job, problem: Problem) -> float:
+    """Device memory that a job needs at most, where its peak is thought to be highest."""
+    inputs = (job.graph, job.plan, job.training, job.stack)
+    outside = overhead_bytes(num_communicators(job.plan), job.stack, problem.cluster)
+    each = (peak_memory(*inputs, stage).reservation(job.stack) for stage in range(job.plan.mesh.pp))
+    return float(outside + max(float(one.needed_bytes) for one in each))
 
 
 def set_policy(rows: Rows, which: Ints, policy: str) -> None:
@@ -124,7 +134,7 @@ class Squeeze:
         rows = self.pipes.jobs.rows
         found = np.zeros((2, rows.count))
         even = len(rows.problem.graph.layers) % rows["stages"] == 0
-        even &= not is_placed(rows.problem.graph)
+        even &= not trains_unlike(rows.problem.graph)
         waiting = np.flatnonzero(undecided(rows, np.arange(rows.count)) & even)
         if len(waiting) and rows.problem.stack.launch.pipeline_balance != "cost":
             some = rows.some(waiting)

@@ -49,7 +49,8 @@ def swept_ns(problem: Problem, plan: Plan) -> float:
 class Exact:
     """A plan with its simulated step, what the objective makes of it, and whether it leaves the headroom asked for.
 
-    ``report`` gives the whole result, of the step that was run as long as that is kept.
+    ``needed_bytes`` is the device memory that it takes: the least it can do with, or where some is to stay free what it
+    reports. ``report`` gives the whole result, of the step that was run as long as that is kept.
     """
 
     problem: Problem
@@ -58,6 +59,7 @@ class Exact:
     worth: float
     fits: bool
     report: Callable[[], Result]
+    needed_bytes: float
     num_ops: int = 0
 
     @property
@@ -78,19 +80,30 @@ def measure(problem: Problem, plan: Plan, num_ops: int = 0) -> Exact:
         joules = result.bill.energy_j_per_step
         worth = joules if problem.objective == "energy" else slope * result.step_time_s
         assert worth is not None, "energy is no objective without the device's power"
-        return Exact(problem, plan, result.step_time_s, worth, is_allowed(problem, result), lambda: result)
+        return Exact(
+            problem,
+            plan,
+            result.step_time_s,
+            worth,
+            is_allowed(problem, result),
+            lambda: result,
+            result.memory.peak_reserved_bytes,
+        )
     cluster = problem.cluster
     lowered = lower_job(job_of(problem, plan), cluster, {"perturbation": problem.perturbation})
     num_ops += len(lowered.program)
     name, engine = choose_engine_for_many(lowered.program, num_ops)
     timing = engine(lowered.program)
-    needed = max(one.needed_bytes for one in footprints(lowered, timing, cluster))
+    held = footprints(lowered, timing, cluster)
     host = host_use(lowered, cluster)
     step_s = timing.makespan_ns / NS_PER_S + problem.stack.launch.step_overhead_s
     slope, _ = objective_rates(problem)
-    fits = needed <= problem.memory_limit_bytes and (host is None or host.fits)
-    context = Context(lowered, timing, cluster, name, "full", problem.perturbation)
-    return Exact(problem, plan, step_s, slope * step_s, fits, partial(summarise, context), num_ops)
+    room = problem.memory_limit_bytes / cluster.device.memory_bytes
+    fits = all(one.fits_in(room) for one in held) and (host is None or host.fits)
+    report = partial(summarise, Context(lowered, timing, cluster, name, "full", problem.perturbation))
+    free = problem.constraints.headroom > 0
+    most = max(one.held_bytes if free else one.needed_bytes for one in held)
+    return Exact(problem, plan, step_s, slope * step_s, fits, report, most, num_ops)
 
 
 def is_allowed(problem: Problem, result: Result) -> bool:
@@ -106,12 +119,15 @@ class Figures:
     step_time_s: float
     worth: float
     fits: bool
+    needed_bytes: float
     num_ops: int
 
     def exact(self, problem: Problem, plan: Plan) -> Exact:
         """The measure of the plan, to be run once more where a report is wanted."""
         again = partial(exact, problem, plan)
-        return Exact(problem, plan, self.step_time_s, self.worth, self.fits, again, self.num_ops)
+        return Exact(
+            problem, plan, self.step_time_s, self.worth, self.fits, again, self.needed_bytes, self.num_ops
+        )
 
 
 def figures_of(task: tuple[Problem, Plan, int]) -> Figures | None:
@@ -120,7 +136,7 @@ def figures_of(task: tuple[Problem, Plan, int]) -> Figures | None:
         found = measure(*task)
     except UserError:
         return None  # whoever needs this plan runs it again and says why
-    return Figures(found.step_time_s, found.worth, found.fits, found.num_ops)
+    return Figures(found.step_time_s, found.worth, found.fits, found.needed_bytes, found.num_ops)
 
 
 def objective_rates(problem: Problem) -> tuple[float, float]:

@@ -1,83 +1,92 @@
-"""Memory, decided before time: which rows of the space fit, in closed form, for all of them at once."""
+"""Memory, decided before time: which rows of the space may fit, for all of them at once.
+
+A row is dropped where a lower bound of its simulated peak (:mod:`simpar.cost.memory.bound`) with its exact static
+memory is more than a device holds: simulated, it would not fit. Whether a row that is left does is found when it may
+win (:mod:`simpar.program.peak`, and its simulation).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.memory.layouts import Layouts
-from simpar.cost.moving import PeakMemory
-from simpar.cost.peak import peak_memory_of
-from simpar.cost.places import Place, Where, is_placed, places
+from simpar.cost.memory.allocator import reserve
+from simpar.cost.memory.bound import Flight, flights, held_of, least_moving_bytes, trains_unlike
+from simpar.cost.memory.layouts import Layouts, dims_of
+from simpar.cost.memory.moments import V_SHAPED
+from simpar.cost.memory.outside import overhead_bytes
+from simpar.cost.memory.static import held_memory
 from simpar.cost.stack import resolve, under
 from simpar.models.recompute import OPTIMAL
-from simpar.plan.mirrored import folded
+from simpar.plan.check import layers_by_cost, spread_layers
+from simpar.plan.mirrored import BOTH_ENDS, FOLDED, folded
+from simpar.plan.offload import decided_offload
 from simpar.plan.plan import Plan
 from simpar.search.axes import Rows, both_ends, fully_sharded
 from simpar.search.checkpoints import frugal, set_policy, undecided
+from simpar.search.problem import Problem
 from simpar.search.requested import REQUESTED_NAMES
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 COLUMNS = ("tp", "dp", "pp", "cp", "ep", "vpp", "micro_batch", "zero", "hsdp", "sequence_parallel")
-PARTS = ("static_bytes", "activations_bytes", "transient_bytes", "held_bytes", "alternates")
-ALIKE = ("schedule", "recompute", *REQUESTED_NAMES)
-"""Axes of which one call of the closed form sees a single value, with the kind of data parallelism."""
+SHAPED = ("tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel")
+"""Columns that sizes of tensors depend on."""
+ALIKE = ("recompute", *REQUESTED_NAMES)
+"""Axes of which one call of the bound sees a single value, with the kind of data parallelism."""
+FIRST, LAST = 0, 1.0
+PLACES: tuple[int | float, ...] = (FIRST, 1, LAST)
+"""Pipeline ranks that are looked at: from the first on, and the last."""
+PLACES_IF_UNLIKE: tuple[int | float, ...] = (FIRST, 1, 2, 3, 0.25, 0.5, 0.75, LAST)
+"""Where layers are not trained alike, so that the fullest rank may be any."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Device memory that each row needs, in bytes, and the pipeline rank that needs it, int64[rows]."""
+    """Device memory that each row needs at least, in bytes, and the pipeline rank that needs it, int64[rows]."""
 
     needed_bytes: Floats
     stage: Ints
 
 
+@dataclass(frozen=True)
+class Least:
+    """What a pipeline rank of rows holds at least, float64[rows].
+
+    States, saved activations, workspaces beside them, what lies outside the allocator, and the device memory that all
+    of it takes.
+    """
+
+    static_bytes: Floats
+    activations_bytes: Floats
+    transient_bytes: Floats
+    overhead_bytes: Floats
+    needed_bytes: Floats
+
+
 def needs(rows: Rows) -> Need:
-    """The smallest device memory that each row runs in: context, communicators and the allocator's least."""
+    """The device memory that each row needs at least: context, communicators and the allocator's least."""
     needed, stage = np.zeros(rows.count), np.zeros(rows.count, dtype=np.int64)
-    waiting = np.flatnonzero(undecided(rows, np.arange(rows.count)))
-    if len(waiting):
-        return _least_needs(rows, waiting)
+    if undecided(rows, np.arange(rows.count)).any():
+        return _least_needs(rows, np.flatnonzero(undecided(rows, np.arange(rows.count))))
+    unlike = trains_unlike(rows.problem.graph)
     for which in _alike(rows):
-        each = [
-            np.broadcast_to(needed_bytes(rows, which, where), which.shape) for where in _where(rows, which)
-        ]
-        most = np.argmax(each, axis=0)
-        ranks = [_rank_at(rows, which, where) for where in _where(rows, which)]
-        needed[which] = np.max(each, axis=0)
-        stage[which] = np.take_along_axis(np.stack(ranks), most[None], axis=0)[0]
+        for flight, least in least_of(rows, which, PLACES_IF_UNLIKE if unlike else PLACES):
+            more = least.needed_bytes > needed[which]
+            stage[which] = np.where(more, flight.rank, stage[which])
+            needed[which] = np.maximum(needed[which], least.needed_bytes)
     return Need(needed, stage)
 
 
-def fullest(rows: Rows, row: int) -> PeakMemory:
-    """The closed form of the pipeline rank of a row that needs the most memory."""
-    which = np.array([row])
-    return max(
-        (peak_of(rows, which, where) for where in _where(rows, which)),
-        key=lambda peak: float(np.max(peak.reservation(rows.problem.stack).needed_bytes)),
-    )
-
-
-def _where(rows: Rows, which: Ints) -> Sequence[Where]:
-    """Ranks of some rows, rows that are alike, among which the fullest is."""
-    problem = rows.problem
-    if not is_placed(problem.graph):
-        return (False, True)
-    sizes = _columns(rows, which)
-    microbatches = problem.training.global_batch // (sizes["dp"] * sizes["micro_batch"])
-    pipes = (*(np.asarray(sizes[name]) for name in ("pp", "vpp")), microbatches)
-    return places(problem.graph, _template(rows, int(which[0])), problem.stack, pipes)
-
-
-def _rank_at(rows: Rows, which: Ints, where: Where) -> Ints:
-    if isinstance(where, Place):
-        return where.rank
-    return np.asarray(_columns(rows, which)["pp"] - 1 if where else np.zeros(len(which), dtype=np.int64))
+def fullest(rows: Rows, row: int) -> Least:
+    """What the pipeline rank of a row that needs the most memory holds."""
+    each = [least for _, least in least_of(rows, np.array([row]), PLACES)]
+    return max(each, key=lambda least: float(np.max(least.needed_bytes)))
 
 
 def _least_needs(rows: Rows, waiting: Ints) -> Need:
@@ -97,64 +106,120 @@ def _least_needs(rows: Rows, waiting: Ints) -> Need:
     return Need(needed, stage)
 
 
-def needed_bytes(rows: Rows, which: Ints, where: Where) -> Any:
-    """Device memory that one pipeline rank of some rows needs, rows that are alike."""
-    peak = peak_of(rows, which, where)
-    return overhead_of(rows, which) + peak.reservation(rows.problem.stack).needed_bytes
-
-
-def overhead_of(rows: Rows, which: Ints) -> Any:
-    """Bytes of the device's context and of communicators of some rows."""
-    problem = rows.problem
-    habits, device = problem.stack.memory.allocator, problem.cluster.device
-    sizes = _columns(rows, which)
-    groups = sum((sizes[name] > 1).astype(np.int64) for name in ("tp", "dp", "pp", "cp", "ep"))
-    groups = groups + ((rows["ep"][which] > 1) & (rows["copies"][which] > 1))
-    return habits.context_bytes + groups * habits.communicator_bytes if device.kind != "cpu" else 0.0
-
-
-def peak_of(rows: Rows, which: Ints, where: Where = False) -> PeakMemory:
-    """The closed form of one pipeline rank of some rows, rows that are alike: the first, the last or at a place."""
-    problem = rows.problem
-    layouts = Layouts(**_columns(rows, which), etp=rows["expert_tp"][which])
-    plan = _template(rows, int(which[0]))
-    stack = under(problem.stack, plan)
-    return peak_memory_of(problem.graph, layouts, plan, problem.training, stack, where)
-
-
-def _columns(rows: Rows, which: Ints) -> dict[str, Any]:
-    """Sizes of some rows, rows that are alike, as they are costed: of half the pipeline where it has two ends."""
-    found = {name: rows[name][which] for name in COLUMNS}
-    if both_ends(rows)[which[0]]:
-        found |= {"pp": found["pp"] // 2, "dp": 2 * found["dp"], "vpp": 2 * found["vpp"]}
-    return found
-
-
-def peaks(rows: Rows, policy: str, *, last: bool) -> PeakMemory:
-    """The closed form of the first or the last pipeline rank of every row under one policy of recomputation."""
+def peaks(rows: Rows, policy: str, *, last: bool) -> Least:
+    """What the first or the last pipeline rank of every row holds at least under one policy of recomputation."""
     some = rows.some(np.arange(rows.count))
     set_policy(some, np.arange(some.count), policy)
     found = np.zeros((5, some.count))
     for which in _alike(some):
-        peak = peak_of(some, which, last)
-        for at, name in enumerate(PARTS):
-            found[at, which] = getattr(peak, name)
-    return PeakMemory(*found)
+        [(_, least)] = least_of(some, which, (LAST if last else FIRST,))
+        parts = [getattr(least, each.name) for each in fields(Least)]
+        found[:, which] = np.stack(np.broadcast_arrays(*parts))
+    return Least(*list(found))
+
+
+def least_of(rows: Rows, which: Ints, places: Sequence[int | float]) -> list[tuple[Flight, Least]]:
+    """What some pipeline ranks of rows that are alike hold at least."""
+    problem, columns = rows.problem, _columns(rows, which)
+    plan = _template(rows, int(which[0]))
+    stack, training = under(problem.stack, plan), problem.training
+    microbatches = training.global_batch // (columns["dp"] * columns["micro_batch"])
+    names = [FOLDED if name == BOTH_ENDS else str(name) for name in rows.domain["schedule"]]
+    number = rows.code["schedule"][which].astype(np.int64)
+    pipes = (columns["pp"], columns["vpp"], microbatches)
+    shapes = set(zip(*(column.tolist() for column in pipes[:2]), strict=True))
+    layers = {(pp, vpp): _layers(problem, pp, vpp) for pp, vpp in shapes}
+    looped = np.isin(number, [at for at, name in enumerate(names) if name not in V_SHAPED])
+    alone, expand = _distinct([columns[name] for name in SHAPED])
+    first, back = _distinct([*columns.values(), looped])
+    every, few = Layouts(**columns), _some(columns, first)
+    dims, dims_few = (dims_of(problem.graph, _some(columns, one), plan, training) for one in (alone, first))
+    overhead = np.asarray(overhead_bytes(every.communicators, stack, problem.cluster))
+    found = []
+    for flight in flights(problem.graph, (names, number), plan.memory.recompute, pipes, layers, places):
+        held = held_of(problem.graph, flight.where(first))
+        static = held_memory(problem.graph, held, dims_few.tensor, plan, stack, few)
+        resident, between = (
+            np.broadcast_to(size, len(first))[back] for size in (static.resident_bytes, static.total_bytes)
+        )
+        saved, beside = least_moving_bytes(problem.graph, flight, dims, every, (plan, stack), expand)
+        beside = np.maximum(beside, between - resident - saved)
+        needed = overhead + _taken(problem, resident, saved + beside, overhead, microbatches > 1)
+        found.append((flight, Least(resident, saved, beside, overhead, needed)))
+    return found
+
+
+def _taken(
+    problem: Problem, static: Floats, moving: Floats, outside: Floats, alternates: NDArray[np.bool_]
+) -> Floats:
+    """What the allocator takes: as little as it can, or where some of the device is to stay free what it reports."""
+    habits, room = problem.stack.memory.allocator, problem.cluster.device.memory_bytes - outside
+    found = reserve(static, moving, habits, alternates=alternates, limit_bytes=room)
+    return np.asarray(found.reserved_bytes if problem.constraints.headroom else found.needed_bytes)
+
+
+def _some(columns: dict[str, Any], which: Ints) -> Layouts:
+    """Columns of some layouts."""
+    return Layouts(**{name: column[which] for name, column in columns.items()})
+
+
+def _distinct(columns: list[Any]) -> tuple[Ints, Ints]:
+    """The first of every combination of values, and which combination every entry has."""
+
+    def joined(code: Any, column: Any) -> Any:
+        values, place = np.unique(column, return_inverse=True)
+        return np.unique(code * len(values) + place.ravel(), return_inverse=True)[1].ravel()
+
+    code = reduce(joined, columns, np.zeros(len(columns[0]), dtype=np.int64))
+    _, first, index = np.unique(code, return_index=True, return_inverse=True)
+    return first, index.ravel()
+
+
+def _layers(problem: Problem, pp: int, vpp: int) -> tuple[int, ...]:
+    """Layers of every virtual stage."""
+    count, stages = len(problem.graph.layers), pp * vpp
+    by_cost = problem.stack.launch.pipeline_balance == "cost" and stages > 1
+    return (layers_by_cost(problem.graph, stages) if by_cost else None) or spread_layers(count, stages)
+
+
+def overhead_of(rows: Rows, which: Ints) -> Any:
+    """Bytes of the device's context and of communicators of some rows."""
+    layouts = Layouts(**_columns(rows, which))
+    return overhead_bytes(layouts.communicators, rows.problem.stack, rows.problem.cluster)
+
+
+def _columns(rows: Rows, which: Ints) -> dict[str, Any]:
+    """Sizes of some rows as they are costed: of half the pipeline where it has two ends."""
+    found = {name: rows[name][which] for name in COLUMNS} | {"etp": rows["expert_tp"][which]}
+    two = both_ends(rows)[which]
+    if two.any():
+        found["pp"], found["dp"], found["vpp"] = (
+            np.where(two, other, found[name])
+            for name, other in (("pp", found["pp"] // 2), ("dp", 2 * found["dp"]), ("vpp", 2 * found["vpp"]))
+        )
+    return found
 
 
 def _alike(rows: Rows) -> list[Ints]:
-    """Rows in groups of equal schedule, recompute, requested axes and kind of data parallelism."""
-    key = rows.number(ALIKE, fully_sharded(rows), 2)
+    """Rows in groups of equal recompute, requested axes and kind of data parallelism, in pipelines or not."""
+    once = rows.problem.stack.overlap.once_in_pipelines & (rows["pp"] > 1)
+    offloads = "offload_optimizer" in rows.domain or rows.problem.base.offload.is_used
+    free = offloads & ((rows["zero"] >= 2) | (rows["width"] == 1))  # by the plan's own mesh, not half of it
+    key = rows.number(ALIKE, 4 * fully_sharded(rows) + 2 * once + free, 8)
     order = np.argsort(key, kind="stable")
     cuts = np.flatnonzero(np.diff(key[order])) + 1
     return np.split(order, cuts)
 
 
 def _template(rows: Rows, index: int) -> Plan:
-    """A resolved plan with what rows that are alike have in common."""
-    from simpar.search.space import plan_of
+    """A resolved plan with what rows that are alike have in common; loads as little uneven as they may come out."""
+    from simpar.search.space import counted
 
-    plan = plan_of(rows, index)
+    plan = counted(rows, index)
     if plan.memory.recompute == OPTIMAL:
         plan = plan.model_copy(update={"memory": plan.memory.model_copy(update={"recompute": "full"})})
-    return folded(resolve(plan, rows.problem.stack))
+    plan = resolve(plan, rows.problem.stack)
+    plan = folded(plan.model_copy(update={"offload": decided_offload(plan)}))
+    if plan.experts.expert_load == "sampled" and plan.experts.expert_imbalance:
+        plan = plan.model_copy(update={"experts": plan.experts.model_copy(update={"expert_imbalance": 0.0})})
+    return plan

@@ -112,7 +112,7 @@ class Hunt:
         else:
             found = found.alone
         self.found.append(found)
-        arena.settle(row, found.step_time_s)
+        arena.settle(row, found)
         return found
 
     def _measured(self, arena: Arena, row: int) -> Exact:

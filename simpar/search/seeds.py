@@ -54,7 +54,7 @@ def _simulate(hunt: Hunt, arena: Arena, mask: NDArray[np.bool_]) -> Exact | None
     """The first of a few rows that fits when it is simulated."""
     for _ in range(TRIES):
         row = arena.shortest(mask, STEP)
-        if row is None or row in arena.simulated_s:
+        if row is None or row in arena.simulated:
             return None
         found = hunt.simulate(arena, row)
         if found is not None and hunt.counts_for(found):

@@ -48,7 +48,7 @@ def print_search(found: SearchResult, console: Console) -> None:
         ("What the others lose by", [f"{one.rank}: {'; '.join(one.why)}" for one in found.candidates[1:]]),
         ("Chosen without a search", [_naive(one) for one in found.details.get("naive", ())]),
         (
-            "Less memory (swept without contention)",
+            "Less memory",
             [_point(one, _asked(found)) for one in found.details.get("pareto", ())[1:]],
         ),
     )

@@ -25,7 +25,7 @@ from simpar.search.seeds import first_plan, seed
 from simpar.search.space import plan_of
 from simpar.search.watch import Watch
 from simpar.search.words import why_it_loses, why_it_wins
-from simpar.units import format_seconds
+from simpar.units import GIB, format_seconds
 
 
 def search_uniform(problem: Problem, watch: Watch) -> SearchResult:
@@ -111,6 +111,13 @@ def _failed(hunt: Hunt, problem: Problem) -> Infeasible:
         if not hunt.fields:
             return Infeasible("no plan is possible on any number of nodes")
         return nothing_fits(problem, hunt.fields[-1].need)
+    misfits = [found.needed_bytes for found in hunt.found if not found.fits]
+    if misfits and len(misfits) == len(hunt.found):
+        least, limit = min(misfits) / GIB, problem.memory_limit_bytes / GIB
+        return Infeasible(
+            f"nothing fits: of {len(misfits)} layouts simulated the smallest needs {least:.1f} GiB of {limit:.1f}; try "
+            "more nodes, or fewer values fixed"
+        )
     deadline = problem.constraints.deadline_s
     lowest = min(float(np.min(arena.bound_s)) for arena in hunt.arenas)
     if deadline is not None:

@@ -1,4 +1,4 @@
-"""The closed form of the peak: against the exact curve of the Program, and in bulk against one by one."""
+"""The closed form of the peak, from above: against the exact curve of the Program."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import pytest
 
 from simpar.cost.in_flight import in_flight
 from simpar.cost.memory import stage_static_memory
-from simpar.cost.memory.layouts import Layouts
-from simpar.cost.peak import peak_memory, peak_memory_of
+from simpar.cost.peak import peak_memory
 from simpar.cost.stack import load_stack, resolve
 from simpar.engine import choose_engine
 from simpar.errors import UserError
@@ -79,31 +78,6 @@ def test_close_to_the_exact_curve(layout: dict[str, object]) -> None:
         resident = stage_static_memory(*inputs, stage).resident_bytes
         ratio = float(peak_memory(*inputs, stage).allocated_bytes) / (resident + moving)
         assert 0.999 < ratio < 1.09, (stage, ratio)
-
-
-@pytest.mark.parametrize("stack", ["megatron", "nanotron", "torchtitan"])
-@pytest.mark.parametrize("last", [False, True])
-def test_bulk_is_one_by_one(stack: str, *, last: bool) -> None:
-    """Arrays of layouts give the peaks of the single plans, where layers divide evenly."""
-    graph, habits = load_model("llama-3-8b"), load_stack(stack)
-    training = Training(seq_len=4096, global_batch=256)
-    rows = [
-        (tp, dp, pp, mb, zero, cp)
-        for tp in (1, 2, 8) for dp in (1, 4) for pp in (1, 2, 8) for mb in (1, 4) for zero in (0, 1, 3)
-        for cp in (1, 4)
-    ]  # fmt: skip
-    tp, dp, pp, mb, zero, cp = (np.array(column) for column in zip(*rows, strict=True))
-    template = resolve(Plan(tp=1, dp=1, zero=3 if stack == "torchtitan" else 0), habits)
-    layouts = Layouts(tp=tp, dp=dp, pp=pp, cp=cp, micro_batch=mb, zero=zero, sequence_parallel=tp > 1)
-    bulk = peak_memory_of(graph, layouts, template, training, habits, last)
-    needed = bulk.reservation(habits).needed_bytes
-    kind = template.data_parallel.kind
-    for index, (tp_, dp_, pp_, mb_, zero_, cp_) in enumerate(rows):
-        plan = resolve(Plan(tp=tp_, dp=dp_, pp=pp_, cp=cp_, micro_batch=mb_, zero=zero_, kind=kind), habits)
-        single = peak_memory(graph, plan, training, habits, pp_ - 1 if last else 0)
-        assert float(needed[index]) == pytest.approx(
-            float(single.reservation(habits).needed_bytes), rel=1e-4
-        ), rows[index]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from simpar.simulation import simulate
 MOMENTS = (
     (Rows, "join", 1), (Rows, "join", 12), (Arena, "of", 1), (Arena, "sharpen", 1), (Arena, "sharpen", 4),
     (hunt, "measure", 1), (hunt, "measure", 2), (hunt, "plan_of", 2), (uniform, "runners_up", 1),
-    (beside, "exact", 1), (beside, "exact", 2), (uniform, "naive_choices", 1), (uniform, "front", 1),
+    (beside, "refusals", 1), (beside, "refusals", 2), (uniform, "naive_choices", 1), (uniform, "front", 1),
 )  # fmt: skip
 """Functions of all phases of a search, and the call of them in which the user stops it."""
 
@@ -72,7 +72,7 @@ def test_ctrl_c_at_any_moment_leaves_an_answer(owner, name, call, problem, best_
     assert (found.gap == 0) == found.certified_optimal
 
 
-def test_a_row_that_was_being_simulated_stays_open(problem, monkeypatch):
+def test_a_row_that_was_being_simulatedtays_open(problem, monkeypatch):
     """Stopped inside a simulation, the row's bound still counts for the gap."""
     under_way = Hunt(fields_of(problem, [problem.cluster.nodes]), Watch())
     arena = under_way.arenas[0]
@@ -85,7 +85,7 @@ def test_a_row_that_was_being_simulated_stays_open(problem, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         under_way.simulate(arena, row)
     assert row not in arena.exact_rows
-    assert row not in arena.simulated_s
+    assert row not in arena.simulated
     arena.forget(float("inf"))
     assert row in arena.nearest(STEP, arena.rows.count)
 

@@ -77,12 +77,12 @@ def assert_own_bounds(problem, arena):
 
 
 def assert_memory_of_programs(problem):
-    """The closed form of some rows is what their Programs need, and at most a tenth above."""
+    """The bound of some rows is no more than what their Programs need, and little less."""
     rows = enumerate_space(problem)
     rows.take(np.arange(0, rows.count, max(1, rows.count // 6)))
     for row, needed in enumerate(needs(rows).needed_bytes.tolist()):
         exact = simpar.simulate(problem.graph, problem.cluster, plan_of(rows, row), problem.training)
-        assert 1.0 <= needed / exact.memory.peak_reserved_bytes < 1.1
+        assert 0.8 < needed / exact.memory.peak_reserved_bytes <= 1.0
 
 
 @pytest.mark.parametrize("seed", [1, 2, 4, 7])

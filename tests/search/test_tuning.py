@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 import simpar
-from simpar.cost.peak import peak_memory
 from simpar.errors import Infeasible, UserError
 from simpar.models.hf_config import read
 from simpar.search import Constraints, make_problem, search
 from simpar.search.arena import Arena
 from simpar.search.exact import measure
-from simpar.search.fit import needs, overhead_of
+from simpar.search.fit import needs
 from simpar.search.space import enumerate_space, plan_of
 from simpar.simulation import lower_job, make_job
 from tests.search.test_bounds import bounds_of
@@ -92,7 +91,7 @@ def test_search_finds_what_brute_force_finds(seed, problem_of):
 @pytest.mark.parametrize("zero", [0, 1, 3])
 @pytest.mark.parametrize("dtype", ["bf16", "nf4"])
 def test_memory_is_that_of_the_program(dtype, zero):
-    """Frozen weights, in 4 bits or not, and states of adapters alone are in the closed form for columns."""
+    """Frozen weights, in 4 bits or not, and states of adapters alone are in the bound for columns."""
     fixed = {"tp": 2, "pp": 1, "zero": zero, "micro_batch": 1, "recompute": "full", "hsdp": 1}
     problem = make_problem(
         "llama-3-8b",
@@ -105,7 +104,7 @@ def test_memory_is_that_of_the_program(dtype, zero):
     rows.take(np.arange(1))
     plan, needed = plan_of(rows, 0), needs(rows).needed_bytes
     exact = simpar.simulate("llama-3-8b", problem.cluster, plan, problem.training, stack=problem.stack)
-    assert float(needed[0]) == pytest.approx(exact.memory.peak_reserved_bytes, rel=0.08)
+    assert 0.75 < float(needed[0]) / exact.memory.peak_reserved_bytes <= 1.0
     assert Arena.of(rows, needed).bound_s[0] <= exact.step_time_s
 
 
@@ -143,10 +142,7 @@ def test_search_finds_what_brute_force_finds_with_frozen_layers(seed, problem_of
 
 @pytest.mark.parametrize(("stack", "frozen_layers"), [("megatron", 8), ("nanotron", 20), ("fsdp", 31)])
 def test_the_fullest_rank_of_frozen_layers_is_found(stack, frozen_layers):
-    """Closed forms for columns are those of single plans on the fullest rank, which need not be an end of the pipeline.
-
-    Where chunks of a rank differ they count as their mean, and a little too much.
-    """
+    """The bound is near what the Program needs on its fullest rank, which need not be an end of the pipeline."""
     problem = make_problem(
         "llama-3-8b",
         simpar.Cluster("dgx-h100"),
@@ -160,16 +156,9 @@ def test_the_fullest_rank_of_frozen_layers_is_found(stack, frozen_layers):
     found, middle = needs(rows), 0
     for row in range(rows.count):
         plan = plan_of(rows, row)
-        job = make_job(problem.graph, problem.cluster, plan, problem.training, problem.stack)
-        parts = job.graph, job.plan, job.training, job.stack
-        each = [
-            float(peak_memory(*parts, stage).reservation(job.stack).needed_bytes)
-            for stage in range(job.plan.mesh.pp)
-        ]
-        needed = float(found.needed_bytes[row] - overhead_of(rows, np.array([row]))[0])
-        even = job.plan.pipeline.vpp == 1 and stack != "nanotron"
-        assert max(each) * 0.999 <= needed <= max(each) * (1.002 if even else 1.25), plan
-        middle += 0 < found.stage[row] < job.plan.mesh.pp - 1
+        exact = measure(problem, plan).needed_bytes
+        assert exact * 0.5 <= found.needed_bytes[row] <= exact, plan
+        middle += 0 < found.stage[row] < plan.mesh.pp - 1
     assert middle or frozen_layers == 31
 
 
@@ -222,7 +211,7 @@ def test_bounds_and_memory_hold_in_mixtures(base, stack, arena_of):
         plan = plan_of(arena.rows, row)
         exact = simpar.simulate(problem.graph, problem.cluster, plan, problem.training, stack=problem.stack)
         assert max(bounds_of(arena, row)) <= (exact.step_time_s - overhead) * (1 + 1e-12), plan
-        assert 0.98 < needed[row] / exact.memory.peak_reserved_bytes < 1.1, plan
+        assert 0.95 < needed[row] / exact.memory.peak_reserved_bytes <= 1.0, plan
 
 
 @pytest.mark.parametrize("base", [{"lora_rank": 8}, {"frozen_layers": 2}], ids=str)

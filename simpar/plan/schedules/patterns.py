@@ -64,6 +64,13 @@ def v_half(p: int, m: int, vpp: int = 2, *, costs: Costs = UNIT) -> Schedule:
     return _schedule("v-half", p, m, vpp, _v_half(p), costs)
 
 
+def pattern_times(name: str, rank: int, p: int) -> tuple[int, int]:
+    """Units after which a rank of V-Min or V-Half has its first forwards down and up."""
+    pattern = {"v-min": _v_min, "v-half": _v_half}[name](p)
+    (down, *_), (up, *_), *_ = pattern.times(rank, p)
+    return down, up
+
+
 def _v_min(p: int) -> Pattern:
     return Pattern((1, 1, 1, 1), (0, 0, 0) if p % 3 else (2, 0, 2), 2 * ((p + 4) // 3))
 
