@@ -275,7 +275,12 @@ def search_uneven(problem: Problem, watch: Watch) -> SearchResult:
         gap <= 0 and not watch.interrupted,
         gap,
         time.perf_counter() - started,
-        {**details, "space": "uneven", "lower_bound_s": min(lowest_s, found[0].step_time_s)},
+        {
+            **details,
+            "space": "uneven",
+            "lower_bound_s": min(lowest_s, found[0].step_time_s),
+            "stopped": watch.stopped,
+        },
     )
 
 
@@ -287,7 +292,7 @@ def _even(problem: Problem, watch: Watch) -> SearchResult | None:
     except Infeasible:
         return None
     finally:
-        watch.interrupted = brief.interrupted
+        watch.ends_with(brief)
 
 
 def _distinct(results: list[Result]) -> list[Result]:

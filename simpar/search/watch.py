@@ -74,9 +74,16 @@ class Watch:
         try:
             with self._alarm():
                 yield
-        except KeyboardInterrupt as stop:
+        except (KeyboardInterrupt, RuntimeError) as stop:
+            cause = stop if isinstance(stop, KeyboardInterrupt) else stop.__cause__
+            if not isinstance(cause, KeyboardInterrupt):  # Python wraps it while it makes a class
+                raise
             self.interrupted = True
-            self.timed_out = isinstance(stop, TimeIsUp)
+            self.timed_out = isinstance(cause, TimeIsUp)
+
+    def ends_with(self, part: Watch) -> None:
+        """A part of the search, under a watch of its own, was stopped: so is the whole."""
+        self.interrupted, self.timed_out = part.interrupted, part.timed_out
 
     @contextmanager
     def _alarm(self) -> Iterator[None]:
@@ -88,7 +95,7 @@ class Watch:
         armed = True
 
         def ring(_signal: int, frame: FrameType | None) -> None:
-            if armed and frame and frame.f_code.co_filename not in OUTSIDE:
+            if armed and frame and frame.f_code.co_filename not in OUTSIDE and not _imports(frame):
                 raise TimeIsUp
 
         before = signal.signal(signal.SIGALRM, ring)
@@ -100,3 +107,12 @@ class Watch:
             armed = False
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, before)
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Whether a module is being imported, which must not be stopped halfway."""
+    while frame is not None:
+        if "importlib" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False

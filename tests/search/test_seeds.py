@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+import simpar
 from simpar.errors import UserError
 from simpar.search import beside, hunt, uniform
 from simpar.search.arena import STEP, Arena
@@ -107,6 +108,32 @@ def test_a_time_limit_ends_a_search_with_an_answer(inside_a_thread, problem):
     assert not found.certified_optimal
     assert 0 < found.gap <= 1
     assert run_again(problem, found) == found.best.step_time_s
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, TimeIsUp])
+def test_a_stop_while_python_makes_a_class_is_a_stop(stop):
+    """Python raises a RuntimeError of it; any other error is raised on."""
+
+    class Stopping:
+        def __set_name__(self, owner, name):
+            raise stop
+
+    watch = Watch()
+    with watch.stoppable():
+        type("Made", (), {"field": Stopping()})
+    assert watch.stopped == ("time limit" if stop is TimeIsUp else "interrupted")
+    with pytest.raises(RuntimeError, match="ours"), watch.stoppable():
+        raise RuntimeError("ours")
+
+
+@pytest.mark.parametrize("space", ["alpa", "uneven"])
+def test_a_time_limit_ends_other_spaces_alike(space):
+    """What the uniform space had found so far, and whose limit it was."""
+    shape = "tiny-llama", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=512, global_batch=16)
+    found = simpar.search(*shape, space=space, time_limit_s=1e-9)
+    assert found.details["stopped"] == "time limit"
+    assert not found.certified_optimal
+    assert found.gap > 0
 
 
 def test_a_limit_that_is_not_reached_changes_nothing(problem):

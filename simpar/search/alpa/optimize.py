@@ -422,7 +422,7 @@ def search_alpa(
     started = time.perf_counter()
     brief = replace(watch, brief=True)
     start = uniform(problem, brief)
-    watch.interrupted = brief.interrupted
+    watch.ends_with(brief)
     uniform_plans = start.candidates if start else ()
     search = AlpaSearch(problem, watch, min((one.step_time_s for one in uniform_plans), default=float("inf")))
     promised: list[Found] = []
@@ -442,7 +442,7 @@ def search_alpa(
     others_s = start.best.step_time_s * (1 - start.gap) if start else float("inf")
     lowest_s = min(search.lower_bound_s(), others_s, best_s)
     details["uniform_certified"] = bool(start and start.certified_optimal)
-    details["lower_bound_s"] = lowest_s
+    details |= {"lower_bound_s": lowest_s, "stopped": watch.stopped}
     gap, seconds = 1 - lowest_s / best_s, time.perf_counter() - started
     certified = gap <= 0 and not watch.interrupted
     return SearchResult(candidates, search.counts(), problem.objective, certified, gap, seconds, details)
