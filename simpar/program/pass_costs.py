@@ -23,24 +23,24 @@ DIGITS = 2
 
 @dataclass(frozen=True)
 class PassesAlone:
-    """Passes of single blocks, with collectives alone on their links."""
+    """Passes of single blocks on a rank, ``slowdown`` times slower than its kind, with collectives alone on links."""
 
     builder: StageBuilder
     groups: Mapping[str, NDArray[np.int64]]
     prices: Prices
+    slowdown: float = 1.0
     known: dict[tuple[str, str, str], int] = field(default_factory=dict)
 
     @staticmethod
-    def of(job: Job, cluster: Cluster) -> PassesAlone:
-        """Passes of a job's blocks."""
+    def of(job: Job, cluster: Cluster, *, rank: int = 0, slowdown: float = 1.0) -> PassesAlone:
+        """Passes of a job's blocks on a rank, whose device the job is on."""
         cluster = cluster.in_training
         plan: Plan = job.plan
         view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, plan.mesh))
         view = replace(view, context_rank=0) if view.uneven_context else view
         builder = StageBuilder(job, view, Synchronisation.of(job), ())
-        return PassesAlone(
-            builder, {kind.name: kind.groups[0] for kind in block_groups(view)}, Prices.of_job(job, cluster)
-        )
+        groups = {kind.name: kind.groups[(kind.groups == rank).any(axis=1)][0] for kind in block_groups(view)}
+        return PassesAlone(builder, groups, Prices.of_job(job, cluster), slowdown)
 
     def price(self, use: CollectiveUse) -> int:
         """Nanoseconds of a collective."""
@@ -51,8 +51,8 @@ class PassesAlone:
         key = (piece.block.name, piece.recompute, kind)
         if key not in self.known:
             phase = getattr(self.builder.steps(piece), kind)
-            overhead = self.builder.job.stack.launch.kernel_overhead
-            self.known[key] = make_segment(phase, self.price, slowdown=overhead).duration_ns
+            slowdown = self.builder.job.stack.launch.kernel_overhead * self.slowdown
+            self.known[key] = make_segment(phase, self.price, slowdown=slowdown).duration_ns
         return self.known[key]
 
 

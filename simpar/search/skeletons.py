@@ -8,8 +8,8 @@ of its stages.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from dataclasses import dataclass, field
+from functools import cached_property
 from math import comb
 
 import numpy as np
@@ -20,13 +20,9 @@ from simpar.plan.check import schedule_of
 from simpar.plan.plan import Pipeline, Plan
 from simpar.plan.schedules import looks_at_costs
 from simpar.plan.schedules.actions import LETTERS
-from simpar.program.collective_prices import Prices
-from simpar.program.phases import CollectiveUse
-from simpar.program.rank_view import Job, RankView
-from simpar.program.segments import make_segment
-from simpar.program.stages import PASSES, StageBuilder
-from simpar.program.synchronisation import Synchronisation
-from simpar.program.traffic import block_groups
+from simpar.program.pass_costs import PassesAlone
+from simpar.program.rank_view import Job
+from simpar.program.stages import PASSES
 from simpar.search.bound import Hops
 from simpar.search.cuts import cuts_within, fastest_cut
 from simpar.search.problem import Problem
@@ -210,24 +206,10 @@ class Pricing:
         return self._known[key]
 
     def _priced(self, job: Job, rank: int, place: Place) -> Mapping[str, Floats]:
-        own = job.on(place[0])
-        prices = Prices.of_job(own, self.problem.cluster.in_training)
-        slowdown = own.stack.launch.kernel_overhead * place[2]
-        view = RankView.of(own)
-        view = replace(view, context_rank=0) if view.uneven_context else view
-        builder = StageBuilder(own, view, Synchronisation.of(own), tuple(range(own.plan.mesh.pp)))
-        groups = {kind.name: kind.groups[(kind.groups == rank).any(axis=1)][0] for kind in block_groups(view)}
-
-        @cache
-        def solo_ns(use: CollectiveUse) -> int:
-            return prices.of(use.op, groups[use.group], use.group).use_ns(use)
-
+        alone = PassesAlone.of(job.on(place[0]), self.problem.cluster, rank=rank, slowdown=place[2])
         found: dict[str, Floats] = {}
-        pieces = {(p.block.name, p.recompute): p for stage in builder.pieces for p in stage}
+        pieces = {(p.block.name, p.recompute): p for stage in alone.builder.pieces for p in stage}
         for piece in pieces.values():
-            steps = builder.steps(piece)
-            phases = [getattr(steps, PASSES[letter]) for letter in LETTERS]
-            taken = [make_segment(phase, solo_ns, slowdown=slowdown).duration_ns for phase in phases]
-            least = found.get(piece.block.name, np.full(len(LETTERS), np.inf))
-            found[piece.block.name] = np.minimum(least, np.array(taken) / NS_PER_S)
+            taken = np.array([alone.duration_ns(piece, PASSES[letter]) for letter in LETTERS]) / NS_PER_S
+            found[piece.block.name] = np.minimum(found.get(piece.block.name, np.inf), taken)
         return found
