@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
+from simpar.errors import UserError
 from simpar.models.recompute import OPTIMAL
 from simpar.plan import flat
 from simpar.plan.plan import Plan
@@ -120,6 +121,13 @@ def not_portable(problem: Problem, plan: Plan) -> dict[str, Any] | None:
     own = [name for name in TARGETS if load_target(name).stack == stack or name == FRAMEWORKS.get(stack)]
     if problem.constraints.portable or not own:
         return None
-    reasons = {name: unsupported(plan, problem.graph, problem.training, name) for name in own}
+
+    def refused(name: str) -> list[str]:
+        try:
+            return unsupported(plan, problem.graph, problem.training, name)
+        except UserError as error:  # a model that no target can be told, such as one whose config file is gone
+            return [str(error)]
+
+    reasons = {name: refused(name) for name in own}
     first = min(own, key=lambda name: len(reasons[name]))
     return {"target": first, "reasons": reasons[first]} if reasons[first] else None
