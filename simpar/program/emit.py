@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.errors import BeyondIntegers
+from simpar.errors import BeyondIntegers, UserError
 from simpar.program.phases import CollectiveUse
 from simpar.program.program import MEMORY_CATEGORIES, Label
 from simpar.program.templates import BUFFERS, Node, Template
 
 Ints = NDArray[np.int64]
+MOST_OPS = 5_000_000
+"""Of all classes: with about 0.8 kB each in all that is made of them, 4 GB."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,15 @@ class Links:
     memory: Ints
 
 
+def too_many(num_microbatches: int) -> UserError:
+    """What is said where a step is larger than can be simulated."""
+    return UserError(
+        f"{num_microbatches:,} microbatches a step: more than {MOST_OPS:,} ops; allowed: fewer microbatches (a smaller "
+        "training.global_batch, a larger plan.micro_batch), or, without a pipeline, plan.kind ddp with plan.zero 0 or "
+        "1, where they become one op"
+    )
+
+
 class LabelTable:
     """Distinct labels in order of first use."""
 
@@ -118,9 +129,14 @@ class Emitter:
         self._total = 0
 
     def add(self, class_id: int, actions: ClassActions) -> None:
-        """Append the slots of one class; classes are added in order of their id."""
+        """Append the slots of one class; classes are added in order of their id.
+
+        Raises UserError where all together are more than MOST_OPS.
+        """
         tables = [self._table(class_id, template) for template in actions.templates]
         sizes = np.array([len(table.fixed_ns) for table in tables], dtype=np.int64)[actions.template]
+        if self._total + int(sizes.sum()) > MOST_OPS:
+            raise too_many(int(actions.microbatch.max()) + 1)
         starts = self._total + np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
         action = np.repeat(np.arange(len(sizes)), sizes)
         node = np.arange(int(sizes.sum())) - (starts - self._total)[action]

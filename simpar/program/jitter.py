@@ -57,7 +57,7 @@ def kernel_ns(node: Node) -> int:
         return 0
     if not node.segments:
         return node.duration_ns
-    return sum(
+    return node.repeats * sum(
         int(finish - start)
         for _, segment in node.segments
         for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from simpar.program.emit import ClassActions, Emitter, FlowUse, Slots
 from simpar.program.families import Family, followed
 from simpar.program.flatten import flatten
 from simpar.program.layout import Layout, build_layout
+from simpar.program.microbatches import MIDDLE, middle, with_middle
 from simpar.program.one_process import OneProcess
 from simpar.program.pairs import handover
 from simpar.program.perturbation import Perturbation
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from simpar.program.stage_builder import StagedBuilder
 
 Ints = NDArray[np.int64]
-TAIL = "tail"
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,8 @@ def lower(
     ``schedule`` is the plan's action table; ``collapse`` merges the serial steps of a block into one op where
     nothing outside can touch them (exact; see :mod:`simpar.program.segments`). Without ``contention`` every
     collective has its links to itself: a lower bound, and much smaller where tensor-parallel traffic shares links.
+    Many microbatches without a pipeline become few ops where that is exact (:mod:`simpar.program.microbatches`). Raises
+    UserError for too many ops.
     """
     perturbation = perturbation or Perturbation()
     cluster = cluster.in_training
@@ -101,10 +103,12 @@ def lower(
 def emit_classes(maker: ClassMaker, streams: tuple[str, ...]) -> Lowered:
     """The Program of all classes of ranks."""
     network, layout = maker.network, maker.network.layout
-    actions = tuple(maker.actions(class_id) for class_id in range(layout.num_classes))
+    actions: list[ClassActions] = []
     emitter = Emitter(streams, lambda c, node: _price(network, c, node), network.group_of)
-    for class_id, entry in enumerate(actions):
-        emitter.add(class_id, entry)
+    short = with_middle(maker)
+    for class_id in range(layout.num_classes):
+        actions.append(short.actions(class_id))
+        emitter.add(class_id, actions[class_id])
     slots, rows = emitter.finish()
     program, op_of_slot = assemble(slots, rows, emitter.labels.labels(), tuple(emitter.streams), network)
     if network.contention and are_shared(network.cluster):
@@ -115,7 +119,7 @@ def emit_classes(maker: ClassMaker, streams: tuple[str, ...]) -> Lowered:
         network,
         maker.builder,
         maker.schedule,
-        actions,
+        tuple(actions),
         slots,
         op_of_slot,
         maker.stage_of_class,
@@ -141,13 +145,24 @@ def _stream_names(schedule: Schedule, sync: Synchronisation) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ClassMaker:
-    """Templates and ordered actions of each rank class."""
+    """Templates and ordered actions of each rank class.
+
+    ``middle_count`` microbatches are one op behind the first (:mod:`simpar.program.microbatches`).
+    """
 
     builder: Any
     network: Network
     schedule: Schedule
     perturbation: Perturbation
     collapse: bool = True
+    middle_count: int = 0
+
+    def passes(self, class_id: int) -> Mapping[tuple[str, bool], Template]:
+        """Templates of the first stage by letter and whether it is the boundary microbatch, blocks as single ops."""
+        found: Mapping[tuple[str, bool], Template] = self._builder(class_id).templates(
+            0, self._pricing(class_id)
+        )
+        return found
 
     @cached_property
     def _families(self) -> dict[tuple[int, float, bool], list[Family]]:
@@ -198,6 +213,10 @@ class ClassMaker:
         letters, stages, microbatches = self.schedule.letters(pipeline_rank)
         keys = list(zip(letters, stages.tolist(), self._boundaries(letters, stages), strict=True))
         templates, order = self._ordered(class_id, keys, microbatches)
+        if self.middle_count and (merged := middle(self.passes(class_id), self.middle_count)):
+            order[MIDDLE] = len(templates)
+            templates.append(merged)
+            microbatches = np.where(np.arange(len(microbatches)) == MIDDLE, -1, microbatches)
         templates.append(self._tail(class_id))
         order = np.append(order, len(templates) - 1)
         sources = self._sources(class_id, letters, stages, microbatches)
@@ -301,7 +320,7 @@ class ClassMaker:
         """The family of a class, with the templates of its virtual stages."""
         builder, pricing = self._builder(class_id), self._pricing(class_id)
         needed = {builder.alike[stage] for stage in stages}
-        long = not (self.collapse and self._collapsible(class_id))
+        long = not (self.collapse and self.collapsible(class_id))
         families = self._families.setdefault((id(builder), pricing.slowdown, long), [])
         for family in families:
             family.prepare(needed)
@@ -335,7 +354,7 @@ class ClassMaker:
 
     def _shaped(self, class_id: int, template: Template) -> Template:
         """The template as it is, or step by step where collectives inside may be disturbed."""
-        return template if self.collapse and self._collapsible(class_id) else flatten(template)
+        return template if self.collapse and self.collapsible(class_id) else flatten(template)
 
     def _pricing(self, class_id: int) -> Pricing:
         rank = int(self.network.layout.representative_rank[class_id])
@@ -347,7 +366,8 @@ class ClassMaker:
             comm_slowdown=job.stack.overlap.compute_slowdown_while_comm,
         )
 
-    def _collapsible(self, class_id: int) -> bool:
+    def collapsible(self, class_id: int) -> bool:
+        """Whether nothing outside touches the collectives of a class's blocks, so that blocks are single ops."""
         kinds, cluster = self.network.block_kinds, self.network.cluster
         if kinds and self.network.contention and are_shared(cluster):
             return False  # a rank that waits for others inside a block leaves its cores to them

@@ -180,7 +180,8 @@ class StagedClassMaker(ClassMaker):
             templates.append(self._with_send(letter, stage, template))
         return templates, index
 
-    def _collapsible(self, class_id: int) -> bool:
+    def collapsible(self, class_id: int) -> bool:
+        """Whether nothing outside touches the collectives of a class's blocks, so that blocks are single ops."""
         names = [name for name in self._builder(class_id).groups if name.startswith(TENSOR)]
         return all(self.network.is_private(class_id, name) for name in names)
 

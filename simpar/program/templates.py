@@ -27,8 +27,7 @@ DELAYED = ".delayed"
 HOST_STREAMS = (HOST_OUT, HOST_IN, HOST_UPDATE, DRIVE_IN, DRIVE_OUT)
 """Streams of transfers between device, host and drives, each with the group of its rank alone under the same name."""
 GATHER = "param_gather"
-DENSE_COPIES = "dp"
-"""Kind of copies of what is no expert."""
+DENSE_COPIES = "dp"  # kind of copies of what is no expert
 REDUCE = "grad_reduce"
 PARAMETERS, GRADIENTS, OUTGOING, RETURNED = "parameters", "gradients", "outgoing", "returned"
 LOOK_AHEAD = 2
@@ -73,6 +72,7 @@ class Node:
     layer: int = -1
     awaits: tuple[Await, ...] = ()
     frees: tuple[str, ...] = ()
+    repeats = 1
 
 
 @dataclass(frozen=True)

@@ -36,14 +36,19 @@ def inner_steps(lowered: Lowered) -> tuple[Ints, tuple[InnerSteps, ...]]:
             bases.append(len(table))
             key = id(template), first_layer
             if key not in known:
-                opened = [_open(node, first_layer) for node in template.nodes if node.segments]
+                opened = [_open(node, first_layer) for node in template.nodes if _opens(node)]
                 index = iter(range(len(insides), len(insides) + len(opened)))
-                known[key] = [next(index) if node.segments else -1 for node in template.nodes]
+                known[key] = [next(index) if _opens(node) else -1 for node in template.nodes]
                 insides += opened
             table += known[key]
         first = np.array(bases, dtype=np.int64)[which.ravel()[slots.action[mine]]]
         inner_of_op[lowered.op_of_slot[mine]] = np.array(table, dtype=np.int64)[first + slots.node[mine]]
     return inner_of_op, tuple(insides)
+
+
+def _opens(node: Node) -> bool:
+    """Whether a node is opened: one of many microbatches stays closed."""
+    return bool(node.segments) and node.repeats == 1
 
 
 def _open(node: Node, first_layer: int) -> InnerSteps:

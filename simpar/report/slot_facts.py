@@ -91,7 +91,7 @@ def _inner_parts(node: Node) -> list[int]:
     parts = dict.fromkeys(PARTS, 0)
     for _, segment in node.segments:
         for kind, duration in segment.parts_ns.items():
-            parts[kind] += duration
+            parts[kind] += node.repeats * duration
     if not node.segments and node.kind in parts and node.collective is None:
         parts[node.kind] = node.duration_ns
     return list(parts.values())
@@ -103,8 +103,8 @@ def _inside(node: Node) -> list[list[int]]:
     for _, segment in node.segments:
         for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True):
             if step.collective is not None:
-                found[step.kind][0] += int(finish - start)
-                found[step.kind][1] += round(step.collective.size_bytes * step.collective.count)
+                found[step.kind][0] += node.repeats * int(finish - start)
+                found[step.kind][1] += node.repeats * round(step.collective.size_bytes * step.collective.count)
     return list(found.values())
 
 
