@@ -18,7 +18,7 @@ from simpar.models.catalogue import load_model
 from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import read
 from simpar.search.api import search
-from simpar.search.watch import Watch
+from simpar.search.progress import Watch
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 32000, "hidden_size": 2048, "num_attention_heads": 16,

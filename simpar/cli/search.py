@@ -14,8 +14,8 @@ from simpar.errors import Infeasible, UserError
 if TYPE_CHECKING:
     from simpar.scenario import Scenario
     from simpar.search.problem import Problem
+    from simpar.search.progress import Watch
     from simpar.search.result import Counts, SearchResult
-    from simpar.search.watch import Watch
     from simpar.search.workers import Workers
 
 SEARCH_FLAGS = (
@@ -122,8 +122,8 @@ def _grid(scenario: str | None, values: Mapping[str, Any]) -> int:
 
     from rich.console import Console
 
+    from simpar.search.answer.terminal import print_grid
     from simpar.search.sweep import Cell, sweep
-    from simpar.search.terminal import print_grid
 
     if values["output"]:
         raise UserError("--output: a grid of searches has no single best plan; take one from --json")
@@ -175,7 +175,7 @@ def _over(text: str) -> tuple[str, list[Any]]:
 def _fixed(flags: Mapping[str, Any], settings: list[str], fixes: list[str]) -> dict[str, Any]:
     """Axes that flags, settings and --fix hold."""
     from simpar.scenario import parse_setting
-    from simpar.search.axes import AXIS_NAMES
+    from simpar.search.space.axes import AXIS_NAMES
 
     given = {**flags, **dict(map(parse_setting, settings))}
     found = {key.removeprefix(PLAN): value for key, value in given.items() if key.startswith(PLAN)}
@@ -193,7 +193,7 @@ def _fixed(flags: Mapping[str, Any], settings: list[str], fixes: list[str]) -> d
 def _base(loaded: Scenario) -> Any:
     """What of the scenario's plan is no axis of the search."""
     from simpar.plan.plan import Plan
-    from simpar.search.space import without_axes
+    from simpar.search.space.rows import without_axes
 
     return without_axes(loaded.plan) if isinstance(loaded.plan, Plan) else loaded.plan
 
@@ -257,7 +257,7 @@ def _watched(values: Mapping[str, Any]) -> Iterator[Watch]:
     """A watch that draws a line of counts on a terminal's standard error."""
     from rich.console import Console
 
-    from simpar.search.watch import Watch
+    from simpar.search.progress import Watch
 
     top = 5 if values["top"] is None else values["top"]
     if top < 1:
@@ -278,7 +278,7 @@ def _line(phase: str, counts: Counts, best: float | None) -> str:
 
 
 def _write(found: SearchResult, values: Mapping[str, Any]) -> None:
-    from simpar.search.terminal import print_search
+    from simpar.search.answer.terminal import print_search
 
     if values["output"]:
         found.best.plan.save(values["output"])

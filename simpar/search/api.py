@@ -16,14 +16,14 @@ from simpar.hardware.cluster import Cluster
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.search.problem import Problem, make_problem
+from simpar.search.progress import Watch
 from simpar.search.result import SearchResult
-from simpar.search.watch import Watch
 from simpar.search.workers import LOKY, Workers
 
 SPACES = {
     "uniform": "uniform:search_uniform",
-    "alpa": "alpa.optimize:search_alpa",
-    "uneven": "uneven:search_uneven",
+    "alpa": "stages.alpa.optimize:search_alpa",
+    "uneven": "stages.uneven:search_uneven",
 }
 Searcher = Callable[[Problem, Watch], SearchResult]
 

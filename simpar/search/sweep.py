@@ -10,7 +10,7 @@ from simpar.errors import Infeasible
 from simpar.files import choose
 from simpar.search.api import find_space
 from simpar.search.problem import Problem
-from simpar.search.watch import Watch
+from simpar.search.progress import Watch
 from simpar.search.workers import BACKENDS, LOKY, backend_of
 
 Done = Callable[[int], None]

@@ -14,17 +14,17 @@ import numpy as np
 
 from simpar.errors import Infeasible
 from simpar.report.result import Result
-from simpar.search.beside import front, naive_choices, runners_up
-from simpar.search.exact import candidate, objective_rates
-from simpar.search.hunt import Hunt, fields_of
-from simpar.search.infeasible import nothing_fits
+from simpar.search.answer.baselines import front, naive_choices, runners_up
+from simpar.search.answer.explanations import why_it_loses, why_it_wins
+from simpar.search.certify.branch_and_bound import Hunt, fields_of
+from simpar.search.certify.exact import candidate, objective_rates
+from simpar.search.certify.infeasible import nothing_fits
+from simpar.search.certify.scope import not_portable, scope
+from simpar.search.certify.seeds import first_plan, seed
 from simpar.search.problem import Problem, details_of
+from simpar.search.progress import Watch
 from simpar.search.result import Candidate, SearchResult
-from simpar.search.scope import not_portable, scope
-from simpar.search.seeds import first_plan, seed
-from simpar.search.space import plan_of
-from simpar.search.watch import Watch
-from simpar.search.words import why_it_loses, why_it_wins
+from simpar.search.space.rows import plan_of
 from simpar.units import GIB, format_seconds
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import simpar
 from simpar.search import Constraints, make_problem
-from simpar.search.space import enumerate_space
+from simpar.search.space.rows import enumerate_space
 
 PLANS = {
     "ddp": {"tp": 8, "pp": 2, "zero": 1},

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from simpar import cli, simulation
-from simpar.search.hunt import Hunt
+from simpar.search.certify.branch_and_bound import Hunt
 
 SMALL = ["--model", "gpt2", "--hardware", "laptop-cpu-4", "--seq-len", "128", "--global-batch", "8"]
 

@@ -9,7 +9,7 @@ import pytest
 from simpar import cli
 from simpar.cli.search import SEARCH_FLAGS
 from simpar.plan.plan import Plan
-from simpar.search.hunt import Hunt
+from simpar.search.certify.branch_and_bound import Hunt
 
 SMALL = [
     "search", "--model", "tiny-llama", "--hardware", "dgx-h100", "--seq-len", "512", "--global-batch", "16",

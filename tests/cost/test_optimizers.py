@@ -17,8 +17,8 @@ from simpar.cost.optimizers import (
 )
 from simpar.errors import UserError
 from simpar.plan.plan import Numerics
-from simpar.search.fit import FIRST, least_of
-from simpar.search.space import memory_rows, plan_of
+from simpar.search.space.fit import FIRST, least_of
+from simpar.search.space.rows import memory_rows, plan_of
 from simpar.simulation import make_job
 
 H100 = simpar.Cluster("dgx-h100")

@@ -9,9 +9,9 @@ import pytest
 import simpar
 from simpar.models.hf_config import read
 from simpar.search import Constraints, Problem, make_problem
-from simpar.search.arena import Arena
-from simpar.search.fit import needs
-from simpar.search.space import enumerate_space
+from simpar.search.certify.frontier import Arena
+from simpar.search.space.fit import needs
+from simpar.search.space.rows import enumerate_space
 
 CLUSTERS = (
     ("dgx-h100", 1),

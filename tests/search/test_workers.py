@@ -4,11 +4,11 @@ import pytest
 
 import simpar
 from simpar.errors import UserError
-from simpar.search import hunt
-from simpar.search.exact import figures_of, measure
-from simpar.search.space import enumerate_space, plan_of
+from simpar.search.certify import branch_and_bound
+from simpar.search.certify.exact import figures_of, measure
+from simpar.search.progress import Watch
+from simpar.search.space.rows import enumerate_space, plan_of
 from simpar.search.uniform import search_uniform
-from simpar.search.watch import Watch
 from simpar.search.workers import Workers
 
 
@@ -57,7 +57,7 @@ def test_rows_ahead_are_kept_until_their_turn(problem_of, monkeypatch):
         asked.append(task[1].model_dump_json())
         return figures_of(task)
 
-    monkeypatch.setattr(hunt, "figures_of", counted)
+    monkeypatch.setattr(branch_and_bound, "figures_of", counted)
     monkeypatch.setattr(Workers, "map", lambda _, function, items: [function(item) for item in items])
     assert answer(problem, workers=Workers(8)) == answer(problem)
     assert len(set(asked)) == len(asked) > 0

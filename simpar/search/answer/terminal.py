@@ -1,0 +1,212 @@
+"""The answer of a search for people: candidates, certificate, reasons, naive choices, the front of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from simpar.plan import flat
+from simpar.report.terminal import layout
+from simpar.search.certify.scope import listed, usual_values
+from simpar.search.result import Candidate, SearchResult
+from simpar.units import GIB, MEGA, format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+USUAL: dict[str, Any] = {
+    "optimizer": "adamw", "moment_dtype": None, "reduce_dtype": None, "gather_dtype": None, "tp_method": "1d",
+    "tp_depth": 1, "etp": None, "capacity_factor": None, "ulysses": None, "ep_overlap": None,
+    "token_dispatch": "per_expert", "sync": "bsp",
+    "sync_every": None, "staleness": None, "servers": None, "offload_optimizer": "none", "offload_ratio": 1.0,
+    "offload_delayed": False, "recompute_early": False, "offload_parameters": "none", "offload_activations": 0.0,
+}  # fmt: skip
+"""Choices that go without saying."""
+DECIDED = ("bucket_bytes", "grad_dtype", "cp_method", "cp_balance", "reshard_after_forward")
+"""Choices that the stack makes otherwise, said where they were asked for."""
+SAID = {
+    "optimizer": "{}", "moment_dtype": "{} moments", "reduce_dtype": "gradients sent as {}",
+    "gather_dtype": "parameters sent as {}", "tp_method": "{} tensor parallel", "tp_depth": "depth {}",
+    "capacity_factor": "capacity {}", "sync": "{}", "sync_every": "every {} steps", "servers": "{} servers",
+    "offload_optimizer": "states on {}",
+    "offload_parameters": "parameters on {}", "recompute_early": "ahead of its backward",
+}  # fmt: skip
+
+
+def print_search(found: SearchResult, console: Console) -> None:
+    """Write the whole answer to a rich console."""
+    console.print(_headline(found), style="bold", soft_wrap=True)
+    console.print()
+    console.print(_candidates(found, console))
+    console.print()
+    for line in certificate(found):
+        console.print(line, soft_wrap=True)
+    sections = (
+        ("Why the first wins", list(found.best.why)),
+        ("What the others lose by", [f"{one.rank}: {'; '.join(one.why)}" for one in found.candidates[1:]]),
+        ("Chosen without a search", [_naive(one) for one in found.details.get("naive", ())]),
+        (
+            "Less memory",
+            [_point(one, _asked(found)) for one in found.details.get("pareto", ())[1:]],
+        ),
+    )
+    for title, lines in (*sections, ("What the space holds", list(_scope(found)))):
+        if lines:
+            console.print(f"\n{title}", style="bold")
+        for line in lines:
+            console.print(f"- {line}", soft_wrap=True)
+
+
+def certificate(found: SearchResult) -> Iterator[str]:
+    """How sure the answer is, and what was done for it."""
+    counts, stopped = found.counts, found.details.get("stopped")
+    if stopped:
+        yield f"stopped early ({stopped}): the best of what was simulated so far"
+    if found.certified_optimal:
+        yield f"certified: no plan of the space has a better {found.objective}"
+    elif found.gap >= 1:
+        yield "not certified: a usual layout, simulated; no other plan had been bounded yet"
+    elif found.gap > 0:
+        yield f"not certified: a plan that was not simulated may be better by up to {found.gap:.2%}"
+    else:
+        yield "not certified: plans were chosen by estimates, and those that looked best were simulated"
+    yield (
+        f"{counts.space_size:,} plans, {counts.feasible:,} fit, {counts.bounded:,} bounded, {counts.swept:,} swept, "
+        f"{counts.simulated:,} simulated in {found.search_seconds:.1f} s"
+    )
+    if lost := found.details.get("not_portable"):
+        target, reasons = lost["target"], "; ".join(lost["reasons"])
+        yield f"{target} cannot express the first: {reasons}; --portable {target} finds the best that it can"
+
+
+def _scope(found: SearchResult) -> Iterator[str]:
+    """What the certificate covers: axes with their values, what was held, and what is left out."""
+    told = found.details.get("scope")
+    if told is None:
+        return
+    yield "searched: " + "; ".join(f"{name} {listed(values)}" for name, values in told["searched"].items())
+    usual = usual_values()
+    held = [
+        name if value == usual.get(name, name) else f"{name} {value}" for name, value in told["held"].items()
+    ]
+    yield f"held as the plan has it: {', '.join(held)}"
+    if told["restricted"]:
+        yield f"by --fix: {', '.join(told['restricted'])}"
+    for words in told["left_out"]:
+        yield f"left out: {words}"
+
+
+def describe(plan: Mapping[str, Any], asked: Iterable[str] = ()) -> str:
+    """A plan in a few words, with the choices that the short layout leaves out; ``asked`` are said in any case."""
+    data, tensor, mesh = (plan.get(name, {}) for name in ("data_parallel", "tensor_parallel", "mesh"))
+    words = [layout(dict(plan))]
+    if (mesh.get("tp") or 1) > 1:
+        words.append("sequence parallel" if tensor.get("sequence_parallel") else "no sequence parallel")
+        words += ["tp overlap"] * bool(tensor.get("overlap"))
+    words += [f"{data['hsdp']} replicas"] * ((data.get("hsdp") or 1) > 1)
+    if (mesh.get("dp") or 1) > 1:
+        words += ["late reduction"] * (data.get("overlap_grad_reduce") is False)
+        words += ["late gather"] * (data.get("overlap_param_gather") is False and bool(data.get("zero")))
+    words += _requested(plan, asked)
+    layers = plan.get("pipeline", {}).get("layers") or ()
+    words += [f"layers {'+'.join(map(str, layers))}"] * (len(set(layers)) > 1)
+    order = [axis for axis in mesh if axis not in ("ep", "etp")]
+    return ", ".join([*words, *(["-".join(order)] if order[-1] != "pp" else [])])
+
+
+def _requested(plan: Mapping[str, Any], asked: Iterable[str]) -> Iterator[str]:
+    """Choices that searches make on request, where they do not go without saying."""
+    for name, usual in USUAL.items():
+        value = plan.get(flat.SECTION_OF[name], {}).get(name, usual)
+        if value != usual:
+            yield SAID.get(name, f"{name} {{}}").format(value)
+    for name in asked:
+        if name in DECIDED and (value := plan.get(flat.SECTION_OF[name], {}).get(name)) is not None:
+            yield f"{name} {value}"
+
+
+def _asked(found: SearchResult) -> Iterable[str]:
+    """Axes whose values were given."""
+    asked: Iterable[str] = found.details.get("constraints", {}).get("fixed", ())
+    return asked
+
+
+def _headline(found: SearchResult) -> str:
+    model, cluster = found.details["model"], found.details["cluster"]
+    size = f" ({format_count(model['parameters'])})" if model.get("parameters") else ""
+    training = found.details["training"]
+    return (
+        f"{model['name']}{size} on {cluster['nodes']} x {cluster['hardware']} ({cluster['devices']:,} "
+        f"{cluster['device']}), {training['global_batch']} x {training['seq_len']} tokens: best {found.objective}"
+    )
+
+
+def _candidates(found: SearchResult, console: Console) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
+    for name in ("", "step", "loses", "MFU", "GiB", *_extra(found)):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("plan", justify="left")
+    best = found.best
+    for one in found.candidates:
+        lost = one.step_time_s - best.step_time_s
+        table.add_row(
+            str(one.rank), format_seconds(one.step_time_s), format_seconds(lost) if lost else "",
+            f"{one.mfu:.1%}", f"{one.peak_memory_bytes / GIB:.1f}",
+            *(_figure(one, name) for name in _extra(found).values()), describe(one.to_dict()["plan"], _asked(found)),
+        )  # fmt: skip
+    return table
+
+
+def _extra(found: SearchResult) -> dict[str, str]:
+    """Further columns by objective: title and figure."""
+    columns = {
+        "cost": {"USD": "cost_usd_per_step", "nodes": "nodes"},
+        "energy": {"MJ": "energy_j_per_step", "nodes": "nodes"},
+        "devices": {"nodes": "nodes"},
+    }
+    return columns.get(found.objective, {})
+
+
+def _figure(one: Candidate, name: str) -> str:
+    value = one.figures.get(name)
+    if value is None:
+        return "-"
+    return f"{value / MEGA:.3g}" if name == "energy_j_per_step" else f"{value:.4g}"
+
+
+def _naive(one: Mapping[str, Any]) -> str:
+    return f"{one['name']}: {'; '.join(one['why'])}"
+
+
+def _point(one: Mapping[str, Any], asked: Iterable[str]) -> str:
+    size, step = format_bytes(one["needed_bytes"]), format_seconds(one["step_time_s"])
+    return f"{size}: {step}, {describe(one['plan'], asked)}"
+
+
+def print_grid(grid: Mapping[str, Any], console: Console) -> None:
+    """Write the best layout of every cell of a grid of searches to a rich console."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table as RichTable
+
+    table = RichTable(box=SIMPLE_HEAD, title=f"Best layouts, {grid['title']}", title_justify="left")
+    for name in (*grid["axes"], "step", "MFU", "GiB", "plan"):
+        table.add_column(name, overflow="fold")
+    for cell in grid["cells"]:
+        best = cell["best"]
+        at = [str(cell[axis]) for axis in grid["axes"]]
+        figures = ["-", "-", "-", cell["reason"]]
+        if best:
+            step, share = format_seconds(best["step_time_s"]), f"{best['mfu']:.1%}"
+            figures = [step, share, f"{best['peak_reserved_bytes'] / GIB:.1f}", describe(best["plan"])]
+        table.add_row(*at, *figures)
+    console.print(table)
+    done = [cell for cell in grid["cells"] if cell["best"]]
+    certified = sum(cell["certified_optimal"] for cell in done)
+    console.print(
+        f"{len(done)} of {len(grid['cells'])} have a plan that fits, {certified} certified", soft_wrap=True
+    )

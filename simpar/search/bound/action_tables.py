@@ -1,0 +1,311 @@
+"""Action tables swept in batches: when every pass of a pipeline ends, for many rows that share a table.
+
+The graph of a table has one node an action, which waits for the action before it on its rank and for the message (or
+the pass on the same rank) that brings its input. Passes of a rank run one after the other, so finish times follow
+level by level, as in :mod:`simpar.engine.sweep`, with a batch axis over rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.plan.schedules.actions import LETTERS, B, F, I, Schedule, W, waits_for
+from simpar.program.program import Csr
+from simpar.search.bound.paths import Hops
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Blocked = frozenset[tuple[str, bool]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """How often the ranks of a table run each of its durations, float64[ranks, columns].
+
+    ``every`` counts all actions, ``late`` those from a rank's first backward on (with the forward that runs together
+    with it), which is one of stage ``opens`` int64[ranks].
+    """
+
+    every: Floats
+    late: Floats
+    opens: Ints
+
+
+@dataclass(frozen=True)
+class Table:
+    """The precedence graph of a schedule, actions rank after rank.
+
+    ``code``, ``stage`` and ``rank`` int64[actions]; ``before`` is the previous action on the rank and ``source`` the
+    one that brings the input (-1: none). ``joined`` are forwards that run together with the action behind them: the
+    forward waits for the inputs of both (``other`` is the second one) and takes the time of both.
+    """
+
+    schedule: Schedule
+    code: Ints
+    stage: Ints
+    rank: Ints
+    before: Ints
+    source: Ints
+    other: Ints
+    joined: Ints
+
+    @staticmethod
+    def of(schedule: Schedule, apart: Blocked = frozenset()) -> Table:
+        """The graph of a verified table; passes of a kind in ``apart`` run together with nothing."""
+        sizes = [len(columns) for columns in schedule.ranks]
+        code, stage = (
+            np.concatenate([getattr(columns, name) for columns in schedule.ranks]).astype(np.int64)
+            for name in ("code", "stage")
+        )
+        starts = np.cumsum([0, *sizes[:-1]])
+        before = np.arange(len(code)) - 1
+        before[starts] = -1
+        source = waits_for(schedule)
+        source[code == W] = -1
+        marked = _boundary(code, stage)
+        alone = np.array([(letter, bool(last)) in apart for letter in LETTERS for last in (0, 1)])[
+            code * 2 + marked
+        ]
+        pairs = np.flatnonzero(np.concatenate([columns.overlap for columns in schedule.ranks]))
+        joined = pairs[~(alone[pairs] | alone[pairs + 1])]
+        other = np.full(len(code), -1, dtype=np.int64)
+        other[joined], source[joined + 1] = source[joined + 1], -1
+        return Table(
+            schedule, code, stage, np.repeat(np.arange(len(sizes)), sizes), before, source, other, joined
+        )
+
+    @cached_property
+    def boundary(self) -> NDArray[np.bool_]:
+        """The first forward of every stage, and the last action of every other letter."""
+        return _boundary(self.code, self.stage)
+
+    def last_of(self, rank: int) -> int:
+        """The last action of a rank."""
+        return int(np.flatnonzero(self.rank == rank)[-1])
+
+    @cached_property
+    def _reducing(self) -> dict[tuple[int, int, bool], tuple[Ints, list[tuple[int, bool]], Ints]]:
+        return {}
+
+    def reducing(self, rank: int, code: int, *, every: bool) -> tuple[Ints, list[tuple[int, bool]], Ints]:
+        """Actions of a rank behind which gradients are reduced: all of a letter, or the last one of each stage.
+
+        With their distinct (stage, boundary) and which of these each of them has.
+        """
+        known = rank, code, every
+        if known not in self._reducing:
+            actions = np.flatnonzero((self.rank == rank) & (self.code == code) & (self.boundary | every))
+            each = list(zip(self.stage[actions].tolist(), self.boundary[actions].tolist(), strict=True))
+            keys = list(dict.fromkeys(each))
+            position = {key: at for at, key in enumerate(keys)}
+            key_of = np.array([position[key] for key in each], dtype=np.int64)
+            self._reducing[known] = actions, keys, key_of
+        return self._reducing[known]
+
+    @cached_property
+    def levels(self) -> list[Ints]:
+        """Actions in groups that wait only for earlier groups."""
+        waiting = ((self.before >= 0).astype(int) + (self.source >= 0) + (self.other >= 0)).tolist()
+        owner = np.concatenate([self.before, self.source, self.other])
+        waits = np.flatnonzero(owner >= 0)
+        followers = Csr.of(owner[waits], waits % len(self.code), len(self.code))
+        pointer, item = followers.pointer.tolist(), followers.item.tolist()
+        depth = [0] * len(self.code)
+        ready = [at for at, count in enumerate(waiting) if not count]
+        for at in ready:
+            for follower in item[pointer[at] : pointer[at + 1]]:
+                depth[follower] = max(depth[follower], depth[at] + 1)
+                waiting[follower] -= 1
+                if not waiting[follower]:
+                    ready.append(follower)
+        assert len(ready) == len(depth), "a verified table has no cycle"
+        order = np.argsort(depth, kind="stable")
+        return np.split(order, np.flatnonzero(np.diff(np.array(depth)[order])) + 1)
+
+    @cached_property
+    def message(self) -> Ints:
+        """Which message every action sends.
+
+        Ahead behind stage s is s, back behind stage s + 1 is S - 1 + s, and 2 S - 2 is none.
+        """
+        num, ranks = len(self.schedule.rank_of_stage), np.array(self.schedule.rank_of_stage)
+        ahead, back = self.code == F, (self.code == B) | (self.code == I)
+        target = np.where(ahead, self.stage + 1, np.where(back, self.stage - 1, -1))
+        sends = (target >= 0) & (target < num)
+        sends &= ranks[np.clip(target, 0, num - 1)] != self.rank
+        return np.where(sends, np.where(ahead, self.stage, num - 2 + self.stage), 2 * num - 2)
+
+    @cached_property
+    def queue(self) -> Ints:
+        """The action whose message leaves before that of every action on the same stream (-1: none)."""
+        num, ranks = len(self.schedule.rank_of_stage), np.array(self.schedule.rank_of_stage)
+        target = np.clip(np.where(self.code == F, self.stage + 1, self.stage - 1), 0, num - 1)
+        distance = (ranks[target] - self.rank) % self.schedule.num_ranks
+        stream = (self.rank * 2 + (self.code == F)) * self.schedule.num_ranks + distance
+        found = np.full(len(self.code), -1, dtype=np.int64)
+        senders = np.flatnonzero(self.message < 2 * num - 2)
+        order = senders[np.argsort(stream[senders], kind="stable")]
+        same = stream[order[1:]] == stream[order[:-1]]
+        found[order[1:][same]] = order[:-1][same]
+        return found
+
+    @cached_property
+    def column(self) -> Ints:
+        """Which duration every action has: (letter, boundary, stage) as one index.
+
+        Behind those come the ``pairs``, and for every stage a backward whose pair took its time.
+        """
+        num = len(self.schedule.rank_of_stage)
+        found = (self.code * 2 + self.boundary) * num + self.stage
+        if len(self.joined):
+            first = 2 * len(LETTERS) * num
+            found[self.joined] = first + self._distinct[1]
+            found[self.joined + 1] = first + len(self.pairs) + self.stage[self.joined + 1]
+        return found
+
+    @cached_property
+    def work(self) -> Work:
+        """How often every rank runs each duration."""
+        num_ranks = self.schedule.num_ranks
+        back = np.flatnonzero((self.code == B) | (self.code == I))
+        _, first = np.unique(self.rank[back], return_index=True)
+        first = back[first]
+        late = np.arange(len(self.code)) >= first[self.rank]
+        late[first - 1] |= np.isin(first - 1, self.joined)
+        shape = num_ranks, 2 * len(LETTERS) * len(self.schedule.rank_of_stage) + len(self.pairs)
+        shape = shape[0], shape[1] + len(self.schedule.rank_of_stage)
+        every, behind = np.zeros(shape), np.zeros(shape)
+        np.add.at(every, (self.rank, self.column), 1.0)
+        np.add.at(behind, (self.rank[late], self.column[late]), 1.0)
+        return Work(every, behind, self.stage[first])
+
+    @cached_property
+    def _distinct(self) -> tuple[Ints, Ints]:
+        """Numbers of the distinct pairs, and which of them each pair is."""
+        num, back = len(self.schedule.rank_of_stage), self.joined + 1
+        number = (self.stage[self.joined] * len(LETTERS) + self.code[back]) * num + self.stage[back]
+        unique, index = np.unique(number, return_inverse=True)
+        return unique, index
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[int, str, int], ...]:
+        """Distinct pairs: stage of the forward, letter and stage of the backward."""
+        num = len(self.schedule.rank_of_stage)
+        rest, back = np.divmod(self._distinct[0], num)
+        ahead, letter = np.divmod(rest, len(LETTERS))
+        each = zip(ahead.tolist(), letter.tolist(), back.tolist(), strict=True)
+        return tuple((one, LETTERS[code], other) for one, code, other in each)
+
+
+def _boundary(code: Ints, stage: Ints) -> NDArray[np.bool_]:
+    num = int(stage.max()) + 1
+    key = code * num + stage
+    marked = np.zeros(len(key), dtype=bool)
+    _, first = np.unique(key, return_index=True)
+    marked[first[code[first] == F]] = True
+    _, last = np.unique(key[::-1], return_index=True)
+    last = len(key) - 1 - last
+    marked[last[code[last] != F]] = True
+    return marked
+
+
+Times = Mapping[tuple[str, bool], Floats]
+Pairs = Mapping[tuple[int, str, int], Floats]
+
+
+def finishes_ns(
+    table: Table, times: Times, hops: Hops, floors: Floats | None = None, pairs: Pairs | None = None
+) -> Floats:
+    """When every action ends, float64[actions, n].
+
+    ``times`` are durations [n, stages] by (letter, boundary), ``pairs`` [n] those of the table's pairs; ``floors``
+    [n, stages] is when at the earliest the first forward of a stage can end. Messages of one stream queue behind
+    each other.
+    """
+    durations, messages = charged(table, times, hops, pairs)
+    count = durations.shape[1]
+    all_sent = hops.blocking or bool(
+        messages[:-1].all()
+    )  # else some stages send none back, which queue for nothing
+    finish = np.zeros((len(table.code) + 1, count))  # the last row stands for nothing to wait for
+    arrival = np.zeros_like(finish)
+    opened = np.zeros(len(table.code), dtype=bool) if floors is None else table.boundary & (table.code == F)
+    for level in table.levels:
+        begin = np.maximum(finish[table.before[level]], arrival[table.source[level]])
+        if len(table.joined):
+            begin = np.maximum(begin, arrival[table.other[level]])
+        end = begin + durations[table.column[level]]
+        mine = opened[level]
+        if floors is not None and mine.any():
+            end[mine] = np.maximum(end[mine], floors.T[table.stage[level][mine]])
+        finish[level] = end
+        took = messages[table.message[level]]
+        behind = np.maximum(end, arrival[table.queue[level]])
+        arrival[level] = (behind if all_sent else np.where(took > 0, behind, end)) + took
+    return finish[:-1]
+
+
+def charged(table: Table, times: Times, hops: Hops, pairs: Pairs | None = None) -> tuple[Floats, Floats]:
+    """Durations by the table's columns and messages, float64[..., n]: what blocks its sender lengthens the pass."""
+    stages = len(table.schedule.rank_of_stage)
+    count = hops.ahead.shape[0]
+    durations = np.zeros((len(LETTERS) * 2 * stages + len(table.pairs) + stages, count))
+    for (letter, boundary), values in times.items():
+        first = (LETTERS.index(letter) * 2 + boundary) * stages
+        durations[first : first + stages] = values.T
+    for at, pair in enumerate(table.pairs):
+        assert pairs is not None, "a table of pairs is swept with their durations"
+        durations[len(LETTERS) * 2 * stages + at] = pairs[pair]
+    if hops.blocking:
+        return _blocked(table, durations, hops)
+    return durations, np.concatenate([hops.ahead.T, hops.back.T, np.zeros((1, count))])
+
+
+def ends_by_work_ns(table: Table, times: Times, hops: Hops, pairs: Pairs) -> Floats:
+    """When the last action of every rank ends at least, float64[ranks, n]: without following the table.
+
+    A rank waits for its first forward, and then does all that the table has for it; or it waits until one microbatch
+    went ahead through all stages and back to its first backward, behind which the rest of its work is still to be
+    done.
+    """
+    durations, messages = charged(table, times, hops, pairs)
+    stages, work = len(table.schedule.rank_of_stage), table.work
+
+    def least(letter: int, which: tuple[int, ...]) -> Floats:
+        first = [(letter * 2 + boundary) * stages for boundary in which]
+        return np.asarray(np.minimum.reduce([durations[at : at + stages] for at in first]))
+
+    letters = [code for code in (B, I) if (table.code == code).any()]
+    back = np.minimum.reduce([least(letter, (0, 1)) for letter in letters])
+    none = np.zeros((1, durations.shape[1]))
+    ahead = np.concatenate([none, np.cumsum(least(F, (1,))[:-1] + messages[: stages - 1], axis=0)])
+    sent = np.concatenate([messages[stages - 1 : 2 * stages - 2], none])
+    behind = np.cumsum((back + sent)[::-1], axis=0)[::-1]
+    turned = ahead[-1] + least(F, (1,))[-1]
+    _, opening = np.unique(table.rank, return_index=True)
+    started = ahead[table.stage[opening]] + work.every @ durations
+    return np.asarray(np.maximum(started, turned + (behind - back)[work.opens] + work.late @ durations))
+
+
+def _blocked(table: Table, durations: Floats, hops: Hops) -> tuple[Floats, Floats]:
+    """Durations that include the message behind a pass, and messages that take nothing more."""
+    stages = len(table.schedule.rank_of_stage)
+    sent = np.zeros_like(durations)
+    for code, ahead in ((F, True), (B, False), (I, False)):
+        for boundary in (0, 1):
+            first = (code * 2 + boundary) * stages
+            if ahead:
+                sent[first : first + stages - 1] = hops.ahead.T
+            else:
+                sent[first + 1 : first + stages] = hops.back.T
+    first = len(LETTERS) * 2 * stages
+    for at, (stage, _, _) in enumerate(table.pairs):
+        if stage + 1 < stages:
+            sent[first + at] = hops.ahead[:, stage]
+    sent[first + len(table.pairs) + 1 :] = hops.back.T
+    return durations + sent, np.zeros((2 * stages - 1, durations.shape[1]))

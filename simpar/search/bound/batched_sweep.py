@@ -1,0 +1,221 @@
+"""Rows swept without contention: the schedule's table with the times of every row, then data parallelism behind it.
+
+The result is what the sweep engine finds for the Program of the row without contention, or a little less where blocks
+are gathered or reduced one by one: there a pass takes at least what its own gathers and reductions ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.plan.schedules import EVEN_COSTS, looks_at_costs, make_schedule
+from simpar.plan.schedules.actions import LETTERS, F, Schedule
+from simpar.search.bound.action_tables import Blocked, Pairs, Table, Times, ends_by_work_ns, finishes_ns
+from simpar.search.bound.batches import Chunk
+from simpar.search.bound.data_parallel import Cut, Scheme
+from simpar.search.bound.overlapped_passes import Together
+from simpar.search.bound.paths import Hops
+from simpar.search.bound.shapes import weigh
+from simpar.search.bound.steps import RowBounds, RowCharge, some
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Costs = tuple[float, float, float]
+TableKey = tuple[str, int, int, int, Costs]
+MOST_ACTIONS = 2**17  # of tables that are kept, together
+
+
+@dataclass
+class Sweeps:
+    """Steps of rows without contention; the tables of the last few are kept."""
+
+    bounds: RowBounds
+    _tables: dict[tuple[TableKey, Blocked], Table] = field(default_factory=dict)
+    _schedules: dict[TableKey, Schedule] = field(default_factory=dict)
+    _costs: dict[int, Costs] = field(default_factory=dict)
+
+    @cached_property
+    def together(self) -> Together:
+        """Bounds of passes that run together."""
+        return Together(self.bounds.pipes.passes)
+
+    def table_key(self, row: int) -> TableKey:
+        """What the table of a row depends on: schedule, ranks, microbatches, chunks, durations that it is made for."""
+        rows = self.bounds.pipes.jobs.rows
+        name = str(rows.domain["schedule"][rows.code["schedule"][row]])
+        ranks, microbatches, chunks = (int(rows[axis][row]) for axis in ("pp", "microbatches", "vpp"))
+        costs = self._costs_of(row) if looks_at_costs(name) else EVEN_COSTS
+        return name, ranks, microbatches, chunks, costs
+
+    def _costs_of(self, row: int) -> Costs:
+        """Durations of F, I and W that the greedy table of a row is made for, as the simulator takes them."""
+        pipes = self.bounds.pipes
+        pipe = int(pipes.index[row])
+        if pipe not in self._costs:
+            self._costs[pipe] = pipes.jobs.job(row).plan.pipeline.pass_costs or EVEN_COSTS
+        return self._costs[pipe]
+
+    def _by_table(self, rows: Ints) -> Iterator[tuple[TableKey, Ints]]:
+        """Rows in groups of one table: the key, and positions in ``rows``."""
+        groups: dict[TableKey, list[int]] = {}
+        for at, row in enumerate(rows.tolist()):
+            groups.setdefault(self.table_key(row), []).append(at)
+        for key, mine in groups.items():
+            yield key, np.array(mine)
+
+    def of(self, rows: Ints) -> Floats:
+        """Nanoseconds that the steps of rows take at least."""
+        return self._of_shapes(rows, self._swept)
+
+    def by_work(self, rows: Ints) -> Floats:
+        """As :meth:`of`, more quickly and a little less: what every rank has to do, without following the table."""
+        return self._of_shapes(rows, self._worked)
+
+    def _of_shapes(self, rows: Ints, bound: Callable[[RowCharge, Table], Floats]) -> Floats:
+        found, pipes = np.zeros(len(rows)), self.bounds.pipes
+        for key, same in self._by_table(rows):
+            chunk = Chunk(self.bounds, rows[same])
+            for shape, mine in pipes.by_shape(pipes.index[rows[same]]):
+                for apart, alike in _by_pairs(RowCharge(chunk, shape, mine)):
+                    charge = RowCharge(chunk, shape, mine[alike], swept=True)
+                    found[same[charge.mine]] = bound(charge, self._table(key, apart))
+        return found
+
+    def _table(self, key: TableKey, apart: Blocked) -> Table:
+        if (key, apart) not in self._tables:
+            if key not in self._schedules:
+                # the same table comes several times in a row
+                self._schedules = {key: _made(*key)}
+            table = Table.of(self._schedules[key], apart)
+            while self._tables and sum(len(one.code) for one in self._tables.values()) > MOST_ACTIONS:
+                del self._tables[next(iter(self._tables))]
+            self._tables[key, apart] = table
+        return self._tables[key, apart]
+
+    def _swept(self, charge: RowCharge, table: Table) -> Floats:
+        shape = charge.shape
+        times, hops, pairs = self._times(charge, table)
+        finish = finishes_ns(table, times, hops, _floors(charge, table, times["F", True]), pairs)
+        ends = _reduced(charge, table, finish)
+        last = np.stack([finish[table.last_of(rank)] for rank in range(shape.num_ranks)])
+        ready, again = np.maximum(last, ends[:, 0]).T, ends[:, 1].T
+        return np.asarray(np.maximum(charge.ended(ready, again), charge.streams()).max(axis=1))
+
+    def _worked(self, charge: RowCharge, table: Table) -> Floats:
+        ends = ends_by_work_ns(table, *self._times(charge, table)).T
+        return np.asarray((ends + charge.opening() + charge.tail()).max(axis=1))
+
+    def _times(self, charge: RowCharge, table: Table) -> tuple[Times, Hops, Pairs]:
+        """Passes, messages and passes that run together of rows of one shape."""
+        pieces = charge.shape.pieces
+        times = {
+            (letter, boundary): charge.stage_times(letter, boundary=boundary)
+            for letter in charge.shape.letters
+            for boundary in (False, True)
+        }
+        held = {pair: (pieces[pair[0]], pieces[pair[2]], pair[1]) for pair in table.pairs}
+        known = {each: self.together.pairs_ns(charge.keys, *each) for each in dict.fromkeys(held.values())}
+        pairs = {pair: known[each] for pair, each in held.items()}
+        return times, self.bounds.pipes.hops(charge.shape, self.bounds.pipes.index[charge.rows]), pairs
+
+
+def _made(name: str, ranks: int, microbatches: int, chunks: int, costs: Costs) -> Schedule:
+    return make_schedule(name, ranks, microbatches, chunks, costs=costs)
+
+
+def _by_pairs(charge: RowCharge) -> Iterator[tuple[Blocked, Ints]]:
+    """Rows in groups of equal passes that run together with nothing."""
+    if not charge.shape.pairs:
+        yield frozenset(), np.arange(len(charge.mine))
+        return
+    groups: dict[Blocked, list[Ints]] = {}
+    for scheme, mine in charge.by_scheme():
+        groups.setdefault(scheme.apart, []).append(mine)
+    for apart, parts in groups.items():
+        yield apart, np.concatenate(parts)
+
+
+def _floors(charge: RowCharge, table: Table, first: Floats) -> Floats | None:
+    """When at the earliest the first forward of each stage ends, [n, stages]: its gathers queue from time zero."""
+    gather = charge.moves("gather", "F", boundary=True)
+    if not gather.any():
+        return None
+    shape, kinds = charge.shape, charge.passes("F", boundary=True)
+    floors = np.zeros((len(charge.mine), len(shape.pieces)))
+    opening = np.flatnonzero(table.boundary & (table.code == F))
+    for rank in range(shape.num_ranks):
+        queued = np.zeros(len(charge.mine))
+        for position, stage in enumerate(table.stage[opening[table.rank[opening] == rank]].tolist()):
+            left, latest = first[:, stage].copy(), np.zeros(len(charge.mine))
+            if position == 0:
+                floors[:, stage] = gather[:, shape.pieces[stage][0]] + first[:, stage]
+            for kind in shape.pieces[stage]:
+                queued = queued + gather[:, kind]
+                latest = np.maximum(latest, queued + left)
+                left -= kinds[:, kind]
+            floors[:, stage] = np.where(charge.reshard, floors[:, stage], latest)
+    return np.where(some(gather), floors, 0.0)
+
+
+def _reduced(charge: RowCharge, table: Table, finish: Floats) -> Floats:
+    """When the first and the second reductions beside the backwards of ranks have ended, [ranks, 2, n]."""
+    ends = np.zeros((charge.shape.num_ranks, 2, len(charge.mine)))
+    for scheme, mine in charge.by_scheme():
+        for letter in charge.shape.letters[1:]:
+            if scheme.policies[letter, True].reduces:
+                queue = _Queue(charge, table, scheme, letter, mine)
+                for rank, end in enumerate(ends):
+                    end[:, mine] = np.maximum(end[:, mine], queue.ends(rank, finish))
+    return ends
+
+
+@dataclass
+class _Queue:
+    """First and second reductions behind the backwards of one letter under one scheme, in rows ``mine``."""
+
+    charge: RowCharge
+    table: Table
+    scheme: Scheme
+    letter: str
+    mine: Ints
+    _known: dict[tuple[int, bool], tuple[Cut, Floats]] = field(default_factory=dict)
+
+    @cached_property
+    def _kinds(self) -> Floats:
+        """The backward of every kind of block."""
+        return self.charge.passes(self.letter, boundary=True)[self.mine]
+
+    def _cut(self, stage: int, boundary: bool) -> tuple[Cut, Floats]:
+        """How a stage is cut, and how much later than its backward its own reductions end at least, [rows].
+
+        Where blocks wait for parameters they may do so behind any but the last bucket.
+        """
+        stage = self.charge.shape.alike[stage]
+        if (stage, boundary) not in self._known:
+            policy = self.scheme.policies[self.letter, boundary]
+            cut = self.scheme.cut(self.charge.shape.pieces[stage], policy)
+            times = self.charge.stage_times(self.letter, boundary=boundary)[self.mine, stage]
+            waits = times - weigh(self._kinds, self.charge.shape.by_stage[[stage]])[:, 0]
+            hidden = weigh(self._kinds, cut.behind) + np.maximum(waits, 0.0)[:, None] * cut.behind.any(axis=1)
+            lead = (cut.rest - hidden).max(axis=1, initial=-np.inf)
+            self._known[stage, boundary] = cut, lead
+        return self._known[stage, boundary]
+
+    def ends(self, rank: int, finish: Floats) -> Floats:
+        """The ends of one rank's queues, [2, rows]: each waits for its bucket and its turn.
+
+        Of second reductions only the last one is counted.
+        """
+        every = self.scheme.policies[self.letter, False].reduces
+        actions, keys, key_of = self.table.reducing(rank, LETTERS.index(self.letter), every=every)
+        cuts, leads = zip(*(self._cut(*key) for key in keys), strict=True)
+        total = np.array([cut.total for cut in cuts])[key_of]
+        later = np.cumsum(np.append(total[1:], 0.0)[::-1])[::-1]
+        queued = finish[actions[:, None], self.mine] + np.stack(leads)[key_of] + later[:, None]
+        ends = np.maximum(queued.max(axis=0), 0.0)
+        return np.stack([ends, ends + cuts[int(key_of[-1])].second])

@@ -1,0 +1,97 @@
+"""Rows that are bounded together, with what their keys and schemes decide, evaluated once for every pair of the two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.plan.plan import Numerics
+from simpar.search.bound.data_parallel import Scheme
+
+if TYPE_CHECKING:
+    from simpar.search.bound.steps import RowBounds
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass
+class Chunk:
+    """Some rows with what their keys and schemes decide, evaluated once for every pair of the two."""
+
+    bounds: RowBounds
+    rows: Ints
+    _columns: dict[Any, Any] = field(default_factory=dict)
+
+    @cached_property
+    def key(self) -> Ints:
+        """Key of the passes of every row."""
+        return self.bounds.pipes.passes.key[self.rows]
+
+    @cached_property
+    def _unique(self) -> tuple[list[Scheme], Ints]:
+        schemes = self.bounds.schemes
+        unique, index = np.unique(schemes.index[self.rows], return_inverse=True)
+        return [schemes[int(one)] for one in unique], index
+
+    @property
+    def schemes(self) -> list[Scheme]:
+        """Distinct schemes."""
+        return self._unique[0]
+
+    @property
+    def scheme(self) -> Ints:
+        """Which of the schemes every row has."""
+        return self._unique[1]
+
+    @cached_property
+    def numerics(self) -> Ints:
+        """Of every scheme the first one with the same optimizer and precision."""
+        known: dict[Numerics, int] = {}
+        every = [one.sync.job.plan.numerics for one in self.schemes]
+        return np.array([known.setdefault(one, at) for at, one in enumerate(every)], dtype=np.int64)
+
+    @cached_property
+    def _pairs(self) -> tuple[Ints, Ints, Ints]:
+        """Keys and schemes of distinct pairs, and the pair of every row."""
+        code = self.key * len(self.schemes) + self.scheme
+        unique, index = np.unique(code, return_inverse=True)
+        return unique // len(self.schemes), unique % len(self.schemes), index
+
+    def each(self, name: Any, value: Callable[[Scheme], Any]) -> Any:
+        """A function of a scheme for every scheme; ``name`` it for reuse."""
+        if name not in self._columns:
+            self._columns[name] = np.array([value(scheme) for scheme in self.schemes])
+        return self._columns[name]
+
+    def moves(self, name: str, letter: str, *, boundary: bool) -> Floats:
+        """What passes of a letter move by kind of block, for every scheme: a part of Moves."""
+        found = self.each((name, letter, boundary), lambda one: getattr(one.moves[letter, boundary], name))
+        return np.asarray(found)
+
+    def passes(self, letter: str, *, boundary: bool) -> Floats:
+        """Times of passes by kind, slowed by what runs beside them, [n, kinds]."""
+        known = letter, boundary
+        keys, scheme, index = self._pairs
+        if known not in self._columns:
+            passes = self.bounds.pipes.passes
+            busy = self.moves("occupied", letter, boundary=boundary)
+            times = passes.slowed_ns(keys, letter, busy[scheme])
+            self._columns[known] = times.astype(np.float64)
+        return np.asarray(self._columns[known][index])
+
+    def inside(self, letter: str) -> Floats:
+        """Seconds that collectives inside passes take of each of rank 0's links, [n, kinds, links]."""
+        name = "inside", letter
+        if name not in self._columns:
+            self._columns[name] = self.bounds.pipes.passes.drains_s(self.key, letter)
+        return np.asarray(self._columns[name])
+
+    def kernels(self, letter: str) -> Floats:
+        """Kernels of passes by kind, [n, kinds]."""
+        return self.bounds.pipes.passes.kernels_ns[letter][self.key].astype(np.float64)

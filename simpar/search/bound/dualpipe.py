@@ -1,0 +1,28 @@
+"""DualPipe as a row of the space: bounded by the kernels of its ranks, then its own Program is swept.
+
+A rank runs half of the microbatches on its own stage and half on that of its mirror image. Memory is that of the V on
+half the pipeline which it is costed as (:mod:`simpar.plan.mirrored`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.search.bound.paths import Stages
+from simpar.search.bound.pipelines import Pipes
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+def kernels_bound_ns(pipes: Pipes, which: Ints) -> tuple[Floats, Floats]:
+    """Nanoseconds that pipelines of such rows take at least, and kernels of their least busy rank."""
+    found, least = np.zeros(len(which)), np.zeros(len(which))
+    for shape, mine in pipes.by_shape(which):
+        key = pipes.key[which[mine]]
+        stages = Stages.plain(shape, {name: table[key] for name, table in pipes.passes.kernels_ns.items()})
+        each = stages.forward + stages.backward + stages.weight
+        busy = (each + each[:, ::-1]) * pipes.microbatches(which[mine])[:, None] / 2
+        found[mine], least[mine] = busy.max(axis=1), busy.min(axis=1)
+    return found, least

@@ -1,0 +1,88 @@
+"""Pairs of passes that run together (DualPipe): what a forward and a backward take in one without contention.
+
+Blocks that meet are merged as in the Program. Where its order may be another one, because groups of a kind share links,
+they take at least what each stream carries of both, and what each takes alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.plan.routing import has_sampled_loads
+from simpar.program.pairs import merged
+from simpar.program.phases import BLOCK_STREAMS, Phase
+from simpar.program.segments import make_segment
+from simpar.search.bound.block_costs import Passes
+from simpar.units import to_ns
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass
+class Together:
+    """Bounds of pairs by key, kinds of the blocks that meet, and letter of the backward, each found once."""
+
+    passes: Passes
+    _known: dict[tuple[int, int, int, str], int] = field(default_factory=dict)
+
+    def pairs_ns(self, keys: Ints, ahead: tuple[int, ...], back: tuple[int, ...], letter: str) -> Floats:
+        """Nanoseconds of a forward over stage ``ahead`` beside a backward over stage ``back``, float64[len(keys)].
+
+        Stages are the kinds of their blocks in model order. Where one has more blocks, the rest run alone.
+        """
+        unique, where = np.unique(keys, return_inverse=True)
+        alone = {one: self.passes.plain_ns(unique, (one,))[one] for one in ("F", letter)}
+        found = np.zeros(len(unique))
+        for forward, backward in zip_longest(ahead, back[::-1]):
+            if forward is None:
+                found += alone[letter][:, backward]
+            elif backward is None:
+                found += alone["F"][:, forward]
+            else:
+                found += [self._block_ns(int(key), forward, backward, letter) for key in unique]
+        return np.asarray(found[where])
+
+    def _block_ns(self, key: int, forward: int, backward: int, letter: str) -> int:
+        known = key, forward, backward, letter
+        if known not in self._known:
+            self._known[known] = self._bound(*known)
+        return self._known[known]
+
+    def _bound(self, key: int, forward: int, backward: int, letter: str) -> int:
+        """Both blocks as the Program merges them; or any order of their steps, where its prices may be others."""
+        passes, stack = self.passes, self.passes.jobs.problem.stack
+        phases = passes.phase(key, forward, "F"), passes.phase(key, backward, letter)
+        price = partial(passes.price, key)
+        merge, share = merged(*phases, price)
+        excess = max(stack.overlap.compute_slowdown_while_comm - 1.0, 0.0)
+        slow = stack.launch.kernel_overhead * (1.0 + excess * share)
+        if self._is_exact(key, merge):
+            return make_segment(merge, price, slowdown=slow).duration_ns
+        busy = dict.fromkeys(BLOCK_STREAMS, 0)
+        for step in merge.steps:
+            busy[step.stream] += (
+                price(step.collective) if step.collective else int(to_ns(step.duration_s * slow))
+            )
+        one = np.array([key])
+        alone = [
+            int(passes.plain_ns(one, (which,))[which][0, kind])
+            for which, kind in (("F", forward), (letter, backward))
+        ]
+        return max(*busy.values(), *alone)
+
+    def _is_exact(self, key: int, phase: Phase) -> bool:
+        """Whether all ranks merge in the order that rank 0 finds alone: its groups share no link with others of a kind.
+
+        Else some may find their collectives dearer, and another order.
+        """
+        view = self.passes.views[key]
+        if view.uneven_context or has_sampled_loads(view.job.plan):
+            return False
+        uses = {step.collective for step in phase.steps if step.collective is not None}
+        return all(self.passes.wire(key, use).private for use in uses)

@@ -1,0 +1,211 @@
+"""Pipelines: rows without their data parallelism, bounded by kernels alone, then by passes and messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.program.collective_prices import FREE, Price, Prices
+from simpar.program.traffic import send_bytes
+from simpar.search.bound.block_costs import Passes
+from simpar.search.bound.paths import Hops, Path, Stages, path_bound
+from simpar.search.bound.shapes import Shape, Shapes, weigh
+from simpar.search.space.jobs import Jobs
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Senders:
+    """Behind every virtual stage but the last the block that sends, and whether nothing comes back; numbered."""
+
+    number: int
+    blocks: tuple[str, ...]
+    resting: tuple[bool, ...]
+
+
+@dataclass
+class Pipes:
+    """Distinct pipelines of the rows: ``index`` int64[rows] into the columns ``key``, ``shape`` and ``row``."""
+
+    jobs: Jobs
+    passes: Passes
+    shapes: Shapes
+    wires: Prices
+    index: Ints
+    row: Ints
+    _hops: dict[tuple[int, int, int], tuple[Floats, Floats]] = field(default_factory=dict)
+    _senders: dict[tuple[tuple[int, ...], ...], tuple[tuple[str, ...], tuple[bool, ...]]] = field(
+        default_factory=dict
+    )
+    _distinct: dict[tuple[object, ...], int] = field(default_factory=dict)
+    _messages: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[list[Price], Floats, Ints]] = field(
+        default_factory=dict
+    )
+
+    @staticmethod
+    def of(jobs: Jobs, wires: Prices) -> Pipes:
+        """Pipelines of all rows."""
+        passes = Passes.of(jobs, wires)
+        shapes = Shapes.of(jobs, passes)
+        code = passes.key * len(shapes.row) + shapes.index
+        code = code * len(jobs.rows.domain["order"]) + jobs.rows.code["order"]
+        _, row, index = np.unique(code, return_index=True, return_inverse=True)
+        return Pipes(jobs, passes, shapes, wires, index, row)
+
+    def moved(self, rows: Ints) -> int:
+        """Some rows, alike but for overlap, have another shape than before; their pipeline."""
+        self.shapes.moved(rows)
+        for name in ("key", "shape"):
+            self.__dict__.pop(name, None)
+        self.row = np.append(self.row, rows[0])
+        self.index[rows] = len(self.row) - 1
+        return len(self.row) - 1
+
+    @cached_property
+    def key(self) -> Ints:
+        """Key of the passes of every pipeline."""
+        return self.passes.key[self.row]
+
+    @cached_property
+    def shape(self) -> Ints:
+        """Shape of every pipeline."""
+        return self.shapes.index[self.row]
+
+    @property
+    def meet(self) -> NDArray[np.bool_]:
+        """Rows of which one rank holds embedding and head, where these share a table that is trained."""
+        graph = self.jobs.problem.graph
+        if not graph.tied_embeddings or graph.embedding.still:
+            return np.zeros(self.jobs.rows.count, dtype=bool)
+        each = [self.shapes[at].meets for at in range(len(self.shapes.row))]
+        return np.array(each, dtype=bool)[self.shapes.index]
+
+    def microbatches(self, which: Ints) -> Floats:
+        """Microbatches of some pipelines."""
+        return np.asarray(self.jobs.rows["microbatches"][self.row[which]], dtype=np.float64)
+
+    def by_shape(self, which: Ints) -> Iterator[tuple[Shape, Ints]]:
+        """Some pipelines in groups of equal shape: the shape, and positions in ``which``."""
+        shape = self.shape[which]
+        order = np.argsort(shape, kind="stable")
+        for mine in np.split(order, np.flatnonzero(np.diff(shape[order])) + 1):
+            if len(mine):
+                yield self.shapes[int(shape[mine[0]])], mine
+
+    def kernels_bound_ns(self) -> tuple[Floats, Floats]:
+        """Bounds of all pipelines by kernels alone, and the kernels of their least busy rank."""
+        found, everything = np.zeros(len(self.row)), np.arange(len(self.row))
+        least = np.zeros(len(self.row))
+        key = self.key
+        for shape, mine in self.by_shape(everything):
+            times = {letter: table[key[mine]] for letter, table in self.passes.kernels_ns.items()}
+            stages = Stages.plain(shape, times)
+            path = path_bound(shape, stages, Hops.none(shape, len(mine)), self.microbatches(mine))
+            found[mine] = path.longest
+            each = stages.forward + stages.backward + stages.weight
+            least[mine] = self.microbatches(mine) * weigh(each, shape.of_rank).min(axis=1)
+        return found, least
+
+    def path(self, shape: Shape, which: Ints, stages: Stages) -> Path:
+        """Bounds of pipelines of one shape by their passes and messages."""
+        return path_bound(shape, stages, self.hops(shape, which), self.microbatches(which))
+
+    def passes_bound_ns(self, which: Ints) -> Floats:
+        """Bounds of some pipelines by their passes and messages."""
+        found, key = np.zeros(len(which)), self.key[which]
+        for shape, mine in self.by_shape(which):
+            for times in self.passes.alone_ns(key[mine], shape):
+                path = self.path(shape, which[mine], Stages.plain(shape, times))
+                found[mine] = np.maximum(found[mine], path.longest)
+                if "recompute_early" in self.jobs.rows.domain:
+                    busy = path.ends + self._ahead(shape, which[mine])
+                    found[mine] = np.maximum(found[mine], busy.max(axis=1))
+        return found
+
+    def _ahead(self, shape: Shape, which: Ints) -> Floats:
+        """What ranks run once more ahead of their backwards, [n, ranks]: it may hide, but each rank does it all."""
+        if shape.pairs:
+            return np.zeros((len(which), shape.num_ranks))
+        again = weigh(self.passes.again_ns(self.key[which], shape), shape.of_rank @ shape.by_stage)
+        return np.asarray(self.microbatches(which)[:, None] * again)
+
+    def hops(self, shape: Shape, which: Ints) -> Hops:
+        """Messages of pipelines of one shape."""
+        times = self._of_messages(shape, which, 0, (2, len(shape.pieces) - 1))
+        return Hops(times[:, 0], times[:, 1], self.jobs.problem.stack.overlap.p2p_blocks_compute)
+
+    def drains_s(self, shape: Shape, which: Ints) -> Floats:
+        """Seconds that the messages of a microbatch take of each rank's port and NIC, float64[n, ranks, links]."""
+        return self._of_messages(shape, which, 1, (shape.num_ranks, len(self.wires.own)))
+
+    def _of_messages(self, shape: Shape, which: Ints, part: int, size: tuple[int, int]) -> Floats:
+        """A part of what is known of the messages of pipelines of one shape, float64[n, *size]."""
+        if len(shape.pieces) == 1:
+            return np.zeros((len(which), *size))
+        rows = self.jobs.rows
+        code = self.key[which] * len(rows.domain["order"]) + rows.code["order"][self.row[which]]
+        _, first, where = np.unique(code, return_index=True, return_inverse=True)
+        senders = self._senders_of(shape)
+        return np.stack([self._sent(shape, senders, int(pipe))[part] for pipe in which[first]])[where]
+
+    def _senders_of(self, shape: Shape) -> Senders:
+        """What the messages of a shape depend on, and its number among distinct ones."""
+        if shape.pieces not in self._senders:
+            kinds = self.passes.kinds
+            blocks = tuple(kinds[pieces[-1]].block.name for pieces in shape.pieces[:-1])
+            resting = tuple(all(kinds[kind].block.still for kind in pieces) for pieces in shape.pieces[:-1])
+            self._senders[shape.pieces] = blocks, resting
+        known = shape.rank_of_stage, *self._senders[shape.pieces]
+        return Senders(self._distinct.setdefault(known, len(self._distinct)), *known[1:])
+
+    def _sent(self, shape: Shape, senders: Senders, pipe: int) -> tuple[Floats, Floats]:
+        """Of the messages of one pipeline the nanoseconds, [2, stages - 1] ahead and back, and what they drain."""
+        known = senders.number, int(self.key[pipe]), int(self.jobs.rows.code["order"][self.row[pipe]])
+        if known not in self._hops:
+            wires, slopes, index = self._wired(shape, pipe)
+            view = self.passes.views[known[1]]
+            graph = {kind.block.name: kind.block for kind in self.passes.kinds}
+            sizes = {name: send_bytes(view, graph[name]) for name in set(senders.blocks)}
+            size = np.array([sizes[name] for name in senders.blocks])
+            table = np.stack([wire.time_ns(size) for wire in wires])
+            times = np.take_along_axis(table, index, axis=0).astype(np.float64)
+            took = size[:, None] * slopes[index]
+            rests = list(senders.resting)  # nothing goes back to stages below all that is trained
+            times[1, rests], took[1, rests] = 0.0, 0.0
+            drains, ranks = np.zeros((shape.num_ranks, took.shape[-1])), np.array(shape.rank_of_stage)
+            for way, ends in zip(took, ((ranks[:-1], ranks[1:]), (ranks[1:], ranks[:-1])), strict=True):
+                for at, rank in enumerate(ends):  # links out are the sender's, links in the receiver's
+                    np.add.at(drains[:, at::2], rank, way[:, at::2])
+            self._hops[known] = times, drains
+        return self._hops[known]
+
+    def _wired(self, shape: Shape, pipe: int) -> tuple[list[Price], Floats, Ints]:
+        """Distinct wires of a pipeline's messages, what a byte takes of port and NIC, and which each message takes."""
+        ranks = self._ranks(int(self.row[pipe]), shape.num_ranks)
+        cached = shape.rank_of_stage, tuple(ranks[:2].tolist())
+        if cached not in self._messages:
+            at = ranks[np.array(shape.rank_of_stage)]
+            pairs = np.concatenate([np.stack([at[:-1], at[1:]], 1), np.stack([at[1:], at[:-1]], 1)])
+            cluster = self.wires.cluster
+            moved = pairs - pairs.min(axis=1, keepdims=True) // cluster.domain_size * cluster.domain_size
+            _, first, index = np.unique(moved, axis=0, return_index=True, return_inverse=True)
+            wires = [self.wires.of("send", pair) if pair[0] != pair[1] else FREE for pair in pairs[first]]
+            placed = pairs[first] if cluster.leaves_bind else moved[first]
+            slopes = [wire.slopes_s(self.wires.ends(*pair)) for wire, pair in zip(wires, placed, strict=True)]
+            self._messages[cached] = wires, np.array(slopes), index.reshape(2, -1)
+        return self._messages[cached]
+
+    def _ranks(self, row: int, num_ranks: int) -> Ints:
+        """The ranks of the first pipeline: a stride apart, the product of the faster axes."""
+        rows, stride = self.jobs.rows, 1
+        for axis in str(rows.domain["order"][rows.code["order"][row]]).split("-"):
+            if axis == "pp":
+                break
+            stride *= int(rows[axis][row])
+        return np.arange(num_ranks) * stride

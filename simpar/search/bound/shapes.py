@@ -1,0 +1,197 @@
+"""Pipelines by their shape: which kinds of blocks every virtual stage holds, and what follows from the table alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.models.recompute import is_full
+from simpar.plan.schedules import make_schedule
+from simpar.plan.schedules.actions import LETTERS
+from simpar.program.stages import virtual_stage_pieces
+from simpar.search.bound.block_costs import Passes
+from simpar.search.space.jobs import Jobs
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+SHAPE_AXES = ("pp", "vpp", "schedule", "recompute")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One combination of pipeline ranks, chunks, schedule and recompute.
+
+    ``pieces[s]`` are the kinds of virtual stage s in model order; ``letters`` those of its actions; ``pairs`` says
+    that some forwards and backwards run together, so that only their kernels add up.
+    """
+
+    pieces: tuple[tuple[int, ...], ...]
+    num_kinds: int
+    rank_of_stage: tuple[int, ...]
+    letters: tuple[str, ...]
+    pairs: bool = False
+
+    @property
+    def num_ranks(self) -> int:
+        """Pipeline ranks."""
+        return max(self.rank_of_stage) + 1
+
+    @property
+    def meets(self) -> bool:
+        """Whether the first and the last virtual stage are on one rank."""
+        return self.rank_of_stage[0] == self.rank_of_stage[-1]
+
+    @property
+    def splits(self) -> bool:
+        """Whether backwards come in halves, all or some of them."""
+        return "I" in self.letters
+
+    @property
+    def mixes(self) -> bool:
+        """Whether some backwards come in halves and others whole."""
+        return self.splits and "B" in self.letters
+
+    @cached_property
+    def kinds(self) -> tuple[int, ...]:
+        """Kinds of blocks that it holds."""
+        return tuple(sorted({kind for held in self.pieces for kind in held}))
+
+    @cached_property
+    def alike(self) -> tuple[int, ...]:
+        """Of every virtual stage the first that holds the same kinds in the same order."""
+        known: dict[tuple[int, ...], int] = {}
+        return tuple(known.setdefault(held, stage) for stage, held in enumerate(self.pieces))
+
+    @cached_property
+    def by_stage(self) -> Floats:
+        """How often every virtual stage holds each kind, float64[stages, kinds]."""
+        return np.array(
+            [np.bincount(held, minlength=self.num_kinds) for held in self.pieces], dtype=np.float64
+        )
+
+    @cached_property
+    def windows(self) -> tuple[tuple[Floats, ...], tuple[Floats, ...]]:
+        """Of a backward over each stage and of a forward, how often each kind is in parts of it, [stages, kinds].
+
+        The first block, the last, all from the third on, those between first and last, all but the last two.
+        """
+        parts = slice(0, 1), slice(-1, None), slice(2, None), slice(1, -1), slice(0, -2)
+        return tuple(  # type: ignore[return-value]
+            tuple(
+                np.array(
+                    [np.bincount(held[::order][part], minlength=self.num_kinds) for held in self.pieces],
+                    dtype=np.float64,
+                )
+                for part in parts
+            )
+            for order in (-1, 1)
+        )
+
+    @cached_property
+    def of_rank(self) -> Floats:
+        """Which stages a rank holds, float64[ranks, stages] of zeros and ones."""
+        held: Floats = (np.array(self.rank_of_stage) == np.arange(self.num_ranks)[:, None]).astype(np.float64)
+        return held
+
+    @cached_property
+    def first_stage(self) -> Ints:
+        """The first virtual stage of every rank, where its step begins and, without halves, ends."""
+        return np.array([self.rank_of_stage.index(rank) for rank in range(self.num_ranks)], dtype=np.int64)
+
+    @cached_property
+    def before(self) -> Floats:
+        """Stages ahead of a rank's first, float64[ranks, stages] of zeros and ones."""
+        return (np.arange(len(self.pieces)) < self.first_stage[:, None]).astype(np.float64)
+
+    @cached_property
+    def hops(self) -> Ints:
+        """Ranks that a forward message moves ahead behind every virtual stage but the last, modulo the pipeline."""
+        ranks = np.array(self.rank_of_stage, dtype=np.int64)
+        return (ranks[1:] - ranks[:-1]) % self.num_ranks
+
+
+@dataclass
+class Shapes:
+    """Shapes of all rows: ``index`` int64[rows] into ``row``, one row of every shape."""
+
+    jobs: Jobs
+    passes: Passes
+    index: Ints
+    row: Ints
+    _made: dict[int, Shape] = field(default_factory=dict)
+    _pieces: dict[tuple[int, str], tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(jobs: Jobs, passes: Passes) -> Shapes:
+        """Shapes of all rows."""
+        _, row, index = np.unique(jobs.rows.number(SHAPE_AXES), return_index=True, return_inverse=True)
+        return Shapes(jobs, passes, index, row)
+
+    def moved(self, rows: Ints) -> None:
+        """Some rows have another shape than before, one for all of them; a new one if need be."""
+        codes = self.jobs.rows.code
+        same = np.ones(len(self.row), dtype=bool)
+        for name in SHAPE_AXES:
+            same &= codes[name][self.row] == codes[name][rows[0]]
+        known = np.flatnonzero(same & ~np.isin(self.row, rows))
+        if not len(known):
+            self.row, known = np.append(self.row, rows[0]), np.array([len(self.row)])
+        self.index[rows] = known[0]
+
+    def __getitem__(self, index: int) -> Shape:
+        """One shape."""
+        if index not in self._made:
+            self._made[index] = self._make(int(self.row[index]))
+        return self._made[index]
+
+    def _make(self, row: int) -> Shape:
+        rows = self.jobs.rows
+        ranks, letters, pairs = outline(
+            self._value("schedule", row), int(rows["pp"][row]), int(rows["vpp"][row])
+        )
+        return Shape(self._held(row), len(self.passes.kinds), ranks, letters, pairs)
+
+    def _value(self, name: str, row: int) -> str:
+        rows = self.jobs.rows
+        return str(rows.domain[name][rows.code[name][row]])
+
+    def _held(self, row: int) -> tuple[tuple[int, ...], ...]:
+        key = int(self.jobs.rows["stages"][row]), self._value("recompute", row)
+        if key not in self._pieces:
+            index = self.passes.index
+            stages = virtual_stage_pieces(self.jobs.job(row))
+            self._pieces[key] = tuple(
+                tuple(
+                    index[
+                        piece.block.name,
+                        piece.recompute.partition(":")[0] if is_full(piece.recompute) else piece.recompute,
+                    ]
+                    for piece in pieces
+                )
+                for pieces in stages
+            )
+        return self._pieces[key]
+
+
+def outline(name: str, num_ranks: int, vpp: int) -> tuple[tuple[int, ...], tuple[str, ...], bool]:
+    """Ranks of the virtual stages, letters of the actions and whether some run in pairs, of any table of a schedule.
+
+    All that is read off a table of at most two ranks: which actions there are depends on no size, and chunks run
+    along the pipeline or back.
+    """
+    few = min(num_ranks, 2)
+    small = make_schedule(name, few, 8, vpp)
+    ahead = small.rank_of_stage[::few]
+    ranks = [rank if first == 0 else num_ranks - 1 - rank for first in ahead for rank in range(num_ranks)]
+    letters = tuple(
+        letter for code, letter in enumerate(LETTERS) if any((c.code == code).any() for c in small.ranks)
+    )
+    return tuple(ranks), letters, any(bool(columns.overlap.any()) for columns in small.ranks)
+
+
+def weigh(times: Ints | Floats, counts: Floats) -> Floats:
+    """Sum of the times of kinds over rows of ``counts``: float64[n, len(counts)] for times [n, kinds]."""
+    return np.asarray(times, dtype=np.float64) @ counts.T

@@ -1,0 +1,446 @@
+"""Bounds of whole steps, row by row: the pipeline's path with data parallelism, optimizer and embedding sums on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.cost.offload import update_bytes
+from simpar.cost.operators import optimizer_time_s
+from simpar.cost.optimizers import RULES
+from simpar.plan.plan import Numerics
+from simpar.program.synchronisation import DENSE, EXPERTS
+from simpar.search.bound.batches import Chunk
+from simpar.search.bound.data_parallel import Scheme, Schemes
+from simpar.search.bound.paths import Stages, backwards
+from simpar.search.bound.pipelines import Pipes
+from simpar.search.bound.shapes import Shape, weigh
+from simpar.units import NS_PER_S, to_ns
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+NEARLY = 0.999
+"""Rates of shared links are whole numbers, so a bound leaves them this much."""
+
+
+@dataclass
+class RowBounds:
+    """Bounds of rows by everything that is known before a schedule's table."""
+
+    pipes: Pipes
+    schemes: Schemes
+
+    def of(self, rows: Ints) -> Floats:
+        """Nanoseconds that the steps of some rows take at least."""
+        found, chunk = np.zeros(len(rows)), Chunk(self, rows)
+        for shape, mine in self.pipes.by_shape(self.pipes.index[rows]):
+            found[mine] = self._of_shape(RowCharge(chunk, shape, mine))
+        return found
+
+    def _of_shape(self, row_charge: RowCharge) -> Floats:
+        shape, pipes = row_charge.shape, self.pipes.index[row_charge.rows]
+        charge = row_charge.charge()
+        path = self.pipes.path(shape, pipes, charge.stages)
+        ends, returns = path.ends + charge.opening, path.returns + charge.opening
+        tail = charge.tail
+        bounds = [
+            (ends + tail).max(axis=1),
+            returns.max(axis=1) + tail[:, 0],
+            charge.streams.max(axis=1),
+        ]
+        if shape.pairs:  # more than kernels adds up; that is found without data parallelism
+            unique, where = np.unique(pipes, return_inverse=True)
+            bounds.append(self.pipes.passes_bound_ns(unique)[where])
+        return np.asarray(np.maximum.reduce(bounds))
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What rows of one shape cost: times of every stage, and what data parallelism adds.
+
+    All in nanoseconds, float64: ``opening`` [n, ranks] before the passes of a rank beyond the pipeline's own path;
+    ``tail`` [n, ranks] behind its last pass; ``streams`` [n, ranks] all that the streams of data parallelism carry.
+    """
+
+    stages: Stages
+    opening: Floats
+    tail: Floats
+    streams: Floats
+
+
+@dataclass(frozen=True)
+class RowCharge:
+    """Arithmetic over rows of one shape, ``mine`` of a chunk; everything is float64[n, ...] nanoseconds.
+
+    Passes are taken by themselves where the table is ``swept``, which knows the ones that run together.
+    """
+
+    chunk: Chunk
+    shape: Shape
+    mine: Ints
+    swept: bool = False
+
+    def charge(self) -> Charge:
+        """What the bound of a row is made of."""
+        return Charge(self.stages, self.opening(), self.tail(), self.streams())
+
+    @property
+    def bounds(self) -> RowBounds:
+        """What all rows share."""
+        return self.chunk.bounds
+
+    @property
+    def rows(self) -> Ints:
+        """Rows of the space."""
+        return self.chunk.rows[self.mine]
+
+    @property
+    def closing(self) -> str:
+        """The letter of the passes that complete gradients."""
+        return "W" if self.shape.splits else "B"
+
+    @property
+    def keys(self) -> Ints:
+        """Key of the passes of every row."""
+        return self.chunk.key[self.mine]
+
+    def by_scheme(self) -> Iterator[tuple[Scheme, Ints]]:
+        """Rows of equal scheme together."""
+        scheme = self.chunk.scheme[self.mine]
+        order = np.argsort(scheme, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(scheme[order])) + 1):
+            yield self.chunk.schemes[int(scheme[rows[0]])], rows
+
+    def each(self, name: Any, value: Callable[[Scheme], Any]) -> Any:
+        """A function of a scheme, evaluated for every row."""
+        return self.chunk.each(name, value)[self.chunk.scheme[self.mine]]
+
+    def moves(self, name: str, letter: str, *, boundary: bool) -> Floats:
+        """What passes of a letter move by kind of block, [n, kinds]: a part of Moves."""
+        return self.chunk.moves(name, letter, boundary=boundary)[self.chunk.scheme[self.mine]]
+
+    @cached_property
+    def reshard(self) -> Bools:
+        """Whether parameters are freed after every use."""
+        return np.asarray(self.each("reshard", lambda one: one.policies["F", True].reshard))
+
+    @cached_property
+    def per_unit(self) -> Bools:
+        """Whether blocks are gathered and reduced one by one."""
+        return np.asarray(self.each("per_unit", lambda one: one.sync.per_unit))
+
+    def passes(self, letter: str, *, boundary: bool) -> Floats:
+        """Times of passes by kind, slowed by what runs beside them, [n, kinds]; kernels of passes in pairs."""
+        alone = self.chunk.passes(letter, boundary=boundary)[self.mine]
+        if self.swept or not self.shape.pairs:
+            return alone
+        apart = self.each("apart", lambda one: one.always_apart)
+        return np.where(apart[:, None], alone, self.chunk.kernels(letter)[self.mine])
+
+    @cached_property
+    def stages(self) -> Stages:
+        """Times of passes of every stage, waiting for gathers inside them where parameters are freed."""
+        passes = {
+            boundary: {letter: self.stage_times(letter, boundary=boundary) for letter in self.shape.letters}
+            for boundary in (False, True)
+        }
+        usual, last = (backwards(self.shape, passes[boundary]) for boundary in (False, True))
+        return Stages(passes[False]["F"], *usual, passes[True]["F"], *last)
+
+    def stage_times(self, letter: str, *, boundary: bool) -> Floats:
+        """Passes of every stage.
+
+        Gathers run at most two blocks ahead, and a block waits for the reduction of the one two before it. So between
+        the first block of a pass and the last one the third and later gathers run, all reductions but the last two,
+        and what is inside the blocks between.
+        """
+        kinds = self.passes(letter, boundary=boundary)
+        times = weigh(kinds, self.shape.by_stage)
+        gather = self.moves("gather", letter, boundary=boundary) * self.reshard[:, None]
+        if not gather.any():
+            return times
+        first, last, later, between, earlier = self.shape.windows[letter == "F"]
+        used = [np.zeros_like(times)]
+        for link in range(len(self.bounds.pipes.passes.wires.own)):
+            linked = weigh(self._inside(letter)[..., link], between)
+            linked += self._copied(letter, link, later, boundary, Scheme.gather_slopes_s)
+            linked += (
+                self._copied(letter, link, earlier, boundary, Scheme.reduce_slopes_s) * self.per_unit[:, None]
+            )
+            used.append(NEARLY * NS_PER_S * linked)
+        window = np.maximum(weigh(gather, later), np.maximum.reduce(used))
+        several = later.any(axis=1) & some(gather)
+        return np.where(several, np.maximum(times, weigh(kinds, first + last) + window), times)
+
+    def opening(self) -> Floats:
+        """How much later than along the pipeline's path the passes of a rank can start.
+
+        Everything waits for the first gather of the first stage; and no forward ends before its parameters are
+        there.
+        """
+        gather = self.moves("gather", "F", boundary=True)
+        first = self.shape.pieces[0]
+        stage = weigh(gather, self.shape.by_stage[:1])
+        kinds = self.passes("F", boundary=True)
+        late = stage[:, 0] + kinds[:, first[-1]] - weigh(kinds, self.shape.by_stage[:1])[:, 0]
+        flat = np.maximum(gather[:, first[0]], np.where(self.reshard, 0.0, late))
+        flat = flat * (stage[:, 0] > 0)
+        return np.broadcast_to(flat[:, None], (len(self.mine), self.shape.num_ranks))
+
+    @cached_property
+    def parameters(self) -> dict[str, Floats]:
+        """Parameters of every rank by who holds copies, [n, ranks]; a tied projection is free beside its embedding."""
+        passes, counts = self.bounds.pipes.passes, self.shape.of_rank @ self.shape.by_stage
+        dense, experts = (weigh(each[self.keys], counts) for each in (passes.dense, passes.experts))
+        dense[:, 0] -= self._meet * passes.projection[self.keys]
+        return {DENSE: dense, EXPERTS: experts}
+
+    @cached_property
+    def _meet(self) -> Bools:
+        """Whether a tied table is embedding and head of one rank, which is rank 0, [n]."""
+        return self.bounds.schemes.meet[self.rows]
+
+    @cached_property
+    def late(self) -> Floats:
+        """Reductions behind the last backward where none ran beside it, [n, ranks]."""
+        return self._of_schemes(Scheme.late_reduction_ns, "reduces_late")
+
+    @cached_property
+    def embedding(self) -> Floats:
+        """The sum of the gradients of tied embeddings on the first and the last rank, [n]."""
+        return np.asarray(self.each("embedding", lambda one: one.embedding_ns), dtype=np.float64)
+
+    @cached_property
+    def optimizer(self) -> Floats:
+        """The update and the late gather behind it, [n, ranks]."""
+        share: Floats = np.zeros((len(self.mine), self.shape.num_ranks))
+        for kind, held in self.parameters.items():
+            parts = self.each(("shards", kind), partial(_shards, kind=kind))
+            share = share + held / parts[:, None]
+        bare = self.each("bare", _updates_nothing)
+        found = np.zeros_like(share)
+        which = self.chunk.numerics[self.chunk.scheme[self.mine]]
+        for at in np.unique(which).tolist():
+            job = self.chunk.schemes[at].sync.job
+            numerics, mine = job.plan.numerics, np.flatnonzero((which == at) & ~bare)
+            here = (
+                share[mine]
+                * (1.0 - self.each("away", lambda one: one.sync.job.plan.offload.ratio)[mine])[:, None]
+            )
+            took_s = optimizer_time_s(here, numerics, job.kernels, job.stack) + self._products_s(
+                numerics, mine
+            )
+            found[mine] = to_ns(took_s)
+        found = np.maximum(found, share * self.each("on host", self._on_host_ns)[:, None])
+        return np.asarray(found + self._of_schemes(Scheme.late_gather_ns, "gathers_late"))
+
+    def _products_s(self, numerics: Numerics, mine: Ints) -> Floats:
+        """Seconds of the products of a matrix optimizer, [len(mine), ranks]: whole matrices, shared out."""
+        counts = self.shape.of_rank @ self.shape.by_stage
+        found = np.zeros((len(mine), len(counts)))
+        if not RULES[numerics.optimizer].products:
+            return found
+        table = self.bounds.pipes.passes.products_s[numerics.optimizer][self.keys[mine]]
+        for expert, kind in enumerate((DENSE, EXPERTS)):
+            parts = self.each(("shards", kind), partial(_shards, kind=kind))[mine]
+            dearest = (table[:, None, :, expert, 1] * (counts > 0)).max(axis=2)
+            found += np.maximum(weigh(table[:, :, expert, 0], counts) / parts[:, None], dearest)
+        return found
+
+    def _on_host_ns(self, scheme: Scheme) -> float:
+        """Nanoseconds a parameter that the update of ranks of one stage takes of their host's memory.
+
+        Neighbours in a node that only differ in tensor or context rank, or in data-parallel rank where that comes
+        before the pipeline, are ready at the same time, unless some are slow.
+        """
+        job, passes = scheme.sync.job, self.bounds.pipes.passes
+        if not job.plan.offload.ratio or job.plan.offload.offload_delayed:
+            return 0.0
+        profile, mesh = passes.wires.cluster.profile, job.plan.mesh
+        beside = (
+            mesh.tp * mesh.cp * (int(mesh.dp or 1) if mesh.order.index("dp") < mesh.order.index("pp") else 1)
+        )
+        if passes.jobs.problem.perturbation.slow_ranks:
+            beside = 1
+        rate = profile.host.memory_bandwidth * profile.host.update_efficiency
+        moved = job.plan.offload.ratio * update_bytes(job.plan, job.stack)
+        return NEARLY * min(beside, profile.devices_per_node) * moved / rate * NS_PER_S
+
+    def _of_schemes(self, value: Callable[[Scheme, dict[str, Floats]], Floats], name: str) -> Floats:
+        """A function of a scheme and the parameters of ranks where a property says that it is not zero."""
+        found = np.zeros((len(self.mine), self.shape.num_ranks))
+        if self.each(name, lambda one: getattr(one, name)).any():
+            for scheme, rows in self.by_scheme():
+                if getattr(scheme, name):
+                    found[rows] = value(scheme, {k: held[rows[:1]] for k, held in self.parameters.items()})
+        return found
+
+    @cached_property
+    def update(self) -> Floats:
+        """Everything behind a rank's last pass but what ran beside it, [n, ranks]."""
+        found = self.late + self.optimizer
+        if self.shape.rank_of_stage[-1]:
+            found[:, [0, self.shape.rank_of_stage[-1]]] += self.embedding[:, None]
+        return found
+
+    def ended(self, ready: Floats, again: Floats) -> Floats:
+        """When the steps of ranks end, [n, ranks].
+
+        ``ready`` is when their passes and first reductions are over, ``again`` when the second ones are. Embeddings
+        are summed when both ends of the pipeline are ready.
+        """
+        reduced, last = ready + self.late, self.shape.rank_of_stage[-1]
+        tied = np.flatnonzero(self.embedding > 0)
+        if last and len(tied):
+            ends = np.ix_(tied, np.array([0, last]))
+            reduced[ends] = (reduced[ends].max(axis=1) + self.embedding[tied])[:, None]
+        return np.maximum(reduced, again) + self.optimizer
+
+    def tail(self) -> Floats:
+        """What follows a rank's last pass at least, [n, ranks]: what a reduction beside it leaves, and the update.
+
+        A reduction leaves at least its last block's. Embeddings are summed behind the first reduction and beside the
+        second.
+        """
+        first, both = (self.moves(name, self.closing, boundary=True) for name in ("first", "both"))
+        if self.shape.splits:
+            placed = list(zip(self.shape.pieces, self.shape.rank_of_stage, strict=True))
+            held = [[pieces[0] for pieces, rank in placed if rank == r] for r in range(self.shape.num_ranks)]
+            left, later = (
+                np.stack([times[:, each].min(axis=1) for each in held], axis=1) for times in (first, both)
+            )
+        else:
+            opened = [self.shape.pieces[stage][0] for stage in self.shape.first_stage]
+            left, later = np.maximum(first[:, opened], self._unhidden()), both[:, opened]
+        return np.maximum(left + self.update, later + self.optimizer)
+
+    def _unhidden(self) -> Floats:
+        """All reductions of a rank's first stage, less the passes of its last backward that they may hide behind."""
+        stages = self.shape.first_stage
+        kinds = self.passes("B", boundary=True)
+        opened = [self.shape.pieces[stage][-1] for stage in stages]
+        hidden = self.stages.last_backward[:, stages] - kinds[:, opened]
+        reduces = some(self.moves("first", "B", boundary=True))
+        return np.asarray(
+            np.where(reduces, self._reduced(self.shape.by_stage[stages], boundary=True) - hidden, 0.0)
+        )
+
+    def _reduced(self, counts: Floats, *, boundary: bool) -> Floats:
+        """First reductions of blocks in given numbers: block by block, or in buckets that at least drain."""
+        first = self.moves("first", self.closing, boundary=boundary)
+        slopes = np.asarray(self.each("slopes", lambda one: one.least_slopes_s))
+        drained = sum(
+            self._bytes(kind, counts, "gradient_bytes") * slopes[:, [at]]
+            for at, kind in enumerate((DENSE, EXPERTS))
+        )
+        flat = np.where(some(first), np.asarray(drained) * NS_PER_S, 0.0)
+        return np.where(self.per_unit[:, None], weigh(first, counts), flat)
+
+    def _bytes(self, kind: str, counts: Floats, width: str) -> Floats:
+        widths = self.each(width, lambda one: float(getattr(one.sync, width)))
+        return np.asarray(self._moved(kind, counts) * widths[:, None])
+
+    def _moved(self, kind: str, counts: Floats) -> Floats:
+        """Parameters of blocks in given numbers that data parallelism moves, [n, len(counts)]."""
+        passes = self.bounds.pipes.passes
+        if kind == EXPERTS:
+            return weigh(passes.experts[self.keys], counts)
+        once = np.where(self._meet & ~self.per_unit, passes.projection[self.keys], 0.0)
+        return weigh(passes.dense[self.keys], counts) - once[:, None] * counts[:, passes.head]
+
+    def streams(self) -> Floats:
+        """Bounds by the streams that gathers and reductions queue on, and by the link they share, [n, ranks]."""
+        pipes = self.bounds.pipes
+        others = (pipes.microbatches(pipes.index[self.rows]) - 1.0)[:, None]
+        carried = (*self._carried(), *self._linked())
+        work = [column[..., 0] + others * column[..., 1] for column in carried]
+        return np.asarray(np.maximum.reduce(work) + self.update)
+
+    def _carried(self) -> tuple[Floats, ...]:
+        """What gathers, reductions and the link that both use carry, [n, ranks, 2].
+
+        In the first and last passes, and in every other microbatch.
+        """
+        counts = self.shape.of_rank @ self.shape.by_stage
+        back = "I" if self.shape.splits else "B"
+        drains = np.asarray(self.each("drains", lambda one: one.drains_s)) * NS_PER_S
+        sizes = [self._bytes(DENSE, counts, width) for width in ("parameter_bytes", "gradient_bytes")]
+        gathers, reductions, shared = [], [], []
+        for boundary in (True, False):
+            each = [self.moves("gather", letter, boundary=boundary) for letter in ("F", back)]
+            gathers.append(sum(weigh(one, counts) for one in each))
+            reductions.append(self._reduced(counts, boundary=boundary))
+            often = sum(self._gathers_dense(letter, boundary=boundary) for letter in ("F", back))
+            reduces = some(self.moves("first", self.closing, boundary=boundary))
+            shared.append(
+                sizes[0] * drains[:, :1] * np.asarray(often)[:, None] + sizes[1] * drains[:, 1:] * reduces
+            )
+        return tuple(np.stack(pair, axis=2) for pair in (gathers, reductions, shared))
+
+    def _linked(self) -> list[Floats]:
+        """What everything takes of each of a rank's links, like those of rank 0, [n, ranks, 2] for every link.
+
+        In the first and last passes, and in every other microbatch. Of a table that has whole backwards and halves,
+        what both have at least.
+        """
+        counts, passes = self.shape.of_rank @ self.shape.by_stage, self.bounds.pipes.passes
+        sent = self.bounds.pipes.drains_s(self.shape, self.bounds.pipes.index[self.rows])
+        found = []
+        for link in range(len(passes.wires.own)):
+            each = []
+            for boundary in (True, False):
+                took = {
+                    letter: weigh(self._inside(letter)[..., link], counts)
+                    + self._copied(letter, link, counts, boundary, Scheme.gather_slopes_s)
+                    + self._copied(letter, link, counts, boundary, Scheme.reduce_slopes_s)
+                    for letter in self.shape.letters
+                }
+                each.append(took["F"] + sum(backwards(self.shape, took)) + sent[..., link])
+            found.append(NEARLY * NS_PER_S * np.stack(each, axis=2))
+        return found
+
+    def _inside(self, letter: str) -> Floats:
+        """Seconds that the collectives inside passes take of each of rank 0's links, [n, kinds, links]."""
+        return self.chunk.inside(letter)[self.mine]
+
+    def _copied(
+        self, letter: str, link: int, counts: Floats, boundary: bool, slopes: Callable[..., Floats]
+    ) -> Floats:
+        """Seconds that gathers or reductions of blocks in given numbers take of one of rank 0's links, [n, counts]."""
+        found = np.zeros((len(self.mine), len(counts)))
+        for kind in (DENSE, EXPERTS):
+            name = slopes.__name__, kind, letter, boundary
+            slope = self.each(name, partial(slopes, kind=kind, letter=letter, boundary=boundary))[:, link]
+            if slope.any():
+                found += self._moved(kind, counts) * slope[:, None]
+        return found
+
+    def _gathers_dense(self, letter: str, *, boundary: bool) -> Floats:
+        """Whether what is no expert is gathered in the passes of a letter."""
+
+        def gathers(one: Scheme) -> float:
+            copies = one.policies[letter, boundary].copies
+            return float(bool(copies and copies[0].gather_group))
+
+        return np.asarray(self.each(("gathers", letter, boundary), gathers))
+
+
+def some(values: Floats) -> Bools:
+    """Rows in which anything is not zero, bool[n, 1]."""
+    return np.asarray(values.any(axis=1))[:, None]
+
+
+def _shards(scheme: Scheme, kind: str) -> float:
+    """Ranks that share one copy of the states of parameters."""
+    return float(next((one.shards for one in scheme.sync.replicas if one.kind == kind), 1))
+
+
+def _updates_nothing(scheme: Scheme) -> bool:
+    """Whether a rank's update is no part of the bound."""
+    return scheme.sync.single_process or bool(scheme.sync.job.plan.data_parallel.servers)

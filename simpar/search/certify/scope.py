@@ -1,0 +1,133 @@
+"""What a certificate covers: the values that every axis had, what was held, and what no row of the space has.
+
+All of it is read from the tables of axes, so that it changes with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import permutations
+from typing import Any
+
+from simpar.errors import UserError
+from simpar.models.recompute import OPTIMAL
+from simpar.plan import flat
+from simpar.plan.plan import Plan
+from simpar.plan.schedules import SCHEDULES
+from simpar.search.problem import Problem
+from simpar.search.space.axes import AXES, PATHS, divisors
+from simpar.search.space.optional_axes import REQUESTED, offered
+from simpar.search.space.rows import ALL_NAMES, fixed_values, in_order
+
+MOST = 6
+"""Values that are listed one by one."""
+
+POSSIBLE: dict[str, Callable[[Problem], Sequence[Any]]] = {
+    "cp": lambda problem: [] if problem.graph.has_state else divisors(problem.training.seq_len),
+    "micro_batch": lambda problem: divisors(problem.training.global_batch),
+    "schedule": lambda _: list(SCHEDULES),
+    "recompute": lambda problem: [
+        "none", "selective", "full", *(f"every:{n}" for n in range(2, len(problem.graph.layers) + 1)), OPTIMAL
+    ],
+    "order": lambda _: ["-".join(order) for order in permutations(("tp", "cp", "dp", "pp"))],
+}  # fmt: skip
+"""Values that a plan may have of axes that do not offer all of them."""
+RULES = {
+    "vpp": "chunks above 4 that do not divide the layers, with or without embedding and head, evenly",
+    "hsdp": "replicas (hsdp) of states under ZeRO-1 and 2",
+    "overlap_grad_reduce": "late reductions (overlap_grad_reduce False) under ZeRO-2 and 3 where stacks reduce at once",
+}
+"""What the rule of an axis keeps out, though a plan may have it."""
+
+
+def scope(problem: Problem) -> dict[str, Any]:
+    """Values searched by axis, values held by axis and by whom, and what is left out, in words."""
+    searched, asked = domains(problem), fixed_values(problem.constraints.fixed)
+    held = {name: values[0] for name, values in searched.items() if len(values) == 1}
+    plan = {name: _value(problem.base, name) for name in (*_names_of(problem), *_elsewhere())}
+    return {
+        "searched": {name: list(values) for name, values in searched.items() if len(values) > 1},
+        "held": held | plan,
+        "restricted": [name for name in asked if name in searched],
+        "left_out": list(left_out(problem, searched)),
+    }
+
+
+def domains(problem: Problem) -> dict[str, tuple[Any, ...]]:
+    """The values that the space of a problem offers of every axis that it has."""
+    fixed = fixed_values(problem.constraints.fixed)
+    found = {}
+    for axis in (*AXES, *offered(problem)):
+        usual = axis.domain(problem)
+        found[axis.name] = in_order(fixed[axis.name], usual) if axis.name in fixed else tuple(usual)
+    return found
+
+
+def left_out(problem: Problem, searched: Mapping[str, Sequence[Any]]) -> Iterator[str]:
+    """What no row of the space has, though a plan may: values that an axis does not offer, and what rules keep out."""
+    fixed = fixed_values(problem.constraints.fixed)
+    for name, possible in POSSIBLE.items():
+        missing = (
+            [] if name in fixed else [value for value in possible(problem) if value not in searched[name]]
+        )
+        if missing:
+            yield f"{name} {listed(missing)}"
+    for name, words in RULES.items():
+        if len(searched[name]) > 1:
+            yield words
+
+
+def listed(values: Sequence[Any]) -> str:
+    """A few values, and how many more there are."""
+    more = f" and {len(values) - MOST} more" if len(values) > MOST else ""
+    return ", ".join(map(str, values[:MOST])) + more
+
+
+def _names_of(problem: Problem) -> list[str]:
+    """Axes on request that are not searched."""
+    searched = {axis.name for axis in offered(problem)}
+    return [axis.name for axis in REQUESTED if axis.name not in searched]
+
+
+def _elsewhere() -> list[str]:
+    """Keys of a plan that are no axis."""
+    return [
+        name for name in flat.SECTION_OF if name not in (*ALL_NAMES, "dp", "slices", "actions", "expert_load")
+    ]
+
+
+def usual_values() -> dict[str, Any]:
+    """What a Plan has by default of everything that a search may hold."""
+    return {name: _value(Plan(), name) for name in (*(axis.name for axis in REQUESTED), *_elsewhere())}
+
+
+def _value(plan: Plan, name: str) -> Any:
+    section, field = PATHS.get(name, (flat.SECTION_OF[name], name))
+    return plan.model_dump(mode="json")[section][field]
+
+
+FRAMEWORKS = {"nemo": "megatron-bridge", "nemo-24": "megatron-bridge"}
+"""Targets of stacks whose launcher has the habits of another."""
+
+
+def not_portable(problem: Problem, plan: Plan) -> dict[str, Any] | None:
+    """Why the framework of the problem's own stack cannot express a plan, which has its dp; None where it can.
+
+    Also None where the search was held to a target, or where no target has the stack.
+    """
+    from simpar.export import TARGETS, load_target, unsupported
+
+    stack = problem.stack.name
+    own = [name for name in TARGETS if load_target(name).stack == stack or name == FRAMEWORKS.get(stack)]
+    if problem.constraints.portable or not own:
+        return None
+
+    def refused(name: str) -> list[str]:
+        try:
+            return unsupported(plan, problem.graph, problem.training, name)
+        except UserError as error:  # a model that no target can be told, such as one whose config file is gone
+            return [str(error)]
+
+    reasons = {name: refused(name) for name in own}
+    first = min(own, key=lambda name: len(reasons[name]))
+    return {"target": first, "reasons": reasons[first]} if reasons[first] else None

@@ -1,0 +1,154 @@
+"""TeraPipe as a row of the space: sequences in slices of tokens, chosen where the row's bound says that it may win.
+
+Until then a row is bounded by kernels. Whatever the slices, a stage takes the least sum of theirs over all ways to cut
+a sequence at the ends of units, waits until the stages ahead have run one first slice, and leaves them its backward.
+Then slices are chosen as :mod:`simpar.program.token_slices` does, and the Program of the row is swept uncontended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.cost.operators import operator_times
+from simpar.models.graph import Block, Dims
+from simpar.plan.schedules.terapipe import least_sum
+from simpar.plan.sharding import RankDims
+from simpar.program.rank_view import RankView
+from simpar.program.token_slices import slice_view, unit_tokens
+from simpar.search.bound.pipelines import Pipes
+from simpar.search.certify.exact import job_of
+from simpar.search.space.axes import SLICED, Rows
+from simpar.search.space.rows import plan_of
+from simpar.units import to_ns
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+SLICES = "slices"
+
+
+def sliced(rows: Rows) -> NDArray[np.bool_]:
+    """Rows whose sequences go through the pipeline in slices."""
+    return np.asarray(rows.one_of("schedule", SLICED) & (rows["pp"] > 1))
+
+
+def with_slices(rows: Rows) -> Rows:
+    """The rows with a column for slices, none of which is chosen yet, where some have any."""
+    if SLICED in rows.domain["schedule"] and SLICES not in rows.domain:
+        rows.join(SLICES, (None,))
+    return rows
+
+
+@dataclass
+class Slicing:
+    """Bounds of rows in slices; kernels of every slice of a unit or more are computed once a key."""
+
+    pipes: Pipes
+    _kernels: dict[int, dict[tuple[str, bool], tuple[Floats, Floats]]] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> Rows:
+        """Rows of the space."""
+        return self.pipes.jobs.rows
+
+    def kernels_bound_ns(self, which: Ints) -> tuple[Floats, Floats]:
+        """Nanoseconds that pipelines take at least, however they are sliced, and kernels of their least busy rank."""
+        found, least = np.zeros(len(which)), np.zeros(len(which))
+        for at, pipe in enumerate(which.tolist()):
+            found[at], least[at] = self._kernels_ns(pipe)
+        return found, least
+
+    def _kernels_ns(self, pipe: int) -> tuple[float, float]:
+        shape, key = self.pipes.shapes[int(self.pipes.shape[pipe])], int(self.pipes.key[pipe])
+        kinds, tables = self.pipes.passes.kinds, self._tables(key)
+        microbatches, ahead, ends, busy = float(self.rows["microbatches"][self.pipes.row[pipe]]), 0.0, 0.0, []
+        for held in shape.pieces:
+            each = [tables[kinds[kind].block.name, kinds[kind].recompute == "full"] for kind in held]
+            forward, backward = (np.sum(tables, axis=0) for tables in zip(*each, strict=True))
+            busy.append(microbatches * least_sum(forward + backward)[0])
+            ends = max(ends, ahead + busy[-1])
+            ahead += float((forward + backward)[0, 1:].min())
+        return ends, min(busy)
+
+    def _tables(self, key: int) -> dict[tuple[str, bool], tuple[Floats, Floats]]:
+        """Kernels of forward and backward of slices by block and whether it runs again, float64[units + 1, units + 1].
+
+        From unit to unit; infinite where that is no slice.
+        """
+        if key not in self._kernels:
+            view = self.pipes.passes.views[key]
+            kinds = {
+                (kind.block.name, kind.recompute == "full"): kind.block for kind in self.pipes.passes.kinds
+            }
+            unit, length = unit_tokens(view.job), view.job.training.seq_len
+            self._kernels[key] = {
+                known: slice_kernels_ns(block, view, (unit, length // unit), again=known[1])
+                for known, block in kinds.items()
+            }
+        return self._kernels[key]
+
+    def choose(self, row: int) -> tuple[int, ...]:
+        """The slices of a row."""
+        slices = job_of(self.rows.problem, plan_of(self.rows, row)).plan.pipeline.slices
+        assert slices, "a schedule of slices has them"
+        return slices
+
+    def alike(self, row: int) -> Ints:
+        """Rows that are sliced like one: those of its pipeline."""
+        return np.flatnonzero(self.pipes.index == self.pipes.index[row])
+
+    def set_slices(self, which: Ints, slices: tuple[int, ...]) -> None:
+        """Give some rows their slices."""
+        rows = self.rows
+        if slices not in rows.domain[SLICES]:
+            rows.domain[SLICES] = (*rows.domain[SLICES], slices)
+        rows.code[SLICES][which] = rows.domain[SLICES].index(slices)
+
+    def is_chosen(self, row: int) -> bool:
+        """Whether a row has its slices."""
+        return bool(self.rows.code[SLICES][row] > 0)
+
+
+def slice_kernels_ns(
+    block: Block, view: RankView, units: tuple[int, int], *, again: bool
+) -> tuple[Floats, Floats]:
+    """Nanoseconds of the kernels of forward and backward of every slice of a block, a little less than they are.
+
+    ``units`` are the tokens of one and how many there are; ``again``: the backward runs the forward once more.
+    """
+    unit, count = units
+    forward, backward = (np.full((count + 1, count + 1), np.inf) for _ in range(2))
+    slow, apart = view.job.stack.launch.kernel_overhead, view.job.plan.memory.recompute_early
+    for first in (True, False):  # slices without keys before them have one kernel less
+        begins = [0] if first else range(1, count)
+        at = [(begin, end) for begin in begins for end in range(begin + 1, count + 1)]
+        if not at:
+            continue
+        dims = _stacked(
+            [slice_view(view, a * unit, b * unit).dims.of_block(block) for a, b in at], first=first
+        )
+        times = operator_times(block.operators, dims, view.job.kernels, view.job.stack)
+        ahead, inputs, weights = (
+            sum(np.asarray(getattr(time, part)) for time in times)
+            for part in ("forward_s", "backward_input_s", "backward_weight_s")
+        )
+        back = inputs + weights + (ahead if again and not apart else 0.0)
+        back = 0.0 * back if block.still else back
+        index = tuple(np.array(at).T)
+        for table, seconds in ((forward, ahead), (backward, back)):
+            table[index] = np.maximum(0, to_ns(slow * seconds) - 3 * len(times))
+    return forward, backward
+
+
+def _stacked(dims: list[RankDims], *, first: bool) -> RankDims:
+    """Dims of several slices as arrays; of those without keys before them that stays a plain zero."""
+
+    def columns(each: list[Dims]) -> dict[str, object]:
+        found: dict[str, object] = {name: np.array([one[name] for one in each]) for name in each[0]}
+        return found | ({"before": 0} if first else {})
+
+    tensor, sequence = (columns([getattr(one, name) for one in dims]) for name in ("tensor", "sequence"))
+    expert = None if dims[0].expert is None else columns([one.expert or {} for one in dims])
+    return replace(dims[0], tensor=tensor, sequence=sequence, expert=expert)

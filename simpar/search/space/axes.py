@@ -1,0 +1,340 @@
+"""The axes of the uniform space, as a table: what a launcher can choose, and which choices repeat another.
+
+An axis has a domain (a few values) and a rule: a vectorised mask over rows of the space that says which of its
+values are legal there and do not merely rename a plan that another row stands for. Axes are joined in the order of
+the table, so that a rule sees the axes before its own. To add an axis, add an entry; its name is a flat key of the
+Plan, or stands in PATHS. Axes that are searched on request only are in :mod:`simpar.search.space.optional_axes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.models.recompute import OPTIMAL
+from simpar.plan.check import MAX_PASSES, Target, allows_tensor_parallel, keeps_rules
+from simpar.plan.mirrored import BOTH_ENDS
+from simpar.plan.schedules import SCHEDULES, splits_backward
+from simpar.search.problem import Problem
+
+Mask = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+DEFAULT_ORDER = "tp-cp-dp-pp"
+ORDERS = (DEFAULT_ORDER, "tp-cp-pp-dp")
+RECOMPUTE = ("none", "selective", "full", "every:2")
+SLICED = "terapipe"
+LEFT_OUT = ("naive", BOTH_ENDS, SLICED)
+"""Schedules that no row has unasked: one that never pipelines, one with two copies of every stage, slices of tokens."""
+SEVERAL_CHUNKS = ("interleaved", "breadth-first")
+TWO_CHUNKS = ("zb-v", "v-half", "v-min", "dualpipev")
+MAX_MICRO_BATCH = 64
+LEAST_PIECE = 2048
+"""Tokens of a sequence below which a rank's piece gets only by halving it once."""
+PATHS = {
+    "tp_overlap": ("tensor_parallel", "overlap"),
+    "order": ("mesh", "order"),
+}
+"""Section and field of axes that are no flat key of the Plan."""
+
+
+class Rows:
+    """Rows of the space under construction: codes of every joined axis, and arrays of their values on demand."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.domain: dict[str, tuple[Any, ...]] = {}
+        self.code: dict[str, NDArray[Any]] = {}
+        self.count = 1
+        self._known: dict[str, Any] = {}
+
+    def join(self, name: str, domain: Sequence[Any]) -> None:
+        """Every row once for each value of another axis."""
+        self._known.clear()
+        for known, codes in self.code.items():
+            self.code[known] = np.repeat(codes, len(domain))
+        self.code[name] = np.tile(np.arange(len(domain), dtype=np.int16), self.count)
+        self.domain[name] = tuple(domain)
+        self.count *= len(domain)
+
+    def forget(self, name: str) -> None:
+        """An axis has other values than before."""
+        self._known.pop(name, None)
+
+    def take(self, which: Any) -> None:
+        """Keep some of the rows: their numbers, or a mask."""
+        if isinstance(which, np.ndarray) and which.dtype.kind == "b":
+            if which.all():
+                return
+            which = np.flatnonzero(which)
+        self._known.clear()
+        self.code = {name: codes[which] for name, codes in self.code.items()}
+        self.count = len(next(iter(self.code.values()), ()))
+
+    def __getitem__(self, name: str) -> Any:
+        """Values of a numeric axis, or of what follows from the axes: dp, microbatches, stages."""
+        if name not in self._known:
+            derived = name in _DERIVED
+            found = _DERIVED[name](self) if derived else np.array(self.domain[name])[self.code[name]]
+            self._known[name] = found
+        return self._known[name]
+
+    def some(self, which: Any) -> Rows:
+        """A copy with some of the rows."""
+        found = Rows(self.problem)
+        found.domain, found.code, found.count = dict(self.domain), dict(self.code), self.count
+        found.take(which)
+        return found
+
+    def number(self, names: Sequence[str], last: Any = 0, most: int = 1) -> Ints:
+        """One number for every combination of values of those axes that are joined, and of ``last`` below ``most``."""
+        code = np.zeros(self.count, dtype=np.int64)
+        for name in names:
+            if name in self.domain:
+                code = code * len(self.domain[name]) + self.code[name]
+        return np.asarray(code * most + last)
+
+    def one_of(self, name: str, *values: Any) -> Mask:
+        """Where an axis has one of some values."""
+        wanted = [index for index, value in enumerate(self.domain[name]) if value in values]
+        return np.isin(self.code[name], wanted)
+
+
+_DERIVED: dict[str, Callable[[Rows], Any]] = {
+    "dp": lambda rows: rows.problem.cluster.world_size // (rows["tp"] * rows["cp"] * rows["pp"]),
+    "width": lambda rows: rows["dp"] * rows["cp"],
+    "expert_tp": lambda rows: _expert_tensor_parallel(rows),
+    "copies": lambda rows: rows["tp"] * rows["width"] // (rows["ep"] * rows["expert_tp"]),
+    "microbatches": lambda rows: (
+        rows.problem.training.global_batch // np.maximum(rows["dp"] * rows["micro_batch"], 1)
+    ),
+    "stages": lambda rows: rows["pp"] * rows["vpp"],
+}
+
+
+def _expert_tensor_parallel(rows: Rows) -> Ints:
+    """Ranks that share an expert: as asked for, else 1 where experts are spread, else those of everything."""
+    usual = np.where(rows["ep"] > 1, 1, rows["tp"])
+    if "etp" not in rows.domain:
+        given = np.asarray(rows.problem.base.mesh.etp or 0)
+    else:  # rows where it changes nothing have none
+        given = np.array([ranks or 0 for ranks in rows.domain["etp"]])[rows.code["etp"]]
+    return np.asarray(np.where(given > 0, given, usual))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis: its name, its domain, and which rows keep their value."""
+
+    name: str
+    domain: Callable[[Problem], Sequence[Any]]
+    keep: Callable[[Rows], Mask]
+
+
+def divisors(number: int, most: int | None = None) -> list[int]:
+    """Divisors up to ``most``, smallest first."""
+    return [n for n in range(1, min(number, most or number) + 1) if number % n == 0]
+
+
+def everything(rows: Rows) -> Mask:
+    """All rows."""
+    return np.ones(rows.count, dtype=bool)
+
+
+def tensor_degrees(problem: Problem) -> list[int]:
+    """Degrees that divide the devices and the sizes of the model."""
+    target = Target(problem.graph, problem.training, problem.cluster.world_size, 1)
+    degrees = divisors(problem.cluster.world_size, int(problem.graph.dims["heads"]))
+    return [tp for tp in degrees if allows_tensor_parallel(tp, target)]
+
+
+def _context_degrees(problem: Problem) -> list[int]:
+    """Halves of any sequence, and pieces of at least so many tokens. States are carried along whole sequences.
+
+    Where activations are what fills the memory, pieces win at any length over more recomputation or tensor ranks.
+    """
+    if problem.graph.has_state:
+        return [1]
+    return divisors(problem.training.seq_len, max(2, problem.training.seq_len // LEAST_PIECE))
+
+
+def _context_fits(rows: Rows) -> Mask:
+    """Sequences divide into the chunks of every rank."""
+    problem, choice = rows.problem, rows.problem.base.context_parallel
+    seq, asked = problem.training.seq_len, {"cp_method", "cp_balance"} & set(problem.constraints.fixed)
+    chunks = 1 if asked or "contiguous" in (choice.cp_balance, problem.stack.context.balance) else 2
+    return np.asarray((rows["cp"] == 1) | (seq % (rows["cp"] * chunks) == 0))
+
+
+def _pipeline_degrees(problem: Problem) -> list[int]:
+    return divisors(problem.cluster.world_size, len(problem.graph.layers) + 2)
+
+
+def _micro_batches(problem: Problem) -> list[int]:
+    return divisors(problem.training.global_batch, MAX_MICRO_BATCH)
+
+
+def _divides_world(rows: Rows) -> Mask:
+    model = rows["tp"] * rows["cp"] * rows["pp"]
+    batch = rows.problem.training.global_batch
+    whole = rows.problem.cluster.world_size % model == 0
+    return np.asarray(whole & (batch % np.maximum(rows["dp"], 1) == 0))
+
+
+def _expert_degrees(problem: Problem) -> list[int]:
+    return divisors(problem.graph.dims["experts"]) if problem.graph.is_mixture else [1]
+
+
+def _experts_fit(rows: Rows) -> Mask:
+    """Experts spread over ranks of one stage."""
+    return np.asarray((rows["ep"] == 1) | (rows["tp"] * rows["width"] % rows["ep"] == 0))
+
+
+def _divides_batch(rows: Rows) -> Mask:
+    return np.asarray((rows.problem.training.global_batch // rows["dp"]) % rows["micro_batch"] == 0)
+
+
+def _schedule_fits(rows: Rows) -> Mask:
+    """One schedule where nothing is pipelined, or a single microbatch makes those alike that do not split backwards."""
+    pp, m = rows["pp"], rows["microbatches"]
+    names = rows.domain["schedule"]
+    chunked = (*SEVERAL_CHUNKS, *TWO_CHUNKS, BOTH_ENDS)
+    split = [name for name in names if splits_backward(name)]
+    single = [at for at, name in enumerate(names) if name not in chunked]
+    first = np.isin(rows.code["schedule"], single[:1])
+    plain = (pp == 1) | ((m == 1) & ~rows.one_of("schedule", *chunked, *split, SLICED))
+    legal = ~rows.one_of("schedule", "interleaved") | (m % pp == 0)
+    legal &= ~rows.one_of("schedule", "dualpipev") | (m >= 2 * pp)
+    legal &= ~both_ends(rows) | ((pp % 2 == 0) & (m % 2 == 0) & (m >= 2 * pp))
+    found = np.where(plain, first, legal)
+    if SLICED in names:
+        found &= ~rows.one_of("schedule", SLICED) | ((rows["cp"] == 1) & may_be_sliced(rows.problem))
+    return np.asarray(found)
+
+
+def both_ends(rows: Rows) -> Mask:
+    """Rows whose microbatches enter at both ends of the pipeline."""
+    return rows.one_of("schedule", BOTH_ENDS)
+
+
+def may_be_sliced(problem: Problem) -> bool:
+    """Whether sequences of the problem may go through a pipeline in slices."""
+    plan = problem.base.with_values(schedule=SLICED, layers=None, actions=None)
+    return keeps_rules(plan, Target(problem.graph, problem.training, problem.cluster.world_size, 1), "slices")
+
+
+def _recompute_fits(rows: Rows) -> Mask:
+    """A choice by layer is made for whole sequences that enter at the first rank."""
+    return np.asarray(~rows.one_of("recompute", OPTIMAL) | ~rows.one_of("schedule", SLICED, BOTH_ENDS))
+
+
+def _chunks(problem: Problem) -> list[int]:
+    return list(range(1, (len(problem.graph.layers) + 2) // 2 + 1))
+
+
+def _chunks_fit(rows: Rows) -> Mask:
+    """Several chunks where the schedule has them, layers spread evenly over them or nearly so."""
+    layers, stages, vpp = len(rows.problem.graph.layers), rows["stages"], rows["vpp"]
+    even = (layers % stages == 0) | ((layers + 2) % stages == 0) | (vpp <= 4)
+    several = rows.one_of("schedule", *SEVERAL_CHUNKS)
+    two = rows.one_of("schedule", *TWO_CHUNKS)
+    right = np.where(several, (vpp > 1) & even, np.where(two, vpp == 2, vpp == 1))
+    short = stages * rows["microbatches"] <= MAX_PASSES
+    return np.asarray(right & short & (stages <= layers + 2) & ((rows["pp"] > 1) | (vpp == 1)))
+
+
+def _zero_fits(rows: Rows) -> Mask:
+    fsdp = rows.problem.base.data_parallel.kind == "fsdp"
+    legal = rows["zero"] >= 2 if fsdp else np.ones(rows.count, dtype=bool)
+    return np.asarray(np.where(rows["width"] > 1, legal, rows.code["zero"] == 0))
+
+
+def _replicas(problem: Problem) -> list[int]:
+    return divisors(problem.cluster.world_size)
+
+
+def _replicas_fit(rows: Rows) -> Mask:
+    """Replicas of fully sharded states; as many replicas as ranks would shard nothing."""
+    width, hsdp = rows["width"], rows["hsdp"]
+    legal = (width % hsdp == 0) & (width // hsdp > 1) & (rows["zero"] == 3)
+    if rows.problem.graph.is_mixture:
+        legal &= rows["copies"] % hsdp == 0
+    return np.asarray((hsdp == 1) | legal)
+
+
+def _sequence_fits(rows: Rows) -> Mask:
+    lengths = {int(dims.get("seq", rows.problem.training.seq_len)) for dims in rows.problem.graph.scopes}
+    legal = rows["tp"] > 1
+    for length in sorted(lengths):
+        legal = legal & (length // rows["cp"] % rows["tp"] == 0)
+    needed = (rows["ep"] > 1) & (rows["tp"] > 1)  # each token comes from one rank
+    return np.asarray(np.where(rows["sequence_parallel"], legal, ~needed))
+
+
+def _tensor_overlap_fits(rows: Rows) -> Mask:
+    return np.asarray(~rows["tp_overlap"] | rows["sequence_parallel"])
+
+
+def _reduce_overlap_fits(rows: Rows) -> Mask:
+    """Behind the last backward only where whole gradients are kept until then: under ZeRO-2 and 3 by few stacks."""
+    once = fully_sharded(rows) & (rows["pp"] > 1) & rows.problem.stack.overlap.once_in_pipelines
+    kept = (rows["zero"] < 2) | once
+    return np.asarray(rows["overlap_grad_reduce"] | ((rows["width"] > 1) & kept))
+
+
+def fully_sharded(rows: Rows) -> Mask:
+    """Where data parallelism works block by block (FSDP) instead of in flat buckets."""
+    kind = rows.problem.base.data_parallel.kind
+    by_stack = (rows["zero"] == 3) | ((rows["zero"] == 2) & (rows.problem.stack.data_parallel == "fsdp"))
+    return np.asarray(by_stack if kind is None else np.full(rows.count, kind == "fsdp"))
+
+
+def _gather_overlap_fits(rows: Rows) -> Mask:
+    """Only where whole parameters are gathered once a step."""
+    sharded = (rows["zero"] > 0) & (rows["width"] > rows["hsdp"]) & ~fully_sharded(rows)
+    return np.asarray(rows["overlap_param_gather"] | sharded)
+
+
+def _order_matters(rows: Rows) -> Mask:
+    """Where data and pipeline ranks share domains; whole domains that are alike may change places.
+
+    An export target may know only one of the orders.
+    """
+    problem = rows.problem
+    cluster, differ = problem.cluster, problem.perturbation
+    alike = not (cluster.leaves_bind or cluster.scaling or differ.slow_ranks or differ.jitter_sigma > 0)
+    alike = alike and problem.constraints.portable is None
+    whole = (rows["tp"] * rows["cp"] % cluster.domain_size == 0) & alike
+    return np.asarray((rows.code["order"] == 0) | ((rows["width"] > 1) & (rows["pp"] > 1) & ~whole))
+
+
+def _schedules(problem: Problem) -> list[str]:
+    """1F1B first: it stands for all of them where nothing is pipelined."""
+    asked = problem.constraints.schedules
+    wanted = asked or SCHEDULES
+    first = ["1f1b"] if "1f1b" in wanted else []
+    others = set(LEFT_OUT) - ({SLICED, BOTH_ENDS} if asked else set())
+    return [*first, *(name for name in SCHEDULES if name in wanted and name not in (*others, *first))]
+
+
+AXES = (
+    Axis("tp", tensor_degrees, everything),
+    Axis("cp", _context_degrees, _context_fits),
+    Axis("pp", _pipeline_degrees, _divides_world),
+    Axis("ep", _expert_degrees, _experts_fit),
+    Axis("micro_batch", _micro_batches, _divides_batch),
+    Axis("schedule", _schedules, _schedule_fits),
+    Axis("vpp", _chunks, _chunks_fit),
+    Axis("zero", lambda _: (0, 1, 2, 3), _zero_fits),
+    Axis("hsdp", _replicas, _replicas_fit),
+    Axis("sequence_parallel", lambda _: (False, True), _sequence_fits),
+    Axis("tp_overlap", lambda _: (False, True), _tensor_overlap_fits),
+    Axis("recompute", lambda _: RECOMPUTE, _recompute_fits),
+    Axis("overlap_grad_reduce", lambda _: (True, False), _reduce_overlap_fits),
+    Axis("overlap_param_gather", lambda _: (True, False), _gather_overlap_fits),
+    Axis("order", lambda _: ORDERS, _order_matters),
+)
+AXIS_NAMES = tuple(axis.name for axis in AXES)

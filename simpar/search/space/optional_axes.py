@@ -1,0 +1,254 @@
+"""Axes that are searched on request: what changes training, or would multiply the space of every search.
+
+Without a request they are as the plan says. ``--fix axis=value,value`` offers several values; each is tried where it
+changes anything and the rules of :mod:`simpar.plan.check` allow it, and rows where it changes nothing have the
+neutral value, the default of a Plan. To add an axis, add an entry here, and its name to the axes that decide memory,
+passes or collectives (ALIKE, KEY_AXES, SCHEME_AXES) where it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import isqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.cost.stack import resolve
+from simpar.plan import flat
+from simpar.plan.check import Target, keeps_rules
+from simpar.plan.plan import Plan
+from simpar.plan.sync import SCHEMES, decided
+from simpar.search.problem import Problem
+from simpar.search.space.axes import (
+    Axis,
+    Rows,
+    both_ends,
+    divisors,
+    everything,
+    fully_sharded,
+    tensor_degrees,
+)
+from simpar.search.space.recomputation import undecided
+from simpar.simulation import may_be_tuned
+
+Mask = NDArray[np.bool_]
+OWN_WIDTH = ("sgd", "adafactor", "adamw_8bit")
+"""Optimizers whose states have a width of their own."""
+GRID = ("tp", "cp", "micro_batch", "schedule", "sequence_parallel", "recompute", "tp_method", "tp_depth")
+CONTEXT = ("tp", "cp", "sequence_parallel", "cp_method", "cp_balance", "ulysses")
+EXPERTS = ("tp", "cp", "pp", "ep", "sequence_parallel", "etp", "sync", "servers")
+STATES = (
+    "tp", "cp", "pp", "ep", "zero", "hsdp", "optimizer", "sync", "servers", "offload_optimizer", "offload_ratio",
+    "offload_gradients", "offload_delayed", "offload_parameters", "offload_activations",
+)  # fmt: skip
+EARLY = (
+    "cp", "pp", "dp", "schedule", "zero", "hsdp", "recompute", "recompute_early", "reshard_after_forward",
+    "offload_optimizer", "offload_parameters", "offload_activations", "tp_method", "ep_overlap", "tp",
+)  # fmt: skip
+COMPANIONS = {
+    "tp_depth": {"tp_method": "2.5d"}, "sync_every": {"sync": "local-sgd"}, "staleness": {"sync": "ssp"},
+    "servers": {"sync": "asp"},
+}  # fmt: skip
+"""What a value must be tried with to be a plan at all."""
+
+
+@dataclass(frozen=True)
+class Requested(Axis):
+    """An axis that is the plan's unless values are asked for; ``matters`` are the rows where they differ."""
+
+    matters: Callable[[Rows], Mask] = everything
+
+    @property
+    def neutral(self) -> Any:
+        """What rows have where the axis changes nothing."""
+        return _value(Plan(), self.name)
+
+
+def on_request(
+    name: str, matters: Callable[[Rows], Mask] = everything, legal: Callable[[Rows], Mask] = everything
+) -> Requested:
+    """An axis whose values are asked for, or else what the plan has."""
+
+    def keep(rows: Rows) -> Mask:
+        told, differs = rows.code[name] > 0, matters(rows)
+        kept = np.flatnonzero(told == differs)
+        asked = kept[told[kept]]
+        found = np.zeros(rows.count, dtype=bool)
+        found[kept] = True
+        found[asked] = legal(rows.some(asked)) if len(asked) else True
+        return found
+
+    implied = _depths if name == "tp_depth" else partial(_planned, name=name)
+    return Requested(name, implied, keep, matters)
+
+
+def _value(plan: Plan, name: str) -> Any:
+    """A flat key of a plan."""
+    return getattr(getattr(plan, flat.SECTION_OF[name]), name)
+
+
+def _planned(problem: Problem, *, name: str) -> Sequence[Any]:
+    """What the plan has, where that is not the default."""
+    found = _value(problem.base, name)
+    return () if found == _value(Plan(), name) else (found,)
+
+
+def _depths(problem: Problem) -> Sequence[int]:
+    """Depths of 2.5-D grids, where such are asked for: layers of squares."""
+    planned = _planned(problem, name="tp_depth")
+    if planned or "2.5d" not in str(problem.constraints.fixed.get("tp_method", "")):
+        return planned
+    found = {
+        depth
+        for tp in tensor_degrees(problem)
+        for depth in divisors(tp)[1:-1]
+        if isqrt(tp // depth) ** 2 == tp // depth
+    }
+    return sorted(found)
+
+
+def lawful(rows: Rows, names: Sequence[str], *rules: str) -> Mask:
+    """Rows whose plans keep some rules, asked once for every combination of the axes that decide them."""
+    from simpar.search.space.rows import counted
+
+    problem = rows.problem
+    cluster = problem.cluster
+    target = Target(problem.graph, problem.training, cluster.world_size, cluster.profile.devices_per_node)
+    _, first, which = np.unique(rows.number(names), return_index=True, return_inverse=True)
+    keeps = np.zeros(len(first), dtype=bool)
+    for at, row in enumerate(first.tolist()):
+        plan = resolve(counted(rows, row), problem.stack)
+        data = decided(plan.data_parallel, cluster.nodes)
+        decided_plan = plan.model_copy(update={"data_parallel": data})
+        keeps[at] = not (plan.tuning.is_used and not may_be_tuned(decided_plan))
+        keeps[at] &= keeps_rules(decided_plan, target, *rules)
+    return np.asarray(keeps[which])
+
+
+def _grid_fits(rows: Rows) -> Mask:
+    """Ranks form the grid; those in layers are judged with their number."""
+    later = any(axis.name == "tp_depth" for axis in offered(rows.problem))
+    return np.asarray((later & rows.one_of("tp_method", "2.5d")) | lawful(rows, GRID, "grid"))
+
+
+def _in_layers(rows: Rows) -> Mask:
+    """Rows whose tensor ranks form layers of squares."""
+    if "tp_method" in rows.domain:
+        return rows.one_of("tp_method", "2.5d")
+    return np.full(rows.count, rows.problem.base.tensor_parallel.tp_method == "2.5d")
+
+
+def _shares_gradients(rows: Rows) -> Mask:
+    return np.asarray(rows["width"] > 1)
+
+
+def _gathers(rows: Rows) -> Mask:
+    return np.asarray((rows["zero"] > 0) & (rows["width"] > rows["hsdp"]))
+
+
+def _in_buckets(rows: Rows) -> Mask:
+    return np.asarray((rows["width"] > 1) & ~fully_sharded(rows))
+
+
+def _takes(rows: Rows, what: str) -> Mask:
+    """Rows whose scheme of cooperation has a period, a bound or servers."""
+    takers = {
+        "sync_every": [name for name, scheme in SCHEMES.items() if scheme.sync_every is not None],
+        "staleness": [name for name, scheme in SCHEMES.items() if scheme.staleness is not None],
+        "servers": [name for name, scheme in SCHEMES.items() if scheme.servers != "no"],
+    }
+    if "sync" in rows.domain:
+        return rows.one_of("sync", *takers[what])
+    return np.full(rows.count, rows.problem.base.data_parallel.sync in takers[what])
+
+
+def _exchanges_heads(rows: Rows) -> Mask:
+    """Hybrids: some of the context ranks exchange heads, whichever way the others meet."""
+    whole = rows.one_of("cp_method", "ulysses") if "cp_method" in rows.domain else np.zeros(rows.count, bool)
+    return np.asarray((rows["cp"] > 1) & ~whole)
+
+
+def _has_moments(rows: Rows) -> Mask:
+    if "optimizer" in rows.domain:
+        return ~rows.one_of("optimizer", *OWN_WIDTH)
+    return np.full(rows.count, rows.problem.base.numerics.optimizer not in OWN_WIDTH)
+
+
+def _context_fits(rows: Rows) -> Mask:
+    return lawful(rows, CONTEXT, "context")
+
+
+def _states_fit(rows: Rows) -> Mask:
+    return lawful(rows, STATES, "data", "offload", "optimizer")
+
+
+def _sync_fits(rows: Rows) -> Mask:
+    alone = np.zeros(rows.count, dtype=bool)
+    for name, together in (("sync", "bsp"), ("servers", None)):
+        alone |= ~rows.one_of(name, together) if name in rows.domain else False
+    return _states_fit(rows) & lawful(rows, EXPERTS, "experts") & ~(alone & both_ends(rows))
+
+
+def _away(rows: Rows) -> Mask:
+    """Rows whose optimizer states are on the host."""
+    if "offload_optimizer" in rows.domain:
+        return ~rows.one_of("offload_optimizer", "none")
+    return np.full(rows.count, rows.problem.base.offload.offload_optimizer != "none")
+
+
+def _recomputes(rows: Rows) -> Mask:
+    """Rows that run whole layers again."""
+    policies = rows.domain["recompute"]
+    return rows.one_of("recompute", *(one for one in policies if one == "full" or one.startswith("every:")))
+
+
+def _early_fits(rows: Rows) -> Mask:
+    return lawful(rows, EARLY, "early")
+
+
+def _activations_fit(rows: Rows) -> Mask:
+    optimal = undecided(rows, np.arange(rows.count))
+    return np.asarray(_states_fit(rows) & (~optimal | (rows["offload_activations"] == 0)))
+
+
+REQUESTED = (
+    on_request("precision"),
+    on_request("optimizer"),
+    on_request("moment_dtype", _has_moments),
+    on_request("grad_dtype"),
+    on_request("reduce_dtype", _shares_gradients),
+    on_request("gather_dtype", _gathers),
+    on_request("tp_method", lambda rows: np.asarray(rows["tp"] > 1), _grid_fits),
+    on_request("tp_depth", _in_layers, lambda rows: lawful(rows, GRID, "grid")),
+    on_request("cp_method", lambda rows: np.asarray(rows["cp"] > 1), _context_fits),
+    on_request("cp_balance", lambda rows: np.asarray(rows["cp"] > 1), _context_fits),
+    on_request("ulysses", _exchanges_heads, _context_fits),
+    on_request("etp", lambda rows: np.asarray(rows["tp"] > 1), lambda rows: lawful(rows, EXPERTS, "experts")),
+    on_request("capacity_factor", lambda rows: np.full(rows.count, rows.problem.graph.is_mixture)),
+    on_request("ep_overlap", lambda rows: np.asarray(rows["ep"] > 1)),
+    on_request("token_dispatch", lambda rows: np.asarray(rows["ep"] > 1)),
+    on_request("sync", legal=_sync_fits),
+    on_request("sync_every", lambda rows: _takes(rows, "sync_every")),
+    on_request("staleness", lambda rows: _takes(rows, "staleness")),
+    on_request("servers", lambda rows: _takes(rows, "servers"), _sync_fits),
+    on_request("reshard_after_forward", lambda rows: np.asarray(rows["zero"] == 3) & fully_sharded(rows)),
+    on_request("offload_optimizer", legal=_states_fit),
+    on_request("offload_ratio", _away),
+    on_request("offload_delayed", _away),
+    on_request("offload_gradients", _away, _states_fit),
+    on_request("offload_parameters", legal=_states_fit),
+    on_request("offload_activations", legal=_activations_fit),
+    on_request("recompute_early", lambda rows: np.asarray((rows["pp"] > 1) & _recomputes(rows)), _early_fits),
+    on_request("bucket_bytes", _in_buckets),
+)
+REQUESTED_NAMES = tuple(axis.name for axis in REQUESTED)
+
+
+def offered(problem: Problem) -> tuple[Requested, ...]:
+    """Axes of the table that a search asks for, or of which its plan is not what a Plan is by default."""
+    asked = [flat.SYNONYMS.get(name, name) for name in problem.constraints.fixed]
+    return tuple(axis for axis in REQUESTED if axis.name in asked or axis.domain(problem))

@@ -1,0 +1,210 @@
+"""The uniform space as columns: every legal plan of the axis tables, each once, enumerated in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar import files
+from simpar.errors import Infeasible, UserError
+from simpar.files import allowed, suggest
+from simpar.plan import flat
+from simpar.plan.plan import Plan
+from simpar.plan.schedules import known_name, natural_vpp
+from simpar.search.problem import Problem
+from simpar.search.space.axes import AXES, AXIS_NAMES, PATHS, Axis, Rows
+from simpar.search.space.optional_axes import COMPANIONS, REQUESTED_NAMES, Requested, offered
+
+WORDS = {"true": True, "false": False, "on": True, "off": False}
+ORIGIN = "origin"
+PROBES = 8
+ROWS_AT_ONCE = 2**17
+FIRST_LATE_AXIS = AXIS_NAMES.index("overlap_grad_reduce")
+"""Axes from here on do not change what fits in memory."""
+ALL_NAMES = (*AXIS_NAMES, *REQUESTED_NAMES)
+
+
+def enumerate_space(problem: Problem) -> Rows:
+    """All rows of the space of a problem. Raises UserError for an unknown axis, Infeasible where none is left."""
+    return join_axes(memory_rows(problem), AXES[FIRST_LATE_AXIS:])
+
+
+def memory_rows(problem: Problem) -> Rows:
+    """Rows over the axes that memory depends on. Raises UserError, Infeasible as above."""
+    return join_axes(Rows(problem), (*AXES[:FIRST_LATE_AXIS], *offered(problem)))
+
+
+def with_late_axes(rows: Rows) -> Rows:
+    """The same rows with the axes that memory does not depend on; the column ORIGIN tells where each comes from."""
+    rows.code[ORIGIN] = np.arange(rows.count, dtype=np.int32)
+    return join_axes(rows, AXES[FIRST_LATE_AXIS:])
+
+
+def late_count(rows: Rows) -> int:
+    """How many rows the others become with the late axes, counted a part at a time."""
+    count = 0
+    for part in np.array_split(np.arange(rows.count), rows.count // ROWS_AT_ONCE + 1):
+        try:
+            count += with_late_axes(rows.some(part)).count
+        except Infeasible:  # none of these
+            continue
+    return count
+
+
+def join_axes(rows: Rows, axes: Sequence[Axis]) -> Rows:
+    """Join axes to rows, in order, and keep what is legal and new."""
+    fixed = fixed_values(rows.problem.constraints.fixed)
+    for axis in axes:
+        offered_values = axis.domain(rows.problem)
+        domain = in_order(fixed[axis.name], offered_values) if axis.name in fixed else tuple(offered_values)
+        domain = (axis.neutral, *domain) if isinstance(axis, Requested) else domain
+        before = rows.count
+        rows.join(axis.name, domain)
+        rows.take(axis.keep(rows))
+        if axis.name == "pp" and "dp" in fixed:
+            rows.take(np.isin(rows["dp"], fixed["dp"]))
+        if rows.problem.constraints.portable:
+            rows.take(expressible(rows, axis.name))
+        if before and not rows.count:
+            raise Infeasible(_emptied(rows, axis, fixed, before))
+    return rows
+
+
+def _emptied(rows: Rows, last: Axis, fixed: dict[str, tuple[Any, ...]], before: int) -> str:
+    name, domain = last.name, rows.domain[last.name][isinstance(last, Requested) :]
+    given = {axis: values for axis, values in fixed.items() if axis in (*rows.domain, "dp")}
+    said = ", ".join(f"{axis} = {'|'.join(map(str, values))}" for axis, values in given.items())
+    tried = "|".join(str(value) for value in list(domain)[:8])
+    return f"no plan is possible: {name} = {tried or 'nothing'} leaves none of {before}" + (
+        f"; fixed: {said}" if said else ""
+    )
+
+
+DROPLESS = ("capacity_factor",)
+"""Axes of which "none" is a value that no text stands for."""
+
+
+def fixed_values(fixed: Any) -> dict[str, tuple[Any, ...]]:
+    """The values that each fixed axis may have: one, or several in a list or separated by commas, each of them once.
+
+    The order in which they are given is not kept (:func:`in_order`). Raises UserError for an axis that the space does
+    not have.
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    for name, value in fixed.items():
+        axis = {"rank_order": "order"}.get(flat.SYNONYMS.get(name, name), flat.SYNONYMS.get(name, name))
+        if axis not in (*ALL_NAMES, "dp"):
+            raise UserError(f"--fix {name}: no axis{suggest(name, ALL_NAMES) or allowed(ALL_NAMES)}")
+        items = value.split(",") if isinstance(value, str) else value
+        values = items if isinstance(items, list | tuple) else [items]
+        found[axis] = in_order([_typed(axis, item) for item in values])
+    return found
+
+
+def in_order(values: Sequence[Any], offered_values: Sequence[Any] = ()) -> tuple[Any, ...]:
+    """Values once each, in the one order that they have in every space: as the axis offers them, then by size or name.
+
+    A value's place among its like decides which of equal plans is named first, and which value stands for all where
+    they make no difference: the order in which somebody happens to write them must not.
+    """
+    known = {value: place for place, value in enumerate(offered_values)}
+
+    def place(value: Any) -> tuple[Any, ...]:
+        number = float(value) if isinstance(value, int | float) else 0.0
+        return known.get(value, len(known)), value is not None, isinstance(value, str), number, str(value)
+
+    return tuple(sorted(dict.fromkeys(values), key=place))
+
+
+def _typed(axis: str, item: Any) -> Any:
+    """A value as the Plan has it. Raises UserError where no plan can have it."""
+    value: Any = _scalar(item) if isinstance(item, str) else item
+    value = None if axis in DROPLESS and value == "none" else value
+    section, field = PATHS.get(axis, ("", axis))
+    written = {section: {field: flat.axes(value)}} if section else {axis: value, **COMPANIONS.get(axis, {})}
+    plan = files.parse(Plan, written, source=f"--fix {axis}={item}")
+    if axis == "order":
+        return "-".join(flat.axes(value))
+    section, field = PATHS.get(axis, (flat.SECTION_OF.get(axis, ""), axis))
+    read = getattr(getattr(plan, section) if section else plan, field)
+    return known_name(read) if axis == "schedule" else read
+
+
+def _scalar(text: str) -> Any:
+    """A truth value, a number or a text."""
+    text = text.strip()
+    if text.lower() in WORDS:
+        return WORDS[text.lower()]
+    whole, point, rest = text.partition(".")
+    if whole.lstrip("-").isdigit() and (not point or rest.isdigit()):
+        return float(text) if point else int(text)
+    return text
+
+
+def plan_of(rows: Rows, index: int) -> Plan:
+    """The plan of one row, on top of the problem's base plan; axes that are not joined yet are the base plan's."""
+    sections: dict[str, dict[str, Any]] = {}
+    loose: dict[str, Any] = {}
+    for name in rows.domain:
+        value = rows.domain[name][rows.code[name][index]]
+        value = flat.axes(value) if name == "order" else value
+        section, field = PATHS.get(name, (flat.SECTION_OF.get(name, ""), name))
+        if section:
+            sections.setdefault(section, {})[field] = value
+        else:
+            loose[name] = value
+    base = rows.problem.base.model_dump(exclude={"predicted", "cluster"})
+    merged = {section: {**base[section], **values} for section, values in sections.items()}
+    return Plan.model_validate({**base, **merged, **loose})
+
+
+def counted(rows: Rows, index: int) -> Plan:
+    """The plan of one row with its data-parallel ranks counted, where its pipeline is known.
+
+    Chunks that are not joined yet are the fewest that its schedule takes.
+    """
+    plan = plan_of(rows, index)
+    if "schedule" in rows.domain and "vpp" not in rows.domain:
+        pipeline = plan.pipeline.model_copy(update={"vpp": natural_vpp(plan.schedule)})
+        plan = plan.model_copy(update={"pipeline": pipeline})
+    if "pp" not in rows.domain:
+        return plan
+    return plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"dp": int(rows["dp"][index])})})
+
+
+def without_axes(plan: Plan) -> Plan:
+    """A plan with everything that is an axis of every space as if nobody had chosen it."""
+    given = plan.model_dump(exclude={"predicted", "cluster"}, exclude_unset=True)
+    for name in (*AXIS_NAMES, "dp", "layers", "actions"):
+        section, field = PATHS.get(name, (flat.SECTION_OF.get(name, ""), name))
+        holder = given.get(section, {}) if section else given
+        if isinstance(holder, dict):
+            holder.pop(field, None)
+    return Plan.model_validate(given)
+
+
+def expressible(rows: Rows, axis: str) -> NDArray[np.bool_]:
+    """Rows whose value of an axis the export target can express.
+
+    Refused are values that it refuses in every row tried.
+    """
+    keep = np.ones(rows.count, dtype=bool)
+    for value in range(len(rows.domain[axis])):
+        mine = np.flatnonzero(rows.code[axis] == value)
+        tried = mine[np.linspace(0, len(mine) - 1, min(len(mine), PROBES), dtype=np.int64)]
+        if len(mine) and all(refusals(rows, int(row)) for row in tried):
+            keep[mine] = False
+    return keep
+
+
+def refusals(rows: Rows, row: int) -> list[str]:
+    """Why the export target cannot express the plan of a row; empty where it can, or where there is no target."""
+    problem = rows.problem
+    if problem.constraints.portable is None:
+        return []
+    from simpar.export import unsupported
+
+    return unsupported(counted(rows, row), problem.graph, problem.training, problem.constraints.portable)

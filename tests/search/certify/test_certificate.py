@@ -1,0 +1,99 @@
+"""The certified optimum is the optimum: small spaces are simulated in full by the reference engine."""
+
+import random
+
+import numpy as np
+import pytest
+
+from simpar.engine import reference
+from simpar.plan.sync import apart
+from simpar.program.footprint import footprints
+from simpar.program.host_memory import host_use
+from simpar.search.certify.branch_and_bound import Hunt, fields_of
+from simpar.search.progress import Watch
+from simpar.search.space.fit import needs
+from simpar.search.space.rows import enumerate_space, plan_of
+from simpar.simulation import lower_job, make_job, simulate
+from simpar.units import NS_PER_S
+
+AXES = {
+    "tp": ((1, 2), (1, 4), (1, 2, 4)),
+    "pp": ((1, 2), (1, 2, 4), (1,)),
+    "schedule": (
+        ("1f1b",),
+        ("1f1b", "interleaved"),
+        ("zb-h1", "gpipe"),
+        ("zb-v", "1f1b"),
+        ("v-half", "dualpipev"),
+    ),
+    "zero": ((0, 1), (0, 1, 3), (0, 2, 3), (0,)),
+    "micro_batch": ((1, 2), (2,), (4,)),
+    "recompute": (("none",), ("full", "none"), ("every:2",)),
+}
+
+
+NARROW = {
+    "order": "tp-cp-dp-pp", "overlap_grad_reduce": True, "overlap_param_gather": True, "tp_overlap": False,
+    "sequence_parallel": False, "micro_batch": 2, "schedule": "1f1b", "recompute": "none",
+}  # fmt: skip
+"""What axes are held at, one after the other, until a space is small enough."""
+
+
+def few_rows(problem_of, seed, most=24):
+    """A random problem with random restrictions, so that its space has at most ``most`` rows."""
+    rng = random.Random(1000 + seed)
+    fixed = {axis: rng.choice(options) for axis, options in AXES.items()} | {"hsdp": 1}
+    for axis in (None, *rng.sample(list(NARROW), len(NARROW))):
+        fixed |= {} if axis is None else {axis: NARROW[axis]}
+        problem = problem_of(seed, **fixed)
+        if enumerate_space(problem).count <= most:
+            return problem
+    return problem
+
+
+def brute_force(problem):
+    """The shortest step of all rows that fit on devices and hosts, every one of them run by the reference engine.
+
+    Where replicas step on their own a step is the mean of a round of theirs.
+    """
+    rows = enumerate_space(problem)
+    fit = needs(rows).needed_bytes <= problem.memory_limit_bytes
+    best = np.inf
+    for row in np.flatnonzero(fit).tolist():
+        plan = plan_of(rows, row)
+        job = make_job(problem.graph, problem.cluster, plan, problem.training, problem.stack)
+        lowered = lower_job(job, problem.cluster, {})
+        timing = reference.run(lowered.program)
+        needed = max(one.needed_bytes for one in footprints(lowered, timing, problem.cluster))
+        host = host_use(lowered, problem.cluster)
+        if needed > problem.memory_limit_bytes or not (host is None or host.fits):
+            continue
+        step_s = timing.makespan_ns / NS_PER_S + problem.stack.launch.step_overhead_s
+        if apart(plan):
+            step_s = simulate(
+                problem.graph,
+                problem.cluster,
+                plan,
+                problem.training,
+                stack=problem.stack,
+                engine="reference",
+            ).step_time_s
+        best = min(best, step_s)
+    return best
+
+
+def assert_certified(problem):
+    """The certified best step is the best of all rows, each run by the reference engine."""
+    hunt = Hunt(fields_of(problem, [problem.cluster.nodes]), Watch())
+    hunt.run()
+    assert hunt.gap() == 0
+    assert hunt.best == pytest.approx(brute_force(problem), rel=1e-12)
+    return hunt
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_search_finds_what_brute_force_finds(seed, problem_of):
+    """On random small models, clusters, stacks and restrictions the certified best step is the best step of all."""
+    problem = few_rows(problem_of, seed)
+    hunt = assert_certified(problem)
+    assert hunt.counts().simulated <= hunt.counts().space_size

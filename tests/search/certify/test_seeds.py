@@ -1,0 +1,172 @@
+"""A search that is stopped, at any moment, answers with a plan that was simulated and fits, and with its gap."""
+
+import itertools
+import threading
+
+import pytest
+
+import simpar
+from simpar.errors import UserError
+from simpar.search import uniform
+from simpar.search.answer import baselines
+from simpar.search.certify import branch_and_bound
+from simpar.search.certify.branch_and_bound import Hunt, fields_of
+from simpar.search.certify.frontier import STEP, Arena
+from simpar.search.certify.seeds import FAMILIES, plain, seed
+from simpar.search.progress import TimeIsUp, Watch
+from simpar.search.space.axes import Rows
+from simpar.search.uniform import search_uniform
+from simpar.simulation import simulate
+
+MOMENTS = (
+    (Rows, "join", 1), (Rows, "join", 12), (Arena, "of", 1), (Arena, "sharpen", 1), (Arena, "sharpen", 4),
+    (branch_and_bound, "measure", 1), (branch_and_bound, "measure", 2), (branch_and_bound, "plan_of", 2),
+    (uniform, "runners_up", 1), (baselines, "refusals", 1), (baselines, "refusals", 2),
+    (uniform, "naive_choices", 1), (uniform, "front", 1),
+)  # fmt: skip
+"""Functions of all phases of a search, and the call of them in which the user stops it."""
+
+
+HELD = {
+    "hsdp": 1, "tp": (1, 2), "pp": (1, 2), "micro_batch": (1, 2), "schedule": ("1f1b", "gpipe"), "zero": (0, 1),
+    "recompute": ("none", "full"), "tp_overlap": False, "order": "tp-cp-dp-pp",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def problem(problem_of):
+    """A small problem, whose search still takes several simulations."""
+    return problem_of(5, **HELD)
+
+
+@pytest.fixture(scope="module")
+def best_s(problem):
+    """Its certified optimum."""
+    return search_uniform(problem, Watch(brief=True)).best.step_time_s
+
+
+def run_again(problem, found):
+    """The step of the best plan, simulated by the public function, which must find that it fits."""
+    result = simulate(problem.graph, problem.cluster, found.best.plan, problem.training, stack=problem.stack)
+    assert result.fits
+    return result.step_time_s
+
+
+@pytest.mark.parametrize(("owner", "name", "call"), MOMENTS)
+def test_ctrl_c_at_any_moment_leaves_an_answer(owner, name, call, problem, best_s, monkeypatch):
+    """The best so far, as simulate runs it, and a gap that holds the optimum; certified where the search had ended."""
+    calls, usual = itertools.count(1), getattr(owner, name)
+
+    def stopped(*arguments, **options):
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return usual(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, staticmethod(stopped) if name == "of" else stopped)
+    watch = Watch()
+    found = search_uniform(problem, watch)
+    monkeypatch.undo()
+    assert watch.interrupted
+    assert watch.is_user_stop
+    assert next(calls) > call
+    assert found.details["stopped"] == "interrupted"
+    assert run_again(problem, found) == found.best.step_time_s
+    assert (1 - found.gap) * found.best.step_time_s <= best_s <= found.best.step_time_s
+    assert found.certified_optimal == (owner in (baselines, uniform))
+    assert (found.gap == 0) == found.certified_optimal
+
+
+def test_a_row_that_was_being_simulatedtays_open(problem, monkeypatch):
+    """Stopped inside a simulation, the row's bound still counts for the gap."""
+    under_way = Hunt(fields_of(problem, [problem.cluster.nodes]), Watch())
+    arena = under_way.arenas[0]
+    row = arena.shortest(arena.bound_s > 0, STEP)
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(branch_and_bound, "measure", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        under_way.simulate(arena, row)
+    assert row not in arena.exact_rows
+    assert row not in arena.simulated
+    arena.forget(float("inf"))
+    assert row in arena.nearest(STEP, arena.rows.count)
+
+
+@pytest.mark.parametrize("inside_a_thread", [False, True])
+def test_a_time_limit_ends_a_search_with_an_answer(inside_a_thread, problem):
+    """Not certified, and no error; in a thread, where no alarm rings, as well."""
+    answers, watch = [], Watch(time_limit_s=1e-9)
+    work = threading.Thread(target=lambda: answers.append(search_uniform(problem, watch)))
+    if inside_a_thread:
+        work.start()
+        work.join()
+    else:
+        answers.append(search_uniform(problem, watch))
+    (found,) = answers
+    assert found.details["stopped"] == "time limit"
+    assert watch.timed_out
+    assert not watch.is_user_stop
+    assert not found.certified_optimal
+    assert 0 < found.gap <= 1
+    assert run_again(problem, found) == found.best.step_time_s
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, TimeIsUp])
+def test_a_stop_while_python_makes_a_class_is_a_stop(stop):
+    """Python raises a RuntimeError of it; any other error is raised on."""
+
+    class Stopping:
+        def __set_name__(self, owner, name):
+            raise stop
+
+    watch = Watch()
+    with watch.stoppable():
+        type("Made", (), {"field": Stopping()})
+    assert watch.stopped == ("time limit" if stop is TimeIsUp else "interrupted")
+    with pytest.raises(RuntimeError, match="ours"), watch.stoppable():
+        raise RuntimeError("ours")
+
+
+@pytest.mark.parametrize("space", ["alpa", "uneven"])
+def test_a_time_limit_ends_other_spaces_alike(space):
+    """What the uniform space had found so far, and whose limit it was."""
+    shape = "tiny-llama", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=512, global_batch=16)
+    found = simpar.search(*shape, space=space, time_limit_s=1e-9)
+    assert found.details["stopped"] == "time limit"
+    assert not found.certified_optimal
+    assert found.gap > 0
+
+
+def test_a_limit_that_is_not_reached_changes_nothing(problem):
+    """The same candidates, certified, and the alarm is off."""
+    found = search_uniform(problem, Watch(top=2, brief=True, time_limit_s=1e6))
+    usual = search_uniform(problem, Watch(top=2, brief=True))
+    assert found.certified_optimal
+    assert [one.to_dict() for one in found.candidates] == [one.to_dict() for one in usual.candidates]
+
+
+def test_a_limit_must_be_above_zero():
+    """Refused where the watch is made; a watch behind its limit says so."""
+    with pytest.raises(UserError, match="time limit = 0"):
+        Watch(time_limit_s=0)
+    with pytest.raises(TimeIsUp):
+        Watch(time_limit_s=1e-9).check()
+
+
+@pytest.mark.parametrize("number", [1, 4, 9])
+def test_plain_plans_come_first_and_keep_the_constraints(number, problem_of):
+    """A seed is a row of the space, of its family as far as the space has it, simulated before anything is certain."""
+    problem = problem_of(number, micro_batch=2)
+    under_way = Hunt(fields_of(problem, [problem.cluster.nodes]), Watch())
+    seed(under_way)
+    rows = under_way.arenas[0].rows
+    for family in FAMILIES:
+        mask = plain(rows, family)
+        assert mask.any()
+        assert set(rows["micro_batch"][mask].tolist()) == {2}
+        assert not rows["tp_overlap"][mask].any()
+    assert under_way.ranked()
+    assert under_way.best >= 0
+    assert under_way.gap() >= 0

@@ -1,0 +1,138 @@
+"""What search drops rows with: never more than what the simulator finds, and little less."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from simpar import files
+from simpar.cost.memory import stage_static_memory
+from simpar.cost.memory.moments import moment, stages_of
+from simpar.cost.stack import load_stack
+from simpar.engine import sweep
+from simpar.errors import Infeasible, UserError
+from simpar.hardware.cluster import load_cluster
+from simpar.models.catalogue import load_model
+from simpar.models.training import Training
+from simpar.plan.schedules import SCHEDULES, make_schedule
+from simpar.program.footprint import footprints
+from simpar.search.certify.exact import job_of, measure
+from simpar.search.problem import Constraints, Problem
+from simpar.search.space.fit import FIRST, least_of, needs
+from simpar.search.space.rows import enumerate_space, plan_of
+from simpar.simulation import lower_job
+
+MODELS = ("gpt2", "llama-3.2-1b", "small-mixture", "nemotron-h-4b", "gemma-3-1b", "deepseek-v2-lite")
+ASKED = (
+    {}, {"offload_optimizer": "cpu"}, {"offload_activations": 0.5}, {"offload_parameters": "cpu"},
+    {"reshard_after_forward": (True, False)}, {"grad_dtype": ("bf16", "fp32")}, {"recompute_early": (True, False)},
+)  # fmt: skip
+ALL = tuple(name for name in SCHEDULES if name != "terapipe")
+
+
+def drawn(seed):
+    """A random problem, and some of its rows; None where the space has none."""
+    rng = random.Random(seed)
+    fixed = {"recompute": ("none", "full", "every:2", "selective"), **rng.choice(ASKED)}
+    problem = Problem(
+        load_model(rng.choice(MODELS)),
+        load_cluster(rng.choice(["dgx-h100", "l4-8"]), rng.choice([1, 2])),
+        Training(seq_len=rng.choice([512, 2048]), global_batch=rng.choice([16, 64])),
+        load_stack(rng.choice(tuple(files.bundled("stacks")))),
+        constraints=Constraints(fixed=fixed, schedules=ALL),
+    )
+    try:
+        rows = enumerate_space(problem)
+    except (Infeasible, UserError):
+        return None
+    pipelines = np.flatnonzero(rows["pp"] > 1)
+    chosen = rng.sample(range(rows.count), 2) + [int(rng.choice(pipelines.tolist())) for _ in range(2)]
+    return rows.some(np.array(chosen))
+
+
+def test_never_above_the_program_and_little_below():
+    """Over stacks, models, schedules, schemes and what is offloaded: at most what the Program needs."""
+    ratios = []
+    for rows in filter(None, map(drawn, range(30))):
+        problem, needed = rows.problem, needs(rows).needed_bytes
+        for row in range(rows.count):
+            plan = plan_of(rows, row)
+            try:
+                job = job_of(problem, plan)
+            except UserError:
+                continue
+            lowered = lower_job(job, problem.cluster, {}, contention=False)
+            held = footprints(lowered, sweep.run(lowered.program, lower_bound=True), problem.cluster)
+            exact = max(float(one.needed_bytes) for one in held)
+            assert needed[row] <= exact, (problem.graph.name, problem.stack.name, plan)
+            ratios.append(needed[row] / exact)
+    assert len(ratios) > 60
+    assert np.median(ratios) > 0.97
+
+
+@pytest.mark.parametrize("stack", ["megatron", "torchtitan", "nanotron", "deepspeed"])
+def test_static_memory_of_rows_is_that_of_plans(stack):
+    """To the byte, whatever the layers of a rank and the padding of its shards."""
+    problem = Problem(
+        load_model("small-mixture"), load_cluster("dgx-h100", 1), Training(seq_len=512, global_batch=24),
+        load_stack(stack), constraints=Constraints(fixed={"micro_batch": 1, "recompute": "none"}),
+    )  # fmt: skip
+    rows = enumerate_space(problem)
+    rows.take(np.sort(np.random.default_rng(1).choice(rows.count, 20, replace=False)))
+    for row in range(rows.count):
+        job = job_of(problem, plan_of(rows, row))
+        static = stage_static_memory(job.graph, job.plan, job.training, job.stack, 0)
+        [(_, least)] = least_of(rows, np.array([row]), (FIRST,))
+        assert least.static_bytes.tolist() == [static.resident_bytes]
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "dualpipe"])
+def test_as_much_is_in_flight_at_the_moment(name):
+    """Whatever passes last, a forward and a backward of the chunks said run with as many forwards of each in flight."""
+    chunks = {"interleaved": (2, 3), "breadth-first": (1, 3)}.get(name, (2,) if "v" in name[-4:] else (1,))
+    chunks = (1,) if name == "naive" else (2,) if name in ("v-half", "v-min", "zb-v", "dualpipev") else chunks
+    for p in (1, 2, 3, 6):
+        for m in (1, 2, 3, 6, 12, 24):
+            for vpp in chunks:
+                for costs in ((1.0, 1.0, 1.0), (1.0, 0.5, 2.0), (1.0, 3.0, 0.2)):
+                    try:
+                        table = make_schedule(name, p, m, vpp, costs=costs)
+                    except UserError:
+                        continue
+                    for rank in range(p):
+                        _assert_moment(table, name, rank, vpp)
+
+
+def _assert_moment(table, name, rank, vpp):
+    at = moment(name, rank, table.num_ranks, np.array([table.num_microbatches]), vpp)
+    own = np.array(stages_of(name, rank, table.num_ranks, vpp))
+    codes, stages, _ = table.arrays(rank)
+    change = np.array([1, -1, 0, -1])[codes]
+    after = np.cumsum(change[:, None] * (stages[:, None] == own), axis=0)
+    before = after - change[:, None] * (stages[:, None] == own)
+    enough = (before >= at.flying[0]).all(axis=1) & (stages == own[at.backward])
+    assert (enough & (codes > 0)).any()
+    if at.forward[0] >= 0:
+        enough = (after >= at.flying[0]).all(axis=1) & (stages == own[at.forward[0]])
+        assert (enough & (codes == 0)).any()
+
+
+def test_a_plan_that_fits_is_not_dropped():
+    """ZB-V with every second layer recomputed takes 20 GiB of 24: a bound from above said 30."""
+    problem = Problem(
+        load_model("llama-3.2-3b"), load_cluster("rtx-4090-8", 1), Training(seq_len=4096, global_batch=32),
+        load_stack("megatron"),
+        constraints=Constraints(
+            fixed={
+                "tp": 1, "pp": 4, "micro_batch": 1, "zero": 1, "recompute": "every:2", "overlap_grad_reduce": True,
+                "overlap_param_gather": True, "order": "tp-cp-dp-pp",
+            },
+            schedules=("zb-v",),
+        ),
+    )  # fmt: skip
+    rows = enumerate_space(problem)
+    found = measure(problem, plan_of(rows, 0))
+    assert found.fits
+    assert needs(rows).needed_bytes[0] <= found.needed_bytes <= problem.memory_limit_bytes

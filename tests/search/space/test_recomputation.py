@@ -1,0 +1,129 @@
+"""Optimal recomputation as a choice of the space: bounded before it is made, made where it may win, certified."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import simpar
+from simpar.engine import reference
+from simpar.errors import Infeasible, UserError
+from simpar.program.footprint import footprints
+from simpar.search import Constraints, make_problem, search
+from simpar.search.certify.branch_and_bound import Hunt, fields_of
+from simpar.search.certify.exact import measure
+from simpar.search.certify.frontier import PASSES, STEP, Arena
+from simpar.search.progress import Watch
+from simpar.search.space.fit import needs
+from simpar.search.space.recomputation import _lower_hull, decide, undecided
+from simpar.search.space.rows import enumerate_space, plan_of
+from simpar.simulation import lower_job, make_job
+from simpar.units import NS_PER_S
+from tests.search.certify.test_certificate import NARROW
+
+HELD = {
+    **NARROW, "hsdp": 1, "tp": (1, 2), "pp": (1, 2), "zero": (0, 1), "micro_batch": (4, 8),
+    "recompute": ("none", "full", "optimal"), "schedule": ("1f1b", "zb-h1"),
+}  # fmt: skip
+
+
+def tight(problem):
+    """The problem on devices that hold what recomputes and not what keeps, for most layouts."""
+    rows = enumerate_space(problem)
+    need, least = needs(rows).needed_bytes, {}
+    for policy in ("none", "full"):
+        least[policy] = float(np.median(need[rows.one_of("recompute", policy)]))
+    device = problem.cluster.device.model_copy(update={"memory_bytes": sum(least.values()) / 2})
+    return replace(problem, cluster=problem.cluster.with_device(device))
+
+
+def executed_s(problem, plan):
+    """The step of a plan by the reference engine where it fits, else infinity."""
+    try:
+        job = make_job(problem.graph, problem.cluster, plan, problem.training, problem.stack)
+    except Infeasible:
+        return np.inf
+    lowered = lower_job(job, problem.cluster, {})
+    timing = reference.run(lowered.program)
+    needed = max(one.needed_bytes for one in footprints(lowered, timing, problem.cluster))
+    step_s = timing.makespan_ns / NS_PER_S + problem.stack.launch.step_overhead_s
+    return step_s if needed <= problem.memory_limit_bytes else np.inf
+
+
+@pytest.mark.parametrize("seed", [1, 4, 7])
+def test_search_finds_what_brute_force_finds(seed, problem_of):
+    """With memory that binds, the certified best step is the best of all rows, each chosen and run by itself."""
+    problem = tight(problem_of(seed, **HELD))
+    rows = enumerate_space(problem)
+    hunt = Hunt(fields_of(problem, [problem.cluster.nodes]), Watch())
+    hunt.run()
+    best = min(executed_s(problem, plan_of(rows, row)) for row in range(rows.count))
+    assert hunt.gap() == 0
+    assert hunt.best == pytest.approx(best, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", [4, 8])
+def test_bounds_of_undecided_rows_hold(seed, problem_of):
+    """What dropping activations costs at least is no more than what the choice costs."""
+    problem = tight(problem_of(seed, **HELD, cp=1))
+    rows = enumerate_space(problem)
+    rows.take(needs(rows).needed_bytes <= problem.memory_limit_bytes)
+    rows.take(undecided(rows, np.arange(rows.count)))
+    rows.take(np.arange(0, rows.count, max(1, rows.count // 6)))
+    arena = Arena.of(rows, needs(rows).needed_bytes)
+    squeezed = 0
+    for row in range(rows.count):
+        plan = plan_of(rows, row)
+        arena._passes(row)
+        assert arena.level[row] == PASSES
+        squeezed += bool(arena.squeeze.dropped_bytes[:, row].any())
+        try:
+            exact = measure(problem, plan).step_time_s
+        except Infeasible:
+            continue
+        assert arena.bound_s[row] <= exact * (1 + 1e-12), plan
+    assert squeezed
+
+
+def test_a_choice_is_made_once_for_rows_that_differ_in_overlap(problem_of):
+    """Made at the first look behind passes, kept by the rows alike."""
+    problem = tight(problem_of(1, **{**HELD, "overlap_grad_reduce": (True, False)}))
+    arena = fields_of(problem, [problem.cluster.nodes])[0].arena
+    row = int(np.flatnonzero(undecided(arena.rows, np.arange(arena.rows.count)))[0])
+    while undecided(arena.rows, row).any() and arena.level[row] < STEP:
+        arena.sharpen(row)
+    policy = plan_of(arena.rows, row).memory.recompute
+    assert policy == "none" or policy.startswith("layers:")
+    assert decide(arena.rows, row) in (policy, "none")
+
+
+def test_the_hull_is_convex_and_below():
+    """Vertices in order with growing slopes, below every point."""
+    points = [(0.0, 0.0), (1.0, 3.0), (2.0, 1.0), (3.0, 2.0), (4.0, 8.0), (2.5, 5.0)]
+    x, y = _lower_hull(points)
+    slopes = np.diff(y) / np.diff(x)
+    assert (np.diff(slopes) > 0).all()
+    assert all(np.interp(px, x, y) <= py + 1e-12 for px, py in points)
+
+
+def test_headroom_counts_for_the_choice():
+    """A search that leaves room chooses for what is left."""
+    fixed = {"tp": 1, "pp": 1, "zero": 0, "micro_batch": 8, "recompute": "optimal"}
+    shape = "gpt2", simpar.Cluster("rtx-3090-8"), simpar.Training(seq_len=1024, global_batch=64)
+    roomy = search(*shape, constraints=Constraints(fixed=fixed))
+    narrow = search(*shape, constraints=Constraints(fixed=fixed, headroom=0.75))
+    assert roomy.certified_optimal
+    assert narrow.certified_optimal
+    assert narrow.best.step_time_s >= roomy.best.step_time_s
+    assert narrow.best.figures["peak_reserved_bytes"] <= 0.25 * shape[1].device.memory_bytes
+    assert narrow.best.plan.memory.recompute.startswith("layers:")
+
+
+def test_other_spaces_and_choices_by_layer_are_refused():
+    """One line that names what is allowed."""
+    shape = "tiny-llama", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=512, global_batch=16)
+    for space in ("alpa", "uneven"):
+        with pytest.raises(UserError, match="space uniform"):
+            search(*shape, space=space, constraints=Constraints(fixed={"recompute": "optimal"}))
+    with pytest.raises(UserError, match="optimal"):
+        make_problem(*shape, constraints=Constraints(fixed={"recompute": "layers:none*4"}))

@@ -1,0 +1,224 @@
+"""Cuts into stages: dynamic programming against brute force, and the search over nodes of two kinds."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simpar.errors import Infeasible, UserError
+from simpar.hardware.cluster import Cluster, load_cluster
+from simpar.hardware.mixed import make_mixed
+from simpar.hardware.profile import MixedProfile
+from simpar.models.hf_config import read
+from simpar.models.training import Training
+from simpar.plan.plan import Plan
+from simpar.program.lower import Perturbation
+from simpar.report.result import Result
+from simpar.search.api import search
+from simpar.search.problem import Constraints, Problem, make_problem
+from simpar.search.progress import Watch
+from simpar.search.stages import uneven
+from simpar.search.stages.cuts import cuts_within, fastest_cut, moves, slowest_s
+from simpar.search.stages.skeletons import Pricing
+from simpar.search.stages.uneven import search_uneven, simulated
+from simpar.simulation import simulate
+
+
+def every_cut(layers: int, stages: int) -> list[tuple[int, ...]]:
+    """All numbers of layers by stage; those between the ends hold at least one."""
+    found = []
+    for cuts in combinations(range(layers + stages - 1), stages - 1):
+        bounds = [-1, *cuts, layers + stages - 1]
+        counts = tuple(b - a - 1 for a, b in pairwise(bounds))
+        if 0 not in counts[1:-1]:
+            found.append(counts)
+    return found
+
+
+@given(
+    stages=st.integers(1, 4), layers=st.integers(3, 8), seed=st.integers(0, 10_000), limited=st.booleans()
+)  # fmt: skip
+@settings(max_examples=80, deadline=None)
+def test_dynamic_programming_is_brute_force(stages: int, layers: int, seed: int, limited: bool) -> None:
+    """The slowest stage of the found cut is the fastest possible, under limits too."""
+    random = np.random.default_rng(seed)
+    costs, ends = random.uniform(1, 9, (stages, layers)), random.uniform(0, 9, stages)
+    most = random.integers(1, layers + 1, stages) if limited else np.full(stages, layers)
+    allowed = [counts for counts in every_cut(layers, stages) if (np.array(counts) <= most).all()]
+    found = fastest_cut(costs, ends, most)
+    if not allowed:
+        assert found is None
+        return
+    assert found in allowed
+    assert slowest_s(found, costs, ends) == pytest.approx(
+        min(slowest_s(counts, costs, ends) for counts in allowed)
+    )
+
+
+def test_moves_keep_layers_and_inner_stages() -> None:
+    """A layer moves from one stage to another, none is lost, no inner stage empties."""
+    assert set(moves((1, 1, 2))) == {(0, 2, 2), (1, 2, 1), (0, 1, 3), (2, 1, 1)}
+
+
+def mixed() -> Cluster:
+    """A node of A100 and a node of H100."""
+    groups = [{"hardware": "dgx-a100-80gb", "nodes": 1}, {"hardware": "dgx-h100", "nodes": 1}]
+    return make_mixed(MixedProfile.model_validate({"name": "mix", "groups": groups}))
+
+
+GRAPH = read(
+    {
+        "model_type": "llama", "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 8192,
+        "num_hidden_layers": 10, "num_attention_heads": 16, "num_key_value_heads": 16,
+    },
+    name="ten",
+)  # fmt: skip
+TRAINING = Training(seq_len=2048, global_batch=64)
+FIXED = {"tp": "1", "micro_batch": "1", "recompute": "none", "rank_order": "tp-cp-dp-pp"}
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+def test_the_search_finds_what_trying_every_cut_finds(pp: int) -> None:
+    """On nodes of two kinds the found cut is as fast as the best of all cuts simulated."""
+    found = search(GRAPH, mixed(), TRAINING, constraints=Constraints(fixed={**FIXED, "pp": str(pp)}))
+    times = {}
+    for counts in every_cut(10, pp):
+        plan = Plan(pp=pp, micro_batch=1, zero=1, layers=counts)
+        times[counts] = simulate(GRAPH, mixed(), plan, TRAINING).step_time_s
+    best = min(times, key=lambda counts: times[counts])
+    assert found.best.step_time_s == pytest.approx(times[best], rel=1e-9)
+    layers = found.best.plan.pipeline.layers
+    assert layers is not None
+    assert sum(layers[: pp // 2]) < sum(layers[pp // 2 :]), "the faster devices hold more"
+
+
+def test_the_search_chooses_by_simulated_time_and_bounds_it() -> None:
+    """Candidates are ranked by time, the gap is honest: no skeleton is bounded above what it takes."""
+    found = search(GRAPH, mixed(), TRAINING, watch=Watch(top=3))
+    times = [one.step_time_s for one in found.candidates]
+    assert times == sorted(times)
+    assert 0 <= found.gap < 1
+    assert all(one.plan.predicted for one in found.candidates)
+    even = simulate(GRAPH, mixed(), Plan(pp=2, micro_batch=1, zero=1), TRAINING).step_time_s
+    assert found.best.step_time_s < even
+
+
+def test_on_equal_nodes_it_is_never_worse_than_the_uniform_space() -> None:
+    """The optimum of the uniform space is among the candidates."""
+    cluster = load_cluster("dgx-h100")
+    uneven = search(GRAPH, cluster, TRAINING, space="uneven").best.step_time_s
+    assert uneven <= search(GRAPH, cluster, TRAINING).best.step_time_s
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"space": "uniform"}, "allowed: uneven"),
+        ({"objective": "cost"}, "allowed: time"),
+        ({"constraints": Constraints(fixed={"vpp": "2"})}, "is no axis of space uneven"),
+        ({"constraints": Constraints(portable="megatron")}, "portable megatron"),
+    ],
+)
+def test_what_the_space_does_not_know_is_refused(options: dict[str, object], words: str) -> None:
+    """One line that says what is allowed."""
+    with pytest.raises(UserError, match=words):
+        search(GRAPH, mixed(), TRAINING, **options)  # type: ignore[arg-type]
+
+
+def test_cuts_within_a_limit_are_all_of_them() -> None:
+    """Enumerated cuts are those of trying everything whose slowest stage stays below the limit, unless too many."""
+    random = np.random.default_rng(3)
+    costs, ends = random.uniform(1, 9, (3, 7)), random.uniform(0, 9, 3)
+    slowest = {counts: slowest_s(counts, costs, ends) for counts in every_cut(7, 3)}
+    for limit in np.quantile(list(slowest.values()), (0.0, 0.1, 0.5, 1.0)) + 1e-9:
+        wanted = {counts for counts, seconds in slowest.items() if seconds < limit}
+        found = cuts_within(costs, ends, float(limit), len(slowest))
+        assert found is not None
+        assert {tuple(counts) for counts in found.tolist()} == wanted
+        assert len(found) == len(wanted)
+        if wanted:
+            assert cuts_within(costs, ends, float(limit), len(wanted) - 1) is None
+
+
+def brute_force(problem: Problem, rank_orders: tuple[str, ...]) -> list[Result]:
+    """The public simulation of everything that the space says it holds and that is a legal plan."""
+    layers, world = len(problem.graph.layers), problem.cluster.world_size
+    found = []
+    for tp, pp, micro_batch, recompute, order in product(
+        (1, 2, 4), range(2, world + 1), (1, 2, 4), ("none", "selective", "full"), rank_orders
+    ):
+        for counts in every_cut(layers, pp) if world % (tp * pp) == 0 else ():
+            plan = Plan(
+                tp=tp, pp=pp, micro_batch=micro_batch, recompute=recompute, rank_order=order, zero=1, layers=counts
+            )  # fmt: skip
+            try:
+                done = simulate(
+                    problem.graph, problem.cluster, plan, problem.training, stack=problem.stack,
+                    perturbation=problem.perturbation,
+                )  # fmt: skip
+            except UserError:
+                continue
+            room = done.memory.capacity_bytes * (1 - problem.constraints.headroom)
+            if done.fits and done.memory.peak_reserved_bytes <= room:
+                found.append(done)
+    return found
+
+
+def nothing_even(_problem: Problem, _watch: Watch) -> None:
+    """A uniform space in which nothing fits."""
+    raise Infeasible("nothing fits")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_cut_beats_the_certified_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random tiny models on one machine, with little memory or a slow rank: the best of brute force, no other."""
+    monkeypatch.setattr(uneven, "search_uniform", nothing_even)
+    random = np.random.default_rng(seed)
+    config = {
+        "model_type": "llama", "vocab_size": int(random.choice((4096, 32000))), "hidden_size": 256,
+        "intermediate_size": 1024, "num_hidden_layers": int(random.integers(2, 4)), "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+    }  # fmt: skip
+    problem = make_problem(
+        read(config, "tiny"),
+        load_cluster("laptop-cpu-4"),
+        Training(seq_len=128, global_batch=int(random.choice((4, 8)))),
+        stack=str(random.choice(("megatron", "simpar", "deepspeed"))),
+        constraints=Constraints(headroom=float(random.choice((0.0, 0.99, 0.994)))),
+        perturbation=Perturbation({int(random.integers(4)): 1.3} if seed % 2 else {}),
+    )
+    every = brute_force(problem, ("tp-cp-dp-pp",))
+    try:
+        found = search_uneven(problem, Watch(top=3))
+    except Infeasible:
+        assert not every
+        return
+    assert found.certified_optimal
+    assert found.best.step_time_s == min(done.step_time_s for done in every)
+    assert found.details["lower_bound_s"] == found.best.step_time_s
+    for one in found.candidates:
+        again = simulate(
+            problem.graph, problem.cluster, one.plan, problem.training, stack=problem.stack,
+            perturbation=problem.perturbation,
+        )  # fmt: skip
+        assert (again.step_time_s, again.peak_memory_bytes) == (one.step_time_s, one.peak_memory_bytes)
+        assert again.memory.peak_reserved_bytes <= (1 - problem.constraints.headroom) * 16 * 2**30
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+def test_bounds_are_below_steps_and_hardly_below(name: str) -> None:
+    """Every cut of every skeleton takes at least its bound; where nothing but passes counts, no more than that."""
+    problem = make_problem(GRAPH, mixed(), TRAINING)
+    pricing = Pricing(problem)
+    for tp, order in ((1, "tp-cp-dp-pp"), (2, "tp-cp-dp-pp"), (1, "tp-cp-pp-dp")):
+        plan = Plan(tp=tp, pp=4, micro_batch=1, zero=1, schedule=name, rank_order=order)
+        skeleton = pricing.skeleton(plan)
+        assert skeleton is not None
+        cuts = np.array([(2, 3, 3, 2), (0, 5, 5, 0), (1, 1, 1, 7), (4, 3, 2, 1)])
+        for counts, bound_s in zip(cuts.tolist(), skeleton.bounds_s(cuts), strict=True):
+            step_s = simulated(problem, skeleton, tuple(counts)).step_time_s
+            assert 0.85 * step_s < bound_s <= step_s
