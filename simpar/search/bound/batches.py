@@ -74,8 +74,8 @@ class Chunk:
         found = self.each((name, letter, boundary), lambda one: getattr(one.moves[letter, boundary], name))
         return np.asarray(found)
 
-    def passes(self, letter: str, *, boundary: bool) -> Floats:
-        """Times of passes by kind, slowed by what runs beside them, [n, kinds]."""
+    def passes(self, mine: Ints, letter: str, *, boundary: bool) -> Floats:
+        """Times of passes by kind, slowed by what runs beside them, [len(mine), kinds]."""
         known = letter, boundary
         keys, scheme, index = self._pairs
         if known not in self._columns:
@@ -83,7 +83,7 @@ class Chunk:
             busy = self.moves("occupied", letter, boundary=boundary)
             times = passes.slowed_ns(keys, letter, busy[scheme])
             self._columns[known] = times.astype(np.float64)
-        return np.asarray(self._columns[known][index])
+        return np.asarray(self._columns[known][index[mine]])
 
     def inside(self, letter: str) -> Floats:
         """Seconds that collectives inside passes take of each of rank 0's links, [n, kinds, links]."""
@@ -92,6 +92,6 @@ class Chunk:
             self._columns[name] = self.bounds.pipes.passes.drains_s(self.key, letter)
         return np.asarray(self._columns[name])
 
-    def kernels(self, letter: str) -> Floats:
-        """Kernels of passes by kind, [n, kinds]."""
-        return self.bounds.pipes.passes.kernels_ns[letter][self.key].astype(np.float64)
+    def kernels(self, mine: Ints, letter: str) -> Floats:
+        """Kernels of passes by kind, [len(mine), kinds]."""
+        return self.bounds.pipes.passes.kernels_ns[letter][self.key[mine]].astype(np.float64)

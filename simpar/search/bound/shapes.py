@@ -66,6 +66,12 @@ class Shape:
         return tuple(known.setdefault(held, stage) for stage, held in enumerate(self.pieces))
 
     @cached_property
+    def distinct(self) -> tuple[Ints, Ints]:
+        """Virtual stages of which no earlier one holds the same, and which of these every stage is like."""
+        first, like = np.unique(self.alike, return_inverse=True)
+        return first, like
+
+    @cached_property
     def by_stage(self) -> Floats:
         """How often every virtual stage holds each kind, float64[stages, kinds]."""
         return np.array(
@@ -74,15 +80,16 @@ class Shape:
 
     @cached_property
     def windows(self) -> tuple[tuple[Floats, ...], tuple[Floats, ...]]:
-        """Of a backward over each stage and of a forward, how often each kind is in parts of it, [stages, kinds].
+        """Of a backward over distinct stages and of a forward, how often each kind is in parts, [distinct, kinds].
 
         The first block, the last, all from the third on, those between first and last, all but the last two.
         """
+        pieces = [self.pieces[stage] for stage in self.distinct[0]]
         parts = slice(0, 1), slice(-1, None), slice(2, None), slice(1, -1), slice(0, -2)
         return tuple(  # type: ignore[return-value]
             tuple(
                 np.array(
-                    [np.bincount(held[::order][part], minlength=self.num_kinds) for held in self.pieces],
+                    [np.bincount(held[::order][part], minlength=self.num_kinds) for held in pieces],
                     dtype=np.float64,
                 )
                 for part in parts

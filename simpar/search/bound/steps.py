@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -85,6 +85,7 @@ class RowCharge:
     shape: Shape
     mine: Ints
     swept: bool = False
+    _times: dict[tuple[str, bool], Floats] = field(default_factory=dict)
 
     def charge(self) -> Charge:
         """What the bound of a row is made of."""
@@ -137,11 +138,11 @@ class RowCharge:
 
     def passes(self, letter: str, *, boundary: bool) -> Floats:
         """Times of passes by kind, slowed by what runs beside them, [n, kinds]; kernels of passes in pairs."""
-        alone = self.chunk.passes(letter, boundary=boundary)[self.mine]
+        alone = self.chunk.passes(self.mine, letter, boundary=boundary)
         if self.swept or not self.shape.pairs:
             return alone
         apart = self.each("apart", lambda one: one.always_apart)
-        return np.where(apart[:, None], alone, self.chunk.kernels(letter)[self.mine])
+        return np.where(apart[:, None], alone, self.chunk.kernels(self.mine, letter))
 
     @cached_property
     def stages(self) -> Stages:
@@ -160,21 +161,24 @@ class RowCharge:
         the first block of a pass and the last one the third and later gathers run, all reductions but the last two,
         and what is inside the blocks between.
         """
+        known = letter, boundary
+        if known not in self._times:
+            self._times[known] = self._distinct_times(letter, boundary=boundary)[:, self.shape.distinct[1]]
+        return self._times[known]
+
+    def _distinct_times(self, letter: str, *, boundary: bool) -> Floats:
+        """Passes of every stage unlike those before it, [n, distinct stages]."""
         kinds = self.passes(letter, boundary=boundary)
-        times = weigh(kinds, self.shape.by_stage)
+        times = weigh(kinds, self.shape.by_stage[self.shape.distinct[0]])
         gather = self.moves("gather", letter, boundary=boundary) * self.reshard[:, None]
         if not gather.any():
             return times
         first, last, later, between, earlier = self.shape.windows[letter == "F"]
-        used = [np.zeros_like(times)]
-        for link in range(len(self.bounds.pipes.passes.wires.own)):
-            linked = weigh(self._inside(letter)[..., link], between)
-            linked += self._copied(letter, link, later, boundary, Scheme.gather_slopes_s)
-            linked += (
-                self._copied(letter, link, earlier, boundary, Scheme.reduce_slopes_s) * self.per_unit[:, None]
-            )
-            used.append(NEARLY * NS_PER_S * linked)
-        window = np.maximum(weigh(gather, later), np.maximum.reduce(used))
+        reduced = self._copied(letter, earlier, boundary, Scheme.reduce_slopes_s)
+        linked = self._inside(letter, between) + self._copied(letter, later, boundary, Scheme.gather_slopes_s)
+        linked += reduced * self.per_unit[:, None, None]
+        used = NEARLY * NS_PER_S * linked.max(axis=2, initial=0.0)
+        window = np.maximum(weigh(gather, later), used)
         several = later.any(axis=1) & some(gather)
         return np.where(several, np.maximum(times, weigh(kinds, first + last) + window), times)
 
@@ -389,36 +393,31 @@ class RowCharge:
         In the first and last passes, and in every other microbatch. Of a table that has whole backwards and halves,
         what both have at least.
         """
-        counts, passes = self.shape.of_rank @ self.shape.by_stage, self.bounds.pipes.passes
+        counts = self.shape.of_rank @ self.shape.by_stage
         sent = self.bounds.pipes.drains_s(self.shape, self.bounds.pipes.index[self.rows])
-        found = []
-        for link in range(len(passes.wires.own)):
-            each = []
-            for boundary in (True, False):
-                took = {
-                    letter: weigh(self._inside(letter)[..., link], counts)
-                    + self._copied(letter, link, counts, boundary, Scheme.gather_slopes_s)
-                    + self._copied(letter, link, counts, boundary, Scheme.reduce_slopes_s)
-                    for letter in self.shape.letters
-                }
-                each.append(took["F"] + sum(backwards(self.shape, took)) + sent[..., link])
-            found.append(NEARLY * NS_PER_S * np.stack(each, axis=2))
-        return found
+        each = []
+        for boundary in (True, False):
+            took = {
+                letter: self._inside(letter, counts)
+                + self._copied(letter, counts, boundary, Scheme.gather_slopes_s)
+                + self._copied(letter, counts, boundary, Scheme.reduce_slopes_s)
+                for letter in self.shape.letters
+            }
+            each.append(took["F"] + sum(backwards(self.shape, took)) + sent)
+        return list(np.moveaxis(NEARLY * NS_PER_S * np.stack(each, axis=2), 3, 0))
 
-    def _inside(self, letter: str) -> Floats:
-        """Seconds that the collectives inside passes take of each of rank 0's links, [n, kinds, links]."""
-        return self.chunk.inside(letter)[self.mine]
+    def _inside(self, letter: str, counts: Floats) -> Floats:
+        """Seconds that collectives inside blocks take of each of rank 0's links, [n, len(counts), links]."""
+        return np.tensordot(self.chunk.inside(letter)[self.mine], counts, (1, 1)).swapaxes(1, 2)
 
-    def _copied(
-        self, letter: str, link: int, counts: Floats, boundary: bool, slopes: Callable[..., Floats]
-    ) -> Floats:
-        """Seconds that gathers or reductions of blocks in given numbers take of one of rank 0's links, [n, counts]."""
-        found = np.zeros((len(self.mine), len(counts)))
+    def _copied(self, letter: str, counts: Floats, boundary: bool, slopes: Callable[..., Floats]) -> Floats:
+        """Seconds that gathers or reductions of blocks take of each of rank 0's links, [n, len(counts), links]."""
+        found = np.zeros((len(self.mine), len(counts), len(self.bounds.pipes.passes.wires.own)))
         for kind in (DENSE, EXPERTS):
             name = slopes.__name__, kind, letter, boundary
-            slope = self.each(name, partial(slopes, kind=kind, letter=letter, boundary=boundary))[:, link]
+            slope = self.each(name, partial(slopes, kind=kind, letter=letter, boundary=boundary))
             if slope.any():
-                found += self._moved(kind, counts) * slope[:, None]
+                found += self._moved(kind, counts)[..., None] * slope[:, None]
         return found
 
     def _gathers_dense(self, letter: str, *, boundary: bool) -> Floats:
