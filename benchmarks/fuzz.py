@@ -78,6 +78,8 @@ AXES: tuple[tuple[str, tuple[Any, ...], float], ...] = (
     ("offload_activations", (0.5, 1.0), 0.04), ("reduce_dtype", ("fp32", "bf16"), 0.08),
     ("grad_dtype", ("fp32", "bf16"), 0.08),
     ("master_weights", (True, False), 0.05), ("capacity_factor", (1.0, 1.25), 0.04),
+    ("lora_rank", (4, 64), 0.06), ("frozen_layers", (1, 6), 0.04), ("frozen_dtype", ("nf4",), 0.03),
+    ("sync", ("local-sgd", "ssp", "asp", "diloco"), 0.06), ("sync_every", (4,), 0.05), ("staleness", (2,), 0.04),
 )  # fmt: skip
 
 

@@ -129,8 +129,14 @@ def followed_back(gaps: Gaps, timing: Timing, binding: Ints) -> Pieces:
 def summed_along(binding: Ints, values: Floats) -> Floats:
     """Sums of ``values`` float64[num_ops, columns] over every op and the chain of its binding predecessors.
 
-    By pointer doubling: the rounds are the logarithm of the longest chain.
+    By pointer doubling: the rounds are the logarithm of the longest chain. Columns of zeros cost nothing.
     """
+    some = values.any(axis=0)
+    if not some.all():
+        found = np.zeros_like(values)
+        if some.any():
+            found[:, some] = summed_along(binding, values[:, some])
+        return found
     total, hop = values.copy(), binding.copy()
     live = np.flatnonzero(hop >= 0)
     while len(live):
@@ -143,7 +149,7 @@ def summed_along(binding: Ints, values: Floats) -> Floats:
 def nearest(binding: Ints, flagged: Bools) -> Ints:
     """The first flagged op of the chain that starts with every op, int64[num_ops]; -1 without one."""
     found, hop = np.where(flagged, np.arange(len(binding)), -1), binding.copy()
-    live = np.flatnonzero((found < 0) & (hop >= 0))
+    live = np.flatnonzero((found < 0) & (hop >= 0)) if flagged.any() else np.zeros(0, dtype=np.int64)
     while len(live):
         found[live] = found[hop[live]]
         hop[live] = hop[hop[live]]
