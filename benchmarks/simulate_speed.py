@@ -22,10 +22,10 @@ from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
-from simpar.program.expand import expand
-from simpar.program.jitter import Jitter
 from simpar.program.lower import lower
 from simpar.program.perturbation import Perturbation
+from simpar.program.vary.expand import expand
+from simpar.program.vary.jitter import Jitter
 from simpar.simulation import make_job, simulate
 
 WIDTHS = (1024, 4096, 16384, 65536, 131072)

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.plan.mirrored import MirroredMesh
-from simpar.program.expand import expand, num_copies
-from simpar.program.jitter import Jitter, unfolded
+from simpar.program.emission.shared_cores import are_shared
+from simpar.program.ir.program import OpTable, Program, Timing
 from simpar.program.lower import Lowered
 from simpar.program.perturbation import Perturbation
-from simpar.program.program import OpTable, Program, Timing
-from simpar.program.shared_cores import are_shared
+from simpar.program.vary.expand import expand, num_copies
+from simpar.program.vary.jitter import Jitter, unfolded
 from simpar.report.result import JitterReport
 from simpar.report.summarise import at_peak_s
 from simpar.units import NS_PER_S

@@ -21,13 +21,13 @@ from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.routing import expected_maximum
 from simpar.plan.schedules import looks_at_costs
 from simpar.plan.sync import apart
-from simpar.program.checkpointing import with_checkpoints
+from simpar.program.blocks.rank_view import Job
+from simpar.program.ir.program import check_countable
 from simpar.program.lower import Lowered, lower
-from simpar.program.pass_costs import pass_costs
 from simpar.program.perturbation import Perturbation
-from simpar.program.program import check_countable
-from simpar.program.rank_view import Job
-from simpar.program.token_slices import choose_slices
+from simpar.program.resolve.checkpointing import with_checkpoints
+from simpar.program.resolve.pass_costs import pass_costs
+from simpar.program.resolve.token_slices import choose_slices
 from simpar.replicas.cooperate import cooperate
 from simpar.report.result import Result
 from simpar.report.summarise import Context, summarise

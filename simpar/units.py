@@ -25,7 +25,7 @@ _ALLOWED = (
     "plan.micro_batch) or faster hardware"
 )
 MOST_LINK_BYTES_PER_S = 500e12
-"""Of one link: what :mod:`simpar.program.flow` holds in integers that still tell bytes per second of slow links."""
+"""Of one link: what :mod:`simpar.program.ir.flow` holds in integers that still tell bytes per second of slow links."""
 
 DTYPE_BYTES = {
     "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5, "int8": 1.0, "int4": 0.5,

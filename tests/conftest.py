@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from simpar.program.program import Csr, Label, MemoryTable, OpTable, Program, Routes, Timing
+from simpar.program.ir.program import Csr, Label, MemoryTable, OpTable, Program, Routes, Timing
 from simpar.report.result import (
     Bill,
     Communication,

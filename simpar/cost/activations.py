@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from simpar.cost.context import exchange_elements
-from simpar.cost.habits import MemoryHabits
+from simpar.cost.memory_policy import MemoryHabits
 from simpar.cost.stack import Stack
 from simpar.models.graph import (
     INPUT,

@@ -15,8 +15,8 @@ import numpy as np
 from simpar.cost.in_flight import in_flight, short_schedule
 from simpar.cost.memory import keeps_parameters, parameter_widths, stage_chunks, stage_static_memory
 from simpar.cost.memory.layouts import Layouts
-from simpar.cost.moving import Moving, PeakMemory, Scheme, Share
 from simpar.cost.stack import Stack, reduce_bytes, under
+from simpar.cost.transient_memory import Moving, PeakMemory, Scheme, Share
 from simpar.models.graph import Block, ModelGraph
 from simpar.models.recompute import of_layer
 from simpar.models.training import Training

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
 from simpar import files
-from simpar.cost.habits import MemoryHabits
+from simpar.cost.memory_policy import MemoryHabits
 from simpar.plan.plan import ContextParallel, Plan
 from simpar.units import DTYPE_BYTES, Bytes, Seconds
 

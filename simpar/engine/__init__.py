@@ -11,7 +11,7 @@ from simpar import files
 from simpar.errors import UserError
 
 if TYPE_CHECKING:
-    from simpar.program.program import Program, Timing
+    from simpar.program.ir.program import Program, Timing
 
 ENGINES = ("auto", "reference", "sweep", "event")
 MANY_OPS = 50_000  # beyond this many ops the compiled engine is worth its start-up

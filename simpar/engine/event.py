@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.engine.sharing import LinkChange, as_rates, complaint
-from simpar.program.flow import FRACTION_BITS, fixed_point, to_cap, to_rate, to_work
-from simpar.program.program import Csr, OpTable, Program, ProgramError, Routes, Timing, edges
+from simpar.program.ir.flow import FRACTION_BITS, fixed_point, to_cap, to_rate, to_work
+from simpar.program.ir.program import Csr, OpTable, Program, ProgramError, Routes, Timing, edges
 
 Ints = NDArray[np.int64]
 

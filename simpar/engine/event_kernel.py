@@ -21,7 +21,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from simpar.program.flow import FRACTION_BITS, NO_CAP
+from simpar.program.ir.flow import FRACTION_BITS, NO_CAP
 
 Ints = NDArray[np.int64]
 Records = Any  # a structured array; numba reads ops[i].rate where numpy says ops["rate"][i]

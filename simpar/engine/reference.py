@@ -14,7 +14,7 @@ from simpy import Environment
 from simpy.events import NORMAL, Event, Timeout
 
 from simpar.engine.sharing import FlowTable, LinkChange, as_rates, complaint, max_min_rates
-from simpar.program.program import Csr, Program, ProgramError, Timing, edges
+from simpar.program.ir.program import Csr, Program, ProgramError, Timing, edges
 
 AFTER_THE_INSTANT = NORMAL + 1  # rule 3: re-share when every other event of the instant has happened
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.errors import UserError
-from simpar.program.program import (
+from simpar.program.ir.program import (
     Csr,
     Program,
     ProgramError,

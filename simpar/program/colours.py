@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from simpar.hardware.cluster import Cluster
 from simpar.plan.routing import has_sampled_loads
-from simpar.program.rank_view import RankView
+from simpar.program.blocks.rank_view import RankView
 
 if TYPE_CHECKING:
     from simpar.program.perturbation import Perturbation

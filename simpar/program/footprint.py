@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from simpar.cost.memory import StaticMemory, overhead_bytes
 from simpar.cost.memory.allocator import Reservation
 from simpar.hardware.cluster import Cluster
+from simpar.program.ir.memory import MemoryUse, memory_uses
+from simpar.program.ir.program import Timing
 from simpar.program.lower import Lowered
-from simpar.program.memory import MemoryUse, memory_uses
-from simpar.program.program import Timing
 
 
 @dataclass(frozen=True)

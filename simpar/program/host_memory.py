@@ -9,7 +9,7 @@ import numpy as np
 
 from simpar.cost.offload import HostMemory, host_memory
 from simpar.hardware.cluster import Cluster
-from simpar.program.stages import StageBuilder
+from simpar.program.structure.stages import StageBuilder
 
 if TYPE_CHECKING:
     from simpar.program.lower import Lowered

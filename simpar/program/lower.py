@@ -15,26 +15,15 @@ from simpar.models.graph import Block, evaluate
 from simpar.plan.mirrored import MirroredMesh
 from simpar.plan.routing import has_sampled_loads, sampled_loads
 from simpar.plan.schedules.actions import Schedule
-from simpar.program.assemble import assemble
-from simpar.program.collective_prices import Added
+from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, CONTEXT, EXPERT, TENSOR, CollectiveUse
+from simpar.program.blocks.rank_view import ANY, Job, RankView
 from simpar.program.colours import rank_colours
-from simpar.program.emit import ClassActions, Emitter, FlowUse, Slots
-from simpar.program.families import Family, followed
-from simpar.program.flatten import flatten
-from simpar.program.layout import Layout, build_layout
-from simpar.program.microbatches import MIDDLE, middle, with_middle
-from simpar.program.one_process import OneProcess
-from simpar.program.pairs import handover
-from simpar.program.perturbation import Perturbation
-from simpar.program.phases import BLOCK_STREAMS, COMPUTE, CONTEXT, EXPERT, TENSOR, CollectiveUse
-from simpar.program.program import Program
-from simpar.program.rank_view import ANY, Job, RankView
-from simpar.program.shared_cores import are_shared, share_cores
-from simpar.program.stages import ActionBuilder, Pricing, StageBuilder, rests
-from simpar.program.synchronisation import Synchronisation
-from simpar.program.templates import GATHER, REDUCE, Node, Template
-from simpar.program.token_slices import slice_ends, slice_view
-from simpar.program.traffic import (
+from simpar.program.emission.assemble import assemble
+from simpar.program.emission.collective_prices import Added
+from simpar.program.emission.emit import ClassActions, Emitter, FlowUse, Slots
+from simpar.program.emission.microbatches import MIDDLE, middle, with_middle
+from simpar.program.emission.shared_cores import are_shared, share_cores
+from simpar.program.emission.traffic import (
     EMBEDDING_GROUP,
     Network,
     group_kinds,
@@ -43,9 +32,20 @@ from simpar.program.traffic import (
     send_bytes,
     streams_of,
 )  # fmt: skip
+from simpar.program.fold.layout import Layout, build_layout
+from simpar.program.ir.program import Program
+from simpar.program.perturbation import Perturbation
+from simpar.program.resolve.token_slices import slice_ends, slice_view
+from simpar.program.structure.flatten import flatten
+from simpar.program.structure.one_process import OneProcess
+from simpar.program.structure.pairs import handover
+from simpar.program.structure.stages import ActionBuilder, Pricing, StageBuilder, rests
+from simpar.program.structure.synchronisation import Synchronisation
+from simpar.program.structure.template_cache import Family, followed
+from simpar.program.structure.templates import GATHER, REDUCE, Node, Template
 
 if TYPE_CHECKING:
-    from simpar.program.stage_builder import StagedBuilder
+    from simpar.program.structure.stage_builder import StagedBuilder
 
 Ints = NDArray[np.int64]
 
@@ -77,10 +77,10 @@ def lower(
     """Build the Program of one step.
 
     ``schedule`` is the plan's action table; ``collapse`` merges the serial steps of a block into one op where
-    nothing outside can touch them (exact; see :mod:`simpar.program.segments`). Without ``contention`` every
+    nothing outside can touch them (exact; see :mod:`simpar.program.blocks.segments`). Without ``contention`` every
     collective has its links to itself: a lower bound, and much smaller where tensor-parallel traffic shares links.
-    Many microbatches without a pipeline become few ops where that is exact (:mod:`simpar.program.microbatches`). Raises
-    UserError for too many ops.
+    Many microbatches without a pipeline become few ops where that is exact
+    (:mod:`simpar.program.emission.microbatches`). Raises UserError for too many ops.
     """
     perturbation = perturbation or Perturbation()
     cluster = cluster.in_training
@@ -147,7 +147,7 @@ def _stream_names(schedule: Schedule, sync: Synchronisation) -> tuple[str, ...]:
 class ClassMaker:
     """Templates and ordered actions of each rank class.
 
-    ``middle_count`` microbatches are one op behind the first (:mod:`simpar.program.microbatches`).
+    ``middle_count`` microbatches are one op behind the first (:mod:`simpar.program.emission.microbatches`).
     """
 
     builder: Any

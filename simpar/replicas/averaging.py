@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from simpar.cost.collectives import collective
 from simpar.engine import choose_engine
-from simpar.program.builder import ProgramBuilder
-from simpar.program.program import Label
+from simpar.program.ir.builder import ProgramBuilder
+from simpar.program.ir.program import Label
 from simpar.replicas.meeting import Meeting
 from simpar.replicas.setting import Setting
 from simpar.units import NS_PER_S, to_ns

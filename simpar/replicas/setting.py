@@ -12,11 +12,11 @@ from simpar.cost.optimizers import MOMENTS
 from simpar.hardware.cluster import Cluster
 from simpar.plan.plan import Plan
 from simpar.plan.sync import num_replicas
+from simpar.program.ir.program import Timing
 from simpar.program.lower import Lowered
 from simpar.program.perturbation import Perturbation
-from simpar.program.program import Timing
-from simpar.program.stages import StageBuilder
-from simpar.program.synchronisation import Synchronisation
+from simpar.program.structure.stages import StageBuilder
+from simpar.program.structure.synchronisation import Synchronisation
 from simpar.units import DTYPE_BYTES, to_ns
 
 Ints = NDArray[np.int64]

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.program.traffic import EMBEDDING_GROUP
+from simpar.program.emission.traffic import EMBEDDING_GROUP
 from simpar.report.attribution import BUBBLE, GROUPS, SLOW, UNEQUAL, Excess, Gaps, binding_predecessors
 from simpar.report.idle import Idle, Participation, Waiting
 from simpar.report.slot_facts import COMMUNICATION, INSIDE, PARTS, PASSES, SlotFacts, slot_facts
 from simpar.units import NS_PER_S
 
 if TYPE_CHECKING:
+    from simpar.program.ir.program import Program, Timing
     from simpar.program.lower import Lowered
-    from simpar.program.program import Program, Timing
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

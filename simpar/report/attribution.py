@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.program.program import Csr, Program, Timing, predecessors
+from simpar.program.ir.program import Csr, Program, Timing, predecessors
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -1,7 +1,7 @@
 """What merged ops stand for: the steps inside them, so that a trace can open every block.
 
 Lowering merges the steps of a block into one op whose inner times are constant offsets (see
-:mod:`simpar.program.segments`); adding the offsets back is exact.
+:mod:`simpar.program.blocks.segments`); adding the offsets back is exact.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.program.emit import moved_layer
+from simpar.program.emission.emit import moved_layer
+from simpar.program.ir.program import Label
 from simpar.program.lower import Lowered
-from simpar.program.program import Label
-from simpar.program.templates import Node
+from simpar.program.structure.templates import Node
 from simpar.report.timeline import InnerSteps
 
 Ints = NDArray[np.int64]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.program.program import Program, Timing
+from simpar.program.ir.program import Program, Timing
 from simpar.report.result import Cooperation, HostReport, Result, StageMemory
 from simpar.report.waits import slow_hints, waited_for
 from simpar.units import NS_PER_S, format_bytes, format_seconds

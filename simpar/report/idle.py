@@ -24,8 +24,8 @@ from simpar.report.attribution import (
 from simpar.report.slot_facts import COMMUNICATION
 
 if TYPE_CHECKING:
+    from simpar.program.ir.program import Timing
     from simpar.program.lower import Lowered
-    from simpar.program.program import Timing
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.program.phases import COMPUTE
-from simpar.program.templates import Node, Template
+from simpar.program.blocks.phases import COMPUTE
+from simpar.program.structure.templates import Node, Template
 
 if TYPE_CHECKING:
+    from simpar.program.ir.program import Timing
     from simpar.program.lower import Lowered
-    from simpar.program.program import Timing
 
 Ints = NDArray[np.int64]
 
@@ -104,7 +104,9 @@ def _inside(node: Node) -> list[list[int]]:
         for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True):
             if step.collective is not None:
                 found[step.kind][0] += node.repeats * int(finish - start)
-                found[step.kind][1] += node.repeats * round(step.collective.size_bytes * step.collective.count)
+                found[step.kind][1] += node.repeats * round(
+                    step.collective.size_bytes * step.collective.count
+                )
     return list(found.values())
 
 

@@ -16,12 +16,12 @@ from simpar.models.documents import packing_of
 from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.plan.mirrored import unfolded
 from simpar.plan.plan import Plan
+from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import Footprint, footprints
 from simpar.program.host_memory import HostUse, host_use
+from simpar.program.ir.program import MEMORY_CATEGORIES, Timing
 from simpar.program.lower import Lowered
 from simpar.program.perturbation import Perturbation
-from simpar.program.program import MEMORY_CATEGORIES, Timing
-from simpar.program.rank_view import Job
 from simpar.report.accounting import Accounts, account
 from simpar.report.detail import inner_steps
 from simpar.report.explain import critical_path_s, explained

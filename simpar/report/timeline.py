@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.program.program import Label, Program, Timing
+from simpar.program.ir.program import Label, Program, Timing
 from simpar.units import NS_PER_S
 
 Ints = NDArray[np.int64]

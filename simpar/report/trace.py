@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from simpar.files import write_atomic
-from simpar.program.program import Label
+from simpar.program.ir.program import Label
 from simpar.report.timeline import InnerSteps, MemoryCurve, Slices, Timeline, shown_classes
 from simpar.units import KILO, NS_PER_S
 

@@ -22,10 +22,10 @@ from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster, make_cluster
 from simpar.hardware.profile import ClusterProfile
 from simpar.plan.plan import Plan
+from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import footprints
+from simpar.program.ir.program import Timing
 from simpar.program.lower import Lowered
-from simpar.program.program import Timing
-from simpar.program.rank_view import Job
 from simpar.simulation import lower_job, make_job
 from simpar.units import NS_PER_S
 from simpar.validate.cells import Unmodelled

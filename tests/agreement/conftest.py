@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from simpar.program.builder import ProgramBuilder
-from simpar.program.fold import Incidence, Partition, refine
-from simpar.program.program import Csr, Label, Program, Timing, verify
+from simpar.program.fold.refinement import Incidence, Partition, refine
+from simpar.program.ir.builder import ProgramBuilder
+from simpar.program.ir.program import Csr, Label, Program, Timing, verify
 from simpar.units import GB, KB
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from simpar.engine import reference, sweep
 from simpar.engine.sharing import LinkChange
-from simpar.program.program import predecessors, solo_durations_ns, verify
+from simpar.program.ir.program import predecessors, solo_durations_ns, verify
 from simpar.units import GB
 
 SEEDS = st.integers(0, 2**32 - 1)

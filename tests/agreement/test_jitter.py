@@ -12,11 +12,11 @@ from simpar.hardware.cluster import load_cluster
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
-from simpar.program.expand import Expanded, expand
-from simpar.program.jitter import Jitter, slowest, unfolded
+from simpar.program.ir.program import Program, verify
 from simpar.program.lower import Lowered, lower
 from simpar.program.perturbation import Perturbation
-from simpar.program.program import Program, verify
+from simpar.program.vary.expand import Expanded, expand
+from simpar.program.vary.jitter import Jitter, slowest, unfolded
 from simpar.simulation import make_job
 
 EVERY_RANK = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simpar.cost.activations import block_activations, loss_activations
-from simpar.cost.habits import MemoryHabits
+from simpar.cost.memory_policy import MemoryHabits
 from simpar.cost.stack import Overlap, Stack, StackNumerics, load_stack
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training

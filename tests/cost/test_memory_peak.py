@@ -16,7 +16,7 @@ from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import make_schedule
-from simpar.program.memory import memory_uses
+from simpar.program.ir.memory import memory_uses
 from simpar.simulation import lower_job, make_job
 
 TRAINING = Training(seq_len=512, global_batch=32)

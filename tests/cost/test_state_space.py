@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from simpar.cost.activations import block_activations
-from simpar.cost.habits import MemoryHabits
 from simpar.cost.kernels import KernelModel
+from simpar.cost.memory_policy import MemoryHabits
 from simpar.cost.operators import operator_times
 from simpar.cost.stack import Stack, load_stack
 from simpar.cost.state_space import BACKWARD, FORWARD, scan_time_s

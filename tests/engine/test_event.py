@@ -6,8 +6,8 @@ import pytest
 
 from simpar.engine import event, reference
 from simpar.engine.sharing import LinkChange
-from simpar.program.builder import ProgramBuilder
-from simpar.program.program import ProgramError
+from simpar.program.ir.builder import ProgramBuilder
+from simpar.program.ir.program import ProgramError
 from simpar.units import GB, KB
 
 

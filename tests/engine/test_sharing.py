@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.engine.sharing import LinkChange, as_rates, max_min_rates
-from simpar.program.flow import COEFFICIENT_ONE, NO_CAP, fixed_point
+from simpar.program.ir.flow import COEFFICIENT_ONE, NO_CAP, fixed_point
 from simpar.units import GB, KB
 
 SEEDS = st.integers(0, 2**32 - 1)

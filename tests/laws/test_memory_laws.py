@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.cost.memory import checkpointed_peak, round_allocation, stage_static_memory, static_memory
-from simpar.cost.moving import PeakMemory
 from simpar.cost.peak import peak_memory
 from simpar.cost.stack import load_stack, resolve
+from simpar.cost.transient_memory import PeakMemory
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Plan

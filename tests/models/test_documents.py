@@ -8,7 +8,7 @@ from simpar.cost.operators import operator_times
 from simpar.errors import UserError
 from simpar.models.documents import lengths_of, packing_of, with_documents
 from simpar.models.training import Documents, Training
-from simpar.program.rank_view import RankView
+from simpar.program.blocks.rank_view import RankView
 from simpar.runtime.prepare import prepare
 from simpar.simulation import make_job
 

@@ -13,8 +13,8 @@ from simpar.models.recompute import MODULES, is_known, module_names, of_layer, o
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.plan.sharding import rank_dims
-from simpar.program.rank_view import RankView
-from simpar.program.steps import block_steps
+from simpar.program.blocks.rank_view import RankView
+from simpar.program.blocks.steps import block_steps
 from simpar.simulation import make_job
 
 TRAINING = Training(seq_len=4096, global_batch=64)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from simpar.program.program import Timing
+from simpar.program.ir.program import Timing
 from simpar.report.attribution import binding_predecessors
 from simpar.report.explain import critical_path, critical_path_s, explained, fullest_stage
 from simpar.report.result import Result, TimeBreakdown

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from simpar.program.program import Timing
+from simpar.program.ir.program import Timing
 from simpar.report import timeline as timelines
 from simpar.report.timeline import IDLE_CAUSES, KINDS, Idle, MemoryCurve, RankClass, overview
 

@@ -9,7 +9,7 @@ import numpy as np
 from simpar.hardware.cluster import load_cluster
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
-from simpar.program.program import Label
+from simpar.program.ir.program import Label
 from simpar.report.timeline import InnerSteps, Timeline
 from simpar.report.trace import check_trace, trace, write_trace
 from simpar.simulation import simulate

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from simpar.cost.habits import AllocatorHabits
+from simpar.cost.memory_policy import AllocatorHabits
 from simpar.units import MIB
 
 Array = Any

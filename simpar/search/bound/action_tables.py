@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.plan.schedules.actions import LETTERS, B, F, I, Schedule, W, waits_for
-from simpar.program.program import Csr
+from simpar.program.ir.program import Csr
 from simpar.search.bound.paths import Hops
 
 Ints = NDArray[np.int64]

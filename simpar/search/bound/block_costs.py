@@ -22,15 +22,15 @@ from simpar.plan.grid import grid_of
 from simpar.plan.plan import Numerics
 from simpar.plan.schedules import make_schedule
 from simpar.plan.sharding import RankDims
-from simpar.program.checkpointing import module_policies
-from simpar.program.collective_prices import Price, Prices
-from simpar.program.phases import BLOCK_STREAMS, COMPUTE, CollectiveUse, Phase
-from simpar.program.rank_view import RankView
-from simpar.program.segments import make_segment
-from simpar.program.stages import PASSES
-from simpar.program.steps import BlockSteps, block_steps
-from simpar.program.synchronisation import DENSE, EXPERTS, Synchronisation
-from simpar.program.traffic import group_kinds, late_per_member_s
+from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, CollectiveUse, Phase
+from simpar.program.blocks.rank_view import RankView
+from simpar.program.blocks.segments import make_segment
+from simpar.program.blocks.steps import BlockSteps, block_steps
+from simpar.program.emission.collective_prices import Price, Prices
+from simpar.program.emission.traffic import group_kinds, late_per_member_s
+from simpar.program.resolve.checkpointing import module_policies
+from simpar.program.structure.stages import PASSES
+from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
 from simpar.search.space.axes import fully_sharded
 from simpar.search.space.jobs import Jobs
 from simpar.units import DTYPE_BYTES, NS_PER_S, to_ns
@@ -419,7 +419,7 @@ class Lane:
 
 
 def _stretched(lanes: Sequence[Lane], row: Ints, excess: float, busy_ns: Floats) -> Ints:
-    """Durations of lanes of one structure, int64[len(row)], by the rule of :mod:`simpar.program.segments`."""
+    """Durations of lanes of one structure, int64[len(row)], by the rule of :mod:`simpar.program.blocks.segments`."""
     compute = np.array([lane.compute_ns for lane in lanes])[row]
     share = np.minimum(1.0, busy_ns / np.where(compute > 0, compute, np.inf))
     slow = NS_PER_S * (1.0 + excess * share)

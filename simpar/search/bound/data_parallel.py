@@ -2,7 +2,7 @@
 
 A *scheme* is one combination of the axes that decide it. Times are those of the groups of rank 0, whose pipeline
 stands for all of them in a lower bound. Experts have ranks of their own that hold copies of them (see
-:mod:`simpar.program.synchronisation`).
+:mod:`simpar.program.structure.synchronisation`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from simpar.models.graph import evaluate
 from simpar.plan.schedules import make_schedule
-from simpar.program.collective_prices import FREE, Added, Price, shared_slopes_s
-from simpar.program.rank_view import RankView
-from simpar.program.stages import PASSES
-from simpar.program.synchronisation import DENSE, EXPERTS, Synchronisation
-from simpar.program.templates import Copies, SyncPolicy
-from simpar.program.traffic import EMBEDDING_GROUP, group_kinds
+from simpar.program.blocks.rank_view import RankView
+from simpar.program.emission.collective_prices import FREE, Added, Price, shared_slopes_s
+from simpar.program.emission.traffic import EMBEDDING_GROUP, group_kinds
+from simpar.program.structure.stages import PASSES
+from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
+from simpar.program.structure.templates import Copies, SyncPolicy
 from simpar.search.bound.block_costs import Passes
 
 Ints = NDArray[np.int64]
@@ -311,7 +311,7 @@ class Buckets:
 
 
 def buckets(scheme: Scheme, pieces: Sequence[int], policy: SyncPolicy, copies: Copies) -> Buckets:
-    """How the gradients of a stage are cut, by the rule of :mod:`simpar.program.templates`."""
+    """How the gradients of a stage are cut, by the rule of :mod:`simpar.program.structure.templates`."""
     bytes_of = scheme.parameters[copies.kind] * copies.gradient_bytes
     limit, pending = policy.first_bucket_bytes or policy.bucket_bytes, 0.0
     sizes, counts, behind = [], [], []

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.plan.routing import has_sampled_loads
-from simpar.program.pairs import merged
-from simpar.program.phases import BLOCK_STREAMS, Phase
-from simpar.program.segments import make_segment
+from simpar.program.blocks.phases import BLOCK_STREAMS, Phase
+from simpar.program.blocks.segments import make_segment
+from simpar.program.structure.pairs import merged
 from simpar.search.bound.block_costs import Passes
 from simpar.units import to_ns
 

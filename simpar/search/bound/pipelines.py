@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.program.collective_prices import FREE, Price, Prices
-from simpar.program.traffic import send_bytes
+from simpar.program.emission.collective_prices import FREE, Price, Prices
+from simpar.program.emission.traffic import send_bytes
 from simpar.search.bound.block_costs import Passes
 from simpar.search.bound.paths import Hops, Path, Stages, path_bound
 from simpar.search.bound.shapes import Shape, Shapes, weigh

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from simpar.models.recompute import is_full
 from simpar.plan.schedules import make_schedule
 from simpar.plan.schedules.actions import LETTERS
-from simpar.program.stages import virtual_stage_pieces
+from simpar.program.structure.stages import virtual_stage_pieces
 from simpar.search.bound.block_costs import Passes
 from simpar.search.space.jobs import Jobs
 

@@ -14,7 +14,7 @@ from simpar.cost.offload import update_bytes
 from simpar.cost.operators import optimizer_time_s
 from simpar.cost.optimizers import RULES
 from simpar.plan.plan import Numerics
-from simpar.program.synchronisation import DENSE, EXPERTS
+from simpar.program.structure.synchronisation import DENSE, EXPERTS
 from simpar.search.bound.batches import Chunk
 from simpar.search.bound.data_parallel import Scheme, Schemes
 from simpar.search.bound.paths import Stages, backwards

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.program.collective_prices import Added, Prices
+from simpar.program.emission.collective_prices import Added, Prices
 from simpar.search.bound.batched_sweep import Sweeps
 from simpar.search.bound.data_parallel import Schemes
 from simpar.search.bound.dualpipe import kernels_bound_ns

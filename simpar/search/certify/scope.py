@@ -125,7 +125,9 @@ def not_portable(problem: Problem, plan: Plan) -> dict[str, Any] | None:
     def refused(name: str) -> list[str]:
         try:
             return unsupported(plan, problem.graph, problem.training, name)
-        except UserError as error:  # a model that no target can be told, such as one whose config file is gone
+        except (
+            UserError
+        ) as error:  # a model that no target can be told, such as one whose config file is gone
             return [str(error)]
 
     reasons = {name: refused(name) for name in own}

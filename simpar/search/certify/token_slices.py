@@ -2,7 +2,8 @@
 
 Until then a row is bounded by kernels. Whatever the slices, a stage takes the least sum of theirs over all ways to cut
 a sequence at the ends of units, waits until the stages ahead have run one first slice, and leaves them its backward.
-Then slices are chosen as :mod:`simpar.program.token_slices` does, and the Program of the row is swept uncontended.
+Then slices are chosen as :mod:`simpar.program.resolve.token_slices` does, and the Program of the row is swept without
+contention.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from simpar.cost.operators import operator_times
 from simpar.models.graph import Block, Dims
 from simpar.plan.schedules.terapipe import least_sum
 from simpar.plan.sharding import RankDims
-from simpar.program.rank_view import RankView
-from simpar.program.token_slices import slice_view, unit_tokens
+from simpar.program.blocks.rank_view import RankView
+from simpar.program.resolve.token_slices import slice_view, unit_tokens
 from simpar.search.bound.pipelines import Pipes
 from simpar.search.certify.exact import job_of
 from simpar.search.space.axes import SLICED, Rows

@@ -9,7 +9,7 @@ from simpar.models.recompute import OPTIMAL
 from simpar.plan.mirrored import BOTH_ENDS
 from simpar.plan.offload import decided_offload
 from simpar.plan.plan import Plan
-from simpar.program.rank_view import Job
+from simpar.program.blocks.rank_view import Job
 from simpar.search.problem import Problem
 from simpar.search.space.axes import SLICED, Rows
 from simpar.search.space.rows import plan_of

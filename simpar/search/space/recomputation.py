@@ -1,8 +1,9 @@
 """``recompute: optimal`` as a choice of the space: chosen for one layout when its bound says that it may win.
 
 Until then a row is bounded as if nothing were recomputed, which takes the least time, and fits where everything
-recomputed in segments of some size does. Then the choice by layer is made, as :mod:`simpar.program.checkpointing`
-makes it, and the row is bounded, swept and simulated with it like any other.
+recomputed in segments of some size does. Then the choice by layer is made, as
+:mod:`simpar.program.resolve.checkpointing` makes it, and the row is bounded, swept and simulated with it like any
+other.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from simpar.errors import Infeasible
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import Block
 from simpar.models.recompute import OPTIMAL
-from simpar.program.rank_view import Job, RankView
+from simpar.program.blocks.rank_view import Job, RankView
 from simpar.search.problem import Problem
 from simpar.search.space.axes import Rows
 

@@ -20,9 +20,9 @@ from simpar.plan.check import schedule_of
 from simpar.plan.plan import Pipeline, Plan
 from simpar.plan.schedules import looks_at_costs
 from simpar.plan.schedules.actions import LETTERS
-from simpar.program.pass_costs import PassesAlone
-from simpar.program.rank_view import Job
-from simpar.program.stages import PASSES
+from simpar.program.blocks.rank_view import Job
+from simpar.program.resolve.pass_costs import PassesAlone
+from simpar.program.structure.stages import PASSES
 from simpar.search.bound.action_tables import Table, finishes_ns
 from simpar.search.bound.paths import Hops
 from simpar.search.problem import Problem

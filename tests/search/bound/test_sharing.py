@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import simpar
-from simpar.program.steps import block_steps
-from simpar.program.synchronisation import DENSE, EXPERTS
+from simpar.program.blocks.steps import block_steps
+from simpar.program.structure.synchronisation import DENSE, EXPERTS
 from simpar.search import Constraints, make_problem
 from simpar.search.bound import block_costs, data_parallel
 from simpar.search.certify.frontier import Arena

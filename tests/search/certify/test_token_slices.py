@@ -5,8 +5,8 @@ import pytest
 
 import simpar
 from simpar.errors import Infeasible, UserError
-from simpar.program.rank_view import RankView
-from simpar.program.token_slices import slice_view
+from simpar.program.blocks.rank_view import RankView
+from simpar.program.resolve.token_slices import slice_view
 from simpar.search import Constraints, make_problem, search
 from simpar.search.certify.exact import measure
 from simpar.search.certify.token_slices import slice_kernels_ns, sliced

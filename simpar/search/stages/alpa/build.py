@@ -16,7 +16,7 @@ from simpar.models.graph import INPUT, Block, Dims, Operator, evaluate, saved_te
 from simpar.plan.placement import roles_of, sharding
 from simpar.plan.sharding import context_dims
 from simpar.plan.stages import MEMORY, WORDS, BlockSharding
-from simpar.program.rank_view import Job
+from simpar.program.blocks.rank_view import Job
 from simpar.search.stages.alpa.choices import METRICS, ChoiceGraph, Reading, Tensor, Unary, Variable
 from simpar.search.stages.alpa.operators import LIGHT, Chosen, OperatorCosts
 from simpar.search.stages.alpa.pricing import Pricer, codes, role_table, state_codes

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import Block
-from simpar.program.rank_view import Job
+from simpar.program.blocks.rank_view import Job
 from simpar.search.stages.alpa.build import Chain, global_dims
 from simpar.search.stages.alpa.meshes import logical_meshes
 from simpar.search.stages.alpa.operators import OperatorCosts

@@ -24,9 +24,9 @@ from simpar.cost.sharded import (
 )
 from simpar.models.graph import Dims, Operator
 from simpar.plan.placement import roles_of
-from simpar.program.block_view import LOSS_SUMS
-from simpar.program.rank_view import Job
-from simpar.program.synchronisation import DENSE, Replicas, Synchronisation
+from simpar.program.blocks.block_view import LOSS_SUMS
+from simpar.program.blocks.rank_view import Job
+from simpar.program.structure.synchronisation import DENSE, Replicas, Synchronisation
 from simpar.search.stages.alpa.choices import METRICS
 from simpar.search.stages.alpa.pricing import Pricer, RoleTable, role_table
 from simpar.units import DTYPE_BYTES

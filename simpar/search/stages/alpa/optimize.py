@@ -23,11 +23,11 @@ from simpar.errors import Infeasible, UserError
 from simpar.models.graph import Block
 from simpar.plan.plan import Plan
 from simpar.plan.stages import StagePlan
-from simpar.program.collective_prices import Added
+from simpar.program.blocks.rank_view import Job
+from simpar.program.emission.collective_prices import Added
 from simpar.program.footprint import footprints
+from simpar.program.ir.program import Timing
 from simpar.program.lower import Lowered
-from simpar.program.program import Timing
-from simpar.program.rank_view import Job
 from simpar.search.problem import Problem, refuse_optimal, refuse_tuning
 from simpar.search.progress import Watch
 from simpar.search.result import Counts, SearchResult

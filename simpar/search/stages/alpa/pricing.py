@@ -17,9 +17,9 @@ from simpar.cost.sharded import divisors
 from simpar.hardware.cluster import Cluster
 from simpar.plan.placement import REPLICATE, Role, States, transfers
 from simpar.plan.stages import StagePlan
-from simpar.program.collective_prices import Added, Prices
+from simpar.program.blocks.phases import TENSOR
+from simpar.program.emission.collective_prices import Added, Prices
 from simpar.program.lower_stages import axis_groups
-from simpar.program.phases import TENSOR
 from simpar.units import NS_PER_S
 
 Floats = NDArray[np.float64]

@@ -24,11 +24,11 @@ from simpar.models.graph import Block, saved_tensors
 from simpar.plan.placement import sharding
 from simpar.plan.sharding import RankDims
 from simpar.plan.stages import BlockSharding, StagePlan
-from simpar.program.collective_prices import Added
-from simpar.program.rank_view import Job
-from simpar.program.stage_memory import block_weights, gathered_stream_bytes, stage_dims
-from simpar.program.stage_view import BlockView, StageView
-from simpar.program.templates import LOOK_AHEAD
+from simpar.program.blocks.rank_view import Job
+from simpar.program.emission.collective_prices import Added
+from simpar.program.structure.stage_memory import block_weights, gathered_stream_bytes, stage_dims
+from simpar.program.structure.stage_view import BlockView, StageView
+from simpar.program.structure.templates import LOOK_AHEAD
 from simpar.search.stages.alpa.build import Chain, build_graph, shardings
 from simpar.search.stages.alpa.choices import METRICS, ChoiceGraph, Weighting
 from simpar.search.stages.alpa.eliminate import TooWide, eliminate

@@ -1,0 +1,1 @@
+"""One block on one rank: operators become kernels and collectives in order, and those become segments."""

@@ -1,0 +1,230 @@
+"""Tensor parallelism on grids of ranks: 2-D (SUMMA), 2.5-D and 3-D products.
+
+For a product C = A B of activations A (M x K) and weights B (K x N), bytes that one rank takes part in:
+
+| method | ranks | forward | input gradient | weight gradient |
+|---|---|---|---|---|
+| 2d | q x q | A/q, B/q go out | B/q goes out, A/q is summed | A/q goes out, B/q is summed |
+| 2.5d | q x q x d | A/(qd), B/q | B/q, A/(qd) | A/(qd), B/q, and B/q^2 is summed over d |
+| 3d | l x l x l | A/l^2, B/l^2 in, C/l^2 out | C/l^2, B/l^2 in, A/l^2 out | A/l^2 in, B/l^2 out |
+
+Broadcasts and reductions of 2d and 2.5d come in q panels, each of which one product waits for; with ``overlap`` the
+next panels travel beside the product. 3d gathers (in) and reduce-scatters (out) once [van de Geijn and Watts 1997
+(SUMMA); Xu et al. 2021, arXiv 2104.05343 (Optimus); Wang et al. 2021, arXiv 2105.14500 (Tesseract); Bian et al. 2021,
+arXiv 2105.14450 (3-D, Colossal-AI)]. Activations are shared over all ranks, rows and columns; so are weights, but for
+the copies of 2.5d. Norms sum two fp32 statistics a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.cost.operators import OperatorTime
+from simpar.models.flops import shape_dims
+from simpar.models.graph import Block, Dims, Operator, evaluate
+from simpar.plan.grid import Grid
+from simpar.program.blocks.phases import COMPUTE, TENSOR, CollectiveUse, Phase, Step, StepList
+from simpar.program.blocks.rank_view import RankView
+from simpar.program.fold.group_routes import GroupKind
+from simpar.units import DTYPE_BYTES
+
+Ints = NDArray[np.int64]
+ROW, COLUMN, DEPTH = "tp_row", "tp_column", "tp_depth"
+NORM_SUMS, LOSS_SUMS = 2, 3
+
+
+def grid_kinds(grid: Grid, groups: Ints) -> list[GroupKind]:
+    """Rows, columns and depths of all tensor-parallel groups int64[G, tp]."""
+    cubes = groups.reshape(-1, *grid.shape)
+    axes = {DEPTH: 1, COLUMN: 2, ROW: 3}
+    moves = ("all_gather", "reduce_scatter") if grid.method == "3d" else ("broadcast", "reduce")
+    found = []
+    for name, axis in axes.items():
+        if cubes.shape[axis] > 1:
+            lines = np.ascontiguousarray(np.moveaxis(cubes, axis, -1)).reshape(-1, cubes.shape[axis])
+            found.append(GroupKind(name, lines, (*moves, "all_reduce")))
+    return found
+
+
+@dataclass(frozen=True)
+class Product:
+    """Whole sizes of C = A B: rows M, columns N, contraction K, and bytes of an element."""
+
+    m: float
+    n: float
+    k: float
+    width: float
+
+    @property
+    def a(self) -> float:
+        """Bytes of the activations that go in."""
+        return self.m * self.k * self.width
+
+    @property
+    def b(self) -> float:
+        """Bytes of the weights."""
+        return self.k * self.n * self.width
+
+    @property
+    def c(self) -> float:
+        """Bytes of the activations that come out."""
+        return self.m * self.n * self.width
+
+
+def moves(grid: Grid, product: Product, what: str) -> tuple[list[CollectiveUse], list[CollectiveUse]]:
+    """Collectives before and after a product: forward, input_gradient or weight_gradient."""
+    q, square = grid.side, grid.side**2
+    if grid.method == "3d":
+        a, b, c = (size / square for size in (product.a, product.b, product.c))
+        before, after = {
+            "forward": ([(ROW, a), (COLUMN, b)], (DEPTH, c)),
+            "input_gradient": ([(DEPTH, c), (COLUMN, b)], (ROW, a)),
+            "weight_gradient": ([(ROW, a)], (COLUMN, b)),
+        }[what]
+        return [_use(*one, "all_gather") for one in before], [_use(*after, "reduce_scatter")]
+    a, b = product.a / grid.depth / square, product.b / square
+    panels, results = {
+        "forward": ([(ROW, a), (COLUMN, b)], []),
+        "input_gradient": ([(COLUMN, b)], [(ROW, a)]),
+        "weight_gradient": ([(ROW, a)], [(COLUMN, b)]),
+    }[what]
+    after_uses = [CollectiveUse(group, "reduce", size, q) for group, size in results]
+    if what == "weight_gradient" and grid.depth > 1:
+        after_uses.append(_use(DEPTH, b, "all_reduce"))
+    return [CollectiveUse(group, "broadcast", size, q) for group, size in panels], after_uses
+
+
+def _use(group: str, size: float, op: str) -> CollectiveUse:
+    return CollectiveUse(group, op, size)
+
+
+@dataclass(frozen=True)
+class GridSteps:
+    """The phases of one block on one rank of a grid."""
+
+    grid: Grid
+    block: Block
+    view: RankView
+    times: Sequence[OperatorTime]
+    recompute: str
+
+    @cached_property
+    def dims(self) -> Dims:
+        """Whole sizes of the block with the shape of one microbatch."""
+        job = self.view.job
+        return self.block.view(shape_dims(job.graph, job.training.seq_len, batch=job.plan.micro_batch))
+
+    @property
+    def rows(self) -> float:
+        """Rows of activations on one rank."""
+        spread = self.grid.side**2 if self.grid.method == "3d" else self.grid.side * self.grid.depth
+        return float(self.dims["batch"]) * float(self.dims["seq"]) / float(spread)
+
+    def product(self, op: Operator) -> Product | None:
+        """Whole sizes of an operator that is a product with weights; looking rows up costs the table only."""
+        width = self.view.compute_bytes
+        if op.kind == "embedding":
+            table = sum(float(evaluate(weight.size, self.dims)) for weight in op.weights)
+            hidden = float(evaluate(op.columns, self.dims))
+            return Product(0.0, hidden, table / hidden, width)
+        if op.kind != "matmul":
+            return None
+        m, n, k = (float(evaluate(size, self.dims)) for size in (op.rows, op.columns, op.contraction))
+        return Product(m, n, k, width)
+
+    def kernel_s(self, op: Operator, time: OperatorTime, what: str) -> float:
+        """Seconds of a rank's own products: q panels, or one in 3-D."""
+        product = self.product(op) if op.kind == "matmul" else None
+        if product is None:
+            return float(
+                {
+                    "forward": time.forward_s, "input_gradient": time.backward_input_s,
+                    "weight_gradient": time.backward_weight_s,
+                }[what]
+            )  # fmt: skip
+        q, model = self.grid.side, self.view.job.kernels
+        m, n, k = (
+            product.m / q / (1 if self.grid.method == "3d" else self.grid.depth),
+            product.n / q,
+            product.k / q,
+        )
+        fused = self.view.job.stack.numerics.gradient_accumulation_fusion
+        once = {
+            "forward": lambda: model.gemm_time_s(m, n, k),
+            "input_gradient": lambda: model.gemm_time_s(m, k, n),
+            "weight_gradient": lambda: model.gemm_time_s(k, n, m, accumulate=fused),
+        }[what]()
+        seconds: float = float(once) * self._panels
+        return seconds
+
+    @property
+    def _panels(self) -> int:
+        return 1 if self.grid.method == "3d" else self.grid.side
+
+    def run(self, steps: StepList, op: Operator, time: OperatorTime, what: str, kind: str) -> None:
+        """One pass of one operator with what moves for it."""
+        product, seconds = self.product(op), self.kernel_s(op, time, what)
+        before, after = moves(self.grid, product, what) if product else ([], [])
+        if op.kind == "embedding" and what == "input_gradient":
+            return
+        for use in (use for use in before if use.size_bytes):
+            self._panelled(steps, op, use)
+        if op.kind == "loss" and what == "forward":
+            self._sums(steps, op, LOSS_SUMS)
+        if seconds:
+            steps.add(Step(op.name, kind, COMPUTE, seconds))
+        if op.kind == "norm" and what in ("forward", "input_gradient"):
+            self._sums(steps, op, NORM_SUMS)
+        for use in (use for use in after if use.size_bytes):
+            steps.add(_step(op, use))
+
+    def _panelled(self, steps: StepList, op: Operator, use: CollectiveUse) -> None:
+        """A broadcast of panels; overlapped, all but the first travel beside the product."""
+        if not self.view.overlap_tensor_parallel or use.count == 1:
+            steps.add(_step(op, use))
+            return
+        steps.add(_step(op, replace(use, count=1)))
+        steps.add_beside(_step(op, replace(use, count=use.count - 1)))
+
+    def _sums(self, steps: StepList, op: Operator, count: int) -> None:
+        use = CollectiveUse(ROW, "all_reduce", DTYPE_BYTES["fp32"] * self.rows, count)
+        steps.add(_step(op, use))
+
+    def forward(self, kind: str) -> Phase:
+        """All operators in turn."""
+        steps = StepList()
+        for op, time in zip(self.block.operators, self.times, strict=True):
+            self.run(steps, op, time, "forward", kind)
+        return self._phase(steps, lambda time: time.forward_kernels)
+
+    def backward(self, *passes: str) -> Phase:
+        """All operators in reverse: input gradients, weight gradients or both."""
+        steps = StepList()
+        for op, time in reversed(list(zip(self.block.operators, self.times, strict=True))):
+            if op.kind == "attention" and self.recompute == "selective" and "input_gradient" in passes:
+                steps.add(Step(op.name, "recompute", COMPUTE, float(time.forward_s)))
+            for what in passes:
+                self.run(steps, op, time, what, what)
+        return self._phase(steps, lambda time: time.backward_kernels * len(passes) / 2)
+
+    def _phase(self, steps: StepList, kernels: object) -> Phase:
+        assert callable(kernels)
+        panels = [self._panels if op.kind == "matmul" else 1 for op in self.block.operators]
+        each = (n * kernels(time) for n, time in zip(panels, self.times, strict=True))
+        return Phase(tuple(steps.steps), self.view.issue_s(self.block, each, steps.num_collectives))
+
+
+def _step(op: Operator, use: CollectiveUse) -> Step:
+    return Step(f"{op.name}.{use.op} {use.group.removeprefix('tp_')}", TENSOR, TENSOR, collective=use)
+
+
+def volume_bytes(phase: Phase) -> float:
+    """Bytes of all broadcasts, reductions, gathers and scatters of a phase, sums of statistics left out."""
+    uses = [step.collective for step in phase.steps if step.collective]
+    return sum(prod((use.count, use.size_bytes)) for use in uses if use.op != "all_reduce")

@@ -1,0 +1,114 @@
+"""Segments: the steps of one block phase with exact integer times, and the block as a single op.
+
+A segment starts with its streams idle and ends joined, so its inner times are constant offsets: one op of the
+whole duration stands for it, and adding the offsets back is exact because sums of integers are associative.
+That is the collapse of time; :func:`steps_as_nodes` keeps the steps apart where a collective crosses a contended
+link or joins ranks of different classes, and in the uncollapsed programs that tests compare against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.program.blocks.phases import COMPUTE, CollectiveUse, Phase, Step
+from simpar.units import to_ns
+
+Ints = NDArray[np.int64]
+Priced = Callable[[CollectiveUse], int]  # solo duration in ns
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One block phase scheduled from idle streams; times are ns relative to its start.
+
+    ``parts_ns`` splits ``duration_ns`` by what the compute stream does: kernels by kind, the launch gap
+    ("host"), and the rest by the kind of collective that it waits for ("tp", "cp").
+    """
+
+    steps: tuple[Step, ...]
+    start_ns: Ints
+    finish_ns: Ints
+    duration_ns: int
+    parts_ns: dict[str, int] = field(hash=False)
+
+
+def make_segment(phase: Phase, price: Priced, *, slowdown: float = 1.0) -> Segment:
+    """Schedule a phase; ``slowdown`` multiplies kernel durations (a slow device, SMs taken by collectives)."""
+    steps = list(phase.steps)
+    durations = [_duration_ns(step, price, slowdown) for step in steps]
+    starts, finishes = _schedule(steps, durations)
+    gap = to_ns(phase.issue_s) - max(finishes, default=0)
+    if gap > 0:
+        steps.append(Step(name="launch", kind="host", stream=COMPUTE, after=_terminals(steps)))
+        starts.append(max(finishes, default=0))
+        finishes.append(starts[-1] + int(gap))
+    duration = max(finishes, default=0)
+    return Segment(
+        steps=tuple(steps),
+        start_ns=np.array(starts, dtype=np.int64),
+        finish_ns=np.array(finishes, dtype=np.int64),
+        duration_ns=int(duration),
+        parts_ns=_parts(steps, starts, finishes, duration),
+    )
+
+
+def _duration_ns(step: Step, price: Priced, slowdown: float) -> int:
+    if step.collective is not None:
+        return price(step.collective)
+    return int(to_ns(step.duration_s * slowdown))
+
+
+def _schedule(steps: Sequence[Step], durations: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Rule 1 of the Program on one segment: wait for dependencies and for the predecessor on the stream."""
+    free: dict[str, int] = {}
+    starts: list[int] = []
+    finishes: list[int] = []
+    for step, duration in zip(steps, durations, strict=True):
+        start = max([free.get(step.stream, 0), *(finishes[i] for i in step.after)])
+        starts.append(start)
+        finishes.append(start + duration)
+        free[step.stream] = start + duration
+    return starts, finishes
+
+
+def _terminals(steps: Sequence[Step]) -> tuple[int, ...]:
+    waited = {index for step in steps for index in step.after}
+    return tuple(index for index in range(len(steps)) if index not in waited)
+
+
+def _parts(
+    steps: Sequence[Step], starts: Sequence[int], finishes: Sequence[int], duration: int
+) -> dict[str, int]:
+    """Nanoseconds by kind: of kernels, and of the collectives that run while the compute stream is idle.
+
+    Walking back from the end of a gap, the collective that started last before it is what the gap waits for.
+    """
+    parts: dict[str, int] = {}
+    waits = [(s, f, step.kind) for step, s, f in zip(steps, starts, finishes, strict=True) if step.collective]
+    free = 0
+    for step, start, finish in zip(steps, starts, finishes, strict=True):
+        if step.stream == COMPUTE:
+            parts[step.kind] = parts.get(step.kind, 0) + finish - start
+            _add_gap(parts, waits, free, start)
+            free = finish
+    _add_gap(parts, waits, free, duration)
+    return parts
+
+
+def _add_gap(parts: dict[str, int], waits: Sequence[tuple[int, int, str]], begin: int, end: int) -> None:
+    while end > begin:
+        running = [wait for wait in waits if wait[0] < end <= wait[1]]
+        assert running, "a segment waits for nothing but its own collectives"
+        start, _, kind = max(running)
+        start = max(start, begin)
+        parts[kind] = parts.get(kind, 0) + end - start
+        end = start
+
+
+def terminals(segment: Segment) -> tuple[int, ...]:
+    """Positions of the steps that nothing in the segment waits for: together they end it."""
+    return _terminals(segment.steps)

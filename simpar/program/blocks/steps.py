@@ -1,0 +1,302 @@
+"""From a block of operators to the steps one rank executes: kernels, tensor-parallel collectives, host gaps.
+
+The collectives are not listed anywhere: they follow from the graph. A tensor that is read in other states than it was
+written in is changed by a collective in front of its first reader, and its gradient by another behind it
+(:mod:`simpar.program.blocks.changes`). Ranks of a uniform plan and of stages with meshes of their own differ in the
+states only, so they share this walk [Korthikanti et al. 2022, arXiv 2205.05198, section 4.2].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import groupby
+from typing import Literal
+
+from simpar.cost.operators import OperatorTime
+from simpar.models.graph import Block, Operator
+from simpar.models.recompute import is_full
+from simpar.models.recompute import operators as recomputed_operators
+from simpar.plan.grid import grid_of
+from simpar.plan.placement import Transfer
+from simpar.program.blocks import experts
+from simpar.program.blocks.block_view import BlockView, RankBlock, kernel_step
+from simpar.program.blocks.changes import Change
+from simpar.program.blocks.grid import GridSteps
+from simpar.program.blocks.phases import TENSOR, CollectiveUse, Phase, Step, StepList
+from simpar.program.blocks.rank_view import RankView
+
+NOTHING = Phase(())
+
+
+Half = Literal["both", "input", "weight"]
+"""What a walk back through a block makes: all gradients, those of inputs, or those of weights."""
+
+
+@dataclass(frozen=True)
+class BlockSteps:
+    """The phases of one block: forward, full backward (F, B) and its two halves (I, W), walked when asked for.
+
+    Backwards begin with what runs once more in them, ``first``; ``again`` is what runs once more ahead of them, where
+    the plan has it apart.
+    """
+
+    forward: Phase
+    walk: Callable[[Half], Phase] = lambda _: NOTHING
+    first: Phase = NOTHING
+    again: Phase = NOTHING
+
+    @cached_property
+    def backward(self) -> Phase:
+        """All gradients."""
+        return self.first.then(self.walk("both"))
+
+    @cached_property
+    def input_gradient(self) -> Phase:
+        """Gradients of inputs, which the stage before waits for."""
+        return self.first.then(self.walk("input"))
+
+    @cached_property
+    def weight_gradient(self) -> Phase:
+        """Gradients of weights, whenever there is time."""
+        return self.walk("weight")
+
+
+def block_steps(block: Block, view: RankView, *, recompute: str = "none") -> BlockSteps:
+    """Steps of one block on a rank of a uniform plan, for recompute ``none``, ``selective``, ``full`` or modules."""
+    if (grid := grid_of(view.job.plan)) is not None:
+        own = view.of_block(block)
+        return _on_grid(GridSteps(grid, block, own, own.operator_times(block), recompute))
+    return steps_of(RankBlock.of(block, view), recompute=recompute)
+
+
+def steps_of(view: BlockView, *, recompute: str = "none") -> BlockSteps:
+    """Steps of one block on a rank, for recompute ``none``, ``selective`` (core attention), ``full`` or modules."""
+    walk = _Walk(view)
+    forward = walk.forward("forward", walk.times)
+    if view.block.still:
+        return BlockSteps(forward)
+    operators = recompute == "selective" and view.job.stack.memory.selective == "operators"
+    again = walk.again(recompute, operators=operators)
+    selective = recompute == "selective" and not operators
+    early = view.job.plan.memory.recompute_early
+    back = partial(walk.backward, selective)
+    return BlockSteps(forward, back, *((NOTHING, again) if early else (again, NOTHING)))
+
+
+def _on_grid(steps: GridSteps) -> BlockSteps:
+    """The phases of a block whose products run on a grid of ranks."""
+    kinds = {"both": ("input_gradient", "weight_gradient"), "input": ("input_gradient",)}
+    return BlockSteps(
+        forward=steps.forward("forward"),
+        walk=lambda half: steps.backward(*kinds.get(half, ("weight_gradient",))),
+        first=steps.forward("recompute") if is_full(steps.recompute) else NOTHING,
+    )
+
+
+def unsaved(times: Sequence[OperatorTime], block: Block) -> list[OperatorTime]:
+    """What per-operator selective recompute runs again: half of the matmuls, and all but attention of the rest."""
+    share = {"attention": 0.0, "matmul": 0.5}
+    return [
+        replace(time, forward_s=share.get(op.kind, 1.0) * time.forward_s)
+        for op, time in zip(block.operators, times, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """Forward and backward through the operators of a block."""
+
+    view: BlockView
+
+    @cached_property
+    def times(self) -> list[OperatorTime]:
+        """Kernel seconds of every operator here."""
+        return self.view.operator_times()
+
+    @cached_property
+    def _read(self) -> Mapping[str, tuple[Change, ...]]:
+        """Changes by their first reader."""
+        ordered = sorted(self.view.changes, key=lambda change: change.reader)
+        return {name: tuple(some) for name, some in groupby(ordered, key=lambda change: change.reader)}
+
+    @cached_property
+    def _made(self) -> Mapping[str, tuple[Change, ...]]:
+        """Changes by what they change; summands change with the last of them."""
+        ordered = sorted(self.view.changes, key=lambda change: change.tensors[-1])
+        return {name: tuple(some) for name, some in groupby(ordered, key=lambda change: change.tensors[-1])}
+
+    def again(self, recompute: str, *, operators: bool) -> Phase:
+        """What runs forward once more: all, what chosen modules hold, or a share of every operator."""
+        pairs = list(zip(self.view.block.operators, self.times, strict=True))
+        if is_full(recompute):
+            return self.forward("recompute", self.times)
+        if operators:
+            return self.forward("recompute", unsaved(self.times, self.view.block))
+        if chosen := recomputed_operators(recompute):
+            part = [(op, time) for op, time in pairs if op.name in chosen]
+            block = replace(self.view.block, operators=tuple(op for op, _ in part))
+            return self.forward("recompute", [time for _, time in part], part=block)
+        return NOTHING
+
+    def forward(self, kind: str, times: Sequence[OperatorTime], *, part: Block | None = None) -> Phase:
+        """The forward pass as ``kind`` "forward" or "recompute", of the whole block or of a part of its operators."""
+        sequence, block = StepList(), part or self.view.block
+        for op, time in zip(block.operators, times, strict=True):
+            for change in self._read.get(op.name, ()):
+                self._ahead(sequence, op.name, change)
+            for use in self.view.loss_sums(op):
+                sequence.add(_collective(f"{op.name}.sums", use))
+            if op.kind == "attention":
+                self.view.attention_forward(sequence, op, time, kind=kind)
+            elif op.kind in experts.MOVES:
+                self.view.exchange(kind).forward(sequence, op, time)
+            else:
+                sequence.add(kernel_step(op.name, kind, time.forward_s))
+        for change in self._read.get("", ()) if part is None else ():
+            self._ahead(sequence, "output", change)
+        rounds = (self.view.rounds(op) for op in block.operators)
+        kernels = (int(time.forward_kernels) * each for time, each in zip(times, rounds, strict=True))
+        return self._phase(sequence, block, kernels)
+
+    def backward(self, selective: bool, half: Half) -> Phase:
+        """The backward pass, in full or one half of it; ``selective`` runs core attention forward again first."""
+        input_gradient, weight_gradient = half != "weight", half != "input"
+        sequence, block = StepList(), self.view.block
+        pairs = list(zip(block.operators, self.times, strict=True))
+        for op, time in reversed(pairs):
+            if input_gradient:
+                self._gradient_arrives(sequence, op.name)
+            if op.kind == "attention" and input_gradient:
+                if selective:
+                    self.view.attention_again(sequence, op, time)
+                self.view.attention_backward(sequence, op, time)
+            elif op.kind in experts.MOVES:
+                if input_gradient:
+                    self.view.exchange("input_gradient").backward(sequence, op, time)
+            else:
+                self._operator(
+                    sequence, op, time, input_gradient=input_gradient, weight_gradient=weight_gradient
+                )
+        inside = {op.name for op in block.operators}
+        for tensor in self._made if input_gradient else ():
+            if tensor not in inside:
+                self._gradient_arrives(sequence, tensor)
+        share = 1.0 if input_gradient and weight_gradient else 0.5
+        kernels = (share * int(time.backward_kernels) * self.view.rounds(op) for op, time in pairs)
+        return self._phase(sequence, block, kernels)
+
+    def _phase(self, sequence: StepList, block: Block, kernels: Iterable[float]) -> Phase:
+        issue_s = self.view.issue_s(block, kernels, sequence.num_collectives) + sequence.host_s
+        return Phase(tuple(sequence.steps), issue_s)
+
+    def _ahead(self, sequence: StepList, reader: str, change: Change) -> None:
+        """What a change moves in forward, in front of its first reader."""
+        for transfer in change.forward:
+            if transfer.op == "all_gather" and change.sums_gradient:
+                self._gather(sequence, f"{reader}.all_gather", change, transfer)
+            elif transfer.op == "reduce_scatter":
+                self._reduce_product(sequence, f"{reader}.reduce", change, transfer)
+            else:
+                name = f"{reader}.reduce" if transfer.op == "all_reduce" else f"{reader}.{transfer.op}"
+                sequence.add(self._move(name, change, transfer))
+
+    def _gradient_arrives(self, sequence: StepList, tensor: str) -> None:
+        """Gradients that come in other states than their producer works in, summed ones aside."""
+        for change in self._made.get(tensor, ()):
+            name = f"{tensor}.gradient_gather" if change.reader else "output.all_gather"
+            for transfer in () if change.sums_gradient else change.backward:
+                if transfer.op == "all_gather":
+                    self._gather(sequence, name, change, transfer)
+                else:
+                    sequence.add(self._move(f"{tensor}.gradient_{transfer.op}", change, transfer))
+
+    def _gather(self, sequence: StepList, name: str, change: Change, transfer: Transfer) -> None:
+        """An all-gather; decomposed, the product that follows starts with the first of as many chunks as ranks."""
+        step = self._move(name, change, transfer)
+        if not self.view.job.plan.tensor_parallel.overlap:
+            sequence.add(step)
+            return
+        assert step.collective is not None, "a gather is a collective"
+        chunk = step.collective.size_bytes / self.view.ranks(transfer.axis)
+        sequence.add(_resized(step, f"{name}.first", chunk))
+        sequence.add_beside(_resized(step, f"{name}.rest", step.collective.size_bytes - chunk))
+
+    def _reduce_product(self, sequence: StepList, name: str, change: Change, transfer: Transfer) -> None:
+        """Summands of row-parallel products, scattered; decomposed, all but the last chunk go beside the product."""
+        step, product = self._move(name, change, transfer), sequence.steps[-1] if sequence.steps else None
+        alone = product is not None and not product.collective and (product.name,) == change.tensors
+        if product is None or not alone or not self.view.job.plan.tensor_parallel.overlap:
+            sequence.add(step)
+            return
+        assert step.collective is not None, "a reduction is a collective"
+        sequence.steps.pop()
+        share, size = 1.0 / self.view.ranks(transfer.axis), step.collective.size_bytes
+        first = replace(product, name=f"{product.name}.first", duration_s=product.duration_s * share)
+        rest = replace(product, name=f"{product.name}.rest", duration_s=product.duration_s * (1.0 - share))
+        sequence.add(first, after=product.after)
+        sequence.add_beside(_resized(step, f"{name}.first", size * (1.0 - share)))
+        sequence.add(rest)
+        sequence.add(_resized(step, f"{name}.last", size * share))
+
+    def _operator(
+        self,
+        sequence: StepList,
+        op: Operator,
+        time: OperatorTime,
+        *,
+        input_gradient: bool,
+        weight_gradient: bool,
+    ) -> None:
+        start, beside = sequence.frontier, bool(self.view.job.stack.overlap.tensor_backward)
+        gathered = self._gather_again(sequence, op, beside=beside) if weight_gradient else None
+        if input_gradient and time.backward_input_s > 0:
+            sequence.add(kernel_step(op.name, "input_gradient", time.backward_input_s), after=start)
+        sums = self._sum_gradients(sequence, op) if input_gradient else ()
+        ends: tuple[int, ...] = ()
+        if weight_gradient and time.backward_weight_s > 0:
+            waits = sequence.steps[sums[0]].after if sums else sequence.frontier
+            waits = (*waits, gathered) if gathered is not None else waits
+            waits = waits if beside else (*waits, *sums[-1:])
+            ends = (
+                sequence.add(kernel_step(op.name, "weight_gradient", time.backward_weight_s), after=waits),
+            )
+        if sums:
+            sequence.frontier = (sums[-1], *ends)
+
+    def _gather_again(self, sequence: StepList, op: Operator, *, beside: bool) -> int | None:
+        """Only the slice of a gathered input is kept: the weight gradient needs all of it again."""
+        if not op.weights or not self.view.job.stack.overlap.regather_input:
+            return None
+        last = None
+        for change in self._read.get(op.name, ()):
+            for transfer in change.forward if change.sums_gradient else ():
+                if transfer.op == "all_gather":
+                    last = sequence.add(
+                        self._move(f"{op.name}.input_gather", change, transfer), join=not beside
+                    )
+        return last
+
+    def _sum_gradients(self, sequence: StepList, op: Operator) -> tuple[int, ...]:
+        """Sums of what the readers left as summands, closed by the first reader."""
+        found: list[int] = []
+        for change in self._read.get(op.name, ()):
+            for transfer in change.backward if change.sums_gradient else ():
+                after = (found[-1],) if found else None
+                step = self._move(f"{op.name}.gradient_reduce", change, transfer)
+                found.append(sequence.add(step, after=after, join=False))
+        return tuple(found)
+
+    def _move(self, name: str, change: Change, transfer: Transfer) -> Step:
+        use = CollectiveUse(self.view.group((transfer.axis,)), transfer.op, change.moved_bytes(transfer))
+        return _collective(name, use)
+
+
+def _collective(name: str, use: CollectiveUse) -> Step:
+    return Step(name=name, kind=TENSOR, stream=TENSOR, collective=use)
+
+
+def _resized(step: Step, name: str, size_bytes: float) -> Step:
+    assert step.collective is not None, "only collectives are cut"
+    return replace(step, name=name, collective=replace(step.collective, size_bytes=size_bytes))

@@ -1,0 +1,150 @@
+"""Microbatches between the first and the last of a rank without a pipeline as one op: the collapse of time once more.
+
+Where no parameters are gathered and no gradients reduced for every microbatch, the passes of those in the middle are
+single ops one behind the other on the streams of the rank, and nobody else waits for them. Their durations are
+constants, so one op as long as all of them stands for them, exactly, however many they are. The first and the last
+microbatch stay as they are: data parallelism hooks into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simpar.plan.schedules.actions import B, F, Schedule, columns
+from simpar.plan.sync import apart
+from simpar.program.blocks.phases import BLOCK_STREAMS
+from simpar.program.emission.shared_cores import are_shared
+from simpar.program.structure.templates import MemoryChange, Node, Template
+
+if TYPE_CHECKING:
+    from simpar.program.lower import ClassMaker
+
+MOST_APART = 128
+"""Microbatches up to which each is drawn, timed and reported on its own."""
+MIDDLE = 2
+"""Where the middle stands among the actions of a shortened schedule."""
+
+
+@dataclass(frozen=True)
+class Repeated(Node):
+    """A node whose ``segments`` run several times, one after the other."""
+
+    repeats: int = 1
+
+
+def with_middle(maker: ClassMaker) -> ClassMaker:
+    """The maker with all microbatches between the first and the last as one op where that is exact, else as it is."""
+    job, count = maker.builder.job, maker.schedule.num_microbatches
+    jitters = maker.perturbation.jitter_sigma > 0 and not apart(
+        job.plan
+    )  # every pass has a factor of its own
+    if count <= max(MOST_APART, 3) or not maker.collapse or jitters or not _alternates(maker.schedule):
+        return maker
+    one_process = job.plan.data_parallel.kind == "single_process"
+    if one_process or job.plan.pipeline.slices or are_shared(maker.network.cluster):
+        return maker
+    for class_id in range(maker.network.layout.num_classes):
+        quiet = maker.collapsible(class_id) or _is_alone(maker, class_id)
+        if not quiet or middle(maker.passes(class_id), count - 2) is None:
+            return maker
+    return replace(maker, schedule=_shortened(maker.schedule), middle_count=count - 2)
+
+
+def _is_alone(maker: ClassMaker, class_id: int) -> bool:
+    """Whether all ranks are alike and communicate in microbatches of the middle in one kind of groups at most.
+
+    Then one collective follows another, and whatever else uses their links has ended with the first microbatch.
+    """
+    staged = bool(maker.builder.job.plan.pipeline.stages)  # whose collectives along several axes may meet
+    if staged or maker.network.layout.num_classes > 1 or len(maker.network.block_kinds) > 1:
+        return False
+    passes = maker.passes(class_id)
+    return _ends_joined(passes["F", True]) and _ends_joined(passes["B", False])
+
+
+def _alternates(schedule: Schedule) -> bool:
+    """Whether there is one stage whose forwards are each followed by their own backward, in order."""
+    if schedule.num_ranks > 1 or schedule.num_stages > 1:
+        return False
+    actions, count = schedule.ranks[0], schedule.num_microbatches
+    return (
+        len(actions) == 2 * count
+        and not actions.overlap.any()
+        and bool((actions.code == np.tile([F, B], count)).all())
+        and bool((actions.microbatch == np.repeat(np.arange(count), 2)).all())
+    )
+
+
+def _shortened(schedule: Schedule) -> Schedule:
+    """The first and the last microbatch with one forward between them in place of all others."""
+    last = schedule.num_microbatches - 1
+    actions = columns([F, B, F, F, B], 0, [0, 0, 1, last, last])
+    return replace(schedule, ranks=(actions,))
+
+
+def middle(templates: Mapping[tuple[str, bool], Template], count: int) -> Template | None:
+    """``count`` microbatches as one op, None where a pass is more than an op or leaves memory behind.
+
+    ``templates`` are by letter and whether it is the boundary microbatch.
+
+    The op holds what one microbatch holds at its peak, by category.
+    """
+    both = (templates["F", False], templates["B", False])
+    if any(len(each.nodes) > 1 or each.nodes[0].collective for each in both):
+        return None
+    passes = tuple(each.nodes[0] for each in both)
+    if any(node.awaits or node.frees or node.streams != BLOCK_STREAMS for node in passes):
+        return None
+    held = _at_peak(passes)
+    if held is None:
+        return None
+    node = Repeated(
+        kind="forward_backward",
+        name=f"microbatches 1-{count}",
+        streams=passes[0].streams,
+        duration_ns=count * sum(each.duration_ns for each in passes),
+        segments=passes[0].segments + passes[1].segments,
+        memory=tuple(
+            MemoryChange(at_finish, -size if at_finish else size, category)
+            for at_finish in (False, True)
+            for category, size in held.items()
+            if size
+        ),
+        layer=passes[0].layer,
+        repeats=count,
+    )
+    return Template((node,), 0)
+
+
+def _at_peak(passes: Sequence[Node]) -> dict[str, int] | None:
+    """Bytes by category at the highest total of passes in turn; None where anything is left behind them."""
+    held: dict[str, int] = {}
+    peak: dict[str, int] = {}
+    for node in passes:
+        for at_finish in (False, True):
+            changes = [(round(c.delta_bytes), c.category) for c in node.memory if c.at_finish == at_finish]
+            for size, category in sorted(changes, key=lambda change: change[0] > 0):  # frees come first
+                held[category] = held.get(category, 0) + size
+                if sum(held.values()) > sum(peak.values()):
+                    peak = dict(held)
+    return None if any(held.values()) else peak
+
+
+def _ends_joined(template: Template) -> bool:
+    """Whether nothing of a template runs on behind its exit."""
+    reached, waiting = set[int](), [template.exit]
+    before: dict[int, list[int]] = {}
+    last: dict[str, int] = {}
+    for at, node in enumerate(template.nodes):
+        before[at] = [*node.after, *(last[stream] for stream in node.streams if stream in last)]
+        last |= dict.fromkeys(node.streams, at)
+    while waiting:
+        at = waiting.pop()
+        if at not in reached:
+            reached.add(at)
+            waiting += before[at]
+    return len(reached) == len(template.nodes)

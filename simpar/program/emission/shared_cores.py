@@ -1,0 +1,119 @@
+"""Devices that share the cores of a node: compute drains like a flow, over a link whose capacity is the cores.
+
+Ranks of a machine without accelerators are processes beside each other. A kernel then has work, the time that it
+takes alone, and drains at one second a second while there are cores for everybody, else at its max-min fair share of
+them: a stage that waits leaves its cores to the others. Collectives over shared memory are the ranks' own copying and
+adding, so they take cores as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.hardware.cluster import Cluster
+from simpar.program.blocks.phases import COMPUTE
+from simpar.program.emission.emit import Slots
+from simpar.program.fold.layout import Layout
+from simpar.program.ir.program import Csr, Program, Routes, solo_durations_ns
+from simpar.units import NS_PER_S
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+def are_shared(cluster: Cluster) -> bool:
+    """Whether the devices of a node work on the same cores."""
+    return cluster.profile.host.compute_capacity is not None and cluster.world_size > 1
+
+
+def share_cores(
+    program: Program, slots: Slots, op_of_slot: Ints, layout: Layout, cluster: Cluster
+) -> Program:
+    """The Program with every kernel, and every collective's own work, on the cores of its node.
+
+    Work of a fixed duration is a byte a nanosecond; the capacity of a node's cores is as many bytes a nanosecond as
+    devices work at full speed beside each other.
+    """
+    capacity = float(cluster.profile.host.compute_capacity or 0.0)
+    load = _cores_taken(program, slots, op_of_slot, layout, cluster)
+    alone, table = solo_durations_ns(program), _Routes(program.routes)
+    ops = program.ops
+    columns = {
+        name: getattr(ops, name).copy()
+        for name in ("fixed_ns", "work_bytes", "rate_cap_bytes_per_s", "route")
+    }
+    for op in np.flatnonzero((load.sum(axis=1) > 0) & (alone > 0)).tolist():
+        drained, share = int(alone[op] - ops.fixed_ns[op]), load[op]
+        if ops.work_bytes[op] and drained:
+            share = share * drained / ops.work_bytes[op]  # cores a byte of what it moves
+        elif not ops.work_bytes[op]:
+            columns["fixed_ns"][op], columns["work_bytes"][op] = 0, alone[op]
+            columns["rate_cap_bytes_per_s"][op] = NS_PER_S
+        columns["route"][op] = table.with_cores(int(ops.route[op]) if ops.work_bytes[op] else -1, share)
+    return replace(
+        program, ops=replace(ops, **columns), routes=table.made(cluster.nodes, round(capacity * NS_PER_S))
+    )
+
+
+def _cores_taken(
+    program: Program, slots: Slots, op_of_slot: Ints, layout: Layout, cluster: Cluster
+) -> Floats:
+    """Cores that every op takes on every node, alone and at full speed: float64[num_ops, nodes].
+
+    A kernel takes one for each rank of its class there. A rank in a collective takes ``collective_load``, together at
+    most all cores: collectives were measured with all their ranks beside each other.
+    """
+    node = cluster.node_of(np.arange(len(layout.class_of_rank)))
+    present = np.zeros((layout.num_classes, cluster.nodes))
+    np.add.at(present, (layout.class_of_rank, node), 1.0)
+    collective = slots.group >= 0
+    each = np.where(collective, cluster.profile.host.collective_load, 0.0)
+    each[_on_compute(program)[op_of_slot] & ~collective] = 1.0
+    taken = np.zeros((len(program), cluster.nodes))
+    np.add.at(taken, op_of_slot, each[:, None] * present[slots.class_id])
+    most = np.full(len(program), np.inf)
+    most[op_of_slot[collective]] = cluster.profile.host.compute_capacity
+    return np.asarray(np.minimum(taken, most[:, None]))
+
+
+def _on_compute(program: Program) -> NDArray[np.bool_]:
+    """Which ops sit on a compute stream."""
+    compute = np.array([name == COMPUTE for name in program.stream_names])
+    found = np.zeros(len(program), dtype=bool)
+    found[program.streams.item[compute[program.streams.owners()]]] = True
+    return found
+
+
+@dataclass
+class _Routes:
+    """The routes of a Program, and those that lead over the cores as well, each made once."""
+
+    old: Routes
+    known: dict[tuple[int, tuple[float, ...]], int] = field(default_factory=dict)
+
+    def with_cores(self, route: int, share: Floats) -> int:
+        """A route over the links of ``route`` (-1: none) and over nodes' cores with the given coefficients."""
+        return self.known.setdefault((route, tuple(share.tolist())), len(self.old.links) + len(self.known))
+
+    def made(self, nodes: int, capacity_bytes_per_s: int) -> Routes:
+        """All routes, with a link for the cores of every node."""
+        old, first = self.old, len(self.old.link_names)
+        links, coefficients = [old.links.item], [old.coefficient]
+        lengths = np.diff(old.links.pointer).tolist()
+        for route, share in self.known:
+            before = (
+                slice(old.links.pointer[route], old.links.pointer[route + 1]) if route >= 0 else slice(0, 0)
+            )
+            used = np.flatnonzero(share)
+            links += [old.links.item[before], first + used]
+            coefficients += [old.coefficient[before], np.array(share)[used]]
+            lengths.append(len(used) + len(old.links.item[before]))
+        return Routes(
+            links=Csr(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), np.concatenate(links)),
+            coefficient=np.concatenate(coefficients),
+            capacity_bytes_per_s=np.append(old.capacity_bytes_per_s, [capacity_bytes_per_s] * nodes),
+            link_names=(*old.link_names, *(f"cores[{node}]" for node in range(nodes))),
+        )

@@ -1,0 +1,364 @@
+"""Process groups of a plan and what their collectives cost on the folded layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.cost.collectives import Offer, fastest, occupied_s_per_byte, offers
+from simpar.hardware.cluster import Cluster
+from simpar.models.graph import Block
+from simpar.plan.grid import grid_of
+from simpar.plan.mesh import Mesh
+from simpar.plan.mirrored import MirroredMesh
+from simpar.plan.schedules.actions import Schedule
+from simpar.program.blocks.context import HEADS, RING
+from simpar.program.blocks.experts import RANKS, SLICES
+from simpar.program.blocks.grid import COLUMN, DEPTH, ROW, grid_kinds
+from simpar.program.blocks.phases import CONTEXT, EXPERT, TENSOR, CollectiveUse
+from simpar.program.blocks.rank_view import RankView
+from simpar.program.emission.collective_prices import LATE, Added, calls_ns, is_tensor_parallel
+from simpar.program.emission.emit import FlowUse
+from simpar.program.fold.group_routes import GroupKind
+from simpar.program.fold.layout import Layout
+from simpar.program.ir.program import solo_duration_ns
+from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
+from simpar.program.structure.templates import (
+    DRIVE_IN,
+    DRIVE_OUT,
+    GATHER,
+    HOST_IN,
+    HOST_OUT,
+    HOST_UPDATE,
+    REDUCE,
+)
+from simpar.units import US, to_ns
+
+Ints = NDArray[np.int64]
+EMBEDDING_GROUP = "embedding"
+_BLOCK_STREAM = {
+    TENSOR: TENSOR, ROW: TENSOR, COLUMN: TENSOR, DEPTH: TENSOR, RING: CONTEXT, HEADS: CONTEXT, RANKS: EXPERT,
+    SLICES: TENSOR,
+}  # fmt: skip
+BLOCK_KINDS = tuple(_BLOCK_STREAM)
+"""Kinds of groups that the passes of a block communicate in."""
+
+
+def late_per_member_s(cluster: Cluster, mesh: Mesh) -> float:
+    """Seconds that every member of a tensor-parallel collective holds up its host (0 but on disturbed nodes)."""
+    if cluster.is_mixed:
+        return 0.0
+    first = mesh.groups("tp")[0] // cluster.domain_size
+    return cluster.state.get(LATE[int((first != first[0]).any())], 0.0) * US
+
+
+def hop_kind(delta: int) -> str:
+    """Name of the point-to-point groups that send ``delta`` pipeline ranks ahead (modulo the pipeline)."""
+    return f"pp+{delta}"
+
+
+def send_bytes(view: RankView, block: Block) -> float:
+    """Bytes of the activation behind ``block`` that a rank sends: its slice where the residual is sharded.
+
+    Megatron scatters the boundary tensor over the tensor-parallel ranks also without sequence parallelism
+    when the stack says so [Narayanan et al. 2021, arXiv 2104.04473, section 4.1].
+    """
+    whole = float(block.output_elements(view.tensor)) * view.compute_bytes
+    sliced = view.sequence_parallel or view.job.stack.overlap.scatter_gather_p2p
+    return whole / view.tensor_parallel if sliced else whole
+
+
+def group_kinds(view: RankView, sync: Synchronisation, schedule: Schedule) -> list[GroupKind]:
+    """Every kind of process group the plan communicates in, with the traffic that places it on links."""
+    job = view.job
+    mesh = job.plan.mesh
+    kinds = [*block_groups(view), *_data_parallel_kinds(sync)]
+    kinds += [
+        GroupKind(hop_kind(delta), _pairs(mesh.groups("pp"), delta), ("send",), directed=True)
+        for delta in sorted(hops(schedule))
+    ]
+    if isinstance(mesh, MirroredMesh):
+        middle = mesh.groups("pp")[:, -1]
+        pairs = np.stack([middle, mesh.opposite(middle)], axis=1)
+        kinds.append(GroupKind(hop_kind(0), pairs, ("send",), directed=True))
+    at = schedule.rank_of_stage[0], schedule.rank_of_stage[-1]
+    if job.graph.tied_embeddings and at[0] != at[1]:
+        ends = mesh.groups("pp")[:, list(at)]
+        kinds.append(GroupKind(EMBEDDING_GROUP, ends, ("all_reduce",)))
+    return [*kinds, *_host_kinds(sync)]
+
+
+def _host_kinds(sync: Synchronisation) -> list[GroupKind]:
+    """Every rank with its host, by direction."""
+    alone = np.arange(sync.job.plan.mesh.world_size)[:, None]
+    ops = {
+        HOST_OUT: "to_host", HOST_IN: "to_device", HOST_UPDATE: "host_update", DRIVE_IN: "from_nvme",
+        DRIVE_OUT: "to_nvme",
+    }  # fmt: skip
+    return [
+        GroupKind(name, alone, (ops[name],))
+        for name in ops
+        if name in sync.host_streams and _moves(name, sync)
+    ]
+
+
+def _moves(stream: str, sync: Synchronisation) -> bool:
+    """Whether a plan uses drives at all, or any stream but theirs."""
+    offload = sync.job.plan.offload
+    return "nvme" in (offload.offload_optimizer, offload.offload_parameters) or not stream.startswith("drive")
+
+
+def block_groups(view: RankView) -> list[GroupKind]:
+    """Groups in which the blocks of a rank communicate."""
+    mesh = view.job.plan.mesh
+    ops = ("all_gather", "reduce_scatter", "all_reduce")
+    tensor = [GroupKind("tp", mesh.groups("tp"), ops)] if mesh.tp > 1 else []
+    if (grid := grid_of(view.job.plan)) is not None:
+        tensor = grid_kinds(grid, mesh.groups("tp"))
+    return [*tensor, *_context_kinds(view), *_expert_kinds(view)]
+
+
+def _context_kinds(view: RankView) -> list[GroupKind]:
+    """Rings (or ranks that keys are gathered from), and within them groups of neighbours that exchange heads."""
+    mesh, heads = view.job.plan.mesh, view.job.plan.ulysses
+    if mesh.cp == 1:
+        return []
+    groups = mesh.groups("cp").reshape(-1, mesh.cp // heads, heads)
+    kinds = []
+    if heads > 1:
+        kinds.append(GroupKind(HEADS, groups.reshape(-1, heads), ("all_to_all",)))
+    if mesh.cp > heads:
+        across = np.ascontiguousarray(groups.transpose(0, 2, 1)).reshape(-1, mesh.cp // heads)
+        ops = ("permute",) if view.tensor["gathered"] == 1 else ("all_gather", "reduce_scatter")
+        kinds.append(GroupKind(RING, across, ops))
+    return kinds
+
+
+def hops(schedule: Schedule) -> set[int]:
+    """Distances (modulo the pipeline) that activations and gradients travel under a schedule's placement."""
+    ranks = np.array(schedule.rank_of_stage)
+    ahead = (ranks[1:] - ranks[:-1]) % schedule.num_ranks
+    back = (ranks[:-1] - ranks[1:]) % schedule.num_ranks
+    return {int(d) for d in np.concatenate([ahead, back]) if d != 0}
+
+
+def _pairs(pipelines: Ints, delta: int) -> Ints:
+    """(sender, receiver) for every rank of every pipeline."""
+    return np.stack([pipelines.ravel(), np.roll(pipelines, -delta, axis=1).ravel()], axis=1)
+
+
+def _expert_kinds(view: RankView) -> list[GroupKind]:
+    """Ranks that tokens travel between, and ranks that share an expert."""
+    mesh = view.job.plan.mesh
+    if not view.job.graph.is_mixture:
+        return []
+    kinds = []
+    if mesh.ep > 1:
+        kinds.append(GroupKind(RANKS, mesh.groups("ep"), ("all_to_all",)))
+    if mesh.expert_tensor_parallel > 1:
+        kinds.append(GroupKind(SLICES, mesh.groups("etp"), ("all_gather", "reduce_scatter", "all_reduce")))
+    return kinds
+
+
+def _data_parallel_kinds(sync: Synchronisation) -> list[GroupKind]:
+    mesh = sync.job.plan.mesh
+    kinds: list[GroupKind] = []
+    for each in sync.replicas:
+        if each.width == 1:
+            continue
+        groups = mesh.groups("edp") if each.kind == EXPERTS else mesh.groups(("dp", "cp"))
+        if sync.single_process:
+            return [GroupKind(each.kind, groups, ("scatter", "broadcast", "gather", "reduce"))]
+        if sync.alone:  # replicas that step on their own are groups of their own
+            groups = groups.reshape(-1, each.width) if each.zero else mesh.groups("cp")
+        ops: dict[str, list[str]] = {}
+        for group, op, _ in sync.reduce_ops(each):
+            ops.setdefault(group, []).append(op)
+        if each.zero:
+            swaps = ["all_to_all"] if sync.exchanges_matrices else []
+            ops.setdefault(each.shard_group, []).extend(["all_gather", *swaps])
+        shards = groups.reshape(len(groups), each.copies, -1)
+        members = {
+            f"{each.kind}_replicate": np.ascontiguousarray(shards.transpose(0, 2, 1)).reshape(
+                -1, each.copies
+            ),
+            each.shard_group: shards.reshape(len(groups) * each.copies, -1),
+            each.kind: groups,
+        }
+        kinds += [GroupKind(name, members[name], tuple(names)) for name, names in ops.items()]
+    return kinds
+
+
+@dataclass(frozen=True)
+class RouteSource:
+    """What loads the links of a route: groups of a class, running an op by an algorithm.
+
+    The shares are what the algorithm gets of a port's and of a NIC's capacity.
+    """
+
+    group: int
+    op: str
+    algorithm: str
+    port_share: float
+    nic_share: float
+
+
+@dataclass(frozen=True)
+class ClassRoute:
+    """A route over classes of links: the bytes that one of each carries per byte of work, and where it is from."""
+
+    links: Ints
+    coefficients: NDArray[np.float64]
+    source: RouteSource
+
+
+@dataclass
+class Network:
+    """Prices collectives on a layout: private ones as fixed durations, contended ones as flows with a route.
+
+    ``contention`` False prices every collective alone on its links: a lower bound without flows.
+    ``streams_of_kind`` names the streams that carry collectives of a kind; a link with a single stream is private,
+    because a stream serialises what it carries. ``added`` is what the stack adds to calls.
+    """
+
+    cluster: Cluster
+    layout: Layout
+    streams_of_kind: Mapping[str, frozenset[str]]
+    contention: bool = True
+    added: Added = field(default_factory=Added)
+    routes: list[ClassRoute] = field(default_factory=list)
+    algorithms: dict[tuple[str, str], str] = field(default_factory=dict)
+    _known: dict[tuple[int, CollectiveUse], FlowUse] = field(default_factory=dict)
+    _offers: dict[tuple[str, int, str], list[Offer]] = field(default_factory=dict)
+    _shared: NDArray[np.bool_] | None = None
+
+    def shared_links(self) -> NDArray[np.bool_]:
+        """Which link classes carry flows of more than one stream."""
+        if self._shared is None:
+            users = np.zeros(len(self.layout.link_capacity_bytes_per_s), dtype=np.int64)
+            for link, families in self._families_on_links().items():
+                users[link] = sum(_concurrent(entries) for entries in families.values())
+            self._shared = (users > 1) & self.contention
+        return self._shared
+
+    def _families_on_links(self) -> dict[int, dict[str, list[tuple[set[int], frozenset[str]]]]]:
+        """Per link and family of kinds, the member classes and streams of every group class that crosses it."""
+        found: dict[int, dict[str, list[tuple[set[int], frozenset[str]]]]] = {}
+        for index, group in enumerate(self.layout.groups):
+            joins = set() if group.directed else set(group.members)
+            entry = (joins, self.streams_of_kind[group.kind])
+            for link in self.layout.links_of(index).tolist():
+                found.setdefault(link, {}).setdefault(_family(group.kind), []).append(entry)
+        return found
+
+    @property
+    def block_kinds(self) -> tuple[str, ...]:
+        """Kinds of groups of this layout that blocks communicate in."""
+        return tuple(kind for kind in BLOCK_KINDS if kind in self.layout.group_class)
+
+    def group_of(self, class_id: int, kind: str) -> int:
+        """The group class of a kind that a rank class belongs to."""
+        return int(self.layout.group_class[kind][class_id])
+
+    def is_private(self, class_id: int, kind: str) -> bool:
+        """Whether all links of the class's group are private and the group joins no other class."""
+        group = self.group_of(class_id, kind)
+        links = self.layout.links_of(group)
+        return len(self.layout.groups[group].members) == 1 and not self.shared_links()[links].any()
+
+    def flow(self, class_id: int, use: CollectiveUse) -> FlowUse:
+        """The Program entry of a collective as seen from a rank class."""
+        key = (self.group_of(class_id, use.group), use)
+        if key not in self._known:
+            self._known[key] = self._make(*key)
+        return self._known[key]
+
+    def solo_ns(self, class_id: int, use: CollectiveUse) -> int:
+        """Duration of a collective that has its links to itself."""
+        flow = self.flow(class_id, use)
+        if flow.route < 0:
+            return flow.fixed_ns
+        route = self.routes[flow.route]
+        capacity = np.floor(self.layout.link_capacity_bytes_per_s[route.links]).astype(np.int64)
+        return solo_duration_ns(
+            flow.fixed_ns, flow.work_bytes, route.coefficients, capacity, flow.rate_cap_bytes_per_s
+        )
+
+    def occupied_ns(self, class_id: int, use: CollectiveUse) -> int:
+        """How long a collective slows the kernels beside it: less than it takes if it waits for a NIC."""
+        at_full_rate_s = use.count * use.size_bytes * occupied_s_per_byte(use.op, self.cluster)
+        return min(self.solo_ns(class_id, use), int(to_ns(at_full_rate_s)))
+
+    def _make(self, group: int, use: CollectiveUse) -> FlowUse:
+        offer = fastest(self._considered(group, use.op), use.size_bytes)
+        self.algorithms.setdefault((use.group, use.op), offer.line.algorithm)
+        links, coefficients = self.layout.route(group, use.op, offer)
+        added = self.added.of_call(use.op, use.group)
+        latency_ns = int(calls_ns(offer.line.latency_s, added, use.size_bytes, use.count))
+        work, cap = round(use.count * use.size_bytes), int(offer.line.rate_cap_bytes_per_s or 0)
+        if not len(links) and not cap:
+            return FlowUse(latency_ns)
+        if not self.shared_links()[links].any():
+            capacity = np.floor(self.layout.link_capacity_bytes_per_s[links]).astype(np.int64)
+            return FlowUse(fixed_ns=solo_duration_ns(latency_ns, work, coefficients, capacity, cap))
+        source = RouteSource(group, use.op, offer.line.algorithm, offer.port_share, offer.nic_share)
+        self.routes.append(ClassRoute(links, coefficients, source))
+        return FlowUse(latency_ns, work, len(self.routes) - 1, cap)
+
+    def _considered(self, group: int, op: str) -> list[Offer]:
+        """What the library considers for an op, the same for all groups in places that are alike."""
+        found = self.layout.groups[group]
+        key = (found.kind, found.place, op)
+        if key not in self._offers:
+            # who is late to a tensor-parallel collective holds up the host that launches it, not the device
+            cluster = self.cluster.without_state(*LATE) if is_tensor_parallel(found.kind) else self.cluster
+            self._offers[key] = offers(op, found.ranks, cluster)
+        return self._offers[key]
+
+
+def streams_of(
+    kinds: Sequence[GroupKind], schedule: Schedule, sync: Synchronisation
+) -> dict[str, frozenset[str]]:
+    """Streams that carry each kind of group.
+
+    Collectives of a block follow one another and count as one stream, but where passes run beside each other.
+    """
+    beside = sync.job.plan.experts.ep_overlap or any(rank.overlap.any() for rank in schedule.ranks)
+    ranks = np.array(schedule.rank_of_stage)
+    found: dict[str, frozenset[str]] = {}
+    gathering = {each.shard_group for each in sync.replicas if each.zero}
+    for kind in kinds:
+        if kind.name.startswith("pp+"):
+            delta = int(kind.name.removeprefix("pp+"))
+            ahead = bool((((ranks[1:] - ranks[:-1]) % schedule.num_ranks) == delta).any())
+            back = bool((((ranks[:-1] - ranks[1:]) % schedule.num_ranks) == delta).any())
+            found[kind.name] = frozenset(["ahead"] * ahead + ["back"] * back)
+        elif kind.name.endswith("_replicate"):
+            found[kind.name] = frozenset([kind.name])
+        elif _family(kind.name) == DENSE:
+            found[kind.name] = frozenset([REDUCE, *[GATHER] * (kind.name in gathering)])
+        elif kind.name in BLOCK_KINDS:
+            found[kind.name] = frozenset([_BLOCK_STREAM[kind.name] if beside else TENSOR])
+        else:
+            found[kind.name] = frozenset([kind.name])
+    return found
+
+
+def _family(kind: str) -> str:
+    """Kinds whose collectives a rank issues from the same streams."""
+    if kind in BLOCK_KINDS or is_tensor_parallel(kind):
+        return "block"
+    return DENSE if kind.startswith((DENSE, EXPERTS)) else kind
+
+
+def _concurrent(entries: Sequence[tuple[set[int], frozenset[str]]]) -> int:
+    """Streams that may use a link at the same time.
+
+    Groups that have a class of ranks in common are served by that class's streams, one after the other.
+    """
+    if set.intersection(*(members for members, _ in entries)):
+        return len(frozenset().union(*(streams for _, streams in entries)))
+    return sum(len(streams) for _, streams in entries)

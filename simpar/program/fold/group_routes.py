@@ -1,0 +1,171 @@
+"""Process groups on a fabric: which links they load, costed once for all groups in places that are alike.
+
+Of groups that are translates of each other one is costed. Loads are those of every algorithm that the library
+may choose for the ops of a kind, so that what folds together stays together whatever the sizes of messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.cost.collectives import link_loads
+from simpar.hardware.cluster import Cluster
+from simpar.program.fold.symmetry import Flags, Ints, Pattern, Symmetry, fixed_digits
+
+
+@dataclass(frozen=True)
+class GroupKind:
+    """All process groups of one kind: ``groups[g, i]`` is the i-th rank of group g.
+
+    ``ops`` are the collectives that the groups run; their traffic places them on links. ``directed`` groups (a
+    sender and a receiver) tell their members apart by position.
+    """
+
+    name: str
+    groups: Ints
+    ops: tuple[str, ...]
+    directed: bool = False
+
+
+@dataclass(frozen=True)
+class KindLoads:
+    """Loads of some groups of one kind: edge e puts ``loads[label[e], c]`` on ``link[e]`` for ``columns[c]``.
+
+    ``row`` int64[E] counts the groups, ``columns`` are (op, algorithm), bytes are per byte of the op's size.
+    """
+
+    row: Ints
+    link: Ints
+    label: Ints
+    loads: NDArray[np.float64]
+    columns: tuple[tuple[str, str], ...]
+
+
+def kind_loads(kind: GroupKind, groups: Ints, cluster: Cluster) -> KindLoads:
+    """Loads of groups int64[G, N] of a kind under every algorithm, edges ordered by (group, link).
+
+    Links that can never be the narrowest of a route are left out: they change no time, only what folds together.
+    """
+    found = {
+        (op, algorithm): edges.take(cluster.can_bind(edges.link_id))
+        for op in kind.ops
+        for algorithm, edges in link_loads(op, groups, cluster).items()
+    }
+    keys = [edges.group_index * cluster.num_links + edges.link_id for edges in found.values()]
+    every = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *keys]))
+    table = np.zeros((len(every), len(found)))
+    for column, (edges, key) in enumerate(zip(found.values(), keys, strict=True)):
+        table[np.searchsorted(every, key), column] = edges.coefficient
+    label = _row_numbers(table)
+    loads = np.zeros((int(label.max(initial=-1)) + 1, len(found)))
+    loads[label] = table
+    return KindLoads(every // cluster.num_links, every % cluster.num_links, label, loads, tuple(found))
+
+
+def _row_numbers(table: NDArray[np.float64]) -> Ints:
+    """Equal numbers for equal rows."""
+    number = np.zeros(len(table), dtype=np.int64)
+    for column in table.T:
+        if len(column) and (column != column[0]).any():
+            values, index = np.unique(column, return_inverse=True)
+            number = np.unique(number * len(values) + index, return_inverse=True)[1]
+    return number
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Groups of a kind in all places that differ for the fabric; every group is a translate of one of them.
+
+    ``pattern`` int64[K] and ``first`` int64[K] name the places, ``ranks`` int64[K, N] are their members,
+    ``varying`` bool[digits, K] the digits that their members differ in.
+    """
+
+    kind: GroupKind
+    patterns: Sequence[Pattern]
+    pattern: Ints
+    first: Ints
+    ranks: Ints
+    varying: Flags
+    loads: KindLoads
+
+    @staticmethod
+    def of(kind: GroupKind, found: Sequence[Pattern], symmetry: Symmetry, cluster: Cluster) -> Placed:
+        """The places of a kind, with their loads."""
+        lowest = [
+            np.unique(_home(each, each.first[symmetry.representative_groups(each)], symmetry))
+            for each in found
+        ]
+        pattern = np.repeat(np.arange(len(found)), [len(first) for first in lowest])
+        first = np.concatenate(lowest)
+        ranks = first[:, None] + np.stack([each.offset for each in found])[pattern]
+        fixed = np.stack([fixed_digits(each, symmetry.digits) for each in found])[pattern]
+        return Placed(kind, found, pattern, first, ranks, ~fixed.T, kind_loads(kind, ranks, cluster))
+
+    def place_of(self, pattern: int, first: Ints, symmetry: Symmetry) -> Ints:
+        """The place that groups of a pattern are translates of."""
+        mine = np.flatnonzero(self.pattern == pattern)
+        home = _home(self.patterns[pattern], first, symmetry)
+        return mine[np.searchsorted(self.first[mine], home)]
+
+
+def _home(pattern: Pattern, first: Ints, symmetry: Symmetry) -> Ints:
+    """First members with the regular digits that a group's members share set to zero."""
+    digits = symmetry.digits
+    for d in np.flatnonzero(symmetry.regular & fixed_digits(pattern, digits)):
+        first = first - first // digits.stride[d] % digits.size[d] * digits.stride[d]
+    return first
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """Links by block and rank: ``depends`` bool[digits, blocks] says which digits of a rank choose the link."""
+
+    cluster: Cluster
+    depends: Flags
+
+    @staticmethod
+    def of(cluster: Cluster, symmetry: Symmetry) -> Fabric:
+        """Links of a cluster as functions of the digits."""
+        probe = np.array([0, *symmetry.digits.stride])
+        links = np.stack([cluster.link_of(block, probe) for block in cluster.blocks])
+        return Fabric(cluster, (links[:, 1:] != links[:, :1]).T)
+
+    def link(self, block: Ints, ranks: Ints) -> Ints:
+        """The link of every rank in the block with that index."""
+        links = np.empty_like(ranks)
+        for index in np.unique(block):
+            mine = block == index
+            links[mine] = self.cluster.link_of(self.cluster.blocks[index], ranks[mine])
+        return links
+
+
+@dataclass(frozen=True)
+class OrbitLoads:
+    """Loads of places on one link of each orbit; ``num_links`` of the group's links are in that orbit."""
+
+    row: Ints
+    block: Ints
+    owner: Ints
+    label: Ints
+    num_links: Ints
+
+
+def orbit_loads(placed: Placed, symmetry: Symmetry, fabric: Fabric) -> OrbitLoads | None:
+    """Loads by orbit of links, or None where the links of an orbit are not loaded alike."""
+    loads, cluster = placed.loads, fabric.cluster
+    block, owner = cluster.block_of(loads.link), cluster.owner_of(loads.link)
+    lowest = fabric.link(block, symmetry.representative(owner))
+    key, wanted = (loads.row * cluster.num_links + link for link in (loads.link, lowest))
+    at = np.minimum(np.searchsorted(key, wanted), max(len(key) - 1, 0))
+    if not ((key[at] == wanted) & (loads.label[at] == loads.label)).all():
+        return None
+    which = fabric.depends[:, block] & placed.varying[:, loads.row]
+    mine = np.flatnonzero(lowest == loads.link)
+    num_links = symmetry.num_like(owner[mine], which[:, mine])
+    if num_links.sum() != len(key):
+        return None
+    return OrbitLoads(loads.row[mine], block[mine], owner[mine], loads.label[mine], num_links)

@@ -1,0 +1,201 @@
+"""The graph that folding refines: ranks belong to process groups, groups load links; one node an orbit.
+
+Representatives are the lowest of their orbits: a group is one if the ranks through it that it needs are. A
+rank then meets only representatives, and by counting both ways an edge from a to b that stands for n
+neighbours of a stands for n |orbit of a| / |orbit of b| neighbours of b.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.cost.collectives import shape_numbers
+from simpar.hardware.cluster import Cluster
+from simpar.program.fold.group_routes import Fabric, GroupKind, OrbitLoads, Placed, orbit_loads
+from simpar.program.fold.refinement import Incidence
+from simpar.program.fold.symmetry import Ints, Symmetry, find_symmetry, no_symmetry, patterns
+
+
+@dataclass(frozen=True)
+class KindNodes:
+    """Groups of a kind that stand for their orbit, in order, and their edges.
+
+    ``place`` int64[G] says where a group is costed, ``first`` is its first member. Edges to ranks: ``member``
+    int64[M, 4] = (group, rank, position or 0, number of members that it stands for). Edges to links: ``load``
+    int64[L, 5] = (group, link, row of the loads, links of the group that it stands for, groups on the link).
+    """
+
+    place: Ints
+    first: Ints
+    member: Ints
+    load: Ints
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The graph of a layout and its nodes: ``ranks``, then the groups of every kind, then ``links``.
+
+    ``group_start`` int64[kinds + 1] is the first node of each kind, then that of the links.
+    """
+
+    symmetry: Symmetry
+    placed: tuple[Placed, ...]
+    kinds: tuple[KindNodes, ...]
+    ranks: Ints
+    group_start: Ints
+    links: Ints
+    incidence: Incidence
+
+
+def build_graph(
+    cluster: Cluster, kinds: Sequence[GroupKind], rank_colour: Ints, *, orbits: bool = True
+) -> Graph:
+    """The graph whose refinement folds a layout; without ``orbits`` every rank, group and link is a node.
+
+    So are those of mixed clusters, whose links are no function of the digits of a rank.
+    """
+    world = len(rank_colour)
+    found = [patterns(kind.groups, directed=kind.directed) for kind in kinds]
+    symmetry = no_symmetry(world)
+    if orbits and not cluster.is_mixed:
+        colours = [rank_colour, *_capacities(cluster)]
+        symmetry, found = find_symmetry(world, found, cluster, colours)
+    placed = tuple(Placed.of(kind, its, symmetry, cluster) for kind, its in zip(kinds, found, strict=True))
+    fabric = Fabric.of(cluster, symmetry)
+    loads = [orbit_loads(each, symmetry, fabric) for each in placed]
+    if any(each is None for each in loads):
+        symmetry = _where_loads_agree(placed, symmetry, fabric)
+        loads = [orbit_loads(each, symmetry, fabric) for each in placed]
+    nodes = []
+    for each, load in zip(placed, loads, strict=True):
+        assert load is not None, f"loads of {each.kind.name} agree along each digit but not together"
+        nodes.append(_kind_nodes(each, load, symmetry, fabric))
+    return _assemble(placed, nodes, symmetry, cluster, rank_colour)
+
+
+def _capacities(cluster: Cluster) -> list[NDArray[np.float64]]:
+    """Capacity of every rank's link in each block, where links are degraded."""
+    if not cluster.scaling:
+        return []
+    ranks, capacity = np.arange(cluster.world_size), cluster.link_capacity_bytes_per_s
+    blocks = [block for block in cluster.blocks if cluster.num_leaves or not block.startswith("leaf")]
+    return [capacity[cluster.link_of(block, ranks)] for block in blocks]
+
+
+def _where_loads_agree(placed: Sequence[Placed], symmetry: Symmetry, fabric: Fabric) -> Symmetry:
+    """The symmetry without the digits along which some algorithm loads links differently."""
+    for d in np.flatnonzero(symmetry.free):
+        alone = symmetry.only(int(d))
+        if any(orbit_loads(each, alone, fabric) is None for each in placed):
+            symmetry = symmetry.without(int(d))
+    return symmetry
+
+
+def _kind_nodes(placed: Placed, loads: OrbitLoads, symmetry: Symmetry, fabric: Fabric) -> KindNodes:
+    """Representatives among the groups of a kind, and their edges: those of their places, moved."""
+    index, first, place = _representative_groups(placed, symmetry)
+    by_index = np.argsort(index, kind="stable")
+    first, place = first[by_index], place[by_index]
+    moved = first - placed.first[place]
+    row, position, rank, many = _members(placed, symmetry)
+    group, edge = _repeat(row, place, len(placed.first))
+    role = position if placed.kind.directed else np.zeros_like(position)
+    member = np.stack([group, rank[edge] + moved[group], role[edge], many[edge]], axis=1)
+    group, edge = _repeat(loads.row, place, len(placed.first))
+    block = loads.block[edge]
+    others = ~placed.varying[:, place[group]] & ~fabric.depends[:, block]
+    load = np.stack(
+        [
+            group,
+            fabric.link(block, loads.owner[edge] + moved[group]),
+            loads.label[edge],
+            loads.num_links[edge],
+            symmetry.num_like(first[group], others),
+        ],
+        axis=1,
+    )
+    return KindNodes(place, first, member, load)
+
+
+def _representative_groups(placed: Placed, symmetry: Symmetry) -> tuple[Ints, Ints, Ints]:
+    """Index, first member and place of the groups that stand for their orbit."""
+    parts = []
+    for number, pattern in enumerate(placed.patterns):
+        mine = symmetry.representative_groups(pattern)
+        first = pattern.first[mine]
+        parts.append((pattern.index[mine], first, placed.place_of(number, first, symmetry)))
+    return tuple(np.concatenate(column) for column in zip(*parts, strict=True))  # type: ignore[return-value]
+
+
+def _members(placed: Placed, symmetry: Symmetry) -> tuple[Ints, Ints, Ints, Ints]:
+    """Members of places that stand for their orbit: place, position, rank, how many they stand for."""
+    row, position = np.nonzero(symmetry.representative(placed.ranks) == placed.ranks)
+    rank = placed.ranks[row, position]
+    return row, position, rank, symmetry.num_like(rank, placed.varying[:, row])
+
+
+def _repeat(row: Ints, place: Ints, num_places: int) -> tuple[Ints, Ints]:
+    """For every group the edges of its place, which lie together: (group, edge)."""
+    count = np.bincount(row, minlength=num_places)
+    start = np.cumsum(count) - count
+    group = np.repeat(np.arange(len(place)), count[place])
+    begin = np.cumsum(count[place]) - count[place]
+    return group, start[place][group] + np.arange(len(group)) - begin[group]
+
+
+def _assemble(
+    placed: tuple[Placed, ...],
+    kinds: Sequence[KindNodes],
+    symmetry: Symmetry,
+    cluster: Cluster,
+    rank_colour: Ints,
+) -> Graph:
+    """Number the nodes and put all edges in one list."""
+    ranks = symmetry.representatives
+    links = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *(nodes.load[:, 1] for nodes in kinds)]))
+    sizes = [len(ranks), *(len(nodes.place) for nodes in kinds)]
+    group_start = np.cumsum(sizes, dtype=np.int64)
+    edges, label = [np.zeros((0, 5), dtype=np.int64)], 0
+    for nodes, each, start in zip(kinds, placed, group_start[:-1], strict=True):
+        group, rank, role, many = nodes.member.T
+        ones = np.ones_like(group)
+        edges.append(
+            np.stack([np.searchsorted(ranks, rank), start + group, label + role, ones, many], axis=1)
+        )
+        label += int(role.max(initial=0)) + 1
+        group, link, row, num_links, num_groups = nodes.load.T
+        node = group_start[-1] + np.searchsorted(links, link)
+        edges.append(np.stack([start + group, node, label + row, num_links, num_groups], axis=1))
+        label += len(each.loads.loads)
+    columns = np.concatenate(edges).T
+    colour = _colours(placed, kinds, (ranks, links), cluster, rank_colour)
+    return Graph(symmetry, placed, tuple(kinds), ranks, group_start, links, Incidence(colour, *columns))
+
+
+def _colours(
+    placed: Sequence[Placed],
+    kinds: Sequence[KindNodes],
+    nodes: tuple[Ints, Ints],
+    cluster: Cluster,
+    rank_colour: Ints,
+) -> Ints:
+    """Ranks as given, groups by kind and shape, links by block (both ways alike) and capacity; never mixed."""
+    ranks, links = nodes
+    pieces = [np.unique(rank_colour[ranks], return_inverse=True)[1].astype(np.int64)]
+    for each, kind_nodes in zip(placed, kinds, strict=True):
+        shape = shape_numbers(each.ranks, cluster)[kind_nodes.place]
+        pieces.append(shape + _beyond(pieces))
+    family = np.array([block.removesuffix("_rx").removesuffix("_tx") for block in cluster.blocks])
+    family = np.array([block.removesuffix("_up").removesuffix("_down") for block in family])
+    block = np.unique(family, return_inverse=True)[1][cluster.block_of(links)]
+    capacity = np.unique(cluster.capacity_of(links), return_inverse=True)[1]
+    pieces.append(_beyond(pieces) + block * (int(capacity.max(initial=0)) + 1) + capacity)
+    return np.concatenate(pieces)
+
+
+def _beyond(pieces: Sequence[Ints]) -> int:
+    return max(int(piece.max(initial=-1)) for piece in pieces) + 1

@@ -1,0 +1,187 @@
+"""Which ranks, process groups and links behave alike: the quotient of a layout.
+
+:func:`build_layout` has the incidence graph of ranks, groups and links refined (:mod:`simpar.program.fold.refinement`)
+and reads the classes back. Nobody declares symmetry: a slow device, a degraded uplink or a leaf size that does not
+divide splits exactly the classes that it must.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.cost.collectives import Offer
+from simpar.hardware.cluster import Cluster
+from simpar.program.fold.group_routes import GroupKind
+from simpar.program.fold.incidence import Graph, build_graph
+from simpar.program.fold.refinement import refine
+from simpar.program.ir.flow import quantise
+
+__all__ = ["GroupClass", "GroupKind", "Layout", "Traffic", "build_layout"]
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class GroupClass:
+    """Process groups that always behave alike: their kind and the rank classes they join.
+
+    ``ranks`` is a group on which to price their collectives, of the class or moved to the same place of the
+    fabric elsewhere; ``place`` numbers such groups of a kind.
+    """
+
+    kind: str
+    place: int
+    ranks: Ints
+    members: tuple[int, ...]
+    directed: bool = False
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the groups of a kind put on one link of each class.
+
+    Row e: ``count[e]`` groups of class ``group[e]`` load the link of class ``link[e]`` with
+    ``loads[label[e], c]`` bytes each, per byte of an op under an algorithm, for (op, algorithm) ``columns[c]``.
+    """
+
+    group: Ints
+    link: Ints
+    label: Ints
+    count: Ints
+    loads: NDArray[np.float64]
+    columns: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The quotient: classes of ranks, groups and links, and how they touch.
+
+    Shapes: ``class_of_rank`` int64[world], ``representative_rank`` and ``multiplicity`` int64[num_classes],
+    ``group_class[kind]`` int64[num_classes] (index into ``groups``, -1 where a class has no such group),
+    ``link_capacity_bytes_per_s`` float64[num_link_classes], ``link_is_port`` bool (scale-up port or network),
+    ``traffic`` by kind.
+    """
+
+    class_of_rank: Ints
+    representative_rank: Ints
+    multiplicity: Ints
+    group_class: Mapping[str, Ints]
+    groups: tuple[GroupClass, ...]
+    link_capacity_bytes_per_s: NDArray[np.float64]
+    link_names: tuple[str, ...]
+    link_is_port: NDArray[np.bool_]
+    traffic: Mapping[str, Traffic]
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes of ranks there are."""
+        return len(self.representative_rank)
+
+    def links_of(self, group_class: int) -> Ints:
+        """Link classes that the groups of a class may load."""
+        traffic = self.traffic[self.groups[group_class].kind]
+        return np.unique(traffic.link[traffic.group == group_class])
+
+    def route(self, group_class: int, op: str, offer: Offer) -> tuple[Ints, NDArray[np.float64]]:
+        """Link classes that a group of the class loads and the bytes on one such link per byte of progress.
+
+        Groups of a class advance in lockstep, so one flow stands for all of them: it puts on a link what all
+        groups of the class together do.
+        """
+        traffic = self.traffic[self.groups[group_class].kind]
+        raw = traffic.loads[traffic.label, traffic.columns.index((op, offer.line.algorithm))]
+        mine = np.flatnonzero((traffic.group == group_class) & (raw > 0))
+        share = np.where(self.link_is_port[traffic.link[mine]], offer.port_share, offer.nic_share)
+        together = quantise(raw[mine] / share) * traffic.count[mine]
+        links, index = np.unique(traffic.link[mine], return_inverse=True)
+        return links, np.bincount(index, together, len(links)).astype(np.float64)
+
+
+def build_layout(
+    cluster: Cluster, kinds: Sequence[GroupKind], rank_colour: Ints, *, orbits: bool = True
+) -> Layout:
+    """Fold the ranks of a cluster under the given process groups.
+
+    ``rank_colour`` int64[world_size] distinguishes ranks that run different programs or at different speed
+    (pipeline stage, straggler factor); everything else follows from groups and links. ``orbits`` uses the
+    symmetry of mesh and fabric to refine one rank of each orbit; without it all ranks are refined, with the
+    same result.
+    """
+    graph = build_graph(cluster, kinds, rank_colour, orbits=orbits)
+    return _read_back(cluster, graph, refine(graph.incidence).class_of)
+
+
+def _read_back(cluster: Cluster, graph: Graph, class_of: Ints) -> Layout:
+    of_rank = class_of[: len(graph.ranks)]
+    _, first = np.unique(of_rank, return_index=True)
+    of_link = class_of[graph.group_start[-1] :]
+    _, first_link, link_class = np.unique(of_link, return_index=True, return_inverse=True)
+    links = graph.links[first_link]
+    groups: list[GroupClass] = []
+    group_class: dict[str, Ints] = {}
+    traffic: dict[str, Traffic] = {}
+    for number, placed in enumerate(graph.placed):
+        name, start = placed.kind.name, int(graph.group_start[number])
+        nodes = class_of[start : start + len(graph.kinds[number].place)]
+        _, first_group, compact = np.unique(nodes, return_index=True, return_inverse=True)
+        classes = len(groups) + compact
+        group_class[name] = _classes_joined(graph, number, of_rank, classes)
+        groups += _group_classes(graph, number, of_rank, first_group)
+        traffic[name] = _traffic(graph, number, classes, links, link_class)
+    orbits = graph.symmetry.orbits
+    class_of_lowest = np.zeros_like(orbits)
+    class_of_lowest[graph.ranks] = of_rank
+    class_of_rank = class_of_lowest[orbits]
+    block = cluster.block_of(links)
+    return Layout(
+        class_of_rank=class_of_rank,
+        representative_rank=graph.ranks[first],
+        multiplicity=np.bincount(class_of_rank),
+        group_class=group_class,
+        groups=tuple(groups),
+        link_capacity_bytes_per_s=cluster.capacity_of(links),
+        link_names=tuple(cluster.link_name(int(link)) for link in links),
+        link_is_port=np.array([cluster.blocks[index].startswith("port") for index in block], dtype=bool),
+        traffic=traffic,
+    )
+
+
+def _classes_joined(graph: Graph, kind: int, of_rank: Ints, classes: Ints) -> Ints:
+    """The group class that each rank class takes part in (as sender, where the kind is directed)."""
+    group, rank, role, _ = graph.kinds[kind].member.T
+    sender = role == 0
+    joined = np.full(int(of_rank.max()) + 1, -1, dtype=np.int64)
+    joined[of_rank[np.searchsorted(graph.ranks, rank[sender])]] = classes[group[sender]]
+    return joined
+
+
+def _group_classes(graph: Graph, kind: int, of_rank: Ints, first: Ints) -> list[GroupClass]:
+    """The classes of a kind by their first groups."""
+    placed, nodes = graph.placed[kind], graph.kinds[kind]
+    group, rank, _, _ = nodes.member.T
+    member = of_rank[np.searchsorted(graph.ranks, rank)]
+    found = []
+    for index in first.tolist():
+        place = int(nodes.place[index])
+        joins = tuple(int(c) for c in np.unique(member[group == index]))
+        found.append(GroupClass(placed.kind.name, place, placed.ranks[place], joins, placed.kind.directed))
+    return found
+
+
+def _traffic(graph: Graph, kind: int, classes: Ints, links: Ints, link_class: Ints) -> Traffic:
+    """Loads of the groups of a kind, counted on the representative of each class of links."""
+    group, link, label, _, count = graph.kinds[kind].load.T
+    mine = np.flatnonzero(np.isin(link, links))
+    loads = graph.placed[kind].loads
+    return Traffic(
+        group=classes[group[mine]],
+        link=link_class[np.searchsorted(graph.links, link[mine])],
+        label=label[mine],
+        count=count[mine],
+        loads=loads.loads,
+        columns=loads.columns,
+    )

@@ -1,0 +1,289 @@
+"""Which ranks may change places: a layout's symmetry, found in its group lists and proved before it is used.
+
+Ranks are numbers of mixed radix whose digits are the coordinates of mesh and fabric at once: device in a node,
+node under a leaf, leaf, pipeline rank, and so on. Where any two values of a digit may be exchanged (for all
+ranks at a time) and groups, links, colours and loads all stay what they are, ranks that differ in that digit
+only behave alike. So colour refinement needs one rank of each orbit, and what it finds on the orbits is the
+coarsest equitable partition of everybody: exchanges keep the graph, hence the colours of each round.
+
+Nothing is declared. A digit is *regular* if it stays within or moves whole blocks of the fabric, and *free* if
+besides every kind of group is mapped to itself; values are exchanged only within *cells*, those with the same
+ranks' colours and link capacities. One slow device costs its digit values a cell of their own, no more. That
+loads are symmetric is checked where they are evaluated (:mod:`simpar.program.fold.incidence`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.hardware.cluster import Cluster
+
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Groups of one kind that are translates of each other: group ``index[i]`` is ``first[i] + offset``.
+
+    ``directed`` groups tell their members apart by position.
+    """
+
+    index: Ints
+    first: Ints
+    offset: Ints
+    directed: bool
+
+
+def patterns(groups: Ints, *, directed: bool) -> list[Pattern]:
+    """The groups int64[G, N] of a kind by their offsets from the first member."""
+    first = groups[:, 0]
+    return _alike(np.arange(len(groups)), first, groups.T - first, directed=directed)
+
+
+def _alike(index: Ints, first: Ints, columns: Ints, *, directed: bool) -> list[Pattern]:
+    """A pattern for each distinct column of int64[n, G], whose first rows are offsets from the first member."""
+    found: list[Pattern] = []
+    while len(index):
+        same = (columns == columns[:, :1]).all(axis=0)
+        found.append(Pattern(index[same], first[same], columns[:, 0], directed))
+        index, first, columns = index[~same], first[~same], columns[:, ~same]
+    return found
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Digit d of rank r is ``r // stride[d] % size[d]``, fastest varying first."""
+
+    stride: tuple[int, ...]
+    size: tuple[int, ...]
+
+    @staticmethod
+    def cut(world: int, wanted: Sequence[int]) -> Digits:
+        """Digits that begin at as many of the wanted strides as one can have together, the first ones first.
+
+        Their greatest common divisors are tried as well: what does not divide still repeats in smaller blocks.
+        """
+        every = [*wanted, *(math.gcd(a, b) for a in wanted for b in wanted)]
+        chain = {1, world}
+        for stride in every:
+            if world % stride == 0 and all(stride % c == 0 or c % stride == 0 for c in chain):
+                chain.add(stride)
+        strides = sorted(chain)
+        sizes = [after // before for before, after in pairwise(strides)]
+        return Digits(tuple(strides[:-1]), tuple(sizes))
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+    def of(self, ranks: Ints) -> Ints:
+        """int64[digits, n] for ranks int64[n]."""
+        strides, sizes = (np.array(column)[:, None] for column in (self.stride, self.size))
+        return np.asarray(ranks // strides % sizes, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """Permutations of digit values that leave a layout as it is.
+
+    ``regular`` bool[digits]: groups whose members share such a digit may be moved along it and cost the same.
+    ``first[d]`` int64[size]: the smallest value that a value of digit d may be exchanged with.
+    """
+
+    digits: Digits
+    regular: Flags
+    first: tuple[Ints, ...]
+
+    @cached_property
+    def free(self) -> Flags:
+        """Digits with values that may be exchanged."""
+        return np.array([len(np.unique(first)) < len(first) for first in self.first], dtype=bool)
+
+    @cached_property
+    def _cell(self) -> tuple[Ints, ...]:
+        """For every value the number of those that it may be exchanged with, itself included."""
+        return tuple(np.bincount(first, minlength=len(first))[first] for first in self.first)
+
+    def representative(self, ranks: Ints) -> Ints:
+        """The lowest rank of the orbit of every rank."""
+        lowest = np.asarray(ranks, dtype=np.int64)
+        for d in np.flatnonzero(self.free):
+            stride = self.digits.stride[d]
+            value = lowest // stride % self.digits.size[d]
+            lowest = lowest + (self.first[d][value] - value) * stride
+        return lowest
+
+    @cached_property
+    def representatives(self) -> Ints:
+        """One rank of every orbit, the lowest, in order."""
+        ranks = np.zeros(1, dtype=np.int64)
+        for stride, first in zip(self.digits.stride, self.first, strict=True):
+            ranks = (np.unique(first)[:, None] * stride + ranks[None, :]).ravel()
+        return ranks
+
+    @cached_property
+    def orbits(self) -> Ints:
+        """The lowest rank of every rank's orbit, int64[world]."""
+        lowest = np.zeros(1, dtype=np.int64)
+        for stride, first in zip(self.digits.stride, self.first, strict=True):
+            lowest = (first[:, None] * stride + lowest[None, :]).ravel()
+        return lowest
+
+    def representative_groups(self, pattern: Pattern) -> Ints:
+        """Groups of a pattern, as indices into it, of which every orbit has one."""
+        varying = self.free & ~fixed_digits(pattern, self.digits)
+        origin = self.digits.of(pattern.first[:1])[:, 0]
+        within = int((np.array(self.digits.stride) * origin)[varying].sum())
+        return np.flatnonzero(self._is_lowest[pattern.first - within])
+
+    @cached_property
+    def _is_lowest(self) -> Flags:
+        flags = np.zeros(len(self.orbits), dtype=bool)
+        flags[self.representatives] = True
+        return flags
+
+    def num_like(self, ranks: Ints, which: Flags) -> Ints:
+        """By how many values of the digits ``which`` (bool[digits] or bool[digits, n]) ranks int64[n] may go."""
+        which = which if which.ndim == 2 else which[:, None]
+        number = np.ones(len(ranks), dtype=np.int64)
+        for d in np.flatnonzero(self.free & which.any(axis=1)):
+            value = ranks // self.digits.stride[d] % self.digits.size[d]
+            number *= np.where(which[d], self._cell[d][value], 1)
+        return number
+
+    def without(self, digit: int) -> Symmetry:
+        """The symmetry with all values of one digit kept apart."""
+        first = (*self.first[:digit], np.arange(self.digits.size[digit]), *self.first[digit + 1 :])
+        return replace(self, first=first)
+
+    def only(self, digit: int) -> Symmetry:
+        """The symmetry with the values of all other digits kept apart."""
+        sizes = self.digits.size
+        return replace(
+            self, first=tuple(self.first[d] if d == digit else np.arange(n) for d, n in enumerate(sizes))
+        )
+
+
+def no_symmetry(world: int) -> Symmetry:
+    """Every rank on its own."""
+    return Symmetry(Digits((1,), (world,)), np.zeros(1, dtype=bool), (np.arange(world),))
+
+
+def find_symmetry(
+    world: int,
+    kinds: Sequence[Sequence[Pattern]],
+    cluster: Cluster,
+    colours: Sequence[NDArray[np.generic]],
+) -> tuple[Symmetry, list[list[Pattern]]]:
+    """The symmetry of group kinds on a cluster, and the patterns of each kind by the digits that they change.
+
+    ``colours`` (each of shape [world]) tell ranks apart.
+    """
+    every = [pattern for kind in kinds for pattern in kind]
+    periods = [period for period in cluster.periods if period < world]
+    largest_first = sorted((p for p in every if not p.directed), key=lambda p: -len(p.offset))
+    wanted = [stride for pattern in largest_first for stride in _strides(pattern.offset)]
+    digits = Digits.cut(world, [*dict.fromkeys([*wanted, *periods])])
+    split = [[part for pattern in kind for part in _without_carries(pattern, digits)] for kind in kinds]
+    regular = _regular(digits, periods, cluster.rigid_ranks)
+    free = regular.copy()
+    for pattern in (pattern for kind in split for pattern in kind):
+        free &= _kept(pattern, digits, free)
+    first = tuple(
+        _cells(colours, digits, d) if free[d] else np.arange(size) for d, size in enumerate(digits.size)
+    )
+    return Symmetry(digits, regular, first), split
+
+
+def _strides(offset: Ints) -> list[int]:
+    """Strides of a product of arithmetic progressions, and where each of them ends."""
+    offset, found, covered = np.sort(offset), [], 1
+    while covered < len(offset):
+        every = offset[::covered]
+        stride = int(every[1] - every[0])
+        uneven = np.flatnonzero(np.diff(every) != stride)
+        many = int(uneven[0]) + 1 if len(uneven) else len(every)
+        found += [stride, stride * many]
+        covered *= many
+    return found
+
+
+def _without_carries(pattern: Pattern, digits: Digits) -> list[Pattern]:
+    """The pattern in parts, within which one group becomes any other digit by digit, without a carry."""
+    members, first = digits.of(pattern.first[0] + pattern.offset), digits.of(pattern.first)
+    low = members.min(axis=1) + first.min(axis=1) - first[:, 0]
+    high = members.max(axis=1) + first.max(axis=1) - first[:, 0]
+    if (low >= 0).all() and (high < np.array(digits.size)).all():
+        return [pattern]
+    size = len(pattern.offset)
+    ranks = pattern.first + pattern.offset[:, None]
+    change = digits.of(ranks.ravel()).reshape(len(digits), *ranks.shape) - first[:, None]
+    rows = np.concatenate([ranks - pattern.first, change.reshape(-1, ranks.shape[1])])
+    parts = _alike(pattern.index, pattern.first, rows, directed=pattern.directed)
+    return [replace(part, offset=part.offset[:size]) for part in parts]
+
+
+def _regular(digits: Digits, periods: Sequence[int], rigid: int) -> Flags:
+    """Digits that move whole blocks of the fabric, or stay inside, for every kind of block."""
+    return np.array(
+        [
+            stride >= rigid and all(stride % block == 0 or block % (stride * size) == 0 for block in periods)
+            for stride, size in zip(digits.stride, digits.size, strict=True)
+        ],
+        dtype=bool,
+    )
+
+
+def fixed_digits(pattern: Pattern, digits: Digits) -> Flags:
+    """Digits that all members of a group share: the same for every group of the pattern."""
+    members = digits.of(pattern.first[0] + pattern.offset)
+    same: Flags = (members == members[:, :1]).all(axis=1)
+    return same
+
+
+def _kept(pattern: Pattern, digits: Digits, asked: Flags) -> Flags:
+    """Digits, of those asked for, whose values may be permuted with every group mapped to one of the pattern."""
+    fixed = fixed_digits(pattern, digits)
+    members = pattern.first[0] + pattern.offset
+    if _num_distinct(pattern.first) < len(pattern.first):
+        return np.zeros(len(digits), dtype=bool)
+    kept = asked.copy()
+    for d in np.flatnonzero(asked):
+        size, stride = digits.size[d], digits.stride[d]
+        if fixed[d]:
+            rest = pattern.first - pattern.first // stride % size * stride
+            kept[d] = _num_distinct(rest) * size == len(pattern.first)
+        else:
+            rest = members - members // stride % size * stride
+            kept[d] = not pattern.directed and _num_distinct(rest) * size == len(members)
+    return kept
+
+
+def _num_distinct(ranks: Ints) -> int:
+    return int(np.count_nonzero(np.bincount(ranks)))
+
+
+def _cells(colours: Sequence[NDArray[np.generic]], digits: Digits, d: int) -> Ints:
+    """For every value of a digit the smallest one at which all ranks have the same colours."""
+    size, stride = digits.size[d], digits.stride[d]
+    cell = np.zeros(size, dtype=np.int64)
+    for colour in colours:
+        slices = colour.reshape(-1, size, stride)
+        if not (slices == slices[:, :1]).all():
+            cell = np.stack([cell, _equal_slices(slices)])
+            cell = np.unique(cell, axis=1, return_inverse=True)[1].ravel()
+    first = np.unique(cell, return_index=True)[1]
+    return first[cell]
+
+
+def _equal_slices(slices: NDArray[np.generic]) -> Ints:
+    """Number of the distinct slice [:, v, :] that every v has."""
+    rows = np.ascontiguousarray(np.moveaxis(slices, 1, 0)).reshape(slices.shape[1], -1)
+    return np.unique(rows, axis=0, return_inverse=True)[1].ravel()

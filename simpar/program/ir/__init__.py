@@ -1,0 +1,1 @@
+"""The one intermediate representation: Programs, integer flows, memory over time, and how they are built."""

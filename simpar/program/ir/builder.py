@@ -1,0 +1,151 @@
+"""Build a Program from bulk columns: append arrays, then ``build`` once.
+
+Building op by op in Python costs more than running; every method takes whole columns, and scalars broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simpar.program.ir.flow import quantise
+from simpar.program.ir.program import MEMORY_CATEGORIES, Csr, Label, MemoryTable, OpTable, Program, Routes
+
+Ints = NDArray[np.int64]
+_OP_DEFAULTS = {
+    "class_id": 0,
+    "fixed_ns": 0,
+    "work_bytes": 0,
+    "route": -1,
+    "rate_cap_bytes_per_s": 0,
+    "label": 0,
+    "microbatch": -1,
+    "stage": -1,
+}
+_PAIRS = ("waiting", "waited_for", "stream", "placed")
+
+
+class ProgramBuilder:
+    """Collects columns and joins them once.
+
+    Example:
+        >>> build = ProgramBuilder()
+        >>> gpu = build.add_class("gpu")
+        >>> compute = build.add_stream("compute", gpu)
+        >>> build.place(compute, build.add_ops(3, class_id=gpu, fixed_ns=[5, 7, 9]))
+        >>> len(build.build())
+        3
+
+    """
+
+    def __init__(self) -> None:
+        self._num_ops = 0
+        self._ops: dict[str, list[Ints]] = {name: [] for name in _OP_DEFAULTS}
+        self._pairs: dict[str, list[Ints]] = {name: [] for name in _PAIRS}
+        self._memory: list[list[Ints]] = []
+        self._routes: list[tuple[Ints, NDArray[np.float64]]] = []
+        self._classes: list[tuple[str, int]] = []
+        self._streams: list[tuple[str, int]] = []
+        self._links: list[tuple[str, int]] = []
+        self._labels: dict[Label, int] = {}
+
+    def add_class(self, name: str, multiplicity: int = 1) -> int:
+        """Add a class that stands for `multiplicity` ranks; return its id."""
+        self._classes.append((name, multiplicity))
+        return len(self._classes) - 1
+
+    def add_stream(self, name: str, class_id: int) -> int:
+        """Add a stream of a class; return its id."""
+        self._streams.append((name, class_id))
+        return len(self._streams) - 1
+
+    def add_link(self, name: str, capacity_bytes_per_s: float) -> int:
+        """Add a link; return its id."""
+        self._links.append((name, int(capacity_bytes_per_s)))
+        return len(self._links) - 1
+
+    def add_route(self, links: ArrayLike, coefficient: ArrayLike = 1.0, flows: ArrayLike = 1) -> int:
+        """Add a route; return its id. `coefficient` is of one flow, `flows` how many are on that link."""
+        link = np.atleast_1d(np.asarray(links, np.int64))
+        self._routes.append((link, np.broadcast_to(quantise(coefficient) * np.asarray(flows), link.shape)))
+        return len(self._routes) - 1
+
+    def label(self, label: Label) -> int:
+        """Return the id of a label, adding it when it is new."""
+        return self._labels.setdefault(label, len(self._labels))
+
+    def add_ops(self, count: int, **columns: ArrayLike) -> Ints:
+        """Add `count` ops with columns as in OpTable and return their ids, int64[count]."""
+        unknown = columns.keys() - _OP_DEFAULTS.keys()
+        if unknown:
+            raise TypeError(f"no such column of ops: {', '.join(sorted(unknown))}")
+        for name, default in _OP_DEFAULTS.items():
+            column = np.asarray(columns.get(name, default), np.int64)
+            self._ops[name].append(np.broadcast_to(column, (count,)))
+        self._num_ops += count
+        return np.arange(self._num_ops - count, self._num_ops)
+
+    def depend(self, ops: ArrayLike, on: ArrayLike) -> None:
+        """Make each of `ops` wait for the matching entry of `on`."""
+        self._extend("waiting", "waited_for", (ops, on))
+
+    def place(self, streams: ArrayLike, ops: ArrayLike) -> None:
+        """Append ops to streams; the order of calls, then of the arrays, is program order."""
+        self._extend("stream", "placed", (streams, ops))
+
+    def memory(
+        self, ops: ArrayLike, delta_bytes: ArrayLike, *, class_id: ArrayLike, at_finish: bool, category: str
+    ) -> None:
+        """Add changes of memory: `delta_bytes` > 0 allocates, < 0 frees."""
+        code = MEMORY_CATEGORIES.index(category)
+        self._memory.append(_columns((ops, int(at_finish), class_id, delta_bytes, code)))
+
+    def build(self) -> Program:
+        """Return the Program of everything added so far."""
+        waiting, waited_for, stream, placed = (_join(self._pairs[name]) for name in _PAIRS)
+        return Program(
+            ops=OpTable(**{name: _join(parts) for name, parts in self._ops.items()}),
+            dependencies=Csr.of(waiting, waited_for, self._num_ops),
+            streams=Csr.of(stream, placed, len(self._streams)),
+            stream_names=_names(self._streams),
+            stream_class=_values(self._streams),
+            routes=self._built_routes(),
+            memory=self._built_memory(),
+            labels=tuple(self._labels) or (Label("op", "op"),),
+            class_names=_names(self._classes),
+            multiplicity=_values(self._classes),
+        )
+
+    def _extend(self, first: str, second: str, values: Iterable[ArrayLike]) -> None:
+        left, right = _columns(values)
+        self._pairs[first].append(left)
+        self._pairs[second].append(right)
+
+    def _built_routes(self) -> Routes:
+        owner = np.repeat(np.arange(len(self._routes)), [len(link) for link, _ in self._routes])
+        links = Csr.of(owner, _join([link for link, _ in self._routes]), len(self._routes))
+        coefficient = np.concatenate([np.zeros(0), *(each for _, each in self._routes)])
+        return Routes(links, coefficient, _values(self._links), _names(self._links))
+
+    def _built_memory(self) -> MemoryTable:
+        op, at_finish, class_id, delta, category = (_join([row[i] for row in self._memory]) for i in range(5))
+        return MemoryTable(op, at_finish.astype(bool), class_id, delta, category)
+
+
+def _columns(values: Iterable[ArrayLike]) -> list[Ints]:
+    return [column.ravel() for column in np.broadcast_arrays(*(np.asarray(v, np.int64) for v in values))]
+
+
+def _join(parts: Sequence[NDArray[Any]]) -> Ints:
+    return np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64, copy=False)
+
+
+def _names(rows: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+    return tuple(name for name, _ in rows)
+
+
+def _values(rows: Sequence[tuple[str, int]]) -> Ints:
+    return np.array([value for _, value in rows], dtype=np.int64)

@@ -1,0 +1,71 @@
+"""Memory over time: exact step functions per class of ranks, from the Program's memory table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.program.ir.program import MEMORY_CATEGORIES, Program, Timing
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Memory of one class: ``by_category[i]`` bytes hold from ``time_ns[i]`` on (columns: MEMORY_CATEGORIES).
+
+    ``at_peak`` are the categories at the highest total, ``peak_op`` the op whose allocation reaches it first
+    (-1: it is held from the beginning).
+    """
+
+    time_ns: Ints
+    by_category: Ints
+    at_peak: Ints
+    peak_time_ns: int
+    peak_op: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest total."""
+        return int(self.at_peak.sum())
+
+    @property
+    def total_bytes(self) -> Ints:
+        """The curve of all categories together, int64[len(time_ns)]."""
+        return np.asarray(self.by_category.sum(axis=1))
+
+
+def memory_use(program: Program, timing: Timing, class_id: int) -> MemoryUse:
+    """The exact curve of one class; at one instant, frees come before allocations."""
+    return _use(program, timing, np.flatnonzero(program.memory.class_id == class_id))
+
+
+def memory_uses(program: Program, timing: Timing) -> tuple[MemoryUse, ...]:
+    """The exact curves of all classes, for one pass over the table."""
+    owner = program.memory.class_id
+    order = np.argsort(owner, kind="stable")
+    cuts = np.cumsum(np.bincount(owner, minlength=len(program.class_names)))[:-1]
+    return tuple(_use(program, timing, rows) for rows in np.split(order, cuts))
+
+
+def _use(program: Program, timing: Timing, rows: Ints) -> MemoryUse:
+    """The curve of some rows of the memory table."""
+    table = program.memory
+    op, delta = table.op[rows], table.delta_bytes[rows]
+    time = np.where(table.at_finish[rows], timing.finish_ns[op], timing.start_ns[op])
+    order = np.argsort(time << 1 | (delta > 0), kind="stable")  # one packed key: time, then frees first
+    changes = np.zeros((len(order) + 1, len(MEMORY_CATEGORIES)), dtype=np.int64)
+    changes[np.arange(1, len(order) + 1), table.category[rows][order]] = delta[order]
+    curve = np.cumsum(changes, axis=0)
+    times = np.append(0, time[order])
+    last = np.append(np.flatnonzero(times[1:] != times[:-1]), len(times) - 1)  # what an instant ends with
+    peak = int(np.argmax(curve.sum(axis=1)))
+    return MemoryUse(
+        time_ns=times[last],
+        by_category=curve[last],
+        at_peak=curve[peak],
+        peak_time_ns=int(times[peak]),
+        peak_op=int(op[order[peak - 1]]) if peak else -1,
+    )

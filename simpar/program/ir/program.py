@@ -1,0 +1,367 @@
+"""The Program: the one intermediate representation, and the four rules that are the whole of its meaning.
+
+1. An op starts when its dependencies, and its predecessors on all its streams, have finished. A stream is
+   an explicit ordered list of ops; an op may sit on several (a collective on one of every rank it joins).
+2. Its fixed part elapses; then its work drains at the rate that max-min fair sharing of the links on its
+   route gives it, and at most at its rate cap.
+3. At one instant: first all finishes and starts, then one re-share of the touched component of links.
+4. No arbitration and no randomness inside an engine. Jitter, stragglers and faults are drawn before, and
+   arrive as durations or as scheduled changes of a link's capacity.
+
+Times are int64 nanoseconds. A route says how many bytes each link carries per byte of the op's work; a flow
+class that stands for several equal flows counts with their number on one link. Sharing is integer as well
+(:mod:`simpar.program.ir.flow`), so that two engines either agree exactly or one of them is wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simpar.program.ir.flow import (
+    COEFFICIENT_ONE,
+    NO_CAP,
+    drained_ns,
+    fixed_point,
+    quantise,
+    solo_duration_ns,
+    solo_rates,
+    to_cap,
+)
+from simpar.units import NS_PER_S, to_ns
+
+__all__ = [
+    "COEFFICIENT_ONE",
+    "MEMORY_CATEGORIES",
+    "Csr",
+    "Label",
+    "MemoryTable",
+    "OpTable",
+    "Program",
+    "ProgramError",
+    "Routes",
+    "Timing",
+    "edges",
+    "fixed_point",
+    "levels",
+    "longest_path_ns",
+    "predecessors",
+    "quantise",
+    "solo_duration_ns",
+    "solo_durations_ns",
+    "stream_edges",
+    "verify",
+]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+MEMORY_CATEGORIES = ("activations", "transient", "gradients", "parameters")
+
+
+class ProgramError(ValueError):
+    """A Program that breaks a rule of its own or cannot finish; the message names the op, link or stream."""
+
+
+@dataclass(frozen=True)
+class Label:
+    """What an op is: ``kind`` (forward, dp, ...), a readable ``name`` and the model layer (-1: none)."""
+
+    kind: str
+    name: str
+    layer: int = -1
+
+
+@dataclass(frozen=True)
+class OpTable:
+    """Columns over ops: ``route`` -1 and ``work_bytes`` 0 for a fixed duration, ``rate_cap`` 0 for none.
+
+    ``label`` indexes Program.labels; ``microbatch`` and ``stage`` are -1 where they mean nothing.
+    """
+
+    class_id: Ints
+    fixed_ns: Ints
+    work_bytes: Ints
+    route: Ints
+    rate_cap_bytes_per_s: Ints
+    label: Ints
+    microbatch: Ints
+    stage: Ints
+
+    def __len__(self) -> int:
+        return len(self.fixed_ns)
+
+
+@dataclass(frozen=True)
+class Csr:
+    """Ragged rows: row i is ``item[pointer[i]:pointer[i + 1]]``; pointer int64[rows + 1]."""
+
+    pointer: Ints
+    item: Ints
+
+    @staticmethod
+    def of(owner: ArrayLike, item: ArrayLike, num_rows: int) -> Csr:
+        """Items grouped by owner (0..num_rows-1), in the given order within a row."""
+        owners, items = np.asarray(owner, np.int64), np.asarray(item, np.int64)
+        if (owners[1:] < owners[:-1]).any():
+            items = items[np.argsort(owners, kind="stable")]
+        counts = np.bincount(owners, minlength=num_rows)
+        return Csr(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), items)
+
+    def __len__(self) -> int:
+        return len(self.pointer) - 1
+
+    def row(self, i: int) -> Ints:
+        """The items of row i."""
+        return self.item[self.pointer[i] : self.pointer[i + 1]]
+
+    def owners(self) -> Ints:
+        """The row of every item."""
+        return np.repeat(np.arange(len(self)), np.diff(self.pointer))
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Routes over links: ``links`` row r with, entry by entry, the bytes that link carries per byte of work.
+
+    ``coefficient`` already counts all flows of a folded class on that one link; ``capacity_bytes_per_s``
+    int64[links] is per direction.
+    """
+
+    links: Csr
+    coefficient: Floats
+    capacity_bytes_per_s: Ints
+    link_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MemoryTable:
+    """Changes of device memory at the start or the finish of ops; ``category`` indexes MEMORY_CATEGORIES."""
+
+    op: Ints
+    at_finish: Bools
+    class_id: Ints
+    delta_bytes: Ints
+    category: Ints
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+
+@dataclass(frozen=True)
+class Program:
+    """Everything an engine needs.
+
+    ``dependencies`` row i lists the ops that op i waits for; ``streams`` row s the ops of stream s in program
+    order; ``stream_class`` whose stream it is; ``multiplicity`` how many real ranks a class stands for.
+    """
+
+    ops: OpTable
+    dependencies: Csr
+    streams: Csr
+    stream_names: tuple[str, ...]
+    stream_class: Ints
+    routes: Routes
+    memory: MemoryTable
+    labels: tuple[Label, ...]
+    class_names: tuple[str, ...]
+    multiplicity: Ints
+
+    def __len__(self) -> int:
+        return len(self.ops)
+
+    def describe(self, op: int) -> str:
+        """A readable line about one op, for messages."""
+        ops = self.ops
+        label = self.labels[ops.label[op]]
+        text = f"op {op} {label.name} of {self.class_names[ops.class_id[op]]}"
+        for what, value in (("layer", label.layer), ("microbatch", int(ops.microbatch[op]))):
+            text += f" {what} {value}" if value >= 0 else ""
+        return text
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Start and finish of every op, int64[num_ops]."""
+
+    start_ns: Ints
+    finish_ns: Ints
+
+    @property
+    def makespan_ns(self) -> int:
+        """Finish of the last op, 0 without ops."""
+        return int(self.finish_ns.max(initial=0))
+
+
+def stream_edges(program: Program) -> tuple[Ints, Ints]:
+    """(before, after) of every two ops that follow each other on a stream."""
+    streams = program.streams
+    follows = np.ones(len(streams.item), dtype=bool)
+    follows[streams.pointer[:-1][np.diff(streams.pointer) > 0]] = False
+    after = np.flatnonzero(follows)
+    return streams.item[after - 1], streams.item[after]
+
+
+def edges(program: Program) -> tuple[Ints, Ints]:
+    """(before, after) of every precedence, dependencies first, then streams; a pair may stand in both."""
+    before, after = stream_edges(program)
+    waits = program.dependencies
+    return np.concatenate([waits.item, before]), np.concatenate([waits.owners(), after])
+
+
+def predecessors(program: Program) -> tuple[Ints, Ints]:
+    """CSR (pointer, ops) of what must finish before each op starts: dependencies, then stream order."""
+    before, after = edges(program)
+    table = Csr.of(after, before, len(program))
+    return table.pointer, table.item
+
+
+def solo_durations_ns(program: Program) -> Ints:
+    """Duration of every op with its links to itself: fixed part plus work over the slowest link's rate."""
+    ops, routes = program.ops, program.routes
+    share = solo_rates(routes.coefficient, routes.capacity_bytes_per_s[routes.links.item])
+    rate = np.full(len(routes.links) + 1, NO_CAP)  # the last entry serves route -1
+    used = np.flatnonzero(np.diff(routes.links.pointer))
+    if len(used):
+        rate[used] = np.minimum.reduceat(share, routes.links.pointer[used])
+    own = np.minimum(rate[ops.route], to_cap(ops.rate_cap_bytes_per_s))
+    return drained_ns(ops.fixed_ns, ops.work_bytes, own)
+
+
+def check_countable(program: Program) -> None:
+    """Refuse a step whose ops one after the other leave 64 bits of nanoseconds. Raises BeyondIntegers."""
+    fixed = replace(program.ops, work_bytes=np.zeros_like(program.ops.work_bytes))
+    flows = replace(program.ops, fixed_ns=np.zeros_like(program.ops.fixed_ns))
+    parts = [solo_durations_ns(replace(program, ops=ops)).astype(np.float64) for ops in (fixed, flows)]
+    to_ns(float(sum(part.sum() for part in parts)) / NS_PER_S)
+
+
+def longest_path_ns(program: Program, durations_ns: ArrayLike) -> Ints:
+    """Start of every op when rule 1 alone decides, int64[num_ops], for durations int64[num_ops].
+
+    Plain Python, because real programs are thousands of levels deep and a few ops wide, where numpy is
+    slower. Raises ProgramError naming the ops of a cycle.
+    """
+    before, after = edges(program)
+    waiting = np.bincount(after, minlength=len(program)).tolist()
+    table = Csr.of(before, after, len(program))
+    pointer, item = table.pointer.tolist(), table.item.tolist()
+    duration = np.asarray(durations_ns).tolist()
+    start = [0] * len(program)
+    ready = [op for op, count in enumerate(waiting) if not count]
+    for op in ready:
+        finish = start[op] + duration[op]
+        for follower in item[pointer[op] : pointer[op + 1]]:
+            if start[follower] < finish:
+                start[follower] = finish
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                ready.append(follower)
+    if len(ready) < len(program):
+        raise ProgramError(f"ops wait for each other: {cycle_text(program, np.array(waiting) > 0)}")
+    return np.array(start, dtype=np.int64)
+
+
+def levels(program: Program) -> Ints:
+    """Depth of every op in the precedence graph: ops of level i wait only for ops of earlier levels."""
+    return longest_path_ns(program, np.ones(len(program), dtype=np.int64))
+
+
+def cycle_text(program: Program, stuck: Bools) -> str:
+    """One cycle among the ops that never become ready, as a readable chain."""
+    table = Csr(*predecessors(program))
+    op, seen = int(np.flatnonzero(stuck)[0]), dict[int, int]()
+    while op not in seen:  # a stuck op waits for a stuck op, so the walk must close
+        seen[op] = len(seen)
+        op = next(int(before) for before in table.row(op) if stuck[before])
+    ring = list(seen)[seen[op] :]
+    names = [program.describe(each) for each in ring[:8]] + ["..."] * (len(ring) > 8)
+    return " waits for ".join([*names, f"op {ring[0]}"])
+
+
+def verify(program: Program) -> Program:
+    """The program itself, or ProgramError naming the first rule that it breaks."""
+    _verify_shapes(program)
+    _verify_references(program)
+    _verify_amounts(program)
+    _verify_once("stream", program.streams)
+    _verify_once("route", program.routes.links)
+    levels(program)
+    return program
+
+
+def _check(rule: bool | np.bool_, text: str) -> None:
+    if not rule:
+        raise ProgramError(text)
+
+
+def _verify_shapes(program: Program) -> None:
+    for columns in (program.ops, program.memory):
+        lengths = {len(getattr(columns, column.name)) for column in fields(columns)}
+        _check(len(lengths) == 1, f"{type(columns).__name__} has columns of different lengths")
+    routes = program.routes
+    for name, table, num_rows in (
+        ("dependencies", program.dependencies, len(program)),
+        ("streams", program.streams, len(program.stream_names)),
+        ("routes", routes.links, len(routes.links)),
+    ):
+        pointer = table.pointer
+        good = len(pointer) == num_rows + 1 and pointer[0] == 0 and pointer[-1] == len(table.item)
+        _check(good and bool((np.diff(pointer) >= 0).all()), f"{name}: pointer does not cut {num_rows} rows")
+    _check(len(routes.coefficient) == len(routes.links.item), "routes: one coefficient per entry is needed")
+    _check(len(routes.capacity_bytes_per_s) == len(routes.link_names), "links and names differ in number")
+    _check(len(program.multiplicity) == len(program.class_names), "classes and names differ in number")
+    _check(len(program.stream_class) == len(program.stream_names), "streams and classes differ in number")
+
+
+def _verify_references(program: Program) -> None:
+    """Every column that points into another table stays inside it."""
+    ops, memory, routes = program.ops, program.memory, program.routes
+    num_ops, num_classes = len(program), len(program.class_names)
+    for name, column, low, high in (
+        ("ops.class_id", ops.class_id, 0, num_classes),
+        ("ops.label", ops.label, 0, len(program.labels)),
+        ("ops.route", ops.route, -1, len(routes.links)),
+        ("dependencies", program.dependencies.item, 0, num_ops),
+        ("streams", program.streams.item, 0, num_ops),
+        ("stream_class", program.stream_class, 0, num_classes),
+        ("routes.links", routes.links.item, 0, len(routes.link_names)),
+        ("memory.op", memory.op, 0, num_ops),
+        ("memory.class_id", memory.class_id, 0, num_classes),
+        ("memory.category", memory.category, 0, len(MEMORY_CATEGORIES)),
+    ):
+        wrong = np.flatnonzero((column < low) | (column >= high))
+        _check(not len(wrong), f"{name}[{wrong[:1]}] = {column[wrong[:1]]}, allowed {low}..{high - 1}")
+
+
+def _verify_amounts(program: Program) -> None:
+    """No negative times or work, and every flow can drain."""
+    ops, routes = program.ops, program.routes
+    negative = (ops.fixed_ns < 0) | (ops.work_bytes < 0) | (ops.rate_cap_bytes_per_s < 0)
+    hops = np.append(np.diff(routes.links.pointer), 0)[ops.route]
+    nowhere = (ops.work_bytes > 0) & (hops == 0) & (ops.rate_cap_bytes_per_s == 0)
+    for wrong, what in (
+        (negative, "has a negative time, work or rate cap"),
+        (nowhere, "has work, but neither a route nor a rate cap"),
+    ):
+        for op in np.flatnonzero(wrong)[:1]:
+            raise ProgramError(f"{program.describe(int(op))} {what}")
+    for link in np.flatnonzero(routes.capacity_bytes_per_s <= 0)[:1]:
+        raise ProgramError(f"link {routes.link_names[link]} has no capacity")
+    share = solo_rates(routes.coefficient, routes.capacity_bytes_per_s[routes.links.item])
+    for entry in np.flatnonzero(share < 1)[:1]:
+        raise ProgramError(
+            f"link {routes.link_names[routes.links.item[entry]]} is too slow for its coefficients"
+        )
+    _check(bool((routes.coefficient > 0).all()), "a route has a coefficient that is not positive")
+    _check(bool((program.multiplicity > 0).all()), "a class stands for no rank")
+
+
+def _verify_once(name: str, table: Csr) -> None:
+    """No row names an item twice."""
+    order = np.lexsort((table.item, table.owners()))
+    owner, item = table.owners()[order], table.item[order]
+    for twice in np.flatnonzero((owner[1:] == owner[:-1]) & (item[1:] == item[:-1]))[:1]:
+        raise ProgramError(f"{name} {owner[twice]} names {item[twice]} twice")

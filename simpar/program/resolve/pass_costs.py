@@ -1,0 +1,72 @@
+"""How long forward, input-gradient and weight-gradient passes take, for schedules that are made for durations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.hardware.cluster import Cluster
+from simpar.plan.plan import Plan
+from simpar.program.blocks.phases import CollectiveUse
+from simpar.program.blocks.rank_view import Job, RankView
+from simpar.program.blocks.segments import make_segment
+from simpar.program.emission.collective_prices import Prices
+from simpar.program.emission.traffic import block_groups, late_per_member_s
+from simpar.program.structure.stages import Piece, StageBuilder
+from simpar.program.structure.synchronisation import Synchronisation
+
+DIGITS = 2
+
+
+@dataclass(frozen=True)
+class PassesAlone:
+    """Passes of single blocks on a rank, ``slowdown`` times slower than its kind, with collectives alone on links."""
+
+    builder: StageBuilder
+    groups: Mapping[str, NDArray[np.int64]]
+    prices: Prices
+    slowdown: float = 1.0
+    known: dict[tuple[str, str, str], int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(job: Job, cluster: Cluster, *, rank: int = 0, slowdown: float = 1.0) -> PassesAlone:
+        """Passes of a job's blocks on a rank, whose device the job is on."""
+        cluster = cluster.in_training
+        plan: Plan = job.plan
+        view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, plan.mesh))
+        view = replace(view, context_rank=0) if view.uneven_context else view
+        builder = StageBuilder(job, view, Synchronisation.of(job), ())
+        groups = {kind.name: kind.groups[(kind.groups == rank).any(axis=1)][0] for kind in block_groups(view)}
+        return PassesAlone(builder, groups, Prices.of_job(job, cluster), slowdown)
+
+    def price(self, use: CollectiveUse) -> int:
+        """Nanoseconds of a collective."""
+        return self.prices.of(use.op, self.groups[use.group], use.group).use_ns(use)
+
+    def duration_ns(self, piece: Piece, kind: str) -> int:
+        """Nanoseconds of a pass ("forward", "backward", ...) over one block."""
+        key = (piece.block.name, piece.recompute, kind)
+        if key not in self.known:
+            phase = getattr(self.builder.steps(piece), kind)
+            slowdown = self.builder.job.stack.launch.kernel_overhead * self.slowdown
+            self.known[key] = make_segment(phase, self.price, slowdown=slowdown).duration_ns
+        return self.known[key]
+
+
+def pass_costs(job: Job, cluster: Cluster) -> tuple[float, float, float]:
+    """Durations of F, I and W, in units of F: the mean over virtual stages, collectives alone on their links.
+
+    Rounded, so that a schedule does not hang on the last digit of a kernel.
+    """
+    alone = PassesAlone.of(job, cluster)
+    total = np.zeros(3)
+    for pieces in alone.builder.pieces:
+        for piece in pieces:
+            for column, kind in enumerate(("forward", "input_gradient", "weight_gradient")):
+                total[column] += alone.duration_ns(piece, kind)
+    forward, gradient, weight = (total / total[0]).tolist()
+    least = 10.0**-DIGITS
+    return forward, max(round(gradient, DIGITS), least), max(round(weight, DIGITS), least)

@@ -1,0 +1,132 @@
+"""What offloading adds to a step: which bytes cross to the host and back, and the update on its processors.
+
+| what | where it goes | beside |
+|---|---|---|
+| gradients, a block at a time | device to host | the backward |
+| states, tile by tile | drives to host and back (nvme) | the update of other tiles |
+| update | host memory | the device's own share (ratio < 1), or the next step's passes (delayed) |
+| updated parameters, tile by tile | host to device | the update of the next tile |
+
+The update begins when all gradients are there, because their norm clips them [Ren et al. 2021, arXiv 2101.06840,
+sections 4 and 5]. A delayed update works on the gradients of the step before and begins with the step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from simpar.cost.memory import parameter_widths
+from simpar.cost.offload import accumulation_bytes, host_state_bytes, update_bytes
+from simpar.program.blocks.phases import COMPUTE
+from simpar.program.blocks.rank_view import Job
+from simpar.program.structure.templates import DELAYED, HOST_IN, HOST_OUT, HOST_UPDATE, Node, host_copy
+from simpar.units import DTYPE_BYTES, MIB
+
+TILE_ELEMENTS = int(128 * MIB)
+"""Parameters that a CPU optimizer updates before it sends them. Source: DeepSpeed, csrc/includes/cpu_adam.h."""
+MOST_TILES = 32
+
+
+@dataclass(frozen=True)
+class HostUpdate:
+    """A job's traffic with the host; ``late``: gradients are reduced behind the last backward, not beside it."""
+
+    job: Job
+    late: bool
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the end of the step has anything to do with the host."""
+        offload = self.job.plan.offload
+        return offload.ratio > 0 or self.fetches
+
+    @property
+    def fetches(self) -> bool:
+        """Whether parameters come from the host for every pass."""
+        return self.job.plan.offload.offload_parameters != "none"
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Bytes a parameter of gradients as the device has them."""
+        return DTYPE_BYTES[self.job.plan.numerics.grad_dtype or "fp32"]
+
+    @property
+    def compute_bytes(self) -> float:
+        """Bytes of a parameter as it is computed with."""
+        return parameter_widths(self.job.plan, self.job.stack).compute
+
+    @property
+    def accumulation(self) -> float:
+        """Bytes that adding gradients up on the host moves, for each byte of them."""
+        return accumulation_bytes(self.gradient_bytes) / self.gradient_bytes
+
+    def fetched_bytes(self, shards: int, kind: str) -> float:
+        """Bytes a parameter that a rank brings from the host before a pass."""
+        return self.compute_bytes / shards if self.fetches and kind != "weight_gradient" else 0.0
+
+    def sent_bytes(self, shards: int, kind: str, *, boundary: bool) -> float:
+        """Bytes a parameter of gradient that a rank sends to the host beside a pass."""
+        offload = self.job.plan.offload
+        sends = kind in ("backward", "weight_gradient") and not self.late
+        if not sends or not (boundary or offload.offload_gradients):
+            return 0.0
+        return offload.ratio * self.gradient_bytes / shards
+
+    def nodes(self, parameters: float, optimizer: Node, *, first: int) -> tuple[Node, ...]:
+        """The update of a rank's share of parameters; ``optimizer`` is what the device updates, ``first`` a position.
+
+        The last node ends when all parameters are where they are used.
+        """
+        nodes: list[Node] = []
+        away = parameters * self.job.plan.offload.ratio
+        if away and self.late:
+            copy = host_copy("gradients to host", away * self.gradient_bytes)
+            nodes.append(replace(copy, streams=(COMPUTE, HOST_OUT)))
+        ready = Node("optimizer", "all gradients", (*optimizer.streams, HOST_OUT, HOST_UPDATE))
+        delayed = self.job.plan.offload.offload_delayed
+        nodes.append(replace(ready, streams=optimizer.streams) if delayed else ready)
+        waits = () if delayed else (first + len(nodes) - 1,)
+        nodes.append(optimizer)
+        ends = [first + len(nodes) - 1]
+        if away:
+            start = len(nodes)
+            ends += self._tiles(nodes, away, first=first, waits=waits)
+            if delayed:
+                apart = [replace(n, streams=tuple(s + DELAYED for s in n.streams)) for n in nodes[start:]]
+                nodes[start:] = apart
+        elif self.fetches:
+            size = parameters * self.compute_bytes
+            nodes.append(host_copy("parameters to host", size, after=(ends[0],)))
+            ends.append(first + len(nodes) - 1)
+        if self.job.plan.offload.offload_parameters == "nvme":
+            size = parameters * self.compute_bytes
+            nodes.append(host_copy("parameters to drives", size, op="to_nvme", after=tuple(ends)))
+            ends.append(first + len(nodes) - 1)
+        streams = (*optimizer.streams, HOST_OUT, HOST_IN, HOST_UPDATE)
+        nodes.append(Node("optimizer", "parameters in place", streams, after=tuple(ends)))
+        return tuple(nodes)
+
+    def _tiles(self, nodes: list[Node], away: float, *, first: int, waits: tuple[int, ...]) -> list[int]:
+        """Append updates of so many parameters, tile by tile, with their states' way from drives and back."""
+        plan, stack = self.job.plan, self.job.stack
+        count = min(max(1, math.ceil(away / TILE_ELEMENTS)), MOST_TILES)
+        share, drives = away / count, plan.offload.offload_optimizer == "nvme"
+        states, ends = host_state_bytes(plan) * share, list[int]()
+        for _ in range(count):
+            after = waits
+            if drives:
+                nodes.append(host_copy("states from drives", states, op="from_nvme", after=after))
+                after = (first + len(nodes) - 1,)
+            moved = share * update_bytes(plan, stack)
+            nodes.append(host_copy("update on host", moved, op="host_update", after=after))
+            updated = (first + len(nodes) - 1,)
+            ends.append(updated[0])
+            if drives:
+                nodes.append(host_copy("states to drives", states, op="to_nvme", after=updated))
+                ends.append(first + len(nodes) - 1)
+            if not self.fetches:
+                size = share * self.compute_bytes
+                nodes.append(host_copy("parameters to device", size, op="to_device", after=updated))
+                ends.append(first + len(nodes) - 1)
+        return ends

@@ -1,0 +1,194 @@
+"""What one rank of a stage with a mesh of its own sees: states of tensors, changes between them, local sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from simpar.cost.graphs import issue_s
+from simpar.cost.operators import OperatorTime
+from simpar.cost.sharded import (
+    LocalOperator,
+    Machine,
+    divisors,
+    local_operator,
+    local_time,
+    output_elements,
+    shared_keys_elements,
+)
+from simpar.errors import UserError
+from simpar.models.flops import shape_dims
+from simpar.models.graph import INPUT, Block, Dims, Operator, evaluate
+from simpar.plan.placement import Role, States
+from simpar.plan.sharding import context_dims
+from simpar.plan.stages import MEMORY, BlockSharding, StagePlan
+from simpar.program.blocks.block_view import kernel_step, loss_sums
+from simpar.program.blocks.changes import Change, Flow, changes
+from simpar.program.blocks.experts import Exchange
+from simpar.program.blocks.phases import TENSOR, CollectiveUse, Step, StepList
+from simpar.program.blocks.rank_view import Job
+from simpar.units import DTYPE_BYTES, handed_dtype
+
+
+@dataclass(frozen=True)
+class StageView:
+    """One stage of a job: its mesh, and how often a host is held up by each collective (``late_s``)."""
+
+    job: Job
+    stage: StagePlan
+    index: int
+    late_s: float = 0.0
+
+    @property
+    def mesh(self) -> tuple[int, ...]:
+        """Sizes of the logical axes, slowest first."""
+        return self.stage.mesh
+
+    @property
+    def compute_bytes(self) -> float:
+        """Bytes of one activation element."""
+        precision = self.job.plan.numerics.precision
+        return DTYPE_BYTES[handed_dtype(precision)]
+
+    def group(self, axes: tuple[int, ...], kind: str = "tp") -> str:
+        """Name of the process groups along some axes of this stage."""
+        return f"{kind}_{self.index}_{''.join(str(axis) for axis in axes)}"
+
+    def dims(self, block: Block) -> Dims:
+        """Global dims of a block with the shape of one microbatch."""
+        job = self.job
+        shape = shape_dims(job.graph, job.training.seq_len, batch=job.plan.micro_batch)
+        return block.view({**shape, **context_dims(job.plan.context_parallel, 1)})
+
+    def block(self, block: Block) -> BlockView:
+        """The block under its roles on this stage."""
+        return BlockView(self, block, self.stage.sharding[block.name], self.stage.roles(block))
+
+
+@dataclass(frozen=True)
+class BlockView:
+    """One block on one stage."""
+
+    stage: StageView
+    block: Block
+    sharding: BlockSharding
+    roles: Mapping[str, tuple[Role, ...]]
+
+    @property
+    def job(self) -> Job:
+        """The job on the rank's device."""
+        return self.stage.job
+
+    @cached_property
+    def dims(self) -> Dims:
+        """Global dims with the shape of one microbatch."""
+        return self.stage.dims(self.block)
+
+    @property
+    def machine(self) -> Machine:
+        """What prices the kernels."""
+        return Machine(self.stage.job.kernels, self.stage.job.stack)
+
+    def by(self, op: Operator) -> dict[str, int]:
+        """By what the sizes of an operator are divided."""
+        table = divisors([self.roles[op.name]], self.stage.mesh)
+        return {name: int(values[0]) for name, values in table.items()}
+
+    def local(self, op: Operator) -> LocalOperator:
+        """One rank's share of an operator."""
+        return local_operator(op, self.dims, self.by(op))
+
+    def reads(self, op: Operator) -> States:
+        """States in which an operator needs its inputs."""
+        return tuple(role.reads for role in self.roles[op.name])
+
+    def writes(self, op: Operator) -> States:
+        """States in which an operator leaves its output."""
+        return tuple(role.writes for role in self.roles[op.name])
+
+    def axes(self, op: Operator, *names: str) -> tuple[int, ...]:
+        """Axes on which an operator has one of some roles."""
+        found = enumerate(self.roles[op.name])
+        return tuple(axis for axis, role in found if role.name in names and self.stage.mesh[axis] > 1)
+
+    @cached_property
+    def changes(self) -> tuple[Change, ...]:
+        """Changes of states inside the block and at its end."""
+        outside = {INPUT: self.sharding.stream("input"), MEMORY: self.sharding.stream("memory")}
+        if self.block.name == self.job.graph.embedding.name:
+            del outside[INPUT]  # every rank loads the data that it needs
+        ends = {self.block.operators[-1].name: self.sharding.stream("output")}
+        if MEMORY in self.roles:
+            ends[MEMORY] = self.sharding.stream("memory")
+        flow = Flow(
+            self.stage.mesh, outside, ends, lambda op, _: self.reads(op), self.writes, self._size_bytes
+        )
+        return changes(self.block, flow)
+
+    def _size_bytes(self, tensor: str, reader: Operator | None) -> float:
+        return self.elements(tensor, reader) * self.stage.compute_bytes
+
+    def elements(self, tensor: str, reader: Operator | None) -> float:
+        """Elements of the whole tensor of that name: an output, or what a reader takes from outside the block."""
+        for op in self.block.operators:
+            if op.name == tensor:
+                return output_elements(op, self.dims)
+        assert reader is not None, "what comes from outside has a reader"
+        width = reader.contraction or reader.columns
+        return float(evaluate(reader.rows, self.dims)) * float(evaluate(width, self.dims))
+
+    def group(self, axes: tuple[int, ...]) -> str:
+        """Name of the process groups along some axes."""
+        return self.stage.group(axes)
+
+    def ranks(self, axis: int) -> int:
+        """Ranks along an axis."""
+        return self.stage.mesh[axis]
+
+    def operator_times(self) -> list[OperatorTime]:
+        """Kernel seconds of its operators, in order."""
+        return [local_time(self.local(op), self.machine) for op in self.block.operators]
+
+    def rounds(self, _op: Operator) -> int:
+        """How often the kernels of an operator are launched."""
+        return 1
+
+    def issue_s(self, block: Block, kernels: Iterable[float], collectives: int) -> float:
+        """Seconds of the host for so many kernels of each operator of the block, or a part of it, and collectives."""
+        return issue_s(self.job.stack.launch, block, kernels, collectives, self.stage.late_s)
+
+    def loss_sums(self, op: Operator) -> list[CollectiveUse]:
+        """What the loss sums over ranks that share the vocabulary."""
+        axes = self.axes(op, "vocabulary") if op.kind == "loss" else ()
+        return [loss_sums(self.group((axis,)), float(self.local(op).rows)) for axis in axes]
+
+    def attention_forward(self, steps: StepList, op: Operator, time: OperatorTime, *, kind: str) -> None:
+        """Core attention behind the keys of all slices of a sequence."""
+        self._keys(steps, op, "all_gather")
+        steps.add(kernel_step(op.name, kind, time.forward_s))
+
+    def attention_again(self, steps: StepList, op: Operator, time: OperatorTime) -> None:
+        """Core attention alone once more ahead of its backward."""
+        steps.add(kernel_step(op.name, "recompute", time.forward_s))
+
+    def attention_backward(self, steps: StepList, op: Operator, time: OperatorTime) -> None:
+        """Gradients of queries, keys and values; those of the keys of other slices go home."""
+        self._keys(steps, op, "all_gather")
+        steps.add(kernel_step(op.name, "input_gradient", time.backward_input_s))
+        self._keys(steps, op, "reduce_scatter")
+
+    def _keys(self, steps: StepList, op: Operator, collective: str) -> None:
+        """Keys and values (or their gradients) of a sequence that attention has in slices."""
+        by = self.by(op)
+        size = shared_keys_elements(op, self.dims) * self.stage.compute_bytes
+        for axis in self.axes(op, "sequence"):
+            others = by["batch"] * by["columns"] * by["seq"] / self.stage.mesh[axis]
+            use = CollectiveUse(self.group((axis,)), collective, size / others)
+            steps.add(Step(f"{op.name}.keys", TENSOR, TENSOR, collective=use))
+
+    def exchange(self, _kind: str) -> Exchange:
+        """Tokens stay where they are. Raises UserError."""
+        raise UserError(
+            f"plan.stages: {self.block.name} routes tokens to experts; allowed: stages of dense models"
+        )

@@ -1,0 +1,377 @@
+"""Stages: which blocks a pipeline rank holds, what they weigh, and the templates of its actions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from simpar.cost.activations import BlockActivations, block_activations
+from simpar.cost.memory import StaticMemory, num_communicators, stage_static_memory
+from simpar.cost.optimizers import RULES, Matrix, inner_matrices
+from simpar.cost.peak import peak_memory
+from simpar.cost.transient_memory import PeakMemory
+from simpar.models import recompute
+from simpar.models.graph import Block, evaluate
+from simpar.plan.check import stage_layers
+from simpar.program.blocks.phases import CollectiveUse, Phase
+from simpar.program.blocks.rank_view import Job, RankView
+from simpar.program.blocks.segments import Segment, make_segment
+from simpar.program.blocks.steps import BlockSteps, block_steps
+from simpar.program.structure.early_recompute import live, with_early_recompute
+from simpar.program.structure.pairs import AHEAD, Pass, merged, pair_template
+from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
+from simpar.program.structure.templates import SyncPolicy, Template, Unit, backward_template, forward_template
+from simpar.units import to_ns
+
+Key = tuple[str, int, bool]
+EMBEDDING_LAYER = -1
+PASSES = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One block of a stage: its position in the model and whether its activations are recomputed."""
+
+    layer: int
+    block: Block
+    recompute: str
+
+
+def rests(pieces: Sequence[Piece]) -> bool:
+    """Whether a stage runs nothing backward and nobody sends it gradients: all it holds is below what is trained."""
+    return bool(pieces) and all(piece.block.still for piece in pieces)
+
+
+def relative_layer(layer: int, first: int) -> int:
+    """A layer counted from the first one of its stage; the embedding stays in front of all."""
+    return layer - first if layer >= 0 else layer
+
+
+def virtual_stage_pieces(job: Job) -> tuple[tuple[Piece, ...], ...]:
+    """Blocks of every virtual stage in model order: embedding first, head (norm, lm_head, loss) last."""
+    graph, own = job.graph, job.plan.pipeline.stages
+    counts = stage_layers(job.plan, len(graph.layers))
+    bounds = np.concatenate([[0], np.cumsum(counts)])
+    stages = []
+    for stage, (begin, end) in enumerate(pairwise(bounds.tolist())):
+        policy = own[stage].recompute if own else job.plan.memory.recompute
+        pieces = [
+            Piece(layer, graph.blocks[graph.layers[layer]], recompute.of_layer(policy, layer))
+            for layer in range(begin, end)
+        ]
+        if stage == 0:
+            pieces.insert(0, Piece(EMBEDDING_LAYER, graph.embedding, "none"))
+        if stage == len(counts) - 1:
+            pieces.append(Piece(len(graph.layers), graph.head, "none"))
+        stages.append(tuple(pieces))
+    return tuple(stages)
+
+
+@dataclass
+class Pricing:
+    """Solo durations of collectives for one rank class, its speed, and the segments built with them."""
+
+    price: Callable[[CollectiveUse], int]
+    occupied: Callable[[CollectiveUse], int]
+    slowdown: float = 1.0
+    comm_slowdown: float = 1.0
+    segments: dict[tuple[object, ...], Segment] = field(default_factory=dict)
+
+    def contention(self, phase: Phase, uses: Iterable[CollectiveUse]) -> float:
+        """Slowdown of kernels while a block's own data-parallel collectives hold SMs and memory bandwidth.
+
+        Applied for the share of the kernels' time that the collectives cover. Source: measured overlap
+        slowdowns, arXiv 2507.03114.
+        """
+        excess = self.comm_slowdown - 1.0
+        compute_s = sum(step.duration_s for step in phase.steps)
+        if excess <= 0 or compute_s <= 0:
+            return 1.0
+        busy_ns = sum(self.occupied(use) for use in uses)
+        return 1.0 + excess * min(1.0, busy_ns / float(to_ns(compute_s)))
+
+
+class ActionBuilder(ABC):
+    """Builds action templates from pieces; costs of equal pieces are computed once.
+
+    What a rank runs and holds for a block is its view's: one for all stages of a uniform plan (:class:`StageBuilder`),
+    one for each stage with a mesh of its own (:class:`simpar.program.structure.stage_builder.StagePart`).
+    """
+
+    job: Job
+    sync: Synchronisation
+    rank_of_stage: tuple[int, ...]
+
+    @abstractmethod
+    def _make_steps(self, piece: Piece) -> BlockSteps:
+        """Phases of a piece."""
+
+    @abstractmethod
+    def _activations(self, piece: Piece) -> BlockActivations:
+        """Saved and transient bytes of a piece."""
+
+    @abstractmethod
+    def _by_kind(self, blocks: Sequence[Block]) -> dict[str, float]:
+        """Trained parameters of blocks on one rank, by the ranks that hold copies of them."""
+
+    @abstractmethod
+    def _frozen(self, block: Block) -> dict[str, float]:
+        """Frozen parameters of a block, counted by the bytes that they take, by the ranks that hold copies."""
+
+    @property
+    @abstractmethod
+    def tied(self) -> tuple[str, float]:
+        """Kind and parameters on one rank of a table that embedding and head share and that is trained."""
+
+    @abstractmethod
+    def matrices(self, pipeline_rank: int) -> tuple[Matrix, ...]:
+        """What a matrix optimizer of the plan updates on a pipeline rank; nothing for other optimizers."""
+
+    @cached_property
+    def pieces(self) -> tuple[tuple[Piece, ...], ...]:
+        """Blocks of every virtual stage."""
+        return virtual_stage_pieces(self.job)
+
+    def first_layer(self, stage: int) -> int:
+        """The first layer of a virtual stage; 0 without any."""
+        return max(self.pieces[stage][0].layer, 0) if self.pieces[stage] else 0
+
+    @cached_property
+    def alike(self) -> tuple[int, ...]:
+        """Of every virtual stage the first that holds the same blocks, recomputed in the same way."""
+        known: dict[tuple[tuple[str, str, bool], ...], int] = {}
+        return tuple(
+            known.setdefault(tuple((p.block.name, p.recompute, p.layer < 0) for p in pieces), stage)
+            for stage, pieces in enumerate(self.pieces)
+        )
+
+    @cached_property
+    def _steps(self) -> dict[tuple[str, str], BlockSteps]:
+        return {}
+
+    @cached_property
+    def _units(self) -> dict[tuple[str, str], Unit]:
+        return {}
+
+    def steps(self, piece: Piece) -> BlockSteps:
+        """Phases of a piece, shared by all layers with the same block and recompute choice."""
+        key = (piece.block.name, piece.recompute)
+        if key not in self._steps:
+            self._steps[key] = self._make_steps(piece)
+        return self._steps[key]
+
+    def unit(self, piece: Piece) -> Unit:
+        """Bytes that a piece holds and moves on one rank."""
+        key = (piece.block.name, piece.recompute)
+        if key not in self._units:
+            self._units[key] = self._make_unit(piece)
+        known = self._units[key]
+        return replace(known, layer=piece.layer)
+
+    def _make_unit(self, piece: Piece) -> Unit:
+        held = self._activations(piece)
+        return Unit(
+            layer=piece.layer,
+            name=piece.block.name,
+            saved_bytes=float(held.saved_bytes),
+            recomputed_bytes=float(held.recomputed_bytes),
+            forward_workspace_bytes=float(held.forward_workspace_bytes),
+            backward_workspace_bytes=float(held.backward_workspace_bytes),
+            parameters=self._moved(piece.block),
+            frozen=self._frozen(piece.block),
+            still=piece.block.still,
+        )
+
+    def templates(self, stage: int, pricing: Pricing) -> Mapping[tuple[str, bool], Template]:
+        """Templates of one virtual stage by (action letter F, B, I or W; whether it is the boundary microbatch).
+
+        The boundary microbatch is the first for F (parameters may have to be gathered) and the last for
+        backward (gradients are reduced). Layers are counted from ``first_layer``, so that stages that are ``alike``
+        have the same templates.
+        """
+        first, pieces = self.first_layer(stage), self.pieces[stage]
+        units = [replace(self.unit(piece), layer=relative_layer(piece.layer, first)) for piece in pieces]
+        paired = zip(pieces, units, strict=True)
+        distinct = {(piece.block.name, piece.recompute): (piece, unit) for piece, unit in paired}
+        table: dict[tuple[str, bool], Template] = {}
+        for letter, kind in PASSES.items():
+            for boundary in (False, True):
+                sync = self.sync.policy(kind, boundary=boundary)
+                known = {
+                    (piece.block.name, piece.recompute): self._segment(piece, unit, kind, sync, pricing)
+                    for piece, unit in distinct.values()
+                }
+                segments = [known[piece.block.name, piece.recompute] for piece in pieces]
+                if kind == "forward":
+                    table[letter, boundary] = forward_template(units, segments, sync)
+                else:
+                    table[letter, boundary] = self._backward(kind, units, segments, sync)
+                if self.job.plan.memory.recompute_early and letter in "BI":
+                    redone = {
+                        key: self._segment(piece, unit, "again", SyncPolicy(), pricing)
+                        for key, (piece, unit) in distinct.items()
+                    }
+                    again = [redone[piece.block.name, piece.recompute] for piece in pieces]
+                    early = with_early_recompute(kind, table[letter, boundary], units, again)
+                    table[letter, boundary] = early
+        return table
+
+    def _backward(self, kind: str, units: list[Unit], segments: list[Segment], sync: SyncPolicy) -> Template:
+        """The pass whose activations are saved, recomputed within it, or recomputed ahead of it."""
+        early = self.job.plan.memory.recompute_early and kind != "weight_gradient"
+        return backward_template(kind, live(units) if early else units, segments, sync)
+
+    def pair(self, forward: Key, backward: Key, pricing: Pricing) -> Template | None:
+        """Template of the forward of one stage and the backward (B or I) of another that run together.
+
+        Each is (letter, stage, whether it is the boundary microbatch). None where parameters are gathered or
+        gradients reduced in between: such passes run in turn.
+        """
+        kinds = [PASSES[letter] for letter, _, _ in (forward, backward)]
+        policies = [
+            self.sync.policy(kind, boundary=key[2])
+            for kind, key in zip(kinds, (forward, backward), strict=True)
+        ]
+        if any(policy.gathers or policy.reduces for policy in policies):
+            return None
+        pieces = (self.pieces[forward[1]], self.pieces[backward[1]][::-1])
+        passes = [
+            Pass(
+                kind,
+                tuple(self.unit(piece) for piece in some),
+                tuple(self._segment(p, self.unit(p), kind, policy, pricing) for p in some),
+            )
+            for kind, some, policy in zip(kinds, pieces, policies, strict=True)
+        ]
+        together = [
+            self._pair_segment(ahead, back, kinds[1], pricing) for ahead, back in zip(*pieces, strict=False)
+        ]
+        return pair_template(passes[0], passes[1], together)
+
+    def _pair_segment(self, ahead: Piece, back: Piece, kind: str, pricing: Pricing) -> Segment:
+        key: tuple[object, ...] = (
+            ahead.block.name, ahead.recompute, back.block.name, back.recompute, kind
+        )  # fmt: skip
+        if key not in self._pairs:
+            own: Phase = getattr(self.steps(back), kind)
+            self._pairs[key] = merged(self.steps(ahead).forward, own, pricing.price)
+        phase, share = self._pairs[key]
+        key = (*key, ahead.layer)
+        if key not in pricing.segments:
+            steps = tuple(replace(s, layer=ahead.layer) if s.layer == AHEAD else s for s in phase.steps)
+            slowdown = pricing.slowdown * self.job.stack.launch.kernel_overhead
+            slowdown *= 1.0 + max(pricing.comm_slowdown - 1.0, 0.0) * share
+            pricing.segments[key] = make_segment(
+                replace(phase, steps=steps), pricing.price, slowdown=slowdown
+            )
+        return pricing.segments[key]
+
+    @cached_property
+    def _pairs(self) -> dict[tuple[object, ...], tuple[Phase, float]]:
+        """Merged phases by their blocks, in the order that the first class of ranks finds best for all of them."""
+        return {}
+
+    def _segment(self, piece: Piece, unit: Unit, kind: str, sync: SyncPolicy, pricing: Pricing) -> Segment:
+        asked = (piece.block.name, piece.recompute, kind, sync)
+        if asked in pricing.segments:
+            return pricing.segments[asked]
+        phase: Phase = getattr(self.steps(piece), kind)
+        phase = replace(phase, issue_s=phase.issue_s * self.sync.interpreters)
+        slowdown = pricing.slowdown * self.job.stack.launch.kernel_overhead
+        slowdown *= pricing.contention(phase, sync.uses(unit))
+        key = (piece.block.name, piece.recompute, kind, slowdown)
+        if key not in pricing.segments:
+            pricing.segments[key] = make_segment(phase, pricing.price, slowdown=slowdown)
+        pricing.segments[asked] = pricing.segments[key]
+        return pricing.segments[asked]
+
+    def held_parameters(self, pipeline_rank: int) -> dict[str, float]:
+        """Parameters that a pipeline rank holds for all its virtual stages, by who has copies, before sharding.
+
+        A tied output projection is free on the rank that holds the embedding.
+        """
+        stages = [stage for stage, rank in enumerate(self.rank_of_stage) if rank == pipeline_rank]
+        blocks = [piece.block for stage in stages for piece in self.pieces[stage]]
+        held, graph = self._by_kind(blocks), self.job.graph
+        kind, count = self.tied
+        if count and graph.embedding in blocks and graph.head in blocks:
+            held[kind] -= count
+        return held
+
+    def _moved(self, block: Block) -> dict[str, float]:
+        """Parameters that data parallelism gathers and reduces for a block.
+
+        Where embedding and head are on one rank, a tied table is in one of the flat buckets, once; units of their own
+        gather it for every use.
+        """
+        found = self._by_kind([block])
+        kind, count = self.tied
+        meet = self.rank_of_stage[:1] == self.rank_of_stage[-1:] and not self.sync.per_unit
+        if count and meet and block.name == self.job.graph.head.name:
+            found[kind] -= count
+        return found
+
+
+@dataclass(frozen=True)
+class StageBuilder(ActionBuilder):
+    """All stages of a uniform plan, which one rank's view serves."""
+
+    job: Job
+    view: RankView
+    sync: Synchronisation
+    rank_of_stage: tuple[int, ...]
+
+    def _make_steps(self, piece: Piece) -> BlockSteps:
+        return block_steps(piece.block, self.view, recompute=piece.recompute)
+
+    def _activations(self, piece: Piece) -> BlockActivations:
+        job = self.job
+        return block_activations(piece.block, self.view.dims, job.stack, job.plan.numerics, piece.recompute)
+
+    def _frozen(self, block: Block) -> dict[str, float]:
+        width = self.sync.compute_bytes
+        dense, experts = block.frozen_bytes(self.view.tensor, width)
+        return {DENSE: float(dense) / width, EXPERTS: float(experts) / width}
+
+    def _by_kind(self, blocks: Sequence[Block]) -> dict[str, float]:
+        dims = self.view.tensor
+        experts = sum(float(block.trained_experts(dims)) for block in blocks)
+        return {
+            DENSE: sum(float(block.trained_parameters(dims)) for block in blocks) - experts,
+            EXPERTS: experts,
+        }
+
+    @cached_property
+    def tied(self) -> tuple[str, float]:
+        """Kind and parameters on one rank of a table that embedding and head share and that is trained."""
+        graph = self.job.graph
+        if not graph.tied_embeddings or graph.embedding.still:
+            return DENSE, 0.0
+        return DENSE, float(evaluate(graph.head.operator("lm_head").weights[0].size, self.view.tensor))
+
+    def matrices(self, pipeline_rank: int) -> tuple[Matrix, ...]:
+        """What a matrix optimizer of the plan updates on a pipeline rank; nothing for other optimizers."""
+        if not RULES[self.job.plan.numerics.optimizer].products:
+            return ()
+        stages = [stage for stage, rank in enumerate(self.rank_of_stage) if rank == pipeline_rank]
+        blocks = [piece.block for stage in stages for piece in self.pieces[stage]]
+        return tuple(inner_matrices(blocks, self.view.tensor))
+
+    def static_memory(self, pipeline_rank: int) -> StaticMemory:
+        """Bytes that a pipeline rank holds between steps."""
+        job = self.job
+        return stage_static_memory(job.graph, job.plan, job.training, job.stack, pipeline_rank)
+
+    def peak_memory(self, pipeline_rank: int) -> PeakMemory:
+        """The closed form of a pipeline rank's peak."""
+        job = self.job
+        return peak_memory(job.graph, job.plan, job.training, job.stack, pipeline_rank)
+
+    def num_communicators(self, _pipeline_rank: int) -> int:
+        """Kinds of groups that a rank communicates in."""
+        return num_communicators(self.job.plan)

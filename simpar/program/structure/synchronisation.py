@@ -1,0 +1,357 @@
+"""Data parallelism as hooks: which parameters are gathered and which gradients are reduced, when and by what.
+
+| scheme | before use | after the backward of | with |
+|---|---|---|---|
+| DDP (zero 0) | - | the last microbatch | all-reduce in buckets |
+| ZeRO-1 | first forward (or step end) gathers parameters | the last microbatch | reduce-scatter in buckets |
+| ZeRO-2 | as ZeRO-1 | every microbatch | reduce-scatter in buckets |
+| FSDP zero 2 | first forward gathers and keeps | every microbatch | reduce-scatter per unit |
+| FSDP zero 3 | every pass gathers and frees | every microbatch | reduce-scatter per unit |
+| FSDP in torch's pipelines | first forward gathers and keeps | the last microbatch | reduce-scatter per unit |
+
+Experts are held by fewer ranks than the rest of a stage and are gathered, reduced and sharded among those.
+With HSDP the shards live in groups of dp/replicas ranks and an all-reduce across the replicas follows
+[Rajbhandari et al. 2020, arXiv 1910.02054; Zhao et al. 2023, arXiv 2304.11277].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from simpar.cost.memory import once_a_step
+from simpar.cost.operators import optimizer_time_s
+from simpar.cost.optimizers import RULES, Matrix, products_time_s
+from simpar.cost.stack import gather_bytes, reduce_bytes
+from simpar.plan.plan import Plan
+from simpar.plan.sync import apart, num_replicas
+from simpar.program.blocks.phases import COMPUTE, CollectiveUse
+from simpar.program.blocks.rank_view import Job
+from simpar.program.structure.host_update import HostUpdate
+from simpar.program.structure.templates import DELAYED, GATHER, HOST_STREAMS, REDUCE, Copies, Node, SyncPolicy
+from simpar.units import DTYPE_BYTES, to_ns
+
+DENSE, EXPERTS = "dp", "edp"
+GATHERED = ".gathered"
+"""Suffix of the kind of replicas whose parameters are sharded between uses, beside others of the same group."""
+Array = Any
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Ranks that hold the same parameters: ``width`` share gradients, ``shards`` of them share states.
+
+    ``kind`` prefixes the names of their groups; ``zero`` is the ZeRO stage in effect: 0 where there is one shard.
+    ``gathered`` ones are sharded between uses whatever the plan does with others; they are no kind of groups.
+    """
+
+    kind: str
+    width: int
+    shards: int
+    zero: int
+    gathered: bool = False
+
+    @staticmethod
+    def of(kind: str, width: int, plan: Plan) -> Replicas:
+        """Read the scheme from a checked plan."""
+        data = plan.data_parallel
+        copies = 1 if apart(plan) else data.hsdp
+        shards = width // copies if data.zero else 1
+        return Replicas(kind, width, shards, data.zero if shards > 1 else 0)
+
+    @property
+    def copies(self) -> int:
+        """Copies of the sharded states."""
+        return self.width // self.shards if self.zero else 1
+
+    @property
+    def shard_group(self) -> str:
+        """The group kind that holds one copy of the sharded states."""
+        return f"{self.kind}_shard" if self.copies > 1 else self.group
+
+    @property
+    def group(self) -> str:
+        """The group kind that holds all copies."""
+        return self.kind.removesuffix(GATHERED)
+
+    def reduce_ops(self, *, all_reduce_zero1: bool) -> tuple[tuple[str, str, float], ...]:
+        """Collectives of one gradient reduction in turn: (group kind, operation, share of the bytes)."""
+        if self.width == 1:
+            return ()
+        if self.zero == 0 or (self.zero == 1 and all_reduce_zero1):
+            return ((self.group, "all_reduce", 1.0),)
+        first = (self.shard_group, "reduce_scatter", 1.0)
+        if self.copies == 1:
+            return (first,)
+        return (first, (f"{self.kind}_replicate", "all_reduce", 1.0 / self.shards))
+
+
+@dataclass(frozen=True)
+class Synchronisation:
+    """The data-parallel behaviour of a job inside a step: of what all ranks of a stage hold, and of its experts.
+
+    Replicas that step on their own (:mod:`simpar.plan.sync`) share nothing inside a step.
+    """
+
+    job: Job
+    replicas: tuple[Replicas, ...]
+
+    @staticmethod
+    def of(job: Job) -> Synchronisation:
+        """Read the scheme from a checked plan."""
+        mesh, alone = job.plan.mesh, apart(job.plan)
+        apart_in = num_replicas(job.plan) if alone else 1
+        found = [Replicas.of(DENSE, int(mesh.dp or 1) * mesh.cp // apart_in, job.plan)]
+        if job.graph.is_mixture:
+            found.append(Replicas.of(EXPERTS, mesh.expert_data_parallel // apart_in, job.plan))
+        return Synchronisation(job, tuple(found))
+
+    @property
+    def alone(self) -> bool:
+        """Whether replicas step on their own."""
+        return apart(self.job.plan)
+
+    @property
+    def width(self) -> int:
+        """Ranks that share gradients of what is no expert."""
+        return self.replicas[0].width
+
+    @property
+    def zero(self) -> int:
+        """The ZeRO stage in effect for any parameters."""
+        return max(each.zero for each in self.replicas)
+
+    def reduce_ops(self, replicas: Replicas) -> tuple[tuple[str, str, float], ...]:
+        """How the stack reduces gradients among some replicas."""
+        return replicas.reduce_ops(all_reduce_zero1=self.job.stack.overlap.all_reduce_zero1)
+
+    @property
+    def reduce_streams(self) -> tuple[str, ...]:
+        """Streams beside the first that reductions use."""
+        later = [group for each in self.replicas for group, _, _ in self.reduce_ops(each)[1:]]
+        return tuple(f"{REDUCE}.{group}" for group in later)
+
+    @property
+    def single_process(self) -> bool:
+        """Whether one process drives all devices: parameters go out and gradients come in through the first."""
+        return self.job.plan.data_parallel.kind == "single_process" and self.width > 1
+
+    @property
+    def interpreters(self) -> float:
+        """How many devices one interpreter issues kernels for: its lock serialises the launches of all of them."""
+        return float(self.width) if self.single_process else 1.0
+
+    @property
+    def per_unit(self) -> bool:
+        """Whether each block is a unit of gathering and reduction (FSDP) instead of flat buckets."""
+        return self.job.plan.data_parallel.kind == "fsdp"
+
+    @property
+    def exchanges_matrices(self) -> bool:
+        """Whether the update needs whole matrices that are cut by rows."""
+        return self.per_unit and bool(RULES[self.job.plan.numerics.optimizer].products)
+
+    @property
+    def parameter_bytes(self) -> float:
+        """Bytes per parameter that a gather moves."""
+        return gather_bytes(self.job.plan)
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Bytes per parameter that a reduction moves."""
+        return reduce_bytes(self.job.plan, self.job.stack)
+
+    @property
+    def compute_bytes(self) -> float:
+        """Bytes per parameter as it is computed with."""
+        return DTYPE_BYTES["fp32" if self.job.plan.numerics.precision == "fp32" else "bf16"]
+
+    @property
+    def quantise_s_per_byte(self) -> dict[str, float]:
+        """Seconds a byte sent, by operation, of quantising before and widening after, and of a stack's own copies.
+
+        Passes over memory that touch the wide and the narrow value: reduced gradients are written and read whole,
+        of gathered parameters only the result is. 0 from 16 bits on, where the kernels around a collective write
+        what is sent.
+        """
+        grad = DTYPE_BYTES[self.job.plan.numerics.grad_dtype or "fp32"]
+        gathered, reduced = (
+            passes * (wide + narrow) / narrow / self.job.kernels.bandwidth if narrow < DTYPE_BYTES["bf16"] else 0.0
+            for wide, narrow, passes in (
+                (self.compute_bytes, self.parameter_bytes, 1), (grad, self.gradient_bytes, 2),
+            )
+        )  # fmt: skip
+        launch, pass_s = self.job.stack.launch, self.per_unit / self.job.kernels.bandwidth
+        return {
+            "all_gather": gathered + launch.gather_passes * pass_s,
+            "reduce_scatter": reduced + launch.reduce_passes * pass_s,
+            "all_reduce": reduced,
+        }
+
+    def policy(self, kind: str, *, boundary: bool) -> SyncPolicy:
+        """Hooks of one pass; ``boundary`` is the first microbatch of a forward, the last of a backward."""
+        data = self.job.plan.data_parallel
+        offload, host = self.job.plan.offload, self.host
+        if self.single_process:
+            return SyncPolicy()
+        several = not boundary and self.job.plan.num_microbatches(self.job.training.global_batch) > 1
+        return SyncPolicy(
+            activations=offload.offload_activations,
+            drives=offload.offload_parameters == "nvme",
+            held_bytes=host.gradient_bytes * offload.ratio if offload.offload_gradients else 0.0,
+            accumulates=host.accumulation if several else 0.0,
+            copies=tuple(self._copies(each, kind, boundary=boundary) for each in self.replicas),
+            bucket_bytes=float(data.bucket_bytes or 0),
+            first_bucket_bytes=float(data.first_bucket_bytes or 0),
+        )
+
+    def _copies(self, replicas: Replicas, kind: str, *, boundary: bool) -> Copies:
+        reduces = (
+            kind in ("backward", "weight_gradient")
+            and (boundary or (replicas.zero >= 2 and not self._once))
+            and (replicas.gathered or self.job.plan.data_parallel.overlap_grad_reduce)
+        )
+        gathers = self._gathers(replicas, kind, boundary=boundary)
+        return Copies(
+            kind=replicas.kind,
+            gather_group=replicas.shard_group if gathers else "",
+            gathered_bytes=self.parameter_bytes,
+            buffer_bytes=self.compute_bytes if self._frees(replicas) or self.host.fetches else 0.0,
+            fetched_bytes=self.host.fetched_bytes(replicas.shards, kind),
+            sent_bytes=self.host.sent_bytes(replicas.shards, kind, boundary=boundary),
+            gradient_bytes=self.gradient_bytes,
+            whole_bytes=self.compute_bytes if self._in_units(replicas) and replicas.zero >= 2 else 0.0,
+            reduce_ops=self.reduce_ops(replicas) if reduces else (),
+            reshard=self._reshards or replicas.gathered,
+            per_unit=self._in_units(replicas),
+        )
+
+    @property
+    def _reshards(self) -> bool:
+        """Whether the plan frees parameters after use, where they come from elsewhere."""
+        data = self.job.plan.data_parallel
+        return self.host.fetches or (self.zero == 3 and bool(data.reshard_after_forward))
+
+    def _in_units(self, replicas: Replicas) -> bool:
+        """Whether each block is a unit of gathering and reduction for some replicas."""
+        return self.per_unit or replicas.gathered
+
+    @property
+    def _once(self) -> bool:
+        return bool(once_a_step(self.job.plan, self.job.stack, self.job.plan.mesh.pp))
+
+    def _frees(self, replicas: Replicas) -> bool:
+        """Whether gathered parameters are freed after every pass."""
+        return replicas.gathered or (
+            replicas.zero == 3 and bool(self.job.plan.data_parallel.reshard_after_forward)
+        )
+
+    def _gathers(self, replicas: Replicas, kind: str, *, boundary: bool) -> bool:
+        data = self.job.plan.data_parallel
+        if kind == "weight_gradient" or replicas.zero == 0:
+            return False
+        if self._frees(replicas):
+            return True
+        if kind != "forward" or not boundary:
+            return False
+        return self.per_unit or bool(data.overlap_param_gather)
+
+    @property
+    def host(self) -> HostUpdate:
+        """What of the update happens on the host."""
+        return HostUpdate(
+            self.job, late=self.width > 1 and not self.job.plan.data_parallel.overlap_grad_reduce
+        )
+
+    @property
+    def host_streams(self) -> tuple[str, ...]:
+        """Streams of transfers to and from the host."""
+        offload = self.job.plan.offload
+        late = tuple(stream + DELAYED for stream in HOST_STREAMS) if offload.offload_delayed else ()
+        return (*HOST_STREAMS, *late) if offload.is_used else ()
+
+    def tail(
+        self,
+        held: Mapping[str, float],
+        *,
+        root: bool = True,
+        sums: tuple[Node, ...] = (),
+        matrices: tuple[Matrix, ...] = (),
+    ) -> tuple[Node, ...]:
+        """What follows the last backward on a rank that holds so many parameters by kind (unsharded).
+
+        A single process sums gradients on the first device (``root``), which alone updates. ``sums`` are what else
+        must be reduced before the update, ``matrices`` those that a matrix optimizer works on.
+        """
+        if self.single_process:
+            use = CollectiveUse(DENSE, "reduce", held[DENSE] * self.gradient_bytes)
+            reduce = Node(kind="dp", name="reduce gradients", streams=(COMPUTE, REDUCE), collective=use)
+            return (reduce, self._optimizer(held if root else {}, matrices if root else ()))
+        before = (*self._late_reduction(held), *sums)
+        if not self.host.is_needed:
+            update = self._optimizer(held, matrices)
+            return (*before, *self._exchange(matrices), update, *self._late_gather(held))
+        share = sum(held.get(each.kind, 0.0) / each.shards for each in self.replicas)
+        away = self.host.nodes(share, self._optimizer(held, matrices), first=len(before))
+        return (*before, *away, *self._late_gather(held))
+
+    def late_calls(self, size_bytes: Array) -> Array:
+        """Calls that reduce so many bytes of gradients behind the last backward, float64 like ``size_bytes``."""
+        plan = self.job.plan
+        bucket = float(plan.data_parallel.bucket_bytes or 0)
+        if self.per_unit:
+            count = np.full_like(size_bytes, len(self.job.graph.layers) // plan.mesh.pp, dtype=np.float64)
+        else:
+            count = np.rint(np.asarray(size_bytes) / bucket) if bucket else np.ones_like(size_bytes)
+        return np.maximum(1.0, count)
+
+    def _late_reduction(self, held: Mapping[str, float]) -> tuple[Node, ...]:
+        data = self.job.plan.data_parallel
+        if data.overlap_grad_reduce:
+            return ()
+        nodes = []
+        for each in (each for each in self.replicas if not each.gathered):
+            size = held[each.kind] * self.gradient_bytes
+            count = int(self.late_calls(size))
+            for group, op, share in self.reduce_ops(each) if size else ():
+                use = CollectiveUse(group, op, size * share / count, count)
+                nodes.append(Node("dp", f"{op} gradients", (COMPUTE, REDUCE), collective=use))
+        return tuple(nodes)
+
+    def _exchange(self, matrices: tuple[Matrix, ...]) -> tuple[Node, ...]:
+        """Shards of matrices to the ranks that orthogonalise them whole, and back, in bf16: cut by rows under FSDP."""
+        if not self.exchanges_matrices:
+            return ()
+        nodes = []
+        for each in self.replicas:
+            size = sum(m.rows * m.columns * m.count for m in matrices if m.expert == (each.kind == EXPERTS))
+            if each.zero and size:
+                use = CollectiveUse(each.shard_group, "all_to_all", size / each.shards * DTYPE_BYTES["bf16"])
+                node = Node("dp", "all_to_all matrices", (COMPUTE, GATHER), collective=use)
+                nodes += [node, node]
+        return tuple(nodes)
+
+    def _optimizer(self, held: Mapping[str, float], matrices: tuple[Matrix, ...] = ()) -> Node:
+        """The update; none where parameters live on servers, but still the end of all streams."""
+        share = sum(held.get(each.kind, 0.0) / each.shards for each in self.replicas)
+        share = 0.0 if self.job.plan.data_parallel.servers else share * (1.0 - self.job.plan.offload.ratio)
+        numerics = self.job.plan.numerics
+        seconds = optimizer_time_s(share, numerics, self.job.kernels, self.job.stack)
+        shards = (self.replicas[0].shards, self.replicas[-1].shards)
+        seconds += products_time_s(matrices, shards, numerics, self.job.kernels)
+        streams = (COMPUTE, GATHER, REDUCE, *self.reduce_streams)
+        return Node(kind="optimizer", name="optimizer", streams=streams, duration_ns=int(to_ns(seconds)))
+
+    def _late_gather(self, held: Mapping[str, float]) -> tuple[Node, ...]:
+        if self.per_unit or self.job.plan.data_parallel.overlap_param_gather:
+            return ()
+        nodes = []
+        for each in self.replicas:
+            if each.zero and held[each.kind] and not each.gathered:
+                use = CollectiveUse(each.shard_group, "all_gather", held[each.kind] * self.parameter_bytes)
+                node = Node("dp", "all_gather parameters", (COMPUTE, GATHER), collective=use)
+                nodes.append(node)
+        return tuple(nodes)

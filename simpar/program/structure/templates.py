@@ -1,0 +1,499 @@
+"""Templates: what one pipeline action is made of on one rank, as a short list of nodes.
+
+A node is a run of segments (blocks executed one after the other) or one collective outside the blocks: sharded
+parameters being gathered, gradients being reduced, activations being sent. Lowering repeats templates over the
+schedule's actions; this module decides what stands in them. The data-parallel rules follow the trainers:
+
+* gradient buckets close in reverse order and are reduced as soon as the block that fills them is done [PyTorch
+  DDP, Li et al. 2020, arXiv 2006.15704];
+* sharded parameters are gathered at most two units ahead in forward and one in backward, and a unit's backward
+  waits for the reduce-scatter of the unit two before it [torch fully_shard]. Both count through the passes of a
+  rank: there are two buffers for gathered parameters and two for gradients of every microbatch, however many passes
+  run (:class:`Await`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from simpar.program.blocks.phases import BLOCK_STREAMS, CollectiveUse
+from simpar.program.blocks.segments import Segment
+
+HOST_OUT, HOST_IN, HOST_UPDATE = "host_out", "host_in", "host_update"
+DRIVE_IN, DRIVE_OUT = "drive_in", "drive_out"
+DELAYED = ".delayed"
+"""Suffix of the streams of a delayed update, which other copies and sums do not hold up."""
+HOST_STREAMS = (HOST_OUT, HOST_IN, HOST_UPDATE, DRIVE_IN, DRIVE_OUT)
+"""Streams of transfers between device, host and drives, each with the group of its rank alone under the same name."""
+GATHER = "param_gather"
+DENSE_COPIES = "dp"  # kind of copies of what is no expert
+REDUCE = "grad_reduce"
+PARAMETERS, GRADIENTS, OUTGOING, RETURNED = "parameters", "gradients", "outgoing", "returned"
+LOOK_AHEAD = 2
+"""Units whose parameters are gathered at once."""
+BUFFERS = (PARAMETERS, GRADIENTS, OUTGOING, RETURNED)
+"""What has two buffers: gathered parameters, gradients to be reduced, activations to the host and back from it."""
+
+
+@dataclass(frozen=True)
+class MemoryChange:
+    """``delta_bytes`` (signed) when the node starts, or when it finishes; ``category`` as in the Program."""
+
+    at_finish: bool
+    delta_bytes: float
+    category: str
+
+
+@dataclass(frozen=True)
+class Await:
+    """A wait for a buffer that earlier actions of the rank used: the last use but ``back`` - 1 before this action."""
+
+    buffer: str
+    back: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """One op of a template. ``after`` are positions in the template; ``arrival`` waits for the stage before.
+
+    ``awaits`` are buffers whose use in earlier actions must be over, ``frees`` those that are free when it ends.
+    """
+
+    kind: str
+    name: str
+    streams: tuple[str, ...]
+    duration_ns: int = 0
+    collective: CollectiveUse | None = None
+    segments: tuple[tuple[int, Segment], ...] = ()
+    after: tuple[int, ...] = ()
+    arrival: bool = False
+    memory: tuple[MemoryChange, ...] = ()
+    layer: int = -1
+    awaits: tuple[Await, ...] = ()
+    frees: tuple[str, ...] = ()
+    repeats = 1
+
+
+@dataclass(frozen=True)
+class Template:
+    """Nodes of one action in issue order; ``exit`` is the position whose finish hands over to the next stage."""
+
+    nodes: tuple[Node, ...]
+    exit: int
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One block of a virtual stage with the memory it moves and the parameters it holds.
+
+    Bytes are those of one rank: ``saved`` live from forward to backward, ``recomputed`` only during the
+    backward of this block, workspaces during the pass. ``parameters`` counts them by the ranks that hold copies of
+    them ("dp", and "edp" for experts), whole, before sharding; ``frozen`` those that are not trained, by their bytes.
+    A ``still`` one runs nothing backward.
+    """
+
+    layer: int
+    name: str
+    saved_bytes: float
+    recomputed_bytes: float
+    forward_workspace_bytes: float
+    backward_workspace_bytes: float
+    parameters: Mapping[str, float] = field(default_factory=dict, hash=False)
+    frozen: Mapping[str, float] = field(default_factory=dict, hash=False)
+    still: bool = False
+
+
+@dataclass(frozen=True)
+class Copies:
+    """What is done with the parameters that one kind of ranks holds copies of.
+
+    ``gather_group`` all-gathers ``gathered_bytes`` a parameter before use ("": nothing is gathered), of which
+    ``buffer_bytes`` are a buffer of its own. ``reduce_ops`` are the collectives that reduce ``gradient_bytes`` a
+    parameter in turn: (group, operation, share of the bytes); empty where this pass reduces nothing. ``whole_bytes``
+    of a gradient live in a buffer of their own from the pass that makes it until it is reduced. ``fetched_bytes``
+    a parameter come from the host before the gather, ``sent_bytes`` of gradient go there behind the reduction.
+    ``reshard`` frees gathered parameters after use; gradients are reduced in flat buckets or ``per_unit``.
+    """
+
+    kind: str
+    gather_group: str = ""
+    gathered_bytes: float = 0.0
+    buffer_bytes: float = 0.0
+    gradient_bytes: float = 0.0
+    whole_bytes: float = 0.0
+    reduce_ops: tuple[tuple[str, str, float], ...] = ()
+    fetched_bytes: float = 0.0
+    sent_bytes: float = 0.0
+    reshard: bool = False
+    per_unit: bool = False
+
+    @property
+    def arrives(self) -> bool:
+        """Whether parameters come from elsewhere before use."""
+        return bool(self.gather_group) or self.fetched_bytes > 0
+
+    def arriving(self, unit: Unit) -> float:
+        """Parameters that must come before a pass: frozen ones too, where they are sharded like the others."""
+        frozen = unit.frozen.get(self.kind, 0.0) if self.buffer_bytes else 0.0
+        return self.parameters(unit) + frozen
+
+    def parameters(self, unit: Unit) -> float:
+        """Parameters of a unit that this kind of ranks holds."""
+        return unit.parameters.get(self.kind, 0.0)
+
+
+@dataclass(frozen=True)
+class SyncPolicy:
+    """How data parallelism hooks into an action.
+
+    ``activations`` is the share of saved bytes that waits on the host, ``drives`` whether parameters come from
+    drives; gradients of ``held_bytes`` a parameter live only until they are sent; ``accumulates`` are the bytes that
+    adding them up on the host moves, for each that is sent.
+    """
+
+    copies: tuple[Copies, ...] = ()
+    bucket_bytes: float = 0.0
+    first_bucket_bytes: float = 0.0
+    activations: float = 0.0
+    drives: bool = False
+    held_bytes: float = 0.0
+    accumulates: float = 0.0
+
+    @property
+    def reshard(self) -> bool:
+        """Whether any gathered parameters are freed after use."""
+        return any(each.reshard for each in self.copies)
+
+    @property
+    def per_unit(self) -> bool:
+        """Whether any gradients are reduced unit by unit."""
+        return any(each.per_unit for each in self.copies)
+
+    @property
+    def arrives(self) -> bool:
+        """Whether parameters come from elsewhere in this action."""
+        return any(each.arrives for each in self.copies)
+
+    @property
+    def sends(self) -> bool:
+        """Whether gradients go to the host in this action."""
+        return any(each.sent_bytes for each in self.copies)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether any parameters are gathered in this action."""
+        return any(each.gather_group for each in self.copies)
+
+    @property
+    def reduces(self) -> bool:
+        """Whether any gradients are reduced in this action."""
+        return any(each.reduce_ops for each in self.copies)
+
+    def uses(self, unit: Unit) -> list[CollectiveUse]:
+        """What the action moves for one unit by itself."""
+        moved = []
+        for each in self.copies:
+            count = each.parameters(unit)
+            moved += [
+                CollectiveUse(group, op, count * each.gradient_bytes * share)
+                for group, op, share in each.reduce_ops
+            ]
+            if each.gather_group:
+                moved.append(CollectiveUse(each.gather_group, "all_gather", count * each.gathered_bytes))
+        return [use for use in moved if use.size_bytes > 0]
+
+
+def forward_template(units: Sequence[Unit], segments: Sequence[Segment], sync: SyncPolicy) -> Template:
+    """Forward of one virtual stage: units in order, each behind the gather of its parameters if sharded."""
+    if not sync.arrives and not sync.activations:
+        node = compute_node("forward", units, segments, memory=forward_memory(units))
+        return Template((replace(node, arrival=True),), 0)
+    nodes: list[Node] = []
+    computes: list[int] = []
+    leaving: list[tuple[int, ...]] = []
+    for index, (unit, segment) in enumerate(zip(units, segments, strict=True)):
+        before = computes[index - LOOK_AHEAD : index - LOOK_AHEAD + 1] if index >= LOOK_AHEAD else []
+        ready = _arrivals(nodes, unit, sync, after=tuple(before), index=index)
+        if index >= LOOK_AHEAD:
+            ready += leaving[index - LOOK_AHEAD]
+        memory = (*forward_memory([unit]), *_freed(unit, sync))
+        node = compute_node("forward", [unit], [segment], after=ready, memory=memory)
+        frees = (PARAMETERS,) if sync.reshard else ()
+        nodes.append(replace(node, awaits=two_buffers(OUTGOING, index, sync.activations), frees=frees))
+        computes.append(len(nodes) - 1)
+        waits = unit.saved_bytes * sync.activations if index < len(units) - 1 else 0.0
+        leaving.append((len(nodes),) if waits else ())
+        if waits:
+            gone = (MemoryChange(True, -waits, "activations"),)
+            copy = host_copy("activations to host", waits, after=(computes[-1],), memory=gone)
+            nodes.append(replace(copy, frees=(OUTGOING,)))
+    nodes[computes[0]] = replace(nodes[computes[0]], arrival=True)
+    return Template(tuple(nodes), computes[-1])
+
+
+def backward_template(
+    kind: str, units: Sequence[Unit], segments: Sequence[Segment], sync: SyncPolicy
+) -> Template:
+    """Backward (B), input-gradient (I) or weight-gradient (W) pass of one virtual stage, units in reverse.
+
+    ``kind`` is "backward", "input_gradient" or "weight_gradient"; memory saved for backward is released by
+    the pass that completes the gradients.
+    """
+    backwards, passes = list(reversed(units)), list(reversed(segments))
+    arriving = any(each.arrives and each.reshard for each in sync.copies)
+    returning = kind != "weight_gradient" and sync.activations > 0
+    if not arriving and not sync.gathers and not sync.reduces and not sync.sends and not returning:
+        node = compute_node(kind, backwards, passes, memory=backward_memory(kind, backwards))
+        return Template((replace(node, arrival=True),), 0)
+    nodes: list[Node] = []
+    computes: list[int] = []
+    reduces: list[int] = []
+    buckets = [_Buckets(sync, each) for each in sync.copies if each.reduce_ops]
+    outbox = _Outbox(sync, waits=bool(buckets))
+    sent: list[int] = []
+    if outbox.bounded:  # what an earlier pass made has gone before this one makes more
+        nodes.append(Node("offload", "gradients gone", (HOST_OUT,)))
+        sent = [0, 0]
+    for index, (unit, segment) in enumerate(zip(backwards, passes, strict=True)):
+        changes = backward_memory(kind, [unit])
+        after: tuple[int, ...] = ()
+        before = (computes[index - 2],) if index >= 2 else ()
+        comes = arriving and not unit.still
+        if comes:
+            after = _arrivals(nodes, unit, sync, after=before, index=index)
+            changes = (*changes, *_freed(unit, sync))
+        if returning and index:
+            after += _returns(nodes, unit, sync, after=before, awaits=two_buffers(RETURNED, index))
+        if sync.per_unit and len(reduces) >= 2:
+            after = (*after, reduces[-2])
+        if sent:
+            after = (*after, sent[-2])
+        changes = (*changes, *outbox.held(unit), *_made(unit, sync))
+        node = compute_node(kind, [unit], [segment], after=after, memory=changes)
+        awaits = two_buffers(GRADIENTS, len(reduces), sync.per_unit and bool(buckets))
+        frees = (*((PARAMETERS,) if comes else ()), *((RETURNED,) if returning else ()))
+        nodes.append(replace(node, awaits=awaits, frees=frees))
+        computes.append(len(nodes) - 1)
+        last = index == len(units) - 1
+        unit_reduced = -1
+        for bucket in buckets:
+            reductions = bucket.close(unit, last=last, after=computes[-1], position=len(nodes))
+            nodes += reductions
+            unit_reduced = len(nodes) - 1 if reductions and bucket.per_unit else unit_reduced
+        closed = len(nodes) - 1 > computes[-1]
+        if unit_reduced >= 0:
+            reduces.append(unit_reduced)
+            nodes[unit_reduced] = replace(nodes[unit_reduced], frees=(GRADIENTS,))
+        if outbox.send(nodes, unit, closed=closed) and sent:
+            sent.append(outbox.position)
+    nodes[computes[0]] = replace(nodes[computes[0]], arrival=True)
+    return Template(tuple(nodes), computes[-1])
+
+
+class _Buckets:
+    """Fills gradient buckets unit by unit and emits the reductions that a unit completes.
+
+    DDP's first bucket is small, so that reduction starts early.
+    """
+
+    def __init__(self, sync: SyncPolicy, copies: Copies) -> None:
+        self._sync, self._copies = sync, copies
+        self._pending = 0.0
+        self._limit = sync.first_bucket_bytes or sync.bucket_bytes
+        self.per_unit = copies.per_unit
+
+    def close(self, unit: Unit, *, last: bool, after: int, position: int) -> list[Node]:
+        """Reductions of the buckets that are full once ``unit`` is done; the ``last`` unit empties them."""
+        sync = self._sync
+        self._pending += self._copies.parameters(unit) * self._copies.gradient_bytes
+        full = self.per_unit or self._pending >= self._limit
+        if not (full or last) or self._pending <= 0:
+            return []
+        size, count = self._pending, 1
+        if not self.per_unit and sync.bucket_bytes > 0:
+            count = max(1, round(size / sync.bucket_bytes))
+        self._pending, self._limit = 0.0, sync.bucket_bytes
+        nodes = []
+        for offset, (group, op, share) in enumerate(self._copies.reduce_ops):
+            use = CollectiveUse(group, op, size * share / count, count)
+            streams = (REDUCE,) if offset == 0 else (f"{REDUCE}.{group}",)
+            waits = (after,) if offset == 0 else (position + offset - 1,)
+            gone = (
+                (MemoryChange(True, -size, "transient"),) if self._copies.whole_bytes and not offset else ()
+            )
+            nodes.append(Node("dp", f"{op} gradients", streams, collective=use, after=waits, memory=gone))
+        return nodes
+
+
+def forward_memory(units: Sequence[Unit]) -> tuple[MemoryChange, ...]:
+    """Memory of a forward pass over ``units`` as one op: saved tensors stay, the workspace peak goes.
+
+    The workspace is what the running sum of saved bytes plus each unit's own workspace exceeds the final
+    sum by, so the peak of the joined op equals the peak of its parts.
+    """
+    saved, peak = 0.0, 0.0
+    for unit in units:
+        saved += unit.saved_bytes
+        peak = max(peak, saved + unit.forward_workspace_bytes)
+    return (MemoryChange(False, saved, "activations"), *_workspace(peak - saved))
+
+
+def backward_memory(kind: str, units: Sequence[Unit]) -> tuple[MemoryChange, ...]:
+    """Memory of a backward-type pass over ``units`` (in backward order) as one op, peak-exact as in forward.
+
+    A full backward and a weight-gradient pass release what forward saved; an input-gradient pass keeps it.
+    """
+    saved = sum(unit.saved_bytes for unit in units)
+    remaining, peak = saved, saved
+    for unit in units:
+        peak = max(peak, remaining + unit.recomputed_bytes + unit.backward_workspace_bytes)
+        remaining -= unit.saved_bytes
+    release = () if kind == "input_gradient" else (MemoryChange(True, -saved, "activations"),)
+    return (*_workspace(peak - saved), *release)
+
+
+def _workspace(size_bytes: float) -> tuple[MemoryChange, ...]:
+    if size_bytes <= 0:
+        return ()
+    return (MemoryChange(False, size_bytes, "transient"), MemoryChange(True, -size_bytes, "transient"))
+
+
+def host_copy(
+    name: str,
+    size_bytes: float,
+    *,
+    op: str = "to_host",
+    after: tuple[int, ...] = (),
+    memory: tuple[MemoryChange, ...] = (),
+) -> Node:
+    """One transfer between device, host and drives, or an update of so many bytes on the host's processors."""
+    stream = {
+        "to_host": HOST_OUT, "to_device": HOST_IN, "host_update": HOST_UPDATE, "from_nvme": DRIVE_IN,
+        "to_nvme": DRIVE_OUT,
+    }[op]  # fmt: skip
+    use = CollectiveUse(stream, op, size_bytes)
+    return Node("offload", name, (stream,), collective=use, after=after, memory=memory)
+
+
+def two_buffers(buffer: str, index: int, used: object = True) -> tuple[Await, ...]:
+    """What the first two of the actions' uses of a pair of buffers wait for: earlier actions' last two."""
+    return (Await(buffer, 2 - index),) if used and index < 2 else ()
+
+
+def _arrivals(
+    nodes: list[Node], unit: Unit, sync: SyncPolicy, *, after: tuple[int, ...], index: int
+) -> tuple[int, ...]:
+    """Append how the ``index``-th unit's parameters come: from drives, the host, other ranks; what to wait for."""
+    ready = []
+    for each in sync.copies:
+        count = each.arriving(unit)
+        if not each.arrives or not count:
+            continue
+        held = (MemoryChange(False, count * each.buffer_bytes, "transient"),) if each.buffer_bytes else ()
+        waits, begin = after if each.reshard else (), len(nodes)
+        if each.fetched_bytes:
+            size = count * each.fetched_bytes
+            if sync.drives:
+                nodes.append(host_copy("parameters from drives", size, op="from_nvme", after=waits))
+                waits = (len(nodes) - 1,)
+            nodes.append(host_copy("parameters from host", size, op="to_device", after=waits, memory=held))
+            held, waits = (), (len(nodes) - 1,)
+        if each.gather_group:
+            use = CollectiveUse(each.gather_group, "all_gather", count * each.gathered_bytes)
+            nodes.append(
+                Node("dp", "all_gather parameters", (GATHER,), collective=use, after=waits, memory=held)
+            )
+        nodes[begin] = replace(nodes[begin], awaits=two_buffers(PARAMETERS, index, each.reshard))
+        ready.append(len(nodes) - 1)
+    return tuple(ready)
+
+
+def _returns(
+    nodes: list[Node], unit: Unit, sync: SyncPolicy, *, after: tuple[int, ...], awaits: tuple[Await, ...]
+) -> tuple[int, ...]:
+    """Append the way back of a unit's activations.
+
+    The first one waits for the copies out that were issued before it: its own may be among them.
+    """
+    size = unit.saved_bytes * sync.activations
+    if not size:
+        return ()
+    held = (MemoryChange(False, size, "activations"),)
+    node = host_copy("activations from host", size, op="to_device", after=after, memory=held)
+    node = replace(node, awaits=awaits)
+    first = not any({HOST_IN, HOST_OUT} <= set(other.streams) for other in nodes)
+    nodes.append(replace(node, streams=(HOST_IN, HOST_OUT)) if first else node)
+    return (len(nodes) - 1,)
+
+
+class _Outbox:
+    """Gradients on their way to the host: unit by unit, or behind the reduction of their bucket where they wait."""
+
+    def __init__(self, sync: SyncPolicy, *, waits: bool) -> None:
+        self._sync, self._waits = sync, waits
+        self._size, self._held = 0.0, 0.0
+        self.position = 0
+
+    @property
+    def bounded(self) -> bool:
+        """Whether gradients have no place of their own on the device, so that passes wait for their copies."""
+        return self._sync.sends and self._sync.held_bytes > 0
+
+    def held(self, unit: Unit) -> tuple[MemoryChange, ...]:
+        """Gradients that the pass of a unit makes and that have no place of their own on the device."""
+        size = self._sync.held_bytes * sum(each.parameters(unit) for each in self._sync.copies)
+        self._held += size if self._sync.sends else 0.0
+        return (MemoryChange(False, size, "transient"),) if size and self._sync.sends else ()
+
+    def send(self, nodes: list[Node], unit: Unit, *, closed: bool) -> bool:
+        """Append the copy of what is ready once a unit is done, whose ``position`` is kept; whether there is one."""
+        self._size += sum(each.parameters(unit) * each.sent_bytes for each in self._sync.copies)
+        if not self._size or (self._waits and not closed):
+            return False
+        gone = (MemoryChange(True, -self._held, "transient"),) if self._held else ()
+        nodes.append(host_copy("gradients to host", self._size, after=(len(nodes) - 1,), memory=gone))
+        self.position = len(nodes) - 1
+        if self._sync.accumulates:
+            moved = self._size * self._sync.accumulates
+            nodes.append(host_copy("add gradients up", moved, op="host_update", after=(len(nodes) - 1,)))
+        self._size, self._held = 0.0, 0.0
+        return True
+
+
+def _made(unit: Unit, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
+    """Whole gradients that the pass of a unit makes, and then hands over in a buffer as wide as what is sent."""
+    counts = [(each.parameters(unit), each) for each in sync.copies if each.whole_bytes and each.reduce_ops]
+    size = sum(count * each.whole_bytes for count, each in counts)
+    wider = sum(count * each.gradient_bytes for count, each in counts) - size
+    if not size:
+        return ()
+    later = (MemoryChange(True, wider, "transient"),) if wider else ()
+    return (MemoryChange(False, size, "transient"), *later)
+
+
+def _freed(unit: Unit, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
+    """Parameters that came for a pass and go again after it."""
+    freed = (each for each in sync.copies if each.arrives and each.reshard)
+    size = sum(each.arriving(unit) * each.buffer_bytes for each in freed)
+    return (MemoryChange(True, -size, "transient"),) if size else ()
+
+
+def compute_node(
+    kind: str,
+    units: Sequence[Unit],
+    segments: Sequence[Segment],
+    *,
+    memory: tuple[MemoryChange, ...],
+    after: tuple[int, ...] = (),
+) -> Node:
+    """One op for the passes of consecutive blocks."""
+    return Node(
+        kind=kind,
+        name=units[0].name if len(units) == 1 else kind,
+        streams=BLOCK_STREAMS,
+        duration_ns=sum(segment.duration_ns for segment in segments),
+        segments=tuple((unit.layer, segment) for unit, segment in zip(units, segments, strict=True)),
+        after=after,
+        memory=memory,
+    )

@@ -1,0 +1,205 @@
+"""Steps of a mixture of experts: what travels, who holds what, and what the fullest rank costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+
+from simpar.cost.memory import stage_static_memory
+from simpar.engine import reference
+from simpar.hardware.cluster import load_cluster
+from simpar.models.training import Training
+from simpar.plan.check import schedule_of
+from simpar.plan.plan import Plan
+from simpar.program.blocks.phases import Phase
+from simpar.program.blocks.rank_view import Job, RankView
+from simpar.program.blocks.steps import BlockSteps, block_steps
+from simpar.program.lower import Lowered, lower
+from simpar.program.perturbation import Perturbation
+from simpar.report.result import Result
+from simpar.simulation import make_job, simulate
+
+MODEL, SEQ = "mixtral-8x7b", 4096
+HIDDEN, FFN, TOPK, LAYERS = 4096, 14336, 2, 32
+
+
+def job(nodes: int = 1, model: str = MODEL, **plan: object) -> Job:
+    """A job on DGX H100."""
+    return make_job(
+        model, load_cluster("dgx-h100", nodes), Plan(**plan), Training(seq_len=SEQ, global_batch=64)
+    )
+
+
+def steps(**plan: object) -> BlockSteps:
+    """Steps of a Mixtral layer."""
+    made = job(**plan)
+    return block_steps(made.graph.blocks["layer_moe"], RankView.of(made))
+
+
+def sent(phase: Phase, group: str) -> list[tuple[str, float]]:
+    """(operation, bytes) of every collective in a kind of group."""
+    uses = [step.collective for step in phase.steps if step.collective]
+    return [(use.op, use.size_bytes) for use in uses if use.group == group]
+
+
+def test_every_copy_of_every_token_travels_there_and_back() -> None:
+    """Two all-to-alls a pass, each of tokens x top-k x hidden x 2 bytes."""
+    found = steps(ep=8)
+    size = 2.0 * SEQ * TOPK * HIDDEN
+    for phase in (found.forward, found.backward):
+        assert sent(phase, "ep") == [("all_to_all", size)] * 2
+
+
+@pytest.mark.parametrize(
+    ("plan", "graphs", "exchanges"),
+    [
+        ({"ep": 8}, (), 2), ({"ep": 8}, ("attention",), 2), ({"ep": 8}, ("step",), 0), ({}, (), 0),
+        ({"ep": 8, "capacity_factor": 1.0}, (), 0), ({"ep": 8, "token_dispatch": "per_rank"}, (), 0),
+    ],
+)  # fmt: skip
+def test_exchanges_of_unknown_sizes_keep_the_host_busy(
+    plan: dict[str, object], graphs: tuple[str, ...], exchanges: int
+) -> None:
+    """Two a pass, unless a cap says the sizes, a library finds them on the device, or the step is captured whole."""
+    made = job(**plan)
+    issued = []
+    for host_s in (0.0, 0.001):
+        experts = made.stack.experts.model_copy(update={"exchange_host_s": host_s})
+        launch = made.stack.launch.model_copy(update={"graphs": graphs})
+        stack = made.stack.model_copy(update={"experts": experts, "launch": launch})
+        view = RankView.of(replace(made, stack=stack))
+        found = block_steps(made.graph.blocks["layer_moe"], view)
+        issued.append((found.forward.issue_s, found.backward.issue_s))
+    for before, after in zip(*issued, strict=True):
+        assert after - before == pytest.approx(0.001 * exchanges)
+
+
+@pytest.mark.parametrize("ep", [2, 4, 8])
+def test_a_token_travels_once_to_a_rank(ep: int) -> None:
+    """Ranks that hold any of two experts drawn out of eight: the mean over all 28 pairs."""
+    pairs = list(combinations(range(8), TOPK))
+    ranks = sum(len({expert // (8 // ep) for expert in pair}) for pair in pairs) / len(pairs)
+    ((_, size), _) = sent(steps(ep=ep, token_dispatch="per_rank").forward, "ep")
+    assert size == pytest.approx(2.0 * SEQ * ranks * HIDDEN)
+
+
+def test_tensor_parallel_ranks_route_their_own_rows() -> None:
+    """With sequence parallelism each of two ranks sends half of the tokens."""
+    assert sent(steps(ep=8, tp=2).forward, "ep") == [("all_to_all", SEQ * TOPK * HIDDEN)] * 2
+
+
+def test_slices_of_an_expert_gather_what_arrived() -> None:
+    """With experts in two slices, arrived tokens are gathered and partial sums scattered, both ways."""
+    found = steps(ep=4, tp=2, etp=2)
+    whole = 2.0 * SEQ * TOPK * HIDDEN
+    assert sent(found.forward, "etp") == [("all_gather", whole), ("reduce_scatter", whole)]
+    assert sent(found.backward, "etp") == [("all_gather", whole), ("reduce_scatter", whole)]
+
+
+def test_without_expert_parallelism_tokens_are_gathered_before_they_are_copied() -> None:
+    """Mixtral under plain tensor parallelism moves what a dense layer moves."""
+    size = 2.0 * SEQ * HIDDEN
+    found = steps(tp=4)
+    assert not sent(found.forward, "ep")
+    assert sent(found.forward, "etp") == [("all_gather", size), ("reduce_scatter", size)]
+    assert sent(steps(tp=4, sequence_parallel=False).forward, "etp") == [("all_reduce", size)]
+
+
+def test_capacity_pads_what_travels() -> None:
+    """A capacity factor of 1.5 sends and computes 1.5 times the mean."""
+    plain, padded = steps(ep=8), steps(ep=8, capacity_factor=1.5)
+    assert sent(padded.forward, "ep")[0][1] == 1.5 * sent(plain.forward, "ep")[0][1]
+    product = [next(s for s in each.forward.steps if s.name == "expert_up") for each in (plain, padded)]
+    assert product[1].duration_s == pytest.approx(1.5 * product[0].duration_s, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("plan", "dense_shards", "expert_shards"),
+    [
+        ({"ep": 8, "zero": 1}, 16, 2),
+        ({"ep": 8, "tp": 2, "zero": 1}, 8, 2),
+        ({"ep": 4, "tp": 2, "etp": 2, "zero": 1}, 8, 2),
+    ],
+)
+def test_optimizer_states_of_experts_are_shared_by_fewer(
+    plan: dict[str, object], dense_shards: int, expert_shards: int
+) -> None:
+    """Experts shard over the ranks that hold them: tp x cp x dp / (ep x etp); everything else over dp x cp."""
+    made = job(nodes=2, **plan)
+    tp, etp, ep = made.plan.mesh.tp, made.plan.mesh.expert_tensor_parallel, made.plan.mesh.ep
+    experts = LAYERS * 8 // ep * 3 * HIDDEN * FFN / etp
+    attention = LAYERS * 2 * HIDDEN * (HIDDEN + 1024) / tp
+    tables = 2 * 32000 * HIDDEN / tp
+    routers = LAYERS * HIDDEN * 8
+    expected = 12 * ((attention + tables + routers) / dense_shards + experts / expert_shards)
+    held = stage_static_memory(made.graph, made.plan, made.training, made.stack, 0)
+    assert held.optimizer_bytes == pytest.approx(expected, rel=1e-3)
+
+
+def lowered(seed: int = 0, **plan: object) -> Lowered:
+    """The program of a small mixture on two nodes."""
+    made = job(nodes=2, model="small-mixture", **plan)
+    cluster = load_cluster("dgx-h100", 2)
+    return lower(made, cluster, schedule_of(made.plan, made.training), perturbation=Perturbation(seed=seed))
+
+
+def test_only_sampled_loads_unfold() -> None:
+    """Forced balance and the expected load keep one class; a draw makes a class of every expert rank."""
+    assert lowered(ep=4).layout.num_classes == 1
+    assert lowered(ep=4, expert_imbalance=0.5).layout.num_classes == 1
+    assert lowered(ep=4, expert_imbalance=0.5, expert_load="sampled").layout.num_classes == 4
+
+
+def test_imbalance_costs_time_and_depends_on_the_seed_only_when_sampled() -> None:
+    """An uneven mixture is slower; draws differ by seed and repeat."""
+    uneven = {"ep": 4, "expert_imbalance": 1.0}
+    spans = {
+        (load, seed): reference.run(lowered(seed, **uneven, expert_load=load).program).makespan_ns
+        for load in ("expected", "sampled")
+        for seed in (1, 2)
+    }
+    assert reference.run(lowered(ep=4).program).makespan_ns < min(spans.values())
+    assert spans["expected", 1] == spans["expected", 2]
+    assert spans["sampled", 1] != spans["sampled", 2]
+
+
+def result(**plan: object) -> Result:
+    """A simulated step of Qwen3 30B on four nodes."""
+    training = Training(seq_len=SEQ, global_batch=256)
+    return simulate("qwen3-30b-a3b", load_cluster("dgx-h100", 4), Plan(zero=1, **plan), training)
+
+
+def test_exchanges_are_reported() -> None:
+    """Bytes are layers x microbatches x 4 all-to-alls; parts sum to the step; overlap hides most of it."""
+    plain, beside = result(ep=32), result(ep=32, ep_overlap=True)
+    assert plain.communication["ep"].bytes_per_rank == 48 * 8 * 4 * 2.0 * SEQ * 8 * 2048
+    assert plain.time_breakdown_s.total_s == pytest.approx(plain.step_time_s)
+    assert beside.communication["ep"].bytes_per_rank == plain.communication["ep"].bytes_per_rank
+    assert beside.time_breakdown_s.exposed_ep < 0.7 * plain.time_breakdown_s.exposed_ep
+    assert beside.step_time_s < plain.step_time_s
+
+
+def test_a_wait_for_one_exchange_behind_another_is_no_bubble() -> None:
+    """Copies travel between ranks, then among those that share an expert: both are exposed, each as its own kind."""
+    step = result(ep=8, tp=2, etp=2).time_breakdown_s
+    assert step.bubble == 0.0
+    assert step.exposed_ep > 0.0
+    assert step.exposed_tp > 0.0
+
+
+def test_wider_expert_parallelism_trades_memory_for_traffic() -> None:
+    """Spread over four nodes the experts take less memory, and their tokens more time."""
+    near, far = result(ep=8), result(ep=32)
+    assert far.memory.static_memory_bytes < near.memory.static_memory_bytes
+    assert far.time_breakdown_s.exposed_ep > near.time_breakdown_s.exposed_ep
+
+
+def test_a_layer_of_one_expert_is_a_dense_layer() -> None:
+    """Experts as wide as the MLP of a dense model, one of them for every token: the same products, a router besides."""
+    mixture = job(model="mixtral-8x7b").graph
+    block = mixture.blocks["layer_moe"]
+    dims = {**mixture.dims, "experts": 1, "num_experts": 1}
+    dense = HIDDEN * (HIDDEN + 2 * 1024) + HIDDEN * HIDDEN + 3 * HIDDEN * FFN + 2 * HIDDEN
+    assert block.parameters(dims) - HIDDEN == dense

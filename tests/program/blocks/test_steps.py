@@ -1,0 +1,136 @@
+"""Collectives follow from the graph: where a region changes or a partial sum is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from simpar.hardware.cluster import load_cluster
+from simpar.models.training import Training
+from simpar.plan.plan import Plan
+from simpar.program.blocks.phases import CollectiveUse, Phase
+from simpar.program.blocks.rank_view import RankView
+from simpar.program.blocks.segments import make_segment
+from simpar.program.blocks.steps import BlockSteps, block_steps
+from simpar.simulation import make_job
+
+
+def layer_steps(model: str, recompute: str = "none", stack: str = "megatron", **plan: object) -> BlockSteps:
+    """Steps of the first layer of a model on one DGX H100."""
+    training = Training(seq_len=2048, global_batch=8)
+    job = make_job(model, load_cluster("dgx-h100", 1), Plan(**plan), training, stack)
+    graph = job.graph
+    return block_steps(graph.blocks[graph.layers[0]], RankView.of(job), recompute=recompute)
+
+
+def collectives(phase: Phase) -> Counter[str]:
+    """How often each collective is called."""
+    return Counter(step.collective.op for step in phase.steps if step.collective)
+
+
+def test_tensor_parallel_layer_all_reduces_twice_each_way() -> None:
+    """Without sequence parallelism: two all-reduces forward, two backward."""
+    steps = layer_steps("llama-3-8b", tp=4, sequence_parallel=False)
+    assert collectives(steps.forward) == {"all_reduce": 2}
+    assert collectives(steps.backward) == {"all_reduce": 2}
+
+
+def test_sequence_parallelism_splits_all_reduce() -> None:
+    """Each all-reduce becomes a gather and a scatter; backward gathers kept shards again."""
+    steps = layer_steps("llama-3-8b", tp=4, sequence_parallel=True)
+    assert collectives(steps.forward) == {"all_gather": 2, "reduce_scatter": 2}
+    assert collectives(steps.backward) == {"all_gather": 4, "reduce_scatter": 2}
+
+
+def bytes_moved(phase: Phase) -> float:
+    """Bytes of all collectives."""
+    return sum(step.collective.size_bytes * step.collective.count for step in phase.steps if step.collective)
+
+
+def kernel_s(phase: Phase) -> float:
+    """Time of all kernels."""
+    return sum(step.duration_s for step in phase.steps)
+
+
+@pytest.mark.parametrize("part", ["forward", "backward"])
+def test_decomposed_products_move_and_compute_the_same(part: str) -> None:
+    """Overlapped gathers and scatters are cut into pieces: as many bytes, as many kernel seconds."""
+    whole = getattr(layer_steps("llama-3-8b", tp=4, sequence_parallel=True), part)
+    cut = getattr(
+        layer_steps("llama-3-8b", tp=4, tensor_parallel={"sequence_parallel": True, "overlap": True}), part
+    )
+    assert bytes_moved(cut) == pytest.approx(bytes_moved(whole))
+    assert kernel_s(cut) == pytest.approx(kernel_s(whole))
+
+
+def test_decomposed_products_expose_one_piece_of_each_collective() -> None:
+    """Where kernels take longer than their collectives, a forward waits for a tp-th of each: 4 gathers and scatters."""
+
+    def price(use: CollectiveUse) -> int:
+        return round(use.size_bytes)
+
+    spans = {}
+    for overlap in (False, True):
+        parts = {"sequence_parallel": True, "overlap": overlap}
+        forward = layer_steps("llama-3-8b", tp=4, tensor_parallel=parts).forward
+        slow = tuple(replace(step, duration_s=step.duration_s * 1e6) for step in forward.steps)
+        segment = make_segment(replace(forward, steps=slow), price)
+        kernels = sum(round(step.duration_s * 1e9) for step in slow)
+        spans[overlap] = segment.duration_ns - kernels
+    assert spans[True] == pytest.approx(spans[False] / 4, rel=1e-3)
+
+
+def test_parallel_branches_share_one_reduction() -> None:
+    """Attention and MLP side by side are summed first, so one all-reduce serves both."""
+    steps = layer_steps("falcon-40b", tp=4, sequence_parallel=False)
+    assert collectives(steps.forward)["all_reduce"] == 1
+
+
+def test_single_rank_communicates_nothing() -> None:
+    """Without tensor parallelism a layer has no collective."""
+    steps = layer_steps("llama-3-8b")
+    assert not collectives(steps.forward) + collectives(steps.backward)
+
+
+def test_bytes_of_a_gather_are_the_whole_residual_stream() -> None:
+    """The gathered tensor has b s h elements of two bytes."""
+    steps = layer_steps("llama-3-8b", tp=4, micro_batch=2)
+    sizes = {step.collective.size_bytes for step in steps.forward.steps if step.collective}
+    assert sizes == {2 * 2048 * 4096 * 2}
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+def test_halves_of_backward_make_the_whole(tp: int) -> None:
+    """Input-gradient and weight-gradient passes together take the kernels of the full backward."""
+    steps = layer_steps("llama-3-8b", tp=tp)
+
+    def kernels(phase: Phase) -> float:
+        return sum(step.duration_s for step in phase.steps)
+
+    halves = kernels(steps.input_gradient) + kernels(steps.weight_gradient)
+    assert halves == pytest.approx(kernels(steps.backward), rel=1e-12)
+
+
+def test_full_recompute_adds_one_forward() -> None:
+    """The backward of a recomputed layer starts with its forward, collectives included."""
+    plain = layer_steps("llama-3-8b", tp=2)
+    again = layer_steps("llama-3-8b", "full", tp=2)
+    added = [step for step in again.backward.steps if step.kind == "recompute"]
+    assert sum(s.duration_s for s in added) == pytest.approx(sum(s.duration_s for s in plain.forward.steps))
+    assert collectives(again.backward) == collectives(plain.backward) + collectives(plain.forward)
+
+
+def test_selective_recompute_repeats_attention_only() -> None:
+    """Selective recompute in the Megatron sense runs core attention again and nothing else."""
+    steps = layer_steps("llama-3-8b", "selective")
+    assert [step.name for step in steps.backward.steps if step.kind == "recompute"] == ["attention"]
+
+
+def test_gradient_waits_are_acyclic() -> None:
+    """Every step waits for earlier steps only."""
+    steps = layer_steps("gemma-2-9b", tp=4)
+    for phase in (steps.forward, steps.backward, steps.input_gradient, steps.weight_gradient):
+        assert phase.steps
+        assert all(position < index for index, step in enumerate(phase.steps) for position in step.after)

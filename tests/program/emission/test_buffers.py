@@ -1,0 +1,107 @@
+"""Two buffers for gathered parameters and two for gradients, counted through all passes of a rank."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from simpar.engine import reference, sweep
+from simpar.hardware.cluster import Cluster, load_cluster
+from simpar.models.training import Training
+from simpar.plan.check import schedule_of
+from simpar.plan.plan import Plan
+from simpar.program.ir.memory import memory_uses
+from simpar.program.ir.program import Timing
+from simpar.program.lower import Lowered, lower
+from simpar.simulation import make_job
+
+TRAINING = Training(seq_len=512, global_batch=64)
+PLANS = {
+    "one layer a stage": {"pp": 2, "vpp": 4, "dp": 8},
+    "two layers a stage": {"pp": 2, "vpp": 2, "dp": 8},
+    "four layers a stage": {"pp": 2, "dp": 8, "recompute": "full"},
+    "no pipeline": {"dp": 16, "micro_batch": 1},
+    "zero bubble": {"pp": 8, "dp": 2, "schedule": "zb-h1"},
+    "replicas": {"pp": 2, "vpp": 4, "dp": 8, "hsdp": 2},
+    "experts": {"model": "small-mixture", "pp": 2, "dp": 8, "ep": 2},
+}
+
+
+def slow(factor: float = 0.02) -> Cluster:
+    """Two DGX H100 whose network takes far longer than their kernels."""
+    links = ("nic_tx", "nic_rx", "port_tx", "port_rx")
+    cluster = load_cluster("dgx-h100", 2)
+    known = {cluster.link_name(index) for index in range(cluster.num_links)}
+    names = [name for name in known if name.startswith(links)]
+    assert names, "links are named after what they are"
+    return cluster.with_degraded(dict.fromkeys(names, factor))
+
+
+def lowered(plan: dict[str, object], zero: int, *, contention: bool = False) -> Lowered:
+    """A small Llama or mixture under fully sharded data parallelism."""
+    given = {"model": "small-llama", "zero": zero, "kind": "fsdp", "micro_batch": 1, **plan}
+    cluster = slow()
+    job = make_job(str(given["model"]), cluster, Plan(**given), TRAINING)
+    return lower(job, cluster, schedule_of(job.plan, TRAINING), contention=contention)
+
+
+def ops_of(entry: Lowered, class_id: int, *kinds: str, name: str = "") -> NDArray[np.int64]:
+    """Ops of a class in its program order, of some kinds and one name."""
+    ops = entry.op_of_slot[entry.slots.class_id == class_id]
+    labels = [entry.program.labels[label] for label in entry.program.ops.label[ops].tolist()]
+    chosen = [label.kind in kinds and (not name or label.name == name) for label in labels]
+    return np.asarray(ops[chosen])
+
+
+def timed(plan: str, zero: int) -> tuple[Lowered, Timing]:
+    """A plan with its times."""
+    entry = lowered(PLANS[plan], zero)
+    return entry, sweep.run(entry.program)
+
+
+@pytest.mark.parametrize("plan", [name for name in PLANS if name != "experts"])
+def test_a_gather_waits_for_the_unit_two_before(plan: str) -> None:
+    """However many passes there are: the k-th gather of a rank starts behind the pass of its unit k - 2."""
+    entry, times = timed(plan, 3)
+    for class_id in range(entry.layout.num_classes):
+        gathers = ops_of(entry, class_id, "dp", name="all_gather parameters")
+        passes = ops_of(entry, class_id, "forward", "backward", "input_gradient")
+        assert len(gathers) == len(passes) > 2
+        assert (times.start_ns[gathers[2:]] >= times.finish_ns[passes[:-2]]).all()
+        assert (times.start_ns[passes] >= times.finish_ns[gathers]).all()
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize("plan", [name for name in PLANS if name not in ("experts", "replicas")])
+def test_a_backward_waits_for_the_reduction_two_before(plan: str, zero: int) -> None:
+    """Of all reductions of the rank, in whatever pass they were; on a slow network some backward does wait."""
+    entry, times = timed(plan, zero)
+    waited = 0
+    for class_id in range(entry.layout.num_classes):
+        reductions = ops_of(entry, class_id, "dp", name="reduce_scatter gradients")
+        passes = ops_of(entry, class_id, "weight_gradient" if plan == "zero bubble" else "backward")
+        assert len(reductions) == len(passes) > 2
+        start, free = times.start_ns[passes[2:]], times.finish_ns[reductions[:-2]]
+        assert (start >= free).all()
+        waited += int((start == free).sum())
+    assert waited or plan == "no pipeline"  # which waits for its gathers
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_closed_form_bounds_a_slow_step(plan: str, zero: int) -> None:
+    """Communication slower than passes piles up no more memory than the closed form allows for."""
+    entry, times = timed(plan, zero)
+    for class_id, use in enumerate(memory_uses(entry.program, times)):
+        closed = entry.builder.peak_memory(int(entry.stage_of_class[class_id]))
+        assert use.peak_bytes <= 1.001 * float(closed.moving_bytes)
+        assert use.total_bytes[-1] == 0
+
+
+def test_engines_agree_on_waits_for_buffers() -> None:
+    """With contention too, the step of a slow network is that of its buffers, in both forms of the Program."""
+    entry = lowered(PLANS["one layer a stage"], 3, contention=True)
+    free = lowered(PLANS["one layer a stage"], 3)
+    assert reference.run(entry.program).makespan_ns >= sweep.run(free.program).makespan_ns
+    assert (reference.run(free.program).finish_ns == sweep.run(free.program).finish_ns).all()

@@ -1,0 +1,201 @@
+"""A forward and a backward that run together: order kept, communication hidden, bubbles as published."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simpar.engine import reference
+from simpar.hardware.cluster import load_cluster
+from simpar.models.training import Training
+from simpar.plan.check import schedule_of
+from simpar.plan.plan import Plan
+from simpar.program.blocks.phases import COMPUTE, TENSOR, CollectiveUse, Phase, Step
+from simpar.program.blocks.segments import make_segment
+from simpar.program.lower import Lowered, lower
+from simpar.program.structure.pairs import AHEAD, merge, merged
+from simpar.simulation import make_job
+
+MESSAGE = CollectiveUse("tp", "all_reduce", 1.0)
+
+
+def steps_of(*texts: str) -> Phase:
+    """A chain of steps: "k3" is a kernel of 3 s, "c2" a collective of 2 s; each waits for the one before."""
+    steps = [
+        Step(text, "forward" if text[0] == "k" else "tp", COMPUTE if text[0] == "k" else TENSOR, float(text[1:]),
+             None if text[0] == "k" else MESSAGE, (index - 1,) if index else ())
+        for index, text in enumerate(texts)
+    ]  # fmt: skip
+    return Phase(tuple(steps), issue_s=0.0)
+
+
+def seconds(step: Step) -> float:
+    """Duration of a step of these tests."""
+    return step.duration_s
+
+
+def length(phase: Phase) -> float:
+    """Seconds of a phase from idle streams to its end."""
+    collectives = iter([step.duration_s for step in phase.steps if step.collective])
+    return make_segment(phase, lambda _: int(next(collectives) * 1e9)).duration_ns / 1e9
+
+
+def test_kernels_of_one_hide_messages_of_the_other() -> None:
+    """Two chains of kernel, message, kernel need the four kernels and no more, where each alone waits."""
+    one = steps_of("k1", "c1", "k1")
+    together = merge(one, one, seconds)
+    assert length(one) == 3
+    assert length(together) == 4
+    assert merged(one, one, lambda _: 0) == (together, 0.5)
+
+
+def test_without_messages_there_is_nothing_to_hide() -> None:
+    """Kernels share the device: together they take the sum."""
+    assert length(merge(steps_of("k2", "k1"), steps_of("k3"), seconds)) == 6
+
+
+chains = st.lists(st.tuples(st.sampled_from("kc"), st.integers(1, 9)), min_size=1, max_size=8).map(
+    lambda items: steps_of(*(f"{kind}{size}" for kind, size in items))
+)
+
+
+@given(forward=chains, backward=chains)
+@settings(max_examples=150, deadline=None)
+def test_a_pair_takes_less_than_both_in_turn_and_more_than_its_busiest_stream(
+    forward: Phase, backward: Phase
+) -> None:
+    """Each pass keeps its order; together they are bounded by their sum, by each alone, and by every stream."""
+    together = merge(forward, backward, seconds)
+    for which, phase in ((True, forward), (False, backward)):
+        mine = [step.name for step in together.steps if (step.layer == AHEAD) == which]
+        assert mine == [step.name for step in phase.steps]
+    assert all(before < at for at, step in enumerate(together.steps) for before in step.after)
+    busiest = max(
+        sum(step.duration_s for step in together.steps if step.stream == stream)
+        for stream in (COMPUTE, TENSOR)
+    )
+    found = length(together)
+    assert max(busiest, length(forward), length(backward)) <= found <= length(forward) + length(backward)
+
+
+def dualpipe(**changes: object) -> Lowered:
+    """Llama 2 7B on one DGX H100 in a V of four ranks, tensor-parallel pairs, without contention."""
+    cluster = load_cluster("dgx-h100", 1)
+    training = Training(seq_len=4096, global_batch=16)
+    plan = Plan(**{"tp": 2, "pp": 4, "vpp": 2, "dp": 1, "schedule": "dualpipev", **changes})
+    job = make_job("llama-2-7b", cluster, plan, training)
+    return lower(job, cluster, schedule_of(job.plan, training), contention=False)
+
+
+def durations(entry: Lowered) -> dict[tuple[str, int, bool], int]:
+    """Nanoseconds of a pass by (letter, stage, whether it runs in a pair, then of both together)."""
+    found = {}
+    for class_id, actions in enumerate(entry.actions):
+        rank = int(entry.stage_of_class[class_id])
+        letters, stages, _ = entry.schedule.letters(rank)
+        joined = entry.schedule.ranks[rank].overlap
+        for at, (letter, stage) in enumerate(zip(letters, stages.tolist(), strict=True)):
+            template = actions.templates[actions.template[at]]
+            found[letter, stage, bool(joined[at])] = template.nodes[0].duration_ns
+    return found
+
+
+def test_the_engine_runs_pairs_as_an_executor_of_the_table_does() -> None:
+    """Finish of every action equals that of a plain walk over the table, pairs as units, messages added."""
+    entry = dualpipe()
+    timing = reference.run(entry.program)
+    took, table = durations(entry), entry.schedule
+    message = {
+        (letter, stage): _message_ns(entry, letter, stage)
+        for letter in "FB"
+        for stage in range(table.num_stages)
+    }
+    done: dict[tuple[str, int, int], int] = {}
+    clock, position = [0] * table.num_ranks, [0] * table.num_ranks
+    while any(at < len(rank) for at, rank in zip(position, table.ranks, strict=True)):
+        before = list(position)
+        for rank, columns in enumerate(table.ranks):
+            at = position[rank]
+            if at == len(columns):
+                continue
+            unit = table.actions[rank][at : at + 1 + int(columns.overlap[at])]
+            ready = [_ready(table, done, message, action) for action in unit]
+            if None in ready:
+                continue
+            clock[rank] = max([clock[rank], *ready]) + took[unit[0].kind, unit[0].stage, len(unit) > 1]
+            for action in unit:
+                done[action.kind if action.kind != "I" else "B", action.stage, action.microbatch] = clock[
+                    rank
+                ]
+            position[rank] += len(unit)
+        assert position != before
+    ends = timing.finish_ns[entry.op_of_slot]
+    passes = np.isin([entry.program.labels[k].kind for k in entry.slots.label], ["pp", "join"], invert=True)
+    last = {
+        c: int(ends[passes & (entry.slots.class_id == c) & (entry.slots.stage >= 0)].max()) for c in range(4)
+    }
+    assert last == dict(enumerate(clock))
+
+
+def _message_ns(entry: Lowered, letter: str, stage: int) -> int:
+    """Nanoseconds that the result of a pass travels, 0 where it stays."""
+    target = stage + 1 if letter == "F" else stage - 1
+    ranks = entry.schedule.rank_of_stage
+    if not 0 <= target < len(ranks) or ranks[target] == ranks[stage]:
+        return 0
+    node = next(
+        template.nodes[-1]
+        for actions in entry.actions
+        for template in actions.templates
+        if template.nodes[-1].collective and template.nodes[-1].collective.op == "send"
+    )
+    return entry.network.solo_ns(
+        0, replace(node.collective, group=f"pp+{(ranks[target] - ranks[stage]) % 4}")
+    )
+
+
+def _ready(table, done, message, action) -> int | None:
+    """When the input of an action is there, None while unknown."""
+    if action.kind == "W" or (action.kind == "F" and action.stage == 0):
+        return 0
+    last = table.num_stages - 1
+    key = ("F", action.stage - 1) if action.kind == "F" else ("B", action.stage + 1)
+    key = ("F", last) if action.kind != "F" and action.stage == last else key
+    found = done.get((*key, action.microbatch))
+    return None if found is None else found + message[key] * (key[1] != action.stage)
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_the_bubble_is_the_published_one(p: int) -> None:
+    """(p - 1)(FB + B - 3W) for chunks of equal duration; ends and messages of this model add a few percent."""
+    cluster = load_cluster("dgx-h100", 1)
+    training = Training(seq_len=4096, global_batch=4 * p)
+    plan = Plan(tp=8 // p, pp=p, vpp=2, dp=1, schedule="dualpipev")
+    job = make_job("gpt3-175b", cluster, plan, training)
+    entry = lower(job, cluster, schedule_of(job.plan, training), contention=False)
+    took = durations(entry)
+    middle = range(1, 2 * p - 1)
+    both = np.mean([took[key] for key in took if key[2] and key[1] in middle])
+    backward = np.mean([took["B", stage, False] for stage in middle])
+    weight = np.mean([ns for (letter, _, _), ns in took.items() if letter == "W"])
+    timing = reference.run(entry.program)
+    kinds = np.array([label.kind for label in entry.program.labels])[entry.program.ops.label]
+    passes = np.isin(kinds, ["forward", "backward", "input_gradient", "weight_gradient", "forward_backward"])
+    busy = np.bincount(entry.program.ops.class_id[passes], (timing.finish_ns - timing.start_ns)[passes])
+    window = int(timing.finish_ns[passes].max())
+    assert window - busy.mean() == pytest.approx((p - 1) * (both + backward - 3 * weight), rel=0.15)
+
+
+def test_pairs_with_reductions_in_them_run_in_turn() -> None:
+    """ZeRO-2 reduces after every backward: the table's pairs stay two passes."""
+    plain = dualpipe(tp=1, dp=2, zero=1)
+    reducing = dualpipe(tp=1, dp=2, zero=2)
+    kinds = [
+        {node.kind for a in e.actions for t in a.templates for node in t.nodes} for e in (plain, reducing)
+    ]
+    assert "forward_backward" in kinds[0]
+    assert "forward_backward" not in kinds[1]
