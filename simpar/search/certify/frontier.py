@@ -53,6 +53,7 @@ class Arena:
     offset: Floats | float = 0.0
     swept: int = 0
     simulated: dict[int, Exact] = field(default_factory=dict)
+    _num_ops: int = 0
     _active: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @cached_property
@@ -152,7 +153,8 @@ class Arena:
 
     def simulate(self, row: int) -> Exact:
         """Simulate a row for what is shown beside the winner."""
-        found = measure(self.rows.problem, plan_of(self.rows, row))
+        found = measure(self.rows.problem, plan_of(self.rows, row), self._num_ops)
+        self._num_ops = found.num_ops
         self.note(row, found)
         return found
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -39,6 +38,7 @@ SHAPED = ("tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel")
 """Columns that sizes of tensors depend on."""
 ALIKE = ("recompute", *REQUESTED_NAMES)
 """Axes of which one call of the bound sees a single value, with the kind of data parallelism."""
+MOST_CODES = 2**62
 FIRST, LAST = 0, 1.0
 PLACES: tuple[int | float, ...] = (FIRST, 1, LAST)
 """Pipeline ranks that are looked at: from the first on, and the last."""
@@ -165,14 +165,25 @@ def _some(columns: dict[str, Any], which: Ints) -> Layouts:
 
 def _distinct(columns: list[Any]) -> tuple[Ints, Ints]:
     """The first of every combination of values, and which combination every entry has."""
-
-    def joined(code: Any, column: Any) -> Any:
-        values, place = np.unique(column, return_inverse=True)
-        return np.unique(code * len(values) + place.ravel(), return_inverse=True)[1].ravel()
-
-    code = reduce(joined, columns, np.zeros(len(columns[0]), dtype=np.int64))
+    code, size = np.zeros(len(columns[0]), dtype=np.int64), 1
+    for column in columns:
+        place, count = _placed(np.asarray(column, dtype=np.int64))
+        if size * count > MOST_CODES:
+            code = np.unique(code, return_inverse=True)[1].ravel()
+            size = len(code)
+        code, size = code * count + place, size * count
     _, first, index = np.unique(code, return_index=True, return_inverse=True)
     return first, index.ravel()
+
+
+def _placed(column: Ints) -> tuple[Ints, int]:
+    """Numbers that are as distinct as the sizes of a column, and how many there may be."""
+    least, most = int(column.min()), int(column.max())
+    if most - least < len(column):  # found without sorting
+        place = np.cumsum(np.bincount(column - least) > 0) - 1
+        return place[column - least], int(place[-1]) + 1
+    values, index = np.unique(column, return_inverse=True)
+    return index.ravel(), len(values)
 
 
 def _layers(problem: Problem, pp: int, vpp: int) -> tuple[int, ...]:
