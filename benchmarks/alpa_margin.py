@@ -18,7 +18,7 @@ from simpar.models.catalogue import load_model
 from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import read
 from simpar.search.api import search
-from simpar.search.progress import Watch
+from simpar.search.progress import Progress
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 32000, "hidden_size": 2048, "num_attention_heads": 16,
@@ -68,7 +68,7 @@ def measure(name: str) -> float:
     make, hardware, nodes, seq_len = MODELS[name]
     graph, cluster = make(), simpar.Cluster(hardware, nodes=nodes)
     training = simpar.Training(seq_len=seq_len, global_batch=GLOBAL_BATCH)
-    found = search(graph, cluster, training, space="alpa", watch=Watch(top=1, brief=True))
+    found = search(graph, cluster, training, space="alpa", progress=Progress(top=1, brief=True))
     uniform, best = found.details["uniform_best_s"], found.best.step_time_s
     margin = uniform / best - 1
     stages = found.best.plan.pipeline.stages

@@ -14,7 +14,7 @@ from simpar.errors import Infeasible, UserError
 if TYPE_CHECKING:
     from simpar.scenario import Scenario
     from simpar.search.problem import Problem
-    from simpar.search.progress import Watch
+    from simpar.search.progress import Progress
     from simpar.search.result import Counts, SearchResult
     from simpar.search.workers import Workers
 
@@ -80,16 +80,16 @@ def search(scenario: str | None, **values: Any) -> int:
     from simpar.search.api import find_space
 
     problem, space = _problem(scenario, values, scenario_flags(values))
-    with _watched(values) as watch:
+    with _with_progress(values) as progress:
         try:
-            found = find_space(space, problem.cluster)(problem, watch)
+            found = find_space(space, problem.cluster)(problem, progress)
         except Infeasible as reason:
-            if not watch.is_user_stop:
+            if not progress.is_user_stop:
                 raise
             sys.stderr.write(f"{reason}\n")
             return INTERRUPTED
     _write(found, values)
-    return INTERRUPTED if watch.is_user_stop else 0
+    return INTERRUPTED if progress.is_user_stop else 0
 
 
 def _problem(
@@ -253,18 +253,18 @@ def _time_limit_s(text: str | None) -> float | None:
 
 
 @contextmanager
-def _watched(values: Mapping[str, Any]) -> Iterator[Watch]:
-    """A watch that draws a line of counts on a terminal's standard error."""
+def _with_progress(values: Mapping[str, Any]) -> Iterator[Progress]:
+    """A Progress that draws a line of counts on a terminal's standard error."""
     from rich.console import Console
 
-    from simpar.search.progress import Watch
+    from simpar.search.progress import Progress
 
     top = 5 if values["top"] is None else values["top"]
     if top < 1:
         raise UserError(f"--top {top}: allowed: at least 1")
     workers, limit_s = _workers(values), _time_limit_s(values["time_limit"])
     with Console(stderr=True).status("enumerating ...") as status:
-        yield Watch(
+        yield Progress(
             top=top,
             report=lambda phase, counts, best: status.update(_line(phase, counts, best)),
             time_limit_s=limit_s,

@@ -26,12 +26,12 @@ from simpar.plan.schedules.actions import Schedule
 from simpar.plan.stages import StagePlan
 from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, TENSOR, CollectiveUse
 from simpar.program.blocks.rank_view import Job
+from simpar.program.class_maker import ClassMaker
 from simpar.program.colours import with_devices, with_slow_ranks
 from simpar.program.emission.collective_prices import Added, is_tensor_parallel
 from simpar.program.emission.traffic import EMBEDDING_GROUP, Network
 from simpar.program.fold.group_routes import GroupKind
 from simpar.program.fold.layout import build_layout
-from simpar.program.lower import ClassMaker
 from simpar.program.perturbation import Perturbation
 from simpar.program.structure.stage_builder import StagedBuilder, StagePart
 from simpar.program.structure.templates import GATHER, REDUCE, Node, Template

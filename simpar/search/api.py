@@ -1,6 +1,6 @@
 """The front door: one call for every space of plans.
 
-A space is a function of a Problem and a Watch that returns a SearchResult; it stands in SPACES under the name that
+A space is a function of a Problem and a Progress that returns a SearchResult; it stands in SPACES under the name that
 users type and is imported when asked for.
 """
 
@@ -16,7 +16,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.search.problem import Problem, make_problem
-from simpar.search.progress import Watch
+from simpar.search.progress import Progress
 from simpar.search.result import SearchResult
 from simpar.search.workers import LOKY, Workers
 
@@ -25,7 +25,7 @@ SPACES = {
     "alpa": "stages.alpa.optimize:search_alpa",
     "uneven": "stages.uneven:search_uneven",
 }
-Searcher = Callable[[Problem, Watch], SearchResult]
+Searcher = Callable[[Problem, Progress], SearchResult]
 
 
 def search(
@@ -34,7 +34,7 @@ def search(
     training: Training,
     *,
     space: str | None = None,
-    watch: Watch | None = None,
+    progress: Progress | None = None,
     time_limit_s: float | None = None,
     jobs: int = 1,
     backend: str = LOKY,
@@ -49,12 +49,12 @@ def search(
 
     After ``time_limit_s`` seconds the answer is the best plan so far with its gap, not certified. ``jobs`` processes
     (-1: all cores) of a joblib ``backend`` ("loky", "dask", "ray") simulate plans side by side: the answer is the same
-    with any number of them. A ``watch`` has a limit and workers of its own. Raises UserError for bad input and
+    with any number of them. ``progress`` has a limit and workers of its own. Raises UserError for bad input and
     Infeasible where no plan meets the constraints.
     """
     searcher = find_space(space, cluster)
-    watch = watch or Watch(time_limit_s=time_limit_s, workers=Workers(jobs, backend))
-    return searcher(make_problem(model, cluster, training, **options), watch)
+    progress = progress or Progress(time_limit_s=time_limit_s, workers=Workers(jobs, backend))
+    return searcher(make_problem(model, cluster, training, **options), progress)
 
 
 def find_space(space: str | None, cluster: Cluster) -> Searcher:

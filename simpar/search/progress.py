@@ -19,7 +19,7 @@ Report = Callable[[str, Counts, float | None], None]
 AGAIN_S = 0.05
 """An alarm that rang while nobody could hear it (on the way into or out of the block, in a destructor) rings again."""
 OUTSIDE = (__file__, contextlib.__file__)
-"""Where the block has not begun yet or is over: what is raised there would leave :meth:`Watch.stoppable` itself."""
+"""Where the block has not begun yet or is over: what is raised there would leave :meth:`Progress.stoppable` itself."""
 
 
 class TimeIsUp(KeyboardInterrupt):
@@ -31,12 +31,12 @@ def _silent(_phase: str, _counts: Counts, _best: float | None) -> None:
 
 
 @dataclass
-class Watch:
+class Progress:
     """``top`` candidates are wanted; ``report(phase, counts, best objective or None)`` hears about progress.
 
     ``brief`` leaves out what stands beside the winner (naive choices, the front of time and memory). A search ends
-    after ``time_limit_s`` seconds from when the watch was made. ``interrupted`` is set when the user asked to stop or
-    the time is up (``timed_out``): a search then returns the best so far with its gap. Raises UserError for a limit
+    after ``time_limit_s`` seconds from when this was made. ``interrupted`` is set when the user asked to stop or the
+    time is up (``timed_out``): a search then returns the best so far with its gap. Raises UserError for a limit
     that is not above 0.
     """
 
@@ -81,8 +81,8 @@ class Watch:
             self.interrupted = True
             self.timed_out = isinstance(cause, TimeIsUp)
 
-    def ends_with(self, part: Watch) -> None:
-        """A part of the search, under a watch of its own, was stopped: so is the whole."""
+    def ends_with(self, part: Progress) -> None:
+        """A part of the search, with a Progress of its own, was stopped: so is the whole."""
         self.interrupted, self.timed_out = part.interrupted, part.timed_out
 
     @contextmanager

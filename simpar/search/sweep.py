@@ -10,7 +10,7 @@ from simpar.errors import Infeasible
 from simpar.files import choose
 from simpar.search.api import find_space
 from simpar.search.problem import Problem
-from simpar.search.progress import Watch
+from simpar.search.progress import Progress
 from simpar.search.workers import BACKENDS, LOKY, backend_of
 
 Done = Callable[[int], None]
@@ -74,15 +74,15 @@ def _collected(answers: Iterator[dict[str, Any]], done: Done | None) -> list[dic
 
 def search_cell(cell: Cell, space: str | None, time_limit_s: float | None = None) -> dict[str, Any]:
     """The best plan of one cell as plain data, or why there is none."""
-    facts, watch = _facts(cell), Watch(top=1, brief=True, time_limit_s=time_limit_s)
+    facts, progress = _facts(cell), Progress(top=1, brief=True, time_limit_s=time_limit_s)
     try:
-        found = find_space(space, cell.problem.cluster)(cell.problem, watch)
+        found = find_space(space, cell.problem.cluster)(cell.problem, progress)
     except Infeasible as reason:
-        return {**facts, "best": None, "reason": str(reason), **_ended(watch)}
+        return {**facts, "best": None, "reason": str(reason), **_ended(progress)}
     answer = found.to_dict()
     kept = ("space_size", "feasible", "simulated", "certified_optimal", "gap", "search_seconds")
     best = answer["candidates"][0]
-    return {**facts, **{name: answer[name] for name in kept}, "best": best, "reason": "", **_ended(watch)}
+    return {**facts, **{name: answer[name] for name in kept}, "best": best, "reason": "", **_ended(progress)}
 
 
 def _facts(cell: Cell) -> dict[str, Any]:
@@ -95,5 +95,5 @@ def _facts(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _ended(watch: Watch) -> dict[str, bool]:
-    return {"interrupted": True} if watch.is_user_stop else {}
+def _ended(progress: Progress) -> dict[str, bool]:
+    return {"interrupted": True} if progress.is_user_stop else {}

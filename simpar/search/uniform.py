@@ -16,32 +16,32 @@ from simpar.errors import Infeasible
 from simpar.report.result import Result
 from simpar.search.answer.baselines import front, naive_choices, runners_up
 from simpar.search.answer.explanations import why_it_loses, why_it_wins
-from simpar.search.certify.branch_and_bound import Hunt, fields_of
+from simpar.search.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.search.certify.exact import candidate, objective_rates
 from simpar.search.certify.infeasible import nothing_fits
 from simpar.search.certify.scope import not_portable, scope
 from simpar.search.certify.seeds import first_plan, seed
 from simpar.search.problem import Problem, details_of
-from simpar.search.progress import Watch
+from simpar.search.progress import Progress
 from simpar.search.result import Candidate, SearchResult
 from simpar.search.space.rows import plan_of
 from simpar.units import GIB, format_seconds
 
 
-def search_uniform(problem: Problem, watch: Watch) -> SearchResult:
+def search_uniform(problem: Problem, progress: Progress) -> SearchResult:
     """The best plans of the uniform space. Raises Infeasible where nothing fits or meets the deadline."""
     started = time.perf_counter()
     objective_rates(problem)
-    with watch.workers:
-        hunt = _hunted(problem, watch)
-        if not hunt.ranked():
-            raise _failed(hunt, problem)
-        gap, counts, certified = hunt.gap(), hunt.counts(), not watch.interrupted
-        results, more = [hunt.report()], dict[str, Any]()
+    with progress.workers:
+        search = _searched(problem, progress)
+        if not search.ranked():
+            raise _failed(search, problem)
+        gap, counts, certified = search.gap(), search.counts(), not progress.interrupted
+        results, more = [search.report()], dict[str, Any]()
         if certified:
-            with watch.stoppable():
-                _stand_beside(hunt, results, more)
-    nodes = [one.problem.cluster.nodes for one in hunt.fields] or [problem.cluster.nodes]
+            with progress.stoppable():
+                _stand_beside(search, results, more)
+    nodes = [one.problem.cluster.nodes for one in search.fields] or [problem.cluster.nodes]
     candidates = _candidates(results)
     more |= {"scope": scope(problem), "not_portable": not_portable(problem, candidates[0].plan)}
     return SearchResult(
@@ -51,47 +51,47 @@ def search_uniform(problem: Problem, watch: Watch) -> SearchResult:
         certified_optimal=gap <= 0 and certified,
         gap=gap,
         search_seconds=time.perf_counter() - started,
-        details=details_of(problem, results[0].setup, nodes) | more | {"stopped": watch.stopped},
+        details=details_of(problem, results[0].setup, nodes) | more | {"stopped": progress.stopped},
     )
 
 
-def _stand_beside(hunt: Hunt, results: list[Result], more: dict[str, Any]) -> None:
+def _stand_beside(search: BranchAndBound, results: list[Result], more: dict[str, Any]) -> None:
     """Append runners-up to the results, and what stands beside the winner to ``more``, as far as time allows."""
-    winner, watch = hunt.ranked()[0], hunt.watch
-    field = next(one for one in hunt.fields if one.problem is winner.problem)
-    assert field.arena is not None, "a plan was simulated in its arena"
-    taken = [row for row in field.arena.exact_rows if plan_of(field.arena.rows, row) == winner.plan]
-    results += runners_up(field, taken, watch.top - 1)
-    if not watch.brief:
+    winner, progress = search.ranked()[0], search.progress
+    field = next(one for one in search.fields if one.problem is winner.problem)
+    assert field.frontier is not None, "a plan was simulated in its frontier"
+    taken = [row for row in field.frontier.exact_rows if plan_of(field.frontier.rows, row) == winner.plan]
+    results += runners_up(field, taken, progress.top - 1)
+    if not progress.brief:
         more["naive"] = naive_choices(field, results[0])
-        more["pareto"] = front(field.arena, taken[0])
+        more["pareto"] = front(field.frontier, taken[0])
 
 
-def _hunted(problem: Problem, watch: Watch) -> Hunt:
-    """The hunt over all numbers of nodes that the objective may choose from."""
-    hunt = Hunt([], watch)
-    with watch.stoppable():
-        _hunt(hunt, problem)
-    if watch.interrupted and not hunt.ranked():
-        first_plan(hunt, problem)
-    return hunt
+def _searched(problem: Problem, progress: Progress) -> BranchAndBound:
+    """The search over all numbers of nodes that the objective may choose from."""
+    search = BranchAndBound([], progress)
+    with progress.stoppable():
+        _search(search, problem)
+    if progress.interrupted and not search.ranked():
+        first_plan(search, problem)
+    return search
 
 
-def _hunt(hunt: Hunt, problem: Problem) -> None:
+def _search(search: BranchAndBound, problem: Problem) -> None:
     counts = node_counts(problem)
     if problem.objective != "devices":
-        hunt.fields = fields_of(problem, counts)
-        seed(hunt)
-        hunt.run()
+        search.fields = fields_of(problem, counts)
+        seed(search)
+        search.run()
         return
     for nodes in counts:
         try:
-            hunt.fields = [*hunt.fields, *fields_of(problem, [nodes])]
+            search.fields = [*search.fields, *fields_of(problem, [nodes])]
         except Infeasible:
             continue
-        seed(hunt)
-        hunt.run()
-        if hunt.ranked():
+        seed(search)
+        search.run()
+        if search.ranked():
             break
 
 
@@ -103,23 +103,23 @@ def node_counts(problem: Problem) -> list[int]:
     return counts[::-1]
 
 
-def _failed(hunt: Hunt, problem: Problem) -> Infeasible:
+def _failed(search: BranchAndBound, problem: Problem) -> Infeasible:
     """Why there is no answer."""
-    if hunt.watch.interrupted:
-        return Infeasible(f"stopped ({hunt.watch.stopped}) before any plan that fits was found")
-    if not hunt.arenas:
-        if not hunt.fields:
+    if search.progress.interrupted:
+        return Infeasible(f"stopped ({search.progress.stopped}) before any plan that fits was found")
+    if not search.frontiers:
+        if not search.fields:
             return Infeasible("no plan is possible on any number of nodes")
-        return nothing_fits(problem, hunt.fields[-1].need)
-    misfits = [found.needed_bytes for found in hunt.found if not found.fits]
-    if misfits and len(misfits) == len(hunt.found):
+        return nothing_fits(problem, search.fields[-1].need)
+    misfits = [found.needed_bytes for found in search.found if not found.fits]
+    if misfits and len(misfits) == len(search.found):
         least, limit = min(misfits) / GIB, problem.memory_limit_bytes / GIB
         return Infeasible(
             f"nothing fits: of {len(misfits)} layouts simulated the smallest needs {least:.1f} GiB of {limit:.1f}; try "
             "more nodes, or fewer values fixed"
         )
     deadline = problem.constraints.deadline_s
-    lowest = min(float(np.min(arena.bound_s)) for arena in hunt.arenas)
+    lowest = min(float(np.min(frontier.bound_s)) for frontier in search.frontiers)
     if deadline is not None:
         return Infeasible(
             f"no plan meets the deadline of {format_seconds(deadline)}: every step takes at least "

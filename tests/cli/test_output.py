@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from simpar import cli, simulation
-from simpar.search.certify.branch_and_bound import Hunt
+from simpar.search.certify.branch_and_bound import BranchAndBound
 
 SMALL = ["--model", "gpt2", "--hardware", "laptop-cpu-4", "--seq-len", "128", "--global-batch", "8"]
 
@@ -78,14 +78,14 @@ def test_a_sweep_reads_every_choice_before_it_simulates_one(monkeypatch, capsys)
 
 def test_ctrl_c_ends_a_grid_of_searches(monkeypatch, tmp_path):
     """One Ctrl-C ends the search that runs and starts no other; every cell says how it stands."""
-    simulate, path = Hunt.simulate, tmp_path / "grid.json"
+    simulate, path = BranchAndBound.simulate, tmp_path / "grid.json"
 
-    def interrupted(self, arena, row):
-        found = simulate(self, arena, row)
+    def interrupted(self, frontier, row):
+        found = simulate(self, frontier, row)
         os.kill(os.getpid(), signal.SIGINT)
         return found
 
-    monkeypatch.setattr(Hunt, "simulate", interrupted)
+    monkeypatch.setattr(BranchAndBound, "simulate", interrupted)
     with interruptible():
         assert (
             cli.run(

@@ -9,7 +9,7 @@ import pytest
 from simpar import cli
 from simpar.cli.search import SEARCH_FLAGS
 from simpar.plan.plan import Plan
-from simpar.search.certify.branch_and_bound import Hunt
+from simpar.search.certify.branch_and_bound import BranchAndBound
 
 SMALL = [
     "search", "--model", "tiny-llama", "--hardware", "dgx-h100", "--seq-len", "512", "--global-batch", "16",
@@ -150,14 +150,14 @@ def test_portable_plans_can_be_exported(tmp_path):
 
 def test_ctrl_c_prints_the_best_so_far_with_its_gap(monkeypatch, tmp_path, capsys):
     """A real SIGINT behind the first simulated plan: exit code 130, the plan and its gap are there, no traceback."""
-    simulate = Hunt.simulate
+    simulate = BranchAndBound.simulate
 
-    def interrupted(self, arena, row):
-        found = simulate(self, arena, row)
+    def interrupted(self, frontier, row):
+        found = simulate(self, frontier, row)
         os.kill(os.getpid(), signal.SIGINT)
         return found
 
-    monkeypatch.setattr(Hunt, "simulate", interrupted)
+    monkeypatch.setattr(BranchAndBound, "simulate", interrupted)
     plan = tmp_path / "plan.json"
     arguments = [
         "search", "--model", "gpt2", "--hardware", "a100-pcie-8", "--seq-len", "1024", "--global-batch", "64",

@@ -9,7 +9,7 @@ import pytest
 import simpar
 from simpar.models.hf_config import read
 from simpar.search import Constraints, Problem, make_problem
-from simpar.search.certify.frontier import Arena
+from simpar.search.certify.frontier import Frontier
 from simpar.search.space.fit import needs
 from simpar.search.space.rows import enumerate_space
 
@@ -56,11 +56,11 @@ def random_problem(seed: int, **fixed: object) -> Problem:
     )
 
 
-def make_arena(problem: Problem, seed: int, count: int = 10) -> Arena:
-    """The arena of a few random rows of a problem, fitting or not."""
+def make_frontier(problem: Problem, seed: int, count: int = 10) -> Frontier:
+    """The frontier of a few random rows of a problem, fitting or not."""
     rows = enumerate_space(problem)
     rows.take(sorted(random.Random(seed).sample(range(rows.count), min(count, rows.count))))
-    return Arena.of(rows, needs(rows).needed_bytes)
+    return Frontier.of(rows, needs(rows).needed_bytes)
 
 
 @pytest.fixture(scope="session")
@@ -70,6 +70,6 @@ def problem_of():
 
 
 @pytest.fixture(scope="session")
-def arena_of():
-    """Builder of the arena of a few random rows: ``arena_of(problem, seed)``."""
-    return make_arena
+def frontier_of():
+    """Builder of the frontier of a few random rows: ``frontier_of(problem, seed)``."""
+    return make_frontier

@@ -6,7 +6,7 @@ import simpar
 from simpar.errors import UserError
 from simpar.search.certify import branch_and_bound
 from simpar.search.certify.exact import figures_of, measure
-from simpar.search.progress import Watch
+from simpar.search.progress import Progress
 from simpar.search.space.rows import enumerate_space, plan_of
 from simpar.search.uniform import search_uniform
 from simpar.search.workers import Workers
@@ -14,7 +14,7 @@ from simpar.search.workers import Workers
 
 def answer(problem, **options):
     """What a search says, but for its seconds."""
-    found = search_uniform(problem, Watch(top=3, **options)).to_dict()
+    found = search_uniform(problem, Progress(top=3, **options)).to_dict()
     del found["search_seconds"]
     return found
 

@@ -21,7 +21,7 @@ from simpar.program.emission.shared_cores import are_shared
 from simpar.program.structure.templates import MemoryChange, Node, Template
 
 if TYPE_CHECKING:
-    from simpar.program.lower import ClassMaker
+    from simpar.program.class_maker import ClassMaker
 
 MOST_APART = 128
 """Microbatches up to which each is drawn, timed and reported on its own."""

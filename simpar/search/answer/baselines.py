@@ -14,7 +14,7 @@ from simpar.report.result import Result
 from simpar.search.answer.explanations import describe_need, facts, why_it_loses
 from simpar.search.certify.branch_and_bound import Field
 from simpar.search.certify.exact import Exact
-from simpar.search.certify.frontier import STEP, Arena
+from simpar.search.certify.frontier import STEP, Frontier
 from simpar.search.problem import Problem
 from simpar.search.space.axes import Rows, tensor_degrees
 from simpar.search.space.rows import counted, fixed_values, memory_rows, refusals
@@ -52,10 +52,10 @@ def naive_choices(field: Field, best: Result) -> list[dict[str, Any]]:
 
 
 def _naive(field: Field, layout: Mapping[str, tuple[int, ...]], best: Result) -> dict[str, Any]:
-    arena, least = field.arena, np.inf
-    if arena is not None:
-        for row in islice(_quickest_of(arena, _mask(arena.rows, layout)), MOST_MISFITS):
-            found = arena.simulate(row)
+    frontier, least = field.frontier, np.inf
+    if frontier is not None:
+        for row in islice(_quickest_of(frontier, _mask(frontier.rows, layout)), MOST_MISFITS):
+            found = frontier.simulate(row)
             if found.fits:
                 result = found.report()
                 loses_s = result.step_time_s - best.step_time_s
@@ -66,9 +66,9 @@ def _naive(field: Field, layout: Mapping[str, tuple[int, ...]], best: Result) ->
     return {"loses_s": None, "why": (_impossible(field, layout),)}
 
 
-def _quickest_of(arena: Arena, chosen: Mask) -> Iterator[int]:
+def _quickest_of(frontier: Frontier, chosen: Mask) -> Iterator[int]:
     """Rows with the lowest bounds of whole steps, as long as those before do not fit."""
-    while chosen.any() and (row := arena.shortest(chosen, STEP)) is not None:
+    while chosen.any() and (row := frontier.shortest(chosen, STEP)) is not None:
         yield row
         chosen[row] = False
 
@@ -137,49 +137,49 @@ def runners_up(field: Field, taken: list[int], count: int) -> list[Result]:
     In the order of the sweep, which leaves contention out; up to MORE_RUNNERS_UP beyond ``count`` are simulated, while
     one that loses no more to contention than the least of those found would come before the last of them.
     """
-    arena, found, run = field.arena, list[tuple[float, int]](), dict[int, Exact]()
-    assert arena is not None, "a plan was simulated in its arena"
-    for row in islice(_others(arena, taken), count + MORE_RUNNERS_UP if count else 0):
-        least_loss = min((time_s / arena.bound_s[known] for time_s, known in found), default=1.0)
-        if len(found) >= count and arena.bound_s[row] * least_loss >= found[count - 1][0]:
+    frontier, found, run = field.frontier, list[tuple[float, int]](), dict[int, Exact]()
+    assert frontier is not None, "a plan was simulated in its frontier"
+    for row in islice(_others(frontier, taken), count + MORE_RUNNERS_UP if count else 0):
+        least_loss = min((time_s / frontier.bound_s[known] for time_s, known in found), default=1.0)
+        if len(found) >= count and frontier.bound_s[row] * least_loss >= found[count - 1][0]:
             break
-        run[row] = arena.simulated.get(row) or arena.simulate(row)
+        run[row] = frontier.simulated.get(row) or frontier.simulate(row)
         if run[row].fits:
             found = sorted([*found, (run[row].step_time_s, row)])
     return [run[row].report() for _, row in found[:count]]
 
 
-def _others(arena: Arena, taken: list[int]) -> Iterator[int]:
+def _others(frontier: Frontier, taken: list[int]) -> Iterator[int]:
     """Rows of other pipelines, shortest by the sweep first, one of each pipeline: the first that fits."""
-    pipes, misfits = arena.bounds.pipes, 0
-    key, shape = pipes.passes.key, pipes.shapes.index
-    mask = np.ones(arena.rows.count, dtype=bool)
+    pipelines, misfits = frontier.bounds.pipelines, 0
+    key, shape = pipelines.passes.key, pipelines.shapes.index
+    mask = np.ones(frontier.rows.count, dtype=bool)
     for known in taken:
         mask &= (key != key[known]) | (shape != shape[known])
-    while misfits <= MOST_MISFITS and (row := arena.shortest(mask)) is not None:
-        if refusals(arena.rows, row):
+    while misfits <= MOST_MISFITS and (row := frontier.shortest(mask)) is not None:
+        if refusals(frontier.rows, row):
             mask[row] = False
             continue
-        if row not in arena.simulated and not arena.simulate(row).fits:
+        if row not in frontier.simulated and not frontier.simulate(row).fits:
             misfits += 1
             continue
         yield row
         mask &= (key != key[row]) | (shape != shape[row])
 
 
-def front(arena: Arena, first: int) -> list[dict[str, Any]]:
+def front(frontier: Frontier, first: int) -> list[dict[str, Any]]:
     """The front of time and memory, from a row down in memory: no point of it is beaten by one with less memory.
 
     At every step the rows with the lowest bounds are simulated, until one of them stays the lowest or FRONT_TRIES are.
     """
-    best = arena.simulated[first]
+    best = frontier.simulated[first]
     points, below = [(first, best)], best.needed_bytes
     while len(points) < FRONT_POINTS:
         below *= FRONT_STEP
-        mask = arena.needed_bytes <= below
+        mask = frontier.needed_bytes <= below
         if not mask.any():
             break
-        if (found := _quickest(arena, mask, below)) is not None:
+        if (found := _quickest(frontier, mask, below)) is not None:
             points.append(found)
             below = found[1].needed_bytes
     kept: list[tuple[int, Exact]] = []
@@ -191,17 +191,17 @@ def front(arena: Arena, first: int) -> list[dict[str, Any]]:
         {
             "needed_bytes": one.needed_bytes,
             "step_time_s": one.step_time_s,
-            "plan": counted(arena.rows, row).model_dump(mode="json"),
+            "plan": counted(frontier.rows, row).model_dump(mode="json"),
         }
         for row, one in [(first, best), *reversed(kept)]
     ]
 
 
-def _quickest(arena: Arena, mask: Mask, limit_bytes: float) -> tuple[int, Exact] | None:
+def _quickest(frontier: Frontier, mask: Mask, limit_bytes: float) -> tuple[int, Exact] | None:
     """The quickest of the first FRONT_TRIES rows by their bounds that, simulated, hold no more than a limit."""
     tried: list[tuple[int, Exact]] = []
-    for row in islice(_quickest_of(arena, mask), MOST_MISFITS):
-        found = arena.simulated.get(row) or arena.simulate(row).alone
+    for row in islice(_quickest_of(frontier, mask), MOST_MISFITS):
+        found = frontier.simulated.get(row) or frontier.simulate(row).alone
         if not found.fits or found.needed_bytes > limit_bytes:
             continue
         tried.append((row, found))

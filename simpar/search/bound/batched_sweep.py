@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from simpar.plan.schedules import EVEN_COSTS, looks_at_costs, make_schedule
 from simpar.plan.schedules.actions import LETTERS, F, Schedule
 from simpar.search.bound.action_tables import Blocked, Pairs, Table, Times, ends_by_work_ns, finishes_ns
-from simpar.search.bound.batches import Chunk
+from simpar.search.bound.batches import Batch
 from simpar.search.bound.data_parallel import Cut, Scheme
-from simpar.search.bound.overlapped_passes import Together
+from simpar.search.bound.overlapped_passes import OverlappedPasses
 from simpar.search.bound.paths import Hops
 from simpar.search.bound.shapes import weigh
 from simpar.search.bound.steps import RowBounds, RowCharge, some
@@ -40,13 +40,13 @@ class Sweeps:
     _costs: dict[int, Costs] = field(default_factory=dict)
 
     @cached_property
-    def together(self) -> Together:
+    def together(self) -> OverlappedPasses:
         """Bounds of passes that run together."""
-        return Together(self.bounds.pipes.passes)
+        return OverlappedPasses(self.bounds.pipelines.passes)
 
     def table_key(self, row: int) -> TableKey:
         """What the table of a row depends on: schedule, ranks, microbatches, chunks, durations that it is made for."""
-        rows = self.bounds.pipes.jobs.rows
+        rows = self.bounds.pipelines.jobs.rows
         name = str(rows.domain["schedule"][rows.code["schedule"][row]])
         ranks, microbatches, chunks = (int(rows[axis][row]) for axis in ("pp", "microbatches", "vpp"))
         costs = self._costs_of(row) if looks_at_costs(name) else EVEN_COSTS
@@ -54,10 +54,10 @@ class Sweeps:
 
     def _costs_of(self, row: int) -> Costs:
         """Durations of F, I and W that the greedy table of a row is made for, as the simulator takes them."""
-        pipes = self.bounds.pipes
-        pipe = int(pipes.index[row])
+        pipelines = self.bounds.pipelines
+        pipe = int(pipelines.index[row])
         if pipe not in self._costs:
-            self._costs[pipe] = pipes.jobs.job(row).plan.pipeline.pass_costs or EVEN_COSTS
+            self._costs[pipe] = pipelines.jobs.job(row).plan.pipeline.pass_costs or EVEN_COSTS
         return self._costs[pipe]
 
     def _by_table(self, rows: Ints) -> Iterator[tuple[TableKey, Ints]]:
@@ -77,12 +77,12 @@ class Sweeps:
         return self._of_shapes(rows, self._worked)
 
     def _of_shapes(self, rows: Ints, bound: Callable[[RowCharge, Table], Floats]) -> Floats:
-        found, pipes = np.zeros(len(rows)), self.bounds.pipes
+        found, pipelines = np.zeros(len(rows)), self.bounds.pipelines
         for key, same in self._by_table(rows):
-            chunk = Chunk(self.bounds, rows[same])
-            for shape, mine in pipes.by_shape(pipes.index[rows[same]]):
-                for apart, alike in _by_pairs(RowCharge(chunk, shape, mine)):
-                    charge = RowCharge(chunk, shape, mine[alike], swept=True)
+            batch = Batch(self.bounds, rows[same])
+            for shape, mine in pipelines.by_shape(pipelines.index[rows[same]]):
+                for apart, alike in _by_pairs(RowCharge(batch, shape, mine)):
+                    charge = RowCharge(batch, shape, mine[alike], swept=True)
                     found[same[charge.mine]] = bound(charge, self._table(key, apart))
         return found
 
@@ -121,7 +121,11 @@ class Sweeps:
         held = {pair: (pieces[pair[0]], pieces[pair[2]], pair[1]) for pair in table.pairs}
         known = {each: self.together.pairs_ns(charge.keys, *each) for each in dict.fromkeys(held.values())}
         pairs = {pair: known[each] for pair, each in held.items()}
-        return times, self.bounds.pipes.hops(charge.shape, self.bounds.pipes.index[charge.rows]), pairs
+        return (
+            times,
+            self.bounds.pipelines.hops(charge.shape, self.bounds.pipelines.index[charge.rows]),
+            pairs,
+        )
 
 
 def _made(name: str, ranks: int, microbatches: int, chunks: int, costs: Costs) -> Schedule:

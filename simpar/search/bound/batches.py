@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass
-class Chunk:
+class Batch:
     """Some rows with what their keys and schemes decide, evaluated once for every pair of the two."""
 
     bounds: RowBounds
@@ -31,7 +31,7 @@ class Chunk:
     @cached_property
     def key(self) -> Ints:
         """Key of the passes of every row."""
-        return self.bounds.pipes.passes.key[self.rows]
+        return self.bounds.pipelines.passes.key[self.rows]
 
     @cached_property
     def _unique(self) -> tuple[list[Scheme], Ints]:
@@ -79,7 +79,7 @@ class Chunk:
         known = letter, boundary
         keys, scheme, index = self._pairs
         if known not in self._columns:
-            passes = self.bounds.pipes.passes
+            passes = self.bounds.pipelines.passes
             busy = self.moves("occupied", letter, boundary=boundary)
             times = passes.slowed_ns(keys, letter, busy[scheme])
             self._columns[known] = times.astype(np.float64)
@@ -89,9 +89,9 @@ class Chunk:
         """Seconds that collectives inside passes take of each of rank 0's links, [n, kinds, links]."""
         name = "inside", letter
         if name not in self._columns:
-            self._columns[name] = self.bounds.pipes.passes.drains_s(self.key, letter)
+            self._columns[name] = self.bounds.pipelines.passes.drains_s(self.key, letter)
         return np.asarray(self._columns[name])
 
     def kernels(self, mine: Ints, letter: str) -> Floats:
         """Kernels of passes by kind, [len(mine), kinds]."""
-        return self.bounds.pipes.passes.kernels_ns[letter][self.key[mine]].astype(np.float64)
+        return self.bounds.pipelines.passes.kernels_ns[letter][self.key[mine]].astype(np.float64)

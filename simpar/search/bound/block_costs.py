@@ -71,7 +71,7 @@ class _TimedView(RankView):
 
 
 @dataclass
-class Passes:
+class BlockCosts:
     """Pass times of every key and kind; ``key`` int64[rows] is the key of every row, ``row`` one row of every key."""
 
     jobs: Jobs
@@ -87,12 +87,12 @@ class Passes:
     _drains: dict[tuple[int, str], Floats] = field(default_factory=dict)
 
     @staticmethod
-    def of(jobs: Jobs, wires: Prices) -> Passes:
+    def of(jobs: Jobs, wires: Prices) -> BlockCosts:
         """Keys of all rows."""
         rows = jobs.rows
         code = rows.number(KEY_AXES, fully_sharded(rows), 2)  # gradients accumulate in place without it
         _, row, key = np.unique(code, return_index=True, return_inverse=True)
-        return Passes(jobs, wires, key, row)
+        return BlockCosts(jobs, wires, key, row)
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:

@@ -23,7 +23,7 @@ from simpar.program.emission.traffic import EMBEDDING_GROUP, group_kinds
 from simpar.program.structure.stages import PASSES
 from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
 from simpar.program.structure.templates import Copies, SyncPolicy
-from simpar.search.bound.block_costs import Passes
+from simpar.search.bound.block_costs import BlockCosts
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -230,7 +230,7 @@ class Schemes:
     ``meet`` says of every row whether embedding and head of one table are on one rank, which moves it once.
     """
 
-    passes: Passes
+    passes: BlockCosts
     index: Ints
     row: Ints
     meet: Bools
@@ -238,7 +238,7 @@ class Schemes:
     _groups: dict[tuple[Any, ...], dict[str, Ints]] = field(default_factory=dict)
 
     @staticmethod
-    def of(passes: Passes, meet: Bools) -> Schemes:
+    def of(passes: BlockCosts, meet: Bools) -> Schemes:
         """Schemes of all rows."""
         code = passes.jobs.rows.number(SCHEME_AXES, meet, 2)
         _, row, index = np.unique(code, return_index=True, return_inverse=True)

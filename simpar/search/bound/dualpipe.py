@@ -10,19 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.search.bound.paths import Stages
-from simpar.search.bound.pipelines import Pipes
+from simpar.search.bound.pipelines import Pipelines
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-def kernels_bound_ns(pipes: Pipes, which: Ints) -> tuple[Floats, Floats]:
+def kernels_bound_ns(pipelines: Pipelines, which: Ints) -> tuple[Floats, Floats]:
     """Nanoseconds that pipelines of such rows take at least, and kernels of their least busy rank."""
     found, least = np.zeros(len(which)), np.zeros(len(which))
-    for shape, mine in pipes.by_shape(which):
-        key = pipes.key[which[mine]]
-        stages = Stages.plain(shape, {name: table[key] for name, table in pipes.passes.kernels_ns.items()})
+    for shape, mine in pipelines.by_shape(which):
+        key = pipelines.key[which[mine]]
+        stages = Stages.plain(
+            shape, {name: table[key] for name, table in pipelines.passes.kernels_ns.items()}
+        )
         each = stages.forward + stages.backward + stages.weight
-        busy = (each + each[:, ::-1]) * pipes.microbatches(which[mine])[:, None] / 2
+        busy = (each + each[:, ::-1]) * pipelines.microbatches(which[mine])[:, None] / 2
         found[mine], least[mine] = busy.max(axis=1), busy.min(axis=1)
     return found, least

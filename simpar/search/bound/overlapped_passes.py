@@ -17,7 +17,7 @@ from simpar.plan.routing import has_sampled_loads
 from simpar.program.blocks.phases import BLOCK_STREAMS, Phase
 from simpar.program.blocks.segments import make_segment
 from simpar.program.structure.pairs import merged
-from simpar.search.bound.block_costs import Passes
+from simpar.search.bound.block_costs import BlockCosts
 from simpar.units import to_ns
 
 Ints = NDArray[np.int64]
@@ -25,10 +25,10 @@ Floats = NDArray[np.float64]
 
 
 @dataclass
-class Together:
+class OverlappedPasses:
     """Bounds of pairs by key, kinds of the blocks that meet, and letter of the backward, each found once."""
 
-    passes: Passes
+    passes: BlockCosts
     _known: dict[tuple[int, int, int, str], int] = field(default_factory=dict)
 
     def pairs_ns(self, keys: Ints, ahead: tuple[int, ...], back: tuple[int, ...], letter: str) -> Floats:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from simpar.program.emission.collective_prices import FREE, Price, Prices
 from simpar.program.emission.traffic import send_bytes
-from simpar.search.bound.block_costs import Passes
+from simpar.search.bound.block_costs import BlockCosts
 from simpar.search.bound.paths import Hops, Path, Stages, path_bound
 from simpar.search.bound.shapes import Shape, Shapes, weigh
 from simpar.search.space.jobs import Jobs
@@ -30,11 +30,11 @@ class Senders:
 
 
 @dataclass
-class Pipes:
+class Pipelines:
     """Distinct pipelines of the rows: ``index`` int64[rows] into the columns ``key``, ``shape`` and ``row``."""
 
     jobs: Jobs
-    passes: Passes
+    passes: BlockCosts
     shapes: Shapes
     wires: Prices
     index: Ints
@@ -49,14 +49,14 @@ class Pipes:
     )
 
     @staticmethod
-    def of(jobs: Jobs, wires: Prices) -> Pipes:
+    def of(jobs: Jobs, wires: Prices) -> Pipelines:
         """Pipelines of all rows."""
-        passes = Passes.of(jobs, wires)
+        passes = BlockCosts.of(jobs, wires)
         shapes = Shapes.of(jobs, passes)
         code = passes.key * len(shapes.row) + shapes.index
         code = code * len(jobs.rows.domain["order"]) + jobs.rows.code["order"]
         _, row, index = np.unique(code, return_index=True, return_inverse=True)
-        return Pipes(jobs, passes, shapes, wires, index, row)
+        return Pipelines(jobs, passes, shapes, wires, index, row)
 
     def moved(self, rows: Ints) -> int:
         """Some rows, alike but for overlap, have another shape than before; their pipeline."""

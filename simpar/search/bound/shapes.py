@@ -12,7 +12,7 @@ from simpar.models.recompute import is_full
 from simpar.plan.schedules import make_schedule
 from simpar.plan.schedules.actions import LETTERS
 from simpar.program.structure.stages import virtual_stage_pieces
-from simpar.search.bound.block_costs import Passes
+from simpar.search.bound.block_costs import BlockCosts
 from simpar.search.space.jobs import Jobs
 
 Ints = NDArray[np.int64]
@@ -125,14 +125,14 @@ class Shapes:
     """Shapes of all rows: ``index`` int64[rows] into ``row``, one row of every shape."""
 
     jobs: Jobs
-    passes: Passes
+    passes: BlockCosts
     index: Ints
     row: Ints
     _made: dict[int, Shape] = field(default_factory=dict)
     _pieces: dict[tuple[int, str], tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
     @staticmethod
-    def of(jobs: Jobs, passes: Passes) -> Shapes:
+    def of(jobs: Jobs, passes: BlockCosts) -> Shapes:
         """Shapes of all rows."""
         _, row, index = np.unique(jobs.rows.number(SHAPE_AXES), return_index=True, return_inverse=True)
         return Shapes(jobs, passes, index, row)

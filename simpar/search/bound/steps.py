@@ -15,10 +15,10 @@ from simpar.cost.operators import optimizer_time_s
 from simpar.cost.optimizers import RULES
 from simpar.plan.plan import Numerics
 from simpar.program.structure.synchronisation import DENSE, EXPERTS
-from simpar.search.bound.batches import Chunk
+from simpar.search.bound.batches import Batch
 from simpar.search.bound.data_parallel import Scheme, Schemes
 from simpar.search.bound.paths import Stages, backwards
-from simpar.search.bound.pipelines import Pipes
+from simpar.search.bound.pipelines import Pipelines
 from simpar.search.bound.shapes import Shape, weigh
 from simpar.units import NS_PER_S, to_ns
 
@@ -33,20 +33,20 @@ NEARLY = 0.999
 class RowBounds:
     """Bounds of rows by everything that is known before a schedule's table."""
 
-    pipes: Pipes
+    pipelines: Pipelines
     schemes: Schemes
 
     def of(self, rows: Ints) -> Floats:
         """Nanoseconds that the steps of some rows take at least."""
-        found, chunk = np.zeros(len(rows)), Chunk(self, rows)
-        for shape, mine in self.pipes.by_shape(self.pipes.index[rows]):
-            found[mine] = self._of_shape(RowCharge(chunk, shape, mine))
+        found, batch = np.zeros(len(rows)), Batch(self, rows)
+        for shape, mine in self.pipelines.by_shape(self.pipelines.index[rows]):
+            found[mine] = self._of_shape(RowCharge(batch, shape, mine))
         return found
 
     def _of_shape(self, row_charge: RowCharge) -> Floats:
-        shape, pipes = row_charge.shape, self.pipes.index[row_charge.rows]
+        shape, pipelines = row_charge.shape, self.pipelines.index[row_charge.rows]
         charge = row_charge.charge()
-        path = self.pipes.path(shape, pipes, charge.stages)
+        path = self.pipelines.path(shape, pipelines, charge.stages)
         ends, returns = path.ends + charge.opening, path.returns + charge.opening
         tail = charge.tail
         bounds = [
@@ -55,8 +55,8 @@ class RowBounds:
             charge.streams.max(axis=1),
         ]
         if shape.pairs:  # more than kernels adds up; that is found without data parallelism
-            unique, where = np.unique(pipes, return_inverse=True)
-            bounds.append(self.pipes.passes_bound_ns(unique)[where])
+            unique, where = np.unique(pipelines, return_inverse=True)
+            bounds.append(self.pipelines.passes_bound_ns(unique)[where])
         return np.asarray(np.maximum.reduce(bounds))
 
 
@@ -76,12 +76,12 @@ class Charge:
 
 @dataclass(frozen=True)
 class RowCharge:
-    """Arithmetic over rows of one shape, ``mine`` of a chunk; everything is float64[n, ...] nanoseconds.
+    """Arithmetic over rows of one shape, ``mine`` of a batch; everything is float64[n, ...] nanoseconds.
 
     Passes are taken by themselves where the table is ``swept``, which knows the ones that run together.
     """
 
-    chunk: Chunk
+    batch: Batch
     shape: Shape
     mine: Ints
     swept: bool = False
@@ -94,12 +94,12 @@ class RowCharge:
     @property
     def bounds(self) -> RowBounds:
         """What all rows share."""
-        return self.chunk.bounds
+        return self.batch.bounds
 
     @property
     def rows(self) -> Ints:
         """Rows of the space."""
-        return self.chunk.rows[self.mine]
+        return self.batch.rows[self.mine]
 
     @property
     def closing(self) -> str:
@@ -109,22 +109,22 @@ class RowCharge:
     @property
     def keys(self) -> Ints:
         """Key of the passes of every row."""
-        return self.chunk.key[self.mine]
+        return self.batch.key[self.mine]
 
     def by_scheme(self) -> Iterator[tuple[Scheme, Ints]]:
         """Rows of equal scheme together."""
-        scheme = self.chunk.scheme[self.mine]
+        scheme = self.batch.scheme[self.mine]
         order = np.argsort(scheme, kind="stable")
         for rows in np.split(order, np.flatnonzero(np.diff(scheme[order])) + 1):
-            yield self.chunk.schemes[int(scheme[rows[0]])], rows
+            yield self.batch.schemes[int(scheme[rows[0]])], rows
 
     def each(self, name: Any, value: Callable[[Scheme], Any]) -> Any:
         """A function of a scheme, evaluated for every row."""
-        return self.chunk.each(name, value)[self.chunk.scheme[self.mine]]
+        return self.batch.each(name, value)[self.batch.scheme[self.mine]]
 
     def moves(self, name: str, letter: str, *, boundary: bool) -> Floats:
         """What passes of a letter move by kind of block, [n, kinds]: a part of Moves."""
-        return self.chunk.moves(name, letter, boundary=boundary)[self.chunk.scheme[self.mine]]
+        return self.batch.moves(name, letter, boundary=boundary)[self.batch.scheme[self.mine]]
 
     @cached_property
     def reshard(self) -> Bools:
@@ -138,11 +138,11 @@ class RowCharge:
 
     def passes(self, letter: str, *, boundary: bool) -> Floats:
         """Times of passes by kind, slowed by what runs beside them, [n, kinds]; kernels of passes in pairs."""
-        alone = self.chunk.passes(self.mine, letter, boundary=boundary)
+        alone = self.batch.passes(self.mine, letter, boundary=boundary)
         if self.swept or not self.shape.pairs:
             return alone
         apart = self.each("apart", lambda one: one.always_apart)
-        return np.where(apart[:, None], alone, self.chunk.kernels(self.mine, letter))
+        return np.where(apart[:, None], alone, self.batch.kernels(self.mine, letter))
 
     @cached_property
     def stages(self) -> Stages:
@@ -200,7 +200,7 @@ class RowCharge:
     @cached_property
     def parameters(self) -> dict[str, Floats]:
         """Parameters of every rank by who holds copies, [n, ranks]; a tied projection is free beside its embedding."""
-        passes, counts = self.bounds.pipes.passes, self.shape.of_rank @ self.shape.by_stage
+        passes, counts = self.bounds.pipelines.passes, self.shape.of_rank @ self.shape.by_stage
         dense, experts = (weigh(each[self.keys], counts) for each in (passes.dense, passes.experts))
         dense[:, 0] -= self._meet * passes.projection[self.keys]
         return {DENSE: dense, EXPERTS: experts}
@@ -229,9 +229,9 @@ class RowCharge:
             share = share + held / parts[:, None]
         bare = self.each("bare", _updates_nothing)
         found = np.zeros_like(share)
-        which = self.chunk.numerics[self.chunk.scheme[self.mine]]
+        which = self.batch.numerics[self.batch.scheme[self.mine]]
         for at in np.unique(which).tolist():
-            job = self.chunk.schemes[at].sync.job
+            job = self.batch.schemes[at].sync.job
             numerics, mine = job.plan.numerics, np.flatnonzero((which == at) & ~bare)
             here = (
                 share[mine]
@@ -250,7 +250,7 @@ class RowCharge:
         found = np.zeros((len(mine), len(counts)))
         if not RULES[numerics.optimizer].products:
             return found
-        table = self.bounds.pipes.passes.products_s[numerics.optimizer][self.keys[mine]]
+        table = self.bounds.pipelines.passes.products_s[numerics.optimizer][self.keys[mine]]
         for expert, kind in enumerate((DENSE, EXPERTS)):
             parts = self.each(("shards", kind), partial(_shards, kind=kind))[mine]
             dearest = (table[:, None, :, expert, 1] * (counts > 0)).max(axis=2)
@@ -263,7 +263,7 @@ class RowCharge:
         Neighbours in a node that only differ in tensor or context rank, or in data-parallel rank where that comes
         before the pipeline, are ready at the same time, unless some are slow.
         """
-        job, passes = scheme.sync.job, self.bounds.pipes.passes
+        job, passes = scheme.sync.job, self.bounds.pipelines.passes
         if not job.plan.offload.ratio or job.plan.offload.offload_delayed:
             return 0.0
         profile, mesh = passes.wires.cluster.profile, job.plan.mesh
@@ -352,7 +352,7 @@ class RowCharge:
 
     def _moved(self, kind: str, counts: Floats) -> Floats:
         """Parameters of blocks in given numbers that data parallelism moves, [n, len(counts)]."""
-        passes = self.bounds.pipes.passes
+        passes = self.bounds.pipelines.passes
         if kind == EXPERTS:
             return weigh(passes.experts[self.keys], counts)
         once = np.where(self._meet & ~self.per_unit, passes.projection[self.keys], 0.0)
@@ -360,8 +360,8 @@ class RowCharge:
 
     def streams(self) -> Floats:
         """Bounds by the streams that gathers and reductions queue on, and by the link they share, [n, ranks]."""
-        pipes = self.bounds.pipes
-        others = (pipes.microbatches(pipes.index[self.rows]) - 1.0)[:, None]
+        pipelines = self.bounds.pipelines
+        others = (pipelines.microbatches(pipelines.index[self.rows]) - 1.0)[:, None]
         carried = (*self._carried(), *self._linked())
         work = [column[..., 0] + others * column[..., 1] for column in carried]
         return np.asarray(np.maximum.reduce(work) + self.update)
@@ -394,7 +394,7 @@ class RowCharge:
         what both have at least.
         """
         counts = self.shape.of_rank @ self.shape.by_stage
-        sent = self.bounds.pipes.drains_s(self.shape, self.bounds.pipes.index[self.rows])
+        sent = self.bounds.pipelines.drains_s(self.shape, self.bounds.pipelines.index[self.rows])
         each = []
         for boundary in (True, False):
             took = {
@@ -408,11 +408,11 @@ class RowCharge:
 
     def _inside(self, letter: str, counts: Floats) -> Floats:
         """Seconds that collectives inside blocks take of each of rank 0's links, [n, len(counts), links]."""
-        return np.tensordot(self.chunk.inside(letter)[self.mine], counts, (1, 1)).swapaxes(1, 2)
+        return np.tensordot(self.batch.inside(letter)[self.mine], counts, (1, 1)).swapaxes(1, 2)
 
     def _copied(self, letter: str, counts: Floats, boundary: bool, slopes: Callable[..., Floats]) -> Floats:
         """Seconds that gathers or reductions of blocks take of each of rank 0's links, [n, len(counts), links]."""
-        found = np.zeros((len(self.mine), len(counts), len(self.bounds.pipes.passes.wires.own)))
+        found = np.zeros((len(self.mine), len(counts), len(self.bounds.pipelines.passes.wires.own)))
         for kind in (DENSE, EXPERTS):
             name = slopes.__name__, kind, letter, boundary
             slope = self.each(name, partial(slopes, kind=kind, letter=letter, boundary=boundary))

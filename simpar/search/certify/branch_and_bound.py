@@ -1,4 +1,4 @@
-"""A search under way: one arena for every number of nodes, the lowest bound first, until the best is certain."""
+"""A search under way: one frontier for every number of nodes, the lowest bound first, until the best is certain."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from simpar.errors import Infeasible
 from simpar.report.result import Result
 from simpar.search.certify.exact import Exact, Figures, figures_of, measure
-from simpar.search.certify.frontier import SWEPT, Arena
+from simpar.search.certify.frontier import SWEPT, Frontier
 from simpar.search.problem import Problem
-from simpar.search.progress import Watch
+from simpar.search.progress import Progress
 from simpar.search.result import Counts
 from simpar.search.space.fit import Need, needs
 from simpar.search.space.rows import ORIGIN, late_count, memory_rows, plan_of, refusals, with_late_axes
@@ -20,12 +20,12 @@ from simpar.search.space.rows import ORIGIN, late_count, memory_rows, plan_of, r
 
 @dataclass
 class Field:
-    """The space of one number of nodes: what its rows need in memory, and the arena of those that fit."""
+    """The space of one number of nodes: what its rows need in memory, and the frontier of those that fit."""
 
     problem: Problem
     space_size: int
     need: Need
-    arena: Arena | None
+    frontier: Frontier | None
 
     @staticmethod
     def of(problem: Problem) -> Field:
@@ -38,24 +38,24 @@ class Field:
             return Field(problem, size, need, None)
         feasible = with_late_axes(rows.some(fit))
         needed = need.needed_bytes[fit][feasible.code[ORIGIN]]
-        return Field(problem, size + feasible.count, need, Arena.of(feasible, needed))
+        return Field(problem, size + feasible.count, need, Frontier.of(feasible, needed))
 
 
 @dataclass
-class Hunt:
-    """Fields, what was simulated, and who watches; not ``is_bounded`` where its fields are not those of its problem."""
+class BranchAndBound:
+    """Fields, what was simulated, and progress; not ``is_bounded`` where its fields are not those of its problem."""
 
     fields: list[Field]
-    watch: Watch
+    progress: Progress
     found: list[Exact] = field(default_factory=list)
     num_ops: int = 0
     is_bounded: bool = True
     _ahead: dict[tuple[int, int], Figures | None] = field(default_factory=dict)
 
     @property
-    def arenas(self) -> list[Arena]:
-        """Arenas of the fields in which something fits."""
-        return [one.arena for one in self.fields if one.arena is not None]
+    def frontiers(self) -> list[Frontier]:
+        """Frontiers of the fields in which something fits."""
+        return [one.frontier for one in self.fields if one.frontier is not None]
 
     @property
     def best(self) -> float:
@@ -69,79 +69,80 @@ class Hunt:
 
     def counts(self) -> Counts:
         """What has been done so far."""
-        feasible = sum(arena.rows.count for arena in self.arenas)
-        swept = sum(arena.swept for arena in self.arenas)
+        feasible = sum(frontier.rows.count for frontier in self.frontiers)
+        swept = sum(frontier.swept for frontier in self.frontiers)
         return Counts(sum(one.space_size for one in self.fields), feasible, feasible, swept, len(self.found))
 
-    def lowest(self) -> tuple[Arena, int] | None:
-        """The arena and row with the lowest bound of all that may still win, or None."""
-        rows = [(arena, row) for arena in self.arenas if (row := arena.next()) is not None]
-        deadlines = [arena.rows.problem.constraints.deadline_s for arena, _ in rows]
+    def lowest(self) -> tuple[Frontier, int] | None:
+        """The frontier and row with the lowest bound of all that may still win, or None."""
+        rows = [(frontier, row) for frontier in self.frontiers if (row := frontier.next()) is not None]
+        deadlines = [frontier.rows.problem.constraints.deadline_s for frontier, _ in rows]
         rows = [
-            (arena, row)
-            for (arena, row), most in zip(rows, deadlines, strict=True)
-            if most is None or arena.bound_s[row] <= most
+            (frontier, row)
+            for (frontier, row), most in zip(rows, deadlines, strict=True)
+            if most is None or frontier.bound_s[row] <= most
         ]
         return min(rows, key=lambda one: float(one[0].worth(one[1])), default=None)
 
     def run(self) -> None:
         """Until nothing can beat the best."""
         while (lowest := self.lowest()) is not None:
-            self.watch.check()
-            arena, row = lowest
-            if arena.worth(row) >= self.best:
+            self.progress.check()
+            frontier, row = lowest
+            if frontier.worth(row) >= self.best:
                 return
-            if arena.level[row] < SWEPT:
-                arena.sharpen(row)
+            if frontier.level[row] < SWEPT:
+                frontier.sharpen(row)
             else:
-                self.simulate(arena, row)
-                for each in self.arenas:
+                self.simulate(frontier, row)
+                for each in self.frontiers:
                     each.forget(self.best)
             best = self.best
-            self.watch.report("searching", self.counts(), best if np.isfinite(best) else None)
+            self.progress.report("searching", self.counts(), best if np.isfinite(best) else None)
 
-    def simulate(self, arena: Arena, row: int) -> Exact | None:
+    def simulate(self, frontier: Frontier, row: int) -> Exact | None:
         """Simulate a row, unless the export target refuses its plan. Stopped halfway, the row still counts as open."""
-        if refusals(arena.rows, row):
-            arena.settle(row)
+        if refusals(frontier.rows, row):
+            frontier.settle(row)
             return None
-        found = self._measured(arena, row)
+        found = self._measured(frontier, row)
         self.num_ops = found.num_ops
         if self.counts_for(found) and found.worth < self.best:  # only the best will be reported as it was run
             self.found = [one.alone for one in self.found]
         else:
             found = found.alone
         self.found.append(found)
-        arena.settle(row, found)
+        frontier.settle(row, found)
         return found
 
-    def _measured(self, arena: Arena, row: int) -> Exact:
+    def _measured(self, frontier: Frontier, row: int) -> Exact:
         """The simulated step of a row; with several workers those of rows that are likely to be next, as well.
 
         What these find is kept until their turn comes, so that the search takes the same way with any number of
         workers.
         """
-        problem, workers = arena.rows.problem, self.watch.workers
+        problem, workers = frontier.rows.problem, self.progress.workers
         if workers.jobs == 1:
-            return measure(problem, plan_of(arena.rows, row), self.num_ops)
-        place = self.arenas.index(arena)
+            return measure(problem, plan_of(frontier.rows, row), self.num_ops)
+        place = self.frontiers.index(frontier)
         if (place, row) not in self._ahead:
             rows = [(place, row), *self._likely(workers.at_once)]
             rows = [one for one in dict.fromkeys(rows) if one not in self._ahead][: workers.at_once]
-            arenas = self.arenas
+            frontiers = self.frontiers
             plans = [
-                (arenas[at].rows.problem, plan_of(arenas[at].rows, each), self.num_ops) for at, each in rows
+                (frontiers[at].rows.problem, plan_of(frontiers[at].rows, each), self.num_ops)
+                for at, each in rows
             ]
             self._ahead.update(zip(rows, workers.map(figures_of, plans), strict=True))
-        plan, figures = plan_of(arena.rows, row), self._ahead.pop((place, row))
+        plan, figures = plan_of(frontier.rows, row), self._ahead.pop((place, row))
         return figures.exact(problem, plan) if figures else measure(problem, plan, self.num_ops)
 
     def _likely(self, most: int) -> list[tuple[int, int]]:
-        """Arenas and rows that are swept and have the lowest bounds of those that are not simulated yet."""
+        """Frontiers and rows that are swept and have the lowest bounds of those that are not simulated yet."""
         found = [
-            (float(arena.worth(row)), at, row)
-            for at, arena in enumerate(self.arenas)
-            for row in arena.nearest(SWEPT, 2 * most)
+            (float(frontier.worth(row)), at, row)
+            for at, frontier in enumerate(self.frontiers)
+            for row in frontier.nearest(SWEPT, 2 * most)
         ]
         return [(at, row) for worth, at, row in sorted(found) if worth < self.best]
 

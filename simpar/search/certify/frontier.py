@@ -18,7 +18,7 @@ from simpar.search.bound.batched_sweep import Sweeps
 from simpar.search.bound.data_parallel import Schemes
 from simpar.search.bound.dualpipe import kernels_bound_ns
 from simpar.search.bound.paths import Stages
-from simpar.search.bound.pipelines import Pipes
+from simpar.search.bound.pipelines import Pipelines
 from simpar.search.bound.steps import RowBounds
 from simpar.search.certify.exact import Exact, measure, objective_rates, swept_ns
 from simpar.search.certify.token_slices import Slicing, sliced, with_slices
@@ -37,7 +37,7 @@ PIPES_AT_ONCE, ROWS_AT_ONCE, WORKED_AT_ONCE, SWEPT_AT_ONCE = 1024, 16384, 1024, 
 
 
 @dataclass
-class Arena:
+class Frontier:
     """Rows that fit, the seconds that bound each, how that was found, and the device memory that each needs.
 
     The objective of a row is at least ``slope`` times its seconds plus its ``offset``; ``simulated`` are rows
@@ -59,12 +59,12 @@ class Arena:
     @cached_property
     def squeeze(self) -> Squeeze:
         """What memory costs rows that wait for their recomputation."""
-        return Squeeze(self.bounds.pipes)
+        return Squeeze(self.bounds.pipelines)
 
     @cached_property
     def slicing(self) -> Slicing:
         """Bounds of rows in slices of tokens."""
-        return Slicing(self.bounds.pipes)
+        return Slicing(self.bounds.pipelines)
 
     @cached_property
     def own(self) -> NDArray[np.bool_]:
@@ -72,24 +72,24 @@ class Arena:
         return sliced(self.rows) | both_ends(self.rows)
 
     @staticmethod
-    def of(rows: Rows, needed_bytes: Floats) -> Arena:
+    def of(rows: Rows, needed_bytes: Floats) -> Frontier:
         """All rows bounded by their kernels."""
         problem, rows = rows.problem, with_slices(rows)
-        pipes = Pipes.of(
+        pipelines = Pipelines.of(
             Jobs(rows), Prices(replace(problem.cluster.in_training, scaling={}), Added.of(problem.stack))
         )
-        sweeps = Sweeps(RowBounds(pipes, Schemes.of(pipes.passes, pipes.meet)))
-        bound, least = pipes.kernels_bound_ns()
-        if (cut := np.unique(pipes.index[sliced(rows)])).size:
-            bound[cut], least[cut] = Slicing(pipes).kernels_bound_ns(cut)
-        if (ends := np.unique(pipes.index[both_ends(rows)])).size:
-            bound[ends], least[ends] = kernels_bound_ns(pipes, ends)
-        bound_s = (bound / NS_PER_S + problem.stack.launch.step_overhead_s)[pipes.index]
+        sweeps = Sweeps(RowBounds(pipelines, Schemes.of(pipelines.passes, pipelines.meet)))
+        bound, least = pipelines.kernels_bound_ns()
+        if (cut := np.unique(pipelines.index[sliced(rows)])).size:
+            bound[cut], least[cut] = Slicing(pipelines).kernels_bound_ns(cut)
+        if (ends := np.unique(pipelines.index[both_ends(rows)])).size:
+            bound[ends], least[ends] = kernels_bound_ns(pipelines, ends)
+        bound_s = (bound / NS_PER_S + problem.stack.launch.step_overhead_s)[pipelines.index]
         level = np.full(rows.count, KERNELS, dtype=np.int8)
         slope, busy = objective_rates(problem)
-        offset = busy * (least / NS_PER_S)[pipes.index] if busy else 0.0
+        offset = busy * (least / NS_PER_S)[pipelines.index] if busy else 0.0
         active = np.arange(rows.count)
-        return Arena(rows, sweeps, bound_s, level, needed_bytes, slope, offset, _active=active)
+        return Frontier(rows, sweeps, bound_s, level, needed_bytes, slope, offset, _active=active)
 
     @property
     def bounds(self) -> RowBounds:
@@ -205,32 +205,36 @@ class Arena:
             self.drop(mine)
             return
         set_policy(self.rows, mine, policy)
-        pipe = self.bounds.pipes.moved(mine)
+        pipe = self.bounds.pipelines.moved(mine)
         self.needed_bytes[mine] = needs(self.rows.some([row])).needed_bytes[0]
-        self._raise(mine, np.repeat(self.bounds.pipes.passes_bound_ns(np.array([pipe])), len(mine)), PASSES)
+        self._raise(
+            mine, np.repeat(self.bounds.pipelines.passes_bound_ns(np.array([pipe])), len(mine)), PASSES
+        )
 
     def _passes(self, row: int) -> None:
-        pipes = self.bounds.pipes
+        pipelines = self.bounds.pipelines
         chosen = self._at(KERNELS, 16 * PIPES_AT_ONCE)
-        which = np.unique(np.append(pipes.index[chosen], pipes.index[row]))
-        found = np.zeros(len(pipes.row))
-        found[which] = pipes.passes_bound_ns(which)
-        mine = self._active[(self.level[self._active] == KERNELS) & (found[pipes.index[self._active]] > 0)]
+        which = np.unique(np.append(pipelines.index[chosen], pipelines.index[row]))
+        found = np.zeros(len(pipelines.row))
+        found[which] = pipelines.passes_bound_ns(which)
+        mine = self._active[
+            (self.level[self._active] == KERNELS) & (found[pipelines.index[self._active]] > 0)
+        ]
         assert not self.own[mine].any(), "such rows are bounded by themselves"
-        self._raise(mine, found[pipes.index[mine]], PASSES)
+        self._raise(mine, found[pipelines.index[mine]], PASSES)
         waiting = mine[undecided(self.rows, mine)]
         if len(waiting):
             self._raise(waiting, self._squeezed(waiting), PASSES)
 
     def _squeezed(self, rows: Ints) -> Floats:
         """Nanoseconds of the ends of pipelines of undecided rows, with what dropping activations costs it at least."""
-        pipes, found = self.bounds.pipes, np.zeros(len(rows))
-        which = pipes.index[rows]
-        for shape, mine in pipes.by_shape(which):
-            times = pipes.passes.alone_ns(pipes.key[which[mine]], shape)[0]
-            path = pipes.path(shape, which[mine], Stages.plain(shape, times))
+        pipelines, found = self.bounds.pipelines, np.zeros(len(rows))
+        which = pipelines.index[rows]
+        for shape, mine in pipelines.by_shape(which):
+            times = pipelines.passes.alone_ns(pipelines.key[which[mine]], shape)[0]
+            path = pipelines.path(shape, which[mine], Stages.plain(shape, times))
             extra = self.squeeze.extra_ns(rows[mine], shape)
-            ends = path.ends[:, [0, -1]].T + pipes.microbatches(which[mine]) * extra
+            ends = path.ends[:, [0, -1]].T + pipelines.microbatches(which[mine]) * extra
             found[mine] = ends.max(axis=0)
         return found
 
@@ -244,8 +248,8 @@ class Arena:
 
     def _works(self, row: int) -> None:
         """By the work of ranks where passes run together, which says little else; other rows are swept."""
-        pipes = self.bounds.pipes
-        if not pipes.shapes[int(pipes.shapes.index[row])].pairs:
+        pipelines = self.bounds.pipelines
+        if not pipelines.shapes[int(pipelines.shapes.index[row])].pairs:
             self._sweep(row)
             return
         rows = self._like(row, STEP, WORKED_AT_ONCE)

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.errors import UserError
-from simpar.search.certify.branch_and_bound import Field, Hunt
+from simpar.search.certify.branch_and_bound import BranchAndBound, Field
 from simpar.search.certify.exact import Exact
-from simpar.search.certify.frontier import STEP, Arena
+from simpar.search.certify.frontier import STEP, Frontier
 from simpar.search.problem import Problem
-from simpar.search.progress import Watch
+from simpar.search.progress import Progress
 from simpar.search.space.axes import DEFAULT_ORDER, Rows, tensor_degrees
 
 PLAIN: dict[str, tuple[Any, ...]] = {
@@ -31,13 +31,13 @@ TRIES = 3
 """Rows of a family that are simulated until one fits."""
 
 
-def seed(hunt: Hunt) -> None:
-    """Simulate the best plain plan of every family in the arena with most devices, by the bounds of whole steps."""
-    if not hunt.arenas:
+def seed(search: BranchAndBound) -> None:
+    """Simulate the best plain plan of every family in the frontier with most devices, by the bounds of whole steps."""
+    if not search.frontiers:
         return
-    arena = hunt.arenas[-1]
+    frontier = search.frontiers[-1]
     for family in FAMILIES:
-        _simulate(hunt, arena, plain(arena.rows, family))
+        _simulate(search, frontier, plain(frontier.rows, family))
 
 
 def plain(rows: Rows, family: Mapping[str, tuple[Any, ...]]) -> NDArray[np.bool_]:
@@ -50,20 +50,20 @@ def plain(rows: Rows, family: Mapping[str, tuple[Any, ...]]) -> NDArray[np.bool_
     return found
 
 
-def _simulate(hunt: Hunt, arena: Arena, mask: NDArray[np.bool_]) -> Exact | None:
+def _simulate(search: BranchAndBound, frontier: Frontier, mask: NDArray[np.bool_]) -> Exact | None:
     """The first of a few rows that fits when it is simulated."""
     for _ in range(TRIES):
-        row = arena.shortest(mask, STEP)
-        if row is None or row in arena.simulated:
+        row = frontier.shortest(mask, STEP)
+        if row is None or row in frontier.simulated:
             return None
-        found = hunt.simulate(arena, row)
-        if found is not None and hunt.counts_for(found):
+        found = search.simulate(frontier, row)
+        if found is not None and search.counts_for(found):
             return found
         mask[row] = False
     return None
 
 
-def first_plan(hunt: Hunt, problem: Problem) -> None:
+def first_plan(search: BranchAndBound, problem: Problem) -> None:
     """A plan for a search that was stopped before it had any: the best plain one, of a small space of its own.
 
     That takes a second. Its bounds say nothing about other plans. Nothing is found where no plain plan fits.
@@ -75,11 +75,11 @@ def first_plan(hunt: Hunt, problem: Problem) -> None:
         del held["schedule"], held["vpp"]
     narrow = replace(constraints, fixed={**held, **constraints.fixed})
     try:
-        small = Hunt([Field.of(replace(problem, constraints=narrow))], Watch())
+        small = BranchAndBound([Field.of(replace(problem, constraints=narrow))], Progress())
     except UserError:
         return
-    for arena in small.arenas:
-        found = _simulate(small, arena, np.ones(arena.rows.count, dtype=bool))
+    for frontier in small.frontiers:
+        found = _simulate(small, frontier, np.ones(frontier.rows.count, dtype=bool))
         if found is not None:
-            hunt.found.append(replace(found, problem=problem))
-            hunt.is_bounded = False
+            search.found.append(replace(found, problem=problem))
+            search.is_bounded = False

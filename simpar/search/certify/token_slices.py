@@ -19,7 +19,7 @@ from simpar.plan.schedules.terapipe import least_sum
 from simpar.plan.sharding import RankDims
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.resolve.token_slices import slice_view, unit_tokens
-from simpar.search.bound.pipelines import Pipes
+from simpar.search.bound.pipelines import Pipelines
 from simpar.search.certify.exact import job_of
 from simpar.search.space.axes import SLICED, Rows
 from simpar.search.space.rows import plan_of
@@ -46,13 +46,13 @@ def with_slices(rows: Rows) -> Rows:
 class Slicing:
     """Bounds of rows in slices; kernels of every slice of a unit or more are computed once a key."""
 
-    pipes: Pipes
+    pipelines: Pipelines
     _kernels: dict[int, dict[tuple[str, bool], tuple[Floats, Floats]]] = field(default_factory=dict)
 
     @property
     def rows(self) -> Rows:
         """Rows of the space."""
-        return self.pipes.jobs.rows
+        return self.pipelines.jobs.rows
 
     def kernels_bound_ns(self, which: Ints) -> tuple[Floats, Floats]:
         """Nanoseconds that pipelines take at least, however they are sliced, and kernels of their least busy rank."""
@@ -62,9 +62,14 @@ class Slicing:
         return found, least
 
     def _kernels_ns(self, pipe: int) -> tuple[float, float]:
-        shape, key = self.pipes.shapes[int(self.pipes.shape[pipe])], int(self.pipes.key[pipe])
-        kinds, tables = self.pipes.passes.kinds, self._tables(key)
-        microbatches, ahead, ends, busy = float(self.rows["microbatches"][self.pipes.row[pipe]]), 0.0, 0.0, []
+        shape, key = self.pipelines.shapes[int(self.pipelines.shape[pipe])], int(self.pipelines.key[pipe])
+        kinds, tables = self.pipelines.passes.kinds, self._tables(key)
+        microbatches, ahead, ends, busy = (
+            float(self.rows["microbatches"][self.pipelines.row[pipe]]),
+            0.0,
+            0.0,
+            [],
+        )
         for held in shape.pieces:
             each = [tables[kinds[kind].block.name, kinds[kind].recompute == "full"] for kind in held]
             forward, backward = (np.sum(tables, axis=0) for tables in zip(*each, strict=True))
@@ -79,9 +84,10 @@ class Slicing:
         From unit to unit; infinite where that is no slice.
         """
         if key not in self._kernels:
-            view = self.pipes.passes.views[key]
+            view = self.pipelines.passes.views[key]
             kinds = {
-                (kind.block.name, kind.recompute == "full"): kind.block for kind in self.pipes.passes.kinds
+                (kind.block.name, kind.recompute == "full"): kind.block
+                for kind in self.pipelines.passes.kinds
             }
             unit, length = unit_tokens(view.job), view.job.training.seq_len
             self._kernels[key] = {
@@ -98,7 +104,7 @@ class Slicing:
 
     def alike(self, row: int) -> Ints:
         """Rows that are sliced like one: those of its pipeline."""
-        return np.flatnonzero(self.pipes.index == self.pipes.index[row])
+        return np.flatnonzero(self.pipelines.index == self.pipelines.index[row])
 
     def set_slices(self, which: Ints, slices: tuple[int, ...]) -> None:
         """Give some rows their slices."""

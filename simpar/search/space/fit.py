@@ -126,8 +126,8 @@ def least_of(rows: Rows, which: Ints, places: Sequence[int | float]) -> list[tup
     microbatches = training.global_batch // (columns["dp"] * columns["micro_batch"])
     names = [FOLDED if name == BOTH_ENDS else str(name) for name in rows.domain["schedule"]]
     number = rows.code["schedule"][which].astype(np.int64)
-    pipes = (columns["pp"], columns["vpp"], microbatches)
-    shapes = set(zip(*(column.tolist() for column in pipes[:2]), strict=True))
+    pipelines = (columns["pp"], columns["vpp"], microbatches)
+    shapes = set(zip(*(column.tolist() for column in pipelines[:2]), strict=True))
     layers = {(pp, vpp): _layers(problem, pp, vpp) for pp, vpp in shapes}
     looped = np.isin(number, [at for at, name in enumerate(names) if name not in V_SHAPED])
     alone, expand = _distinct([columns[name] for name in SHAPED])
@@ -136,7 +136,7 @@ def least_of(rows: Rows, which: Ints, places: Sequence[int | float]) -> list[tup
     dims, dims_few = (dims_of(problem.graph, _some(columns, one), plan, training) for one in (alone, first))
     overhead = np.asarray(overhead_bytes(every.communicators, stack, problem.cluster))
     found = []
-    for flight in flights(problem.graph, (names, number), plan.memory.recompute, pipes, layers, places):
+    for flight in flights(problem.graph, (names, number), plan.memory.recompute, pipelines, layers, places):
         held = held_of(problem.graph, flight.where(first))
         static = held_memory(problem.graph, held, dims_few.tensor, plan, stack, few)
         resident, between = (

@@ -28,7 +28,7 @@ from simpar.search.problem import Problem
 from simpar.search.space.axes import Rows
 
 if TYPE_CHECKING:
-    from simpar.search.bound.pipelines import Pipes
+    from simpar.search.bound.pipelines import Pipelines
     from simpar.search.bound.shapes import Shape
 
 Ints = NDArray[np.int64]
@@ -120,7 +120,7 @@ class Squeeze:
     dropping more in some layers than in others.
     """
 
-    pipes: Pipes
+    pipelines: Pipelines
     _hulls: dict[tuple[int, str], tuple[NDArray[np.float64], NDArray[np.float64]]] = field(
         default_factory=dict
     )
@@ -132,14 +132,14 @@ class Squeeze:
         Zero where rows are decided, and where layers are not spread evenly or some are frozen: there the closed form
         of the peak is that of another stage.
         """
-        rows = self.pipes.jobs.rows
+        rows = self.pipelines.jobs.rows
         found = np.zeros((2, rows.count))
         even = len(rows.problem.graph.layers) % rows["stages"] == 0
         even &= not trains_unlike(rows.problem.graph)
         waiting = np.flatnonzero(undecided(rows, np.arange(rows.count)) & even)
         if len(waiting) and rows.problem.stack.launch.pipeline_balance != "cost":
             some = rows.some(waiting)
-            most, least = (self._saved(how)[self.pipes.passes.key[waiting]] for how in ("none", "full"))
+            most, least = (self._saved(how)[self.pipelines.passes.key[waiting]] for how in ("none", "full"))
             for end in (0, 1):
                 whole, little, spare = self._room(some, last=bool(end))
                 count = (whole - little) / np.maximum(most - least, 1.0)
@@ -158,19 +158,19 @@ class Squeeze:
 
     def _saved(self, how: str) -> NDArray[np.float64]:
         """Mean bytes that a layer keeps of a microbatch, float64[keys]."""
-        graph = self.pipes.jobs.problem.graph
+        graph = self.pipelines.jobs.problem.graph
         blocks = [graph.blocks[name] for name in graph.layers]
         return np.array(
             [
                 np.mean([_saved_bytes(block, view, how) for block in blocks])
-                for view in self.pipes.passes.views
+                for view in self.pipelines.passes.views
             ]
         )
 
     def extra_ns(self, rows: Ints, shape: Shape) -> NDArray[np.float64]:
         """Nanoseconds more of the first and the last rank for one microbatch, float64[2, len(rows)], of one shape."""
-        dropped, key = self.dropped_bytes[:, rows], self.pipes.passes.key[rows]
-        layers = len(self.pipes.jobs.problem.graph.layers) // shape.num_ranks
+        dropped, key = self.dropped_bytes[:, rows], self.pipelines.passes.key[rows]
+        layers = len(self.pipelines.jobs.problem.graph.layers) // shape.num_ranks
         found = np.zeros((2, len(rows)))
         if shape.rank_of_stage[-1] != shape.num_ranks - 1:  # one rank has both ends
             return found
@@ -181,7 +181,7 @@ class Squeeze:
 
     def _hull(self, key: int, shape: Shape) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Least nanoseconds over bytes dropped, vertices of the lower hull of all choices of all blocks."""
-        letter, passes = "I" if shape.splits else "B", self.pipes.passes
+        letter, passes = "I" if shape.splits else "B", self.pipelines.passes
         known = key, letter + "k" * shape.pairs
         if known not in self._hulls:
             times = (

@@ -28,7 +28,7 @@ from simpar.report.result import Result
 from simpar.search.answer.explanations import why_it_loses, why_it_wins
 from simpar.search.certify.exact import candidate, exact
 from simpar.search.problem import Problem, details_of, refuse_optimal
-from simpar.search.progress import Watch
+from simpar.search.progress import Progress
 from simpar.search.result import Counts, SearchResult
 from simpar.search.space.rows import in_order
 from simpar.search.stages.cuts import moves
@@ -117,7 +117,7 @@ class Uneven:
     """State of one search; ``open_s`` is the lowest bound of what was left aside."""
 
     problem: Problem
-    watch: Watch
+    progress: Progress
     known_s: float = np.inf
     skeletons: list[Skeleton] = field(default_factory=list)
     trials: dict[tuple[int, Counted], Trial] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class Uneven:
         if key not in self.trials:
             self.trials[key] = simulated(self.problem, skeleton, counts)
             best = self.best_s
-            self.watch.report("simulating", self.counts(), best if np.isfinite(best) else None)
+            self.progress.report("simulating", self.counts(), best if np.isfinite(best) else None)
         return self.trials[key]
 
     def start(self, skeleton: Skeleton) -> Trial | None:
@@ -184,7 +184,7 @@ class Uneven:
         fitting = sum(trial.fits for trial in self.trials.values())
         return Counts(space, fitting, len(self.skeletons) + self.bounded, self.bounded, len(self.trials))
 
-    def hunt(self) -> None:
+    def search(self) -> None:
         """Simulate the cut with the lowest bound until no other can win."""
         for skeleton in sorted(self.skeletons, key=lambda one: one.promise_s):
             if np.isfinite(self.best_s) or len(self.trials) >= MOST_SIMULATED // 2:
@@ -240,24 +240,24 @@ class Uneven:
         return list(found.values())
 
 
-def search_uneven(problem: Problem, watch: Watch) -> SearchResult:
+def search_uneven(problem: Problem, progress: Progress) -> SearchResult:
     """The best cuts. Raises Infeasible where nothing fits, UserError for what this space does not know."""
     started = time.perf_counter()
     _check(problem)
-    even = None if problem.cluster.is_mixed else _even(problem, watch)
-    state = Uneven(problem, watch, even.best.step_time_s if even else np.inf)
+    even = None if problem.cluster.is_mixed else _even(problem, progress)
+    state = Uneven(problem, progress, even.best.step_time_s if even else np.inf)
     pricing = Pricing(problem)
     state.skeletons = [one for plan in _plans(problem) if (one := pricing.skeleton(plan)) is not None]
-    with watch.stoppable():
-        state.hunt()
-        state.run_others(watch.top)
+    with progress.stoppable():
+        state.search()
+        state.run_others(progress.top)
     if state.best is None and even is None:
         raise Infeasible(
             f"no cut of {problem.graph.name} that was tried fits on {problem.cluster.profile.name}; try more nodes"
         )
-    plans = [with_cut(trial.skeleton.plan, trial.counts) for trial in state.ranked()[: watch.top]]
+    plans = [with_cut(trial.skeleton.plan, trial.counts) for trial in state.ranked()[: progress.top]]
     results = [exact(problem, plan) for plan in ([even.best.plan] if even else []) + plans]
-    results = sorted(_distinct(results), key=lambda result: result.step_time_s)[: watch.top]
+    results = sorted(_distinct(results), key=lambda result: result.step_time_s)[: progress.top]
     reasons = [
         why_it_wins(results[0], results[1:]),
         *(why_it_loses(other, results[0]) for other in results[1:]),
@@ -272,27 +272,27 @@ def search_uneven(problem: Problem, watch: Watch) -> SearchResult:
         found,
         state.counts(),
         "time",
-        gap <= 0 and not watch.interrupted,
+        gap <= 0 and not progress.interrupted,
         gap,
         time.perf_counter() - started,
         {
             **details,
             "space": "uneven",
             "lower_bound_s": min(lowest_s, found[0].step_time_s),
-            "stopped": watch.stopped,
+            "stopped": progress.stopped,
         },
     )
 
 
-def _even(problem: Problem, watch: Watch) -> SearchResult | None:
+def _even(problem: Problem, progress: Progress) -> SearchResult | None:
     """The optimum of even cuts, where one fits."""
-    brief = replace(watch, top=1, brief=True)
+    brief = replace(progress, top=1, brief=True)
     try:
         return search_uniform(problem, brief)
     except Infeasible:
         return None
     finally:
-        watch.ends_with(brief)
+        progress.ends_with(brief)
 
 
 def _distinct(results: list[Result]) -> list[Result]:

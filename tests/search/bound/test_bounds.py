@@ -8,7 +8,7 @@ import pytest
 import simpar
 from simpar.engine import sweep
 from simpar.plan.schedules import SCHEDULES
-from simpar.search.bound.batches import Chunk
+from simpar.search.bound.batches import Batch
 from simpar.search.bound.shapes import weigh
 from simpar.search.bound.steps import RowCharge
 from simpar.search.certify.exact import measure
@@ -19,15 +19,15 @@ from simpar.units import NS_PER_S
 PAIRED = ("dualpipe", "dualpipev", "naive")
 
 
-def bounds_of(arena, row):
+def bounds_of(frontier, row):
     """Seconds by kernels, passes, whole steps, the work of ranks and the sweep, without the overhead of a step."""
-    pipes, one = arena.bounds.pipes, np.array([row])
+    pipelines, one = frontier.bounds.pipelines, np.array([row])
     found = [
-        pipes.kernels_bound_ns()[0][pipes.index[row]],
-        pipes.passes_bound_ns(pipes.index[one])[0],
-        arena.bounds.of(one)[0],
-        arena.sweeps.by_work(one)[0],
-        arena.sweeps.of(one)[0],
+        pipelines.kernels_bound_ns()[0][pipelines.index[row]],
+        pipelines.passes_bound_ns(pipelines.index[one])[0],
+        frontier.bounds.of(one)[0],
+        frontier.sweeps.by_work(one)[0],
+        frontier.sweeps.of(one)[0],
     ]
     return [float(bound) / NS_PER_S for bound in found]
 
@@ -40,29 +40,29 @@ def swept_alone_s(problem, plan):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_bounds_hold_where_passes_run_together(seed, problem_of, arena_of):
+def test_bounds_hold_where_passes_run_together(seed, problem_of, frontier_of):
     """As below, in tables of pairs; the work of ranks leaves out only waiting inside of tables and queues."""
     problem = problem_of(seed, schedule="dualpipev")
-    arena = arena_of(problem, seed)
+    frontier = frontier_of(problem, seed)
     overhead = problem.stack.launch.step_overhead_s
-    for row in range(arena.rows.count):
-        plan = plan_of(arena.rows, row)
-        _, _, step, work, swept = bounds_of(arena, row)
+    for row in range(frontier.rows.count):
+        plan = plan_of(frontier.rows, row)
+        _, _, step, work, swept = bounds_of(frontier, row)
         assert max(step, work, swept) <= measure(problem, plan).step_time_s - overhead + 1e-12, plan
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_bounds_are_lower_bounds_of_the_contended_step(seed, problem_of, arena_of):
+def test_bounds_are_lower_bounds_of_the_contended_step(seed, problem_of, frontier_of):
     """Kernels <= passes <= step, and step, work, sweep and the Program without contention <= the executed step.
 
     Steps and sweeps know of links that gathers and reductions share, the Program without contention does not.
     """
     problem = problem_of(seed)
-    arena = arena_of(problem, seed)
+    frontier = frontier_of(problem, seed)
     overhead = problem.stack.launch.step_overhead_s
-    for row in range(arena.rows.count):
-        plan = plan_of(arena.rows, row)
-        kernels, passes, step, work, swept = bounds_of(arena, row)
+    for row in range(frontier.rows.count):
+        plan = plan_of(frontier.rows, row)
+        kernels, passes, step, work, swept = bounds_of(frontier, row)
         alone, exact = swept_alone_s(problem, plan), measure(problem, plan).step_time_s - overhead
         tiny = 1e-12 * exact
         assert kernels <= passes + tiny, plan
@@ -70,7 +70,7 @@ def test_bounds_are_lower_bounds_of_the_contended_step(seed, problem_of, arena_o
         assert max(step, work, swept, alone) <= exact + tiny, plan
 
 
-def test_work_is_sharp_where_passes_run_together(arena_of):
+def test_work_is_sharp_where_passes_run_together(frontier_of):
     """Communication inside passes that run alone, before and behind the pairs, is in the work of ranks."""
     problem = simpar.search.make_problem(
         "llama-3-8b",
@@ -80,19 +80,19 @@ def test_work_is_sharp_where_passes_run_together(arena_of):
             fixed={"schedule": "dualpipev", "tp": 16, "pp": (2, 4), "zero": 1, "micro_batch": 1}
         ),
     )
-    arena = arena_of(problem, 0)
-    found = np.array([bounds_of(arena, row) for row in range(arena.rows.count)])
+    frontier = frontier_of(problem, 0)
+    found = np.array([bounds_of(frontier, row) for row in range(frontier.rows.count)])
     _, _, step, work, swept = found.T
     assert (work <= swept).all()
     assert (work / swept).min() > 0.97
     assert (step / swept).min() < 0.9
-    row = int(np.flatnonzero(arena.rows.one_of("order", "tp-cp-dp-pp"))[0])
-    alone = swept_alone_s(problem, plan_of(arena.rows, row))
+    row = int(np.flatnonzero(frontier.rows.one_of("order", "tp-cp-dp-pp"))[0])
+    alone = swept_alone_s(problem, plan_of(frontier.rows, row))
     assert swept[row] == pytest.approx(alone, rel=1e-6), "blocks that meet are merged as in the Program"
 
 
 @pytest.mark.parametrize("tp", [2, 8, 16])
-def test_gathers_and_reductions_of_sharded_blocks_fill_the_middle_of_a_pass(tp, arena_of):
+def test_gathers_and_reductions_of_sharded_blocks_fill_the_middle_of_a_pass(tp, frontier_of):
     """Where replicas reduce over NICs what a pass must move outlasts its blocks, and the bound is still one."""
     problem = simpar.search.make_problem(
         "llama-3-8b",
@@ -102,35 +102,37 @@ def test_gathers_and_reductions_of_sharded_blocks_fill_the_middle_of_a_pass(tp, 
             fixed={"tp": tp, "zero": 3, "pp": (1, 2), "micro_batch": 1, "recompute": "none", "hsdp": (1, 2)}
         ),
     )
-    arena, longest = arena_of(problem, 0, 6), 1.0
-    for row in range(arena.rows.count):
-        chunk = Chunk(arena.bounds, np.array([row]))
-        ((shape, mine),) = arena.bounds.pipes.by_shape(arena.bounds.pipes.index[chunk.rows])
-        charge = RowCharge(chunk, shape, mine, swept=True)
+    frontier, longest = frontier_of(problem, 0, 6), 1.0
+    for row in range(frontier.rows.count):
+        batch = Batch(frontier.bounds, np.array([row]))
+        ((shape, mine),) = frontier.bounds.pipelines.by_shape(frontier.bounds.pipelines.index[batch.rows])
+        charge = RowCharge(batch, shape, mine, swept=True)
         blocks = weigh(charge.passes("B", boundary=True), shape.by_stage)
         longest = max(longest, float((charge.stage_times("B", boundary=True) / blocks).max()))
-        exact = measure(problem, plan_of(arena.rows, row)).step_time_s - problem.stack.launch.step_overhead_s
-        assert max(bounds_of(arena, row)) <= exact * (1 + 1e-12), plan_of(arena.rows, row)
+        exact = (
+            measure(problem, plan_of(frontier.rows, row)).step_time_s - problem.stack.launch.step_overhead_s
+        )
+        assert max(bounds_of(frontier, row)) <= exact * (1 + 1e-12), plan_of(frontier.rows, row)
     assert longest > 1.2
 
 
 @pytest.mark.parametrize("seed", [1, 4, 7, 10])
-def test_the_sweep_is_exact_without_fully_sharded_states(seed, problem_of, arena_of):
+def test_the_sweep_is_exact_without_fully_sharded_states(seed, problem_of, frontier_of):
     """With flat buckets or none, a NIC a device and no pairs, it is what the sweep engine finds, to the nanosecond."""
     problem = problem_of(
         seed, zero=(0, 1), hsdp=1, schedule=[name for name in SCHEDULES if name not in PAIRED]
     )
     problem = replace(problem, cluster=simpar.Cluster("dgx-h100", nodes=2))
-    arena = arena_of(problem, seed)
+    frontier = frontier_of(problem, seed)
     same = [
-        round(bounds_of(arena, row)[-1] * NS_PER_S)
-        == round(swept_alone_s(problem, plan_of(arena.rows, row)) * NS_PER_S)
-        for row in range(arena.rows.count)
+        round(bounds_of(frontier, row)[-1] * NS_PER_S)
+        == round(swept_alone_s(problem, plan_of(frontier.rows, row)) * NS_PER_S)
+        for row in range(frontier.rows.count)
     ]
     assert all(same)
 
 
-def test_bounds_hold_with_context_parallelism(arena_of):
+def test_bounds_hold_with_context_parallelism(frontier_of):
     """Rings of attention blocks are inside the bounds too."""
     problem = simpar.search.make_problem(
         "tiny-llama",
@@ -138,24 +140,24 @@ def test_bounds_hold_with_context_parallelism(arena_of):
         simpar.Training(seq_len=4096, global_batch=8),
         constraints=simpar.search.Constraints(fixed={"cp": (2, 4), "micro_batch": 1}),
     )
-    arena = arena_of(problem, 0)
+    frontier = frontier_of(problem, 0)
     overhead = problem.stack.launch.step_overhead_s
-    for row in range(arena.rows.count):
-        swept = bounds_of(arena, row)[-1]
-        assert swept <= measure(problem, plan_of(arena.rows, row)).step_time_s - overhead + 1e-15
+    for row in range(frontier.rows.count):
+        swept = bounds_of(frontier, row)[-1]
+        assert swept <= measure(problem, plan_of(frontier.rows, row)).step_time_s - overhead + 1e-15
 
 
-def test_a_slow_rank_only_makes_things_slower(problem_of, arena_of):
+def test_a_slow_rank_only_makes_things_slower(problem_of, frontier_of):
     """Bounds of the healthy cluster hold for a perturbed one."""
     problem = replace(problem_of(3), perturbation=simpar.Perturbation(slow_ranks={1: 1.7}, jitter_sigma=0.0))
-    arena = arena_of(problem, 5)
+    frontier = frontier_of(problem, 5)
     overhead = problem.stack.launch.step_overhead_s
-    for row in range(arena.rows.count):
-        swept = bounds_of(arena, row)[-1]
-        assert swept <= measure(problem, plan_of(arena.rows, row)).step_time_s - overhead + 1e-15
+    for row in range(frontier.rows.count):
+        swept = bounds_of(frontier, row)[-1]
+        assert swept <= measure(problem, plan_of(frontier.rows, row)).step_time_s - overhead + 1e-15
 
 
-def test_what_shares_a_nic_adds_up(arena_of):
+def test_what_shares_a_nic_adds_up(frontier_of):
     """Tensor parallelism across nodes beside gathers and reductions: the NIC's work is a bound, and the sharpest."""
     problem = simpar.search.make_problem(
         "llama-3.2-1b",
@@ -171,18 +173,18 @@ def test_what_shares_a_nic_adds_up(arena_of):
             }
         ),
     )
-    arena = arena_of(problem, 0)
+    frontier = frontier_of(problem, 0)
     overhead, sharper = problem.stack.launch.step_overhead_s, 0
-    for row in range(arena.rows.count):
-        bounds = arena.bounds
-        chunk = Chunk(bounds, np.array([row]))
-        ((shape, mine),) = bounds.pipes.by_shape(bounds.pipes.index[chunk.rows])
-        charge = RowCharge(chunk, shape, mine)
-        others = bounds.pipes.microbatches(bounds.pipes.index[chunk.rows]) - 1.0
+    for row in range(frontier.rows.count):
+        bounds = frontier.bounds
+        batch = Batch(bounds, np.array([row]))
+        ((shape, mine),) = bounds.pipelines.by_shape(bounds.pipelines.index[batch.rows])
+        charge = RowCharge(batch, shape, mine)
+        others = bounds.pipelines.microbatches(bounds.pipelines.index[batch.rows]) - 1.0
         linked = (
             max(float((one[..., 0] + others[0] * one[..., 1]).max()) for one in charge._linked()) / NS_PER_S
         )
-        exact = measure(problem, plan_of(arena.rows, row)).step_time_s - overhead
-        assert 0 < linked <= exact, plan_of(arena.rows, row)
+        exact = measure(problem, plan_of(frontier.rows, row)).step_time_s - overhead
+        assert 0 < linked <= exact, plan_of(frontier.rows, row)
         sharper += linked > float(charge._carried()[2].max()) / NS_PER_S
     assert sharper, "tensor parallelism adds to what data parallelism takes of a link"

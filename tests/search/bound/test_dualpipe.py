@@ -34,10 +34,10 @@ def test_replicas_on_their_own_have_one_copy_each(problem_of):
 
 
 @pytest.mark.parametrize("seed", [1, 2, 4])
-def test_bounds_hold(seed, problem_of, arena_of):
+def test_bounds_hold(seed, problem_of, frontier_of):
     """Kernels of the busiest rank, and the row's own Program swept, are below the executed step."""
     problem = problem_of(seed, schedule="dualpipe", recompute=("none", "full"), micro_batch=(1, 2))
-    assert_own_bounds(problem, arena_of(problem, seed, 6))
+    assert_own_bounds(problem, frontier_of(problem, seed, 6))
 
 
 @pytest.mark.parametrize("seed", [3, 8, 11])

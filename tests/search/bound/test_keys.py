@@ -1,7 +1,7 @@
 """What rows share is keyed by all that it depends on: a row is bounded alike among others and alone.
 
-Rows that differ in one axis are bounded in one arena, and each in an arena of its own, in which nothing can be shared.
-An axis that were missing in a key would give one of them what belongs to the other.
+Rows that differ in one axis are bounded in one frontier, and each in a frontier of its own, in which nothing can be
+shared. An axis that were missing in a key would give one of them what belongs to the other.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ import simpar
 from simpar.models.hf_config import read
 from simpar.search import Constraints, make_problem
 from simpar.search.bound import block_costs, data_parallel
-from simpar.search.certify.frontier import STEP, SWEPT, Arena
+from simpar.search.certify.frontier import STEP, SWEPT, Frontier
 from simpar.search.space.fit import needs
 from simpar.search.space.rows import ALL_NAMES, enumerate_space
 
@@ -82,18 +82,18 @@ def rows_of(axis, stack="megatron"):
 def bounds_of(rows):
     """Needed bytes, and bounds by kernels, whole steps and the sweep, float64[4, rows]."""
     needed = needs(rows).needed_bytes
-    arena = Arena.of(rows, needed)
-    found = [needed, arena.bound_s.copy()]
+    frontier = Frontier.of(rows, needed)
+    found = [needed, frontier.bound_s.copy()]
     for level in (STEP, SWEPT):
         for row in range(rows.count):
-            while arena.level[row] < level:
-                arena.sharpen(row)
-        found.append(arena.bound_s.copy())
+            while frontier.level[row] < level:
+                frontier.sharpen(row)
+        found.append(frontier.bound_s.copy())
     return np.array(found)
 
 
 def alone(rows):
-    """The same, every row in an arena of its own."""
+    """The same, every row in a frontier of its own."""
     return np.concatenate([bounds_of(rows.some([row])) for row in range(rows.count)], axis=1)
 
 

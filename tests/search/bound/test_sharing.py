@@ -14,7 +14,7 @@ from simpar.program.blocks.steps import block_steps
 from simpar.program.structure.synchronisation import DENSE, EXPERTS
 from simpar.search import Constraints, make_problem
 from simpar.search.bound import block_costs, data_parallel
-from simpar.search.certify.frontier import Arena
+from simpar.search.certify.frontier import Frontier
 from simpar.search.space.fit import needs
 from simpar.search.space.rows import ALL_NAMES, enumerate_space
 
@@ -85,7 +85,7 @@ SCHEMES = (
 KEYS = ("tp", "micro_batch", "sequence_parallel", "tp_overlap", "precision")
 
 
-def arena_of(axis: str) -> Arena:
+def frontier_of(axis: str) -> Frontier:
     """Rows that differ in an axis, some 40 of them."""
     fixed = {"tp": 1, "pp": 1, "micro_batch": 1, "zero": 1, "recompute": "none", "schedule": "1f1b"}
     problem = make_problem(
@@ -96,12 +96,12 @@ def arena_of(axis: str) -> Arena:
     )
     rows = enumerate_space(problem)
     rows.take(np.arange(0, rows.count, max(1, rows.count // 40)))
-    return Arena.of(rows, needs(rows).needed_bytes)
+    return Frontier.of(rows, needs(rows).needed_bytes)
 
 
-def of_scheme(arena: Arena, row: int) -> object:
+def of_scheme(frontier: Frontier, row: int) -> object:
     """All that a bound reads of the data parallelism of a row."""
-    one = arena.bounds.schemes._make(row)
+    one = frontier.bounds.schemes._make(row)
     held = {DENSE: np.array([1e8]), EXPERTS: np.array([0.0])}
     numbers = [each.tolist() for each in (*one.parameters.values(), *one.still.values(), one.rests, one.own)]
     took = {use: int(price.time_ns(1e8)) for use, price in one.wires.items()}
@@ -114,21 +114,21 @@ def of_scheme(arena: Arena, row: int) -> object:
     return repr((policies, numbers, took, late, one.embedding_ns, one.drains_s, updates, one.sync.replicas))
 
 
-def of_passes(arena: Arena, row: int) -> object:
+def of_passes(frontier: Frontier, row: int) -> object:
     """All that a bound reads of the blocks of a row."""
-    found = arena.bounds.pipes.passes
+    found = frontier.bounds.pipelines.passes
     view = found._view(row)
     steps = [block_steps(kind.block, view, recompute=kind.recompute) for kind in found.kinds]
     return repr([(each.forward, each.backward, each.input_gradient, each.weight_gradient) for each in steps])
 
 
-def shared_wrongly(arena: Arena) -> bool:
+def shared_wrongly(frontier: Frontier) -> bool:
     """Whether some row differs from the row that stands for it."""
-    schemes, keys = arena.bounds.schemes, arena.bounds.pipes.passes
-    for row in range(arena.rows.count):
+    schemes, keys = frontier.bounds.schemes, frontier.bounds.pipelines.passes
+    for row in range(frontier.rows.count):
         scheme, key = int(schemes.row[schemes.index[row]]), int(keys.row[keys.key[row]])
-        if of_scheme(arena, row) != of_scheme(arena, scheme) or of_passes(arena, row) != of_passes(
-            arena, key
+        if of_scheme(frontier, row) != of_scheme(frontier, scheme) or of_passes(frontier, row) != of_passes(
+            frontier, key
         ):
             return True
     return False
@@ -142,9 +142,9 @@ def test_every_axis_is_accounted_for():
 @pytest.mark.parametrize("axis", sorted(VALUES))
 def test_rows_share_only_what_is_the_same(axis):
     """The row that stands for others has their passes and their data parallelism."""
-    arena = arena_of(axis)
-    assert len(np.unique(arena.rows.code[axis])) > 1
-    assert not shared_wrongly(arena)
+    frontier = frontier_of(axis)
+    assert len(np.unique(frontier.rows.code[axis])) > 1
+    assert not shared_wrongly(frontier)
 
 
 @pytest.mark.parametrize("axis", SCHEMES)
@@ -152,7 +152,7 @@ def test_a_scheme_without_an_axis_is_noticed(axis, monkeypatch):
     """Rows that differ in it would share gathers and reductions."""
     kept = tuple(name for name in data_parallel.SCHEME_AXES if name != axis)
     monkeypatch.setattr(data_parallel, "SCHEME_AXES", kept)
-    assert shared_wrongly(arena_of(axis))
+    assert shared_wrongly(frontier_of(axis))
 
 
 @pytest.mark.parametrize("axis", KEYS)
@@ -160,4 +160,4 @@ def test_a_key_without_an_axis_is_noticed(axis, monkeypatch):
     """Rows that differ in it would share kernels."""
     kept = tuple(name for name in block_costs.KEY_AXES if name != axis)
     monkeypatch.setattr(block_costs, "KEY_AXES", kept)
-    assert shared_wrongly(arena_of(axis))
+    assert shared_wrongly(frontier_of(axis))

@@ -9,8 +9,8 @@ from simpar.engine import reference
 from simpar.plan.sync import apart
 from simpar.program.footprint import footprints
 from simpar.program.host_memory import host_use
-from simpar.search.certify.branch_and_bound import Hunt, fields_of
-from simpar.search.progress import Watch
+from simpar.search.certify.branch_and_bound import BranchAndBound, fields_of
+from simpar.search.progress import Progress
 from simpar.search.space.fit import needs
 from simpar.search.space.rows import enumerate_space, plan_of
 from simpar.simulation import lower_job, make_job, simulate
@@ -84,16 +84,16 @@ def brute_force(problem):
 
 def assert_certified(problem):
     """The certified best step is the best of all rows, each run by the reference engine."""
-    hunt = Hunt(fields_of(problem, [problem.cluster.nodes]), Watch())
-    hunt.run()
-    assert hunt.gap() == 0
-    assert hunt.best == pytest.approx(brute_force(problem), rel=1e-12)
-    return hunt
+    under_way = BranchAndBound(fields_of(problem, [problem.cluster.nodes]), Progress())
+    under_way.run()
+    assert under_way.gap() == 0
+    assert under_way.best == pytest.approx(brute_force(problem), rel=1e-12)
+    return under_way
 
 
 @pytest.mark.parametrize("seed", range(24))
 def test_search_finds_what_brute_force_finds(seed, problem_of):
     """On random small models, clusters, stacks and restrictions the certified best step is the best step of all."""
     problem = few_rows(problem_of, seed)
-    hunt = assert_certified(problem)
-    assert hunt.counts().simulated <= hunt.counts().space_size
+    under_way = assert_certified(problem)
+    assert under_way.counts().simulated <= under_way.counts().space_size

@@ -10,16 +10,16 @@ from simpar.errors import UserError
 from simpar.search import uniform
 from simpar.search.answer import baselines
 from simpar.search.certify import branch_and_bound
-from simpar.search.certify.branch_and_bound import Hunt, fields_of
-from simpar.search.certify.frontier import STEP, Arena
+from simpar.search.certify.branch_and_bound import BranchAndBound, fields_of
+from simpar.search.certify.frontier import STEP, Frontier
 from simpar.search.certify.seeds import FAMILIES, plain, seed
-from simpar.search.progress import TimeIsUp, Watch
+from simpar.search.progress import Progress, TimeIsUp
 from simpar.search.space.axes import Rows
 from simpar.search.uniform import search_uniform
 from simpar.simulation import simulate
 
 MOMENTS = (
-    (Rows, "join", 1), (Rows, "join", 12), (Arena, "of", 1), (Arena, "sharpen", 1), (Arena, "sharpen", 4),
+    (Rows, "join", 1), (Rows, "join", 12), (Frontier, "of", 1), (Frontier, "sharpen", 1), (Frontier, "sharpen", 4),
     (branch_and_bound, "measure", 1), (branch_and_bound, "measure", 2), (branch_and_bound, "plan_of", 2),
     (uniform, "runners_up", 1), (baselines, "refusals", 1), (baselines, "refusals", 2),
     (uniform, "naive_choices", 1), (uniform, "front", 1),
@@ -42,7 +42,7 @@ def problem(problem_of):
 @pytest.fixture(scope="module")
 def best_s(problem):
     """Its certified optimum."""
-    return search_uniform(problem, Watch(brief=True)).best.step_time_s
+    return search_uniform(problem, Progress(brief=True)).best.step_time_s
 
 
 def run_again(problem, found):
@@ -63,11 +63,11 @@ def test_ctrl_c_at_any_moment_leaves_an_answer(owner, name, call, problem, best_
         return usual(*arguments, **options)
 
     monkeypatch.setattr(owner, name, staticmethod(stopped) if name == "of" else stopped)
-    watch = Watch()
-    found = search_uniform(problem, watch)
+    progress = Progress()
+    found = search_uniform(problem, progress)
     monkeypatch.undo()
-    assert watch.interrupted
-    assert watch.is_user_stop
+    assert progress.interrupted
+    assert progress.is_user_stop
     assert next(calls) > call
     assert found.details["stopped"] == "interrupted"
     assert run_again(problem, found) == found.best.step_time_s
@@ -78,36 +78,36 @@ def test_ctrl_c_at_any_moment_leaves_an_answer(owner, name, call, problem, best_
 
 def test_a_row_that_was_being_simulatedtays_open(problem, monkeypatch):
     """Stopped inside a simulation, the row's bound still counts for the gap."""
-    under_way = Hunt(fields_of(problem, [problem.cluster.nodes]), Watch())
-    arena = under_way.arenas[0]
-    row = arena.shortest(arena.bound_s > 0, STEP)
+    under_way = BranchAndBound(fields_of(problem, [problem.cluster.nodes]), Progress())
+    frontier = under_way.frontiers[0]
+    row = frontier.shortest(frontier.bound_s > 0, STEP)
 
     def stopped(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(branch_and_bound, "measure", stopped)
     with pytest.raises(KeyboardInterrupt):
-        under_way.simulate(arena, row)
-    assert row not in arena.exact_rows
-    assert row not in arena.simulated
-    arena.forget(float("inf"))
-    assert row in arena.nearest(STEP, arena.rows.count)
+        under_way.simulate(frontier, row)
+    assert row not in frontier.exact_rows
+    assert row not in frontier.simulated
+    frontier.forget(float("inf"))
+    assert row in frontier.nearest(STEP, frontier.rows.count)
 
 
 @pytest.mark.parametrize("inside_a_thread", [False, True])
 def test_a_time_limit_ends_a_search_with_an_answer(inside_a_thread, problem):
     """Not certified, and no error; in a thread, where no alarm rings, as well."""
-    answers, watch = [], Watch(time_limit_s=1e-9)
-    work = threading.Thread(target=lambda: answers.append(search_uniform(problem, watch)))
+    answers, progress = [], Progress(time_limit_s=1e-9)
+    work = threading.Thread(target=lambda: answers.append(search_uniform(problem, progress)))
     if inside_a_thread:
         work.start()
         work.join()
     else:
-        answers.append(search_uniform(problem, watch))
+        answers.append(search_uniform(problem, progress))
     (found,) = answers
     assert found.details["stopped"] == "time limit"
-    assert watch.timed_out
-    assert not watch.is_user_stop
+    assert progress.timed_out
+    assert not progress.is_user_stop
     assert not found.certified_optimal
     assert 0 < found.gap <= 1
     assert run_again(problem, found) == found.best.step_time_s
@@ -121,11 +121,11 @@ def test_a_stop_while_python_makes_a_class_is_a_stop(stop):
         def __set_name__(self, owner, name):
             raise stop
 
-    watch = Watch()
-    with watch.stoppable():
+    progress = Progress()
+    with progress.stoppable():
         type("Made", (), {"field": Stopping()})
-    assert watch.stopped == ("time limit" if stop is TimeIsUp else "interrupted")
-    with pytest.raises(RuntimeError, match="ours"), watch.stoppable():
+    assert progress.stopped == ("time limit" if stop is TimeIsUp else "interrupted")
+    with pytest.raises(RuntimeError, match="ours"), progress.stoppable():
         raise RuntimeError("ours")
 
 
@@ -141,27 +141,27 @@ def test_a_time_limit_ends_other_spaces_alike(space):
 
 def test_a_limit_that_is_not_reached_changes_nothing(problem):
     """The same candidates, certified, and the alarm is off."""
-    found = search_uniform(problem, Watch(top=2, brief=True, time_limit_s=1e6))
-    usual = search_uniform(problem, Watch(top=2, brief=True))
+    found = search_uniform(problem, Progress(top=2, brief=True, time_limit_s=1e6))
+    usual = search_uniform(problem, Progress(top=2, brief=True))
     assert found.certified_optimal
     assert [one.to_dict() for one in found.candidates] == [one.to_dict() for one in usual.candidates]
 
 
 def test_a_limit_must_be_above_zero():
-    """Refused where the watch is made; a watch behind its limit says so."""
+    """Refused where the progress is made; a progress behind its limit says so."""
     with pytest.raises(UserError, match="time limit = 0"):
-        Watch(time_limit_s=0)
+        Progress(time_limit_s=0)
     with pytest.raises(TimeIsUp):
-        Watch(time_limit_s=1e-9).check()
+        Progress(time_limit_s=1e-9).check()
 
 
 @pytest.mark.parametrize("number", [1, 4, 9])
 def test_plain_plans_come_first_and_keep_the_constraints(number, problem_of):
     """A seed is a row of the space, of its family as far as the space has it, simulated before anything is certain."""
     problem = problem_of(number, micro_batch=2)
-    under_way = Hunt(fields_of(problem, [problem.cluster.nodes]), Watch())
+    under_way = BranchAndBound(fields_of(problem, [problem.cluster.nodes]), Progress())
     seed(under_way)
-    rows = under_way.arenas[0].rows
+    rows = under_way.frontiers[0].rows
     for family in FAMILIES:
         mask = plain(rows, family)
         assert mask.any()

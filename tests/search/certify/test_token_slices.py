@@ -65,15 +65,15 @@ def test_kernels_of_slices_are_those_of_their_views(tp):
         assert np.isinf(forward[4, 3])
 
 
-def assert_own_bounds(problem, arena):
+def assert_own_bounds(problem, frontier):
     """Rows bounded by themselves: by kernels, then by their own Program swept, never above the executed step."""
     overhead = problem.stack.launch.step_overhead_s
-    for row in range(arena.rows.count):
-        by_kernels = float(arena.bound_s[row])
-        arena.sweep(row)
-        plan = plan_of(arena.rows, row)
+    for row in range(frontier.rows.count):
+        by_kernels = float(frontier.bound_s[row])
+        frontier.sweep(row)
+        plan = plan_of(frontier.rows, row)
         exact = measure(problem, plan).step_time_s
-        assert overhead < by_kernels <= float(arena.bound_s[row]) <= exact * (1 + 1e-12), plan
+        assert overhead < by_kernels <= float(frontier.bound_s[row]) <= exact * (1 + 1e-12), plan
 
 
 def assert_memory_of_programs(problem):
@@ -86,12 +86,12 @@ def assert_memory_of_programs(problem):
 
 
 @pytest.mark.parametrize("seed", [1, 2, 4, 7])
-def test_bounds_hold(seed, problem_of, arena_of):
+def test_bounds_hold(seed, problem_of, frontier_of):
     """Kernels over all ways to slice, and the row's own Program swept, are below the executed step."""
     problem = problem_of(seed, schedule="terapipe", pp=(2, 4), cp=1, recompute=("none", "full"))
-    arena = arena_of(problem, seed, 8)
-    assert_own_bounds(problem, arena)
-    assert all(plan_of(arena.rows, row).pipeline.slices for row in range(arena.rows.count))
+    frontier = frontier_of(problem, seed, 8)
+    assert_own_bounds(problem, frontier)
+    assert all(plan_of(frontier.rows, row).pipeline.slices for row in range(frontier.rows.count))
 
 
 @pytest.mark.parametrize("seed", [3, 8])

@@ -44,15 +44,15 @@ def test_the_space_holds_what_a_hybrid_can_be():
 
 
 @pytest.mark.parametrize("config", [DENSE, EXPERTS])
-def test_bounds_are_below_the_executed_step(config, arena_of):
+def test_bounds_are_below_the_executed_step(config, frontier_of):
     """What prunes a search never exceeds what is simulated, and every row is a plan that can be."""
     given = problem(config)
-    arena = arena_of(given, 3, 12)
+    frontier = frontier_of(given, 3, 12)
     overhead = given.stack.launch.step_overhead_s
-    for row in range(arena.rows.count):
-        plan = plan_of(arena.rows, row)
+    for row in range(frontier.rows.count):
+        plan = plan_of(frontier.rows, row)
         check(plan, Target(given.graph, given.training, 8, 8))
-        bound = float(arena.bounds.of(np.array([row]))[0]) / NS_PER_S
+        bound = float(frontier.bounds.of(np.array([row]))[0]) / NS_PER_S
         exact = measure(given, plan).step_time_s - overhead
         assert 0 < bound <= exact * (1 + 1e-12), plan
 

@@ -26,17 +26,17 @@ def test_states_stay_where_the_plan_has_them(problem_of):
 
 
 @pytest.mark.parametrize("seed", [2, 5, 9])
-def test_bounds_hold_with_updates_on_the_host(seed, problem_of, arena_of):
+def test_bounds_hold_with_updates_on_the_host(seed, problem_of, frontier_of):
     """No bound is above the executed step where the host updates some."""
     problem = problem_of(seed, offload_optimizer=("none", "cpu"))
-    arena = arena_of(problem, seed)
+    frontier = frontier_of(problem, seed)
     overhead = problem.stack.launch.step_overhead_s
     seen = set()
-    for row in range(arena.rows.count):
-        plan = plan_of(arena.rows, row)
+    for row in range(frontier.rows.count):
+        plan = plan_of(frontier.rows, row)
         seen.add(plan.offload.offload_optimizer)
         exact = measure(problem, plan).step_time_s - overhead
-        assert max(bounds_of(arena, row)) <= exact * (1 + 1e-12), plan
+        assert max(bounds_of(frontier, row)) <= exact * (1 + 1e-12), plan
     assert seen == {"none", "cpu"}
 
 

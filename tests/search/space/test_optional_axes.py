@@ -96,16 +96,16 @@ def test_what_the_plan_has_stays_without_a_request(problem_of):
 
 @pytest.mark.parametrize("seed", [2, 5])
 @pytest.mark.parametrize("case", CASES)
-def test_bounds_hold(case, seed, problem_of, arena_of):
+def test_bounds_hold(case, seed, problem_of, frontier_of):
     """No bound of any row is above its executed step, whatever is asked for."""
     problem = problem_of(seed, **{"micro_batch": 2, **CASES[case]})
-    arena = arena_of(problem, seed, 6)
+    frontier = frontier_of(problem, seed, 6)
     overhead = problem.stack.launch.step_overhead_s
-    for row in range(arena.rows.count):
-        plan = plan_of(arena.rows, row)
-        assert max(bounds_of(arena, row)) <= (measure(problem, plan).step_time_s - overhead) * (1 + 1e-12), (
-            plan
-        )
+    for row in range(frontier.rows.count):
+        plan = plan_of(frontier.rows, row)
+        assert max(bounds_of(frontier, row)) <= (measure(problem, plan).step_time_s - overhead) * (
+            1 + 1e-12
+        ), plan
 
 
 @pytest.mark.parametrize("seed", [3, 8, 11])
@@ -133,7 +133,7 @@ EXPERTS = {
 
 
 @pytest.mark.parametrize("case", EXPERTS)
-def test_choices_of_experts_are_searched_as_brute_force_does(case, arena_of):
+def test_choices_of_experts_are_searched_as_brute_force_does(case, frontier_of):
     """Slices, capacity and exchange of experts: bounds hold, the best is the best of all rows."""
     held = {**NARROW, "hsdp": 1, "cp": 1, "pp": (1, 2), "zero": (0, 1), "micro_batch": 2, **EXPERTS[case]}
     problem = mixture(simpar.Plan(), **held)
@@ -141,11 +141,11 @@ def test_choices_of_experts_are_searched_as_brute_force_does(case, arena_of):
     for name in set(EXPERTS[case]) - {"ep", "tp"}:
         assert len(np.unique(rows.code[name])) > 1
     assert rows.count <= 40
-    arena = arena_of(problem, 3, 6)
+    frontier = frontier_of(problem, 3, 6)
     overhead = problem.stack.launch.step_overhead_s
-    for row in range(arena.rows.count):
-        exact = measure(problem, plan_of(arena.rows, row)).step_time_s
-        assert max(bounds_of(arena, row)) <= (exact - overhead) * (1 + 1e-12)
+    for row in range(frontier.rows.count):
+        exact = measure(problem, plan_of(frontier.rows, row)).step_time_s
+        assert max(bounds_of(frontier, row)) <= (exact - overhead) * (1 + 1e-12)
     assert_certified(problem)
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.search.progress import Watch
+from simpar.search.progress import Progress
 from simpar.search.space.rows import ALL_NAMES, ORIGIN, enumerate_space, fixed_values, in_order
 from simpar.search.uniform import search_uniform
 
@@ -74,7 +74,7 @@ def test_text_and_lists_are_the_same_values():
 
 def answer(problem):
     """What a search says, but for its seconds and the request."""
-    found = search_uniform(problem, Watch(top=3)).to_dict()
+    found = search_uniform(problem, Progress(top=3)).to_dict()
     del found["search_seconds"], found["constraints"]["fixed"]
     return found
 

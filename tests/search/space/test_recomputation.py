@@ -10,10 +10,10 @@ from simpar.engine import reference
 from simpar.errors import Infeasible, UserError
 from simpar.program.footprint import footprints
 from simpar.search import Constraints, make_problem, search
-from simpar.search.certify.branch_and_bound import Hunt, fields_of
+from simpar.search.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.search.certify.exact import measure
-from simpar.search.certify.frontier import PASSES, STEP, Arena
-from simpar.search.progress import Watch
+from simpar.search.certify.frontier import PASSES, STEP, Frontier
+from simpar.search.progress import Progress
 from simpar.search.space.fit import needs
 from simpar.search.space.recomputation import _lower_hull, decide, undecided
 from simpar.search.space.rows import enumerate_space, plan_of
@@ -55,11 +55,11 @@ def test_search_finds_what_brute_force_finds(seed, problem_of):
     """With memory that binds, the certified best step is the best of all rows, each chosen and run by itself."""
     problem = tight(problem_of(seed, **HELD))
     rows = enumerate_space(problem)
-    hunt = Hunt(fields_of(problem, [problem.cluster.nodes]), Watch())
-    hunt.run()
+    under_way = BranchAndBound(fields_of(problem, [problem.cluster.nodes]), Progress())
+    under_way.run()
     best = min(executed_s(problem, plan_of(rows, row)) for row in range(rows.count))
-    assert hunt.gap() == 0
-    assert hunt.best == pytest.approx(best, rel=1e-12)
+    assert under_way.gap() == 0
+    assert under_way.best == pytest.approx(best, rel=1e-12)
 
 
 @pytest.mark.parametrize("seed", [4, 8])
@@ -70,31 +70,31 @@ def test_bounds_of_undecided_rows_hold(seed, problem_of):
     rows.take(needs(rows).needed_bytes <= problem.memory_limit_bytes)
     rows.take(undecided(rows, np.arange(rows.count)))
     rows.take(np.arange(0, rows.count, max(1, rows.count // 6)))
-    arena = Arena.of(rows, needs(rows).needed_bytes)
+    frontier = Frontier.of(rows, needs(rows).needed_bytes)
     squeezed = 0
     for row in range(rows.count):
         plan = plan_of(rows, row)
-        arena._passes(row)
-        assert arena.level[row] == PASSES
-        squeezed += bool(arena.squeeze.dropped_bytes[:, row].any())
+        frontier._passes(row)
+        assert frontier.level[row] == PASSES
+        squeezed += bool(frontier.squeeze.dropped_bytes[:, row].any())
         try:
             exact = measure(problem, plan).step_time_s
         except Infeasible:
             continue
-        assert arena.bound_s[row] <= exact * (1 + 1e-12), plan
+        assert frontier.bound_s[row] <= exact * (1 + 1e-12), plan
     assert squeezed
 
 
 def test_a_choice_is_made_once_for_rows_that_differ_in_overlap(problem_of):
     """Made at the first look behind passes, kept by the rows alike."""
     problem = tight(problem_of(1, **{**HELD, "overlap_grad_reduce": (True, False)}))
-    arena = fields_of(problem, [problem.cluster.nodes])[0].arena
-    row = int(np.flatnonzero(undecided(arena.rows, np.arange(arena.rows.count)))[0])
-    while undecided(arena.rows, row).any() and arena.level[row] < STEP:
-        arena.sharpen(row)
-    policy = plan_of(arena.rows, row).memory.recompute
+    frontier = fields_of(problem, [problem.cluster.nodes])[0].frontier
+    row = int(np.flatnonzero(undecided(frontier.rows, np.arange(frontier.rows.count)))[0])
+    while undecided(frontier.rows, row).any() and frontier.level[row] < STEP:
+        frontier.sharpen(row)
+    policy = plan_of(frontier.rows, row).memory.recompute
     assert policy == "none" or policy.startswith("layers:")
-    assert decide(arena.rows, row) in (policy, "none")
+    assert decide(frontier.rows, row) in (policy, "none")
 
 
 def test_the_hull_is_convex_and_below():

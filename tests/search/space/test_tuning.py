@@ -10,7 +10,7 @@ from simpar.errors import Infeasible, UserError
 from simpar.models.hf_config import read
 from simpar.search import Constraints, make_problem, search
 from simpar.search.certify.exact import measure
-from simpar.search.certify.frontier import Arena
+from simpar.search.certify.frontier import Frontier
 from simpar.search.space.fit import needs
 from simpar.search.space.rows import enumerate_space, plan_of
 from simpar.simulation import lower_job, make_job
@@ -68,16 +68,16 @@ def mixture(base, stack="megatron", **fixed):
 
 
 @pytest.mark.parametrize("seed", [1, 4, 6, 9])
-def test_bounds_hold(seed, problem_of, arena_of):
+def test_bounds_hold(seed, problem_of, frontier_of):
     """No bound is above the executed step."""
     problem = adapted(problem_of, seed, **HELD)
-    arena = arena_of(problem, seed, 8)
+    frontier = frontier_of(problem, seed, 8)
     overhead = problem.stack.launch.step_overhead_s
-    for row in range(arena.rows.count):
-        plan = plan_of(arena.rows, row)
+    for row in range(frontier.rows.count):
+        plan = plan_of(frontier.rows, row)
         assert plan.tuning.lora_rank == 8
         exact = measure(problem, plan).step_time_s - overhead
-        assert max(bounds_of(arena, row)) <= exact * (1 + 1e-12), plan
+        assert max(bounds_of(frontier, row)) <= exact * (1 + 1e-12), plan
 
 
 @pytest.mark.parametrize("seed", [3, 8])
@@ -105,7 +105,7 @@ def test_memory_is_that_of_the_program(dtype, zero):
     plan, needed = plan_of(rows, 0), needs(rows).needed_bytes
     exact = simpar.simulate("llama-3-8b", problem.cluster, plan, problem.training, stack=problem.stack)
     assert 0.75 < float(needed[0]) / exact.memory.peak_reserved_bytes <= 1.0
-    assert Arena.of(rows, needed).bound_s[0] <= exact.step_time_s
+    assert Frontier.of(rows, needed).bound_s[0] <= exact.step_time_s
 
 
 def test_adapters_fit_where_the_whole_model_does_not():
@@ -121,16 +121,16 @@ def test_adapters_fit_where_the_whole_model_does_not():
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_bounds_hold_with_frozen_layers(seed, problem_of, arena_of):
+def test_bounds_hold_with_frozen_layers(seed, problem_of, frontier_of):
     """No bound is above the executed step, whatever the schedule and wherever the frozen prefix ends."""
     problem = frozen(problem_of, seed, micro_batch=2, recompute=("none", "full"), pp=(1, 2, 4))
-    arena = arena_of(problem, seed, 10)
+    frontier = frontier_of(problem, seed, 10)
     overhead = problem.stack.launch.step_overhead_s
-    for row in range(arena.rows.count):
-        plan = plan_of(arena.rows, row)
+    for row in range(frontier.rows.count):
+        plan = plan_of(frontier.rows, row)
         assert plan.tuning.frozen_layers
         exact = measure(problem, plan).step_time_s - overhead
-        assert max(bounds_of(arena, row)) <= exact * (1 + 1e-12), plan
+        assert max(bounds_of(frontier, row)) <= exact * (1 + 1e-12), plan
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 5, 6, 7])
@@ -202,15 +202,15 @@ def test_frozen_layers_let_layouts_fit_that_would_not():
     ],
     ids=str,
 )
-def test_bounds_and_memory_hold_in_mixtures(base, stack, arena_of):
+def test_bounds_and_memory_hold_in_mixtures(base, stack, frontier_of):
     """Spread experts with adapters, or frozen: bounds are below the executed step, memory is that of the Program."""
     problem = mixture(simpar.Plan(**base), stack, micro_batch=2, recompute=("none", "full"), ep=(1, 2, 4))
-    arena = arena_of(problem, 7, 10)
-    overhead, needed = problem.stack.launch.step_overhead_s, needs(arena.rows).needed_bytes
-    for row in range(arena.rows.count):
-        plan = plan_of(arena.rows, row)
+    frontier = frontier_of(problem, 7, 10)
+    overhead, needed = problem.stack.launch.step_overhead_s, needs(frontier.rows).needed_bytes
+    for row in range(frontier.rows.count):
+        plan = plan_of(frontier.rows, row)
         exact = simpar.simulate(problem.graph, problem.cluster, plan, problem.training, stack=problem.stack)
-        assert max(bounds_of(arena, row)) <= (exact.step_time_s - overhead) * (1 + 1e-12), plan
+        assert max(bounds_of(frontier, row)) <= (exact.step_time_s - overhead) * (1 + 1e-12), plan
         assert 0.95 < needed[row] / exact.memory.peak_reserved_bytes <= 1.0, plan
 
 

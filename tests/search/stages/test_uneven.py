@@ -20,7 +20,7 @@ from simpar.program.lower import Perturbation
 from simpar.report.result import Result
 from simpar.search.api import search
 from simpar.search.problem import Constraints, Problem, make_problem
-from simpar.search.progress import Watch
+from simpar.search.progress import Progress
 from simpar.search.stages import uneven
 from simpar.search.stages.cuts import cuts_within, fastest_cut, moves, slowest_s
 from simpar.search.stages.skeletons import Pricing
@@ -98,7 +98,7 @@ def test_the_search_finds_what_trying_every_cut_finds(pp: int) -> None:
 
 def test_the_search_chooses_by_simulated_time_and_bounds_it() -> None:
     """Candidates are ranked by time, the gap is honest: no skeleton is bounded above what it takes."""
-    found = search(GRAPH, mixed(), TRAINING, watch=Watch(top=3))
+    found = search(GRAPH, mixed(), TRAINING, progress=Progress(top=3))
     times = [one.step_time_s for one in found.candidates]
     assert times == sorted(times)
     assert 0 <= found.gap < 1
@@ -168,7 +168,7 @@ def brute_force(problem: Problem, rank_orders: tuple[str, ...]) -> list[Result]:
     return found
 
 
-def nothing_even(_problem: Problem, _watch: Watch) -> None:
+def nothing_even(_problem: Problem, _watch: Progress) -> None:
     """A uniform space in which nothing fits."""
     raise Infeasible("nothing fits")
 
@@ -193,7 +193,7 @@ def test_no_cut_beats_the_certified_one(seed: int, monkeypatch: pytest.MonkeyPat
     )
     every = brute_force(problem, ("tp-cp-dp-pp",))
     try:
-        found = search_uneven(problem, Watch(top=3))
+        found = search_uneven(problem, Progress(top=3))
     except Infeasible:
         assert not every
         return

@@ -29,7 +29,7 @@ from simpar.program.footprint import footprints
 from simpar.program.ir.program import Timing
 from simpar.program.lower import Lowered
 from simpar.search.problem import Problem, refuse_optimal, refuse_tuning
-from simpar.search.progress import Watch
+from simpar.search.progress import Progress
 from simpar.search.result import Counts, SearchResult
 from simpar.search.stages.alpa.answer import Found, answer
 from simpar.search.stages.alpa.build import Chain, build_graph, shardings
@@ -77,7 +77,7 @@ class AlpaSearch:
     """State of one search; ``known_s`` is the step of a plan from elsewhere."""
 
     problem: Problem
-    watch: Watch
+    progress: Progress
     known_s: float = float("inf")
     found: list[Found] = field(default_factory=list)
     simulated: int = 0
@@ -130,7 +130,7 @@ class AlpaSearch:
                 best = min([self.best_time_s, *(cut.estimate_s for _, _, cut in entries)])
                 fresh = self.cuts_of(profile, sizes, best * SLACK)
                 entries += [(profile, sizes, cut) for cut in fresh]
-                self.watch.report("cutting", self.counts(), None)
+                self.progress.report("cutting", self.counts(), None)
                 if not fresh and entries:
                     break
         entries.sort(key=lambda entry: entry[2].estimate_s)
@@ -244,7 +244,7 @@ class AlpaSearch:
             runs = [self._run(plan, count, contention=contention) for count in short]
         except UserError:
             return None  # a schedule that this number of microbatches does not allow
-        self.watch.report("simulating", self.counts(), self.best_time_s)
+        self.progress.report("simulating", self.counts(), self.best_time_s)
         if max(run.held_bytes for run in runs) > self.problem.memory_limit_bytes:
             return None
         seconds = runs[0].step_time_s
@@ -306,7 +306,7 @@ class AlpaSearch:
         for plan, how in self._variants(start.plan):
             best = self._better(best, plan, how)
         improved = True
-        while improved and not self.watch.interrupted:
+        while improved and not self.progress.interrupted:
             improved = False
             for plan in self._neighbours(best):
                 found = self._better(best, plan, "moved a boundary")
@@ -403,15 +403,17 @@ def _moved(
     return tuple(changed)
 
 
-def _uniform(problem: Problem, watch: Watch) -> SearchResult | None:
+def _uniform(problem: Problem, progress: Progress) -> SearchResult | None:
     try:
-        return search_uniform(problem, watch)
+        return search_uniform(problem, progress)
     except Infeasible:
         return None
 
 
 def search_alpa(
-    problem: Problem, watch: Watch, uniform: Callable[[Problem, Watch], SearchResult | None] = _uniform
+    problem: Problem,
+    progress: Progress,
+    uniform: Callable[[Problem, Progress], SearchResult | None] = _uniform,
 ) -> SearchResult:
     """The best plans of the Alpa space and of the uniform one, ranked by simulated steps.
 
@@ -420,14 +422,16 @@ def search_alpa(
     """
     _check(problem)
     started = time.perf_counter()
-    brief = replace(watch, brief=True)
+    brief = replace(progress, brief=True)
     start = uniform(problem, brief)
-    watch.ends_with(brief)
+    progress.ends_with(brief)
     uniform_plans = start.candidates if start else ()
-    search = AlpaSearch(problem, watch, min((one.step_time_s for one in uniform_plans), default=float("inf")))
+    search = AlpaSearch(
+        problem, progress, min((one.step_time_s for one in uniform_plans), default=float("inf"))
+    )
     promised: list[Found] = []
-    with watch.stoppable():
-        for profile, sizes, cut in [] if watch.interrupted else search.cuts():
+    with progress.stoppable():
+        for profile, sizes, cut in [] if progress.interrupted else search.cuts():
             search.note(search.simulate_cut(profile, sizes, cut))
         for found in search.staged()[:1]:
             search.polish(found)
@@ -435,16 +439,16 @@ def search_alpa(
             search.simulate(found.plan, found.how, contention=True) for found in search.staged()[:CONTENDED]
         ]
         promised = [found for found in with_contention if found is not None]
-    candidates, details = answer(problem, uniform_plans, promised, watch.top)
+    candidates, details = answer(problem, uniform_plans, promised, progress.top)
     if not candidates:
         raise Infeasible("nothing fits, neither as one layout for all stages nor with stages of their own")
     best_s = candidates[0].step_time_s
     others_s = start.best.step_time_s * (1 - start.gap) if start else float("inf")
     lowest_s = min(search.lower_bound_s(), others_s, best_s)
     details["uniform_certified"] = bool(start and start.certified_optimal)
-    details |= {"lower_bound_s": lowest_s, "stopped": watch.stopped}
+    details |= {"lower_bound_s": lowest_s, "stopped": progress.stopped}
     gap, seconds = 1 - lowest_s / best_s, time.perf_counter() - started
-    certified = gap <= 0 and not watch.interrupted
+    certified = gap <= 0 and not progress.interrupted
     return SearchResult(candidates, search.counts(), problem.objective, certified, gap, seconds, details)
 
 

@@ -13,7 +13,7 @@ from simpar.models.hf_config import read
 from simpar.plan.uniform_stages import as_stages
 from simpar.search.certify.exact import exact, job_of
 from simpar.search.problem import make_problem
-from simpar.search.progress import Watch
+from simpar.search.progress import Progress
 from simpar.search.stages.alpa.least import _devices
 from simpar.search.stages.alpa.optimize import AlpaSearch
 
@@ -28,7 +28,7 @@ def test_every_plan_with_stages_takes_longer(hardware: str, stack: str) -> None:
     """Megatron's layouts written as stages are plans of the space; none is below the bound, the best is near it."""
     cluster, training = simpar.Cluster(hardware), simpar.Training(seq_len=1024, global_batch=32)
     problem = make_problem(read(CONFIG, "small"), cluster, training, stack=stack)
-    lowest_s, steps = AlpaSearch(problem, Watch()).lower_bound_s(), []
+    lowest_s, steps = AlpaSearch(problem, Progress()).lower_bound_s(), []
     for tp, pp, micro_batch, recompute in product((1, 2), (1, 2, 4), (1, 4), ("none", "full")):
         layout = {"tp": tp, "pp": pp, "micro_batch": micro_batch, "zero": 1, "recompute": recompute}
         try:

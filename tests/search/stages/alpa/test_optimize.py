@@ -8,7 +8,7 @@ import simpar
 from simpar.errors import Infeasible, UserError
 from simpar.models.hf_config import read
 from simpar.search.problem import Constraints, make_problem
-from simpar.search.progress import Watch
+from simpar.search.progress import Progress
 from simpar.search.result import Counts, SearchResult
 from simpar.search.stages.alpa.optimize import AlpaSearch, search_alpa
 from simpar.simulation import simulate
@@ -33,7 +33,7 @@ def nothing(_problem, _watch):
 @pytest.fixture(scope="module")
 def found():
     """One search of the Alpa space alone."""
-    return search_alpa(problem_of(), Watch(top=3), uniform=nothing)
+    return search_alpa(problem_of(), Progress(top=3), uniform=nothing)
 
 
 def test_the_plan_simulates_to_what_was_promised(found, tmp_path):
@@ -48,13 +48,13 @@ def test_the_plan_simulates_to_what_was_promised(found, tmp_path):
 
 def test_the_answer_is_the_same_every_time(found):
     """Two searches write the same candidates."""
-    again = search_alpa(problem_of(), Watch(top=3), uniform=nothing)
+    again = search_alpa(problem_of(), Progress(top=3), uniform=nothing)
     assert [c.to_dict() for c in again.candidates] == [c.to_dict() for c in found.candidates]
 
 
 def test_estimates_are_close_to_simulated_steps():
     """The table that cuts are made from is within a few percent of the simulation, in time and in memory."""
-    search = AlpaSearch(problem_of(), Watch())
+    search = AlpaSearch(problem_of(), Progress())
     checked = 0
     for size in (4, 8):
         profile, sizes = search.profile(size)
@@ -80,7 +80,7 @@ def test_a_better_uniform_plan_wins(found):
         )
         return SearchResult((made,), Counts(), "time", True, 0.0, 0.0)
 
-    answer = search_alpa(problem_of(), Watch(), uniform=faster)
+    answer = search_alpa(problem_of(), Progress(), uniform=faster)
     assert answer.best.plan.pipeline.stages is None
     assert "uniform" in answer.best.why[0]
     assert answer.details["uniform_best_s"] == 1e-6
@@ -90,7 +90,7 @@ def test_a_large_vocabulary_gets_stages_of_its_own_length():
     """With a head as heavy as several layers, the last stage holds fewer layers than the others."""
     heavy = {**SMALL, "vocab_size": 256000, "num_hidden_layers": 14}
     problem = problem_of(heavy, constraints=Constraints(fixed={"pp": 4, "micro_batch": 2}))
-    answer = search_alpa(problem, Watch(), uniform=nothing)
+    answer = search_alpa(problem, Progress(), uniform=nothing)
     stages = answer.best.plan.pipeline.stages
     per_device = [stage.layers / stage.num_devices for stage in stages]
     assert len(stages) == 4
@@ -114,7 +114,7 @@ PAIR = {
 def test_unlike_towers_get_stages_of_their_own_length(config):
     """Cuts where the towers are unlike beat the best uniform plan of as many stages, whose stages have equal layers."""
     fixed = Constraints(fixed={"pp": 4}, schedules=("1f1b",))
-    answer = search_alpa(problem_of(config, constraints=fixed), Watch(top=1, brief=True))
+    answer = search_alpa(problem_of(config, constraints=fixed), Progress(top=1, brief=True))
     stages = answer.best.plan.pipeline.stages
     assert stages is not None
     assert len({stage.layers for stage in stages}) > 1
@@ -124,12 +124,12 @@ def test_unlike_towers_get_stages_of_their_own_length(config):
 def test_axes_that_stages_decide_cannot_be_fixed():
     """Tensor parallelism is a choice of every operator here."""
     with pytest.raises(UserError, match="stages decide"):
-        search_alpa(problem_of(constraints=Constraints(fixed={"tp": 2})), Watch(), uniform=nothing)
+        search_alpa(problem_of(constraints=Constraints(fixed={"tp": 2})), Progress(), uniform=nothing)
     with pytest.raises(UserError, match="portable"):
-        search_alpa(problem_of(constraints=Constraints(portable="megatron")), Watch(), uniform=nothing)
+        search_alpa(problem_of(constraints=Constraints(portable="megatron")), Progress(), uniform=nothing)
 
 
 def test_too_little_memory_is_infeasible():
     """A headroom that leaves nothing finds nothing."""
     with pytest.raises(Infeasible):
-        search_alpa(problem_of(constraints=Constraints(headroom=0.99)), Watch(), uniform=nothing)
+        search_alpa(problem_of(constraints=Constraints(headroom=0.99)), Progress(), uniform=nothing)
