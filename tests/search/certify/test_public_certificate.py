@@ -9,7 +9,7 @@ import pytest
 import simpar
 from simpar.search.problem import Constraints
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FEW_PLANS = 32
 
 
