@@ -62,7 +62,7 @@ def test_search_finds_what_brute_force_finds(seed, problem_of):
     assert under_way.best == pytest.approx(best, rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", [4, 8])
+@pytest.mark.parametrize("seed", [7, 8])
 def test_bounds_of_undecided_rows_hold(seed, problem_of):
     """What dropping activations costs at least is no more than what the choice costs."""
     problem = tight(problem_of(seed, **HELD, cp=1))
