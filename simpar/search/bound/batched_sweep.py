@@ -38,6 +38,7 @@ class Sweeps:
     _tables: dict[tuple[TableKey, Blocked], Table] = field(default_factory=dict)
     _schedules: dict[TableKey, Schedule] = field(default_factory=dict)
     _costs: dict[int, Costs] = field(default_factory=dict)
+    _blocks: dict[tuple[int, int, str, tuple[float, ...], int, bool], Costs] = field(default_factory=dict)
 
     @cached_property
     def together(self) -> OverlappedPasses:
@@ -53,12 +54,27 @@ class Sweeps:
         return name, ranks, microbatches, chunks, costs
 
     def _costs_of(self, row: int) -> Costs:
-        """Durations of F, I and W that the greedy table of a row is made for, as the simulator takes them."""
+        """Durations of F, I and W that the greedy table of a row is made for, as the simulator takes them.
+
+        Means over all blocks, they are the same however these are spread over stages.
+        """
         pipelines = self.bounds.pipelines
         pipe = int(pipelines.index[row])
         if pipe not in self._costs:
-            self._costs[pipe] = pipelines.jobs.job(row).plan.pipeline.pass_costs or EVEN_COSTS
+            self._costs[pipe] = self._costs_of_blocks(row, pipe)
         return self._costs[pipe]
+
+    def _costs_of_blocks(self, row: int, pipe: int) -> Costs:
+        pipelines = self.bounds.pipelines
+        rows, shape = pipelines.jobs.rows, pipelines.shapes[int(pipelines.shape[pipe])]
+        recompute = str(rows.domain["recompute"][rows.code["recompute"][row]])
+        blocks = tuple(shape.by_stage.sum(axis=0).tolist())
+        segments = int(rows["stages"][row]) if recompute.startswith("every:") else 0  # that end with stages
+        alone = bool(rows["pp"][row] == 1)  # no durations are looked at there
+        known = int(pipelines.key[pipe]), int(rows.code["order"][row]), recompute, blocks, segments, alone
+        if known not in self._blocks:
+            self._blocks[known] = pipelines.jobs.job(row).plan.pipeline.pass_costs or EVEN_COSTS
+        return self._blocks[known]
 
     def _by_table(self, rows: Ints) -> Iterator[tuple[TableKey, Ints]]:
         """Rows in groups of one table: the key, and positions in ``rows``."""
