@@ -201,7 +201,10 @@ def _quickest(frontier: Frontier, mask: Mask, limit_bytes: float) -> tuple[int, 
     """The quickest of the first FRONT_TRIES rows by their bounds that, simulated, hold no more than a limit."""
     tried: list[tuple[int, Exact]] = []
     for row in islice(_quickest_of(frontier, mask), MOST_MISFITS):
-        found = frontier.simulated.get(row) or frontier.simulate(row).alone
+        try:
+            found = frontier.simulated.get(row) or frontier.simulate(row).alone
+        except UserError:  # a row of the space is lawful: its Program has more ops than are built, so it is no point
+            continue
         if not found.fits or found.needed_bytes > limit_bytes:
             continue
         tried.append((row, found))
