@@ -6,38 +6,29 @@ file that says which hops it takes in sequence (latency) and how many bytes it p
 """
 
 from simpar.cost.collectives.choice import (
-    CollectiveCost,
-    Offer,
-    algorithms,
     collective,
     collective_time_s,
     fastest,
     link_loads,
+    occupied_s_per_byte,
     offers,
     shape_numbers,
-    sm_count,
 )
-from simpar.cost.collectives.measured import MEASURES, calibrated
-from simpar.cost.collectives.occupancy import occupied_s_per_byte
-from simpar.cost.collectives.placement import Shape, regular, shape_of
-from simpar.cost.collectives.traffic import Edges
+from simpar.cost.collectives.lines import Line
+from simpar.cost.collectives.measured import calibrated
+from simpar.cost.collectives.placement import regular
+from simpar.cost.collectives.traffic import is_port
 
 __all__ = [
-    "MEASURES",
-    "CollectiveCost",
-    "Edges",
-    "Offer",
-    "Shape",
-    "algorithms",
+    "Line",
     "calibrated",
     "collective",
     "collective_time_s",
     "fastest",
+    "is_port",
     "link_loads",
     "occupied_s_per_byte",
     "offers",
     "regular",
     "shape_numbers",
-    "shape_of",
-    "sm_count",
 ]

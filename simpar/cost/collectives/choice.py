@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simpar.cost.collectives import host
-from simpar.cost.collectives.lines import (
-    Line,
-    candidates,
-    considered,
-    efficiency,
-    envelope_s,
-    lines,
-    protocol_share,
-    serving,
-)
+from simpar.cost.collectives.algorithm import rounds
+from simpar.cost.collectives.lines import Line, candidates, considered, envelope_s, lines
 from simpar.cost.collectives.parameters import parameters
 from simpar.cost.collectives.placement import Placement, Shape, place, regular, representative
 from simpar.cost.collectives.table import ALGORITHMS, OPS
-from simpar.cost.collectives.traffic import Edges, concatenate, occupancy
+from simpar.cost.collectives.traffic import Edges, concatenate, is_port, occupancy
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.levels import Home
@@ -48,10 +40,8 @@ class CollectiveCost:
     def solo_time_s(self, size_bytes: float, cluster: Cluster) -> float:
         """Seconds of the slowest group, every group with all links to itself."""
         slopes = self.edges.coefficient / cluster.link_capacity_bytes_per_s[self.edges.link_id]
-        slope = float(slopes.max(initial=0.0))
-        if self.rate_cap_bytes_per_s:
-            slope = max(slope, 1 / self.rate_cap_bytes_per_s)
-        return self.latency_s + size_bytes * slope
+        capped = 1 / self.rate_cap_bytes_per_s if self.rate_cap_bytes_per_s else 0.0
+        return self.latency_s + size_bytes * max(float(slopes.max(initial=0.0)), capped)
 
 
 def collective(
@@ -65,81 +55,58 @@ def collective(
     The first member is the root. Raises UserError: unknown op, wrong group, an algorithm that cannot do it.
     """
     choose(op, OPS, "collective")
-    placed = place(groups, cluster)
-    if placed.members == 1:
-        return CollectiveCost("none", "none", 0.0, concatenate([]))
-    parts = [
-        _one_shape(op, part, (index, home), size_bytes, algorithm)
-        for home in cluster.homes(placed.ranks)
-        for part, index in _by_shape(place(home.ranks, home.cluster))
-    ]
-    return parts[0] if len(parts) == 1 else _together(parts)
-
-
-def _together(parts: Sequence[CollectiveCost]) -> CollectiveCost:
-    caps = [part.rate_cap_bytes_per_s for part in parts if part.rate_cap_bytes_per_s]
+    taken, edges = list[Line](), list[Edges]()
+    for part, home in _by_shape(groups, cluster):
+        line = fastest(_lines(op, part, algorithm), size_bytes)
+        loads = ALGORITHMS[line.algorithm].loads(op, part)
+        over = loads.over(line.share(is_port(loads.link_id, part.cluster)))
+        edges.append(_moved(occupancy(over, part.cluster.num_links), home))
+        taken.append(line)
     return CollectiveCost(
-        algorithm="+".join(sorted({part.algorithm for part in parts})),
-        protocol="+".join(sorted({part.protocol for part in parts})),
-        latency_s=max(part.latency_s for part in parts),
-        edges=concatenate([part.edges for part in parts]),
-        rate_cap_bytes_per_s=min(caps) if caps else None,
+        algorithm="+".join(sorted({line.algorithm for line in taken})) or "none",
+        protocol="+".join(sorted({line.protocol for line in taken})) or "none",
+        latency_s=max((line.latency_s for line in taken), default=0.0),
+        edges=concatenate(edges),
+        rate_cap_bytes_per_s=min(
+            (line.rate_cap_bytes_per_s for line in taken if line.rate_cap_bytes_per_s), default=None
+        ),
     )
 
 
-def _by_shape(placed: Placement) -> list[tuple[Placement, Ints]]:
-    """Groups of equal shape together, with their indices."""
-    kind = placed.shape_number
-    if not kind.any():
-        return [(placed, np.arange(len(kind)))]
-    indices = [np.flatnonzero(kind == k) for k in range(int(kind.max()) + 1)]
-    return [(placed.take(index), index) for index in indices]
+def _by_shape(groups: Ints, cluster: Cluster) -> Iterator[tuple[Placement, Home]]:
+    """Groups of equal shape together, and where they are at home; none where a group is one rank."""
+    for home in cluster.homes(groups) if groups.shape[-1] > 1 else ():
+        placed = place(home.ranks, home.cluster)
+        number = placed.shape_number
+        for each in range(int(number.max()) + 1):
+            mine = np.flatnonzero(number == each)
+            part = placed.take(mine) if len(mine) < len(number) else placed
+            yield part, Home(home.index[mine], part.ranks, home.cluster, home.links)
 
 
-def _one_shape(
-    op: str, placed: Placement, where: tuple[Ints, Home], size_bytes: float, algorithm: str
-) -> CollectiveCost:
-    index, home = where
-    offer = fastest(_offers(op, placed, algorithm), size_bytes)
-    line, loads = offer.line, ALGORITHMS[offer.line.algorithm].loads(op, placed)
-    pieces = [loads.ports.over(offer.port_share), loads.network.over(offer.nic_share)]
-    edges = occupancy(pieces, placed.cluster.num_links)
-    edges = moved(Edges(index[edges.group_index], edges.link_id, edges.coefficient), home)
-    return CollectiveCost(line.algorithm, line.protocol, line.latency_s, edges, line.rate_cap_bytes_per_s)
+def _moved(edges: Edges, home: Home) -> Edges:
+    """Edges of the groups of a home, numbered as they were asked for."""
+    links = edges.link_id if home.links is None else home.links[edges.link_id]
+    return Edges(home.index[edges.group_index], links, edges.coefficient)
 
 
-@dataclass(frozen=True)
-class Offer:
-    """One algorithm and protocol on a group: its line, and the shares of raw ports and NICs that it reaches."""
-
-    line: Line
-    port_share: float
-    nic_share: float
+def _lines(op: str, placed: Placement, algorithm: str) -> list[Line]:
+    values = parameters(placed.cluster)
+    return [line for each in candidates(op, placed, algorithm) for line in lines(each, values)]
 
 
-def offers(op: str, group: Ints, cluster: Cluster) -> list[Offer]:
+def offers(op: str, group: Ints, cluster: Cluster) -> list[Line]:
     """What the library considers for an op on one group int64[N], whatever the size."""
     if op in host.LINKS:
-        return [Offer(host.line(op, int(group[0]), cluster), 1.0, 1.0)]
+        return [host.line(op, int(group[0]), cluster)]
     choose(op, OPS, "collective")
     home = cluster.homes(group[None, :])[0]
-    return _offers(op, place(home.ranks, home.cluster), "auto")
+    return _lines(op, place(home.ranks, home.cluster), "auto")
 
 
-def fastest(found: Sequence[Offer], size_bytes: float) -> Offer:
-    """The offer that the library takes at a size."""
-    return min(found, key=lambda offer: offer.line.time_s(size_bytes))
-
-
-def _offers(op: str, placed: Placement, algorithm: str) -> list[Offer]:
-    values = parameters(placed.cluster)
-    found = []
-    for candidate in candidates(op, placed, algorithm):
-        reached = efficiency(candidate, values)
-        for line in lines(candidate, values):
-            share = protocol_share(line.protocol, values)
-            found.append(Offer(line, reached.port * share, reached.nic * share))
-    return found
+def fastest(found: Sequence[Line], size_bytes: float) -> Line:
+    """The line that the library takes at a size."""
+    return min(found, key=lambda line: line.time_s(size_bytes))
 
 
 def link_loads(op: str, groups: Ints, cluster: Cluster) -> dict[str, Edges]:
@@ -152,20 +119,11 @@ def link_loads(op: str, groups: Ints, cluster: Cluster) -> dict[str, Edges]:
         return {host.NAME: host.loads(op, groups[:, 0], cluster)}
     choose(op, OPS, "collective")
     found: dict[str, list[Edges]] = {}
-    for home in cluster.homes(groups) if groups.shape[1] > 1 else ():
-        for part, index in _by_shape(place(home.ranks, home.cluster)):
-            for module in considered(op, part):
-                loads = module.loads(op, part)
-                edges = occupancy([loads.ports, loads.network], home.cluster.num_links)
-                mine = Edges(index[edges.group_index], edges.link_id, edges.coefficient)
-                found.setdefault(module.NAME, []).append(moved(mine, home))
+    for part, home in _by_shape(groups, cluster):
+        for algorithm in considered(op, part):
+            edges = occupancy(algorithm.loads(op, part), part.cluster.num_links)
+            found.setdefault(algorithm.NAME, []).append(_moved(edges, home))
     return {name: concatenate(parts) for name, parts in found.items()}
-
-
-def moved(edges: Edges, home: Home) -> Edges:
-    """Edges of the groups of a home, numbered as they were asked for."""
-    links = edges.link_id if home.links is None else home.links[edges.link_id]
-    return Edges(home.index[edges.group_index], links, edges.coefficient)
 
 
 def shape_numbers(groups: Ints, cluster: Cluster) -> Ints:
@@ -188,32 +146,20 @@ def collective_time_s(
 ) -> NDArray[np.float64]:
     """Seconds of a collective alone on an undamaged cluster, for an array of sizes.
 
-    ``shape`` is a Shape (see :func:`shape_of`) or (number of domains, members in each). Raises UserError.
+    ``shape`` is a Shape or (number of domains, members in each). Raises UserError.
     """
     choose(op, OPS, "collective")
     shape = shape if isinstance(shape, Shape) else regular(*shape)
     sizes = np.asarray(size_bytes, dtype=np.float64)
     if shape.members == 1:
         return np.zeros_like(sizes)
-    values = parameters(cluster)
-    found = candidates(op, representative(shape, cluster), algorithm)
-    return envelope_s([line for candidate in found for line in lines(candidate, values)], sizes)
+    return envelope_s(_lines(op, representative(shape, cluster), algorithm), sizes)
 
 
-def sm_count(algorithm: str, op: str, cluster: Cluster) -> int:
-    """Multiprocessors that compute loses while a collective runs (0 on devices without them).
+def occupied_s_per_byte(op: str, cluster: Cluster) -> float:
+    """Seconds a byte of the whole tensor for which an operation slows the kernels beside it.
 
-    ``algorithm`` is that of a CollectiveCost. Source: NCCL runs one thread block a channel, 16 to 32 of them
-    for rings and trees; reduction in switches needs fewer, a message as many as its channels.
+    Its copies hold multiprocessors and memory bandwidth by the byte, so a collective that waits for a NIC disturbs
+    the kernels beside it less than one at the scale-up rate: its share is the time that its bytes take at that rate.
     """
-    if cluster.device.kind != "gpu" or algorithm == "none":
-        return 0
-    names = [choose(name, ALGORITHMS, "collective algorithm") for name in algorithm.split("+")]
-    return min(max(ALGORITHMS[name].NUM_SMS.get(op, 0) for name in names), cluster.device.num_sms // 4)
-
-
-def algorithms(op: str, group: Ints, cluster: Cluster) -> list[str]:
-    """Names of the algorithms that can serve one group int64[N]. Raises UserError."""
-    choose(op, OPS, "collective")
-    home = cluster.homes(np.asarray(group, dtype=np.int64)[None, :])[0]
-    return serving(op, place(home.ranks, home.cluster))
+    return rounds(op) / cluster.profile.scale_up.bandwidth

@@ -10,69 +10,60 @@ from __future__ import annotations
 
 import numpy as np
 
+from simpar.cost.collectives.algorithm import Algorithm
 from simpar.cost.collectives.placement import Ints, Placement, Shape, count_equal
-from simpar.cost.collectives.traffic import Edges, Floats, Loads, by_kind, concatenate, member_edges
-
-NAME = "direct"
-OPS = ("send", "permute", "all_to_all")
-NUM_SMS = {"send": 4, "permute": 4, "all_to_all": 24}
-PROTOCOLS = ("ll", "simple")
-RATES = {
-    "send": ("send_efficiency", "nic_efficiency"),
-    "permute": ("send_efficiency", "nic_efficiency"),
-    "all_to_all": ("exchange_efficiency", "exchange_nic_efficiency"),
-}
+from simpar.cost.collectives.traffic import Edges, Floats, concatenate, member_edges, messages
 
 
-def refuses(op: str, placement: Placement) -> str | None:
-    """Why a group cannot use the algorithm, or None."""
-    if op not in OPS:
-        return f"{op} is no set of direct messages"
-    if op == "send" and placement.members != 2:
-        return f"a send has a source and a destination, this group has {placement.members} members"
-    return None
+class Direct(Algorithm):
+    """Messages from every sender straight to its receivers."""
+
+    NAME = "direct"
+    OPS = ("send", "permute", "all_to_all")
+    PROTOCOLS = ("ll", "simple")
+
+    def needs(self, op: str, placement: Placement) -> str | None:
+        """What a group lacks, or None."""
+        if op == "send" and placement.members != 2:
+            return f"a send has a source and a destination, this group has {placement.members} members"
+        return None
+
+    def rates(self, op: str) -> tuple[str, str]:
+        """The parameters that hold its shares of ports and of NICs in an operation."""
+        exchange = ("exchange_efficiency", "exchange_nic_efficiency")
+        return exchange if op == "all_to_all" else ("send_efficiency", "nic_efficiency")
+
+    def hops(self, op: str, shape: Shape) -> dict[str, float]:
+        """One message; every peer of an all-to-all costs its connection."""
+        hop = {"port_hop_us" if shape.num_domains == 1 else "tree_hop_us": 1.0}
+        if op != "all_to_all":
+            return {**hop, "send_us": 1.0}
+        far = shape.members - shape.per_domain
+        return {**hop, "near_peer_us": shape.per_domain - 1.0, "peer_us": float(far)}
+
+    def loads(self, op: str, placement: Placement) -> Edges:
+        """The routes of the messages, or what each member exchanges with all others."""
+        if op == "all_to_all":
+            return _exchange(placement)
+        sources = placement.ranks[:, :1] if op == "send" else placement.ranks
+        targets = np.roll(placement.ranks, -1, axis=1)[:, : sources.shape[1]]
+        return messages(placement.cluster, sources, targets, 1.0)
 
 
-def automatic(op: str, shape: Shape) -> bool:
-    """Whether the library considers it by itself: always."""
-    return op in OPS and shape.members > 1
-
-
-def hops(op: str, shape: Shape) -> dict[str, float]:
-    """One message; every peer of an all-to-all costs its connection."""
-    near = shape.num_domains == 1
-    hop = {"port_hop_us": 1.0} if near else {"tree_hop_us": 1.0}
-    if op != "all_to_all":
-        return {**hop, "send_us": 1.0}
-    far = shape.members - shape.per_domain
-    return {**hop, "near_peer_us": shape.per_domain - 1.0, "peer_us": float(far)}
-
-
-def loads(op: str, placement: Placement) -> Loads:
-    """The routes of the messages, or what each member exchanges with all others."""
-    if op == "all_to_all":
-        return _exchange(placement)
-    ranks = placement.ranks
-    sources = ranks[:, :1] if op == "send" else ranks
-    targets = np.roll(ranks, -1, axis=1)[:, : sources.shape[1]]
-    message, link = placement.cluster.route(sources.ravel(), targets.ravel())
-    return by_kind(Edges(message // sources.shape[1], link, np.ones(len(link))), placement.cluster)
-
-
-def _exchange(placement: Placement) -> Loads:
+def _exchange(placement: Placement) -> Edges:
     """Loads of an all-to-all: S/N to every other member, counted by domain, rail and pod (not by pair)."""
     cluster, ranks, members = placement.cluster, placement.ranks, placement.members
     far = (members - placement.beside) / members
     near = (placement.beside - 1) / members * _mean_hops(placement)
     forwarded = _forwarded(placement) if cluster.hands_over else np.zeros(ranks.shape)
-    ports = [member_edges(link(ranks), near + forwarded) for link in (cluster.port_tx, cluster.port_rx)]
-    network = [member_edges(link(ranks), far) for link in (cluster.nic_tx, cluster.nic_rx)]
+    pieces = [member_edges(link(ranks), near + forwarded) for link in (cluster.port_tx, cluster.port_rx)]
+    pieces += [member_edges(link(ranks), far) for link in (cluster.nic_tx, cluster.nic_rx)]
     for level in cluster.levels:
         # handed over to the receiver's rail, a message stays under its leaf
         where = level.place if cluster.hands_over else level.switch
         beyond = _far_unequal(placement, where(ranks)) / members
-        network += [member_edges(cluster.link_of(link, ranks), beyond) for link in (level.up, level.down)]
-    return Loads(concatenate(ports), concatenate(network))
+        pieces += [member_edges(cluster.link_of(link, ranks), beyond) for link in (level.up, level.down)]
+    return concatenate(pieces)
 
 
 def _mean_hops(placement: Placement) -> float:

@@ -8,37 +8,35 @@ from __future__ import annotations
 
 import math
 
+from simpar.cost.collectives.algorithm import Algorithm
 from simpar.cost.collectives.placement import Placement, Shape
-from simpar.cost.collectives.traffic import Loads, spread
+from simpar.cost.collectives.traffic import Edges, spread
 from simpar.cost.collectives.tree import as_ring
 
-NAME = "nvls"
-OPS = ("all_reduce",)
-NUM_SMS = dict.fromkeys(OPS, 16)
-PROTOCOLS = ("simple",)
-RATES = dict.fromkeys(OPS, ("nvls_efficiency", "nic_efficiency"))
 
+class Nvls(Algorithm):
+    """Reduction in the scale-up switch."""
 
-def refuses(op: str, placement: Placement) -> str | None:
-    """Why a group cannot use the algorithm, or None."""
-    if op not in OPS:
-        return f"{op} is not reduced in the switch"
-    if not placement.cluster.profile.scale_up.nvls:
-        return f"the switches of {placement.cluster.profile.name} do not reduce"
-    return None if placement.shape.smallest > 1 else "it needs at least two members in every domain"
+    NAME = "nvls"
+    OPS = ("all_reduce",)
+    PROTOCOLS = ("simple",)
+    RATES = ("nvls_efficiency", "nic_efficiency")
 
+    def needs(self, _op: str, placement: Placement) -> str | None:
+        """What a group lacks, or None."""
+        if not placement.cluster.profile.scale_up.nvls:
+            return f"the switches of {placement.cluster.profile.name} do not reduce"
+        return None if placement.shape.smallest > 1 else "it needs at least two members in every domain"
 
-def automatic(op: str, shape: Shape) -> bool:
-    """Whether the library considers it by itself: from three members a domain on."""
-    return op in OPS and shape.smallest > 2
+    def automatic(self, _op: str, shape: Shape) -> bool:
+        """From three members a domain on."""
+        return shape.smallest > 2
 
+    def hops(self, _op: str, shape: Shape) -> dict[str, float]:
+        """One pass through the switch, and up and down the tree between domains."""
+        return {"nvls_us": 1.0, "tree_hop_us": 2.0 * math.ceil(math.log2(shape.num_domains))}
 
-def hops(_op: str, shape: Shape) -> dict[str, float]:
-    """One pass through the switch, and up and down the tree between domains."""
-    return {"nvls_us": 1.0, "tree_hop_us": 2.0 * math.ceil(math.log2(shape.num_domains))}
-
-
-def loads(_op: str, placement: Placement) -> Loads:
-    """S + S/g on every port; the two trees on NICs."""
-    through = 1.0 + 1.0 / placement.beside
-    return spread(placement, through, through, as_ring(placement.num_domains))
+    def loads(self, _op: str, placement: Placement) -> Edges:
+        """S + S/g on every port; the two trees on NICs."""
+        through = 1.0 + 1.0 / placement.beside
+        return spread(placement, through, through, as_ring(placement.num_domains))

@@ -58,18 +58,12 @@ class Placement:
     @cached_property
     def local(self) -> Ints:
         """Index of every member among the members of its domain, int64[G, N]."""
-        groups = len(self.ranks)
-        key = (np.arange(groups)[:, None] * self.members + self.position).ravel()
+        key = _row_keys(self.position)
         order = np.argsort(key, kind="stable")
-        _, first, count = np.unique(key[order], return_index=True, return_counts=True)
+        first = np.searchsorted(key[order], key[order])
         local = np.empty_like(key)
-        local[order] = np.arange(len(key)) - np.repeat(first, count)
+        local[order] = np.arange(len(key)) - first
         return local.reshape(self.ranks.shape)
-
-    @cached_property
-    def pod(self) -> Ints:
-        """Leaf domain of every member: nodes under one leaf (per rail) share a number."""
-        return self.cluster.pod_of(self.ranks)
 
     @cached_property
     def shape(self) -> Shape:
@@ -90,20 +84,13 @@ class Placement:
     @cached_property
     def shape_number(self) -> Ints:
         """int64[G]: groups with equal numbers have equal shapes, strides aside; the first group has 0."""
-        per_node = count_equal(self.cluster.node_of(self.ranks))
-        key = np.stack(
-            [
-                self.position.max(axis=1),
-                self.beside.max(axis=1),
-                self.beside.min(axis=1),
-                per_node.max(axis=1),
-            ]
-        )
+        per_node = count_equal(self.cluster.node_of(self.ranks)).max(axis=1)
+        beside = self.beside
+        key = np.stack([self.position.max(axis=1), beside.max(axis=1), beside.min(axis=1), per_node])
         if (key == key[:, :1]).all():
             return np.zeros(key.shape[1], dtype=np.int64)
-        number = np.unique(key, axis=1, return_inverse=True)[1].astype(np.int64)
-        appeared: Ints = _appearance(number.reshape(1, -1))[0]
-        return appeared
+        number: Ints = _appearance(np.unique(key, axis=1, return_inverse=True)[1].reshape(1, -1))[0]
+        return number
 
     def take(self, groups: Ints | slice) -> Placement:
         """The placement of some of the groups."""
@@ -157,8 +144,3 @@ def representative(shape: Shape, cluster: Cluster) -> Placement:
     across = np.arange(shape.num_domains) * shape.domain_stride * cluster.domain_size
     ranks = (across[:, None] + inside[None, :]).ravel()[: shape.members]
     return place(ranks[None, :], cluster)
-
-
-def shape_of(group: Ints, cluster: Cluster) -> Shape:
-    """The shape of one process group int64[N]."""
-    return place(np.asarray(group, dtype=np.int64)[None, :], cluster).shape

@@ -8,42 +8,37 @@ from __future__ import annotations
 
 import numpy as np
 
+from simpar.cost.collectives.algorithm import Algorithm
 from simpar.cost.collectives.placement import Placement, Shape
-from simpar.cost.collectives.traffic import Domains, Loads, spread
-
-NAME = "sharp"
-OPS = ("all_reduce",)
-NUM_SMS = dict.fromkeys(OPS, 8)
-PROTOCOLS = ("simple",)
-RATES = dict.fromkeys(OPS, ("nvls_efficiency", "nic_efficiency"))
+from simpar.cost.collectives.traffic import Edges, round_of, spread
 
 
-def refuses(op: str, placement: Placement) -> str | None:
-    """Why a group cannot use the algorithm, or None."""
-    if op not in OPS:
-        return f"{op} is not reduced in the network"
-    out = placement.cluster.profile.scale_out
-    if out is None or not out.sharp:
-        return f"the network of {placement.cluster.profile.name} does not reduce (scale_out.sharp is false)"
-    return None if placement.num_domains > 1 else "it needs several domains"
+class Sharp(Algorithm):
+    """Reduction in the network switches."""
 
+    NAME = "sharp"
+    OPS = ("all_reduce",)
+    PROTOCOLS = ("simple",)
+    RATES = ("nvls_efficiency", "nic_efficiency")
 
-def automatic(op: str, shape: Shape) -> bool:
-    """Whether the library considers it by itself: always where the network has it."""
-    return op in OPS and shape.num_domains > 1
+    def needs(self, _op: str, placement: Placement) -> str | None:
+        """What a group lacks, or None."""
+        out = placement.cluster.profile.scale_out
+        if out is None or not out.sharp:
+            return f"the network of {placement.cluster.profile.name} does not reduce (scale_out.sharp is false)"
+        return None if placement.num_domains > 1 else "it needs several domains"
 
+    def automatic(self, _op: str, shape: Shape) -> bool:
+        """Always where the network has it."""
+        return shape.num_domains > 1
 
-def hops(_op: str, shape: Shape) -> dict[str, float]:
-    """One pass through the network, and the reduction inside the domain before and after it."""
-    return {"sharp_us": 1.0, "nvls_us": 1.0 if shape.per_domain > 1 else 0.0}
+    def hops(self, _op: str, shape: Shape) -> dict[str, float]:
+        """One pass through the network, and the reduction inside the domain before and after it."""
+        return {"sharp_us": 1.0, "nvls_us": 1.0 if shape.per_domain > 1 else 0.0}
 
-
-def loads(_op: str, placement: Placement) -> Loads:
-    """S a domain each way on NICs, whatever their number; ports as in the switch, or a ring without it."""
-    in_switch = placement.cluster.profile.scale_up.nvls
-    alone = placement.beside == 1
-    ring = 2.0 * (placement.beside - 1) / placement.beside
-    ports = np.where(alone, 0.0, 1.0 + 1.0 / placement.beside) if in_switch else ring
-    order = np.arange(placement.num_domains)
-    pattern = Domains(order, np.roll(order, -1), np.ones(len(order)))
-    return spread(placement, ports, ports, pattern)
+    def loads(self, _op: str, placement: Placement) -> Edges:
+        """S a domain each way on NICs, whatever their number; ports as in the switch, or a ring without it."""
+        ports = 2.0 * (placement.beside - 1) / placement.beside
+        if placement.cluster.profile.scale_up.nvls:
+            ports = np.where(placement.beside == 1, 0.0, 1.0 + 1.0 / placement.beside)
+        return spread(placement, ports, ports, round_of(placement.num_domains, 1.0))

@@ -27,17 +27,9 @@ class Edges:
         """Some of the edges."""
         return Edges(self.group_index[which], self.link_id[which], self.coefficient[which])
 
-    def over(self, share: float) -> Edges:
-        """The edges with every coefficient divided by the share of a link that is reached."""
+    def over(self, share: Floats) -> Edges:
+        """The edges with every coefficient divided by the share of its link that is reached."""
         return Edges(self.group_index, self.link_id, self.coefficient / share)
-
-
-@dataclass(frozen=True)
-class Loads:
-    """Bytes on links per byte of size, before efficiencies: on scale-up ports, and on NICs and leaf links."""
-
-    ports: Edges
-    network: Edges
 
 
 @dataclass(frozen=True)
@@ -49,10 +41,16 @@ class Domains:
     volume: Floats
 
 
+def round_of(count: int, volume: float) -> Domains:
+    """A ring: every one of ``count`` domains sends to the next."""
+    order = np.arange(count)
+    return Domains(order, np.roll(order, -1), np.full(count, volume))
+
+
 def spread(
     placement: Placement, sent: ArrayLike, received: ArrayLike, domains: Domains | None = None
-) -> Loads:
-    """Loads of a pattern.
+) -> Edges:
+    """Loads of a pattern: bytes on links per byte of size, before efficiencies.
 
     ``sent`` and ``received`` broadcast to [G, N]: bytes on each member's port. What domains exchange is
     spread over their members' NICs and crosses leaf links where source and target hang on different leaves.
@@ -60,7 +58,18 @@ def spread(
     cluster, ranks = placement.cluster, placement.ranks
     ports = [member_edges(cluster.port_tx(ranks), sent), member_edges(cluster.port_rx(ranks), received)]
     network = _network(placement, domains) if domains is not None and len(domains.volume) else []
-    return Loads(concatenate(ports), concatenate(network))
+    return concatenate([*ports, *network])
+
+
+def messages(cluster: Cluster, sources: Ints, targets: Ints, volume: float) -> Edges:
+    """Loads of messages of ``volume`` bytes between ranks int64[G, M] over their routes."""
+    message, link = cluster.route(sources.ravel(), targets.ravel())
+    return Edges(message // sources.shape[1], link, np.full(len(link), volume))
+
+
+def is_port(links: Ints, cluster: Cluster) -> NDArray[np.bool_]:
+    """Which links are scale-up ports; they come before the network's."""
+    return links < int(cluster.nic_tx(np.zeros(1, dtype=np.int64))[0])
 
 
 def member_edges(links: Ints, load: ArrayLike) -> Edges:
@@ -93,49 +102,31 @@ def _crossing(placement: Placement, domains: Domains, place: Ints) -> tuple[Floa
     pod = np.zeros((groups, count), dtype=np.int64)
     np.put_along_axis(pod, placement.position, place, axis=1)
     weight = (pod[:, domains.source] != pod[:, domains.target]) * domains.volume
-    return tuple(  # type: ignore[return-value]
-        np.take_along_axis(_sum_by(end, weight, count), placement.position, axis=1)
-        for end in (domains.source, domains.target)
-    )
+    row = np.arange(groups)[:, None] * count
 
+    def by_member(end: Ints) -> Floats:
+        total: Floats = np.bincount((row + end).ravel(), weight.ravel(), groups * count).astype(np.float64)
+        return np.take_along_axis(total.reshape(groups, count), placement.position, axis=1)
 
-def _sum_by(domain: Ints, weight: Floats, count: int) -> Floats:
-    """Weights float64[G, K] added up by domain: float64[G, count]."""
-    groups = len(weight)
-    key = np.arange(groups)[:, None] * count + domain[None, :]
-    total: Floats = np.bincount(key.ravel(), weight.ravel(), groups * count).astype(np.float64)
-    return total.reshape(groups, count)
-
-
-def by_kind(edges: Edges, cluster: Cluster) -> Loads:
-    """Edges told apart: scale-up ports, and the network."""
-    first_nic = int(cluster.nic_tx(np.zeros(1, dtype=np.int64))[0])
-    is_port = edges.link_id < first_nic
-    return Loads(edges.take(is_port), edges.take(~is_port))
+    return by_member(domains.source), by_member(domains.target)
 
 
 def concatenate(pieces: Sequence[Edges]) -> Edges:
     """All edges in one list."""
-    if not pieces:
-        return Edges(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
-    return Edges(
-        np.concatenate([piece.group_index for piece in pieces]),
-        np.concatenate([piece.link_id for piece in pieces]),
-        np.concatenate([piece.coefficient for piece in pieces]),
-    )
+    none = Edges(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+    columns = [(each.group_index, each.link_id, each.coefficient) for each in (none, *pieces)]
+    return Edges(*(np.concatenate(column) for column in zip(*columns, strict=True)))
 
 
-def occupancy(pieces: Sequence[Edges], num_links: int) -> Edges:
+def occupancy(edges: Edges, num_links: int) -> Edges:
     """One edge per (group, link), loads added up, none of them zero.
 
     Sums are rounded to 12 digits: links in symmetric places must get bit-equal coefficients, or they do not
     fold together.
     """
-    edges = concatenate(pieces)
-    keep = edges.coefficient > 0
-    pair = edges.group_index[keep] * num_links + edges.link_id[keep]
-    key, inverse = np.unique(pair, return_inverse=True)
-    total: Floats = np.bincount(inverse, edges.coefficient[keep], len(key)).astype(np.float64)
+    edges = edges.take(edges.coefficient > 0)
+    key, inverse = np.unique(edges.group_index * num_links + edges.link_id, return_inverse=True)
+    total: Floats = np.bincount(inverse, edges.coefficient, len(key)).astype(np.float64)
     return Edges(key // num_links, key % num_links, significant(total))
 
 

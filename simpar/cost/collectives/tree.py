@@ -12,46 +12,39 @@ import math
 
 import numpy as np
 
+from simpar.cost.collectives.algorithm import Algorithm
 from simpar.cost.collectives.placement import Ints, Placement, Shape
-from simpar.cost.collectives.traffic import Domains, Loads, spread
-
-NAME = "tree"
-OPS = ("all_reduce", "broadcast", "reduce")
-NUM_SMS = dict.fromkeys(OPS, 24)
-PROTOCOLS = ("ll", "ll128", "simple")
-RATES = dict.fromkeys(OPS, ("port_efficiency", "nic_efficiency"))
+from simpar.cost.collectives.traffic import Domains, Edges, round_of, spread
 
 
-def refuses(op: str, _placement: Placement) -> str | None:
-    """Why a group cannot use the algorithm, or None."""
-    return None if op in OPS else f"{op} has no tree form"
-
-
-def automatic(op: str, shape: Shape) -> bool:
-    """Whether the library considers it by itself: for all-reduce across domains."""
-    return op == "all_reduce" and shape.num_domains > 1
-
-
-def hops(op: str, shape: Shape) -> dict[str, float]:
-    """Up and down: a chain inside the domain (a binomial tree for broadcast), a tree between domains."""
-    across = math.ceil(math.log2(shape.num_domains))
-    if op != "all_reduce":
-        return {"port_hop_us": math.ceil(math.log2(shape.per_domain)), "tree_hop_us": across}
-    return {"port_hop_us": 2.0 * (shape.per_domain - 1), "tree_hop_us": 2.0 * across}
-
-
-def loads(op: str, placement: Placement) -> Loads:
+class Tree(Algorithm):
     """Two half trees for all-reduce, a binomial tree for broadcast (and its mirror, reduce)."""
-    if op == "all_reduce":
-        inside = 2.0 * (placement.beside - 1) / placement.beside
-        return spread(placement, inside, inside, as_ring(placement.num_domains))
-    children = binomial_children(placement.local, placement.beside).astype(np.float64)
-    fed = (placement.local > 0).astype(np.float64)
-    parent, child = _binomial_edges(placement.num_domains)
-    whole = np.ones(len(child))
-    if op == "broadcast":
-        return spread(placement, children, fed, Domains(parent, child, whole))
-    return spread(placement, fed, children, Domains(child, parent, whole))
+
+    NAME = "tree"
+    OPS = ("all_reduce", "broadcast", "reduce")
+
+    def automatic(self, op: str, shape: Shape) -> bool:
+        """All-reduce across domains."""
+        return op == "all_reduce" and shape.num_domains > 1
+
+    def hops(self, op: str, shape: Shape) -> dict[str, float]:
+        """Up and down: a chain inside the domain (a binomial tree for broadcast), a tree between domains."""
+        across = math.ceil(math.log2(shape.num_domains))
+        if op != "all_reduce":
+            return {"port_hop_us": math.ceil(math.log2(shape.per_domain)), "tree_hop_us": across}
+        return {"port_hop_us": 2.0 * (shape.per_domain - 1), "tree_hop_us": 2.0 * across}
+
+    def loads(self, op: str, placement: Placement) -> Edges:
+        """What members and domains send to their parents and children."""
+        if op == "all_reduce":
+            inside = 2.0 * (placement.beside - 1) / placement.beside
+            return spread(placement, inside, inside, as_ring(placement.num_domains))
+        children = binomial_children(placement.local, placement.beside)
+        fed, child = placement.local > 0, np.arange(1, placement.num_domains)
+        parent, whole = child & (child - 1), np.ones(len(child))
+        if op == "broadcast":
+            return spread(placement, children, fed, Domains(parent, child, whole))
+        return spread(placement, fed, children, Domains(child, parent, whole))
 
 
 def two_trees(count: int) -> Domains:
@@ -69,9 +62,9 @@ def as_ring(count: int) -> Domains:
 
     Trees follow the order of the ring, so that they cross leaves no more often; and equal domains stay equal.
     """
-    trees, order = two_trees(count), np.arange(count)
+    trees = two_trees(count)
     busiest = float(np.bincount(trees.source, trees.volume, count).max())
-    return Domains(order, np.roll(order, -1), np.full(count, busiest if count > 1 else 0.0))
+    return round_of(count, busiest if count > 1 else 0.0)
 
 
 def _mirrored(domain: Ints, count: int) -> Ints:
@@ -96,8 +89,3 @@ def binomial_children(index: Ints, count: Ints) -> Ints:
         children += (step < reach) & (index + step < count)
         step *= 2
     return children
-
-
-def _binomial_edges(count: int) -> tuple[Ints, Ints]:
-    child = np.arange(1, count)
-    return child & (child - 1), child

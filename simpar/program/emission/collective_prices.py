@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.collectives import link_loads, occupied_s_per_byte, offers
+from simpar.cost.collectives import is_port, link_loads, occupied_s_per_byte, offers
 from simpar.cost.stack import Stack
 from simpar.hardware.cluster import Cluster
 from simpar.program.blocks.phases import TENSOR, CollectiveUse
@@ -181,22 +181,20 @@ class Prices:
 
 def _price(op: str, ranks: Ints, cluster: Cluster) -> Price:
     found, loads = offers(op, ranks, cluster), link_loads(op, ranks[None, :], cluster)
-    first_nic = int(cluster.nic_tx(np.zeros(1, dtype=np.int64))[0])
     rates, slopes = [], np.full(cluster.num_links, np.inf)
-    for offer in found:
-        edges = loads[offer.line.algorithm]
-        share = np.where(edges.link_id < first_nic, offer.port_share, offer.nic_share)
-        coefficient = quantise(edges.coefficient / share)
+    for line in found:
+        edges = loads[line.algorithm]
+        coefficient = quantise(edges.coefficient / line.share(is_port(edges.link_id, cluster)))
         capacity = np.floor(cluster.link_capacity_bytes_per_s[edges.link_id])
         slowest = solo_rates(coefficient, capacity.astype(np.int64)).min(initial=NO_CAP)
-        rates.append(max(1, min(int(slowest), int(to_cap(int(offer.line.rate_cap_bytes_per_s or 0))))))
+        rates.append(max(1, min(int(slowest), int(to_cap(int(line.rate_cap_bytes_per_s or 0))))))
         mine = np.zeros(cluster.num_links)
         mine[edges.link_id] = coefficient / capacity
         slopes = np.minimum(slopes, mine)
     used = np.flatnonzero(slopes)
     return Price(
-        latency_s=np.array([offer.line.latency_s for offer in found]),
-        seconds_per_byte=np.array([offer.line.seconds_per_byte for offer in found]),
+        latency_s=np.array([line.latency_s for line in found]),
+        seconds_per_byte=np.array([line.seconds_per_byte for line in found]),
         rate=np.array(rates, dtype=np.int64),
         links=used,
         slope_s=slopes[used],

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.collectives import Offer, fastest, occupied_s_per_byte, offers
+from simpar.cost.collectives import Line, fastest, occupied_s_per_byte, offers
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import Block
 from simpar.plan.grid import grid_of
@@ -194,16 +194,11 @@ def _data_parallel_kinds(sync: Synchronisation) -> list[GroupKind]:
 
 @dataclass(frozen=True)
 class RouteSource:
-    """What loads the links of a route: groups of a class, running an op by an algorithm.
-
-    The shares are what the algorithm gets of a port's and of a NIC's capacity.
-    """
+    """What loads the links of a route: groups of a class, running an op along the line of an algorithm."""
 
     group: int
     op: str
-    algorithm: str
-    port_share: float
-    nic_share: float
+    line: Line
 
 
 @dataclass(frozen=True)
@@ -232,7 +227,7 @@ class Network:
     routes: list[ClassRoute] = field(default_factory=list)
     algorithms: dict[tuple[str, str], str] = field(default_factory=dict)
     _known: dict[tuple[int, CollectiveUse], FlowUse] = field(default_factory=dict)
-    _offers: dict[tuple[str, int, str], list[Offer]] = field(default_factory=dict)
+    _offers: dict[tuple[str, int, str], list[Line]] = field(default_factory=dict)
     _shared: NDArray[np.bool_] | None = None
 
     def shared_links(self) -> NDArray[np.bool_]:
@@ -293,22 +288,22 @@ class Network:
         return min(self.solo_ns(class_id, use), int(to_ns(at_full_rate_s)))
 
     def _make(self, group: int, use: CollectiveUse) -> FlowUse:
-        offer = fastest(self._considered(group, use.op), use.size_bytes)
-        self.algorithms.setdefault((use.group, use.op), offer.line.algorithm)
-        links, coefficients = self.layout.route(group, use.op, offer)
+        line = fastest(self._considered(group, use.op), use.size_bytes)
+        self.algorithms.setdefault((use.group, use.op), line.algorithm)
+        links, coefficients = self.layout.route(group, use.op, line)
         added = self.added.of_call(use.op, use.group)
-        latency_ns = int(calls_ns(offer.line.latency_s, added, use.size_bytes, use.count))
-        work, cap = round(use.count * use.size_bytes), int(offer.line.rate_cap_bytes_per_s or 0)
+        latency_ns = int(calls_ns(line.latency_s, added, use.size_bytes, use.count))
+        work, cap = round(use.count * use.size_bytes), int(line.rate_cap_bytes_per_s or 0)
         if not len(links) and not cap:
             return FlowUse(latency_ns)
         if not self.shared_links()[links].any():
             capacity = np.floor(self.layout.link_capacity_bytes_per_s[links]).astype(np.int64)
             return FlowUse(fixed_ns=solo_duration_ns(latency_ns, work, coefficients, capacity, cap))
-        source = RouteSource(group, use.op, offer.line.algorithm, offer.port_share, offer.nic_share)
+        source = RouteSource(group, use.op, line)
         self.routes.append(ClassRoute(links, coefficients, source))
         return FlowUse(latency_ns, work, len(self.routes) - 1, cap)
 
-    def _considered(self, group: int, op: str) -> list[Offer]:
+    def _considered(self, group: int, op: str) -> list[Line]:
         """What the library considers for an op, the same for all groups in places that are alike."""
         found = self.layout.groups[group]
         key = (found.kind, found.place, op)

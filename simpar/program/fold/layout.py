@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.collectives import Offer
+from simpar.cost.collectives import Line
 from simpar.hardware.cluster import Cluster
 from simpar.program.fold.group_routes import GroupKind
 from simpar.program.fold.incidence import Graph, build_graph
@@ -86,16 +86,16 @@ class Layout:
         traffic = self.traffic[self.groups[group_class].kind]
         return np.unique(traffic.link[traffic.group == group_class])
 
-    def route(self, group_class: int, op: str, offer: Offer) -> tuple[Ints, NDArray[np.float64]]:
+    def route(self, group_class: int, op: str, line: Line) -> tuple[Ints, NDArray[np.float64]]:
         """Link classes that a group of the class loads and the bytes on one such link per byte of progress.
 
         Groups of a class advance in lockstep, so one flow stands for all of them: it puts on a link what all
         groups of the class together do.
         """
         traffic = self.traffic[self.groups[group_class].kind]
-        raw = traffic.loads[traffic.label, traffic.columns.index((op, offer.line.algorithm))]
+        raw = traffic.loads[traffic.label, traffic.columns.index((op, line.algorithm))]
         mine = np.flatnonzero((traffic.group == group_class) & (raw > 0))
-        share = np.where(self.link_is_port[traffic.link[mine]], offer.port_share, offer.nic_share)
+        share = line.share(self.link_is_port[traffic.link[mine]])
         together = quantise(raw[mine] / share) * traffic.count[mine]
         links, index = np.unique(traffic.link[mine], return_inverse=True)
         return links, np.bincount(index, together, len(links)).astype(np.float64)

@@ -18,6 +18,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.cost.collectives import is_port
 from simpar.plan.mesh import Mesh
 from simpar.program.emission.traffic import BLOCK_KINDS, RouteSource, group_kinds
 from simpar.program.fold.group_routes import GroupKind, kind_loads
@@ -262,9 +263,8 @@ class _RoutesOfUnits:
         ends = kind.groups[:, 0]
         mine = kind.groups[layout.group_class[kind.name][layout.class_of_rank[ends]] == source.group]
         found = kind_loads(kind, mine, cluster)
-        raw = found.loads[found.label, found.columns.index((source.op, source.algorithm))]
-        port = np.array([block.startswith("port") for block in cluster.blocks])
-        share = np.where(port[cluster.block_of(found.link)], source.port_share, source.nic_share)
+        raw = found.loads[found.label, found.columns.index((source.op, source.line.algorithm))]
+        share = source.line.share(is_port(found.link, cluster))
         loaded = raw > 0
         units = parts.units.of_rank[mine[found.row[loaded], 0]]
         copy, link = parts.domains.instance[self._domain(source), units], found.link[loaded]

@@ -7,7 +7,9 @@ import time
 import numpy as np
 import pytest
 
-from simpar.cost.collectives import algorithms, collective, collective_time_s, regular, sm_count
+from simpar.cost.collectives import collective, collective_time_s, offers, regular
+from simpar.cost.collectives.lines import serving
+from simpar.cost.collectives.placement import place
 from simpar.errors import UserError
 from simpar.hardware.cluster import load_cluster
 from simpar.units import GIB, KIB
@@ -92,7 +94,7 @@ def test_sizes_keep_their_form() -> None:
         ("allreduce", "auto", "unknown collective 'allreduce'; did you mean 'all_reduce'"),
         ("all_reduce", "rings", "unknown collective algorithm 'rings'; did you mean 'ring'"),
         ("all_to_all", "ring", "all_to_all has no ring form; allowed here: auto, direct"),
-        ("all_gather", "nvls", "all_gather is not reduced in the switch; allowed here: auto, ring"),
+        ("all_gather", "nvls", "all_gather has no nvls form; allowed here: auto, ring"),
     ],
 )
 def test_errors_say_what_is_allowed(op: str, algorithm: str, message: str) -> None:
@@ -103,20 +105,10 @@ def test_errors_say_what_is_allowed(op: str, algorithm: str, message: str) -> No
 
 def test_algorithms_of_a_group() -> None:
     """The list of what can serve a group, by name."""
-    assert algorithms("all_reduce", np.arange(8), make_toy(1)) == ["ring", "tree", "halving_doubling", "star"]
+    placed = place(np.arange(8)[None, :], make_toy(1))
+    assert serving("all_reduce", placed) == ["ring", "tree", "halving_doubling", "star"]
     with pytest.raises(UserError, match="unknown collective"):
-        algorithms("gossip", np.arange(8), make_toy(1))
-
-
-def test_multiprocessors() -> None:
-    """Rings take 16 to 32 multiprocessors, switches fewer, messages few, devices without them none."""
-    here = load_cluster("dgx-h100", 2)
-    assert 16 <= sm_count("ring", "all_reduce", here) <= 32
-    assert sm_count("nvls", "all_reduce", here) < sm_count("ring", "all_reduce", here)
-    assert sm_count("direct", "send", here) <= 4
-    assert sm_count("nvls+ring", "all_reduce", here) == sm_count("ring", "all_reduce", here)
-    assert sm_count("none", "all_reduce", here) == 0
-    assert sm_count("ring", "all_reduce", load_cluster("laptop-cpu-4", 1)) == 0
+        offers("gossip", np.arange(8), make_toy(1))
 
 
 def test_bulk_is_fast() -> None:

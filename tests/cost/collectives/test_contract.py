@@ -10,15 +10,13 @@ import pytest
 
 import simpar.cost.collectives as package
 from simpar.cost.collectives import (
-    algorithms,
     collective,
     collective_time_s,
     link_loads,
     offers,
     shape_numbers,
-    shape_of,
 )
-from simpar.cost.collectives.lines import candidates, lines
+from simpar.cost.collectives.lines import candidates, lines, serving
 from simpar.cost.collectives.parameters import PARAMETERS, parameters
 from simpar.cost.collectives.placement import place
 from simpar.cost.collectives.table import ALGORITHMS, OPS
@@ -27,11 +25,11 @@ from simpar.units import MIB
 
 SUPPORT = {
     "__init__",
+    "algorithm",
     "choice",
     "host",
     "lines",
     "measured",
-    "occupancy",
     "parameters",
     "placement",
     "table",
@@ -62,7 +60,7 @@ CASES = [
     for op in OPS
     for name, group in GROUPS.items()
     if op != "send" or len(group) == 2
-    for algorithm in algorithms(op, group, cluster())
+    for algorithm in serving(op, place(group[None, :], cluster()))
 ]
 
 
@@ -75,10 +73,9 @@ def test_folder_and_table_agree() -> None:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_algorithm_is_complete(name: str) -> None:
-    """Every op of an algorithm has rates and multiprocessors, every rate and protocol its parameters."""
+    """Every rate and protocol of an algorithm has its parameters."""
     module = ALGORITHMS[name]
-    assert set(module.RATES) == set(module.OPS) == set(module.NUM_SMS)
-    assert {key for pair in module.RATES.values() for key in pair} <= set(PARAMETERS)
+    assert {key for op in module.OPS for key in module.rates(op)} <= set(PARAMETERS)
     assert module.PROTOCOLS[-1] == "simple"
     assert set(module.PROTOCOLS) <= {"ll", "ll128", "simple"}
 
@@ -105,7 +102,7 @@ def test_contract(op: str, name: str, algorithm: str) -> None:
         assert len(set(cost.edges.link_id.tolist())) == len(cost.edges.link_id)
         assert set(cost.edges.link_id.tolist()) <= links_of(group, here)
     if name != "uneven":
-        analytic = collective_time_s(op, SIZES, shape_of(group, here), here, algorithm=algorithm)
+        analytic = collective_time_s(op, SIZES, place(group[None, :], here).shape, here, algorithm=algorithm)
         np.testing.assert_allclose(times, analytic, rtol=1e-9)
 
 

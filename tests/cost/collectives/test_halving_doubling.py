@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simpar.cost.collectives import algorithms, collective, collective_time_s, regular
+from simpar.cost.collectives import collective, collective_time_s, regular
+from simpar.cost.collectives.lines import serving
+from simpar.cost.collectives.placement import place
 from simpar.errors import UserError
 from simpar.units import US
 
@@ -39,7 +41,7 @@ def test_needs_powers_of_two() -> None:
         collective(
             "all_reduce", np.arange(6)[None, :], make_toy(1), size_bytes=1.0, algorithm="halving_doubling"
         )
-    assert "halving_doubling" not in algorithms("all_reduce", np.arange(6), make_toy(1))
+    assert "halving_doubling" not in serving("all_reduce", place(np.arange(6)[None, :], make_toy(1)))
 
 
 def test_is_automatic_only_with_one_member_a_node() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simpar.cost.collectives import regular, shape_of
+from simpar.cost.collectives import regular
 from simpar.cost.collectives.placement import Shape, count_equal, place, representative
 from simpar.errors import UserError
 
@@ -37,14 +37,14 @@ def test_count_equal_counts_within_rows() -> None:
 )
 def test_shape(group: np.ndarray, shape: Shape) -> None:
     """A shape says how many domains, how full, and how far apart."""
-    assert shape_of(group, make_toy(4)) == shape
+    assert place(np.asarray(group)[None, :], make_toy(4)).shape == shape
 
 
 def test_representative_has_the_shape() -> None:
     """The group that stands for a regular shape has that shape."""
     toy = make_toy(4)
     for group in (np.arange(8), np.arange(0, 32, 8), np.array([0, 2, 8, 10])):
-        shape = shape_of(group, toy)
+        shape = place(np.asarray(group)[None, :], toy).shape
         assert representative(shape, toy).shape == shape
     assert representative(regular(2, 4), toy).ranks.tolist() == [[0, 1, 2, 3, 8, 9, 10, 11]]
 
@@ -52,7 +52,7 @@ def test_representative_has_the_shape() -> None:
 def test_domains_larger_than_nodes() -> None:
     """In a rack of 18 nodes of 4, a domain has 72 devices and a node's NICs are still its own."""
     toy = make_toy(36, 4, up={"domain": 72})
-    shape = shape_of(np.arange(144), toy)
+    shape = place(np.arange(144)[None, :], toy).shape
     assert (shape.num_domains, shape.per_domain, shape.node_fill) == (2, 72, 1.0)
 
 

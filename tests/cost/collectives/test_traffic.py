@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from simpar.cost.collectives.lines import Line
 from simpar.cost.collectives.placement import place
 from simpar.cost.collectives.traffic import (
     Domains,
     Edges,
-    by_kind,
     concatenate,
+    is_port,
     occupancy,
     significant,
     spread,
@@ -23,7 +24,7 @@ def test_spread_shares_among_members() -> None:
     toy = make_toy(2)
     placed = place(np.array([[0, 1, 8]]), toy)
     pattern = Domains(np.array([0, 1]), np.array([1, 0]), np.array([1.0, 3.0]))
-    edges = spread(placed, 0.0, 0.0, pattern).network
+    edges = occupancy(spread(placed, 0.0, 0.0, pattern), toy.num_links)
     load = {
         toy.link_name(k): c for k, c in zip(edges.link_id.tolist(), edges.coefficient.tolist(), strict=True)
     }
@@ -38,7 +39,7 @@ def test_leaf_links_see_what_changes_leaf() -> None:
     toy = make_toy(4, out={"nodes_per_leaf": 2})
     placed = place(np.array([[0, 8, 16, 24]]), toy)
     pattern = Domains(np.array([0, 1]), np.array([1, 2]), np.array([1.0, 1.0]))
-    edges = occupancy([spread(placed, 0.0, 0.0, pattern).network], toy.num_links)
+    edges = occupancy(spread(placed, 0.0, 0.0, pattern), toy.num_links)
     names = {toy.link_name(k) for k in edges.link_id.tolist() if toy.link_name(k).startswith("leaf")}
     assert names == {"leaf_up[0]", "leaf_down[8]"}
 
@@ -46,24 +47,18 @@ def test_leaf_links_see_what_changes_leaf() -> None:
 def test_occupancy_adds_and_drops() -> None:
     """Edges of one group and link become one; zeros disappear."""
     edges = Edges(np.array([0, 0, 1, 0]), np.array([5, 5, 5, 6]), np.array([1.0, 2.0, 4.0, 0.0]))
-    found = occupancy([edges, edges], 10)
+    found = occupancy(concatenate([edges, edges]), 10)
     assert found.group_index.tolist() == [0, 1]
     assert found.link_id.tolist() == [5, 5]
     assert found.coefficient.tolist() == [6.0, 8.0]
 
 
-def test_over_divides() -> None:
-    """A link of which half is reached is occupied twice as long."""
-    edges = Edges(np.array([0]), np.array([1]), np.array([3.0]))
-    assert edges.over(0.5).coefficient.tolist() == [6.0]
-
-
-def test_kinds() -> None:
-    """Ports come before NICs."""
+def test_shares_divide() -> None:
+    """A port of which half is reached is occupied twice as long; ports come before NICs."""
     toy = make_toy(2)
     link = np.array([int(toy.port_rx(np.array([15]))[0]), int(toy.nic_tx(np.array([0]))[0])])
-    loads = by_kind(Edges(np.zeros(2, int), link, np.ones(2)), toy)
-    assert (loads.ports.link_id.tolist(), loads.network.link_id.tolist()) == ([link[0]], [link[1]])
+    share = Line("ring", "simple", 0.0, 0.0, None, 0.5, 0.25).share(is_port(link, toy))
+    assert Edges(np.zeros(2, int), link, np.ones(2)).over(share).coefficient.tolist() == [2.0, 4.0]
 
 
 def test_significant_digits() -> None:

@@ -172,7 +172,7 @@ def test_routes_are_the_loads_on_every_link(seed: int) -> None:
         for op, group_class in product(kind.ops, np.unique(of_group).tolist()):
             loads, chosen = loads_of(case, kind.groups[of_group == group_class], op, size)
             offer = fastest(offers(op, layout.groups[group_class].ranks, case.cluster), size)
-            assert chosen == {offer.line.algorithm}
+            assert chosen == {offer.algorithm}
             links, coefficient = layout.route(group_class, op, offer)
             used = {(round(load, 6), case.cluster.link_capacity_bytes_per_s[k]) for k, load in loads.items()}
             routed = {
@@ -203,7 +203,7 @@ def test_groups_that_load_a_link_differently_add_up() -> None:
     layout = build_layout(cluster, [GroupKind("tp", groups, ("all_gather",))], np.zeros(12, np.int64))
     assert len(layout.groups) == 1
     considered = offers("all_gather", groups[0], cluster)
-    offer = next(each for each in considered if each.line.algorithm == "halving_doubling")
+    offer = next(each for each in considered if each.algorithm == "halving_doubling")
     links, coefficient = layout.route(0, "all_gather", offer)
     loads = {layout.link_names[k]: c * offer.nic_share for k, c in zip(links, coefficient, strict=True)}
     assert loads["leaf_up[0]"] == pytest.approx(0.75 + 0.75 + 0.5)

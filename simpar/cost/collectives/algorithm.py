@@ -1,0 +1,51 @@
+"""What the file of an algorithm says: its hops in sequence (latency), and the bytes that it puts on links."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from simpar.cost.collectives.placement import Placement, Shape
+from simpar.cost.collectives.traffic import Edges
+
+
+class Algorithm(ABC):
+    """One algorithm.
+
+    ``OPS`` is what it can do, ``PROTOCOLS`` go from low latency to full bandwidth, ``RATES`` name the parameters that
+    hold its shares of ports and of NICs.
+    """
+
+    NAME: ClassVar[str]
+    OPS: ClassVar[tuple[str, ...]]
+    PROTOCOLS: ClassVar[tuple[str, ...]] = ("ll", "ll128", "simple")
+    RATES: ClassVar[tuple[str, str]] = ("port_efficiency", "nic_efficiency")
+
+    def refuses(self, op: str, placement: Placement) -> str | None:
+        """Why a group cannot use the algorithm, or None."""
+        return self.needs(op, placement) if op in self.OPS else f"{op} has no {self.NAME} form"
+
+    def needs(self, _op: str, _placement: Placement) -> str | None:
+        """What a group lacks for one of its operations, or None."""
+        return None
+
+    def automatic(self, _op: str, _shape: Shape) -> bool:
+        """Whether the library considers it by itself for one of its operations: always."""
+        return True
+
+    def rates(self, _op: str) -> tuple[str, str]:
+        """The parameters that hold its shares of ports and of NICs in an operation."""
+        return self.RATES
+
+    @abstractmethod
+    def hops(self, op: str, shape: Shape) -> dict[str, float]:
+        """How often each latency parameter counts."""
+
+    @abstractmethod
+    def loads(self, op: str, placement: Placement) -> Edges:
+        """Bytes on links per byte of size, before any efficiency."""
+
+
+def rounds(op: str) -> float:
+    """How often data go round: an all-reduce is a reduce-scatter and an all-gather."""
+    return 2.0 if op == "all_reduce" else 1.0
