@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,8 @@ from simpar.program.blocks.phases import COMPUTE, CollectiveUse, Phase, Step
 from simpar.units import to_ns
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Time = TypeVar("Time", int, Ints)
 Priced = Callable[[CollectiveUse], int]  # solo duration in ns
 
 
@@ -40,7 +44,7 @@ def make_segment(phase: Phase, price: Priced, *, slowdown: float = 1.0) -> Segme
     """Schedule a phase; ``slowdown`` multiplies kernel durations (a slow device, SMs taken by collectives)."""
     steps = list(phase.steps)
     durations = [_duration_ns(step, price, slowdown) for step in steps]
-    starts, finishes = _schedule(steps, durations)
+    starts, finishes = schedule(steps, durations)
     gap = to_ns(phase.issue_s) - max(finishes, default=0)
     if gap > 0:
         steps.append(Step(name="launch", kind="host", stream=COMPUTE, after=_terminals(steps)))
@@ -62,17 +66,40 @@ def _duration_ns(step: Step, price: Priced, slowdown: float) -> int:
     return int(to_ns(step.duration_s * slowdown))
 
 
-def _schedule(steps: Sequence[Step], durations: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Rule 1 of the Program on one segment: wait for dependencies and for the predecessor on the stream."""
-    free: dict[str, int] = {}
-    starts: list[int] = []
-    finishes: list[int] = []
+def schedule(steps: Sequence[Step], durations: Sequence[Time]) -> tuple[list[Time], list[Time]]:
+    """Starts and finishes of steps by rule 1 of the Program.
+
+    A step waits for its dependencies and for the step before on its stream. Durations are integers, or arrays of them
+    for phases of one structure.
+    """
+    free: dict[str, Time] = {}
+    starts: list[Time] = []
+    finishes: list[Time] = []
     for step, duration in zip(steps, durations, strict=True):
-        start = max([free.get(step.stream, 0), *(finishes[i] for i in step.after)])
+        waits = [finishes[i] for i in step.after]
+        if step.stream in free:
+            waits.append(free[step.stream])
+        start = latest(waits, duration * 0)
         starts.append(start)
         finishes.append(start + duration)
-        free[step.stream] = start + duration
+        free[step.stream] = finishes[-1]
     return starts, finishes
+
+
+def latest(times: Sequence[Time], none: Time) -> Time:
+    """The latest of some times, integers or arrays; ``none`` without any."""
+    if not times:
+        return none
+    return reduce(np.maximum, times) if isinstance(times[0], np.ndarray) else max(times)
+
+
+def slowed_beside(excess: float, busy_ns: int | Floats, compute_ns: float | Floats) -> float | Floats:
+    """How many times longer kernels take while collectives hold SMs and memory bandwidth for ``busy_ns``.
+
+    ``excess`` applies for the share of the kernels' own time ``compute_ns`` that is covered; scalars, or arrays of one
+    shape. Source: measured overlap slowdowns, arXiv 2507.03114.
+    """
+    return 1.0 + excess * np.minimum(1.0, busy_ns / np.where(compute_ns > 0, compute_ns, np.inf))
 
 
 def _terminals(steps: Sequence[Step]) -> tuple[int, ...]:

@@ -57,16 +57,21 @@ class PassesAlone:
 
 
 def pass_costs(job: Job, cluster: Cluster) -> tuple[float, float, float]:
-    """Durations of F, I and W, in units of F: the mean over virtual stages, collectives alone on their links.
-
-    Rounded, so that a schedule does not hang on the last digit of a kernel.
-    """
+    """Durations of F, I and W, in units of F: the mean over virtual stages, collectives alone on their links."""
     alone = PassesAlone.of(job, cluster)
     total = np.zeros(3)
     for pieces in alone.builder.pieces:
         for piece in pieces:
             for column, kind in enumerate(("forward", "input_gradient", "weight_gradient")):
                 total[column] += alone.duration_ns(piece, kind)
-    forward, gradient, weight = (total / total[0]).tolist()
+    return relative_costs(total)
+
+
+def relative_costs(total_ns: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Durations of F, I and W in units of F from nanoseconds of all blocks, float64[3].
+
+    Rounded, so that a schedule does not hang on the last digit of a kernel.
+    """
+    forward, gradient, weight = (total_ns / total_ns[0]).tolist()
     least = 10.0**-DIGITS
     return forward, max(round(gradient, DIGITS), least), max(round(weight, DIGITS), least)

@@ -20,7 +20,7 @@ from simpar.models.graph import Block, evaluate
 from simpar.plan.check import stage_layers
 from simpar.program.blocks.phases import CollectiveUse, Phase
 from simpar.program.blocks.rank_view import Job, RankView
-from simpar.program.blocks.segments import Segment, make_segment
+from simpar.program.blocks.segments import Segment, make_segment, slowed_beside
 from simpar.program.blocks.steps import BlockSteps, block_steps
 from simpar.program.structure.early_recompute import live, with_early_recompute
 from simpar.program.structure.pairs import AHEAD, Pass, merged, pair_template
@@ -83,17 +83,12 @@ class Pricing:
     segments: dict[tuple[object, ...], Segment] = field(default_factory=dict)
 
     def contention(self, phase: Phase, uses: Iterable[CollectiveUse]) -> float:
-        """Slowdown of kernels while a block's own data-parallel collectives hold SMs and memory bandwidth.
-
-        Applied for the share of the kernels' time that the collectives cover. Source: measured overlap
-        slowdowns, arXiv 2507.03114.
-        """
+        """Slowdown of kernels beside a block's own data-parallel collectives."""
         excess = self.comm_slowdown - 1.0
-        compute_s = sum(step.duration_s for step in phase.steps)
-        if excess <= 0 or compute_s <= 0:
+        compute_ns = float(to_ns(sum(step.duration_s for step in phase.steps)))
+        if excess <= 0 or compute_ns <= 0:
             return 1.0
-        busy_ns = sum(self.occupied(use) for use in uses)
-        return 1.0 + excess * min(1.0, busy_ns / float(to_ns(compute_s)))
+        return float(slowed_beside(excess, sum(self.occupied(use) for use in uses), compute_ns))
 
 
 class ActionBuilder(ABC):

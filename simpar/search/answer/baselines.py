@@ -203,7 +203,9 @@ def _quickest(frontier: Frontier, mask: Mask, limit_bytes: float) -> tuple[int, 
     for row in islice(_quickest_of(frontier, mask), MOST_MISFITS):
         try:
             found = frontier.simulated.get(row) or frontier.simulate(row).alone
-        except UserError:  # a row of the space is lawful: its Program has more ops than are built, so it is no point
+        except (
+            UserError
+        ):  # a row of the space is lawful: its Program has more ops than are built, so it is no point
             continue
         if not found.fits or found.needed_bytes > limit_bytes:
             continue

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from simpar.plan.schedules import EVEN_COSTS, looks_at_costs, make_schedule
 from simpar.plan.schedules.actions import LETTERS, F, Schedule
+from simpar.program.resolve.pass_costs import relative_costs
 from simpar.search.bound.action_tables import Blocked, Pairs, Table, Times, ends_by_work_ns, finishes_ns
 from simpar.search.bound.batches import Batch
 from simpar.search.bound.data_parallel import Cut, Scheme
@@ -38,49 +39,41 @@ class Sweeps:
     _tables: dict[tuple[TableKey, Blocked], Table] = field(default_factory=dict)
     _schedules: dict[TableKey, Schedule] = field(default_factory=dict)
     _costs: dict[int, Costs] = field(default_factory=dict)
-    _blocks: dict[tuple[int, int, str, tuple[float, ...], int, bool], Costs] = field(default_factory=dict)
 
     @cached_property
     def together(self) -> OverlappedPasses:
         """Bounds of passes that run together."""
         return OverlappedPasses(self.bounds.pipelines.passes)
 
-    def table_key(self, row: int) -> TableKey:
-        """What the table of a row depends on: schedule, ranks, microbatches, chunks, durations that it is made for."""
-        rows = self.bounds.pipelines.jobs.rows
-        name = str(rows.domain["schedule"][rows.code["schedule"][row]])
-        ranks, microbatches, chunks = (int(rows[axis][row]) for axis in ("pp", "microbatches", "vpp"))
-        costs = self._costs_of(row) if looks_at_costs(name) else EVEN_COSTS
-        return name, ranks, microbatches, chunks, costs
-
-    def _costs_of(self, row: int) -> Costs:
-        """Durations of F, I and W that the greedy table of a row is made for, as the simulator takes them.
+    def costs_of(self, rows: Ints) -> list[Costs]:
+        """Durations of F, I and W that the tables of rows are made for, as the simulator takes them.
 
         Means over all blocks, they are the same however these are spread over stages.
         """
-        pipelines = self.bounds.pipelines
-        pipe = int(pipelines.index[row])
-        if pipe not in self._costs:
-            self._costs[pipe] = self._costs_of_blocks(row, pipe)
-        return self._costs[pipe]
-
-    def _costs_of_blocks(self, row: int, pipe: int) -> Costs:
-        pipelines = self.bounds.pipelines
-        rows, shape = pipelines.jobs.rows, pipelines.shapes[int(pipelines.shape[pipe])]
-        recompute = str(rows.domain["recompute"][rows.code["recompute"][row]])
-        blocks = tuple(shape.by_stage.sum(axis=0).tolist())
-        segments = int(rows["stages"][row]) if recompute.startswith("every:") else 0  # that end with stages
-        alone = bool(rows["pp"][row] == 1)  # no durations are looked at there
-        known = int(pipelines.key[pipe]), int(rows.code["order"][row]), recompute, blocks, segments, alone
-        if known not in self._blocks:
-            self._blocks[known] = pipelines.jobs.job(row).plan.pipeline.pass_costs or EVEN_COSTS
-        return self._blocks[known]
+        pipelines, columns = self.bounds.pipelines, self.bounds.pipelines.jobs.rows
+        names, given = columns.domain["schedule"], columns.problem.base.pipeline.pass_costs
+        greedy = np.array([looks_at_costs(name) for name in names])[columns.code["schedule"][rows]]
+        waiting = rows[greedy & (columns["pp"][rows] > 1)] if given is None else rows[:0]
+        pipes = np.unique(pipelines.index[waiting])
+        pipes = pipes[[pipe not in self._costs for pipe in pipes.tolist()]]
+        for shape, mine in pipelines.by_shape(pipes):
+            times = pipelines.passes.plain_ns(pipelines.key[pipes[mine]], "FIW", shape.kinds)
+            total = np.stack([weigh(times[one], shape.by_stage).sum(axis=1) for one in "FIW"], axis=1)
+            self._costs |= dict(zip(pipes[mine].tolist(), map(relative_costs, total), strict=True))
+        none = given or EVEN_COSTS
+        each = zip(greedy.tolist(), pipelines.index[rows].tolist(), strict=True)
+        return [self._costs.get(pipe, none) if looks else EVEN_COSTS for looks, pipe in each]
 
     def _by_table(self, rows: Ints) -> Iterator[tuple[TableKey, Ints]]:
-        """Rows in groups of one table: the key, and positions in ``rows``."""
-        groups: dict[TableKey, list[int]] = {}
-        for at, row in enumerate(rows.tolist()):
-            groups.setdefault(self.table_key(row), []).append(at)
+        """Rows in groups of one table, by what it depends on: the key, and positions in ``rows``.
+
+        Schedule, ranks, microbatches, chunks, and the durations that it is made for.
+        """
+        columns, groups = self.bounds.pipelines.jobs.rows, dict[TableKey, list[int]]()
+        names = [columns.domain["schedule"][code] for code in columns.code["schedule"][rows]]
+        sizes = (columns[axis][rows].tolist() for axis in ("pp", "microbatches", "vpp"))
+        for at, key in enumerate(zip(names, *sizes, self.costs_of(rows), strict=True)):
+            groups.setdefault(key, []).append(at)
         for key, mine in groups.items():
             yield key, np.array(mine)
 

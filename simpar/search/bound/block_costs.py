@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial, reduce
+from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,9 +23,9 @@ from simpar.plan.grid import grid_of
 from simpar.plan.plan import Numerics
 from simpar.plan.schedules import make_schedule
 from simpar.plan.sharding import RankDims
-from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, CollectiveUse, Phase
+from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, CollectiveUse, Phase, Step
 from simpar.program.blocks.rank_view import RankView
-from simpar.program.blocks.segments import make_segment
+from simpar.program.blocks.segments import latest, schedule, slowed_beside
 from simpar.program.blocks.steps import BlockSteps, block_steps
 from simpar.program.emission.collective_prices import Price, Prices
 from simpar.program.emission.traffic import group_kinds, late_per_member_s
@@ -33,7 +34,7 @@ from simpar.program.structure.stages import PASSES
 from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
 from simpar.search.space.axes import fully_sharded
 from simpar.search.space.jobs import Jobs
-from simpar.units import DTYPE_BYTES, NS_PER_S, to_ns
+from simpar.units import DTYPE_BYTES, to_ns
 
 if TYPE_CHECKING:
     from simpar.search.bound.shapes import Shape
@@ -41,13 +42,13 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 ONE_STAGE = make_schedule("1f1b", 1, 1)
-Signature = tuple[tuple[str, tuple[int, ...], bool], ...]
 KEY_AXES = (
     "tp", "cp", "ep", "micro_batch", "sequence_parallel", "tp_overlap", "precision", "tp_method", "tp_depth",
     "cp_method", "cp_balance", "ulysses", "etp", "capacity_factor", "ep_overlap", "token_dispatch",
     "recompute_early",
 )  # fmt: skip
 LETTERS = tuple(PASSES)
+MOST_STEPS = 512  # blocks of keys whose steps are kept
 AGAIN = "again"
 CARRIERS = tuple(stream for stream in BLOCK_STREAMS if stream != COMPUTE)
 
@@ -78,12 +79,13 @@ class BlockCosts:
     wires: Prices
     key: Ints
     row: Ints
-    _phases: dict[int, dict[tuple[str, int], Phase]] = field(default_factory=dict)
     _prices: dict[int, dict[CollectiveUse, int]] = field(default_factory=dict)
     _groups: dict[tuple[object, ...], Mapping[str, Ints]] = field(default_factory=dict)
     _made: dict[tuple[int, int], BlockSteps] = field(default_factory=dict)
+    _known_times: dict[int, dict[str, list[OperatorTime]]] = field(default_factory=dict)
     _known: dict[str, Ints] = field(default_factory=dict)
-    _lanes: dict[tuple[int, int, str], Lane] = field(default_factory=dict)
+    _lanes: dict[tuple[int, int], dict[str, Lane]] = field(default_factory=dict)
+    _structures: dict[tuple[object, ...], tuple[Step, ...]] = field(default_factory=dict)
     _drains: dict[tuple[int, str], Floats] = field(default_factory=dict)
 
     @staticmethod
@@ -159,18 +161,21 @@ class BlockCosts:
         return np.array([float(evaluate(weights, view.tensor)) for view in self.views])
 
     @cached_property
-    def _times(self) -> dict[str, list[list[OperatorTime]]]:
-        """Kernel times of every block for every key, evaluated in bulk."""
-        found: dict[str, list[list[OperatorTime]]] = {}
+    def _times(self) -> dict[str, list[tuple[list[int], list[OperatorTime]]]]:
+        """Kernel times of the operators of every block, for groups of keys at once."""
         blocks = {kind.block.name: kind.block for kind in self.kinds}
-        for name, block in blocks.items():
-            found[name] = [[] for _ in self.views]
-            for members in self._alike():
-                times = self._bulk(block, members)
-                for at, key in enumerate(members):
-                    found[name][key] = [_one(time, at) for time in times]
-        return found
+        return {
+            name: [(members, self._bulk(block, members)) for members in self._alike]
+            for name, block in blocks.items()
+        }
 
+    def _times_of(self, key: int) -> dict[str, list[OperatorTime]]:
+        """Kernel times of one key by block."""
+        group = next(at for at, members in enumerate(self._alike) if key in members)
+        at = self._alike[group].index(key)
+        return {name: [_one(time, at) for time in groups[group][1]] for name, groups in self._times.items()}
+
+    @cached_property
     def _alike(self) -> list[list[int]]:
         """Keys of equal precision and habits."""
         groups: dict[tuple[str, bool], list[int]] = {}
@@ -195,24 +200,24 @@ class BlockCosts:
         """Kernels alone by letter, int64[keys, kinds]: less than any pass takes, whatever is communicated."""
         found = {letter: np.zeros((len(self.views), len(self.kinds)), dtype=np.int64) for letter in LETTERS}
         slow = self.jobs.problem.stack.launch.kernel_overhead
+        early = np.array([view.job.plan.memory.recompute_early for view in self.views])
         for at, kind in enumerate(self.kinds):
-            for key, times in enumerate(self._times[kind.block.name]):
-                if grid_of(self.views[key].job.plan) is not None:  # products in panels
-                    for letter in LETTERS:
-                        found[letter][key, at] = self._kernels_of(self.phase(key, at, letter))
-                    continue
-                forward, inputs, weights = (
-                    sum(float(getattr(time, part)) for time in times)
+            for keys, times in self._times[kind.block.name]:
+                ahead, inputs, weights = (
+                    sum(np.asarray(getattr(time, part)) for time in times) + np.zeros(len(keys))
                     for part in ("forward_s", "backward_input_s", "backward_weight_s")
                 )
-                apart = self.views[key].job.plan.memory.recompute_early
-                again = forward if kind.recompute == "full" and not apart else 0.0
-                if kind.block.still:
-                    again = inputs = weights = 0.0
+                again = np.where(early[keys], 0.0, ahead) if kind.recompute == "full" else 0.0
+                trained = 0.0 if kind.block.still else 1.0
                 for letter, seconds in (
-                    ("F", forward), ("B", again + inputs + weights), ("I", again + inputs), ("W", weights)
+                    ("F", ahead), ("B", trained * (again + inputs + weights)), ("I", trained * (again + inputs)),
+                    ("W", trained * weights),
                 ):  # fmt: skip
-                    found[letter][key, at] = max(0, int(to_ns(slow * seconds)) - 3 * len(times))
+                    found[letter][keys, at] = np.maximum(0, to_ns(slow * seconds) - 3 * len(times))
+        for key in (at for at, view in enumerate(self.views) if grid_of(view.job.plan) is not None):
+            for at, letter in product(range(len(self.kinds)), LETTERS):  # products in panels
+                lane = self._lane(key, at, letter)
+                found[letter][key, at] = max(0, int(to_ns(slow * lane.compute_s)) - len(lane.uses))
         return found
 
     def again_ns(self, keys: Ints, shape: Shape) -> Floats:
@@ -221,12 +226,6 @@ class BlockCosts:
         found = np.zeros((len(keys), len(self.kinds)))
         found[early] = self.plain_ns(keys[early], (AGAIN,), shape.kinds)[AGAIN]
         return found
-
-    def _kernels_of(self, phase: Phase) -> int:
-        """Nanoseconds of the kernels of a phase, a little less than they are."""
-        slow = self.jobs.problem.stack.launch.kernel_overhead
-        seconds = sum(step.duration_s for step in phase.steps if step.collective is None)
-        return max(0, int(to_ns(slow * seconds)) - len(phase.steps))
 
     @cached_property
     def products_s(self) -> dict[str, Floats]:
@@ -244,25 +243,41 @@ class BlockCosts:
             found[name] = table
         return found
 
-    def phase(self, key: int, kind: int, letter: str) -> Phase:
-        """The steps of a pass, as the Program has them."""
-        if key not in self._phases:
-            self._phases[key] = {}
-        table = self._phases[key]
-        if (letter, kind) not in table:
-            table[letter, kind] = getattr(
-                self._steps(key, kind), "again" if letter == AGAIN else PASSES[letter]
-            )
-        return table[letter, kind]
-
-    def _steps(self, key: int, kind: int) -> BlockSteps:
+    def steps(self, key: int, kind: int) -> BlockSteps:
+        """The steps of all passes over a block, as the Program has them; the last few are kept."""
         if (key, kind) not in self._made:
-            known = {name: times[key] for name, times in self._times.items()}
-            base = self.views[key]
+            base, one = self.views[key], self.kinds[kind]
+            known = self._known_times.get(key) or self._times_of(key)
+            self._known_times = {key: known}
             view = _TimedView(**{f.name: getattr(base, f.name) for f in fields(base)}, known=known)
-            one = self.kinds[kind]
+            while len(self._made) >= MOST_STEPS:
+                del self._made[next(iter(self._made))]
             self._made[key, kind] = block_steps(one.block, view, recompute=one.recompute)
         return self._made[key, kind]
+
+    def _lane(self, key: int, kind: int, letter: str) -> Lane:
+        """A pass over a block as numbers; those of all letters are made at once."""
+        if (key, kind) not in self._lanes:
+            steps = self.steps(key, kind)
+            self._lanes[key, kind] = {
+                one: self._numbers(key, getattr(steps, name))
+                for one, name in (*PASSES.items(), (AGAIN, AGAIN))
+            }
+        return self._lanes[key, kind][letter]
+
+    def _numbers(self, key: int, phase: Phase) -> Lane:
+        signature = tuple((step.stream, step.after, step.collective is None) for step in phase.steps)
+        return Lane(
+            steps=self._structures.setdefault(signature, phase.steps),
+            seconds=np.array([step.duration_s for step in phase.steps]),
+            uses=tuple(step.collective for step in phase.steps),
+            prices_ns=np.array(
+                [self.price(key, step.collective) if step.collective else 0 for step in phase.steps],
+                dtype=np.int64,
+            ),
+            compute_s=float(sum(step.duration_s for step in phase.steps)),
+            issue_s=phase.issue_s,
+        )
 
     def price(self, key: int, use: CollectiveUse) -> int:
         """Nanoseconds of a collective inside a block, on the group of rank 0."""
@@ -284,8 +299,8 @@ class BlockCosts:
         if (key, letter) not in self._drains:
             found = np.zeros((len(self.kinds), len(self.wires.own)))
             for kind in range(len(self.kinds)):
-                for step in self.phase(key, kind, letter).steps:
-                    if (use := step.collective) is not None:
+                for use in self._lane(key, kind, letter).uses:
+                    if use is not None:
                         size = use.size_bytes * use.count
                         found[kind] += size * self.wire(key, use).slopes_s(self.wires.own)
             self._drains[key, letter] = found
@@ -332,11 +347,10 @@ class BlockCosts:
 
     def _carried(self, key: int, kind: int, letter: str) -> tuple[int, ...]:
         """Nanoseconds of a pass on every stream of CARRIERS."""
-        phase = self.phase(key, kind, letter)
-        found = dict.fromkeys(CARRIERS, 0)
-        for step in phase.steps:
-            if step.collective is not None:
-                found[step.stream] += self.price(key, step.collective)
+        lane, found = self._lane(key, kind, letter), dict.fromkeys(CARRIERS, 0)
+        for step, use, took in zip(lane.steps, lane.uses, lane.prices_ns.tolist(), strict=True):
+            if use is not None:
+                found[step.stream] += took
         return tuple(found.values())
 
     def plain_ns(
@@ -352,90 +366,60 @@ class BlockCosts:
             known = self._known.setdefault(
                 letter, np.full((len(self.row), len(self.kinds)), -1, dtype=np.int64)
             )
-            for key in np.unique(keys[(known[keys][:, wanted] < 0).any(axis=1)]).tolist():
-                for kind in wanted:
-                    known[key, kind] = self._plain(key, kind, letter)
+            for kind in wanted:
+                missing = np.unique(keys[known[keys, kind] < 0])
+                known[missing, kind] = self._passes_ns(missing, kind, letter, None)
             found[letter] = np.maximum(known[keys], 0)
         return found
 
-    def _plain(self, key: int, kind: int, letter: str) -> int:
-        slow = self.jobs.problem.stack.launch.kernel_overhead
-        price = partial(self.price, key)
-        return make_segment(self.phase(key, kind, letter), price, slowdown=slow).duration_ns
-
     def slowed_ns(self, keys: Ints, letter: str, busy_ns: Floats) -> Ints:
-        """Times of passes beside ``busy_ns`` of data-parallel communication each, int64[len(keys), kinds].
-
-        As in the Program: kernels slow down for the share of their time that is covered.
-        """
-        excess = self.jobs.problem.stack.overlap.compute_slowdown_while_comm - 1.0
+        """Times of passes beside ``busy_ns`` of data-parallel communication each, int64[len(keys), kinds]."""
         found = self.plain_ns(keys, (letter,))[letter]
-        if excess <= 0 or not busy_ns.any():
-            return found
-        unique, where = np.unique(keys, return_inverse=True)
-        for kind in np.flatnonzero(busy_ns.any(axis=0)).tolist():
-            lanes = [self._lane(int(key), kind, letter) for key in unique]
-            groups: dict[Signature, list[int]] = {}
-            for at, lane in enumerate(lanes):
-                groups.setdefault(lane.signature, []).append(at)
-            for members in groups.values():
-                mine = np.flatnonzero(np.isin(where, members))
-                row = np.searchsorted(members, where[mine])
-                found[mine, kind] = _stretched(
-                    [lanes[at] for at in members], row, excess, busy_ns[mine, kind]
-                )
+        if self.jobs.problem.stack.overlap.compute_slowdown_while_comm > 1.0:
+            for kind in np.flatnonzero(busy_ns.any(axis=0)).tolist():
+                found[:, kind] = self._passes_ns(keys, kind, letter, busy_ns[:, kind])
         return found
 
-    def _lane(self, key: int, kind: int, letter: str) -> Lane:
-        known = key, kind, letter
-        if known not in self._lanes:
-            phase = self.phase(key, kind, letter)
-            self._lanes[known] = Lane(
-                signature=tuple((step.stream, step.after, step.collective is None) for step in phase.steps),
-                seconds=np.array([step.duration_s for step in phase.steps])
-                * self.jobs.problem.stack.launch.kernel_overhead,
-                collective_ns=np.array(
-                    [
-                        0 if step.collective is None else self.price(key, step.collective)
-                        for step in phase.steps
-                    ],
-                    dtype=np.int64,
-                ),
-                compute_ns=float(to_ns(sum(step.duration_s for step in phase.steps))),
-                issue_ns=int(to_ns(phase.issue_s)),
-            )
-        return self._lanes[known]
+    def _passes_ns(self, keys: Ints, kind: int, letter: str, busy_ns: Floats | None) -> Ints:
+        """Times of passes over a kind of block, int64[len(keys)]; those of one structure are scheduled at once."""
+        unique, where = np.unique(keys, return_inverse=True)
+        lanes = [self._lane(key, kind, letter) for key in unique.tolist()]
+        structure = np.unique([id(lane.steps) for lane in lanes], return_inverse=True)[1]
+        stack, found = self.jobs.problem.stack, np.zeros(len(keys), dtype=np.int64)
+        for number in range(structure.max(initial=-1) + 1):
+            mine = np.flatnonzero(structure == number)
+            rows = np.flatnonzero(structure[where] == number)
+            some = [lanes[at] for at in mine]
+            row = np.searchsorted(mine, where[rows])
+            slow: Floats = np.full(len(rows), stack.launch.kernel_overhead)
+            if busy_ns is not None:
+                compute = to_ns(np.array([lane.compute_s for lane in some]))[row].astype(np.float64)
+                excess = stack.overlap.compute_slowdown_while_comm - 1.0
+                slow *= slowed_beside(excess, busy_ns[rows], compute)
+            seconds = np.array([lane.seconds for lane in some])
+            prices = np.array([lane.prices_ns for lane in some])
+            durations = [
+                prices[row, at] if use else to_ns(seconds[row, at] * slow)
+                for at, use in enumerate(some[0].uses)
+            ]
+            issue = to_ns(np.array([lane.issue_s for lane in some]))[row]
+            found[rows] = np.maximum(latest(schedule(some[0].steps, durations)[1], issue), issue)
+        return found
 
 
 @dataclass(frozen=True)
 class Lane:
-    """A phase as numbers: its structure, seconds of every kernel and nanoseconds of every collective."""
+    """A phase as numbers: its structure (``steps`` of the first one alike), seconds of kernels and collectives.
 
-    signature: Signature
+    ``compute_s`` are seconds of all kernels, ``issue_s`` those of the host.
+    """
+
+    steps: tuple[Step, ...]
     seconds: Floats
-    collective_ns: Ints
-    compute_ns: float
-    issue_ns: int
-
-
-def _stretched(lanes: Sequence[Lane], row: Ints, excess: float, busy_ns: Floats) -> Ints:
-    """Durations of lanes of one structure, int64[len(row)], by the rule of :mod:`simpar.program.blocks.segments`."""
-    compute = np.array([lane.compute_ns for lane in lanes])[row]
-    share = np.minimum(1.0, busy_ns / np.where(compute > 0, compute, np.inf))
-    slow = NS_PER_S * (1.0 + excess * share)
-    seconds, prices = (
-        np.array([getattr(lane, name) for lane in lanes]) for name in ("seconds", "collective_ns")
-    )
-    free: dict[str, Ints] = {}
-    finishes: list[Ints] = []
-    none = np.zeros(len(row), dtype=np.int64)
-    for step, (stream, after, is_kernel) in enumerate(lanes[0].signature):
-        begin = reduce(np.maximum, (finishes[i] for i in after), free.get(stream, none))
-        took = np.rint(seconds[row, step] * slow).astype(np.int64) if is_kernel else prices[row, step]
-        finishes.append(begin + took)
-        free[stream] = finishes[-1]
-    issue = np.array([lane.issue_ns for lane in lanes])[row]
-    return np.asarray(np.maximum(reduce(np.maximum, finishes, none), issue))
+    uses: tuple[CollectiveUse | None, ...]
+    prices_ns: Ints
+    compute_s: float
+    issue_s: float
 
 
 def _products_s(matrices: Sequence[Matrix], numerics: Numerics, view: RankView) -> Floats:

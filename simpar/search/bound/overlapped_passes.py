@@ -17,6 +17,7 @@ from simpar.plan.routing import has_sampled_loads
 from simpar.program.blocks.phases import BLOCK_STREAMS, Phase
 from simpar.program.blocks.segments import make_segment
 from simpar.program.structure.pairs import merged
+from simpar.program.structure.stages import PASSES
 from simpar.search.bound.block_costs import BlockCosts
 from simpar.units import to_ns
 
@@ -57,7 +58,7 @@ class OverlappedPasses:
     def _bound(self, key: int, forward: int, backward: int, letter: str) -> int:
         """Both blocks as the Program merges them; or any order of their steps, where its prices may be others."""
         passes, stack = self.passes, self.passes.jobs.problem.stack
-        phases = passes.phase(key, forward, "F"), passes.phase(key, backward, letter)
+        phases = passes.steps(key, forward).forward, getattr(passes.steps(key, backward), PASSES[letter])
         price = partial(passes.price, key)
         merge, share = merged(*phases, price)
         excess = max(stack.overlap.compute_slowdown_while_comm - 1.0, 0.0)

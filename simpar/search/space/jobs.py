@@ -9,6 +9,7 @@ from simpar.models.recompute import OPTIMAL
 from simpar.plan.mirrored import BOTH_ENDS
 from simpar.plan.offload import decided_offload
 from simpar.plan.plan import Plan
+from simpar.plan.schedules import EVEN_COSTS, looks_at_costs
 from simpar.program.blocks.rank_view import Job
 from simpar.search.problem import Problem
 from simpar.search.space.axes import SLICED, Rows
@@ -41,6 +42,8 @@ class Jobs:
             pipeline = pipeline.model_copy(update={"slices": (problem.training.seq_len,)})
         if plan.schedule == BOTH_ENDS:  # passes are priced as on a pipeline with one end
             pipeline = pipeline.model_copy(update={"schedule": "1f1b"})
+        if looks_at_costs(plan.schedule):  # tables are made in search/bound/batched_sweep.py
+            pipeline = pipeline.model_copy(update={"pass_costs": pipeline.pass_costs or EVEN_COSTS})
         filled = plan.model_copy(update={"mesh": mesh, "pipeline": pipeline})
         filled = filled.model_copy(update={"offload": decided_offload(filled)})
         return balanced(resolve(filled, problem.stack), problem.graph, problem.stack)

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from simpar.plan.schedules import EVEN_COSTS
+from simpar.search.certify.exact import job_of
+from simpar.search.space.rows import plan_of
 from tests.search.conftest import make_frontier, random_problem
 
 GREEDY = ("zb-h1", "zb-h2", "v-half", "v-min")
@@ -13,10 +15,10 @@ GREEDY = ("zb-h1", "zb-h2", "v-half", "v-min")
 def test_rows_share_the_durations_of_their_blocks(seed):
     """However blocks are spread over stages, a row's costs are those of its own job."""
     fixed = {"schedule": GREEDY, "micro_batch": 1, "tp": 1, "zero": 0, "overlap_grad_reduce": True}
-    sweeps = make_frontier(random_problem(seed, **fixed), seed, 60).sweeps
-    pipelines = sweeps.bounds.pipelines
-    rows = np.unique(pipelines.index, return_index=True)[1].tolist()
-    found = {row: sweeps.table_key(row)[-1] for row in rows}
-    assert found == {row: pipelines.jobs.job(row).plan.pipeline.pass_costs or EVEN_COSTS for row in rows}
-    assert len(set(found.values())) > 1, "all durations are alike"
-    assert len(sweeps._blocks) < len(rows), "nothing is shared"
+    problem = random_problem(seed, **fixed)
+    frontier = make_frontier(problem, seed, 60)
+    rows = np.unique(frontier.bounds.pipelines.index, return_index=True)[1]
+    jobs = [job_of(problem, plan_of(frontier.rows, row)) for row in rows.tolist()]
+    found = frontier.sweeps.costs_of(rows)
+    assert found == [job.plan.pipeline.pass_costs or EVEN_COSTS for job in jobs]
+    assert len(set(found)) > 1, "all durations are alike"
