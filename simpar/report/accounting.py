@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from simpar.program.emission.traffic import EMBEDDING_GROUP
 from simpar.report.attribution import BUBBLE, GROUPS, SLOW, UNEQUAL, Excess, Gaps, binding_predecessors
-from simpar.report.idle import Idle, Participation, Waiting
+from simpar.report.idle import OWN, Idle, Participation, Waiting
 from simpar.report.slot_facts import COMMUNICATION, INSIDE, PARTS, PASSES, SlotFacts, slot_facts
 from simpar.units import NS_PER_S
 
@@ -125,8 +125,9 @@ def account(
     for class_id, rows in enumerate(mine):
         own = facts.take(rows)
         _add_ops(causes[class_id], own)
-        for number, kind in enumerate(COMMUNICATION):
+        for number, kind in enumerate(OWN):
             causes[class_id, CAUSES.index(_CAUSE_OF_KIND[kind])] += exposed[class_id, number]
+        for number, kind in enumerate(COMMUNICATION):
             moved[class_id, number] = own.size_bytes[own.kind == kind].sum()
         for number, kind in enumerate(INSIDE):
             inside = own.inside[:, number].sum(axis=0)

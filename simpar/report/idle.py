@@ -21,7 +21,7 @@ from simpar.report.attribution import (
     placed,
     shared_out,
 )
-from simpar.report.slot_facts import COMMUNICATION
+from simpar.report.slot_facts import COMMUNICATION, HOST
 
 if TYPE_CHECKING:
     from simpar.program.ir.program import Timing
@@ -30,12 +30,14 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+OWN = (*COMMUNICATION, HOST)
+"""What a rank itself may have under way while its compute stream is idle."""
 _Number = TypeVar("_Number", np.int64, np.float64)
 
 
 @dataclass(frozen=True)
 class Participation:
-    """Which classes take part in which ops of communication, as sorted keys op * num_classes + class.
+    """Which classes take part in which ops of kinds in OWN, as sorted keys op * num_classes + class.
 
     A message has its sender and whoever waits for it. ``kind_of_op`` str[num_ops].
     """
@@ -53,11 +55,11 @@ class Participation:
         message = kinds[source] == "pp"
         received = source[message] * num + program.ops.class_id[waiting[message]]
         joined = lowered.op_of_slot * num + lowered.slots.class_id
-        joined = joined[np.isin(kinds, COMMUNICATION)[lowered.op_of_slot]]
+        joined = joined[np.isin(kinds, OWN)[lowered.op_of_slot]]
         return Participation(np.unique(np.concatenate([joined, received])), num, kinds)
 
     def has(self, op: Ints, class_id: Ints) -> Bools:
-        """Whether each class takes part in each op, and the op is communication."""
+        """Whether each class takes part in each op, and the op is of a kind in OWN."""
         if not len(self.keys):
             return np.zeros(len(op), dtype=bool)
         key = op * self.num_classes + class_id
@@ -125,7 +127,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Idle:
-    """All gaps: pieces of the rank's own communication (``own``), the rest (``waits``), and its causes.
+    """All gaps: pieces of the rank's own communication and launches (``own``), the rest (``waits``), and its causes.
 
     ``own`` names for every piece an op of the kind that is exposed.
 
@@ -154,7 +156,8 @@ class Idle:
             gaps, pieces.take(takes_part), pieces.take(~takes_part), part, timing
         )
         class_of_op, stage = lowered.program.ops.class_id, lowered.stage_of_class
-        paid = excess.share[gaps.class_id[own.gap], excess.sort[own.op]] * own.length_ns
+        sort = excess.sort[own.op]
+        paid = np.where(sort < 0, 0.0, excess.share[gaps.class_id[own.gap], sort]) * own.length_ns
         surplus = excess.chain[gaps.behind] - gaps.past
         behind_slow = surplus[:, SLOW] >= 1.0
         surplus[:, SLOW] = np.minimum(surplus[:, SLOW], max(0, most_slow_ns))
@@ -170,10 +173,10 @@ class Idle:
         return Idle(gaps, own, waits, shares, excess, class_of_op, part.kind_of_op)
 
     def exposed_ns(self, num_classes: int) -> Ints:
-        """Exposed communication outside blocks, int64[num_classes, kinds of COMMUNICATION]."""
-        found = np.zeros((num_classes, len(COMMUNICATION)), dtype=np.int64)
+        """Exposed communication outside blocks, and waits for launches: int64[num_classes, kinds of OWN]."""
+        found = np.zeros((num_classes, len(OWN)), dtype=np.int64)
         kind = self.kind_of_op[self.own.op]
-        for number, name in enumerate(COMMUNICATION):
+        for number, name in enumerate(OWN):
             rows = np.flatnonzero(kind == name)
             np.add.at(found[:, number], self.gaps.class_id[self.own.gap[rows]], self.own.length_ns[rows])
         return found

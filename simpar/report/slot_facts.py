@@ -21,7 +21,9 @@ PASSES = ("forward", "backward", "input_gradient", "weight_gradient", "forward_b
 INSIDE = ("tp", "cp", "ep")
 """Kinds of communication that happen inside the passes of a block."""
 COMMUNICATION = ("tp", "pp", "dp", "cp", "ep", "offload")
-PARTS = ("forward", "backward", "input_gradient", "weight_gradient", "recompute", "host", *INSIDE)
+HOST = "host"
+"""Kind of what waits for launches on the host."""
+PARTS = ("forward", "backward", "input_gradient", "weight_gradient", "recompute", HOST, *INSIDE)
 
 
 @dataclass(frozen=True)

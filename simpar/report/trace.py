@@ -176,10 +176,9 @@ def _rows(slices: Slices) -> Iterator[tuple[int, ...]]:
 
 def _arrows(timeline: Timeline, lanes: _Lanes) -> Iterator[Event]:
     slices = timeline.slices
-    for number, (source, target) in enumerate(timeline.arrows.tolist()):
+    seen = (slices.finish_ns > slices.start_ns)[timeline.arrows].all(axis=1)
+    for number, (source, target) in enumerate(timeline.arrows[seen].tolist()):
         for phase, row in (("s", source), ("f", target)):
-            if slices.finish_ns[row] == slices.start_ns[row]:
-                break
             yield {
                 "ph": phase,
                 "id": number,

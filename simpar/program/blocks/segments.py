@@ -23,6 +23,8 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Time = TypeVar("Time", int, Ints)
 Priced = Callable[[CollectiveUse], int]  # solo duration in ns
+LAUNCH = "launch"
+"""Name of a segment's last step where the host launches longer than the device works."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def make_segment(phase: Phase, price: Priced, *, slowdown: float = 1.0) -> Segme
     starts, finishes = schedule(steps, durations)
     gap = to_ns(phase.issue_s) - max(finishes, default=0)
     if gap > 0:
-        steps.append(Step(name="launch", kind="host", stream=COMPUTE, after=_terminals(steps)))
+        steps.append(Step(name=LAUNCH, kind="host", stream=COMPUTE, after=_terminals(steps)))
         starts.append(max(finishes, default=0))
         finishes.append(starts[-1] + int(gap))
     duration = max(finishes, default=0)
@@ -139,3 +141,8 @@ def _add_gap(parts: dict[str, int], waits: Sequence[tuple[int, int, str]], begin
 def terminals(segment: Segment) -> tuple[int, ...]:
     """Positions of the steps that nothing in the segment waits for: together they end it."""
     return _terminals(segment.steps)
+
+
+def waits_for_host(segment: Segment) -> bool:
+    """Whether the host launches longer than the device works: the last step is what it launches behind that."""
+    return bool(segment.steps) and segment.steps[-1].name == LAUNCH

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simpar.program.blocks.segments import Segment, terminals
+from simpar.program.blocks.segments import LAUNCH, Segment, terminals, waits_for_host
 from simpar.program.structure.templates import Node, Template
 
 
@@ -12,7 +12,9 @@ def flatten(template: Template) -> Template:
     """The same template with every step of every segment as a node of its own (steps keep their streams).
 
     The opening steps of a segment wait for all closing steps of the one before, which is what "starts with
-    idle streams and ends joined" means; memory moves with the node's first and last step.
+    idle streams and ends joined" means; memory moves with the node's first and last step. What the host still
+    launches when a segment alone has ended is counted from the segment's begin: it goes on while ranks wait for
+    each other or for links.
     """
     nodes: list[Node] = []
     ends: list[tuple[int, ...]] = []
@@ -30,6 +32,10 @@ def flatten(template: Template) -> Template:
                 if index == 0
                 else replace(node, layer=layer, arrival=False, awaits=())
             )
+            if waits_for_host(segment) and len(nodes) == first:
+                begin = replace(opening, kind="join", duration_ns=0, segments=(), memory=(), frees=())
+                nodes.append(replace(begin, after=last))
+                last = (len(nodes) - 1,)
             last = _append_steps(nodes, opening, segment, last)
         _move_ends(nodes, node, first, last)
         ends.append((len(nodes) - 1,))
@@ -37,6 +43,10 @@ def flatten(template: Template) -> Template:
 
 
 def _append_steps(nodes: list[Node], node: Node, segment: Segment, last: tuple[int, ...]) -> tuple[int, ...]:
+    host: tuple[int, ...] = ()
+    if waits_for_host(segment):
+        host = (len(nodes),)
+        nodes.append(Node("host", LAUNCH, (), segment.duration_ns, after=last, layer=node.layer))
     offset = len(nodes)
     for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True):
         nodes.append(
@@ -46,7 +56,7 @@ def _append_steps(nodes: list[Node], node: Node, segment: Segment, last: tuple[i
                 else step.kind,
                 name=step.name,
                 streams=(step.stream,),
-                duration_ns=int(finish - start),
+                duration_ns=0 if step.name == LAUNCH else int(finish - start),
                 collective=step.collective,
                 after=tuple(a + offset for a in step.after) or last,
                 arrival=node.arrival and not step.after,
@@ -54,7 +64,7 @@ def _append_steps(nodes: list[Node], node: Node, segment: Segment, last: tuple[i
                 layer=node.layer if step.layer is None else step.layer,
             )
         )
-    return tuple(position + offset for position in terminals(segment)) or last
+    return (*(position + offset for position in terminals(segment)), *host) or last
 
 
 def _move_ends(nodes: list[Node], node: Node, first: int, last: tuple[int, ...]) -> None:

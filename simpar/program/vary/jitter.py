@@ -30,10 +30,14 @@ MANTISSA_BITS = 53
 
 @dataclass(frozen=True)
 class Kernels:
-    """The part of every op that jitter touches: ``time_ns`` int64[num_ops] of kernels, in the pass ``action``."""
+    """The part of every op that jitter touches: ``time_ns`` int64[num_ops] of kernels, in the pass ``action``.
+
+    ``on_device`` bool[num_ops] is false where the host launches beside the device.
+    """
 
     time_ns: Ints
     action: Ints
+    on_device: NDArray[np.bool_]
 
     @staticmethod
     def of(lowered: Lowered) -> Kernels:
@@ -48,7 +52,9 @@ class Kernels:
             alone = slots.group[mine] < 0
             ops = lowered.op_of_slot[mine[alone]]
             time_ns[ops], action[ops] = np.concatenate(each)[at[alone]], slots.action[mine[alone]]
-        return Kernels(time_ns, action)
+        on_device = np.zeros(len(lowered.program), dtype=bool)
+        on_device[lowered.program.streams.item] = True
+        return Kernels(time_ns, action, on_device)
 
 
 def kernel_ns(node: Node) -> int:
@@ -93,7 +99,7 @@ class Jitter:
     def of(lowered: Lowered, expanded: Expanded, *, at_peak_s: float = 0.0) -> Jitter:
         """The kernels of all units, which take ``at_peak_s`` a step at the least."""
         kernels = Kernels.of(lowered)
-        busiest_ns = np.bincount(lowered.program.ops.class_id, kernels.time_ns).max(initial=1.0)
+        busiest_ns = np.bincount(lowered.program.ops.class_id, kernels.time_ns * kernels.on_device).max(initial=1.0)
         least = min(1.0, at_peak_s * NS_PER_S / busiest_ns)
         time_ns, action = (np.repeat(column, expanded.count) for column in (kernels.time_ns, kernels.action))
         return Jitter(expanded, time_ns, action, least)
