@@ -22,7 +22,8 @@ from pydantic import ValidationError
 import simpar
 from simpar.errors import UserError
 from simpar.files import bundled
-from simpar.hardware.cluster import Cluster, load_cluster
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.cluster import Cluster
 from simpar.models.catalogue import load_model
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES

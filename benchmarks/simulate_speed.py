@@ -17,7 +17,7 @@ from typing import Any
 
 from simpar.engine import choose_engine, reference
 from simpar.engine.event import Runner
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of

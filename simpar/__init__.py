@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from simpar.cost.stack import load_stack
     from simpar.errors import Infeasible, UserError
-    from simpar.hardware.cluster import load_cluster
+    from simpar.hardware.catalogue import load_cluster
     from simpar.hardware.device import load_device
     from simpar.models.graph import ModelGraph
     from simpar.models.training import Training
@@ -45,7 +45,7 @@ __version__ = "0.1.0"
 _CONTENTS = (
     ("Model", "tracing.load:load_model", "a model by name, config.json or module:function of yours"),
     ("ModelGraph", "models.graph:ModelGraph", "what Model gives: operators with named dims"),
-    ("Cluster", "hardware.cluster:load_cluster", "nodes of a hardware profile"),
+    ("Cluster", "hardware.catalogue:load_cluster", "nodes of a hardware profile"),
     ("load_device", "hardware.device:load_device", "one accelerator's rates and memory"),
     ("Training", "models.training:Training", "sequence length and global batch"),
     ("Plan", "plan.plan:Plan", "how the step is split; save and load"),

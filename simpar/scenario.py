@@ -46,8 +46,7 @@ class ClusterChoice(_Part):
 
     def load(self) -> Cluster:
         """The nodes, as their profile has them. Raises UserError."""
-        from simpar.hardware.cluster import load_cluster
-        from simpar.hardware.mixed import make_mixed
+        from simpar.hardware.catalogue import load_cluster, make_mixed
 
         if isinstance(self.hardware, MixedProfile):
             return make_mixed(self.hardware, self.nodes)

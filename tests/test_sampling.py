@@ -12,7 +12,7 @@ from pydantic import ValidationError
 import simpar
 from simpar import sampling
 from simpar.errors import UserError
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.program.vary.jitter import Kernels
 from simpar.report.result import Result
 from simpar.simulation import lower_job, make_job

@@ -6,13 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar import files
 from simpar.errors import UserError
 from simpar.hardware import torus
 from simpar.hardware.device import Device, load_device
@@ -459,26 +457,6 @@ class Cluster:
         from simpar.hardware.view import to_networkx
 
         return to_networkx(self)
-
-
-def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None) -> Cluster:
-    """``nodes`` nodes of a profile: a bundled name, the path of a YAML, or a profile itself. Raises UserError.
-
-    Left out, ``nodes`` is 1, or what a mixed profile (one with groups of nodes) has. Files named in a profile file
-    lie relative to it.
-    """
-    if not isinstance(profile, ClusterProfile):
-        path = files.find(profile, "clusters", "hardware")
-        document = files.load(path)
-        if isinstance(document.data, dict) and "groups" in document.data:
-            from simpar.hardware.mixed import make_mixed
-            from simpar.hardware.profile import MixedProfile
-
-            return make_mixed(files.parse(MixedProfile, document), nodes, path.parent)
-        profile = files.parse(ClusterProfile, document)
-        if isinstance(profile.device, str) and Path(profile.device).suffix:
-            profile = profile.model_copy(update={"device": str(path.parent / profile.device)})
-    return make_cluster(profile, 1 if nodes is None else nodes)
 
 
 def make_cluster(profile: ClusterProfile, nodes: int) -> Cluster:

@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.errors import UserError
-from simpar.hardware.cluster import Cluster, Ints, load_cluster
+from simpar.hardware.cluster import Cluster, Ints
 from simpar.hardware.device import Device
 from simpar.hardware.levels import Home, Level
-from simpar.hardware.profile import Between, ClusterProfile, MixedProfile
+from simpar.hardware.profile import Between, ClusterProfile
 
 LEAVES = ("leaf_up", "leaf_down")
 TRUNKS = ("trunk_up", "trunk_down")
@@ -35,6 +33,13 @@ class MixedCluster(Cluster):
 
     parts: tuple[Cluster, ...] = ()
     between: Between = field(default_factory=Between)
+
+    @staticmethod
+    def of(name: str, parts: tuple[Cluster, ...], between: Between) -> MixedCluster:
+        """The cluster of groups of nodes, joined by what is between them."""
+        return MixedCluster(
+            _joined(name, parts), sum(part.nodes for part in parts), parts=parts, between=between
+        )
 
     @property
     def in_training(self) -> Cluster:
@@ -268,34 +273,7 @@ class MixedCluster(Cluster):
         return found
 
 
-def make_mixed(profile: MixedProfile, nodes: int | None = None, folder: Path | None = None) -> MixedCluster:
-    """The cluster of a profile, with ``nodes`` a multiple of its own number. Raises UserError.
-
-    Files that groups name lie in ``folder``.
-    """
-    copies, rest = divmod(profile.nodes if nodes is None else nodes, profile.nodes)
-    if rest or copies < 1:
-        raise UserError(
-            f"nodes = {nodes}: hardware {profile.name} has {' + '.join(str(g.nodes) for g in profile.groups)} nodes; "
-            f"allowed: multiples of {profile.nodes}"
-        )
-    parts = []
-    for index, group in enumerate(profile.groups):
-        inside = folder is not None and bool(Path(group.hardware).suffix)
-        part = load_cluster(
-            folder / group.hardware if inside and folder else group.hardware, group.nodes * copies
-        )
-        if part.is_mixed or part.profile.scale_up.kind == "torus" or part.profile.scale_out is None:
-            raise UserError(
-                f"hardware {profile.name}: groups[{index}].hardware = {group.hardware}: allowed: profiles of one kind "
-                "of nodes with a network between them, no torus"
-            )
-        parts.append(part)
-    total = sum(part.nodes for part in parts)
-    return MixedCluster(_joined(profile.name, parts), total, parts=tuple(parts), between=profile.between)
-
-
-def _joined(name: str, parts: list[Cluster]) -> ClusterProfile:
+def _joined(name: str, parts: tuple[Cluster, ...]) -> ClusterProfile:
     """What spans the parts: the scale-up fabric with the slowest ports, the slowest network, nothing in switches."""
     slow = min((part.profile for part in parts), key=lambda each: each.scale_up.bandwidth)
     network = min(

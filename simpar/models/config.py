@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from simpar.errors import UserError
+from simpar.models.graph import ModelGraph
 from simpar.models.transformer import Shape
 
 MAX_SIZE = 2**31
@@ -59,6 +60,10 @@ class Config:
                 raise UserError(f"{self.source}: {name} = {value!r}: allowed: 0 up to below 1")
             worst = max(worst, float(value))
         return worst
+
+
+Family = Callable[[Config, str], ModelGraph]
+"""The reader of a family of models: a config and the model's name to its graph."""
 
 
 def shape_of(config: Config, *, hidden: int, ffn: int, layers: int, heads: int, **sizes: int) -> Shape:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from simpar.errors import UserError
 from simpar.files import allowed, suggest
-from simpar.models.config import Config, llama_shape, shape_of, windows_of
+from simpar.models.config import Config, Family, llama_shape, shape_of, windows_of
 from simpar.models.graph import ModelGraph
 from simpar.models.hf_hybrids import HYBRIDS
 from simpar.models.hf_mixtures import MIXTURES
+from simpar.models.hf_towers import towers
 from simpar.models.transformer import Style, build, windowed
 
 WRAPPERS = ("text_config", "language_config", "llm_config")
@@ -19,35 +20,26 @@ UNMODELLED = {
     "jamba": "state-space layers", "qwen3_next": "linear attention", "deepseek_v4": "compressed sparse attention",
 }  # fmt: skip
 
-Family = Callable[[Config, str], ModelGraph]
-
 
 def read(config: Mapping[str, Any], name: str = "model") -> ModelGraph:
     """The graph of a config. Raises UserError naming file, field, value and rule."""
     if not isinstance(config, Mapping):
         raise UserError(f"{name}: a model config is a mapping with a model_type")
-    towers = _towers()
-    for wrapper in WRAPPERS if config.get("model_type") not in towers else ():
+    with_encoders = towers(read)
+    for wrapper in WRAPPERS if config.get("model_type") not in with_encoders else ():
         inner = config.get(wrapper)
         if isinstance(inner, Mapping) and "hidden_size" not in config:
             config = {"model_type": config.get("model_type"), **inner}
     kind = str(config.get("model_type") or "")
     if kind in UNMODELLED:
         raise UserError(f"{name}: model_type = {kind!r}: {UNMODELLED[kind]} are not modelled")
-    families = FAMILIES | towers
+    families = FAMILIES | with_encoders
     if kind not in families:
         raise UserError(
             f"{name}: model_type = {kind!r} is not known{suggest(kind, families) or allowed(families)}"
         )
     graph = families[kind](Config(config, name), name)
     return replace(graph, facts={**graph.facts, **_facts(Config(config, name))})
-
-
-def _towers() -> dict[str, Family]:
-    """Families whose readers are made of the readers here."""
-    from simpar.models.hf_towers import TOWERS
-
-    return TOWERS
 
 
 def _facts(config: Config) -> dict[str, Any]:

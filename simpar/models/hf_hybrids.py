@@ -7,11 +7,10 @@ residual; nothing says positions but the state.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from simpar.errors import UserError
-from simpar.models.config import Config, llama_shape
+from simpar.models.config import Config, Family, llama_shape
 from simpar.models.graph import INPUT, PRODUCTS, Block, ModelGraph, Operator
 from simpar.models.mamba import Mamba, mamba
 from simpar.models.mixture import Mixture, mixture, outputs
@@ -196,4 +195,4 @@ def _experts(config: Config) -> Mixture:
     return found
 
 
-HYBRIDS: dict[str, Callable[[Config, str], ModelGraph]] = {"nemotron_h": _nemotron_h}
+HYBRIDS: dict[str, Family] = {"nemotron_h": _nemotron_h}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from simpar.errors import UserError
-from simpar.models.config import Config, llama_shape, shape_of, windows_of
+from simpar.models.config import Config, Family, llama_shape, shape_of, windows_of
 from simpar.models.graph import ModelGraph
 from simpar.models.latent import Latent
 from simpar.models.mixture import Mixture
@@ -241,7 +240,7 @@ def _grok(config: Config, name: str) -> ModelGraph:
     return build(name, _with(shape, mixture), style)
 
 
-MIXTURES: dict[str, Callable[[Config, str], ModelGraph]] = {
+MIXTURES: dict[str, Family] = {
     "mixtral": _mixtral, "qwen2_moe": _qwen2_moe, "qwen3_moe": _qwen3_moe, "deepseek": _deepseek,
     "deepseek_v2": _deepseek, "deepseek_v3": _deepseek, "kimi_k2": _deepseek, "glm4_moe": _glm4_moe,
     "gpt_oss": _gpt_oss, "llama4": _llama4, "llama4_text": _llama4, "olmoe": _olmoe, "phimoe": _phimoe,

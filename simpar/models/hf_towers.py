@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from simpar.errors import UserError
-from simpar.models.config import Config, shape_of
+from simpar.models.config import Config, Family, shape_of
 from simpar.models.encoder import encoder
 from simpar.models.graph import ModelGraph
-from simpar.models.hf_config import Family, read
 from simpar.models.towers import Vision, before_language_model, encoder_decoder
 from simpar.models.transformer import Shape, Style
 
 CHANNELS = 3
+
+Reader = Callable[[Mapping[str, Any], str], ModelGraph]
 
 
 def _t5(config: Config, name: str) -> ModelGraph:
@@ -30,7 +33,7 @@ def _t5(config: Config, name: str) -> ModelGraph:
     return encoder_decoder(name, shape, style, decoder_layers=depth, decoder_seq=decoder_seq)
 
 
-def _llava(config: Config, name: str) -> ModelGraph:
+def _llava(read: Reader, config: Config, name: str) -> ModelGraph:
     inner, text = config.data.get("vision_config"), config.data.get("text_config")
     if not isinstance(inner, Mapping) or not isinstance(text, Mapping):
         raise UserError(f"{name}: model_type = 'llava': vision_config and text_config are needed")
@@ -74,12 +77,10 @@ def _bert(config: Config, name: str) -> ModelGraph:
     return encoder(name, shape, token_types=types, dropout=rate > 0)
 
 
-TOWERS: dict[str, Family] = {
-    "bert": _bert,
-    "roberta": _bert,
-    "xlm-roberta": _bert,
-    "t5": _t5,
-    "mt5": _t5,
-    "umt5": _t5,
-    "llava": _llava,
-}
+def towers(read: Reader) -> dict[str, Family]:
+    """Families with encoders; ``read`` reads the config of a language model inside another."""
+    return {
+        **dict.fromkeys(("bert", "roberta", "xlm-roberta"), _bert),
+        **dict.fromkeys(("t5", "mt5", "umt5"), _t5),
+        "llava": partial(_llava, read),
+    }

@@ -11,8 +11,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from simpar.report.explain import MEMORY_PARTS, WORDS, fullest_stage
+from simpar.report.explain import WORDS, fullest_stage
 from simpar.report.result import Result
+from simpar.report.timeline import MEMORY_PARTS
 from simpar.units import (
     MEGA,
     format_bytes,

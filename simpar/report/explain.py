@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from simpar.program.ir.program import Program, Timing
 from simpar.report.result import Cooperation, HostReport, Result, StageMemory
+from simpar.report.timeline import MEMORY_PARTS
 from simpar.report.waits import slow_hints, waited_for
 from simpar.units import NS_PER_S, format_bytes, format_seconds
 
-MEMORY_PARTS = ("parameters", "gradients", "optimizer_states", "activations", "transient", "overhead")
 WORDS = {
     "exposed_tp": "exposed tensor-parallel communication",
     "exposed_pp": "exposed pipeline sends",

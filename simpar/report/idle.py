@@ -157,7 +157,7 @@ class Idle:
         )
         class_of_op, stage = lowered.program.ops.class_id, lowered.stage_of_class
         sort = excess.sort[own.op]
-        paid = np.where(sort < 0, 0.0, excess.share[gaps.class_id[own.gap], sort]) * own.length_ns
+        paid: Floats = np.where(sort < 0, 0.0, excess.share[gaps.class_id[own.gap], sort]) * own.length_ns
         surplus = excess.chain[gaps.behind] - gaps.past
         behind_slow = surplus[:, SLOW] >= 1.0
         surplus[:, SLOW] = np.minimum(surplus[:, SLOW], max(0, most_slow_ns))

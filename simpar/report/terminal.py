@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from simpar.report.explain import MEMORY_PARTS
-from simpar.report.result import Cooperation, Result, StageMemory, Trial
+from simpar.report.timeline import MEMORY_PARTS
 from simpar.scenario import Published
 from simpar.units import GIB, format_bytes, format_count, format_energy, format_figure, format_seconds
 
@@ -19,7 +18,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from simpar.report.result import Cooperation, Result, StageMemory, Trial
+
 BAR_WIDTH = 32
+SHORT = {"parameters": "params", "gradients": "grads", "optimizer_states": "optimizer"}
 MAX_MEMORY_ROWS = 12
 MAX_VALIDATION_ROWS = 40
 UNTRIED = "--advise simulates layouts one or two changes away and says what each would gain."
@@ -391,7 +393,7 @@ def _efficiency_rows(met: Cooperation) -> list[tuple[str, str]]:
 
 
 def _memory(result: Result, console: Console) -> Table:
-    names = ("params", "grads", "optimizer", "activations", "transient", "overhead", "peak")
+    names = (*(SHORT.get(part, part) for part in MEMORY_PARTS), "peak")
     columns = [("stage", "left"), *((name, "right") for name in names)]
     if len({stage.device for stage in result.memory.stages}) > 1:
         columns += [("of", "right"), ("device", "left")]

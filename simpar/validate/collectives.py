@@ -12,7 +12,8 @@ from functools import lru_cache
 
 from simpar.cost.collectives import collective_time_s
 from simpar.errors import UserError
-from simpar.hardware.cluster import Cluster, load_cluster
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.cluster import Cluster
 from simpar.units import GB, US
 from simpar.validate.cells import Row, Unmodelled, measurement, text, whole
 from simpar.validate.clusters import profile_of

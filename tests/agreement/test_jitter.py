@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from simpar.engine import event, reference
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan

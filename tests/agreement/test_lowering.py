@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simpar.engine import reference, sweep
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of

@@ -11,7 +11,8 @@ from simpar.calibrate.request import Sample, quick
 from simpar.cost.collectives import collective_time_s
 from simpar.cost.operators import optimizer_time_s
 from simpar.cost.stack import load_stack
-from simpar.hardware.cluster import Cluster, load_cluster
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import load_device
 from simpar.plan.plan import Numerics
 from simpar.runtime.job import Machine as Where

@@ -6,7 +6,7 @@ import pytest
 
 from simpar.cost.graphs import launches, part_names
 from simpar.cost.stack import load_stack
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.models.graph import Block, ModelGraph
 from simpar.models.training import Training

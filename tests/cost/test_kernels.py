@@ -11,7 +11,7 @@ from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import BLOCK_CAST_RATE, block_cast, operator_times
 from simpar.cost.stack import Fusion, load_stack
 from simpar.errors import UserError
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.device import load_device
 from simpar.models.catalogue import load_model
 from simpar.models.graph import Attention

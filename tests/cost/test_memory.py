@@ -16,7 +16,7 @@ from simpar.cost.memory import (
     static_memory,
 )
 from simpar.cost.stack import Stack, load_stack, resolve
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Plan

@@ -14,7 +14,7 @@ from simpar.cost.memory import held_blocks, held_memory, stage_static_memory
 from simpar.cost.memory.layouts import Layouts, dims_of
 from simpar.cost.memory.static import Held
 from simpar.cost.stack import load_stack, resolve
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Plan

@@ -11,7 +11,7 @@ from simpar.cost.peak import peak_memory
 from simpar.cost.stack import load_stack, resolve
 from simpar.engine import choose_engine
 from simpar.errors import UserError
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Plan

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from simpar.errors import UserError
 from simpar.files import bundled
-from simpar.hardware.cluster import Cluster, load_cluster, make_cluster
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.cluster import Cluster, make_cluster
 from simpar.hardware.profile import ClusterProfile
 from simpar.units import GB, GIB, US
 

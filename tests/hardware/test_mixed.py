@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from simpar.cost.collectives import collective
 from simpar.cost.collectives.parameters import parameters
 from simpar.errors import UserError
-from simpar.hardware.cluster import load_cluster
-from simpar.hardware.mixed import MixedCluster, make_mixed
+from simpar.hardware.catalogue import load_cluster, make_mixed
+from simpar.hardware.mixed import MixedCluster
 from simpar.hardware.profile import MixedProfile
 from simpar.units import GB, MOST_LINK_BYTES_PER_S, US
 

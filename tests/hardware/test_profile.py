@@ -9,7 +9,8 @@ import pytest
 
 from simpar.errors import UserError
 from simpar.files import bundled
-from simpar.hardware.cluster import Cluster, load_cluster
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import load_device
 from simpar.units import GB, GIB
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.torus import hops, slice_sides
 
 

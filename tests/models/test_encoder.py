@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.models.flops import attention_flop_per_token
 from simpar.models.training import Training

@@ -6,7 +6,7 @@ import pytest
 
 from simpar.cost.activations import block_activations
 from simpar.cost.stack import load_stack, resolve
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.models.recompute import MODULES, is_known, module_names, of_layer, operators

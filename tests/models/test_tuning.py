@@ -5,7 +5,8 @@ import pytest
 import simpar
 from simpar.cost.optimizers import state_bytes
 from simpar.errors import UserError
-from simpar.hardware.cluster import load_cluster, make_cluster
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.cluster import make_cluster
 from simpar.models.flops import model_flop_per_token
 from simpar.models.hf_config import read
 from simpar.models.tuning import NF4_BYTES, tuned

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.operation import Operation
 from simpar.operate.checkpoint import checkpoint_bytes, daly, efficiency, saving, young
 from simpar.plan.plan import Plan

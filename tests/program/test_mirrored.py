@@ -10,7 +10,8 @@ import pytest
 import simpar
 from simpar.engine import choose_engine
 from simpar.errors import UserError
-from simpar.hardware.cluster import Cluster, load_cluster
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.cluster import Cluster
 from simpar.models.catalogue import load_model
 from simpar.plan.mesh import AXES, Mesh
 from simpar.plan.mirrored import MirroredMesh, folded, unfolded

@@ -11,8 +11,8 @@ import pytest
 from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.files import bundled, load
-from simpar.hardware.cluster import Cluster, load_cluster
-from simpar.hardware.mixed import make_mixed
+from simpar.hardware.catalogue import load_cluster, make_mixed
+from simpar.hardware.cluster import Cluster
 from simpar.hardware.profile import MixedProfile
 from simpar.models.catalogue import load_model
 from simpar.models.graph import ModelGraph

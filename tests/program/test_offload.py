@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 import simpar
 from simpar.engine import choose_engine
 from simpar.errors import UserError
-from simpar.hardware.cluster import load_cluster, make_cluster
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.cluster import make_cluster
 from simpar.models.hf_config import read
 from simpar.simulation import lower_job, make_job
 from simpar.units import NS_PER_S

@@ -6,7 +6,7 @@ import pytest
 import simpar
 from simpar.cost.optimizers import MOMENTS
 from simpar.engine import choose_engine
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.replicas.servers import exchange_of, update_bytes
 from simpar.replicas.setting import Replicas, setting_of
 from simpar.simulation import lower_job, make_job

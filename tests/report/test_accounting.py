@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from simpar.engine import choose_engine
 from simpar.errors import UserError
-from simpar.hardware.cluster import Cluster, load_cluster
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.cluster import Cluster
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.lower import Lowered, Perturbation

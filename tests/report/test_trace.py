@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.ir.program import Label

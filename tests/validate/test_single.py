@@ -11,7 +11,7 @@ from rich.console import Console
 
 from simpar.cost.collectives import collective_time_s
 from simpar.cost.kernels import KernelModel
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.device import load_device
 from simpar.report.terminal import print_validation
 from simpar.validate.collectives import call

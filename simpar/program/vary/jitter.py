@@ -99,7 +99,9 @@ class Jitter:
     def of(lowered: Lowered, expanded: Expanded, *, at_peak_s: float = 0.0) -> Jitter:
         """The kernels of all units, which take ``at_peak_s`` a step at the least."""
         kernels = Kernels.of(lowered)
-        busiest_ns = np.bincount(lowered.program.ops.class_id, kernels.time_ns * kernels.on_device).max(initial=1.0)
+        busiest_ns = np.bincount(lowered.program.ops.class_id, kernels.time_ns * kernels.on_device).max(
+            initial=1.0
+        )
         least = min(1.0, at_peak_s * NS_PER_S / busiest_ns)
         time_ns, action = (np.repeat(column, expanded.count) for column in (kernels.time_ns, kernels.action))
         return Jitter(expanded, time_ns, action, least)

@@ -11,7 +11,7 @@ from simpar.cost.collectives import collective, collective_time_s, offers, regul
 from simpar.cost.collectives.lines import serving
 from simpar.cost.collectives.placement import place
 from simpar.errors import UserError
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.units import GIB, KIB
 
 from .conftest import make_toy

@@ -20,7 +20,8 @@ from simpar.cost.collectives.lines import candidates, lines, serving
 from simpar.cost.collectives.parameters import PARAMETERS, parameters
 from simpar.cost.collectives.placement import place
 from simpar.cost.collectives.table import ALGORITHMS, OPS
-from simpar.hardware.cluster import Cluster, load_cluster
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.cluster import Cluster
 from simpar.units import MIB
 
 SUPPORT = {

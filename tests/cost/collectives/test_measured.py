@@ -6,7 +6,8 @@ import pytest
 
 from simpar.cost.collectives import calibrated, collective_time_s
 from simpar.errors import UserError
-from simpar.hardware.cluster import Cluster, load_cluster
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.cluster import Cluster
 from simpar.units import GB, GIB
 
 

@@ -9,7 +9,7 @@ import pytest
 from simpar.cost.collectives.parameters import PARAMETERS, parameters
 from simpar.errors import UserError
 from simpar.files import bundled
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 
 from .conftest import make_toy
 

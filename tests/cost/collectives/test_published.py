@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simpar.cost.collectives import collective, collective_time_s
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.units import GB, GIB, MIB, US
 
 

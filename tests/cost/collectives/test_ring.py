@@ -7,7 +7,7 @@ import pytest
 
 from simpar.cost.collectives import collective, collective_time_s, regular
 from simpar.cost.collectives.placement import Shape
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.units import GB, US
 
 from .conftest import make_toy

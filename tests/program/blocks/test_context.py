@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simpar.engine import reference
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan

@@ -9,7 +9,7 @@ import pytest
 
 from simpar.cost.memory import stage_static_memory
 from simpar.engine import reference
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from simpar.errors import UserError
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import read
 from simpar.models.training import Training

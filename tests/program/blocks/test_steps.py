@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.blocks.phases import CollectiveUse, Phase

@@ -7,7 +7,8 @@ import pytest
 from numpy.typing import NDArray
 
 from simpar.engine import reference, sweep
-from simpar.hardware.cluster import Cluster, load_cluster
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.cluster import Cluster
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan

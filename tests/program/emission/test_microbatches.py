@@ -11,7 +11,8 @@ from simpar import Plan, Training, simulate
 from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.files import bundled
-from simpar.hardware.cluster import Cluster, load_cluster
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.cluster import Cluster
 from simpar.models.catalogue import load_model
 from simpar.plan.check import schedule_of
 from simpar.program.emission import emit

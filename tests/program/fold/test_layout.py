@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.cost.collectives import collective, fastest, offers
-from simpar.hardware.cluster import Cluster, load_cluster, make_cluster
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.cluster import Cluster, make_cluster
 from simpar.hardware.profile import ClusterProfile
 from simpar.plan.mesh import Mesh
 from simpar.program.fold.group_routes import GroupKind

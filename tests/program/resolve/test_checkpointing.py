@@ -6,7 +6,7 @@ import pytest
 
 import simpar
 from simpar.errors import Infeasible, UserError
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.models.recompute import by_layer, counted, of_layer
 from simpar.report.result import Result
 from simpar.search import Constraints

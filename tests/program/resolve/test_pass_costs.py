@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simpar.errors import UserError
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.resolve.pass_costs import pass_costs

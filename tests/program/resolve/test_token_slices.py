@@ -7,7 +7,7 @@ import pytest
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import seen_keys
 from simpar.errors import UserError
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.models.graph import Attention
 from simpar.models.training import Training

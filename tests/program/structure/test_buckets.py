@@ -8,7 +8,7 @@ import pytest
 import simpar
 from simpar.cost.collectives import fastest, offers
 from simpar.engine import choose_engine
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.program.lower import Lowered
 from simpar.simulation import lower_job, make_job
 from simpar.units import MB, NS_PER_S

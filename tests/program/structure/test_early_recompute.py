@@ -6,7 +6,8 @@ import simpar
 from simpar.cost.peak import peak_memory
 from simpar.engine import reference
 from simpar.errors import UserError
-from simpar.hardware.cluster import load_cluster, make_cluster
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.cluster import make_cluster
 from simpar.program.resolve.pass_costs import PassesAlone
 from simpar.simulation import lower_job, make_job
 

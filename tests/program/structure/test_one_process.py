@@ -9,7 +9,7 @@ import pytest
 
 from simpar.cost.activations import loss_activations
 from simpar.engine import reference
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.engine import reference
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan

@@ -13,7 +13,7 @@ from simpar.cost.memory.moments import moment, stages_of
 from simpar.cost.stack import load_stack
 from simpar.engine import sweep
 from simpar.errors import Infeasible, UserError
-from simpar.hardware.cluster import load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.schedules import SCHEDULES, make_schedule

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 import simpar
-from simpar.hardware.cluster import load_cluster, make_cluster
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.cluster import make_cluster
 from simpar.search import Constraints, search
 from simpar.search.certify.exact import measure
 from simpar.search.space.optional_axes import offered

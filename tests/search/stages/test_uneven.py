@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.errors import Infeasible, UserError
-from simpar.hardware.cluster import Cluster, load_cluster
-from simpar.hardware.mixed import make_mixed
+from simpar.hardware.catalogue import load_cluster, make_mixed
+from simpar.hardware.cluster import Cluster
 from simpar.hardware.profile import MixedProfile
 from simpar.models.hf_config import read
 from simpar.models.training import Training
