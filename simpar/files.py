@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -287,8 +287,21 @@ def parse(model: type[Model], document: Document | Mapping[str, Any], *, source:
         return model.model_validate(document.data, context={"file": True})
     except ValidationError as error:
         order = {"extra_forbidden": 0, "missing": 2}
-        problems = sorted(error.errors(), key=lambda item: order.get(item["type"], 1))
+        problems = sorted(_meant(error.errors()), key=lambda item: order.get(item["type"], 1))
         raise UserError("\n".join(_problem(document, model, item) for item in problems)) from None
+
+
+def _meant(problems: Sequence[Any]) -> Iterator[Any]:
+    """Of a value that may be a text or a mapping, the problems of what was written, without the alternative's name."""
+    texts = {item["loc"][:-1]: item for item in problems if item["loc"][-1:] == ("str",)}
+    for item in problems:
+        at = next((place for place in texts if item["loc"][: len(place)] == place), None)
+        if at is None:
+            yield item
+        elif isinstance(texts[at]["input"], Mapping) and item is not texts[at]:
+            yield {**item, "loc": (*at, *item["loc"][len(at) + 1 :])}
+        elif not isinstance(texts[at]["input"], Mapping) and item is texts[at]:
+            yield {**item, "loc": at, "msg": "Input should be a text or a mapping"}
 
 
 def location_of(item: Any) -> tuple[Any, ...]:
