@@ -24,7 +24,7 @@ from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.lower import lower
 from simpar.program.perturbation import Perturbation
-from simpar.program.vary.expand import expand
+from simpar.program.vary.expand import Expansion
 from simpar.program.vary.jitter import Jitter
 from simpar.simulation import make_job, simulate
 
@@ -75,7 +75,7 @@ def jitter(devices: int) -> dict[str, float]:
     job = make_job(graph, cluster, PLAN, training)
     schedule = schedule_of(job.plan, training)
     folded = lower(job, cluster, schedule)
-    expand_s, expanded = best(lambda: expand(folded), 1)
+    expand_s, expanded = best(lambda: Expansion(folded).expanded(), 1)
     drawn = Jitter.of(folded, expanded)
     run = Runner(expanded.program)
     run()

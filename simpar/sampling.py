@@ -17,7 +17,7 @@ from simpar.program.emission.shared_cores import are_shared
 from simpar.program.ir.program import OpTable, Program, Timing
 from simpar.program.lower import Lowered
 from simpar.program.perturbation import Perturbation
-from simpar.program.vary.expand import expand, num_copies
+from simpar.program.vary.expand import Expansion
 from simpar.program.vary.jitter import Jitter, unfolded
 from simpar.report.result import JitterReport
 from simpar.report.summarise import at_peak_s
@@ -101,13 +101,14 @@ def _jitter(lowered: Lowered, drawn: Perturbation, lower: Callable[[Perturbation
     if job.plan.pipeline.stages or mirrored or are_shared(network.cluster):
         each = lower(replace(drawn, fold=False))
         return Jitter.of(each, unfolded(each), at_peak_s=fastest_s)
-    many = num_copies(lowered)
+    expansion = Expansion(lowered)
+    many = expansion.num_ops
     if many > MOST_OPS:
         raise UserError(
             f"perturbation.jitter: {many:,} ops on {network.cluster.world_size:,} devices: allowed {MOST_OPS:,}: give "
             "fewer nodes, or fewer microbatches (--global-batch) or chunks (--vpp)"
         )
-    return Jitter.of(lowered, expand(lowered), at_peak_s=fastest_s)
+    return Jitter.of(lowered, expansion.expanded(), at_peak_s=fastest_s)
 
 
 def _runner(name: str, program: Program, seeds: int) -> tuple[str, Callable[[OpTable], Timing]]:

@@ -120,7 +120,6 @@ class ClassMaker:
             self._join_pairs(class_id, keys, pairs, (templates, order, *sources))
         source_class, source_action = sources
         return ClassActions(
-            name=f"stage {pipeline_rank}",
             templates=tuple(templates),
             template=order,
             microbatch=np.append(microbatches, -1),

@@ -14,9 +14,8 @@ from simpar.program.blocks.phases import COMPUTE, CONTEXT, EXPERT, TENSOR
 from simpar.program.blocks.rank_view import Job, RankView
 from simpar.program.class_maker import ClassMaker
 from simpar.program.colours import rank_colours
-from simpar.program.emission.assemble import assemble
 from simpar.program.emission.collective_prices import Added
-from simpar.program.emission.emit import ClassActions, Emitter, FlowUse, Slots
+from simpar.program.emission.emit import ClassActions, Emitter, Slots
 from simpar.program.emission.microbatches import with_middle
 from simpar.program.emission.shared_cores import are_shared, share_cores
 from simpar.program.emission.traffic import (
@@ -32,7 +31,7 @@ from simpar.program.lower_stages import StagedClassMaker
 from simpar.program.perturbation import Perturbation
 from simpar.program.structure.stages import StageBuilder
 from simpar.program.structure.synchronisation import Synchronisation
-from simpar.program.structure.templates import GATHER, REDUCE, Node
+from simpar.program.structure.templates import GATHER, REDUCE
 
 if TYPE_CHECKING:
     from simpar.program.structure.stage_builder import StagedBuilder
@@ -92,13 +91,12 @@ def emit_classes(maker: ClassMaker, streams: tuple[str, ...]) -> Lowered:
     """The Program of all classes of ranks."""
     network, layout = maker.network, maker.network.layout
     actions: list[ClassActions] = []
-    emitter = Emitter(streams, lambda c, node: _price(network, c, node), network.group_of)
+    emitter = Emitter(streams, network)
     short = with_middle(maker)
     for class_id in range(layout.num_classes):
         actions.append(short.actions(class_id))
         emitter.add(class_id, actions[class_id])
-    slots, rows = emitter.finish()
-    program, op_of_slot = assemble(slots, rows, emitter.labels.labels(), tuple(emitter.streams), network)
+    program, slots, op_of_slot = emitter.finish()
     if network.contention and are_shared(network.cluster):
         program = share_cores(program, slots, op_of_slot, layout, network.cluster)
     return Lowered(
@@ -112,11 +110,6 @@ def emit_classes(maker: ClassMaker, streams: tuple[str, ...]) -> Lowered:
         op_of_slot,
         maker.stage_of_class,
     )
-
-
-def _price(network: Network, class_id: int, node: Node) -> FlowUse:
-    assert node.collective is not None, "only collectives are priced on the network"
-    return network.flow(class_id, node.collective)
 
 
 def _stream_names(schedule: Schedule, sync: Synchronisation) -> tuple[str, ...]:

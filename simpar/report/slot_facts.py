@@ -53,22 +53,20 @@ class SlotFacts:
 
 def slot_facts(lowered: Lowered, timing: Timing) -> SlotFacts:
     """The facts of all slots, in their order."""
-    slots, op = lowered.slots, lowered.op_of_slot
+    op = lowered.op_of_slot
     duration = timing.finish_ns[op] - timing.start_ns[op]
     known: dict[int, dict[str, NDArray[np.generic]]] = {}  # classes share templates
     columns: dict[str, list[NDArray[np.generic]]] = {name: [] for name in _OF_NODES}
     order: list[Ints] = []
     for class_id, actions in enumerate(lowered.actions):
-        mine = np.flatnonzero(slots.class_id == class_id)
+        mine, node = lowered.slots.nodes(class_id, actions)
         tables = []
         for template in actions.templates:
             if id(template) not in known:
                 known[id(template)] = _of_template(template)
             tables.append(known[id(template)])
-        bases = np.cumsum([0, *(len(table["kind"]) for table in tables[:-1])])
-        source = bases[actions.template[slots.action[mine]]] + slots.node[mine]
         for name, column in columns.items():
-            column.append(np.concatenate([table[name] for table in tables])[source])
+            column.append(np.concatenate([table[name] for table in tables])[node])
         order.append(mine)
     back = np.argsort(np.concatenate(order), kind="stable")
     found = {name: np.concatenate(column)[back] for name, column in columns.items()}

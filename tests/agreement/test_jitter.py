@@ -15,7 +15,7 @@ from simpar.plan.plan import Plan
 from simpar.program.ir.program import Program, verify
 from simpar.program.lower import Lowered, lower
 from simpar.program.perturbation import Perturbation
-from simpar.program.vary.expand import Expanded, expand
+from simpar.program.vary.expand import Expanded, Expansion
 from simpar.program.vary.jitter import Jitter, slowest, unfolded
 from simpar.simulation import make_job
 
@@ -59,7 +59,7 @@ def jittered(entry: Lowered, expanded: Expanded, seed: int = SEED) -> Program:
 def test_every_copy_does_what_its_class_does(name: str) -> None:
     """Without jitter all copies of an op start and finish when the op of the folded Program does."""
     folded = lowered(name)
-    expanded = expand(folded)
+    expanded = Expansion(folded).expanded()
     verify(expanded.program)
     ours, theirs = reference.run(expanded.program), reference.run(folded.program)
     assert (ours.start_ns == np.repeat(theirs.start_ns, expanded.count)).all()
@@ -70,7 +70,7 @@ def test_every_copy_does_what_its_class_does(name: str) -> None:
 def test_expanded_equals_unfolded(name: str) -> None:
     """Under the same seed, ops start and finish as where every rank was lowered on its own."""
     folded, alone = lowered(name), lowered(name, fold=False)
-    programs = jittered(folded, expand(folded)), jittered(alone, unfolded(alone))
+    programs = jittered(folded, Expansion(folded).expanded()), jittered(alone, unfolded(alone))
     assert len(programs[0]) == len(programs[1])
     timings = [reference.run(program) for program in programs]
     for column in ("start_ns", "finish_ns"):
@@ -84,7 +84,7 @@ def test_expanded_equals_unfolded(name: str) -> None:
 def test_lockstep_bounds_every_rank_on_its_own(name: str) -> None:
     """Ranks that wait within blocks: the slowest decides, but for what lies around the last collective of a pass."""
     folded, alone = lowered(name), lowered(name, fold=False)
-    ours = reference.run(jittered(folded, expand(folded))).makespan_ns
+    ours = reference.run(jittered(folded, Expansion(folded).expanded())).makespan_ns
     theirs = reference.run(jittered(alone, unfolded(alone))).makespan_ns
     assert theirs * (1 - 1e-6) <= ours <= 1.015 * theirs
 
@@ -94,7 +94,7 @@ def test_engines_agree_under_jitter(name: str) -> None:
     """The compiled engine gives the integers of the reference, op by op."""
     pytest.importorskip("numba")
     folded = lowered(name)
-    program = jittered(folded, expand(folded))
+    program = jittered(folded, Expansion(folded).expanded())
     ours, theirs = event.run(program), reference.run(program)
     assert (ours.start_ns == theirs.start_ns).all()
     assert (ours.finish_ns == theirs.finish_ns).all()
@@ -103,7 +103,7 @@ def test_engines_agree_under_jitter(name: str) -> None:
 def test_factors_are_keyed_by_seed_rank_and_pass() -> None:
     """The same seed gives the same step, another seed another; factors have mean 1 and the deviation asked for."""
     folded = lowered("pp")
-    expanded = expand(folded)
+    expanded = Expansion(folded).expanded()
     spans = [reference.run(jittered(folded, expanded, seed)).makespan_ns for seed in (1, 1, 2)]
     assert spans[0] == spans[1] != spans[2]
     factors = slowest(expanded.units, 5000, SIGMA, SEED)
@@ -116,6 +116,6 @@ def test_factors_are_keyed_by_seed_rank_and_pass() -> None:
 def test_a_unit_takes_the_largest_factor_of_its_ranks() -> None:
     """Units of tensor-parallel groups: the maximum over the group of what its ranks draw alone."""
     folded, alone = lowered("tp"), lowered("tp", fold=False)
-    ours = slowest(expand(folded).units, 7, SIGMA, SEED)
+    ours = slowest(Expansion(folded).expanded().units, 7, SIGMA, SEED)
     theirs = slowest(unfolded(alone).units, 7, SIGMA, SEED)
     assert (ours == theirs.reshape(2, 8, 7).max(axis=1)).all()

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from simpar.cost.collectives import is_port, link_loads, occupied_s_per_byte, offers
 from simpar.cost.stack import Stack
@@ -64,6 +64,19 @@ def calls_ns(latency_s: Any, added: tuple[float, float], size_bytes: Any, count:
     return to_ns(count * (latency_s + per_call + per_byte * size_bytes))
 
 
+def occupied_ns(took_ns: ArrayLike, size_bytes: Any, count: Any, s_per_byte: float) -> Ints:
+    """How long calls that take so long slow the kernels beside them: less than that where they wait for a NIC."""
+    return np.asarray(np.minimum(took_ns, to_ns(count * size_bytes * s_per_byte)))
+
+
+def on_time(cluster: Cluster, kind: str) -> Cluster:
+    """The cluster as the price of a kind sees it.
+
+    Who is late to a tensor-parallel collective holds up the host that launches it, not the device.
+    """
+    return cluster.without_state(*LATE) if is_tensor_parallel(kind) else cluster
+
+
 @dataclass(frozen=True)
 class Price:
     """Lines of one operation on one group: the lowest is taken, and drains at its ``rate``.
@@ -112,8 +125,7 @@ class Price:
 
     def occupied_ns(self, size_bytes: Any, count: Any = 1) -> Ints:
         """Nanoseconds for which it slows the kernels beside it."""
-        at_full_rate_ns = to_ns(count * size_bytes * self.occupied)
-        return np.asarray(np.minimum(self.time_ns(size_bytes, count), at_full_rate_ns))
+        return occupied_ns(self.time_ns(size_bytes, count), size_bytes, count, self.occupied)
 
 
 _NONE = np.zeros(0, dtype=np.int64)
@@ -166,8 +178,7 @@ class Prices:
         added = self.added.of_call(op, kind)
         key = op, punctual, added, ranks.tobytes()
         if key not in self._known:
-            cluster = self.cluster.without_state(*LATE) if punctual else self.cluster
-            price = _price(op, ranks, cluster)
+            price = _price(op, ranks, on_time(self.cluster, kind))
             self._known[key] = replace(price, added_s=added[0], added_s_per_byte=added[1])
         return self._known[key]
 

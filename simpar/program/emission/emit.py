@@ -7,7 +7,7 @@ op that sits on the streams of all of them (its rendezvous is its dependencies).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from simpar.errors import BeyondIntegers, UserError
 from simpar.program.blocks.phases import CollectiveUse
-from simpar.program.ir.program import MEMORY_CATEGORIES, Label
+from simpar.program.emission.traffic import Network
+from simpar.program.fold.layout import Layout
+from simpar.program.ir.program import MEMORY_CATEGORIES, Csr, Label, MemoryTable, OpTable, Program
 from simpar.program.structure.templates import BUFFERS, Node, Template
 
 Ints = NDArray[np.int64]
@@ -24,25 +26,14 @@ MOST_OPS = 5_000_000
 
 
 @dataclass(frozen=True)
-class FlowUse:
-    """How one collective appears in the Program: latency, bytes to drain, its route (-1: none) and rate cap."""
-
-    fixed_ns: int
-    work_bytes: int = 0
-    route: int = -1
-    rate_cap_bytes_per_s: int = 0
-
-
-@dataclass(frozen=True)
 class ClassActions:
     """The ordered actions of one rank class.
 
-    ``template`` int64[n] indexes ``templates``; ``source_class`` / ``source_action`` int64[n] name the action
-    whose exit the arrival nodes wait for (-1: nothing to wait for), or int64[n, k] up to k such actions.
+    ``template`` int64[n] indexes ``templates``; ``source_class`` / ``source_action`` int64[n, k] name up to k actions
+    whose exits the arrival nodes wait for (-1: nothing to wait for).
     ``first_layer`` int64[n] is added to the layers that a template names: templates of stages that are alike are one.
     """
 
-    name: str
     templates: tuple[Template, ...]
     template: Ints
     microbatch: Ints
@@ -54,52 +45,36 @@ class ClassActions:
 
 @dataclass(frozen=True)
 class Slots:
-    """Columns over the slots of all classes, before merging."""
+    """Columns over the slots of all classes: int64[num_slots] each; ``group`` is -1 but for collectives."""
 
     class_id: Ints
     action: Ints
     node: Ints
-    label: Ints
-    fixed_ns: Ints
-    work_bytes: Ints
-    route: Ints
-    rate_cap: Ints
     group: Ints
-    microbatch: Ints
-    stage: Ints
+
+    def nodes(self, class_id: int, actions: ClassActions) -> tuple[Ints, Ints]:
+        """The slots of a class, and for each the number of its node among those of all templates in turn."""
+        mine = np.flatnonzero(self.class_id == class_id)
+        bases = np.cumsum([0, *(len(template.nodes) for template in actions.templates)])
+        return mine, bases[actions.template[self.action[mine]]] + self.node[mine]
 
 
 @dataclass(frozen=True)
-class Links:
-    """Rows (slot, ...) that hang on slots: dependencies, stream membership, memory changes."""
+class _Table:
+    """One template in columns.
 
-    dependency: Ints
-    stream: Ints
-    memory: Ints
+    ``ops`` int64[nodes, 6] are number, group, fixed_ns, work_bytes, route and rate cap of its nodes, ``rows`` what
+    hangs on nodes, by name, ``uses`` where its collectives stand.
+    """
 
-
-def too_many(num_microbatches: int) -> UserError:
-    """What is said where a step is larger than can be simulated."""
-    return UserError(
-        f"{num_microbatches:,} microbatches a step: more than {MOST_OPS:,} ops; allowed: fewer microbatches (a smaller "
-        "training.global_batch, a larger plan.micro_batch), or, without a pipeline, plan.kind ddp with plan.zero 0 or "
-        "1, where they become one op"
-    )
+    ops: Ints
+    rows: Mapping[str, Ints]
+    uses: Mapping[CollectiveUse, list[int]]
 
 
-class LabelTable:
-    """Distinct labels in order of first use."""
-
-    def __init__(self) -> None:
-        self._index: dict[tuple[str, str, int], int] = {}
-
-    def add(self, kind: str, name: str, layer: int) -> int:
-        """The index of a label, new or known."""
-        return self._index.setdefault((kind, name, layer), len(self._index))
-
-    def labels(self) -> tuple[Label, ...]:
-        """All labels by index."""
-        return tuple(Label(kind, name, layer) for kind, name, layer in self._index)
+_WIDTH = {"dependency": 2, "stream": 2, "memory": 4, "arrival": 1, "awaits": 4, "frees": 2}
+_NODES = {"dependency": 2, "stream": 1, "memory": 1, "arrival": 1, "awaits": 2, "frees": 1}
+"""Kinds of rows that hang on nodes: their columns, and how many of the first of these name nodes."""
 
 
 class Emitter:
@@ -109,23 +84,13 @@ class Emitter:
     among them and left out of the nodes' lists.
     """
 
-    def __init__(
-        self,
-        streams: Sequence[str],
-        price: Callable[[int, Node], FlowUse],
-        group_of: Callable[[int, str], int],
-    ) -> None:
-        self.streams = {name: index for index, name in enumerate(streams)}
-        self.labels = LabelTable()
-        self._price = price
-        self._group_of = group_of
-        self._shared: dict[int, tuple[Template, _Table]] = {}
+    def __init__(self, streams: Sequence[str], network: Network) -> None:
+        self.network = network
+        self._streams = {name: index for index, name in enumerate(streams)}
+        self._labels: dict[tuple[str, str, int], int] = {}
+        self._tables: dict[int, tuple[Template, _Table]] = {}
         self._labelled: dict[tuple[int, int], Ints] = {}
-        self._parts: list[Slots] = []
-        self._rows: list[Links] = []
-        self._starts: list[Ints] = []
-        self._exits: list[Ints] = []
-        self._arrivals: list[tuple[Ints, Ints, Ints]] = []
+        self._parts: dict[str, list[Ints]] = {}
         self._total = 0
 
     def add(self, class_id: int, actions: ClassActions) -> None:
@@ -134,187 +99,119 @@ class Emitter:
         Raises UserError where all together are more than MOST_OPS.
         """
         tables = [self._table(class_id, template) for template in actions.templates]
-        sizes = np.array([len(table.fixed_ns) for table in tables], dtype=np.int64)[actions.template]
+        sizes = np.array([len(table.ops) for table in tables], dtype=np.int64)[actions.template]
         if self._total + int(sizes.sum()) > MOST_OPS:
-            raise too_many(int(actions.microbatch.max()) + 1)
-        starts = self._total + np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
-        action = np.repeat(np.arange(len(sizes)), sizes)
-        node = np.arange(int(sizes.sum())) - (starts - self._total)[action]
-        bases = np.cumsum([0, *(len(table.fixed_ns) for table in tables[:-1])])
-        source = bases[actions.template][action] + node
-        columns = {
-            name: np.concatenate([getattr(table, name) for table in tables])[source]
-            for name in ("fixed_ns", "work_bytes", "route", "rate_cap", "group")
-        }
-        self._parts.append(
-            Slots(
-                class_id=np.full(len(node), class_id),
-                action=action,
-                node=node,
-                label=self._labels(actions)[action, node],
-                microbatch=actions.microbatch[action],
-                stage=actions.stage[action],
-                **columns,
+            raise UserError(
+                f"{int(actions.microbatch.max()) + 1:,} microbatches a step: more than {MOST_OPS:,} ops; allowed: "
+                "fewer microbatches (a smaller training.global_batch, a larger plan.micro_batch), or, without a "
+                "pipeline, plan.kind ddp with plan.zero 0 or 1, where they become one op"
             )
+        starts = self._total + np.cumsum(sizes) - sizes
+        action = np.repeat(np.arange(len(sizes)), sizes)
+        rows = {
+            name: _tile([table.rows[name] for table in tables], actions.template, starts, nodes)
+            for name, nodes in _NODES.items()
+        }
+        rows["stream"][:, 1] += class_id * len(self._streams)
+        exits = np.array([template.exit for template in actions.templates], dtype=np.int64)
+        columns = {
+            "op": _tile([table.ops for table in tables], actions.template, starts, 0),
+            "class_id": np.full(len(action), class_id),
+            "action": action,
+            "label": self._label(actions),
+            "microbatch": actions.microbatch[action],
+            "stage": actions.stage[action],
+            "dependency": np.concatenate([rows["dependency"], _buffer_rows(rows["awaits"], rows["frees"])]),
+            "stream": rows["stream"],
+            "memory": np.insert(rows["memory"], 4, class_id, axis=1),
+            "exit": starts + exits[actions.template],
+            "num_actions": np.array([len(starts)]),
+            "arrival": _arrival_rows(rows["arrival"][:, 0], starts, actions),
+        }
+        for name, column in columns.items():
+            self._parts.setdefault(name, []).append(column)
+        self._total += len(action)
+
+    def finish(self) -> tuple[Program, Slots, Ints]:
+        """The Program of all slots, the slots, and the op that each slot became (int64[num_slots])."""
+        columns = {name: np.concatenate(parts) for name, parts in self._parts.items()}
+        network, layout, streams = self.network, self.network.layout, tuple(self._streams)
+        node, group, *costs = (np.ascontiguousarray(column) for column in columns.pop("op").T)
+        slots = Slots(columns["class_id"], columns["action"], node, group)
+        op, kept = _merge(slots, layout)
+        first_action = np.cumsum(columns["num_actions"]) - columns["num_actions"]
+        slot, source_class, source_action = columns["arrival"].T
+        arrivals = np.stack([slot, columns["exit"][first_action[source_class] + source_action]], axis=1)
+        waiting, waited_for = op[np.concatenate([columns["dependency"], arrivals]).T]
+        placed = columns["stream"][
+            np.argsort(columns["stream"][:, 0], kind="stable")
+        ]  # program order in a class
+        slot, at_finish, delta, category, owner = columns["memory"].T
+        ops = (slots.class_id, *costs, columns["label"], columns["microbatch"], columns["stage"])
+        program = Program(
+            ops=OpTable(*(column[kept] for column in ops)),
+            dependencies=Csr.of(waiting, waited_for, int(kept.sum())),
+            streams=Csr.of(placed[:, 1], op[placed[:, 0]], len(streams) * layout.num_classes),
+            stream_names=streams * layout.num_classes,
+            stream_class=np.repeat(np.arange(layout.num_classes), len(streams)),
+            routes=network.program_routes(),
+            memory=MemoryTable(op[slot], at_finish.astype(bool), owner.copy(), delta.copy(), category.copy()),
+            labels=tuple(Label(*key) for key in self._labels),
+            class_names=tuple(f"class {index}" for index in range(layout.num_classes)),
+            multiplicity=layout.multiplicity,
         )
-        rows = self._repeat_rows(class_id, tables, actions.template, starts)
-        buffers = _buffer_rows(tables, actions.template, starts)
-        self._rows.append(replace(rows, dependency=np.concatenate([rows.dependency, buffers])))
-        exits = np.array([template.exit for template in actions.templates], dtype=np.int64)[actions.template]
-        self._starts.append(starts)
-        self._exits.append(starts + exits)
-        self._note_arrivals(tables, actions, starts)
-        self._total += len(node)
+        return program, slots, op
 
-    def finish(self) -> tuple[Slots, Links]:
-        """All slots and their rows; arrival dependencies are resolved here, once every class is known."""
-        slots = _concatenate(self._parts)
-        rows = _concatenate(self._rows)
-        return slots, Links(np.concatenate([rows.dependency, self._arrival_rows()]), rows.stream, rows.memory)
-
-    def _labels(self, actions: ClassActions) -> Ints:
-        """Labels of the nodes of every action, int64[actions, nodes of the longest], zero behind the last one."""
+    def _label(self, actions: ClassActions) -> Ints:
+        """Labels of all slots of a class: those of the nodes, with layers counted from the first of their stage."""
         pairs, which = np.unique(
             np.stack([actions.template, actions.first_layer]), axis=1, return_inverse=True
         )
-        found = np.zeros((pairs.shape[1], max(len(each.nodes) for each in actions.templates)), dtype=np.int64)
-        for at, (number, first) in enumerate(pairs.T.tolist()):
+        tables = []
+        for number, first in pairs.T.tolist():
             template = actions.templates[number]
             if (id(template), first) not in self._labelled:
-                self._labelled[id(template), first] = _column(
-                    self.labels.add(node.kind, node.name, moved_layer(node.layer, first))
-                    for node in template.nodes
+                keys = ((node.kind, node.name, moved_layer(node.layer, first)) for node in template.nodes)
+                self._labelled[id(template), first] = _rows(
+                    [(self._labels.setdefault(key, len(self._labels)),) for key in keys], 1
                 )
-            found[at, : len(template.nodes)] = self._labelled[id(template), first]
-        return np.asarray(found[which.ravel()])
+            tables.append(self._labelled[id(template), first])
+        return _tile(tables, which.ravel(), which.ravel(), 0)[:, 0]
 
     def _table(self, class_id: int, template: Template) -> _Table:
         """A template of one class: what all classes with it share, and what its collectives are on their groups."""
-        if id(template) not in self._shared:
-            self._shared[id(template)] = template, self._without_groups(template)
-        table = self._shared[id(template)][1]
-        uses = table.uses
-        if not uses.nodes:
-            return table
-        each = [self._price(class_id, template.nodes[at]) for at in uses.nodes]
-        groups = [self._group_of(class_id, name) for name in uses.groups]
-        columns = {
-            "fixed_ns": [use.fixed_ns for use in each],
-            "work_bytes": [use.work_bytes for use in each],
-            "route": [use.route for use in each],
-            "rate_cap": [use.rate_cap_bytes_per_s for use in each],
-            "group": groups,
-        }
-        own = {name: getattr(table, name).copy() for name in columns}
-        for name, values in columns.items():
-            own[name][uses.at] = np.array(values, dtype=np.int64)[uses.which]
-        return replace(table, **own)
-
-    def _without_groups(self, template: Template) -> _Table:
-        nodes = template.nodes
-        none, free = np.zeros(len(nodes), dtype=np.int64), FlowUse(0)
-        return _Table(
-            fixed_ns=_column(0 if node.collective else node.duration_ns for node in nodes),
-            work_bytes=none + free.work_bytes,
-            route=none + free.route,
-            rate_cap=none + free.rate_cap_bytes_per_s,
-            group=none - 1,
-            dependency=_rows(((i, after) for i, node in enumerate(nodes) for after in node.after), 2),
-            stream=_rows(
-                (
-                    (i, self.streams[name])
-                    for i, node in enumerate(nodes)
-                    for name in node.streams
-                    if name in self.streams
-                ),
-                2,
-            ),
-            memory=_rows(_memory_rows(nodes), 4),
-            arrival=_column(i for i, node in enumerate(nodes) if node.arrival),
-            awaits=_rows(
-                (
-                    (i, 0, BUFFERS.index(each.buffer), each.back)
-                    for i, node in enumerate(nodes)
-                    for each in node.awaits
-                ),
-                4,
-            ),
-            frees=_rows(((i, BUFFERS.index(name)) for i, node in enumerate(nodes) for name in node.frees), 2),
-            uses=_uses(nodes),
-        )
-
-    def _repeat_rows(self, class_id: int, tables: Sequence[_Table], template: Ints, starts: Ints) -> Links:
-        dependency = _tile([table.dependency for table in tables], template, starts, shifted=(0, 1))
-        stream = _tile([table.stream for table in tables], template, starts, shifted=(0,))
-        stream[:, 1] += class_id * len(self.streams)
-        memory = _tile([table.memory for table in tables], template, starts, shifted=(0,))
-        owner = np.full((len(memory), 1), class_id)
-        return Links(dependency, stream, np.concatenate([memory, owner], axis=1))
-
-    def _note_arrivals(self, tables: Sequence[_Table], actions: ClassActions, starts: Ints) -> None:
-        classes, positions = (
-            np.atleast_2d(column.T) for column in (actions.source_class, actions.source_action)
-        )
-        for source_class, source_action in zip(classes, positions, strict=True):
-            waiting = np.flatnonzero(source_class >= 0)
-            rows = _tile(
-                [table.arrival[:, None] for table in tables],
-                actions.template[waiting],
-                starts[waiting],
-                shifted=(0,),
-            )
-            counts = np.array([len(table.arrival) for table in tables])[actions.template[waiting]]
-            self._arrivals.append(
-                (
-                    rows[:, 0],
-                    np.repeat(source_class[waiting], counts),
-                    np.repeat(source_action[waiting], counts),
-                )
-            )
-
-    def _arrival_rows(self) -> Ints:
-        offsets = np.concatenate([[0], np.cumsum([len(exits) for exits in self._exits])])
-        exits = np.concatenate(self._exits)
-        slot, source_class, source_action = (
-            np.concatenate(column) for column in zip(*self._arrivals, strict=True)
-        )
-        return np.stack([slot, exits[offsets[source_class] + source_action]], axis=1)
+        if id(template) not in self._tables:
+            self._tables[id(template)] = template, _table(template.nodes, self._streams)
+        table = self._tables[id(template)][1]
+        ops = table.ops.copy() if table.uses else table.ops
+        for use, at in table.uses.items():
+            ops[at, 1:] = (self.network.group_of(class_id, use.group), *self.network.flow(class_id, use))
+        return replace(table, ops=ops)
 
 
-@dataclass(frozen=True)
-class _Table:
-    """One template as columns (per node) and rows (node, ...)."""
-
-    fixed_ns: Ints
-    work_bytes: Ints
-    route: Ints
-    rate_cap: Ints
-    group: Ints
-    dependency: Ints
-    stream: Ints
-    memory: Ints
-    arrival: Ints
-    awaits: Ints
-    frees: Ints
-    uses: _Uses
-
-
-@dataclass(frozen=True)
-class _Uses:
-    """Distinct collectives of a template: a node of each, their groups, where they are and which is there."""
-
-    nodes: tuple[int, ...]
-    groups: tuple[str, ...]
-    at: Ints
-    which: Ints
-
-
-def _uses(nodes: Sequence[Node]) -> _Uses:
-    known: dict[CollectiveUse, int] = {}
-    at = [number for number, node in enumerate(nodes) if node.collective]
-    which = [known.setdefault(nodes[number].collective, len(known)) for number in at]  # type: ignore[arg-type]
-    first = [at[which.index(number)] for number in range(len(known))]
-    return _Uses(tuple(first), tuple(use.group for use in known), _column(at), _column(which))
+def _table(nodes: Sequence[Node], streams: Mapping[str, int]) -> _Table:
+    uses: dict[CollectiveUse, list[int]] = {}
+    for i, node in enumerate(nodes):
+        if node.collective:
+            uses.setdefault(node.collective, []).append(i)
+    each = list(enumerate(nodes))
+    changes = [(i, change) for i, node in each for change in node.memory]
+    rows: dict[str, list[tuple[int, ...]]] = {
+        "dependency": [(i, after) for i, node in each for after in node.after],
+        "stream": [(i, streams[name]) for i, node in each for name in node.streams if name in streams],
+        "memory": [
+            (i, int(c.at_finish), round(c.delta_bytes), MEMORY_CATEGORIES.index(c.category))
+            for i, c in changes
+        ],
+        "arrival": [(i,) for i, node in each if node.arrival],
+        "awaits": [(i, 0, BUFFERS.index(a.buffer), a.back) for i, node in each for a in node.awaits],
+        "frees": [(i, BUFFERS.index(name)) for i, node in each for name in node.frees],
+    }
+    return _Table(
+        ops=_rows([(i, -1, 0 if node.collective else node.duration_ns, 0, -1, 0) for i, node in each], 6),
+        rows={name: _rows(some, _WIDTH[name]) for name, some in rows.items()},
+        uses=uses,
+    )
 
 
 def moved_layer(layer: int, first_layer: int) -> int:
@@ -322,17 +219,9 @@ def moved_layer(layer: int, first_layer: int) -> int:
     return layer + first_layer if layer >= 0 else layer
 
 
-def _memory_rows(nodes: Sequence[Node]) -> list[tuple[int, int, int, int]]:
-    return [
-        (i, int(change.at_finish), round(change.delta_bytes), MEMORY_CATEGORIES.index(change.category))
-        for i, node in enumerate(nodes)
-        for change in node.memory
-    ]
-
-
-def _column(values: object) -> Ints:
+def _rows(values: Sequence[tuple[int, ...]], width: int) -> Ints:
     try:
-        return np.array(list(values), dtype=np.int64)  # type: ignore[call-overload]
+        return np.array(values, dtype=np.int64).reshape(-1, width)
     except OverflowError:
         raise BeyondIntegers(
             "times of more than 292 years or tensors of more than 9.2 EB: allowed: fewer tokens a microbatch "
@@ -340,26 +229,26 @@ def _column(values: object) -> Ints:
         ) from None
 
 
-def _rows(values: object, width: int) -> Ints:
-    return _column(values).reshape(-1, width)
-
-
-def _tile(tables: Sequence[Ints], template: Ints, starts: Ints, *, shifted: tuple[int, ...]) -> Ints:
-    """Repeat each action's rows, shifting the node columns by the action's first slot."""
-    counts = np.array([len(table) for table in tables], dtype=np.int64)[template]
-    bases = np.cumsum([0, *(len(table) for table in tables[:-1])])[template]
-    first = np.concatenate([[0], np.cumsum(counts)[:-1]]) if len(counts) else np.zeros(0, dtype=np.int64)
+def _tile(tables: Sequence[Ints], template: Ints, starts: Ints, nodes: int) -> Ints:
+    """Rows of every action's template in turn; the first ``nodes`` columns name nodes and become slots."""
+    lengths = np.array([len(table) for table in tables], dtype=np.int64)
+    counts, bases = lengths[template], (np.cumsum(lengths) - lengths)[template]
     action = np.repeat(np.arange(len(counts)), counts)
-    rows = np.concatenate(tables)[bases[action] + np.arange(len(action)) - first[action]]
-    for column in shifted:
-        rows[:, column] += starts[action]
+    rows: Ints = np.concatenate(tables)[(bases - np.cumsum(counts) + counts)[action] + np.arange(len(action))]
+    rows[:, :nodes] += starts[action, None]
     return rows
 
 
-def _buffer_rows(tables: Sequence[_Table], template: Ints, starts: Ints) -> Ints:
+def _arrival_rows(slot: Ints, starts: Ints, actions: ClassActions) -> Ints:
+    """For every slot that waits for other actions (slot, class, action) of each of them."""
+    action = np.searchsorted(starts, slot, side="right") - 1
+    source_class, source_action = actions.source_class[action], actions.source_action[action]
+    at, _ = real = np.nonzero(source_class >= 0)
+    return np.stack([slot[at], source_class[real], source_action[real]], axis=1)
+
+
+def _buffer_rows(waiting: Ints, freeing: Ints) -> Ints:
     """Dependencies on the slots of earlier actions of a class that free a buffer: the last but some before each."""
-    freeing = _tile([table.frees for table in tables], template, starts, shifted=(0,))
-    waiting = _tile([table.awaits for table in tables], template, starts, shifted=(0, 1))
     found = [np.zeros((0, 2), dtype=np.int64)]
     for buffer in np.unique(waiting[:, 2]).tolist():
         free = freeing[freeing[:, 1] == buffer, 0]
@@ -369,6 +258,23 @@ def _buffer_rows(tables: Sequence[_Table], template: Ints, starts: Ints) -> Ints
     return np.concatenate(found)
 
 
-def _concatenate(parts: Sequence[Slots] | Sequence[Links]):  # type: ignore[no-untyped-def]  # noqa: ANN202
-    names = parts[0].__dataclass_fields__
-    return type(parts[0])(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+def _merge(slots: Slots, layout: Layout) -> tuple[Ints, NDArray[np.bool_]]:
+    """The op of every slot, and the slots that ops are made of: of a collective its slot in the lowest class.
+
+    The k-th slot of a group kind in one member class is the k-th in all others.
+    """
+    owner = np.arange(len(slots.group))
+    members = np.array([0 if each.directed else len(each.members) for each in layout.groups] + [0])
+    joint = np.flatnonzero(members[slots.group] > 1)
+    group, run = slots.group[joint], slots.group[joint] * layout.num_classes + slots.class_id[joint]
+    order, nth = np.argsort(run, kind="stable"), np.empty_like(joint)
+    nth[order] = np.arange(len(joint)) - np.searchsorted(run[order], run[order])
+    _, first, call, many = np.unique(
+        nth * len(members) + group, return_index=True, return_inverse=True, return_counts=True
+    )
+    for uneven in first[many != members[group[first]]][:1]:
+        found = layout.groups[group[uneven]]
+        raise AssertionError(f"classes {found.members} call the {found.kind} group unequally often")
+    owner[joint] = joint[first][call]
+    kept = owner == np.arange(len(owner))
+    return (np.cumsum(kept) - 1)[owner], kept

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +22,17 @@ from simpar.program.blocks.experts import RANKS, SLICES
 from simpar.program.blocks.grid import COLUMN, DEPTH, ROW, grid_kinds
 from simpar.program.blocks.phases import CONTEXT, EXPERT, TENSOR, CollectiveUse
 from simpar.program.blocks.rank_view import RankView
-from simpar.program.emission.collective_prices import LATE, Added, calls_ns, is_tensor_parallel
-from simpar.program.emission.emit import FlowUse
+from simpar.program.emission.collective_prices import (
+    LATE,
+    Added,
+    calls_ns,
+    is_tensor_parallel,
+    occupied_ns,
+    on_time,
+)
 from simpar.program.fold.group_routes import GroupKind
 from simpar.program.fold.layout import Layout
-from simpar.program.ir.program import solo_duration_ns
+from simpar.program.ir.program import Csr, Routes, solo_duration_ns
 from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
 from simpar.program.structure.templates import (
     DRIVE_IN,
@@ -35,7 +43,7 @@ from simpar.program.structure.templates import (
     HOST_UPDATE,
     REDUCE,
 )
-from simpar.units import US, to_ns
+from simpar.units import US
 
 Ints = NDArray[np.int64]
 EMBEDDING_GROUP = "embedding"
@@ -75,40 +83,41 @@ def group_kinds(view: RankView, sync: Synchronisation, schedule: Schedule) -> li
     """Every kind of process group the plan communicates in, with the traffic that places it on links."""
     job = view.job
     mesh = job.plan.mesh
+    pipelines = mesh.groups("pp")
     kinds = [*block_groups(view), *_data_parallel_kinds(sync)]
-    kinds += [
-        GroupKind(hop_kind(delta), _pairs(mesh.groups("pp"), delta), ("send",), directed=True)
-        for delta in sorted(hops(schedule))
-    ]
+    for delta in sorted(_ways(schedule)):
+        if delta:
+            pairs = np.stack([pipelines.ravel(), np.roll(pipelines, -delta, axis=1).ravel()], axis=1)
+            kinds.append(GroupKind(hop_kind(delta), pairs, ("send",), directed=True))
     if isinstance(mesh, MirroredMesh):
-        middle = mesh.groups("pp")[:, -1]
-        pairs = np.stack([middle, mesh.opposite(middle)], axis=1)
+        pairs = np.stack([pipelines[:, -1], mesh.opposite(pipelines[:, -1])], axis=1)
         kinds.append(GroupKind(hop_kind(0), pairs, ("send",), directed=True))
     at = schedule.rank_of_stage[0], schedule.rank_of_stage[-1]
     if job.graph.tied_embeddings and at[0] != at[1]:
-        ends = mesh.groups("pp")[:, list(at)]
-        kinds.append(GroupKind(EMBEDDING_GROUP, ends, ("all_reduce",)))
+        kinds.append(GroupKind(EMBEDDING_GROUP, pipelines[:, list(at)], ("all_reduce",)))
     return [*kinds, *_host_kinds(sync)]
 
 
+def _ways(schedule: Schedule) -> dict[int, set[str]]:
+    """Distances (modulo the pipeline) that activations travel ahead and gradients back, under a placement."""
+    found: dict[int, set[str]] = {}
+    between = np.diff(schedule.rank_of_stage)
+    for way, deltas in (("ahead", between), ("back", -between)):
+        for delta in np.unique(deltas % schedule.num_ranks).tolist():
+            found.setdefault(delta, set()).add(way)
+    return found
+
+
 def _host_kinds(sync: Synchronisation) -> list[GroupKind]:
-    """Every rank with its host, by direction."""
-    alone = np.arange(sync.job.plan.mesh.world_size)[:, None]
+    """Every rank with its host, by direction; with the host's drives only where a plan uses them."""
+    alone, offload = np.arange(sync.job.plan.mesh.world_size)[:, None], sync.job.plan.offload
     ops = {
         HOST_OUT: "to_host", HOST_IN: "to_device", HOST_UPDATE: "host_update", DRIVE_IN: "from_nvme",
         DRIVE_OUT: "to_nvme",
     }  # fmt: skip
-    return [
-        GroupKind(name, alone, (ops[name],))
-        for name in ops
-        if name in sync.host_streams and _moves(name, sync)
-    ]
-
-
-def _moves(stream: str, sync: Synchronisation) -> bool:
-    """Whether a plan uses drives at all, or any stream but theirs."""
-    offload = sync.job.plan.offload
-    return "nvme" in (offload.offload_optimizer, offload.offload_parameters) or not stream.startswith("drive")
+    if "nvme" not in (offload.offload_optimizer, offload.offload_parameters):
+        del ops[DRIVE_IN], ops[DRIVE_OUT]
+    return [GroupKind(name, alone, (op,)) for name, op in ops.items() if name in sync.host_streams]
 
 
 def block_groups(view: RankView) -> list[GroupKind]:
@@ -135,19 +144,6 @@ def _context_kinds(view: RankView) -> list[GroupKind]:
         ops = ("permute",) if view.tensor["gathered"] == 1 else ("all_gather", "reduce_scatter")
         kinds.append(GroupKind(RING, across, ops))
     return kinds
-
-
-def hops(schedule: Schedule) -> set[int]:
-    """Distances (modulo the pipeline) that activations and gradients travel under a schedule's placement."""
-    ranks = np.array(schedule.rank_of_stage)
-    ahead = (ranks[1:] - ranks[:-1]) % schedule.num_ranks
-    back = (ranks[:-1] - ranks[1:]) % schedule.num_ranks
-    return {int(d) for d in np.concatenate([ahead, back]) if d != 0}
-
-
-def _pairs(pipelines: Ints, delta: int) -> Ints:
-    """(sender, receiver) for every rank of every pipeline."""
-    return np.stack([pipelines.ravel(), np.roll(pipelines, -delta, axis=1).ravel()], axis=1)
 
 
 def _expert_kinds(view: RankView) -> list[GroupKind]:
@@ -210,6 +206,15 @@ class ClassRoute:
     source: RouteSource
 
 
+class FlowUse(NamedTuple):
+    """How one collective appears in the Program: latency, bytes to drain, its route (-1: none) and rate cap."""
+
+    fixed_ns: int
+    work_bytes: int = 0
+    route: int = -1
+    rate_cap_bytes_per_s: int = 0
+
+
 @dataclass
 class Network:
     """Prices collectives on a layout: private ones as fixed durations, contended ones as flows with a route.
@@ -226,28 +231,27 @@ class Network:
     added: Added = field(default_factory=Added)
     routes: list[ClassRoute] = field(default_factory=list)
     algorithms: dict[tuple[str, str], str] = field(default_factory=dict)
-    _known: dict[tuple[int, CollectiveUse], FlowUse] = field(default_factory=dict)
-    _offers: dict[tuple[str, int, str], list[Line]] = field(default_factory=dict)
-    _shared: NDArray[np.bool_] | None = None
+    _flows: dict[tuple[int, CollectiveUse], FlowUse] = field(default_factory=dict)
+    _lines: dict[tuple[str, int, str], list[Line]] = field(default_factory=dict)
 
-    def shared_links(self) -> NDArray[np.bool_]:
+    @cached_property
+    def _shared(self) -> NDArray[np.bool_]:
         """Which link classes carry flows of more than one stream."""
-        if self._shared is None:
-            users = np.zeros(len(self.layout.link_capacity_bytes_per_s), dtype=np.int64)
-            for link, families in self._families_on_links().items():
-                users[link] = sum(_concurrent(entries) for entries in families.values())
-            self._shared = (users > 1) & self.contention
-        return self._shared
-
-    def _families_on_links(self) -> dict[int, dict[str, list[tuple[set[int], frozenset[str]]]]]:
-        """Per link and family of kinds, the member classes and streams of every group class that crosses it."""
         found: dict[int, dict[str, list[tuple[set[int], frozenset[str]]]]] = {}
         for index, group in enumerate(self.layout.groups):
             joins = set() if group.directed else set(group.members)
             entry = (joins, self.streams_of_kind[group.kind])
             for link in self.layout.links_of(index).tolist():
                 found.setdefault(link, {}).setdefault(_family(group.kind), []).append(entry)
-        return found
+        users = np.zeros(len(self._capacity), dtype=np.int64)
+        for link, families in found.items():
+            users[link] = sum(_concurrent(entries) for entries in families.values())
+        return (users > 1) & self.contention
+
+    @cached_property
+    def _capacity(self) -> Ints:
+        """Bytes per second of every link class, as the Program counts them."""
+        return np.floor(self.layout.link_capacity_bytes_per_s).astype(np.int64)
 
     @property
     def block_kinds(self) -> tuple[str, ...]:
@@ -261,15 +265,17 @@ class Network:
     def is_private(self, class_id: int, kind: str) -> bool:
         """Whether all links of the class's group are private and the group joins no other class."""
         group = self.group_of(class_id, kind)
-        links = self.layout.links_of(group)
-        return len(self.layout.groups[group].members) == 1 and not self.shared_links()[links].any()
+        return (
+            len(self.layout.groups[group].members) == 1
+            and not self._shared[self.layout.links_of(group)].any()
+        )
 
     def flow(self, class_id: int, use: CollectiveUse) -> FlowUse:
         """The Program entry of a collective as seen from a rank class."""
         key = (self.group_of(class_id, use.group), use)
-        if key not in self._known:
-            self._known[key] = self._make(*key)
-        return self._known[key]
+        if key not in self._flows:
+            self._flows[key] = self._make(*key)
+        return self._flows[key]
 
     def solo_ns(self, class_id: int, use: CollectiveUse) -> int:
         """Duration of a collective that has its links to itself."""
@@ -277,15 +283,18 @@ class Network:
         if flow.route < 0:
             return flow.fixed_ns
         route = self.routes[flow.route]
-        capacity = np.floor(self.layout.link_capacity_bytes_per_s[route.links]).astype(np.int64)
         return solo_duration_ns(
-            flow.fixed_ns, flow.work_bytes, route.coefficients, capacity, flow.rate_cap_bytes_per_s
+            flow.fixed_ns,
+            flow.work_bytes,
+            route.coefficients,
+            self._capacity[route.links],
+            flow.rate_cap_bytes_per_s,
         )
 
     def occupied_ns(self, class_id: int, use: CollectiveUse) -> int:
-        """How long a collective slows the kernels beside it: less than it takes if it waits for a NIC."""
-        at_full_rate_s = use.count * use.size_bytes * occupied_s_per_byte(use.op, self.cluster)
-        return min(self.solo_ns(class_id, use), int(to_ns(at_full_rate_s)))
+        """How long a collective slows the kernels beside it."""
+        solo_ns, per_byte = self.solo_ns(class_id, use), occupied_s_per_byte(use.op, self.cluster)
+        return int(occupied_ns(solo_ns, use.size_bytes, use.count, per_byte))
 
     def _make(self, group: int, use: CollectiveUse) -> FlowUse:
         line = fastest(self._considered(group, use.op), use.size_bytes)
@@ -296,22 +305,27 @@ class Network:
         work, cap = round(use.count * use.size_bytes), int(line.rate_cap_bytes_per_s or 0)
         if not len(links) and not cap:
             return FlowUse(latency_ns)
-        if not self.shared_links()[links].any():
-            capacity = np.floor(self.layout.link_capacity_bytes_per_s[links]).astype(np.int64)
-            return FlowUse(fixed_ns=solo_duration_ns(latency_ns, work, coefficients, capacity, cap))
-        source = RouteSource(group, use.op, line)
-        self.routes.append(ClassRoute(links, coefficients, source))
+        if not self._shared[links].any():
+            return FlowUse(solo_duration_ns(latency_ns, work, coefficients, self._capacity[links], cap))
+        self.routes.append(ClassRoute(links, coefficients, RouteSource(group, use.op, line)))
         return FlowUse(latency_ns, work, len(self.routes) - 1, cap)
 
     def _considered(self, group: int, op: str) -> list[Line]:
         """What the library considers for an op, the same for all groups in places that are alike."""
         found = self.layout.groups[group]
         key = (found.kind, found.place, op)
-        if key not in self._offers:
-            # who is late to a tensor-parallel collective holds up the host that launches it, not the device
-            cluster = self.cluster.without_state(*LATE) if is_tensor_parallel(found.kind) else self.cluster
-            self._offers[key] = offers(op, found.ranks, cluster)
-        return self._offers[key]
+        if key not in self._lines:
+            self._lines[key] = offers(op, found.ranks, on_time(self.cluster, found.kind))
+        return self._lines[key]
+
+    def program_routes(self) -> Routes:
+        """The routes of all flows asked for so far, over classes of links."""
+        owner = np.repeat(np.arange(len(self.routes)), [len(route.links) for route in self.routes])
+        links, coefficients = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
+        links += [route.links for route in self.routes]
+        coefficients += [route.coefficients for route in self.routes]
+        table = Csr.of(owner, np.concatenate(links), len(self.routes))
+        return Routes(table, np.concatenate(coefficients), self._capacity, self.layout.link_names)
 
 
 def streams_of(
@@ -322,24 +336,19 @@ def streams_of(
     Collectives of a block follow one another and count as one stream, but where passes run beside each other.
     """
     beside = sync.job.plan.experts.ep_overlap or any(rank.overlap.any() for rank in schedule.ranks)
-    ranks = np.array(schedule.rank_of_stage)
-    found: dict[str, frozenset[str]] = {}
+    ways = {hop_kind(delta): found for delta, found in _ways(schedule).items()}
     gathering = {each.shard_group for each in sync.replicas if each.zero}
-    for kind in kinds:
-        if kind.name.startswith("pp+"):
-            delta = int(kind.name.removeprefix("pp+"))
-            ahead = bool((((ranks[1:] - ranks[:-1]) % schedule.num_ranks) == delta).any())
-            back = bool((((ranks[:-1] - ranks[1:]) % schedule.num_ranks) == delta).any())
-            found[kind.name] = frozenset(["ahead"] * ahead + ["back"] * back)
-        elif kind.name.endswith("_replicate"):
-            found[kind.name] = frozenset([kind.name])
-        elif _family(kind.name) == DENSE:
-            found[kind.name] = frozenset([REDUCE, *[GATHER] * (kind.name in gathering)])
-        elif kind.name in BLOCK_KINDS:
-            found[kind.name] = frozenset([_BLOCK_STREAM[kind.name] if beside else TENSOR])
-        else:
-            found[kind.name] = frozenset([kind.name])
-    return found
+
+    def streams(kind: str) -> set[str]:
+        if kind in ways:
+            return ways[kind]
+        if kind in BLOCK_KINDS:
+            return {_BLOCK_STREAM[kind] if beside else TENSOR}
+        if _family(kind) == DENSE and not kind.endswith("_replicate"):
+            return {REDUCE, GATHER} if kind in gathering else {REDUCE}
+        return {kind}
+
+    return {kind.name: frozenset(streams(kind.name)) for kind in kinds}
 
 
 def _family(kind: str) -> str:

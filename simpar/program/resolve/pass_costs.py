@@ -55,6 +55,12 @@ class PassesAlone:
             self.known[key] = make_segment(phase, self.price, slowdown=slowdown).duration_ns
         return self.known[key]
 
+    def slowest_stage_ns(self, *kinds: str) -> int:
+        """Nanoseconds of passes of some kinds over all blocks of the virtual stage that takes longest."""
+        return max(
+            sum(self.duration_ns(p, kind) for p in some for kind in kinds) for some in self.builder.pieces
+        )
+
 
 def pass_costs(job: Job, cluster: Cluster) -> tuple[float, float, float]:
     """Durations of F, I and W, in units of F: the mean over virtual stages, collectives alone on their links."""

@@ -6,9 +6,7 @@ slices before. Its backward adds to the gradients of those keys and values: they
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import lcm
 
@@ -17,13 +15,8 @@ import numpy as np
 from simpar.hardware.cluster import Cluster
 from simpar.plan.schedules.terapipe import fastest_slices
 from simpar.plan.sharding import RankDims, rank_dims
-from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import Job, RankView
-from simpar.program.blocks.segments import make_segment
-from simpar.program.emission.collective_prices import Prices
-from simpar.program.emission.traffic import block_groups, late_per_member_s
-from simpar.program.structure.stages import StageBuilder
-from simpar.program.structure.synchronisation import Synchronisation
+from simpar.program.resolve.pass_costs import PassesAlone
 from simpar.units import NS_PER_S
 
 UNITS = 16
@@ -60,42 +53,12 @@ def choose_slices(job: Job, cluster: Cluster) -> tuple[int, ...]:
     seq_len, unit = job.training.seq_len, unit_tokens(job)
     if unit == seq_len or job.plan.mesh.pp == 1:
         return (seq_len,)
-    units = seq_len // unit
-    seconds = _pricer(job, cluster.in_training)
+    units, alone = seq_len // unit, PassesAlone.of(job, cluster)
     times = np.full((units + 1, units + 1), np.inf)
     for begin in range(units):
         for end in range(begin + 1, units + 1):
-            times[begin, end] = seconds(begin * unit, end * unit)
+            view = slice_view(alone.builder.view, begin * unit, end * unit)
+            own = replace(alone, builder=replace(alone.builder, view=view), known={})
+            times[begin, end] = own.slowest_stage_ns("forward", "backward") / NS_PER_S
     microbatches = job.plan.num_microbatches(job.training.global_batch)
     return tuple(n * unit for n in fastest_slices(times, job.plan.mesh.pp, microbatches))
-
-
-def _pricer(job: Job, cluster: Cluster) -> Callable[[int, int], float]:
-    """Seconds of a slice on the slowest stage, both passes, collectives alone on their links."""
-    view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, job.plan.mesh))
-    sync, places = Synchronisation.of(job), tuple(range(job.plan.mesh.pp))
-    groups, prices = {kind.name: kind.groups[0] for kind in block_groups(view)}, Prices.of_job(job, cluster)
-
-    @lru_cache(maxsize=4096)
-    def solo_ns(use: CollectiveUse) -> int:
-        return prices.of(use.op, groups[use.group], use.group).use_ns(use)
-
-    def seconds(begin: int, end: int) -> float:
-        builder = StageBuilder(job, slice_view(view, begin, end), sync, places)
-        known: dict[tuple[str, str], int] = {}
-        slowest = 0
-        for pieces in builder.pieces:
-            total = 0
-            for piece in pieces:
-                key = (piece.block.name, piece.recompute)
-                if key not in known:
-                    steps, overhead = builder.steps(piece), job.stack.launch.kernel_overhead
-                    known[key] = sum(
-                        make_segment(phase, solo_ns, slowdown=overhead).duration_ns
-                        for phase in (steps.forward, steps.backward)
-                    )
-                total += known[key]
-            slowest = max(slowest, total)
-        return slowest / NS_PER_S
-
-    return seconds

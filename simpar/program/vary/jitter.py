@@ -42,16 +42,14 @@ class Kernels:
     @staticmethod
     def of(lowered: Lowered) -> Kernels:
         """Kernels in the ops of a Program."""
-        slots = lowered.slots
         time_ns, action = (np.zeros(len(lowered.program), dtype=np.int64) for _ in range(2))
         for class_id, actions in enumerate(lowered.actions):
-            mine = np.flatnonzero(slots.class_id == class_id)
-            each = [np.array([kernel_ns(n) for n in t.nodes], dtype=np.int64) for t in actions.templates]
-            bases = np.cumsum([0, *(len(table) for table in each[:-1])])
-            at = bases[actions.template[slots.action[mine]]] + slots.node[mine]
-            alone = slots.group[mine] < 0
+            mine, node = lowered.slots.nodes(class_id, actions)
+            alone = lowered.slots.group[mine] < 0
             ops = lowered.op_of_slot[mine[alone]]
-            time_ns[ops], action[ops] = np.concatenate(each)[at[alone]], slots.action[mine[alone]]
+            each = [kernel_ns(node) for template in actions.templates for node in template.nodes]
+            time_ns[ops] = np.array(each, dtype=np.int64)[node[alone]]
+            action[ops] = lowered.slots.action[mine[alone]]
         on_device = np.zeros(len(lowered.program), dtype=bool)
         on_device[lowered.program.streams.item] = True
         return Kernels(time_ns, action, on_device)
@@ -124,6 +122,4 @@ def unfolded(lowered: Lowered) -> Expanded:
     """A Program that was lowered without folding, as it is: every rank is a unit."""
     layout, count = lowered.layout, len(lowered.program)
     units = Units(layout.class_of_rank, np.arange(layout.num_classes), np.arange(layout.num_classes + 1))
-    return Expanded(
-        lowered.program, units, np.arange(count), np.ones(count, dtype=np.int64), lowered.program.ops.class_id
-    )
+    return Expanded(lowered.program, units, np.ones(count, dtype=np.int64), lowered.program.ops.class_id)

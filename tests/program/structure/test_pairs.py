@@ -134,10 +134,10 @@ def test_the_engine_runs_pairs_as_an_executor_of_the_table_does() -> None:
             position[rank] += len(unit)
         assert position != before
     ends = timing.finish_ns[entry.op_of_slot]
-    passes = np.isin([entry.program.labels[k].kind for k in entry.slots.label], ["pp", "join"], invert=True)
-    last = {
-        c: int(ends[passes & (entry.slots.class_id == c) & (entry.slots.stage >= 0)].max()) for c in range(4)
-    }
+    ops = entry.program.ops
+    kinds = np.array([label.kind for label in entry.program.labels])[ops.label]
+    passes = (np.isin(kinds, ["pp", "join"], invert=True) & (ops.stage >= 0))[entry.op_of_slot]
+    last = {c: int(ends[passes & (entry.slots.class_id == c)].max()) for c in range(4)}
     assert last == dict(enumerate(clock))
 
 
