@@ -5,7 +5,7 @@ All sizes broadcast: divisors may be arrays over many choices of roles, and time
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,12 +15,10 @@ from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import OperatorTime, operator_times
 from simpar.cost.stack import Stack
 from simpar.models.graph import Dims, Operator, Size, evaluate
-from simpar.plan.placement import Role
 from simpar.plan.sharding import VOCAB_MULTIPLE, RankDims
+from simpar.plan.slices import sized_names
 
 Array = Any
-DIVIDED = ("batch", "seq", "columns", "contraction")
-_WHOLE = ("head_dim", "batch")
 
 
 @dataclass(frozen=True)
@@ -29,48 +27,6 @@ class Machine:
 
     kernels: KernelModel
     stack: Stack
-
-
-def divisors(choices: Sequence[Sequence[Role]], mesh: Sequence[int]) -> dict[str, Array]:
-    """By what each size is divided under each choice of roles: name -> int64[num_choices]."""
-    table = {name: np.ones(len(choices), dtype=np.int64) for name in DIVIDED}
-    for index, roles in enumerate(choices):
-        for role, size in zip(roles, mesh, strict=True):
-            if role.divides:
-                table[role.divides][index] *= size
-            elif role.name == "vocabulary":  # rows of a table
-                table["contraction"][index] *= size
-    return table
-
-
-def sized_names(size: Size) -> tuple[str, ...]:
-    """The name in each term that slices divide: the first one that is not a head's width or the batch."""
-    return tuple(next((name for name in names if name not in _WHOLE), "") for _, names in size)
-
-
-def divides(op: Operator, dims: Dims, by: Mapping[str, Array]) -> Array:
-    """Whether slices come out whole: bool per choice."""
-    rows = [dims[name] for name in sized_names(op.rows) if name]
-    good = dims["batch"] % by["batch"] == 0
-    for size in rows:
-        good &= size % by["seq"] == 0
-    for sizes, what in ((op.columns, "columns"), (op.contraction or _table(op), "contraction")):
-        for name in sized_names(sizes):
-            good &= _splits(name, int(dims[name]) if name else 1, by[what])
-    return good
-
-
-def _table(op: Operator) -> Size:
-    """Rows of an embedding table, which sharding by vocabulary divides."""
-    return ((1, ("vocab",)),) if op.kind == "embedding" else ()
-
-
-def _splits(name: str, size: int, number: Array) -> Array:
-    if name == "vocab":
-        return number >= 1  # padded
-    if name == "kv_heads":
-        return (size % number == 0) | (number % size == 0)
-    return size % number == 0
 
 
 def sliced(name: str, size: Array, number: Array) -> Array:

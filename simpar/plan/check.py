@@ -103,7 +103,7 @@ def _check_staged(plan: Plan, target: Target) -> Plan:
     _whole_matrices(plan)
     rows = bool(plan.tensor_parallel.sequence_parallel)
     stages = tuple(with_roles(stage, target.graph, rows) for stage in stages)
-    check_stages(stages, target.graph, target.world_size)
+    check_stages(stages, target.graph, target.world_size, (plan.micro_batch, target.training.seq_len))
     layers = tuple(stage.layers for stage in stages)
     pipeline = {"schedule": plan.schedule, "layers": layers, "stages": stages}
     plan = plan.model_copy(

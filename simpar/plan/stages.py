@@ -14,8 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simpar.errors import UserError
 from simpar.files import allowed, suggest
-from simpar.models.graph import Block, ModelGraph
-from simpar.plan.placement import Role, States, role_named, roles_of
+from simpar.models.flops import shape_dims
+from simpar.models.graph import INPUT, Block, Dims, ModelGraph
+from simpar.plan.placement import CONVERSIONS, Role, States, role_named, roles_of
+from simpar.plan.slices import divides, divisors
 
 STATE_NAMES = {"replicate": "R", "batch": "B", "sequence": "S", "features": "F"}
 WORDS = {letter: word for word, letter in STATE_NAMES.items()}
@@ -102,8 +104,14 @@ def stage_blocks(stages: tuple[StagePlan, ...], graph: ModelGraph) -> tuple[tupl
     return tuple(found)
 
 
-def check_stages(stages: tuple[StagePlan, ...], graph: ModelGraph, world_size: int) -> None:
-    """Raises UserError with the first rule that stages break on a model and a number of devices."""
+def check_stages(
+    stages: tuple[StagePlan, ...], graph: ModelGraph, world_size: int, microbatch: tuple[int, int]
+) -> None:
+    """Raises UserError with the first rule that stages break on a model and a number of devices.
+
+    A ``microbatch`` are so many sequences of so many tokens.
+    """
+    shape = shape_dims(graph, microbatch[1], batch=microbatch[0])
     layers = sum(stage.layers for stage in stages)
     if layers != len(graph.layers):
         raise UserError(f"plan.stages: {layers} layers in all; allowed: the model's {len(graph.layers)}")
@@ -117,6 +125,8 @@ def check_stages(stages: tuple[StagePlan, ...], graph: ModelGraph, world_size: i
     for index, (stage, blocks) in enumerate(zip(stages, stage_blocks(stages, graph), strict=True)):
         for block in {block.name: block for block in blocks}.values():
             _check_block(stage, block, f"plan.stages[{index}].sharding")
+            _check_sizes(stage, block, block.view(shape), f"plan.stages[{index}].sharding.{block.name}")
+            _check_ways(stage, block, graph, f"plan.stages[{index}].sharding.{block.name}")
         _check_joints(stage, blocks, f"plan.stages[{index}].sharding")
 
 
@@ -139,6 +149,47 @@ def _check_block(stage: StagePlan, block: Block, where: str) -> None:
     unknown = [name for name in own.gathered if name not in names]
     if unknown:
         raise UserError(f"{where}.{block.name}.gathered: {unknown[0]!r}{allowed(names)}")
+
+
+def _check_sizes(stage: StagePlan, block: Block, dims: Dims, where: str) -> None:
+    """Slices come out whole."""
+    for name, roles in stage.roles(block).items():
+        if not divides(block.operator(name), dims, divisors([roles], stage.mesh)).all():
+            words = ", ".join(role.name for role in roles)
+            raise UserError(
+                f"{where}.{name} as {words} on mesh {stage.mesh}: slices of {dims['batch']} sequences of {dims['seq']} "
+                "tokens, or of its columns, are not whole; allowed: roles or meshes that divide them"
+            )
+    for which in ("input", "output"):
+        states = stage.sharding[block.name].stream(which)
+        for letter, size in (("B", "batch"), ("S", "seq")):
+            parts = prod(n for state, n in zip(states, stage.mesh, strict=True) if state == letter)
+            if dims[size] % parts:
+                raise UserError(
+                    f"{where}.{which}: {parts} slices of {size} {dims[size]}; allowed: a divisor of it"
+                )
+
+
+def _check_ways(stage: StagePlan, block: Block, graph: ModelGraph, where: str) -> None:
+    """Between what one operator writes and another reads stands a change of states that there is."""
+    roles, own = stage.roles(block), stage.sharding[block.name]
+    written = {MEMORY: own.stream("memory"), INPUT: own.stream("input")}
+    if block is graph.embedding:
+        del written[INPUT]  # every rank loads the data that it needs
+    wanted = []
+    for op in block.operators:
+        reads = tuple(role.reads for role in roles[op.name])
+        wanted += [(name, op.name, reads) for name in op.inputs]
+        written[op.name] = tuple(role.writes for role in roles[op.name])
+    if (last := block.operators[-1]).kind != "loss":
+        wanted.append((last.name, "output", own.stream("output")))
+    for name, reader, after in wanted:
+        for before, state in zip(written.get(name) or after, after, strict=True):
+            if (before, state) not in CONVERSIONS:
+                raise UserError(
+                    f"{where}.{reader}: {name} is written as {before} and read as {state}, between which there is no "
+                    "change; allowed: other roles of either"
+                )
 
 
 def _check_joints(stage: StagePlan, blocks: tuple[Block, ...], where: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.fsdp import FSDPModule
@@ -28,8 +30,9 @@ from simpar.runtime.offload import save_on_host
 from simpar.runtime.one_process import DataParallel
 from simpar.runtime.pipeline import Pipeline, Shapes
 from simpar.runtime.prediction import IGNORED, layers_of
-from simpar.runtime.ranks import Ranks
+from simpar.runtime.ranks import Ranks, StageRanks
 from simpar.runtime.servers import RemoteUpdate
+from simpar.runtime.stage_pipeline import Twins, make_pipeline
 from simpar.runtime.update import Owned, Scope, Update
 from simpar.units import MIB
 
@@ -44,18 +47,20 @@ def make_engine(
         ranks.make_groups(experts=blueprint.strategy.spread)
     every = parts(blueprint.graph, plan)
     mine = [stage for stage, rank in enumerate(schedule.rank_of_stage) if rank == here]
-    shared = blueprint.graph.tied_embeddings or layers_of(blueprint.graph) > 0
-    apart = shared and len(every) > 1 and schedule.rank_of_stage[0] != schedule.rank_of_stage[-1]
-    group = ranks.embedding_group if apart else None
     stages = {stage: build_stage(blueprint, every[stage], ranks) for stage in mine}
     owned = [each for stage in stages.values() for each in own(stage, plan)]
     wrapped = {index: wrap(stage, blueprint, ranks) for index, stage in stages.items()}
     engine = Engine(
         plan=plan, ranks=ranks, stages=stages, wrapped=wrapped, owned=owned,
-        update=make_update(Scope(plan, learning, blueprint.strategy, ranks, group), owned, blueprint),
+        update=make_update(
+            Scope(plan, learning, blueprint.strategy, ranks, _twins(blueprint, ranks, schedule)), owned, blueprint
+        ),
         microbatches=schedule.num_microbatches,
     )  # fmt: skip
-    if plan.mesh.pp > 1:
+    if isinstance(ranks, StageRanks):
+        like = torch.empty(0, dtype=blueprint.dtypes.compute, device=ranks.device)
+        engine.pipeline = make_pipeline(stages[here], blueprint.graph, training, schedule, ranks, like)
+    elif plan.mesh.pp > 1:
         count = schedule.num_microbatches
         engine.pipeline = Pipeline(
             schedule, dict(wrapped), _shapes(blueprint, training), lambda o, t: mean_loss(o, t) / count, ranks
@@ -63,6 +68,17 @@ def make_engine(
         engine.pipeline.rest(num_still(every, plan.tuning, tied=blueprint.graph.tied_embeddings))
     rehearse(engine, training, blueprint)
     return engine
+
+
+def _twins(blueprint: Blueprint, ranks: Ranks, schedule: Schedule) -> Callable[[Any], object] | None:
+    """How both copies of tied embeddings add up their gradients; None where they are on one rank."""
+    assert blueprint.graph is not None, "a decoder has a graph"
+    if isinstance(ranks, StageRanks):
+        return Twins.of(blueprint.graph, ranks)
+    shared = blueprint.graph.tied_embeddings or layers_of(blueprint.graph) > 0
+    if not shared or schedule.rank_of_stage[0] == schedule.rank_of_stage[-1]:
+        return None
+    return partial(dist.all_reduce, group=ranks.embedding_group)
 
 
 def make_own_engine(

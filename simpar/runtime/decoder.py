@@ -8,9 +8,9 @@ key and value; gate and up) is several Linears, so that tensor parallelism can s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -217,6 +217,16 @@ class PositionEmbedding(nn.Module):
         return x + self.weight[self.place.residual_positions(x.shape[1], x.device)].to(x.dtype)
 
 
+class PlacedBlock(Protocol):
+    """How a block runs whose operators are placed on a stage's devices one by one."""
+
+    def run(self, op: Operator, module: nn.Module, given: Sequence[Tensor]) -> Tensor:
+        """An operator's output here, from what is here of its inputs."""
+
+    def leave(self, value: Tensor) -> Tensor:
+        """What the block hands on, from the last operator's output."""
+
+
 class BlockModule(nn.Module):
     """A block of the graph: modules under the operators' names, executed in the graph's order.
 
@@ -243,6 +253,7 @@ class BlockModule(nn.Module):
         last = {name: position for name, position in last.items() if name not in self.returns}
         self.forget = [[n for n, at in last.items() if at == i] for i in range(len(self.operators))]
         self.recompute = "none"
+        self.placed: PlacedBlock | None = None
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Shape [batch, seq, hidden] (tokens for the embedding, logits from the head); a tuple where several return."""
@@ -255,10 +266,13 @@ class BlockModule(nn.Module):
     def _run(self, *inputs: Tensor) -> Tensor:
         values = dict(zip(self.reads, inputs, strict=True))
         for op, done in zip(self.operators, self.forget, strict=True):
-            values[op.name] = getattr(self, op.name)(*(values[name] for name in op.inputs))
+            module, given = getattr(self, op.name), [values[name] for name in op.inputs]
+            values[op.name] = module(*given) if self.placed is None else self.placed.run(op, module, given)
             for name in done:
                 del values[name]
         found = tuple(values[name] for name in self.returns)
+        if self.placed is not None:
+            return self.placed.leave(found[0])
         return found[0] if len(found) == 1 else found
 
 

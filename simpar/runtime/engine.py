@@ -18,6 +18,7 @@ from simpar.runtime.measure import Clock
 from simpar.runtime.pipeline import Pipeline
 from simpar.runtime.ranks import Ranks
 from simpar.runtime.servers import RemoteUpdate
+from simpar.runtime.stage_pipeline import StagePipeline
 from simpar.runtime.update import Owned, Update
 
 Tensor = Any
@@ -37,7 +38,7 @@ class Engine:
     owned: list[Owned]
     update: Update | RemoteUpdate
     microbatches: int
-    pipeline: Pipeline | None = None
+    pipeline: Pipeline | StagePipeline | None = None
     clock: Clock = field(default_factory=lambda: Clock(torch.device("cpu")))
 
     def forward_backward(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
@@ -96,6 +97,6 @@ def average_loss(loss: Tensor | None, ranks: Ranks, device: Any) -> float:
     value = torch.zeros(2, dtype=torch.float64, device=device)
     if loss is not None:
         value += torch.stack([loss, torch.ones_like(loss)])
-    if ranks.mesh.world_size > 1:
+    if ranks.world_size > 1:
         dist.all_reduce(value)
     return float(value[0] / value[1])

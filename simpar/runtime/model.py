@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,12 +17,12 @@ from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
 from simpar.plan.check import stage_layers
 from simpar.plan.plan import Plan
-from simpar.runtime import adapters, experts, tensor_parallel
+from simpar.runtime import adapters, experts, placed, tensor_parallel
 from simpar.runtime.attention import Place
 from simpar.runtime.context import Context
 from simpar.runtime.decoder import OUTPUT, TABLE, Decoder, Part, Recompute, TokenEmbedding, initial_value
 from simpar.runtime.offload import save_on_host
-from simpar.runtime.ranks import Ranks
+from simpar.runtime.ranks import Ranks, StageRanks
 from simpar.runtime.strategy import Strategy
 
 Dtype = Any
@@ -81,14 +81,19 @@ def build_stage(blueprint: Blueprint, part: Part, ranks: Ranks) -> Decoder:
     assert blueprint.graph is not None, "a decoder has a graph"
     plan = blueprint.plan
     sequence = bool(plan.tensor_parallel.sequence_parallel)
+    recompute, own = blueprint.recompute, ranks.here_mesh if isinstance(ranks, StageRanks) else None
+    if own is not None:
+        recompute = replace(recompute, kind=own.stage.recompute)
     with torch.device("meta"):
-        model = Decoder(blueprint.graph, part, place_of(plan, ranks), blueprint.recompute)
+        model = Decoder(blueprint.graph, part, place_of(plan, ranks), recompute)
         model.to(blueprint.dtypes.storage)
         if plan.tuning.is_used:
             adapters.tune(model, plan.tuning, blueprint.dtypes.compute)
         for module in model.modules():
             if isinstance(module, TokenEmbedding):
                 module.compute_dtype = blueprint.dtypes.compute
+    if own is not None:
+        placed.apply(model, blueprint.graph, own, blueprint.dtypes.compute)
     if plan.mesh.tp > 1:
         tensor_parallel.apply(model, ranks.submesh("tp"), sequence_parallel=sequence)
     if blueprint.graph.is_mixture:

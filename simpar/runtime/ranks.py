@@ -12,6 +12,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from simpar.plan.mesh import Mesh
+from simpar.plan.plan import Plan
+from simpar.plan.stages import StagePlan
+from simpar.runtime.stage_mesh import StageMesh
 
 EXPERT_MESH = ("pp", "expert_replicate", "expert_shard", "ep", "etp")
 
@@ -43,6 +46,20 @@ class Ranks:
     def here(self) -> dict[str, int]:
         """Coordinate of this rank along every axis of the plan."""
         return {axis: int(at[0]) for axis, at in self.mesh.coordinates([self.rank]).items()}
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that train."""
+        return self.mesh.world_size
+
+    @property
+    def stage_size(self) -> int:
+        """Ranks of a pipeline stage."""
+        return self.mesh.world_size // self.mesh.pp
+
+    def states_group(self, _parameter: Any, *, expert: bool) -> Any:
+        """Ranks that share one set of optimizer states of a parameter under ZeRO-1; None for one rank."""
+        return self.expert_shard_group if expert else self.shard_group
 
     @property
     def width(self) -> int:
@@ -143,3 +160,76 @@ class Ranks:
         if name not in self._groups:
             self._groups[name], _ = dist.new_subgroups_by_enumeration(groups.tolist())
         return self._groups[name]
+
+
+@dataclass(frozen=True)
+class StageRanks(Ranks):
+    """One device of a stage with a mesh of its own.
+
+    To data and random numbers a stage is one rank of the plan's mesh: all its devices draw the whole batch, and share
+    it out by the roles of its operators.
+    """
+
+    stages: tuple[StagePlan, ...] = ()
+    made: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def index(self) -> int:
+        """Number of this rank's stage."""
+        return next(
+            i
+            for i, stage in enumerate(self.stages)
+            if 0 <= self.rank - stage.first_device < stage.num_devices
+        )
+
+    @cached_property
+    def here(self) -> dict[str, int]:
+        """Coordinate of this rank's stage along every axis of the plan."""
+        return {axis: int(at[0]) for axis, at in self.mesh.coordinates([self.index]).items()}
+
+    @property
+    def world_size(self) -> int:
+        """Devices of all stages."""
+        return sum(stage.num_devices for stage in self.stages)
+
+    @property
+    def stage_size(self) -> int:
+        """Devices of this rank's stage."""
+        return self.stages[self.index].num_devices
+
+    def make_groups(self, *, experts: bool) -> None:
+        """Make the groups of all stages, and one each for activations and gradients between them."""
+        assert not experts, "stages of their own are those of dense models"
+        for number, stage in enumerate(self.stages):
+            ranks = stage.first_device + torch.arange(stage.num_devices)
+            names = tuple(f"axis{axis}" for axis in range(len(stage.mesh)))
+            mesh = DeviceMesh(self.device.type, ranks.reshape(stage.mesh), mesh_dim_names=names)
+            everybody = dist.new_group(ranks.tolist())
+            if number == self.index:
+                self.made["here"] = StageMesh(stage, self.rank, mesh, everybody)
+        self.made["ways"] = (dist.new_group(), dist.new_group())
+
+    @property
+    def here_mesh(self) -> StageMesh:
+        """Where the rank is on its stage's mesh, after :meth:`make_groups`."""
+        found: StageMesh = self.made["here"]
+        return found
+
+    @property
+    def ways(self) -> tuple[Any, Any]:
+        """Groups of all ranks for what goes to later stages, and for what comes back."""
+        found: tuple[Any, Any] = self.made["ways"]
+        return found
+
+    def states_group(self, parameter: Any, *, expert: bool) -> Any:
+        """Ranks that keep the same part of a parameter."""
+        assert not expert, "stages of their own are those of dense models"
+        copies = (axis for axis, placement in enumerate(parameter.placements) if placement.is_replicate())
+        return self.here_mesh.group(tuple(copies))
+
+
+def ranks_of(plan: Plan, rank: int, device: Any, replicas: int = 1) -> Ranks:
+    """Where a rank stands in a checked plan."""
+    if plan.pipeline.stages:
+        return StageRanks(plan.mesh, rank, device, stages=plan.pipeline.stages)
+    return Ranks(plan.mesh, rank, device, replicas)

@@ -21,16 +21,16 @@ MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": (), "sgd_momentum": ("mome
 def named_tensors(update: Update) -> list[dict[str, Any]]:
     """Every tensor a checkpoint of this rank holds, by name; DTensors where a parameter is sharded.
 
-    The second dict holds tensors whose name is taken in the first: both copies of tied embeddings, where first and
-    last stage are on one rank. They are loaded after the first and need not be saved.
+    The second dict holds the copy of tied embeddings on the last stage, which goes by the name of the first: it may be
+    cut in other ways, so only the first is saved, and it is loaded after it.
     """
     found: list[dict[str, Any]] = [{}, {}]
-    for name, tensor in _tensors(update):
-        found[name in found[0]][name] = tensor
+    for each, name, tensor in _tensors(update):
+        found[each.twin][name] = tensor
     return found
 
 
-def _tensors(update: Update) -> Iterator[tuple[str, Any]]:
+def _tensors(update: Update) -> Iterator[tuple[Owned, str, Any]]:
     """What the optimizer does not remember yet is made (zero), so that it can be loaded into.
 
     Where updates are delayed the host is a step ahead of the parameters.
@@ -38,14 +38,14 @@ def _tensors(update: Update) -> Iterator[tuple[str, Any]]:
     for optimizer in update.hosted():
         optimizer.settle()
     for each in update.owned:
-        yield f"model.{_name(each)}", each.parameter.detach()
+        yield each, f"model.{_name(each)}", each.parameter.detach()
     for each, home, state in _remembered(update):
         if update.scope.plan.offload.offload_delayed and home is not each.local:
-            yield f"{DELAYED}.{_name(each)}", _like(home.detach(), each.parameter)
+            yield each, f"{DELAYED}.{_name(each)}", _like(home.detach(), each.parameter)
         for moment in MOMENTS[update.scope.plan.numerics.optimizer]:
             if state.get(moment) is None:
                 state[moment] = torch.zeros_like(home)
-            yield f"optimizer.{_name(each)}.{moment}", _like(state[moment], each.parameter)
+            yield each, f"optimizer.{_name(each)}.{moment}", _like(state[moment], each.parameter)
 
 
 def loaded(update: Update, steps: int) -> None:

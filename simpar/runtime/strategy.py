@@ -11,6 +11,7 @@
 | offload_parameters cpu | fully_shard that keeps its shards on the host, of one rank as well | with the shards |
 | offload_optimizer cpu | as without | on the host, with the update, of what a rank would update otherwise |
 | servers | pushed to ranks of their own, over the host | on the servers |
+| stages of their own | by role: of rows over the ranks that share them (`runtime/placed.py`) | as zero 1 |
 | single_process | autograd of one process that drives all replicas | whole |
 
 DDP broadcasts and reduces plain tensors only, and expects one backward per parameter and step; fully_shard reduces
@@ -29,9 +30,10 @@ from simpar.plan.check import stage_layers
 from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import B, F, Schedule
 from simpar.plan.sync import apart
+from simpar.plan.torch_roles import refuse_roles
 from simpar.simulation import tuned_graph
 
-Reduction = Literal["none", "ddp", "explicit", "fsdp", "one_process", "servers"]
+Reduction = Literal["none", "ddp", "explicit", "fsdp", "one_process", "servers", "stages"]
 PRECISIONS = ("bf16", "fp32")
 OPTIMIZERS = ("adamw", "sgd", "sgd_momentum")
 
@@ -63,6 +65,9 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
         refuse_schedule(schedule)
     if schedule is not None and graph is not None and graph.auxiliary:
         _refuse_further(plan, graph, schedule)
+    if plan.pipeline.stages and graph is not None:
+        refuse_roles(plan.pipeline.stages, graph)
+        return Strategy("stages", shard_optimizer=True)
     data, mesh = plan.data_parallel, plan.mesh
     width = int(mesh.dp or 1) * mesh.cp
     if data.kind == "single_process":
@@ -121,11 +126,6 @@ def refuse_schedule(schedule: Schedule) -> None:
 
 def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
     numerics, mesh = plan.numerics, plan.mesh
-    if plan.pipeline.stages:
-        raise UserError(
-            "plan.stages: the runtime has one layout for all stages; allowed in a real run: none, as plans of --space "
-            "uniform and uneven have"
-        )
     if plan.pipeline.slices or plan.schedule == "terapipe":
         raise UserError("plan.slices: torch's pipelines run whole sequences; allowed in a real run: none")
     if plan.memory.recompute_early:

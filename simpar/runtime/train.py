@@ -24,7 +24,7 @@ from simpar.runtime.model import Blueprint, Dtypes, place_of
 from simpar.runtime.one_process import as_one_rank
 from simpar.runtime.prediction import layers_of, next_tokens
 from simpar.runtime.prepare import Prepared, prepare
-from simpar.runtime.ranks import Ranks
+from simpar.runtime.ranks import Ranks, ranks_of
 from simpar.runtime.saved import next_step
 from simpar.runtime.states import loaded, named_tensors
 from simpar.runtime.strategy import replicas_inside
@@ -140,7 +140,7 @@ def start(job: Job, rank: int, world_size: int, device: Any) -> Session:
         prepared = replace(prepared, plan=as_one_rank(prepared.plan))
     plan = prepared.plan
     copies = 1 if prepared.strategy.reduction == "one_process" else prepared.strategy.replicas
-    ranks = Ranks(plan.mesh, rank, device, copies)
+    ranks = ranks_of(plan, rank, device, copies)
     seed = job.learning.seed
     blueprint = Blueprint(
         graph, plan, prepared.strategy, Dtypes.of(plan), Recompute(plan.memory.recompute, prepared.selective),

@@ -9,7 +9,7 @@ tensors on the device are still what is shared out, clipped and broadcast.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -75,14 +75,14 @@ class Owned:
 class Scope:
     """What an update needs to know: resolved plan, the optimizer's numbers, strategy, this rank.
 
-    ``embedding_group`` joins the ranks of both copies of tied embeddings; None where they are on one rank.
+    ``sum_twins`` adds up the gradients of both copies of tied embeddings, in place; None where they are on one rank.
     """
 
     plan: Plan
     learning: Learning
     strategy: Strategy
     ranks: Ranks
-    embedding_group: Any = None
+    sum_twins: Callable[[Tensor], object] | None = None
 
 
 def make_optimizers(scope: Scope, owned: Sequence[Owned]) -> list[Any]:
@@ -91,18 +91,16 @@ def make_optimizers(scope: Scope, owned: Sequence[Owned]) -> list[Any]:
     Experts that are spread have one of their own then, whose states the ranks share that hold the same experts.
     Parameters that are updated on the host have theirs apart from the others.
     """
-    ranks, sharded = scope.ranks, scope.strategy.shard_optimizer
-    apart = sharded and scope.strategy.spread
+    sharded = scope.strategy.shard_optimizer
     found = []
     for away in (False, True):
-        here = [each for each, there in zip(owned, on_host(scope, owned), strict=True) if there == away]
-        common = [each.local for each in here if not (apart and each.expert)]
-        experts = [each.local for each in here if apart and each.expert]
-        shares = (
-            (common, ranks.shard_group if sharded else None),
-            (experts, ranks.expert_shard_group if apart else None),
-        )
-        found += [_optimizer(scope, local, group, away=away) for local, group in shares if local]
+        shares: dict[Any, list[nn.Parameter]] = {}
+        for each, there in zip(owned, on_host(scope, owned), strict=True):
+            if there == away:
+                expert = scope.strategy.spread and each.expert
+                group = scope.ranks.states_group(each.parameter, expert=expert) if sharded else None
+                shares.setdefault(group, []).append(each.local)
+        found += [_optimizer(scope, local, group, away=away) for group, local in shares.items()]
     return found
 
 
@@ -233,9 +231,9 @@ class Update:
         if first and last:
             first[0].add_(last[0])
             last[0].copy_(first[0])
-        elif self.scope.embedding_group is not None:
+        elif self.scope.sum_twins is not None:
             for each in (*first, *last):
-                dist.all_reduce(each, group=self.scope.embedding_group)
+                self.scope.sum_twins(each)
 
     def _clip(self) -> float | None:
         if self.scope.learning.clip_norm is None:
@@ -254,13 +252,13 @@ class Update:
                 copies = self._copies(each.parameter)
                 square = self.gradients[each.local].double().square().sum()
                 total += square.to(total.device) / copies
-        if self.ranks.mesh.world_size > 1:
+        if self.ranks.world_size > 1:
             dist.all_reduce(total)
         return math.sqrt(float(total))
 
     def _copies(self, parameter: Any) -> int:
         """Ranks of the job that hold the same part of a parameter."""
-        stage_ranks = self.ranks.mesh.world_size // self.ranks.mesh.pp
+        stage_ranks = self.ranks.stage_size
         if not isinstance(parameter, DTensor):
             return stage_ranks
         shards = 1

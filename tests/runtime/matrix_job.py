@@ -31,7 +31,7 @@ from simpar.runtime.model import Blueprint, Dtypes, place_of
 from simpar.runtime.offload import share_on_host
 from simpar.runtime.prediction import next_tokens
 from simpar.runtime.prepare import prepare
-from simpar.runtime.ranks import Ranks
+from simpar.runtime.ranks import ranks_of
 from simpar.runtime.states import loaded, named_tensors
 
 MODELS = {
@@ -112,7 +112,7 @@ def build(values: dict, rank: int, world: int, dtype: str):
     prepared = prepare(Plan(**values), graph, TRAINING, world)
     plan = prepared.plan
     dtypes = Dtypes.of(plan) if dtype == "plan" else Dtypes(*(3 * [torch.float64]))
-    ranks = Ranks(plan.mesh, rank, torch.device("cpu"), prepared.strategy.replicas)
+    ranks = ranks_of(plan, rank, torch.device("cpu"), prepared.strategy.replicas)
     recompute = Recompute(plan.memory.recompute, prepared.selective)
     blueprint = Blueprint(graph, plan, prepared.strategy, dtypes, recompute)
     return make_engine(blueprint, TRAINING, learning, prepared.schedule, ranks)

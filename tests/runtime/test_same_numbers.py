@@ -2,6 +2,10 @@
 
 import pytest
 
+from simpar.models.hf_config import read
+from simpar.plan.megatron_roles import with_roles
+from simpar.plan.stages import StagePlan
+
 SHARP = 1e-11
 BF16 = 3e-3
 ROUNDED = {"precision": "bf16", "optimizer": "sgd", "learning": {"learning_rate": 0.1}}
@@ -11,6 +15,84 @@ SLICED = {"tp": 2, "etp": 2, "sequence_parallel": True}
 AWAY = {"offload_optimizer": "cpu"}
 PARAMETERS = {**AWAY, "offload_parameters": "cpu"}
 DELAYED = {**AWAY, "offload_delayed": True}
+
+SHAPES = {  # whose operators have the same names
+    "llama": {
+        "model_type": "llama", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+    },
+    "gpt2": {"model_type": "gpt2", "vocab_size": 97, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64},
+}  # fmt: skip
+
+
+def stage(layers, first_device, mesh, model="llama", *, rows=False, recompute="none"):
+    """A stage in Megatron's roles, as a plan file has it; ``rows`` with sequence parallelism."""
+    plain = StagePlan(layers=layers, first_device=first_device, mesh=mesh, recompute=recompute)
+    return with_roles(plain, read(SHAPES[model], model), rows).model_dump(mode="json")
+
+
+def everywhere(found, *words, **operators):
+    """A stage with the same word for every operator on each axis, but for some of its layers or ends."""
+    for block in found["sharding"].values():
+        block["operators"] = {name: list(operators.get(name, words)) for name in block["operators"]}
+        block |= {end: list(words) for end in ("input", "output", "memory")}
+    return found
+
+
+def gathering(found):
+    """A stage that keeps its matrices cut between uses."""
+    for name, block in found["sharding"].items():
+        block["gathered"] = {"embedding": ["token_embedding"], "head": ["lm_head"]}.get(
+            name, ["qkv", "o_proj", "mlp_up", "mlp_down"]
+        )
+    return found
+
+
+def staged(*stages, schedule="1f1b", **case):
+    """A case with stages of their own."""
+    return {"micro_batch": 2, "pipeline": {"stages": list(stages), "schedule": schedule}, **case}
+
+
+GPT2 = {"model": "gpt2"}  # ties its embeddings; 97 tokens
+OF_ALPA = gathering(everywhere(stage(4, 0, (4,)), "batch", token_embedding=["features"]))
+OF_ALPA_TIED = gathering(everywhere(stage(4, 0, (4,), **GPT2), "batch", token_embedding=["features"]))
+TIED = everywhere(stage(1, 0, (2,), **GPT2), "batch", token_embedding=["features"])
+TWO_AXES = stage(4, 0, (2, 2))
+TWO_AXES["sharding"]["layer"]["operators"] |= {
+    "mlp_up": ["column", "column"], "activation": ["features", "features"], "mlp_down": ["row", "row"],
+}  # fmt: skip
+IN_SUMMANDS = stage(4, 0, (2, 2), rows=True)
+IN_SUMMANDS["sharding"]["layer"]["operators"] |= {"mlp_norm": ["batch", "partial_gradient"]}
+STAGED = [
+    staged(OF_ALPA, micro_batch=4),
+    staged(
+        stage(2, 0, (2,), recompute="full"),
+        stage(1, 2, (1,)),
+        stage(1, 3, (1,), recompute="selective"),
+        **CLIPPED,
+    ),
+    staged(TIED, stage(3, 2, (1, 2), **GPT2, rows=True), schedule="zb-h1", **GPT2),
+]
+WIDE_STAGED = [
+    staged(stage(4, 0, (2, 2))),
+    staged(stage(3, 0, (1, 2), rows=True, recompute="full"), stage(1, 2, (2, 1)), schedule="zb-h1"),
+    staged(stage(1, 0, (1, 2), **GPT2), stage(3, 2, (2, 1), **GPT2), schedule="gpipe", **GPT2, **CLIPPED),
+    staged(stage(1, 2, (1, 2), **GPT2), stage(3, 0, (2, 1), **GPT2), optimizer="sgd_momentum", **GPT2),
+    staged(stage(4, 0, (2, 2), **GPT2), **GPT2, **CLIPPED),
+    staged(OF_ALPA_TIED, micro_batch=8, **GPT2),
+    staged(everywhere(stage(4, 0, (4,)), "sequence")),
+    staged(everywhere(stage(4, 0, (2, 2)), "batch", "sequence")),
+    staged(everywhere(stage(2, 0, (2,)), "replicate"), stage(2, 2, (2,))),
+    staged(TWO_AXES),
+    staged(IN_SUMMANDS),
+    staged(gathering(stage(4, 0, (2, 2), rows=True, recompute="full")), micro_batch=4),
+    staged(gathering(stage(4, 0, (2, 2), rows=True, recompute="selective"))),
+    staged(stage(2, 0, (1, 2), rows=True), stage(2, 2, (2,)), **ROUNDED),
+]  # fmt: skip
+CONTINUED_STAGED = [
+    staged(TIED, stage(3, 2, (1, 2), **GPT2, rows=True), **GPT2, then={"pp": 2, "dp": 2, "schedule": "zb-v"}),
+    staged(OF_ALPA, micro_batch=4, then=staged(OF_ALPA, micro_batch=4)),
+]
 
 EVERYDAY = [
     {"dp": 4},
@@ -256,13 +338,19 @@ def prepared(cases):
 
 
 def test_layouts_of_four_ranks_train_like_one_process(run_matrix):
-    """Data, tensor, sequence and pipeline parallelism, sharding and recompute change nothing but rounding."""
-    assert_equal(run_matrix(prepared(EVERYDAY), 4))
+    """Data, tensor, sequence and pipeline parallelism, sharding, recompute and stages of their own only round."""
+    assert_equal(run_matrix(prepared([*EVERYDAY, *STAGED]), 4))
 
 
 def test_checkpoints_continue_in_any_layout(run_matrix):
     """Another layout goes on where one stopped; the same layout goes on to the last bit."""
     assert_equal(run_matrix(prepared(CONTINUED), 4))
+
+
+@pytest.mark.slow
+def test_more_stages_of_their_own_train_like_one_process(run_matrix):
+    """Every role on one axis and on two, tables in different parts, weights gathered for every use, checkpoints."""
+    assert_equal(run_matrix(prepared([*WIDE_STAGED, *CONTINUED_STAGED]), 4))
 
 
 @pytest.mark.slow

@@ -1,13 +1,17 @@
 """Which layouts run how, and which are refused with the reason."""
 
+from math import prod
+
 import pytest
 
 from simpar.errors import UserError
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
+from simpar.plan.megatron_roles import with_roles
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import make_schedule
 from simpar.plan.schedules.actions import Schedule, rank_actions
+from simpar.plan.stages import StagePlan
 from simpar.runtime.prepare import prepare
 from simpar.runtime.strategy import refuse_schedule
 
@@ -100,3 +104,68 @@ def test_losses_must_come_in_order():
     last = rank_actions([(0, 1, 1), (1, 1, 1), (0, 1, 0), (1, 1, 0)])
     with pytest.raises(UserError, match="out of order"):
         refuse_schedule(Schedule("custom", 2, (0, 1), (first, last)))
+
+
+def with_roles_of(model, mesh, **operators):
+    """One stage of all layers in Megatron's roles, but for some operators of its layers."""
+    graph = load_model(model)
+    plain = StagePlan(layers=len(graph.layers), first_device=0, mesh=mesh)
+    stage = with_roles(plain, graph, sequence_parallel=False).model_dump()
+    for block in stage["sharding"].values():
+        block["operators"] |= {name: words for name, words in operators.items() if name in block["operators"]}
+    return {"pipeline": {"stages": [stage]}, "micro_batch": 4, "model": model}
+
+
+def test_stages_of_their_own_have_their_own_reduction():
+    """By role, with optimizer states shared out as ZeRO-1 does."""
+    found = strategy(**with_roles_of("tiny-llama", (2, 2)))
+    assert (found.reduction, found.shard_optimizer) == ("stages", True)
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "operators", "words"),
+    [
+        (
+            "tiny-llama",
+            (1, 8),
+            {},
+            "stages[0].sharding.layer.qkv as batch, column on mesh (1, 8): the runtime",
+        ),
+        (
+            "olmo-2-7b",
+            (1, 4),
+            {},
+            "qk_norm as batch, features on mesh (1, 4): it normalises over all heads at once",
+        ),
+        (
+            "gpt2",
+            (4,),
+            {"attention": ("sequence",)},
+            "attention as sequence on mesh (4,): attention across parts",
+        ),
+        (
+            "tiny-llama",
+            (1, 3),
+            {},
+            "qkv as batch, column on mesh (1, 3): slices of 4 sequences of 64 tokens",
+        ),
+        (
+            "tiny-llama",
+            (8,),
+            {},
+            "stages[0].sharding.embedding.token_embedding as batch on mesh (8,): slices of 4",
+        ),
+        (
+            "tiny-llama",
+            (4,),
+            {"mlp_norm": ("partial_gradient",)},
+            "mlp_up: mlp_norm is written as X and read as B",
+        ),
+    ],
+)
+def test_operators_that_do_not_run_in_their_role_are_named(model, mesh, operators, words):
+    """One line with the stage, the operator and its role, before anything starts."""
+    with pytest.raises(UserError) as caught:
+        strategy(world_size=prod(mesh), **with_roles_of(model, mesh, **operators))
+    assert words in str(caught.value)
+    assert "allowed" in str(caught.value)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from math import prod
 
 from simpar.cost.activations import BlockActivations, block_activations
-from simpar.cost.sharded import local_weights, sized_names, sliced
+from simpar.cost.sharded import local_weights, sliced
 from simpar.models.graph import Block, Dims, Operator
 from simpar.plan.placement import States, sharding
 from simpar.plan.sharding import RankDims
+from simpar.plan.slices import sized_names
 from simpar.program.structure.stage_view import BlockView
 
 

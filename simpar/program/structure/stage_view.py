@@ -11,7 +11,6 @@ from simpar.cost.operators import OperatorTime
 from simpar.cost.sharded import (
     LocalOperator,
     Machine,
-    divisors,
     local_operator,
     local_time,
     output_elements,
@@ -22,6 +21,7 @@ from simpar.models.flops import shape_dims
 from simpar.models.graph import INPUT, Block, Dims, Operator, evaluate
 from simpar.plan.placement import Role, States
 from simpar.plan.sharding import context_dims
+from simpar.plan.slices import divisors
 from simpar.plan.stages import MEMORY, BlockSharding, StagePlan
 from simpar.program.blocks.block_view import kernel_step, loss_sums
 from simpar.program.blocks.changes import Change, Flow, changes

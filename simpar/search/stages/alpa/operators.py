@@ -16,7 +16,6 @@ from simpar.cost.operators import OperatorTime, optimizer_time_s
 from simpar.cost.sharded import (
     LocalOperator,
     Machine,
-    divides,
     local_operator,
     local_time,
     local_weights,
@@ -24,6 +23,7 @@ from simpar.cost.sharded import (
 )
 from simpar.models.graph import Dims, Operator
 from simpar.plan.placement import roles_of
+from simpar.plan.slices import divides
 from simpar.program.blocks.block_view import LOSS_SUMS
 from simpar.program.blocks.rank_view import Job
 from simpar.program.structure.synchronisation import DENSE, Replicas, Synchronisation

@@ -13,9 +13,9 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.sharded import divisors
 from simpar.hardware.cluster import Cluster
 from simpar.plan.placement import REPLICATE, Role, States, transfers
+from simpar.plan.slices import divisors
 from simpar.plan.stages import StagePlan
 from simpar.program.blocks.phases import TENSOR
 from simpar.program.emission.collective_prices import Added, Prices

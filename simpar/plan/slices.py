@@ -1,0 +1,59 @@
+"""By what roles divide the sizes of operators, and whether the slices come out whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.models.graph import Dims, Operator, Size
+from simpar.plan.placement import Role
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+DIVIDED = ("batch", "seq", "columns", "contraction")
+_WHOLE = ("head_dim", "batch")
+
+
+def divisors(choices: Sequence[Sequence[Role]], mesh: Sequence[int]) -> dict[str, Ints]:
+    """By what each size is divided under each choice of roles: name -> int64[num_choices]."""
+    table = {name: np.ones(len(choices), dtype=np.int64) for name in DIVIDED}
+    for index, roles in enumerate(choices):
+        for role, size in zip(roles, mesh, strict=True):
+            if role.divides:
+                table[role.divides][index] *= size
+            elif role.name == "vocabulary":  # rows of a table
+                table["contraction"][index] *= size
+    return table
+
+
+def sized_names(size: Size) -> tuple[str, ...]:
+    """The name in each term that slices divide: the first one that is not a head's width or the batch."""
+    return tuple(next((name for name in names if name not in _WHOLE), "") for _, names in size)
+
+
+def divides(op: Operator, dims: Dims, by: Mapping[str, Ints]) -> Bools:
+    """Whether slices come out whole: bool per choice."""
+    rows = [dims[name] for name in sized_names(op.rows) if name]
+    good: Bools = dims["batch"] % by["batch"] == 0
+    for size in rows:
+        good &= size % by["seq"] == 0
+    for sizes, what in ((op.columns, "columns"), (op.contraction or _table(op), "contraction")):
+        for name in sized_names(sizes):
+            good &= _splits(name, int(dims[name]) if name else 1, by[what])
+    return good
+
+
+def _table(op: Operator) -> Size:
+    """Rows of an embedding table, which sharding by vocabulary divides."""
+    return ((1, ("vocab",)),) if op.kind == "embedding" else ()
+
+
+def _splits(name: str, size: int, number: Ints) -> Bools:
+    good: Bools = size % number == 0
+    if name == "vocab":  # padded
+        good = number >= 1
+    elif name == "kv_heads":
+        good |= number % size == 0
+    return good

@@ -1,0 +1,107 @@
+"""Who holds what of a tensor on a stage's devices, and which pieces go where between two stages. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from simpar.plan.placement import SHARDED, States, sharding
+from simpar.plan.stages import StagePlan
+
+Range = tuple[int, int]
+Box = tuple[Range, ...]
+DIMS: Mapping[str, int] = {"B": 0, "S": 1, "F": 2}
+"""Which dim of [batch, sequence, features] a sharded state slices."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor of a whole ``shape`` on a stage: the dim that each axis of its mesh slices, None for copies."""
+
+    stage: StagePlan
+    dims: tuple[int | None, ...]
+    shape: tuple[int, ...]
+
+    @staticmethod
+    def of(stage: StagePlan, states: States, shape: tuple[int, ...]) -> Held:
+        """A tensor [batch, sequence, ...] in some states."""
+        return Held(stage, tuple(DIMS.get(state) for state in states), shape)
+
+    def box(self, rank: int) -> Box:
+        """Begin and end in every dim of what a rank holds; slices as even as whole numbers allow, the first larger."""
+        place = np.unravel_index(rank - self.stage.first_device, self.stage.mesh)
+        found = [(0, size) for size in self.shape]
+        for dim, ranks, here in zip(self.dims, self.stage.mesh, map(int, place), strict=True):
+            if dim is not None:
+                begin, end = found[dim]
+                each = -(-(end - begin) // ranks)
+                found[dim] = min(begin + here * each, end), min(begin + (here + 1) * each, end)
+        return tuple(found)
+
+    def ranks_by_box(self) -> dict[Box, list[int]]:
+        """The ranks that hold each piece."""
+        found: dict[Box, list[int]] = {}
+        for rank in range(self.stage.first_device, self.stage.first_device + self.stage.num_devices):
+            found.setdefault(self.box(rank), []).append(rank)
+        return found
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one rank sends another of a tensor: a ``box`` of the whole."""
+
+    sender: int
+    receiver: int
+    box: Box
+
+
+def pieces(source: Held, target: Held) -> list[Piece]:
+    """Every piece that brings a tensor from one stage to another, by receiver.
+
+    Of what several hold, the first copy takes it from the first holder, the next from the next.
+    """
+    found = []
+    for wanted, receivers in target.ranks_by_box().items():
+        for number, receiver in enumerate(receivers):
+            for held, holders in source.ranks_by_box().items():
+                box = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(wanted, held, strict=True))
+                if all(begin < end for begin, end in box):
+                    found.append(Piece(holders[number % len(holders)], receiver, box))
+    return sorted(found, key=lambda piece: (piece.receiver, piece.sender, piece.box))
+
+
+def within(box: Box, outer: Box) -> tuple[slice, ...]:
+    """Where a box lies in what a rank holds."""
+    return tuple(slice(a - start, b - start) for (a, b), (start, _) in zip(box, outer, strict=True))
+
+
+def joint(
+    stages: tuple[StagePlan, StagePlan], states: tuple[States, States], shape: tuple[int, ...]
+) -> tuple[States, States]:
+    """The states in which a tensor crosses from one stage to another: as it is where both are alike, else spread out.
+
+    Then every device sends and receives a part of its own, where the rows divide; the receivers gather what they need
+    whole over their own links [Zheng et al. 2022, arXiv 2201.12023, section 6].
+    """
+    if stages[0].mesh == stages[1].mesh and states[0] == states[1]:
+        return states
+    before, behind = (_spread(one, stage.mesh, shape) for one, stage in zip(states, stages, strict=True))
+    return before, behind
+
+
+def _spread(states: States, mesh: Sequence[int], shape: tuple[int, ...]) -> States:
+    found = list(states)
+    for axis, state in enumerate(states):
+        sliced = [*found[:axis], "S", *found[axis + 1 :]]
+        rows = prod(size for one, size in zip(sliced, mesh, strict=True) if one == "S")
+        if state not in SHARDED and shape[DIMS["S"]] % rows == 0:
+            found = sliced
+    return tuple(found)
+
+
+def slices(states: States, mesh: Sequence[int]) -> int:
+    """Into how many slices the rows of a tensor are cut."""
+    return sharding(["R" if state == "F" else state for state in states], mesh)

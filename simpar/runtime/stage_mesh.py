@@ -1,0 +1,89 @@
+"""A stage's devices as a mesh, and how a local tensor on it changes its state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from simpar.plan.placement import Role, States
+from simpar.plan.stages import StagePlan
+from simpar.runtime.resharding import DIMS
+
+Tensor = Any
+Placements = tuple[Placement, ...]
+
+
+@dataclass(frozen=True)
+class StageMesh:
+    """A stage's devices, and this rank among them; ``everybody`` is the group of all of them, None for one."""
+
+    stage: StagePlan
+    rank: int
+    mesh: DeviceMesh
+    everybody: Any = None
+    _parts: dict[tuple[int, ...], DeviceMesh] = field(default_factory=dict)
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """Coordinates of this rank."""
+        found: Any = self.mesh.get_coordinate()
+        return tuple(found)
+
+    def axes(self, roles: Sequence[Role], *names: str) -> tuple[int, ...]:
+        """Axes of several ranks on which an operator has one of some roles."""
+        named = enumerate(zip(roles, self.stage.mesh, strict=True))
+        return tuple(axis for axis, (role, size) in named if size > 1 and role.name in names)
+
+    def group(self, axes: tuple[int, ...]) -> Any:
+        """The process group of this rank along some axes; None for one rank."""
+        axes = tuple(axis for axis in axes if self.stage.mesh[axis] > 1)
+        if not axes:
+            return None
+        return self.mesh.get_group(axes[0]) if len(axes) == 1 else self.everybody
+
+    def part(self, axes: tuple[int, ...]) -> DeviceMesh:
+        """The mesh along some axes."""
+        if len(axes) == len(self.stage.mesh):
+            return self.mesh
+        if axes not in self._parts:
+            names = self.mesh.mesh_dim_names or ()
+            self._parts[axes] = self.mesh[tuple(names[axis] for axis in axes)]
+        return self._parts[axes]
+
+    def change(self, x: Tensor, before: States, after: States, *, features: int = 0) -> Tensor:
+        """A local tensor [batch, sequence, features] in other states; ``features`` are all where slices are uneven.
+
+        An axis on which both sides leave gradients as summands takes no part.
+        """
+        pairs = list(zip(before, after, strict=True))
+        axes = tuple(
+            axis for axis, size in enumerate(self.stage.mesh) if size > 1 and pairs[axis] != ("X", "X")
+        )
+        if all(before[axis] == after[axis] for axis in axes):
+            return x
+        shape = list(x.shape)
+        for axis in axes:
+            if (dim := DIMS.get(before[axis])) is not None:
+                shape[dim] = features if dim == DIMS["F"] and features else shape[dim] * self.stage.mesh[axis]
+        stride = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
+        held = DTensor.from_local(
+            x, self.part(axes), _placements(before, axes), run_check=False,
+            shape=torch.Size(shape), stride=tuple(stride),
+        )  # fmt: skip
+        left = [
+            Partial() if after[axis] == "X" else Replicate() if after[axis] == "P" else one
+            for axis, one in zip(axes, _placements(after, axes), strict=True)
+        ]
+        return held.redistribute(placements=_placements(after, axes)).to_local(grad_placements=left)
+
+
+def _placements(states: States, axes: Sequence[int]) -> Placements:
+    """Of the values of a tensor in some states."""
+    found = (states[axis] for axis in axes)
+    return tuple(Shard(DIMS[s]) if s in DIMS else Partial() if s == "P" else Replicate() for s in found)
