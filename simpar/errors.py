@@ -11,5 +11,9 @@ class Infeasible(UserError):
     """Good input with no feasible answer (exit code 3)."""
 
 
+class TooManyOps(UserError):
+    """A step of more ops than are built (exit code 2)."""
+
+
 class BeyondIntegers(UserError, ValueError):
     """A time, a size or a rate that 64 bits do not hold (exit code 2): the run is larger than any there can be."""

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from simpar.errors import Infeasible
+from simpar.program.emission.emit import MOST_OPS
 from simpar.report.result import Result
-from simpar.search.answer.baselines import front, naive_choices, runners_up
+from simpar.search.answer.baselines import Beside, front, naive_choices, runners_up
 from simpar.search.answer.explanations import why_it_loses, why_it_wins
 from simpar.search.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.search.certify.exact import candidate, objective_rates
@@ -24,7 +25,6 @@ from simpar.search.certify.seeds import first_plan, seed
 from simpar.search.problem import Problem, details_of
 from simpar.search.progress import Progress
 from simpar.search.result import Candidate, SearchResult
-from simpar.search.space.rows import plan_of
 from simpar.units import GIB, format_seconds
 
 
@@ -44,6 +44,7 @@ def search_uniform(problem: Problem, progress: Progress) -> SearchResult:
     nodes = [one.problem.cluster.nodes for one in search.fields] or [problem.cluster.nodes]
     candidates = _candidates(results)
     more |= {"scope": scope(problem), "not_portable": not_portable(problem, candidates[0].plan)}
+    more |= {"stopped": progress.stopped, "not_built": search.unbuilt()}
     return SearchResult(
         candidates=candidates,
         counts=counts,
@@ -51,7 +52,7 @@ def search_uniform(problem: Problem, progress: Progress) -> SearchResult:
         certified_optimal=gap <= 0 and certified,
         gap=gap,
         search_seconds=time.perf_counter() - started,
-        details=details_of(problem, results[0].setup, nodes) | more | {"stopped": progress.stopped},
+        details=details_of(problem, results[0].setup, nodes) | more,
     )
 
 
@@ -60,11 +61,11 @@ def _stand_beside(search: BranchAndBound, results: list[Result], more: dict[str,
     winner, progress = search.ranked()[0], search.progress
     field = next(one for one in search.fields if one.problem is winner.problem)
     assert field.frontier is not None, "a plan was simulated in its frontier"
-    taken = [row for row in field.frontier.exact_rows if plan_of(field.frontier.rows, row) == winner.plan]
-    results += runners_up(field, taken, progress.top - 1)
+    taken = [row for row, found in field.frontier.simulated.items() if found.plan == winner.plan]
+    results += runners_up(Beside(field, taken[0]), taken, progress.top - 1)
     if not progress.brief:
-        more["naive"] = naive_choices(field, results[0])
-        more["pareto"] = front(field.frontier, taken[0])
+        more["naive"] = naive_choices(Beside(field, taken[0]), results[0])
+        more["pareto"] = front(Beside(field, taken[0]))
 
 
 def _searched(problem: Problem, progress: Progress) -> BranchAndBound:
@@ -111,6 +112,11 @@ def _failed(search: BranchAndBound, problem: Problem) -> Infeasible:
         if not search.fields:
             return Infeasible("no plan is possible on any number of nodes")
         return nothing_fits(problem, search.fields[-1].need)
+    if count := search.unbuilt():
+        return Infeasible(
+            f"none of the {count:,} plans that may be best can be simulated: more than {MOST_OPS:,} ops a step; try "
+            "fewer microbatches (--global-batch, --fix micro_batch=N)"
+        )
     misfits = [found.needed_bytes for found in search.found if not found.fits]
     if misfits and len(misfits) == len(search.found):
         least, limit = min(misfits) / GIB, problem.memory_limit_bytes / GIB

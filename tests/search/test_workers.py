@@ -5,7 +5,7 @@ import pytest
 import simpar
 from simpar.errors import UserError
 from simpar.search.certify import branch_and_bound
-from simpar.search.certify.exact import figures_of, measure
+from simpar.search.certify.exact import measure, measured_elsewhere
 from simpar.search.progress import Progress
 from simpar.search.space.rows import enumerate_space, plan_of
 from simpar.search.uniform import search_uniform
@@ -55,9 +55,9 @@ def test_rows_ahead_are_kept_until_their_turn(problem_of, monkeypatch):
 
     def counted(task):
         asked.append(task[1].model_dump_json())
-        return figures_of(task)
+        return measured_elsewhere(task)
 
-    monkeypatch.setattr(branch_and_bound, "figures_of", counted)
+    monkeypatch.setattr(branch_and_bound, "measured_elsewhere", counted)
     monkeypatch.setattr(Workers, "map", lambda _, function, items: [function(item) for item in items])
     assert answer(problem, workers=Workers(8)) == answer(problem)
     assert len(set(asked)) == len(asked) > 0
@@ -67,12 +67,12 @@ def test_figures_are_those_of_the_measure(problem_of):
     """What a process sends back stands for the plan's own measure; a plan that cannot be has none."""
     problem = problem_of(3, hsdp=1, pp=2)
     plan = plan_of(enumerate_space(problem), 0)
-    mine, sent = measure(problem, plan), figures_of((problem, plan, 0)).exact(problem, plan)
+    mine, sent = measure(problem, plan), measured_elsewhere((problem, plan))
     assert (mine.step_time_s, mine.worth, mine.fits, mine.num_ops) == (
         sent.step_time_s, sent.worth, sent.fits, sent.num_ops
     )  # fmt: skip
     assert mine.report().step_time_s == sent.report().step_time_s
-    assert figures_of((problem, plan.with_values(tp=3), 0)) is None
+    assert measured_elsewhere((problem, plan.with_values(tp=3))) is None
 
 
 def test_numbers_and_backends_that_are_not_allowed_are_refused():

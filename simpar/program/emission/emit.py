@@ -7,13 +7,16 @@ op that sits on the streams of all of them (its rendezvous is its dependencies).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.errors import BeyondIntegers, UserError
+from simpar.errors import BeyondIntegers, TooManyOps
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.emission.traffic import Network
 from simpar.program.fold.layout import Layout
@@ -23,6 +26,17 @@ from simpar.program.structure.templates import BUFFERS, Node, Template
 Ints = NDArray[np.int64]
 MOST_OPS = 5_000_000
 """Of all classes: with about 0.8 kB each in all that is made of them, 4 GB."""
+_AT_MOST: ContextVar[float] = ContextVar("most ops of a Program that is built now", default=inf)
+
+
+@contextmanager
+def at_most(ops: int) -> Iterator[None]:
+    """Programs of more ops than that are refused inside the block, before they are built."""
+    token = _AT_MOST.set(ops)
+    try:
+        yield
+    finally:
+        _AT_MOST.reset(token)
 
 
 @dataclass(frozen=True)
@@ -96,15 +110,15 @@ class Emitter:
     def add(self, class_id: int, actions: ClassActions) -> None:
         """Append the slots of one class; classes are added in order of their id.
 
-        Raises UserError where all together are more than MOST_OPS.
+        Raises TooManyOps where all together are more than MOST_OPS, or than :func:`at_most`.
         """
         tables = [self._table(class_id, template) for template in actions.templates]
         sizes = np.array([len(table.ops) for table in tables], dtype=np.int64)[actions.template]
-        if self._total + int(sizes.sum()) > MOST_OPS:
-            raise UserError(
-                f"{int(actions.microbatch.max()) + 1:,} microbatches a step: more than {MOST_OPS:,} ops; allowed: "
-                "fewer microbatches (a smaller training.global_batch, a larger plan.micro_batch), or, without a "
-                "pipeline, plan.kind ddp with plan.zero 0 or 1, where they become one op"
+        if self._total + int(sizes.sum()) > (most_ops := min(MOST_OPS, _AT_MOST.get())):
+            raise TooManyOps(
+                f"{int(actions.microbatch.max()) + 1:,} microbatches a step: more than {most_ops:,} ops; "
+                "allowed: fewer microbatches (a smaller training.global_batch, a larger plan.micro_batch), or, without "
+                "a pipeline, plan.kind ddp with plan.zero 0 or 1, where they become one op"
             )
         starts = self._total + np.cumsum(sizes) - sizes
         action = np.repeat(np.arange(len(sizes)), sizes)

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.errors import UserError
+from simpar.errors import TooManyOps, UserError
+from simpar.program.emission.emit import at_most
 from simpar.report.result import Result
 from simpar.search.answer.explanations import describe_need, facts, why_it_loses
 from simpar.search.certify.branch_and_bound import Field
 from simpar.search.certify.exact import Exact
-from simpar.search.certify.frontier import STEP, Frontier
+from simpar.search.certify.frontier import Frontier
 from simpar.search.problem import Problem
 from simpar.search.space.axes import Rows, tensor_degrees
 from simpar.search.space.rows import counted, fixed_values, memory_rows, refusals
 
 Mask = NDArray[np.bool_]
-FRONT_STEP, FRONT_POINTS, FRONT_TRIES = 0.93, 10, 2
+FRONT_SHARES = (0.75, 0.5, 0.25)
+"""Of the winner's memory, what points of the front hold at most."""
+FRONT_TRIES = 2
+"""Rows that are simulated until one holds no more than a share: before that a bound decides."""
 MORE_RUNNERS_UP = 2
-MOST_MISFITS = 8
+MOST_MISFITS = 4
 """Rows that may turn out not to fit, simulated, before nothing more is looked for."""
+FEWEST_OPS, MOST_OPS = 1_000_000, 500_000
+"""Ops that may be simulated for a list where the certificate took fewer; and in one step."""
+LEAST_OPS = 24
+"""Of a microbatch on a stage, about."""
+TRIES = 6
+"""Tables that are swept to find the row that is simulated next."""
 
 PURE = {"tp": (1,), "cp": (1,), "pp": (1,)}
 
@@ -45,32 +56,78 @@ def _mask(rows: Rows, layout: Mapping[str, tuple[int, ...]]) -> Mask:
     return found
 
 
-def naive_choices(field: Field, best: Result) -> list[dict[str, Any]]:
+@dataclass
+class Beside:
+    """A list of what stands beside the winner, a row of a field: at most ``ops_left`` ops are simulated for it."""
+
+    field: Field
+    winner: int
+    ops_left: int = 0
+
+    def __post_init__(self) -> None:
+        self.ops_left = max(FEWEST_OPS, self.frontier.num_ops)
+
+    @property
+    def frontier(self) -> Frontier:
+        """The frontier that the winner is a row of."""
+        assert self.field.frontier is not None, "a plan was simulated in its frontier"
+        return self.field.frontier
+
+    def promising(self, mask: Mask) -> Mask:
+        """A few of some rows that are likely to be the shortest, and not too large to be simulated."""
+        rows = self.frontier.rows
+        small = LEAST_OPS * rows["microbatches"] * rows["stages"] <= MOST_OPS
+        return self.frontier.promising(mask & small, self.winner)
+
+    def simulate(self, row: int) -> Exact | None:
+        """A row as it was simulated, or is now; None where its Program has more ops than are left."""
+        if row in self.frontier.simulated:
+            return self.frontier.simulated[row]
+        try:
+            with at_most(min(self.ops_left, MOST_OPS)):
+                found = self.frontier.simulate(row)
+        except TooManyOps:
+            return None
+        self.ops_left -= found.num_ops
+        return found
+
+    def quickest(self, mask: Mask) -> Iterator[tuple[int, Exact]]:
+        """Rows that fit as they were simulated, the shortest by the sweep first; who asks may narrow the mask."""
+        frontier, misfits = self.frontier, 0
+        while misfits < MOST_MISFITS and (row := frontier.shortest(mask, tries=TRIES)) is not None:
+            mask[row] = False
+            if refusals(frontier.rows, row):
+                continue
+            found = self.simulate(row)
+            if found is not None and found.fits:
+                yield row, found
+                continue
+            misfits += 1
+            if found is None:
+                mask &= ~frontier.as_large(row)
+
+
+def naive_choices(beside: Beside, best: Result) -> list[dict[str, Any]]:
     """What the choices made without a search lose to the best, or why they cannot be."""
-    layouts = naive_layouts(field.problem)
-    return [{"name": name, **_naive(field, layout, best)} for name, layout in layouts.items()]
+    layouts = naive_layouts(beside.field.problem)
+    return [{"name": name, **_naive(beside, layout, best)} for name, layout in layouts.items()]
 
 
-def _naive(field: Field, layout: Mapping[str, tuple[int, ...]], best: Result) -> dict[str, Any]:
-    frontier, least = field.frontier, np.inf
-    if frontier is not None:
-        for row in islice(_quickest_of(frontier, _mask(frontier.rows, layout)), MOST_MISFITS):
-            found = frontier.simulate(row)
-            if found.fits:
-                result = found.report()
-                loses_s = result.step_time_s - best.step_time_s
-                return facts(result) | {"loses_s": loses_s, "why": why_it_loses(result, best)}
-            least = min(least, found.needed_bytes)
-    if np.isfinite(least):
-        return {"loses_s": None, "why": (describe_need(least, field.problem.memory_limit_bytes),)}
-    return {"loses_s": None, "why": (_impossible(field, layout),)}
-
-
-def _quickest_of(frontier: Frontier, chosen: Mask) -> Iterator[int]:
-    """Rows with the lowest bounds of whole steps, as long as those before do not fit."""
-    while chosen.any() and (row := frontier.shortest(chosen, STEP)) is not None:
-        yield row
-        chosen[row] = False
+def _naive(beside: Beside, layout: Mapping[str, tuple[int, ...]], best: Result) -> dict[str, Any]:
+    mask = _mask(beside.frontier.rows, layout)
+    if not mask.any():
+        return {"loses_s": None, "why": (_impossible(beside.field, layout),)}
+    for _, found in islice(beside.quickest(beside.promising(mask)), 1):
+        result = found.report()
+        loses_s = result.step_time_s - best.step_time_s
+        return facts(result) | {"loses_s": loses_s, "why": why_it_loses(result, best)}
+    needed = [one.needed_bytes for row, one in beside.frontier.simulated.items() if mask[row]]
+    if needed:
+        return {
+            "loses_s": None,
+            "why": (describe_need(min(needed), beside.field.problem.memory_limit_bytes),),
+        }
+    return {"loses_s": None, "why": (f"not simulated: more than {MOST_OPS:,} ops a step",)}
 
 
 def _impossible(field: Field, layout: Mapping[str, tuple[int, ...]]) -> str:
@@ -131,61 +188,55 @@ def _together(problem: Problem, layout: Mapping[str, tuple[int, ...]]) -> str:
     )
 
 
-def runners_up(field: Field, taken: list[int], count: int) -> list[Result]:
+def runners_up(beside: Beside, taken: list[int], count: int) -> list[Result]:
     """The best of other pipelines than those taken, one of each, simulated.
 
     In the order of the sweep, which leaves contention out; up to MORE_RUNNERS_UP beyond ``count`` are simulated, while
     one that loses no more to contention than the least of those found would come before the last of them.
     """
-    frontier, found, run = field.frontier, list[tuple[float, int]](), dict[int, Exact]()
-    assert frontier is not None, "a plan was simulated in its frontier"
-    for row in islice(_others(frontier, taken), count + MORE_RUNNERS_UP if count else 0):
-        least_loss = min((time_s / frontier.bound_s[known] for time_s, known in found), default=1.0)
-        if len(found) >= count and frontier.bound_s[row] * least_loss >= found[count - 1][0]:
+    found, bound_s = list[tuple[float, int, Result]](), beside.frontier.bound_s
+    for row, one in islice(_others(beside, taken), count + MORE_RUNNERS_UP if count else 0):
+        least_loss = min((time_s / bound_s[known] for time_s, known, _ in found), default=1.0)
+        if len(found) >= count and bound_s[row] * least_loss >= found[count - 1][0]:
             break
-        run[row] = frontier.simulated.get(row) or frontier.simulate(row)
-        if run[row].fits:
-            found = sorted([*found, (run[row].step_time_s, row)])
-    return [run[row].report() for _, row in found[:count]]
+        result = replace(one.report(), timeline=None)  # as large as the Program
+        found = sorted([*found, (one.step_time_s, row, result)], key=lambda each: each[:2])
+    return [result for _, _, result in found[:count]]
 
 
-def _others(frontier: Frontier, taken: list[int]) -> Iterator[int]:
-    """Rows of other pipelines, shortest by the sweep first, one of each pipeline: the first that fits."""
-    pipelines, misfits = frontier.bounds.pipelines, 0
+def _others(beside: Beside, taken: list[int]) -> Iterator[tuple[int, Exact]]:
+    """Rows of other pipelines that fit, one of each: of those that the certificate looked at, and promising ones."""
+    pipelines = beside.frontier.bounds.pipelines
     key, shape = pipelines.passes.key, pipelines.shapes.index
-    mask = np.ones(frontier.rows.count, dtype=bool)
+    left = np.ones(beside.frontier.rows.count, dtype=bool)
     for known in taken:
-        mask &= (key != key[known]) | (shape != shape[known])
-    while misfits <= MOST_MISFITS and (row := frontier.shortest(mask)) is not None:
-        if refusals(frontier.rows, row):
-            mask[row] = False
-            continue
-        if row not in frontier.simulated and not frontier.simulate(row).fits:
-            misfits += 1
-            continue
-        yield row
-        mask &= (key != key[row]) | (shape != shape[row])
+        left &= (key != key[known]) | (shape != shape[known])
+    few = beside.frontier.looked_at(left) | beside.promising(left)
+    for row, found in beside.quickest(few):
+        few &= (key != key[row]) | (shape != shape[row])
+        yield row, found
 
 
-def front(frontier: Frontier, first: int) -> list[dict[str, Any]]:
-    """The front of time and memory, from a row down in memory: no point of it is beaten by one with less memory.
+def front(beside: Beside) -> list[dict[str, Any]]:
+    """Points of time and memory, from the winner down in memory: none is beaten by another.
 
-    At every step the rows with the lowest bounds are simulated, until one of them stays the lowest or FRONT_TRIES are.
+    Of the rows that may hold no more than a share of the winner's memory the one that bounds hold for the quickest is
+    simulated; others are if it turns out to hold more.
     """
-    best = frontier.simulated[first]
-    points, below = [(first, best)], best.needed_bytes
-    while len(points) < FRONT_POINTS:
-        below *= FRONT_STEP
-        mask = frontier.needed_bytes <= below
-        if not mask.any():
-            break
-        if (found := _quickest(frontier, mask, below)) is not None:
-            points.append(found)
-            below = found[1].needed_bytes
+    frontier = beside.frontier
+    best = frontier.simulated[beside.winner]
+    points = {beside.winner: best}
+    for share in FRONT_SHARES:
+        limit = share * best.needed_bytes
+        if min(one.needed_bytes for one in points.values()) > limit:
+            few = beside.promising(frontier.needed_bytes <= limit)
+            for row, found in islice(beside.quickest(few), FRONT_TRIES):
+                points[row] = found
+                if found.needed_bytes <= limit:
+                    break
     kept: list[tuple[int, Exact]] = []
-    for row, one in reversed(points[1:]):
-        beats_rest = not kept or one.step_time_s < kept[-1][1].step_time_s
-        if beats_rest and one.step_time_s > best.step_time_s:  # not behind the first
+    for row, one in sorted(points.items(), key=lambda point: (point[1].step_time_s, point[1].needed_bytes)):
+        if not kept or one.needed_bytes < kept[-1][1].needed_bytes:
             kept.append((row, one))
     return [
         {
@@ -193,23 +244,5 @@ def front(frontier: Frontier, first: int) -> list[dict[str, Any]]:
             "step_time_s": one.step_time_s,
             "plan": counted(frontier.rows, row).model_dump(mode="json"),
         }
-        for row, one in [(first, best), *reversed(kept)]
+        for row, one in kept
     ]
-
-
-def _quickest(frontier: Frontier, mask: Mask, limit_bytes: float) -> tuple[int, Exact] | None:
-    """The quickest of the first FRONT_TRIES rows by their bounds that, simulated, hold no more than a limit."""
-    tried: list[tuple[int, Exact]] = []
-    for row in islice(_quickest_of(frontier, mask), MOST_MISFITS):
-        try:
-            found = frontier.simulated.get(row) or frontier.simulate(row).alone
-        except (
-            UserError
-        ):  # a row of the space is lawful: its Program has more ops than are built, so it is no point
-            continue
-        if not found.fits or found.needed_bytes > limit_bytes:
-            continue
-        tried.append((row, found))
-        if len(tried) == FRONT_TRIES:
-            break
-    return min(tried, key=lambda one: one[1].step_time_s, default=None)

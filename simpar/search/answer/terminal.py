@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from simpar.plan import flat
+from simpar.program.emission.emit import MOST_OPS
 from simpar.report.terminal import layout
 from simpar.search.certify.scope import listed, usual_values
 from simpar.search.result import Candidate, SearchResult
@@ -72,6 +73,8 @@ def certificate(found: SearchResult) -> Iterator[str]:
         yield f"not certified: a plan that was not simulated may be better by up to {found.gap:.2%}"
     else:
         yield "not certified: plans were chosen by estimates, and those that looked best were simulated"
+    if count := found.details.get("not_built"):
+        yield f"{count:,} plans that may be better have more than {MOST_OPS:,} ops a step: bounded, not simulated"
     yield (
         f"{counts.space_size:,} plans, {counts.feasible:,} fit, {counts.bounded:,} bounded, {counts.swept:,} swept, "
         f"{counts.simulated:,} simulated in {found.search_seconds:.1f} s"

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simpar.errors import Infeasible
+from simpar.errors import Infeasible, TooManyOps
 from simpar.report.result import Result
-from simpar.search.certify.exact import Exact, Figures, figures_of, measure
+from simpar.search.certify.exact import Exact, measured_elsewhere
 from simpar.search.certify.frontier import SWEPT, Frontier
 from simpar.search.problem import Problem
 from simpar.search.progress import Progress
@@ -48,9 +47,8 @@ class BranchAndBound:
     fields: list[Field]
     progress: Progress
     found: list[Exact] = field(default_factory=list)
-    num_ops: int = 0
     is_bounded: bool = True
-    _ahead: dict[tuple[int, int], Figures | None] = field(default_factory=dict)
+    _ahead: dict[tuple[int, int], Exact | None] = field(default_factory=dict)
 
     @property
     def frontiers(self) -> list[Frontier]:
@@ -101,18 +99,24 @@ class BranchAndBound:
             self.progress.report("searching", self.counts(), best if np.isfinite(best) else None)
 
     def simulate(self, frontier: Frontier, row: int) -> Exact | None:
-        """Simulate a row, unless the export target refuses its plan. Stopped halfway, the row still counts as open."""
+        """Simulate a row, unless the export target refuses its plan. Stopped halfway, the row still counts as open.
+
+        A row whose Program has more ops than are built stays open, too, and is not looked at again.
+        """
         if refusals(frontier.rows, row):
             frontier.settle(row)
             return None
-        found = self._measured(frontier, row)
-        self.num_ops = found.num_ops
+        try:
+            found = self._measured(frontier, row)
+        except TooManyOps:
+            frontier.leave(row)
+            return None
         if self.counts_for(found) and found.worth < self.best:  # only the best will be reported as it was run
             self.found = [one.alone for one in self.found]
         else:
             found = found.alone
         self.found.append(found)
-        frontier.settle(row, found)
+        frontier.settle(row)
         return found
 
     def _measured(self, frontier: Frontier, row: int) -> Exact:
@@ -121,21 +125,22 @@ class BranchAndBound:
         What these find is kept until their turn comes, so that the search takes the same way with any number of
         workers.
         """
-        problem, workers = frontier.rows.problem, self.progress.workers
+        workers = self.progress.workers
         if workers.jobs == 1:
-            return measure(problem, plan_of(frontier.rows, row), self.num_ops)
-        place = self.frontiers.index(frontier)
+            return frontier.simulate(row)
+        frontiers = self.frontiers
+        place = frontiers.index(frontier)
         if (place, row) not in self._ahead:
             rows = [(place, row), *self._likely(workers.at_once)]
             rows = [one for one in dict.fromkeys(rows) if one not in self._ahead][: workers.at_once]
-            frontiers = self.frontiers
-            plans = [
-                (frontiers[at].rows.problem, plan_of(frontiers[at].rows, each), self.num_ops)
-                for at, each in rows
-            ]
-            self._ahead.update(zip(rows, workers.map(figures_of, plans), strict=True))
-        plan, figures = plan_of(frontier.rows, row), self._ahead.pop((place, row))
-        return figures.exact(problem, plan) if figures else measure(problem, plan, self.num_ops)
+            plans = [(frontiers[at].rows.problem, plan_of(frontiers[at].rows, each)) for at, each in rows]
+            self._ahead.update(zip(rows, workers.map(measured_elsewhere, plans), strict=True))
+        elsewhere = self._ahead.pop((place, row))
+        if elsewhere is None:
+            return frontier.simulate(row)
+        found = replace(elsewhere, problem=frontier.rows.problem)
+        frontier.note(row, found)
+        return found
 
     def _likely(self, most: int) -> list[tuple[int, int]]:
         """Frontiers and rows that are swept and have the lowest bounds of those that are not simulated yet."""
@@ -157,9 +162,16 @@ class BranchAndBound:
         if not self.is_bounded:
             return 1.0
         lowest, best = self.lowest(), self.best
-        if lowest is None or not np.isfinite(best):
+        least = [float(one.worth(one.unbuilt).min()) for one in self.frontiers if len(one.unbuilt)]
+        least += [float(lowest[0].worth(lowest[1]))] if lowest else []
+        if not least or not np.isfinite(best):
             return 0.0
-        return max(0.0, 1.0 - float(lowest[0].worth(lowest[1])) / best)
+        return max(0.0, 1.0 - min(least) / best)
+
+    def unbuilt(self) -> int:
+        """Rows that may win, of which the Program has more ops than are built."""
+        best = self.best
+        return sum(int((one.worth(one.unbuilt) < best).sum()) for one in self.frontiers)
 
     def ranked(self) -> list[Exact]:
         """Simulated plans that satisfy the constraints, best first; equal ones in the order of the space."""
@@ -179,6 +191,3 @@ def fields_of(problem: Problem, node_counts: list[int]) -> list[Field]:
     if not fields:
         raise refused or Infeasible("no number of nodes to search")
     return fields
-
-
-Mask = NDArray[np.bool_]

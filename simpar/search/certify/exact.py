@@ -68,11 +68,11 @@ class Exact:
         return replace(self, report=partial(exact, self.problem, self.plan))
 
 
-def measure(problem: Problem, plan: Plan, num_ops: int = 0) -> Exact:
+def measure(problem: Problem, plan: Plan, before: int = 0) -> Exact:
     """The simulated step of a plan; without the report where neither the objective nor the plan asks for it.
 
-    Where replicas step on their own, a step is the mean over a round of theirs. ``num_ops`` are those of plans
-    measured before.
+    Where replicas step on their own, a step is the mean over a round of theirs. ``before`` are the ops of plans
+    measured before. Raises TooManyOps where the Program of a step has more than are built.
     """
     if problem.objective == "energy" or apart(plan):
         result = exact(problem, plan)
@@ -91,8 +91,8 @@ def measure(problem: Problem, plan: Plan, num_ops: int = 0) -> Exact:
         )
     cluster = problem.cluster
     lowered = lower_job(job_of(problem, plan), cluster, {"perturbation": problem.perturbation})
-    num_ops += len(lowered.program)
-    name, engine = choose_engine_for_many(lowered.program, num_ops)
+    num_ops = len(lowered.program)
+    name, engine = choose_engine_for_many(lowered.program, before + num_ops)
     timing = engine(lowered.program)
     held = footprints(lowered, timing, cluster)
     host = host_use(lowered, cluster)
@@ -112,31 +112,12 @@ def is_allowed(problem: Problem, result: Result) -> bool:
     return result.fits and memory.peak_reserved_bytes <= share * memory.capacity_bytes
 
 
-@dataclass(frozen=True)
-class Figures:
-    """What an :class:`Exact` says of a plan in numbers, which is all that another process sends back."""
-
-    step_time_s: float
-    worth: float
-    fits: bool
-    needed_bytes: float
-    num_ops: int
-
-    def exact(self, problem: Problem, plan: Plan) -> Exact:
-        """The measure of the plan, to be run once more where a report is wanted."""
-        again = partial(exact, problem, plan)
-        return Exact(
-            problem, plan, self.step_time_s, self.worth, self.fits, again, self.needed_bytes, self.num_ops
-        )
-
-
-def figures_of(task: tuple[Problem, Plan, int]) -> Figures | None:
-    """The figures of a plan, a function of what a process is sent; None where it cannot be simulated."""
+def measured_elsewhere(task: tuple[Problem, Plan]) -> Exact | None:
+    """The measure of a plan, a function of what a process is sent; None where it cannot be simulated."""
     try:
-        found = measure(*task)
+        return measure(*task).alone
     except UserError:
         return None  # whoever needs this plan runs it again and says why
-    return Figures(found.step_time_s, found.worth, found.fits, found.needed_bytes, found.num_ops)
 
 
 def objective_rates(problem: Problem) -> tuple[float, float]:

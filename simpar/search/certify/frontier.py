@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.plan.schedules import looks_at_costs
 from simpar.program.emission.collective_prices import Added, Prices
 from simpar.search.bound.batched_sweep import Sweeps
 from simpar.search.bound.data_parallel import Schemes
@@ -32,8 +33,16 @@ from simpar.units import NS_PER_S
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 KERNELS, PASSES, STEP, WORK, SWEPT, EXACT = range(6)
+SIZED = ("tp", "cp", "pp", "schedule", "vpp", "zero", "sequence_parallel", "tp_overlap")
+"""Axes that decide how many ops a pass has, and how many ranks differ."""
 SOON = 1.05  # rows whose bounds are this close to the lowest are looked at along with it
-PIPES_AT_ONCE, ROWS_AT_ONCE, WORKED_AT_ONCE, SWEPT_AT_ONCE = 1024, 16384, 1024, 64
+PASSED_AT_ONCE, ROWS_AT_ONCE, WORKED_AT_ONCE, SWEPT_AT_ONCE = 16384, 16384, 1024, 64
+UNTOLD = ("tp", "cp", "pp", "ep", "zero", "hsdp", "sequence_parallel", "tp_overlap")
+"""Axes that kernels alone do not rank."""
+DEGREES = ("tp", "cp", "pp", "ep")
+FAMILY, FAMILIES = (*DEGREES, "zero"), 4
+TOLD = ("schedule", "micro_batch", "recompute")
+PASSED, PROMISING = 512, 48
 
 
 @dataclass
@@ -41,7 +50,8 @@ class Frontier:
     """Rows that fit, the seconds that bound each, how that was found, and the device memory that each needs.
 
     The objective of a row is at least ``slope`` times its seconds plus its ``offset``; ``simulated`` are rows
-    that were simulated; those that do not fit are dropped.
+    that were simulated, in Programs of ``num_ops`` ops; those that do not fit are dropped. ``unbuilt`` are rows whose
+    Programs have more ops than are built: they stay as they are bounded.
     """
 
     rows: Rows
@@ -53,7 +63,8 @@ class Frontier:
     offset: Floats | float = 0.0
     swept: int = 0
     simulated: dict[int, Exact] = field(default_factory=dict)
-    _num_ops: int = 0
+    num_ops: int = 0
+    unbuilt: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     _active: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @cached_property
@@ -112,15 +123,60 @@ class Frontier:
             return None
         return int(self._active[np.argmin(self.worth(self._active))])
 
-    def shortest(self, mask: NDArray[np.bool_], level: int = SWEPT) -> int | None:
-        """The best of some rows by the bounds of a level, or None without any; contention is left out."""
+    def shortest(self, mask: NDArray[np.bool_], level: int = SWEPT, tries: int | None = None) -> int | None:
+        """The best of some rows by the bounds of a level, or None without any; contention is left out.
+
+        After so many ``tries`` to find out it is the best of those that have come that far.
+        """
         kept, self._active = self._active, np.flatnonzero(mask & np.isfinite(self.bound_s))
         try:
             while (row := self.next()) is not None and self.level[row] < level:
+                if tries == 0:
+                    self._active = self._active[self.level[self._active] >= level]
+                    return self.next()
                 self.sharpen(row)
+                tries = None if tries is None else tries - 1
         finally:
             self._active = kept
         return row
+
+    def looked_at(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Those of some rows that are bounded in whole already, of every pipeline the one with the lowest bound."""
+        rows = np.flatnonzero(mask & (self.level >= STEP) & np.isfinite(self.bound_s))
+        rows = self._first_of(rows, self.bounds.pipelines.index)[:PROMISING]
+        return np.isin(np.arange(self.rows.count), rows)
+
+    def promising(self, mask: NDArray[np.bool_], near: int) -> NDArray[np.bool_]:
+        """A few of some rows that are likely to have the shortest steps, bounded in whole, unlike most of the others.
+
+        Of families the one of a good row, those in which one degree is half of its or twice, and those with the
+        shortest steps by the row of each that kernels hold for the shortest; of them the rows with the shortest
+        passes. Left out, as far as there are others, are rows that bounds tell little of: tensor ranks that share the
+        links between nodes, and tables that are made for durations.
+        """
+        greedy = self.rows.one_of("schedule", *filter(looks_at_costs, map(str, self.rows.domain["schedule"])))
+        told = mask & (self.rows["tp"] <= self.rows.problem.cluster.domain_size) & ~greedy
+        rows = np.flatnonzero((told if told.any() else mask) & np.isfinite(self.bound_s))
+        family = self.rows.number(FAMILY)
+        few = self._in_whole(self._first_of(rows, self.rows.number(UNTOLD)), family)
+        away = sum(np.abs(np.log2(self.rows[name][rows] / self.rows[name][near])) for name in DEGREES)
+        best = np.isin(family[rows], family[self._first_of(few, family)[:FAMILIES]])
+        alike = self.rows.number(TOLD, family, int(family.max()) + 1)
+        again = self._in_whole(rows[best | (away <= 1.0)], alike)
+        return np.isin(np.arange(self.rows.count), np.append(few, again))
+
+    def _in_whole(self, rows: Ints, number: Ints) -> Ints:
+        """Rows with the shortest passes, bounded in whole: of those with the same number one."""
+        rows = self._first_of(rows, self.bounds.pipelines.index * (number.max() + 1) + number)[:PASSED]
+        self._raise_passes(rows)
+        rows = self._first_of(rows, number)[:PROMISING]
+        self._raise_steps(rows)
+        return rows
+
+    def _first_of(self, rows: Ints, number: Ints) -> Ints:
+        """Of all rows with the same number the one with the lowest bound; lowest first."""
+        ordered = rows[np.argsort(self.bound_s[rows], kind="stable")]
+        return ordered[np.sort(np.unique(number[ordered], return_index=True)[1])]
 
     def sharpen(self, row: int) -> None:
         """Bound a row by the next means, and others along with it."""
@@ -141,26 +197,20 @@ class Frontier:
             one = np.array([row])
             self._raise(one, self.sweeps.of(one), SWEPT)
 
-    @property
-    def exact_rows(self) -> list[int]:
-        """Rows that were simulated."""
-        return np.flatnonzero(self.level == EXACT).tolist()
-
     def nearest(self, level: int, most: int) -> list[int]:
         """Active rows of a level with the lowest bounds, lowest first."""
         mine = self._active[self.level[self._active] == level]
         return [int(row) for row in mine[np.argsort(self.worth(mine), kind="stable")[:most]]]
 
     def simulate(self, row: int) -> Exact:
-        """Simulate a row for what is shown beside the winner."""
-        found = measure(self.rows.problem, plan_of(self.rows, row), self._num_ops)
-        self._num_ops = found.num_ops
+        """The simulated step of a row. Raises TooManyOps where it has more than are built."""
+        found = measure(self.rows.problem, plan_of(self.rows, row), self.num_ops)
         self.note(row, found)
         return found
 
     def note(self, row: int, found: Exact) -> None:
         """A row was simulated; it is dropped if it does not fit."""
-        self.simulated[row] = found.alone
+        self.simulated[row], self.num_ops = found.alone, self.num_ops + found.num_ops
         if not found.fits:
             self.drop(np.array([row]))
 
@@ -169,10 +219,22 @@ class Frontier:
         self.bound_s[rows], self.level[rows] = np.inf, EXACT
         self._active = self._active[~np.isin(self._active, rows)]
 
-    def settle(self, row: int, found: Exact | None = None) -> None:
+    def leave(self, row: int) -> None:
+        """The Program of a row has more ops than are built: it stays bounded, and so do those that are as large."""
+        rows = np.append(self._active[self.as_large(row)[self._active]], row)
+        self.unbuilt = np.union1d(self.unbuilt, rows)
+        self._active = np.setdiff1d(self._active, rows)
+
+    def as_large(self, row: int) -> NDArray[np.bool_]:
+        """Rows of which a step has at least as many ops as one of a row: more microbatches of passes that are alike."""
+        rows = self.rows
+        found = np.asarray(rows["microbatches"] >= rows["microbatches"][row])
+        for name in SIZED:
+            found &= rows.code[name] == rows.code[name][row]
+        return found
+
+    def settle(self, row: int) -> None:
         """A row was simulated, or will never be: its bound plays no part any more."""
-        if found is not None:
-            self.note(row, found)
         self.level[row] = EXACT
         self._active = self._active[self._active != row]
 
@@ -212,14 +274,15 @@ class Frontier:
         )
 
     def _passes(self, row: int) -> None:
+        self._raise_passes(np.append(self._at(KERNELS, PASSED_AT_ONCE), row))
+
+    def _raise_passes(self, rows: Ints) -> None:
+        """Bound the pipelines of some rows by their passes: for all rows that have them."""
         pipelines = self.bounds.pipelines
-        chosen = self._at(KERNELS, 16 * PIPES_AT_ONCE)
-        which = np.unique(np.append(pipelines.index[chosen], pipelines.index[row]))
+        which = np.unique(pipelines.index[rows[(self.level[rows] == KERNELS) & ~self.own[rows]]])
         found = np.zeros(len(pipelines.row))
         found[which] = pipelines.passes_bound_ns(which)
-        mine = self._active[
-            (self.level[self._active] == KERNELS) & (found[pipelines.index[self._active]] > 0)
-        ]
+        mine = np.flatnonzero((self.level == KERNELS) & (found[pipelines.index] > 0))
         assert not self.own[mine].any(), "such rows are bounded by themselves"
         self._raise(mine, found[pipelines.index[mine]], PASSES)
         waiting = mine[undecided(self.rows, mine)]
@@ -242,7 +305,11 @@ class Frontier:
         if undecided(self.rows, row).any():
             self._decide(row)
             return
-        rows = np.unique(np.append(self._at(PASSES, ROWS_AT_ONCE), row))
+        self._raise_steps(np.append(self._at(PASSES, ROWS_AT_ONCE), row))
+
+    def _raise_steps(self, rows: Ints) -> None:
+        """Bound rows whose passes are known by whole steps."""
+        rows = np.unique(rows[self.level[rows] == PASSES])
         rows = rows[~undecided(self.rows, rows)]
         self._raise(rows, self.bounds.of(rows), STEP)
 

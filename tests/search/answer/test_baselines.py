@@ -5,7 +5,10 @@ from itertools import pairwise
 import pytest
 
 import simpar
+from simpar.program.emission import emit
 from simpar.search import Constraints
+from simpar.search.answer import baselines
+from simpar.search.answer.terminal import certificate
 
 
 def test_no_point_of_the_front_is_beaten():
@@ -29,6 +32,50 @@ def test_runners_up_are_ranked_as_they_were_simulated():
     naive = [one for one in found.details["naive"] if one["loses_s"] is not None]
     assert naive
     assert all(times[0] + one["loses_s"] >= times[1] for one in naive if one["loses_s"] > 0)
+
+
+SMALL = {
+    "tp": (1, 2), "cp": 1, "micro_batch": (1, 2), "schedule": ("1f1b", "interleaved"), "recompute": "none"
+}  # fmt: skip
+
+
+def small_search(*pp):
+    """Some thousand plans, of which those in pipelines have a few hundred ops."""
+    training, constraints = (
+        simpar.Training(seq_len=1024, global_batch=64),
+        Constraints(fixed=SMALL | {"pp": pp}),
+    )
+    return simpar.search("gpt2", simpar.Cluster("dgx-h100"), training, constraints=constraints)
+
+
+def test_plans_of_too_many_ops_leave_a_gap(monkeypatch):
+    """They are not simulated, nor forgotten: the answer is the best of the others, with the gap that they leave."""
+    best = small_search(2, 4)
+    assert best.certified_optimal
+    assert best.details["not_built"] == 0
+    monkeypatch.setattr(emit, "MOST_OPS", 300)
+    found = small_search(2, 4)
+    assert found.details["not_built"] > 0
+    assert not found.certified_optimal
+    assert found.best.step_time_s * (1 - found.gap) <= best.best.step_time_s <= found.best.step_time_s
+    assert any("ops a step: bounded, not simulated" in line for line in certificate(found))
+    monkeypatch.setattr(emit, "MOST_OPS", 1)
+    with pytest.raises(
+        simpar.Infeasible, match=r"^none of the [\d,]+ plans that may be best can be simulated"
+    ):
+        small_search(2, 4)
+
+
+def test_few_ops_are_simulated_beside_the_winner(monkeypatch):
+    """Lists hold what the ops they may have are enough for, and say what was not simulated."""
+    whole = small_search(1, 2)
+    monkeypatch.setattr(baselines, "MOST_OPS", 1)
+    found = small_search(1, 2)
+    assert found.best.plan == whole.best.plan
+    assert len(found.candidates) < len(whole.candidates)
+    assert len(found.details["pareto"]) < len(whole.details["pareto"])
+    said = [one["why"][0] for one in found.details["naive"] if one["loses_s"] is None]
+    assert "not simulated: more than 1 ops a step" in said
 
 
 @pytest.mark.parametrize(
