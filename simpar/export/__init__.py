@@ -21,6 +21,7 @@ from simpar.models.graph import ModelGraph
 from simpar.models.recompute import OPTIMAL, chosen_layers
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
+from simpar.plan.uniform_stages import as_uniform
 from simpar.units import BLOCK_SCALED, FOUR_BITS
 
 TARGETS = {
@@ -59,8 +60,17 @@ def unsupported(plan: Plan, model: ModelGraph, training: Training, target: str) 
     ``plan`` has its dp. Raises UserError for an unknown target or stack.
     """
     found = load_target(target)
+    try:
+        plan = _one_layout(plan, model)
+    except UserError as error:
+        return [str(error)]
     plan, unknown = _expressible(plan, found)
     return [str(loss) for loss in (*unknown, *_losses(found, subject(plan, model, training, found.stack)))]
+
+
+def _one_layout(plan: Plan, model: ModelGraph) -> Plan:
+    """The plan as one layout for all stages, which is all that targets know. Raises UserError where it is none."""
+    return as_uniform(plan, model) if plan.pipeline.stages else plan
 
 
 def _losses(target: Target, s: Subject) -> tuple[Loss, ...]:
@@ -107,10 +117,15 @@ def export(
 ) -> Exported:
     """The files of a plan for a target. ``plan`` was checked and has its dp.
 
-    Raises UserError naming everything that the target cannot express, unless ``lossy``.
+    Stages of their own that are one layout are exported as that. Raises UserError naming everything that the target
+    cannot express, unless ``lossy``; other stages of their own in any case.
     """
     found = load_target(target)
     original = json.dumps(plan.model_dump(mode="json"), indent=2) + "\n"
+    try:
+        plan = _one_layout(plan, model)
+    except UserError as error:
+        raise UserError(f"{target} cannot express {error}") from None
     plan, unknown = _expressible(plan, found)
     s = subject(plan, model, training, found.stack, devices_per_node)
     lost = (*unknown, *_losses(found, s), *_of_data(training))

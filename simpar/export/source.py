@@ -118,6 +118,8 @@ def _checked(plan: Plan, graph: ModelGraph, training: Training, world_size: int,
     settled = resolve(plan, load_stack(plan.stack or DEFAULT_STACK))
     checked = check(settled, Checked(graph, training, world_size, devices))
     mesh = plan.mesh.model_copy(update={"dp": checked.mesh.dp})
-    pipeline = plan.pipeline.model_copy(update={"schedule": checked.pipeline.schedule})
+    pipeline = plan.pipeline.model_copy(
+        update={"schedule": checked.pipeline.schedule, "stages": checked.pipeline.stages}
+    )
     whole = plan.model_copy(update={"mesh": mesh, "pipeline": pipeline, "training": training.model_dump()})
     return Source(whole, graph, training, devices)

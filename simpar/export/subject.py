@@ -33,7 +33,7 @@ STACK_FIELDS = {
 }  # fmt: skip
 UNDERSTOOD = {
     "mesh": ("tp", "cp", "dp", "pp", "ep", "etp", "order"),
-    "pipeline": ("schedule", "vpp", "layers", "actions"),
+    "pipeline": ("schedule", "vpp", "layers", "actions", "pass_costs"),
     "data_parallel": ("zero", "hsdp", *STACK_FIELDS["data_parallel"]),
     "tensor_parallel": STACK_FIELDS["tensor_parallel"],
     "context_parallel": (*STACK_FIELDS["context_parallel"], "ulysses"),

@@ -1,12 +1,19 @@
-"""A uniform plan written as stages: the same layout with a role for every operator, to compare and to start from."""
+"""A uniform plan written as stages, with a role for every operator, and stages that are one layout written as that."""
 
 from __future__ import annotations
 
-from simpar.models.graph import ModelGraph
-from simpar.plan.check import stage_layers
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod
+
+from simpar.errors import UserError
+from simpar.models.graph import Block, ModelGraph
+from simpar.plan.check import spread_layers, stage_layers
 from simpar.plan.megatron_roles import megatron_sharding
+from simpar.plan.mesh import AXES
 from simpar.plan.plan import Plan
-from simpar.plan.stages import StagePlan
+from simpar.plan.stages import BlockSharding, StagePlan
+
+DATA, ROWS, WHOLE = "data parallelism", "tensor and sequence parallelism", "tensor parallelism"
 
 
 def as_stages(plan: Plan, graph: ModelGraph) -> Plan:
@@ -31,3 +38,100 @@ def as_stages(plan: Plan, graph: ModelGraph) -> Plan:
         "memory": plan.memory.model_copy(update={"recompute": "none"}),
     }
     return plan.model_copy(update=changed)
+
+
+def as_uniform(plan: Plan, graph: ModelGraph) -> Plan:
+    """The same layout without stages of their own; the inverse of :func:`as_stages` for a checked plan.
+
+    Layers may differ from stage to stage, nothing else. Raises UserError with the first stage and operator that one
+    layout for all does not express.
+    """
+    stages = plan.pipeline.stages or ()
+    found = [_axes(index, stage, graph) for index, stage in enumerate(stages)]
+    size = stages[0].num_devices
+    for index, (stage, kinds) in enumerate(zip(stages, found, strict=True)):
+        if (stage.mesh, kinds) != (stages[0].mesh, found[0]):
+            raise UserError(
+                f"plan.stages[{index}]: mesh {stage.mesh} of {' x '.join(kinds)}, stage 0 has {stages[0].mesh} of "
+                f"{' x '.join(found[0])}; allowed outside of stages of their own: the same in all, on as many devices"
+            )
+        if stage.first_device != index * size:
+            raise UserError(
+                f"plan.stages[{index}]: first_device = {stage.first_device}; allowed outside of stages of their own: "
+                f"{index * size}, one stage behind the other"
+            )
+    tensor = [kind for kind in found[0] if kind != DATA]
+    dp = prod(n for kind, n in zip(found[0], stages[0].mesh, strict=True) if kind == DATA)
+    swapped = len(tensor) == 1 and found[0][-1] == DATA and stages[0].mesh[-1] > 1
+    mesh = {
+        "tp": size // dp, "dp": dp, "pp": len(stages),
+        "order": ("dp", *(axis for axis in AXES if axis != "dp")) if swapped else AXES,
+    }  # fmt: skip
+    layers = tuple(stage.layers for stage in stages)
+    usual = layers == spread_layers(len(graph.layers), len(stages))
+    changed = {
+        "micro_batch": plan.micro_batch // dp,
+        "mesh": plan.mesh.model_copy(update=mesh),
+        "pipeline": plan.pipeline.model_copy(update={"stages": None, "layers": None if usual else layers}),
+        "tensor_parallel": plan.tensor_parallel.model_copy(
+            update={"sequence_parallel": tensor[0] == ROWS if tensor else None}
+        ),
+        "data_parallel": plan.data_parallel.model_copy(update={"zero": int(dp > 1)}),
+        "memory": plan.memory.model_copy(update={"recompute": _recompute(stages)}),
+    }
+    return plan.model_copy(update=changed)
+
+
+def _recompute(stages: tuple[StagePlan, ...]) -> str:
+    """One policy where all stages have it, else layer by layer."""
+    policies = {stage.recompute for stage in stages}
+    if len(policies) == 1:
+        return policies.pop()
+    return "layers:" + ",".join(f"{stage.recompute}*{stage.layers}" for stage in stages if stage.layers)
+
+
+def _axes(index: int, stage: StagePlan, graph: ModelGraph) -> tuple[str, ...]:
+    """What each axis of a stage's mesh is: data, or tensor parallelism with or without sequence parallelism."""
+    blocks = (graph.embedding, *graph.blocks.values(), graph.head)
+    shown = {ROWS: megatron_sharding(graph, True), WHOLE: megatron_sharding(graph, False)}
+    found = []
+    for axis, ranks in enumerate(stage.mesh):
+        wrong = {
+            kind: list(
+                _differences(stage, axis, blocks, graph, shown[WHOLE if kind == DATA else kind], kind != DATA)
+            )
+            for kind in (DATA, ROWS, WHOLE)
+        }
+        nearest = min(wrong, key=lambda kind: len(wrong[kind]))
+        if ranks > 1 and wrong[nearest]:
+            raise UserError(
+                f"plan.stages[{index}].sharding.{wrong[nearest][0]} on axis {axis} of mesh {stage.mesh}, where one "
+                f"layout for all stages has {nearest}; allowed outside of stages of their own: axes of data "
+                "parallelism or of Megatron's roles throughout, no weights gathered"
+            )
+        found.append(nearest if ranks > 1 else DATA)
+    if {ROWS, WHOLE} <= set(found):
+        raise UserError(
+            f"plan.stages[{index}]: rows are shared on one axis of tensor parallelism and whole on the other; allowed "
+            "outside of stages of their own: the same on both"
+        )
+    return tuple(found)
+
+
+def _differences(
+    stage: StagePlan, axis: int, blocks: Iterable[Block], graph: ModelGraph,
+    usual: Mapping[str, BlockSharding], column: bool,
+) -> Iterator[str]:  # fmt: skip
+    """Operators and ends of blocks that say something else on an axis than a column of Megatron's sharding."""
+    for block in (each for each in blocks if each.name in stage.sharding):
+        own, other = stage.sharding[block.name], usual[block.name]
+        for name, words in own.operators.items():
+            if words[axis] != other.operators[name][column]:
+                yield f"{block.name}.{name} as {words[axis]}"
+            elif name in own.gathered:
+                yield f"{block.name}.{name} with gathered weights"
+        for end in ("input", "output"):  # of data, and of losses, there is no stream
+            if block is (graph.embedding if end == "input" else graph.head):
+                continue
+            if (word := getattr(own, end)[axis]) != getattr(other, end)[column]:
+                yield f"{block.name}.{end} as {word}"

@@ -96,7 +96,7 @@ def test_targets_take_it_or_say_what_they_cannot_express(written, space, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("space", ["uniform", "uneven"])
+@pytest.mark.parametrize("space", SPACES)
 def test_a_written_plan_is_trained(written, space, tmp_path):
     """One step of every rank with torch on the host."""
     pytest.importorskip("torch")

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from simpar.errors import UserError
+from simpar.models.graph import ModelGraph
 from simpar.plan.plan import Plan
+from simpar.plan.torch_roles import refuse_roles
+from simpar.plan.uniform_stages import as_uniform
 from simpar.report.result import Result
 from simpar.search.certify.exact import candidate, exact, is_allowed
 from simpar.search.problem import Problem, details_of
 from simpar.search.result import Candidate
-
-UNEXPRESSED = (
-    "simulated only: neither export targets nor `simpar run` express stages with shardings of their own"
-)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,11 @@ def answer(
     """
     results = [exact(problem, found.plan) for found in promised]
     known = min((one.step_time_s for one in uniform), default=None)
-    own = [candidate(0, result, _why(result, known)) for result in results if is_allowed(problem, result)]
+    own = [
+        candidate(0, result, _why(result, known, _taken(found.plan, problem.graph)))
+        for result, found in zip(results, promised, strict=True)
+        if is_allowed(problem, result)
+    ]
     said = [replace(one, why=("a layout of the uniform space, alike in all stages",)) for one in uniform]
     ranked = sorted(_distinct([*said, *own]), key=lambda one: one.step_time_s)[:top]
     if not ranked:
@@ -61,7 +65,22 @@ def _distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
     return list({one.plan.model_dump_json(exclude={"predicted"}): one for one in candidates}.values())
 
 
-def _why(result: Result, uniform: float | None) -> tuple[str, ...]:
-    """What binds a plan with stages of its own, and what it gains over the uniform optimum."""
+def _why(result: Result, uniform: float | None, taken: tuple[str, ...]) -> tuple[str, ...]:
+    """What binds a plan with stages of its own, what it gains over the uniform optimum, and what takes it."""
     gain = () if not uniform else (f"{1 - result.step_time_s / uniform:+.1%} against the uniform optimum",)
-    return (*gain, UNEXPRESSED, *result.why.binds)
+    return (*gain, *taken, *result.why.binds)
+
+
+def _taken(plan: Plan, graph: ModelGraph) -> tuple[str, str]:
+    """Whether `simpar run` runs the stages of a plan, and whether exports write them."""
+    try:
+        refuse_roles(plan.pipeline.stages or (), graph)
+        run = "`simpar run` runs its stages as they are"
+    except UserError as error:
+        run = f"`simpar run` does not run its stages: {error}"
+    try:
+        one = as_uniform(plan, graph).mesh
+        export = f"exports write its stages as one layout: tp {one.tp}, pp {one.pp}, dp {one.dp}"
+    except UserError as error:
+        export = f"exports do not write its stages: {error}"
+    return run, export

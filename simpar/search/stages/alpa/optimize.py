@@ -466,6 +466,6 @@ def _check(problem: Problem) -> None:
         )
     if problem.constraints.portable:
         raise UserError(
-            f"--portable {problem.constraints.portable} with --space alpa: no target expresses stages of their own; "
+            f"--portable {problem.constraints.portable} with --space alpa: targets have one layout for all stages; "
             f"allowed: --space uniform"
         )

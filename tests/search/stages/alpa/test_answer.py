@@ -7,6 +7,7 @@ import pytest
 import simpar
 from simpar.errors import UserError
 from simpar.models.hf_config import read
+from simpar.plan.megatron_roles import megatron_sharding
 from simpar.plan.plan import Plan
 from simpar.plan.uniform_stages import as_stages
 from simpar.search.api import search
@@ -57,6 +58,25 @@ def test_a_plan_is_shown_once_and_only_where_it_fits() -> None:
     twice = [Found(1.0, 0.0, plan, "cut"), Found(2.0, 0.0, plan, "sharded again")]
     assert len(answer(of, (), twice, 5)[0]) == 1
     assert answer(problem(headroom=0.9999), (), twice, 5) == ((), {})
+
+
+def test_every_plan_says_what_takes_it() -> None:
+    """Stages that are one layout are exported as that; others are run only, or name what is not."""
+    of = problem()
+    plan = as_stages(uniform_plan(of, micro_batch=1, pp=2), of.graph)
+    stages = tuple(
+        stage.model_copy(
+            update={"mesh": (1, 2), "sharding": megatron_sharding(of.graph, False)} if number else {}
+        )
+        for number, stage in enumerate(plan.pipeline.stages or ())
+    )
+    mixed = plan.model_copy(update={"pipeline": plan.pipeline.model_copy(update={"stages": stages})})
+    whys = [
+        one.why for found in (plan, mixed) for one in answer(of, (), [Found(1.0, 0.0, found, "cut")], 1)[0]
+    ]
+    assert all("`simpar run` runs its stages as they are" in why for why in whys)
+    assert "exports write its stages as one layout: tp 1, pp 2, dp 2" in whys[0]
+    assert any("exports do not write its stages: plan.stages[1]: mesh (1, 2)" in line for line in whys[1])
 
 
 @pytest.mark.parametrize("objective", ["cost", "energy", "devices"])
