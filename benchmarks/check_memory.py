@@ -2,7 +2,7 @@
 
     python benchmarks/check_memory.py TABLE.csv...
 
-Uses the closed form of the peak, so no step is simulated: thousands of rows take a minute.
+Every row is simulated.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from statistics import median
 
 from simpar import files
-from simpar.cost.memory import num_communicators, overhead_bytes, stage_static_memory
-from simpar.cost.peak import peak_memory
+from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
-from simpar.simulation import make_job
+from simpar.program.footprint import footprints
+from simpar.simulation import lower_job, make_job
 from simpar.validate.cells import Row, Unmodelled, text
 from simpar.validate.predict import changed_stack, cluster_of
 from simpar.validate.rows import Case, case, measured
@@ -55,24 +55,19 @@ def check(row: Row) -> Check:
 
 
 def predicted(found: Case) -> tuple[float, float, float, bool]:
-    """(static, allocated, reserved) bytes of the fullest pipeline ranks, and whether the layout fits."""
+    """(static, allocated, reserved) bytes of the fullest ranks, and whether the layout fits."""
     cluster = cluster_of(found)
     stack = changed_stack(found.stack, found.stack_changes)
     plan = files.parse(Plan, dict(found.plan), source="row")
     job = make_job(found.graph, cluster, plan, found.training, stack)
-    overhead = overhead_bytes(num_communicators(job.plan), stack, cluster)
-    limit = cluster.device.memory_bytes - overhead
-    pp = job.plan.mesh.pp
-    inputs = (job.graph, job.plan, job.training, job.stack)
-    stages = sorted({0, min(1, pp - 1), pp - 1})
-    peaks = [peak_memory(*inputs, stage) for stage in stages]
-    held = [peak.reservation(stack, limit_bytes=limit) for peak in peaks]
-    static = max(stage_static_memory(*inputs, stage).total_bytes for stage in stages)
+    lowered = lower_job(job, cluster, {})
+    timing = choose_engine("auto", lowered.program)[1](lowered.program)
+    held = footprints(lowered, timing, cluster)
     return (
-        float(static),
-        max(float(peak.allocated_bytes) for peak in peaks),
-        max(float(one.reserved_bytes) for one in held),
-        max(float(one.needed_bytes) for one in held) <= limit,
+        max(float(one.static.total_bytes) for one in held),
+        max(one.allocated_bytes for one in held),
+        max(one.reserved_bytes for one in held),
+        all(one.fits_in(1.0) for one in held),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Literal, TypedDict, Unpack
 
 from simpar.cost.kernels import KernelModel
@@ -22,6 +23,7 @@ from simpar.plan.routing import expected_maximum
 from simpar.plan.schedules import looks_at_costs
 from simpar.plan.sync import apart
 from simpar.program.blocks.rank_view import Job
+from simpar.program.footprint import footprints
 from simpar.program.ir.program import check_countable
 from simpar.program.lower import Lowered, lower
 from simpar.program.perturbation import Perturbation
@@ -129,7 +131,23 @@ def checked_job(graph: ModelGraph, cluster: Cluster, plan: Plan, training: Train
     _check_drives(plan, cluster)
     graph = _with_documents(graph, plan, training)
     job = Job(graph, training, plan.model_copy(update=named), habits, first, tuple(others))
-    return with_slices(with_pass_costs(with_checkpoints(job, cluster), cluster), cluster)
+    return _decided(with_checkpoints(job, cluster, partial(_room, cluster)), cluster)
+
+
+def _decided(job: Job, cluster: Cluster) -> Job:
+    """The job with what follows from its passes in its plan."""
+    return with_slices(with_pass_costs(job, cluster), cluster)
+
+
+def _room(cluster: Cluster, job: Job) -> dict[int, tuple[float, float]]:
+    """By pipeline rank the bytes that come and go in the simulated step of a job, and the most that may."""
+    lowered = lower_job(_decided(job, cluster), cluster, {})
+    timing = choose_engine("auto", lowered.program)[1](lowered.program)
+    held = footprints(lowered, timing, cluster)
+    return {
+        each.stage: (float(each.moving_bytes), each.most_moving_bytes)
+        for each in sorted(held, key=lambda one: one.moving_bytes)
+    }
 
 
 def may_be_tuned(plan: Plan) -> bool:

@@ -193,7 +193,7 @@ def _fixed(flags: Mapping[str, Any], settings: list[str], fixes: list[str]) -> d
 def _base(loaded: Scenario) -> Any:
     """What of the scenario's plan is no axis of the search."""
     from simpar.plan.plan import Plan
-    from simpar.search.space.rows import without_axes
+    from simpar.search.space.jobs import without_axes
 
     return without_axes(loaded.plan) if isinstance(loaded.plan, Plan) else loaded.plan
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from simpar.cost.memory import StaticMemory, overhead_bytes
-from simpar.cost.memory.allocator import Reservation
+from simpar.cost.memory.allocator import Reservation, most_moving_bytes, reserve
 from simpar.hardware.cluster import Cluster
+from simpar.program.blocks.rank_view import Job
 from simpar.program.ir.memory import MemoryUse, memory_uses
 from simpar.program.ir.program import Timing
 from simpar.program.lower import Lowered
@@ -14,16 +16,17 @@ from simpar.program.lower import Lowered
 
 @dataclass(frozen=True)
 class Footprint:
-    """Memory of one class of ranks in one simulated step.
+    """Memory of one class of ranks in one simulated step of a job.
 
-    ``overhead_bytes`` (context and communicators) lie outside the allocator; ``reservation`` is the allocator's
-    and grows no further than the device, of ``capacity_bytes``, lets it.
+    ``overhead_bytes`` (context and communicators) lie outside the allocator, which grows no further than the device, of
+    ``capacity_bytes``, lets it; ``held_outputs_bytes`` are freed, but in use by another stream.
     """
 
+    job: Job
     stage: int
     static: StaticMemory
     use: MemoryUse
-    reservation: Reservation
+    held_outputs_bytes: float
     overhead_bytes: float
     capacity_bytes: float
 
@@ -33,9 +36,40 @@ class Footprint:
         return bool(self.static.total_bytes > self.static.resident_bytes + self.use.peak_bytes)
 
     @property
+    def moving_bytes(self) -> int:
+        """Most that comes and goes above what is resident: at the simulated peak, or copies between two steps."""
+        return max(self.use.peak_bytes, int(self.static.total_bytes - self.static.resident_bytes))
+
+    @property
+    def most_moving_bytes(self) -> float:
+        """The most that may come and go on the device."""
+        return most_moving_bytes(
+            self.static.resident_bytes,
+            self.capacity_bytes - self.overhead_bytes,
+            self.job.stack.memory.allocator,
+            alternates=self._alternates,
+        )
+
+    @property
     def allocated_bytes(self) -> float:
         """Highest number of bytes in tensors."""
-        return float(self.static.resident_bytes + moving_bytes(self.static, self.use))
+        return float(self.static.resident_bytes + self.moving_bytes)
+
+    @cached_property
+    def reservation(self) -> Reservation:
+        """What the allocator needs and reports."""
+        return reserve(
+            self.static.resident_bytes,
+            self.moving_bytes,
+            self.job.stack.memory.allocator,
+            alternates=self._alternates,
+            held_bytes=self.held_outputs_bytes,
+            limit_bytes=self.capacity_bytes - self.overhead_bytes,
+        )
+
+    @property
+    def _alternates(self) -> bool:
+        return self.job.plan.num_microbatches(self.job.training.global_batch) > 1
 
     @property
     def reserved_bytes(self) -> float:
@@ -58,35 +92,22 @@ class Footprint:
         return not full and (share >= 1.0 or self.held_bytes <= share * self.capacity_bytes)
 
 
-def moving_bytes(static: StaticMemory, use: MemoryUse) -> int:
-    """Most that comes and goes above what is resident during passes: the simulated peak, or copies between steps."""
-    return max(use.peak_bytes, int(static.total_bytes - static.resident_bytes))
-
-
 def footprints(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[Footprint, ...]:
-    """Footprints of all classes, in order; the moving part is the simulated curve, not a closed form."""
-    job = lowered.builder.job
-    device = [
-        cluster.devices[int(index)].memory_bytes
-        for index in cluster.device_of(lowered.layout.representative_rank)
-    ]
+    """Footprints of all classes, in order."""
+    builder, job = lowered.builder, lowered.builder.job
+    devices = cluster.device_of(lowered.layout.representative_rank)
     stages = lowered.stage_of_class.tolist()
-    closed = {stage: lowered.builder.peak_memory(stage) for stage in set(stages)}
-    overhead = {
-        stage: overhead_bytes(lowered.builder.num_communicators(stage), job.stack, cluster)
+    standing = {
+        stage: (
+            builder.static_memory(stage),
+            builder.held_outputs_bytes(stage),
+            overhead_bytes(builder.num_communicators(stage), job.stack, cluster),
+        )
         for stage in set(stages)
     }
-    static = {stage: lowered.builder.static_memory(stage) for stage in set(stages)}
-    return tuple(
-        Footprint(
-            stage=stage,
-            static=static[stage],
-            use=use,
-            reservation=closed[stage]
-            .exactly(moving_bytes(static[stage], use))
-            .reservation(job.stack, limit_bytes=capacity - overhead[stage]),
-            overhead_bytes=overhead[stage],
-            capacity_bytes=capacity,
-        )
-        for stage, capacity, use in zip(stages, device, memory_uses(lowered.program, timing), strict=True)
-    )
+    found = []
+    for stage, device, use in zip(stages, devices, memory_uses(lowered.program, timing), strict=True):
+        static, held, overhead = standing[stage]
+        capacity = cluster.devices[int(device)].memory_bytes
+        found.append(Footprint(job, stage, static, use, held, overhead, capacity))
+    return tuple(found)

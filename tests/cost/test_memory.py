@@ -12,7 +12,6 @@ from simpar.cost.memory import (
     overhead_bytes,
     reserved_bytes,
     round_allocation,
-    stage_static_memory,
     static_memory,
 )
 from simpar.cost.stack import Stack, load_stack, resolve
@@ -21,6 +20,7 @@ from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.units import GB, KIB, MIB
+from tests.cost.account import stage_static_memory
 
 P = 10 * 10**9
 N = 64

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar import files
-from simpar.cost.memory import held_blocks, held_memory, stage_static_memory
+from simpar.cost.memory import held_memory
 from simpar.cost.memory.layouts import Layouts, dims_of
 from simpar.cost.memory.static import Held
 from simpar.cost.stack import load_stack, resolve
@@ -20,6 +20,7 @@ from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.simulation import simulate
 from simpar.units import GIB
+from tests.cost.account import builder_of, stage_static_memory
 
 TRAINING = Training(seq_len=512, global_batch=16)
 STACKS = tuple(files.bundled("stacks"))
@@ -43,13 +44,11 @@ def test_arrays_are_single_plans_to_the_byte(model: str, stack: str) -> None:
         columns = Layouts(
             *(np.array([getattr(one, name) for one in each]) for name in Layouts.__annotations__)
         )
-        held = [held_blocks(graph, plan, TRAINING, 0) for plan in plans]
-        counts = [{block.name: count for block, count in one.blocks} for one in held]
-        blocks = tuple(
-            (block, np.array([count.get(name, 0) for count in counts]))
-            for name, block in {block.name: block for one in held for block, _ in one.blocks}.items()
-        )
-        ends = (np.array([getattr(one, end) for one in held]) for end in ("embedding", "head"))
+        held = [[p.block for p in builder_of(graph, plan, TRAINING, habits).held(0)] for plan in plans]
+        known = {block.name: block for blocks in held for block in blocks}
+        counts = {name: np.array([blocks.count(block) for blocks in held]) for name, block in known.items()}
+        blocks = tuple((known[name], count) for name, count in counts.items())
+        ends = (counts.get(end.name, np.zeros(len(plans))) for end in (graph.embedding, graph.head))
         dims = dims_of(graph, columns, plans[0], TRAINING)
         many = held_memory(graph, Held(blocks, *ends), dims.tensor, plans[0], habits, columns)
         for name in ("parameters", "gathered", "gradients", "optimizer", "buffers", "copies", "total"):

@@ -1,10 +1,8 @@
 """Optimizers: state bytes by formula, passes over memory, products of matrix optimizers and who computes them."""
 
-import numpy as np
 import pytest
 
 import simpar
-from simpar.cost.memory import stage_static_memory
 from simpar.cost.optimizers import (
     RULES,
     Matrix,
@@ -17,9 +15,11 @@ from simpar.cost.optimizers import (
 )
 from simpar.errors import UserError
 from simpar.plan.plan import Numerics
-from simpar.search.space.fit import FIRST, least_of
-from simpar.search.space.rows import memory_rows, plan_of
+from simpar.search.space.fit import FIRST, least
+from simpar.search.space.jobs import plan_of
+from simpar.search.space.rows import memory_rows
 from simpar.simulation import make_job
+from tests.cost.account import stage_static_memory
 
 H100 = simpar.Cluster("dgx-h100")
 TRAINING = simpar.Training(seq_len=1024, global_batch=8)
@@ -173,8 +173,7 @@ def test_search_and_simulation_hold_the_same_states(optimizer):
         plan = plan_of(rows, row)
         exact = make_job("llama-3-8b", H100, plan, TRAINING)
         static = stage_static_memory(exact.graph, exact.plan, TRAINING, exact.stack, 0).resident_bytes
-        [(_, least)] = least_of(rows, np.array([row]), (FIRST,))
-        assert least.static_bytes.tolist() == [static]
+        assert least(rows.some([row]), (FIRST,)).static_bytes.tolist() == [[static]]
 
 
 @pytest.mark.parametrize(

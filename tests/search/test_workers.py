@@ -7,7 +7,8 @@ from simpar.errors import UserError
 from simpar.search.certify import branch_and_bound
 from simpar.search.certify.exact import measure, measured_elsewhere
 from simpar.search.progress import Progress
-from simpar.search.space.rows import enumerate_space, plan_of
+from simpar.search.space.jobs import plan_of
+from simpar.search.space.rows import enumerate_space
 from simpar.search.uniform import search_uniform
 from simpar.search.workers import Workers
 

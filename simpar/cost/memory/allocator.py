@@ -48,6 +48,24 @@ def reserve(
     return Reservation(needed, reserved)
 
 
+def most_moving_bytes(
+    static_bytes: float, limit_bytes: float, habits: AllocatorHabits, *, alternates: bool
+) -> float:
+    """The most that may come and go beside what stays, so that no more than a limit is needed."""
+    whole = np.floor(limit_bytes / _SMALL) * _SMALL
+    return float((whole - static_bytes) / (1.0 + habits.least_gaps(alternates)))
+
+
+def unreleased(pp: int, microbatches: float, habits: AllocatorHabits) -> float:
+    """Share of partial sums that are freed but not released: the host runs ahead of the device.
+
+    Without a pipeline it runs ahead freely; with one it waits for messages, except in the warm-up. ``microbatches`` are
+    those in flight.
+    """
+    ahead = 1.0 if pp == 1 else max(microbatches - 2.0, 0.0) / max(microbatches, 1.0)
+    return habits.held_outputs * ahead
+
+
 def round_allocation(size_bytes: int) -> int:
     """What the caching allocator reserves for one tensor in an empty pool.
 

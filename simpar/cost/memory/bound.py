@@ -10,7 +10,7 @@ Program never holds less at its peak, and exactly as much where nothing of that 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from simpar.plan.sync import apart
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 Kind = tuple[str, str]
 """Name of a block of layers, and how it is recomputed."""
 NONE = -1
@@ -37,40 +38,72 @@ SLACK = 2.0**-30
 """Relative; sizes of the Program are rounded to whole bytes one by one."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Flight:
-    """What a pipeline rank holds and has in flight at its moment, arrays of one length.
+    """What pipeline ranks of layouts hold and have in flight at their moments, arrays [..., places, layouts].
 
-    ``counts`` are layers held and ``flying`` layers in flight by kind; ``last`` are numbers of kinds (-1: none): of the
-    last layer of the chunk that runs forward, and of the one that runs backward. ``ends`` say whether those chunks hold
-    the head, ``neighbours`` whether the backward's has a layer before its last.
+    ``counts`` are layers held and ``flying`` layers in flight by kind, ``deepest`` the most microbatches of one;
+    ``embeddings`` and ``heads`` are held and in flight. ``last`` are numbers of kinds (-1: none): of the last layer of
+    the chunk that runs forward, and of the one that runs backward. ``ends`` say whether those chunks hold the head,
+    ``neighbours`` whether the backward's has a layer before its last, ``splits`` whether its weights come later.
     """
 
-    rank: Ints
     kinds: tuple[Kind, ...]
-    counts: dict[Kind, Ints]
-    flying: dict[Kind, Ints]
-    embeddings: tuple[Ints, Ints]
-    heads: tuple[Ints, Ints]
-    last: tuple[Ints, Ints]
-    ends: tuple[NDArray[np.bool_], NDArray[np.bool_]]
-    neighbours: NDArray[np.bool_]
-    splits: NDArray[np.bool_]
+    rank: Ints
+    counts: Ints
+    flying: Ints
+    deepest: Ints
+    embeddings: Ints
+    heads: Ints
+    last: Ints
+    ends: Flags
+    neighbours: Flags
+    splits: Flags
+
+    @staticmethod
+    def empty(places: int, layouts: int, kinds: tuple[Kind, ...]) -> Flight:
+        """Columns to be filled."""
+        rank = np.zeros((places, layouts), dtype=np.int64)
+        pair, counts = (np.zeros((count, places, layouts), dtype=np.int64) for count in (2, len(kinds)))
+        sizes = (rank, counts, counts.copy(), rank.copy(), pair, pair.copy(), np.full_like(pair, NONE))
+        return Flight(kinds, *sizes, *(np.zeros_like(each, dtype=bool) for each in (pair, rank, rank)))
 
     def where(self, which: Ints) -> Flight:
         """Some of the layouts."""
-        return Flight(
-            rank=self.rank[which],
-            kinds=self.kinds,
-            counts={kind: count[which] for kind, count in self.counts.items()},
-            flying={kind: count[which] for kind, count in self.flying.items()},
-            embeddings=(self.embeddings[0][which], self.embeddings[1][which]),
-            heads=(self.heads[0][which], self.heads[1][which]),
-            last=(self.last[0][which], self.last[1][which]),
-            ends=(self.ends[0][which], self.ends[1][which]),
-            neighbours=self.neighbours[which],
-            splits=self.splits[which],
-        )
+        arrays = (getattr(self, each.name) for each in fields(self)[1:])
+        return Flight(self.kinds, *(array[..., which] for array in arrays))
+
+    def fill(
+        self,
+        mine: Ints,
+        pipe: tuple[str, Sequence[int], int, int],
+        microbatches: Ints,
+        layers: tuple[Ints, Ints],
+    ) -> None:
+        """Set layouts ``mine`` of one (schedule, rank by place, ranks, chunks).
+
+        ``layers`` are numbers of their kinds, and bounds of virtual stages among them.
+        """
+        schedule, places, ranks, chunks = pipe
+        codes, bounds = layers
+        before = np.array([np.cumsum(codes == kind) for kind in range(len(self.kinds))])
+        before = np.concatenate([np.zeros((len(self.kinds), 1), dtype=np.int64), before], axis=1)
+        for place, rank in enumerate(places):
+            stages = np.array(stages_of(schedule, rank, ranks, chunks))
+            begin, end, last = bounds[stages], bounds[stages + 1], stages == len(bounds) - 2
+            at = moment(schedule, rank, ranks, microbatches, chunks)
+            table = before[:, end] - before[:, begin]  # [kinds, chunks]
+            self.rank[place, mine], self.deepest[place, mine] = rank, at.flying.max(axis=1)
+            self.counts[:, place, mine] = table.sum(axis=1)[:, None]
+            self.flying[:, place, mine] = table @ at.flying.T
+            for columns, here in ((self.embeddings, stages == 0), (self.heads, last)):
+                columns[0, place, mine], columns[1, place, mine] = here.any(), at.flying @ here
+            final = np.where(end > begin, codes[end - 1], NONE)
+            for side, chunk in enumerate((at.forward, np.array([at.backward]))):
+                self.last[side, place, mine] = np.where(chunk >= 0, final[chunk], NONE)
+                self.ends[side, place, mine] = (chunk >= 0) & last[chunk]
+            self.neighbours[place, mine] = (end - begin)[at.backward] > 1
+            self.splits[place, mine] = at.splits
 
 
 def flights(
@@ -80,7 +113,7 @@ def flights(
     pipes: tuple[Ints, Ints, Ints],
     layers_of: Mapping[tuple[int, int], Sequence[int]],
     places: Sequence[int | float],
-) -> list[Flight]:
+) -> Flight:
     """Flights of some ranks of every layout.
 
     ``schedules`` are names and the number of every layout's, ``pipes`` pp, vpp and microbatches, int64[layouts];
@@ -91,98 +124,16 @@ def flights(
     kinds = [(name, of_layer(recompute, layer)) for layer, name in enumerate(graph.layers)]
     distinct = tuple(dict.fromkeys(kinds))
     codes = np.array([distinct.index(kind) for kind in kinds], dtype=np.int64)
-    found = [_Columns.empty(len(pp), distinct) for _ in places]
+    found = Flight.empty(len(places), len(pp), distinct)
     names, number = schedules
     shapes, which = np.unique(np.stack([number, pp, vpp]), axis=1, return_inverse=True)
-    order, cuts = _groups(which.ravel(), shapes.shape[1])
+    order = np.argsort(which.ravel(), kind="stable")
+    cuts = np.cumsum(np.bincount(which.ravel(), minlength=shapes.shape[1]))[:-1]
     for (name, ranks, chunks), mine in zip(shapes.T.tolist(), np.split(order, cuts), strict=True):
         bounds = np.cumsum([0, *layers_of[ranks, chunks]])
-        for place, columns in zip(places, found, strict=True):
-            rank = min(place, ranks - 1) if isinstance(place, int) else round(place * (ranks - 1))
-            columns.fill(mine, (names[name], rank, ranks, chunks), microbatches[mine], (codes, bounds))
-    return [columns.flight() for columns in found]
-
-
-def _groups(number: Ints, count: int) -> tuple[Ints, Ints]:
-    """Positions by their number, and where those of each end."""
-    order = np.argsort(number, kind="stable")
-    return order, np.cumsum(np.bincount(number, minlength=count))[:-1]
-
-
-@dataclass
-class _Columns:
-    """Columns of a flight while they are filled shape by shape."""
-
-    kinds: tuple[Kind, ...]
-    rank: Ints
-    held: Ints
-    flying: Ints
-    ends: Ints
-    last: Ints
-    neighbours: NDArray[np.bool_]
-    heads: NDArray[np.bool_]
-    splits: NDArray[np.bool_]
-
-    @staticmethod
-    def empty(count: int, kinds: tuple[Kind, ...]) -> _Columns:
-        sized = (len(kinds), count)
-        return _Columns(
-            kinds,
-            np.zeros(count, dtype=np.int64),
-            np.zeros(sized, dtype=np.int64),
-            np.zeros(sized, dtype=np.int64),
-            np.zeros((4, count), dtype=np.int64),
-            np.full((2, count), NONE, dtype=np.int64),
-            np.zeros(count, dtype=bool),
-            np.zeros((2, count), dtype=bool),
-            np.zeros(count, dtype=bool),
-        )
-
-    def fill(
-        self, mine: Ints, pipe: tuple[str, int, int, int], microbatches: Ints, layers: tuple[Ints, Ints]
-    ) -> None:
-        """Rows ``mine`` of one (schedule, rank, ranks, chunks)."""
-        schedule, rank, ranks, chunks = pipe
-        codes, bounds = layers
-        stages = np.array(stages_of(schedule, rank, ranks, chunks))
-        at = moment(schedule, rank, ranks, microbatches, chunks)
-        own = [codes[bounds[stage] : bounds[stage + 1]] for stage in stages.tolist()]
-        table = np.array([np.bincount(each, minlength=len(self.kinds)) for each in own])  # [chunks, kinds]
-        self.rank[mine] = rank
-        self.held[:, mine] = table.sum(axis=0)[:, None]
-        self.flying[:, mine] = (at.flying @ table).T
-        first, last = stages == 0, stages == len(bounds) - 2
-        self.ends[:, mine] = np.stack(
-            [
-                np.full(len(mine), first.any()),
-                at.flying @ first.astype(np.int64),
-                np.full(len(mine), last.any()),
-                at.flying @ last.astype(np.int64),
-            ]
-        )
-        final = np.array([each[-1] if len(each) else NONE for each in own])
-        forward = at.forward
-        self.last[0, mine] = np.where(forward >= 0, final[forward], NONE)
-        self.last[1, mine] = final[at.backward] if at.backward >= 0 else NONE
-        self.heads[0, mine] = (forward >= 0) & last[forward]
-        self.heads[1, mine] = at.backward >= 0 and last[at.backward]
-        self.neighbours[mine] = len(own[at.backward]) > 1
-        self.splits[mine] = at.splits
-
-    def flight(self) -> Flight:
-        """The filled columns."""
-        return Flight(
-            rank=self.rank,
-            kinds=self.kinds,
-            counts=dict(zip(self.kinds, self.held, strict=True)),
-            flying=dict(zip(self.kinds, self.flying, strict=True)),
-            embeddings=(self.ends[0], self.ends[1]),
-            heads=(self.ends[2], self.ends[3]),
-            last=(self.last[0], self.last[1]),
-            ends=(self.heads[0], self.heads[1]),
-            neighbours=self.neighbours,
-            splits=self.splits,
-        )
+        at = [min(p, ranks - 1) if isinstance(p, int) else round(p * (ranks - 1)) for p in places]
+        found.fill(mine, (names[name], at, ranks, chunks), microbatches[mine], (codes, bounds))
+    return found
 
 
 def trains_unlike(graph: ModelGraph) -> bool:
@@ -193,7 +144,7 @@ def trains_unlike(graph: ModelGraph) -> bool:
 def held_of(graph: ModelGraph, flight: Flight) -> Held:
     """The blocks that the ranks of a flight hold."""
     layers: dict[str, Any] = {}
-    for (name, _), count in flight.counts.items():
+    for (name, _), count in zip(flight.kinds, flight.counts, strict=True):
         layers[name] = layers.get(name, 0) + count
     blocks = [(graph.blocks[name], count) for name, count in layers.items()]
     ends = [(graph.embedding, flight.embeddings[0]), (graph.head, flight.heads[0])]
@@ -235,22 +186,32 @@ class Scheme:
             sent=np.asarray(away * width.gradient * together * ~np.asarray(layouts.late, bool)),
         )
 
+    def distinct(self, count: int) -> tuple[Scheme, Ints]:
+        """The schemes that differ, and which of them every one of ``count`` layouts has."""
+        columns = np.stack([np.broadcast_to(column, count) for column in astuple(self)])
+        found, which = np.unique(columns, axis=1, return_inverse=True)
+        return Scheme(*found), which.ravel()
+
+    def where(self, which: Ints) -> Scheme:
+        """Some of the layouts."""
+        return Scheme(*(column[which] for column in astuple(self)))
+
 
 def least_moving_bytes(
     graph: ModelGraph,
     flight: Flight,
     dims: RankDims,
-    layouts: Layouts,
+    scheme: Scheme,
     habits: tuple[Plan, Stack],
-    expand: Any,
+    expand: Ints,
 ) -> tuple[Floats, Floats]:
     """(bytes that forwards in flight have saved, bytes beside them), float64 over layouts.
 
-    ``dims`` are those of the distinct ranks, and ``expand`` the index of every layout's among them (or ...). The plan
-    must be resolved.
+    ``dims`` are those of the distinct ranks, and ``expand`` the index of every layout's among them. The plan must be
+    resolved.
     """
     plan, stack = habits
-    scheme, away = Scheme.of(layouts, plan, stack), plan.offload.offload_activations
+    away = plan.offload.offload_activations
 
     def counted(size: Any) -> Any:
         return np.asarray(size, dtype=np.float64)[expand] if np.ndim(size) else float(size)
@@ -268,7 +229,7 @@ def least_moving_bytes(
     for number, (name, recompute) in enumerate(flight.kinds):
         block = graph.blocks[name]
         sizes = sized(block, recompute)
-        saved = saved + (1.0 - away) * flight.flying[name, recompute] * sizes.saved_bytes
+        saved = saved + (1.0 - away) * flight.flying[number] * sizes.saved_bytes
         experts = counted(block.trained_experts(dims.tensor))
         dense = counted(block.trained_parameters(dims.tensor)) - experts
         width = parameter_widths(plan, stack).compute

@@ -14,11 +14,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.models.training import Training
+from simpar.plan.check import schedule_of
+from simpar.plan.plan import CUSTOM, Plan
+from simpar.plan.schedules import EVEN_COSTS, make_schedule
+from simpar.plan.schedules.actions import Schedule
 from simpar.plan.schedules.patterns import INTERVAL, pattern_times
 
 Ints = NDArray[np.int64]
 V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipev")
 """Schedules whose ranks hold a stage on the way down the pipeline and one on the way up."""
+SATURATED = 4
+"""Microbatches a pipeline rank behind which peaks of a table do not grow."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,23 @@ def stages_of(schedule: str, rank: int, num_ranks: int, vpp: int) -> tuple[int, 
     if schedule in V_SHAPED:
         return rank, 2 * num_ranks - 1 - rank
     return tuple(chunk * num_ranks + rank for chunk in range(vpp))
+
+
+def most_in_flight(plan: Plan, training: Training, rank: int) -> int:
+    """Most (chunk, microbatch) forwards that wait for their backward on a pipeline rank."""
+    if plan.schedule == CUSTOM or plan.pipeline.pass_costs:
+        return short_schedule(plan, training).peak_in_flight(rank)
+    microbatches = np.array([plan.num_microbatches(training.global_batch)])
+    return int(moment(plan.schedule, rank, plan.mesh.pp, microbatches, plan.pipeline.vpp).flying.sum())
+
+
+def short_schedule(plan: Plan, training: Training) -> Schedule:
+    """The plan's table with no more microbatches than change its peak; an action table as it is given."""
+    if plan.schedule == CUSTOM:
+        return schedule_of(plan, training)
+    microbatches = min(plan.num_microbatches(training.global_batch), SATURATED * plan.mesh.pp)
+    costs = plan.pipeline.pass_costs or EVEN_COSTS
+    return make_schedule(plan.schedule, plan.mesh.pp, microbatches, plan.pipeline.vpp, costs=costs)
 
 
 def _single(count: Callable[[int, int, Ints], Ints], *, splits: bool = False) -> Callable[..., Moment]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from simpar.cost.memory.allocator import reserve
+from simpar.cost.memory.allocator import reserve, unreleased
 from simpar.cost.memory.layouts import Layouts
+from simpar.cost.memory.moments import most_in_flight
 from simpar.cost.stack import Stack
 from simpar.hardware.cluster import Cluster
+from simpar.models.training import Training
 from simpar.plan.plan import Plan
 
 
@@ -21,6 +23,20 @@ def overhead_bytes(communicators: Any, stack: Stack, cluster: Cluster) -> Any:
     if cluster.device.kind == "cpu":
         return 0.0
     return stack.memory.allocator.context_bytes + communicators * stack.memory.allocator.communicator_bytes
+
+
+def held_outputs_bytes(
+    plan: Plan, training: Training, stack: Stack, rank: int, partial_sums_bytes: float
+) -> float:
+    """Freed outputs of row-parallel products that a communication stream still uses on a pipeline rank.
+
+    ``partial_sums_bytes`` are those of one microbatch through all its layers.
+    """
+    habits = stack.memory.allocator
+    if not habits.held_outputs:
+        return 0.0
+    microbatches = most_in_flight(plan, training, rank) / plan.pipeline.vpp
+    return unreleased(plan.mesh.pp, microbatches, habits) * microbatches * partial_sums_bytes
 
 
 def reserved_bytes(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -12,10 +12,7 @@ from numpy.typing import NDArray
 
 from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.checkpointing import Choice, Run, choose
-from simpar.cost.in_flight import short_schedule
-from simpar.cost.memory import num_communicators, overhead_bytes
-from simpar.cost.peak import peak_memory
-from simpar.cost.transient_memory import PeakMemory
+from simpar.cost.memory.moments import short_schedule
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import Block
@@ -26,13 +23,19 @@ from simpar.program.resolve.pass_costs import PassesAlone
 from simpar.program.structure.stages import Piece
 from simpar.units import NS_PER_S, format_bytes
 
-ROUNDS = 20
+ROUNDS, MORE_ROUNDS = 20, 3
+"""Simulated choices until all fits, and after what else is there beside them is known from one that does."""
 MOST_MODULES = 4
 """Modules of a block that are dropped or kept in every combination; more make too many choices."""
 Taken = tuple[tuple[str, int], ...]
 
 
-def with_checkpoints(job: Job, cluster: Cluster) -> Job:
+Room = Mapping[int, tuple[float, float]]
+"""By pipeline rank the bytes that come and go in a simulated step, and the most that may."""
+Measure = Callable[[Job], Room]
+
+
+def with_checkpoints(job: Job, cluster: Cluster, measure: Measure) -> Job:
     """The job with the choice that ``recompute: optimal`` stands for in its plan. Raises UserError, Infeasible."""
     plan = job.plan
     if plan.memory.recompute != OPTIMAL:
@@ -42,7 +45,7 @@ def with_checkpoints(job: Job, cluster: Cluster) -> Job:
             "plan.recompute = optimal: not with stages of their own, several kinds of nodes or offload_activations; "
             "allowed: none of them"
         )
-    return _Checkpointing(job, cluster).chosen()
+    return _Checkpointing(job, cluster, measure).chosen()
 
 
 @dataclass(frozen=True)
@@ -55,55 +58,88 @@ class _Stretch:
     length: int
 
 
+@dataclass
+class _Rank:
+    """What a pipeline rank may choose from; bytes that its choices may keep and hold, and that the last ones do.
+
+    ``flights`` are microbatches in flight at moments that count, float64[moments, runs].
+    """
+
+    number: int
+    stretches: list[_Stretch]
+    runs: list[Run]
+    flights: NDArray[np.float64]
+    held_bytes: float = 0.0
+    budget_bytes: float = 0.0
+
+    def choose(self) -> dict[int, Taken]:
+        """The choice of least time within the budget, by the first layer of every stretch. Raises Infeasible."""
+        return self.take(choose(self.runs, self.flights, self.budget_bytes))
+
+    def take(self, found: list[list[tuple[Choice, int]]]) -> dict[int, Taken]:
+        """Choices of all runs, as a plan has them."""
+        saved = self.flights @ [sum(one.saved_bytes * count for one, count in taken) for taken in found]
+        self.held_bytes = float(saved.max()) + max(one.held_bytes for taken in found for one, _ in taken)
+        return {each.first: _text(taken) for each, taken in zip(self.stretches, found, strict=True)}
+
+
 @dataclass(frozen=True)
 class _Checkpointing:
     """Choices of all pipeline ranks of a job."""
 
     job: Job
     cluster: Cluster
+    measure: Measure
 
     def chosen(self) -> Job:
-        """The job under the best choice of every rank."""
-        taken: dict[int, Taken] = {}
-        for rank in range(self.job.plan.mesh.pp):
-            taken |= self._of_rank(rank)
-        return self._under(taken)
+        """The job under the best choice of every rank: none where all of it fits.
 
-    def _of_rank(self, rank: int) -> dict[int, Taken]:
-        """What a rank's layers do, by the first of every stretch.
-
-        The closed form of the peak is linear in the choices but for the largest of several workspaces; where that
-        makes it larger than thought, the budget shrinks by as much.
+        Choices are made for what the simulated step leaves beside everything else that is there, first where nothing
+        is recomputed and then, because that may peak elsewhere, under a choice that fits.
         """
-        mine = [each for each in self.stretches if self.schedule.rank_of_stage[each.virtual] == rank]
-        if not mine:
-            return {}
-        runs = [Run(each.length, self.choices(each.block, each.length)) for each in mine]
-        flights = self._in_flight(rank, mine)
-        least = {each.first: (("full", each.length),) for each in mine}
-        model = max(
-            float((flights @ [run.length * self._full(run).saved_bytes for run in runs]).max()), 0.0
-        ) + max(self._full(run).held_bytes for run in runs)
-        around = float(self._peak(rank, least).moving_bytes) - model
-        budget = limit = self._limit(rank, least)
-        for _ in range(ROUNDS):
-            try:
-                found = choose(runs, flights, budget - around)
-            except Infeasible:
-                break
-            taken = {each.first: _text(choices) for each, choices in zip(mine, found, strict=True)}
-            moving = float(self._peak(rank, taken).moving_bytes)
-            if moving <= limit:
-                return taken
-            budget -= moving - limit
-        raise Infeasible(
-            f"plan.recompute = optimal: pipeline rank {rank} has {format_bytes(max(limit, 0.0))} for activations, too "
-            "little even with everything recomputed"
-        )
+        job = self._with("none")
+        room = self.measure(job)
+        if _fits(room):
+            return job
+        ranks = [self._rank(number) for number in sorted(room)]
+        job, room = self._within([rank for rank in ranks if rank.runs], room, ROUNDS)
+        try:
+            return self._within([rank for rank in ranks if rank.runs], room, MORE_ROUNDS)[0]
+        except Infeasible:
+            return job
 
-    @staticmethod
-    def _full(run: Run) -> Choice:
-        return next(choice for choice in run.choices if choice.mode == "full")
+    def _within(self, ranks: list[_Rank], room: Room, rounds: int) -> tuple[Job, Room]:
+        """A choice that fits, simulated, and its room.
+
+        Where a rank holds more than it may, the budget of its choices shrinks by as much. Raises Infeasible.
+        """
+        for rank in ranks:
+            moving, most = room[rank.number]
+            rank.budget_bytes = most - (moving - rank.held_bytes)
+        for _ in range(rounds):
+            taken: dict[int, Taken] = {}
+            for rank in ranks:
+                try:
+                    taken |= rank.choose()
+                except Infeasible:
+                    raise _too_little(rank.number, room) from None
+            job = self._under(taken)
+            room = self.measure(job)
+            if _fits(room):
+                return job, room
+            for rank in ranks:
+                moving, most = room[rank.number]
+                rank.budget_bytes -= max(moving - most, 0.0)
+        raise _too_little(max(room, key=lambda number: room[number][0] - room[number][1]), room)
+
+    def _rank(self, number: int) -> _Rank:
+        """What a rank may choose from, where everything is kept."""
+        mine = [each for each in self.stretches if self.schedule.rank_of_stage[each.virtual] == number]
+        runs = [Run(each.length, self.choices(each.block, each.length)) for each in mine]
+        rank = _Rank(number, mine, runs, self._in_flight(number, mine) if mine else np.zeros((0, 0)))
+        if runs:
+            rank.take([[(run.choices[0], run.length)] for run in runs])
+        return rank
 
     @cached_property
     def stretches(self) -> tuple[_Stretch, ...]:
@@ -176,21 +212,16 @@ class _Checkpointing:
         memory = plan.memory.model_copy(update={"recompute": recompute})
         return replace(self.job, plan=plan.model_copy(update={"memory": memory}))
 
-    def _peak(self, rank: int, taken: Mapping[int, Taken]) -> PeakMemory:
-        job = self._under(taken)
-        return peak_memory(job.graph, job.plan, job.training, job.stack, rank)
 
-    def _limit(self, rank: int, taken: Mapping[int, Taken]) -> float:
-        """Bytes that may come and go on a rank: the most with which the device holds it, found by halving."""
-        job, cluster = self.job, self.cluster
-        free = cluster.device.memory_bytes - overhead_bytes(num_communicators(job.plan), job.stack, cluster)
-        peak = self._peak(rank, taken)
-        low, high = 0.0, float(free)
-        while high - low > 1.0:
-            middle = (low + high) / 2
-            needed = peak.exactly(middle).reservation(job.stack, limit_bytes=free).needed_bytes
-            low, high = (middle, high) if float(needed) <= free else (low, middle)
-        return low
+def _fits(room: Room) -> bool:
+    return all(moving <= most for moving, most in room.values())
+
+
+def _too_little(rank: int, room: Room) -> Infeasible:
+    return Infeasible(
+        f"plan.recompute = optimal: pipeline rank {rank} has {format_bytes(max(room[rank][1], 0.0))} for activations, "
+        "too little even with everything recomputed"
+    )
 
 
 def module_policies(block: Block) -> list[str]:

@@ -9,12 +9,10 @@ from functools import cached_property
 import numpy as np
 
 from simpar.cost.activations import BlockActivations
-from simpar.cost.memory import StaticMemory, Term, parameter_widths
+from simpar.cost.memory import StaticMemory, Term, held_outputs_bytes, parameter_widths
 from simpar.cost.memory.static import buffer_terms, copies_term, weight_terms
 from simpar.cost.optimizers import Matrix
-from simpar.cost.peak import most_in_flight, unreleased
 from simpar.cost.sharded import local_weights
-from simpar.cost.transient_memory import PeakMemory
 from simpar.models.graph import Block, is_row_parallel
 from simpar.plan.placement import SHARDED
 from simpar.plan.stages import StagePlan, stage_blocks
@@ -74,13 +72,10 @@ class StagedBuilder:
         """Bytes that a rank of a stage holds between steps."""
         return self.part(stage).static_memory()
 
-    def peak_memory(self, stage: int) -> PeakMemory:
-        """Static bytes and what the allocator needs to know; the moving part is the Program's."""
-        static, job = self.static_memory(stage), self.job
-        several = job.plan.num_microbatches(job.training.global_batch) > 1
-        flying = most_in_flight(job.plan, job.training, stage)
-        held = unreleased(len(self.stages), flying, job.stack) * flying * self.part(stage).partial_sums_bytes
-        return PeakMemory(static.resident_bytes, 0.0, 0.0, held, several)
+    def held_outputs_bytes(self, stage: int) -> float:
+        """Outputs of row-parallel products that are freed but not released."""
+        job, sums = self.job, self.part(stage).partial_sums_bytes
+        return held_outputs_bytes(job.plan, job.training, job.stack, stage, sums)
 
     def num_communicators(self, stage: int) -> int:
         """Kinds of groups that a rank of a stage communicates in."""

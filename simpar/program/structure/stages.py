@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,12 +12,10 @@ from itertools import pairwise
 import numpy as np
 
 from simpar.cost.activations import BlockActivations, block_activations
-from simpar.cost.memory import StaticMemory, num_communicators, stage_static_memory
+from simpar.cost.memory import Held, StaticMemory, held_memory, held_outputs_bytes, num_communicators
 from simpar.cost.optimizers import RULES, Matrix, inner_matrices
-from simpar.cost.peak import peak_memory
-from simpar.cost.transient_memory import PeakMemory
 from simpar.models import recompute
-from simpar.models.graph import Block, evaluate
+from simpar.models.graph import Block, evaluate, is_row_parallel
 from simpar.plan.check import stage_layers
 from simpar.program.blocks.phases import CollectiveUse, Phase
 from simpar.program.blocks.rank_view import Job, RankView
@@ -285,13 +284,17 @@ class ActionBuilder(ABC):
         pricing.segments[asked] = pricing.segments[key]
         return pricing.segments[asked]
 
+    def held(self, pipeline_rank: int) -> list[Piece]:
+        """Pieces of all virtual stages of a pipeline rank."""
+        stages = [stage for stage, rank in enumerate(self.rank_of_stage) if rank == pipeline_rank]
+        return [piece for stage in stages for piece in self.pieces[stage]]
+
     def held_parameters(self, pipeline_rank: int) -> dict[str, float]:
         """Parameters that a pipeline rank holds for all its virtual stages, by who has copies, before sharding.
 
         A tied output projection is free on the rank that holds the embedding.
         """
-        stages = [stage for stage, rank in enumerate(self.rank_of_stage) if rank == pipeline_rank]
-        blocks = [piece.block for stage in stages for piece in self.pieces[stage]]
+        blocks = [piece.block for piece in self.held(pipeline_rank)]
         held, graph = self._by_kind(blocks), self.job.graph
         kind, count = self.tied
         if count and graph.embedding in blocks and graph.head in blocks:
@@ -353,19 +356,29 @@ class StageBuilder(ActionBuilder):
         """What a matrix optimizer of the plan updates on a pipeline rank; nothing for other optimizers."""
         if not RULES[self.job.plan.numerics.optimizer].products:
             return ()
-        stages = [stage for stage, rank in enumerate(self.rank_of_stage) if rank == pipeline_rank]
-        blocks = [piece.block for stage in stages for piece in self.pieces[stage]]
-        return tuple(inner_matrices(blocks, self.view.tensor))
+        return tuple(inner_matrices((piece.block for piece in self.held(pipeline_rank)), self.view.tensor))
 
     def static_memory(self, pipeline_rank: int) -> StaticMemory:
         """Bytes that a pipeline rank holds between steps."""
-        job = self.job
-        return stage_static_memory(job.graph, job.plan, job.training, job.stack, pipeline_rank)
+        job, blocks = self.job, Counter(piece.block.name for piece in self.held(pipeline_rank))
+        graph, known = job.graph, {piece.block.name: piece.block for piece in self.held(pipeline_rank)}
+        ends = (blocks[end.name] for end in (graph.embedding, graph.head))
+        held = Held(tuple((known[name], count) for name, count in blocks.items()), *ends)
+        return held_memory(graph, held, self.view.tensor, job.plan, job.stack)
 
-    def peak_memory(self, pipeline_rank: int) -> PeakMemory:
-        """The closed form of a pipeline rank's peak."""
-        job = self.job
-        return peak_memory(job.graph, job.plan, job.training, job.stack, pipeline_rank)
+    def held_outputs_bytes(self, pipeline_rank: int) -> float:
+        """Whole rows of row-parallel products that are freed but not released."""
+        view, rows = self.view, self.view.tensor["batch"] * self.view.tensor["seq"]
+        if view.tensor["heads"] == self.job.graph.dims["heads"]:
+            return 0.0
+        layers = [
+            piece for piece in self.held(pipeline_rank) if 0 <= piece.layer < len(self.job.graph.layers)
+        ]
+        sums = sum(is_row_parallel(op) for piece in layers for op in piece.block.operators)
+        each = rows * view.tensor["hidden"] * view.compute_bytes
+        return held_outputs_bytes(
+            self.job.plan, self.job.training, self.job.stack, pipeline_rank, sums * each
+        )
 
     def num_communicators(self, _pipeline_rank: int) -> int:
         """Kinds of groups that a rank communicates in."""

@@ -19,7 +19,8 @@ from simpar.search.certify.exact import Exact
 from simpar.search.certify.frontier import Frontier
 from simpar.search.problem import Problem
 from simpar.search.space.axes import Rows, tensor_degrees
-from simpar.search.space.rows import counted, fixed_values, memory_rows, refusals
+from simpar.search.space.jobs import counted
+from simpar.search.space.rows import fixed_values, memory_rows, refusals
 
 Mask = NDArray[np.bool_]
 FRONT_SHARES = (0.75, 0.5, 0.25)

@@ -14,7 +14,8 @@ from simpar.search.problem import Problem
 from simpar.search.progress import Progress
 from simpar.search.result import Counts
 from simpar.search.space.fit import Need, needs
-from simpar.search.space.rows import ORIGIN, late_count, memory_rows, plan_of, refusals, with_late_axes
+from simpar.search.space.jobs import plan_of
+from simpar.search.space.rows import ORIGIN, late_count, memory_rows, refusals, with_late_axes
 
 
 @dataclass

@@ -23,11 +23,10 @@ from simpar.search.bound.pipelines import Pipelines
 from simpar.search.bound.steps import RowBounds
 from simpar.search.certify.exact import Exact, measure, objective_rates, swept_ns
 from simpar.search.certify.token_slices import Slicing, sliced, with_slices
-from simpar.search.space.axes import Rows, both_ends
+from simpar.search.space.axes import Rows, both_ends, set_policy, undecided
 from simpar.search.space.fit import needs
-from simpar.search.space.jobs import Jobs
-from simpar.search.space.recomputation import Squeeze, alike, decide, set_policy, undecided
-from simpar.search.space.rows import plan_of
+from simpar.search.space.jobs import Jobs, plan_of
+from simpar.search.space.recomputation import Squeeze, alike, decide
 from simpar.units import NS_PER_S
 
 Ints = NDArray[np.int64]

@@ -23,7 +23,7 @@ def nothing_fits(problem: Problem, need: Need) -> Infeasible:
     rows = memory_rows(problem)
     row = int(np.argmin(need.needed_bytes))
     stage, peak = int(need.stage[row]), fullest(rows, row)
-    parts = {name: float(np.max(getattr(peak, name))) for name in WORDS}
+    parts = {name: peak[name] for name in WORDS}
     most = WORDS[max(parts, key=lambda name: parts[name])]
     limit, least = problem.memory_limit_bytes, float(need.needed_bytes[row])
     advice = " or ".join([*_relaxed(problem, rows), *_more_nodes(problem)])

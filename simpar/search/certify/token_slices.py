@@ -22,7 +22,7 @@ from simpar.program.resolve.token_slices import slice_view, unit_tokens
 from simpar.search.bound.pipelines import Pipelines
 from simpar.search.certify.exact import job_of
 from simpar.search.space.axes import SLICED, Rows
-from simpar.search.space.rows import plan_of
+from simpar.search.space.jobs import plan_of
 from simpar.units import to_ns
 
 Ints = NDArray[np.int64]

@@ -139,6 +139,24 @@ def divisors(number: int, most: int | None = None) -> list[int]:
     return [n for n in range(1, min(number, most or number) + 1) if number % n == 0]
 
 
+def undecided(rows: Rows, which: Any = ...) -> Mask:
+    """Which of some rows wait for the choice by layer that ``recompute: optimal`` stands for."""
+    names = rows.domain.get("recompute", ())
+    if OPTIMAL not in names:
+        return np.zeros(rows.count if which is ... else len(np.atleast_1d(which)), dtype=bool)
+    return np.atleast_1d(rows.code["recompute"][which] == names.index(OPTIMAL))
+
+
+def set_policy(rows: Rows, which: Ints, policy: str) -> None:
+    """Give some rows a policy, a new one if need be."""
+    if policy not in rows.domain["recompute"]:
+        rows.domain["recompute"] = (*rows.domain["recompute"], policy)
+    codes = rows.code["recompute"].astype(np.int32)  # those of rows that it was made of stay
+    codes[which] = rows.domain["recompute"].index(policy)
+    rows.code["recompute"] = codes
+    rows.forget("recompute")
+
+
 def everything(rows: Rows) -> Mask:
     """All rows."""
     return np.ones(rows.count, dtype=bool)
@@ -331,8 +349,8 @@ AXES = (
     Axis("zero", lambda _: (0, 1, 2, 3), _zero_fits),
     Axis("hsdp", _replicas, _replicas_fit),
     Axis("sequence_parallel", lambda _: (False, True), _sequence_fits),
-    Axis("tp_overlap", lambda _: (False, True), _tensor_overlap_fits),
     Axis("recompute", lambda _: RECOMPUTE, _recompute_fits),
+    Axis("tp_overlap", lambda _: (False, True), _tensor_overlap_fits),
     Axis("overlap_grad_reduce", lambda _: (True, False), _reduce_overlap_fits),
     Axis("overlap_param_gather", lambda _: (True, False), _gather_overlap_fits),
     Axis("order", lambda _: ORDERS, _order_matters),

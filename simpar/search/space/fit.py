@@ -2,20 +2,21 @@
 
 A row is dropped where a lower bound of its simulated peak (:mod:`simpar.cost.memory.bound`) with its exact static
 memory is more than a device holds: simulated, it would not fit. Whether a row that is left does is found when it may
-win (:mod:`simpar.program.peak`, and its simulation).
+win (:mod:`simpar.program.footprint`, and its simulation). Every term is evaluated once for each combination of what it
+reads: states by layouts, flights by pipelines, sizes of tensors by shapes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.memory.allocator import reserve
-from simpar.cost.memory.bound import Flight, flights, held_of, least_moving_bytes, trains_unlike
+from simpar.cost.memory.bound import Scheme, flights, held_of, least_moving_bytes, trains_unlike
 from simpar.cost.memory.layouts import Layouts, dims_of
 from simpar.cost.memory.moments import V_SHAPED
 from simpar.cost.memory.outside import overhead_bytes
@@ -27,41 +28,48 @@ from simpar.plan.mirrored import BOTH_ENDS, FOLDED, folded
 from simpar.plan.offload import decided_offload
 from simpar.plan.plan import Plan
 from simpar.search.problem import Problem
-from simpar.search.space.axes import Rows, both_ends, fully_sharded
+from simpar.search.space.axes import Rows, both_ends, fully_sharded, set_policy, undecided
+from simpar.search.space.jobs import counted
 from simpar.search.space.optional_axes import REQUESTED_NAMES
-from simpar.search.space.recomputation import frugal, set_policy, undecided
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 COLUMNS = ("tp", "dp", "pp", "cp", "ep", "vpp", "micro_batch", "zero", "hsdp", "sequence_parallel")
 SHAPED = ("tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel")
 """Columns that sizes of tensors depend on."""
+ROWS_OF_STREAM = ("micro_batch", "sequence_parallel")
+"""Columns that states depend on through buffers for gathered rows only."""
 ALIKE = ("recompute", *REQUESTED_NAMES)
 """Axes of which one call of the bound sees a single value, with the kind of data parallelism."""
-MOST_CODES = 2**62
+ROWS_AT_ONCE, SPARSE = 2**19, 16
 FIRST, LAST = 0, 1.0
 PLACES: tuple[int | float, ...] = (FIRST, 1, LAST)
 """Pipeline ranks that are looked at: from the first on, and the last."""
 PLACES_IF_UNLIKE: tuple[int | float, ...] = (FIRST, 1, 2, 3, 0.25, 0.5, 0.75, LAST)
 """Where layers are not trained alike, so that the fullest rank may be any."""
+SEGMENTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+"""Layers that are recomputed from one input, of the sizes that are tried for whether anything fits."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Device memory that each row needs at least, in bytes, and the pipeline rank that needs it, int64[rows]."""
+    """Device memory that each row needs at least, in bytes, and the pipeline rank that needs it, int32[rows]."""
 
     needed_bytes: Floats
-    stage: Ints
+    stage: NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class Least:
-    """What a pipeline rank of rows holds at least, float64[rows].
+    """What pipeline ranks of rows hold at least at a moment of the schedule, arrays [places, rows].
 
-    States, saved activations, workspaces beside them, what lies outside the allocator, and the device memory that all
-    of it takes.
+    The rank, its layers, most microbatches of a layer in flight; bytes of states, of saved activations, of workspaces
+    beside them, of what lies outside the allocator, and the device memory that all of it takes.
     """
 
+    rank: Floats
+    layers: Floats
+    deepest: Floats
     static_bytes: Floats
     activations_bytes: Floats
     transient_bytes: Floats
@@ -70,83 +78,95 @@ class Least:
 
 
 def needs(rows: Rows) -> Need:
-    """The device memory that each row needs at least: context, communicators and the allocator's least."""
-    needed, stage = np.zeros(rows.count), np.zeros(rows.count, dtype=np.int64)
-    if undecided(rows, np.arange(rows.count)).any():
-        return _least_needs(rows, np.flatnonzero(undecided(rows, np.arange(rows.count))))
-    unlike = trains_unlike(rows.problem.graph)
-    for which in _alike(rows):
-        for flight, least in least_of(rows, which, PLACES_IF_UNLIKE if unlike else PLACES):
-            more = least.needed_bytes > needed[which]
-            stage[which] = np.where(more, flight.rank, stage[which])
-            needed[which] = np.maximum(needed[which], least.needed_bytes)
+    """The device memory that each row needs at least: context, communicators and the allocator's least.
+
+    Rows that wait for their recomputation need what the most frugal of policies does.
+    """
+    needed, stage = np.full(rows.count, np.inf), np.zeros(rows.count, dtype=np.int32)
+    for first in range(0, rows.count, ROWS_AT_ONCE):
+        part = slice(first, first + ROWS_AT_ONCE)
+        some, here = rows.some(part), np.arange(first, min(first + ROWS_AT_ONCE, rows.count))
+        waiting = undecided(some)
+        for policy, mine in [(None, ~waiting), *(_frugal(some, waiting) if waiting.any() else ())]:
+            found = some.some(mine)
+            if policy is not None:
+                set_policy(found, np.arange(found.count), policy)
+            most, rank = _most(found)
+            better = most < needed[here[mine]]
+            needed[here[mine][better]], stage[here[mine][better]] = most[better], rank[better]
     return Need(needed, stage)
 
 
-def fullest(rows: Rows, row: int) -> Least:
-    """What the pipeline rank of a row that needs the most memory holds."""
-    each = [least for _, least in least_of(rows, np.array([row]), PLACES)]
-    return max(each, key=lambda least: float(np.max(least.needed_bytes)))
+def _frugal(rows: Rows, waiting: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    """Policies that need the least memory, and the waiting rows whose stages are long enough for them."""
+    layers = len(rows.problem.graph.layers)
+    longest = np.maximum(-(-layers // rows["stages"]), 1)
+    yield "none", waiting
+    for size in SEGMENTS:
+        if (fits := waiting & (longest >= size)).any():
+            yield f"layers:full:{size}*{layers}" if size > 1 else "full", fits
 
 
-def _least_needs(rows: Rows, waiting: Ints) -> Need:
-    """As :func:`needs`, undecided rows with the most frugal of policies."""
-    needed, stage = np.full(rows.count, np.inf), np.zeros(rows.count, dtype=np.int64)
-    decided = np.flatnonzero(~undecided(rows, np.arange(rows.count)))
-    if len(decided):
-        found = needs(rows.some(decided))
-        needed[decided], stage[decided] = found.needed_bytes, found.stage
-    for policy, fits in frugal(rows.some(waiting)):
-        mine = waiting[fits]
-        some = rows.some(mine)
-        set_policy(some, np.arange(len(mine)), policy)
-        found = needs(some)
-        better = found.needed_bytes < needed[mine]
-        needed[mine[better]], stage[mine[better]] = found.needed_bytes[better], found.stage[better]
-    return Need(needed, stage)
+def _most(rows: Rows) -> tuple[Floats, Floats]:
+    """What the fullest pipeline rank of every row needs at least, and which it is."""
+    found = least(rows, PLACES_IF_UNLIKE if trains_unlike(rows.problem.graph) else PLACES)
+    place = np.argmax(found.needed_bytes, axis=0), np.arange(rows.count)
+    return found.needed_bytes[place], found.rank[place]
 
 
-def peaks(rows: Rows, policy: str, *, last: bool) -> Least:
-    """What the first or the last pipeline rank of every row holds at least under one policy of recomputation."""
-    some = rows.some(np.arange(rows.count))
-    set_policy(some, np.arange(some.count), policy)
-    found = np.zeros((5, some.count))
-    for which in _alike(some):
-        [(_, least)] = least_of(some, which, (LAST if last else FIRST,))
-        parts = [getattr(least, each.name) for each in fields(Least)]
-        found[:, which] = np.stack(np.broadcast_arrays(*parts))
-    return Least(*list(found))
+def fullest(rows: Rows, row: int) -> dict[str, float]:
+    """What the pipeline rank of a row that needs the most memory holds at least, by the fields of :class:`Least`."""
+    found = least(rows.some([row]), PLACES)
+    place = int(np.argmax(found.needed_bytes[:, 0]))
+    return {name: float(getattr(found, name)[place, 0]) for name in Least.__annotations__}
 
 
-def least_of(rows: Rows, which: Ints, places: Sequence[int | float]) -> list[tuple[Flight, Least]]:
-    """What some pipeline ranks of rows that are alike hold at least."""
+def least(rows: Rows, places: Sequence[int | float]) -> Least:
+    """What some pipeline ranks of rows hold at least."""
+    found = np.zeros((len(Least.__annotations__), len(places), rows.count))
+    for which in _alike(rows) if rows.count else ():
+        for part, column in zip(found, _of_alike(rows, which, places), strict=True):
+            part[:, which] = column
+    return Least(*found)
+
+
+def _of_alike(rows: Rows, which: Ints, places: Sequence[int | float]) -> tuple[NDArray[Any], ...]:
+    """What some pipeline ranks of rows that are alike hold at least: the fields of :class:`Least`."""
     problem, columns = rows.problem, _columns(rows, which)
-    plan = _template(rows, int(which[0]))
+    graph, plan = problem.graph, _template(rows, int(which[0]))
     stack, training = under(problem.stack, plan), problem.training
     microbatches = training.global_batch // (columns["dp"] * columns["micro_batch"])
     names = [FOLDED if name == BOTH_ENDS else str(name) for name in rows.domain["schedule"]]
     number = rows.code["schedule"][which].astype(np.int64)
-    pipelines = (columns["pp"], columns["vpp"], microbatches)
-    shapes = set(zip(*(column.tolist() for column in pipelines[:2]), strict=True))
-    layers = {(pp, vpp): _layers(problem, pp, vpp) for pp, vpp in shapes}
     looped = np.isin(number, [at for at, name in enumerate(names) if name not in V_SHAPED])
-    alone, expand = _distinct([columns[name] for name in SHAPED])
-    first, back = _distinct([*columns.values(), looped])
-    every, few = Layouts(**columns), _some(columns, first)
-    dims, dims_few = (dims_of(problem.graph, _some(columns, one), plan, training) for one in (alone, first))
-    overhead = np.asarray(overhead_bytes(every.communicators, stack, problem.cluster))
-    found = []
-    for flight in flights(problem.graph, (names, number), plan.memory.recompute, pipelines, layers, places):
-        held = held_of(problem.graph, flight.where(first))
-        static = held_memory(problem.graph, held, dims_few.tensor, plan, stack, few)
-        resident, between = (
-            np.broadcast_to(size, len(first))[back] for size in (static.resident_bytes, static.total_bytes)
-        )
-        saved, beside = least_moving_bytes(problem.graph, flight, dims, every, (plan, stack), expand)
-        beside = np.maximum(beside, between - resident - saved)
-        needed = overhead + _taken(problem, resident, saved + beside, overhead, microbatches > 1)
-        found.append((flight, Least(resident, saved, beside, overhead, needed)))
-    return found
+    stream = () if stack.memory.gather_buffers else ROWS_OF_STREAM
+    pipe, pipe_of = _distinct([number, columns["pp"], columns["vpp"], microbatches])
+    shape, shape_of = _distinct([columns[name] for name in SHAPED])
+    layout, layout_of = _distinct([*(columns[name] for name in columns if name not in stream), looped])
+    layouts = _some(columns, layout)
+    schemes, scheme_of = Scheme.of(layouts, plan, stack).distinct(len(layout))
+    moving, moving_of = _distinct([pipe_of, shape_of, scheme_of[layout_of]])
+    scheme = schemes.where(scheme_of[layout_of[moving]])
+    dims, shaped = (dims_of(graph, _some(columns, one), plan, training) for one in (layout, shape))
+    overhead = np.broadcast_to(overhead_bytes(layouts.communicators, stack, problem.cluster), len(layout))
+    outside = np.asarray(overhead[layout_of], dtype=np.float64)
+    pipelines = (columns["pp"][pipe], columns["vpp"][pipe], microbatches[pipe])
+    chunks = set(zip(*(column.tolist() for column in pipelines[:2]), strict=True))
+    layers = {(pp, vpp): _layers(problem, pp, vpp) for pp, vpp in chunks}
+    flight = flights(graph, (names, number[pipe]), plan.memory.recompute, pipelines, layers, places)
+    held = held_of(graph, flight.where(pipe_of[layout]))
+    static = held_memory(graph, held, dims.tensor, plan, stack, layouts)
+    resident, between = (
+        np.broadcast_to(size, (len(places), len(layout)))[:, layout_of]
+        for size in (static.resident_bytes, static.total_bytes)
+    )
+    flying, sizes = flight.where(pipe_of[moving]), shape_of[moving]
+    kept, workspace = least_moving_bytes(graph, flying, shaped, scheme, (plan, stack), sizes)
+    saved, beside = kept[:, moving_of], workspace[:, moving_of]
+    beside = np.maximum(beside, between - resident - saved)
+    needed = outside + _taken(problem, resident, saved + beside, outside, microbatches > 1)
+    pipelined = (each[:, pipe_of] for each in (flight.rank, flight.counts.sum(axis=0), flight.deepest))
+    return (*pipelined, resident, saved, beside, outside, needed)
 
 
 def _taken(
@@ -158,32 +178,36 @@ def _taken(
     return np.asarray(found.reserved_bytes if problem.constraints.headroom else found.needed_bytes)
 
 
-def _some(columns: dict[str, Any], which: Ints) -> Layouts:
+def _some(columns: dict[str, NDArray[Any]], which: Ints) -> Layouts:
     """Columns of some layouts."""
     return Layouts(**{name: column[which] for name, column in columns.items()})
 
 
-def _distinct(columns: list[Any]) -> tuple[Ints, Ints]:
-    """The first of every combination of values, and which combination every entry has."""
-    code, size = np.zeros(len(columns[0]), dtype=np.int64), 1
+def _distinct(columns: Sequence[NDArray[Any]]) -> tuple[Ints, Ints]:
+    """An entry with every combination of values, and which combination every entry has: int64, without sorting."""
+    rows = len(columns[0])
+    code, size = np.zeros(rows, dtype=np.int64), 1
     for column in columns:
-        place, count = _placed(np.asarray(column, dtype=np.int64))
-        if size * count > MOST_CODES:
-            code = np.unique(code, return_inverse=True)[1].ravel()
-            size = len(code)
+        place, count = _dense(np.asarray(column, dtype=np.int64))
         code, size = code * count + place, size * count
-    _, first, index = np.unique(code, return_index=True, return_inverse=True)
-    return first, index.ravel()
+        if size > SPARSE * rows:
+            code, size = _dense(code)
+    code, size = _dense(code)
+    entry = np.zeros(size, dtype=np.int64)
+    entry[code] = np.arange(rows)
+    return entry, code
 
 
-def _placed(column: Ints) -> tuple[Ints, int]:
-    """Numbers that are as distinct as the sizes of a column, and how many there may be."""
+def _dense(column: Ints) -> tuple[Ints, int]:
+    """Numbers from 0 on that are as distinct as the values of a column, in their order, and how many there are."""
     least, most = int(column.min()), int(column.max())
-    if most - least < len(column):  # found without sorting
-        place = np.cumsum(np.bincount(column - least) > 0) - 1
-        return place[column - least], int(place[-1]) + 1
-    values, index = np.unique(column, return_inverse=True)
-    return index.ravel(), len(values)
+    if most - least > SPARSE * len(column):
+        values, index = np.unique(column, return_inverse=True)
+        return index.ravel(), len(values)
+    there = np.zeros(most - least + 1, dtype=bool)
+    there[column - least] = True
+    place = np.cumsum(there) - 1
+    return place[column - least], int(place[-1]) + 1
 
 
 def _layers(problem: Problem, pp: int, vpp: int) -> tuple[int, ...]:
@@ -193,13 +217,7 @@ def _layers(problem: Problem, pp: int, vpp: int) -> tuple[int, ...]:
     return (layers_by_cost(problem.graph, stages) if by_cost else None) or spread_layers(count, stages)
 
 
-def overhead_of(rows: Rows, which: Ints) -> Any:
-    """Bytes of the device's context and of communicators of some rows."""
-    layouts = Layouts(**_columns(rows, which))
-    return overhead_bytes(layouts.communicators, rows.problem.stack, rows.problem.cluster)
-
-
-def _columns(rows: Rows, which: Ints) -> dict[str, Any]:
+def _columns(rows: Rows, which: Ints) -> dict[str, NDArray[Any]]:
     """Sizes of some rows as they are costed: of half the pipeline where it has two ends."""
     found = {name: rows[name][which] for name in COLUMNS} | {"etp": rows["expert_tp"][which]}
     two = both_ends(rows)[which]
@@ -224,8 +242,6 @@ def _alike(rows: Rows) -> list[Ints]:
 
 def _template(rows: Rows, index: int) -> Plan:
     """A resolved plan with what rows that are alike have in common; loads as little uneven as they may come out."""
-    from simpar.search.space.rows import counted
-
     plan = counted(rows, index)
     if plan.memory.recompute == OPTIMAL:
         plan = plan.model_copy(update={"memory": plan.memory.model_copy(update={"recompute": "full"})})

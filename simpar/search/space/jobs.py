@@ -1,20 +1,63 @@
-"""From rows of the space to jobs without the checks that the axis table makes superfluous."""
+"""From rows of the space to plans, and to jobs without the checks that the axis table makes superfluous."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from simpar.cost.stack import resolve
 from simpar.models.recompute import OPTIMAL
+from simpar.plan import flat
 from simpar.plan.mirrored import BOTH_ENDS
 from simpar.plan.offload import decided_offload
 from simpar.plan.plan import Plan
-from simpar.plan.schedules import EVEN_COSTS, looks_at_costs
+from simpar.plan.schedules import EVEN_COSTS, looks_at_costs, natural_vpp
 from simpar.program.blocks.rank_view import Job
 from simpar.search.problem import Problem
-from simpar.search.space.axes import SLICED, Rows
-from simpar.search.space.rows import plan_of
+from simpar.search.space.axes import AXIS_NAMES, PATHS, SLICED, Rows
 from simpar.simulation import balanced, checked_job
+
+
+def plan_of(rows: Rows, index: int) -> Plan:
+    """The plan of one row, on top of the problem's base plan; axes that are not joined yet are the base plan's."""
+    sections: dict[str, dict[str, Any]] = {}
+    loose: dict[str, Any] = {}
+    for name in rows.domain:
+        value = rows.domain[name][rows.code[name][index]]
+        value = flat.axes(value) if name == "order" else value
+        section, field = PATHS.get(name, (flat.SECTION_OF.get(name, ""), name))
+        if section:
+            sections.setdefault(section, {})[field] = value
+        else:
+            loose[name] = value
+    base = rows.problem.base.model_dump(exclude={"predicted", "cluster"})
+    merged = {section: {**base[section], **values} for section, values in sections.items()}
+    return Plan.model_validate({**base, **merged, **loose})
+
+
+def counted(rows: Rows, index: int) -> Plan:
+    """The plan of one row with its data-parallel ranks counted, where its pipeline is known.
+
+    Chunks that are not joined yet are the fewest that its schedule takes.
+    """
+    plan = plan_of(rows, index)
+    if "schedule" in rows.domain and "vpp" not in rows.domain:
+        pipeline = plan.pipeline.model_copy(update={"vpp": natural_vpp(plan.schedule)})
+        plan = plan.model_copy(update={"pipeline": pipeline})
+    if "pp" not in rows.domain:
+        return plan
+    return plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"dp": int(rows["dp"][index])})})
+
+
+def without_axes(plan: Plan) -> Plan:
+    """A plan with everything that is an axis of every space as if nobody had chosen it."""
+    given = plan.model_dump(exclude={"predicted", "cluster"}, exclude_unset=True)
+    for name in (*AXIS_NAMES, "dp", "layers", "actions"):
+        section, field = PATHS.get(name, (flat.SECTION_OF.get(name, ""), name))
+        holder = given.get(section, {}) if section else given
+        if isinstance(holder, dict):
+            holder.pop(field, None)
+    return Plan.model_validate(given)
 
 
 @dataclass

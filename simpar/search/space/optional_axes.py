@@ -31,8 +31,9 @@ from simpar.search.space.axes import (
     everything,
     fully_sharded,
     tensor_degrees,
+    undecided,
 )
-from simpar.search.space.recomputation import undecided
+from simpar.search.space.jobs import counted
 from simpar.simulation import may_be_tuned
 
 Mask = NDArray[np.bool_]
@@ -113,8 +114,6 @@ def _depths(problem: Problem) -> Sequence[int]:
 
 def lawful(rows: Rows, names: Sequence[str], *rules: str) -> Mask:
     """Rows whose plans keep some rules, asked once for every combination of the axes that decide them."""
-    from simpar.search.space.rows import counted
-
     problem = rows.problem
     cluster = problem.cluster
     target = Target(problem.graph, problem.training, cluster.world_size, cluster.profile.devices_per_node)

@@ -13,16 +13,17 @@ from simpar.errors import Infeasible, UserError
 from simpar.files import allowed, suggest
 from simpar.plan import flat
 from simpar.plan.plan import Plan
-from simpar.plan.schedules import known_name, natural_vpp
+from simpar.plan.schedules import known_name
 from simpar.search.problem import Problem
 from simpar.search.space.axes import AXES, AXIS_NAMES, PATHS, Axis, Rows
+from simpar.search.space.jobs import counted
 from simpar.search.space.optional_axes import COMPANIONS, REQUESTED_NAMES, Requested, offered
 
 WORDS = {"true": True, "false": False, "on": True, "off": False}
 ORIGIN = "origin"
 PROBES = 8
 ROWS_AT_ONCE = 2**17
-FIRST_LATE_AXIS = AXIS_NAMES.index("overlap_grad_reduce")
+FIRST_LATE_AXIS = AXIS_NAMES.index("tp_overlap")
 """Axes from here on do not change what fits in memory."""
 ALL_NAMES = (*AXIS_NAMES, *REQUESTED_NAMES)
 
@@ -142,48 +143,6 @@ def _scalar(text: str) -> Any:
     if whole.lstrip("-").isdigit() and (not point or rest.isdigit()):
         return float(text) if point else int(text)
     return text
-
-
-def plan_of(rows: Rows, index: int) -> Plan:
-    """The plan of one row, on top of the problem's base plan; axes that are not joined yet are the base plan's."""
-    sections: dict[str, dict[str, Any]] = {}
-    loose: dict[str, Any] = {}
-    for name in rows.domain:
-        value = rows.domain[name][rows.code[name][index]]
-        value = flat.axes(value) if name == "order" else value
-        section, field = PATHS.get(name, (flat.SECTION_OF.get(name, ""), name))
-        if section:
-            sections.setdefault(section, {})[field] = value
-        else:
-            loose[name] = value
-    base = rows.problem.base.model_dump(exclude={"predicted", "cluster"})
-    merged = {section: {**base[section], **values} for section, values in sections.items()}
-    return Plan.model_validate({**base, **merged, **loose})
-
-
-def counted(rows: Rows, index: int) -> Plan:
-    """The plan of one row with its data-parallel ranks counted, where its pipeline is known.
-
-    Chunks that are not joined yet are the fewest that its schedule takes.
-    """
-    plan = plan_of(rows, index)
-    if "schedule" in rows.domain and "vpp" not in rows.domain:
-        pipeline = plan.pipeline.model_copy(update={"vpp": natural_vpp(plan.schedule)})
-        plan = plan.model_copy(update={"pipeline": pipeline})
-    if "pp" not in rows.domain:
-        return plan
-    return plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"dp": int(rows["dp"][index])})})
-
-
-def without_axes(plan: Plan) -> Plan:
-    """A plan with everything that is an axis of every space as if nobody had chosen it."""
-    given = plan.model_dump(exclude={"predicted", "cluster"}, exclude_unset=True)
-    for name in (*AXIS_NAMES, "dp", "layers", "actions"):
-        section, field = PATHS.get(name, (flat.SECTION_OF.get(name, ""), name))
-        holder = given.get(section, {}) if section else given
-        if isinstance(holder, dict):
-            holder.pop(field, None)
-    return Plan.model_validate(given)
 
 
 def expressible(rows: Rows, axis: str) -> NDArray[np.bool_]:

@@ -7,7 +7,6 @@ from itertools import combinations
 
 import pytest
 
-from simpar.cost.memory import stage_static_memory
 from simpar.engine import reference
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.training import Training
@@ -20,6 +19,7 @@ from simpar.program.lower import Lowered, lower
 from simpar.program.perturbation import Perturbation
 from simpar.report.result import Result
 from simpar.simulation import make_job, simulate
+from tests.cost.account import stage_static_memory
 
 MODEL, SEQ = "mixtral-8x7b", 4096
 HIDDEN, FFN, TOPK, LAYERS = 4096, 14336, 2, 32

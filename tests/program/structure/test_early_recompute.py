@@ -3,7 +3,6 @@
 import pytest
 
 import simpar
-from simpar.cost.peak import peak_memory
 from simpar.engine import reference
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
@@ -62,7 +61,7 @@ def test_no_schedule_gets_slower(schedule):
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "gpipe"])
 def test_all_activations_of_a_microbatch_are_live(schedule):
-    """Memory of a stage grows by all but one of its layers' recomputed activations; the closed form is above it."""
+    """Memory of a stage grows by all but one of its layers' recomputed activations."""
     cluster, stage = line(4), 1
     jobs = [
         make_job("llama-3-8b", cluster, plan_of(4, early=early, schedule=schedule), TRAINING, "megatron")
@@ -76,11 +75,6 @@ def test_all_activations_of_a_microbatch_are_live(schedule):
     recomputed = [alone.unit(piece).recomputed_bytes for piece in alone.pieces[stage]]
     grown = early.activations + early.transient - late.activations - late.transient
     assert grown == pytest.approx(sum(recomputed) - max(recomputed), rel=0.1)
-    closed = [
-        float(peak_memory(job.graph, job.plan, TRAINING, job.stack, stage).moving_bytes) for job in jobs
-    ]
-    assert closed[0] >= early.activations + early.transient
-    assert closed[0] - closed[1] == pytest.approx(grown, rel=0.15)
 
 
 @pytest.mark.parametrize(

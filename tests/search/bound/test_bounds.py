@@ -12,7 +12,7 @@ from simpar.search.bound.batches import Batch
 from simpar.search.bound.shapes import weigh
 from simpar.search.bound.steps import RowCharge
 from simpar.search.certify.exact import measure
-from simpar.search.space.rows import plan_of
+from simpar.search.space.jobs import plan_of
 from simpar.simulation import lower_job, make_job
 from simpar.units import NS_PER_S
 

@@ -5,7 +5,7 @@ import pytest
 
 from simpar.plan.schedules import EVEN_COSTS
 from simpar.search.certify.exact import job_of
-from simpar.search.space.rows import plan_of
+from simpar.search.space.jobs import plan_of
 from tests.search.conftest import make_frontier, random_problem
 
 GREEDY = ("zb-h1", "zb-h2", "v-half", "v-min")

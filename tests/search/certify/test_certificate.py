@@ -12,7 +12,8 @@ from simpar.program.host_memory import host_use
 from simpar.search.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.search.progress import Progress
 from simpar.search.space.fit import needs
-from simpar.search.space.rows import enumerate_space, plan_of
+from simpar.search.space.jobs import plan_of
+from simpar.search.space.rows import enumerate_space
 from simpar.simulation import lower_job, make_job, simulate
 from simpar.units import NS_PER_S
 

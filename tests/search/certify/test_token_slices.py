@@ -11,7 +11,8 @@ from simpar.search import Constraints, make_problem, search
 from simpar.search.certify.exact import measure
 from simpar.search.certify.token_slices import slice_kernels_ns, sliced
 from simpar.search.space.fit import needs
-from simpar.search.space.rows import enumerate_space, plan_of
+from simpar.search.space.jobs import plan_of
+from simpar.search.space.rows import enumerate_space
 from simpar.simulation import make_job
 from simpar.units import NS_PER_S
 from tests.search.certify.test_certificate import NARROW, assert_certified

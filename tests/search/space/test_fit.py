@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from simpar import files
-from simpar.cost.memory import stage_static_memory
 from simpar.cost.memory.moments import moment, stages_of
 from simpar.cost.stack import load_stack
 from simpar.engine import sweep
@@ -20,9 +19,11 @@ from simpar.plan.schedules import SCHEDULES, make_schedule
 from simpar.program.footprint import footprints
 from simpar.search.certify.exact import job_of, measure
 from simpar.search.problem import Constraints, Problem
-from simpar.search.space.fit import FIRST, least_of, needs
-from simpar.search.space.rows import enumerate_space, plan_of
+from simpar.search.space.fit import FIRST, least, needs
+from simpar.search.space.jobs import plan_of
+from simpar.search.space.rows import enumerate_space
 from simpar.simulation import lower_job
+from tests.cost.account import stage_static_memory
 
 MODELS = ("gpt2", "llama-3.2-1b", "small-mixture", "nemotron-h-4b", "gemma-3-1b", "deepseek-v2-lite")
 ASKED = (
@@ -84,8 +85,7 @@ def test_static_memory_of_rows_is_that_of_plans(stack):
     for row in range(rows.count):
         job = job_of(problem, plan_of(rows, row))
         static = stage_static_memory(job.graph, job.plan, job.training, job.stack, 0)
-        [(_, least)] = least_of(rows, np.array([row]), (FIRST,))
-        assert least.static_bytes.tolist() == [static.resident_bytes]
+        assert least(rows.some([row]), (FIRST,)).static_bytes.tolist() == [[static.resident_bytes]]
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "dualpipe"])

@@ -10,7 +10,8 @@ from simpar.models.hf_config import read
 from simpar.plan.check import Target, check
 from simpar.search import Constraints, make_problem
 from simpar.search.certify.exact import measure
-from simpar.search.space.rows import enumerate_space, plan_of
+from simpar.search.space.jobs import plan_of
+from simpar.search.space.rows import enumerate_space
 from simpar.units import NS_PER_S
 
 DENSE = {

@@ -9,8 +9,9 @@ from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import make_cluster
 from simpar.search import Constraints, search
 from simpar.search.certify.exact import measure
+from simpar.search.space.jobs import plan_of
 from simpar.search.space.optional_axes import offered
-from simpar.search.space.rows import enumerate_space, plan_of
+from simpar.search.space.rows import enumerate_space
 from tests.search.bound.test_bounds import bounds_of
 
 TRAINING = simpar.Training(seq_len=1024, global_batch=8)

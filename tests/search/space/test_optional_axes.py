@@ -12,8 +12,9 @@ from simpar.errors import Infeasible, UserError
 from simpar.search import Constraints, make_problem, search
 from simpar.search.certify.exact import measure
 from simpar.search.space.fit import needs
+from simpar.search.space.jobs import plan_of
 from simpar.search.space.optional_axes import REQUESTED, REQUESTED_NAMES, offered
-from simpar.search.space.rows import enumerate_space, plan_of
+from simpar.search.space.rows import enumerate_space
 from tests.search.bound.test_bounds import bounds_of
 from tests.search.certify.test_certificate import NARROW, assert_certified
 from tests.search.space.test_tuning import mixture

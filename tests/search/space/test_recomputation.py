@@ -14,9 +14,11 @@ from simpar.search.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.search.certify.exact import measure
 from simpar.search.certify.frontier import PASSES, STEP, Frontier
 from simpar.search.progress import Progress
+from simpar.search.space.axes import undecided
 from simpar.search.space.fit import needs
-from simpar.search.space.recomputation import _lower_hull, decide, undecided
-from simpar.search.space.rows import enumerate_space, plan_of
+from simpar.search.space.jobs import plan_of
+from simpar.search.space.recomputation import _lower_hull, decide
+from simpar.search.space.rows import enumerate_space
 from simpar.simulation import lower_job, make_job
 from simpar.units import NS_PER_S
 from tests.search.certify.test_certificate import NARROW
@@ -62,10 +64,11 @@ def test_search_finds_what_brute_force_finds(seed, problem_of):
     assert under_way.best == pytest.approx(best, rel=1e-12)
 
 
+@pytest.mark.parametrize("held", [{}, {"pp": 2, "vpp": 2, "schedule": ("interleaved", "breadth-first")}])
 @pytest.mark.parametrize("seed", [7, 8])
-def test_bounds_of_undecided_rows_hold(seed, problem_of):
-    """What dropping activations costs at least is no more than what the choice costs."""
-    problem = tight(problem_of(seed, **HELD, cp=1))
+def test_bounds_of_undecided_rows_hold(seed, held, problem_of):
+    """What dropping activations costs at least is no more than what the choice costs, in chunks or not."""
+    problem = tight(problem_of(seed, **{**HELD, "cp": 1, **held}))
     rows = enumerate_space(problem)
     rows.take(needs(rows).needed_bytes <= problem.memory_limit_bytes)
     rows.take(undecided(rows, np.arange(rows.count)))
@@ -76,7 +79,7 @@ def test_bounds_of_undecided_rows_hold(seed, problem_of):
         plan = plan_of(rows, row)
         frontier._passes(row)
         assert frontier.level[row] == PASSES
-        squeezed += bool(frontier.squeeze.dropped_bytes[:, row].any())
+        squeezed += bool(frontier.squeeze.dropped_bytes[0, :, row].any())
         try:
             exact = measure(problem, plan).step_time_s
         except Infeasible:

@@ -12,7 +12,8 @@ from simpar.search import Constraints, make_problem, search
 from simpar.search.certify.exact import measure
 from simpar.search.certify.frontier import Frontier
 from simpar.search.space.fit import needs
-from simpar.search.space.rows import enumerate_space, plan_of
+from simpar.search.space.jobs import plan_of
+from simpar.search.space.rows import enumerate_space
 from simpar.simulation import lower_job, make_job
 from tests.search.bound.test_bounds import bounds_of
 from tests.search.certify.test_certificate import NARROW, assert_certified, few_rows

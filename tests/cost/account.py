@@ -1,0 +1,29 @@
+"""The account of one pipeline rank of a resolved plan, on a cluster of whatever size the plan has."""
+
+from __future__ import annotations
+
+from simpar.cost.kernels import KernelModel
+from simpar.cost.memory import StaticMemory
+from simpar.cost.stack import Stack
+from simpar.hardware.catalogue import load_cluster
+from simpar.models.graph import ModelGraph
+from simpar.models.training import Training
+from simpar.plan.check import schedule_of
+from simpar.plan.plan import Plan
+from simpar.program.blocks.rank_view import Job, RankView
+from simpar.program.structure.stages import StageBuilder
+from simpar.program.structure.synchronisation import Synchronisation
+
+
+def builder_of(graph: ModelGraph, plan: Plan, training: Training, stack: Stack) -> StageBuilder:
+    """Its stages."""
+    job = Job(graph, training, plan, stack, KernelModel(load_cluster("dgx-h100", 1).device))
+    ranks = schedule_of(plan, training).rank_of_stage
+    return StageBuilder(job, RankView.of(job), Synchronisation.of(job), ranks)
+
+
+def stage_static_memory(
+    graph: ModelGraph, plan: Plan, training: Training, stack: Stack, stage: int
+) -> StaticMemory:
+    """Terms of a pipeline rank that no pass brings or takes."""
+    return builder_of(graph, plan, training, stack).static_memory(stage)
