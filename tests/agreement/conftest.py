@@ -9,8 +9,9 @@ import pytest
 
 from simpar.program.fold.refinement import Incidence, Partition, refine
 from simpar.program.ir.builder import ProgramBuilder
-from simpar.program.ir.program import Csr, Label, Program, Timing, verify
+from simpar.program.ir.program import Csr, Label, Program, Timing
 from simpar.units import GB, KB
+from tests.rules import verify
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from simpar.engine import reference, sweep
 from simpar.engine.sharing import LinkChange
-from simpar.program.ir.program import predecessors, solo_durations_ns, verify
+from simpar.program.ir.program import predecessors, solo_durations_ns
 from simpar.units import GB
+from tests.rules import verify
 
 SEEDS = st.integers(0, 2**32 - 1)
 FEW = settings(max_examples=60, deadline=None)

@@ -12,12 +12,13 @@ from simpar.hardware.catalogue import load_cluster
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
-from simpar.program.ir.program import Program, verify
+from simpar.program.ir.program import Program
 from simpar.program.lower import Lowered, lower
 from simpar.program.perturbation import Perturbation
 from simpar.program.vary.expand import Expanded, Expansion
 from simpar.program.vary.jitter import Jitter, slowest, unfolded
 from simpar.simulation import make_job
+from tests.rules import verify
 
 EVERY_RANK = {
     "ddp": {"dp": 16},

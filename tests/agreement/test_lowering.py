@@ -11,10 +11,10 @@ from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
-from simpar.program.ir.program import verify
 from simpar.program.lower import Lowered, lower
 from simpar.program.perturbation import Perturbation
 from simpar.simulation import make_job
+from tests.rules import verify
 
 PLANS = {
     "ddp": {"dp": 16},

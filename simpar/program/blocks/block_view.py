@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
 
-from simpar.cost.operators import OperatorTime
-from simpar.models.graph import INPUT, Block, Operator, is_row_parallel
+from simpar.cost.graphs import issue_s
+from simpar.cost.operators import OperatorTime, operator_times
+from simpar.errors import UserError
+from simpar.models.graph import INPUT, Block, Operator, evaluate, is_row_parallel
 from simpar.plan.placement import States
 from simpar.plan.stages import MEMORY
 from simpar.program.blocks import context
 from simpar.program.blocks.changes import Change, Flow, changes
 from simpar.program.blocks.experts import Exchange
-from simpar.program.blocks.phases import COMPUTE, TENSOR, CollectiveUse, Step, StepList
+from simpar.program.blocks.phases import TENSOR, CollectiveUse, Step, StepList
 from simpar.program.blocks.rank_view import Job, RankView
 from simpar.units import DTYPE_BYTES
 
@@ -22,55 +24,70 @@ LOSS_SUMS = 3
 """Vocabulary-parallel cross entropy sums three fp32 numbers a row: maximum, target logit, denominator."""
 
 
-class BlockView(Protocol):
-    """What is asked of a block on a rank: states of its tensors, kernel times, and what operators run of their own."""
+@dataclass(frozen=True)
+class BlockView(ABC):
+    """A block on a rank: states of its tensors, kernel times, and what operators run of their own.
+
+    ``job`` is on the rank's device; each tensor-parallel collective holds up its host ``late_s``.
+    """
+
+    job: Job
+    block: Block
+    late_s: float
 
     @property
-    def block(self) -> Block:
-        """The block."""
+    @abstractmethod
+    def times(self) -> list[OperatorTime]:
+        """Kernel seconds of its operators, in order."""
 
     @property
-    def job(self) -> Job:
-        """The job on the rank's device."""
-
-    @property
+    @abstractmethod
     def changes(self) -> tuple[Change, ...]:
         """Where its tensors change states."""
 
+    @abstractmethod
     def group(self, axes: tuple[int, ...]) -> str:
         """Name of the process groups along some axes."""
 
+    @abstractmethod
     def ranks(self, axis: int) -> int:
         """Ranks along an axis."""
 
-    def operator_times(self) -> list[OperatorTime]:
-        """Kernel seconds of its operators, in order."""
-
-    def rounds(self, op: Operator) -> int:
-        """How often the kernels of an operator are launched."""
-
-    def issue_s(self, block: Block, kernels: Iterable[float], collectives: int) -> float:
-        """Seconds of the host for so many kernels of each operator of the block, or a part of it, and collectives."""
-
+    @abstractmethod
     def loss_sums(self, op: Operator) -> list[CollectiveUse]:
         """What the loss sums over ranks that share the vocabulary."""
 
+    def rounds(self, _op: Operator) -> int:
+        """How often the kernels of an operator are launched."""
+        return 1
+
+    def issue_s(self, block: Block, kernels: Iterable[float], collectives: int) -> float:
+        """Seconds of the host for so many kernels of each operator of the block, or a part of it, and collectives."""
+        return issue_s(self.job.stack.launch, block, kernels, collectives, self.late_s)
+
+    def share_keys(self, steps: StepList, op: Operator, collective: str) -> None:  # noqa: B027
+        """What moves for keys and values (or their gradients) of a sequence that attention has in slices: nothing."""
+
     def attention_forward(self, steps: StepList, op: Operator, time: OperatorTime, *, kind: str) -> None:
         """Core attention with what moves for it; ``kind`` is forward or recompute."""
+        self.share_keys(steps, op, "all_gather")
+        steps.add(Step.kernel(op.name, kind, time.forward_s))
 
     def attention_again(self, steps: StepList, op: Operator, time: OperatorTime) -> None:
         """Core attention alone once more ahead of its backward."""
+        steps.add(Step.kernel(op.name, "recompute", time.forward_s))
 
     def attention_backward(self, steps: StepList, op: Operator, time: OperatorTime) -> None:
-        """Gradients of queries, keys and values."""
+        """Gradients of queries, keys and values; those of the keys of other slices go home."""
+        self.share_keys(steps, op, "all_gather")
+        steps.add(Step.kernel(op.name, "input_gradient", time.backward_input_s))
+        self.share_keys(steps, op, "reduce_scatter")
 
-    def exchange(self, kind: str) -> Exchange:
-        """How tokens travel to experts."""
-
-
-def kernel_step(name: str, kind: str, duration_s: Any) -> Step:
-    """A kernel on the compute stream."""
-    return Step(name=name, kind=kind, stream=COMPUTE, duration_s=float(duration_s))
+    def exchange(self, _kind: str) -> Exchange:
+        """How tokens travel to experts. Raises UserError where they do not."""
+        raise UserError(
+            f"plan.stages: {self.block.name} routes tokens to experts; allowed: stages of dense models"
+        )
 
 
 def loss_sums(group: str, rows: float) -> CollectiveUse:
@@ -79,39 +96,35 @@ def loss_sums(group: str, rows: float) -> CollectiveUse:
 
 
 @dataclass(frozen=True)
-class RankBlock:
+class RankBlock(BlockView):
     """A block on a rank of a uniform plan: one axis, that of the tensor-parallel ranks, in Megatron's roles."""
 
     view: RankView
-    block: Block
 
     @staticmethod
     def of(block: Block, view: RankView) -> RankBlock:
         """The block with the dims of its tower."""
-        return RankBlock(view.of_block(block), block)
+        return RankBlock(view.job, block, view.late_s, view.of_block(block))
 
-    @property
-    def job(self) -> Job:
-        """The job on the rank's device."""
-        return self.view.job
+    @cached_property
+    def times(self) -> list[OperatorTime]:
+        """Kernel seconds of its operators, in order."""
+        return operator_times(self.block.operators, self.view.dims, self.job.kernels, self.job.stack)
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
         """Where rows of the stream are gathered, and summands summed."""
         if self.view.tensor_parallel == 1:
             return ()
+        last = self.block.operators[-1]
         outside = {INPUT: (self._stream,), MEMORY: (self._stream,)}
-        last = {self.block.operators[-1].name: (self._stream,)} if self._ends_in_sums else {}
-        flow = Flow((self.view.tensor_parallel,), outside, last, self._reads, self._writes, self._size_bytes)
+        ends = {last.name: (self._stream,)} if self._writes(last) == ("P",) else {}
+        flow = Flow((self.view.tensor_parallel,), outside, ends, self._reads, self._writes, self._size_bytes)
         return changes(self.block, flow)
 
     @property
     def _stream(self) -> str:
         return "S" if self.view.sequence_parallel else "R"
-
-    @property
-    def _ends_in_sums(self) -> bool:
-        return self._writes(self.block.operators[-1]) == ("P",)
 
     def _reads(self, op: Operator, written: States) -> States:
         """Summands are read as a sum, the stream whole by operators of region "tensor"; the rest as it is."""
@@ -126,12 +139,17 @@ class RankBlock:
         return ("F",) if op.region == "tensor" else (self._stream,)
 
     def _size_bytes(self, tensor: str, reader: Operator | None) -> float:
-        """Bytes of all rows of a tensor."""
+        """Bytes of all rows of a tensor: what an operator writes, or of the stream what another one reads of it."""
         for op in self.block.operators:
             if op.name == tensor:
-                return self.view.whole_bytes(op)
+                return self.view.elements(op) * self.view.compute_bytes
         assert reader is not None, "what comes from outside has a reader"
-        return self.view.residual_bytes(reader)
+        width = reader.columns if reader.region == "sequence" else reader.contraction or reader.columns
+        return self._rows(reader) * float(evaluate(width, self.view.tensor)) * self.view.compute_bytes
+
+    def _rows(self, op: Operator) -> float:
+        """All rows (tokens) of an operator's output."""
+        return float(evaluate(op.rows, self.view.tensor))
 
     def group(self, _axes: tuple[int, ...]) -> str:
         """The tensor-parallel ranks."""
@@ -141,44 +159,35 @@ class RankBlock:
         """The tensor-parallel degree."""
         return self.view.tensor_parallel
 
-    def operator_times(self) -> list[OperatorTime]:
-        """Kernel seconds of its operators, in order."""
-        return self.view.operator_times(self.block)
-
     def rounds(self, op: Operator) -> int:
-        """How often the kernels of an operator are launched."""
-        return self.view.rounds(op)
-
-    def issue_s(self, block: Block, kernels: Iterable[float], collectives: int) -> float:
-        """Seconds of the host for so many kernels of each operator of the block, or a part of it, and collectives."""
-        return self.view.issue_s(block, kernels, collectives)
+        """How often the kernels of an operator are launched: once a ring block for attention."""
+        return self.view.tensor["blocks"] if op.kind == "attention" else 1
 
     def loss_sums(self, op: Operator) -> list[CollectiveUse]:
         """What the loss sums over ranks that share the vocabulary."""
-        if op.kind != "loss" or self.view.tensor_parallel == 1:
-            return []
-        return [loss_sums(TENSOR, self.view.rows(op, region="tensor"))]
+        shared = op.kind == "loss" and self.view.tensor_parallel > 1
+        return [loss_sums(TENSOR, self._rows(op))] if shared else []
 
     def attention_forward(self, steps: StepList, op: Operator, time: OperatorTime, *, kind: str) -> None:
         """Core attention, with the keys of other ranks where they are needed."""
         if context.splits_context(self.view) and time.forward_s > 0:
             context.attention_forward(steps, op, self.view, kind=kind)
         else:
-            steps.add(kernel_step(op.name, kind, time.forward_s))
+            super().attention_forward(steps, op, time, kind=kind)
 
     def attention_again(self, steps: StepList, op: Operator, time: OperatorTime) -> None:
-        """Core attention alone once more ahead of its backward."""
+        """Core attention once more ahead of its backward, with the keys of other ranks."""
         if context.splits_context(self.view):
             context.attention_forward(steps, op, self.view, kind="recompute")
         else:
-            steps.add(kernel_step(op.name, "recompute", time.forward_s))
+            super().attention_again(steps, op, time)
 
     def attention_backward(self, steps: StepList, op: Operator, time: OperatorTime) -> None:
         """Gradients of queries, keys and values."""
         if context.splits_context(self.view):
             context.attention_backward(steps, op, self.view)
         else:
-            steps.add(kernel_step(op.name, "input_gradient", time.backward_input_s))
+            super().attention_backward(steps, op, time)
 
     def exchange(self, kind: str) -> Exchange:
         """How tokens travel to experts."""

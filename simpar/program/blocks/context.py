@@ -17,7 +17,7 @@ from simpar.cost.context import (
     query_elements,
 )
 from simpar.models.graph import Operator
-from simpar.program.blocks.phases import COMPUTE, CONTEXT, CollectiveUse, Step, StepList
+from simpar.program.blocks.phases import CONTEXT, CollectiveUse, Step, StepList
 from simpar.program.blocks.rank_view import RankView
 
 RING = "cp"
@@ -33,18 +33,18 @@ def attention_forward(steps: StepList, op: Operator, view: RankView, *, kind: st
     """Attention with everything that moves for it; ``kind`` is forward or recompute."""
     split = _Attention.of(op, view)
     split.exchange_heads(steps, "query", "key", "value")
-    split.gather(steps)
-    split.forward(steps, kind)
+    split.share_keys(steps, "all_gather")
+    split.blocks(steps, kind, backward=False)
     split.exchange_heads(steps, "output")
 
 
 def attention_backward(steps: StepList, op: Operator, view: RankView) -> None:
-    """Gradients of queries, keys and values."""
+    """Gradients of queries, keys and values; those of gathered keys and values go home."""
     split = _Attention.of(op, view)
     split.exchange_heads(steps, "output")
-    split.gather(steps)
-    split.backward(steps)
-    split.reduce(steps)
+    split.share_keys(steps, "all_gather")
+    split.blocks(steps, "input_gradient", backward=True)
+    split.share_keys(steps, "reduce_scatter")
     split.exchange_heads(steps, "query", "key", "value")
 
 
@@ -72,56 +72,37 @@ class _Attention:
 
     def exchange_heads(self, steps: StepList, *tensors: str) -> None:
         """Ulysses: one all-to-all a tensor, heads for tokens or back."""
-        if self.view.tensor["ulysses"] > 1:
-            for tensor in tensors:
-                self._add(steps, tensor, "all_to_all", self.bytes_of[tensor], group=HEADS)
+        for tensor in tensors if self.view.tensor["ulysses"] > 1 else ():
+            self._move(steps, tensor, CollectiveUse(HEADS, "all_to_all", self.bytes_of[tensor]))
 
-    def gather(self, steps: StepList) -> None:
-        """All keys, then all values."""
+    def share_keys(self, steps: StepList, op: str) -> None:
+        """All keys, then all values, where they are collected, or their gradients."""
         for tensor in ("key", "value") if self.split.gathered > 1 else ():
-            self._add(steps, tensor, "all_gather", self.bytes_of[tensor] * self.split.gathered)
+            self._move(steps, tensor, CollectiveUse(RING, op, self.bytes_of[tensor] * self.split.gathered))
 
-    def reduce(self, steps: StepList) -> None:
-        """Gradients of gathered keys and values go home."""
-        for tensor in ("key", "value") if self.split.gathered > 1 else ():
-            self._add(steps, tensor, "reduce_scatter", self.bytes_of[tensor] * self.split.gathered)
+    def blocks(self, steps: StepList, kind: str, *, backward: bool) -> None:
+        """Block after block; the next one arrives meanwhile.
 
-    def forward(self, steps: StepList, kind: str) -> None:
-        """Block after block; the next block arrives meanwhile."""
-        times = self._block_times(backward=False)
-        begin = arrived = steps.frontier
-        for number, duration_s in enumerate(times):
-            here = arrived
-            if number + 1 < len(times):
-                arrived = (self._hop(steps, "keys and values", after=arrived),)
-            self._kernel(steps, kind, duration_s, after=(*begin, *here))
-
-    def backward(self, steps: StepList) -> None:
-        """As forward; the gradient of a block travels on once the block's kernels have added to it."""
-        times = self._block_times(backward=True)
+        In backward the gradient of a block travels on once the block's kernels have added to it. A masked block takes
+        no time but keeps ranks in step.
+        """
+        model = self.view.job.kernels
+        times = block_times_s(self.op, self.view.tensor, model, self.split, backward=backward)
         begin = arrived = steps.frontier
         gradient: tuple[int, ...] = ()
         for number, duration_s in enumerate(times):
             here = arrived
             if number + 1 < len(times):
                 arrived = (self._hop(steps, "keys and values", after=arrived),)
-            kernel = self._kernel(steps, "input_gradient", duration_s, after=(*begin, *here))
-            if len(times) > 1:
+            after = tuple(dict.fromkeys((*begin, *here)))
+            kernel = steps.add(Step.kernel(self.op.name, kind, duration_s), after=after)
+            if backward and len(times) > 1:
                 gradient = (self._hop(steps, "gradients", after=(*gradient, kernel)),)
                 steps.frontier = (kernel, *gradient)
 
-    def _block_times(self, *, backward: bool) -> list[float]:
-        return block_times_s(self.op, self.view.tensor, self.view.job.kernels, self.split, backward=backward)
-
-    def _kernel(self, steps: StepList, kind: str, duration_s: float, *, after: tuple[int, ...]) -> int:
-        """Kernels of one block; a masked block takes no time but keeps ranks in step."""
-        return steps.add(Step(self.op.name, kind, COMPUTE, duration_s), after=tuple(dict.fromkeys(after)))
-
     def _hop(self, steps: StepList, what: str, *, after: tuple[int, ...]) -> int:
         use = CollectiveUse(RING, "permute", self.bytes_of["key"] + self.bytes_of["value"])
-        step = Step(f"{self.op.name}.permute {what}", CONTEXT, CONTEXT, collective=use)
-        return steps.add(step, after=after, join=False)
+        return steps.add(Step.moving(f"{self.op.name}.permute {what}", use, CONTEXT), after=after, join=False)
 
-    def _add(self, steps: StepList, tensor: str, op: str, size_bytes: float, *, group: str = RING) -> None:
-        use = CollectiveUse(group, op, size_bytes)
-        steps.add(Step(f"{self.op.name}.{op} {tensor}", CONTEXT, CONTEXT, collective=use))
+    def _move(self, steps: StepList, tensor: str, use: CollectiveUse) -> None:
+        steps.add(Step.moving(f"{self.op.name}.{use.op} {tensor}", use, CONTEXT))

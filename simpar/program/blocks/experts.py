@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from simpar.cost.operators import OperatorTime
 from simpar.models.graph import Operator
-from simpar.program.blocks.phases import COMPUTE, EXPERT, TENSOR, CollectiveUse, Step, StepList
+from simpar.program.blocks.phases import COMPUTE, EXPERT, CollectiveUse, Step, StepList
 from simpar.program.blocks.rank_view import RankView
 
 RANKS = "ep"
@@ -40,32 +40,35 @@ class Exchange:
         self._run(steps, op, float(time.backward_input_s), outward=op.kind == "combine", backward=True)
 
     def _run(self, steps: StepList, op: Operator, kernel_s: float, *, outward: bool, backward: bool) -> None:
-        kernel = Step(op.name, self.kind, COMPUTE, kernel_s)
-        name = f"{op.name}.{'gradient_' if backward else ''}"
+        view, name = self.view, f"{op.name}.{'gradient_' if backward else ''}"
+        spread, kernel = view.job.plan.mesh.ep > 1, Step.kernel(op.name, self.kind, kernel_s)
         if outward:
-            self._gather_tokens(steps, name)
-            self._count_tokens(steps, backward=backward)
+            if not spread and view.sequence_parallel:
+                self._slices(steps, name, "all_gather", view.token_bytes)
+            if not backward:
+                self._count_tokens(steps)
             steps.add(kernel)
-            self._between_ranks(steps, name)
-            self._slices(steps, name, "all_gather")
+            if spread:
+                self._between_ranks(steps, name)
+                self._slices(steps, name, "all_gather", view.routed_bytes * self._sharers)
             return
-        self._slices(steps, name, "reduce_scatter")
-        self._between_ranks(steps, name)
+        if spread:
+            self._slices(steps, name, "reduce_scatter", view.routed_bytes * self._sharers)
+            self._between_ranks(steps, name)
         steps.add(kernel)
-        self._reduce_tokens(steps, name)
+        if not spread:
+            summed = "reduce_scatter" if view.sequence_parallel else "all_reduce"
+            self._slices(steps, name, summed, view.token_bytes)
 
     @property
-    def _slices_of_expert(self) -> int:
+    def _sharers(self) -> int:
+        """Ranks that share an expert."""
         return self.view.job.plan.mesh.expert_tensor_parallel
 
-    @property
-    def _spread(self) -> bool:
-        return self.view.job.plan.mesh.ep > 1
-
-    def _count_tokens(self, steps: StepList, *, backward: bool) -> None:
+    def _count_tokens(self, steps: StepList) -> None:
         """The device idles until the host knows the sizes of what it launches next."""
         wait_s = self.view.job.stack.experts.sync_s
-        if wait_s and not backward and self._sizes_found_late:
+        if wait_s and self._sizes_found_late:
             steps.add(Step("token counts", "host", COMPUTE, wait_s))
 
     @property
@@ -75,37 +78,20 @@ class Exchange:
         return job.plan.experts.capacity_factor is None and "step" not in job.stack.launch.graphs
 
     def _between_ranks(self, steps: StepList, name: str) -> None:
-        """One all-to-all of the copies of a rank's own tokens."""
-        if not self._spread:
-            return
-        if self._sizes_found_late and self.view.job.plan.experts.token_dispatch == "per_expert":
+        """One all-to-all of the copies of a rank's own tokens; overlapped, only exchanges wait for exchanges."""
+        choice = self.view.job.plan.experts
+        if self._sizes_found_late and choice.token_dispatch == "per_expert":
             steps.host_s += self.view.job.stack.experts.exchange_host_s
-        use = CollectiveUse(RANKS, "all_to_all", self.view.routed_bytes)
-        step = Step(f"{name}all_to_all", EXPERT, EXPERT, collective=use)
-        if self.view.overlap_experts:
-            steps.add(step, after=self._last_exchange(steps), join=False)
+        step = Step.moving(
+            f"{name}all_to_all", CollectiveUse(RANKS, "all_to_all", self.view.routed_bytes), EXPERT
+        )
+        if choice.ep_overlap:
+            earlier = [index for index, other in enumerate(steps.steps) if other.stream == EXPERT]
+            steps.add(step, after=tuple(earlier[-1:]), join=False)
         else:
             steps.add(step)
 
-    @staticmethod
-    def _last_exchange(steps: StepList) -> tuple[int, ...]:
-        earlier = [index for index, step in enumerate(steps.steps) if step.stream == EXPERT]
-        return (earlier[-1],) if earlier else ()
-
-    def _slices(self, steps: StepList, name: str, op: str) -> None:
-        """Among the ranks that share an expert: copies that arrived at all of them."""
-        if self._spread and self._slices_of_expert > 1:
-            size = self.view.routed_bytes * self._slices_of_expert
-            steps.add(Step(f"{name}{op}", TENSOR, TENSOR, collective=CollectiveUse(SLICES, op, size)))
-
-    def _gather_tokens(self, steps: StepList, name: str) -> None:
-        if not self._spread and self._slices_of_expert > 1 and self.view.sequence_parallel:
-            self._tokens(steps, name, "all_gather")
-
-    def _reduce_tokens(self, steps: StepList, name: str) -> None:
-        if not self._spread and self._slices_of_expert > 1:
-            self._tokens(steps, name, "reduce_scatter" if self.view.sequence_parallel else "all_reduce")
-
-    def _tokens(self, steps: StepList, name: str, op: str) -> None:
-        use = CollectiveUse(SLICES, op, self.view.token_bytes)
-        steps.add(Step(f"{name}{op}", TENSOR, TENSOR, collective=use))
+    def _slices(self, steps: StepList, name: str, op: str, size_bytes: float) -> None:
+        """Among the ranks that share an expert, if several do: copies that arrived, or tokens that none copied."""
+        if self._sharers > 1:
+            steps.add(Step.moving(f"{name}{op}", CollectiveUse(SLICES, op, size_bytes)))

@@ -17,10 +17,9 @@ the copies of 2.5d. Norms sum two fp32 statistics a row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,23 +28,22 @@ from simpar.cost.operators import OperatorTime
 from simpar.models.flops import shape_dims
 from simpar.models.graph import Block, Dims, Operator, evaluate
 from simpar.plan.grid import Grid
-from simpar.program.blocks.phases import COMPUTE, TENSOR, CollectiveUse, Phase, Step, StepList
-from simpar.program.blocks.rank_view import RankView
+from simpar.program.blocks.block_view import LOSS_SUMS, RankBlock
+from simpar.program.blocks.phases import TENSOR, CollectiveUse, Phase, Step, StepList
 from simpar.program.fold.group_routes import GroupKind
 from simpar.units import DTYPE_BYTES
 
 Ints = NDArray[np.int64]
 ROW, COLUMN, DEPTH = "tp_row", "tp_column", "tp_depth"
-NORM_SUMS, LOSS_SUMS = 2, 3
+NORM_SUMS = 2
 
 
 def grid_kinds(grid: Grid, groups: Ints) -> list[GroupKind]:
     """Rows, columns and depths of all tensor-parallel groups int64[G, tp]."""
     cubes = groups.reshape(-1, *grid.shape)
-    axes = {DEPTH: 1, COLUMN: 2, ROW: 3}
     moves = ("all_gather", "reduce_scatter") if grid.method == "3d" else ("broadcast", "reduce")
     found = []
-    for name, axis in axes.items():
+    for name, axis in ((DEPTH, 1), (COLUMN, 2), (ROW, 3)):
         if cubes.shape[axis] > 1:
             lines = np.ascontiguousarray(np.moveaxis(cubes, axis, -1)).reshape(-1, cubes.shape[axis])
             found.append(GroupKind(name, lines, (*moves, "all_reduce")))
@@ -61,47 +59,33 @@ class Product:
     k: float
     width: float
 
-    @property
-    def a(self) -> float:
-        """Bytes of the activations that go in."""
-        return self.m * self.k * self.width
-
-    @property
-    def b(self) -> float:
-        """Bytes of the weights."""
-        return self.k * self.n * self.width
-
-    @property
-    def c(self) -> float:
-        """Bytes of the activations that come out."""
-        return self.m * self.n * self.width
-
 
 def moves(grid: Grid, product: Product, what: str) -> tuple[list[CollectiveUse], list[CollectiveUse]]:
     """Collectives before and after a product: forward, input_gradient or weight_gradient."""
-    q, square = grid.side, grid.side**2
+    square = grid.side**2
+    a, b, c = (
+        first * second * product.width
+        for first, second in ((product.m, product.k), (product.k, product.n), (product.m, product.n))
+    )
     if grid.method == "3d":
-        a, b, c = (size / square for size in (product.a, product.b, product.c))
+        rows, columns, depths = (ROW, a / square), (COLUMN, b / square), (DEPTH, c / square)
         before, after = {
-            "forward": ([(ROW, a), (COLUMN, b)], (DEPTH, c)),
-            "input_gradient": ([(DEPTH, c), (COLUMN, b)], (ROW, a)),
-            "weight_gradient": ([(ROW, a)], (COLUMN, b)),
+            "forward": ((rows, columns), depths),
+            "input_gradient": ((depths, columns), rows),
+            "weight_gradient": ((rows,), columns),
         }[what]
-        return [_use(*one, "all_gather") for one in before], [_use(*after, "reduce_scatter")]
-    a, b = product.a / grid.depth / square, product.b / square
+        gathered = [CollectiveUse(group, "all_gather", size) for group, size in before]
+        return gathered, [CollectiveUse(after[0], "reduce_scatter", after[1])]
+    rows, columns = (ROW, a / grid.depth / square), (COLUMN, b / square)
     panels, results = {
-        "forward": ([(ROW, a), (COLUMN, b)], []),
-        "input_gradient": ([(COLUMN, b)], [(ROW, a)]),
-        "weight_gradient": ([(ROW, a)], [(COLUMN, b)]),
+        "forward": ((rows, columns), ()),
+        "input_gradient": ((columns,), (rows,)),
+        "weight_gradient": ((rows,), (columns,)),
     }[what]
-    after_uses = [CollectiveUse(group, "reduce", size, q) for group, size in results]
+    summed = [CollectiveUse(group, "reduce", size, grid.side) for group, size in results]
     if what == "weight_gradient" and grid.depth > 1:
-        after_uses.append(_use(DEPTH, b, "all_reduce"))
-    return [CollectiveUse(group, "broadcast", size, q) for group, size in panels], after_uses
-
-
-def _use(group: str, size: float, op: str) -> CollectiveUse:
-    return CollectiveUse(group, op, size)
+        summed.append(CollectiveUse(DEPTH, "all_reduce", b / square))
+    return [CollectiveUse(group, "broadcast", size, grid.side) for group, size in panels], summed
 
 
 @dataclass(frozen=True)
@@ -109,10 +93,13 @@ class GridSteps:
     """The phases of one block on one rank of a grid."""
 
     grid: Grid
-    block: Block
-    view: RankView
-    times: Sequence[OperatorTime]
+    view: RankBlock
     recompute: str
+
+    @property
+    def block(self) -> Block:
+        """The block."""
+        return self.view.block
 
     @cached_property
     def dims(self) -> Dims:
@@ -120,15 +107,9 @@ class GridSteps:
         job = self.view.job
         return self.block.view(shape_dims(job.graph, job.training.seq_len, batch=job.plan.micro_batch))
 
-    @property
-    def rows(self) -> float:
-        """Rows of activations on one rank."""
-        spread = self.grid.side**2 if self.grid.method == "3d" else self.grid.side * self.grid.depth
-        return float(self.dims["batch"]) * float(self.dims["seq"]) / float(spread)
-
     def product(self, op: Operator) -> Product | None:
         """Whole sizes of an operator that is a product with weights; looking rows up costs the table only."""
-        width = self.view.compute_bytes
+        width = self.view.view.compute_bytes
         if op.kind == "embedding":
             table = sum(float(evaluate(weight.size, self.dims)) for weight in op.weights)
             hidden = float(evaluate(op.columns, self.dims))
@@ -142,26 +123,14 @@ class GridSteps:
         """Seconds of a rank's own products: q panels, or one in 3-D."""
         product = self.product(op) if op.kind == "matmul" else None
         if product is None:
-            return float(
-                {
-                    "forward": time.forward_s, "input_gradient": time.backward_input_s,
-                    "weight_gradient": time.backward_weight_s,
-                }[what]
-            )  # fmt: skip
-        q, model = self.grid.side, self.view.job.kernels
-        m, n, k = (
-            product.m / q / (1 if self.grid.method == "3d" else self.grid.depth),
-            product.n / q,
-            product.k / q,
-        )
-        fused = self.view.job.stack.numerics.gradient_accumulation_fusion
-        once = {
-            "forward": lambda: model.gemm_time_s(m, n, k),
-            "input_gradient": lambda: model.gemm_time_s(m, k, n),
-            "weight_gradient": lambda: model.gemm_time_s(k, n, m, accumulate=fused),
-        }[what]()
-        seconds: float = float(once) * self._panels
-        return seconds
+            own = {"forward": time.forward_s, "input_gradient": time.backward_input_s}
+            return float((own | {"weight_gradient": time.backward_weight_s})[what])
+        gemm_s, q, cut = self.view.job.kernels.gemm_time_s, self.grid.side, self.grid.depth
+        m, n, k = product.m / q / (1 if self.grid.method == "3d" else cut), product.n / q, product.k / q
+        if what == "weight_gradient":
+            fused = self.view.job.stack.numerics.gradient_accumulation_fusion
+            return float(gemm_s(k, n, m, accumulate=fused)) * self._panels
+        return float(gemm_s(m, n, k) if what == "forward" else gemm_s(m, k, n)) * self._panels
 
     @property
     def _panels(self) -> int:
@@ -169,62 +138,56 @@ class GridSteps:
 
     def run(self, steps: StepList, op: Operator, time: OperatorTime, what: str, kind: str) -> None:
         """One pass of one operator with what moves for it."""
-        product, seconds = self.product(op), self.kernel_s(op, time, what)
-        before, after = moves(self.grid, product, what) if product else ([], [])
         if op.kind == "embedding" and what == "input_gradient":
             return
+        product, seconds = self.product(op), self.kernel_s(op, time, what)
+        before, after = moves(self.grid, product, what) if product else ([], [])
         for use in (use for use in before if use.size_bytes):
             self._panelled(steps, op, use)
         if op.kind == "loss" and what == "forward":
             self._sums(steps, op, LOSS_SUMS)
         if seconds:
-            steps.add(Step(op.name, kind, COMPUTE, seconds))
-        if op.kind == "norm" and what in ("forward", "input_gradient"):
+            steps.add(Step.kernel(op.name, kind, seconds))
+        if op.kind == "norm" and what != "weight_gradient":
             self._sums(steps, op, NORM_SUMS)
         for use in (use for use in after if use.size_bytes):
             steps.add(_step(op, use))
 
     def _panelled(self, steps: StepList, op: Operator, use: CollectiveUse) -> None:
         """A broadcast of panels; overlapped, all but the first travel beside the product."""
-        if not self.view.overlap_tensor_parallel or use.count == 1:
+        if not self.view.job.plan.tensor_parallel.overlap or use.count == 1:
             steps.add(_step(op, use))
             return
         steps.add(_step(op, replace(use, count=1)))
         steps.add_beside(_step(op, replace(use, count=use.count - 1)))
 
     def _sums(self, steps: StepList, op: Operator, count: int) -> None:
-        use = CollectiveUse(ROW, "all_reduce", DTYPE_BYTES["fp32"] * self.rows, count)
-        steps.add(_step(op, use))
+        """Statistics of the rows of activations on one rank, which are spread as sequences are."""
+        rows = float(self.dims["batch"]) * float(self.dims["seq"]) / float(self.grid.sequences)
+        steps.add(_step(op, CollectiveUse(ROW, "all_reduce", DTYPE_BYTES["fp32"] * rows, count)))
 
     def forward(self, kind: str) -> Phase:
         """All operators in turn."""
         steps = StepList()
-        for op, time in zip(self.block.operators, self.times, strict=True):
+        for op, time in zip(self.block.operators, self.view.times, strict=True):
             self.run(steps, op, time, "forward", kind)
         return self._phase(steps, lambda time: time.forward_kernels)
 
     def backward(self, *passes: str) -> Phase:
         """All operators in reverse: input gradients, weight gradients or both."""
         steps = StepList()
-        for op, time in reversed(list(zip(self.block.operators, self.times, strict=True))):
+        for op, time in reversed(list(zip(self.block.operators, self.view.times, strict=True))):
             if op.kind == "attention" and self.recompute == "selective" and "input_gradient" in passes:
-                steps.add(Step(op.name, "recompute", COMPUTE, float(time.forward_s)))
+                steps.add(Step.kernel(op.name, "recompute", time.forward_s))
             for what in passes:
                 self.run(steps, op, time, what, what)
         return self._phase(steps, lambda time: time.backward_kernels * len(passes) / 2)
 
-    def _phase(self, steps: StepList, kernels: object) -> Phase:
-        assert callable(kernels)
+    def _phase(self, steps: StepList, kernels: Callable[[OperatorTime], float]) -> Phase:
         panels = [self._panels if op.kind == "matmul" else 1 for op in self.block.operators]
-        each = (n * kernels(time) for n, time in zip(panels, self.times, strict=True))
+        each = (n * kernels(time) for n, time in zip(panels, self.view.times, strict=True))
         return Phase(tuple(steps.steps), self.view.issue_s(self.block, each, steps.num_collectives))
 
 
 def _step(op: Operator, use: CollectiveUse) -> Step:
-    return Step(f"{op.name}.{use.op} {use.group.removeprefix('tp_')}", TENSOR, TENSOR, collective=use)
-
-
-def volume_bytes(phase: Phase) -> float:
-    """Bytes of all broadcasts, reductions, gathers and scatters of a phase, sums of statistics left out."""
-    uses = [step.collective for step in phase.steps if step.collective]
-    return sum(prod((use.count, use.size_bytes)) for use in uses if use.op != "all_reduce")
+    return Step.moving(f"{op.name}.{use.op} {use.group.removeprefix('tp_')}", use, TENSOR)

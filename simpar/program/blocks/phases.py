@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 COMPUTE = "compute"
@@ -36,6 +37,16 @@ class Step:
     collective: CollectiveUse | None = None
     after: tuple[int, ...] = ()
     layer: int | None = None
+
+    @staticmethod
+    def kernel(name: str, kind: str, duration_s: float) -> Step:
+        """A kernel on the compute stream."""
+        return Step(name, kind, COMPUTE, float(duration_s))
+
+    @staticmethod
+    def moving(name: str, use: CollectiveUse, stream: str = TENSOR) -> Step:
+        """A collective on the stream of its kind."""
+        return Step(name, stream, stream, collective=use)
 
     def behind(self, after: tuple[int, ...]) -> Step:
         """The same step with other positions to wait for; made so often that :func:`replace` is too slow."""
@@ -86,8 +97,12 @@ class Phase:
         """Both phases in turn: the opening steps of ``other`` wait for the last steps here."""
         if not self.steps:
             return Phase(other.steps, self.issue_s + other.issue_s)
-        waited = {index for step in self.steps for index in step.after}
-        ends = tuple(index for index in range(len(self.steps)) if index not in waited)
-        offset = len(self.steps)
+        ends, offset = terminals(self.steps), len(self.steps)
         moved = [step.behind(tuple(at + offset for at in step.after) or ends) for step in other.steps]
         return Phase((*self.steps, *moved), self.issue_s + other.issue_s)
+
+
+def terminals(steps: Sequence[Step]) -> tuple[int, ...]:
+    """Positions of the steps that no other waits for: together they end the pass."""
+    waited = {index for step in steps for index in step.after}
+    return tuple(index for index in range(len(steps)) if index not in waited)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import comb
 
-from simpar.cost.graphs import issue_s
 from simpar.cost.kernels import KernelModel
-from simpar.cost.operators import OperatorTime, operator_times
 from simpar.cost.stack import Stack
 from simpar.models.graph import Block, Dims, ModelGraph, Operator, evaluate
 from simpar.models.training import Training
@@ -84,11 +81,6 @@ class RankView:
         return replace(self, dims=dims, fullest_load=fullest)
 
     @property
-    def overlap_experts(self) -> bool:
-        """Whether tokens travel beside the compute of another microbatch."""
-        return bool(self.job.plan.experts.ep_overlap)
-
-    @property
     def routed_bytes(self) -> float:
         """Bytes of all copies of the rank's own tokens, as many as the fullest rank receives."""
         tokens = self.sequence["batch"] * self.sequence["seq"] * self._copies
@@ -136,56 +128,15 @@ class RankView:
         split = plan.mesh.cp > plan.ulysses and plan.context_parallel.cp_balance == "contiguous"
         return split and any(mask.causal and mask.window is None for mask in masks)
 
-    def rounds(self, op: Operator) -> int:
-        """How often the kernels of an operator are launched: once a ring block for attention."""
-        return self.tensor["blocks"] if op.kind == "attention" else 1
-
-    @property
-    def overlap_tensor_parallel(self) -> bool:
-        """Whether forward all-gathers are decomposed and overlapped with their products."""
-        return bool(self.job.plan.tensor_parallel.overlap)
-
-    @property
-    def overlap_backward(self) -> bool:
-        """Whether backward collectives run beside the weight-gradient products."""
-        return bool(self.job.stack.overlap.tensor_backward)
-
-    @property
-    def regathers_input(self) -> bool:
-        """Whether the stack keeps only the shard of a gathered input and gathers it again in backward."""
-        return bool(self.job.stack.overlap.regather_input)
-
     @property
     def compute_bytes(self) -> float:
         """Bytes of one activation element."""
         precision = self.job.plan.numerics.precision
         return DTYPE_BYTES[handed_dtype(precision)]
 
-    def issue_s(self, block: Block, kernels: Iterable[float], collectives: int) -> float:
-        """Seconds the host needs to launch each operator's kernels in a block and its tensor-parallel collectives."""
-        return issue_s(self.job.stack.launch, block, kernels, collectives, self.late_s)
-
-    def operator_times(self, block: Block) -> list[OperatorTime]:
-        """Kernel times of every operator of a block, in order."""
-        return operator_times(block.operators, self.dims, self.job.kernels, self.job.stack)
-
-    def rows(self, op: Operator, *, region: str) -> float:
-        """Rows (tokens) of an operator's output on this rank."""
-        return float(evaluate(op.rows, self.tensor if region == "tensor" else self.sequence))
-
-    def elements(self, op: Operator, *, region: str) -> float:
-        """Elements of an operator's output on this rank."""
-        dims = self.tensor if region == "tensor" else self.sequence
-        return float(evaluate(op.rows, dims)) * float(evaluate(op.columns, dims))
-
-    def whole_bytes(self, op: Operator) -> float:
-        """Bytes of all rows of an operator's output of region "sequence"."""
-        return self.elements(op, region="tensor") * self.compute_bytes
-
-    def residual_bytes(self, op: Operator) -> float:
-        """Bytes of the whole residual stream: what an operator of region "sequence" writes, another one reads."""
-        width = op.columns if op.region == "sequence" else op.contraction or op.columns
-        return self.rows(op, region="tensor") * float(evaluate(width, self.tensor)) * self.compute_bytes
+    def elements(self, op: Operator) -> float:
+        """Elements of all rows of an operator's output that this rank has."""
+        return float(evaluate(op.rows, self.tensor)) * float(evaluate(op.columns, self.tensor))
 
 
 def _fullest_load(job: Job) -> float:

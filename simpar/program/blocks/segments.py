@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.program.blocks.phases import COMPUTE, CollectiveUse, Phase, Step
+from simpar.program.blocks.phases import COMPUTE, CollectiveUse, Phase, Step, terminals
 from simpar.units import to_ns
 
 Ints = NDArray[np.int64]
@@ -49,7 +49,7 @@ def make_segment(phase: Phase, price: Priced, *, slowdown: float = 1.0) -> Segme
     starts, finishes = schedule(steps, durations)
     gap = to_ns(phase.issue_s) - max(finishes, default=0)
     if gap > 0:
-        steps.append(Step(name=LAUNCH, kind="host", stream=COMPUTE, after=_terminals(steps)))
+        steps.append(Step(name=LAUNCH, kind="host", stream=COMPUTE, after=terminals(steps)))
         starts.append(max(finishes, default=0))
         finishes.append(starts[-1] + int(gap))
     duration = max(finishes, default=0)
@@ -104,11 +104,6 @@ def slowed_beside(excess: float, busy_ns: int | Floats, compute_ns: float | Floa
     return 1.0 + excess * np.minimum(1.0, busy_ns / np.where(compute_ns > 0, compute_ns, np.inf))
 
 
-def _terminals(steps: Sequence[Step]) -> tuple[int, ...]:
-    waited = {index for step in steps for index in step.after}
-    return tuple(index for index in range(len(steps)) if index not in waited)
-
-
 def _parts(
     steps: Sequence[Step], starts: Sequence[int], finishes: Sequence[int], duration: int
 ) -> dict[str, int]:
@@ -136,11 +131,6 @@ def _add_gap(parts: dict[str, int], waits: Sequence[tuple[int, int, str]], begin
         start = max(start, begin)
         parts[kind] = parts.get(kind, 0) + end - start
         end = start
-
-
-def terminals(segment: Segment) -> tuple[int, ...]:
-    """Positions of the steps that nothing in the segment waits for: together they end it."""
-    return _terminals(segment.steps)
 
 
 def waits_for_host(segment: Segment) -> bool:

@@ -21,10 +21,10 @@ from simpar.models.recompute import operators as recomputed_operators
 from simpar.plan.grid import grid_of
 from simpar.plan.placement import Transfer
 from simpar.program.blocks import experts
-from simpar.program.blocks.block_view import BlockView, RankBlock, kernel_step
+from simpar.program.blocks.block_view import BlockView, RankBlock
 from simpar.program.blocks.changes import Change
 from simpar.program.blocks.grid import GridSteps
-from simpar.program.blocks.phases import TENSOR, CollectiveUse, Phase, Step, StepList
+from simpar.program.blocks.phases import CollectiveUse, Phase, Step, StepList
 from simpar.program.blocks.rank_view import RankView
 
 NOTHING = Phase(())
@@ -66,15 +66,14 @@ class BlockSteps:
 def block_steps(block: Block, view: RankView, *, recompute: str = "none") -> BlockSteps:
     """Steps of one block on a rank of a uniform plan, for recompute ``none``, ``selective``, ``full`` or modules."""
     if (grid := grid_of(view.job.plan)) is not None:
-        own = view.of_block(block)
-        return _on_grid(GridSteps(grid, block, own, own.operator_times(block), recompute))
+        return _on_grid(GridSteps(grid, RankBlock.of(block, view), recompute))
     return steps_of(RankBlock.of(block, view), recompute=recompute)
 
 
 def steps_of(view: BlockView, *, recompute: str = "none") -> BlockSteps:
     """Steps of one block on a rank, for recompute ``none``, ``selective`` (core attention), ``full`` or modules."""
     walk = _Walk(view)
-    forward = walk.forward("forward", walk.times)
+    forward = walk.forward("forward", view.times)
     if view.block.still:
         return BlockSteps(forward)
     operators = recompute == "selective" and view.job.stack.memory.selective == "operators"
@@ -111,11 +110,6 @@ class _Walk:
     view: BlockView
 
     @cached_property
-    def times(self) -> list[OperatorTime]:
-        """Kernel seconds of every operator here."""
-        return self.view.operator_times()
-
-    @cached_property
     def _read(self) -> Mapping[str, tuple[Change, ...]]:
         """Changes by their first reader."""
         ordered = sorted(self.view.changes, key=lambda change: change.reader)
@@ -129,11 +123,11 @@ class _Walk:
 
     def again(self, recompute: str, *, operators: bool) -> Phase:
         """What runs forward once more: all, what chosen modules hold, or a share of every operator."""
-        pairs = list(zip(self.view.block.operators, self.times, strict=True))
+        pairs = list(zip(self.view.block.operators, self.view.times, strict=True))
         if is_full(recompute):
-            return self.forward("recompute", self.times)
+            return self.forward("recompute", self.view.times)
         if operators:
-            return self.forward("recompute", unsaved(self.times, self.view.block))
+            return self.forward("recompute", unsaved(self.view.times, self.view.block))
         if chosen := recomputed_operators(recompute):
             part = [(op, time) for op, time in pairs if op.name in chosen]
             block = replace(self.view.block, operators=tuple(op for op, _ in part))
@@ -147,13 +141,13 @@ class _Walk:
             for change in self._read.get(op.name, ()):
                 self._ahead(sequence, op.name, change)
             for use in self.view.loss_sums(op):
-                sequence.add(_collective(f"{op.name}.sums", use))
+                sequence.add(Step.moving(f"{op.name}.sums", use))
             if op.kind == "attention":
                 self.view.attention_forward(sequence, op, time, kind=kind)
             elif op.kind in experts.MOVES:
                 self.view.exchange(kind).forward(sequence, op, time)
             else:
-                sequence.add(kernel_step(op.name, kind, time.forward_s))
+                sequence.add(Step.kernel(op.name, kind, time.forward_s))
         for change in self._read.get("", ()) if part is None else ():
             self._ahead(sequence, "output", change)
         rounds = (self.view.rounds(op) for op in block.operators)
@@ -164,7 +158,7 @@ class _Walk:
         """The backward pass, in full or one half of it; ``selective`` runs core attention forward again first."""
         input_gradient, weight_gradient = half != "weight", half != "input"
         sequence, block = StepList(), self.view.block
-        pairs = list(zip(block.operators, self.times, strict=True))
+        pairs = list(zip(block.operators, self.view.times, strict=True))
         for op, time in reversed(pairs):
             if input_gradient:
                 self._gradient_arrives(sequence, op.name)
@@ -252,7 +246,7 @@ class _Walk:
         start, beside = sequence.frontier, bool(self.view.job.stack.overlap.tensor_backward)
         gathered = self._gather_again(sequence, op, beside=beside) if weight_gradient else None
         if input_gradient and time.backward_input_s > 0:
-            sequence.add(kernel_step(op.name, "input_gradient", time.backward_input_s), after=start)
+            sequence.add(Step.kernel(op.name, "input_gradient", time.backward_input_s), after=start)
         sums = self._sum_gradients(sequence, op) if input_gradient else ()
         ends: tuple[int, ...] = ()
         if weight_gradient and time.backward_weight_s > 0:
@@ -260,7 +254,7 @@ class _Walk:
             waits = (*waits, gathered) if gathered is not None else waits
             waits = waits if beside else (*waits, *sums[-1:])
             ends = (
-                sequence.add(kernel_step(op.name, "weight_gradient", time.backward_weight_s), after=waits),
+                sequence.add(Step.kernel(op.name, "weight_gradient", time.backward_weight_s), after=waits),
             )
         if sums:
             sequence.frontier = (sums[-1], *ends)
@@ -290,11 +284,7 @@ class _Walk:
 
     def _move(self, name: str, change: Change, transfer: Transfer) -> Step:
         use = CollectiveUse(self.view.group((transfer.axis,)), transfer.op, change.moved_bytes(transfer))
-        return _collective(name, use)
-
-
-def _collective(name: str, use: CollectiveUse) -> Step:
-    return Step(name=name, kind=TENSOR, stream=TENSOR, collective=use)
+        return Step.moving(name, use)
 
 
 def _resized(step: Step, name: str, size_bytes: float) -> Step:

@@ -158,7 +158,7 @@ def orbit_loads(placed: Placed, symmetry: Symmetry, fabric: Fabric) -> OrbitLoad
     """Loads by orbit of links, or None where the links of an orbit are not loaded alike."""
     loads, cluster = placed.loads, fabric.cluster
     block, owner = cluster.block_of(loads.link), cluster.owner_of(loads.link)
-    lowest = fabric.link(block, symmetry.representative(owner))
+    lowest = fabric.link(block, symmetry.orbits[owner])
     key, wanted = (loads.row * cluster.num_links + link for link in (loads.link, lowest))
     at = np.minimum(np.searchsorted(key, wanted), max(len(key) - 1, 0))
     if not ((key[at] == wanted) & (loads.label[at] == loads.label)).all():

@@ -88,11 +88,11 @@ def _capacities(cluster: Cluster) -> list[NDArray[np.float64]]:
 
 def _where_loads_agree(placed: Sequence[Placed], symmetry: Symmetry, fabric: Fabric) -> Symmetry:
     """The symmetry without the digits along which some algorithm loads links differently."""
-    for d in np.flatnonzero(symmetry.free):
-        alone = symmetry.only(int(d))
-        if any(orbit_loads(each, alone, fabric) is None for each in placed):
-            symmetry = symmetry.without(int(d))
-    return symmetry
+    every = np.arange(len(symmetry.digits))
+    uneven = [
+        any(orbit_loads(each, symmetry.fixing(every != d), fabric) is None for each in placed) for d in every
+    ]
+    return symmetry.fixing(np.array(uneven))
 
 
 def _kind_nodes(placed: Placed, loads: OrbitLoads, symmetry: Symmetry, fabric: Fabric) -> KindNodes:
@@ -133,7 +133,7 @@ def _representative_groups(placed: Placed, symmetry: Symmetry) -> tuple[Ints, In
 
 def _members(placed: Placed, symmetry: Symmetry) -> tuple[Ints, Ints, Ints, Ints]:
     """Members of places that stand for their orbit: place, position, rank, how many they stand for."""
-    row, position = np.nonzero(symmetry.representative(placed.ranks) == placed.ranks)
+    row, position = np.nonzero(symmetry.is_lowest[placed.ranks])
     rank = placed.ranks[row, position]
     return row, position, rank, symmetry.num_like(rank, placed.varying[:, row])
 
@@ -155,7 +155,7 @@ def _assemble(
     rank_colour: Ints,
 ) -> Graph:
     """Number the nodes and put all edges in one list."""
-    ranks = symmetry.representatives
+    ranks = np.flatnonzero(symmetry.is_lowest)
     links = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *(nodes.load[:, 1] for nodes in kinds)]))
     sizes = [len(ranks), *(len(nodes.place) for nodes in kinds)]
     group_start = np.cumsum(sizes, dtype=np.int64)

@@ -111,23 +111,6 @@ class Symmetry:
         """For every value the number of those that it may be exchanged with, itself included."""
         return tuple(np.bincount(first, minlength=len(first))[first] for first in self.first)
 
-    def representative(self, ranks: Ints) -> Ints:
-        """The lowest rank of the orbit of every rank."""
-        lowest = np.asarray(ranks, dtype=np.int64)
-        for d in np.flatnonzero(self.free):
-            stride = self.digits.stride[d]
-            value = lowest // stride % self.digits.size[d]
-            lowest = lowest + (self.first[d][value] - value) * stride
-        return lowest
-
-    @cached_property
-    def representatives(self) -> Ints:
-        """One rank of every orbit, the lowest, in order."""
-        ranks = np.zeros(1, dtype=np.int64)
-        for stride, first in zip(self.digits.stride, self.first, strict=True):
-            ranks = (np.unique(first)[:, None] * stride + ranks[None, :]).ravel()
-        return ranks
-
     @cached_property
     def orbits(self) -> Ints:
         """The lowest rank of every rank's orbit, int64[world]."""
@@ -136,18 +119,18 @@ class Symmetry:
             lowest = (first[:, None] * stride + lowest[None, :]).ravel()
         return lowest
 
+    @cached_property
+    def is_lowest(self) -> Flags:
+        """Whether a rank is the lowest of its orbit, which it stands for: bool[world]."""
+        lowest: Flags = self.orbits == np.arange(len(self.orbits))
+        return lowest
+
     def representative_groups(self, pattern: Pattern) -> Ints:
         """Groups of a pattern, as indices into it, of which every orbit has one."""
         varying = self.free & ~fixed_digits(pattern, self.digits)
         origin = self.digits.of(pattern.first[:1])[:, 0]
         within = int((np.array(self.digits.stride) * origin)[varying].sum())
-        return np.flatnonzero(self._is_lowest[pattern.first - within])
-
-    @cached_property
-    def _is_lowest(self) -> Flags:
-        flags = np.zeros(len(self.orbits), dtype=bool)
-        flags[self.representatives] = True
-        return flags
+        return np.flatnonzero(self.is_lowest[pattern.first - within])
 
     def num_like(self, ranks: Ints, which: Flags) -> Ints:
         """By how many values of the digits ``which`` (bool[digits] or bool[digits, n]) ranks int64[n] may go."""
@@ -158,17 +141,10 @@ class Symmetry:
             number *= np.where(which[d], self._cell[d][value], 1)
         return number
 
-    def without(self, digit: int) -> Symmetry:
-        """The symmetry with all values of one digit kept apart."""
-        first = (*self.first[:digit], np.arange(self.digits.size[digit]), *self.first[digit + 1 :])
-        return replace(self, first=first)
-
-    def only(self, digit: int) -> Symmetry:
-        """The symmetry with the values of all other digits kept apart."""
-        sizes = self.digits.size
-        return replace(
-            self, first=tuple(self.first[d] if d == digit else np.arange(n) for d, n in enumerate(sizes))
-        )
+    def fixing(self, digits: Flags) -> Symmetry:
+        """The symmetry with all values of some digits kept apart."""
+        found = zip(self.first, digits, strict=True)
+        return replace(self, first=tuple(np.arange(len(first)) if fixed else first for first, fixed in found))
 
 
 def no_symmetry(world: int) -> Symmetry:

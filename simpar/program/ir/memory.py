@@ -37,13 +37,8 @@ class MemoryUse:
         return np.asarray(self.by_category.sum(axis=1))
 
 
-def memory_use(program: Program, timing: Timing, class_id: int) -> MemoryUse:
-    """The exact curve of one class; at one instant, frees come before allocations."""
-    return _use(program, timing, np.flatnonzero(program.memory.class_id == class_id))
-
-
 def memory_uses(program: Program, timing: Timing) -> tuple[MemoryUse, ...]:
-    """The exact curves of all classes, for one pass over the table."""
+    """The exact curves of all classes, for one pass over the table; at one instant, frees come before allocations."""
     owner = program.memory.class_id
     order = np.argsort(owner, kind="stable")
     cuts = np.cumsum(np.bincount(owner, minlength=len(program.class_names)))[:-1]

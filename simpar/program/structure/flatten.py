@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simpar.program.blocks.segments import LAUNCH, Segment, terminals, waits_for_host
+from simpar.program.blocks.phases import terminals
+from simpar.program.blocks.segments import LAUNCH, Segment, waits_for_host
 from simpar.program.structure.templates import Node, Template
 
 
@@ -64,7 +65,7 @@ def _append_steps(nodes: list[Node], node: Node, segment: Segment, last: tuple[i
                 layer=node.layer if step.layer is None else step.layer,
             )
         )
-    return (*(position + offset for position in terminals(segment)), *host) or last
+    return (*(position + offset for position in terminals(segment.steps)), *host) or last
 
 
 def _move_ends(nodes: list[Node], node: Node, first: int, last: tuple[int, ...]) -> None:

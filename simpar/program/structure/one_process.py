@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from simpar.cost.activations import loss_activations
+from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import COMPUTE, CollectiveUse
 from simpar.program.structure.stages import StageBuilder
 from simpar.program.structure.synchronisation import DENSE
@@ -35,7 +36,7 @@ class OneProcess:
     def _num_logits(self) -> float:
         """Logits of one replica."""
         graph, view = self.builder.job.graph, self.builder.view
-        return float(view.elements(graph.head.operator("lm_head"), region="tensor"))
+        return float(view.elements(graph.head.operator("lm_head")))
 
     def wrap(self, letter: str, template: Template) -> Template:
         """A pass with what comes before and behind it."""
@@ -77,7 +78,7 @@ class OneProcess:
         """Behind the template, on the first device: the loss of the other replicas' logits, one way."""
         if not self.first:
             return template
-        times = self.builder.view.operator_times(self.builder.job.graph.head)
+        times = RankBlock.of(self.builder.job.graph.head, self.builder.view).times
         loss = next(time for time in times if time.name == "loss")
         seconds = loss.forward_s if kind == "forward" else loss.backward_input_s
         seconds *= self._others * self.slowdown * self.builder.job.stack.launch.kernel_overhead

@@ -25,7 +25,7 @@ from simpar.program.structure.stage_memory import (
     gathered_stream_bytes,
     num_shards,
 )
-from simpar.program.structure.stage_view import BlockView, StageView
+from simpar.program.structure.stage_view import StageBlock, StageView
 from simpar.program.structure.stages import PASSES, ActionBuilder, Piece
 from simpar.program.structure.synchronisation import GATHERED, Replicas, Synchronisation
 from simpar.units import DTYPE_BYTES
@@ -114,7 +114,7 @@ class StagePart(ActionBuilder):
         return self.view.group(axes, "dp") if axes else OWN
 
     @cached_property
-    def _views(self) -> dict[str, BlockView]:
+    def _views(self) -> dict[str, StageBlock]:
         return {block.name: self.view.block(block) for block in self.blocks}
 
     def _make_steps(self, piece: Piece) -> BlockSteps:

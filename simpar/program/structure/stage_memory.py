@@ -12,7 +12,7 @@ from simpar.models.graph import Block, Dims, Operator
 from simpar.plan.placement import States, sharding
 from simpar.plan.sharding import RankDims
 from simpar.plan.slices import sized_names
-from simpar.program.structure.stage_view import BlockView
+from simpar.program.structure.stage_view import StageBlock
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Weights:
         return Weights({**self.kept, axes: self.kept.get(axes, 0.0) - count}, self.gathered)
 
 
-def block_weights(view: BlockView) -> Weights:
+def block_weights(view: StageBlock) -> Weights:
     """Weights of a block. Vectors of a block are summed over the axes that share out the batch only."""
     weights = Weights()
     for op in view.block.operators:
@@ -73,13 +73,13 @@ class _StageDims(RankDims):
         return self.own[op.name]
 
 
-def activations(view: BlockView, recompute: str = "none") -> BlockActivations:
+def activations(view: StageBlock, recompute: str = "none") -> BlockActivations:
     """Saved and transient bytes of one microbatch on one rank."""
     job = view.stage.job
     return block_activations(view.block, stage_dims(view), job.stack, job.plan.numerics, recompute)
 
 
-def stage_dims(view: BlockView) -> RankDims:
+def stage_dims(view: StageBlock) -> RankDims:
     """Dims of a block on one rank: of the stream between blocks, of the products inside, of every output."""
     own = {
         op.name: {**view.dims, **_rows(view, view.writes(op)), **_divided(view, op)}
@@ -94,7 +94,7 @@ def stage_dims(view: BlockView) -> RankDims:
     return _StageDims(tensor, stream, own=own)
 
 
-def _rows(view: BlockView, states: States) -> dict[str, int]:
+def _rows(view: StageBlock, states: States) -> dict[str, int]:
     """Batch and sequence of a tensor in some states on one rank."""
     shares = {"B": 1, "S": 1}
     for state, size in zip(states, view.stage.mesh, strict=True):
@@ -104,7 +104,7 @@ def _rows(view: BlockView, states: States) -> dict[str, int]:
     return {"batch": max(int(batch), 1), "seq": max(int(seq), 1)}
 
 
-def _divided(view: BlockView, op: Operator) -> dict[str, int]:
+def _divided(view: StageBlock, op: Operator) -> dict[str, int]:
     """Column dims of an operator that its roles divide."""
     by = view.by(op)["columns"]
     if by == 1:
@@ -119,7 +119,7 @@ def _divided(view: BlockView, op: Operator) -> dict[str, int]:
     return found
 
 
-def gathered_stream_bytes(view: BlockView) -> float:
+def gathered_stream_bytes(view: StageBlock) -> float:
     """Bytes of the stream in front of a block with whole sequences, 0 where it is not kept in slices of them."""
     states = view.sharding.stream("input")
     if "S" not in states:

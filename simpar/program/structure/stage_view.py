@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from simpar.cost.graphs import issue_s
 from simpar.cost.operators import OperatorTime
 from simpar.cost.sharded import (
     LocalOperator,
@@ -16,17 +15,15 @@ from simpar.cost.sharded import (
     output_elements,
     shared_keys_elements,
 )
-from simpar.errors import UserError
 from simpar.models.flops import shape_dims
 from simpar.models.graph import INPUT, Block, Dims, Operator, evaluate
 from simpar.plan.placement import Role, States
 from simpar.plan.sharding import context_dims
 from simpar.plan.slices import divisors
 from simpar.plan.stages import MEMORY, BlockSharding, StagePlan
-from simpar.program.blocks.block_view import kernel_step, loss_sums
+from simpar.program.blocks.block_view import BlockView, loss_sums
 from simpar.program.blocks.changes import Change, Flow, changes
-from simpar.program.blocks.experts import Exchange
-from simpar.program.blocks.phases import TENSOR, CollectiveUse, Step, StepList
+from simpar.program.blocks.phases import CollectiveUse, Step, StepList
 from simpar.program.blocks.rank_view import Job
 from simpar.units import DTYPE_BYTES, handed_dtype
 
@@ -61,24 +58,19 @@ class StageView:
         shape = shape_dims(job.graph, job.training.seq_len, batch=job.plan.micro_batch)
         return block.view({**shape, **context_dims(job.plan.context_parallel, 1)})
 
-    def block(self, block: Block) -> BlockView:
+    def block(self, block: Block) -> StageBlock:
         """The block under its roles on this stage."""
-        return BlockView(self, block, self.stage.sharding[block.name], self.stage.roles(block))
+        sharding, roles = self.stage.sharding[block.name], self.stage.roles(block)
+        return StageBlock(self.job, block, self.late_s, self, sharding, roles)
 
 
 @dataclass(frozen=True)
-class BlockView:
+class StageBlock(BlockView):
     """One block on one stage."""
 
     stage: StageView
-    block: Block
     sharding: BlockSharding
     roles: Mapping[str, tuple[Role, ...]]
-
-    @property
-    def job(self) -> Job:
-        """The job on the rank's device."""
-        return self.stage.job
 
     @cached_property
     def dims(self) -> Dims:
@@ -146,49 +138,21 @@ class BlockView:
         """Ranks along an axis."""
         return self.stage.mesh[axis]
 
-    def operator_times(self) -> list[OperatorTime]:
+    @cached_property
+    def times(self) -> list[OperatorTime]:
         """Kernel seconds of its operators, in order."""
         return [local_time(self.local(op), self.machine) for op in self.block.operators]
-
-    def rounds(self, _op: Operator) -> int:
-        """How often the kernels of an operator are launched."""
-        return 1
-
-    def issue_s(self, block: Block, kernels: Iterable[float], collectives: int) -> float:
-        """Seconds of the host for so many kernels of each operator of the block, or a part of it, and collectives."""
-        return issue_s(self.job.stack.launch, block, kernels, collectives, self.stage.late_s)
 
     def loss_sums(self, op: Operator) -> list[CollectiveUse]:
         """What the loss sums over ranks that share the vocabulary."""
         axes = self.axes(op, "vocabulary") if op.kind == "loss" else ()
         return [loss_sums(self.group((axis,)), float(self.local(op).rows)) for axis in axes]
 
-    def attention_forward(self, steps: StepList, op: Operator, time: OperatorTime, *, kind: str) -> None:
-        """Core attention behind the keys of all slices of a sequence."""
-        self._keys(steps, op, "all_gather")
-        steps.add(kernel_step(op.name, kind, time.forward_s))
-
-    def attention_again(self, steps: StepList, op: Operator, time: OperatorTime) -> None:
-        """Core attention alone once more ahead of its backward."""
-        steps.add(kernel_step(op.name, "recompute", time.forward_s))
-
-    def attention_backward(self, steps: StepList, op: Operator, time: OperatorTime) -> None:
-        """Gradients of queries, keys and values; those of the keys of other slices go home."""
-        self._keys(steps, op, "all_gather")
-        steps.add(kernel_step(op.name, "input_gradient", time.backward_input_s))
-        self._keys(steps, op, "reduce_scatter")
-
-    def _keys(self, steps: StepList, op: Operator, collective: str) -> None:
+    def share_keys(self, steps: StepList, op: Operator, collective: str) -> None:
         """Keys and values (or their gradients) of a sequence that attention has in slices."""
         by = self.by(op)
         size = shared_keys_elements(op, self.dims) * self.stage.compute_bytes
         for axis in self.axes(op, "sequence"):
             others = by["batch"] * by["columns"] * by["seq"] / self.stage.mesh[axis]
             use = CollectiveUse(self.group((axis,)), collective, size / others)
-            steps.add(Step(f"{op.name}.keys", TENSOR, TENSOR, collective=use))
-
-    def exchange(self, _kind: str) -> Exchange:
-        """Tokens stay where they are. Raises UserError."""
-        raise UserError(
-            f"plan.stages: {self.block.name} routes tokens to experts; allowed: stages of dense models"
-        )
+            steps.add(Step.moving(f"{op.name}.keys", use))

@@ -12,7 +12,7 @@ from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import read
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
-from simpar.program.blocks.grid import DEPTH, volume_bytes
+from simpar.program.blocks.grid import DEPTH
 from simpar.program.blocks.phases import Phase
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.blocks.steps import BlockSteps, block_steps
@@ -21,6 +21,12 @@ from simpar.simulation import make_job, simulate
 
 BATCH, SEQ, HIDDEN = 16, 1024, 2048
 CLUSTER = load_cluster("dgx-a100-80gb", 8)
+
+
+def volume_bytes(phase: Phase) -> float:
+    """Bytes of all broadcasts, reductions, gathers and scatters of a phase, sums of statistics left out."""
+    uses = [step.collective for step in phase.steps if step.collective]
+    return sum(use.count * use.size_bytes for use in uses if use.op != "all_reduce")
 
 
 def gpt() -> ModelGraph:

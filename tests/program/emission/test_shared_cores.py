@@ -8,8 +8,8 @@ from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
-from simpar.program.ir.program import verify
 from simpar.simulation import lower_job, make_job, simulate
+from tests.rules import verify
 
 TRAINING = Training(seq_len=256, global_batch=8)
 

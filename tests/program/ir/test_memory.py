@@ -1,11 +1,13 @@
 """Memory curves: closed forms, and the order of events within an instant."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from simpar.engine import sweep
 from simpar.program.ir.builder import ProgramBuilder
-from simpar.program.ir.memory import memory_use, memory_uses
-from simpar.program.ir.program import MEMORY_CATEGORIES, Program, Timing
+from simpar.program.ir.memory import memory_uses
+from simpar.program.ir.program import MEMORY_CATEGORIES, MemoryTable, Program, Timing
 
 
 def pipeline_rank(num_microbatches: int, warm_up: int) -> Program:
@@ -28,7 +30,7 @@ def test_activations_in_flight_are_the_warm_up():
     """A stage that runs w forwards ahead holds w microbatches at its peak (1F1B)."""
     for warm_up in (1, 2, 5):
         program = pipeline_rank(8, warm_up)
-        use = memory_use(program, sweep.run(program), 0)
+        use = memory_uses(program, sweep.run(program))[0]
         assert use.peak_bytes == 8 * warm_up
         assert use.peak_op == warm_up - 1
         assert use.peak_time_ns == 10 * (warm_up - 1)
@@ -38,7 +40,7 @@ def test_activations_in_flight_are_the_warm_up():
 def test_the_curve_is_a_step_function_of_distinct_times():
     """Every instant appears once, with what holds after all its events."""
     program = pipeline_rank(3, 1)
-    use = memory_use(program, sweep.run(program), 0)
+    use = memory_uses(program, sweep.run(program))[0]
     assert use.time_ns.tolist() == [0, 30, 60, 90]
     assert use.total_bytes.tolist() == [8, 8, 8, 0]
 
@@ -57,7 +59,7 @@ def events(*rows: tuple[int, int, str]) -> tuple[Program, Timing]:
 def test_frees_come_before_allocations():
     """What is freed and what is allocated in one instant never add up, whatever their order in the table."""
     program, timing = events((5, 100, "transient"), (0, 100, "transient"), (5, -100, "transient"))
-    assert memory_use(program, timing, 0).peak_bytes == 100
+    assert memory_uses(program, timing)[0].peak_bytes == 100
 
 
 def test_categories_are_kept_apart():
@@ -65,7 +67,7 @@ def test_categories_are_kept_apart():
     program, timing = events(
         (0, 30, "activations"), (1, 50, "gradients"), (2, -30, "activations"), (3, 10, "gradients")
     )
-    use = memory_use(program, timing, 0)
+    use = memory_uses(program, timing)[0]
     assert dict(zip(MEMORY_CATEGORIES, use.at_peak.tolist(), strict=True)) == {
         "activations": 30,
         "transient": 0,
@@ -79,7 +81,7 @@ def test_categories_are_kept_apart():
 def test_a_class_without_events_holds_nothing():
     """Its curve is zero from the beginning and no op is at fault."""
     program, timing = events()
-    use = memory_use(program, timing, 0)
+    use = memory_uses(program, timing)[0]
     assert (use.peak_bytes, use.peak_op, use.time_ns.tolist()) == (0, -1, [0])
 
 
@@ -101,7 +103,9 @@ def test_all_classes_at_once_equal_one_at_a_time():
     uses = memory_uses(program, timing)
     assert len(uses) == 3
     for class_id, use in enumerate(uses):
-        alone = memory_use(program, timing, class_id)
+        mine = program.memory.class_id == class_id
+        rows = {name: column[mine] for name, column in vars(program.memory).items()}
+        alone = memory_uses(replace(program, memory=MemoryTable(**rows)), timing)[class_id]
         assert np.array_equal(use.time_ns, alone.time_ns)
         assert np.array_equal(use.by_category, alone.by_category)
         assert use.peak_op == alone.peak_op

@@ -17,9 +17,9 @@ from simpar.program.ir.program import (
     solo_duration_ns,
     solo_durations_ns,
     stream_edges,
-    verify,
 )
 from simpar.units import GB, KB, MB, TB
+from tests.rules import verify
 
 
 def small():

@@ -13,10 +13,10 @@ from simpar.hardware.catalogue import load_cluster
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
-from simpar.program.ir.memory import memory_use
-from simpar.program.ir.program import verify
+from simpar.program.ir.memory import memory_uses
 from simpar.program.lower import Lowered, lower
 from simpar.simulation import make_job
+from tests.rules import verify
 
 DEVICES = 4
 
@@ -74,7 +74,7 @@ def test_the_first_device_holds_the_logits_of_all() -> None:
     """Its peak exceeds the others' by three replicas' logits and their loss."""
     entry = one_process()
     timing = reference.run(entry.program)
-    peaks = [memory_use(entry.program, timing, c).peak_bytes for c in range(2)]
+    peaks = [memory_uses(entry.program, timing)[c].peak_bytes for c in range(2)]
     job = entry.builder.job
     logits = 2 * 256 * job.graph.dims["vocab"] * (DEVICES - 1)
     saved, peak = loss_activations(logits, job.stack.memory)

@@ -27,7 +27,7 @@ from simpar.plan.stages import BlockSharding, StagePlan
 from simpar.program.blocks.rank_view import Job
 from simpar.program.emission.collective_prices import Added
 from simpar.program.structure.stage_memory import block_weights, gathered_stream_bytes, stage_dims
-from simpar.program.structure.stage_view import BlockView, StageView
+from simpar.program.structure.stage_view import StageBlock, StageView
 from simpar.program.structure.templates import LOOK_AHEAD
 from simpar.search.stages.alpa.build import Chain, build_graph, shardings
 from simpar.search.stages.alpa.choices import METRICS, ChoiceGraph, Weighting
@@ -278,7 +278,7 @@ class Profile:
         return np.concatenate([[0.0], 2 * collective_time_s("send", np.array(each), shape, cluster), [0.0]])
 
 
-def saved_bytes(view: BlockView) -> float:
+def saved_bytes(view: StageBlock) -> float:
     """What a block's operators save, each by itself, as the graph of choices counts it."""
     width, total = view.stage.job.kernels.activation_bytes, 0.0
     for key, op, what in saved_tensors(view.block):
