@@ -183,15 +183,30 @@ def products_time_s(
     ``shards`` are the ranks that share the update of what is no expert, and of experts: each takes whole
     matrices, so never less than the dearest of them.
     """
-    kind, total = RULES[numerics.optimizer].products, 0.0
-    if not kind:
-        return 0.0
-    cost = {"newton_schulz": newton_schulz_time_s, "shampoo": shampoo_time_s}[kind]
+    total = 0.0
     for expert, ranks in enumerate(shards):
-        each = [(cost(m, kernels), m.count) for m in matrices if m.expert == bool(expert)]
-        whole = sum(seconds * count for seconds, count in each)
-        total += max(whole / ranks, max((seconds for seconds, _ in each), default=0.0))
+        whole_s, dearest_s = matrices_time_s(
+            [m for m in matrices if m.expert == bool(expert)], numerics, kernels
+        )
+        total += float(shared_out_s(whole_s, dearest_s, ranks))
     return total
+
+
+def matrices_time_s(
+    matrices: Sequence[Matrix], numerics: Numerics, kernels: KernelModel
+) -> tuple[float, float]:
+    """Seconds of the products of all matrices, and of the dearest of them; zeros for other optimizers."""
+    kind = RULES[numerics.optimizer].products
+    if not kind:
+        return 0.0, 0.0
+    cost = {"newton_schulz": newton_schulz_time_s, "shampoo": shampoo_time_s}[kind]
+    each = [(cost(m, kernels), m.count) for m in matrices]
+    return sum(one * count for one, count in each), max((one for one, _ in each), default=0.0)
+
+
+def shared_out_s(whole_s: Array, dearest_s: Array, ranks: Array) -> Array:
+    """Seconds of products that ``ranks`` share, each of which takes whole matrices; numbers or arrays."""
+    return np.maximum(whole_s / ranks, dearest_s)
 
 
 def newton_schulz_time_s(matrix: Matrix, kernels: KernelModel) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.models.graph import Block, evaluate
+from simpar.models.graph import Block
 from simpar.plan.mirrored import MirroredMesh
 from simpar.plan.routing import has_sampled_loads, sampled_loads
 from simpar.plan.schedules.actions import Schedule
@@ -22,6 +22,7 @@ from simpar.program.emission.shared_cores import are_shared
 from simpar.program.emission.traffic import (
     EMBEDDING_GROUP,
     Network,
+    embedding_sum,
     hop_kind,
     send_bytes,
 )  # fmt: skip
@@ -317,11 +318,7 @@ class ClassMaker:
         return Template(nodes, len(nodes) - 1)
 
     def _embedding_sync(self) -> Node:
-        """Tied embeddings live on the first and the last stage; their gradients are summed before the update."""
-        builder = self.builder
-        weights = builder.job.graph.embedding.operators[0].weights[0].size
-        size = float(evaluate(weights, builder.view.tensor)) * builder.sync.gradient_bytes
-        use = CollectiveUse(EMBEDDING_GROUP, "all_reduce", size)
+        use = embedding_sum(self.builder.view, self.builder.sync)
         return Node(kind="pp", name="all_reduce tied embedding", streams=(COMPUTE, REDUCE), collective=use)
 
     def _sources(

@@ -97,11 +97,6 @@ class Price:
     occupied: float = 0.0
     private: bool = True
 
-    @property
-    def least_slope_s(self) -> float:
-        """Seconds a byte that the group's busiest link is taken, whichever line is chosen."""
-        return float(self.slope_s.max(initial=0.0))
-
     def slopes_s(self, links: Ints) -> Floats:
         """Seconds a byte that the operation takes of some links, zero of those that it does not use."""
         if not len(self.links):
@@ -130,16 +125,6 @@ class Price:
 
 _NONE = np.zeros(0, dtype=np.int64)
 FREE = Price(np.zeros(0), np.zeros(0), _NONE, _NONE, np.zeros(0))
-
-
-def shared_slopes_s(one: Price, other: Price) -> tuple[float, float]:
-    """Seconds a byte that two operations take of a link that both use, the one that they load most; else zeros."""
-    links, mine, others = np.intersect1d(one.links, other.links, return_indices=True)
-    if not len(links):
-        return 0.0, 0.0
-    both = np.stack([one.slope_s[mine], other.slope_s[others]])
-    busiest = int(np.argmax(both.sum(axis=0)))
-    return float(both[0, busiest]), float(both[1, busiest])
 
 
 @dataclass

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from simpar.cost.collectives import Line, fastest, occupied_s_per_byte, offers
 from simpar.hardware.cluster import Cluster
-from simpar.models.graph import Block
+from simpar.models.graph import Block, evaluate
 from simpar.plan.grid import grid_of
 from simpar.plan.mesh import Mesh
 from simpar.plan.mirrored import MirroredMesh
@@ -61,6 +61,12 @@ def late_per_member_s(cluster: Cluster, mesh: Mesh) -> float:
         return 0.0
     first = mesh.groups("tp")[0] // cluster.domain_size
     return cluster.state.get(LATE[int((first != first[0]).any())], 0.0) * US
+
+
+def embedding_sum(view: RankView, sync: Synchronisation) -> CollectiveUse:
+    """Tied embeddings live on the first and the last stage; their gradients are summed before the update."""
+    count = float(evaluate(view.job.graph.embedding.operators[0].weights[0].size, view.tensor))
+    return CollectiveUse(EMBEDDING_GROUP, "all_reduce", count * sync.gradient_bytes)
 
 
 def hop_kind(delta: int) -> str:

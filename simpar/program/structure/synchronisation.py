@@ -16,8 +16,8 @@ With HSDP the shards live in groups of dp/replicas ranks and an all-reduce acros
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -290,13 +290,13 @@ class Synchronisation:
             use = CollectiveUse(DENSE, "reduce", held[DENSE] * self.gradient_bytes)
             reduce = Node(kind="dp", name="reduce gradients", streams=(COMPUTE, REDUCE), collective=use)
             return (reduce, self._optimizer(held if root else {}, matrices if root else ()))
-        before = (*self._late_reduction(held), *sums)
+        before = (*_behind(self.late_reductions(held), "gradients", REDUCE), *sums)
+        after = _behind(self.late_gathers(held), "parameters", GATHER)
         if not self.host.is_needed:
             update = self._optimizer(held, matrices)
-            return (*before, *self._exchange(matrices), update, *self._late_gather(held))
-        share = sum(held.get(each.kind, 0.0) / each.shards for each in self.replicas)
-        away = self.host.nodes(share, self._optimizer(held, matrices), first=len(before))
-        return (*before, *away, *self._late_gather(held))
+            return (*before, *self._exchange(matrices), update, *after)
+        away = self.host.nodes(self.share(held), self._optimizer(held, matrices), first=len(before))
+        return (*before, *away, *after)
 
     def late_calls(self, size_bytes: Array) -> Array:
         """Calls that reduce so many bytes of gradients behind the last backward, float64 like ``size_bytes``."""
@@ -308,18 +308,28 @@ class Synchronisation:
             count = np.rint(np.asarray(size_bytes) / bucket) if bucket else np.ones_like(size_bytes)
         return np.maximum(1.0, count)
 
-    def _late_reduction(self, held: Mapping[str, float]) -> tuple[Node, ...]:
-        data = self.job.plan.data_parallel
-        if data.overlap_grad_reduce:
-            return ()
-        nodes = []
+    def late_reductions(self, held: Mapping[str, Array]) -> list[CollectiveUse]:
+        """Reductions behind the last backward, in turn: of the parameters of a rank by kind, or of arrays of ranks."""
+        if self.job.plan.data_parallel.overlap_grad_reduce or self.single_process:
+            return []
+        found = []
         for each in (each for each in self.replicas if not each.gathered):
             size = held[each.kind] * self.gradient_bytes
-            count = int(self.late_calls(size))
-            for group, op, share in self.reduce_ops(each) if size else ():
-                use = CollectiveUse(group, op, size * share / count, count)
-                nodes.append(Node("dp", f"{op} gradients", (COMPUTE, REDUCE), collective=use))
-        return tuple(nodes)
+            count = self.late_calls(size)
+            found += [
+                CollectiveUse(g, op, size * part / count, count) for g, op, part in self.reduce_ops(each)
+            ]
+        return found
+
+    def late_gathers(self, held: Mapping[str, Array]) -> list[CollectiveUse]:
+        """Gathers of all parameters behind the update, in turn, as above."""
+        if self.per_unit or self.job.plan.data_parallel.overlap_param_gather or self.single_process:
+            return []
+        return [
+            CollectiveUse(each.shard_group, "all_gather", held[each.kind] * self.parameter_bytes)
+            for each in self.replicas
+            if each.zero and not each.gathered
+        ]
 
     def _exchange(self, matrices: tuple[Matrix, ...]) -> tuple[Node, ...]:
         """Shards of matrices to the ranks that orthogonalise them whole, and back, in bf16: cut by rows under FSDP."""
@@ -336,22 +346,27 @@ class Synchronisation:
 
     def _optimizer(self, held: Mapping[str, float], matrices: tuple[Matrix, ...] = ()) -> Node:
         """The update; none where parameters live on servers, but still the end of all streams."""
-        share = sum(held.get(each.kind, 0.0) / each.shards for each in self.replicas)
-        share = 0.0 if self.job.plan.data_parallel.servers else share * (1.0 - self.job.plan.offload.ratio)
-        numerics = self.job.plan.numerics
-        seconds = optimizer_time_s(share, numerics, self.job.kernels, self.job.stack)
         shards = (self.replicas[0].shards, self.replicas[-1].shards)
-        seconds += products_time_s(matrices, shards, numerics, self.job.kernels)
+        seconds = float(self.update_s(self.share(held)))
+        seconds += products_time_s(matrices, shards, self.job.plan.numerics, self.job.kernels)
         streams = (COMPUTE, GATHER, REDUCE, *self.reduce_streams)
         return Node(kind="optimizer", name="optimizer", streams=streams, duration_ns=int(to_ns(seconds)))
 
-    def _late_gather(self, held: Mapping[str, float]) -> tuple[Node, ...]:
-        if self.per_unit or self.job.plan.data_parallel.overlap_param_gather:
-            return ()
-        nodes = []
-        for each in self.replicas:
-            if each.zero and held[each.kind] and not each.gathered:
-                use = CollectiveUse(each.shard_group, "all_gather", held[each.kind] * self.parameter_bytes)
-                node = Node("dp", "all_gather parameters", (COMPUTE, GATHER), collective=use)
-                nodes.append(node)
-        return tuple(nodes)
+    def share(self, held: Mapping[str, Array]) -> Array:
+        """Parameters of which a rank has the states, of those that it holds by kind; a number or arrays."""
+        return sum(held.get(each.kind, 0.0) / each.shards for each in self.replicas)
+
+    def update_s(self, share: Array) -> Array:
+        """Seconds in which a device updates its part of a share, products of matrices left out; a number or arrays."""
+        plan, stack = self.job.plan, self.job.stack
+        here = share * (0.0 if plan.data_parallel.servers else 1.0 - plan.offload.ratio)
+        return optimizer_time_s(here, plan.numerics, self.job.kernels, stack)
+
+
+def _behind(uses: Sequence[CollectiveUse], what: str, stream: str) -> tuple[Node, ...]:
+    """Collectives of a rank behind its passes, one after the other."""
+    return tuple(
+        Node("dp", f"{use.op} {what}", (COMPUTE, stream), collective=replace(use, count=int(use.count)))
+        for use in uses
+        if use.size_bytes
+    )

@@ -14,11 +14,12 @@ schedule's actions; this module decides what stands in them. The data-parallel r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from simpar.program.blocks.phases import BLOCK_STREAMS, CollectiveUse
 from simpar.program.blocks.segments import Segment
+from simpar.program.structure.buckets import Bucket, buckets
 
 HOST_OUT, HOST_IN, HOST_UPDATE = "host_out", "host_in", "host_update"
 DRIVE_IN, DRIVE_OUT = "drive_in", "drive_out"
@@ -190,6 +191,11 @@ class SyncPolicy:
         """Whether any gradients are reduced in this action."""
         return any(each.reduce_ops for each in self.copies)
 
+    def buckets(self, copies: Copies, units: Iterable[Unit]) -> list[Bucket]:
+        """How the gradients of units, in the order of their backward, are reduced."""
+        sizes = [copies.parameters(unit) * copies.gradient_bytes for unit in units]
+        return buckets(sizes, self.first_bucket_bytes, self.bucket_bytes, per_unit=copies.per_unit)
+
     def uses(self, unit: Unit) -> list[CollectiveUse]:
         """What the action moves for one unit by itself."""
         moved = []
@@ -249,8 +255,9 @@ def backward_template(
     nodes: list[Node] = []
     computes: list[int] = []
     reduces: list[int] = []
-    buckets = [_Buckets(sync, each) for each in sync.copies if each.reduce_ops]
-    outbox = _Outbox(sync, waits=bool(buckets))
+    reducing = [each for each in sync.copies if each.reduce_ops]
+    closing = [{bucket.at: bucket for bucket in sync.buckets(each, backwards)} for each in reducing]
+    outbox = _Outbox(sync, waits=bool(reducing))
     sent: list[int] = []
     if outbox.bounded:  # what an earlier pass made has gone before this one makes more
         nodes.append(Node("offload", "gradients gone", (HOST_OUT,)))
@@ -271,16 +278,15 @@ def backward_template(
             after = (*after, sent[-2])
         changes = (*changes, *outbox.held(unit), *_made(unit, sync))
         node = compute_node(kind, [unit], [segment], after=after, memory=changes)
-        awaits = two_buffers(GRADIENTS, len(reduces), sync.per_unit and bool(buckets))
+        awaits = two_buffers(GRADIENTS, len(reduces), sync.per_unit and bool(reducing))
         frees = (*((PARAMETERS,) if comes else ()), *((RETURNED,) if returning else ()))
         nodes.append(replace(node, awaits=awaits, frees=frees))
         computes.append(len(nodes) - 1)
-        last = index == len(units) - 1
         unit_reduced = -1
-        for bucket in buckets:
-            reductions = bucket.close(unit, last=last, after=computes[-1], position=len(nodes))
-            nodes += reductions
-            unit_reduced = len(nodes) - 1 if reductions and bucket.per_unit else unit_reduced
+        for copies, closes in zip(reducing, closing, strict=True):
+            if index in closes:
+                nodes += _reductions(closes[index], copies, after=computes[-1], position=len(nodes))
+                unit_reduced = len(nodes) - 1 if copies.per_unit else unit_reduced
         closed = len(nodes) - 1 > computes[-1]
         if unit_reduced >= 0:
             reduces.append(unit_reduced)
@@ -291,39 +297,17 @@ def backward_template(
     return Template(tuple(nodes), computes[-1])
 
 
-class _Buckets:
-    """Fills gradient buckets unit by unit and emits the reductions that a unit completes.
-
-    DDP's first bucket is small, so that reduction starts early.
-    """
-
-    def __init__(self, sync: SyncPolicy, copies: Copies) -> None:
-        self._sync, self._copies = sync, copies
-        self._pending = 0.0
-        self._limit = sync.first_bucket_bytes or sync.bucket_bytes
-        self.per_unit = copies.per_unit
-
-    def close(self, unit: Unit, *, last: bool, after: int, position: int) -> list[Node]:
-        """Reductions of the buckets that are full once ``unit`` is done; the ``last`` unit empties them."""
-        sync = self._sync
-        self._pending += self._copies.parameters(unit) * self._copies.gradient_bytes
-        full = self.per_unit or self._pending >= self._limit
-        if not (full or last) or self._pending <= 0:
-            return []
-        size, count = self._pending, 1
-        if not self.per_unit and sync.bucket_bytes > 0:
-            count = max(1, round(size / sync.bucket_bytes))
-        self._pending, self._limit = 0.0, sync.bucket_bytes
-        nodes = []
-        for offset, (group, op, share) in enumerate(self._copies.reduce_ops):
-            use = CollectiveUse(group, op, size * share / count, count)
-            streams = (REDUCE,) if offset == 0 else (f"{REDUCE}.{group}",)
-            waits = (after,) if offset == 0 else (position + offset - 1,)
-            gone = (
-                (MemoryChange(True, -size, "transient"),) if self._copies.whole_bytes and not offset else ()
-            )
-            nodes.append(Node("dp", f"{op} gradients", streams, collective=use, after=waits, memory=gone))
-        return nodes
+def _reductions(bucket: Bucket, copies: Copies, *, after: int, position: int) -> list[Node]:
+    """The collectives in turn that reduce a bucket behind a node."""
+    nodes = []
+    for offset, (group, op, share) in enumerate(copies.reduce_ops):
+        use = CollectiveUse(group, op, bucket.size_bytes * share / bucket.count, bucket.count)
+        streams = (REDUCE,) if offset == 0 else (f"{REDUCE}.{group}",)
+        waits = (after,) if offset == 0 else (position + offset - 1,)
+        frees = copies.whole_bytes and not offset
+        gone = (MemoryChange(True, -bucket.size_bytes, "transient"),) if frees else ()
+        nodes.append(Node("dp", f"{op} gradients", streams, collective=use, after=waits, memory=gone))
+    return nodes
 
 
 def forward_memory(units: Sequence[Unit]) -> tuple[MemoryChange, ...]:

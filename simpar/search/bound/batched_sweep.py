@@ -91,7 +91,7 @@ class Sweeps:
             batch = Batch(self.bounds, rows[same])
             for shape, mine in pipelines.by_shape(pipelines.index[rows[same]]):
                 for apart, alike in _by_pairs(RowCharge(batch, shape, mine)):
-                    charge = RowCharge(batch, shape, mine[alike], swept=True)
+                    charge = RowCharge(batch, shape, mine[alike])
                     found[same[charge.mine]] = bound(charge, self._table(key, apart))
         return found
 

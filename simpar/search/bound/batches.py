@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.plan.plan import Numerics
 from simpar.search.bound.data_parallel import Scheme
 
 if TYPE_CHECKING:
@@ -50,11 +49,12 @@ class Batch:
         return self._unique[1]
 
     @cached_property
-    def numerics(self) -> Ints:
-        """Of every scheme the first one with the same optimizer and precision."""
-        known: dict[Numerics, int] = {}
-        every = [one.sync.job.plan.numerics for one in self.schemes]
-        return np.array([known.setdefault(one, at) for at, one in enumerate(every)], dtype=np.int64)
+    def alike_updates(self) -> Ints:
+        """Of every scheme the first one that updates in the same way."""
+        known: dict[object, int] = {}
+        plans = [one.sync.job.plan for one in self.schemes]
+        each = [(one.numerics, one.offload.ratio, one.data_parallel.servers) for one in plans]
+        return np.array([known.setdefault(one, at) for at, one in enumerate(each)], dtype=np.int64)
 
     @cached_property
     def _pairs(self) -> tuple[Ints, Ints, Ints]:
@@ -91,7 +91,3 @@ class Batch:
         if name not in self._columns:
             self._columns[name] = self.bounds.pipelines.passes.drains_s(self.key, letter)
         return np.asarray(self._columns[name])
-
-    def kernels(self, mine: Ints, letter: str) -> Floats:
-        """Kernels of passes by kind, [len(mine), kinds]."""
-        return self.bounds.pipelines.passes.kernels_ns[letter][self.key[mine]].astype(np.float64)

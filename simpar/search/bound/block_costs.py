@@ -16,14 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.operators import OperatorTime, operator_times
-from simpar.cost.optimizers import RULES, Matrix, inner_matrices, products_time_s
+from simpar.cost.optimizers import RULES, inner_matrices, matrices_time_s
 from simpar.models.graph import Block, Dims, evaluate
 from simpar.models.recompute import OPTIMAL
 from simpar.plan.grid import grid_of
-from simpar.plan.plan import Numerics
 from simpar.plan.schedules import make_schedule
 from simpar.plan.sharding import RankDims
-from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, CollectiveUse, Phase, Step
+from simpar.program.blocks.phases import BLOCK_STREAMS, CollectiveUse, Phase, Step
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.blocks.segments import latest, schedule, slowed_beside
 from simpar.program.blocks.steps import BlockSteps, block_steps
@@ -50,7 +49,6 @@ KEY_AXES = (
 LETTERS = tuple(PASSES)
 MOST_STEPS = 512  # blocks of keys whose steps are kept
 AGAIN = "again"
-CARRIERS = tuple(stream for stream in BLOCK_STREAMS if stream != COMPUTE)
 
 
 @dataclass(frozen=True)
@@ -239,7 +237,10 @@ class BlockCosts:
             table = np.zeros((len(self.views), len(self.kinds), 2, 2))
             for key, view in enumerate(self.views if RULES[name].products else ()):
                 for at, kind in enumerate(self.kinds):
-                    table[key, at] = _products_s(inner_matrices([kind.block], view.tensor), numerics, view)
+                    matrices = inner_matrices([kind.block], view.tensor)
+                    for expert in (0, 1):
+                        mine = [matrix for matrix in matrices if matrix.expert == bool(expert)]
+                        table[key, at, expert] = matrices_time_s(mine, numerics, view.job.kernels)
             found[name] = table
         return found
 
@@ -325,33 +326,18 @@ class BlockCosts:
             self._groups[cached] = {kind.name: kind.groups[0] for kind in kinds}
         return self._groups[cached][name]
 
-    def alone_ns(self, keys: Ints, shape: Shape) -> list[dict[str, Ints]]:
-        """Times of passes of a shape with nothing beside them, each of which bounds a step.
+    def alone_ns(self, keys: Ints, shape: Shape) -> dict[str, Ints]:
+        """Times of passes of a shape with nothing beside them; their kernels alone where passes run together."""
+        if shape.pairs:
+            return {letter: self.kernels_ns[letter][keys] for letter in shape.letters}
+        return self.plain_ns(keys, shape.letters, shape.kinds)
 
-        Where passes run together only what one stream carries of both adds up: one table a stream.
-        """
-        if not shape.pairs:
-            return [self.plain_ns(keys, shape.letters, shape.kinds)]
-        unique, where = np.unique(keys, return_inverse=True)
-        carried: dict[str, Ints] = {}
-        for letter in shape.letters:
-            carried[letter] = np.zeros((len(unique), len(self.kinds), len(CARRIERS)), dtype=np.int64)
-            for at, key in enumerate(unique.tolist()):
-                for kind in shape.kinds:
-                    carried[letter][at, kind] = self._carried(key, kind, letter)
-        kernels = {letter: self.kernels_ns[letter][keys] for letter in shape.letters}
-        streams = [
-            at for at in range(len(CARRIERS)) if any(table[..., at].any() for table in carried.values())
-        ]
-        return [kernels, *({one: table[where][..., at] for one, table in carried.items()} for at in streams)]
-
-    def _carried(self, key: int, kind: int, letter: str) -> tuple[int, ...]:
-        """Nanoseconds of a pass on every stream of CARRIERS."""
-        lane, found = self._lane(key, kind, letter), dict.fromkeys(CARRIERS, 0)
-        for step, use, took in zip(lane.steps, lane.uses, lane.prices_ns.tolist(), strict=True):
-            if use is not None:
-                found[step.stream] += took
-        return tuple(found.values())
+    def carried_ns(self, key: int, kind: int, letter: str) -> Ints:
+        """Nanoseconds of a pass on each of BLOCK_STREAMS, int64[streams]."""
+        lane, slow = self._lane(key, kind, letter), self.jobs.problem.stack.launch.kernel_overhead
+        took = lane.prices_ns + to_ns(lane.seconds * slow)
+        streams = [BLOCK_STREAMS.index(step.stream) for step in lane.steps]
+        return np.bincount(streams, took, len(BLOCK_STREAMS)).astype(np.int64)
 
     def plain_ns(
         self, keys: Ints, letters: Sequence[str] = LETTERS, kinds: Sequence[int] | None = None
@@ -420,16 +406,6 @@ class Lane:
     prices_ns: Ints
     compute_s: float
     issue_s: float
-
-
-def _products_s(matrices: Sequence[Matrix], numerics: Numerics, view: RankView) -> Floats:
-    """Seconds of the matrices of one block, float64[2, 2]: rows dense and experts, columns all and the dearest."""
-    found = np.zeros((2, 2))
-    for matrix in matrices:
-        one = products_time_s([replace(matrix, count=1)], (1, 1), numerics, view.job.kernels)
-        row = found[int(matrix.expert)]
-        row[:] = row[0] + one * float(matrix.count), max(row[1], one)
-    return found
 
 
 def _columns(dims: Sequence[Dims]) -> Dims:

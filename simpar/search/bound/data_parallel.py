@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.models.graph import evaluate
 from simpar.plan.schedules import make_schedule
+from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import RankView
-from simpar.program.emission.collective_prices import FREE, Added, Price, shared_slopes_s
-from simpar.program.emission.traffic import EMBEDDING_GROUP, group_kinds
+from simpar.program.emission.collective_prices import FREE, Added, Price
+from simpar.program.emission.traffic import EMBEDDING_GROUP, embedding_sum, group_kinds
+from simpar.program.structure.buckets import buckets
 from simpar.program.structure.stages import PASSES
 from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
 from simpar.program.structure.templates import Copies, SyncPolicy
@@ -41,13 +42,12 @@ SCHEME_AXES = (
 class Moves:
     """What passes of one kind move for one block by itself, in nanoseconds by kind of block, float64[kinds].
 
-    ``gather`` all its parameter gathers; ``first`` its first reductions, which share a stream; ``reduce`` all of
-    them; ``both`` the longest first and second reduction in turn. ``occupied`` is how long all of it slows kernels.
+    ``gather`` all its parameter gathers; ``first`` its first reductions, which share a stream; ``both`` the longest
+    first and second reduction in turn. ``occupied`` is how long all of it slows kernels.
     """
 
     gather: Floats
     first: Floats
-    reduce: Floats
     both: Floats
     occupied: Floats
 
@@ -72,7 +72,6 @@ class Scheme:
 
     ``still`` are those that are not trained, and come with the others where these are freed after use; ``rests`` marks
     kinds that run nothing backward and need nothing for it.
-    ``drains_s`` are seconds a byte that gathers and reductions take of the link that they share.
     ``own`` are the links of rank 0.
     """
 
@@ -81,7 +80,6 @@ class Scheme:
     parameters: Mapping[str, Floats]
     still: Mapping[str, Floats]
     rests: Bools
-    drains_s: tuple[float, float]
     own: Ints
 
     @cached_property
@@ -113,7 +111,7 @@ class Scheme:
 
     def _moves(self, policy: SyncPolicy, ahead: bool) -> Moves:
         none = np.zeros(len(self.parameters[DENSE]))
-        gather, first, every, both, occupied = (none.copy() for _ in range(5))
+        gather, first, both, occupied = (none.copy() for _ in range(4))
         for copies in policy.copies:
             count = self.parameters[copies.kind]
             if copies.gather_group:
@@ -125,13 +123,13 @@ class Scheme:
             in_turn = none.copy()
             for position, took in enumerate(self.reduction_ns(copies, count * copies.gradient_bytes)):
                 spent = np.where(count > 0, took, 0)
-                in_turn, every = in_turn + spent, every + spent
+                in_turn = in_turn + spent
                 first += spent if position == 0 else 0
             both = np.maximum(both, in_turn)
             for group, op, share in copies.reduce_ops:
                 reduced = count * copies.gradient_bytes * share
                 occupied += np.where(count > 0, self.wires[op, group].occupied_ns(reduced), 0)
-        return Moves(gather, first, every, both, occupied)
+        return Moves(gather, first, both, occupied)
 
     def reduction_ns(self, copies: Copies, size_bytes: Any, count: Any = 1) -> tuple[Ints, ...]:
         """The reductions in turn of gradients of ``size_bytes``, in ``count`` calls each."""
@@ -150,49 +148,22 @@ class Scheme:
             self._cuts[pieces, policy] = _cut(self, pieces, policy)
         return self._cuts[pieces, policy]
 
-    @property
-    def reduces_late(self) -> bool:
-        """Whether gradients are reduced behind the last backward."""
-        sync = self.sync
-        return not sync.job.plan.data_parallel.overlap_grad_reduce and not sync.single_process
-
-    def late_reduction_ns(self, held: Mapping[str, Floats]) -> Floats:
-        """What that takes, for parameters of ranks by who holds copies."""
-        total = np.zeros_like(held[DENSE])
-        for each in self.sync.replicas:
-            size = held[each.kind] * self.sync.gradient_bytes
-            count = self.sync.late_calls(size)
-            copies = Copies(each.kind, reduce_ops=self.sync.reduce_ops(each))
-            for took in self.reduction_ns(copies, size, count):
-                total = total + np.where(size > 0, took, 0)
-        return np.asarray(total)
-
-    @property
-    def gathers_late(self) -> bool:
-        """Whether parameters are gathered at once, behind the update."""
-        sync = self.sync
-        overlap = sync.job.plan.data_parallel.overlap_param_gather
-        return sync.zero > 0 and not sync.per_unit and not overlap and not sync.single_process
-
-    def late_gather_ns(self, held: Mapping[str, Floats]) -> Floats:
-        """What that takes, for parameters of ranks by who holds copies."""
-        total = np.zeros_like(held[DENSE])
-        for each in self.sync.replicas:
-            if each.zero:
-                wire = self.wires["all_gather", each.shard_group]
-                took = wire.time_ns(held[each.kind] * self.sync.parameter_bytes)
-                total = total + np.where(held[each.kind] > 0, took, 0)
-        return np.asarray(total)
+    def taken_ns(self, uses: Sequence[CollectiveUse]) -> Floats:
+        """Nanoseconds of collectives in turn, of arrays of sizes that are all alike."""
+        each = [
+            np.where(
+                use.size_bytes > 0, self.wires[use.op, use.group].time_ns(use.size_bytes, use.count), 0.0
+            )
+            for use in uses
+        ]
+        return np.asarray(sum(each))
 
     @cached_property
     def embedding_ns(self) -> float:
         """The sum of the gradients of tied embeddings, zero where there is none."""
-        wire = self.wires.get(("all_reduce", EMBEDDING_GROUP), FREE)
-        if wire is FREE or self.sync.job.graph.embedding.still:
+        if ("all_reduce", EMBEDDING_GROUP) not in self.wires or self.sync.job.graph.embedding.still:
             return 0.0
-        graph, view = self.sync.job.graph, RankView.of(self.sync.job)
-        weights = graph.embedding.operators[0].weights[0].size
-        return float(wire.time_ns(float(evaluate(weights, view.tensor)) * self.sync.gradient_bytes))
+        return float(self.taken_ns([embedding_sum(RankView.of(self.sync.job), self.sync)]))
 
     def gather_slopes_s(self, *, kind: str, letter: str, boundary: bool) -> Floats:
         """Seconds a parameter that the gathers of a pass take of each of rank 0's links."""
@@ -211,16 +182,6 @@ class Scheme:
             for group, op, share in each.reduce_ops if each.kind == kind else ():
                 found += each.gradient_bytes * share * self.wires[op, group].slopes_s(self.own)
         return found
-
-    @property
-    def least_slopes_s(self) -> tuple[float, ...]:
-        """Seconds a byte that first reductions take of their busiest link, by who holds copies."""
-        found = []
-        for kind in (DENSE, EXPERTS):
-            each = next((one for one in self.sync.replicas if one.kind == kind), None)
-            ops = self.sync.reduce_ops(each) if each else ()
-            found.append(self.wires[ops[0][1], ops[0][0]].least_slope_s if ops else 0.0)
-        return tuple(found)
 
 
 @dataclass
@@ -261,9 +222,7 @@ class Schemes:
                 wire = passes.wires.of(op, groups[group], group)
                 per_byte = added.of_call(op, group)[1]
                 wires[op, group] = replace(wire, added_s_per_byte=per_byte) if per_byte else wire
-        key, dense = int(passes.key[row]), sync.replicas[0]
-        reduce = sync.reduce_ops(dense)
-        gather = wires.get(("all_gather", dense.shard_group), FREE)
+        key = int(passes.key[row])
         parameters = passes.dense[key].copy()
         if self.meet[row] and not sync.per_unit:
             parameters[passes.head] -= passes.projection[key]
@@ -273,7 +232,6 @@ class Schemes:
             parameters={DENSE: parameters, EXPERTS: passes.experts[key]},
             still={kind: still[key] for kind, still in passes.still.items()},
             rests=np.array([kind.block.still for kind in passes.kinds]),
-            drains_s=shared_slopes_s(gather, wires[reduce[0][1], reduce[0][0]] if reduce else FREE),
             own=passes.wires.own,
         )
 
@@ -297,55 +255,27 @@ def _uses(sync: Synchronisation) -> list[tuple[str, str]]:
     return found
 
 
-@dataclass(frozen=True)
-class Buckets:
-    """Gradient buckets of one backward pass over a stage, in the order in which they close.
-
-    ``size_bytes`` and ``count`` of calls; ``behind[b, kind]`` how many blocks of a kind run their backward after the
-    bucket is full.
-    """
-
-    size_bytes: Floats
-    count: Floats
-    behind: Floats
-
-
-def buckets(scheme: Scheme, pieces: Sequence[int], policy: SyncPolicy, copies: Copies) -> Buckets:
-    """How the gradients of a stage are cut, by the rule of :mod:`simpar.program.structure.templates`."""
-    bytes_of = scheme.parameters[copies.kind] * copies.gradient_bytes
-    limit, pending = policy.first_bucket_bytes or policy.bucket_bytes, 0.0
-    sizes, counts, behind = [], [], []
-    left = np.bincount(pieces, minlength=len(bytes_of)).astype(np.float64)
-    for position, kind in enumerate(reversed(pieces)):
-        pending += float(bytes_of[kind])
-        left[kind] -= 1
-        full = policy.per_unit or pending >= limit
-        if not (full or position == len(pieces) - 1) or pending <= 0:
-            continue
-        whole = policy.per_unit or policy.bucket_bytes <= 0
-        sizes.append(pending)
-        counts.append(1 if whole else max(1, round(pending / policy.bucket_bytes)))
-        behind.append(left.copy())
-        pending, limit = 0.0, policy.bucket_bytes
-    shape = (-1, len(bytes_of))
-    return Buckets(np.array(sizes), np.array(counts, dtype=np.float64), np.array(behind).reshape(shape))
-
-
 def _cut(scheme: Scheme, pieces: tuple[int, ...], policy: SyncPolicy) -> Cut:
     """First reductions of a stage in the order of their queue, and the last second one."""
-    took, behind, second = [], [], 0.0
+    backwards, second = np.array(pieces[::-1]), 0.0
+    left = np.eye(len(scheme.rests))[backwards][::-1].cumsum(axis=0)[::-1]  # with the block itself
+    took: list[Ints] = []
+    closing: list[Ints] = []
     for copies in policy.copies:
         if not copies.reduce_ops:
             continue
-        each = buckets(scheme, pieces, policy, copies)
-        times = scheme.reduction_ns(copies, each.size_bytes, each.count)
+        sizes = scheme.parameters[copies.kind][backwards] * copies.gradient_bytes
+        each = buckets(sizes, policy.first_bucket_bytes, policy.bucket_bytes, per_unit=copies.per_unit)
+        size, count = (np.array([getattr(one, name) for one in each]) for name in ("size_bytes", "count"))
+        times = scheme.reduction_ns(copies, size, count)
         took.append(times[0])
-        behind.append(each.behind)
-        if len(times) > 1 and len(times[1]):
+        closing.append(np.array([one.at for one in each], dtype=np.int64))
+        if len(times) > 1 and each:
             second = float(times[1][-1])
     if not took:
-        return Cut(np.zeros(0), np.zeros((0, len(scheme.parameters[DENSE]))), 0.0, 0.0)
-    left = np.concatenate([one.sum(axis=1) for one in behind])
-    order = np.argsort(-left, kind="stable")
-    sizes = np.concatenate(took)[order].astype(np.float64)
-    return Cut(np.cumsum(sizes[::-1])[::-1], np.concatenate(behind)[order], float(sizes.sum()), second)
+        return Cut(np.zeros(0), left[:0], 0.0, 0.0)
+    at = np.concatenate(closing)
+    order = np.argsort(at, kind="stable")
+    times_ns = np.concatenate(took)[order].astype(np.float64)
+    behind = left[at[order]] - np.eye(len(scheme.rests))[backwards[at[order]]]
+    return Cut(np.cumsum(times_ns[::-1])[::-1], behind, float(times_ns.sum()), second)

@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.plan.routing import has_sampled_loads
-from simpar.program.blocks.phases import BLOCK_STREAMS, Phase
+from simpar.program.blocks.phases import Phase
 from simpar.program.blocks.segments import make_segment
 from simpar.program.structure.pairs import merged
 from simpar.program.structure.stages import PASSES
 from simpar.search.bound.block_costs import BlockCosts
-from simpar.units import to_ns
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -49,35 +49,34 @@ class OverlappedPasses:
                 found += [self._block_ns(int(key), forward, backward, letter) for key in unique]
         return np.asarray(found[where])
 
-    def _block_ns(self, key: int, forward: int, backward: int, letter: str) -> int:
-        known = key, forward, backward, letter
+    def _block_ns(self, *known: Any) -> int:
         if known not in self._known:
-            self._known[known] = self._bound(*known)
+            merged_ns = self._merged_ns(*known)
+            self._known[known] = self._least_ns(*known) if merged_ns is None else merged_ns
         return self._known[known]
 
-    def _bound(self, key: int, forward: int, backward: int, letter: str) -> int:
-        """Both blocks as the Program merges them; or any order of their steps, where its prices may be others."""
+    def _least_ns(self, key: int, forward: int, backward: int, letter: str) -> int:
+        """What each stream carries of both, and what each takes alone."""
+        each = (forward, "F"), (backward, letter)
+        alone = [
+            int(self.passes.plain_ns(np.array([key]), (one,), (kind,))[one][0, kind]) for kind, one in each
+        ]
+        busy = sum(self.passes.carried_ns(key, kind, one) for kind, one in each)
+        return max(int(np.max(busy)), *alone)
+
+    def _merged_ns(self, key: int, forward: int, backward: int, letter: str) -> int | None:
+        """Both blocks as the Program merges them, or None where other ranks may merge them in another order."""
         passes, stack = self.passes, self.passes.jobs.problem.stack
         phases = passes.steps(key, forward).forward, getattr(passes.steps(key, backward), PASSES[letter])
         price = partial(passes.price, key)
+        if not self._is_exact(key, phases):
+            return None
         merge, share = merged(*phases, price)
         excess = max(stack.overlap.compute_slowdown_while_comm - 1.0, 0.0)
         slow = stack.launch.kernel_overhead * (1.0 + excess * share)
-        if self._is_exact(key, merge):
-            return make_segment(merge, price, slowdown=slow).duration_ns
-        busy = dict.fromkeys(BLOCK_STREAMS, 0)
-        for step in merge.steps:
-            busy[step.stream] += (
-                price(step.collective) if step.collective else int(to_ns(step.duration_s * slow))
-            )
-        one = np.array([key])
-        alone = [
-            int(passes.plain_ns(one, (which,))[which][0, kind])
-            for which, kind in (("F", forward), (letter, backward))
-        ]
-        return max(*busy.values(), *alone)
+        return make_segment(merge, price, slowdown=slow).duration_ns
 
-    def _is_exact(self, key: int, phase: Phase) -> bool:
+    def _is_exact(self, key: int, phases: tuple[Phase, ...]) -> bool:
         """Whether all ranks merge in the order that rank 0 finds alone: its groups share no link with others of a kind.
 
         Else some may find their collectives dearer, and another order.
@@ -85,5 +84,5 @@ class OverlappedPasses:
         view = self.passes.views[key]
         if view.uneven_context or has_sampled_loads(view.job.plan):
             return False
-        uses = {step.collective for step in phase.steps if step.collective is not None}
+        uses = {step.collective for phase in phases for step in phase.steps if step.collective is not None}
         return all(self.passes.wire(key, use).private for use in uses)

@@ -61,7 +61,7 @@ class Pipelines:
     def moved(self, rows: Ints) -> int:
         """Some rows, alike but for overlap, have another shape than before; their pipeline."""
         self.shapes.moved(rows)
-        for name in ("key", "shape"):
+        for name in ("key", "shape", "_paired"):
             self.__dict__.pop(name, None)
         self.row = np.append(self.row, rows[0])
         self.index[rows] = len(self.row) - 1
@@ -85,6 +85,14 @@ class Pipelines:
             return np.zeros(self.jobs.rows.count, dtype=bool)
         each = [self.shapes[at].meets for at in range(len(self.shapes.row))]
         return np.array(each, dtype=bool)[self.shapes.index]
+
+    @cached_property
+    def _paired(self) -> NDArray[np.bool_]:
+        return np.array([self.shapes[at].pairs for at in range(len(self.shapes.row))], dtype=bool)
+
+    def paired(self, rows: Ints) -> NDArray[np.bool_]:
+        """Rows in whose tables passes run together."""
+        return np.asarray(self._paired[self.shapes.index[rows]])
 
     def microbatches(self, which: Ints) -> Floats:
         """Microbatches of some pipelines."""
@@ -120,12 +128,12 @@ class Pipelines:
         """Bounds of some pipelines by their passes and messages."""
         found, key = np.zeros(len(which)), self.key[which]
         for shape, mine in self.by_shape(which):
-            for times in self.passes.alone_ns(key[mine], shape):
-                path = self.path(shape, which[mine], Stages.plain(shape, times))
-                found[mine] = np.maximum(found[mine], path.longest)
-                if "recompute_early" in self.jobs.rows.domain:
-                    busy = path.ends + self._ahead(shape, which[mine])
-                    found[mine] = np.maximum(found[mine], busy.max(axis=1))
+            times = self.passes.alone_ns(key[mine], shape)
+            path = self.path(shape, which[mine], Stages.plain(shape, times))
+            found[mine] = path.longest
+            if "recompute_early" in self.jobs.rows.domain:
+                busy = path.ends + self._ahead(shape, which[mine])
+                found[mine] = np.maximum(found[mine], busy.max(axis=1))
         return found
 
     def _ahead(self, shape: Shape, which: Ints) -> Floats:

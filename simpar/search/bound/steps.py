@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.cost.collectives import host
 from simpar.cost.offload import update_bytes
-from simpar.cost.operators import optimizer_time_s
-from simpar.cost.optimizers import RULES
+from simpar.cost.optimizers import RULES, shared_out_s
 from simpar.plan.plan import Numerics
 from simpar.program.structure.synchronisation import DENSE, EXPERTS
 from simpar.search.bound.batches import Batch
@@ -54,9 +54,6 @@ class RowBounds:
             returns.max(axis=1) + tail[:, 0],
             charge.streams.max(axis=1),
         ]
-        if shape.pairs:  # more than kernels adds up; that is found without data parallelism
-            unique, where = np.unique(pipelines, return_inverse=True)
-            bounds.append(self.pipelines.passes_bound_ns(unique)[where])
         return np.asarray(np.maximum.reduce(bounds))
 
 
@@ -76,15 +73,11 @@ class Charge:
 
 @dataclass(frozen=True)
 class RowCharge:
-    """Arithmetic over rows of one shape, ``mine`` of a batch; everything is float64[n, ...] nanoseconds.
-
-    Passes are taken by themselves where the table is ``swept``, which knows the ones that run together.
-    """
+    """Arithmetic over rows of one shape, ``mine`` of a batch; everything is float64[n, ...] nanoseconds."""
 
     batch: Batch
     shape: Shape
     mine: Ints
-    swept: bool = False
     _times: dict[tuple[str, bool], Floats] = field(default_factory=dict)
 
     def charge(self) -> Charge:
@@ -137,12 +130,8 @@ class RowCharge:
         return np.asarray(self.each("per_unit", lambda one: one.sync.per_unit))
 
     def passes(self, letter: str, *, boundary: bool) -> Floats:
-        """Times of passes by kind, slowed by what runs beside them, [n, kinds]; kernels of passes in pairs."""
-        alone = self.batch.passes(self.mine, letter, boundary=boundary)
-        if self.swept or not self.shape.pairs:
-            return alone
-        apart = self.each("apart", lambda one: one.always_apart)
-        return np.where(apart[:, None], alone, self.batch.kernels(self.mine, letter))
+        """Times of passes by kind, slowed by what runs beside them, [n, kinds]."""
+        return self.batch.passes(self.mine, letter, boundary=boundary)
 
     @cached_property
     def stages(self) -> Stages:
@@ -213,7 +202,7 @@ class RowCharge:
     @cached_property
     def late(self) -> Floats:
         """Reductions behind the last backward where none ran beside it, [n, ranks]."""
-        return self._of_schemes(Scheme.late_reduction_ns, "reduces_late")
+        return self._behind("late_reductions")
 
     @cached_property
     def embedding(self) -> Floats:
@@ -223,38 +212,29 @@ class RowCharge:
     @cached_property
     def optimizer(self) -> Floats:
         """The update and the late gather behind it, [n, ranks]."""
-        share: Floats = np.zeros((len(self.mine), self.shape.num_ranks))
-        for kind, held in self.parameters.items():
-            parts = self.each(("shards", kind), partial(_shards, kind=kind))
-            share = share + held / parts[:, None]
-        bare = self.each("bare", _updates_nothing)
-        found = np.zeros_like(share)
-        which = self.batch.numerics[self.batch.scheme[self.mine]]
+        parts = {kind: self.each(("shards", kind), partial(_shards, kind=kind)) for kind in self.parameters}
+        share = sum(held / parts[kind][:, None] for kind, held in self.parameters.items())
+        share = np.where(self.each("alone", lambda one: one.sync.single_process)[:, None], 0.0, share)
+        found, which = np.zeros_like(share), self.batch.alike_updates[self.batch.scheme[self.mine]]
         for at in np.unique(which).tolist():
-            job = self.batch.schemes[at].sync.job
-            numerics, mine = job.plan.numerics, np.flatnonzero((which == at) & ~bare)
-            here = (
-                share[mine]
-                * (1.0 - self.each("away", lambda one: one.sync.job.plan.offload.ratio)[mine])[:, None]
-            )
-            took_s = optimizer_time_s(here, numerics, job.kernels, job.stack) + self._products_s(
-                numerics, mine
-            )
-            found[mine] = to_ns(took_s)
+            sync, mine = self.batch.schemes[at].sync, np.flatnonzero(which == at)
+            products_s = self._products_s(sync.job.plan.numerics, parts, mine)
+            found[mine] = to_ns(sync.update_s(share[mine]) + products_s)
+        found = np.where(share > 0, found, 0.0)  # one process updates on the first device
         found = np.maximum(found, share * self.each("on host", self._on_host_ns)[:, None])
-        return np.asarray(found + self._of_schemes(Scheme.late_gather_ns, "gathers_late"))
+        return np.asarray(found + self._behind("late_gathers"))
 
-    def _products_s(self, numerics: Numerics, mine: Ints) -> Floats:
+    def _products_s(self, numerics: Numerics, parts: Mapping[str, Floats], mine: Ints) -> Floats | float:
         """Seconds of the products of a matrix optimizer, [len(mine), ranks]: whole matrices, shared out."""
-        counts = self.shape.of_rank @ self.shape.by_stage
-        found = np.zeros((len(mine), len(counts)))
         if not RULES[numerics.optimizer].products:
-            return found
+            return 0.0
+        counts = self.shape.of_rank @ self.shape.by_stage
         table = self.bounds.pipelines.passes.products_s[numerics.optimizer][self.keys[mine]]
+        found = np.zeros((len(mine), len(counts)))
         for expert, kind in enumerate((DENSE, EXPERTS)):
-            parts = self.each(("shards", kind), partial(_shards, kind=kind))[mine]
-            dearest = (table[:, None, :, expert, 1] * (counts > 0)).max(axis=2)
-            found += np.maximum(weigh(table[:, :, expert, 0], counts) / parts[:, None], dearest)
+            whole_s, each_s = table[:, :, expert, 0], table[:, None, :, expert, 1]
+            dearest_s = (each_s * (counts > 0)).max(axis=2)
+            found += shared_out_s(weigh(whole_s, counts), dearest_s, parts[kind][mine][:, None])
         return found
 
     def _on_host_ns(self, scheme: Scheme) -> float:
@@ -266,23 +246,24 @@ class RowCharge:
         job, passes = scheme.sync.job, self.bounds.pipelines.passes
         if not job.plan.offload.ratio or job.plan.offload.offload_delayed:
             return 0.0
-        profile, mesh = passes.wires.cluster.profile, job.plan.mesh
+        cluster, mesh = passes.wires.cluster, job.plan.mesh
         beside = (
             mesh.tp * mesh.cp * (int(mesh.dp or 1) if mesh.order.index("dp") < mesh.order.index("pp") else 1)
         )
         if passes.jobs.problem.perturbation.slow_ranks:
             beside = 1
-        rate = profile.host.memory_bandwidth * profile.host.update_efficiency
-        moved = job.plan.offload.ratio * update_bytes(job.plan, job.stack)
-        return NEARLY * min(beside, profile.devices_per_node) * moved / rate * NS_PER_S
+        alone_s = host.line("host_update", 0, cluster).seconds_per_byte * update_bytes(job.plan, job.stack)
+        at_once = min(beside, cluster.profile.devices_per_node)
+        return float(NEARLY * at_once * job.plan.offload.ratio * alone_s * NS_PER_S)
 
-    def _of_schemes(self, value: Callable[[Scheme, dict[str, Floats]], Floats], name: str) -> Floats:
-        """A function of a scheme and the parameters of ranks where a property says that it is not zero."""
+    def _behind(self, name: str) -> Floats:
+        """What a configuration moves behind the passes of ranks, of which :class:`Synchronisation` has the uses."""
         found = np.zeros((len(self.mine), self.shape.num_ranks))
-        if self.each(name, lambda one: getattr(one, name)).any():
-            for scheme, rows in self.by_scheme():
-                if getattr(scheme, name):
-                    found[rows] = value(scheme, {k: held[rows[:1]] for k, held in self.parameters.items()})
+        none = {kind: np.zeros(1) for kind in self.parameters}
+        moves = self.each(name, lambda one: bool(getattr(one.sync, name)(none)))
+        for scheme, rows in self.by_scheme() if moves.any() else ():
+            held = {kind: each[rows[:1]] for kind, each in self.parameters.items()}
+            found[rows] = scheme.taken_ns(getattr(scheme.sync, name)(held))
         return found
 
     @cached_property
@@ -309,7 +290,7 @@ class RowCharge:
     def tail(self) -> Floats:
         """What follows a rank's last pass at least, [n, ranks]: what a reduction beside it leaves, and the update.
 
-        A reduction leaves at least its last block's. Embeddings are summed behind the first reduction and beside the
+        That is at least its last block's. Embeddings are summed behind the first reduction and beside the
         second.
         """
         first, both = (self.moves(name, self.closing, boundary=True) for name in ("first", "both"))
@@ -321,34 +302,8 @@ class RowCharge:
             )
         else:
             opened = [self.shape.pieces[stage][0] for stage in self.shape.first_stage]
-            left, later = np.maximum(first[:, opened], self._unhidden()), both[:, opened]
+            left, later = first[:, opened], both[:, opened]
         return np.maximum(left + self.update, later + self.optimizer)
-
-    def _unhidden(self) -> Floats:
-        """All reductions of a rank's first stage, less the passes of its last backward that they may hide behind."""
-        stages = self.shape.first_stage
-        kinds = self.passes("B", boundary=True)
-        opened = [self.shape.pieces[stage][-1] for stage in stages]
-        hidden = self.stages.last_backward[:, stages] - kinds[:, opened]
-        reduces = some(self.moves("first", "B", boundary=True))
-        return np.asarray(
-            np.where(reduces, self._reduced(self.shape.by_stage[stages], boundary=True) - hidden, 0.0)
-        )
-
-    def _reduced(self, counts: Floats, *, boundary: bool) -> Floats:
-        """First reductions of blocks in given numbers: block by block, or in buckets that at least drain."""
-        first = self.moves("first", self.closing, boundary=boundary)
-        slopes = np.asarray(self.each("slopes", lambda one: one.least_slopes_s))
-        drained = sum(
-            self._bytes(kind, counts, "gradient_bytes") * slopes[:, [at]]
-            for at, kind in enumerate((DENSE, EXPERTS))
-        )
-        flat = np.where(some(first), np.asarray(drained) * NS_PER_S, 0.0)
-        return np.where(self.per_unit[:, None], weigh(first, counts), flat)
-
-    def _bytes(self, kind: str, counts: Floats, width: str) -> Floats:
-        widths = self.each(width, lambda one: float(getattr(one.sync, width)))
-        return np.asarray(self._moved(kind, counts) * widths[:, None])
 
     def _moved(self, kind: str, counts: Floats) -> Floats:
         """Parameters of blocks in given numbers that data parallelism moves, [n, len(counts)]."""
@@ -367,25 +322,18 @@ class RowCharge:
         return np.asarray(np.maximum.reduce(work) + self.update)
 
     def _carried(self) -> tuple[Floats, ...]:
-        """What gathers, reductions and the link that both use carry, [n, ranks, 2].
+        """What the streams of gathers and of reductions block by block carry, [n, ranks, 2].
 
-        In the first and last passes, and in every other microbatch.
+        In the first and last passes, and in every other microbatch. What flat buckets carry is on links at least.
         """
-        counts = self.shape.of_rank @ self.shape.by_stage
-        back = "I" if self.shape.splits else "B"
-        drains = np.asarray(self.each("drains", lambda one: one.drains_s)) * NS_PER_S
-        sizes = [self._bytes(DENSE, counts, width) for width in ("parameter_bytes", "gradient_bytes")]
-        gathers, reductions, shared = [], [], []
+        counts, back = self.shape.of_rank @ self.shape.by_stage, "I" if self.shape.splits else "B"
+        gathers, reductions = [], []
         for boundary in (True, False):
             each = [self.moves("gather", letter, boundary=boundary) for letter in ("F", back)]
             gathers.append(sum(weigh(one, counts) for one in each))
-            reductions.append(self._reduced(counts, boundary=boundary))
-            often = sum(self._gathers_dense(letter, boundary=boundary) for letter in ("F", back))
-            reduces = some(self.moves("first", self.closing, boundary=boundary))
-            shared.append(
-                sizes[0] * drains[:, :1] * np.asarray(often)[:, None] + sizes[1] * drains[:, 1:] * reduces
-            )
-        return tuple(np.stack(pair, axis=2) for pair in (gathers, reductions, shared))
+            first = weigh(self.moves("first", self.closing, boundary=boundary), counts)
+            reductions.append(np.where(self.per_unit[:, None], first, 0.0))
+        return tuple(np.stack(pair, axis=2) for pair in (gathers, reductions))
 
     def _linked(self) -> list[Floats]:
         """What everything takes of each of a rank's links, like those of rank 0, [n, ranks, 2] for every link.
@@ -420,15 +368,6 @@ class RowCharge:
                 found += self._moved(kind, counts)[..., None] * slope[:, None]
         return found
 
-    def _gathers_dense(self, letter: str, *, boundary: bool) -> Floats:
-        """Whether what is no expert is gathered in the passes of a letter."""
-
-        def gathers(one: Scheme) -> float:
-            copies = one.policies[letter, boundary].copies
-            return float(bool(copies and copies[0].gather_group))
-
-        return np.asarray(self.each(("gathers", letter, boundary), gathers))
-
 
 def some(values: Floats) -> Bools:
     """Rows in which anything is not zero, bool[n, 1]."""
@@ -438,8 +377,3 @@ def some(values: Floats) -> Bools:
 def _shards(scheme: Scheme, kind: str) -> float:
     """Ranks that share one copy of the states of parameters."""
     return float(next((one.shards for one in scheme.sync.replicas if one.kind == kind), 1))
-
-
-def _updates_nothing(scheme: Scheme) -> bool:
-    """Whether a rank's update is no part of the bound."""
-    return scheme.sync.single_process or bool(scheme.sync.job.plan.data_parallel.servers)

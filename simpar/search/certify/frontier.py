@@ -1,4 +1,4 @@
-"""Rows with bounds sharpened where it pays: by kernels, passes, whole steps, work of tables, sweeps, simulations.
+"""Rows with bounds sharpened where it pays: by kernels, passes, whole steps, sweeps, simulations.
 
 Always the row with the lowest bound is looked at again, together with others for which the next, dearer look can be
 shared; a row whose bound is no better than the best simulated step is never looked at again.
@@ -31,11 +31,11 @@ from simpar.units import NS_PER_S
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-KERNELS, PASSES, STEP, WORK, SWEPT, EXACT = range(6)
+KERNELS, PASSES, STEP, SWEPT, EXACT = range(5)
 SIZED = ("tp", "cp", "pp", "schedule", "vpp", "zero", "sequence_parallel", "tp_overlap")
 """Axes that decide how many ops a pass has, and how many ranks differ."""
 SOON = 1.05  # rows whose bounds are this close to the lowest are looked at along with it
-PASSED_AT_ONCE, ROWS_AT_ONCE, WORKED_AT_ONCE, SWEPT_AT_ONCE = 16384, 16384, 1024, 64
+PASSED_AT_ONCE, ROWS_AT_ONCE, SWEPT_AT_ONCE = 16384, 16384, 64
 UNTOLD = ("tp", "cp", "pp", "ep", "zero", "hsdp", "sequence_parallel", "tp_overlap")
 """Axes that kernels alone do not rank."""
 DEGREES = ("tp", "cp", "pp", "ep")
@@ -182,9 +182,7 @@ class Frontier:
         if self.own[row]:
             self._sweep_own(row)
             return
-        {KERNELS: self._passes, PASSES: self._steps, STEP: self._works, WORK: self._sweep}[
-            int(self.level[row])
-        ](row)
+        {KERNELS: self._passes, PASSES: self._steps, STEP: self._sweep}[int(self.level[row])](row)
 
     def sweep(self, row: int) -> None:
         """Bound a single row by the sweep."""
@@ -293,7 +291,7 @@ class Frontier:
         pipelines, found = self.bounds.pipelines, np.zeros(len(rows))
         which = pipelines.index[rows]
         for shape, mine in pipelines.by_shape(which):
-            times = pipelines.passes.alone_ns(pipelines.key[which[mine]], shape)[0]
+            times = pipelines.passes.alone_ns(pipelines.key[which[mine]], shape)
             path = pipelines.path(shape, which[mine], Stages.plain(shape, times))
             extra = self.squeeze.extra_ns(rows[mine], shape)
             ends = path.ends[:, [0, -1]].T + pipelines.microbatches(which[mine]) * extra
@@ -310,28 +308,21 @@ class Frontier:
         """Bound rows whose passes are known by whole steps."""
         rows = np.unique(rows[self.level[rows] == PASSES])
         rows = rows[~undecided(self.rows, rows)]
-        self._raise(rows, self.bounds.of(rows), STEP)
-
-    def _works(self, row: int) -> None:
-        """By the work of ranks where passes run together, which says little else; other rows are swept."""
-        pipelines = self.bounds.pipelines
-        if not pipelines.shapes[int(pipelines.shapes.index[row])].pairs:
-            self._sweep(row)
-            return
-        rows = self._like(row, STEP, WORKED_AT_ONCE)
-        self._raise(rows, self.sweeps.by_work(rows), WORK)
+        paired = self.bounds.pipelines.paired(rows)
+        self._raise(rows[~paired], self.bounds.of(rows[~paired]), STEP)
+        self._raise(rows[paired], self.sweeps.by_work(rows[paired]), STEP)
 
     def _sweep(self, row: int) -> None:
-        rows = self._like(row, int(self.level[row]), SWEPT_AT_ONCE)
+        rows = self._like(row)
         self._raise(rows, self.sweeps.of(rows), SWEPT)
         self.swept += len(rows)
 
-    def _like(self, row: int, level: int, most: int) -> Ints:
-        """A row and active ones of a level with the same table, those with the lowest bounds."""
-        columns, alike = self.rows, self._active[self.level[self._active] == level]
+    def _like(self, row: int) -> Ints:
+        """A row and active ones of whole steps with the same table, those with the lowest bounds."""
+        columns, alike = self.rows, self._at(STEP, len(self._active))
         for name in ("schedule", "pp", "vpp", "microbatches"):
             values = columns.code[name] if name in columns.code else columns[name]
             alike = alike[values[alike] == values[row]]
-        if len(alike) > most:
-            alike = alike[np.argpartition(self.worth(alike), most)[:most]]
+        if len(alike) > SWEPT_AT_ONCE:
+            alike = alike[np.argpartition(self.worth(alike), SWEPT_AT_ONCE)[:SWEPT_AT_ONCE]]
         return np.unique(np.append(alike, row))

@@ -20,13 +20,12 @@ PAIRED = ("dualpipe", "dualpipev", "naive")
 
 
 def bounds_of(frontier, row):
-    """Seconds by kernels, passes, whole steps, the work of ranks and the sweep, without the overhead of a step."""
+    """Seconds by kernels, passes, whole steps and the sweep, without the overhead of a step."""
     pipelines, one = frontier.bounds.pipelines, np.array([row])
     found = [
         pipelines.kernels_bound_ns()[0][pipelines.index[row]],
         pipelines.passes_bound_ns(pipelines.index[one])[0],
-        frontier.bounds.of(one)[0],
-        frontier.sweeps.by_work(one)[0],
+        (frontier.sweeps.by_work if pipelines.paired(one)[0] else frontier.bounds.of)(one)[0],
         frontier.sweeps.of(one)[0],
     ]
     return [float(bound) / NS_PER_S for bound in found]
@@ -47,13 +46,13 @@ def test_bounds_hold_where_passes_run_together(seed, problem_of, frontier_of):
     overhead = problem.stack.launch.step_overhead_s
     for row in range(frontier.rows.count):
         plan = plan_of(frontier.rows, row)
-        _, _, step, work, swept = bounds_of(frontier, row)
-        assert max(step, work, swept) <= measure(problem, plan).step_time_s - overhead + 1e-12, plan
+        _, _, step, swept = bounds_of(frontier, row)
+        assert max(step, swept) <= measure(problem, plan).step_time_s - overhead + 1e-12, plan
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_bounds_are_lower_bounds_of_the_contended_step(seed, problem_of, frontier_of):
-    """Kernels <= passes <= step, and step, work, sweep and the Program without contention <= the executed step.
+    """Kernels <= passes <= step, and step, sweep and the Program without contention <= the executed step.
 
     Steps and sweeps know of links that gathers and reductions share, the Program without contention does not.
     """
@@ -62,12 +61,12 @@ def test_bounds_are_lower_bounds_of_the_contended_step(seed, problem_of, frontie
     overhead = problem.stack.launch.step_overhead_s
     for row in range(frontier.rows.count):
         plan = plan_of(frontier.rows, row)
-        kernels, passes, step, work, swept = bounds_of(frontier, row)
+        kernels, passes, step, swept = bounds_of(frontier, row)
         alone, exact = swept_alone_s(problem, plan), measure(problem, plan).step_time_s - overhead
         tiny = 1e-12 * exact
         assert kernels <= passes + tiny, plan
         assert passes <= step + tiny, plan
-        assert max(step, work, swept, alone) <= exact + tiny, plan
+        assert max(step, swept, alone) <= exact + tiny, plan
 
 
 def test_work_is_sharp_where_passes_run_together(frontier_of):
@@ -82,10 +81,10 @@ def test_work_is_sharp_where_passes_run_together(frontier_of):
     )
     frontier = frontier_of(problem, 0)
     found = np.array([bounds_of(frontier, row) for row in range(frontier.rows.count)])
-    _, _, step, work, swept = found.T
-    assert (work <= swept).all()
-    assert (work / swept).min() > 0.97
-    assert (step / swept).min() < 0.9
+    _, passes, step, swept = found.T
+    assert (step <= swept).all()
+    assert (step / swept).min() > 0.97
+    assert (passes / swept).min() < 0.9
     row = int(np.flatnonzero(frontier.rows.one_of("order", "tp-cp-dp-pp"))[0])
     alone = swept_alone_s(problem, plan_of(frontier.rows, row))
     assert swept[row] == pytest.approx(alone, rel=1e-6), "blocks that meet are merged as in the Program"
@@ -106,7 +105,7 @@ def test_gathers_and_reductions_of_sharded_blocks_fill_the_middle_of_a_pass(tp, 
     for row in range(frontier.rows.count):
         batch = Batch(frontier.bounds, np.array([row]))
         ((shape, mine),) = frontier.bounds.pipelines.by_shape(frontier.bounds.pipelines.index[batch.rows])
-        charge = RowCharge(batch, shape, mine, swept=True)
+        charge = RowCharge(batch, shape, mine)
         blocks = weigh(charge.passes("B", boundary=True), shape.by_stage)
         longest = max(longest, float((charge.stage_times("B", boundary=True) / blocks).max()))
         exact = (
@@ -186,5 +185,5 @@ def test_what_shares_a_nic_adds_up(frontier_of):
         )
         exact = measure(problem, plan_of(frontier.rows, row)).step_time_s - overhead
         assert 0 < linked <= exact, plan_of(frontier.rows, row)
-        sharper += linked > float(charge._carried()[2].max()) / NS_PER_S
+        sharper += linked > max(float(one.max()) for one in charge._carried()) / NS_PER_S
     assert sharper, "tensor parallelism adds to what data parallelism takes of a link"

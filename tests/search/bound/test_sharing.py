@@ -105,13 +105,13 @@ def of_scheme(frontier: Frontier, row: int) -> object:
     held = {DENSE: np.array([1e8]), EXPERTS: np.array([0.0])}
     numbers = [each.tolist() for each in (*one.parameters.values(), *one.still.values(), one.rests, one.own)]
     took = {use: int(price.time_ns(1e8)) for use, price in one.wires.items()}
-    late = (one.reduces_late and one.late_reduction_ns(held), one.gathers_late and one.late_gather_ns(held))
+    late = one.taken_ns(one.sync.late_reductions(held)), one.taken_ns(one.sync.late_gathers(held))
     numerics = one.sync.job.plan.numerics
     policies = {
         key: replace(policy, accumulates=0.0) for key, policy in one.policies.items()
     }  # the Program"s alone
     updates = numerics.optimizer, numerics.moment_dtype, one.sync.job.plan.offload
-    return repr((policies, numbers, took, late, one.embedding_ns, one.drains_s, updates, one.sync.replicas))
+    return repr((policies, numbers, took, late, one.embedding_ns, updates, one.sync.replicas))
 
 
 def of_passes(frontier: Frontier, row: int) -> object:

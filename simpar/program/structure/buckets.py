@@ -1,0 +1,37 @@
+"""Gradient buckets of one backward pass: which units are reduced together, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that are reduced once the unit at position ``at`` of a backward is done: bytes, in so many calls."""
+
+    at: int
+    size_bytes: float
+    count: int
+
+
+def buckets(
+    sizes_bytes: Iterable[float], first_bytes: float, bucket_bytes: float, *, per_unit: bool
+) -> list[Bucket]:
+    """How gradients of units, in the order of their backward, are cut: ``per_unit``, or in flat buckets.
+
+    A bucket closes with the unit that fills it, and with the last one. DDP's first (``first_bytes``, 0: like the
+    others) is small, so that reduction starts early; 0 ``bucket_bytes`` are one call a bucket.
+    """
+    found: list[Bucket] = []
+    sizes = list(sizes_bytes)
+    pending, limit = 0.0, first_bytes or bucket_bytes
+    for at, size in enumerate(sizes):
+        pending += size
+        full = per_unit or pending >= limit or at == len(sizes) - 1
+        if not full or pending <= 0:
+            continue
+        flat = bucket_bytes > 0 and not per_unit
+        found.append(Bucket(at, pending, max(1, round(pending / bucket_bytes)) if flat else 1))
+        pending, limit = 0.0, bucket_bytes
+    return found
