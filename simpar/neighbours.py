@@ -22,6 +22,7 @@ from simpar.plan.plan import CUSTOM, Offload, Plan
 from simpar.plan.schedules import SCHEDULES, natural_vpp
 from simpar.program.perturbation import Perturbation
 from simpar.report.result import Result, Trial
+from simpar.report.waits import WORTH_A_HINT
 from simpar.scenario import ClusterChoice, Scenario, chosen_cluster
 from simpar.simulation import simulate
 from simpar.units import format_bytes, format_seconds
@@ -32,7 +33,6 @@ MAX_PAIRS = 6  # simulated in the second round
 POINTLESS = "naive"  # a schedule that every other one beats
 TOLERANCE = 1e-12  # a saved result is the same run when its step time agrees to rounding
 
-WORTH_A_HINT = 0.005  # of the step: gains below are not advised
 MARGIN = 0.02  # of a device: what a layout must leave free to be advised
 MOST_HINTS = 3
 FLAGS = frozenset(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from simpar.report.result import Result
 
-FORWARD, BACKWARD, WEIGHT, AGAIN, COMM, UPDATE, BOTH = (
+FORWARD, BACKWARD, WEIGHT, AGAIN, COMM, UPDATE, BOTH, HOST = (
     "#4477AA",
     "#228833",
     "#CCBB44",
@@ -41,16 +41,17 @@ FORWARD, BACKWARD, WEIGHT, AGAIN, COMM, UPDATE, BOTH = (
     "#EE6677",
     "#AA3377",
     "#222255",
+    "#997700",
 )
 KIND_COLOUR = {
     "forward": FORWARD, "backward": BACKWARD, "input_gradient": BACKWARD, "weight_gradient": WEIGHT,
     "forward_backward": BOTH, "recompute": AGAIN,
-    "optimizer": UPDATE, "host": UPDATE, "tp": COMM, "pp": COMM, "dp": COMM, "cp": COMM,
+    "optimizer": UPDATE, "host": HOST, "tp": COMM, "pp": COMM, "dp": COMM, "cp": COMM,
     "ep": COMM, "offload": COMM,
 }  # fmt: skip
 KIND_TITLE = {
     FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight gradient", BOTH: "forward and backward",
-    AGAIN: "recompute", COMM: "communication", UPDATE: "optimizer, host",
+    AGAIN: "recompute", COMM: "communication", UPDATE: "optimizer", HOST: "host",
 }  # fmt: skip
 MEMORY_COLOUR = {
     "parameters": FORWARD, "gradients": AGAIN, "optimizer_states": UPDATE, "overhead": "#BBBBBB",
@@ -58,12 +59,15 @@ MEMORY_COLOUR = {
 }  # fmt: skip
 BUBBLE, WAITING, JITTER = "#BBBBBB", "#777777", "#DDDDDD"
 PART_COLOUR = {
-    "compute": FORWARD, "bubble": BUBBLE, "waiting": WAITING, "optimizer": UPDATE, "host": UPDATE, "jitter": JITTER,
+    "compute": FORWARD, "bubble": BUBBLE, "waiting": WAITING, "optimizer": UPDATE, "host": HOST, "jitter": JITTER,
     **{f"exposed_{kind}": COMM for kind in ("tp", "pp", "dp", "cp", "ep")}, "offload": COMM,
 }  # fmt: skip
 """Parts of the step, in the colours that the timeline gives to what they are."""
-IDLE_COLOUR = {"exposed": COMM, "bubble": BUBBLE, "waiting": WAITING}
-IDLE_TITLE = {"exposed": "exposed communication", "bubble": "bubble", "waiting": "waiting for other ranks"}
+IDLE_COLOUR = {"exposed": COMM, "bubble": BUBBLE, "waiting": WAITING, "host": HOST}
+IDLE_TITLE = {
+    "exposed": "exposed communication", "bubble": "bubble", "waiting": "waiting for other ranks",
+    "host": "launches on the host",
+}  # fmt: skip
 INK, FAINT = "#333333", "#E4E4E4"
 MAX_PANELS = 16
 RASTER_ABOVE = 5000  # more blocks than this make an SVG slower to open than it is worth
@@ -241,7 +245,7 @@ def _draw_stage(
 
 
 def _draw_idle(axes: Axes, row: int, stage: StageView, step_time_s: float, scale: float) -> None:
-    """The ground of a row: bubbles hatched, waiting and exposed communication in tints of their colours."""
+    """The ground of a row: bubbles hatched, everything else in tints of its colour."""
     if stage.idle is None:
         whole = [(0, step_time_s / scale)]
         axes.broken_barh(whole, (row - 0.4, 0.66), **_ground("bubble"), lw=0, zorder=1)
@@ -258,9 +262,7 @@ def _ground(cause: str) -> dict[str, Any]:
     """How idle time of a cause is filled."""
     if cause == "bubble":
         return {"facecolor": "white", "edgecolor": BUBBLE, "hatch": "////"}
-    if cause == "waiting":
-        return {"facecolor": _lighter(WAITING, 2), "edgecolor": "none"}
-    return {"facecolor": (*_lighter(COMM, 2), 1.0), "edgecolor": "none"}
+    return {"facecolor": _lighter(IDLE_COLOUR[cause], 2), "edgecolor": "none"}
 
 
 def _points(axes: Axes, share: float) -> float:

@@ -19,7 +19,7 @@ from simpar.plan.plan import Plan
 from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import Footprint, footprints
 from simpar.program.host_memory import HostUse, host_use
-from simpar.program.ir.program import MEMORY_CATEGORIES, Timing
+from simpar.program.ir.program import MEMORY_CATEGORIES, Label, Timing
 from simpar.program.lower import Lowered
 from simpar.program.perturbation import Perturbation
 from simpar.report.accounting import Accounts, account
@@ -38,7 +38,7 @@ from simpar.report.result import (
     TimeBreakdown,
     Why,
 )  # fmt: skip
-from simpar.report.slot_facts import COMMUNICATION
+from simpar.report.slot_facts import COMMUNICATION, HOST
 from simpar.report.timeline import (
     Idle,
     MemoryCurve,
@@ -89,8 +89,9 @@ def summarise(context: Context) -> Result:
     accounts = account(lowered, timing, context.perturbation.slow_ranks, context.nominal_ns)
     critical = accounts.critical_class()
     breakdown = {**accounts.breakdown_s(critical), "jitter": 0.0}
-    step_s = accounts.step_ns / NS_PER_S + context.job.stack.launch.step_overhead_s
-    breakdown["host"] += context.job.stack.launch.step_overhead_s
+    between_s = context.job.stack.launch.step_overhead_s
+    step_s = accounts.step_ns / NS_PER_S + between_s
+    breakdown["host"] += between_s
     if context.jitter:
         added_s = context.jitter.mean_s - step_s
         step_s += added_s
@@ -111,24 +112,31 @@ def summarise(context: Context) -> Result:
         memory=_memory(context, stages, held),
         bill=_bill(context, step_s, breakdown),
         setup=_setup(context),
-        overview=_overview(timeline, accounts),
+        overview=_overview(timeline, accounts, between_s),
         timeline=timeline,
     )
-    return explained(result, critical=critical_path_s(lowered.program, timing, accounts.binding))
+    path = critical_path_s(lowered.program, timing, accounts.binding)
+    path["host"] = path.get("host", 0.0) + between_s
+    return explained(result, critical=path)
 
 
-def _overview(timeline: Timeline, accounts: Accounts) -> Overview:
-    """The compact timeline, with when and why every stage that it shows is idle."""
+def _overview(timeline: Timeline, accounts: Accounts, between_s: float) -> Overview:
+    """The compact timeline, with when and why every stage that it shows is idle.
+
+    Its end is that of the step: behind what devices do, the host takes ``between_s`` before the next one.
+    """
     view, shown = overview(timeline), shown_classes(timeline)
-    stages = [
-        replace(
-            stage,
-            idle=Idle.of(accounts.idle_of(class_id), accounts.step_ns),
-            parts_s={name: value for name, value in accounts.breakdown_s(class_id).items() if value},
+    end_ns = accounts.step_ns + round(between_s * NS_PER_S)
+    between = [(accounts.step_ns, end_ns, HOST)] if end_ns > accounts.step_ns else []
+    stages = []
+    for stage, class_id in zip(view.stages, shown, strict=True):
+        parts = accounts.breakdown_s(class_id)
+        parts[HOST] += between_s
+        idle = Idle.of([*accounts.idle_of(class_id), *between], end_ns)
+        stages.append(
+            replace(stage, idle=idle, parts_s={name: value for name, value in parts.items() if value})
         )
-        for stage, class_id in zip(view.stages, shown, strict=True)
-    ]
-    return replace(view, stages=tuple(stages))
+    return Overview(tuple(stages), end_ns / NS_PER_S)
 
 
 def _rank_classes(lowered: Lowered) -> list[RankClass]:
@@ -282,12 +290,16 @@ def _op_name(lowered: Lowered, op: int) -> str:
     ops = lowered.program.ops
     label = lowered.program.labels[int(ops.label[op])]
     microbatch = int(ops.microbatch[op])
-    words = (
-        label.kind.replace("_", " ")
-        if label.name == label.kind
-        else f"{label.kind.replace('_', ' ')} {label.name}"
-    )
+    words = _words(label)
     return f"{words} of microbatch {microbatch}" if microbatch >= 0 else words
+
+
+def _words(label: Label) -> str:
+    """Kind and name; where blocks begin and end, the name of the pass says all."""
+    kind, name = label.kind.replace("_", " "), label.name
+    if label.kind == "join":
+        return name.replace("_", " ")
+    return kind if name == label.kind else f"{kind} {name}"
 
 
 def _memory(context: Context, stages: list[StageMemory], held: tuple[Footprint, ...]) -> MemoryReport:

@@ -29,7 +29,7 @@ KINDS = (*COMPUTE_KINDS, *COMMUNICATION_KINDS)
 PASS_KINDS = ("forward", "backward", "input_gradient", "weight_gradient", "forward_backward", "recompute")
 MEMORY_PARTS = ("parameters", "gradients", "optimizer_states", "overhead", "activations", "transient")
 MAX_MEMORY_POINTS = 2000
-IDLE_CAUSES = ("exposed", "bubble", "waiting")
+IDLE_CAUSES = ("exposed", "bubble", "waiting", "host")
 MAX_IDLE = 10_000
 """Pieces of idle time of a stage: shorter ones than this part of the step are not drawn."""
 
@@ -211,7 +211,7 @@ class Idle:
     def of(pieces: Sequence[tuple[int, int, str]], span_ns: int) -> Idle:
         """Pieces (begin, end in ns, cause) in time order; what is too short to be seen is left out.
 
-        Causes are those of the breakdown: any that is no bubble and no waiting is exposed communication.
+        Causes are those of the breakdown: any that is none of IDLE_CAUSES is exposed communication.
         """
         rows: list[list[int]] = []
         for begin, end, cause in pieces:

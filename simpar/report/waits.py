@@ -10,6 +10,8 @@ from simpar.units import format_seconds
 
 MOST_NAMED = 8
 """Ranks that are listed of a class that others wait for."""
+WORTH_A_HINT = 0.005
+"""Share of the step that what is advised has to gain."""
 
 
 class _Part(BaseModel):
@@ -41,8 +43,8 @@ class SlowRanks(_Part):
 
 
 def slow_hints(slow: SlowRanks | None, step_time_s: float) -> Iterator[str]:
-    """What the step is without slow ranks, which was simulated."""
-    if slow is None:
+    """What the step is without slow ranks, which was simulated; nothing where they cost next to nothing."""
+    if slow is None or slow.step_time_without_s > (1 - WORTH_A_HINT) * step_time_s:
         return
     factors = sorted(slow.factors.items(), key=lambda item: -item[1])
     named = ", ".join(f"rank {rank} ({by:g} times slower)" for rank, by in factors[:MOST_NAMED])

@@ -130,6 +130,7 @@ def details_of(problem: Problem, setup: Any, node_counts: list[int]) -> dict[str
         "model": setup.model,
         "cluster": setup.cluster,
         "training": problem.training.model_dump(),
+        "perturbation": setup.perturbation,
         "stack": problem.stack.name,
         "constraints": {
             "headroom": constraints.headroom,

@@ -12,7 +12,9 @@ import pytest
 import simpar
 from simpar.report.result import Result
 
-FUZZ = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "fuzz.py"))
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+FUZZ = runpy.run_path(str(BENCHMARKS / "fuzz.py"))
+COMMANDS = runpy.run_path(str(BENCHMARKS / "fuzz_commands.py"))
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -21,6 +23,21 @@ def test_every_case_is_a_lawful_result_or_a_refusal(seed: int) -> None:
     kind, findings = FUZZ["outcome"](seed)
     assert kind in ("result", "refused", "invalid")
     assert not findings
+
+
+@pytest.mark.parametrize("seed", [1009])
+def test_cases_that_were_findings(seed: int) -> None:
+    """Launches behind a slow rank made steps longer on faster links."""
+    assert FUZZ["outcome"](seed) == ("result", [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "seeds"), [("search", range(8)), ("file", range(4)), ("broken", range(24)), ("mixed", range(3))]
+)
+def test_every_command_answers_or_names_the_problem(kind: str, seeds: range) -> None:
+    """Exit codes 0, 2 and 3; a line a problem; what was answered is answered again from files and saved results."""
+    assert [problem for seed in seeds for problem in COMMANDS["outcome"](kind, seed)[1]] == []
+    assert COMMANDS["ENDED"][0] > 0 or kind == "broken"
 
 
 def _more_static(result: Result) -> Result:

@@ -160,3 +160,28 @@ def test_waiting_for_a_stage_with_more_layers() -> None:
     assert (
         found.time_breakdown_s.waiting < 0.02 * found.step_time_s
     )  # the report is about the stage with most work
+
+
+def test_the_timeline_is_as_long_as_the_step() -> None:
+    """What the host takes between steps is in the timeline and in the bars of all stages, as in the breakdown."""
+    plan = Plan(tp=4, pp=2, micro_batch=1)
+    training = Training(seq_len=128, global_batch=16)
+    found = simulate("tiny-llama", load_cluster("dgx-h100"), plan, training, stack="nemo")
+    assert found.overview.step_time_s == pytest.approx(found.step_time_s, rel=1e-12)
+    for stage in found.overview.stages:
+        assert sum(stage.parts_s.values()) == pytest.approx(found.step_time_s, rel=1e-9)
+        ends = stage.idle.start_s + stage.idle.duration_s
+        assert ends.max() == pytest.approx(found.step_time_s, rel=1e-12)
+    assert sum(found.why.critical_path_s.values()) == pytest.approx(found.step_time_s, rel=1e-6)
+
+
+def test_slow_ranks_that_cost_nothing_are_not_advised_about() -> None:
+    """Kernels that are hidden behind launches may be slower: repairing their device gains nothing, and is no hint."""
+    training = Training(seq_len=128, global_batch=8)
+    for factor, hints in ((1.2, 0), (50.0, 1)):
+        found = simulate(
+            "tiny-llama", load_cluster("dgx-h100"), Plan(tp=8, micro_batch=1), training, stack="nemo",
+            perturbation=Perturbation({3: factor}),
+        )  # fmt: skip
+        assert found.slow_ranks.step_time_without_s < found.step_time_s
+        assert len(found.why.hints) == hints

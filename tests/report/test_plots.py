@@ -1,5 +1,6 @@
 """Pictures: they can be drawn for every kind and size, and they say what they show."""
 
+import numpy as np
 import pytest
 
 from simpar.errors import UserError
@@ -50,9 +51,18 @@ def test_a_result_without_timeline_says_how_to_get_one(result):
 
 
 def test_every_kind_of_op_has_a_colour():
-    """A new kind cannot be forgotten in the pictures; at most seven colours."""
+    """A new kind cannot be forgotten in the pictures; at most eight colours, no two of them close to each other."""
     assert set(KIND_COLOUR) == set(KINDS)
-    assert len(set(KIND_COLOUR.values())) <= 7
+    colours = sorted(set(KIND_COLOUR.values()))
+    assert len(colours) <= 8
+    levels = np.array([[int(colour[at : at + 2], 16) for at in (1, 3, 5)] for colour in colours])
+    apart = np.sqrt(((levels[:, None] - levels[None]) ** 2).sum(axis=2)) + 1000 * np.eye(len(colours))
+    assert apart.min() > 80
+
+
+def test_launches_and_the_optimizer_are_told_apart():
+    """A step that waits for its host does not read as one that updates parameters, in any picture."""
+    assert KIND_COLOUR["host"] == PART_COLOUR["host"] == IDLE_COLOUR["host"] != PART_COLOUR["optimizer"]
 
 
 def test_labels_are_drawn_only_where_they_fit(timeline_of, result_of):

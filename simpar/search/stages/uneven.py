@@ -343,6 +343,9 @@ def _plans(problem: Problem) -> Iterator[Plan]:
         chosen = dict(zip(axes, values, strict=True))
         if natural_vpp(chosen["schedule"]) > 1:
             continue
+        alike = chosen["pp"] == 1 or chosen["tp"] * chosen["pp"] == world
+        if alike and chosen["rank_order"] != axes["rank_order"][0]:
+            continue  # without both axes, either order is the same layout
         zero = problem.base.data_parallel.zero or 1
         try:
             yield problem.base.with_values(**chosen, zero=zero, dp=None, layers=None)
