@@ -74,6 +74,10 @@ class StagePlan(_Part):
         """Devices of the stage."""
         return prod(self.mesh)
 
+    def holds(self, device: int) -> bool:
+        """Whether a device is one of them."""
+        return 0 <= device - self.first_device < self.num_devices
+
     def roles(self, block: Block) -> dict[str, tuple[Role, ...]]:
         """Role of every operator of a block on every axis. Raises UserError for one that it cannot take."""
         words = self.sharding[block.name].operators

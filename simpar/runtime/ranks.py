@@ -176,11 +176,7 @@ class StageRanks(Ranks):
     @property
     def index(self) -> int:
         """Number of this rank's stage."""
-        return next(
-            i
-            for i, stage in enumerate(self.stages)
-            if 0 <= self.rank - stage.first_device < stage.num_devices
-        )
+        return next(i for i, stage in enumerate(self.stages) if stage.holds(self.rank))
 
     @cached_property
     def here(self) -> dict[str, int]:

@@ -31,35 +31,44 @@ Tensor = Any
 
 @dataclass
 class Channel:
-    """A tensor's way from one stage's devices to another's, as one rank of either sees it."""
+    """A tensor's way from one stage's devices to another's, as one rank of either sees it.
 
-    source: Held
-    target: Held
-    rank: int
+    ``parts`` say what of a local tensor goes to which rank, or comes from it; of ``shape`` is what arrives here.
+    """
+
+    parts: list[tuple[int, tuple[slice, ...]]]
+    shape: tuple[int, ...]
     group: Any
     under_way: list[tuple[Any, Tensor]] = field(default_factory=list)
 
+    @staticmethod
+    def of(source: Held, target: Held, rank: int, group: Any) -> Channel:
+        """The channel of a rank that is on either side."""
+        sends = source.stage.holds(rank)
+        mine = source.box(rank) if sends else target.box(rank)
+        parts = [
+            (piece.receiver if sends else piece.sender, within(piece.box, mine))
+            for piece in pieces(source, target)
+            if rank in (piece.sender, piece.receiver)
+        ]
+        return Channel(parts, tuple(end - begin for begin, end in mine), group)
+
     def send(self, x: Tensor) -> None:
         """Start to send what this rank holds of it."""
-        held = self.source.box(self.rank)
         self.under_way = [each for each in self.under_way if not each[0].is_completed()]
-        for piece in pieces(self.source, self.target):
-            if piece.sender == self.rank:
-                part = x[within(piece.box, held)].contiguous()
-                self.under_way.append((dist.isend(part, piece.receiver, group=self.group), part))
+        for receiver, where in self.parts:
+            part = x[where].contiguous()
+            self.under_way.append((dist.isend(part, receiver, group=self.group), part))
 
     def receive(self, like: Tensor) -> Tensor:
         """What this rank needs of it, in dtype and on the device of ``like``."""
-        wanted = self.target.box(self.rank)
-        found = like.new_empty([end - begin for begin, end in wanted])
-        arriving = []
-        for piece in pieces(self.source, self.target):
-            if piece.receiver == self.rank:
-                part = like.new_empty([end - begin for begin, end in piece.box])
-                arriving.append((dist.irecv(part, piece.sender, group=self.group), part, piece.box))
-        for work, part, box in arriving:
+        found, arriving = like.new_empty(self.shape), []
+        for sender, where in self.parts:
+            part = torch.empty_like(found[where], memory_format=torch.contiguous_format)
+            arriving.append((dist.irecv(part, sender, group=self.group), part, where))
+        for work, part, where in arriving:
             work.wait()
-            found[within(box, wanted)] = part
+            found[where] = part
         return found
 
     def settle(self) -> None:
@@ -225,8 +234,8 @@ def _end(
     )
     crossing = joint(stages, states, shape)
     held = [Held.of(stage, each, shape) for stage, each in zip(stages, crossing, strict=True)]
-    forward = Channel(held[0], held[1], ranks.rank, ranks.ways[0])
-    backward = Channel(held[1], held[0], ranks.rank, ranks.ways[1])
+    forward = Channel.of(held[0], held[1], ranks.rank, ranks.ways[0])
+    backward = Channel.of(held[1], held[0], ranks.rank, ranks.ways[1])
     mine = int(lower < ranks.index)
     letters, _, microbatches = schedule.letters(lower if mine else lower + 1)
     sent = ("F",) if mine else ("B", "I")
@@ -253,12 +262,8 @@ class Twins:
         table, output = graph.embedding.operators[0], graph.head.operator("lm_head")
         held = kept_on(ranks.stages[0], graph.embedding, table, shape)
         twin = kept_on(ranks.stages[last], graph.head, output, shape)
-        ways = ranks.ways
-        return Twins(
-            Channel(twin, held, ranks.rank, ways[1]),
-            Channel(held, twin, ranks.rank, ways[0]),
-            ranks.index == 0,
-        )
+        up = Channel.of(twin, held, ranks.rank, ranks.ways[1])
+        return Twins(up, Channel.of(held, twin, ranks.rank, ranks.ways[0]), ranks.index == 0)
 
     def __call__(self, gradient: Tensor) -> None:
         """Add up the gradients of both copies, in place."""

@@ -25,7 +25,7 @@ from simpar.runtime.decoder import TABLE
 from simpar.runtime.job import Learning
 from simpar.runtime.measure import Clock
 from simpar.runtime.offload import Arrivals, OnHost, share_on_host
-from simpar.runtime.ranks import Ranks
+from simpar.runtime.ranks import Ranks, StageRanks
 from simpar.runtime.reduction import average
 from simpar.runtime.rounds import meeting_of
 from simpar.runtime.strategy import Strategy
@@ -58,17 +58,25 @@ class Owned:
         plain = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         return Owned(name, parameter, nn.Parameter(plain.detach()), partial, twin, expert)
 
-    def gradient(self) -> Tensor:
-        """The local part of the gradient, complete in the parameter's own placements; zero where there is none."""
+    def gradient(self, *, summed: bool = True) -> Tensor:
+        """The local part of the gradient, complete in the parameter's own placements; zero where there is none.
+
+        Not ``summed``, what ranks have left as summands stays apart on :meth:`axes_apart`.
+        """
         gradient = self.parameter.grad
         if gradient is None:
             return torch.zeros_like(self.local)
         if isinstance(gradient, DTensor):
             wanted = self.parameter.placements
-            if gradient.placements != wanted:
+            if gradient.placements != wanted and summed:
                 gradient = gradient.redistribute(gradient.device_mesh, wanted)
             return gradient.to_local()
         return gradient
+
+    def axes_apart(self) -> tuple[int, ...]:
+        """Axes of the parameter's mesh whose ranks have summands of its gradient."""
+        placements = getattr(self.parameter.grad, "placements", ())
+        return tuple(axis for axis, placement in enumerate(placements) if placement.is_partial())
 
 
 @dataclass(frozen=True)
@@ -180,7 +188,8 @@ class Update:
             self.gradients = self.arrivals.take(each.local for each in self.early)
             for each in self.owned:
                 if each.local not in self.gradients:
-                    each.local.grad = self.gradients[each.local] = each.gradient()
+                    made = each.gradient(summed=self.scope.strategy.reduction != "stages")
+                    each.local.grad = self.gradients[each.local] = made
             self._complete()
         with clock.phase("optimizer"):
             norm = self._clip()
@@ -208,8 +217,15 @@ class Update:
         """Sum what tensor parallelism, data parallelism and tied embeddings left apart."""
         found = self.gradients
         sum_partial([found[each.local] for each in self.owned if each.partial], self.ranks.tensor_group)
-        if self.scope.strategy.reduction == "explicit":
-            bucket_bytes = float(self.scope.plan.data_parallel.bucket_bytes or math.inf)
+        bucket_bytes = float(self.scope.plan.data_parallel.bucket_bytes or math.inf)
+        if isinstance(self.ranks, StageRanks):
+            apart: dict[tuple[int, ...], list[Tensor]] = {}
+            for each in self.owned:
+                apart.setdefault(each.axes_apart(), []).append(found[each.local])
+            for axes, gradients in apart.items():
+                if (group := self.ranks.here_mesh.group(axes)) is not None:
+                    average(gradients, group, bucket_bytes, divisor=1)
+        elif self.scope.strategy.reduction == "explicit":
             width, early = self.ranks.width, {each.local for each in self.early}
             common = [found[each.local] for each in self.owned if not each.expert and each.local not in early]
             average(common, self.ranks.data_group, bucket_bytes, divisor=width)
