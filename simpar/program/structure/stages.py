@@ -197,7 +197,7 @@ class ActionBuilder(ABC):
             for boundary in (False, True):
                 sync = self.sync.policy(kind, boundary=boundary)
                 known = {
-                    (piece.block.name, piece.recompute): self._segment(piece, unit, kind, sync, pricing)
+                    (piece.block.name, piece.recompute): self.segment(piece, unit, kind, sync, pricing)
                     for piece, unit in distinct.values()
                 }
                 segments = [known[piece.block.name, piece.recompute] for piece in pieces]
@@ -207,7 +207,7 @@ class ActionBuilder(ABC):
                     table[letter, boundary] = self._backward(kind, units, segments, sync)
                 if self.job.plan.memory.recompute_early and letter in "BI":
                     redone = {
-                        key: self._segment(piece, unit, "again", SyncPolicy(), pricing)
+                        key: self.segment(piece, unit, "again", SyncPolicy(), pricing)
                         for key, (piece, unit) in distinct.items()
                     }
                     again = [redone[piece.block.name, piece.recompute] for piece in pieces]
@@ -238,7 +238,7 @@ class ActionBuilder(ABC):
             Pass(
                 kind,
                 tuple(self.unit(piece) for piece in some),
-                tuple(self._segment(p, self.unit(p), kind, policy, pricing) for p in some),
+                tuple(self.segment(p, self.unit(p), kind, policy, pricing) for p in some),
             )
             for kind, some, policy in zip(kinds, pieces, policies, strict=True)
         ]
@@ -270,7 +270,8 @@ class ActionBuilder(ABC):
         """Merged phases by their blocks, in the order that the first class of ranks finds best for all of them."""
         return {}
 
-    def _segment(self, piece: Piece, unit: Unit, kind: str, sync: SyncPolicy, pricing: Pricing) -> Segment:
+    def segment(self, piece: Piece, unit: Unit, kind: str, sync: SyncPolicy, pricing: Pricing) -> Segment:
+        """A pass over one block, slowed by what its data parallelism moves beside it."""
         asked = (piece.block.name, piece.recompute, kind, sync)
         if asked in pricing.segments:
             return pricing.segments[asked]

@@ -71,18 +71,6 @@ def cuts_within(costs: Floats, ends: Floats, limit_s: float, at_most: int) -> In
     return np.diff(found, axis=1)
 
 
-def slowest_s(counts: tuple[int, ...], costs: Floats, ends: Floats) -> float:
-    """Seconds of the slowest stage of a cut."""
-    return float(max(stage_seconds(counts, costs, ends)))
-
-
-def stage_seconds(counts: tuple[int, ...], costs: Floats, ends: Floats) -> Floats:
-    """Seconds of every stage of a cut: float64[stages]."""
-    bounds = np.concatenate([[0], np.cumsum(counts)])
-    own = [costs[stage, bounds[stage] : bounds[stage + 1]].sum() for stage in range(len(counts))]
-    return np.array(own) + ends
-
-
 def moves(counts: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Cuts in which one stage has a layer less and another, not far from it, one more."""
     found, stages = [], len(counts)

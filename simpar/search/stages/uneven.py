@@ -9,8 +9,7 @@ lowest bound passes the best simulated step, no cut of any skeleton can beat it.
 from __future__ import annotations
 
 import heapq
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, product
 from typing import Any
@@ -19,28 +18,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.engine import choose_engine
-from simpar.errors import Infeasible, UserError
-from simpar.plan.check import stage_layers
+from simpar.errors import UserError
 from simpar.plan.plan import Plan
-from simpar.plan.schedules import SCHEDULES, natural_vpp
+from simpar.plan.schedules import natural_vpp
 from simpar.program.footprint import footprints
-from simpar.report.result import Result
-from simpar.search.answer.explanations import why_it_loses, why_it_wins
-from simpar.search.certify.exact import candidate, exact
-from simpar.search.problem import Problem, details_of, refuse_optimal
+from simpar.search.problem import Problem
 from simpar.search.progress import Progress
 from simpar.search.result import Counts, SearchResult
-from simpar.search.space.rows import in_order
+from simpar.search.space.axes import LEFT_OUT, ORDERS, divisors
+from simpar.search.stages.answers import Answer, chosen_values, even_optimum
 from simpar.search.stages.cuts import moves
 from simpar.search.stages.skeletons import Pricing, Skeleton
-from simpar.search.uniform import search_uniform
 from simpar.simulation import lower_job
 from simpar.units import NS_PER_S
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Counted = tuple[int, ...]
-ORDERS = ("tp-cp-dp-pp", "tp-cp-pp-dp")
 MICRO_BATCHES = (1, 2, 4)
 RECOMPUTE = ("none", "selective", "full")
 MOST_SIMULATED = 400
@@ -49,7 +43,6 @@ MOST_CUTS = 50_000
 MEMORY_TRIALS = 4
 OTHERS = 2
 """Skeletons to try for each candidate that is listed behind the best."""
-AXES = ("tp", "pp", "micro_batch", "recompute", "rank_order", "schedule")
 BYTES_LEFT = 0.98
 """How much of the memory a stage is let have that was too full, of what would just fit."""
 
@@ -74,7 +67,18 @@ class Trial:
         return bool((self.fullness <= 1).all())
 
     def rules_out(self, cuts: Ints) -> NDArray[np.bool_]:
-        """Cuts int64[n, stages] that give a stage which was too full the same layers, or more besides."""
+        """Cuts int64[n, stages] that give a stage which was too full the same layers, or more besides.
+
+        They cannot fit either where a rank allocates in the order of its schedule alone: its passes, one behind the
+        other on one stream, each save as much and work with as much as without the further layers, or more; so do
+        states, and the allocator's needs grow with both. The order is the same for all cuts: costs that a greedy table
+        is made for are sums over all layers. Parameters and gradients that come and go beside the passes, and copies to
+        the host, are held for as long as they take, so there nothing is ruled out.
+        """
+        plan = self.skeleton.plan
+        in_order = plan.data_parallel.kind == "ddp" and plan.data_parallel.zero in (0, 1)
+        if not in_order or plan.offload.is_used:
+            return np.zeros(len(cuts), dtype=bool)
         over = np.flatnonzero(self.fullness > 1)
         end, own = np.cumsum(cuts, axis=1), np.cumsum(self.counts)
         begin = (end - cuts)[:, over] <= (own - np.array(self.counts))[over]
@@ -114,7 +118,7 @@ class Branch:
 
 @dataclass
 class Uneven:
-    """State of one search; ``open_s`` is the lowest bound of what was left aside."""
+    """State of one search; ``open_s`` is the lowest bound of what was left aside, 0 before all skeletons are there."""
 
     problem: Problem
     progress: Progress
@@ -122,7 +126,8 @@ class Uneven:
     skeletons: list[Skeleton] = field(default_factory=list)
     trials: dict[tuple[int, Counted], Trial] = field(default_factory=dict)
     bounded: int = 0
-    open_s: float = np.inf
+    open_s: float = 0.0
+    _taken_s: float = np.inf
     _heap: list[tuple[float, int, Skeleton | Branch]] = field(default_factory=list)
     _number: Iterator[int] = field(default_factory=count)
 
@@ -141,7 +146,7 @@ class Uneven:
     @property
     def lowest_s(self) -> float:
         """Seconds below which no plan that was not simulated gets."""
-        return min(self.open_s, self._heap[0][0] if self._heap else np.inf)
+        return min(self.open_s, self._taken_s, self._heap[0][0] if self._heap else np.inf)
 
     def run(self, skeleton: Skeleton, counts: Counted) -> Trial:
         """The simulated step of a cut."""
@@ -192,12 +197,14 @@ class Uneven:
             self.start(skeleton)
         for skeleton in self.skeletons:
             self._push(skeleton)
+        self.open_s = np.inf
         while self._heap and self.lowest_s < self.best_s and len(self.trials) < MOST_SIMULATED:
-            _, _, branch = heapq.heappop(self._heap)
+            self._taken_s, _, branch = heapq.heappop(self._heap)
             if isinstance(branch, Skeleton):
                 self._branch(branch)
             else:
                 self._take(branch)
+            self._taken_s = np.inf
 
     def run_others(self, wanted: int) -> None:
         """Simulate the most promising cut of other skeletons, until there are so many that fit."""
@@ -242,113 +249,49 @@ class Uneven:
 
 def search_uneven(problem: Problem, progress: Progress) -> SearchResult:
     """The best cuts. Raises Infeasible where nothing fits, UserError for what this space does not know."""
-    started = time.perf_counter()
-    _check(problem)
-    even = None if problem.cluster.is_mixed else _even(problem, progress)
-    state = Uneven(problem, progress, even.best.step_time_s if even else np.inf)
-    pricing = Pricing(problem)
-    state.skeletons = [one for plan in _plans(problem) if (one := pricing.skeleton(plan)) is not None]
+    plans = list(_plans(problem))
+    even = None if problem.cluster.is_mixed else even_optimum(problem, progress)
+    answer = Answer(problem, progress, "uneven", even)
+    state, pricing = Uneven(problem, progress, answer.even_s), Pricing(problem)
     with progress.stoppable():
-        state.search()
-        state.run_others(progress.top)
-    if state.best is None and even is None:
-        raise Infeasible(
-            f"no cut of {problem.graph.name} that was tried fits on {problem.cluster.profile.name}; try more nodes"
-        )
-    plans = [with_cut(trial.skeleton.plan, trial.counts) for trial in state.ranked()[: progress.top]]
-    results = [exact(problem, plan) for plan in ([even.best.plan] if even else []) + plans]
-    results = sorted(_distinct(results), key=lambda result: result.step_time_s)[: progress.top]
-    reasons = [
-        why_it_wins(results[0], results[1:]),
-        *(why_it_loses(other, results[0]) for other in results[1:]),
-    ]
-    found = tuple(
-        candidate(n + 1, result, why) for n, (result, why) in enumerate(zip(results, reasons, strict=True))
-    )
-    lowest_s = min(state.lowest_s, found[0].step_time_s * (1 - even.gap) if even else np.inf)
-    gap = max(0.0, 1 - lowest_s / found[0].step_time_s)
-    details = details_of(problem, results[0].setup, [problem.cluster.nodes])
-    return SearchResult(
-        found,
-        state.counts(),
-        "time",
-        gap <= 0 and not progress.interrupted,
-        gap,
-        time.perf_counter() - started,
-        {
-            **details,
-            "space": "uneven",
-            "lower_bound_s": min(lowest_s, found[0].step_time_s),
-            "stopped": progress.stopped,
-        },
-    )
-
-
-def _even(problem: Problem, progress: Progress) -> SearchResult | None:
-    """The optimum of even cuts, where one fits."""
-    brief = replace(progress, top=1, brief=True)
-    try:
-        return search_uniform(problem, brief)
-    except Infeasible:
-        return None
-    finally:
-        progress.ends_with(brief)
-
-
-def _distinct(results: list[Result]) -> list[Result]:
-    """Every layout once: an even cut is the same whether its layers are counted out or not."""
-    found: dict[str, Result] = {}
-    for result in results:
-        plan = Plan.model_validate(result.setup.plan)
-        counts = stage_layers(plan, result.setup.model["layers"])
-        found.setdefault(with_cut(plan, counts).model_dump_json(), result)
-    return list(found.values())
-
-
-def _check(problem: Problem) -> None:
-    refuse_optimal(problem, "uneven")
-    constraints = problem.constraints
-    if problem.objective != "time":
-        raise UserError(
-            f"objective {problem.objective}: space uneven looks for the shortest step; allowed: time"
-        )
-    if constraints.portable is not None:
-        raise UserError(f"portable {constraints.portable}: not asked of plans in space uneven; allowed: none")
-    for name in constraints.fixed:
-        if name not in AXES:
-            raise UserError(f"--fix {name}: is no axis of space uneven; allowed: {', '.join(AXES)}")
+        if not progress.interrupted:
+            state.skeletons = [one for plan in plans if (one := pricing.skeleton(plan)) is not None]
+            state.search()
+            state.run_others(progress.top)
+    found = [with_cut(trial.skeleton.plan, trial.counts) for trial in state.ranked()[: progress.top]]
+    return answer.of(found, state.lowest_s, state.counts())
 
 
 def _plans(problem: Problem) -> Iterator[Plan]:
-    """Plans of all skeletons, legal or not."""
+    """Plans of all skeletons, legal or not. Raises UserError for values that no plan has."""
     cluster, graph = problem.cluster, problem.graph
-    inside = max(part.domain_size for part in cluster.parts)
-    world = cluster.world_size
-    axes: dict[str, list[Any]] = {
+    inside, world = max(part.domain_size for part in cluster.parts), cluster.world_size
+    offered: dict[str, Sequence[Any]] = {
         "tp": [1 << n for n in range(inside.bit_length()) if world % (1 << n) == 0],
-        "pp": [n for n in range(2, min(world, len(graph.layers) + 2) + 1) if world % n == 0],
-        "micro_batch": list(MICRO_BATCHES),
-        "recompute": list(RECOMPUTE),
-        "rank_order": list(ORDERS) if cluster.is_mixed else [ORDERS[0]],
-        "schedule": list(in_order(problem.constraints.schedules or ("1f1b",), tuple(SCHEDULES))),
+        "pp": divisors(world, len(graph.layers) + 2),
+        "micro_batch": MICRO_BATCHES,
+        "recompute": RECOMPUTE,
+        "rank_order": ORDERS if cluster.is_mixed else ORDERS[:1],
+        "schedule": ("1f1b",),
     }
-    if cluster.is_mixed:
-        axes["pp"].insert(0, 1)
-    for name, values in problem.constraints.fixed.items():
-        wanted = [part.strip() for part in str(values).split(",")]
-        numbers = name in ("tp", "pp", "micro_batch")
-        typed = [int(value) if numbers and value.isdigit() else value for value in wanted]
-        axes[name] = list(in_order(typed, axes[name]))
-    for values in product(*axes.values()):
-        chosen = dict(zip(axes, values, strict=True))
-        if natural_vpp(chosen["schedule"]) > 1:
-            continue
-        alike = chosen["pp"] == 1 or chosen["tp"] * chosen["pp"] == world
-        if alike and chosen["rank_order"] != axes["rank_order"][0]:
+    others: dict[str, Callable[[Any], bool]] = {
+        "tp": lambda size: world % size == 0,
+        "micro_batch": lambda size: problem.training.global_batch % size == 0,
+        "recompute": lambda _: True,
+        "rank_order": lambda _: True,
+        "schedule": lambda name: natural_vpp(name) == 1 and name not in LEFT_OUT,
+    }
+    values = chosen_values(problem, "uneven", offered, others)
+    zero = problem.base.data_parallel.zero or 1
+    for chosen in product(*values.values()):
+        axes = dict(zip(values, chosen, strict=True))
+        if axes["pp"] == 1 and not cluster.is_mixed and "pp" not in problem.constraints.fixed:
+            continue  # without a pipeline nothing is cut
+        alike = axes["pp"] == 1 or axes["tp"] * axes["pp"] == world
+        if alike and axes["rank_order"] != values["rank_order"][0]:
             continue  # without both axes, either order is the same layout
-        zero = problem.base.data_parallel.zero or 1
         try:
-            yield problem.base.with_values(**chosen, zero=zero, dp=None, layers=None)
+            yield problem.base.with_values(**axes, zero=zero, dp=None, layers=None)
         except ValueError as error:
             raise UserError(f"space uneven: {error}") from None
 
@@ -360,13 +303,13 @@ def with_cut(plan: Plan, counts: tuple[int, ...]) -> Plan:
 
 def simulated(problem: Problem, skeleton: Skeleton, counts: tuple[int, ...]) -> Trial:
     """The simulated step of a cut."""
-    cluster, job = problem.cluster, skeleton.job
+    cluster, job, share = problem.cluster, skeleton.job, 1.0 - problem.constraints.headroom
     job = replace(job, plan=with_cut(job.plan, counts))
     lowered = lower_job(job, cluster, {"perturbation": problem.perturbation})
     timing = choose_engine("auto", lowered.program)[1](lowered.program)
     fullness = np.zeros(len(counts))
     for one in footprints(lowered, timing, cluster):
-        allowed = one.capacity_bytes * (1 - problem.constraints.headroom)
-        fullness[one.stage] = max(fullness[one.stage], one.needed_bytes / allowed)
+        needed_bytes = one.needed_bytes if share == 1.0 else max(one.needed_bytes, one.held_bytes / share)
+        fullness[one.stage] = max(fullness[one.stage], needed_bytes / one.capacity_bytes)
     step_s = timing.makespan_ns / NS_PER_S + problem.stack.launch.step_overhead_s
     return Trial(skeleton, counts, step_s, fullness)

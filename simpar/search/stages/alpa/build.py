@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,28 +13,43 @@ from numpy.typing import NDArray
 
 from simpar.errors import Infeasible
 from simpar.models.flops import shape_dims
-from simpar.models.graph import INPUT, Block, Dims, Operator, evaluate, saved_tensors
+from simpar.models.graph import INPUT, Block, Dims, ModelGraph, Operator, evaluate, saved_tensors
 from simpar.plan.placement import roles_of, sharding
 from simpar.plan.sharding import context_dims
 from simpar.plan.stages import MEMORY, WORDS, BlockSharding
 from simpar.program.blocks.rank_view import Job
-from simpar.search.stages.alpa.choices import METRICS, ChoiceGraph, Reading, Tensor, Unary, Variable
+from simpar.search.stages.alpa.graph import ChoiceGraph, Metric, Tensor, Unary, Variable
 from simpar.search.stages.alpa.operators import LIGHT, Chosen, OperatorCosts
-from simpar.search.stages.alpa.pricing import Pricer, codes, role_table, state_codes
+from simpar.search.stages.alpa.roles import (
+    AGAIN,
+    SERIAL,
+    SUMMED,
+    Pricer,
+    codes,
+    moves,
+    role_table,
+    state_codes,
+    summands,
+)  # fmt: skip
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 STREAM_STATES = "RBS"
 OWN, STATE, READS = "own", "state", "reads"
-_SAVED = METRICS.index("saved_bytes")
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Kinds of blocks of a stage in order, each once or more; ``first`` is the model's embedding."""
+    """Kinds of blocks of a model in order, each once or more; ``embedding`` names the one that reads data."""
 
     blocks: tuple[Block, ...]
     embedding: str
+
+    @staticmethod
+    def of(graph: ModelGraph) -> Chain:
+        """All blocks of a model."""
+        layers = [graph.blocks[name] for name in graph.layers]
+        return Chain((graph.embedding, *layers, graph.head), graph.embedding.name)
 
     @cached_property
     def kinds(self) -> dict[str, Block]:
@@ -41,33 +57,27 @@ class Chain:
         return {block.name: block for block in self.blocks}
 
     @cached_property
-    def counts(self) -> dict[str, int]:
-        """How often each kind appears."""
-        found: dict[str, int] = {}
-        for block in self.blocks:
-            found[block.name] = found.get(block.name, 0) + 1
-        return found
+    def kind_of_block(self) -> Ints:
+        """Number of the kind of every block: int64[K]."""
+        number = {name: index for index, name in enumerate(self.kinds)}
+        return np.array([number[block.name] for block in self.blocks], dtype=np.int64)
 
     @cached_property
     def streams(self) -> dict[str, tuple[int, int]]:
         """Streams in front of and behind each kind, numbered: what ends one block begins the next."""
-        parent = list(range(2 * len(self.kinds)))
-        number = {name: index for index, name in enumerate(self.kinds)}
+        from networkx.utils import UnionFind
 
-        def root(node: int) -> int:
-            while parent[node] != node:
-                node = parent[node]
-            return node
-
-        for one, two in dict.fromkeys(pairwise(block.name for block in self.blocks)):
-            parent[root(2 * number[two])] = root(2 * number[one] + 1)
-        roots = {node: index for index, node in enumerate(dict.fromkeys(root(n) for n in range(len(parent))))}
-        return {name: (roots[root(2 * i)], roots[root(2 * i + 1)]) for name, i in number.items()}
+        joined = UnionFind((name, end) for name in self.kinds for end in (0, 1))
+        for one, two in pairwise(block.name for block in self.blocks):
+            joined.union((one, 1), (two, 0))
+        number: dict[object, int] = {}
+        ends = {key: number.setdefault(joined[key], len(number)) for key in joined.parents}
+        return {name: (ends[name, 0], ends[name, 1]) for name in self.kinds}
 
 
-def build_graph(job: Job, pricer: Pricer, chain: Chain, *, gather_weights: bool = True) -> ChoiceGraph:
+def build_graph(job: Job, pricer: Pricer, chain: Chain) -> ChoiceGraph:
     """The choices of a chain of blocks on a mesh. Raises Infeasible where an operator has no legal role."""
-    return _Builder(job, pricer, chain, gather_weights).graph()
+    return _Builder(job, pricer, chain).graph()
 
 
 def global_dims(job: Job, block: Block) -> Dims:
@@ -83,7 +93,6 @@ class _Builder:
     job: Job
     pricer: Pricer
     chain: Chain
-    gather_weights: bool
     variables: list[Variable] = field(default_factory=list)
     unary: list[Unary] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
@@ -94,19 +103,9 @@ class _Builder:
         streams = self._streams()
         for name, block in self.chain.kinds.items():
             _BlockBuilder(self, block, streams[name]).add()
-        return ChoiceGraph(
-            tuple(self.variables),
-            tuple(self.unary),
-            tuple(self.tensors),
-            self.chain.counts,
-            self.pricer.mesh,
-            self.follows,
-            streams,
-        )
-
-    def dims(self, block: Block) -> Dims:
-        """Global dims of a block with the shape of a microbatch."""
-        return global_dims(self.job, block)
+        terms = tuple(self.variables), tuple(self.unary), tuple(self.tensors)
+        counts = Counter(block.name for block in self.chain.blocks)
+        return ChoiceGraph(*terms, counts, self.pricer.mesh, self.follows, streams)
 
     def add_variable(self, variable: Variable) -> int:
         """A variable's number. Raises Infeasible without choices."""
@@ -136,7 +135,7 @@ class _Builder:
 
     def _states(self, users: Sequence[Block], rows: str) -> Ints:
         """Codes of states that slice batch and rows of all blocks beside a stream evenly."""
-        mesh, dims = self.pricer.mesh, [self.dims(block) for block in users]
+        mesh, dims = self.pricer.mesh, [global_dims(self.job, block) for block in users]
         found = []
         for states in product(STREAM_STATES, repeat=len(mesh)):
             parts = dict.fromkeys(STREAM_STATES, 1)
@@ -158,13 +157,13 @@ class _BlockBuilder:
     parent: _Builder
     block: Block
     streams: tuple[int, int, int]
-    pending: dict[str, list[Reading]] = field(default_factory=dict)
+    pending: dict[str, list[tuple[int, Ints]]] = field(default_factory=dict)
     chosen: dict[str, tuple[int, Chosen]] = field(default_factory=dict)
 
     @cached_property
     def costs(self) -> OperatorCosts:
         """Prices of this block's operators."""
-        return OperatorCosts(self.parent.job, self.parent.pricer, self.parent.dims(self.block))
+        return OperatorCosts(self.parent.job, self.parent.pricer, global_dims(self.parent.job, self.block))
 
     @cached_property
     def _saved(self) -> set[str]:
@@ -194,7 +193,7 @@ class _BlockBuilder:
         self._saved_input()
 
     def _own_variable(self, op: Operator) -> None:
-        index, gathered = self.costs.choices(op, gather_weights=self.parent.gather_weights)
+        index, gathered = self.costs.choices(op)
         variable = Variable(f"{self.block.name}.{op.name}", index, self.costs.table(op), gathered)
         self.parent.follows[self.block.name, op.name] = (self.parent.add_variable(variable), OWN)
 
@@ -278,8 +277,8 @@ class _BlockBuilder:
             if name == INPUT and self._is_data:
                 continue
             known = self.pending.setdefault(name, [])
-            if not any(r.variable == number and np.array_equal(r.needs, needs) for r in known):
-                known.append(Reading(number, needs))
+            if not any(reader == number and np.array_equal(each, needs) for reader, each in known):
+                known.append((number, needs))
 
     def _read_ends(self) -> None:
         """The block's output is wanted in the states of the stream behind it, a memory in its own."""
@@ -288,7 +287,7 @@ class _BlockBuilder:
         if MEMORY in self._names:
             ends[MEMORY] = self.streams[2]
         for name, number in ends.items():
-            self.pending.setdefault(name, []).append(Reading(number, self.parent.variables[number].index))
+            self.pending.setdefault(name, []).append((number, self.parent.variables[number].index))
 
     def _written(self, name: str) -> tuple[int, Ints]:
         """Who writes a tensor, and the code of states for every choice."""
@@ -298,39 +297,45 @@ class _BlockBuilder:
         number, chosen = self._chosen(self.block.operator(name))
         return number, chosen.table.writes[chosen.index]
 
-    def _tensor(self, name: str, readings: list[Reading]) -> None:
+    def _tensor(self, name: str, readings: list[tuple[int, Ints]]) -> None:
         writer, writes = self._written(name)
-        others = [r for r in readings if r.variable != writer or not np.array_equal(r.needs, writes)]
+        others = [(r, needs) for r, needs in readings if r != writer or not np.array_equal(needs, writes)]
         if others:
-            tensor = Tensor(self.block.name, name, writer, writes, tuple(others), self._table(name))
+            tensor = Tensor(self.block.name, name, writer, writes, tuple(others), self._pass_s(name))
             self.parent.tensors.append(tensor)
 
-    def _table(self, name: str) -> Floats:
-        """Seconds of every change of a tensor, less what runs beside its first reader's kernels."""
-        stack, passes = self.parent.job.stack, self.parent.pricer.changes_s(self._bytes(name))
-        legal = self.parent.pricer.legal
-        table = np.zeros((len(METRICS), *legal.shape))
+    def _pass_s(self, name: str) -> Floats:
+        """Seconds of every change of a tensor, less what runs beside its first reader's kernels.
+
+        Summands that a reader adds up are summed over ranks as one, so each of them has its share of that.
+        """
+        overlap, legal = self.parent.job.stack.overlap, moves(self.parent.pricer.mesh).legal
+        changes = self.parent.pricer.changes_s(self._bytes(name))
         weight, inputs = self._hidden(name, len(legal))
-        summed, again = passes["summed"], passes["again"]
-        if not stack.overlap.regather_input or not weight.any():
-            again = np.zeros_like(again)
-        if stack.overlap.tensor_backward:
+        again = changes[AGAIN] if overlap.regather_input and weight.any() else np.zeros(legal.shape)
+        summed = changes[SUMMED]
+        if overlap.tensor_backward:
             summed = np.maximum(summed - weight[None, :], 0.0)
             again = np.maximum(again - inputs[None, :], 0.0)
-        table[0] = np.where(legal, passes["forward"], np.inf)
-        table[1] = passes["backward"] + summed + again
-        return table
+        found = np.where(legal, changes[SERIAL] + summed + again, np.inf)
+        added = [sum(map(self._is_summand, op.inputs)) for op in self._users.get(name, ())]
+        found[summands(self.parent.pricer.mesh)] /= max(added, default=1) if self._is_summand(name) else 1
+        return found
+
+    def _is_summand(self, name: str) -> bool:
+        """Whether some choice leaves summands of a tensor of the block."""
+        inside = name in self._names
+        return inside and bool(summands(self.parent.pricer.mesh)[self._written(name)[1]].any())
 
     def _hidden(self, name: str, states: int) -> tuple[Floats, Floats]:
-        """By the states read: seconds of the first reader's weight and input gradients."""
-        found = (np.full(states, np.inf), np.full(states, np.inf))
-        readers = [op for op in self._users.get(name, []) if op.kind == "matmul"]
-        if readers:
-            _, chosen = self._chosen(readers[0])
+        """By the states read: most seconds of the first reader's weight and input gradients."""
+        found = (np.zeros(states), np.zeros(states))
+        for op in [op for op in self._users.get(name, []) if op.kind == "matmul"][:1]:
+            _, chosen = self._chosen(op)
             needs, whole = chosen.table.reads[chosen.index], np.ones(len(chosen.index))
-            np.minimum.at(found[0], needs, chosen.time.backward_weight_s * whole)
-            np.minimum.at(found[1], needs, chosen.time.backward_input_s * whole)
-        return np.where(np.isinf(found[0]), 0.0, found[0]), np.where(np.isinf(found[1]), 0.0, found[1])
+            np.maximum.at(found[0], needs, chosen.time.backward_weight_s * whole)
+            np.maximum.at(found[1], needs, chosen.time.backward_input_s * whole)
+        return found
 
     def _bytes(self, name: str) -> float:
         """Bytes of a whole tensor: an output, or what comes from outside the block."""
@@ -346,9 +351,9 @@ class _BlockBuilder:
         number, mesh = self.streams[0], self.parent.pricer.mesh
         table = list(state_codes(len(mesh)))
         variable, whole = self.parent.variables[number], self._bytes(INPUT)
-        metrics = np.zeros((len(METRICS), len(variable)))
+        metrics = np.zeros((len(Metric), len(variable)))
         for index, code in enumerate(variable.index.tolist()):
-            metrics[_SAVED, index] = whole / sharding(table[code], mesh)
+            metrics[Metric.SAVED, index] = whole / sharding(table[code], mesh)
         self.parent.unary.append(Unary(self.block.name, number, metrics))
 
 

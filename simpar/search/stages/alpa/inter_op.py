@@ -20,7 +20,7 @@ keep a microbatch in flight. Three observations replace trying one bound after t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -75,7 +75,6 @@ class InterOp:
     latency: Floats
     work: Floats
     tolerance: float = 0.0
-    evaluations: int = field(default=0, init=False)
 
     @cached_property
     def _by_length(self) -> Floats:
@@ -107,7 +106,6 @@ class InterOp:
 
     def sums(self, bound: float) -> list[Floats]:
         """F for every number of stages, as float64[states] each; the last entry of states is "impossible"."""
-        self.evaluations += 1
         steps = self._steps(bound)
         values = [np.full(steps.count + 1, np.inf)]
         if steps.final < 0 or steps.initial < 0 or not len(steps.after):

@@ -1,96 +1,130 @@
-"""A lower bound of every plan of the Alpa space: kernels alone, shared out as well as any roles can.
+"""A lower bound of every plan of the Alpa space, found by the same elimination that chooses roles.
 
-The step of any pipeline is at least its microbatches times its slowest stage, and a stage at least the kernels of its
-blocks and its share of the update, each under the roles that divide it best on any mesh of the stage's size: without
-collectives, recomputation, memory limits or contention. The cut whose slowest stage is fastest under these times bounds
-all others.
+A stage of M microbatches waits for the forwards F' of the stages before it, gathers its parameters before its first
+forward is over, reduces its gradients after its last backward has begun, and updates behind that. With seconds F + B of
+a microbatch on its compute stream, G and R of the links for parameters and gradients, U of the update,
+
+    step >= sum F' + max(F, G) + (M - 1) (F + B) + max(B, R) + U
+         >= sum F' + (M - 1 + a) (F + B) + (1 - a) (G + R) + U,  0 <= a <= 1,
+
+and where states need S bytes of a device that has L, by any price p >= 0 of a byte, that much more as p (S - L). All
+are sums over blocks, whose least over all roles on a mesh is eliminated kind by kind. Kernels count with the changes of
+states that they wait for; recomputation, activations, messages, what weights that are gathered for every pass move more
+than once, backwards of the stages before and contention do not. The best cut under these times bounds all others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.hardware.cluster import Cluster
-from simpar.models.graph import Block
-from simpar.program.blocks.rank_view import Job
-from simpar.search.stages.alpa.build import Chain, global_dims
+from simpar.search.stages.alpa.graph import ChoiceGraph, Metric, eliminate
 from simpar.search.stages.alpa.meshes import logical_meshes
-from simpar.search.stages.alpa.operators import OperatorCosts
-from simpar.search.stages.alpa.pricing import Pricer
+from simpar.search.stages.alpa.profile import Profile, between
 from simpar.units import NS
 
 Floats = NDArray[np.float64]
-ROUNDED_S = 1.5 * NS
-"""What rounding three kernels to nanoseconds takes away at most."""
-TOLERANCE = 1e-4
+Ints = NDArray[np.int64]
+TOLERANCE = 1e-3
+MOST_UNITS = 64
+"""Units that devices are counted in at most."""
+ROUNDED_S = 12 * NS
+"""What rounding the kernels and collectives of an operator to nanoseconds takes away at most."""
+SHARES = (0.0, 0.5, 1.0)
+"""Of the first forward and last backward, how much counts as kernels; the rest counts as synchronisation."""
+PRICES = (0.0, 0.3, 3.0)
+"""Prices of filling a device with states, relative to the step at no price."""
 
 
-def slowest_stage_s(job: Job, cluster: Cluster, chain: Chain, sizes: Sequence[int]) -> float:
-    """Seconds below which the slowest stage of no cut gets with one microbatch, and a microbatch's share of the update.
+def lowest_step_s(profile: Profile, sizes: Sequence[int]) -> float:
+    """Seconds below which no plan with a profile's microbatches gets; ``sizes`` are devices that a stage may have."""
+    found = {size: each for size in sizes if (each := _ranges_s(profile, size)) is not None}
+    if not found:
+        return np.inf
+    steps, forwards = (np.stack(each) for each in zip(*found.values(), strict=True))
+    devices = profile.cluster.world_size
+    unit = -(-devices // MOST_UNITS)  # stages of parts of a unit count as less
+    return least_step_s(steps, forwards, np.array(list(found)) // unit, devices // unit)
 
-    ``sizes`` are devices that a stage may have. Infinite where some block divides on none of them.
+
+def least_step_s(steps_s: Floats, forwards_s: Floats, sizes: Ints, devices: int) -> float:
+    """The least over all cuts of the most of every stage's own step and the forwards of the stages before it.
+
+    ``steps_s`` and ``forwards_s`` float64[sizes, K + 1, K + 1] are seconds of ranges of blocks on so many devices, of
+    which there are ``devices`` in all; steps are infinite where a range is no stage. Within TOLERANCE from below;
+    infinite where no cut is possible.
     """
-    times = {size: _block_times_s(job, cluster, chain, size) for size in sizes}
-    each = np.stack(list(times.values()))
-    low, high = 0.0, float(np.where(np.isfinite(each), each, 0.0).max(axis=0).sum())
-    if _devices(times, high) > cluster.world_size:
+    low = float(steps_s.min(axis=(0, 2)).min())
+    high = float(steps_s[np.isfinite(steps_s)].max(initial=0.0) + forwards_s[:, 0, -1].max())
+    if not _is_possible(high, steps_s, forwards_s, sizes, devices):
         return np.inf
     while high - low > TOLERANCE * high:
         middle = (low + high) / 2
-        if _devices(times, middle) > cluster.world_size:
-            low = middle
-        else:
+        if _is_possible(middle, steps_s, forwards_s, sizes, devices):
             high = middle
+        else:
+            low = middle
     return low
 
 
-def _devices(times: Mapping[int, Floats], limit_s: float) -> float:
-    """Fewest devices on which every stage stays within a limit; infinite where some block never does.
+def _is_possible(limit_s: float, steps_s: Floats, forwards_s: Floats, sizes: Ints, devices: int) -> bool:
+    """Whether some cut keeps all stages within a limit: the least forwards in front of every block on some devices."""
+    blocks = steps_s.shape[1] - 1
+    before = np.full((blocks + 1, devices + 1), np.inf)
+    before[0, 0] = 0.0
+    for end in range(1, blocks + 1):
+        for number, size in enumerate(sizes.tolist()):
+            begins = np.flatnonzero(steps_s[number, :end, end] <= limit_s)
+            earlier = before[begins, : devices + 1 - size]
+            fits = earlier + steps_s[number, begins, end][:, None] <= limit_s
+            total = np.where(fits, earlier + forwards_s[number, begins, end][:, None], np.inf)
+            np.minimum(before[end, size:], total.min(axis=0, initial=np.inf), out=before[end, size:])
+    return bool(np.isfinite(before[blocks]).any())
 
-    A stage reaches back as far as it may, because covering fewer blocks takes no more devices: to the first block
-    with which it stays within the limit, and behind the last one that does not divide on its devices.
+
+def _ranges_s(profile: Profile, size: int) -> tuple[Floats, Floats] | None:
+    """Least seconds of a step, and of one forward, on every range of blocks as one stage: float64[K + 1, K + 1] each.
+
+    None where there is no mesh of that size.
     """
-    first = {}
-    for size, each in times.items():
-        possible = np.isfinite(each)
-        before = np.concatenate([[0.0], np.cumsum(np.where(possible, each, 0.0))])
-        behind = np.concatenate([[0], np.where(possible, 0, np.arange(1, len(each) + 1))])
-        within = np.searchsorted(before, before - limit_s * (1 + 1e-12), side="left")
-        first[size] = np.maximum(within, np.maximum.accumulate(behind)).tolist()
-    fewest = [0.0]
-    for end in range(1, len(next(iter(first.values())))):
-        covers = (fewest[begins[end]] + size for size, begins in first.items() if begins[end] < end)
-        fewest.append(min(covers, default=np.inf))
-    return fewest[-1]
+    graphs = [graph for mesh in logical_meshes(size, profile.cluster) if (graph := profile.graph(mesh))]
+    if not graphs:
+        return None
+    steps, forwards = np.min([_on_mesh(profile, graph) for graph in graphs], axis=0)
+    return np.where(np.tril(np.ones(steps.shape, dtype=bool)), np.inf, steps), forwards
 
 
-def _block_times_s(job: Job, cluster: Cluster, chain: Chain, size: int) -> Floats:
-    """Least seconds of every block of the chain on any mesh of a size: float64[K]."""
-    pricers = [Pricer(cluster, mesh) for mesh in logical_meshes(size, cluster)]
-    least = {
-        name: min(
-            _kernels_s(OperatorCosts(job, pricer, global_dims(job, block)), block) for pricer in pricers
-        )
-        for name, block in chain.kinds.items()
-    }
-    return np.array([least[block.name] for block in chain.blocks])
-
-
-def _kernels_s(costs: OperatorCosts, block: Block) -> float:
-    """Kernels of a block and its share of the update, every operator under the roles that suit it best."""
-    graph, share = costs.job.graph, costs.job.plan.micro_batch / costs.job.training.global_batch
-    again = graph.tied_embeddings and block.name == graph.head.name  # its table may be the embedding's
-    total = 0.0
-    for op in block.operators:
-        index = costs.legal(op)
-        if not len(index):
-            return np.inf
-        chosen = costs.chosen(op, index)
-        time = chosen.time
-        each = time.forward_s + time.backward_input_s + time.backward_weight_s
-        total += max(float(np.min(each)) * costs.job.stack.launch.kernel_overhead - ROUNDED_S, 0.0)
-        total += 0.0 if again else share * costs.least_update_s(chosen)
-    return total
+def _on_mesh(profile: Profile, graph: ChoiceGraph) -> tuple[Floats, Floats]:
+    """The same on one mesh: the most that any share and price says of every range."""
+    job, chain, steps = profile.job, profile.chain, profile.num_microbatches
+    if job.plan.tensor_parallel.overlap:  # decomposed, collectives run beside kernels
+        free = (replace(each, pass_s=np.where(np.isinf(each.pass_s), np.inf, 0.0)) for each in graph.tensors)
+        graph = replace(graph, tensors=tuple(free))
+    weights = np.zeros((len(SHARES) * len(PRICES), len(Metric)))
+    share, price = np.array(list(product(SHARES, PRICES))).T
+    weights[:, Metric.PASS], weights[:, Metric.SYNC], weights[:, Metric.UPDATE] = (
+        steps - 1 + share,
+        1 - share,
+        1.0,
+    )
+    ((whole_s, _),) = eliminate(graph, weights[-1:])
+    if not np.isfinite(whole_s):
+        nowhere = np.full((len(chain.blocks) + 1, len(chain.blocks) + 1), np.inf)
+        return nowhere, nowhere
+    weights[:, Metric.STATIC] = price * whole_s / profile.limit_bytes
+    forward = np.zeros((1, len(Metric)))
+    forward[0, Metric.FORWARD] = 1.0
+    each = np.zeros((len(weights) + 1, len(chain.kinds)))
+    for number, (name, block) in enumerate(chain.kinds.items()):
+        own = np.concatenate([weights, forward])
+        if job.graph.tied_embeddings and name == job.graph.head.name:
+            own[:, [Metric.SYNC, Metric.UPDATE, Metric.STATIC]] = 0.0  # its table may be the embedding's
+        least = [value for value, _ in eliminate(graph, own, {name: 1})]
+        each[:, number] = np.array(least) - steps * ROUNDED_S * len(block.operators)
+    found = between(each[:, chain.kind_of_block])
+    own_s = found[:-1] - (price * whole_s)[:, None, None]
+    return own_s.max(axis=0), np.maximum(found[-1], 0.0)

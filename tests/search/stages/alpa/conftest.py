@@ -11,8 +11,10 @@ import pytest
 import simpar
 from simpar.models.catalogue import load_model
 from simpar.models.graph import Block
+from simpar.program.emission.collective_prices import Prices
 from simpar.search.stages.alpa.build import Chain, build_graph
-from simpar.search.stages.alpa.pricing import Pricer
+from simpar.search.stages.alpa.graph import Metric
+from simpar.search.stages.alpa.roles import Pricer
 from simpar.simulation import make_job
 
 TRAINING = simpar.Training(seq_len=2048, global_batch=64)
@@ -37,13 +39,13 @@ def three_operators(name):
     return Block(name, tuple(ops))
 
 
-def graph_of(block, mesh, *, micro_batch=8, gather_weights=False):
+def graph_of(block, mesh, *, micro_batch=8):
     """Choices of a block that is repeated twice on a mesh of H100s."""
     cluster = simpar.Cluster("dgx-h100", nodes=max(1, int(np.prod(mesh)) // 8))
     job = make_job("llama-3-8b", cluster, simpar.Plan(zero=1), replace_batch(cluster))
     job = replace(job, plan=job.plan.model_copy(update={"micro_batch": micro_batch}), training=TRAINING)
     chain = Chain((block, block), "embedding")
-    return build_graph(job, Pricer(cluster.in_training, mesh), chain, gather_weights=gather_weights)
+    return build_graph(job, Pricer(Prices.of_job(job, cluster.in_training), mesh), chain)
 
 
 def replace_batch(cluster):
@@ -56,6 +58,18 @@ def every_assignment(graph):
     return product(*(range(len(variable)) for variable in graph.variables))
 
 
+def value_of(graph, assignment, weights):
+    """The weighted metrics of an assignment, infinite where a change is impossible: the sum as it is defined."""
+    total = 0.0
+    for term in graph.unary:
+        total += graph.counts[term.block] * (weights @ term.metrics[:, assignment[term.variable]])
+    for tensor in graph.tensors:
+        written = tensor.writes[assignment[tensor.writer]]
+        for state in {int(codes[assignment[variable]]) for variable, codes in tensor.readings}:
+            total += graph.counts[tensor.block] * weights[Metric.PASS] * tensor.pass_s[written, state]
+    return total
+
+
 @pytest.fixture(scope="session")
 def small_graph():
     """Builder: ``small_graph(name of three operators, mesh, **options)``."""
@@ -66,3 +80,9 @@ def small_graph():
 def assignments():
     """Builder: all assignments of a graph."""
     return every_assignment
+
+
+@pytest.fixture(scope="session")
+def value():
+    """Builder: ``value(graph, assignment, weights)``, the sum as it is defined."""
+    return value_of

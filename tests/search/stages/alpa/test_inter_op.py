@@ -76,14 +76,6 @@ def test_all_cuts_of_eight_layers_on_eight_devices(seed, num_microbatches):
     assert sum(SIZES[number] for _, _, number in stages) == 8
 
 
-def test_bisection_looks_at_few_bounds():
-    """Of hundreds of candidates for the slowest stage a few are tried."""
-    times, work, latency = random_times(3)
-    problem = InterOp(times, SIZES, 8, 64, latency, work)
-    problem.best()
-    assert problem.evaluations < len(problem.bounds) / 2
-
-
 def test_nothing_above_what_is_known_is_looked_for():
     """A bound just under the optimum finds nothing, one just above finds the optimum."""
     times, work, latency = random_times(5)

@@ -9,7 +9,7 @@ from simpar.errors import Infeasible, UserError
 from simpar.models.hf_config import read
 from simpar.search.problem import Constraints, make_problem
 from simpar.search.progress import Progress
-from simpar.search.result import Counts, SearchResult
+from simpar.search.stages.alpa import optimize
 from simpar.search.stages.alpa.optimize import AlpaSearch, search_alpa
 from simpar.simulation import simulate
 
@@ -25,15 +25,18 @@ def problem_of(config=SMALL, **options):
     return make_problem(read(config, "small"), simpar.Cluster("dgx-h100"), TRAINING, **options)
 
 
-def nothing(_problem, _watch):
-    """A uniform space without plans."""
-    return
+@pytest.fixture
+def alone(monkeypatch):
+    """Stages of their own, with nothing in the uniform space."""
+    monkeypatch.setattr(optimize, "even_optimum", lambda _problem, _progress: None)
 
 
 @pytest.fixture(scope="module")
 def found():
     """One search of the Alpa space alone."""
-    return search_alpa(problem_of(), Progress(top=3), uniform=nothing)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optimize, "even_optimum", lambda _problem, _progress: None)
+        return search_alpa(problem_of(), Progress(top=3))
 
 
 def test_the_plan_simulates_to_what_was_promised(found, tmp_path):
@@ -46,51 +49,52 @@ def test_the_plan_simulates_to_what_was_promised(found, tmp_path):
     assert sum(stage.num_devices for stage in plan.pipeline.stages) == problem.cluster.world_size
 
 
-def test_the_answer_is_the_same_every_time(found):
+def test_the_answer_is_the_same_every_time(found, alone):
     """Two searches write the same candidates."""
-    again = search_alpa(problem_of(), Progress(top=3), uniform=nothing)
+    again = search_alpa(problem_of(), Progress(top=3))
     assert [c.to_dict() for c in again.candidates] == [c.to_dict() for c in found.candidates]
+
+
+def test_candidates_are_what_simulate_says_and_each_is_shown_once(found):
+    """Steps and bytes are those of ``simulate``, in the order of the steps; no two rows say the same."""
+    problem = problem_of()
+    times = [one.step_time_s for one in found.candidates]
+    assert times == sorted(times)
+    for one in found.candidates:
+        again = simulate(problem.graph, problem.cluster, one.plan, TRAINING)
+        assert (again.step_time_s, again.peak_memory_bytes) == (one.step_time_s, one.peak_memory_bytes)
+    assert len({(one.step_time_s, one.peak_memory_bytes) for one in found.candidates}) == len(times)
 
 
 def test_estimates_are_close_to_simulated_steps():
     """The table that cuts are made from is within a few percent of the simulation, in time and in memory."""
     search = AlpaSearch(problem_of(), Progress())
+    search.check()
     checked = 0
     for size in (4, 8):
-        profile, sizes = search.profile(size)
-        for cut in search.cuts_of(profile, sizes, float("inf"))[:3]:
-            done = search.simulate(search.plan_of(profile, sizes, cut), "cut")
-            assert done is not None, "what should fit does"
-            assert cut.estimate_s == pytest.approx(
-                done.step_time_s - search.job.stack.launch.step_overhead_s, rel=0.1
-            )
+        for trial in search.cuts_of(search.profile(size), search.submeshes(size), float("inf"))[:3]:
+            assert search.simulate(trial, "1f1b"), "what should fit does"
+            done, _, _ = search.found[-1]
+            overhead_s = search.problem.stack.launch.step_overhead_s
+            assert trial.cut.estimate_s == pytest.approx(done.step_time_s - overhead_s, rel=0.1)
             checked += 1
     assert checked >= 4
 
 
-def test_a_better_uniform_plan_wins(found):
-    """The uniform optimum is a candidate like any other, so the answer is never worse."""
-    plan = simpar.Plan(zero=1, micro_batch=1)
-
-    def faster(problem, _watch):
-        result = simulate(problem.graph, problem.cluster, plan, TRAINING)
-        best = found.best
-        made = type(best)(
-            1, simpar.Plan.model_validate(result.setup.plan), 1e-6, best.mfu, best.peak_memory_bytes
-        )
-        return SearchResult((made,), Counts(), "time", True, 0.0, 0.0)
-
-    answer = search_alpa(problem_of(), Progress(), uniform=faster)
-    assert answer.best.plan.pipeline.stages is None
-    assert "uniform" in answer.best.why[0]
-    assert answer.details["uniform_best_s"] == 1e-6
+def test_the_answer_is_never_worse_than_the_uniform_optimum():
+    """It is a candidate like any other, under the restrictions that hold for both."""
+    fixed = Constraints(fixed={"pp": "1,2", "micro_batch": "2,4"}, schedules=("1f1b",))
+    answer = search_alpa(problem_of(constraints=fixed), Progress(top=2, brief=True))
+    assert answer.best.step_time_s <= answer.details["uniform_best_s"]
+    assert all(one.plan.mesh.pp in (1, 2) for one in answer.candidates)
+    assert 0 < answer.details["lower_bound_s"] <= answer.best.step_time_s
 
 
-def test_a_large_vocabulary_gets_stages_of_its_own_length():
+def test_a_large_vocabulary_gets_stages_of_its_own_length(alone):
     """With a head as heavy as several layers, the last stage holds fewer layers than the others."""
     heavy = {**SMALL, "vocab_size": 256000, "num_hidden_layers": 14}
     problem = problem_of(heavy, constraints=Constraints(fixed={"pp": 4, "micro_batch": 2}))
-    answer = search_alpa(problem, Progress(), uniform=nothing)
+    answer = search_alpa(problem, Progress())
     stages = answer.best.plan.pipeline.stages
     per_device = [stage.layers / stage.num_devices for stage in stages]
     assert len(stages) == 4
@@ -121,15 +125,32 @@ def test_unlike_towers_get_stages_of_their_own_length(config):
     assert answer.best.step_time_s < 0.98 * answer.details["uniform_best_s"]
 
 
-def test_axes_that_stages_decide_cannot_be_fixed():
-    """Tensor parallelism is a choice of every operator here."""
-    with pytest.raises(UserError, match="stages decide"):
-        search_alpa(problem_of(constraints=Constraints(fixed={"tp": 2})), Progress(), uniform=nothing)
-    with pytest.raises(UserError, match="portable"):
-        search_alpa(problem_of(constraints=Constraints(portable="megatron")), Progress(), uniform=nothing)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"constraints": Constraints(fixed={"tp": 2})}, "--fix tp: is no axis of space alpa"),
+        (
+            {"constraints": Constraints(fixed={"schedule": "gpipe"})},
+            "schedule = gpipe: no plan of space alpa",
+        ),
+        (
+            {"constraints": Constraints(fixed={"micro_batch": "2,5"})},
+            "micro_batch = 5: no plan of space alpa",
+        ),
+        ({"constraints": Constraints(portable="megatron")}, "portable megatron"),
+        ({"constraints": Constraints(deadline_s=1.0)}, "deadline: space alpa"),
+        ({"objective": "cost"}, "allowed: time"),
+        ({"base": simpar.Plan(offload_optimizer="cpu")}, "stages"),
+        ({"base": simpar.Plan(optimizer="muon")}, "stages"),
+    ],
+)
+def test_what_stages_do_not_have_is_refused(options, words):
+    """One line that says what is allowed, before anything is searched."""
+    with pytest.raises(UserError, match=words):
+        search_alpa(problem_of(**options), Progress())
 
 
-def test_too_little_memory_is_infeasible():
+def test_too_little_memory_is_infeasible(alone):
     """A headroom that leaves nothing finds nothing."""
     with pytest.raises(Infeasible):
-        search_alpa(problem_of(constraints=Constraints(headroom=0.99)), Progress(), uniform=nothing)
+        search_alpa(problem_of(constraints=Constraints(headroom=0.99)), Progress())

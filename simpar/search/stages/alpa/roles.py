@@ -1,0 +1,154 @@
+"""Roles and changes of states on a logical mesh as tables: codes of states, seconds of every change of a tensor.
+
+The states of a tensor on all axes together are one number, its code; tables are indexed [state written, state read].
+What depends on the mesh alone is made once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.plan.placement import REPLICATE, Role, States, transfers
+from simpar.plan.slices import divisors
+from simpar.plan.stages import StagePlan
+from simpar.program.blocks.phases import TENSOR, CollectiveUse
+from simpar.program.emission.collective_prices import Price, Prices
+from simpar.program.lower_stages import axis_groups
+from simpar.units import NS_PER_S
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Mesh = tuple[int, ...]
+Axes = tuple[int, ...]
+LETTERS = "RBSFPX"
+SERIAL, SUMMED, AGAIN = range(3)
+"""Passes of a change: what kernels wait for; sums of gradients; gathering the input once more for them."""
+
+
+@lru_cache(maxsize=4)
+def state_codes(num_axes: int) -> dict[States, int]:
+    """The code of every combination of states."""
+    return {states: code for code, states in enumerate(product(LETTERS, repeat=num_axes))}
+
+
+def codes(states: list[States], num_axes: int) -> Ints:
+    """Codes of some combinations of states."""
+    known = state_codes(num_axes)
+    return np.array([known[each] for each in states], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class RoleTable:
+    """Every combination of some roles on a mesh, as columns.
+
+    ``by`` what each size is divided by; ``reads`` and ``writes`` codes; ``groups`` the axes over which weight gradients
+    are summed; ``idle`` axes that repeat work; ``within[code]`` the combination that reads and writes that state, -1
+    without.
+    """
+
+    combinations: tuple[tuple[Role, ...], ...]
+    by: dict[str, Ints]
+    reads: Ints
+    writes: Ints
+    groups: tuple[Axes, ...]
+    idle: Ints
+    within: Ints
+
+    def axes_as(self, name: str, index: Ints) -> NDArray[np.bool_]:
+        """Where some combinations have a role of that name: bool[combinations, axes]."""
+        return np.array([[role.name == name for role in self.combinations[i]] for i in index.tolist()])
+
+
+@lru_cache(maxsize=512)
+def role_table(roles: tuple[Role, ...], mesh: Mesh) -> RoleTable:
+    """The table of some roles on a mesh."""
+    every = tuple(product(roles, repeat=len(mesh)))
+    reads = codes([tuple(role.reads for role in each) for each in every], len(mesh))
+    writes = codes([tuple(role.writes for role in each) for each in every], len(mesh))
+    within = np.full(len(state_codes(len(mesh))), -1, dtype=np.int64)
+    for index in np.flatnonzero(reads == writes)[::-1].tolist():
+        within[reads[index]] = index
+    groups = (
+        tuple(a for a, role in enumerate(each) if role.name in ("batch", "sequence") and mesh[a] > 1)
+        for each in every
+    )
+    idle = [sum(role is REPLICATE for role in each) for each in every]
+    return RoleTable(every, divisors(every, mesh), reads, writes, tuple(groups), np.array(idle), within)
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Collectives of all changes of states on a mesh, and which changes there are: bool[states, states].
+
+    ``at[axis, op]`` are (pass, written, read, share of the tensor) of every collective of that kind.
+    """
+
+    at: dict[tuple[int, str], tuple[Ints, Ints, Ints, Floats]]
+    legal: NDArray[np.bool_]
+
+
+@lru_cache(maxsize=256)
+def moves(mesh: Mesh) -> Moves:
+    """The collectives of a mesh."""
+    states = tuple(state_codes(len(mesh)))
+    legal = np.zeros((len(states), len(states)), dtype=bool)
+    rows: dict[tuple[int, str], list[tuple[int, int, int, float]]] = {}
+    for (i, before), (j, after) in product(enumerate(states), enumerate(states)):
+        pair = transfers(before, after, mesh)
+        if pair is None:
+            continue
+        legal[i, j] = True
+        sums = "X" in after
+        moved = [(SERIAL, move) for move in pair[0]]
+        moved += [(AGAIN, move) for move in pair[0] if sums and move.op == "all_gather"]
+        moved += [(SUMMED if sums else SERIAL, move) for move in pair[1]]
+        for which, move in moved:
+            rows.setdefault((move.axis, move.op), []).append((which, i, j, move.share))
+    at = {}
+    for kind, entries in rows.items():
+        where = np.array([entry[:3] for entry in entries]).T
+        at[kind] = (where[0], where[1], where[2], np.array([share for *_, share in entries]))
+    return Moves(at, legal)
+
+
+@lru_cache(maxsize=256)
+def summands(mesh: Mesh) -> NDArray[np.bool_]:
+    """Which codes are of summands on some axis: bool[states]."""
+    return np.array(["P" in states for states in state_codes(len(mesh))])
+
+
+@dataclass(frozen=True)
+class Pricer:
+    """Prices the collectives of a stage with a mesh at the front of the cluster of ``prices``."""
+
+    prices: Prices
+    mesh: Mesh
+    _changes: dict[float, Floats] = field(default_factory=dict)
+
+    def price(self, op: str, axes: Axes, kind: str = TENSOR) -> Price:
+        """The price of a collective along some axes."""
+        stage = StagePlan(layers=0, first_device=0, mesh=self.mesh, sharding={})
+        return self.prices.of(op, axis_groups(stage, axes)[0], kind)
+
+    def of_use(self, use: CollectiveUse) -> Price:
+        """The price of a collective of the stage's blocks, whose group is named for its axes."""
+        return self.price(use.op, tuple(map(int, use.group.rpartition("_")[2])), use.group)
+
+    def collective_s(self, op: str, axis: int, sizes: Floats) -> Floats:
+        """Seconds of a collective inside blocks along an axis, for sizes in bytes."""
+        return self.price(op, (axis,)).time_ns(sizes) / NS_PER_S
+
+    def changes_s(self, size_bytes: float) -> Floats:
+        """Seconds of every pass of every change of a tensor: float64[passes, states, states]."""
+        if size_bytes not in self._changes:
+            known = moves(self.mesh)
+            found = np.zeros((3, *known.legal.shape))
+            for (axis, op), (which, written, read, share) in known.at.items():
+                np.add.at(found, (which, written, read), self.collective_s(op, axis, size_bytes * share))
+            self._changes[size_bytes] = found
+        return self._changes[size_bytes]
