@@ -29,7 +29,7 @@ from simpar.units import NS
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-TOLERANCE = 1e-3
+TOLERANCE = 2.0**-10
 MOST_UNITS = 64
 """Units that devices are counted in at most."""
 ROUNDED_S = 12 * NS

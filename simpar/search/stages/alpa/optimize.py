@@ -19,6 +19,7 @@ import numpy as np
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
 from simpar.plan.stages import StagePlan
+from simpar.program.blocks.rank_view import Job
 from simpar.search.certify.exact import Exact, job_of, measure
 from simpar.search.problem import Problem, refuse_tuning
 from simpar.search.progress import Progress
@@ -28,7 +29,6 @@ from simpar.search.stages.alpa.least import lowest_step_s
 from simpar.search.stages.alpa.meshes import place_stages, submesh_sizes
 from simpar.search.stages.alpa.profile import Profile, with_stages
 from simpar.search.stages.answers import Answer, chosen_values, even_optimum
-from simpar.simulation import make_job
 
 TOLERANCE = 2e-3
 """Relative error allowed to the bisection of bounds: far below that of the estimate itself."""
@@ -99,7 +99,8 @@ class AlpaSearch:
     """State of one search; ``known_s`` is the step of a plan from elsewhere.
 
     ``found`` are plans that fit, with the cut and the schedule that they were made from. ``lowest_s`` are seconds
-    below which no plan with stages of its own gets, 0 until all sizes of microbatches are bounded.
+    below which no plan with stages of its own gets, 0 until all sizes of microbatches are bounded; ``values`` those of
+    every axis. Raises UserError for what no such plan can have.
     """
 
     problem: Problem
@@ -111,38 +112,43 @@ class AlpaSearch:
     ranges: int = 0
     feasible: int = 0
     bounds_s: dict[int, float] = field(default_factory=dict)
+    values: dict[str, tuple[Any, ...]] = field(init=False)
     _seen: dict[str, Exact | None] = field(default_factory=dict)
     _profiles: dict[int, Profile] = field(default_factory=dict)
 
-    @cached_property
-    def values(self) -> dict[str, tuple[Any, ...]]:
-        """The values of every axis. Raises UserError, Infeasible."""
-        problem = self.problem
-        batch, world = problem.training.global_batch, problem.cluster.world_size
+    def __post_init__(self) -> None:
+        problem, world = self.problem, self.problem.cluster.world_size
+        batch, layers = problem.training.global_batch, len(problem.graph.layers)
         sizes = [1 << n for n in range(batch.bit_length()) if batch % (1 << n) == 0]
         offered = {
             "micro_batch": [size for size in sizes if size <= WIDEST * world],
-            "pp": range(1, min(world, len(problem.graph.layers) + 2, MAX_STAGES) + 1),
+            "pp": range(1, min(world, layers + 2, MAX_STAGES) + 1),
             **AXES,
         }
-        return chosen_values(problem, "alpa", offered, {"micro_batch": lambda size: batch % size == 0})
+        self.values = chosen_values(problem, "alpa", offered, {"micro_batch": lambda size: batch % size == 0})
+        refuse_tuning(problem, "alpa")
+        whole = StagePlan(layers=layers, first_device=0, mesh=(world,))
+        job_of(self._small, with_stages(self._job.plan.model_copy(update={"micro_batch": world}), (whole,)))
 
-    def check(self) -> None:
-        """Raises UserError for what no plan with stages of its own can have."""
-        layers, devices = len(self.problem.graph.layers), self.problem.cluster.world_size
-        whole = StagePlan(layers=layers, first_device=0, mesh=(devices,))
-        job_of(self.problem, with_stages(self.profile(self.values["micro_batch"][0]).job.plan, (whole,)))
+    @cached_property
+    def _small(self) -> Problem:
+        """The problem with one sequence a device."""
+        batch = {"global_batch": self.problem.cluster.world_size}
+        return replace(self.problem, training=self.problem.training.model_copy(update=batch))
+
+    @cached_property
+    def _job(self) -> Job:
+        """The job of one device with every decision of the stack made."""
+        layout = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "dp": None, "zero": 1, "micro_batch": 1}
+        return replace(
+            job_of(self._small, self.problem.base.with_values(**layout)), training=self.problem.training
+        )
 
     def profile(self, micro_batch: int) -> Profile:
-        """Options of submeshes for microbatches of so many sequences, with every decision of the stack made."""
+        """Options of submeshes for microbatches of so many sequences."""
         if micro_batch not in self._profiles:
-            problem = self.problem
-            base = problem.base.with_values(tp=1, pp=1, cp=1, ep=1, dp=None, zero=1, micro_batch=1)
-            batch = problem.training.model_copy(update={"global_batch": problem.cluster.world_size})
-            job = make_job(problem.graph, problem.cluster, base, batch, problem.stack)
-            plan = job.plan.model_copy(update={"micro_batch": micro_batch})
-            job = replace(job, training=problem.training, plan=plan)
-            cluster, limit = problem.cluster.in_training, problem.memory_limit_bytes
+            job = replace(self._job, plan=self._job.plan.model_copy(update={"micro_batch": micro_batch}))
+            cluster, limit = self.problem.cluster.in_training, self.problem.memory_limit_bytes
             self._profiles[micro_batch] = Profile(job, cluster, limit, self.values["recompute"])
         return self._profiles[micro_batch]
 
@@ -269,9 +275,7 @@ def search_alpa(problem: Problem, progress: Progress) -> SearchResult:
 
     Raises Infeasible where nothing fits, and UserError for what stages of their own do not have.
     """
-    refuse_tuning(problem, "alpa")
     search = AlpaSearch(problem, progress)
-    search.check()
     answer = Answer(problem, progress, "alpa", even_optimum(problem, progress))
     search.known_s = answer.even_s
     with progress.stoppable():
