@@ -151,7 +151,7 @@ class OperatorCosts:
         for group in dict.fromkeys(filter(None, groups)):
             at = np.array([each == group for each in groups])
             gather, scatter, reduce = (
-                matrices[at] * width * self.pricer.price(op, group, DENSE).least_slope_s
+                matrices[at] * width * self.pricer.price(op, group, DENSE).slope_s.max(initial=0.0)
                 for op, width in (
                     ("all_gather", sync.parameter_bytes),
                     ("reduce_scatter", sync.gradient_bytes),
