@@ -5,8 +5,9 @@ Usage: python benchmarks/certificate.py [--first 0] [--last 500] [--seconds S] [
 A case draws a model, a cluster (with slow links or smaller devices), a software stack, slow ranks, and a few values of
 every axis that docs/search.md lists as always searched. ``simpar.search`` gets those values; brute force simulates all
 of their product, of which only those plans count that ``simpar.simulate`` takes and says to fit. A certificate holds
-where none of them is faster than the certified best, every plan listed fits as simulated, and its step is the
-simulator's own. Exit code 1 where one does not.
+where none of them is faster than the certified best, and every plan that the answer lists (candidates, choices made
+without a search, points of less memory) fits as simulated with the headroom asked for, is listed once, and takes the
+step and the memory that are said. Exit code 1 where one does not.
 """
 
 from __future__ import annotations
@@ -69,6 +70,12 @@ class Case:
     stack: str
     perturbation: simpar.Perturbation
     axes: dict[str, tuple[Any, ...]]
+    headroom: float = 0.0
+
+    def allows(self, result: simpar.Result) -> bool:
+        """Whether a simulated plan fits and leaves the headroom asked for."""
+        memory = result.memory
+        return result.fits and memory.peak_reserved_bytes <= (1 - self.headroom) * memory.capacity_bytes
 
     def describe(self) -> str:
         """One line to find the case again."""
@@ -126,7 +133,7 @@ def checked(seed: int, end: float = NOTHING, most: int = MOST_PLANS) -> tuple[st
     try:
         found = simpar.search(
             case.model, case.cluster, case.training, stack=case.stack, perturbation=case.perturbation,
-            constraints=Constraints(fixed=case.axes, schedules=case.axes["schedule"]),
+            constraints=Constraints(case.headroom, case.axes, schedules=case.axes["schedule"]),
         )  # fmt: skip
     except simpar.Infeasible as error:
         return ("empty", "") if best is None else ("infeasible", f"{error}; fits: {best}; {case.describe()}")
@@ -139,23 +146,55 @@ def checked(seed: int, end: float = NOTHING, most: int = MOST_PLANS) -> tuple[st
         return "beaten", f"{loss:.3%} by {best.keys} ({best.step_time_s} s); {case.describe()}"
     if not found.certified_optimal:
         return "uncertified", f"gap {found.gap}; {case.describe()}"
-    for one in found.candidates:
-        result = simpar.simulate(
-            case.model,
-            case.cluster,
-            one.plan,
-            case.training,
-            stack=case.stack,
-            perturbation=case.perturbation,
-        )
-        if not result.fits:
-            return "misfit", f"{one.plan.mesh} {one.plan.schedule}; {case.describe()}"
-        if abs(result.step_time_s - one.step_time_s) > MATCH * one.step_time_s:
-            return (
-                "unlike",
-                f"listed {one.step_time_s} s, simulated {result.step_time_s} s; {case.describe()}",
-            )
+    for wrong in listed_wrongly(case, found):
+        return wrong
     return "holds", ""
+
+
+def listed_wrongly(case: Case, found: simpar.search.SearchResult) -> Iterator[tuple[str, str]]:
+    """What a list of the answer says that simulate does not: steps, memory and fit of all plans, each listed once."""
+    points, naive = found.details["pareto"], [one for one in found.details["naive"] if "plan" in one]
+    lists: dict[str, list[tuple[Any, float, float]]] = {
+        "candidates": [(one.plan, one.step_time_s, one.peak_memory_bytes) for one in found.candidates],
+        "naive": [(one["plan"], one["step_time_s"], one["peak_memory_bytes"]) for one in naive],
+        "pareto": [(one["plan"], one["step_time_s"], one["needed_bytes"]) for one in points],
+    }
+    for name, rows in lists.items():
+        seen = set()
+        for given, step_s, size in rows:
+            plan = simpar.Plan.model_validate(given)
+            seen.add(plan.model_dump_json(exclude={"predicted", "cluster"}))
+            device = case.cluster.device.model_copy(update={"memory_bytes": size * (1 + MATCH)})
+            small = name == "pareto" and not case.headroom  # a point says how small a device may be
+            cluster = case.cluster.with_device(device) if small else case.cluster
+            result = simulated(case, plan, cluster)
+            held = result.memory.peak_reserved_bytes if name == "pareto" else result.peak_memory_bytes
+            where = f"{name}: {plan.mesh} {plan.schedule}; {case.describe()}"
+            if not (result.fits if small else case.allows(result)):
+                yield "misfit", where
+            if abs(result.step_time_s - step_s) > MATCH * step_s:
+                yield "unlike", f"listed {step_s} s, simulated {result.step_time_s} s; {where}"
+            if not small and abs(held - size) > MATCH * size:
+                yield "unlike", f"listed {size} bytes, simulated {held}; {where}"
+        if len(seen) < len(rows) and name != "naive":
+            yield "twice", f"{name}; {case.describe()}"
+    if points and (points[0]["step_time_s"] != found.best.step_time_s or not _falls(points)):
+        yield "beaten", f"a point of less memory; {case.describe()}"
+
+
+def _falls(points: list[dict[str, Any]]) -> bool:
+    """Whether memory falls and the step grows from point to point."""
+    return all(
+        less["needed_bytes"] < more["needed_bytes"] and less["step_time_s"] > more["step_time_s"]
+        for more, less in itertools.pairwise(points)
+    )
+
+
+def simulated(case: Case, plan: simpar.Plan, cluster: Any) -> simpar.Result:
+    """A plan of a case by the public function."""
+    return simpar.simulate(
+        case.model, cluster, plan, case.training, stack=case.stack, perturbation=case.perturbation
+    )
 
 
 def drawn(seed: int, most: int = MOST_PLANS) -> Case:
@@ -173,9 +212,8 @@ def drawn(seed: int, most: int = MOST_PLANS) -> Case:
         cluster = cluster.with_degraded(nodes if cluster.nodes > 1 else {"port_tx": rng.choice([0.1, 0.5])})
     slow = {rng.randrange(cluster.world_size): rng.choice([1.2, 2.0])} if rng.random() < 0.2 else {}
     axes = _axes(rng, config, cluster.world_size, most)
-    return Case(
-        seed, model, cluster, training, rng.choice(STACKS), simpar.Perturbation(slow_ranks=slow), axes
-    )
+    stack, free = rng.choice(STACKS), random.Random(f"headroom {seed}").choice([0.0, 0.0, 0.1])
+    return Case(seed, model, cluster, training, stack, simpar.Perturbation(slow_ranks=slow), axes, free)
 
 
 def _config(rng: random.Random) -> dict[str, Any]:
@@ -262,18 +300,11 @@ def brute_force(case: Case) -> list[Simulated]:
         nested = {"tensor_parallel": {"overlap": keys["tp_overlap"]}, "rank_order": keys["order"]}
         try:
             plan = simpar.Plan.model_validate(flat | nested)
-            result = simpar.simulate(
-                case.model,
-                case.cluster,
-                plan,
-                case.training,
-                stack=case.stack,
-                perturbation=case.perturbation,
-            )
+            result = simulated(case, plan, case.cluster)
         except (simpar.UserError, ValueError):
             continue
         held = max(stage.peak for stage in result.memory.stages)
-        found[name] = Simulated(keys, result.step_time_s, held, result.fits)
+        found[name] = Simulated(keys, result.step_time_s, held, case.allows(result))
     return list(found.values())
 
 
