@@ -10,22 +10,18 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import numpy as np
-
 from simpar.errors import Infeasible
-from simpar.program.emission.emit import MOST_OPS
 from simpar.report.result import Result
 from simpar.search.answer.baselines import Beside, front, naive_choices, runners_up
 from simpar.search.answer.explanations import why_it_loses, why_it_wins
 from simpar.search.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.search.certify.exact import candidate, objective_rates
-from simpar.search.certify.infeasible import nothing_fits
+from simpar.search.certify.infeasible import no_answer
 from simpar.search.certify.scope import not_portable, scope
 from simpar.search.certify.seeds import first_plan, seed
 from simpar.search.problem import Problem, details_of
 from simpar.search.progress import Progress
 from simpar.search.result import Candidate, SearchResult
-from simpar.units import GIB, format_seconds
 
 
 def search_uniform(problem: Problem, progress: Progress) -> SearchResult:
@@ -35,7 +31,7 @@ def search_uniform(problem: Problem, progress: Progress) -> SearchResult:
     with progress.workers:
         search = _searched(problem, progress)
         if not search.ranked():
-            raise _failed(search, problem)
+            raise no_answer(search, problem)
         gap, counts, certified = search.gap(), search.counts(), not progress.interrupted
         results, more = [search.report()], dict[str, Any]()
         if certified:
@@ -102,37 +98,6 @@ def node_counts(problem: Problem) -> list[int]:
     while problem.objective != "time" and counts[-1] % 2 == 0:
         counts.append(counts[-1] // 2)
     return counts[::-1]
-
-
-def _failed(search: BranchAndBound, problem: Problem) -> Infeasible:
-    """Why there is no answer."""
-    if search.progress.interrupted:
-        return Infeasible(f"stopped ({search.progress.stopped}) before any plan that fits was found")
-    if not search.frontiers:
-        if not search.fields:
-            return Infeasible("no plan is possible on any number of nodes")
-        return nothing_fits(problem, search.fields[-1].need)
-    if count := search.unbuilt():
-        return Infeasible(
-            f"none of the {count:,} plans that may be best can be simulated: more than {MOST_OPS:,} ops a step; try "
-            "fewer microbatches (--global-batch, --fix micro_batch=N)"
-        )
-    misfits = [found.needed_bytes for found in search.found if not found.fits]
-    if misfits and len(misfits) == len(search.found):
-        least, limit = min(misfits) / GIB, problem.memory_limit_bytes / GIB
-        return Infeasible(
-            f"nothing fits: of {len(misfits)} layouts simulated the smallest needs {least:.1f} GiB of {limit:.1f}; try "
-            "more nodes, or fewer values fixed"
-        )
-    deadline = problem.constraints.deadline_s
-    lowest = min(float(np.min(frontier.bound_s)) for frontier in search.frontiers)
-    if deadline is not None:
-        return Infeasible(
-            f"no plan meets the deadline of {format_seconds(deadline)}: every step takes at least "
-            f"{format_seconds(lowest)}; try more nodes or a longer deadline"
-        )
-    target = problem.constraints.portable
-    return Infeasible(f"{target} can express none of the plans that fit; try without --portable {target}")
 
 
 def _candidates(results: list[Result]) -> tuple[Candidate, ...]:

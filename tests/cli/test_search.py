@@ -132,13 +132,52 @@ def test_what_cannot_fit_says_why(capsys):
     error = capsys.readouterr().err
     assert "nothing fits: the smallest layout needs" in error
     assert "mostly model states" in error
-    assert "more nodes" in error
+    assert "; try --nodes 8" in error
+
+
+GIVEN = {"zero": "0", "tp": "1", "pp": "1", "cp": "1"}
+
+
+@pytest.mark.parametrize(
+    "options", [{"--fix": GIVEN}, {"--headroom": "0.9", "--fix": {"cp": "1", "micro_batch": "1"}}]
+)
+def test_flags_that_are_named_where_nothing_fits_have_a_plan_that_does(options, capsys):
+    """Each of them, in place of what was given."""
+
+    def command(changed):
+        words = [
+            "search",
+            "--model",
+            "llama-3-8b",
+            "--hardware",
+            "dgx-h100",
+            "--seq-len",
+            "4096",
+            "--top",
+            "1",
+        ]
+        for flag, value in ({"--nodes": "1", "--global-batch": "16"} | changed).items():
+            each = [f"{name}={one}" for name, one in value.items()] if flag == "--fix" else [value]
+            words += [word for one in each for word in (flag, one)]
+        return words
+
+    assert cli.run(command(options)) == 3
+    hints = capsys.readouterr().err.strip().partition("; try ")[2].split(" or ")
+    assert len(hints) >= 2
+    for hint in hints:
+        flag, value = hint.split(" ")
+        if flag == "--fix":
+            value = options["--fix"] | dict([value.split("=")])
+        assert cli.run(command(options | {flag: value})) == 0, hint
+        capsys.readouterr()
 
 
 def test_a_deadline_that_nobody_meets_says_so(capsys):
     """Exit code 3 and the shortest step there is."""
     assert cli.run([*SMALL, "--deadline", "1 ms"]) == 3
-    assert "deadline" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "no plan meets the deadline of 1.00 ms: every step takes at least" in error
+    assert cli.run([*SMALL, "--deadline", error.partition('; try --deadline "')[2].rstrip('"\n')]) == 0
 
 
 def test_portable_plans_can_be_exported(tmp_path):

@@ -1,80 +1,156 @@
-"""Why nothing fits, in one line: what the smallest plan needs, of what, and what would help."""
+"""Why there is no answer, in one line, and what would help: flags with which a plan was simulated that fits."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.cluster import MAX_DEVICES
+from simpar.program.emission.emit import MOST_OPS, at_most
+from simpar.search.certify.branch_and_bound import BranchAndBound
+from simpar.search.certify.exact import Exact, measure
+from simpar.search.certify.frontier import STEP
 from simpar.search.problem import Problem
 from simpar.search.space.axes import Rows
 from simpar.search.space.fit import Need, fullest, needs
-from simpar.search.space.rows import memory_rows
-from simpar.units import GIB
+from simpar.search.space.jobs import plan_of
+from simpar.search.space.rows import fixed_values, memory_rows, with_late_axes
+from simpar.units import GIB, format_seconds
 
 MOST_NODES = 64
+TRIES, FEW_OPS = 3, 1_000_000
+"""Plans that are simulated for a hint until one fits, and ops that they may have."""
 WORDS = {"static_bytes": "model states", "activations_bytes": "activations", "transient_bytes": "workspaces"}
+Smallest = tuple[Rows, Exact]
 
 
-def nothing_fits(problem: Problem, need: Need) -> Infeasible:
-    """The error for a space of which every row needs too much."""
-    rows = memory_rows(problem)
+def no_answer(search: BranchAndBound, problem: Problem) -> Infeasible:
+    """Why a search found no plan that satisfies its constraints."""
+    progress, constraints = search.progress, problem.constraints
+    if progress.interrupted:
+        return Infeasible(f"stopped ({progress.stopped}) before any plan that fits was found")
+    if not search.fields:
+        return Infeasible("no plan is possible on any number of nodes")
+    misfits = [found.needed_bytes for found in search.found if not found.fits]
+    if not search.frontiers or (misfits and len(misfits) == len(search.found)):
+        hints = [] if progress.brief else [hint for hint in _hints(problem) if hint]
+        tried = f"; try {' or '.join(hints)}" if hints else ""
+        limit = problem.memory_limit_bytes / GIB
+        if not search.frontiers:
+            return Infeasible(
+                f"nothing fits: the smallest layout needs {_least(problem, search.fields[-1].need)}{tried}"
+            )
+        return Infeasible(
+            f"nothing fits: of {len(misfits)} layouts simulated the smallest needs {min(misfits) / GIB:.1f} GiB of "
+            f"{limit:.1f}{tried}"
+        )
+    if count := search.unbuilt():
+        return Infeasible(
+            f"none of the {count:,} plans that may be best can be simulated: more than {MOST_OPS:,} ops a step; "
+            "allowed: fewer microbatches (a smaller global batch, a larger micro-batch)"
+        )
+    best = _quickest(search)
+    if constraints.deadline_s is not None:
+        lowest = min(float(np.min(frontier.bound_s)) for frontier in search.frontiers)
+        later = f'; try --deadline "{_rounded_up(best.step_time_s)} s"' if best else ""
+        return Infeasible(
+            f"no plan meets the deadline of {format_seconds(constraints.deadline_s)}: every step takes at least "
+            f"{format_seconds(lowest)}{later}"
+        )
+    freely = f"; try without --portable {constraints.portable}" if best else ""
+    return Infeasible(f"{constraints.portable} can express none of the plans that fit{freely}")
+
+
+def _least(problem: Problem, need: Need) -> str:
+    """What the row with the lowest bound needs, where, and what fills it."""
     row = int(np.argmin(need.needed_bytes))
-    stage, peak = int(need.stage[row]), fullest(rows, row)
+    peak = fullest(memory_rows(problem), row)
     parts = {name: peak[name] for name in WORDS}
     most = WORDS[max(parts, key=lambda name: parts[name])]
     limit, least = problem.memory_limit_bytes, float(need.needed_bytes[row])
-    advice = " or ".join([*_relaxed(problem, rows), *_more_nodes(problem)])
-    return Infeasible(
-        f"nothing fits: the smallest layout needs {least / GIB:.1f} GiB of {limit / GIB:.1f} on stage {stage}, "
-        f"mostly {most}" + (f"; try {advice}" if advice else "")
+    return (
+        f"at least {least / GIB:.1f} GiB of {limit / GIB:.1f} on stage {int(need.stage[row])}, mostly {most}"
     )
 
 
-def _relaxed(problem: Problem, _: Rows) -> list[str]:
-    """Constraints without which something would fit, with the value that does."""
-    constraints, found = problem.constraints, []
-    for name in constraints.fixed:
-        others = {axis: value for axis, value in constraints.fixed.items() if axis != name}
-        value = _first_fit(replace(problem, constraints=replace(constraints, fixed=others)), name)
-        if value is not None:
-            found.append(f"{name}={value}")
-    if constraints.headroom and _fits(replace(problem, constraints=replace(constraints, headroom=0.0))):
-        found.append("less headroom")
-    if constraints.schedules and _fits(replace(problem, constraints=replace(constraints, schedules=None))):
-        found.append("other schedules")
-    return found
+def _quickest(search: BranchAndBound) -> Exact | None:
+    """The quickest plan simulated that fits, whatever the deadline or the export target; one is if none was."""
+    frontier = search.frontiers[-1]
+    left = np.ones(frontier.rows.count, dtype=bool)
+    for _ in range(TRIES):
+        known = [found for found in frontier.simulated.values() if found.fits]
+        if known or (row := frontier.shortest(left, STEP)) is None:
+            return min(known, key=lambda found: found.step_time_s, default=None)
+        left[row] = False
+        with at_most(FEW_OPS):
+            frontier.simulate(row)
+    return None
 
 
-def _first_fit(problem: Problem, axis: str) -> object | None:
-    """The value of an axis that the smallest fitting row has, or None."""
+def _rounded_up(seconds: float) -> str:
+    """Seconds in three digits, a little more than they are."""
+    unit = 10.0 ** (math.floor(math.log10(seconds)) - 2)
+    return f"{(math.floor(seconds / unit) + 1) * unit:.12g}"
+
+
+def _hints(problem: Problem) -> Iterator[str | None]:
+    """One constraint less, or more nodes: flags in place of those given, with which something fits."""
+    constraints = problem.constraints
+
+    def without(said: Callable[[Smallest], str], **changes: object) -> str | None:
+        found = _smallest(replace(problem, constraints=replace(constraints, **changes)))  # type: ignore[arg-type]
+        return said(found) if found else None
+
+    fixed = fixed_values(constraints.fixed)
+    for name in fixed:
+        others = {axis: values for axis, values in fixed.items() if axis != name}
+        yield without(lambda found, name=name: f"--fix {name}={_value(found[0], name)}", fixed=others)  # type: ignore[misc]
+    if constraints.headroom:
+        yield without(lambda found: f"--headroom {_left(found[1]):g}", headroom=0.0)
+    if constraints.schedules:
+        yield without(lambda found: f"--schedules {found[1].plan.schedule}", schedules=None)
+    yield _more_nodes(problem)
+
+
+def _value(rows: Rows, name: str) -> object:
+    """The value of an axis that the only row has."""
+    return rows.domain[name][rows.code[name][0]] if name in rows.domain else rows[name][0]
+
+
+def _left(found: Exact) -> float:
+    """The share of the device that a plan leaves, in whole percent."""
+    memory = found.report().memory
+    return max(0, math.floor(100 * memory.headroom_bytes / memory.capacity_bytes)) / 100
+
+
+def _smallest(problem: Problem) -> Smallest | None:
+    """Of the rows that need the least the first that fits and meets the deadline as simulated."""
     try:
         rows = memory_rows(problem)
-    except UserError:
+        needed = needs(rows).needed_bytes
+        for row in np.argsort(needed, kind="stable")[:TRIES]:
+            if needed[row] > problem.memory_limit_bytes:
+                return None
+            one = with_late_axes(rows.some(np.array([row])))
+            with at_most(FEW_OPS):
+                found = measure(problem, plan_of(one, 0))
+            if found.fits and found.step_time_s <= (problem.constraints.deadline_s or math.inf):
+                return one, found
+    except UserError:  # no legal row, or one of too many ops: no hint
         return None
-    needed = needs(rows).needed_bytes
-    row = int(np.argmin(needed))
-    if needed[row] > problem.memory_limit_bytes or axis not in rows.domain:
-        return None
-    return rows.domain[axis][rows.code[axis][row]]  # type: ignore[no-any-return]
+    return None
 
 
-def _fits(problem: Problem) -> bool:
-    try:
-        return bool((needs(memory_rows(problem)).needed_bytes <= problem.memory_limit_bytes).any())
-    except UserError:
-        return False
-
-
-def _more_nodes(problem: Problem) -> list[str]:
-    """The fewest further nodes, in doublings, on which something fits."""
+def _more_nodes(problem: Problem) -> str | None:
+    """The fewest nodes, in doublings, on which something fits."""
     cluster, factor = problem.cluster, 2
     while factor <= MOST_NODES and cluster.world_size * factor <= MAX_DEVICES and cluster.profile.scale_out:
         nodes = cluster.nodes * factor
-        if _fits(replace(problem, cluster=replace(cluster, nodes=nodes))):
-            more = nodes - cluster.nodes
-            return [f"{more} more node{'s' if more > 1 else ''}"]
+        if _smallest(replace(problem, cluster=replace(cluster, nodes=nodes))):
+            return f"--nodes {nodes}"
         factor *= 2
-    return []
+    return None
