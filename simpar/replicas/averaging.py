@@ -9,8 +9,8 @@ from simpar.cost.collectives import collective
 from simpar.engine import choose_engine
 from simpar.program.ir.builder import ProgramBuilder
 from simpar.program.ir.program import Label
-from simpar.replicas.meeting import Meeting
 from simpar.replicas.setting import Setting
+from simpar.replicas.staleness import Meeting
 from simpar.units import NS_PER_S, to_ns
 
 Ints = NDArray[np.int64]

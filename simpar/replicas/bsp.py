@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simpar.replicas.meeting import Meeting
 from simpar.replicas.servers import meet
 from simpar.replicas.setting import Setting
+from simpar.replicas.staleness import Meeting
 
 
 def rounds(setting: Setting) -> Meeting:

@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from simpar.replicas.efficiency import efficiency, noise_scale_tokens, of_local_steps, of_staleness
-from simpar.replicas.meeting import Meeting
 from simpar.replicas.setting import Setting, setting_of
+from simpar.replicas.staleness import Meeting
 from simpar.report.explain import explained
 from simpar.report.result import Bill, Communication, Cooperation, Efficiency, Result, Speed, TimeBreakdown
 from simpar.report.summarise import Context

@@ -8,8 +8,8 @@ Source: Douillard et al. 2023, arXiv 2311.08105, algorithm 1.
 from __future__ import annotations
 
 from simpar.replicas.averaging import meet
-from simpar.replicas.meeting import Meeting
 from simpar.replicas.setting import Setting
+from simpar.replicas.staleness import Meeting
 from simpar.units import DTYPE_BYTES
 
 READ, WRITTEN = 3, 2  # fp32 values a parameter, beside the parameters as they are computed with

@@ -6,8 +6,8 @@ Source: Stich 2019 (ICLR), arXiv 1805.09767.
 from __future__ import annotations
 
 from simpar.replicas.averaging import meet
-from simpar.replicas.meeting import Meeting
 from simpar.replicas.setting import Setting
+from simpar.replicas.staleness import Meeting
 
 
 def rounds(setting: Setting) -> Meeting:

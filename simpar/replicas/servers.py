@@ -21,8 +21,8 @@ from simpar.cost.optimizers import MOMENTS
 from simpar.engine import choose_engine
 from simpar.program.ir.builder import ProgramBuilder
 from simpar.program.ir.program import Label, Timing
-from simpar.replicas.meeting import Meeting, staleness
 from simpar.replicas.setting import Setting
+from simpar.replicas.staleness import Meeting, staleness
 from simpar.units import DTYPE_BYTES, NS_PER_S, to_ns
 
 Ints = NDArray[np.int64]

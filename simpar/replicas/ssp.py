@@ -5,9 +5,9 @@ Source: Ho et al. 2013 (NeurIPS), a stale synchronous parallel parameter server.
 
 from __future__ import annotations
 
-from simpar.replicas.meeting import Meeting
 from simpar.replicas.servers import meet
 from simpar.replicas.setting import Setting
+from simpar.replicas.staleness import Meeting
 
 
 def rounds(setting: Setting) -> Meeting:

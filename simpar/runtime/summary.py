@@ -11,7 +11,7 @@ import numpy as np
 from simpar.models.flops import model_flop_per_token
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
-from simpar.replicas.meeting import summary
+from simpar.replicas.staleness import summary
 from simpar.units import format_bytes, format_seconds
 
 COMPARED = ("step_time_s", "tokens_per_s", "mfu", "peak_memory_bytes")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from simpar.errors import UserError
 from simpar.models.graph import INPUT, Attention, Block, Operator, Size, Weight, evaluate, term
-from simpar.tracing.drafts import INPUT_VALUE, Draft, Piece, makers
 from simpar.tracing.nodes import divided, times
+from simpar.tracing.raw_operators import INPUT_VALUE, Draft, Piece, makers
 from simpar.tracing.roles import find_roles
 from simpar.tracing.segments import Segment
 

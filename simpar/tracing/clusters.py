@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from simpar.models.graph import Size
 from simpar.tracing import vocabulary as known
-from simpar.tracing.drafts import Draft, Piece
 from simpar.tracing.nodes import Node
+from simpar.tracing.raw_operators import Draft, Piece
 
 
 @dataclass

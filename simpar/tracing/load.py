@@ -11,7 +11,7 @@ from simpar.models.catalogue import load_model as load_known
 from simpar.models.graph import ModelGraph
 from simpar.tracing.blocks import EMBEDDING, HEAD, LAYER, BlockReader, Sharing, Traced, as_block
 from simpar.tracing.code import is_code
-from simpar.tracing.drafts import Draft
+from simpar.tracing.raw_operators import Draft
 from simpar.tracing.segments import Segment
 
 DEFAULT_SEQ_LEN = 256

@@ -13,8 +13,8 @@ from simpar.models.graph import Size
 from simpar.tracing import vocabulary as known
 from simpar.tracing.capture import Capture
 from simpar.tracing.clusters import Cluster, classify
-from simpar.tracing.drafts import INPUT_VALUE, Core, Draft, Piece
 from simpar.tracing.nodes import DATA, INDEX, WEIGHTS, Mask, Node, Ref, divided, times, whole
+from simpar.tracing.raw_operators import INPUT_VALUE, Core, Draft, Piece
 
 _SOFT = known.POINTWISE | known.VIEWS | known.DROPOUTS | known.COPIES
 _WEIGHT_AT = {"linear": 1, "addmm": 2, "mm": 1, "matmul": 1, "conv1d": 1, "conv2d": 1, "conv3d": 1}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from simpar.models.graph import Size, term
-from simpar.tracing.drafts import Core, Draft, makers, merged
+from simpar.tracing.raw_operators import Core, Draft, makers, merged
 
 _UNARY = ("rope", "norm", "activation", "copy", "dropout", "add")
 HEAD_DIM = ("head_dim",)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from simpar.errors import UserError
-from simpar.tracing.drafts import INPUT_VALUE, Draft, makers
+from simpar.tracing.raw_operators import INPUT_VALUE, Draft, makers
 
 Owners = tuple[tuple[str, str], ...]
 

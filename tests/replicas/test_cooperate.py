@@ -12,7 +12,7 @@ from simpar.replicas.efficiency import noise_scale_tokens, of_local_steps, of_st
 from simpar.report.html import render
 from simpar.report.result import Result, Staleness
 
-SHARED = {"__init__", "averaging", "cooperate", "efficiency", "meeting", "servers", "setting"}
+SHARED = {"__init__", "averaging", "cooperate", "efficiency", "staleness", "servers", "setting"}
 
 
 def stale(mean: float, maximum: int) -> Staleness:

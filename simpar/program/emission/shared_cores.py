@@ -8,7 +8,8 @@ adding, so they take cores as well.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +40,8 @@ def share_cores(
     """
     capacity = float(cluster.profile.host.compute_capacity or 0.0)
     load = _cores_taken(program, slots, op_of_slot, layout, cluster)
-    alone, table = solo_durations_ns(program), _Routes(program.routes)
-    ops = program.ops
+    alone, ops, old = solo_durations_ns(program), program.ops, program.routes
+    known: dict[tuple[int, tuple[float, ...]], int] = {}
     columns = {
         name: getattr(ops, name).copy()
         for name in ("fixed_ns", "work_bytes", "rate_cap_bytes_per_s", "route")
@@ -52,10 +53,10 @@ def share_cores(
         elif not ops.work_bytes[op]:
             columns["fixed_ns"][op], columns["work_bytes"][op] = 0, alone[op]
             columns["rate_cap_bytes_per_s"][op] = NS_PER_S
-        columns["route"][op] = table.with_cores(int(ops.route[op]) if ops.work_bytes[op] else -1, share)
-    return replace(
-        program, ops=replace(ops, **columns), routes=table.made(cluster.nodes, round(capacity * NS_PER_S))
-    )
+        pair = (int(ops.route[op]) if ops.work_bytes[op] else -1, tuple(share.tolist()))
+        columns["route"][op] = known.setdefault(pair, len(old.links) + len(known))
+    routes = _over_cores(old, known, cluster.nodes, round(capacity * NS_PER_S))
+    return replace(program, ops=replace(ops, **columns), routes=routes)
 
 
 def _cores_taken(
@@ -87,33 +88,21 @@ def _on_compute(program: Program) -> NDArray[np.bool_]:
     return found
 
 
-@dataclass
-class _Routes:
-    """The routes of a Program, and those that lead over the cores as well, each made once."""
-
-    old: Routes
-    known: dict[tuple[int, tuple[float, ...]], int] = field(default_factory=dict)
-
-    def with_cores(self, route: int, share: Floats) -> int:
-        """A route over the links of ``route`` (-1: none) and over nodes' cores with the given coefficients."""
-        return self.known.setdefault((route, tuple(share.tolist())), len(self.old.links) + len(self.known))
-
-    def made(self, nodes: int, capacity_bytes_per_s: int) -> Routes:
-        """All routes, with a link for the cores of every node."""
-        old, first = self.old, len(self.old.link_names)
-        links, coefficients = [old.links.item], [old.coefficient]
-        lengths = np.diff(old.links.pointer).tolist()
-        for route, share in self.known:
-            before = (
-                slice(old.links.pointer[route], old.links.pointer[route + 1]) if route >= 0 else slice(0, 0)
-            )
-            used = np.flatnonzero(share)
-            links += [old.links.item[before], first + used]
-            coefficients += [old.coefficient[before], np.array(share)[used]]
-            lengths.append(len(used) + len(old.links.item[before]))
-        return Routes(
-            links=Csr(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), np.concatenate(links)),
-            coefficient=np.concatenate(coefficients),
-            capacity_bytes_per_s=np.append(old.capacity_bytes_per_s, [capacity_bytes_per_s] * nodes),
-            link_names=(*old.link_names, *(f"cores[{node}]" for node in range(nodes))),
-        )
+def _over_cores(
+    old: Routes, pairs: Iterable[tuple[int, tuple[float, ...]]], nodes: int, capacity_bytes_per_s: int
+) -> Routes:
+    """The routes, then those over the links of one of them (-1: none) and over nodes' cores with some coefficients."""
+    links, coefficients = [old.links.item], [old.coefficient]
+    lengths, first = np.diff(old.links.pointer).tolist(), len(old.link_names)
+    for route, share in pairs:
+        before = slice(*old.links.pointer[route : route + 2]) if route >= 0 else slice(0)
+        used = np.flatnonzero(share)
+        links += [old.links.item[before], first + used]
+        coefficients += [old.coefficient[before], np.array(share)[used]]
+        lengths.append(len(links[-2]) + len(used))
+    return Routes(
+        links=Csr(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), np.concatenate(links)),
+        coefficient=np.concatenate(coefficients),
+        capacity_bytes_per_s=np.append(old.capacity_bytes_per_s, [capacity_bytes_per_s] * nodes),
+        link_names=(*old.link_names, *(f"cores[{node}]" for node in range(nodes))),
+    )

@@ -127,41 +127,32 @@ def _host_kinds(sync: Synchronisation) -> list[GroupKind]:
 
 
 def block_groups(view: RankView) -> list[GroupKind]:
-    """Groups in which the blocks of a rank communicate."""
-    mesh = view.job.plan.mesh
-    ops = ("all_gather", "reduce_scatter", "all_reduce")
-    tensor = [GroupKind("tp", mesh.groups("tp"), ops)] if mesh.tp > 1 else []
+    """Groups in which the blocks of a rank communicate.
+
+    Tensor-parallel ranks; rings (or ranks that keys are gathered from), and within them groups of neighbours that
+    exchange heads; ranks that tokens travel between, and ranks that share an expert.
+    """
+    mesh, heads, sums = (
+        view.job.plan.mesh,
+        view.job.plan.ulysses,
+        ("all_gather", "reduce_scatter", "all_reduce"),
+    )
+    kinds: list[GroupKind] = []
     if (grid := grid_of(view.job.plan)) is not None:
-        tensor = grid_kinds(grid, mesh.groups("tp"))
-    return [*tensor, *_context_kinds(view), *_expert_kinds(view)]
-
-
-def _context_kinds(view: RankView) -> list[GroupKind]:
-    """Rings (or ranks that keys are gathered from), and within them groups of neighbours that exchange heads."""
-    mesh, heads = view.job.plan.mesh, view.job.plan.ulysses
-    if mesh.cp == 1:
-        return []
-    groups = mesh.groups("cp").reshape(-1, mesh.cp // heads, heads)
-    kinds = []
-    if heads > 1:
-        kinds.append(GroupKind(HEADS, groups.reshape(-1, heads), ("all_to_all",)))
+        kinds += grid_kinds(grid, mesh.groups("tp"))
+    elif mesh.tp > 1:
+        kinds.append(GroupKind(TENSOR, mesh.groups("tp"), sums))
+    if mesh.cp > 1 and heads > 1:
+        kinds.append(GroupKind(HEADS, mesh.groups("cp").reshape(-1, heads), ("all_to_all",)))
     if mesh.cp > heads:
-        across = np.ascontiguousarray(groups.transpose(0, 2, 1)).reshape(-1, mesh.cp // heads)
+        lines = mesh.groups("cp").reshape(-1, mesh.cp // heads, heads).transpose(0, 2, 1)
+        across = np.ascontiguousarray(lines).reshape(-1, mesh.cp // heads)
         ops = ("permute",) if view.tensor["gathered"] == 1 else ("all_gather", "reduce_scatter")
         kinds.append(GroupKind(RING, across, ops))
-    return kinds
-
-
-def _expert_kinds(view: RankView) -> list[GroupKind]:
-    """Ranks that tokens travel between, and ranks that share an expert."""
-    mesh = view.job.plan.mesh
-    if not view.job.graph.is_mixture:
-        return []
-    kinds = []
-    if mesh.ep > 1:
+    if view.job.graph.is_mixture and mesh.ep > 1:
         kinds.append(GroupKind(RANKS, mesh.groups("ep"), ("all_to_all",)))
-    if mesh.expert_tensor_parallel > 1:
-        kinds.append(GroupKind(SLICES, mesh.groups("etp"), ("all_gather", "reduce_scatter", "all_reduce")))
+    if view.job.graph.is_mixture and mesh.expert_tensor_parallel > 1:
+        kinds.append(GroupKind(SLICES, mesh.groups("etp"), sums))
     return kinds
 
 

@@ -25,7 +25,6 @@ _OP_DEFAULTS = {
     "microbatch": -1,
     "stage": -1,
 }
-_PAIRS = ("waiting", "waited_for", "stream", "placed")
 
 
 class ProgramBuilder:
@@ -44,7 +43,8 @@ class ProgramBuilder:
     def __init__(self) -> None:
         self._num_ops = 0
         self._ops: dict[str, list[Ints]] = {name: [] for name in _OP_DEFAULTS}
-        self._pairs: dict[str, list[Ints]] = {name: [] for name in _PAIRS}
+        self._waits: list[list[Ints]] = []
+        self._placed: list[list[Ints]] = []
         self._memory: list[list[Ints]] = []
         self._routes: list[tuple[Ints, NDArray[np.float64]]] = []
         self._classes: list[tuple[str, int]] = []
@@ -90,11 +90,11 @@ class ProgramBuilder:
 
     def depend(self, ops: ArrayLike, on: ArrayLike) -> None:
         """Make each of `ops` wait for the matching entry of `on`."""
-        self._extend("waiting", "waited_for", (ops, on))
+        self._waits.append(_columns((ops, on)))
 
     def place(self, streams: ArrayLike, ops: ArrayLike) -> None:
         """Append ops to streams; the order of calls, then of the arrays, is program order."""
-        self._extend("stream", "placed", (streams, ops))
+        self._placed.append(_columns((streams, ops)))
 
     def memory(
         self, ops: ArrayLike, delta_bytes: ArrayLike, *, class_id: ArrayLike, at_finish: bool, category: str
@@ -105,38 +105,32 @@ class ProgramBuilder:
 
     def build(self) -> Program:
         """Return the Program of everything added so far."""
-        waiting, waited_for, stream, placed = (_join(self._pairs[name]) for name in _PAIRS)
+        waiting, waited_for = _stacked(self._waits, 2)
+        stream, placed = _stacked(self._placed, 2)
+        op, at_finish, class_id, delta, category = _stacked(self._memory, 5)
+        owner = np.repeat(np.arange(len(self._routes)), [len(link) for link, _ in self._routes])
+        links = Csr.of(owner, _join([link for link, _ in self._routes]), len(self._routes))
+        coefficient = np.concatenate([np.zeros(0), *(each for _, each in self._routes)])
         return Program(
             ops=OpTable(**{name: _join(parts) for name, parts in self._ops.items()}),
             dependencies=Csr.of(waiting, waited_for, self._num_ops),
             streams=Csr.of(stream, placed, len(self._streams)),
             stream_names=_names(self._streams),
             stream_class=_values(self._streams),
-            routes=self._built_routes(),
-            memory=self._built_memory(),
+            routes=Routes(links, coefficient, _values(self._links), _names(self._links)),
+            memory=MemoryTable(op, at_finish.astype(bool), class_id, delta, category),
             labels=tuple(self._labels) or (Label("op", "op"),),
             class_names=_names(self._classes),
             multiplicity=_values(self._classes),
         )
 
-    def _extend(self, first: str, second: str, values: Iterable[ArrayLike]) -> None:
-        left, right = _columns(values)
-        self._pairs[first].append(left)
-        self._pairs[second].append(right)
-
-    def _built_routes(self) -> Routes:
-        owner = np.repeat(np.arange(len(self._routes)), [len(link) for link, _ in self._routes])
-        links = Csr.of(owner, _join([link for link, _ in self._routes]), len(self._routes))
-        coefficient = np.concatenate([np.zeros(0), *(each for _, each in self._routes)])
-        return Routes(links, coefficient, _values(self._links), _names(self._links))
-
-    def _built_memory(self) -> MemoryTable:
-        op, at_finish, class_id, delta, category = (_join([row[i] for row in self._memory]) for i in range(5))
-        return MemoryTable(op, at_finish.astype(bool), class_id, delta, category)
-
 
 def _columns(values: Iterable[ArrayLike]) -> list[Ints]:
     return [column.ravel() for column in np.broadcast_arrays(*(np.asarray(v, np.int64) for v in values))]
+
+
+def _stacked(rows: Sequence[Sequence[Ints]], width: int) -> list[Ints]:
+    return [_join([row[at] for row in rows]) for at in range(width)]
 
 
 def _join(parts: Sequence[NDArray[Any]]) -> Ints:
