@@ -1,11 +1,11 @@
 """Random command lines and scenario files: an answer that can be repeated, or a line per problem that names it.
 
-Usage: python benchmarks/fuzz_commands.py [--first 0] [--last 400] [--seconds 600] [--kind search|file|broken|mixed]
+Usage: python benchmarks/fuzz_commands.py [--first 0] [--last 400] [--seconds 600] [--kind KIND ...]
 
 A case is its seed. Kinds: `search` draws a tiny problem with options of `simpar search` and simulates its candidates
 again, from their rows and from the plan that it wrote; `file` writes a scenario and says the same with flags; `broken`
-puts a value that no key can mean somewhere in a scenario; `mixed` joins nodes of two kinds. Exits with 1 where there
-are findings.
+puts a value that no key can mean somewhere in a scenario; `mixed` joins nodes of two kinds; `advice` runs every hint of
+`--advise`. Exits with 1 where there are findings.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any
 from simpar.cli import run
 from simpar.plan.plan import Plan
 from simpar.scenario import with_value
+from simpar.units import format_seconds
 
 ANSWERS, REFUSALS = (0,), (2, 3)
 SAME = 1e-12
@@ -374,8 +375,36 @@ def mixed_case(pick: random.Random, folder: Path) -> tuple[list[str], list[str]]
     return [json.dumps(document)], problems
 
 
+def advice_case(pick: random.Random, folder: Path) -> tuple[list[str], list[str]]:
+    """What is advised for a scenario, run with the flags of the hint: it fits, and gains what was said."""
+    document = scenario(pick)
+    document.get("perturbation", {}).pop("jitter", None)
+    path = str(_written(document, folder))
+    first = said("simulate", path, "--advise", "--json", "-")
+    problems = answer(first)
+    if first.code:
+        return [json.dumps(document)], problems
+    found = first.data
+    for hint in found["why"]["hints"]:
+        change, _, said_of_it = hint.partition(": ")
+        if change.startswith("repair"):
+            healthy = {**document, "perturbation": {**document["perturbation"], "slow_ranks": {}}}
+            again = said("simulate", str(_written(healthy, folder)), "--json", "-")
+            _written(document, folder)
+        else:
+            again = said("simulate", path, *change.split(), "--require-fit", "--json", "-")
+        if again.code:
+            problems.append(f"{hint}: ends with {again.code}: {again.err}")
+        elif found["fits"] and again.data["step_time_s"] > 0.995 * found["step_time_s"] * (1 + SAME):
+            problems.append(f"{hint}: {again.data['step_time_s']} s, was {found['step_time_s']} s")
+        elif format_seconds(again.data["step_time_s"]) not in said_of_it:
+            problems.append(f"{hint}: {again.data['step_time_s']} s is not what it says")
+    return [json.dumps(document)], problems
+
+
 KINDS: dict[str, Callable[[random.Random, Path], tuple[list[str], list[str]]]] = {
     "search": search_case, "file": file_case, "broken": broken_case, "mixed": mixed_case,
+    "advice": advice_case,
 }  # fmt: skip
 
 

@@ -126,18 +126,15 @@ def test_a_result_that_cannot_be_repeated_is_refused(advised):
 
 
 BASES = (
-    "--model gpt2 --hardware dgx-h100 --pp 8 --seq-len 1024 --global-batch 8",
-    "--model gpt2 --hardware dgx-h100 --tp 4 --dp 2 --seq-len 1024 --global-batch 16",
-    "--model gpt2 --hardware dgx-h100 --pp 4 --dp 2 --schedule interleaved --seq-len 1024 --global-batch 16",
-    "--model gpt2 --hardware l4-8 --pp 2 --schedule gpipe --micro-batch 4 --seq-len 512 --global-batch 32",
+    "--model small-llama --hardware l4-8 --tp 4 --dp 2 --seq-len 512 --global-batch 8",
+    "--model small-llama --hardware dgx-h100 --pp 4 --dp 2 --schedule interleaved --seq-len 512 --global-batch 8",
     "--model llama-3.2-1b --hardware l4-8 --tp 4 --zero 1 --sequence-parallel --seq-len 1024 --global-batch 8",
-    "--model llama-3.2-1b --hardware rtx-4090-8 --tp 2 --no-sequence-parallel --seq-len 1024 --global-batch 8",
     "--model llama-3.2-1b --hardware dgx-h100 --zero 3 --stack fsdp --recompute full --seq-len 2048 --global-batch 16",
     "--model llama-3.2-1b --hardware dgx-h100 --zero 2 --stack torchtitan --cp 2 --seq-len 8192 --global-batch 8",
     "--model llama-3-8b --hardware dgx-h100 --seq-len 4096 --global-batch 16",
     "--model llama-3-8b --hardware dgx-h100 --tp 8 --set plan.kind=ddp --seq-len 4096 --global-batch 8",
-    "--model llama-3.2-1b --hardware l4-8 --pp 2 --tp 2 --set plan.layers=[6,10] --seq-len 512 --global-batch 8",
-    "--model gpt2 --hardware laptop-cpu-4 --pp 2 --precision fp32 --micro-batch 2 --seq-len 128 --global-batch 16",
+    "--model llama-3.2-1b --hardware l4-8 --pp 2 --tp 2 --set plan.layers=[6,10] --seq-len 512 --global-batch 4",
+    "--model gpt2 --hardware laptop-cpu-4 --pp 2 --precision fp32 --micro-batch 2 --seq-len 128 --global-batch 8",
 )
 
 

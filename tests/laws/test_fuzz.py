@@ -32,7 +32,14 @@ def test_cases_that_were_findings(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "seeds"), [("search", range(8)), ("file", range(4)), ("broken", range(24)), ("mixed", range(3))]
+    ("kind", "seeds"),
+    [
+        ("search", range(8)),
+        ("file", range(4)),
+        ("broken", range(24)),
+        ("mixed", range(3)),
+        ("advice", range(2)),
+    ],
 )
 def test_every_command_answers_or_names_the_problem(kind: str, seeds: range) -> None:
     """Exit codes 0, 2 and 3; a line a problem; what was answered is answered again from files and saved results."""
