@@ -23,7 +23,7 @@ from simpar.search.bound.pipelines import Pipelines
 from simpar.search.bound.steps import RowBounds
 from simpar.search.certify.exact import Exact, measure, objective_rates, swept_ns
 from simpar.search.certify.token_slices import Slicing, sliced, with_slices
-from simpar.search.space.axes import Rows, both_ends, set_policy, undecided
+from simpar.search.space.axes import Rows, both_ends, undecided
 from simpar.search.space.fit import needs
 from simpar.search.space.jobs import Jobs, plan_of
 from simpar.search.space.recomputation import Squeeze, alike, decide
@@ -263,7 +263,7 @@ class Frontier:
         if policy is None:
             self.drop(mine)
             return
-        set_policy(self.rows, mine, policy)
+        self.rows.set("recompute", mine, policy)
         pipe = self.bounds.pipelines.moved(mine)
         self.needed_bytes[mine] = needs(self.rows.some([row])).needed_bytes[0]
         self._raise(

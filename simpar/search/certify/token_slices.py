@@ -108,10 +108,7 @@ class Slicing:
 
     def set_slices(self, which: Ints, slices: tuple[int, ...]) -> None:
         """Give some rows their slices."""
-        rows = self.rows
-        if slices not in rows.domain[SLICES]:
-            rows.domain[SLICES] = (*rows.domain[SLICES], slices)
-        rows.code[SLICES][which] = rows.domain[SLICES].index(slices)
+        self.rows.set(SLICES, which, slices)
 
     def is_chosen(self, row: int) -> bool:
         """Whether a row has its slices."""

@@ -31,7 +31,7 @@ LEFT_OUT = ("naive", BOTH_ENDS, SLICED)
 """Schedules that no row has unasked: one that never pipelines, one with two copies of every stage, slices of tokens."""
 SEVERAL_CHUNKS = ("interleaved", "breadth-first")
 TWO_CHUNKS = ("zb-v", "v-half", "v-min", "dualpipev")
-MAX_MICRO_BATCH = 64
+MAX_MICRO_BATCH, ROWS_AT_ONCE = 64, 2**19
 LEAST_PIECE = 2048
 """Tokens of a sequence below which a rank's piece gets only by halving it once."""
 PATHS = {
@@ -51,17 +51,35 @@ class Rows:
         self.count = 1
         self._known: dict[str, Any] = {}
 
-    def join(self, name: str, domain: Sequence[Any]) -> None:
-        """Every row once for each value of another axis."""
+    def join(self, name: str, domain: Sequence[Any], keep: Callable[[Rows], Mask] | None = None) -> None:
+        """Every row once for each value of another axis, as far as a rule keeps them; so many rows at a time."""
+        step, codes = max(ROWS_AT_ONCE // max(len(domain), 1), 1), dict[str, list[NDArray[Any]]]()
+        for first in range(0, max(self.count, 1), step):
+            part = self if self.count <= step else self.some(slice(first, first + step))
+            part._multiply(name, tuple(domain))
+            if keep is not None:
+                part.take(keep(part))
+            for known, column in part.code.items():
+                codes.setdefault(known, []).append(column)
+        self.code = {known: np.concatenate(columns) for known, columns in codes.items()}
+        self.domain[name], self.count = tuple(domain), len(self.code[name])
         self._known.clear()
-        for known, codes in self.code.items():
-            self.code[known] = np.repeat(codes, len(domain))
-        self.code[name] = np.tile(np.arange(len(domain), dtype=np.int16), self.count)
-        self.domain[name] = tuple(domain)
+
+    def _multiply(self, name: str, domain: tuple[Any, ...]) -> None:
+        self._known.clear()
+        small = np.int8 if len(domain) <= np.iinfo(np.int8).max else np.int16
+        self.code = {known: np.repeat(codes, len(domain)) for known, codes in self.code.items()}
+        self.code[name] = np.tile(np.arange(len(domain), dtype=small), self.count)
+        self.domain[name] = domain
         self.count *= len(domain)
 
-    def forget(self, name: str) -> None:
-        """An axis has other values than before."""
+    def set(self, name: str, which: Ints, value: Any) -> None:
+        """Give some rows a value of an axis, a new one if need be; rows that these are some of keep theirs."""
+        if value not in self.domain[name]:
+            self.domain[name] = (*self.domain[name], value)
+        codes = self.code[name].astype(np.int32)
+        codes[which] = self.domain[name].index(value)
+        self.code[name] = codes
         self._known.pop(name, None)
 
     def take(self, which: Any) -> None:
@@ -145,16 +163,6 @@ def undecided(rows: Rows, which: Any = ...) -> Mask:
     if OPTIMAL not in names:
         return np.zeros(rows.count if which is ... else len(np.atleast_1d(which)), dtype=bool)
     return np.atleast_1d(rows.code["recompute"][which] == names.index(OPTIMAL))
-
-
-def set_policy(rows: Rows, which: Ints, policy: str) -> None:
-    """Give some rows a policy, a new one if need be."""
-    if policy not in rows.domain["recompute"]:
-        rows.domain["recompute"] = (*rows.domain["recompute"], policy)
-    codes = rows.code["recompute"].astype(np.int32)  # those of rows that it was made of stay
-    codes[which] = rows.domain["recompute"].index(policy)
-    rows.code["recompute"] = codes
-    rows.forget("recompute")
 
 
 def everything(rows: Rows) -> Mask:

@@ -28,7 +28,7 @@ from simpar.plan.mirrored import BOTH_ENDS, FOLDED, folded
 from simpar.plan.offload import decided_offload
 from simpar.plan.plan import Plan
 from simpar.search.problem import Problem
-from simpar.search.space.axes import Rows, both_ends, fully_sharded, set_policy, undecided
+from simpar.search.space.axes import ROWS_AT_ONCE, Rows, both_ends, fully_sharded, undecided
 from simpar.search.space.jobs import counted
 from simpar.search.space.optional_axes import REQUESTED_NAMES
 
@@ -41,7 +41,7 @@ ROWS_OF_STREAM = ("micro_batch", "sequence_parallel")
 """Columns that states depend on through buffers for gathered rows only."""
 ALIKE = ("recompute", *REQUESTED_NAMES)
 """Axes of which one call of the bound sees a single value, with the kind of data parallelism."""
-ROWS_AT_ONCE, SPARSE = 2**19, 16
+SPARSE = 16
 FIRST, LAST = 0, 1.0
 PLACES: tuple[int | float, ...] = (FIRST, 1, LAST)
 """Pipeline ranks that are looked at: from the first on, and the last."""
@@ -90,7 +90,7 @@ def needs(rows: Rows) -> Need:
         for policy, mine in [(None, ~waiting), *(_frugal(some, waiting) if waiting.any() else ())]:
             found = some.some(mine)
             if policy is not None:
-                set_policy(found, np.arange(found.count), policy)
+                found.set("recompute", np.arange(found.count), policy)
             most, rank = _most(found)
             better = most < needed[here[mine]]
             needed[here[mine][better]], stage[here[mine][better]] = most[better], rank[better]

@@ -21,7 +21,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.models.graph import Block
 from simpar.program.blocks.rank_view import RankView
 from simpar.search.problem import Problem
-from simpar.search.space.axes import Rows, set_policy, undecided
+from simpar.search.space.axes import Rows, undecided
 from simpar.search.space.fit import FIRST, LAST, Least, least
 from simpar.search.space.jobs import plan_of
 from simpar.search.space.rows import ORIGIN
@@ -131,7 +131,7 @@ class Squeeze:
 
 def _under(rows: Rows, policy: str) -> Least:
     """What the ends of pipelines hold at least under one policy."""
-    set_policy(rows, np.arange(rows.count), policy)
+    rows.set("recompute", np.arange(rows.count), policy)
     return least(rows, (FIRST, LAST))
 
 

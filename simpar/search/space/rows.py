@@ -15,14 +15,13 @@ from simpar.plan import flat
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import known_name
 from simpar.search.problem import Problem
-from simpar.search.space.axes import AXES, AXIS_NAMES, PATHS, Axis, Rows
+from simpar.search.space.axes import AXES, AXIS_NAMES, PATHS, ROWS_AT_ONCE, Axis, Rows
 from simpar.search.space.jobs import counted
 from simpar.search.space.optional_axes import COMPANIONS, REQUESTED_NAMES, Requested, offered
 
 WORDS = {"true": True, "false": False, "on": True, "off": False}
 ORIGIN = "origin"
 PROBES = 8
-ROWS_AT_ONCE = 2**17
 FIRST_LATE_AXIS = AXIS_NAMES.index("tp_overlap")
 """Axes from here on do not change what fits in memory."""
 ALL_NAMES = (*AXIS_NAMES, *REQUESTED_NAMES)
@@ -63,8 +62,7 @@ def join_axes(rows: Rows, axes: Sequence[Axis]) -> Rows:
         domain = in_order(fixed[axis.name], offered_values) if axis.name in fixed else tuple(offered_values)
         domain = (axis.neutral, *domain) if isinstance(axis, Requested) else domain
         before = rows.count
-        rows.join(axis.name, domain)
-        rows.take(axis.keep(rows))
+        rows.join(axis.name, domain, axis.keep)
         if axis.name == "pp" and "dp" in fixed:
             rows.take(np.isin(rows["dp"], fixed["dp"]))
         if rows.problem.constraints.portable:
