@@ -39,7 +39,12 @@ SHAPED = ("tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel")
 """Columns that sizes of tensors depend on."""
 ROWS_OF_STREAM = ("micro_batch", "sequence_parallel")
 """Columns that states depend on through buffers for gathered rows only."""
-ALIKE = ("recompute", *REQUESTED_NAMES)
+MOVED = (
+    "reduce_dtype", "gather_dtype", "ep_overlap", "token_dispatch", "sync_every", "staleness", "offload_delayed",
+    "bucket_bytes",
+)  # fmt: skip
+"""Axes that say how something moves, which the bound leaves out."""
+ALIKE = ("recompute", *(name for name in REQUESTED_NAMES if name not in MOVED))
 """Axes of which one call of the bound sees a single value, with the kind of data parallelism."""
 SPARSE = 16
 FIRST, LAST = 0, 1.0

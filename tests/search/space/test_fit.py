@@ -19,7 +19,7 @@ from simpar.plan.schedules import SCHEDULES, make_schedule
 from simpar.program.footprint import footprints
 from simpar.search.certify.exact import job_of, measure
 from simpar.search.problem import Constraints, Problem
-from simpar.search.space.fit import FIRST, least, needs
+from simpar.search.space.fit import FIRST, MOVED, least, needs
 from simpar.search.space.jobs import plan_of
 from simpar.search.space.rows import enumerate_space
 from simpar.simulation import lower_job
@@ -71,6 +71,28 @@ def test_never_above_the_program_and_little_below():
             ratios.append(needed[row] / exact)
     assert len(ratios) > 60
     assert np.median(ratios) > 0.97
+
+
+MOVING = {
+    "reduce_dtype": ("fp32", "bf16"), "gather_dtype": ("bf16", "fp8"), "ep_overlap": (False, True),
+    "token_dispatch": ("per_expert", "per_rank"), "bucket_bytes": ("25 MB", "200 MB"), "zero": (0, 1, 3),
+    "offload_optimizer": ("none", "cpu"), "offload_delayed": (False, True), "sync": ("bsp", "ssp"), "staleness": (1, 3),
+    "sync_every": (4, 16), "micro_batch": (1, 4), "tp": (1, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", ["small-mixture", "gpt2"])
+def test_rows_need_together_what_they_need_alone(model):
+    """Whatever says how something moves, and whichever rows share the evaluation of a term."""
+    problem = Problem(
+        load_model(model), load_cluster("dgx-h100", 1), Training(seq_len=512, global_batch=32), load_stack("megatron"),
+        constraints=Constraints(fixed=MOVING, schedules=("1f1b", "interleaved", "zb-v")),
+    )  # fmt: skip
+    assert set(MOVED) <= set(MOVING)
+    rows = enumerate_space(problem)
+    rows.take(np.sort(np.random.default_rng(1).choice(rows.count, 60, replace=False)))
+    alone = [needs(rows.some([row])).needed_bytes[0] for row in range(rows.count)]
+    assert needs(rows).needed_bytes.tolist() == alone
 
 
 @pytest.mark.parametrize("stack", ["megatron", "torchtitan", "nanotron", "deepspeed"])
