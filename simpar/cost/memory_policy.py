@@ -54,9 +54,9 @@ class MemoryHabits(_Part):
     ``gather_buffers`` of one full residual stream each under sequence parallelism, ``bucket_bytes`` per parameter
     for gradient buckets apart from the gradients, ``gather_copies`` (flat copies made to gather sharded parameters
     after the update stay until the next pass), and ``transformer_engine`` (empty weight gradients of its products,
-    one of each shape, stay for the run, see :mod:`simpar.cost.memory.placeholders`, and 8-bit ones keep what they cast
-    inputs to). ``selective`` is what selective recompute means: Megatron drops core attention; torchtitan keeps
-    attention and every other matmul and recomputes the rest.
+    one of each shape, stay for the run, see :func:`simpar.cost.memory.static.placeholder_bytes`, and 8-bit ones keep
+    what they cast inputs to). ``selective`` is what selective recompute means: Megatron drops core attention;
+    torchtitan keeps attention and every other matmul and recomputes the rest.
     """
 
     logit_bytes: float = Field(6.0, ge=0, allow_inf_nan=False)

@@ -223,12 +223,6 @@ def newton_schulz_time_s(matrix: Matrix, kernels: KernelModel) -> float:
     return float(NEWTON_SCHULZ_STEPS * (products + passes))
 
 
-def newton_schulz_flop(rows: float, columns: float) -> float:
-    """FLOP of the same: 5 (4 n^2 m + 2 n^3), n <= m."""
-    n, m = sorted((rows, columns))
-    return NEWTON_SCHULZ_STEPS * (4.0 * n * n * m + 2.0 * n**3)
-
-
 def shampoo_time_s(matrix: Matrix, kernels: KernelModel) -> float:
     """Seconds of one matrix in fp32: both factors updated, both roots applied, and a hundredth of a root."""
     model = replace(kernels, precision="fp32")

@@ -1,4 +1,4 @@
-"""Static memory to the byte, and the laws of allocation and checkpointing."""
+"""Static memory to the byte, and the laws of allocation."""
 
 from __future__ import annotations
 
@@ -6,20 +6,14 @@ import math
 
 import pytest
 
-from simpar.cost.memory import (
-    checkpointed_peak,
-    num_communicators,
-    overhead_bytes,
-    reserved_bytes,
-    round_allocation,
-    static_memory,
-)
+from simpar.cost.memory import num_communicators, overhead_bytes, static_memory
+from simpar.cost.memory.allocator import reserve
 from simpar.cost.stack import Stack, load_stack, resolve
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
-from simpar.units import GB, KIB, MIB
+from simpar.units import GB, MIB
 from tests.cost.account import stage_static_memory
 
 P = 10 * 10**9
@@ -67,37 +61,15 @@ def test_stack_that_stores_fp32_parameters() -> None:
     assert sum(static("torchtitan", zero=3)) == pytest.approx(16 * P / N, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("size", "reserved"),
-    [
-        (1, 2 * MIB),
-        (MIB, 2 * MIB),
-        (MIB + KIB, 20 * MIB),
-        (10 * MIB - 512, 20 * MIB),
-        (10 * MIB, 10 * MIB),
-        (11 * MIB - 1, 12 * MIB),
-    ],
-)
-def test_allocator_segments(size: int, reserved: int) -> None:
-    """Small tensors come from 2 MiB segments, middle ones from 20 MiB, large ones are rounded to 2 MiB."""
-    assert round_allocation(size) == reserved
-
-
 def test_reserved_exceeds_allocated_by_the_fragmentation() -> None:
     """Whole segments above static + moving x (1 + fragmentation); what stays all step leaves no gaps."""
     stack = load_stack("megatron")
-    reserved = reserved_bytes(1000 * MIB, stack, 400 * MIB)
+    habits = stack.memory.allocator
+    reserved = float(reserve(400 * MIB, 600 * MIB, habits, alternates=False).needed_bytes)
     assert reserved % (2 * MIB) == 0
     assert reserved == pytest.approx(
         400 * MIB + 600 * MIB * (1 + stack.memory.allocator.fragmentation), rel=0.003
     )
-
-
-@pytest.mark.parametrize("layers", [16, 64, 144])
-def test_square_root_rule(layers: int) -> None:
-    """With boundaries as large as layers, the peak is least at a checkpoint every sqrt(L) layers."""
-    best = min(range(1, layers + 1), key=lambda every: checkpointed_peak(layers, every, 1.0, 1.0))
-    assert best == math.isqrt(layers)
 
 
 TRAINING = Training(seq_len=1024, global_batch=64)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from simpar import files
 from simpar.cost.memory import held_memory
 from simpar.cost.memory.layouts import Layouts, dims_of
 from simpar.cost.memory.static import Held
 from simpar.cost.stack import load_stack, resolve
+from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
@@ -56,26 +59,39 @@ def test_arrays_are_single_plans_to_the_byte(model: str, stack: str) -> None:
             assert sizes.tolist() == [getattr(one, f"{name}_bytes") for one in singles], (name, kind)
 
 
-@given(
-    stack=st.sampled_from(STACKS), model=st.sampled_from(MODELS), zero=st.integers(0, 3),
-    tp=st.sampled_from([1, 2]), pp=st.sampled_from([1, 2, 4]), schedule=st.sampled_from(["1f1b", "zb-h1", "zb-v"]),
-    late=st.booleans(), offload=st.booleans(),
+MORE = (
+    {}, {"cp": 2}, {"ep": 2}, {"ep": 4, "etp": 1}, {"hsdp": 2}, {"recompute": "full"}, {"recompute": "selective"},
+    {"recompute": "every:2", "micro_batch": 2}, {"offload_optimizer": "cpu"}, {"offload_activations": 0.5},
+    {"offload_parameters": "cpu"}, {"optimizer": "muon"}, {"precision": "fp8"}, {"reshard_after_forward": False},
+    {"capacity_factor": 1.25, "ep": 2}, {"grad_dtype": "bf16"}, {"sequence_parallel": False},
 )  # fmt: skip
-@settings(max_examples=40, deadline=None)
+
+
+@given(
+    stack=st.sampled_from(STACKS), model=st.sampled_from((*MODELS, "gemma-3-1b")), zero=st.integers(0, 3),
+    tp=st.sampled_from([1, 2]), pp=st.sampled_from([1, 2, 4]), late=st.booleans(),
+    schedule=st.sampled_from(["1f1b", "gpipe", "interleaved", "zb-h1", "zb-v", "v-half", "dualpipev"]),
+    more=st.lists(st.sampled_from(MORE), max_size=2),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
 def test_static_peak_and_reserved_are_in_order(
-    stack: str, model: str, zero: int, tp: int, pp: int, schedule: str, *, late: bool, offload: bool
+    stack: str, model: str, zero: int, tp: int, pp: int, **drawn: Any
 ) -> None:
     """What is held between steps is no more than the peak, that no more than is reserved; parts sum to the peak."""
-    plan = {
-        "tp": tp, "pp": pp, "zero": zero, "schedule": schedule if pp > 1 else "1f1b", "overlap_grad_reduce": not late,
-        "vpp": 2 if schedule == "zb-v" and pp > 1 else 1, "offload_optimizer": "cpu" if offload else "none",
-    }  # fmt: skip
-    memory = simulate(
-        load_model(model), load_cluster("dgx-h100", 1), Plan(**plan), TRAINING, stack=stack
-    ).memory
+    schedule = drawn["schedule"] if pp > 1 else "1f1b"
+    plan = {"tp": tp, "pp": pp, "zero": zero, "schedule": schedule, "overlap_grad_reduce": not drawn["late"]}
+    plan["vpp"] = 2 if schedule in ("interleaved", "zb-v", "v-half", "dualpipev") else 1
+    for each in drawn["more"]:
+        plan |= each
+    try:
+        whole = Plan.model_validate(plan)
+        memory = simulate(model, load_cluster("dgx-h100", 1), whole, TRAINING, stack=stack).memory
+    except (UserError, ValidationError):
+        reject()
     assert memory.static_memory_bytes <= memory.peak_memory_bytes <= memory.peak_reserved_bytes
     parts = ("parameters", "gradients", "optimizer_states", "activations", "transient", "overhead")
     for stage in memory.stages:
+        assert all(getattr(stage, part) >= 0 for part in parts)
         assert sum(getattr(stage, part) for part in parts) == pytest.approx(stage.peak, abs=1)
     assert memory.peak_memory_bytes == pytest.approx(max(stage.peak for stage in memory.stages), abs=1)
     assert memory.fits == (memory.peak_reserved_bytes <= memory.capacity_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simpar.cost.memory.placeholders import placeholder_bytes
+from simpar.cost.memory.static import placeholder_bytes
 from simpar.cost.stack import load_stack
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training

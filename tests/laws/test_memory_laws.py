@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from functools import cache
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.cost.memory import checkpointed_peak, round_allocation, static_memory
+from simpar.cost.memory import static_memory
 from simpar.cost.stack import load_stack, resolve
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
@@ -17,7 +16,6 @@ from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.report.result import StageMemory
 from simpar.simulation import simulate
-from simpar.units import MIB
 from tests.cost.account import stage_static_memory
 
 TRAINING = Training(seq_len=2048, global_batch=128)
@@ -133,22 +131,3 @@ def test_static_memory_of_the_stages_is_the_model_s(zero: int) -> None:
         return sum(one.total_bytes - one.buffers_bytes for one in held)
 
     assert total(8) == pytest.approx(total(1), rel=1e-6)
-
-
-@given(size=st.integers(1, 10**10))
-def test_an_allocation_fits_its_segment(size: int) -> None:
-    """A segment holds its tensor, in whole 2 MiB, and large ones waste less than 2 MiB."""
-    segment = round_allocation(size)
-    assert segment >= size
-    assert segment % (2 * MIB) == 0
-    assert size < 10 * MIB or segment - size < 2 * MIB
-
-
-@given(layers=st.integers(4, 400), boundary=st.floats(0.02, 1.0))
-def test_checkpoints_every_square_root(layers: int, boundary: float) -> None:
-    """The best distance between checkpoints is about sqrt(L x boundary / layer), and so is the peak's order."""
-    best = min(range(1, layers + 1), key=lambda c: checkpointed_peak(layers, c, 1.0, boundary))
-    ideal = math.sqrt(layers * boundary)
-    least = checkpointed_peak(layers, best, 1.0, boundary)
-    assert least <= 2 * ideal + 1 + boundary
-    assert ideal / 2 - 1 <= best <= 2 * ideal + 1

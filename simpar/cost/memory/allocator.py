@@ -1,4 +1,4 @@
-"""From tensors to what a process holds: the caching allocator, and bytes that another stream has not released.
+"""From tensors to what a process holds: the caching allocator, bytes that another stream has not released, context.
 
 PyTorch keeps freed blocks for later. What stays for the whole step packs well; what moves leaves gaps, more of
 them where passes of different microbatches alternate. Before it gives up, the allocator returns its cached blocks,
@@ -12,11 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from simpar.cost.memory.layouts import Layouts
+from simpar.cost.memory.moments import most_in_flight
 from simpar.cost.memory_policy import AllocatorHabits
+from simpar.cost.stack import Stack
+from simpar.hardware.cluster import Cluster
+from simpar.models.training import Training
+from simpar.plan.plan import Plan
 from simpar.units import MIB
 
 Array = Any
-_BLOCK, _SMALL, _MIDDLE = 512, 2 * MIB, 20 * MIB
+_SEGMENT = 2 * MIB
 
 
 @dataclass(frozen=True)
@@ -52,34 +58,38 @@ def most_moving_bytes(
     static_bytes: float, limit_bytes: float, habits: AllocatorHabits, *, alternates: bool
 ) -> float:
     """The most that may come and go beside what stays, so that no more than a limit is needed."""
-    whole = np.floor(limit_bytes / _SMALL) * _SMALL
+    whole = np.floor(limit_bytes / _SEGMENT) * _SEGMENT
     return float((whole - static_bytes) / (1.0 + habits.least_gaps(alternates)))
 
 
-def unreleased(pp: int, microbatches: float, habits: AllocatorHabits) -> float:
-    """Share of partial sums that are freed but not released: the host runs ahead of the device.
+def num_communicators(plan: Plan) -> int:
+    """Kinds of groups that a rank of a plan communicates in."""
+    return int(Layouts.of(plan).communicators)
 
-    Without a pipeline it runs ahead freely; with one it waits for messages, except in the warm-up. ``microbatches`` are
-    those in flight.
+
+def overhead_bytes(communicators: Any, stack: Stack, cluster: Cluster) -> Any:
+    """Device context and communicators of a rank; ``communicators`` is an int or an array."""
+    if cluster.device.kind == "cpu":
+        return 0.0
+    return stack.memory.allocator.context_bytes + communicators * stack.memory.allocator.communicator_bytes
+
+
+def held_outputs_bytes(
+    plan: Plan, training: Training, stack: Stack, rank: int, partial_sums_bytes: float
+) -> float:
+    """Freed outputs of row-parallel products that a communication stream still uses on a pipeline rank.
+
+    They are not released where the host runs ahead of the device: freely without a pipeline; with one it waits for
+    messages, except in the warm-up. ``partial_sums_bytes`` are those of one microbatch through all its layers.
     """
-    ahead = 1.0 if pp == 1 else max(microbatches - 2.0, 0.0) / max(microbatches, 1.0)
-    return habits.held_outputs * ahead
-
-
-def round_allocation(size_bytes: int) -> int:
-    """What the caching allocator reserves for one tensor in an empty pool.
-
-    512 B granularity; up to 1 MiB from a 2 MiB segment, up to 10 MiB from a 20 MiB segment, larger ones rounded
-    up to 2 MiB. Source: torch c10 CUDACachingAllocator constants.
-    """
-    rounded = -(-size_bytes // _BLOCK) * _BLOCK
-    if rounded <= MIB:
-        return _SMALL
-    if rounded < 10 * MIB:
-        return _MIDDLE
-    return -(-rounded // _SMALL) * _SMALL
+    habits = stack.memory.allocator
+    if not habits.held_outputs:
+        return 0.0
+    microbatches = most_in_flight(plan, training, rank) / plan.pipeline.vpp
+    ahead = 1.0 if plan.mesh.pp == 1 else max(microbatches - 2.0, 0.0) / max(microbatches, 1.0)
+    return habits.held_outputs * ahead * microbatches * partial_sums_bytes
 
 
 def _segments(size_bytes: Array) -> Array:
     """Rounded up to whole 2 MiB segments."""
-    return np.ceil(np.asarray(size_bytes) / _SMALL) * _SMALL
+    return np.ceil(np.asarray(size_bytes) / _SEGMENT) * _SEGMENT

@@ -21,12 +21,12 @@ import numpy as np
 
 from simpar.cost.activations import activation_bytes
 from simpar.cost.memory.layouts import Column, Layouts
-from simpar.cost.memory.placeholders import placeholder_bytes
 from simpar.cost.memory.widths import Widths, keeps_parameters, kept_gradients, once_a_step, parameter_widths
 from simpar.cost.optimizers import moment_bytes, state_bytes
 from simpar.cost.stack import Stack
 from simpar.models.graph import Block, Dims, ModelGraph, evaluate
 from simpar.plan.plan import Plan
+from simpar.units import DTYPE_BYTES
 
 ALWAYS, PASSES, BETWEEN = "always", "passes", "between"
 """When a term is alive: the whole step, from its first forward to its last backward, or from its end to its begin."""
@@ -306,3 +306,25 @@ def _frozen(
             size = size - twice * width * dims["vocab"] * dims["hidden"]
         total = total + size / np.where(np.asarray(layouts.zero) == 3, shards, 1)
     return total
+
+
+def placeholder_bytes(graph: ModelGraph, dims: Dims, stack: Stack) -> Any:
+    """Bytes of empty weight gradients, one of each shape among the layers' products, under a rank's dims.
+
+    Products that add their weight gradient into an fp32 buffer still owe autograd a tensor of the weight's shape.
+    Transformer Engine makes one of each shape at the first backward and keeps it for the run, so a layer's projections
+    cost their own size in bf16 once, however many layers there are [``get_dummy_wgrad`` of its linear modules].
+    """
+    if not (stack.memory.transformer_engine and stack.numerics.gradient_accumulation_fusion):
+        return 0.0
+    shapes: dict[object, Any] = {}
+    for block in {name: graph.blocks[name] for name in graph.layers}.values():
+        own = block.view(dims)
+        for op in block.operators:
+            if op.kind not in ("matmul", "grouped_matmul"):
+                continue
+            experts = own["experts"] if op.kind == "grouped_matmul" else 1
+            kinds = ("matrix", "expert")
+            matrices = [weight.size for weight in op.weights if weight.kind in kinds and weight.trainable]
+            shapes[block.scope, op.kind, tuple(matrices)] = sum(evaluate(m, own) for m in matrices) / experts
+    return DTYPE_BYTES["bf16"] * sum(shapes.values())

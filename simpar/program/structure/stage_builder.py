@@ -235,7 +235,7 @@ class StagePart(ActionBuilder):
         return total
 
     def _placeholder_bytes(self) -> float:
-        """One empty weight gradient of each shape, see :mod:`simpar.cost.memory.placeholders`."""
+        """One empty weight gradient of each shape, see :func:`simpar.cost.memory.static.placeholder_bytes`."""
         stack, graph = self.view.job.stack, self.view.job.graph
         if not (stack.memory.transformer_engine and stack.numerics.gradient_accumulation_fusion):
             return 0.0

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.memory.allocator import reserve
+from simpar.cost.memory.allocator import overhead_bytes, reserve
 from simpar.cost.memory.bound import Scheme, flights, held_of, least_moving_bytes, trains_unlike
 from simpar.cost.memory.layouts import Layouts, dims_of
 from simpar.cost.memory.moments import V_SHAPED
-from simpar.cost.memory.outside import overhead_bytes
 from simpar.cost.memory.static import held_memory
 from simpar.cost.stack import resolve, under
 from simpar.models.recompute import OPTIMAL

@@ -134,11 +134,11 @@ def _grid_fits(rows: Rows) -> Mask:
     return np.asarray((later & rows.one_of("tp_method", "2.5d")) | lawful(rows, GRID, "grid"))
 
 
-def _in_layers(rows: Rows) -> Mask:
-    """Rows whose tensor ranks form layers of squares."""
-    if "tp_method" in rows.domain:
-        return rows.one_of("tp_method", "2.5d")
-    return np.full(rows.count, rows.problem.base.tensor_parallel.tp_method == "2.5d")
+def _has(rows: Rows, name: str, *values: Any) -> Mask:
+    """Rows of which the value of an axis, or else that of the plan, is one of some."""
+    if name in rows.domain:
+        return rows.one_of(name, *values)
+    return np.full(rows.count, _value(rows.problem.base, name) in values)
 
 
 def _shares_gradients(rows: Rows) -> Mask:
@@ -153,28 +153,15 @@ def _in_buckets(rows: Rows) -> Mask:
     return np.asarray((rows["width"] > 1) & ~fully_sharded(rows))
 
 
-def _takes(rows: Rows, what: str) -> Mask:
+def _takes(rows: Rows, what: str, never: Any = None) -> Mask:
     """Rows whose scheme of cooperation has a period, a bound or servers."""
-    takers = {
-        "sync_every": [name for name, scheme in SCHEMES.items() if scheme.sync_every is not None],
-        "staleness": [name for name, scheme in SCHEMES.items() if scheme.staleness is not None],
-        "servers": [name for name, scheme in SCHEMES.items() if scheme.servers != "no"],
-    }
-    if "sync" in rows.domain:
-        return rows.one_of("sync", *takers[what])
-    return np.full(rows.count, rows.problem.base.data_parallel.sync in takers[what])
+    return _has(rows, "sync", *(name for name, one in SCHEMES.items() if getattr(one, what) != never))
 
 
 def _exchanges_heads(rows: Rows) -> Mask:
     """Hybrids: some of the context ranks exchange heads, whichever way the others meet."""
     whole = rows.one_of("cp_method", "ulysses") if "cp_method" in rows.domain else np.zeros(rows.count, bool)
     return np.asarray((rows["cp"] > 1) & ~whole)
-
-
-def _has_moments(rows: Rows) -> Mask:
-    if "optimizer" in rows.domain:
-        return ~rows.one_of("optimizer", *OWN_WIDTH)
-    return np.full(rows.count, rows.problem.base.numerics.optimizer not in OWN_WIDTH)
 
 
 def _context_fits(rows: Rows) -> Mask:
@@ -194,9 +181,7 @@ def _sync_fits(rows: Rows) -> Mask:
 
 def _away(rows: Rows) -> Mask:
     """Rows whose optimizer states are on the host."""
-    if "offload_optimizer" in rows.domain:
-        return ~rows.one_of("offload_optimizer", "none")
-    return np.full(rows.count, rows.problem.base.offload.offload_optimizer != "none")
+    return ~_has(rows, "offload_optimizer", "none")
 
 
 def _recomputes(rows: Rows) -> Mask:
@@ -210,19 +195,20 @@ def _early_fits(rows: Rows) -> Mask:
 
 
 def _activations_fit(rows: Rows) -> Mask:
-    optimal = undecided(rows, np.arange(rows.count))
-    return np.asarray(_states_fit(rows) & (~optimal | (rows["offload_activations"] == 0)))
+    return np.asarray(_states_fit(rows) & (~undecided(rows) | (rows["offload_activations"] == 0)))
 
 
 REQUESTED = (
     on_request("precision"),
     on_request("optimizer"),
-    on_request("moment_dtype", _has_moments),
+    on_request("moment_dtype", lambda rows: ~_has(rows, "optimizer", *OWN_WIDTH)),
     on_request("grad_dtype"),
     on_request("reduce_dtype", _shares_gradients),
     on_request("gather_dtype", _gathers),
     on_request("tp_method", lambda rows: np.asarray(rows["tp"] > 1), _grid_fits),
-    on_request("tp_depth", _in_layers, lambda rows: lawful(rows, GRID, "grid")),
+    on_request(
+        "tp_depth", lambda rows: _has(rows, "tp_method", "2.5d"), lambda rows: lawful(rows, GRID, "grid")
+    ),
     on_request("cp_method", lambda rows: np.asarray(rows["cp"] > 1), _context_fits),
     on_request("cp_balance", lambda rows: np.asarray(rows["cp"] > 1), _context_fits),
     on_request("ulysses", _exchanges_heads, _context_fits),
@@ -233,7 +219,7 @@ REQUESTED = (
     on_request("sync", legal=_sync_fits),
     on_request("sync_every", lambda rows: _takes(rows, "sync_every")),
     on_request("staleness", lambda rows: _takes(rows, "staleness")),
-    on_request("servers", lambda rows: _takes(rows, "servers"), _sync_fits),
+    on_request("servers", lambda rows: _takes(rows, "servers", "no"), _sync_fits),
     on_request("reshard_after_forward", lambda rows: np.asarray(rows["zero"] == 3) & fully_sharded(rows)),
     on_request("offload_optimizer", legal=_states_fit),
     on_request("offload_ratio", _away),
