@@ -277,27 +277,6 @@ class ModelGraph:
         used = (self.embedding, *(self.blocks[name] for name in self.layers), self.head)
         return tuple({block.scope: block.view(self.dims) for block in used}.values())
 
-    def local_dims(self, tp: int, *, ep: int = 1, etp: int = 1, vocab_multiple: int = 1) -> dict[str, int]:
-        """Dims of one shard: heads, ffn and vocab divided by ``tp``, kv heads replicated below one.
-
-        The vocabulary is padded to a multiple of ``vocab_multiple`` x tp first. Experts are shared out to ``ep``
-        ranks, their ffn to ``etp``.
-        """
-        local = {name: _shard(name, size, tp, vocab_multiple) for name, size in self.dims.items()}
-        if self.is_mixture:
-            local["experts"], local["expert_ffn"] = self.dims["experts"] // ep, self.dims["expert_ffn"] // etp
-        return local
-
-
-def _shard(name: str, size: int, tp: int, vocab_multiple: int) -> int:
-    kind = name.rpartition(".")[2]
-    if kind == "vocab":
-        multiple = vocab_multiple * tp
-        return -(-size // multiple) * multiple // tp
-    if kind == "kv_heads":
-        return max(size // tp, 1)
-    return size // tp if kind in SHARDED_DIMS else size
-
 
 def is_row_parallel(op: Operator) -> bool:
     """Whether tensor parallelism shards the contraction, so that the output is a partial sum."""

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simpar.models.flops import shape_dims
 from simpar.models.graph import SHARDED_DIMS, Block, Dims, ModelGraph, Operator
 from simpar.models.training import Training
+from simpar.plan.layouts import Layouts
 from simpar.plan.plan import ContextParallel, Plan
 from simpar.plan.routing import fullest_load
 
 VOCAB_MULTIPLE = 128
 
-__all__ = [
-    "SHARDED_DIMS", "VOCAB_MULTIPLE", "RankDims", "context_dims", "expert_dims", "is_rows", "rank_dims",
-    "sequence_dims", "tensor_dims",
-]  # fmt: skip
+__all__ = ["SHARDED_DIMS", "VOCAB_MULTIPLE", "RankDims", "context_dims", "dims_of", "is_rows", "rank_dims"]
 
 
 @dataclass(frozen=True)
@@ -49,42 +49,59 @@ class RankDims:
 
 def rank_dims(graph: ModelGraph, plan: Plan, training: Training, *, load: float | None = None) -> RankDims:
     """Dims of one rank under a checked plan; ``load`` is its share of routed tokens (default: the fullest rank's)."""
-    tensor, sequence = tensor_dims(graph, plan, training), sequence_dims(graph, plan, training)
+    found = dims_of(graph, Layouts.of(plan), plan, training, load=load)
+    expert = None if found.expert is None else _numbers(found.expert)
+    return RankDims(_numbers(found.tensor), _numbers(found.sequence), expert)
+
+
+def _numbers(dims: Dims) -> Dims:
+    """Dims of one layout without the arrays that they came in."""
+    return {name: np.asarray(size).item() for name, size in dims.items()}
+
+
+def dims_of(
+    graph: ModelGraph, layouts: Layouts, plan: Plan, training: Training, *, load: float | None = None
+) -> RankDims:
+    """Dims of all regions, of one layout or of many as columns, in place of those of the plan.
+
+    Rows of region "tensor" are whole; those of region "sequence" are divided under sequence parallelism. Under tensor
+    parallelism the vocabulary is padded to a multiple of VOCAB_MULTIPLE x tp, as Megatron does. Experts are the rank's
+    own, their ffn its share; their tokens those of all ranks that share one, times the load.
+    """
+    copies = plan.tensor_parallel.copies
+    tp, cp = np.asarray(layouts.tp) // copies, np.asarray(layouts.cp)
+    whole = {
+        **shape_dims(graph, training.seq_len),
+        "batch": layouts.micro_batch,
+        "seq": training.seq_len // copies,
+    }
+    tensor = {name: _local_size(name, size, tp, cp) for name, size in whole.items()}
+    tensor |= context_dims(plan.context_parallel, cp)
+    etp = layouts.expert_tensor_parallel
+    if graph.is_mixture:
+        tensor["experts"] = graph.dims["experts"] // np.asarray(layouts.ep)
+        tensor["expert_ffn"] = graph.dims["expert_ffn"] // etp
+    ranks = np.where(np.asarray(layouts.sequence_parallel, bool), tp, 1)
+    sequence = {name: size // ranks if is_rows(name) else size for name, size in tensor.items()}
     if not graph.is_mixture:
         return RankDims(tensor, sequence)
-    share = fullest_load(graph.dims["experts"], plan.experts, plan.mesh.ep) if load is None else load
-    return RankDims(tensor, sequence, expert_dims(tensor, sequence, plan.mesh.expert_tensor_parallel, share))
+    share = fullest_load(graph.dims["experts"], plan.experts, layouts.ep) if load is None else load
+    rows = np.minimum(
+        sequence["seq"] * etp, tensor["seq"]
+    )  # whole where they are on every tensor-parallel rank
+    return RankDims(tensor, sequence, {**sequence, "seq": rows, "load": share})
 
 
-def expert_dims(tensor: Dims, sequence: Dims, etp: Any, load: Any) -> dict[str, Any]:
-    """Dims of operators of region "expert": the tokens of ``etp`` ranks, times the load.
-
-    Where the rows are whole on every tensor-parallel rank, so are those of the experts.
-    """
-    gathered = sequence["seq"] * etp
-    return {**sequence, "seq": np.minimum(gathered, tensor["seq"]), "load": load}
-
-
-def tensor_dims(
-    graph: ModelGraph, plan: Plan, training: Training, *, vocab_multiple: int = VOCAB_MULTIPLE
-) -> dict[str, int]:
-    """Dims of operators of region "tensor" on one rank: whole rows, sharded heads, ffn and vocabulary.
-
-    Under tensor parallelism the vocabulary is padded to a multiple of ``vocab_multiple`` x tp, as Megatron
-    does. Experts are the rank's own, their ffn its share.
-    """
-    mesh = plan.mesh
-    padding = vocab_multiple if mesh.tp > 1 else 1
-    copies = plan.tensor_parallel.copies
-    local = graph.local_dims(
-        mesh.tp // copies, ep=mesh.ep, etp=mesh.expert_tensor_parallel, vocab_multiple=padding
-    )
-    rows = {name: size // mesh.cp for name, size in local.items() if name.endswith(".seq")}
-    shape = {
-        "batch": plan.micro_batch, "seq": training.seq_len // mesh.cp // copies, "context": training.seq_len,
-        "memory": training.seq_len,
-    }  # fmt: skip
-    return {**local, **shape, **rows, **context_dims(plan.context_parallel, mesh.cp)}
+def _local_size(name: str, size: int, tp: NDArray[np.int64], cp: NDArray[np.int64]) -> Any:
+    """A dim on one rank: heads, ffn and vocabulary divided by ``tp``, rows by ``cp``."""
+    kind = name.rpartition(".")[2]
+    if kind == "vocab":
+        return np.where(tp > 1, -(-size // (VOCAB_MULTIPLE * tp)) * VOCAB_MULTIPLE, size)
+    if kind == "kv_heads":
+        return np.maximum(size // tp, 1)
+    if kind in SHARDED_DIMS:
+        return size // tp
+    return size // cp if kind == "seq" else size
 
 
 def context_dims(choice: ContextParallel, cp: Any) -> dict[str, Any]:
@@ -95,17 +112,6 @@ def context_dims(choice: ContextParallel, cp: Any) -> dict[str, Any]:
     heads = choice.degree(cp)
     ring = choice.cp_method != "all_gather"
     return {"ulysses": heads, "blocks": cp // heads if ring else 1, "gathered": 1 if ring else cp // heads}
-
-
-def sequence_dims(
-    graph: ModelGraph, plan: Plan, training: Training, *, vocab_multiple: int = VOCAB_MULTIPLE
-) -> dict[str, int]:
-    """Dims of operators of region "sequence": as "tensor", rows divided by tp under sequence parallelism."""
-    dims = tensor_dims(graph, plan, training, vocab_multiple=vocab_multiple)
-    if plan.tensor_parallel.sequence_parallel:
-        ranks = plan.mesh.tp // plan.tensor_parallel.copies
-        return {name: size // ranks if is_rows(name) else size for name, size in dims.items()}
-    return dims
 
 
 def is_rows(name: str) -> bool:

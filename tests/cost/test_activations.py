@@ -11,7 +11,7 @@ from simpar.cost.stack import Overlap, Stack, StackNumerics, load_stack
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Numerics, Plan
-from simpar.plan.sharding import RankDims, sequence_dims, tensor_dims
+from simpar.plan.sharding import RankDims, rank_dims
 from simpar.units import GB
 
 S, B = 2048, 2
@@ -34,7 +34,7 @@ def saved(
     graph = load_model(model)
     plan = Plan(tp=tp, micro_batch=B, sequence_parallel=sp)
     training = Training(seq_len=S, global_batch=B)
-    dims = RankDims(tensor_dims(graph, plan, training), sequence_dims(graph, plan, training))
+    dims = rank_dims(graph, plan, training)
     block = graph.blocks[graph.layers[0]]
     return float(block_activations(block, dims, stack, numerics, recompute).saved_bytes)
 
@@ -113,7 +113,7 @@ def dims_of(model: str, *, tp: int = 1, sp: bool = False) -> RankDims:
     """Both regions' dims of one rank."""
     graph, training = load_model(model), Training(seq_len=S, global_batch=B)
     plan = Plan(tp=tp, micro_batch=B, sequence_parallel=sp)
-    return RankDims(tensor_dims(graph, plan, training), sequence_dims(graph, plan, training))
+    return rank_dims(graph, plan, training)
 
 
 def test_keeping_the_gathered_input_costs_4_sbh_unsharded() -> None:
@@ -187,7 +187,7 @@ def test_head_peak_follows_the_stack() -> None:
     """The loss holds ``logit_bytes`` per logit at its peak, fused accumulation an empty gradient of the head."""
     graph = load_model("llama-3-8b")
     plan, training = Plan(micro_batch=B), Training(seq_len=S, global_batch=B)
-    dims = RankDims(tensor_dims(graph, plan, training), sequence_dims(graph, plan, training))
+    dims = rank_dims(graph, plan, training)
     stack = CLEAN.model_copy(update={"memory": MemoryHabits(logit_bytes=14.0)})
     held = block_activations(graph.head, dims, stack, Numerics())
     logits = S * B * graph.dims["vocab"]

@@ -13,14 +13,15 @@ from pydantic import ValidationError
 
 from simpar import files
 from simpar.cost.memory import held_memory
-from simpar.cost.memory.layouts import Layouts, dims_of
 from simpar.cost.memory.static import Held
 from simpar.cost.stack import load_stack, resolve
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
+from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
+from simpar.plan.sharding import dims_of
 from simpar.simulation import simulate
 from simpar.units import GIB
 from tests.cost.account import builder_of, stage_static_memory

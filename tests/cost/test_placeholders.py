@@ -9,7 +9,7 @@ from simpar.cost.stack import load_stack
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
-from simpar.plan.sharding import tensor_dims
+from simpar.plan.sharding import rank_dims
 
 TRAINING = Training(seq_len=4096, global_batch=8)
 
@@ -17,7 +17,7 @@ TRAINING = Training(seq_len=4096, global_batch=8)
 def kept(model: str, stack: str = "megatron", **plan: object) -> float:
     """Bytes of placeholders on a rank."""
     graph = load_model(model)
-    return float(placeholder_bytes(graph, tensor_dims(graph, Plan(**plan), TRAINING), load_stack(stack)))
+    return float(placeholder_bytes(graph, rank_dims(graph, Plan(**plan), TRAINING).tensor, load_stack(stack)))
 
 
 @pytest.mark.parametrize("tp", [1, 2, 8])

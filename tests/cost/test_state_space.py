@@ -21,7 +21,7 @@ from simpar.models.mamba import Mamba
 from simpar.models.training import Training
 from simpar.models.transformer import Shape, Style
 from simpar.plan.plan import Numerics, Plan
-from simpar.plan.sharding import RankDims, sequence_dims, tensor_dims
+from simpar.plan.sharding import RankDims, rank_dims
 from simpar.units import MEGA, TERA
 
 GRANITE = {
@@ -85,7 +85,7 @@ def test_kept_is_what_the_fused_kernels_keep(tp: int, sp: bool) -> None:
     graph, seq, batch = load_model("nemotron-3-nano"), 2048, 2
     plan = Plan(tp=tp, micro_batch=batch, sequence_parallel=sp)
     training = Training(seq_len=seq, global_batch=batch)
-    dims = RankDims(tensor_dims(graph, plan, training), sequence_dims(graph, plan, training))
+    dims = rank_dims(graph, plan, training)
     found = block_activations(graph.blocks["mamba"], dims, stack, Numerics()).saved_bytes
     hidden, inner, shared, heads = 2688, 4096, 1024, 64
     projected = 2 * inner + 2 * shared + heads

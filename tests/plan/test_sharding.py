@@ -7,7 +7,7 @@ import pytest
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
-from simpar.plan.sharding import SHARDED_DIMS, rank_dims, sequence_dims, tensor_dims
+from simpar.plan.sharding import SHARDED_DIMS, rank_dims
 
 TRAINING = Training(seq_len=8192, global_batch=64)
 
@@ -16,7 +16,7 @@ TRAINING = Training(seq_len=8192, global_batch=64)
 def test_sharded_dims_are_divided_and_the_others_whole(tp):
     """Heads, key-value heads and ffn are divided by tp; hidden and head_dim are not."""
     graph = load_model("llama-3-8b")
-    dims = tensor_dims(graph, Plan(tp=tp), TRAINING)
+    dims = rank_dims(graph, Plan(tp=tp), TRAINING).tensor
     for name in set(SHARDED_DIMS) & set(dims) - {"vocab"}:
         assert dims[name] * tp == graph.dims[name]
     assert (dims["hidden"], dims["head_dim"]) == (graph.dims["hidden"], graph.dims["head_dim"])
@@ -25,7 +25,7 @@ def test_sharded_dims_are_divided_and_the_others_whole(tp):
 def test_experts_are_shared_out_and_their_ffn_divided():
     """16 experts on 4 ranks are 4 each; two ranks of an expert hold half its ffn; routing keeps all of them."""
     graph = load_model("tiny-mixture")
-    dims = tensor_dims(graph, Plan(tp=2, ep=4, etp=2), TRAINING)
+    dims = rank_dims(graph, Plan(tp=2, dp=2, ep=4, etp=2), TRAINING).tensor
     assert (dims["experts"], dims["num_experts"], dims["expert_ffn"], dims["shared_ffn"]) == (4, 16, 64, 64)
 
 
@@ -44,25 +44,24 @@ def test_routed_tokens_are_those_of_the_ranks_that_share_an_expert():
 
 def test_key_value_heads_are_copied_below_one():
     """16 ranks share 8 key-value heads by keeping one each."""
-    assert tensor_dims(load_model("llama-3-8b"), Plan(tp=16), TRAINING)["kv_heads"] == 1
+    assert rank_dims(load_model("llama-3-8b"), Plan(tp=16), TRAINING).tensor["kv_heads"] == 1
 
 
 def test_the_vocabulary_is_padded_as_megatron_does():
     """Under tensor parallelism the vocabulary becomes a multiple of 128 x tp; without, it stays."""
     graph = load_model("gpt2")
-    assert tensor_dims(graph, Plan(), TRAINING)["vocab"] == 50257
-    assert tensor_dims(graph, Plan(tp=2), TRAINING)["vocab"] == 50432 // 2
-    assert tensor_dims(graph, Plan(tp=4), TRAINING)["vocab"] == 50688 // 4
-    assert tensor_dims(graph, Plan(tp=2), TRAINING, vocab_multiple=1)["vocab"] == 50258 // 2
+    assert rank_dims(graph, Plan(), TRAINING).tensor["vocab"] == 50257
+    assert rank_dims(graph, Plan(tp=2), TRAINING).tensor["vocab"] == 50432 // 2
+    assert rank_dims(graph, Plan(tp=4), TRAINING).tensor["vocab"] == 50688 // 4
 
 
 def test_sequence_parallelism_shares_the_rows_of_region_sequence():
     """Region "sequence" has 1/tp of the rows under sequence parallelism, region "tensor" always all."""
     graph = load_model("llama-3-8b")
     with_it, without = Plan(tp=4, sequence_parallel=True, micro_batch=2), Plan(tp=4, micro_batch=2)
-    assert sequence_dims(graph, with_it, TRAINING)["seq"] == 8192 // 4
-    assert sequence_dims(graph, without, TRAINING) == tensor_dims(graph, without, TRAINING)
+    assert rank_dims(graph, with_it, TRAINING).sequence["seq"] == 8192 // 4
+    assert rank_dims(graph, without, TRAINING).sequence == rank_dims(graph, without, TRAINING).tensor
     for plan in (with_it, without):
-        assert tensor_dims(graph, plan, TRAINING)["seq"] == 8192
-        assert sequence_dims(graph, plan, TRAINING)["context"] == 8192
-        assert sequence_dims(graph, plan, TRAINING)["batch"] == 2
+        assert rank_dims(graph, plan, TRAINING).tensor["seq"] == 8192
+        assert rank_dims(graph, plan, TRAINING).sequence["context"] == 8192
+        assert rank_dims(graph, plan, TRAINING).sequence["batch"] == 2

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from simpar.cost.memory.layouts import Layouts
 from simpar.cost.memory.moments import most_in_flight
 from simpar.cost.memory_policy import AllocatorHabits
 from simpar.cost.stack import Stack
 from simpar.hardware.cluster import Cluster
 from simpar.models.training import Training
+from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
 from simpar.units import MIB
 

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.activations import BlockActivations, block_activations
-from simpar.cost.memory.layouts import Layouts
 from simpar.cost.memory.moments import moment, stages_of
 from simpar.cost.memory.static import Held
 from simpar.cost.memory.widths import keeps_parameters, kept_gradients, once_a_step, parameter_widths
 from simpar.cost.stack import Stack
 from simpar.models.graph import Block, ModelGraph
 from simpar.models.recompute import of_layer
+from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
 from simpar.plan.sharding import RankDims
 from simpar.plan.sync import apart

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from simpar.cost.activations import activation_bytes
-from simpar.cost.memory.layouts import Column, Layouts
 from simpar.cost.memory.widths import Widths, keeps_parameters, kept_gradients, once_a_step, parameter_widths
 from simpar.cost.optimizers import moment_bytes, state_bytes
 from simpar.cost.stack import Stack
 from simpar.models.graph import Block, Dims, ModelGraph, evaluate
+from simpar.plan.layouts import Column, Layouts
 from simpar.plan.plan import Plan
 from simpar.units import DTYPE_BYTES
 

@@ -17,15 +17,16 @@ from numpy.typing import NDArray
 
 from simpar.cost.memory.allocator import overhead_bytes, reserve
 from simpar.cost.memory.bound import Scheme, flights, held_of, least_moving_bytes, trains_unlike
-from simpar.cost.memory.layouts import Layouts, dims_of
 from simpar.cost.memory.moments import V_SHAPED
 from simpar.cost.memory.static import held_memory
 from simpar.cost.stack import resolve, under
 from simpar.models.recompute import OPTIMAL
 from simpar.plan.check import layers_by_cost, spread_layers
+from simpar.plan.layouts import Layouts
 from simpar.plan.mirrored import BOTH_ENDS, FOLDED, folded
 from simpar.plan.offload import decided_offload
 from simpar.plan.plan import Plan
+from simpar.plan.sharding import dims_of
 from simpar.search.problem import Problem
 from simpar.search.space.axes import ROWS_AT_ONCE, Rows, both_ends, fully_sharded, undecided
 from simpar.search.space.jobs import counted

@@ -1,4 +1,4 @@
-"""What decides the memory of a rank among the fields of a plan: of one plan, or of many as columns."""
+"""What decides sizes on a rank among the fields of a plan: of one plan, or of many as columns."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.models.flops import shape_dims
-from simpar.models.graph import ModelGraph
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
-from simpar.plan.routing import fullest_load
-from simpar.plan.sharding import SHARDED_DIMS, VOCAB_MULTIPLE, RankDims, context_dims, expert_dims, is_rows
 
 Ints = NDArray[np.int64]
 Column = Any
@@ -91,37 +86,3 @@ class Layouts:
         sizes = (self.tp, self.dp, self.pp, self.cp, self.ep)
         several = sum((np.asarray(size) > 1).astype(np.int64) for size in sizes)
         return np.asarray(several + ((np.asarray(self.ep) > 1) & (self.expert_copies > 1)))
-
-
-def dims_of(graph: ModelGraph, layouts: Layouts, plan: Plan, training: Training) -> RankDims:
-    """Dims of all regions as columns, as :mod:`simpar.plan.sharding` has them for one plan."""
-    copies = plan.tensor_parallel.copies
-    tp, cp = np.asarray(layouts.tp) // copies, np.asarray(layouts.cp)
-    whole = {**shape_dims(graph, training.seq_len // copies), "batch": layouts.micro_batch}
-    tensor = {name: _local_size(name, size, tp, cp) for name, size in whole.items()}
-    tensor |= context_dims(plan.context_parallel, cp)
-    sharded = np.asarray(layouts.sequence_parallel)
-    rows = {name: np.where(sharded, size // tp, size) for name, size in tensor.items() if is_rows(name)}
-    sequence = {**tensor, **rows}
-    if not graph.is_mixture:
-        return RankDims(tensor, sequence)
-    own = {
-        "experts": graph.dims["experts"] // np.asarray(layouts.ep),
-        "expert_ffn": graph.dims["expert_ffn"] // layouts.expert_tensor_parallel,
-    }
-    tensor, sequence = {**tensor, **own}, {**sequence, **own}
-    load = fullest_load(graph.dims["experts"], plan.experts, layouts.ep)
-    return RankDims(tensor, sequence, expert_dims(tensor, sequence, layouts.expert_tensor_parallel, load))
-
-
-def _local_size(name: str, size: Column, tp: Ints, cp: Ints) -> Column:
-    """A dim on one rank: heads, ffn and vocabulary divided by ``tp``, rows by ``cp``."""
-    kind = name.rpartition(".")[2]
-    if kind == "vocab":
-        padded = -(-size // (VOCAB_MULTIPLE * tp)) * VOCAB_MULTIPLE
-        return np.where(tp > 1, padded, size)
-    if kind == "kv_heads":
-        return np.maximum(size // tp, 1)
-    if kind in SHARDED_DIMS:
-        return size // tp
-    return size // cp if kind == "seq" else size
