@@ -54,7 +54,7 @@ def sample(lowered: Lowered, perturbation: Perturbation, engine: str, lower: Low
         free = lower(perturbation, False)
         jitter = _jitter(free, perturbation, lambda changed: lower(changed, False))
         name, steps_ns = _steps_ns(jitter, perturbation, engine)
-    overhead_s = lowered.builder.job.stack.launch.step_overhead_s
+    overhead_s = lowered.job.stack.launch.step_overhead_s
     nominal_s = choose_engine(engine, lowered.program)[1](lowered.program).makespan_ns / NS_PER_S + overhead_s
     steps = nominal_s + (steps_ns[1:] - steps_ns[0]) / NS_PER_S
     return JitterReport(
@@ -90,7 +90,7 @@ def _jitter(lowered: Lowered, drawn: Perturbation, lower: Callable[[Perturbation
     What cannot be expanded is lowered unfolded: stages with meshes of their own, ranks that are replicas of
     their mirror images, and ranks that share cores.
     """
-    job, network = lowered.builder.job, lowered.network
+    job, network = lowered.job, lowered.network
     mirrored = isinstance(job.plan.mesh, MirroredMesh)
     if mirrored and network.cluster.world_size > MOST_MIRRORED:
         raise UserError(

@@ -197,7 +197,8 @@ def resolve(plan: Plan, stack: Stack) -> Plan:
         "fsdp" if data.zero == 3 or (data.zero == 2 and stack.data_parallel == "fsdp") else "ddp"
     )
     at_once = data.zero == 1 and not stack.overlap.grad_reduce_zero1
-    once = kind == "fsdp" and plan.mesh.pp > 1 and stack.overlap.once_in_pipelines
+    several = max(plan.mesh.pp, len(plan.pipeline.stages or ())) > 1
+    once = kind == "fsdp" and several and stack.overlap.once_in_pipelines
     low = numerics.precision != "fp32"
 
     def chosen(value: object, default: object) -> object:

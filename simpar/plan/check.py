@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd, lcm
 from typing import Any
 
@@ -13,7 +13,6 @@ from simpar.models.recompute import chosen_layers, of_layer, segment
 from simpar.models.training import Training
 from simpar.plan.early import check_early
 from simpar.plan.grid import grid_of
-from simpar.plan.megatron_roles import with_roles
 from simpar.plan.mesh import Mesh
 from simpar.plan.offload import check_offload, decided_offload
 from simpar.plan.plan import CUSTOM, Plan
@@ -21,12 +20,11 @@ from simpar.plan.routing import has_sampled_loads
 from simpar.plan.schedules import EVEN_COSTS, make_schedule
 from simpar.plan.schedules.actions import Schedule, from_csv
 from simpar.plan.schedules.terapipe import sliced
+from simpar.plan.staged import BY_SHAPE, divide_batch, refuse_roles, refuse_staged, stage_plan
 from simpar.plan.stages import check_stages
 from simpar.plan.sync import apart, decided, num_replicas
 
 MAX_PASSES = 2**21
-BY_SHAPE = ("adafactor", "muon", "shampoo")
-"""Optimizers whose states depend on the shapes of matrices."""
 
 
 @dataclass(frozen=True)
@@ -63,59 +61,37 @@ def keeps_rules(plan: Plan, target: Target, *names: str) -> bool:
 
 
 def _check_staged(plan: Plan, target: Target) -> Plan:
-    """A plan whose stages have devices and shardings of their own; the mesh only counts the stages."""
-    stages, mesh, data = plan.pipeline.stages or (), plan.mesh, plan.data_parallel
-    if target.graph.is_mixture:
-        raise UserError(
-            f"plan.stages: {target.graph.name} routes tokens to experts; allowed: stages of dense models"
-        )
-    if target.graph.has_state:
-        raise UserError(
-            f"plan.stages: {target.graph.name} has state-space layers; allowed: stages of transformers"
-        )
-    wanted = {"tp": 1, "cp": 1, "ep": 1, "pp": len(stages)}
-    for axis, size in wanted.items():
-        if getattr(mesh, axis) not in (1, size):
-            raise UserError(
-                f"plan.{axis} = {getattr(mesh, axis)}: stages have meshes of their own; allowed: {size}"
-            )
-    if (
-        mesh.dp not in (None, 1)
-        or plan.pipeline.vpp > 1
-        or data.kind not in (None, "ddp")
-        or data.zero not in (0, 1)
-    ):
-        raise UserError(
-            "plan.stages: stages have data parallelism of their own; allowed: dp 1, vpp 1, kind ddp, zero 1"
-        )
-    if plan.pipeline.slices or plan.schedule == "terapipe":
-        raise UserError("plan.slices: stages of their own run whole sequences; allowed: none")
-    if plan.tensor_parallel.tp_method != "1d":
-        raise UserError(
-            f"plan.tp_method = {plan.tensor_parallel.tp_method}: stages have meshes of their own; allowed: 1d"
-        )
-    if apart(plan):
-        raise UserError(
-            f"plan.sync = {data.sync}: stages of their own reduce inside the step; allowed: bsp without servers"
-        )
-    check_offload(plan)
-    check_early(plan, len(target.graph.layers))
-    _whole_matrices(plan)
-    rows = bool(plan.tensor_parallel.sequence_parallel)
-    stages = tuple(with_roles(stage, target.graph, rows) for stage in stages)
+    """A plan whose stages have devices of their own; the mesh counts the stages, and ranks of experts within each.
+
+    A stage in Megatron's roles is checked as the uniform plan that repeats it.
+    """
+    refuse_staged(plan)
+    stages = plan.pipeline.stages or ()
     check_stages(stages, target.graph, target.world_size, (plan.micro_batch, target.training.seq_len))
-    layers = tuple(stage.layers for stage in stages)
-    pipeline = {"schedule": plan.schedule, "layers": layers, "stages": stages}
-    plan = plan.model_copy(
-        update={
-            "mesh": mesh.model_copy(update={**wanted, "dp": 1}),
-            "pipeline": plan.pipeline.model_copy(update=pipeline),
-            "data_parallel": data.model_copy(update={"zero": 1}),
-        }
-    )
+    mesh = plan.mesh.model_copy(update={"tp": 1, "cp": 1, "dp": 1, "pp": len(stages)})
+    own = {"schedule": plan.schedule, "layers": tuple(stage.layers for stage in stages)}
+    pipeline = plan.pipeline.model_copy(update=own)
+    plan = plan.model_copy(update={"mesh": mesh, "pipeline": pipeline})
     for rule in (_batch, _stages, _schedule):
         rule(plan, target)
+    if any(stage.sharding for stage in stages):
+        refuse_roles(plan, target.graph)
+    seen: list[Plan] = []
+    for index, stage in enumerate(stages):
+        if not stage.sharding:
+            divide_batch(plan, index)
+            if (each := stage_plan(plan, index)) not in seen:
+                seen.append(each)
+                _check_stage(each, replace(target, world_size=stage.num_devices * len(stages)), index)
     return plan
+
+
+def _check_stage(plan: Plan, target: Target, index: int) -> None:
+    """Raises UserError where the uniform plan that repeats a stage cannot be."""
+    try:
+        check(plan, target)
+    except UserError as error:
+        raise UserError(f"plan.stages[{index}]: {error}") from None
 
 
 def schedule_of(plan: Plan, training: Training) -> Schedule:
@@ -466,10 +442,10 @@ def _data(plan: Plan, target: Target) -> None:
 def _whole_matrices(plan: Plan) -> None:
     """Optimizers with states by shape need to see whole matrices, and their states where they are."""
     optimizer = plan.numerics.optimizer
-    if optimizer in BY_SHAPE and (plan.pipeline.stages or apart(plan)):
+    if optimizer in BY_SHAPE and apart(plan):
         raise UserError(
-            f"plan.optimizer = {optimizer}: its states go by the shape of matrices, which stages of their own and "
-            "parameter servers cut; allowed there: adamw, lion, sgd, sgd_momentum, adamw_8bit"
+            f"plan.optimizer = {optimizer}: its states go by the shape of matrices, which parameter servers cut; "
+            "allowed there: adamw, lion, sgd, sgd_momentum, adamw_8bit"
         )
 
 

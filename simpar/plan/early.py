@@ -21,10 +21,6 @@ def check_early(plan: Plan, num_layers: int) -> None:
     """
     if not plan.memory.recompute_early:
         return
-    if plan.pipeline.stages:
-        raise UserError(
-            "plan.recompute_early = true: stages of their own recompute in their backward; allowed: false"
-        )
     what, data = "plan.recompute_early = true", plan.data_parallel
     modes = {of_layer(plan.memory.recompute, layer) for layer in range(num_layers)}
     if not modes <= {"none", "full"} or "full" not in modes:

@@ -1,8 +1,9 @@
-"""Megatron's roles for every operator: what stages with meshes (dp, tp) of their own take unless they say otherwise."""
+"""Megatron's roles for every operator on a mesh (dp, tp), as a stage with a sharding of its own names them."""
 
 from __future__ import annotations
 
 from simpar.models.graph import Block, ModelGraph, Operator, is_column_parallel, is_row_parallel
+from simpar.plan.plan import Plan
 from simpar.plan.stages import BlockSharding, StagePlan
 
 
@@ -11,6 +12,13 @@ def megatron_sharding(graph: ModelGraph, sequence_parallel: bool) -> dict[str, B
     stream = "sequence" if sequence_parallel else "replicate"
     blocks = (graph.embedding, *graph.blocks.values(), graph.head)
     return {block.name: _sharding(block, stream, graph) for block in blocks}
+
+
+def in_roles(plan: Plan, graph: ModelGraph) -> Plan:
+    """The checked plan with a role for every operator of stages that have none."""
+    rows = bool(plan.tensor_parallel.sequence_parallel)
+    stages = tuple(with_roles(stage, graph, rows) for stage in plan.pipeline.stages or ())
+    return plan.model_copy(update={"pipeline": plan.pipeline.model_copy(update={"stages": stages})})
 
 
 def with_roles(stage: StagePlan, graph: ModelGraph, sequence_parallel: bool) -> StagePlan:

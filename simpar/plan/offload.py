@@ -48,10 +48,6 @@ def check_offload(plan: Plan) -> None:
             f"plan.offload_optimizer = {offload.offload_optimizer}: processors update value by value; allowed: with "
             f"optimizer {', '.join(ON_HOST)}"
         )
-    if plan.pipeline.stages:
-        raise UserError(
-            "plan.offload: stages of their own keep everything on their devices; allowed: none of it"
-        )
     if plan.data_parallel.kind == "single_process" or apart(plan):
         raise UserError(
             "plan.offload: a single process and replicas that step on their own keep states on the device; allowed: "

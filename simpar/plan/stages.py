@@ -16,6 +16,7 @@ from simpar.errors import UserError
 from simpar.files import allowed, suggest
 from simpar.models.flops import shape_dims
 from simpar.models.graph import INPUT, Block, Dims, ModelGraph
+from simpar.models.recompute import PATTERN
 from simpar.plan.placement import CONVERSIONS, Role, States, role_named, roles_of
 from simpar.plan.slices import divides, divisors
 
@@ -60,14 +61,15 @@ class StagePlan(_Part):
     """One pipeline stage: how many layers, which devices in which logical mesh, and how its blocks are sharded.
 
     ``mesh`` names axis sizes from slowest to fastest varying device; devices are first_device onwards. Without
-    ``sharding`` the mesh is (dp, tp) or (dp,) with Megatron's roles.
+    ``sharding`` the mesh is (dp, tp) or (dp,) and the stage runs whatever a uniform plan on its mesh does: Megatron's
+    roles, experts among its ranks, any ZeRO stage.
     """
 
     layers: int = Field(ge=0)
     first_device: int = Field(ge=0)
     mesh: tuple[int, ...] = Field(min_length=1, max_length=2)
     sharding: dict[str, BlockSharding] = Field(default_factory=dict)
-    recompute: str = Field("none", pattern="^(none|selective|full)$")
+    recompute: str = Field("none", pattern=f"^{PATTERN}$")
 
     @property
     def num_devices(self) -> int:
@@ -127,6 +129,8 @@ def check_stages(
             f"allowed: every one of the {world_size} devices in exactly one stage"
         )
     for index, (stage, blocks) in enumerate(zip(stages, stage_blocks(stages, graph), strict=True)):
+        if not stage.sharding:
+            continue
         for block in {block.name: block for block in blocks}.values():
             _check_block(stage, block, f"plan.stages[{index}].sharding")
             _check_sizes(stage, block, block.view(shape), f"plan.stages[{index}].sharding.{block.name}")

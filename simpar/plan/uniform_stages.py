@@ -8,7 +8,7 @@ from math import prod
 from simpar.errors import UserError
 from simpar.models.graph import Block, ModelGraph
 from simpar.plan.check import spread_layers, stage_layers
-from simpar.plan.megatron_roles import megatron_sharding
+from simpar.plan.megatron_roles import in_roles, megatron_sharding
 from simpar.plan.mesh import AXES
 from simpar.plan.plan import Plan
 from simpar.plan.stages import BlockSharding, StagePlan
@@ -16,13 +16,15 @@ from simpar.plan.stages import BlockSharding, StagePlan
 DATA, ROWS, WHOLE = "data parallelism", "tensor and sequence parallelism", "tensor parallelism"
 
 
-def as_stages(plan: Plan, graph: ModelGraph) -> Plan:
-    """The plan with stages of mesh (dp, tp) in Megatron's roles; ``plan`` is resolved and checked.
+def as_stages(plan: Plan, graph: ModelGraph, *, roles: bool = True) -> Plan:
+    """The plan with stages of mesh (dp, tp); ``plan`` is resolved and checked.
 
-    Says the same for tensor, sequence, data (ZeRO-1) and pipeline parallelism with one chunk a rank.
+    With ``roles`` every operator has its role, which says the same for tensor, sequence, data and pipeline parallelism
+    of dense models; without, stages are Megatron's whatever the model. Both have one chunk a rank.
     """
     mesh, dp = plan.mesh, int(plan.mesh.dp or 1)
-    sharding = megatron_sharding(graph, bool(plan.tensor_parallel.sequence_parallel))
+    sequence_parallel = bool(plan.tensor_parallel.sequence_parallel)
+    sharding = megatron_sharding(graph, sequence_parallel) if roles else {}
     stages = tuple(
         StagePlan(
             layers=count, first_device=index * dp * mesh.tp, mesh=(dp, mesh.tp), sharding=sharding,
@@ -34,7 +36,9 @@ def as_stages(plan: Plan, graph: ModelGraph) -> Plan:
         "micro_batch": plan.micro_batch * dp,
         "mesh": mesh.model_copy(update={"tp": 1, "dp": None}),
         "pipeline": plan.pipeline.model_copy(update={"stages": stages, "layers": None}),
-        "tensor_parallel": plan.tensor_parallel.model_copy(update={"sequence_parallel": None}),
+        "tensor_parallel": plan.tensor_parallel.model_copy(
+            update={"sequence_parallel": None if roles else sequence_parallel}
+        ),
         "memory": plan.memory.model_copy(update={"recompute": "none"}),
     }
     return plan.model_copy(update=changed)
@@ -46,7 +50,7 @@ def as_uniform(plan: Plan, graph: ModelGraph) -> Plan:
     Layers may differ from stage to stage, nothing else. Raises UserError with the first stage and operator that one
     layout for all does not express.
     """
-    stages = plan.pipeline.stages or ()
+    stages = in_roles(plan, graph).pipeline.stages or ()
     found = [_axes(index, stage, graph) for index, stage in enumerate(stages)]
     size = stages[0].num_devices
     for index, (stage, kinds) in enumerate(zip(stages, found, strict=True)):
@@ -76,7 +80,7 @@ def as_uniform(plan: Plan, graph: ModelGraph) -> Plan:
         "tensor_parallel": plan.tensor_parallel.model_copy(
             update={"sequence_parallel": tensor[0] == ROWS if tensor else None}
         ),
-        "data_parallel": plan.data_parallel.model_copy(update={"zero": int(dp > 1)}),
+        "data_parallel": plan.data_parallel.model_copy(update={"zero": plan.data_parallel.zero * (dp > 1)}),
         "memory": plan.memory.model_copy(update={"recompute": _recompute(stages)}),
     }
     return plan.model_copy(update=changed)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.models.graph import Block
 from simpar.plan.mirrored import MirroredMesh
 from simpar.plan.routing import has_sampled_loads, sampled_loads
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, CollectiveUse
-from simpar.program.blocks.rank_view import ANY
+from simpar.program.blocks.rank_view import ANY, Job
+from simpar.program.colours import pipeline_ranks
 from simpar.program.emission.emit import ClassActions
 from simpar.program.emission.microbatches import MIDDLE, middle
 from simpar.program.emission.shared_cores import are_shared
@@ -26,6 +26,7 @@ from simpar.program.emission.traffic import (
     hop_kind,
     send_bytes,
 )  # fmt: skip
+from simpar.program.lower_stages import Boundaries, message_kind
 from simpar.program.perturbation import Perturbation
 from simpar.program.resolve.token_slices import slice_ends, slice_view
 from simpar.program.structure.flatten import flatten
@@ -42,13 +43,17 @@ Ints = NDArray[np.int64]
 class ClassMaker:
     """Templates and ordered actions of each rank class.
 
-    ``middle_count`` microbatches are one op behind the first (:mod:`simpar.program.emission.microbatches`).
+    ``builders`` are those of the pipeline ranks: of a uniform plan the same for all, else of stages with meshes of
+    their own, which ``boundaries`` join. ``middle_count`` microbatches are one op behind the first
+    (:mod:`simpar.program.emission.microbatches`).
     """
 
-    builder: Any
+    job: Job
+    builders: tuple[ActionBuilder, ...]
     network: Network
     schedule: Schedule
     perturbation: Perturbation
+    boundaries: Boundaries | None = None
     collapse: bool = True
     middle_count: int = 0
 
@@ -65,31 +70,32 @@ class ClassMaker:
         return {}
 
     @cached_property
-    def _builders(self) -> dict[tuple[int, int, int], StageBuilder]:
-        """Builders by context and expert coordinates and devices that ranks differ in, made when first asked for."""
+    def _builders(self) -> dict[tuple[int, int, int, int], ActionBuilder]:
+        """Builders by stage, context and expert coordinates and devices that ranks differ in, made when asked for."""
         return {}
 
     def _builder(self, class_id: int) -> ActionBuilder:
         """What builds the templates of a class."""
-        view, plan = self.builder.view, self.builder.job.plan
-        rank = self.network.layout.representative_rank[class_id]
-        context = int(plan.mesh.coordinates(rank)["cp"]) if view.uneven_context else ANY
-        expert = int(plan.mesh.expert_coordinate(rank)) if has_sampled_loads(plan) else ANY
-        device = self.device_of_class(class_id)
+        shared, plan = self.builders[int(self.stage_of_class[class_id])], self.job.plan
+        rank, device = self.network.layout.representative_rank[class_id], self.device_of_class(class_id)
+        context = expert = ANY
+        if isinstance(shared, StageBuilder) and shared.view.uneven_context:
+            context = int(plan.mesh.coordinates(rank)["cp"])
+        if has_sampled_loads(plan):
+            expert = int(plan.mesh.expert_coordinate(rank))
         if context == expert == ANY and not device:
-            shared: ActionBuilder = self.builder
             return shared
-        if (context, expert, device) not in self._builders:
-            job = self.builder.job.on(device)
-            if expert != ANY:
-                loads = sampled_loads(self.builder.job.graph, plan, self.perturbation.seed)
-                view = view.with_load(float(loads[expert]), float(loads.max()))
-            own = replace(view, job=job, context_rank=context)
-            sync = replace(self.builder.sync, job=job)
-            self._builders[context, expert, device] = StageBuilder(
-                job, own, sync, self.schedule.rank_of_stage
-            )
-        return self._builders[context, expert, device]
+        key = (id(shared), context, expert, device)
+        if key not in self._builders:
+            own = shared.on(device)
+            if isinstance(own, StageBuilder) and (context, expert) != (ANY, ANY):
+                view = replace(own.view, context_rank=context)
+                if expert != ANY:
+                    loads = sampled_loads(self.job.graph, plan, self.perturbation.seed)
+                    view = view.with_load(float(loads[expert]), float(loads.max()))
+                own = own.of_view(view)
+            self._builders[key] = own
+        return self._builders[key]
 
     def device_of_class(self, class_id: int) -> int:
         """Index of the device of a class among those of the cluster."""
@@ -98,9 +104,7 @@ class ClassMaker:
     @cached_property
     def stage_of_class(self) -> Ints:
         """Pipeline rank of every class."""
-        ranks = self.network.layout.representative_rank
-        stages: Ints = self.builder.job.plan.mesh.coordinates(ranks)["pp"].astype(np.int64)
-        return stages
+        return pipeline_ranks(self.job.plan, self.network.layout.representative_rank)
 
     def actions(self, class_id: int) -> ClassActions:
         """The class's actions in schedule order, then the step's tail (gradient sync, optimizer)."""
@@ -115,7 +119,8 @@ class ClassMaker:
         templates.append(self._tail(class_id))
         order = np.append(order, len(templates) - 1)
         sources = self._sources(class_id, letters, stages, microbatches)
-        first_layer = np.append([self._first_layer(stage) for stage in stages.tolist()], 0).astype(np.int64)
+        builder = self._builder(class_id)
+        first_layer = np.append([builder.first_layer(s) for s in stages.tolist()], 0).astype(np.int64)
         pairs, alone = np.flatnonzero(self.schedule.ranks[pipeline_rank].overlap), len(templates)
         if len(pairs):
             self._join_pairs(class_id, keys, pairs, (templates, order, *sources))
@@ -129,11 +134,6 @@ class ClassMaker:
             source_action=_with_tail(source_action),
             first_layer=np.where(order < alone, first_layer, 0),  # pairs name layers of two stages
         )
-
-    def _first_layer(self, stage: int) -> int:
-        """Where the layers are counted from that templates of a stage name."""
-        first: int = self.builder.first_layer(stage)
-        return first
 
     def _ordered(
         self, class_id: int, keys: Sequence[tuple[str, int, bool]], microbatches: NDArray[Any]
@@ -152,13 +152,12 @@ class ClassMaker:
     @cached_property
     def _slice_makers(self) -> tuple[ClassMaker, ...]:
         """Makers of the templates of every slice of a sequence; none where sequences are whole."""
-        slices = self.builder.job.plan.pipeline.slices
+        slices, builder = self.job.plan.pipeline.slices, self.builders[0]
         if not slices:
             return ()
-        builders = (
-            replace(self.builder, view=slice_view(self.builder.view, *ends)) for ends in slice_ends(slices)
-        )
-        return tuple(replace(self, builder=builder) for builder in builders)
+        assert isinstance(builder, StageBuilder), "stages in roles of their own run whole sequences"
+        of_slices = (builder.of_view(slice_view(builder.view, *ends)) for ends in slice_ends(slices))
+        return tuple(replace(self, builders=(each,) * len(self.builders)) for each in of_slices)
 
     def _join_pairs(
         self,
@@ -180,12 +179,13 @@ class ClassMaker:
                 template = self._builder(class_id).pair(*key, pricing)
                 known[key] = len(templates) if template else -1
                 if template:
-                    templates.append(self._with_send(key[0][0], key[0][1], self._shaped(class_id, template)))
-                    templates.append(self._with_send(key[1][0], key[1][1], handover()))
+                    long = not (self.collapse and self.collapsible(class_id))
+                    both = flatten(template) if long else template, handover()
+                    templates += [followed(t, self._sends(*k[:2])) for k, t in zip(key, both, strict=True)]
             if known[key] >= 0:
                 order[at : at + 2] = known[key] + np.arange(2)
                 for column in (source_class, source_action):
-                    column[at, 1], column[at + 1, 0] = column[at + 1, 0], -1
+                    column[at, -1], column[at + 1, 0] = column[at + 1, 0], -1
 
     def _boundaries(self, letters: Sequence[str], stages: NDArray[Any]) -> list[bool]:
         """First forward and last backward-type action of every virtual stage."""
@@ -204,7 +204,7 @@ class ClassMaker:
     ) -> tuple[list[Template], dict[tuple[str, int, bool], int]]:
         """Templates of the actions; classes whose collectives take the same share them."""
         family = self._family(class_id, {key[1] for key in keys})
-        root = self.builder.sync.single_process and self.network.layout.class_of_rank[0] == class_id
+        root = family.builder.sync.single_process and self.network.layout.class_of_rank[0] == class_id
         known = int(self.stage_of_class[class_id]), bool(root)
         if known not in family.made:
             family.made[known] = self._make_templates(family, keys, root=bool(root))
@@ -230,34 +230,30 @@ class ClassMaker:
         """Templates of one pipeline rank; ``root`` has the device that a single process works through."""
         templates: list[Template] = []
         index: dict[tuple[str, int, bool], int] = {}
-        made: dict[tuple[str, int, bool, Node | None], int] = {}
+        made: dict[tuple[Any, ...], int] = {}
         for key in dict.fromkeys(keys):
             letter, stage, boundary = key
-            send = self._send(letter, stage)
-            kind = letter, family.builder.alike[stage], boundary, send
+            around = self._gathers(letter, stage), self._sends(letter, stage)
+            kind = letter, family.builder.alike[stage], boundary, *around
             if kind not in made:
                 made[kind] = len(templates)
-                if self.builder.sync.single_process:
-                    wrapper = OneProcess(self.builder, root, family.pricing.slowdown)
-                    alone = family.template(kind[:3], None)
-                    templates.append(followed(wrapper.wrap(letter, alone), send))
-                else:
-                    templates.append(family.template(kind[:3], send))
+                template = family.template(kind[:3], *around)
+                if family.builder.sync.single_process:
+                    assert isinstance(self.builders[0], StageBuilder), "one process has one layout"
+                    template = OneProcess(self.builders[0], root, family.pricing.slowdown).wrap(
+                        letter, template
+                    )
+                templates.append(template)
             index[key] = made[kind]
         return templates, index
 
-    def _shaped(self, class_id: int, template: Template) -> Template:
-        """The template as it is, or step by step where collectives inside may be disturbed."""
-        return template if self.collapse and self.collapsible(class_id) else flatten(template)
-
     def _pricing(self, class_id: int) -> Pricing:
         rank = int(self.network.layout.representative_rank[class_id])
-        job = self.builder.job
         return Pricing(
             price=lambda use: self.network.solo_ns(class_id, use),
             occupied=lambda use: self.network.occupied_ns(class_id, use),
             slowdown=self.perturbation.slow_ranks.get(rank, 1.0),
-            comm_slowdown=job.stack.overlap.compute_slowdown_while_comm,
+            comm_slowdown=self.job.stack.overlap.compute_slowdown_while_comm,
         )
 
     def collapsible(self, class_id: int) -> bool:
@@ -265,43 +261,51 @@ class ClassMaker:
         kinds, cluster = self.network.block_kinds, self.network.cluster
         if kinds and self.network.contention and are_shared(cluster):
             return False  # a rank that waits for others inside a block leaves its cores to them
-        return all(self.network.is_private(class_id, kind) for kind in kinds)
+        mine = (kind for kind in kinds if self.network.group_of(class_id, kind) >= 0)
+        return all(self.network.is_private(class_id, kind) for kind in mine)
 
-    def _with_send(self, letter: str, stage: int, template: Template) -> Template:
-        """Append the message to the neighbouring stage, if there is one."""
-        return followed(template, self._send(letter, stage))
-
-    def _send(self, letter: str, stage: int) -> Node | None:
-        """The message to the neighbouring stage; forward sends ahead, B and I send back."""
+    def _sends(self, letter: str, stage: int) -> tuple[Node, ...]:
+        """The messages to the neighbouring stage, in turn; forward sends ahead, B and I send back."""
         target = stage + 1 if letter == "F" else stage - 1
         if letter == "W" or not 0 <= target < self.schedule.num_stages:
-            return None
-        if letter != "F" and rests(self.builder.pieces[target]):
-            return None
+            return ()
+        if letter != "F" and rests(self.builders[0].pieces[target]):
+            return ()
         ranks = self.schedule.rank_of_stage
         delta = (ranks[target] - ranks[stage]) % self.schedule.num_ranks
         if delta == 0 and not self._turns(stage, target):
-            return None
-        view = self.builder.view
+            return ()
+        size, count = self._message(stage, target)
         stream = f"{'send_F' if letter == 'F' else 'send_B'} {hop_kind(delta)}"
-        blocks = view.job.stack.overlap.p2p_blocks_compute
-        return Node(
+        blocks = self.job.stack.overlap.p2p_blocks_compute
+        node = Node(
             kind="pp",
             name="send activations" if letter == "F" else "send gradients",
             streams=(stream, *BLOCK_STREAMS) if blocks else (stream,),
-            collective=CollectiveUse(hop_kind(delta), "send", send_bytes(view, self._sent(stage, target))),
         )
+        uses = (CollectiveUse(message_kind(delta, k), "send", size) for k in range(count))
+        return tuple(replace(node, collective=use) for use in uses)
+
+    def _message(self, stage: int, target: int) -> tuple[float, int]:
+        """Bytes of a message from one stage to the next or the one before, and how many a rank sends."""
+        if self.boundaries:
+            return self.boundaries.message(stage, target)
+        builder, lower = self.builders[0], min(stage, target)
+        assert isinstance(builder, StageBuilder), "roles of their own belong to stages with boundaries"
+        return send_bytes(builder.view, builder.pieces[lower][-1].block), 1
+
+    def _gathers(self, letter: str, stage: int) -> tuple[CollectiveUse, ...]:
+        """What a pass gathers from the pieces that its ranks received."""
+        source = stage - 1 if letter == "F" else stage + 1
+        if letter == "W" or not self.boundaries or not 0 <= source < self.schedule.num_stages:
+            return ()
+        return self.boundaries.gathers(source, stage)
 
     def _turns(self, stage: int, target: int) -> bool:
         """Whether a message between two stages goes to the mirror image of its rank."""
         ranks = self.schedule.rank_of_stage
         here = stage != target and ranks[stage] == ranks[target]
-        return here and isinstance(self.builder.job.plan.mesh, MirroredMesh)
-
-    def _sent(self, stage: int, target: int) -> Block:
-        """The block whose output, or its gradient, crosses between two stages."""
-        last: Block = self.builder.pieces[min(stage, target)][-1].block
-        return last
+        return here and isinstance(self.job.plan.mesh, MirroredMesh)
 
     def _tail(self, class_id: int) -> Template:
         builder = self._builder(class_id)
@@ -318,19 +322,27 @@ class ClassMaker:
         return Template(nodes, len(nodes) - 1)
 
     def _embedding_sync(self) -> Node:
-        use = embedding_sum(self.builder.view, self.builder.sync)
+        elements = max(self.builders[at].table_elements for at in (0, -1))
+        use = embedding_sum(elements, self.builders[0].sync)
         return Node(kind="pp", name="all_reduce tied embedding", streams=(COMPUTE, REDUCE), collective=use)
 
     def _sources(
         self, class_id: int, letters: Sequence[str], stages: NDArray[Any], microbatches: NDArray[Any]
     ) -> tuple[Ints, Ints]:
-        """The action each arrival waits for: forward of the stage before, backward of the stage behind.
+        """The actions each arrival waits for: forward of the stage before, backward of the stage behind.
 
-        The backward of the last stage follows its own forward. The second column is free for a pair's other pass.
+        The backward of the last stage follows its own forward. The last column is free for a pair's other pass.
         """
         num = self.schedule.num_stages
-        source_class = np.full((len(letters), 2), -1, dtype=np.int64)
-        source_action = np.full((len(letters), 2), -1, dtype=np.int64)
+        known = {
+            (stage, source): self._senders(class_id, stage, source)
+            for stage in set(stages.tolist())
+            for source in (stage - 1, stage, stage + 1)
+            if 0 <= source < num
+        }
+        width = 1 + max(len(found) for found in known.values())
+        source_class = np.full((len(letters), width), -1, dtype=np.int64)
+        source_action = np.full((len(letters), width), -1, dtype=np.int64)
         for position, (letter, stage, microbatch) in enumerate(
             zip(letters, stages.tolist(), microbatches.tolist(), strict=True)
         ):
@@ -339,12 +351,23 @@ class ClassMaker:
             wanted = (
                 ("F", stage - 1) if letter == "F" else ("B", stage + 1) if stage + 1 < num else ("F", stage)
             )
-            rank = self.schedule.rank_of_stage[wanted[1]]
-            source_class[position, 0] = self._class_by_stage[class_id, rank]
-            if self._turns(stage, wanted[1]):
-                source_class[position, 0] = self._opposite[class_id]
-            source_action[position, 0] = self._positions[wanted[0], wanted[1], microbatch]
+            senders = known[stage, wanted[1]]
+            source_class[position, : len(senders)] = senders
+            source_action[position, : len(senders)] = self._positions[wanted[0], wanted[1], microbatch]
         return source_class, source_action
+
+    def _senders(self, class_id: int, stage: int, source: int) -> list[int]:
+        """Classes of the ranks of a stage that send to a class's representative, or its own."""
+        rank = self.schedule.rank_of_stage[source]
+        if self._turns(stage, source):
+            return [int(self._opposite[class_id])]
+        if not self.boundaries:
+            return [int(self._class_by_stage[class_id, rank])]
+        if stage == source:
+            return [class_id]
+        layout = self.network.layout
+        ranks = self.boundaries.senders(int(layout.representative_rank[class_id]), stage, source)
+        return [int(c) for c in np.unique(layout.class_of_rank[ranks])]
 
     @cached_property
     def _positions(self) -> dict[tuple[str, int, int], int]:
@@ -360,14 +383,14 @@ class ClassMaker:
     @cached_property
     def _class_by_stage(self) -> Ints:
         """int64[num_classes, pp]: the class at every pipeline rank that shares a class's other coordinates."""
-        layout, mesh = self.network.layout, self.builder.job.plan.mesh
+        layout, mesh = self.network.layout, self.job.plan.mesh
         ranks: Ints = mesh.at_stage(layout.representative_rank[:, None], np.arange(mesh.pp))
         return layout.class_of_rank[ranks]
 
     @cached_property
     def _opposite(self) -> Ints:
         """The class of the mirror image of every class's representative."""
-        layout, mesh = self.network.layout, self.builder.job.plan.mesh
+        layout, mesh = self.network.layout, self.job.plan.mesh
         assert isinstance(mesh, MirroredMesh), "asked for only where microbatches enter at both ends"
         return layout.class_of_rank[mesh.opposite(layout.representative_rank)]
 

@@ -94,14 +94,14 @@ class Footprint:
 
 def footprints(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[Footprint, ...]:
     """Footprints of all classes, in order."""
-    builder, job = lowered.builder, lowered.builder.job
+    job, builders = lowered.job, lowered.builders
     devices = cluster.device_of(lowered.layout.representative_rank)
     stages = lowered.stage_of_class.tolist()
     standing = {
         stage: (
-            builder.static_memory(stage),
-            builder.held_outputs_bytes(stage),
-            overhead_bytes(builder.num_communicators(stage), job.stack, cluster),
+            builders[stage].static_memory(stage),
+            builders[stage].held_outputs_bytes(stage),
+            overhead_bytes(builders[stage].num_communicators(stage), job.stack, cluster),
         )
         for stage in set(stages)
     }

@@ -9,7 +9,6 @@ import numpy as np
 
 from simpar.cost.offload import HostMemory, host_memory
 from simpar.hardware.cluster import Cluster
-from simpar.program.structure.stages import StageBuilder
 
 if TYPE_CHECKING:
     from simpar.program.lower import Lowered
@@ -34,7 +33,7 @@ class HostUse:
 
 def host_use(lowered: Lowered, cluster: Cluster) -> HostUse | None:
     """The fullest host of a job; None where nothing is offloaded."""
-    job = lowered.builder.job
+    job = lowered.job
     if not job.plan.offload.is_used:
         return None
     stages = {stage: _of_stage(lowered, stage) for stage in set(lowered.stage_of_class.tolist())}
@@ -52,20 +51,15 @@ def host_use(lowered: Lowered, cluster: Cluster) -> HostUse | None:
 
 
 def _of_stage(lowered: Lowered, stage: int) -> HostMemory:
-    builder, job = _builder(lowered), lowered.builder.job
-    held = builder.held_parameters(stage)
+    builder = lowered.builders[stage]
+    held, job = builder.held_parameters(stage), builder.job
     share = sum(held.get(each.kind, 0.0) / each.shards for each in builder.sync.replicas)
     return host_memory(job.plan, job.stack, share, _activations(lowered, stage))
 
 
-def _builder(lowered: Lowered) -> StageBuilder:
-    assert isinstance(lowered.builder, StageBuilder), "stages of their own offload nothing"
-    return lowered.builder
-
-
 def _activations(lowered: Lowered, stage: int) -> float:
     """Highest sum of offloaded activations along the passes of a pipeline rank; the last block keeps its own."""
-    builder, share = _builder(lowered), lowered.builder.job.plan.offload.offload_activations
+    builder, share = lowered.builders[stage], lowered.job.plan.offload.offload_activations
     if not share:
         return 0.0
     letters, stages, _ = lowered.schedule.letters(stage)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,31 +27,39 @@ from simpar.program.emission.traffic import (
 )  # fmt: skip
 from simpar.program.fold.layout import Layout, build_layout
 from simpar.program.ir.program import Program
-from simpar.program.lower_stages import StagedClassMaker
+from simpar.program.lower_stages import Boundaries, stage_builders, stage_kinds
 from simpar.program.perturbation import Perturbation
-from simpar.program.structure.stages import StageBuilder
+from simpar.program.structure.stages import ActionBuilder, StageBuilder
 from simpar.program.structure.synchronisation import Synchronisation
 from simpar.program.structure.templates import GATHER, REDUCE
-
-if TYPE_CHECKING:
-    from simpar.program.structure.stage_builder import StagedBuilder
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A Program with the way back: classes, templates behind every slot, and which op each slot became."""
+    """A Program with the way back: classes, templates behind every slot, and which op each slot became.
+
+    ``builders`` are those of the pipeline ranks, the same for all of a uniform plan.
+    """
 
     program: Program
+    job: Job
     layout: Layout
     network: Network
-    builder: StageBuilder | StagedBuilder
+    builders: tuple[ActionBuilder, ...]
     schedule: Schedule
     actions: tuple[ClassActions, ...]
     slots: Slots
     op_of_slot: Ints
     stage_of_class: Ints
+
+    @property
+    def builder(self) -> StageBuilder:
+        """The builder that all ranks of a uniform plan share."""
+        builder = self.builders[0]
+        assert isinstance(builder, StageBuilder), "stages in roles of their own have builders of their own"
+        return builder
 
 
 def lower(
@@ -71,23 +79,29 @@ def lower(
     Many microbatches without a pipeline become few ops where that is exact
     (:mod:`simpar.program.emission.microbatches`). Raises UserError for too many ops.
     """
-    perturbation = perturbation or Perturbation()
-    cluster = cluster.in_training
-    if job.plan.pipeline.stages:
-        staged = StagedClassMaker.of(job, cluster, schedule, perturbation, contention=contention)
-        return emit_classes(replace(staged, collapse=collapse), staged.streams)
-    view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, job.plan.mesh))
-    sync = Synchronisation.of(job)
-    kinds = group_kinds(view, sync, schedule)
-    layout = build_layout(cluster, kinds, rank_colours(view, cluster, perturbation))
-    streams = streams_of(kinds, schedule, sync)
-    network = Network(cluster, layout, streams, contention, Added.of(job.stack, sync.quantise_s_per_byte))
-    builder = StageBuilder(job, view, sync, schedule.rank_of_stage)
-    maker = ClassMaker(builder, network, schedule, perturbation, collapse)
-    return emit_classes(maker, _stream_names(schedule, sync))
+    perturbation, cluster, plan = perturbation or Perturbation(), cluster.in_training, job.plan
+    builders: tuple[ActionBuilder, ...]
+    if plan.pipeline.stages:
+        builders, uneven = stage_builders(job, cluster, schedule), False
+        kinds, boundaries = stage_kinds(builders, plan.pipeline.stages), Boundaries(job, builders)
+    else:
+        view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, plan.mesh))
+        builders = (StageBuilder(job, view, Synchronisation.of(job), schedule.rank_of_stage),) * plan.mesh.pp
+        kinds, uneven, boundaries = group_kinds(view, builders[0].sync, schedule), view.uneven_context, None
+    colours = rank_colours(plan, cluster, perturbation, uneven_context=uneven)
+    syncs = list({id(each): each.sync for each in builders}.values())
+    network = Network(
+        cluster,
+        build_layout(cluster, kinds, colours),
+        streams_of(kinds, schedule, syncs),
+        contention,
+        Added.of(job.stack, syncs[0].quantise_s_per_byte),
+    )
+    maker = ClassMaker(job, builders, network, schedule, perturbation, boundaries, collapse)
+    return _emitted(maker, _stream_names(schedule, syncs))
 
 
-def emit_classes(maker: ClassMaker, streams: tuple[str, ...]) -> Lowered:
+def _emitted(maker: ClassMaker, streams: tuple[str, ...]) -> Lowered:
     """The Program of all classes of ranks."""
     network, layout = maker.network, maker.network.layout
     actions: list[ClassActions] = []
@@ -101,9 +115,10 @@ def emit_classes(maker: ClassMaker, streams: tuple[str, ...]) -> Lowered:
         program = share_cores(program, slots, op_of_slot, layout, network.cluster)
     return Lowered(
         program,
+        maker.job,
         layout,
         network,
-        maker.builder,
+        maker.builders,
         maker.schedule,
         tuple(actions),
         slots,
@@ -112,13 +127,14 @@ def emit_classes(maker: ClassMaker, streams: tuple[str, ...]) -> Lowered:
     )
 
 
-def _stream_names(schedule: Schedule, sync: Synchronisation) -> tuple[str, ...]:
+def _stream_names(schedule: Schedule, syncs: Sequence[Synchronisation]) -> tuple[str, ...]:
+    plans = [sync.job.plan for sync in syncs]
     sends = [
         f"{letter} {hop_kind(delta)}"
         for delta in range(schedule.num_ranks)
         for letter in ("send_F", "send_B")
     ]
-    context = (CONTEXT,) if sync.job.plan.mesh.cp > 1 else ()
-    exchange = (EXPERT,) if sync.job.plan.mesh.ep > 1 else ()
-    others = (*sync.reduce_streams, *sync.host_streams, *sends)
-    return (COMPUTE, TENSOR, *context, *exchange, GATHER, REDUCE, *others)
+    context = (CONTEXT,) if any(plan.mesh.cp > 1 for plan in plans) else ()
+    exchange = (EXPERT,) if any(plan.mesh.ep > 1 for plan in plans) else ()
+    others = dict.fromkeys(name for sync in syncs for name in (*sync.reduce_streams, *sync.host_streams))
+    return (COMPUTE, TENSOR, *context, *exchange, GATHER, REDUCE, *others, *sends)

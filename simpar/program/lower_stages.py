@@ -1,4 +1,4 @@
-"""Lowering of plans whose stages have devices and meshes of their own.
+"""Plans whose stages have devices and meshes of their own: builders, process groups, and what crosses between stages.
 
 Between stages of the same mesh and states every device hands its share to the one in its place, as in a uniform plan.
 Between others the boundary tensor is cut into equal pieces, as many as the finer of the two has devices (their least
@@ -12,54 +12,51 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import lcm, prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.sharded import local_weights
+from simpar.cost.stack import under
 from simpar.hardware.cluster import Cluster
+from simpar.models.flops import shape_dims
+from simpar.plan.mesh import Mesh
 from simpar.plan.placement import SHARDED, States, sharding
+from simpar.plan.schedules import make_schedule
 from simpar.plan.schedules.actions import Schedule
-from simpar.plan.stages import StagePlan
-from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, TENSOR, CollectiveUse
-from simpar.program.blocks.rank_view import Job
-from simpar.program.class_maker import ClassMaker
-from simpar.program.colours import with_devices, with_slow_ranks
-from simpar.program.emission.collective_prices import Added, is_tensor_parallel
-from simpar.program.emission.traffic import EMBEDDING_GROUP, Network
+from simpar.plan.staged import stage_plan
+from simpar.plan.stages import StagePlan, stage_blocks
+from simpar.program.blocks.phases import TENSOR, CollectiveUse
+from simpar.program.blocks.rank_view import Job, RankView
+from simpar.program.emission.traffic import EMBEDDING_GROUP, group_kinds, hop_kind, late_per_member_s
 from simpar.program.fold.group_routes import GroupKind
-from simpar.program.fold.layout import build_layout
-from simpar.program.perturbation import Perturbation
-from simpar.program.structure.stage_builder import StagedBuilder, StagePart
-from simpar.program.structure.templates import GATHER, REDUCE, Node, Template
-from simpar.units import US
+from simpar.program.structure.stage_builder import RolesBuilder
+from simpar.program.structure.stage_view import axes_group
+from simpar.program.structure.stages import ActionBuilder, StageBuilder
+from simpar.program.structure.synchronisation import Synchronisation
+from simpar.units import DTYPE_BYTES, US, handed_dtype
 
 Ints = NDArray[np.int64]
-SENDS = {"F": ("send_F", "pp_f", "send activations"), "B": ("send_B", "pp_b", "send gradients")}
 
 
-@dataclass(frozen=True)
-class Joint:
-    """The whole tensor that one stage hands to another: meshes and states of it on the sender and the receiver."""
+def stage_builders(job: Job, cluster: Cluster, schedule: Schedule) -> tuple[ActionBuilder, ...]:
+    """The builder of every stage: that of the uniform plan that repeats it, or one for roles of its own."""
+    found: list[ActionBuilder] = []
+    for index, stage in enumerate(job.plan.pipeline.stages or ()):
+        if stage.sharding:
+            late_s = cluster.state.get("member_us", 0.0) * US
+            found.append(RolesBuilder.of(job, index, schedule.rank_of_stage, late_s))
+            continue
+        plan = stage_plan(job.plan, index)
+        own = replace(job, plan=plan, stack=under(job.stack, plan))
+        view = RankView.of(own, late_per_member_s=late_per_member_s(cluster, _alone(plan.mesh)))
+        found.append(StageBuilder(own, view, Synchronisation.of(own), schedule.rank_of_stage))
+    return tuple(found)
 
-    meshes: tuple[tuple[int, ...], tuple[int, ...]]
-    states: tuple[States, States]
-    whole_bytes: float
 
-    @property
-    def is_even(self) -> bool:
-        """Whether every device hands its own share to the one in its place, as in a uniform plan."""
-        return self.meshes[0] == self.meshes[1] and self.states[0] == self.states[1]
-
-    def message_bytes(self, *, sliced: bool) -> float:
-        """Bytes of one message; ``sliced``: what ranks hold in copies is sent in slices (scatter-gather)."""
-        pieces = lcm(*(prod(mesh) for mesh in self.meshes))
-        if self.is_even and not sliced:
-            pieces = sharding(self.states[0], self.meshes[0])
-        return self.whole_bytes / pieces
+def _alone(mesh: Mesh) -> Mesh:
+    """The mesh of one pipeline rank."""
+    return mesh.model_copy(update={"pp": 1})
 
 
 def devices_of(stage: StagePlan) -> Ints:
@@ -95,20 +92,35 @@ def messages(sender: StagePlan, receiver: StagePlan) -> list[Ints]:
     ]
 
 
-def stage_kinds(builder: StagedBuilder, schedule: Schedule) -> list[GroupKind]:
-    """Every kind of process group of a plan with stages of their own."""
+def stage_kinds(builders: Sequence[ActionBuilder], stages: Sequence[StagePlan]) -> list[GroupKind]:
+    """Every kind of process group of a plan with stages of their own; stages name theirs alike."""
     kinds: list[GroupKind] = []
-    stages = builder.stages
-    for index, stage in enumerate(stages):
-        for name, (axes, ops) in builder.part(index).groups.items():
-            kinds.append(GroupKind(name, axis_groups(stage, axes), ops))
-    for index in range(schedule.num_stages - 1):
-        for kind, ends in (("pp_f", (index, index + 1)), ("pp_b", (index + 1, index))):
+    for builder, stage in zip(builders, stages, strict=True):
+        if isinstance(builder, RolesBuilder):
+            kinds += [
+                GroupKind(name, axis_groups(stage, axes), ops) for name, (axes, ops) in builder.groups.items()
+            ]
+            continue
+        plan = builder.job.plan.model_copy(update={"mesh": _alone(builder.job.plan.mesh)})
+        view = RankView.of(replace(builder.job, plan=plan))
+        own = group_kinds(view, Synchronisation.of(view.job), make_schedule("1f1b", 1, 1))
+        kinds += [replace(kind, groups=kind.groups + stage.first_device) for kind in own]
+    hops: dict[str, list[Ints]] = {}
+    for index in range(len(stages) - 1):
+        for ends in ((index, index + 1), (index + 1, index)):
             for k, pairs in enumerate(messages(stages[ends[0]], stages[ends[1]])):
-                kinds.append(GroupKind(f"{kind}{ends[0]}_{k}", pairs, ("send",), directed=True))
-    if builder.job.graph.tied_embeddings and len(stages) > 1:
+                hops.setdefault(message_kind((ends[1] - ends[0]) % len(stages), k), []).append(pairs)
+    kinds += [
+        GroupKind(name, np.concatenate(pairs), ("send",), directed=True) for name, pairs in hops.items()
+    ]
+    if builders[0].job.graph.tied_embeddings and len(stages) > 1:
         kinds.append(GroupKind(EMBEDDING_GROUP, _ends(stages), ("all_reduce",)))
     return kinds
+
+
+def message_kind(delta: int, number: int) -> str:
+    """Name of the point-to-point groups of the messages with a number that go ``delta`` pipeline ranks ahead."""
+    return hop_kind(delta) + (f".{number}" if number else "")
 
 
 def _ends(stages: Sequence[StagePlan]) -> Ints:
@@ -120,175 +132,78 @@ def _ends(stages: Sequence[StagePlan]) -> Ints:
     )
 
 
-def _streams_of(kind: str) -> frozenset[str]:
-    """Streams that carry a kind of groups; collectives inside blocks follow one another."""
-    if kind.startswith("dp"):
-        return frozenset([GATHER, REDUCE])
-    return frozenset([TENSOR if is_tensor_parallel(kind) else kind])
+@dataclass(frozen=True)
+class Boundaries:
+    """What crosses between neighbouring stages with meshes of their own."""
 
-
-class StagedClassMaker(ClassMaker):
-    """Templates and actions of rank classes where every pipeline rank is a stage of its own shape."""
-
-    builder: StagedBuilder
-
-    @staticmethod
-    def of(
-        job: Job, cluster: Cluster, schedule: Schedule, perturbation: Perturbation, *, contention: bool
-    ) -> StagedClassMaker:
-        """A maker for a job on a cluster (already in its state of training)."""
-        builder = StagedBuilder(job, cluster.state.get("member_us", 0.0) * US)
-        kinds = stage_kinds(builder, schedule)
-        colour = np.zeros(cluster.world_size, dtype=np.int64)
-        for index, stage in enumerate(builder.stages):
-            colour[devices_of(stage)] = index
-        colours = with_devices(colour, len(builder.stages), cluster)
-        layout = build_layout(cluster, kinds, with_slow_ranks(*colours, perturbation))
-        streams = {kind.name: _streams_of(kind.name) for kind in kinds}
-        added = Added.of(job.stack, builder.part(0).sync.quantise_s_per_byte)
-        network = Network(cluster, layout, streams, contention, added)
-        return StagedClassMaker(builder, network, schedule, perturbation)
+    job: Job
+    builders: tuple[ActionBuilder, ...]
 
     @property
-    def streams(self) -> tuple[str, ...]:
-        """Streams of every class."""
-        return (COMPUTE, TENSOR, GATHER, REDUCE, *(stream for stream, _, _ in SENDS.values()))
+    def stages(self) -> tuple[StagePlan, ...]:
+        """The stages of the plan."""
+        return self.job.plan.pipeline.stages or ()
 
-    @cached_property
-    def stage_of_class(self) -> Ints:
-        """Stage of every class."""
-        starts = np.array([stage.first_device for stage in self.builder.stages])
-        order = np.argsort(starts)
-        found = np.searchsorted(starts[order], self.network.layout.representative_rank, side="right") - 1
-        return order[found].astype(np.int64)
+    def _states(self, stage: int, target: int) -> tuple[States, States]:
+        """States of the tensor that one stage hands to another: on the sender, and on the receiver."""
+        last, first = self._blocks(min(stage, target))
+        lower, upper = (
+            self._stream(min(stage, target), last, "output"),
+            self._stream(max(stage, target), first, "input"),
+        )
+        return (lower, upper) if stage < target else (upper, lower)
 
-    def _builder(self, class_id: int) -> StagePart:
-        return self.builder.part(int(self.stage_of_class[class_id]), self.device_of_class(class_id))
+    def _blocks(self, lower: int) -> tuple[str, str]:
+        """Names of the blocks on both sides of a boundary."""
+        blocks = stage_blocks(self.stages, self.job.graph)
+        return blocks[lower][-1].name, blocks[lower + 1][0].name
 
-    def _templates(
-        self, class_id: int, keys: Sequence[tuple[str, int, bool]]
-    ) -> tuple[list[Template], dict[tuple[str, int, bool], int]]:
-        stage = int(self.stage_of_class[class_id])
-        made = self._builder(class_id).templates(stage, self._pricing(class_id))
-        templates: list[Template] = []
-        index: dict[tuple[str, int, bool], int] = {}
-        for key in dict.fromkeys(keys):
-            letter, stage, boundary = key
-            index[key] = len(templates)
-            template = self._shaped(class_id, made[letter, boundary])
-            template = self._with_arrival(letter, stage, template)
-            templates.append(self._with_send(letter, stage, template))
-        return templates, index
+    def _stream(self, stage: int, block: str, end: str) -> States:
+        own, tensor = self.stages[stage], self.builders[stage].job.plan.tensor_parallel
+        if own.sharding:
+            return own.sharding[block].stream(end)
+        return ("B", "S" if tensor.sequence_parallel else "R")[: len(own.mesh)]
 
-    def collapsible(self, class_id: int) -> bool:
-        """Whether nothing outside touches the collectives of a class's blocks, so that blocks are single ops."""
-        names = [name for name in self._builder(class_id).groups if name.startswith(TENSOR)]
-        return all(self.network.is_private(class_id, name) for name in names)
+    def _is_even(self, stage: int, target: int) -> bool:
+        """Whether every device hands its own share to the one in its place, as in a uniform plan."""
+        states = self._states(stage, target)
+        return self.stages[stage].mesh == self.stages[target].mesh and states[0] == states[1]
 
-    def _joint(self, stage: int, target: int) -> Joint:
-        """What crosses between two neighbouring stages, from one to the other."""
-        views = [self.builder.part(at).view for at in (stage, target)]
-        lower = self.builder.part(min(stage, target))
-        block, ends = lower.blocks[-1], ("output", "input") if stage < target else ("input", "output")
-        names = [self.builder.blocks[at][-1 if at < max(stage, target) else 0].name for at in (stage, target)]
-        states = [
-            view.stage.sharding[name].stream(end) for view, name, end in zip(views, names, ends, strict=True)
-        ]
-        whole = float(block.output_elements(lower.view.dims(block))) * lower.view.compute_bytes
-        return Joint((views[0].mesh, views[1].mesh), (states[0], states[1]), whole)
+    def _whole_bytes(self, lower: int) -> float:
+        """Bytes of the whole tensor behind a stage, of one microbatch."""
+        job, block = self.job, stage_blocks(self.stages, self.job.graph)[lower][-1]
+        shape = shape_dims(job.graph, job.training.seq_len, batch=job.plan.micro_batch)
+        width = DTYPE_BYTES[handed_dtype(job.plan.numerics.precision)]
+        return float(block.output_elements(block.view(shape))) * width
 
-    def _with_arrival(self, letter: str, stage: int, template: Template) -> Template:
-        """What a stage that needs whole rows gathers from the pieces that its devices received."""
-        source = stage - 1 if letter == "F" else stage + 1
-        if letter == "W" or not 0 <= source < self.schedule.num_stages:
-            return template
-        joint = self._joint(source, stage)
-        if joint.is_even:
-            return template
-        view, states, nodes = self.builder.part(stage).view, joint.states[1], list[Node]()
-        for axis, (state, size) in enumerate(zip(states, view.mesh, strict=True)):
+    def message(self, stage: int, target: int) -> tuple[float, int]:
+        """Bytes of one message from one stage to another, and how many of them a device sends.
+
+        What ranks hold in copies goes whole, or in slices where the stack says so (scatter-gather).
+        """
+        devices = self.stages[stage].num_devices
+        pieces = lcm(devices, self.stages[target].num_devices)
+        count = pieces // devices
+        if self._is_even(stage, target) and not self.job.stack.overlap.scatter_gather_p2p:
+            pieces = sharding(self._states(stage, target)[0], self.stages[stage].mesh)
+        return self._whole_bytes(min(stage, target)) / pieces, count
+
+    def gathers(self, source: int, stage: int) -> tuple[CollectiveUse, ...]:
+        """What a stage that needs whole rows gathers, in turn, from the pieces that its devices received."""
+        if self._is_even(source, stage):
+            return ()
+        mesh, states, found = self.stages[stage].mesh, self._states(source, stage)[1], list[CollectiveUse]()
+        for axis, (state, size) in enumerate(zip(states, mesh, strict=True)):
             if state in SHARDED or size == 1:
                 continue
-            share = sharding(states, view.mesh, but=axis)
-            missing = [a for a in range(axis + 1, len(states)) if states[a] not in SHARDED]
-            piece = joint.whole_bytes / share / float(np.prod([view.mesh[a] for a in missing]))
-            use = CollectiveUse(view.group((axis,)), "all_gather", piece)
-            after = (len(nodes) - 1,) if nodes else ()
-            node = Node("tp", "all_gather boundary", (COMPUTE, TENSOR), collective=use, after=after)
-            nodes.append(replace(node, arrival=not nodes))
-        if not nodes:
-            return template
-        offset = len(nodes)
-        moved = [
-            replace(node, after=tuple(a + offset for a in node.after) or (offset - 1,), arrival=False)
-            if node.arrival
-            else replace(node, after=tuple(a + offset for a in node.after))
-            for node in template.nodes
-        ]
-        return Template((*nodes, *moved), template.exit + offset)
+            missing = prod(mesh[a] for a in range(axis + 1, len(mesh)) if states[a] not in SHARDED)
+            piece = self._whole_bytes(min(source, stage)) / sharding(states, mesh, but=axis) / missing
+            group = axes_group((axis,)) if self.stages[stage].sharding else TENSOR
+            found.append(CollectiveUse(group, "all_gather", piece))
+        return tuple(found)
 
-    def _with_send(self, letter: str, stage: int, template: Template) -> Template:
-        """Append the messages to the neighbouring stage; forward sends ahead, B and I send back."""
-        target = stage + 1 if letter == "F" else stage - 1
-        if letter == "W" or not 0 <= target < self.schedule.num_stages:
-            return template
-        stages = self.builder.stages
-        stream, kind, name = SENDS["F" if letter == "F" else "B"]
-        pieces = lcm(stages[stage].num_devices, stages[target].num_devices)
-        size = self._joint(stage, target).message_bytes(
-            sliced=self.builder.job.stack.overlap.scatter_gather_p2p
-        )
-        streams = (stream, *BLOCK_STREAMS) if self.builder.job.stack.overlap.p2p_blocks_compute else (stream,)
-        nodes = list(template.nodes)
-        for k in range(pieces // stages[stage].num_devices):
-            use = CollectiveUse(f"{kind}{stage}_{k}", "send", size)
-            nodes.append(Node("pp", name, streams, collective=use, after=(template.exit,)))
-        return Template(tuple(nodes), len(nodes) - 1)
-
-    def _embedding_sync(self) -> Node:
-        """Gradients of a tied table are summed between pairs of devices of the two ends, slice by slice."""
-        graph = self.builder.job.graph
-        table, first, last = (
-            graph.embedding.operators[0],
-            self.builder.part(0).view,
-            self.builder.part(self.schedule.num_stages - 1).view,
-        )
-        held = [
-            float(local_weights(op, view.dims(block), view.block(block).by(op))[0])
-            for view, block, op in (
-                (first, graph.embedding, table),
-                (last, graph.head, graph.head.operator("lm_head")),
-            )
-        ]
-        size = max(held) * self.builder.part(0).sync.gradient_bytes
-        use = CollectiveUse(EMBEDDING_GROUP, "all_reduce", size)
-        return Node("pp", "all_reduce tied embedding", (COMPUTE, REDUCE), collective=use)
-
-    def _sources(
-        self, class_id: int, letters: Sequence[str], _stages: NDArray[Any], microbatches: NDArray[Any]
-    ) -> tuple[Ints, Ints]:
-        """The actions each arrival waits for: those of all classes that send to a device of this class."""
-        last = self.schedule.num_stages - 1
-        stage = int(self.stage_of_class[class_id])
-        before, behind = self._senders(class_id, stage, stage - 1), self._senders(class_id, stage, stage + 1)
-        width = max(len(before), len(behind), 1)
-        classes = np.full((len(letters), width), -1, dtype=np.int64)
-        positions = classes.copy()
-        for at, (letter, microbatch) in enumerate(zip(letters, microbatches.tolist(), strict=True)):
-            if letter == "W" or (letter == "F" and stage == 0):
-                continue
-            own = letter != "F" and stage == last
-            wanted = ("F", stage) if own else ("F", stage - 1) if letter == "F" else ("B", stage + 1)
-            found = [class_id] if own else before if letter == "F" else behind
-            classes[at, : len(found)] = found
-            positions[at, : len(found)] = self._positions[(*wanted, microbatch)]
-        return classes, positions
-
-    def _senders(self, class_id: int, stage: int, source: int) -> list[int]:
-        """Classes of the devices of a neighbouring stage that send to this class's representative."""
-        stages, layout = self.builder.stages, self.network.layout
-        if not 0 <= source < len(stages):
-            return []
-        pairs = np.concatenate(messages(stages[source], stages[stage]))
-        ranks = pairs[pairs[:, 1] == layout.representative_rank[class_id], 0]
-        return [int(c) for c in np.unique(layout.class_of_rank[ranks])]
+    def senders(self, rank: int, stage: int, source: int) -> Ints:
+        """Ranks of a neighbouring stage that send to a rank of a stage."""
+        pairs = np.concatenate(messages(self.stages[source], self.stages[stage]))
+        found: Ints = pairs[pairs[:, 1] == rank, 0]
+        return found

@@ -79,7 +79,7 @@ def _statistics(
     setting: Setting, meeting: Meeting, speed: Speed, noise_tokens: float | None
 ) -> Efficiency | None:
     """The stated model where there is one: none for DiLoCo, whose outer optimizer no bound of this kind describes."""
-    job, data = setting.lowered.builder.job, setting.plan.data_parallel
+    job, data = setting.lowered.job, setting.plan.data_parallel
     replicas = len(setting.replicas)
     batch = job.training.tokens_per_step / replicas
     noise = noise_tokens or noise_scale_tokens(job.graph.num_matmul_parameters())

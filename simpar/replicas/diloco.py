@@ -18,7 +18,7 @@ READ, WRITTEN = 3, 2  # fp32 values a parameter, beside the parameters as they a
 def rounds(setting: Setting) -> Meeting:
     """An all-reduce of the change in fp32, and an update of what each rank holds."""
     wide = DTYPE_BYTES["fp32"]
-    job = setting.lowered.builder.job
+    job = setting.lowered.job
     ranks = len(setting.replicas.of_rank) / len(setting.replicas)
     moved = setting.num_parameters / ranks * (READ + WRITTEN) * wide + setting.parameter_bytes / ranks
     outer_s = float(job.kernels.memory_time_s(moved, kernels=1))

@@ -15,7 +15,6 @@ from simpar.plan.sync import num_replicas
 from simpar.program.ir.program import Timing
 from simpar.program.lower import Lowered
 from simpar.program.perturbation import Perturbation
-from simpar.program.structure.stages import StageBuilder
 from simpar.program.structure.synchronisation import Synchronisation
 from simpar.units import DTYPE_BYTES, to_ns
 
@@ -65,18 +64,17 @@ class Setting:
     @property
     def plan(self) -> Plan:
         """The resolved plan."""
-        return self.lowered.builder.job.plan
+        return self.lowered.job.plan
 
     @cached_property
     def sync(self) -> Synchronisation:
         """Data parallelism inside a step."""
-        return Synchronisation.of(self.lowered.builder.job)
+        return Synchronisation.of(self.lowered.job)
 
     @cached_property
     def num_parameters(self) -> float:
         """Parameters of one replica: what the ranks of one pipeline and their tensor-parallel shards hold."""
         builder = self.lowered.builder
-        assert isinstance(builder, StageBuilder), "stages with meshes of their own reduce inside the step"
         held = [builder.held_parameters(stage) for stage in range(self.plan.mesh.pp)]
         return sum(sum(each.values()) for each in held) * self.plan.mesh.tp
 
@@ -99,7 +97,7 @@ class Setting:
 
 def setting_of(lowered: Lowered, timing: Timing, cluster: Cluster, perturbation: Perturbation) -> Setting:
     """Read the replicas' local steps from one simulated step; slow ranks slow their replica, jitter is drawn here."""
-    job = lowered.builder.job
+    job = lowered.job
     program = lowered.program
     finish = np.zeros(lowered.layout.num_classes, dtype=np.int64)
     np.maximum.at(

@@ -80,7 +80,7 @@ class Context:
     @property
     def job(self) -> Job:
         """The job behind the Program."""
-        return self.lowered.builder.job
+        return self.lowered.job
 
 
 def summarise(context: Context) -> Result:

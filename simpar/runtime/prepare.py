@@ -9,6 +9,7 @@ from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.plan.check import Target, check, schedule_of
+from simpar.plan.megatron_roles import in_roles
 from simpar.plan.offload import check_offload, decided_offload
 from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import Schedule
@@ -47,6 +48,9 @@ def prepare(plan: Plan, graph: ModelGraph | None, training: Training, world_size
         check_offload(plan)
         plan = plan.model_copy(update={"offload": decided_offload(plan)})
         return Prepared(plan, None, choose(plan, None), stack.memory.selective)
-    plan = check(balanced(plan, graph, stack), Target(graph, training, world_size, world_size))
+    target = Target(graph, training, world_size, world_size)
+    plan = check(balanced(plan, graph, stack), target)
+    if plan.pipeline.stages:
+        plan = check(in_roles(plan, graph), target)
     schedule = schedule_of(plan, training)
     return Prepared(plan, schedule, choose(plan, schedule, graph), stack.memory.selective)

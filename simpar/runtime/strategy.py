@@ -11,7 +11,7 @@
 | offload_parameters cpu | fully_shard that keeps its shards on the host, of one rank as well | with the shards |
 | offload_optimizer cpu | as without | on the host, with the update, of what a rank would update otherwise |
 | servers | pushed to ranks of their own, over the host | on the servers |
-| stages of their own | by role: of rows over the ranks that share them (`runtime/placed.py`) | as zero 1 |
+| stages of their own | by role: of rows over the ranks that share them (`runtime/placed.py`) | as zero 0 or 1 |
 | single_process | autograd of one process that drives all replicas | whole |
 
 DDP broadcasts and reduces plain tensors only, and expects one backward per parameter and step; fully_shard reduces
@@ -67,7 +67,9 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
         _refuse_further(plan, graph, schedule)
     if plan.pipeline.stages and graph is not None:
         refuse_roles(plan.pipeline.stages, graph)
-        return Strategy("stages", shard_optimizer=True)
+        if (zero := plan.data_parallel.zero) > 1:
+            raise UserError(f"plan.zero = {zero}: gradients of stages stay whole in a real run; allowed there: 0, 1")
+        return Strategy("stages", shard_optimizer=zero == 1)
     data, mesh = plan.data_parallel, plan.mesh
     width = int(mesh.dp or 1) * mesh.cp
     if data.kind == "single_process":

@@ -89,7 +89,7 @@ def _timed(case: Case, cluster: Cluster, tuning: Tuning) -> tuple[Lowered, Timin
 
 
 def _step_time_s(lowered: Lowered, timing: Timing) -> float:
-    return timing.makespan_ns / NS_PER_S + lowered.builder.job.stack.launch.step_overhead_s
+    return timing.makespan_ns / NS_PER_S + lowered.job.stack.launch.step_overhead_s
 
 
 def _tuned(job: Job, tuning: Tuning) -> Job:

@@ -25,21 +25,23 @@ TRAINING = simpar.Training(seq_len=1024, global_batch=32)
 STACKS = sorted(bundled("stacks"))
 MODELS = ("llama-3.2-1b", "gpt2-medium", "gemma-3-1b")
 """Grouped queries; positions and biases; tied tables, windows and a vocabulary of 262,000 words."""
+SPARSE, HYBRID = ("mixtral-8x7b", "deepseek-v2-lite"), "nemotron-nano-2-9b"
+"""Routed experts, also with shared ones and latent attention; state-space layers."""
 
 
 def small(model, layers=4):
-    """The first layers of a model."""
+    """Some layers of a model, with every kind of them."""
     graph = load_model(model)
-    return replace(graph, layers=graph.layers[:layers])
+    first = 11 if graph.has_state else 0
+    return replace(graph, layers=graph.layers[first : first + layers])
 
 
-def both(graph, plan, *, hardware="dgx-h100", stack="megatron"):
-    """Results of a plan on two nodes and of the same written as stages."""
+def both(graph, plan, *, hardware="dgx-h100", stack="megatron", roles=True):
+    """Results of a plan on two nodes and of the same written as stages, with a role for every operator or without."""
     cluster = simpar.Cluster(hardware, nodes=2)
     checked = make_job(graph, cluster, plan, TRAINING, stack).plan
-    return tuple(
-        simulate(graph, cluster, form, TRAINING, stack=stack) for form in (plan, as_stages(checked, graph))
-    )
+    forms = (plan, as_stages(checked, graph, roles=roles))
+    return tuple(simulate(graph, cluster, form, TRAINING, stack=stack) for form in forms)
 
 
 def answers(result):
@@ -56,27 +58,58 @@ def answers(result):
     )
 
 
+KEYS = {
+    "recompute": ["none", "selective", "full"],
+    "micro_batch": [1, 2],
+    "overlap_grad_reduce": [None, True, False],
+    "overlap_param_gather": [None, True, False],
+    "bucket_bytes": [None, 25_000_000, 100_000_000],
+    "grad_dtype": [None, "bf16", "fp32"],
+    "optimizer": ["adamw", "sgd", "lion"],
+    "reduce_dtype": [None, "bf16", "fp32"],
+    "gather_dtype": [None, "fp8", "fp32"],
+}  # fmt: skip
+
+
+def drawn(draw, given):
+    """A value of every key, those that are None left out."""
+    chosen = {name: draw(st.sampled_from(values)) for name, values in given.items()}
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
 @st.composite
 def plans(draw):
-    """Plans that both forms can say."""
+    """Plans of dense models that roles can say."""
     tp, pp = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 4]))
     keys = {
-        "recompute": ["none", "selective", "full"],
-        "micro_batch": [1, 2],
-        "overlap_grad_reduce": [None, True, False],
-        "overlap_param_gather": [None, True, False],
-        "bucket_bytes": [None, 25_000_000, 100_000_000],
-        "grad_dtype": [None, "bf16", "fp32"],
-        "optimizer": ["adamw", "sgd", "lion"],
-        "reduce_dtype": [None, "bf16", "fp32"],
-        "gather_dtype": [None, "fp8", "fp32"],
+        **KEYS,
+        "zero": [0, 1, 2],
         "sequence_parallel": [None, True, False] if tp > 1 else [None],
         "schedule": ["1f1b", "gpipe", "zb-h1", "zb-h2"] if pp > 1 else [None],
     }
-    chosen = {name: draw(st.sampled_from(values)) for name, values in keys.items()}
-    return {
-        "tp": tp, "pp": pp, "zero": 1, **{name: v for name, v in chosen.items() if v is not None},
-    }  # fmt: skip
+    return {"tp": tp, "pp": pp, "kind": "ddp", **drawn(draw, keys)}
+
+
+@st.composite
+def wider_plans(draw):
+    """Models and plans that stages in Megatron's roles can say: all ZeRO stages, experts, states, offloading."""
+    model = draw(st.sampled_from([*MODELS, *SPARSE, HYBRID]))
+    tp, pp, zero = (draw(st.sampled_from(some)) for some in ([1, 2], [1, 2, 4], [0, 1, 2, 3]))
+    mixture = model in SPARSE
+    keys = {
+        **KEYS,
+        "recompute": ["none", "selective", "full", "every:2", "modules:core_attn"],
+        "optimizer": ["adamw", "lion", "adafactor", "muon"],
+        "kind": ["ddp", "fsdp"] if zero >= 2 else ["ddp"],
+        "hsdp": [1, 2] if zero and not mixture else [1],
+        "ep": [1, 2, 4] if mixture else [1],
+        "capacity_factor": [None, 1.25] if mixture else [None],
+        "ep_overlap": [None, True] if mixture else [None],
+        "sequence_parallel": [None] if tp == 1 else [True] if mixture else [None, True, False],
+        "schedule": ["1f1b", "gpipe", "zb-h1", "zb-h2"] if pp > 1 else [None],
+        "offload_activations": [None, None, 0.5],
+    }
+    return model, {"tp": tp, "pp": pp, "zero": zero, **drawn(draw, keys)}
 
 
 @pytest.mark.parametrize("stack", STACKS)
@@ -93,6 +126,33 @@ def test_stages_of_one_kind_are_the_uniform_plan(stack, flat, model, hardware):
     """
     uniform, staged = both(small(model), simpar.Plan(**flat), hardware=hardware, stack=stack)
     assert answers(staged) == answers(uniform)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@given(drawn=wider_plans(), hardware=st.sampled_from(["dgx-h100", "rtx-3090-8", "a100-pcie-8"]))
+@settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.generate])
+def test_a_stage_in_megatrons_roles_is_a_rank_of_the_uniform_plan(stack, drawn, hardware):
+    """Mixtures, hybrids, FSDP, offloading and what an optimizer does with matrices are the same on a stage's mesh."""
+    model, flat = drawn
+    uniform, staged = both(small(model), simpar.Plan(**flat), hardware=hardware, stack=stack, roles=False)
+    assert answers(staged) == answers(uniform)
+
+
+@pytest.mark.parametrize(
+    "flat",
+    [
+        {"zero": 1, "offload_optimizer": "cpu", "offload_delayed": True},
+        {"zero": 3, "offload_optimizer": "cpu", "offload_parameters": "cpu"},
+        {"zero": 1, "recompute": "full", "recompute_early": True},
+        {"zero": 2, "kind": "fsdp", "optimizer": "muon"},
+    ],
+    ids=str,
+)
+def test_what_goes_on_beside_passes_agrees(flat):
+    """Updates on the host, parameters from there, recomputation ahead of its backward, exchanged matrices."""
+    uniform, staged = both(small("llama-3.2-1b"), simpar.Plan(tp=2, pp=2, **flat), roles=False)
+    assert answers(staged) == answers(uniform)
+    assert staged.memory.host == uniform.memory.host
 
 
 @pytest.mark.parametrize("flat", [{"tp": 2, "pp": 4, "layers": [10, 8, 8, 6]}, {"tp": 8, "pp": 2}], ids=str)
@@ -151,6 +211,22 @@ def test_uneven_stages_on_different_meshes_run():
     assert results[0].setup.fold["classes"] >= 2
 
 
+def test_a_stage_holds_what_the_uniform_plan_on_its_mesh_does():
+    """Two stages of experts on different meshes, each against the plan that repeats it."""
+    graph, cluster = small("mixtral-8x7b"), simpar.Cluster("dgx-h100", nodes=2)
+    meshes, common = ((4, 2), (2, 4)), {"zero": 3, "ep": 2, "pp": 2, "micro_batch": 4, "recompute": "full"}
+    stages = tuple(
+        StagePlan(layers=2, first_device=8 * index, mesh=mesh, recompute="full")
+        for index, mesh in enumerate(meshes)
+    )
+    own = simulate(graph, cluster, simpar.Plan(**common, pipeline={"stages": stages}), TRAINING)
+    for index, (dp, tp) in enumerate(meshes):
+        plan = simpar.Plan(**{**common, "tp": tp, "micro_batch": 4 // dp})
+        alone = simulate(graph, cluster, plan, TRAINING)
+        for name in ("parameters", "optimizer_states", "gradients", "activations"):
+            assert getattr(own.memory.stages[index], name) == getattr(alone.memory.stages[index], name)
+
+
 def spoiled(plan, **changes):
     """The plan with fields of its first stage replaced."""
     first, *rest = plan.pipeline.stages
@@ -163,6 +239,8 @@ def spoiled(plan, **changes):
     [
         ({"layers": 3}, "layers in all"),
         ({"first_device": 1}, "exactly one stage"),
+        ({"sharding": {}, "mesh": (4, 1)}, "micro_batch = 2: does not divide"),
+        ({"recompute": "every:2"}, "has a sharding of its own; allowed there: none, selective, full"),
     ],
 )
 def test_impossible_stages_say_why(change, message):
@@ -182,3 +260,29 @@ def test_impossible_roles_say_why():
     wrong = layer.model_copy(update={"operators": {**layer.operators, "attention": ("batch", "row")}})
     with pytest.raises(UserError, match=r"layer\.attention as 'row'"):
         simulate(graph, cluster, spoiled(plan, sharding={**sharding, "layer": wrong}), TRAINING)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"vpp": 2}, "vpp = 2"),
+        ({"schedule": "dualpipe"}, "dualpipe"),
+        ({"tp_method": "2d"}, "tp_method = 2d"),
+        ({"cp": 2}, "cp = 2"),
+        ({"slices": [512, 512]}, "slices"),
+        ({"recompute": "optimal"}, "recompute = optimal"),
+        ({"sync": "local-sgd"}, "sync = local-sgd"),
+        ({"kind": "single_process"}, "single_process"),
+        ({"ep": 2}, r"stages\[0\]: plan.ep = 2"),
+        ({"zero": 1, "kind": "fsdp"}, r"stages\[0\]: plan.kind = fsdp with zero = 1"),
+    ],
+    ids=str,
+)
+def test_what_stages_do_not_do_is_refused_in_one_line(keys, message):
+    """What lies between stages or is chosen for one layout; the rest is refused as a uniform plan would be."""
+    stages = [{"layers": 2, "first_device": 8 * index, "mesh": [4, 2]} for index in (0, 1)]
+    plan = simpar.Plan.model_validate({"micro_batch": 4, "pipeline": {"stages": stages}, **keys})
+    with pytest.raises(UserError, match=message) as caught:
+        simulate(small("llama-3.2-1b"), simpar.Cluster("dgx-h100", nodes=2), plan, TRAINING)
+    assert "allowed" in str(caught.value)
+    assert "\n" not in str(caught.value)

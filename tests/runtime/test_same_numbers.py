@@ -50,7 +50,7 @@ def gathering(found):
 
 def staged(*stages, schedule="1f1b", **case):
     """A case with stages of their own."""
-    return {"micro_batch": 2, "pipeline": {"stages": list(stages), "schedule": schedule}, **case}
+    return {"micro_batch": 2, "zero": 1, "pipeline": {"stages": list(stages), "schedule": schedule}, **case}
 
 
 GPT2 = {"model": "gpt2"}  # ties its embeddings; 97 tokens

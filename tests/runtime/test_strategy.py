@@ -113,7 +113,7 @@ def with_roles_of(model, mesh, **operators):
     stage = with_roles(plain, graph, sequence_parallel=False).model_dump()
     for block in stage["sharding"].values():
         block["operators"] |= {name: words for name, words in operators.items() if name in block["operators"]}
-    return {"pipeline": {"stages": [stage]}, "micro_batch": 4, "model": model}
+    return {"pipeline": {"stages": [stage]}, "micro_batch": 4, "zero": 1, "model": model}
 
 
 def test_stages_of_their_own_have_their_own_reduction():

@@ -268,9 +268,14 @@ def _parts(held: Held, dims: Dims, plan: Plan, layouts: Layouts, tied: Column) -
             shard = shard - fsdp * (-(-dims["vocab"] // shards) * (tied // dims["vocab"]))
             moments = moments - tied * moment_bytes(plan.numerics, other=True)
         if not fsdp:
-            aligned = np.where(shards > 1, np.lcm(shards, _FLAT_ALIGNMENT), 1)
-            shard = -(-elements // aligned) * aligned // shards
+            shard = flat_shard(elements, shards)
         yield Part(elements, shard, moments)
+
+
+def flat_shard(elements: Column, shards: Column) -> Column:
+    """Elements of one shard of a flat buffer, with its padding."""
+    aligned = np.where(np.asarray(shards) > 1, np.lcm(shards, _FLAT_ALIGNMENT), 1)
+    return -(-elements // aligned) * aligned // shards
 
 
 def _weights(block: Block, dims: Dims, shards: Column) -> Iterator[tuple[Column, Column, str]]:

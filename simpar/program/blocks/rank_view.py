@@ -129,6 +129,11 @@ class RankView:
         return split and any(mask.causal and mask.window is None for mask in masks)
 
     @property
+    def table_elements(self) -> float:
+        """Parameters of the table of words here, which the output projection may share."""
+        return float(evaluate(self.job.graph.embedding.operators[0].weights[0].size, self.tensor))
+
+    @property
     def compute_bytes(self) -> float:
         """Bytes of one activation element."""
         precision = self.job.plan.numerics.precision

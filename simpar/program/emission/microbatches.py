@@ -38,7 +38,7 @@ class Repeated(Node):
 
 def with_middle(maker: ClassMaker) -> ClassMaker:
     """The maker with all microbatches between the first and the last as one op where that is exact, else as it is."""
-    job, count = maker.builder.job, maker.schedule.num_microbatches
+    job, count = maker.job, maker.schedule.num_microbatches
     jitters = maker.perturbation.jitter_sigma > 0 and not apart(
         job.plan
     )  # every pass has a factor of its own
@@ -59,7 +59,7 @@ def _is_alone(maker: ClassMaker, class_id: int) -> bool:
 
     Then one collective follows another, and whatever else uses their links has ended with the first microbatch.
     """
-    staged = bool(maker.builder.job.plan.pipeline.stages)  # whose collectives along several axes may meet
+    staged = bool(maker.job.plan.pipeline.stages)  # whose collectives along several axes may meet
     if staged or maker.network.layout.num_classes > 1 or len(maker.network.block_kinds) > 1:
         return False
     passes = maker.passes(class_id)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from simpar.cost.collectives import Line, fastest, occupied_s_per_byte, offers
 from simpar.hardware.cluster import Cluster
-from simpar.models.graph import Block, evaluate
+from simpar.models.graph import Block
 from simpar.plan.grid import grid_of
 from simpar.plan.mesh import Mesh
 from simpar.plan.mirrored import MirroredMesh
@@ -63,10 +63,9 @@ def late_per_member_s(cluster: Cluster, mesh: Mesh) -> float:
     return cluster.state.get(LATE[int((first != first[0]).any())], 0.0) * US
 
 
-def embedding_sum(view: RankView, sync: Synchronisation) -> CollectiveUse:
+def embedding_sum(elements: float, sync: Synchronisation) -> CollectiveUse:
     """Tied embeddings live on the first and the last stage; their gradients are summed before the update."""
-    count = float(evaluate(view.job.graph.embedding.operators[0].weights[0].size, view.tensor))
-    return CollectiveUse(EMBEDDING_GROUP, "all_reduce", count * sync.gradient_bytes)
+    return CollectiveUse(EMBEDDING_GROUP, "all_reduce", elements * sync.gradient_bytes)
 
 
 def hop_kind(delta: int) -> str:
@@ -229,7 +228,7 @@ class Network:
     routes: list[ClassRoute] = field(default_factory=list)
     algorithms: dict[tuple[str, str], str] = field(default_factory=dict)
     _flows: dict[tuple[int, CollectiveUse], FlowUse] = field(default_factory=dict)
-    _lines: dict[tuple[str, int, str], list[Line]] = field(default_factory=dict)
+    _lines: dict[tuple[int, int, str], list[Line]] = field(default_factory=dict)
 
     @cached_property
     def _shared(self) -> NDArray[np.bool_]:
@@ -253,7 +252,8 @@ class Network:
     @property
     def block_kinds(self) -> tuple[str, ...]:
         """Kinds of groups of this layout that blocks communicate in."""
-        return tuple(kind for kind in BLOCK_KINDS if kind in self.layout.group_class)
+        present = self.layout.group_class
+        return (*(k for k in BLOCK_KINDS if k in present), *(k for k in present if _along_axis(k)))
 
     def group_of(self, class_id: int, kind: str) -> int:
         """The group class of a kind that a rank class belongs to."""
@@ -310,7 +310,7 @@ class Network:
     def _considered(self, group: int, op: str) -> list[Line]:
         """What the library considers for an op, the same for all groups in places that are alike."""
         found = self.layout.groups[group]
-        key = (found.kind, found.place, op)
+        key = (found.kind_index, found.place, op)
         if key not in self._lines:
             self._lines[key] = offers(op, found.ranks, on_time(self.cluster, found.kind))
         return self._lines[key]
@@ -326,26 +326,31 @@ class Network:
 
 
 def streams_of(
-    kinds: Sequence[GroupKind], schedule: Schedule, sync: Synchronisation
+    kinds: Sequence[GroupKind], schedule: Schedule, syncs: Sequence[Synchronisation]
 ) -> dict[str, frozenset[str]]:
-    """Streams that carry each kind of group.
+    """Streams that carry each kind of group of a plan whose stages synchronise in some ways.
 
     Collectives of a block follow one another and count as one stream, but where passes run beside each other.
     """
-    beside = sync.job.plan.experts.ep_overlap or any(rank.overlap.any() for rank in schedule.ranks)
+    beside = syncs[0].job.plan.experts.ep_overlap or any(rank.overlap.any() for rank in schedule.ranks)
     ways = {hop_kind(delta): found for delta, found in _ways(schedule).items()}
-    gathering = {each.shard_group for each in sync.replicas if each.zero}
+    gathering = {each.shard_group for sync in syncs for each in sync.replicas if each.zero}
 
     def streams(kind: str) -> set[str]:
-        if kind in ways:
-            return ways[kind]
-        if kind in BLOCK_KINDS:
-            return {_BLOCK_STREAM[kind] if beside else TENSOR}
+        if (hop := kind.partition(".")[0]) in ways:
+            return ways[hop]
+        if _family(kind) == "block":
+            return {_BLOCK_STREAM.get(kind, TENSOR) if beside else TENSOR}
         if _family(kind) == DENSE and not kind.endswith("_replicate"):
             return {REDUCE, GATHER} if kind in gathering else {REDUCE}
         return {kind}
 
     return {kind.name: frozenset(streams(kind.name)) for kind in kinds}
+
+
+def _along_axis(kind: str) -> bool:
+    """Whether groups of a kind serve the blocks of a stage in roles of its own, along an axis of its mesh."""
+    return kind not in BLOCK_KINDS and is_tensor_parallel(kind)
 
 
 def _family(kind: str) -> str:

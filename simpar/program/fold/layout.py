@@ -30,7 +30,7 @@ class GroupClass:
     """Process groups that always behave alike: their kind and the rank classes they join.
 
     ``ranks`` is a group on which to price their collectives, of the class or moved to the same place of the
-    fabric elsewhere; ``place`` numbers such groups of a kind.
+    fabric elsewhere; ``place`` numbers such groups among those of the kind with index ``kind_index``.
     """
 
     kind: str
@@ -38,6 +38,7 @@ class GroupClass:
     ranks: Ints
     members: tuple[int, ...]
     directed: bool = False
+    kind_index: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Layout:
     Shapes: ``class_of_rank`` int64[world], ``representative_rank`` and ``multiplicity`` int64[num_classes],
     ``group_class[kind]`` int64[num_classes] (index into ``groups``, -1 where a class has no such group),
     ``link_capacity_bytes_per_s`` float64[num_link_classes], ``link_is_port`` bool (scale-up port or network),
-    ``traffic`` by kind.
+    ``traffic`` by the index of the kind: kinds of one name, as stages of different meshes have, join no common class.
     """
 
     class_of_rank: Ints
@@ -74,7 +75,7 @@ class Layout:
     link_capacity_bytes_per_s: NDArray[np.float64]
     link_names: tuple[str, ...]
     link_is_port: NDArray[np.bool_]
-    traffic: Mapping[str, Traffic]
+    traffic: tuple[Traffic, ...]
 
     @property
     def num_classes(self) -> int:
@@ -83,7 +84,7 @@ class Layout:
 
     def links_of(self, group_class: int) -> Ints:
         """Link classes that the groups of a class may load."""
-        traffic = self.traffic[self.groups[group_class].kind]
+        traffic = self.traffic[self.groups[group_class].kind_index]
         return np.unique(traffic.link[traffic.group == group_class])
 
     def route(self, group_class: int, op: str, line: Line) -> tuple[Ints, NDArray[np.float64]]:
@@ -92,7 +93,7 @@ class Layout:
         Groups of a class advance in lockstep, so one flow stands for all of them: it puts on a link what all
         groups of the class together do.
         """
-        traffic = self.traffic[self.groups[group_class].kind]
+        traffic = self.traffic[self.groups[group_class].kind_index]
         raw = traffic.loads[traffic.label, traffic.columns.index((op, line.algorithm))]
         mine = np.flatnonzero((traffic.group == group_class) & (raw > 0))
         share = line.share(self.link_is_port[traffic.link[mine]])
@@ -123,15 +124,16 @@ def _read_back(cluster: Cluster, graph: Graph, class_of: Ints) -> Layout:
     links = graph.links[first_link]
     groups: list[GroupClass] = []
     group_class: dict[str, Ints] = {}
-    traffic: dict[str, Traffic] = {}
+    traffic: list[Traffic] = []
     for number, placed in enumerate(graph.placed):
         name, start = placed.kind.name, int(graph.group_start[number])
         nodes = class_of[start : start + len(graph.kinds[number].place)]
         _, first_group, compact = np.unique(nodes, return_index=True, return_inverse=True)
         classes = len(groups) + compact
-        group_class[name] = _classes_joined(graph, number, of_rank, classes)
+        joined = _classes_joined(graph, number, of_rank, classes)
+        group_class[name] = np.maximum(group_class.get(name, joined), joined)
         groups += _group_classes(graph, number, of_rank, first_group)
-        traffic[name] = _traffic(graph, number, classes, links, link_class)
+        traffic.append(_traffic(graph, number, classes, links, link_class))
     orbits = graph.symmetry.orbits
     class_of_lowest = np.zeros_like(orbits)
     class_of_lowest[graph.ranks] = of_rank
@@ -146,7 +148,7 @@ def _read_back(cluster: Cluster, graph: Graph, class_of: Ints) -> Layout:
         link_capacity_bytes_per_s=cluster.capacity_of(links),
         link_names=tuple(cluster.link_name(int(link)) for link in links),
         link_is_port=np.array([cluster.blocks[index].startswith("port") for index in block], dtype=bool),
-        traffic=traffic,
+        traffic=tuple(traffic),
     )
 
 
@@ -168,7 +170,9 @@ def _group_classes(graph: Graph, kind: int, of_rank: Ints, first: Ints) -> list[
     for index in first.tolist():
         place = int(nodes.place[index])
         joins = tuple(int(c) for c in np.unique(member[group == index]))
-        found.append(GroupClass(placed.kind.name, place, placed.ranks[place], joins, placed.kind.directed))
+        found.append(
+            GroupClass(placed.kind.name, place, placed.ranks[place], joins, placed.kind.directed, kind)
+        )
     return found
 
 

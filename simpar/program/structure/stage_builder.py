@@ -1,21 +1,19 @@
-"""Builds what :mod:`simpar.program.lower` needs of stages with meshes of their own: templates, tails, memory."""
+"""Builds what :mod:`simpar.program.lower` needs of a stage in roles of its own: templates, tails, memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-
-import numpy as np
 
 from simpar.cost.activations import BlockActivations
 from simpar.cost.memory import StaticMemory, Term, held_outputs_bytes, parameter_widths
-from simpar.cost.memory.static import buffer_terms, copies_term, weight_terms
+from simpar.cost.memory.static import buffer_terms, copies_term, flat_shard, weight_terms
 from simpar.cost.optimizers import Matrix
 from simpar.cost.sharded import local_weights
-from simpar.models.graph import Block, is_row_parallel
+from simpar.models.graph import Block, Operator, is_row_parallel
 from simpar.plan.placement import SHARDED
-from simpar.plan.stages import StagePlan, stage_blocks
 from simpar.program.blocks.rank_view import Job
 from simpar.program.blocks.steps import BlockSteps, steps_of
 from simpar.program.structure.stage_memory import (
@@ -25,9 +23,9 @@ from simpar.program.structure.stage_memory import (
     gathered_stream_bytes,
     num_shards,
 )
-from simpar.program.structure.stage_view import StageBlock, StageView
+from simpar.program.structure.stage_view import StageBlock, StageView, axes_group
 from simpar.program.structure.stages import PASSES, ActionBuilder, Piece
-from simpar.program.structure.synchronisation import GATHERED, Replicas, Synchronisation
+from simpar.program.structure.synchronisation import DENSE, GATHERED, Replicas, Synchronisation
 from simpar.units import DTYPE_BYTES
 
 OWN = "own"
@@ -36,59 +34,21 @@ Axes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class StagedBuilder:
-    """All stages of a job. ``rank_of_stage`` is the schedule's; every rank has one stage here."""
-
-    job: Job
-    late_s: float = 0.0
-
-    def first_layer(self, stage: int) -> int:
-        """The first layer of a stage; 0 without any."""
-        return self.part(stage).first_layer(stage)
-
-    @property
-    def stages(self) -> tuple[StagePlan, ...]:
-        """The stages of the plan."""
-        return self.job.plan.pipeline.stages or ()
-
-    @cached_property
-    def blocks(self) -> tuple[tuple[Block, ...], ...]:
-        """Blocks of every stage in order."""
-        return stage_blocks(self.stages, self.job.graph)
-
-    @cached_property
-    def _parts(self) -> dict[tuple[int, int], StagePart]:
-        return {}
-
-    def part(self, index: int, device: int = 0) -> StagePart:
-        """One stage on the device of an index; embedding and head that meet in a stage hold a tied table once."""
-        if (index, device) not in self._parts:
-            late_s = self.late_s * self.stages[index].num_devices
-            view = StageView(self.job.on(device), self.stages[index], index, late_s)
-            self._parts[index, device] = StagePart(view.job, view, tuple(range(len(self.stages))))
-        return self._parts[index, device]
-
-    def static_memory(self, stage: int) -> StaticMemory:
-        """Bytes that a rank of a stage holds between steps."""
-        return self.part(stage).static_memory()
-
-    def held_outputs_bytes(self, stage: int) -> float:
-        """Outputs of row-parallel products that are freed but not released."""
-        job, sums = self.job, self.part(stage).partial_sums_bytes
-        return held_outputs_bytes(job.plan, job.training, job.stack, stage, sums)
-
-    def num_communicators(self, stage: int) -> int:
-        """Kinds of groups that a rank of a stage communicates in."""
-        return len(self.part(stage).groups) + (len(self.stages) > 1)
-
-
-@dataclass(frozen=True)
-class StagePart(ActionBuilder):
-    """One stage under roles of its own on its mesh."""
+class RolesBuilder(ActionBuilder):
+    """One stage whose operators have roles of their own on its mesh."""
 
     job: Job
     view: StageView
     rank_of_stage: tuple[int, ...]
+
+    @staticmethod
+    def of(
+        job: Job, index: int, rank_of_stage: tuple[int, ...], late_per_member_s: float = 0.0
+    ) -> RolesBuilder:
+        """That of one stage of a job's plan; every member of a stage holds up a host for so long."""
+        stage = (job.plan.pipeline.stages or ())[index]
+        view = StageView(job, stage, index, late_per_member_s * stage.num_devices)
+        return RolesBuilder(job, view, rank_of_stage)
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -101,17 +61,17 @@ class StagePart(ActionBuilder):
         found: dict[str, Replicas] = {}
         for weights in self.weights.values():
             for axes in weights.gathered:
-                group, size = self.view.group(axes, "dp"), num_shards(axes, self.view.mesh)
+                group, size = axes_group(axes, DENSE), num_shards(axes, self.view.mesh)
                 found[group + GATHERED] = Replicas(group + GATHERED, size, size, 3, gathered=True)
         for weights in self.weights.values():
             for axes in weights.kept:
                 size = num_shards(axes, self.view.mesh)
-                found[self._kind(axes)] = Replicas(self._kind(axes), size, size, int(size > 1))
+                found[self._kind(axes)] = Replicas.of(self._kind(axes), size, self.job.plan)
         return Synchronisation(self.job, tuple(found.values()) or (Replicas(OWN, 1, 1, 0),))
 
     def _kind(self, axes: Axes) -> str:
         """Kind of replicas of whole parameters; those that one rank has to itself move nowhere."""
-        return self.view.group(axes, "dp") if axes else OWN
+        return axes_group(axes, DENSE) if axes else OWN
 
     @cached_property
     def _views(self) -> dict[str, StageBlock]:
@@ -130,7 +90,7 @@ class StagePart(ActionBuilder):
             for axes, count in weights.kept.items():
                 found[self._kind(axes)] += count
             for axes, count in weights.gathered.items():
-                found[self.view.group(axes, "dp") + GATHERED] += count
+                found[axes_group(axes, DENSE) + GATHERED] += count
         return found
 
     def _frozen(self, _block: Block) -> dict[str, float]:
@@ -163,8 +123,13 @@ class StagePart(ActionBuilder):
         axes = view.axes(projection, "batch", "sequence")
         if axes not in table or axes not in head:
             return (), 0.0
-        shared = float(local_weights(projection, view.dims, view.by(projection))[0])
+        shared = self._matrix(view, projection)
         return axes, min(shared, table[axes])
+
+    @staticmethod
+    def _matrix(view: StageBlock, op: Operator) -> float:
+        """Elements of an operator's matrix or table on one rank."""
+        return float(local_weights(op, view.dims, view.by(op))[0])
 
     @cached_property
     def weights(self) -> dict[str, Weights]:
@@ -190,11 +155,11 @@ class StagePart(ActionBuilder):
                         axis = int(step.collective.group.rpartition("_")[2])
                         note(step.collective.group, (axis,), step.collective.op)
         for axis in self._gathered_axes():
-            note(self.view.group((axis,)), (axis,), "all_gather")
+            note(axes_group((axis,)), (axis,), "all_gather")
         for weights in self.weights.values():
             for axes in (*weights.kept, *weights.gathered):
                 if axes:
-                    note(self.view.group(axes, "dp"), axes, "reduce_scatter", "all_gather")
+                    note(axes_group(axes, DENSE), axes, "reduce_scatter", "all_gather")
         for each in self.sync.replicas:
             for group, op, _ in self.sync.reduce_ops(each):
                 note(group, (), op)
@@ -212,15 +177,6 @@ class StagePart(ActionBuilder):
             for axis, size in enumerate(view.mesh)
             if size > 1 and any(each[axis] not in SHARDED for each in states)
         ]
-
-    def _count(self, of: Callable[[Axes, float], float], *, every: bool) -> float:
-        """Sum over the stage's blocks of a function of (axes, parameters); ``every`` counts gathered ones, too."""
-        total = 0.0
-        for block in self.blocks:
-            weights = self.weights[block.name]
-            tables = (weights.kept, weights.gathered) if every else (weights.kept,)
-            total += sum(of(axes, count) for table in tables for axes, count in table.items())
-        return total
 
     @property
     def partial_sums_bytes(self) -> float:
@@ -243,30 +199,56 @@ class StagePart(ActionBuilder):
         for name, view in self._views.items():
             for op in view.block.operators if name in graph.layers else ():
                 if op.kind == "matmul":
-                    by = {key: np.array(size) for key, size in view.by(op).items()}
-                    shapes[op.name] = float(local_weights(op, view.dims, by)[0])
+                    shapes[op.name] = self._matrix(view, op)
         return DTYPE_BYTES["bf16"] * sum(shapes.values())
 
-    def static_memory(self) -> StaticMemory:
-        """Parameters, gradients, states: whole where kept, in slices where gathered, states always in slices."""
-        job = self.view.job
-        owned = self._count(lambda axes, count: count / num_shards(axes, self.view.mesh), every=True)
-        kept = self._count(lambda _, count: count, every=False)
-        shared = self._count(lambda axes, count: count / num_shards(axes, self.view.mesh), every=False)
-        held = kept + owned - shared
-        weights = weight_terms(
-            job.plan,
-            job.stack,
-            stored=held,
-            gradients=held,
-            states_bytes=owned * parameter_widths(job.plan, job.stack).states,
-            buckets=self._count(lambda axes, count: count if axes else 0.0, every=False),
-        )
-        copied = self._count(
-            lambda axes, count: count + count / num_shards(axes, self.view.mesh) if axes else 0.0,
-            every=False,
-        )
+    def on(self, device: int) -> RolesBuilder:
+        """The same on the device of that index among those of the cluster."""
+        view = replace(self.view, job=self.job.on(device))
+        return replace(self, job=view.job, view=view)
+
+    @property
+    def table_elements(self) -> float:
+        """Parameters on one rank of the table that embedding and head share."""
+        graph = self.job.graph
+        tables = ((graph.embedding.name, graph.embedding.operators[0].name), (graph.head.name, "lm_head"))
+        views = ((self._views[name], op) for name, op in tables if name in self._views)
+        return max(self._matrix(view, view.block.operator(op)) for view, op in views)
+
+    def held_outputs_bytes(self, pipeline_rank: int) -> float:
+        """Outputs of row-parallel products that are freed but not released."""
+        job = self.job
+        return held_outputs_bytes(job.plan, job.training, job.stack, pipeline_rank, self.partial_sums_bytes)
+
+    def num_communicators(self, _pipeline_rank: int) -> int:
+        """Kinds of groups that a rank communicates in."""
+        return len(self.groups) + (len(self.rank_of_stage) > 1)
+
+    def static_memory(self, pipeline_rank: int) -> StaticMemory:
+        """Parameters, gradients, states: whole or in slices as the plan's ZeRO stage has them, gathered ones sliced."""
+        job, late = self.job, not self.job.plan.data_parallel.overlap_grad_reduce
+        held, count = self.held_parameters(pipeline_rank), defaultdict[str, float](float)
+        for each in self.sync.replicas:
+            whole = held[each.kind]
+            shard, several = float(flat_shard(whole, each.shards)), each.width > 1 and not each.gathered
+            count["stored"] += shard if each.gathered else whole
+            count["gradients"] += shard if each.gathered or (each.zero >= 2 and not late) else whole
+            count["states"] += shard if each.zero else whole
+            count["buckets"] += whole if several else 0.0
+            count["copied"] += whole + shard if several and each.zero else 0.0
         rows = max(gathered_stream_bytes(view) for view in self._views.values())
-        placeholders = Term("transient", "empty weight gradients", self._placeholder_bytes())
-        copies = copies_term(job.plan, job.stack, copied)
-        return StaticMemory((*weights, copies, *buffer_terms(job.stack, rows), placeholders))
+        return StaticMemory(
+            (
+                *weight_terms(
+                    job.plan,
+                    job.stack,
+                    stored=count["stored"],
+                    gradients=count["gradients"],
+                    states_bytes=count["states"] * parameter_widths(job.plan, job.stack).states,
+                    buckets=count["buckets"],
+                ),
+                copies_term(job.plan, job.stack, count["copied"]),
+                *buffer_terms(job.stack, rows),
+                Term("transient", "empty weight gradients", self._placeholder_bytes()),
+            )
+        )

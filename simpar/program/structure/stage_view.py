@@ -23,9 +23,14 @@ from simpar.plan.slices import divisors
 from simpar.plan.stages import MEMORY, BlockSharding, StagePlan
 from simpar.program.blocks.block_view import BlockView, loss_sums
 from simpar.program.blocks.changes import Change, Flow, changes
-from simpar.program.blocks.phases import CollectiveUse, Step, StepList
+from simpar.program.blocks.phases import TENSOR, CollectiveUse, Step, StepList
 from simpar.program.blocks.rank_view import Job
 from simpar.units import DTYPE_BYTES, handed_dtype
+
+
+def axes_group(axes: tuple[int, ...], kind: str = TENSOR) -> str:
+    """Name of the process groups along some axes of a stage."""
+    return f"{kind}_{''.join(str(axis) for axis in axes)}"
 
 
 @dataclass(frozen=True)
@@ -47,10 +52,6 @@ class StageView:
         """Bytes of one activation element."""
         precision = self.job.plan.numerics.precision
         return DTYPE_BYTES[handed_dtype(precision)]
-
-    def group(self, axes: tuple[int, ...], kind: str = "tp") -> str:
-        """Name of the process groups along some axes of this stage."""
-        return f"{kind}_{self.index}_{''.join(str(axis) for axis in axes)}"
 
     def dims(self, block: Block) -> Dims:
         """Global dims of a block with the shape of one microbatch."""
@@ -132,7 +133,7 @@ class StageBlock(BlockView):
 
     def group(self, axes: tuple[int, ...]) -> str:
         """Name of the process groups along some axes."""
-        return self.stage.group(axes)
+        return axes_group(axes)
 
     def ranks(self, axis: int) -> int:
         """Ranks along an axis."""

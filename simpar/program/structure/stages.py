@@ -93,8 +93,9 @@ class Pricing:
 class ActionBuilder(ABC):
     """Builds action templates from pieces; costs of equal pieces are computed once.
 
-    What a rank runs and holds for a block is its view's: one for all stages of a uniform plan (:class:`StageBuilder`),
-    one for each stage with a mesh of its own (:class:`simpar.program.structure.stage_builder.StagePart`).
+    What a rank runs and holds for a block is its view's: that of a uniform plan, or of a stage in Megatron's roles on
+    a mesh of its own (:class:`StageBuilder`), or of one whose operators have roles of their own
+    (:class:`simpar.program.structure.stage_builder.RolesBuilder`).
     """
 
     job: Job
@@ -122,9 +123,30 @@ class ActionBuilder(ABC):
     def tied(self) -> tuple[str, float]:
         """Kind and parameters on one rank of a table that embedding and head share and that is trained."""
 
+    @property
+    @abstractmethod
+    def table_elements(self) -> float:
+        """Parameters on one rank of a table that embedding and head share, wherever its stage holds one of them."""
+
     @abstractmethod
     def matrices(self, pipeline_rank: int) -> tuple[Matrix, ...]:
         """What a matrix optimizer of the plan updates on a pipeline rank; nothing for other optimizers."""
+
+    @abstractmethod
+    def static_memory(self, pipeline_rank: int) -> StaticMemory:
+        """Bytes that a pipeline rank holds between steps."""
+
+    @abstractmethod
+    def held_outputs_bytes(self, pipeline_rank: int) -> float:
+        """Outputs of row-parallel products that are freed but not released."""
+
+    @abstractmethod
+    def num_communicators(self, pipeline_rank: int) -> int:
+        """Kinds of groups that a rank communicates in."""
+
+    @abstractmethod
+    def on(self, device: int) -> ActionBuilder:
+        """The same on the device of that index among those of the cluster."""
 
     @cached_property
     def pieces(self) -> tuple[tuple[Piece, ...], ...]:
@@ -318,7 +340,7 @@ class ActionBuilder(ABC):
 
 @dataclass(frozen=True)
 class StageBuilder(ActionBuilder):
-    """All stages of a uniform plan, which one rank's view serves."""
+    """Ranks that one view serves: all of a uniform plan, or those of a stage in Megatron's roles."""
 
     job: Job
     view: RankView
@@ -358,6 +380,19 @@ class StageBuilder(ActionBuilder):
         if not RULES[self.job.plan.numerics.optimizer].products:
             return ()
         return tuple(inner_matrices((piece.block for piece in self.held(pipeline_rank)), self.view.tensor))
+
+    @property
+    def table_elements(self) -> float:
+        """Parameters on one rank of the table that embedding and head share."""
+        return self.view.table_elements
+
+    def on(self, device: int) -> StageBuilder:
+        """The same on the device of that index among those of the cluster."""
+        return self.of_view(replace(self.view, job=self.job.on(device)))
+
+    def of_view(self, view: RankView) -> StageBuilder:
+        """The same for ranks that see something else of the job."""
+        return replace(self, job=view.job, view=view, sync=replace(self.sync, job=view.job))
 
     def static_memory(self, pipeline_rank: int) -> StaticMemory:
         """Bytes that a pipeline rank holds between steps."""

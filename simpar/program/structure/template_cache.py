@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from simpar.program.blocks.phases import CollectiveUse
+from simpar.program.blocks.phases import COMPUTE, TENSOR, CollectiveUse
 from simpar.program.structure.flatten import flatten
 from simpar.program.structure.stages import ActionBuilder, Pricing
 from simpar.program.structure.templates import Node, Template
@@ -28,7 +28,7 @@ class Family:
     prices: dict[CollectiveUse, int] = field(default_factory=dict)
     made: dict[Any, Any] = field(default_factory=dict)
     _stages: dict[int, Mapping[tuple[str, bool], Template]] = field(default_factory=dict)
-    _followed: dict[tuple[Key, Node | None], Template] = field(default_factory=dict)
+    _joined: dict[tuple[Any, ...], Template] = field(default_factory=dict)
 
     @staticmethod
     def of(builder: ActionBuilder, pricing: Pricing, *, long: bool) -> Family:
@@ -57,21 +57,48 @@ class Family:
         """Whether a class's collectives take what the templates so far were made with."""
         return all(solo_ns(use) == took for use, took in self.prices.items())
 
-    def template(self, key: Key, message: Node | None) -> Template:
-        """The action's template with a message behind its exit; equal ones are the same object."""
+    def template(
+        self, key: Key, gathers: tuple[CollectiveUse, ...] = (), messages: tuple[Node, ...] = ()
+    ) -> Template:
+        """The action's template behind what it gathers first, with messages behind its exit; equal ones are one."""
         letter, stage, boundary = key
-        if (key, message) not in self._followed:
-            template = self._stages[stage][letter, boundary]
-            if message is None:
-                found = flatten(template) if self.long else template
+        if (key, gathers, messages) not in self._joined:
+            if gathers or messages:
+                found = followed(received(self.template(key), gathers), messages)
             else:
-                found = followed(self.template(key, None), message)
-            self._followed[key, message] = found
-        return self._followed[key, message]
+                template = self._stages[stage][letter, boundary]
+                found = flatten(template) if self.long else template
+            self._joined[key, gathers, messages] = found
+        return self._joined[key, gathers, messages]
 
 
-def followed(template: Template, message: Node | None) -> Template:
-    """A template with a message behind its exit."""
-    if message is None:
+def followed(template: Template, messages: tuple[Node, ...]) -> Template:
+    """A template with messages behind its exit."""
+    if not messages:
         return template
-    return Template((*template.nodes, replace(message, after=(template.exit,))), len(template.nodes))
+    sends = (replace(message, after=(template.exit,)) for message in messages)
+    return Template((*template.nodes, *sends), len(template.nodes) + len(messages) - 1)
+
+
+def received(template: Template, gathers: tuple[CollectiveUse, ...]) -> Template:
+    """A template that puts together what arrives before anything waits for it."""
+    if not gathers:
+        return template
+    by = len(gathers)
+    nodes = [
+        Node(
+            "tp",
+            "all_gather boundary",
+            (COMPUTE, TENSOR),
+            collective=use,
+            after=(at - 1,) if at else (),
+            arrival=not at,
+        )
+        for at, use in enumerate(gathers)
+    ]
+    for node in template.nodes:
+        after = tuple(position + by for position in node.after)
+        if node.arrival:
+            after = after or (by - 1,)
+        nodes.append(replace(node, after=after, arrival=False))
+    return Template(tuple(nodes), template.exit + by)

@@ -26,7 +26,6 @@ from simpar.program.fold.refinement import Incidence, refine
 from simpar.program.ir.flow import COEFFICIENT_ONE, fixed_point
 from simpar.program.ir.program import Csr, MemoryTable, OpTable, Program, Routes
 from simpar.program.lower import Lowered
-from simpar.program.structure.stages import StageBuilder
 from simpar.program.vary.lockstep import Units, connected
 
 Ints = NDArray[np.int64]
@@ -89,7 +88,6 @@ class Expansion:
         self.lowered = lowered
         self.program, self.layout = lowered.program, lowered.layout
         builder = lowered.builder
-        assert isinstance(builder, StageBuilder), "stages with meshes of their own are lowered unfolded"
         self.kinds = {kind.name: kind for kind in group_kinds(builder.view, builder.sync, lowered.schedule)}
         self.mesh: Mesh = builder.job.plan.mesh
         self.units = Units.of(self.layout, [k for name, k in self.kinds.items() if name in BLOCK_KINDS])

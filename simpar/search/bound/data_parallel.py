@@ -163,7 +163,7 @@ class Scheme:
         """The sum of the gradients of tied embeddings, zero where there is none."""
         if ("all_reduce", EMBEDDING_GROUP) not in self.wires or self.sync.job.graph.embedding.still:
             return 0.0
-        return float(self.taken_ns([embedding_sum(RankView.of(self.sync.job), self.sync)]))
+        return float(self.taken_ns([embedding_sum(RankView.of(self.sync.job).table_elements, self.sync)]))
 
     def gather_slopes_s(self, *, kind: str, letter: str, boundary: bool) -> Floats:
         """Seconds a parameter that the gathers of a pass take of each of rank 0's links."""

@@ -121,10 +121,10 @@ def draw_case(seed: int) -> Case:
     return Case(cluster, kinds_of(mesh, int(draw.choice([1, 2, 3])), exchange=draw.random() < 0.3), colour)
 
 
-def traffic(layout: Layout) -> dict[tuple[str, int, int], list[float]]:
+def traffic(layout: Layout) -> dict[tuple[int, int, int], list[float]]:
     """Bytes that a class of groups puts on one link of a class, by (kind, group class, link class)."""
-    found: dict[tuple[str, int, int], np.ndarray] = {}
-    for kind, each in layout.traffic.items():
+    found: dict[tuple[int, int, int], np.ndarray] = {}
+    for kind, each in enumerate(layout.traffic):
         for group, link, label, count in zip(each.group, each.link, each.label, each.count, strict=True):
             key = (kind, int(group), int(link))
             found[key] = found.get(key, 0) + each.loads[label] * count

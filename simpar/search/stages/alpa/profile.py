@@ -23,7 +23,7 @@ from simpar.plan.stages import StagePlan
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import Job
 from simpar.program.emission.collective_prices import Prices
-from simpar.program.structure.stage_builder import StagedBuilder, StagePart
+from simpar.program.structure.stage_builder import RolesBuilder
 from simpar.program.structure.stage_memory import gathered_stream_bytes
 from simpar.program.structure.stage_view import StageView
 from simpar.program.structure.stages import Piece, Pricing
@@ -133,8 +133,8 @@ class Profile:
             layers=len(job.graph.layers), first_device=0, mesh=graph.mesh,
             sharding=shardings(graph, self.chain, assignment),
         )  # fmt: skip
-        builder = StagedBuilder(replace(job, plan=with_stages(job.plan, (stage,))), late_s)
-        pricer, part = Pricer(self._prices, graph.mesh), builder.part(0)
+        staged = replace(job, plan=with_stages(job.plan, (stage,)))
+        pricer, part = Pricer(self._prices, graph.mesh), RolesBuilder.of(staged, 0, (0,), late_s)
         pricing = Pricing(
             price=lambda use: pricer.of_use(use).use_ns(use),
             occupied=lambda use: int(pricer.of_use(use).occupied_ns(use.size_bytes, use.count)),
@@ -158,7 +158,7 @@ class Profile:
             metrics = np.stack([priced[piece] for piece in own], axis=1)
             metrics[Metric.STATIC] = static
             sharded = stage.model_copy(update={"recompute": recompute})
-            yield Option(sharded, metrics, builder.num_communicators(0))
+            yield Option(sharded, metrics, part.num_communicators(0))
 
     def ranges(self, size: int, share: float = 1.0) -> tuple[Floats, Ints]:
         """(seconds, most microbatches in flight) of every range under every option: [options, K + 1, K + 1].
@@ -232,7 +232,7 @@ class Profile:
         return np.concatenate([[0.0], 2 * collective_time_s("send", np.array(each), shape, cluster), [0.0]])
 
 
-def _priced(part: StagePart, piece: Piece, pricing: Pricing) -> Floats:
+def _priced(part: RolesBuilder, piece: Piece, pricing: Pricing) -> Floats:
     """Metrics of a block on a stage but for its static bytes, and those of its workspace.
 
     Weights gathered for every pass are hidden behind as much of the pass as there is; what moves in the first or last

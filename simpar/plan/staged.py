@@ -1,0 +1,107 @@
+"""Plans whose stages have devices of their own: the uniform plan that a stage repeats, and what stages refuse."""
+
+from __future__ import annotations
+
+from simpar.errors import UserError
+from simpar.models.graph import ModelGraph
+from simpar.models.recompute import OPTIMAL
+from simpar.plan.mesh import Mesh
+from simpar.plan.mirrored import BOTH_ENDS
+from simpar.plan.offload import decided_offload
+from simpar.plan.plan import Plan
+from simpar.plan.routing import has_sampled_loads
+from simpar.plan.sync import apart
+
+BY_SHAPE = ("adafactor", "muon", "shampoo")
+"""Optimizers whose states depend on the shapes of matrices."""
+
+
+def stage_plan(plan: Plan, index: int) -> Plan:
+    """The uniform plan whose pipeline ranks are all like one stage in Megatron's roles, but for their layers."""
+    stages = plan.pipeline.stages or ()
+    stage, layers = stages[index], tuple(each.layers for each in stages)
+    dp, tp = stage.mesh[0], stage.num_devices // stage.mesh[0]
+    rows = tp > 1 and plan.tensor_parallel.sequence_parallel
+    changed = {
+        "micro_batch": plan.micro_batch // dp,
+        "mesh": Mesh(tp=tp, dp=dp, pp=len(stages), ep=plan.mesh.ep, etp=plan.mesh.etp),
+        "pipeline": plan.pipeline.model_copy(update={"stages": None, "layers": layers}),
+        "tensor_parallel": plan.tensor_parallel.model_copy(update={"sequence_parallel": rows}),
+        "memory": plan.memory.model_copy(update={"recompute": stage.recompute}),
+    }
+    plan = plan.model_copy(update=changed)
+    return plan.model_copy(update={"offload": decided_offload(plan)})
+
+
+def refuse_staged(plan: Plan) -> None:
+    """Raises UserError for what no stage of its own does."""
+    stages, mesh, data = plan.pipeline.stages or (), plan.mesh, plan.data_parallel
+    for axis, size in {"tp": 1, "cp": 1, "dp": 1, "pp": len(stages)}.items():
+        if getattr(mesh, axis) not in (None, 1, size):
+            raise UserError(
+                f"plan.{axis} = {getattr(mesh, axis)}: stages have meshes of their own; allowed: {size}"
+            )
+    refused: tuple[tuple[object, str, object], ...] = (
+        (plan.pipeline.vpp > 1, f"plan.vpp = {plan.pipeline.vpp}: stages of their own are on one rank", 1),
+        (plan.schedule == BOTH_ENDS, "plan.schedule = dualpipe: has every stage twice", "the others"),
+        (
+            plan.pipeline.slices or plan.schedule == "terapipe",
+            "plan.slices: stages run whole sequences",
+            "none",
+        ),
+        (
+            plan.tensor_parallel.tp_method != "1d",
+            f"plan.tp_method = {plan.tensor_parallel.tp_method}: stages",
+            "1d",
+        ),
+        (apart(plan), f"plan.sync = {data.sync}: stages reduce inside the step", "bsp without servers"),
+        (data.kind == "single_process", "plan.kind = single_process: drives one stage", "ddp, fsdp"),
+        (
+            OPTIMAL in [plan.memory.recompute, *(stage.recompute for stage in stages)],
+            f"plan.recompute = {OPTIMAL}: is chosen for one layout",
+            "any other",
+        ),
+        (has_sampled_loads(plan), "plan.expert_load = sampled: loads of stages are alike", "expected"),
+    )
+    for found, what, others in refused:
+        if found:
+            raise UserError(f"{what}, with plan.stages; allowed: {others}")
+
+
+def divide_batch(plan: Plan, index: int) -> None:
+    """Raises UserError where a microbatch does not divide over the data-parallel ranks of a stage."""
+    width = (plan.pipeline.stages or ())[index].mesh[0]
+    if plan.micro_batch % width:
+        raise UserError(
+            f"plan.micro_batch = {plan.micro_batch}: does not divide over the {width} data-parallel ranks of "
+            f"plan.stages[{index}]; allowed: multiples of {width}"
+        )
+
+
+def refuse_roles(plan: Plan, graph: ModelGraph) -> None:
+    """Raises UserError for what a stage cannot do whose operators have roles of their own."""
+    data, numerics = plan.data_parallel, plan.numerics
+    modes = {stage.recompute for stage in plan.pipeline.stages or () if stage.sharding}
+    refused: tuple[tuple[object, str, object], ...] = (
+        (graph.is_mixture, f"{graph.name} routes tokens to experts", "dense models"),
+        (graph.has_state, f"{graph.name} has state-space layers", "transformers"),
+        (
+            data.kind == "fsdp" or data.zero > 2,
+            f"plan.kind = {data.kind}, zero = {data.zero}",
+            "ddp, zero 0 to 2",
+        ),
+        (data.hsdp > 1, f"plan.hsdp = {data.hsdp}", 1),
+        (plan.offload.is_used, "plan.offload", "none of it"),
+        (plan.memory.recompute_early, "plan.recompute_early = true", "false"),
+        (modes - {"none", "selective", "full"}, f"recompute = {max(modes)}", "none, selective, full"),
+        (
+            numerics.optimizer in BY_SHAPE,
+            f"plan.optimizer = {numerics.optimizer} has states by the shape of matrices",
+            "adamw, lion, sgd, sgd_momentum, adamw_8bit",
+        ),
+    )
+    for found, what, others in refused:
+        if found:
+            raise UserError(
+                f"{what}: a stage of plan.stages has a sharding of its own; allowed there: {others}"
+            )
