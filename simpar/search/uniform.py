@@ -18,7 +18,7 @@ from simpar.search.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.search.certify.exact import candidate, objective_rates
 from simpar.search.certify.infeasible import no_answer
 from simpar.search.certify.scope import not_portable, scope
-from simpar.search.certify.seeds import first_plan, seed
+from simpar.search.certify.seeds import first_plan
 from simpar.search.problem import Problem, details_of
 from simpar.search.progress import Progress
 from simpar.search.result import Candidate, SearchResult
@@ -78,7 +78,6 @@ def _search(search: BranchAndBound, problem: Problem) -> None:
     counts = node_counts(problem)
     if problem.objective != "devices":
         search.fields = fields_of(problem, counts)
-        seed(search)
         search.run()
         return
     for nodes in counts:
@@ -86,7 +85,6 @@ def _search(search: BranchAndBound, problem: Problem) -> None:
             search.fields = [*search.fields, *fields_of(problem, [nodes])]
         except Infeasible:
             continue
-        seed(search)
         search.run()
         if search.ranked():
             break

@@ -6,6 +6,8 @@ shared; a row whose bound is no better than the best simulated step is never loo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.errors import TooManyOps
 from simpar.plan.schedules import looks_at_costs
 from simpar.program.emission.collective_prices import Added, Prices
 from simpar.search.bound.batched_sweep import Sweeps
@@ -27,6 +30,7 @@ from simpar.search.space.axes import Rows, both_ends, undecided
 from simpar.search.space.fit import needs
 from simpar.search.space.jobs import Jobs, plan_of
 from simpar.search.space.recomputation import Squeeze, alike, decide
+from simpar.search.space.rows import refusals
 from simpar.units import NS_PER_S
 
 Ints = NDArray[np.int64]
@@ -34,6 +38,7 @@ Floats = NDArray[np.float64]
 KERNELS, PASSES, STEP, SWEPT, EXACT = range(5)
 SIZED = ("tp", "cp", "pp", "schedule", "vpp", "zero", "sequence_parallel", "tp_overlap")
 """Axes that decide how many ops a pass has, and how many ranks differ."""
+TRIES = 3
 SOON = 1.05  # rows whose bounds are this close to the lowest are looked at along with it
 PASSED_AT_ONCE, ROWS_AT_ONCE, SWEPT_AT_ONCE = 16384, 16384, 64
 UNTOLD = ("tp", "cp", "pp", "ep", "zero", "hsdp", "sequence_parallel", "tp_overlap")
@@ -184,16 +189,6 @@ class Frontier:
             return
         {KERNELS: self._passes, PASSES: self._steps, STEP: self._sweep}[int(self.level[row])](row)
 
-    def sweep(self, row: int) -> None:
-        """Bound a single row by the sweep."""
-        if self.own[row] and self.level[row] < SWEPT:
-            self._sweep_own(row)
-        if undecided(self.rows, row).any():
-            self._decide(row)
-        if self.level[row] < SWEPT:
-            one = np.array([row])
-            self._raise(one, self.sweeps.of(one), SWEPT)
-
     def nearest(self, level: int, most: int) -> list[int]:
         """Active rows of a level with the lowest bounds, lowest first."""
         mine = self._active[self.level[self._active] == level]
@@ -204,6 +199,18 @@ class Frontier:
         found = measure(self.rows.problem, plan_of(self.rows, row), self.num_ops)
         self.note(row, found)
         return found
+
+    def first_that(self, allowed: Callable[[Exact], bool], *, on_any_target: bool = False) -> Exact | None:
+        """The first of a few rows, shortest by whole steps, that is allowed as it was simulated."""
+        left = np.ones(self.rows.count, dtype=bool)
+        for _ in range(TRIES):
+            if (row := self.shortest(left, STEP)) is None:
+                return None
+            left[row] = False
+            with suppress(TooManyOps):
+                if (on_any_target or not refusals(self.rows, row)) and allowed(found := self.simulate(row)):
+                    return found
+        return None
 
     def note(self, row: int, found: Exact) -> None:
         """A row was simulated; it is dropped if it does not fit."""

@@ -13,7 +13,6 @@ from simpar.hardware.cluster import MAX_DEVICES
 from simpar.program.emission.emit import MOST_OPS, at_most
 from simpar.search.certify.branch_and_bound import BranchAndBound
 from simpar.search.certify.exact import Exact, measure
-from simpar.search.certify.frontier import STEP
 from simpar.search.problem import Problem
 from simpar.search.space.axes import Rows
 from simpar.search.space.fit import Need, fullest, needs
@@ -79,16 +78,11 @@ def _least(problem: Problem, need: Need) -> str:
 
 def _quickest(search: BranchAndBound) -> Exact | None:
     """The quickest plan simulated that fits, whatever the deadline or the export target; one is if none was."""
-    frontier = search.frontiers[-1]
-    left = np.ones(frontier.rows.count, dtype=bool)
-    for _ in range(TRIES):
-        known = [found for found in frontier.simulated.values() if found.fits]
-        if known or (row := frontier.shortest(left, STEP)) is None:
-            return min(known, key=lambda found: found.step_time_s, default=None)
-        left[row] = False
-        with at_most(FEW_OPS):
-            frontier.simulate(row)
-    return None
+    known = [found for found in search.found if found.fits]
+    if known:
+        return min(known, key=lambda found: found.step_time_s)
+    with at_most(FEW_OPS):
+        return search.frontiers[-1].first_that(lambda found: found.fits, on_any_target=True)
 
 
 def _rounded_up(seconds: float) -> str:

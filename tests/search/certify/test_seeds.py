@@ -12,7 +12,7 @@ from simpar.search.answer import baselines
 from simpar.search.certify import frontier as frontier_module
 from simpar.search.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.search.certify.frontier import STEP, Frontier
-from simpar.search.certify.seeds import FAMILIES, plain, seed
+from simpar.search.certify.seeds import first_plan
 from simpar.search.progress import Progress, TimeIsUp
 from simpar.search.space.axes import Rows
 from simpar.search.uniform import search_uniform
@@ -20,7 +20,7 @@ from simpar.simulation import simulate
 
 MOMENTS = (
     (Rows, "join", 1), (Rows, "join", 12), (Frontier, "of", 1), (Frontier, "sharpen", 1), (Frontier, "sharpen", 4),
-    (frontier_module, "measure", 1), (frontier_module, "measure", 2), (frontier_module, "plan_of", 2),
+    (frontier_module, "measure", 1), (frontier_module, "plan_of", 1),
     (uniform, "runners_up", 1), (baselines, "refusals", 1), (baselines, "refusals", 2),
     (uniform, "naive_choices", 1), (uniform, "front", 1),
 )  # fmt: skip
@@ -155,17 +155,16 @@ def test_a_limit_must_be_above_zero():
 
 
 @pytest.mark.parametrize("number", [1, 4, 9])
-def test_plain_plans_come_first_and_keep_the_constraints(number, problem_of):
-    """A seed is a row of the space, of its family as far as the space has it, simulated before anything is certain."""
+def test_a_plain_plan_keeps_the_constraints(number, problem_of):
+    """Stopped before anything was simulated, or bounded, a search has a usual plan, and what was held is held."""
     problem = problem_of(number, micro_batch=2)
-    under_way = BranchAndBound(fields_of(problem, [problem.cluster.nodes]), Progress())
-    seed(under_way)
-    rows = under_way.frontiers[0].rows
-    for family in FAMILIES:
-        mask = plain(rows, family)
-        assert mask.any()
-        assert set(rows["micro_batch"][mask].tolist()) == {2}
-        assert not rows["tp_overlap"][mask].any()
+    under_way = BranchAndBound([], Progress())
+    first_plan(under_way, problem)
+    assert under_way.gap() == 1
+    under_way.fields = fields_of(problem, [problem.cluster.nodes])
+    first_plan(under_way, problem)
+    assert 0 <= under_way.gap() < 1
+    (found, again) = under_way.found
+    assert found.plan == again.plan
+    assert (found.plan.micro_batch, found.plan.tensor_parallel.overlap, found.plan.mesh.cp) == (2, False, 1)
     assert under_way.ranked()
-    assert under_way.best >= 0
-    assert under_way.gap() >= 0

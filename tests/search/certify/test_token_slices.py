@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import simpar
+from simpar.cost.operators import operator_times
 from simpar.errors import Infeasible, UserError
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.resolve.token_slices import slice_view
@@ -56,7 +57,8 @@ def test_kernels_of_slices_are_those_of_their_views(tp):
     for block in (job.graph.embedding, *job.graph.blocks.values(), job.graph.head):
         forward, backward = slice_kernels_ns(block, view, (256, 8), again=True)
         for begin, end in ((0, 1), (0, 8), (3, 4), (2, 7)):
-            times = slice_view(view, 256 * begin, 256 * end).operator_times(block)
+            dims = slice_view(view, 256 * begin, 256 * end).dims.of_block(block)
+            times = operator_times(block.operators, dims, job.kernels, job.stack)
             slow = job.stack.launch.kernel_overhead * NS_PER_S
             ahead = slow * sum(time.forward_s for time in times)
             back = slow * sum(time.backward_input_s + time.backward_weight_s for time in times)
@@ -71,7 +73,7 @@ def assert_own_bounds(problem, frontier):
     overhead = problem.stack.launch.step_overhead_s
     for row in range(frontier.rows.count):
         by_kernels = float(frontier.bound_s[row])
-        frontier.sweep(row)
+        frontier.sharpen(row)
         plan = plan_of(frontier.rows, row)
         exact = measure(problem, plan).step_time_s
         assert overhead < by_kernels <= float(frontier.bound_s[row]) <= exact * (1 + 1e-12), plan
