@@ -42,11 +42,10 @@ def calibrated(cluster: Cluster, measured: Mapping[str, float], *, size_bytes: f
     inside = {op: measured[f"intra_{op}"] for op in REDUCTIONS if f"intra_{op}" in measured}
     whole = {op: measured[op] for op in REDUCTIONS if op in measured}
     if domains == 1:
-        inside = {**inside, **whole}
-        return _matched(_disturbed(cluster, inside), inside, 1, _PORTS, size_bytes)
+        inside, whole = {**inside, **whole}, {}
     node = _matched(_disturbed(cluster, inside), inside, 1, _PORTS, size_bytes)
-    if node.state.get("member_us"):
-        return node  # the test over all devices shows how late its members are, not how wide the links are
+    if not whole or node.state.get("member_us"):
+        return node  # late members: the test over all devices shows how late, not how wide the links are
     if domains == 2:
         return _matched(node, whole, domains, _NICS, size_bytes)
     return _at_scale(node, inside, whole, domains, size_bytes)
@@ -68,11 +67,9 @@ def _at_scale(
         return found
     copying_s = 0.0
     if "all_gather" in inside:
-        beside = regular(1, node.domain_size)
-        alone_s = float(collective_time_s("all_gather", size_bytes, beside, node))
-        copying_s = max(
-            _seconds("all_gather", inside["all_gather"], node.domain_size, size_bytes) - alone_s, 0.0
-        )
+        alone_s = float(collective_time_s("all_gather", size_bytes, (1, node.domain_size), node))
+        took_s = _seconds("all_gather", inside["all_gather"], node.domain_size, size_bytes)
+        copying_s = max(took_s - alone_s, 0.0)
     return _matched(found, gather, domains, _GATHERS, size_bytes, beside_s=copying_s)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Literal
 
 from simpar.cost.operators import OperatorTime
@@ -94,15 +94,6 @@ def _on_grid(steps: GridSteps) -> BlockSteps:
     )
 
 
-def unsaved(times: Sequence[OperatorTime], block: Block) -> list[OperatorTime]:
-    """What per-operator selective recompute runs again: half of the matmuls, and all but attention of the rest."""
-    share = {"attention": 0.0, "matmul": 0.5}
-    return [
-        replace(time, forward_s=share.get(op.kind, 1.0) * time.forward_s)
-        for op, time in zip(block.operators, times, strict=True)
-    ]
-
-
 @dataclass(frozen=True)
 class _Walk:
     """Forward and backward through the operators of a block."""
@@ -123,15 +114,17 @@ class _Walk:
 
     def again(self, recompute: str, *, operators: bool) -> Phase:
         """What runs forward once more: all, what chosen modules hold, or a share of every operator."""
-        pairs = list(zip(self.view.block.operators, self.view.times, strict=True))
+        block, times = self.view.block, self.view.times
         if is_full(recompute):
-            return self.forward("recompute", self.view.times)
-        if operators:
-            return self.forward("recompute", unsaved(self.view.times, self.view.block))
+            return self.forward("recompute", times)
+        if operators:  # half of the matmuls, and all but attention of the rest
+            share = [{"attention": 0.0, "matmul": 0.5}.get(op.kind, 1.0) for op in block.operators]
+            some = [replace(t, forward_s=of_op * t.forward_s) for of_op, t in zip(share, times, strict=True)]
+            return self.forward("recompute", some)
         if chosen := recomputed_operators(recompute):
-            part = [(op, time) for op, time in pairs if op.name in chosen]
-            block = replace(self.view.block, operators=tuple(op for op, _ in part))
-            return self.forward("recompute", [time for _, time in part], part=block)
+            kept = [op.name in chosen for op in block.operators]
+            part = replace(block, operators=tuple(compress(block.operators, kept)))
+            return self.forward("recompute", list(compress(times, kept)), part=part)
         return NOTHING
 
     def forward(self, kind: str, times: Sequence[OperatorTime], *, part: Block | None = None) -> Phase:

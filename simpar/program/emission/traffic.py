@@ -184,8 +184,7 @@ def _data_parallel_kinds(sync: Synchronisation) -> list[GroupKind]:
     return kinds
 
 
-@dataclass(frozen=True)
-class RouteSource:
+class RouteSource(NamedTuple):
     """What loads the links of a route: groups of a class, running an op along the line of an algorithm."""
 
     group: int
@@ -193,8 +192,7 @@ class RouteSource:
     line: Line
 
 
-@dataclass(frozen=True)
-class ClassRoute:
+class ClassRoute(NamedTuple):
     """A route over classes of links: the bytes that one of each carries per byte of work, and where it is from."""
 
     links: Ints

@@ -37,11 +37,10 @@ class Incidence:
 
 @dataclass(frozen=True)
 class Partition:
-    """``class_of`` int64[nodes]; ``representative`` (its first node) and ``size`` int64[classes]."""
+    """``class_of`` int64[nodes] and ``representative`` int64[classes], the first node of each."""
 
     class_of: Ints
     representative: Ints
-    size: Ints
 
 
 @dataclass(frozen=True)
@@ -110,11 +109,11 @@ def _num_distinct(values: Hashes) -> int:
 
 def _compact(colour: Hashes) -> Partition:
     """Classes 0, 1, ... in order of first appearance, so that results do not depend on hash values."""
-    _, first, inverse, size = np.unique(colour, return_index=True, return_inverse=True, return_counts=True)
+    _, first, inverse = np.unique(colour, return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    return Partition(rank[inverse], first[order].astype(np.int64), size[order].astype(np.int64))
+    return Partition(rank[inverse], first[order].astype(np.int64))
 
 
 def _verify(colour: Ints, ends: _Ends, partition: Partition) -> None:
