@@ -285,8 +285,8 @@ def _plans(problem: Problem) -> Iterator[Plan]:
     zero = problem.base.data_parallel.zero or 1
     for chosen in product(*values.values()):
         axes = dict(zip(values, chosen, strict=True))
-        if axes["pp"] == 1 and not cluster.is_mixed and "pp" not in problem.constraints.fixed:
-            continue  # without a pipeline nothing is cut
+        if axes["pp"] == 1 and not cluster.is_mixed:
+            continue  # nothing is cut: that is the uniform space
         alike = axes["pp"] == 1 or axes["tp"] * axes["pp"] == world
         if alike and axes["rank_order"] != values["rank_order"][0]:
             continue  # without both axes, either order is the same layout

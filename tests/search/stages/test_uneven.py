@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations, pairwise, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from simpar.search.progress import Progress
 from simpar.search.stages import uneven
 from simpar.search.stages.cuts import cuts_within, fastest_cut, moves
 from simpar.search.stages.skeletons import Pricing
-from simpar.search.stages.uneven import search_uneven, simulated
+from simpar.search.stages.uneven import Trial, search_uneven, simulated
 from simpar.simulation import simulate
 
 
@@ -228,3 +229,34 @@ def test_bounds_are_below_steps_and_hardly_below(name: str) -> None:
         for counts, bound_s in zip(cuts.tolist(), skeleton.bounds_s(cuts), strict=True):
             step_s = simulated(problem, skeleton, tuple(counts)).step_time_s
             assert 0.85 * step_s < bound_s <= step_s
+
+
+@pytest.mark.parametrize(
+    ("stack", "layout"),
+    [
+        ("megatron", {"recompute": "none"}),
+        ("megatron", {"recompute": "full", "schedule": "zb-h1"}),
+        ("simpar", {"recompute": "selective", "zero": 0}),
+        ("deepspeed", {"recompute": "none", "schedule": "gpipe"}),
+    ],
+)
+def test_what_holds_more_layers_needs_as_much_memory_or_more(stack: str, layout: dict[str, Any]) -> None:
+    """All cuts of six layers: whatever a full stage rules out needs as much itself, and nothing else is ruled out."""
+    config = {
+        "model_type": "llama", "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 1024,
+        "num_hidden_layers": 6, "num_attention_heads": 4,
+    }  # fmt: skip
+    training = Training(seq_len=128, global_batch=8)
+    problem = make_problem(read(config, "tiny"), load_cluster("laptop-cpu-4"), training, stack=stack)
+    skeleton = Pricing(problem).skeleton(Plan(**{"zero": 1, "micro_batch": 1, "pp": 4, **layout}))
+    assert skeleton is not None
+    cuts = np.array(every_cut(6, 4))
+    full = np.array([simulated(problem, skeleton, tuple(counts)).fullness for counts in cuts.tolist()])
+    begin, end = np.cumsum(cuts, axis=1) - cuts, np.cumsum(cuts, axis=1)
+    for number, counts in enumerate(cuts.tolist()):
+        for stage in range(4):
+            fullness = np.where(np.arange(4) == stage, 1.1, 0.9)
+            ruled_out = Trial(skeleton, tuple(counts), 1.0, fullness).rules_out(cuts)
+            more = (begin[:, stage] <= begin[number, stage]) & (end[:, stage] >= end[number, stage])
+            assert (ruled_out == more).all()
+            assert (full[more, stage] >= full[number, stage]).all()
