@@ -75,7 +75,7 @@ def measure(name: str) -> float:
     how = "uniform" if stages is None else "+".join(f"{one.layers}L/{one.num_devices}" for one in stages)
     print(
         f"{name:19s} {graph.num_parameters() / 1e9:5.1f} B, {nodes} x {hardware}: uniform {uniform:.4f} s, "
-        f"alpa {best:.4f} s ({how}), margin {margin:+.1%}, {found.search_seconds:.0f} s",
+        f"alpa {best:.4f} s ({how}), margin {margin:+.1%}, gap {found.gap:.0%}, {found.search_seconds:.0f} s",
         flush=True,
     )
     return margin
