@@ -208,7 +208,7 @@ def runners_up(beside: Beside, taken: list[int], count: int) -> list[Result]:
 def _others(beside: Beside, taken: list[int]) -> Iterator[tuple[int, Exact]]:
     """Rows of other pipelines that fit, one of each: of those that the certificate looked at, and promising ones."""
     pipelines = beside.frontier.bounds.pipelines
-    key, shape = pipelines.passes.key, pipelines.shapes.index
+    key, shape = pipelines.blocks.key, pipelines.shapes.index
     left = np.ones(beside.frontier.rows.count, dtype=bool)
     for known in taken:
         left &= (key != key[known]) | (shape != shape[known])

@@ -18,11 +18,11 @@ from simpar.plan.schedules.actions import LETTERS, F, Schedule
 from simpar.program.resolve.pass_costs import relative_costs
 from simpar.search.bound.action_tables import Blocked, Pairs, Table, Times, ends_by_work_ns, finishes_ns
 from simpar.search.bound.batches import Batch
-from simpar.search.bound.data_parallel import Cut, Scheme
+from simpar.search.bound.data_parallel import Configuration, Cut
 from simpar.search.bound.overlapped_passes import OverlappedPasses
 from simpar.search.bound.paths import Hops
 from simpar.search.bound.shapes import weigh
-from simpar.search.bound.steps import RowBounds, RowCharge, some
+from simpar.search.bound.steps import RowCharge, StepBounds, some
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -35,7 +35,7 @@ MOST_ACTIONS = 2**17  # of tables that are kept, together
 class Sweeps:
     """Steps of rows without contention; the tables of the last few are kept."""
 
-    bounds: RowBounds
+    bounds: StepBounds
     _tables: dict[tuple[TableKey, Blocked], Table] = field(default_factory=dict)
     _schedules: dict[TableKey, Schedule] = field(default_factory=dict)
     _costs: dict[int, Costs] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Sweeps:
     @cached_property
     def together(self) -> OverlappedPasses:
         """Bounds of passes that run together."""
-        return OverlappedPasses(self.bounds.pipelines.passes)
+        return OverlappedPasses(self.bounds.pipelines.blocks)
 
     def costs_of(self, rows: Ints) -> list[Costs]:
         """Durations of F, I and W that the tables of rows are made for, as the simulator takes them.
@@ -57,7 +57,7 @@ class Sweeps:
         pipes = np.unique(pipelines.index[waiting])
         pipes = pipes[[pipe not in self._costs for pipe in pipes.tolist()]]
         for shape, mine in pipelines.by_shape(pipes):
-            times = pipelines.passes.plain_ns(pipelines.key[pipes[mine]], "FIW", shape.kinds)
+            times = pipelines.blocks.plain_ns(pipelines.key[pipes[mine]], "FIW", shape.kinds)
             total = np.stack([weigh(times[one], shape.by_stage).sum(axis=1) for one in "FIW"], axis=1)
             self._costs |= dict(zip(pipes[mine].tolist(), map(relative_costs, total), strict=True))
         none = given or EVEN_COSTS
@@ -147,8 +147,8 @@ def _by_pairs(charge: RowCharge) -> Iterator[tuple[Blocked, Ints]]:
         yield frozenset(), np.arange(len(charge.mine))
         return
     groups: dict[Blocked, list[Ints]] = {}
-    for scheme, mine in charge.by_scheme():
-        groups.setdefault(scheme.apart, []).append(mine)
+    for configuration, mine in charge.by_configuration():
+        groups.setdefault(configuration.apart, []).append(mine)
     for apart, parts in groups.items():
         yield apart, np.concatenate(parts)
 
@@ -158,7 +158,7 @@ def _floors(charge: RowCharge, table: Table, first: Floats) -> Floats | None:
     gather = charge.moves("gather", "F", boundary=True)
     if not gather.any():
         return None
-    shape, kinds = charge.shape, charge.passes("F", boundary=True)
+    shape, kinds = charge.shape, charge.pass_times("F", boundary=True)
     floors = np.zeros((len(charge.mine), len(shape.pieces)))
     opening = np.flatnonzero(table.boundary & (table.code == F))
     for rank in range(shape.num_ranks):
@@ -178,10 +178,10 @@ def _floors(charge: RowCharge, table: Table, first: Floats) -> Floats | None:
 def _reduced(charge: RowCharge, table: Table, finish: Floats) -> Floats:
     """When the first and the second reductions beside the backwards of ranks have ended, [ranks, 2, n]."""
     ends = np.zeros((charge.shape.num_ranks, 2, len(charge.mine)))
-    for scheme, mine in charge.by_scheme():
+    for configuration, mine in charge.by_configuration():
         for letter in charge.shape.letters[1:]:
-            if scheme.policies[letter, True].reduces:
-                queue = _Queue(charge, table, scheme, letter, mine)
+            if configuration.policies[letter, True].reduces:
+                queue = _Queue(charge, table, configuration, letter, mine)
                 for rank, end in enumerate(ends):
                     end[:, mine] = np.maximum(end[:, mine], queue.ends(rank, finish))
     return ends
@@ -189,11 +189,11 @@ def _reduced(charge: RowCharge, table: Table, finish: Floats) -> Floats:
 
 @dataclass
 class _Queue:
-    """First and second reductions behind the backwards of one letter under one scheme, in rows ``mine``."""
+    """First and second reductions behind the backwards of one letter under one configuration, in rows ``mine``."""
 
     charge: RowCharge
     table: Table
-    scheme: Scheme
+    configuration: Configuration
     letter: str
     mine: Ints
     _known: dict[tuple[int, bool], tuple[Cut, Floats]] = field(default_factory=dict)
@@ -201,7 +201,7 @@ class _Queue:
     @cached_property
     def _kinds(self) -> Floats:
         """The backward of every kind of block."""
-        return self.charge.passes(self.letter, boundary=True)[self.mine]
+        return self.charge.pass_times(self.letter, boundary=True)[self.mine]
 
     def _cut(self, stage: int, boundary: bool) -> tuple[Cut, Floats]:
         """How a stage is cut, and how much later than its backward its own reductions end at least, [rows].
@@ -210,8 +210,8 @@ class _Queue:
         """
         stage = self.charge.shape.alike[stage]
         if (stage, boundary) not in self._known:
-            policy = self.scheme.policies[self.letter, boundary]
-            cut = self.scheme.cut(self.charge.shape.pieces[stage], policy)
+            policy = self.configuration.policies[self.letter, boundary]
+            cut = self.configuration.cut(self.charge.shape.pieces[stage], policy)
             times = self.charge.stage_times(self.letter, boundary=boundary)[self.mine, stage]
             waits = times - weigh(self._kinds, self.charge.shape.by_stage[[stage]])[:, 0]
             hidden = weigh(self._kinds, cut.behind) + np.maximum(waits, 0.0)[:, None] * cut.behind.any(axis=1)
@@ -224,7 +224,7 @@ class _Queue:
 
         Of second reductions only the last one is counted.
         """
-        every = self.scheme.policies[self.letter, False].reduces
+        every = self.configuration.policies[self.letter, False].reduces
         actions, keys, key_of = self.table.reducing(rank, LETTERS.index(self.letter), every=every)
         cuts, leads = zip(*(self._cut(*key) for key in keys), strict=True)
         total = np.array([cut.total for cut in cuts])[key_of]

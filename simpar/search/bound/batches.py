@@ -1,4 +1,4 @@
-"""Rows that are bounded together, with what their keys and schemes decide, evaluated once for every pair of the two."""
+"""Rows that are bounded together, with what keys and configurations decide, evaluated once for each pair of them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.search.bound.data_parallel import Scheme
+from simpar.search.bound.data_parallel import Configuration
 
 if TYPE_CHECKING:
-    from simpar.search.bound.steps import RowBounds
+    from simpar.search.bound.steps import StepBounds
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -21,67 +21,67 @@ Floats = NDArray[np.float64]
 
 @dataclass
 class Batch:
-    """Some rows with what their keys and schemes decide, evaluated once for every pair of the two."""
+    """Some rows with what their keys and configurations decide, evaluated once for every pair of the two."""
 
-    bounds: RowBounds
+    bounds: StepBounds
     rows: Ints
     _columns: dict[Any, Any] = field(default_factory=dict)
 
     @cached_property
     def key(self) -> Ints:
         """Key of the passes of every row."""
-        return self.bounds.pipelines.passes.key[self.rows]
+        return self.bounds.pipelines.blocks.key[self.rows]
 
     @cached_property
-    def _unique(self) -> tuple[list[Scheme], Ints]:
-        schemes = self.bounds.schemes
-        unique, index = np.unique(schemes.index[self.rows], return_inverse=True)
-        return [schemes[int(one)] for one in unique], index
+    def _unique(self) -> tuple[list[Configuration], Ints]:
+        configurations = self.bounds.configurations
+        unique, index = np.unique(configurations.index[self.rows], return_inverse=True)
+        return [configurations[int(one)] for one in unique], index
 
     @property
-    def schemes(self) -> list[Scheme]:
-        """Distinct schemes."""
+    def configurations(self) -> list[Configuration]:
+        """Distinct configurations."""
         return self._unique[0]
 
     @property
-    def scheme(self) -> Ints:
-        """Which of the schemes every row has."""
+    def configuration(self) -> Ints:
+        """Which of the configurations every row has."""
         return self._unique[1]
 
     @cached_property
     def alike_updates(self) -> Ints:
-        """Of every scheme the first one that updates in the same way."""
+        """Of every configuration the first one that updates in the same way."""
         known: dict[object, int] = {}
-        plans = [one.sync.job.plan for one in self.schemes]
+        plans = [one.sync.job.plan for one in self.configurations]
         each = [(one.numerics, one.offload.ratio, one.data_parallel.servers) for one in plans]
         return np.array([known.setdefault(one, at) for at, one in enumerate(each)], dtype=np.int64)
 
     @cached_property
     def _pairs(self) -> tuple[Ints, Ints, Ints]:
-        """Keys and schemes of distinct pairs, and the pair of every row."""
-        code = self.key * len(self.schemes) + self.scheme
+        """Keys and configurations of distinct pairs, and the pair of every row."""
+        code = self.key * len(self.configurations) + self.configuration
         unique, index = np.unique(code, return_inverse=True)
-        return unique // len(self.schemes), unique % len(self.schemes), index
+        return unique // len(self.configurations), unique % len(self.configurations), index
 
-    def each(self, name: Any, value: Callable[[Scheme], Any]) -> Any:
-        """A function of a scheme for every scheme; ``name`` it for reuse."""
+    def each(self, name: Any, value: Callable[[Configuration], Any]) -> Any:
+        """A function of a configuration for every configuration; ``name`` it for reuse."""
         if name not in self._columns:
-            self._columns[name] = np.array([value(scheme) for scheme in self.schemes])
+            self._columns[name] = np.array([value(configuration) for configuration in self.configurations])
         return self._columns[name]
 
     def moves(self, name: str, letter: str, *, boundary: bool) -> Floats:
-        """What passes of a letter move by kind of block, for every scheme: a part of Moves."""
+        """What passes of a letter move by kind of block, for every configuration: a part of Moves."""
         found = self.each((name, letter, boundary), lambda one: getattr(one.moves[letter, boundary], name))
         return np.asarray(found)
 
-    def passes(self, mine: Ints, letter: str, *, boundary: bool) -> Floats:
+    def pass_times(self, mine: Ints, letter: str, *, boundary: bool) -> Floats:
         """Times of passes by kind, slowed by what runs beside them, [len(mine), kinds]."""
         known = letter, boundary
-        keys, scheme, index = self._pairs
+        keys, configuration, index = self._pairs
         if known not in self._columns:
-            passes = self.bounds.pipelines.passes
+            blocks = self.bounds.pipelines.blocks
             busy = self.moves("occupied", letter, boundary=boundary)
-            times = passes.slowed_ns(keys, letter, busy[scheme])
+            times = blocks.slowed_ns(keys, letter, busy[configuration])
             self._columns[known] = times.astype(np.float64)
         return np.asarray(self._columns[known][index[mine]])
 
@@ -89,5 +89,5 @@ class Batch:
         """Seconds that collectives inside passes take of each of rank 0's links, [n, kinds, links]."""
         name = "inside", letter
         if name not in self._columns:
-            self._columns[name] = self.bounds.pipelines.passes.drains_s(self.key, letter)
+            self._columns[name] = self.bounds.pipelines.blocks.drains_s(self.key, letter)
         return np.asarray(self._columns[name])

@@ -74,7 +74,7 @@ class BlockCosts:
     """Pass times of every key and kind; ``key`` int64[rows] is the key of every row, ``row`` one row of every key."""
 
     jobs: Jobs
-    wires: Prices
+    prices: Prices
     key: Ints
     row: Ints
     _prices: dict[int, dict[CollectiveUse, int]] = field(default_factory=dict)
@@ -87,12 +87,12 @@ class BlockCosts:
     _drains: dict[tuple[int, str], Floats] = field(default_factory=dict)
 
     @staticmethod
-    def of(jobs: Jobs, wires: Prices) -> BlockCosts:
+    def of(jobs: Jobs, prices: Prices) -> BlockCosts:
         """Keys of all rows."""
         rows = jobs.rows
         code = rows.number(KEY_AXES, fully_sharded(rows), 2)  # gradients accumulate in place without it
         _, row, key = np.unique(code, return_index=True, return_inverse=True)
-        return BlockCosts(jobs, wires, key, row)
+        return BlockCosts(jobs, prices, key, row)
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
@@ -122,7 +122,7 @@ class BlockCosts:
 
     def _view(self, row: int) -> RankView:
         job = self.jobs.job(row)
-        late = late_per_member_s(self.wires.cluster, job.plan.mesh)
+        late = late_per_member_s(self.prices.cluster, job.plan.mesh)
         view = RankView.of(job, late_per_member_s=late)
         return replace(view, context_rank=0) if view.uneven_context else view
 
@@ -284,12 +284,12 @@ class BlockCosts:
         """Nanoseconds of a collective inside a block, on the group of rank 0."""
         known = self._prices.setdefault(key, {})
         if use not in known:
-            known[use] = int(self.wire(key, use).time_ns(use.size_bytes, use.count))
+            known[use] = int(self.price_on_group(key, use).time_ns(use.size_bytes, use.count))
         return known[use]
 
-    def wire(self, key: int, use: CollectiveUse) -> Price:
-        """The wire of a collective inside a block, on the group of rank 0."""
-        return self.wires.of(use.op, self._group(key, use.group), use.group)
+    def price_on_group(self, key: int, use: CollectiveUse) -> Price:
+        """The price of a collective inside a block, on the group of rank 0."""
+        return self.prices.of(use.op, self._group(key, use.group), use.group)
 
     def drains_s(self, keys: Ints, letter: str) -> Floats:
         """Seconds that collectives inside passes take of each link of rank 0, float64[len(keys), kinds, links]."""
@@ -298,12 +298,12 @@ class BlockCosts:
 
     def _drained(self, key: int, letter: str) -> Floats:
         if (key, letter) not in self._drains:
-            found = np.zeros((len(self.kinds), len(self.wires.own)))
+            found = np.zeros((len(self.kinds), len(self.prices.own)))
             for kind in range(len(self.kinds)):
                 for use in self._lane(key, kind, letter).uses:
                     if use is not None:
                         size = use.size_bytes * use.count
-                        found[kind] += size * self.wire(key, use).slopes_s(self.wires.own)
+                        found[kind] += size * self.price_on_group(key, use).slopes_s(self.prices.own)
             self._drains[key, letter] = found
         return self._drains[key, letter]
 

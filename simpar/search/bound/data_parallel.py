@@ -1,6 +1,6 @@
-"""Data parallelism in bulk: what every scheme gathers and reduces, when, and how long its collectives take.
+"""Data parallelism in bulk: what every configuration gathers and reduces, when, and how long its collectives take.
 
-A *scheme* is one combination of the axes that decide it. Times are those of the groups of rank 0, whose pipeline
+A *configuration* is one combination of the axes that decide it. Times are those of the groups of rank 0, whose pipeline
 stands for all of them in a lower bound. Experts have ranks of their own that hold copies of them (see
 :mod:`simpar.program.structure.synchronisation`).
 """
@@ -29,7 +29,7 @@ from simpar.search.bound.block_costs import BlockCosts
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-SCHEME_AXES = (
+CONFIGURATION_AXES = (
     "tp", "cp", "pp", "ep", "order", "precision", "zero", "hsdp", "overlap_grad_reduce", "overlap_param_gather",
     "sequence_parallel", "etp", "tp_method", "tp_depth", "optimizer", "moment_dtype", "grad_dtype", "reduce_dtype",
     "gather_dtype", "sync", "sync_every", "staleness", "servers", "reshard_after_forward", "offload_optimizer",
@@ -67,8 +67,8 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Scheme:
-    """One scheme: its behaviour, its wires by (operation, group), and parameters on a rank by who holds copies.
+class Configuration:
+    """One configuration: its behaviour, prices by (operation, group), and parameters on a rank by who holds copies.
 
     ``still`` are those that are not trained, and come with the others where these are freed after use; ``rests`` marks
     kinds that run nothing backward and need nothing for it.
@@ -76,7 +76,7 @@ class Scheme:
     """
 
     sync: Synchronisation
-    wires: Mapping[tuple[str, str], Price]
+    prices: Mapping[tuple[str, str], Price]
     parameters: Mapping[str, Floats]
     still: Mapping[str, Floats]
     rests: Bools
@@ -115,11 +115,11 @@ class Scheme:
         for copies in policy.copies:
             count = self.parameters[copies.kind]
             if copies.gather_group:
-                wire = self.wires["all_gather", copies.gather_group]
+                price = self.prices["all_gather", copies.gather_group]
                 comes = count + self.still[copies.kind] * (copies.buffer_bytes > 0)
                 comes = comes if ahead else np.where(self.rests, 0.0, comes)
-                gather += np.where(comes > 0, wire.time_ns(comes * copies.gathered_bytes), 0)
-                occupied += np.where(count > 0, wire.occupied_ns(count * copies.gathered_bytes), 0)
+                gather += np.where(comes > 0, price.time_ns(comes * copies.gathered_bytes), 0)
+                occupied += np.where(count > 0, price.occupied_ns(count * copies.gathered_bytes), 0)
             in_turn = none.copy()
             for position, took in enumerate(self.reduction_ns(copies, count * copies.gradient_bytes)):
                 spent = np.where(count > 0, took, 0)
@@ -128,13 +128,13 @@ class Scheme:
             both = np.maximum(both, in_turn)
             for group, op, share in copies.reduce_ops:
                 reduced = count * copies.gradient_bytes * share
-                occupied += np.where(count > 0, self.wires[op, group].occupied_ns(reduced), 0)
+                occupied += np.where(count > 0, self.prices[op, group].occupied_ns(reduced), 0)
         return Moves(gather, first, both, occupied)
 
     def reduction_ns(self, copies: Copies, size_bytes: Any, count: Any = 1) -> tuple[Ints, ...]:
         """The reductions in turn of gradients of ``size_bytes``, in ``count`` calls each."""
         return tuple(
-            self.wires[op, group].time_ns(size_bytes * share / count, count)
+            self.prices[op, group].time_ns(size_bytes * share / count, count)
             for group, op, share in copies.reduce_ops
         )
 
@@ -152,7 +152,7 @@ class Scheme:
         """Nanoseconds of collectives in turn, of arrays of sizes that are all alike."""
         each = [
             np.where(
-                use.size_bytes > 0, self.wires[use.op, use.group].time_ns(use.size_bytes, use.count), 0.0
+                use.size_bytes > 0, self.prices[use.op, use.group].time_ns(use.size_bytes, use.count), 0.0
             )
             for use in uses
         ]
@@ -161,7 +161,7 @@ class Scheme:
     @cached_property
     def embedding_ns(self) -> float:
         """The sum of the gradients of tied embeddings, zero where there is none."""
-        if ("all_reduce", EMBEDDING_GROUP) not in self.wires or self.sync.job.graph.embedding.still:
+        if ("all_reduce", EMBEDDING_GROUP) not in self.prices or self.sync.job.graph.embedding.still:
             return 0.0
         return float(self.taken_ns([embedding_sum(RankView.of(self.sync.job).table_elements, self.sync)]))
 
@@ -172,7 +172,7 @@ class Scheme:
         ]
         found = np.zeros(len(self.own))
         for each in copies:
-            found += each.gathered_bytes * self.wires["all_gather", each.gather_group].slopes_s(self.own)
+            found += each.gathered_bytes * self.prices["all_gather", each.gather_group].slopes_s(self.own)
         return found
 
     def reduce_slopes_s(self, *, kind: str, letter: str, boundary: bool) -> Floats:
@@ -180,59 +180,59 @@ class Scheme:
         found = np.zeros(len(self.own))
         for each in self.policies[letter, boundary].copies:
             for group, op, share in each.reduce_ops if each.kind == kind else ():
-                found += each.gradient_bytes * share * self.wires[op, group].slopes_s(self.own)
+                found += each.gradient_bytes * share * self.prices[op, group].slopes_s(self.own)
         return found
 
 
 @dataclass
-class Schemes:
-    """Schemes of all rows: ``index`` int64[rows] into ``row``, one row of every scheme; made when asked for.
+class Configurations:
+    """Configurations of all rows: ``index`` int64[rows] into ``row``, one row of each; made when asked for.
 
     ``meet`` says of every row whether embedding and head of one table are on one rank, which moves it once.
     """
 
-    passes: BlockCosts
+    blocks: BlockCosts
     index: Ints
     row: Ints
     meet: Bools
-    _made: dict[int, Scheme] = field(default_factory=dict)
+    _made: dict[int, Configuration] = field(default_factory=dict)
     _groups: dict[tuple[Any, ...], dict[str, Ints]] = field(default_factory=dict)
 
     @staticmethod
-    def of(passes: BlockCosts, meet: Bools) -> Schemes:
-        """Schemes of all rows."""
-        code = passes.jobs.rows.number(SCHEME_AXES, meet, 2)
+    def of(blocks: BlockCosts, meet: Bools) -> Configurations:
+        """Configurations of all rows."""
+        code = blocks.jobs.rows.number(CONFIGURATION_AXES, meet, 2)
         _, row, index = np.unique(code, return_index=True, return_inverse=True)
-        return Schemes(passes, index, row, meet)
+        return Configurations(blocks, index, row, meet)
 
-    def __getitem__(self, index: int) -> Scheme:
-        """One scheme."""
+    def __getitem__(self, index: int) -> Configuration:
+        """One configuration."""
         if index not in self._made:
             self._made[index] = self._make(int(self.row[index]))
         return self._made[index]
 
-    def _make(self, row: int) -> Scheme:
-        passes = self.passes
-        sync = Synchronisation.of(passes.jobs.job(row))
+    def _make(self, row: int) -> Configuration:
+        blocks = self.blocks
+        sync = Synchronisation.of(blocks.jobs.job(row))
         groups = self._groups_of(sync)
         added = Added.of(sync.job.stack, sync.quantise_s_per_byte)
-        wires = {(op, group): FREE for group, op in _uses(sync)}
-        for op, group in wires:
+        prices = {(op, group): FREE for group, op in _uses(sync)}
+        for op, group in prices:
             if group in groups:
-                wire = passes.wires.of(op, groups[group], group)
+                price = blocks.prices.of(op, groups[group], group)
                 per_byte = added.of_call(op, group)[1]
-                wires[op, group] = replace(wire, added_s_per_byte=per_byte) if per_byte else wire
-        key = int(passes.key[row])
-        parameters = passes.dense[key].copy()
+                prices[op, group] = replace(price, added_s_per_byte=per_byte) if per_byte else price
+        key = int(blocks.key[row])
+        parameters = blocks.dense[key].copy()
         if self.meet[row] and not sync.per_unit:
-            parameters[passes.head] -= passes.projection[key]
-        return Scheme(
+            parameters[blocks.head] -= blocks.projection[key]
+        return Configuration(
             sync=sync,
-            wires=wires,
-            parameters={DENSE: parameters, EXPERTS: passes.experts[key]},
-            still={kind: still[key] for kind, still in passes.still.items()},
-            rests=np.array([kind.block.still for kind in passes.kinds]),
-            own=passes.wires.own,
+            prices=prices,
+            parameters={DENSE: parameters, EXPERTS: blocks.experts[key]},
+            still={kind: still[key] for kind, still in blocks.still.items()},
+            rests=np.array([kind.block.still for kind in blocks.kinds]),
+            own=blocks.prices.own,
         )
 
     def _groups_of(self, sync: Synchronisation) -> dict[str, Ints]:
@@ -255,19 +255,19 @@ def _uses(sync: Synchronisation) -> list[tuple[str, str]]:
     return found
 
 
-def _cut(scheme: Scheme, pieces: tuple[int, ...], policy: SyncPolicy) -> Cut:
+def _cut(configuration: Configuration, pieces: tuple[int, ...], policy: SyncPolicy) -> Cut:
     """First reductions of a stage in the order of their queue, and the last second one."""
     backwards, second = np.array(pieces[::-1]), 0.0
-    left = np.eye(len(scheme.rests))[backwards][::-1].cumsum(axis=0)[::-1]  # with the block itself
+    left = np.eye(len(configuration.rests))[backwards][::-1].cumsum(axis=0)[::-1]  # with the block itself
     took: list[Ints] = []
     closing: list[Ints] = []
     for copies in policy.copies:
         if not copies.reduce_ops:
             continue
-        sizes = scheme.parameters[copies.kind][backwards] * copies.gradient_bytes
+        sizes = configuration.parameters[copies.kind][backwards] * copies.gradient_bytes
         each = buckets(sizes, policy.first_bucket_bytes, policy.bucket_bytes, per_unit=copies.per_unit)
         size, count = (np.array([getattr(one, name) for one in each]) for name in ("size_bytes", "count"))
-        times = scheme.reduction_ns(copies, size, count)
+        times = configuration.reduction_ns(copies, size, count)
         took.append(times[0])
         closing.append(np.array([one.at for one in each], dtype=np.int64))
         if len(times) > 1 and each:
@@ -277,5 +277,5 @@ def _cut(scheme: Scheme, pieces: tuple[int, ...], policy: SyncPolicy) -> Cut:
     at = np.concatenate(closing)
     order = np.argsort(at, kind="stable")
     times_ns = np.concatenate(took)[order].astype(np.float64)
-    behind = left[at[order]] - np.eye(len(scheme.rests))[backwards[at[order]]]
+    behind = left[at[order]] - np.eye(len(configuration.rests))[backwards[at[order]]]
     return Cut(np.cumsum(times_ns[::-1])[::-1], behind, float(times_ns.sum()), second)

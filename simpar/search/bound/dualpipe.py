@@ -22,7 +22,7 @@ def kernels_bound_ns(pipelines: Pipelines, which: Ints) -> tuple[Floats, Floats]
     for shape, mine in pipelines.by_shape(which):
         key = pipelines.key[which[mine]]
         stages = Stages.plain(
-            shape, {name: table[key] for name, table in pipelines.passes.kernels_ns.items()}
+            shape, {name: table[key] for name, table in pipelines.blocks.kernels_ns.items()}
         )
         each = stages.forward + stages.backward + stages.weight
         busy = (each + each[:, ::-1]) * pipelines.microbatches(which[mine])[:, None] / 2

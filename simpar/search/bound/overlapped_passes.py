@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 class OverlappedPasses:
     """Bounds of pairs by key, kinds of the blocks that meet, and letter of the backward, each found once."""
 
-    passes: BlockCosts
+    blocks: BlockCosts
     _known: dict[tuple[int, int, int, str], int] = field(default_factory=dict)
 
     def pairs_ns(self, keys: Ints, ahead: tuple[int, ...], back: tuple[int, ...], letter: str) -> Floats:
@@ -38,7 +38,7 @@ class OverlappedPasses:
         Stages are the kinds of their blocks in model order. Where one has more blocks, the rest run alone.
         """
         unique, where = np.unique(keys, return_inverse=True)
-        alone = {one: self.passes.plain_ns(unique, (one,))[one] for one in ("F", letter)}
+        alone = {one: self.blocks.plain_ns(unique, (one,))[one] for one in ("F", letter)}
         found = np.zeros(len(unique))
         for forward, backward in zip_longest(ahead, back[::-1]):
             if forward is None:
@@ -59,16 +59,16 @@ class OverlappedPasses:
         """What each stream carries of both, and what each takes alone."""
         each = (forward, "F"), (backward, letter)
         alone = [
-            int(self.passes.plain_ns(np.array([key]), (one,), (kind,))[one][0, kind]) for kind, one in each
+            int(self.blocks.plain_ns(np.array([key]), (one,), (kind,))[one][0, kind]) for kind, one in each
         ]
-        busy = sum(self.passes.carried_ns(key, kind, one) for kind, one in each)
+        busy = sum(self.blocks.carried_ns(key, kind, one) for kind, one in each)
         return max(int(np.max(busy)), *alone)
 
     def _merged_ns(self, key: int, forward: int, backward: int, letter: str) -> int | None:
         """Both blocks as the Program merges them, or None where other ranks may merge them in another order."""
-        passes, stack = self.passes, self.passes.jobs.problem.stack
-        phases = passes.steps(key, forward).forward, getattr(passes.steps(key, backward), PASSES[letter])
-        price = partial(passes.price, key)
+        blocks, stack = self.blocks, self.blocks.jobs.problem.stack
+        phases = blocks.steps(key, forward).forward, getattr(blocks.steps(key, backward), PASSES[letter])
+        price = partial(blocks.price, key)
         if not self._is_exact(key, phases):
             return None
         merge, share = merged(*phases, price)
@@ -81,8 +81,8 @@ class OverlappedPasses:
 
         Else some may find their collectives dearer, and another order.
         """
-        view = self.passes.views[key]
+        view = self.blocks.views[key]
         if view.uneven_context or has_sampled_loads(view.job.plan):
             return False
         uses = {step.collective for phase in phases for step in phase.steps if step.collective is not None}
-        return all(self.passes.wire(key, use).private for use in uses)
+        return all(self.blocks.price_on_group(key, use).private for use in uses)

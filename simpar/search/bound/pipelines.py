@@ -34,9 +34,9 @@ class Pipelines:
     """Distinct pipelines of the rows: ``index`` int64[rows] into the columns ``key``, ``shape`` and ``row``."""
 
     jobs: Jobs
-    passes: BlockCosts
+    blocks: BlockCosts
     shapes: Shapes
-    wires: Prices
+    prices: Prices
     index: Ints
     row: Ints
     _hops: dict[tuple[int, int, int], tuple[Floats, Floats]] = field(default_factory=dict)
@@ -49,14 +49,14 @@ class Pipelines:
     )
 
     @staticmethod
-    def of(jobs: Jobs, wires: Prices) -> Pipelines:
+    def of(jobs: Jobs, prices: Prices) -> Pipelines:
         """Pipelines of all rows."""
-        passes = BlockCosts.of(jobs, wires)
-        shapes = Shapes.of(jobs, passes)
-        code = passes.key * len(shapes.row) + shapes.index
+        blocks = BlockCosts.of(jobs, prices)
+        shapes = Shapes.of(jobs, blocks)
+        code = blocks.key * len(shapes.row) + shapes.index
         code = code * len(jobs.rows.domain["order"]) + jobs.rows.code["order"]
         _, row, index = np.unique(code, return_index=True, return_inverse=True)
-        return Pipelines(jobs, passes, shapes, wires, index, row)
+        return Pipelines(jobs, blocks, shapes, prices, index, row)
 
     def moved(self, rows: Ints) -> int:
         """Some rows, alike but for overlap, have another shape than before; their pipeline."""
@@ -70,7 +70,7 @@ class Pipelines:
     @cached_property
     def key(self) -> Ints:
         """Key of the passes of every pipeline."""
-        return self.passes.key[self.row]
+        return self.blocks.key[self.row]
 
     @cached_property
     def shape(self) -> Ints:
@@ -112,7 +112,7 @@ class Pipelines:
         least = np.zeros(len(self.row))
         key = self.key
         for shape, mine in self.by_shape(everything):
-            times = {letter: table[key[mine]] for letter, table in self.passes.kernels_ns.items()}
+            times = {letter: table[key[mine]] for letter, table in self.blocks.kernels_ns.items()}
             stages = Stages.plain(shape, times)
             path = path_bound(shape, stages, Hops.none(shape, len(mine)), self.microbatches(mine))
             found[mine] = path.longest
@@ -128,7 +128,7 @@ class Pipelines:
         """Bounds of some pipelines by their passes and messages."""
         found, key = np.zeros(len(which)), self.key[which]
         for shape, mine in self.by_shape(which):
-            times = self.passes.alone_ns(key[mine], shape)
+            times = self.blocks.alone_ns(key[mine], shape)
             path = self.path(shape, which[mine], Stages.plain(shape, times))
             found[mine] = path.longest
             if "recompute_early" in self.jobs.rows.domain:
@@ -140,7 +140,7 @@ class Pipelines:
         """What ranks run once more ahead of their backwards, [n, ranks]: it may hide, but each rank does it all."""
         if shape.pairs:
             return np.zeros((len(which), shape.num_ranks))
-        again = weigh(self.passes.again_ns(self.key[which], shape), shape.of_rank @ shape.by_stage)
+        again = weigh(self.blocks.again_ns(self.key[which], shape), shape.of_rank @ shape.by_stage)
         return np.asarray(self.microbatches(which)[:, None] * again)
 
     def hops(self, shape: Shape, which: Ints) -> Hops:
@@ -150,7 +150,7 @@ class Pipelines:
 
     def drains_s(self, shape: Shape, which: Ints) -> Floats:
         """Seconds that the messages of a microbatch take of each rank's port and NIC, float64[n, ranks, links]."""
-        return self._of_messages(shape, which, 1, (shape.num_ranks, len(self.wires.own)))
+        return self._of_messages(shape, which, 1, (shape.num_ranks, len(self.prices.own)))
 
     def _of_messages(self, shape: Shape, which: Ints, part: int, size: tuple[int, int]) -> Floats:
         """A part of what is known of the messages of pipelines of one shape, float64[n, *size]."""
@@ -165,7 +165,7 @@ class Pipelines:
     def _senders_of(self, shape: Shape) -> Senders:
         """What the messages of a shape depend on, and its number among distinct ones."""
         if shape.pieces not in self._senders:
-            kinds = self.passes.kinds
+            kinds = self.blocks.kinds
             blocks = tuple(kinds[pieces[-1]].block.name for pieces in shape.pieces[:-1])
             resting = tuple(all(kinds[kind].block.still for kind in pieces) for pieces in shape.pieces[:-1])
             self._senders[shape.pieces] = blocks, resting
@@ -176,12 +176,12 @@ class Pipelines:
         """Of the messages of one pipeline the nanoseconds, [2, stages - 1] ahead and back, and what they drain."""
         known = senders.number, int(self.key[pipe]), int(self.jobs.rows.code["order"][self.row[pipe]])
         if known not in self._hops:
-            wires, slopes, index = self._wired(shape, pipe)
-            view = self.passes.views[known[1]]
-            graph = {kind.block.name: kind.block for kind in self.passes.kinds}
+            prices, slopes, index = self._priced(shape, pipe)
+            view = self.blocks.views[known[1]]
+            graph = {kind.block.name: kind.block for kind in self.blocks.kinds}
             sizes = {name: send_bytes(view, graph[name]) for name in set(senders.blocks)}
             size = np.array([sizes[name] for name in senders.blocks])
-            table = np.stack([wire.time_ns(size) for wire in wires])
+            table = np.stack([price.time_ns(size) for price in prices])
             times = np.take_along_axis(table, index, axis=0).astype(np.float64)
             took = size[:, None] * slopes[index]
             rests = list(senders.resting)  # nothing goes back to stages below all that is trained
@@ -193,20 +193,22 @@ class Pipelines:
             self._hops[known] = times, drains
         return self._hops[known]
 
-    def _wired(self, shape: Shape, pipe: int) -> tuple[list[Price], Floats, Ints]:
-        """Distinct wires of a pipeline's messages, what a byte takes of port and NIC, and which each message takes."""
+    def _priced(self, shape: Shape, pipe: int) -> tuple[list[Price], Floats, Ints]:
+        """Distinct prices of a pipeline's messages, what a byte takes of port and NIC, and which each message takes."""
         ranks = self._ranks(int(self.row[pipe]), shape.num_ranks)
         cached = shape.rank_of_stage, tuple(ranks[:2].tolist())
         if cached not in self._messages:
             at = ranks[np.array(shape.rank_of_stage)]
             pairs = np.concatenate([np.stack([at[:-1], at[1:]], 1), np.stack([at[1:], at[:-1]], 1)])
-            cluster = self.wires.cluster
+            cluster = self.prices.cluster
             moved = pairs - pairs.min(axis=1, keepdims=True) // cluster.domain_size * cluster.domain_size
             _, first, index = np.unique(moved, axis=0, return_index=True, return_inverse=True)
-            wires = [self.wires.of("send", pair) if pair[0] != pair[1] else FREE for pair in pairs[first]]
+            prices = [self.prices.of("send", pair) if pair[0] != pair[1] else FREE for pair in pairs[first]]
             placed = pairs[first] if cluster.leaves_bind else moved[first]
-            slopes = [wire.slopes_s(self.wires.ends(*pair)) for wire, pair in zip(wires, placed, strict=True)]
-            self._messages[cached] = wires, np.array(slopes), index.reshape(2, -1)
+            slopes = [
+                price.slopes_s(self.prices.ends(*pair)) for price, pair in zip(prices, placed, strict=True)
+            ]
+            self._messages[cached] = prices, np.array(slopes), index.reshape(2, -1)
         return self._messages[cached]
 
     def _ranks(self, row: int, num_ranks: int) -> Ints:

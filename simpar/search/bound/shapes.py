@@ -125,17 +125,17 @@ class Shapes:
     """Shapes of all rows: ``index`` int64[rows] into ``row``, one row of every shape."""
 
     jobs: Jobs
-    passes: BlockCosts
+    blocks: BlockCosts
     index: Ints
     row: Ints
     _made: dict[int, Shape] = field(default_factory=dict)
     _pieces: dict[tuple[int, str], tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
     @staticmethod
-    def of(jobs: Jobs, passes: BlockCosts) -> Shapes:
+    def of(jobs: Jobs, blocks: BlockCosts) -> Shapes:
         """Shapes of all rows."""
         _, row, index = np.unique(jobs.rows.number(SHAPE_AXES), return_index=True, return_inverse=True)
-        return Shapes(jobs, passes, index, row)
+        return Shapes(jobs, blocks, index, row)
 
     def moved(self, rows: Ints) -> None:
         """Some rows have another shape than before, one for all of them; a new one if need be."""
@@ -159,7 +159,7 @@ class Shapes:
         ranks, letters, pairs = outline(
             self._value("schedule", row), int(rows["pp"][row]), int(rows["vpp"][row])
         )
-        return Shape(self._held(row), len(self.passes.kinds), ranks, letters, pairs)
+        return Shape(self._held(row), len(self.blocks.kinds), ranks, letters, pairs)
 
     def _value(self, name: str, row: int) -> str:
         rows = self.jobs.rows
@@ -168,7 +168,7 @@ class Shapes:
     def _held(self, row: int) -> tuple[tuple[int, ...], ...]:
         key = int(self.jobs.rows["stages"][row]), self._value("recompute", row)
         if key not in self._pieces:
-            index = self.passes.index
+            index = self.blocks.index
             stages = virtual_stage_pieces(self.jobs.job(row))
             self._pieces[key] = tuple(
                 tuple(

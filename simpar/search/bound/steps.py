@@ -16,7 +16,7 @@ from simpar.cost.optimizers import RULES, shared_out_s
 from simpar.plan.plan import Numerics
 from simpar.program.structure.synchronisation import DENSE, EXPERTS
 from simpar.search.bound.batches import Batch
-from simpar.search.bound.data_parallel import Scheme, Schemes
+from simpar.search.bound.data_parallel import Configuration, Configurations
 from simpar.search.bound.paths import Stages, backwards
 from simpar.search.bound.pipelines import Pipelines
 from simpar.search.bound.shapes import Shape, weigh
@@ -30,11 +30,11 @@ NEARLY = 0.999
 
 
 @dataclass
-class RowBounds:
+class StepBounds:
     """Bounds of rows by everything that is known before a schedule's table."""
 
     pipelines: Pipelines
-    schemes: Schemes
+    configurations: Configurations
 
     def of(self, rows: Ints) -> Floats:
         """Nanoseconds that the steps of some rows take at least."""
@@ -85,7 +85,7 @@ class RowCharge:
         return Charge(self.stages, self.opening(), self.tail(), self.streams())
 
     @property
-    def bounds(self) -> RowBounds:
+    def bounds(self) -> StepBounds:
         """What all rows share."""
         return self.batch.bounds
 
@@ -104,20 +104,20 @@ class RowCharge:
         """Key of the passes of every row."""
         return self.batch.key[self.mine]
 
-    def by_scheme(self) -> Iterator[tuple[Scheme, Ints]]:
-        """Rows of equal scheme together."""
-        scheme = self.batch.scheme[self.mine]
-        order = np.argsort(scheme, kind="stable")
-        for rows in np.split(order, np.flatnonzero(np.diff(scheme[order])) + 1):
-            yield self.batch.schemes[int(scheme[rows[0]])], rows
+    def by_configuration(self) -> Iterator[tuple[Configuration, Ints]]:
+        """Rows of equal configuration together."""
+        configuration = self.batch.configuration[self.mine]
+        order = np.argsort(configuration, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(configuration[order])) + 1):
+            yield self.batch.configurations[int(configuration[rows[0]])], rows
 
-    def each(self, name: Any, value: Callable[[Scheme], Any]) -> Any:
-        """A function of a scheme, evaluated for every row."""
-        return self.batch.each(name, value)[self.batch.scheme[self.mine]]
+    def each(self, name: Any, value: Callable[[Configuration], Any]) -> Any:
+        """A function of a configuration, evaluated for every row."""
+        return self.batch.each(name, value)[self.batch.configuration[self.mine]]
 
     def moves(self, name: str, letter: str, *, boundary: bool) -> Floats:
         """What passes of a letter move by kind of block, [n, kinds]: a part of Moves."""
-        return self.batch.moves(name, letter, boundary=boundary)[self.batch.scheme[self.mine]]
+        return self.batch.moves(name, letter, boundary=boundary)[self.batch.configuration[self.mine]]
 
     @cached_property
     def reshard(self) -> Bools:
@@ -129,19 +129,19 @@ class RowCharge:
         """Whether blocks are gathered and reduced one by one."""
         return np.asarray(self.each("per_unit", lambda one: one.sync.per_unit))
 
-    def passes(self, letter: str, *, boundary: bool) -> Floats:
+    def pass_times(self, letter: str, *, boundary: bool) -> Floats:
         """Times of passes by kind, slowed by what runs beside them, [n, kinds]."""
-        return self.batch.passes(self.mine, letter, boundary=boundary)
+        return self.batch.pass_times(self.mine, letter, boundary=boundary)
 
     @cached_property
     def stages(self) -> Stages:
         """Times of passes of every stage, waiting for gathers inside them where parameters are freed."""
-        passes = {
+        times = {
             boundary: {letter: self.stage_times(letter, boundary=boundary) for letter in self.shape.letters}
             for boundary in (False, True)
         }
-        usual, last = (backwards(self.shape, passes[boundary]) for boundary in (False, True))
-        return Stages(passes[False]["F"], *usual, passes[True]["F"], *last)
+        usual, last = (backwards(self.shape, times[boundary]) for boundary in (False, True))
+        return Stages(times[False]["F"], *usual, times[True]["F"], *last)
 
     def stage_times(self, letter: str, *, boundary: bool) -> Floats:
         """Passes of every stage.
@@ -157,14 +157,16 @@ class RowCharge:
 
     def _distinct_times(self, letter: str, *, boundary: bool) -> Floats:
         """Passes of every stage unlike those before it, [n, distinct stages]."""
-        kinds = self.passes(letter, boundary=boundary)
+        kinds = self.pass_times(letter, boundary=boundary)
         times = weigh(kinds, self.shape.by_stage[self.shape.distinct[0]])
         gather = self.moves("gather", letter, boundary=boundary) * self.reshard[:, None]
         if not gather.any():
             return times
         first, last, later, between, earlier = self.shape.windows[letter == "F"]
-        reduced = self._copied(letter, earlier, boundary, Scheme.reduce_slopes_s)
-        linked = self._inside(letter, between) + self._copied(letter, later, boundary, Scheme.gather_slopes_s)
+        reduced = self._copied(letter, earlier, boundary, Configuration.reduce_slopes_s)
+        linked = self._inside(letter, between) + self._copied(
+            letter, later, boundary, Configuration.gather_slopes_s
+        )
         linked += reduced * self.per_unit[:, None, None]
         used = NEARLY * NS_PER_S * linked.max(axis=2, initial=0.0)
         window = np.maximum(weigh(gather, later), used)
@@ -180,7 +182,7 @@ class RowCharge:
         gather = self.moves("gather", "F", boundary=True)
         first = self.shape.pieces[0]
         stage = weigh(gather, self.shape.by_stage[:1])
-        kinds = self.passes("F", boundary=True)
+        kinds = self.pass_times("F", boundary=True)
         late = stage[:, 0] + kinds[:, first[-1]] - weigh(kinds, self.shape.by_stage[:1])[:, 0]
         flat = np.maximum(gather[:, first[0]], np.where(self.reshard, 0.0, late))
         flat = flat * (stage[:, 0] > 0)
@@ -189,15 +191,15 @@ class RowCharge:
     @cached_property
     def parameters(self) -> dict[str, Floats]:
         """Parameters of every rank by who holds copies, [n, ranks]; a tied projection is free beside its embedding."""
-        passes, counts = self.bounds.pipelines.passes, self.shape.of_rank @ self.shape.by_stage
-        dense, experts = (weigh(each[self.keys], counts) for each in (passes.dense, passes.experts))
-        dense[:, 0] -= self._meet * passes.projection[self.keys]
+        blocks, counts = self.bounds.pipelines.blocks, self.shape.of_rank @ self.shape.by_stage
+        dense, experts = (weigh(each[self.keys], counts) for each in (blocks.dense, blocks.experts))
+        dense[:, 0] -= self._meet * blocks.projection[self.keys]
         return {DENSE: dense, EXPERTS: experts}
 
     @cached_property
     def _meet(self) -> Bools:
         """Whether a tied table is embedding and head of one rank, which is rank 0, [n]."""
-        return self.bounds.schemes.meet[self.rows]
+        return self.bounds.configurations.meet[self.rows]
 
     @cached_property
     def late(self) -> Floats:
@@ -215,9 +217,9 @@ class RowCharge:
         parts = {kind: self.each(("shards", kind), partial(_shards, kind=kind)) for kind in self.parameters}
         share = sum(held / parts[kind][:, None] for kind, held in self.parameters.items())
         share = np.where(self.each("alone", lambda one: one.sync.single_process)[:, None], 0.0, share)
-        found, which = np.zeros_like(share), self.batch.alike_updates[self.batch.scheme[self.mine]]
+        found, which = np.zeros_like(share), self.batch.alike_updates[self.batch.configuration[self.mine]]
         for at in np.unique(which).tolist():
-            sync, mine = self.batch.schemes[at].sync, np.flatnonzero(which == at)
+            sync, mine = self.batch.configurations[at].sync, np.flatnonzero(which == at)
             products_s = self._products_s(sync.job.plan.numerics, parts, mine)
             found[mine] = to_ns(sync.update_s(share[mine]) + products_s)
         found = np.where(share > 0, found, 0.0)  # one process updates on the first device
@@ -229,7 +231,7 @@ class RowCharge:
         if not RULES[numerics.optimizer].products:
             return 0.0
         counts = self.shape.of_rank @ self.shape.by_stage
-        table = self.bounds.pipelines.passes.products_s[numerics.optimizer][self.keys[mine]]
+        table = self.bounds.pipelines.blocks.products_s[numerics.optimizer][self.keys[mine]]
         found = np.zeros((len(mine), len(counts)))
         for expert, kind in enumerate((DENSE, EXPERTS)):
             whole_s, each_s = table[:, :, expert, 0], table[:, None, :, expert, 1]
@@ -237,20 +239,20 @@ class RowCharge:
             found += shared_out_s(weigh(whole_s, counts), dearest_s, parts[kind][mine][:, None])
         return found
 
-    def _on_host_ns(self, scheme: Scheme) -> float:
+    def _on_host_ns(self, configuration: Configuration) -> float:
         """Nanoseconds a parameter that the update of ranks of one stage takes of their host's memory.
 
         Neighbours in a node that only differ in tensor or context rank, or in data-parallel rank where that comes
         before the pipeline, are ready at the same time, unless some are slow.
         """
-        job, passes = scheme.sync.job, self.bounds.pipelines.passes
+        job, blocks = configuration.sync.job, self.bounds.pipelines.blocks
         if not job.plan.offload.ratio or job.plan.offload.offload_delayed:
             return 0.0
-        cluster, mesh = passes.wires.cluster, job.plan.mesh
+        cluster, mesh = blocks.prices.cluster, job.plan.mesh
         beside = (
             mesh.tp * mesh.cp * (int(mesh.dp or 1) if mesh.order.index("dp") < mesh.order.index("pp") else 1)
         )
-        if passes.jobs.problem.perturbation.slow_ranks:
+        if blocks.jobs.problem.perturbation.slow_ranks:
             beside = 1
         alone_s = host.line("host_update", 0, cluster).seconds_per_byte * update_bytes(job.plan, job.stack)
         at_once = min(beside, cluster.profile.devices_per_node)
@@ -261,9 +263,9 @@ class RowCharge:
         found = np.zeros((len(self.mine), self.shape.num_ranks))
         none = {kind: np.zeros(1) for kind in self.parameters}
         moves = self.each(name, lambda one: bool(getattr(one.sync, name)(none)))
-        for scheme, rows in self.by_scheme() if moves.any() else ():
+        for configuration, rows in self.by_configuration() if moves.any() else ():
             held = {kind: each[rows[:1]] for kind, each in self.parameters.items()}
-            found[rows] = scheme.taken_ns(getattr(scheme.sync, name)(held))
+            found[rows] = configuration.taken_ns(getattr(configuration.sync, name)(held))
         return found
 
     @cached_property
@@ -307,11 +309,11 @@ class RowCharge:
 
     def _moved(self, kind: str, counts: Floats) -> Floats:
         """Parameters of blocks in given numbers that data parallelism moves, [n, len(counts)]."""
-        passes = self.bounds.pipelines.passes
+        blocks = self.bounds.pipelines.blocks
         if kind == EXPERTS:
-            return weigh(passes.experts[self.keys], counts)
-        once = np.where(self._meet & ~self.per_unit, passes.projection[self.keys], 0.0)
-        return weigh(passes.dense[self.keys], counts) - once[:, None] * counts[:, passes.head]
+            return weigh(blocks.experts[self.keys], counts)
+        once = np.where(self._meet & ~self.per_unit, blocks.projection[self.keys], 0.0)
+        return weigh(blocks.dense[self.keys], counts) - once[:, None] * counts[:, blocks.head]
 
     def streams(self) -> Floats:
         """Bounds by the streams that gathers and reductions queue on, and by the link they share, [n, ranks]."""
@@ -347,8 +349,8 @@ class RowCharge:
         for boundary in (True, False):
             took = {
                 letter: self._inside(letter, counts)
-                + self._copied(letter, counts, boundary, Scheme.gather_slopes_s)
-                + self._copied(letter, counts, boundary, Scheme.reduce_slopes_s)
+                + self._copied(letter, counts, boundary, Configuration.gather_slopes_s)
+                + self._copied(letter, counts, boundary, Configuration.reduce_slopes_s)
                 for letter in self.shape.letters
             }
             each.append(took["F"] + sum(backwards(self.shape, took)) + sent)
@@ -360,7 +362,7 @@ class RowCharge:
 
     def _copied(self, letter: str, counts: Floats, boundary: bool, slopes: Callable[..., Floats]) -> Floats:
         """Seconds that gathers or reductions of blocks take of each of rank 0's links, [n, len(counts), links]."""
-        found = np.zeros((len(self.mine), len(counts), len(self.bounds.pipelines.passes.wires.own)))
+        found = np.zeros((len(self.mine), len(counts), len(self.bounds.pipelines.blocks.prices.own)))
         for kind in (DENSE, EXPERTS):
             name = slopes.__name__, kind, letter, boundary
             slope = self.each(name, partial(slopes, kind=kind, letter=letter, boundary=boundary))
@@ -374,6 +376,6 @@ def some(values: Floats) -> Bools:
     return np.asarray(values.any(axis=1))[:, None]
 
 
-def _shards(scheme: Scheme, kind: str) -> float:
+def _shards(configuration: Configuration, kind: str) -> float:
     """Ranks that share one copy of the states of parameters."""
-    return float(next((one.shards for one in scheme.sync.replicas if one.kind == kind), 1))
+    return float(next((one.shards for one in configuration.sync.replicas if one.kind == kind), 1))

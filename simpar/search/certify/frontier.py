@@ -19,17 +19,17 @@ from simpar.errors import TooManyOps
 from simpar.plan.schedules import looks_at_costs
 from simpar.program.emission.collective_prices import Added, Prices
 from simpar.search.bound.batched_sweep import Sweeps
-from simpar.search.bound.data_parallel import Schemes
+from simpar.search.bound.data_parallel import Configurations
 from simpar.search.bound.dualpipe import kernels_bound_ns
 from simpar.search.bound.paths import Stages
 from simpar.search.bound.pipelines import Pipelines
-from simpar.search.bound.steps import RowBounds
+from simpar.search.bound.steps import StepBounds
 from simpar.search.certify.exact import Exact, measure, objective_rates, swept_ns
-from simpar.search.certify.token_slices import Slicing, sliced, with_slices
+from simpar.search.certify.token_slices import SliceBounds, sliced, with_slices
 from simpar.search.space.axes import Rows, both_ends, undecided
 from simpar.search.space.fit import needs
 from simpar.search.space.jobs import Jobs, plan_of
-from simpar.search.space.recomputation import Squeeze, alike, decide
+from simpar.search.space.recomputation import RecomputeBounds, alike, decide
 from simpar.search.space.rows import refusals
 from simpar.units import NS_PER_S
 
@@ -72,14 +72,14 @@ class Frontier:
     _active: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @cached_property
-    def squeeze(self) -> Squeeze:
+    def squeeze(self) -> RecomputeBounds:
         """What memory costs rows that wait for their recomputation."""
-        return Squeeze(self.bounds.pipelines)
+        return RecomputeBounds(self.bounds.pipelines)
 
     @cached_property
-    def slicing(self) -> Slicing:
+    def slicing(self) -> SliceBounds:
         """Bounds of rows in slices of tokens."""
-        return Slicing(self.bounds.pipelines)
+        return SliceBounds(self.bounds.pipelines)
 
     @cached_property
     def own(self) -> NDArray[np.bool_]:
@@ -93,10 +93,10 @@ class Frontier:
         pipelines = Pipelines.of(
             Jobs(rows), Prices(replace(problem.cluster.in_training, scaling={}), Added.of(problem.stack))
         )
-        sweeps = Sweeps(RowBounds(pipelines, Schemes.of(pipelines.passes, pipelines.meet)))
+        sweeps = Sweeps(StepBounds(pipelines, Configurations.of(pipelines.blocks, pipelines.meet)))
         bound, least = pipelines.kernels_bound_ns()
         if (cut := np.unique(pipelines.index[sliced(rows)])).size:
-            bound[cut], least[cut] = Slicing(pipelines).kernels_bound_ns(cut)
+            bound[cut], least[cut] = SliceBounds(pipelines).kernels_bound_ns(cut)
         if (ends := np.unique(pipelines.index[both_ends(rows)])).size:
             bound[ends], least[ends] = kernels_bound_ns(pipelines, ends)
         bound_s = (bound / NS_PER_S + problem.stack.launch.step_overhead_s)[pipelines.index]
@@ -107,7 +107,7 @@ class Frontier:
         return Frontier(rows, sweeps, bound_s, level, needed_bytes, slope, offset, _active=active)
 
     @property
-    def bounds(self) -> RowBounds:
+    def bounds(self) -> StepBounds:
         """Bounds of whole steps."""
         return self.sweeps.bounds
 
@@ -298,7 +298,7 @@ class Frontier:
         pipelines, found = self.bounds.pipelines, np.zeros(len(rows))
         which = pipelines.index[rows]
         for shape, mine in pipelines.by_shape(which):
-            times = pipelines.passes.alone_ns(pipelines.key[which[mine]], shape)
+            times = pipelines.blocks.alone_ns(pipelines.key[which[mine]], shape)
             path = pipelines.path(shape, which[mine], Stages.plain(shape, times))
             extra = self.squeeze.extra_ns(rows[mine], shape)
             ends = path.ends[:, [0, -1]].T + pipelines.microbatches(which[mine]) * extra

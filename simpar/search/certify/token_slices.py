@@ -43,7 +43,7 @@ def with_slices(rows: Rows) -> Rows:
 
 
 @dataclass
-class Slicing:
+class SliceBounds:
     """Bounds of rows in slices; kernels of every slice of a unit or more are computed once a key."""
 
     pipelines: Pipelines
@@ -63,7 +63,7 @@ class Slicing:
 
     def _kernels_ns(self, pipe: int) -> tuple[float, float]:
         shape, key = self.pipelines.shapes[int(self.pipelines.shape[pipe])], int(self.pipelines.key[pipe])
-        kinds, tables = self.pipelines.passes.kinds, self._tables(key)
+        kinds, tables = self.pipelines.blocks.kinds, self._tables(key)
         microbatches, ahead, ends, busy = (
             float(self.rows["microbatches"][self.pipelines.row[pipe]]),
             0.0,
@@ -84,10 +84,10 @@ class Slicing:
         From unit to unit; infinite where that is no slice.
         """
         if key not in self._kernels:
-            view = self.pipelines.passes.views[key]
+            view = self.pipelines.blocks.views[key]
             kinds = {
                 (kind.block.name, kind.recompute == "full"): kind.block
-                for kind in self.pipelines.passes.kinds
+                for kind in self.pipelines.blocks.kinds
             }
             unit, length = unit_tokens(view.job), view.job.training.seq_len
             self._kernels[key] = {

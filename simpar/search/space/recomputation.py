@@ -66,7 +66,7 @@ def decide(rows: Rows, row: int) -> str | None:
 
 
 @dataclass
-class Squeeze:
+class RecomputeBounds:
     """How much longer the passes of undecided rows take at least, because they keep less than they would like to.
 
     At the moment of an end of the pipeline (:mod:`simpar.cost.memory.moments`) f_l microbatches of layer l are in
@@ -99,7 +99,7 @@ class Squeeze:
 
     def extra_ns(self, rows: Ints, shape: Shape) -> Floats:
         """Nanoseconds more of the first and the last rank for one microbatch, float64[2, len(rows)], of one shape."""
-        (dropped, layers), key = self.dropped_bytes[:, :, rows], self.pipelines.passes.key[rows]
+        (dropped, layers), key = self.dropped_bytes[:, :, rows], self.pipelines.blocks.key[rows]
         found = np.zeros((2, len(rows)))
         if shape.rank_of_stage[-1] != shape.num_ranks - 1:  # one rank has both ends
             return found
@@ -110,18 +110,18 @@ class Squeeze:
 
     def _hull(self, key: int, shape: Shape) -> tuple[Floats, Floats]:
         """Least nanoseconds over bytes dropped, vertices of the lower hull of all choices of all blocks."""
-        letter, passes = "I" if shape.splits else "B", self.pipelines.passes
+        letter, blocks = "I" if shape.splits else "B", self.pipelines.blocks
         known = key, letter + "k" * shape.pairs
         if known not in self._hulls:
             times = (
-                passes.kernels_ns[letter][key]
+                blocks.kernels_ns[letter][key]
                 if shape.pairs
-                else passes.plain_ns(np.array([key]), (letter,))[letter][0]
+                else blocks.plain_ns(np.array([key]), (letter,))[letter][0]
             )
             points = [(0.0, 0.0)]
-            for at, kind in enumerate(passes.kinds[2:], 2):
-                none = passes.index[kind.block.name, "none"]
-                view = passes.views[key]
+            for at, kind in enumerate(blocks.kinds[2:], 2):
+                none = blocks.index[kind.block.name, "none"]
+                view = blocks.views[key]
                 whole = _saved_bytes(kind.block, view, "none")
                 kept = 0.0 if kind.recompute == "full" else _saved_bytes(kind.block, view, kind.recompute)
                 points.append((max(whole - kept, 0.0), max(float(times[at] - times[none]), 0.0)))

@@ -106,7 +106,7 @@ def test_gathers_and_reductions_of_sharded_blocks_fill_the_middle_of_a_pass(tp, 
         batch = Batch(frontier.bounds, np.array([row]))
         ((shape, mine),) = frontier.bounds.pipelines.by_shape(frontier.bounds.pipelines.index[batch.rows])
         charge = RowCharge(batch, shape, mine)
-        blocks = weigh(charge.passes("B", boundary=True), shape.by_stage)
+        blocks = weigh(charge.pass_times("B", boundary=True), shape.by_stage)
         longest = max(longest, float((charge.stage_times("B", boundary=True) / blocks).max()))
         exact = (
             measure(problem, plan_of(frontier.rows, row)).step_time_s - problem.stack.launch.step_overhead_s

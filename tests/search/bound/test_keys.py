@@ -114,8 +114,8 @@ def test_a_row_is_bounded_among_others_as_it_is_alone(axis):
 @pytest.mark.parametrize(
     ("where", "key", "axis"),
     [
-        (data_parallel, "SCHEME_AXES", "reduce_dtype"),
-        (data_parallel, "SCHEME_AXES", "bucket_bytes"),
+        (data_parallel, "CONFIGURATION_AXES", "reduce_dtype"),
+        (data_parallel, "CONFIGURATION_AXES", "bucket_bytes"),
         (block_costs, "KEY_AXES", "precision"),
     ],
 )

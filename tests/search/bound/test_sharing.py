@@ -1,7 +1,7 @@
-"""What rows share is the same for all of them: prices of passes by key, data parallelism by scheme.
+"""What rows share is the same for all of them: prices of passes by key, data parallelism by configuration.
 
-Where a name is taken out of what tells keys or schemes apart, rows share what differs, and the check says so. An axis
-that is new to the space fails until it has values here or is said to be untried.
+Where a name is taken out of what tells keys or configurations apart, rows share what differs, and the check says so.
+An axis that is new to the space fails until it has values here or is said to be untried.
 """
 
 from dataclasses import replace
@@ -99,12 +99,12 @@ def frontier_of(axis: str) -> Frontier:
     return Frontier.of(rows, needs(rows).needed_bytes)
 
 
-def of_scheme(frontier: Frontier, row: int) -> object:
+def of_configuration(frontier: Frontier, row: int) -> object:
     """All that a bound reads of the data parallelism of a row."""
-    one = frontier.bounds.schemes._make(row)
+    one = frontier.bounds.configurations._make(row)
     held = {DENSE: np.array([1e8]), EXPERTS: np.array([0.0])}
     numbers = [each.tolist() for each in (*one.parameters.values(), *one.still.values(), one.rests, one.own)]
-    took = {use: int(price.time_ns(1e8)) for use, price in one.wires.items()}
+    took = {use: int(price.time_ns(1e8)) for use, price in one.prices.items()}
     late = one.taken_ns(one.sync.late_reductions(held)), one.taken_ns(one.sync.late_gathers(held))
     numerics = one.sync.job.plan.numerics
     policies = {
@@ -116,7 +116,7 @@ def of_scheme(frontier: Frontier, row: int) -> object:
 
 def of_passes(frontier: Frontier, row: int) -> object:
     """All that a bound reads of the blocks of a row."""
-    found = frontier.bounds.pipelines.passes
+    found = frontier.bounds.pipelines.blocks
     view = found._view(row)
     steps = [block_steps(kind.block, view, recompute=kind.recompute) for kind in found.kinds]
     return repr([(each.forward, each.backward, each.input_gradient, each.weight_gradient) for each in steps])
@@ -124,12 +124,12 @@ def of_passes(frontier: Frontier, row: int) -> object:
 
 def shared_wrongly(frontier: Frontier) -> bool:
     """Whether some row differs from the row that stands for it."""
-    schemes, keys = frontier.bounds.schemes, frontier.bounds.pipelines.passes
+    configurations, keys = frontier.bounds.configurations, frontier.bounds.pipelines.blocks
     for row in range(frontier.rows.count):
-        scheme, key = int(schemes.row[schemes.index[row]]), int(keys.row[keys.key[row]])
-        if of_scheme(frontier, row) != of_scheme(frontier, scheme) or of_passes(frontier, row) != of_passes(
-            frontier, key
-        ):
+        configuration, key = int(configurations.row[configurations.index[row]]), int(keys.row[keys.key[row]])
+        if of_configuration(frontier, row) != of_configuration(frontier, configuration) or of_passes(
+            frontier, row
+        ) != of_passes(frontier, key):
             return True
     return False
 
@@ -148,10 +148,10 @@ def test_rows_share_only_what_is_the_same(axis):
 
 
 @pytest.mark.parametrize("axis", SCHEMES)
-def test_a_scheme_without_an_axis_is_noticed(axis, monkeypatch):
+def test_a_configuration_without_an_axis_is_noticed(axis, monkeypatch):
     """Rows that differ in it would share gathers and reductions."""
-    kept = tuple(name for name in data_parallel.SCHEME_AXES if name != axis)
-    monkeypatch.setattr(data_parallel, "SCHEME_AXES", kept)
+    kept = tuple(name for name in data_parallel.CONFIGURATION_AXES if name != axis)
+    monkeypatch.setattr(data_parallel, "CONFIGURATION_AXES", kept)
     assert shared_wrongly(frontier_of(axis))
 
 
