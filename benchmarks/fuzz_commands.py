@@ -126,7 +126,9 @@ def answer(found: Said) -> list[str]:
     lines = [line for line in found.err.splitlines() if line.strip()]
     if found.code not in REFUSALS:
         return [f"exit code {found.code}: {found.err[-200:]}"]
-    if not lines or any(line[0].isspace() or (found.code == 2 and ": " not in line) for line in lines):
+    if not lines or any(
+        line[0].isspace() or (found.code == 2 and ": " not in line and "; " not in line) for line in lines
+    ):
         return [f"a refusal that names nothing: {found.err[:300]}"]
     return []
 
