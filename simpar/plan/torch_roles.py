@@ -33,7 +33,7 @@ def _reason(op: Operator, roles: tuple[Role, ...], mesh: tuple[int, ...], graph:
     if op.kind not in KINDS or "qk_dim" in graph.dims:
         return f"a real run places no operators of kind {op.kind}, nor latent attention, one by one{allowed(KINDS)}"
     parts = prod(size for role, size in zip(roles, mesh, strict=True) if role.divides == "columns")
-    of_keys = any("kv_heads" in names for _, names in op.columns)
+    of_keys = op.attention is not None or any("kv_heads" in names for _, names in op.columns)
     if of_keys and graph.dims["kv_heads"] % parts:
         kv_heads = graph.dims["kv_heads"]
         return f"the runtime does not copy key-value heads; allowed: a divisor of {kv_heads}"

@@ -59,12 +59,14 @@ class StageMesh:
     def change(self, x: Tensor, before: States, after: States, *, features: int = 0) -> Tensor:
         """A local tensor [batch, sequence, features] in other states; ``features`` are all where slices are uneven.
 
-        An axis on which both sides leave gradients as summands takes no part.
+        An axis on which both sides leave gradients as summands takes no part. What becomes summands stays on the first
+        rank; its gradient is whole on all.
         """
-        pairs = list(zip(before, after, strict=True))
-        axes = tuple(
-            axis for axis, size in enumerate(self.stage.mesh) if size > 1 and pairs[axis] != ("X", "X")
-        )
+        pairs = list(enumerate(zip(before, after, strict=True)))
+        moving = [axis for axis, pair in pairs if self.stage.mesh[axis] > 1 and pair != ("X", "X")]
+        if any(self.place[axis] for axis in moving if (before[axis], after[axis]) == ("R", "P")):
+            x = x - x.detach()
+        axes = tuple(axis for axis in moving if (before[axis], after[axis]) != ("R", "P"))
         if all(before[axis] == after[axis] for axis in axes):
             return x
         shape = list(x.shape)
@@ -76,11 +78,10 @@ class StageMesh:
             x, self.part(axes), _placements(before, axes), run_check=False,
             shape=torch.Size(shape), stride=tuple(stride),
         )  # fmt: skip
-        left = [
-            Partial() if after[axis] == "X" else Replicate() if after[axis] == "P" else one
-            for axis, one in zip(axes, _placements(after, axes), strict=True)
-        ]
-        return held.redistribute(placements=_placements(after, axes)).to_local(grad_placements=left)
+        wanted = _placements(after, axes)
+        left = [Partial() if after[axis] == "X" else one for axis, one in zip(axes, wanted, strict=True)]
+        left = [Replicate() if after[axis] == "P" else one for axis, one in zip(axes, left, strict=True)]
+        return held.redistribute(placements=wanted).to_local(grad_placements=left)
 
 
 def _placements(states: States, axes: Sequence[int]) -> Placements:

@@ -149,6 +149,7 @@ class _Step:
             made = pipe.module(x)
             if pipe.behind is not None:
                 made = here.change(made, pipe.behind.states, pipe.behind.crossing)
+                made = made.clone() if made._is_view() else made  # torch detaches it in place after I
             else:
                 loss = pipe.loss(made, self.targets[microbatch]) / pipe.schedule.num_microbatches
                 self.losses.append(loss.detach())
@@ -273,5 +274,5 @@ class Twins:
             self.down.settle()
         else:
             self.up.send(gradient)
+            self.up.settle()  # what is sent must not be written over: one sum may arrive before another part has left
             gradient.copy_(self.down.receive(gradient))
-            self.up.settle()

@@ -63,6 +63,9 @@ TWO_AXES["sharding"]["layer"]["operators"] |= {
 }  # fmt: skip
 IN_SUMMANDS = stage(4, 0, (2, 2), rows=True)
 IN_SUMMANDS["sharding"]["layer"]["operators"] |= {"mlp_norm": ["batch", "partial_gradient"]}
+ADDED_APART = stage(4, 0, (2, 2), **GPT2)
+ADDED_APART["sharding"]["layer"]["operators"] |= {"mlp_residual": ["batch", "sum"]}
+ADDED_APART["sharding"]["embedding"]["operators"] |= {"position_embedding": ["batch", "sum"]}
 STAGED = [
     staged(OF_ALPA, micro_batch=4),
     staged(
@@ -85,6 +88,7 @@ WIDE_STAGED = [
     staged(everywhere(stage(2, 0, (2,)), "replicate"), stage(2, 2, (2,))),
     staged(TWO_AXES),
     staged(IN_SUMMANDS),
+    staged(ADDED_APART, **GPT2),
     staged(gathering(stage(4, 0, (2, 2), rows=True, recompute="full")), micro_batch=4),
     staged(gathering(stage(4, 0, (2, 2), rows=True, recompute="selective"))),
     staged(stage(2, 0, (1, 2), rows=True), stage(2, 2, (2,)), **ROUNDED),
@@ -257,6 +261,15 @@ WIDE_CONTINUED = [
     {"dp": 4, "zero": 1, "model": "gpt2", "then": {"pp": 2, "dp": 2, "schedule": "dualpipev", "zero": 1}},
 ]
 WIDE_EIGHT = [
+    staged(
+        TIED,
+        stage(2, 2, (2,), **GPT2),
+        stage(1, 4, (2, 2), **GPT2, rows=True),
+        schedule="zb-h1",
+        **GPT2,
+        **CLIPPED,
+    ),
+    staged(stage(1, 0, (2, 2)), stage(2, 4, (1,)), stage(1, 5, (1,)), stage(0, 6, (2,)), **CLIPPED),
     {"cp": 2, "pp": 2, "dp": 2, "cp_method": "ring", "zero": 3, "recompute": "full"},
     {"cp": 2, **SEQUENCE, "dp": 2, "cp_method": "ulysses", "zero": 3},
     {"pp": 2, "dp": 2, **SEQUENCE, "zero": 3},
