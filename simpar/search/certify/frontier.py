@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from simpar.errors import TooManyOps
 from simpar.plan.schedules import looks_at_costs
+from simpar.plan.sync import apart
 from simpar.program.emission.collective_prices import Added, Prices
 from simpar.search.bound.batched_sweep import Sweeps
 from simpar.search.bound.data_parallel import Configurations
@@ -88,7 +89,7 @@ class Frontier:
 
     @staticmethod
     def of(rows: Rows, needed_bytes: Floats) -> Frontier:
-        """All rows bounded by their kernels."""
+        """All rows bounded by their kernels, and by those of a rank that is slow, wherever it stands in a pipeline."""
         problem, rows = rows.problem, with_slices(rows)
         pipelines = Pipelines.of(
             Jobs(rows), Prices(replace(problem.cluster.in_training, scaling={}), Added.of(problem.stack))
@@ -99,6 +100,8 @@ class Frontier:
             bound[cut], least[cut] = SliceBounds(pipelines).kernels_bound_ns(cut)
         if (ends := np.unique(pipelines.index[both_ends(rows)])).size:
             bound[ends], least[ends] = kernels_bound_ns(pipelines, ends)
+        if "sync" not in rows.domain and not apart(problem.base):  # else others need not wait for a slow rank
+            bound = np.maximum(bound, max(problem.perturbation.slow_ranks.values(), default=1.0) * least)
         bound_s = (bound / NS_PER_S + problem.stack.launch.step_overhead_s)[pipelines.index]
         level = np.full(rows.count, KERNELS, dtype=np.int8)
         slope, busy = objective_rates(problem)

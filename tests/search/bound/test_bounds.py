@@ -152,8 +152,21 @@ def test_a_slow_rank_only_makes_things_slower(problem_of, frontier_of):
     frontier = frontier_of(problem, 5)
     overhead = problem.stack.launch.step_overhead_s
     for row in range(frontier.rows.count):
-        swept = bounds_of(frontier, row)[-1]
-        assert swept <= measure(problem, plan_of(frontier.rows, row)).step_time_s - overhead + 1e-15
+        swept, exact = bounds_of(frontier, row)[-1], measure(problem, plan_of(frontier.rows, row)).step_time_s
+        assert swept <= exact - overhead + 1e-15
+        assert frontier.bound_s[row] <= exact
+
+
+@pytest.mark.parametrize("factor", [1.2, 30.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_kernels_of_a_slow_rank_are_a_bound(seed, factor, problem_of, frontier_of):
+    """Sharp where it does all of the work, and never above what is simulated."""
+    problem = replace(problem_of(seed), perturbation=simpar.Perturbation(slow_ranks={1: factor}))
+    frontier = frontier_of(problem, seed)
+    exact = [measure(problem, plan_of(frontier.rows, row)).step_time_s for row in range(frontier.rows.count)]
+    share = frontier.bound_s / np.array(exact)
+    assert (share <= 1.0).all()
+    assert factor < 30.0 or share.max() > 0.8
 
 
 def test_what_shares_a_nic_adds_up(frontier_of):
