@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 
 from simpar.cost.activations import BlockActivations
 from simpar.cost.memory import StaticMemory, Term, held_outputs_bytes, parameter_widths
@@ -17,11 +18,9 @@ from simpar.plan.placement import SHARDED
 from simpar.program.blocks.rank_view import Job
 from simpar.program.blocks.steps import BlockSteps, steps_of
 from simpar.program.structure.stage_memory import (
-    Weights,
     activations,
     block_weights,
     gathered_stream_bytes,
-    num_shards,
 )
 from simpar.program.structure.stage_view import StageBlock, StageView, axes_group
 from simpar.program.structure.stages import PASSES, ActionBuilder, Piece
@@ -59,19 +58,16 @@ class RolesBuilder(ActionBuilder):
     def sync(self) -> Synchronisation:  # type: ignore[override]
         """Who shares its parameters: ranks along the axes over which gradients are summed."""
         found: dict[str, Replicas] = {}
-        for weights in self.weights.values():
-            for axes in weights.gathered:
-                group, size = axes_group(axes, DENSE), num_shards(axes, self.view.mesh)
-                found[group + GATHERED] = Replicas(group + GATHERED, size, size, 3, gathered=True)
-        for weights in self.weights.values():
-            for axes in weights.kept:
-                size = num_shards(axes, self.view.mesh)
-                found[self._kind(axes)] = Replicas.of(self._kind(axes), size, self.job.plan)
+        for axes, gathered in sorted(self._held_by, key=lambda key: not key[1]):
+            kind, size = self._kind(axes, gathered), prod(self.view.mesh[axis] for axis in axes)
+            usual = Replicas.of(kind, size, self.job.plan)
+            found[kind] = Replicas(kind, size, size, 3, gathered=True) if gathered else usual
         return Synchronisation(self.job, tuple(found.values()) or (Replicas(OWN, 1, 1, 0),))
 
-    def _kind(self, axes: Axes) -> str:
-        """Kind of replicas of whole parameters; those that one rank has to itself move nowhere."""
-        return axes_group(axes, DENSE) if axes else OWN
+    @staticmethod
+    def _kind(axes: Axes, gathered: bool = False) -> str:
+        """Kind of replicas of parameters; those that one rank has to itself move nowhere."""
+        return (axes_group(axes, DENSE) if axes else OWN) + GATHERED * gathered
 
     @cached_property
     def _views(self) -> dict[str, StageBlock]:
@@ -86,11 +82,8 @@ class RolesBuilder(ActionBuilder):
     def _by_kind(self, blocks: Sequence[Block]) -> dict[str, float]:
         found = {each.kind: 0.0 for each in self.sync.replicas}
         for block in blocks:
-            weights = self._whole[block.name]
-            for axes, count in weights.kept.items():
-                found[self._kind(axes)] += count
-            for axes, count in weights.gathered.items():
-                found[axes_group(axes, DENSE) + GATHERED] += count
+            for key, count in self._weights[block.name].items():
+                found[self._kind(*key)] += count
         return found
 
     def _frozen(self, _block: Block) -> dict[str, float]:
@@ -101,43 +94,32 @@ class RolesBuilder(ActionBuilder):
         return ()
 
     @cached_property
-    def _whole(self) -> dict[str, Weights]:
+    def _weights(self) -> dict[str, dict[tuple[Axes, bool], float]]:
         """Weights of every kind of block, a tied table twice."""
         return {name: block_weights(view) for name, view in self._views.items()}
+
+    @property
+    def _held_by(self) -> list[tuple[Axes, bool]]:
+        """Over which axes gradients are summed, and whether of parameters that are gathered."""
+        return list(dict.fromkeys(key for weights in self._weights.values() for key in weights))
 
     @cached_property
     def tied(self) -> tuple[str, float]:
         """Kind and parameters on one rank of a table that embedding and head share and keep among the same ranks."""
-        axes, count = self._tied
-        return self._kind(axes), count
-
-    @cached_property
-    def _tied(self) -> tuple[Axes, float]:
         graph = self.job.graph
         ends = (graph.embedding.name, graph.head.name)
         if not (graph.tied_embeddings and all(name in self._views for name in ends)):
-            return (), 0.0
-        table, head = (self._whole[name].kept for name in ends)
-        view = self._views[ends[1]]
-        projection = view.block.operator("lm_head")
-        axes = view.axes(projection, "batch", "sequence")
-        if axes not in table or axes not in head:
-            return (), 0.0
-        shared = self._matrix(view, projection)
-        return axes, min(shared, table[axes])
+            return OWN, 0.0
+        view, projection = self._views[ends[1]], graph.head.operator("lm_head")
+        key = (view.axes(projection, "batch", "sequence"), False)
+        if not all(key in self._weights[name] for name in ends):
+            return OWN, 0.0
+        return self._kind(*key), min(self._matrix(view, projection), self._weights[ends[0]][key])
 
     @staticmethod
     def _matrix(view: StageBlock, op: Operator) -> float:
         """Elements of an operator's matrix or table on one rank."""
         return float(local_weights(op, view.dims, view.by(op))[0])
-
-    @cached_property
-    def weights(self) -> dict[str, Weights]:
-        """Weights of every kind of block; a tied output projection is free beside the embedding."""
-        found, (axes, shared), head = dict(self._whole), self._tied, self.job.graph.head.name
-        if shared:
-            found[head] = found[head].without(axes, shared)
-        return found
 
     @cached_property
     def groups(self) -> dict[str, tuple[Axes, tuple[str, ...]]]:
@@ -156,10 +138,9 @@ class RolesBuilder(ActionBuilder):
                         note(step.collective.group, (axis,), step.collective.op)
         for axis in self._gathered_axes():
             note(axes_group((axis,)), (axis,), "all_gather")
-        for weights in self.weights.values():
-            for axes in (*weights.kept, *weights.gathered):
-                if axes:
-                    note(axes_group(axes, DENSE), axes, "reduce_scatter", "all_gather")
+        for axes, _ in self._held_by:
+            if axes:
+                note(axes_group(axes, DENSE), axes, "reduce_scatter", "all_gather")
         for each in self.sync.replicas:
             for group, op, _ in self.sync.reduce_ops(each):
                 note(group, (), op)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
 
 from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.sharded import local_weights, sliced
@@ -14,48 +13,23 @@ from simpar.plan.sharding import RankDims
 from simpar.plan.slices import sized_names
 from simpar.program.structure.stage_view import StageBlock
 
+Axes = tuple[int, ...]
 
-@dataclass(frozen=True)
-class Weights:
-    """Parameters of one rank for one block, by the axes over which their gradients are summed.
 
-    ``kept`` stay whole between uses and only share optimizer states; ``gathered`` are sharded and gathered for
-    every pass. Keys are axes, () for parameters that nobody shares.
+def block_weights(view: StageBlock) -> dict[tuple[Axes, bool], float]:
+    """Parameters of one rank for a block by the axes over which their gradients are summed, and whether gathered.
+
+    Gathered ones are sharded and gathered for every pass, others stay whole. Vectors are summed over the axes that
+    share out the batch only, and stay.
     """
-
-    kept: dict[tuple[int, ...], float] = field(default_factory=dict)
-    gathered: dict[tuple[int, ...], float] = field(default_factory=dict)
-
-    @property
-    def total(self) -> float:
-        """All parameters that the rank works with."""
-        return sum(self.kept.values()) + sum(self.gathered.values())
-
-    def without(self, axes: tuple[int, ...], count: float) -> Weights:
-        """The same less parameters that another block of the stage already holds."""
-        return Weights({**self.kept, axes: self.kept.get(axes, 0.0) - count}, self.gathered)
-
-
-def block_weights(view: StageBlock) -> Weights:
-    """Weights of a block. Vectors of a block are summed over the axes that share out the batch only."""
-    weights = Weights()
-    for op in view.block.operators:
-        if not op.weights:
-            continue
+    found: dict[tuple[Axes, bool], float] = {}
+    for op in (op for op in view.block.operators if op.weights):
         matrices, vectors = (float(count) for count in local_weights(op, view.dims, view.by(op)))
-        table = weights.gathered if op.name in view.sharding.gathered else weights.kept
         rows, batch = view.axes(op, "batch", "sequence"), view.axes(op, "batch")
-        table[rows] = table.get(rows, 0.0) + matrices
-        weights.kept[batch] = weights.kept.get(batch, 0.0) + vectors
-    for table in (weights.kept, weights.gathered):
-        for axes in [axes for axes, count in table.items() if not count]:
-            del table[axes]
-    return weights
-
-
-def num_shards(axes: tuple[int, ...], mesh: tuple[int, ...]) -> int:
-    """Ranks along some axes."""
-    return prod(mesh[axis] for axis in axes)
+        gathered = bool(rows) and op.name in view.sharding.gathered
+        for key, count in (((rows, gathered), matrices), ((batch, False), vectors)):
+            found[key] = found.get(key, 0.0) + count
+    return {key: count for key, count in found.items() if count}
 
 
 @dataclass(frozen=True)
