@@ -136,3 +136,12 @@ def _add_gap(parts: dict[str, int], waits: Sequence[tuple[int, int, str]], begin
 def waits_for_host(segment: Segment) -> bool:
     """Whether the host launches longer than the device works: the last step is what it launches behind that."""
     return bool(segment.steps) and segment.steps[-1].name == LAUNCH
+
+
+def varying_ns(segment: Segment) -> int:
+    """How long kernels, and gaps between launches, keep the compute stream busy: what varies with a rank's speed."""
+    return sum(
+        int(finish - start)
+        for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True)
+        if step.collective is None and step.stream == COMPUTE
+    )

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from simpar.program.blocks.phases import terminals
-from simpar.program.blocks.segments import LAUNCH, Segment, waits_for_host
+from simpar.program.blocks.segments import LAUNCH, Segment, varying_ns, waits_for_host
 from simpar.program.structure.templates import Node, Template
+
+
+@dataclass(frozen=True)
+class Launches(Node):
+    """What the host launches beside a segment; ``compute_ns`` varies with the rank's speed, as in the segment."""
+
+    compute_ns: int = 0
+
+    @property
+    def varying_ns(self) -> int:
+        """The part of the duration that varies with the rank's speed: not that of collectives."""
+        return self.compute_ns
 
 
 def flatten(template: Template) -> Template:
@@ -47,7 +59,9 @@ def _append_steps(nodes: list[Node], node: Node, segment: Segment, last: tuple[i
     host: tuple[int, ...] = ()
     if waits_for_host(segment):
         host = (len(nodes),)
-        nodes.append(Node("host", LAUNCH, (), segment.duration_ns, after=last, layer=node.layer))
+        busy = varying_ns(segment)
+        took = segment.duration_ns
+        nodes.append(Launches("host", LAUNCH, (), took, after=last, layer=node.layer, compute_ns=busy))
     offset = len(nodes)
     for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True):
         nodes.append(

@@ -75,6 +75,11 @@ class Node:
     frees: tuple[str, ...] = ()
     repeats = 1
 
+    @property
+    def varying_ns(self) -> int:
+        """The part of the duration that varies with the rank's speed."""
+        return self.duration_ns
+
 
 @dataclass(frozen=True)
 class Template:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.program.blocks.phases import COMPUTE
+from simpar.program.blocks.segments import varying_ns
 from simpar.program.fold.refinement import mix
 from simpar.program.ir.program import OpTable
 from simpar.program.lower import Lowered
@@ -60,13 +60,8 @@ def kernel_ns(node: Node) -> int:
     if node.collective is not None:
         return 0
     if not node.segments:
-        return node.duration_ns
-    return node.repeats * sum(
-        int(finish - start)
-        for _, segment in node.segments
-        for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True)
-        if step.collective is None and step.stream == COMPUTE
-    )
+        return node.varying_ns
+    return node.repeats * sum(varying_ns(segment) for _, segment in node.segments)
 
 
 def slowest(units: Units, num_actions: int, sigma: float, seed: int) -> Floats:
