@@ -22,8 +22,6 @@ from simpar.runtime.prepare import STACK
 from simpar.simulation import simulate
 from simpar.units import GIB, MIB, US, dimension_of, with_unit
 
-FIRST_PEAK = 1e10  # FLOP/s of a device before its products are known
-
 
 @dataclass(frozen=True)
 class Facts:

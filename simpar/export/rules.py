@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator
 from simpar.export.architecture import Architecture
 from simpar.export.subject import STACK_FIELDS, Loss, Subject
 
-MODEL_AXES = ("tp", "cp", "dp", "pp")
-
 
 def no_axis(s: Subject, axis: str, reason: str) -> Iterator[Loss]:
     """An axis of the mesh that the target does not have."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
 
-METHODS = ("2d", "2.5d", "3d")
-
 
 @dataclass(frozen=True)
 class Grid:

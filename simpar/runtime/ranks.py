@@ -121,11 +121,6 @@ class Ranks:
         return self.submesh("shard").get_group()
 
     @cached_property
-    def expert_group(self) -> Any:
-        """Ranks that share the experts of a layer; None for one rank."""
-        return self._made("experts", self.mesh.groups("ep"))
-
-    @cached_property
     def expert_copies_group(self) -> Any:
         """Ranks that hold the same experts; None for one rank."""
         return self._made("expert copies", self.mesh.groups("edp"))

@@ -130,7 +130,7 @@ def occupancy(edges: Edges, num_links: int) -> Edges:
     return Edges(key // num_links, key % num_links, significant(total))
 
 
-def significant(values: Floats, digits: int = 12) -> Floats:
-    """Values rounded to a number of significant decimal digits."""
-    scale = 10.0 ** (digits - 1 - np.floor(np.log10(np.where(values > 0, values, 1.0))))
+def significant(values: Floats) -> Floats:
+    """Values rounded to 12 significant decimal digits."""
+    scale = 10.0 ** (11 - np.floor(np.log10(np.where(values > 0, values, 1.0))))
     return np.round(values * scale) / scale

@@ -31,11 +31,6 @@ class MemoryUse:
         """Highest total."""
         return int(self.at_peak.sum())
 
-    @property
-    def total_bytes(self) -> Ints:
-        """The curve of all categories together, int64[len(time_ns)]."""
-        return np.asarray(self.by_category.sum(axis=1))
-
 
 def memory_uses(program: Program, timing: Timing) -> tuple[MemoryUse, ...]:
     """The exact curves of all classes, for one pass over the table; at one instant, frees come before allocations."""

@@ -28,7 +28,6 @@ DELAYED = ".delayed"
 HOST_STREAMS = (HOST_OUT, HOST_IN, HOST_UPDATE, DRIVE_IN, DRIVE_OUT)
 """Streams of transfers between device, host and drives, each with the group of its rank alone under the same name."""
 GATHER = "param_gather"
-DENSE_COPIES = "dp"  # kind of copies of what is no expert
 REDUCE = "grad_reduce"
 PARAMETERS, GRADIENTS, OUTGOING, RETURNED = "parameters", "gradients", "outgoing", "returned"
 LOOK_AHEAD = 2

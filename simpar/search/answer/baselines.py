@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.errors import TooManyOps, UserError
+from simpar.errors import TooManyOps
 from simpar.program.emission.emit import at_most
 from simpar.report.result import Result
 from simpar.search.answer.explanations import describe_need, facts, why_it_loses
@@ -20,7 +20,7 @@ from simpar.search.certify.frontier import Frontier
 from simpar.search.problem import Problem
 from simpar.search.space.axes import Rows, tensor_degrees
 from simpar.search.space.jobs import counted
-from simpar.search.space.rows import fixed_values, memory_rows, refusals
+from simpar.search.space.rows import fixed_values, refusals
 
 Mask = NDArray[np.bool_]
 FRONT_SHARES = (0.75, 0.5, 0.25)
@@ -53,7 +53,7 @@ def naive_layouts(problem: Problem) -> dict[str, dict[str, tuple[int, ...]]]:
 def _mask(rows: Rows, layout: Mapping[str, tuple[int, ...]]) -> Mask:
     found = np.ones(rows.count, dtype=bool)
     for axis, values in layout.items():
-        found &= np.isin(rows[axis], values)
+        found &= rows.one_of(axis, *values)
     return found
 
 
@@ -134,13 +134,9 @@ def _naive(beside: Beside, layout: Mapping[str, tuple[int, ...]], best: Result) 
 def _impossible(field: Field, layout: Mapping[str, tuple[int, ...]]) -> str:
     """What is in the way: memory, or the first rule that leaves no row."""
     problem = field.problem
-    try:
-        rows = memory_rows(problem)
-    except UserError:
-        return "not in the space"
-    chosen = _mask(rows, layout)
+    chosen = _mask(field.rows, layout)
     if not chosen.any():
-        return f"not in the space: {_excluded(problem, rows, layout)}"
+        return f"not in the space: {_excluded(problem, field.rows, layout)}"
     needed = float(field.need.needed_bytes[chosen].min())
     if needed > problem.memory_limit_bytes:
         return describe_need(needed, problem.memory_limit_bytes)
@@ -161,7 +157,7 @@ def _excluded(problem: Problem, rows: Rows, layout: Mapping[str, tuple[int, ...]
     if batch % replicas:
         return f"a batch of {batch} sequences does not divide over {replicas} replicas"
     for axis, values in layout.items():
-        kept = np.isin(rows[axis], values)
+        kept = rows.one_of(axis, *values)
         if not kept.any():
             return _no_such(problem, axis, values, np.unique(rows[axis]).tolist())
         rows = rows.some(kept)

@@ -96,12 +96,6 @@ class Configuration:
         """Passes that run together with no other, because parameters are gathered or gradients reduced in them."""
         return frozenset(key for key, policy in self.policies.items() if policy.gathers or policy.reduces)
 
-    @property
-    def always_apart(self) -> bool:
-        """Whether no forward can run together with a backward."""
-        forward, *back = ({(letter, False), (letter, True)} <= self.apart for letter in "FBI")
-        return forward or all(back)
-
     @cached_property
     def moves(self) -> dict[tuple[str, bool], Moves]:
         """What passes move, by (letter, boundary)."""

@@ -13,6 +13,7 @@ from simpar.search.certify.frontier import SWEPT, Frontier
 from simpar.search.problem import Problem
 from simpar.search.progress import Progress
 from simpar.search.result import Counts
+from simpar.search.space.axes import Rows
 from simpar.search.space.fit import Need, needs
 from simpar.search.space.jobs import plan_of
 from simpar.search.space.rows import ORIGIN, late_count, memory_rows, refusals, with_late_axes
@@ -20,10 +21,14 @@ from simpar.search.space.rows import ORIGIN, late_count, memory_rows, refusals, 
 
 @dataclass
 class Field:
-    """The space of one number of nodes: what its rows need in memory, and the frontier of those that fit."""
+    """The space of one number of nodes: rows over the axes that memory depends on, what each needs, and the frontier.
+
+    The frontier has the rows that fit, with the other axes; None where nothing fits.
+    """
 
     problem: Problem
     space_size: int
+    rows: Rows
     need: Need
     frontier: Frontier | None
 
@@ -35,10 +40,10 @@ class Field:
         fit = need.needed_bytes <= problem.memory_limit_bytes
         size = late_count(rows.some(~fit)) if not fit.all() else 0
         if not fit.any():
-            return Field(problem, size, need, None)
+            return Field(problem, size, rows, need, None)
         feasible = with_late_axes(rows.some(fit))
         needed = need.needed_bytes[fit][feasible.code[ORIGIN]]
-        return Field(problem, size + feasible.count, need, Frontier.of(feasible, needed))
+        return Field(problem, size + feasible.count, rows, need, Frontier.of(feasible, needed))
 
 
 @dataclass

@@ -11,11 +11,11 @@ import numpy as np
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.cluster import MAX_DEVICES
 from simpar.program.emission.emit import MOST_OPS, at_most
-from simpar.search.certify.branch_and_bound import BranchAndBound
+from simpar.search.certify.branch_and_bound import BranchAndBound, Field
 from simpar.search.certify.exact import Exact, measure
 from simpar.search.problem import Problem
 from simpar.search.space.axes import Rows
-from simpar.search.space.fit import Need, fullest, needs
+from simpar.search.space.fit import fullest, needs
 from simpar.search.space.jobs import plan_of
 from simpar.search.space.rows import fixed_values, memory_rows, with_late_axes
 from simpar.units import GIB, format_seconds
@@ -40,9 +40,7 @@ def no_answer(search: BranchAndBound, problem: Problem) -> Infeasible:
         tried = f"; try {' or '.join(hints)}" if hints else ""
         limit = problem.memory_limit_bytes / GIB
         if not search.frontiers:
-            return Infeasible(
-                f"nothing fits: the smallest layout needs {_least(problem, search.fields[-1].need)}{tried}"
-            )
+            return Infeasible(f"nothing fits: the smallest layout needs {_least(search.fields[-1])}{tried}")
         return Infeasible(
             f"nothing fits: of {len(misfits)} layouts simulated the smallest needs {min(misfits) / GIB:.1f} GiB of "
             f"{limit:.1f}{tried}"
@@ -64,13 +62,13 @@ def no_answer(search: BranchAndBound, problem: Problem) -> Infeasible:
     return Infeasible(f"{constraints.portable} can express none of the plans that fit{freely}")
 
 
-def _least(problem: Problem, need: Need) -> str:
+def _least(field: Field) -> str:
     """What the row with the lowest bound needs, where, and what fills it."""
-    row = int(np.argmin(need.needed_bytes))
-    peak = fullest(memory_rows(problem), row)
+    need, row = field.need, int(np.argmin(field.need.needed_bytes))
+    peak = fullest(field.rows, row)
     parts = {name: peak[name] for name in WORDS}
     most = WORDS[max(parts, key=lambda name: parts[name])]
-    limit, least = problem.memory_limit_bytes, float(need.needed_bytes[row])
+    limit, least = field.problem.memory_limit_bytes, float(need.needed_bytes[row])
     return (
         f"at least {least / GIB:.1f} GiB of {limit / GIB:.1f} on stage {int(need.stage[row])}, mostly {most}"
     )

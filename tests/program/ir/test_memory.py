@@ -34,7 +34,7 @@ def test_activations_in_flight_are_the_warm_up():
         assert use.peak_bytes == 8 * warm_up
         assert use.peak_op == warm_up - 1
         assert use.peak_time_ns == 10 * (warm_up - 1)
-        assert use.total_bytes[-1] == 0
+        assert use.by_category[-1].sum() == 0
 
 
 def test_the_curve_is_a_step_function_of_distinct_times():
@@ -42,7 +42,7 @@ def test_the_curve_is_a_step_function_of_distinct_times():
     program = pipeline_rank(3, 1)
     use = memory_uses(program, sweep.run(program))[0]
     assert use.time_ns.tolist() == [0, 30, 60, 90]
-    assert use.total_bytes.tolist() == [8, 8, 8, 0]
+    assert use.by_category.sum(axis=1).tolist() == [8, 8, 8, 0]
 
 
 def events(*rows: tuple[int, int, str]) -> tuple[Program, Timing]:
