@@ -13,6 +13,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 from simpar.errors import BeyondIntegers
 
+Numbers = float | NDArray[np.int64] | NDArray[np.floating]
+"""One number, or an array of them that broadcasts against others: what a formula takes for a case or for many."""
+
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 MS, US, NS = 1e-3, 1e-6, 1e-9
@@ -140,7 +143,7 @@ Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 
 
-def to_ns(seconds: float | NDArray[np.float64]) -> Any:
+def to_ns(seconds: Numbers) -> Any:
     """Nanoseconds (int, or int64 array) of seconds, rounded half to even.
 
     Raises BeyondIntegers where they are not finite or do not fit in 64 bits (292 years).

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import reduce
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simpar.cost.context import exchange_elements
 from simpar.cost.memory_policy import MemoryHabits
@@ -30,9 +29,8 @@ from simpar.models.graph import (
 from simpar.models.recompute import is_full, operators, segment
 from simpar.plan.plan import Numerics
 from simpar.plan.sharding import RankDims
-from simpar.units import CAST_DTYPES, DTYPE_BYTES, handed_dtype
+from simpar.units import CAST_DTYPES, DTYPE_BYTES, Numbers, handed_dtype
 
-Array = Any
 _FLOAT = DTYPE_BYTES["fp32"]
 
 
@@ -44,10 +42,10 @@ class BlockActivations:
     largest temporaries of the passes.
     """
 
-    saved_bytes: Array
-    recomputed_bytes: Array
-    forward_workspace_bytes: Array
-    backward_workspace_bytes: Array
+    saved_bytes: Numbers
+    recomputed_bytes: Numbers
+    forward_workspace_bytes: Numbers
+    backward_workspace_bytes: Numbers
 
 
 def block_activations(
@@ -68,7 +66,7 @@ def activation_bytes(numerics: Numerics) -> float:
     return DTYPE_BYTES[handed_dtype(numerics.precision)]
 
 
-def loss_activations(num_logits: Array, habits: MemoryHabits) -> tuple[Array, Array]:
+def loss_activations(num_logits: Numbers, habits: MemoryHabits) -> tuple[Numbers, Numbers]:
     """(saved, peak) bytes of ``num_logits`` logits and their loss.
 
     At the peak plain PyTorch with an fp32 loss holds 14 bytes a logit, a bf16 loss 6, eight chunks 1.6,
@@ -77,9 +75,12 @@ def loss_activations(num_logits: Array, habits: MemoryHabits) -> tuple[Array, Ar
     return habits.logit_saved_bytes * num_logits, habits.logit_bytes * num_logits
 
 
-def _largest(sizes: Iterable[Array]) -> Array:
+def _largest(sizes: Iterable[Numbers]) -> Numbers:
     """Elementwise maximum, 0 of nothing."""
-    return reduce(np.maximum, sizes, 0.0)
+    largest: Numbers = 0.0
+    for size in sizes:
+        largest = np.maximum(largest, size)
+    return largest
 
 
 @dataclass(frozen=True)
@@ -118,29 +119,29 @@ class _Sizes:
         return BlockActivations(total, 0.0 * total, forward, backward)
 
     @property
-    def boundary(self) -> Array:
+    def boundary(self) -> Numbers:
         """The residual stream between two blocks."""
         local = self.dims.sequence
         return local["batch"] * local["seq"] * local["hidden"] * self.width
 
     @property
-    def _whole_rows(self) -> Array:
+    def _whole_rows(self) -> bool | NDArray[np.bool_]:
         """Whether sequence parallelism is on: the residual stream has fewer rows than the tensor region."""
         return self.dims.tensor["seq"] > self.dims.sequence["seq"]
 
-    def _saved(self) -> Array:
+    def _saved(self) -> Numbers:
         """All saved tensors, scores of unfused attention and the stack's habits; no logits."""
         tensors = sum(self._tensor(key, op, what) for key, op, what in saved_tensors(self.block))
         losses = sum(loss_activations(self._logits(op), self.stack.memory)[0] for op in self._losses)
         return tensors + losses + self._scores() + self._habits()
 
-    def _dropped(self, key: str, op: Operator | None, what: str, chosen: frozenset[str]) -> Array:
+    def _dropped(self, key: str, op: Operator | None, what: str, chosen: frozenset[str]) -> Numbers:
         """Bytes of a saved tensor whose operator runs again; the result of attention stays, as its reader's input."""
         if op is None or op.name not in chosen or (op.kind == "attention" and what == "output"):
             return 0.0
         return self._tensor(key, op, what)
 
-    def _tensor(self, key: str, op: Operator | None, what: str) -> Array:
+    def _tensor(self, key: str, op: Operator | None, what: str) -> Numbers:
         if op is not None and what in ("mask", "stats", "lse"):
             return self._own(op, what)
         if op is not None and any(key in loss.inputs for loss in self._losses):
@@ -160,7 +161,7 @@ class _Sizes:
         """Whether a product reads its input in less than 16 bits."""
         return op.name != "lm_head" and op.computes_in(self.precision) in CAST_DTYPES
 
-    def _own(self, op: Operator, what: str) -> Array:
+    def _own(self, op: Operator, what: str) -> Numbers:
         """An operator's own mask (1 byte an element), statistics (fp32 a row) or lse (fp32 a row and head)."""
         local = self.dims.of(op)
         rows, fusion = evaluate(op.rows, local), self.stack.fusion
@@ -170,7 +171,7 @@ class _Sizes:
             return 0.0 if fusion.norm else rows * _FLOAT
         return 0.0 if fusion.attention == "unfused" else rows * local["heads"] * _FLOAT
 
-    def _residual(self, key: str, op: Operator | None) -> Array:
+    def _residual(self, key: str, op: Operator | None) -> Numbers:
         """A tensor of the residual stream: its shard, or whole rows where a product keeps what it gathered."""
         shard = self.boundary if op is None else self._output(op)
         savers = [other for other in self.block.operators if key in other.saves]
@@ -182,7 +183,7 @@ class _Sizes:
         alone = 1.0 if len(savers) > len(products) else 0.0
         return np.where(self._whole_rows, whole + alone * shard, shard)
 
-    def _output(self, op: Operator) -> Array:
+    def _output(self, op: Operator) -> Numbers:
         if op.kind == "clamp" and self.stack.fusion.expert_epilogues:
             return 0.0
         local = self.dims.of(op)
@@ -193,15 +194,15 @@ class _Sizes:
     def _losses(self) -> list[Operator]:
         return [op for op in self.block.operators if op.kind == "loss"]
 
-    def _logits(self, op: Operator) -> Array:
+    def _logits(self, op: Operator) -> Numbers:
         return evaluate(op.rows, self.dims.tensor) * evaluate(op.columns, self.dims.tensor)
 
-    def _loss_workspace(self) -> Array:
+    def _loss_workspace(self) -> Numbers:
         """What the loss holds at its peak beyond what it saves."""
         sizes = [loss_activations(self._logits(op), self.stack.memory) for op in self._losses]
         return _largest(np.maximum(peak - saved, 0.0) for saved, peak in sizes)
 
-    def _scores(self) -> Array:
+    def _scores(self) -> Numbers:
         """Scores of unfused attention: softmax output, dropout mask (1 byte) and dropout output: 5 a s^2 b."""
         if self.stack.fusion.attention != "unfused":
             return 0.0
@@ -218,13 +219,13 @@ class _Sizes:
     def _attentions(self) -> list[Operator]:
         return [op for op in self.block.operators if op.kind == "attention"]
 
-    def _core_attention(self) -> Array:
+    def _core_attention(self) -> Numbers:
         """What recomputing core attention drops: the scores, or the statistics of flash attention."""
         if self.stack.fusion.attention == "unfused":
             return self._scores()
         return sum(self._own(op, "lse") for op in self._attentions)
 
-    def _chosen(self) -> Array:
+    def _chosen(self) -> Numbers:
         """Input, attention output and every other product, counting query, key and value, gate and up apart."""
         if not self._attentions:
             return self._saved()
@@ -236,7 +237,7 @@ class _Sizes:
                 kept, count = kept + (part if count % 2 == 0 else 0.0), count + 1
         return kept
 
-    def _products(self, op: Operator) -> list[Array]:
+    def _products(self, op: Operator) -> list[Numbers]:
         """Outputs of the separate products that a fused one stands for."""
         if op.kind != "matmul":
             return []
@@ -249,13 +250,13 @@ class _Sizes:
         sequence = self.dims.sequence["seq"] / self.dims.tensor["seq"] if is_row_parallel(op) else 1.0
         return [rows * part * sequence for part in parts]
 
-    def _habits(self) -> Array:
+    def _habits(self) -> Numbers:
         """Bytes that a stack keeps beyond the mathematics of a transformer layer."""
         if not self._attentions:
             return 0.0
         tensor, sequence, habits = self.dims.tensor, self.dims.sequence, self.stack.memory
         rows, tokens = sequence["batch"] * sequence["seq"], tensor["batch"] * tensor["seq"]
-        total: Array = habits.extra_saved * rows * sequence["hidden"]
+        total: Numbers = habits.extra_saved * rows * sequence["hidden"]
         if habits.pins_packed_qkv:
             total = total + tokens * (tensor["heads"] + tensor["kv_heads"]) * tensor["head_dim"] * self.width
         if habits.eager_copies:
@@ -267,7 +268,7 @@ class _Sizes:
             )
         return total
 
-    def _forward_workspace(self) -> Array:
+    def _forward_workspace(self) -> Numbers:
         """The largest output that nobody saves, with the gathered rows its product reads."""
         saved = {key for key, _, _ in saved_tensors(self.block)}
         return _largest(
@@ -276,14 +277,14 @@ class _Sizes:
             if op.kind not in ("loss", "add") and op.name != "lm_head"
         )
 
-    def _gathered(self, op: Operator) -> Array:
+    def _gathered(self, op: Operator) -> Numbers:
         """Whole rows that a column-parallel product gathers and does not keep."""
         if not is_column_parallel(op) or not self.stack.overlap.regather_input:
             return 0.0
         local = self.dims.tensor
         return np.where(self._whole_rows, local["batch"] * local["seq"] * local["hidden"] * self.width, 0.0)
 
-    def _backward_workspace(self) -> Array:
+    def _backward_workspace(self) -> Numbers:
         """Gradients of one operator's output and inputs, what it gathers again, and the residual's gradient."""
         inner = [op for op in self.block.operators if op.kind != "loss" and op.name != "lm_head"]
         return self.boundary + _largest(
@@ -292,7 +293,7 @@ class _Sizes:
             for op in inner
         )  # fmt: skip
 
-    def _exchanged(self, op: Operator, *, backward: bool = False) -> Array:
+    def _exchanged(self, op: Operator, *, backward: bool = False) -> Numbers:
         """Keys and values of other ranks and copies of exchanged heads for attention; sent and received tokens."""
         if op.kind == "dispatch":
             return self._output(op)
@@ -302,7 +303,7 @@ class _Sizes:
             return 0.0
         return exchange_elements(op, self.dims.tensor, backward=backward) * self.width
 
-    def _empty_gradient(self, op: Operator) -> Array:
+    def _empty_gradient(self, op: Operator) -> Numbers:
         """Products that add weight gradients into fp32 buffers hand autograd an empty one of the weights' shape."""
         if op.kind != "matmul" or not self.stack.numerics.gradient_accumulation_fusion:
             return 0.0
@@ -312,20 +313,20 @@ class _Sizes:
             return 0.0
         return sum(evaluate(weight.size, self.dims.tensor) for weight in op.weights) * self.width
 
-    def _query_sum(self, op: Operator) -> Array:
+    def _query_sum(self, op: Operator) -> Numbers:
         """Flash attention sums the query's gradient in fp32."""
         if op.kind != "attention" or self.stack.fusion.attention == "unfused":
             return 0.0
         return self._output(op) * _FLOAT / self.width
 
-    def _input(self, op: Operator) -> Array:
+    def _input(self, op: Operator) -> Numbers:
         if op.kind in PRODUCTS:
             local = self.dims.tensor if op.region == "tensor" else self.dims.of(op)
             return evaluate(op.rows, local) * evaluate(op.contraction, local) * self.width
         made = {other.name: other for other in self.block.operators}
         return sum(self.boundary if name == INPUT else self._output(made[name]) for name in op.inputs)
 
-    def _discarding(self) -> Array:
+    def _discarding(self) -> Numbers:
         """Forward that keeps only the block's input: one operator's inputs and output beside the residual."""
         inner = (op for op in self.block.operators if op.kind != "loss")
         return self.boundary + _largest(

@@ -15,14 +15,13 @@ times, until it is home; an all-gather is repeated and the gradient reduce-scatt
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from simpar.cost.kernels import KernelModel
 from simpar.models.graph import Attention, Dims, Operator, evaluate
+from simpar.units import Numbers
 
-Array = Any
 SLOWEST = -1
 _MERGE_PASSES = 3  # a block's output is read, and the sum so far read and written
 
@@ -45,13 +44,13 @@ def has_context_parallelism(dims: Dims) -> bool:
     return max(int(dims["blocks"]), int(dims["gathered"]), int(dims["ulysses"])) > 1
 
 
-def query_elements(op: Operator, dims: Dims) -> Array:
+def query_elements(op: Operator, dims: Dims) -> Numbers:
     """Elements of the local queries of an attention operator; output and values likewise have ``value_dim``."""
     attention = _of(op)
     return _tokens(op, dims) * dims["heads"] * evaluate(attention.key_dim, dims)
 
 
-def key_value_elements(op: Operator, dims: Dims) -> tuple[Array, Array]:
+def key_value_elements(op: Operator, dims: Dims) -> tuple[Numbers, Numbers]:
     """Elements of the local keys and of the local values; too few heads for Ulysses are copied first."""
     attention = _of(op)
     heads = np.maximum(evaluate(attention.kv_heads, dims), dims["ulysses"])
@@ -59,7 +58,7 @@ def key_value_elements(op: Operator, dims: Dims) -> tuple[Array, Array]:
     return rows * evaluate(attention.key_dim, dims), rows * evaluate(attention.value_dim, dims)
 
 
-def exchange_elements(op: Operator, dims: Dims, *, backward: bool) -> Array:
+def exchange_elements(op: Operator, dims: Dims, *, backward: bool) -> Numbers:
     """Elements of the buffers that the exchange needs beside the local tensors, at their peak.
 
     A ring holds two blocks of keys and values (one in use, one arriving), and as many of their gradient in
@@ -86,7 +85,7 @@ def block_times_s(
     width = (evaluate(attention.key_dim, dims) + evaluate(attention.value_dim, dims)) / 2
     shape = (dims["batch"], rows, heads, width)
 
-    def seconds(context: Array, seen: Array) -> float:
+    def seconds(context: Numbers, seen: Numbers) -> float:
         return float(kernels.attention_time_s(shape, context=context, seen=seen, backward=backward))
 
     if blocks == 1:
@@ -100,19 +99,21 @@ def block_times_s(
     return times
 
 
-def _seen_in_block(attention: Attention, rows: int, context: int, split: ContextSplit, block: int) -> float:
+def _seen_in_block(
+    attention: Attention, rows: Numbers, context: Numbers, split: ContextSplit, block: int
+) -> float:
     """Keys of one ring block that a query sees on average."""
     if not attention.causal:
         return float(attention.mean_keys(context)) / split.blocks
     if attention.is_bounded or split.balance != "contiguous":
         return float(attention.mean_keys(context)) / split.blocks
     if block == 0:
-        return rows / 2
+        return float(rows) / 2
     last = split.blocks - 1 if split.position == SLOWEST else split.position
     return float(rows) if block <= last else 0.0
 
 
-def _seen_at(attention: Attention, dims: Dims, split: ContextSplit) -> Array:
+def _seen_at(attention: Attention, dims: Dims, split: ContextSplit) -> Numbers:
     """Keys that a query sees on average where all of them are at hand."""
     alone = split.gathered == 1 or split.balance != "contiguous"
     if alone or not attention.causal or attention.is_bounded:
@@ -126,7 +127,7 @@ def _output_bytes(op: Operator, dims: Dims, kernels: KernelModel) -> float:
     return float(_tokens(op, dims) * dims["heads"] * value_dim * kernels.activation_bytes)
 
 
-def _tokens(op: Operator, dims: Dims) -> Array:
+def _tokens(op: Operator, dims: Dims) -> Numbers:
     return evaluate(op.rows, dims)
 
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.errors import UserError
 from simpar.hardware.device import Device
-from simpar.units import CAST_DTYPES, DTYPE_BYTES, FOUR_BITS, US, handed_dtype
+from simpar.units import CAST_DTYPES, DTYPE_BYTES, FOUR_BITS, US, Numbers, handed_dtype
 
-Array = Any
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64))
 
 DEFAULTS: dict[str, float] = {
@@ -122,8 +120,8 @@ class KernelModel:
         return self.parameters["kernel_latency_us"] * US
 
     def gemm_time_s(
-        self, m: Array, n: Array, k: Array, *, batch: Array = 1, accumulate: bool = False
-    ) -> Array:
+        self, m: Numbers, n: Numbers, k: Numbers, *, batch: Numbers = 1, accumulate: bool = False
+    ) -> Numbers:
         """Seconds of ``batch`` products (m x k)(k x n) at the model's precision.
 
         The best of a few tile shapes; each pays whole waves over the SMs (partly recovered), the prologue of
@@ -152,26 +150,26 @@ class KernelModel:
         return self.rate(self.precision) * share
 
     def _tiled_s(
-        self, m: Array, n: Array, k: Array, batch: Array, *, tile: tuple[int, int], rate: float
-    ) -> Array:
+        self, m: Numbers, n: Numbers, k: Numbers, batch: Numbers, *, tile: tuple[int, int], rate: float
+    ) -> Numbers:
         rows, columns = tile
         sms, p = self.device.num_sms, self.parameters
-        halvings = np.log2(_TILES[0][0] * _TILES[0][1] / (rows * columns))
+        halvings = float(np.log2(_TILES[0][0] * _TILES[0][1] / (rows * columns)))
         efficiency = 1.0 - p["gemm_small_tile_loss"] * halvings
         waves = batch * np.ceil(m / rows) * np.ceil(n / columns) / sms
         overlap = p["gemm_wave_overlap"]
-        paid = (1 - overlap) * np.ceil(waves) + overlap * np.maximum(waves, 1.0)
+        paid: Numbers = (1 - overlap) * np.ceil(waves) + overlap * np.maximum(waves, 1.0)
         per_wave = 2.0 * rows * columns * (k + p["gemm_prologue_k"]) * sms / (rate * efficiency)
         return paid * per_wave
 
     def attention_time_s(
         self,
-        shape: tuple[Array, Array, Array, Array],
+        shape: tuple[Numbers, Numbers, Numbers, Numbers],
         *,
-        context: Array,
-        seen: Array,
+        context: Numbers,
+        seen: Numbers,
         backward: bool,
-    ) -> Array:
+    ) -> Numbers:
         """Seconds of core attention for shape (batch, seq, heads, head_dim) over ``context`` keys.
 
         A query sees ``seen`` of them on average. FLOP: 4 b s a d x seen forward, 2.5 times that backward; unfused
@@ -194,8 +192,13 @@ class KernelModel:
         )
 
     def _unfused_attention_s(
-        self, shape: tuple[Array, Array, Array, Array], keys: Array, kept: Array, *, backward: bool
-    ) -> Array:
+        self,
+        shape: tuple[Numbers, Numbers, Numbers, Numbers],
+        keys: Numbers,
+        kept: Numbers,
+        *,
+        backward: bool,
+    ) -> Numbers:
         """Two batched products and the passes of softmax with mask and scale, and of dropout, over the scores.
 
         Softmax writes all scores and reads those that the mask keeps (backward: of scores and gradients); dropout
@@ -215,6 +218,6 @@ class KernelModel:
         passes = (3.0 + factor * kept) * self.activation_bytes + 1.0
         return factor * products + scores * passes / self.bandwidth
 
-    def memory_time_s(self, moved_bytes: Array, *, kernels: int = 1) -> Array:
+    def memory_time_s(self, moved_bytes: Numbers, *, kernels: Numbers = 1) -> Numbers:
         """Seconds of memory-bound kernels that move ``moved_bytes`` in ``kernels`` launches."""
         return kernels * self.latency_s + np.asarray(moved_bytes, dtype=np.float64) / self.bandwidth

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from simpar.units import Bytes, Fraction
@@ -35,11 +36,11 @@ class AllocatorHabits(_Part):
     communicator_bytes: Bytes = 0.0
     workspace_bytes: Bytes = 0.0
 
-    def gaps(self, alternates: Any) -> Any:
+    def gaps(self, alternates: bool | NDArray[np.bool_]) -> NDArray[np.float64]:
         """Bytes that cannot be reused, per byte that moves; ``alternates``: passes of several microbatches do."""
         return self.fragmentation + self.churn * np.asarray(alternates, dtype=np.float64)
 
-    def least_gaps(self, alternates: Any) -> Any:
+    def least_gaps(self, alternates: bool | NDArray[np.bool_]) -> NDArray[np.float64]:
         """The same where memory is tight."""
         return np.minimum(self.gaps(alternates), GAPS_OF_EXPANDABLE if self.expandable else np.inf)
 

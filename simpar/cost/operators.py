@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -15,9 +14,8 @@ from simpar.cost.state_space import BACKWARD, FORWARD, scan_time_s
 from simpar.models.graph import Attention, Dims, Operator, evaluate
 from simpar.plan.plan import Numerics
 from simpar.plan.sharding import RankDims
-from simpar.units import BLOCK_SCALED, CAST_DTYPES, DTYPE_BYTES
+from simpar.units import BLOCK_SCALED, CAST_DTYPES, DTYPE_BYTES, Numbers
 
-Array = Any
 BLOCK_CAST_RATE = 0.75
 """Speed of a cast in blocks over that of a copy: 5.1 TB/s on a B200 [NVIDIA Transformer Engine, pull request 3137]."""
 SWIZZLES = 2
@@ -30,11 +28,11 @@ class OperatorTime:
     """Device seconds of one operator (scalars or arrays) and how many kernels it launches."""
 
     name: str
-    forward_s: Array
-    backward_input_s: Array
-    backward_weight_s: Array
-    forward_kernels: Array
-    backward_kernels: Array
+    forward_s: Numbers
+    backward_input_s: Numbers
+    backward_weight_s: Numbers
+    forward_kernels: Numbers
+    backward_kernels: Numbers
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ def _time(op: Operator, sizes: Sizes) -> OperatorTime:
     )
 
 
-def _elements(op: Operator, sizes: Sizes) -> Array:
+def _elements(op: Operator, sizes: Sizes) -> Numbers:
     return evaluate(op.rows, sizes.dims) * evaluate(op.columns, sizes.dims)
 
 
@@ -84,8 +82,8 @@ def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     """
     m, n, k = (evaluate(size, sizes.dims) for size in (op.rows, op.columns, op.contraction))
     kernels = sizes.kernels
-    input_s: Array = 0.0
-    gradient_s: Array = 0.0
+    input_s: Numbers = 0.0
+    gradient_s: Numbers = 0.0
     casts, swizzles = 0, 0
     if kernels.precision in CAST_DTYPES and (op.name == "lm_head" or op.kind == "router"):
         kernels = replace(kernels, precision="bf16")
@@ -112,7 +110,7 @@ def _is_frozen(op: Operator) -> bool:
     return bool(op.weights) and not op.is_trained
 
 
-def _widen_s(op: Operator, sizes: Sizes) -> Array:
+def _widen_s(op: Operator, sizes: Sizes) -> Numbers:
     """Seconds to widen packed weights before a product."""
     packed = [weight for weight in op.weights if weight.stored_bytes]
     width = sizes.kernels.activation_bytes
@@ -225,7 +223,7 @@ def _combine(op: Operator, sizes: Sizes) -> OperatorTime:
     return _moved(op, sizes, _elements(op, sizes) * sizes.dims["topk"])
 
 
-def _moved(op: Operator, sizes: Sizes, elements: Array) -> OperatorTime:
+def _moved(op: Operator, sizes: Sizes, elements: Numbers) -> OperatorTime:
     forward, backward, launches = _routed_copies(sizes)
     size, dims = elements * sizes.kernels.activation_bytes, sizes.dims
     overhead = sizes.stack.experts.overhead
@@ -260,7 +258,7 @@ def _attention(op: Operator, sizes: Sizes) -> OperatorTime:
     return OperatorTime(op.name, both[0], both[1], 0.0, *launches)
 
 
-def seen_keys(mask: Attention, dims: Dims) -> Array:
+def seen_keys(mask: Attention, dims: Dims) -> Numbers:
     """Keys that a query sees on average; ``before`` of them stand before the first query (a slice of a sequence)."""
     context, before = dims[mask.context], dims.get("before", 0)
     if not np.any(before):
@@ -400,6 +398,8 @@ _RULES: dict[str, Callable[[Operator, Sizes], OperatorTime]] = {
 }
 
 
-def optimizer_time_s(num_parameters: Array, numerics: Numerics, kernels: KernelModel, stack: Stack) -> Array:
+def optimizer_time_s(
+    num_parameters: Numbers, numerics: Numerics, kernels: KernelModel, stack: Stack
+) -> Numbers:
     """Seconds of the update of ``num_parameters`` (this rank's share), products of matrix optimizers left out."""
     return elementwise_time_s(num_parameters, numerics, kernels, stack.launch.optimizer_passes)

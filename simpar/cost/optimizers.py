@@ -18,16 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from simpar.cost.kernels import KernelModel
 from simpar.models.graph import Block, Dims, Operator, Weight, evaluate
 from simpar.plan.plan import Numerics
-from simpar.units import DTYPE_BYTES
+from simpar.units import DTYPE_BYTES, Numbers
 
-Array = Any
 _WIDE = DTYPE_BYTES["fp32"]
 NEWTON_SCHULZ_STEPS = 5
 SHAMPOO_BLOCK, ROOT_EVERY = 1024, 100
@@ -72,9 +70,9 @@ MOMENTS = {name: rule.moments for name, rule in RULES.items()}
 class Matrix:
     """``count`` equal matrices of ``rows`` x ``columns`` (ints or arrays); ``expert`` ones are held by fewer ranks."""
 
-    rows: Array
-    columns: Array
-    count: Array = 1
+    rows: Numbers
+    columns: Numbers
+    count: Numbers = 1
     expert: bool = False
 
 
@@ -85,17 +83,17 @@ def moment_bytes(numerics: Numerics, *, other: bool = False) -> float:
     return (rule.others if other else rule.moments) * width
 
 
-def state_bytes(block: Block, dims: Dims, numerics: Numerics) -> tuple[Array, Array]:
+def state_bytes(block: Block, dims: Dims, numerics: Numerics) -> tuple[Numbers, Numbers]:
     """Bytes of optimizer states of a block without master weights: (of what is no expert, of experts)."""
     own = block.view(dims)
-    totals: list[Array] = [0.0, 0.0]
+    totals: list[Numbers] = [0.0, 0.0]
     for op in block.operators:
         for weight in (weight for weight in op.weights if weight.trainable):
             totals[weight.kind == "expert"] += _weight_bytes(op, weight, own, numerics)
     return totals[0], totals[1]
 
 
-def _weight_bytes(op: Operator, weight: Weight, dims: Dims, numerics: Numerics) -> Array:
+def _weight_bytes(op: Operator, weight: Weight, dims: Dims, numerics: Numerics) -> Numbers:
     rule, size = RULES[numerics.optimizer], evaluate(weight.size, dims)
     inner = _is_inner(op, weight)
     kept = size * moment_bytes(numerics, other=not inner)
@@ -116,7 +114,7 @@ def _is_inner(op: Operator, weight: Weight) -> bool:
     )
 
 
-def _factor_bytes(op: Operator, weight: Weight, dims: Dims) -> Array:
+def _factor_bytes(op: Operator, weight: Weight, dims: Dims) -> Numbers:
     """A row and a column of second moments for every matrix, all of them for a vector."""
     size = evaluate(weight.size, dims)
     if weight.kind == "vector":
@@ -134,7 +132,7 @@ def _matrices_of(op: Operator, weight: Weight, dims: Dims) -> list[Matrix]:
     return [Matrix(rows, inside, times * experts, weight.kind == "expert") for rows, times in sizes]
 
 
-def _preconditioner_bytes(matrix: Matrix) -> Array:
+def _preconditioner_bytes(matrix: Matrix) -> Numbers:
     """Two factors and their inverse roots in fp32 for every block of at most 1,024 x 1,024."""
     row_sides, column_sides = (_sides(size) for size in (matrix.rows, matrix.columns))
     both = sum(r * r * n for r, n in row_sides) * sum(n for _, n in column_sides)
@@ -142,7 +140,7 @@ def _preconditioner_bytes(matrix: Matrix) -> Array:
     return 2.0 * _WIDE * both * matrix.count
 
 
-def _sides(size: Array) -> list[tuple[Array, Array]]:
+def _sides(size: Numbers) -> list[tuple[Numbers, Numbers]]:
     """(side, how many) of the blocks along one dim: whole ones and the rest."""
     whole, rest = np.asarray(size) // SHAMPOO_BLOCK, np.asarray(size) % SHAMPOO_BLOCK
     return [(float(SHAMPOO_BLOCK), whole), (rest, np.where(rest > 0, 1, 0))]
@@ -162,8 +160,8 @@ def inner_matrices(blocks: Iterable[Block], dims: Dims) -> list[Matrix]:
 
 
 def elementwise_time_s(
-    num_parameters: Array, numerics: Numerics, kernels: KernelModel, passes: float
-) -> Array:
+    num_parameters: Numbers, numerics: Numerics, kernels: KernelModel, passes: float
+) -> Numbers:
     """Seconds of the passes over ``num_parameters`` (this rank's share) and their states, ``passes`` times.
 
     Reads gradient and master weight, writes the latter and the low-precision copy, with the norm pass and the
@@ -201,10 +199,10 @@ def matrices_time_s(
         return 0.0, 0.0
     cost = {"newton_schulz": newton_schulz_time_s, "shampoo": shampoo_time_s}[kind]
     each = [(cost(m, kernels), m.count) for m in matrices]
-    return sum(one * count for one, count in each), max((one for one, _ in each), default=0.0)
+    return float(sum(one * count for one, count in each)), max((one for one, _ in each), default=0.0)
 
 
-def shared_out_s(whole_s: Array, dearest_s: Array, ranks: Array) -> Array:
+def shared_out_s(whole_s: Numbers, dearest_s: Numbers, ranks: Numbers) -> Numbers:
     """Seconds of products that ``ranks`` share, each of which takes whole matrices; numbers or arrays."""
     return np.maximum(whole_s / ranks, dearest_s)
 

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import OperatorTime, operator_times
 from simpar.cost.stack import Stack
-from simpar.models.graph import Dims, Operator, Size, evaluate
+from simpar.models.graph import Dims, Operator, Size, evaluate, term
 from simpar.plan.sharding import VOCAB_MULTIPLE, RankDims
 from simpar.plan.slices import sized_names
-
-Array = Any
+from simpar.units import Numbers
 
 
 @dataclass(frozen=True)
@@ -29,14 +27,14 @@ class Machine:
     stack: Stack
 
 
-def sliced(name: str, size: Array, number: Array) -> Array:
+def sliced(name: str, size: Numbers, number: Numbers) -> Numbers:
     """A dim's share of one rank: key-value heads copied where too few, the vocabulary padded."""
     if name == "vocab":
         return np.where(number > 1, -(-size // (VOCAB_MULTIPLE * number)) * VOCAB_MULTIPLE, size)
     return np.maximum(size // number, 1)
 
 
-def _local(size: Size, dims: Dims, number: Array) -> Array:
+def _local(size: Size, dims: Dims, number: Numbers) -> Numbers:
     names = sized_names(size)
     own = {name: sliced(name, dims[name], number) for name in names if name}
     return evaluate(size, {**dims, **own})
@@ -44,43 +42,45 @@ def _local(size: Size, dims: Dims, number: Array) -> Array:
 
 @dataclass(frozen=True)
 class LocalOperator:
-    """One rank's share of an operator: a numeric copy of it and the dims that its attention needs."""
+    """One rank's share of an operator: a copy of it by its own sizes, and the dims that hold them."""
 
     op: Operator
     dims: Dims
 
     @property
-    def rows(self) -> Array:
+    def rows(self) -> Numbers:
         """Rows of the output here."""
         return evaluate(self.op.rows, self.dims)
 
     @property
-    def columns(self) -> Array:
+    def columns(self) -> Numbers:
         """Columns of the output here."""
         return evaluate(self.op.columns, self.dims)
 
     @property
-    def contraction(self) -> Array:
+    def contraction(self) -> Numbers:
         """Contracted elements here."""
         return evaluate(self.op.contraction, self.dims)
 
 
-def local_operator(op: Operator, dims: Dims, by: Mapping[str, Array]) -> LocalOperator:
+def local_operator(op: Operator, dims: Dims, by: Mapping[str, Numbers]) -> LocalOperator:
     """The share of one rank. ``dims`` are global, with batch and sequence; ``by`` as from :func:`divisors`."""
-    rows = evaluate(op.rows, dims) / (by["batch"] * by["seq"])
-    own = {
+    own: dict[str, Numbers] = {
+        "own_rows": evaluate(op.rows, dims) / (by["batch"] * by["seq"]),
+        "own_columns": _local(op.columns, dims, by["columns"]),
+        "own_contraction": _local(op.contraction, dims, by["contraction"]),
         "batch": dims["batch"] // by["batch"],
         "seq": dims["seq"] // by["seq"],
         "heads": sliced("heads", dims["heads"], by["columns"]),
         "kv_heads": sliced("kv_heads", dims["kv_heads"], by["columns"]),
     }
-    numeric = replace(
+    named = replace(
         op,
-        rows=((rows, ()),),
-        columns=((_local(op.columns, dims, by["columns"]), ()),),
-        contraction=((_local(op.contraction, dims, by["contraction"]), ()),) if op.contraction else (),
+        rows=term("own_rows"),
+        columns=term("own_columns"),
+        contraction=term("own_contraction") if op.contraction else (),
     )
-    return LocalOperator(numeric, {**dims, **own})
+    return LocalOperator(named, {**dims, **own})
 
 
 def local_time(local: LocalOperator, machine: Machine) -> OperatorTime:
@@ -88,10 +88,10 @@ def local_time(local: LocalOperator, machine: Machine) -> OperatorTime:
     return operator_times([local.op], RankDims(local.dims, local.dims), machine.kernels, machine.stack)[0]
 
 
-def local_weights(op: Operator, dims: Dims, by: Mapping[str, Array]) -> tuple[Array, Array]:
+def local_weights(op: Operator, dims: Dims, by: Mapping[str, Numbers]) -> tuple[Numbers, Numbers]:
     """(elements of matrices and tables of words, elements of vectors and tables of positions) on one rank."""
-    matrices: Array = np.zeros(np.shape(by["batch"]))
-    vectors: Array = np.zeros(np.shape(by["batch"]))
+    matrices: Numbers = np.zeros(np.shape(by["batch"]))
+    vectors: Numbers = np.zeros(np.shape(by["batch"]))
     for weight in op.weights:
         if weight.kind == "matrix":
             inside = _local(op.contraction, dims, by["contraction"])

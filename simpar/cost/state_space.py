@@ -15,16 +15,14 @@ Backward computes states and C B^T again, and the convolution too. A causal piec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from simpar.cost.kernels import KernelModel
-from simpar.units import DTYPE_BYTES
+from simpar.models.graph import Dims
+from simpar.units import DTYPE_BYTES, Numbers
 
-Array = Any
 _FLOAT = DTYPE_BYTES["fp32"]
 _STEPS = 6
 """Times that the steps and decays of a head, in fp32, are written and read."""
@@ -51,7 +49,7 @@ BACKWARD = _Pass(
 )
 
 
-def scan_time_s(dims: Mapping[str, Any], kernels: KernelModel, counts: _Pass) -> Array:
+def scan_time_s(dims: Dims, kernels: KernelModel, counts: _Pass) -> Numbers:
     """Seconds of the scan in one direction for ``dims`` of one rank: products and traffic of kernels in a row."""
     inner = dims["mamba_heads"] * dims["mamba_head_dim"]
     shared, chunk = dims["mamba_groups"] * dims["state"], np.minimum(dims["chunk"], dims["seq"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from simpar.models.graph import PRODUCTS, Block, ModelGraph, Operator, evaluate
+from simpar.models.graph import PRODUCTS, Block, ModelGraph, Operator, Size, evaluate
 from simpar.models.recompute import chosen_layers, counted, is_full, operators
 
 SCAN_FLOP = 7.0
@@ -31,6 +31,11 @@ def _operators(
             yield op, dims
 
 
+def _count(size: Size, dims: Mapping[str, int]) -> int:
+    """A size under global dims, which are integers."""
+    return int(evaluate(size, dims))
+
+
 def _layers(graph: ModelGraph) -> tuple[Block, ...]:
     return tuple(graph.blocks[name] for name in graph.layers)
 
@@ -47,11 +52,11 @@ def _matmul_flop(graph: ModelGraph, seq_len: int, blocks: tuple[Block, ...]) -> 
     total = 0.0
     for op, dims in _operators(graph, seq_len, blocks):
         if op.kind in PRODUCTS:
-            each = 2.0 * evaluate(op.contraction, dims) * evaluate(op.columns, dims)
-            total += each * (evaluate(op.rows, dims) / seq_len)
+            each = 2.0 * _count(op.contraction, dims) * _count(op.columns, dims)
+            total += each * (_count(op.rows, dims) / seq_len)
         elif op.kind == "scan":
-            each = SCAN_FLOP * evaluate(op.columns, dims) * dims["state"]
-            total += each * (evaluate(op.rows, dims) / seq_len)
+            each = SCAN_FLOP * _count(op.columns, dims) * dims["state"]
+            total += each * (_count(op.rows, dims) / seq_len)
     return total
 
 
@@ -67,10 +72,10 @@ def attention_flop_per_token(graph: ModelGraph, seq_len: int, convention: str = 
         if op.attention is None:
             continue
         context, mask = dims[op.attention.context], op.attention
-        width = evaluate(mask.key_dim, dims) + evaluate(mask.value_dim, dims)
+        width = _count(mask.key_dim, dims) + _count(mask.value_dim, dims)
         window = min(mask.window or context, mask.document or context, context)
-        seen = window if convention == "full" or not mask.causal else mask.mean_keys(context)
-        total += 2.0 * dims["heads"] * width * seen * (evaluate(op.rows, dims) / seq_len)
+        seen = window if convention == "full" or not mask.causal else float(mask.mean_keys(context))
+        total += 2.0 * dims["heads"] * width * seen * (_count(op.rows, dims) / seq_len)
     return total
 
 

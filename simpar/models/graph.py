@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-Dims = Mapping[str, Any]
+from simpar.units import Numbers
+
+Dims = Mapping[str, Numbers]
+Number = TypeVar("Number", bound=Numbers)
 Size = tuple[tuple[int, tuple[str, ...]], ...]
 
 SHARDED_DIMS = ("heads", "kv_heads", "ffn", "shared_ffn", "vocab", "mamba_heads", "mamba_groups")
@@ -20,14 +23,14 @@ PRODUCTS = ("matmul", "grouped_matmul", "router")
 INPUT = "input"
 
 
-def evaluate(size: Size, dims: Dims) -> Any:
+def evaluate(size: Size, dims: Dims) -> Numbers:
     """Value of a polynomial: the sum over its terms of coefficient x product of named dims.
 
     ``dims`` maps names to ints or numpy arrays; arrays broadcast.
     """
-    total: Any = 0
+    total: Numbers = 0
     for coefficient, names in size:
-        term: Any = coefficient
+        term: Numbers = coefficient
         for name in names:
             term = term * dims[name]
         total = total + term
@@ -85,7 +88,7 @@ class Attention:
         """Whether queries see less than all that stands before them."""
         return self.window is not None or self.document is not None
 
-    def mean_keys(self, context: Any) -> Any:
+    def mean_keys(self, context: Numbers) -> Numbers:
         """Keys that a query sees on average: half of them under a causal mask, at most a window of them.
 
         Where sequences are packed, those of its own document only.
@@ -156,7 +159,7 @@ class Block:
     passes: Size = ()
     still: bool = False
 
-    def view(self, dims: Dims) -> Dims:
+    def view(self, dims: Mapping[str, Number]) -> Mapping[str, Number]:
         """The dims as this block names them: those of its scope ("vision.hidden") in place of the model's."""
         if not self.scope:
             return dims
@@ -164,27 +167,27 @@ class Block:
         own = {name.removeprefix(prefix): size for name, size in dims.items() if name.startswith(prefix)}
         return {**dims, **own}
 
-    def parameters(self, dims: Dims) -> Any:
+    def parameters(self, dims: Dims) -> Numbers:
         """Number of parameters under the given dims (global dims: all of them, local dims: one shard's)."""
         own = self.view(dims)
         return sum(evaluate(weight.size, own) for op in self.operators for weight in op.weights)
 
-    def trained_parameters(self, dims: Dims) -> Any:
+    def trained_parameters(self, dims: Dims) -> Numbers:
         """Those of them that have gradients."""
         own = self.view(dims)
         weights = (weight for op in self.operators for weight in op.weights if weight.trainable)
         return sum(evaluate(weight.size, own) for weight in weights)
 
-    def frozen_bytes(self, dims: Dims, width: float) -> tuple[Any, Any]:
+    def frozen_bytes(self, dims: Dims, width: float) -> tuple[Numbers, Numbers]:
         """Bytes of the others, ``width`` an element where nothing else is said: (of what is no expert, of experts)."""
         own = self.view(dims)
-        totals: list[Any] = [0.0, 0.0]
+        totals: list[Numbers] = [0.0, 0.0]
         for weight in (weight for op in self.operators for weight in op.weights if not weight.trainable):
             stored = width if weight.stored_bytes is None else weight.stored_bytes
             totals[weight.kind == "expert"] += evaluate(weight.size, own) * stored
         return totals[0], totals[1]
 
-    def matmul_parameters(self, dims: Dims) -> Any:
+    def matmul_parameters(self, dims: Dims) -> Numbers:
         """Parameters of matrices that a row is multiplied with; of experts, those of the few it is sent to."""
         own = self.view(dims)
         products = [op for op in self.operators if op.kind in PRODUCTS]
@@ -192,18 +195,18 @@ class Block:
         each = (evaluate(op.contraction, own) * evaluate(op.columns, own) for op in products)
         return sum(size * count for size, count in zip(each, times, strict=True))
 
-    def output_elements(self, dims: Dims) -> Any:
+    def output_elements(self, dims: Dims) -> Numbers:
         """Elements that the next block receives: the last operator's output and what travels beside it."""
         own, last = self.view(dims), self.operators[-1]
         return evaluate(last.rows, own) * evaluate(last.columns, own) + evaluate(self.passes, own)
 
-    def expert_parameters(self, dims: Dims) -> Any:
+    def expert_parameters(self, dims: Dims) -> Numbers:
         """Those of the parameters that belong to routed experts."""
         own = self.view(dims)
         weights = (weight for op in self.operators for weight in op.weights if weight.kind == "expert")
         return sum(evaluate(weight.size, own) for weight in weights)
 
-    def trained_experts(self, dims: Dims) -> Any:
+    def trained_experts(self, dims: Dims) -> Numbers:
         """Parameters of routed experts that have gradients."""
         own = self.view(dims)
         weights = (w for op in self.operators for w in op.weights if w.kind == "expert" and w.trainable)
@@ -272,7 +275,7 @@ class ModelGraph:
         return int(evaluate(self.head.operator("lm_head").weights[0].size, self.dims))
 
     @property
-    def scopes(self) -> tuple[Dims, ...]:
+    def scopes(self) -> tuple[Mapping[str, int], ...]:
         """The dims of every tower: those of the model's own blocks first."""
         used = (self.embedding, *(self.blocks[name] for name in self.layers), self.head)
         return tuple({block.scope: block.view(self.dims) for block in used}.values())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import gcd, lcm
 from typing import Any
 
 from simpar.errors import UserError
-from simpar.models.graph import Dims, ModelGraph
+from simpar.models.graph import ModelGraph
 from simpar.models.recompute import chosen_layers, of_layer, segment
 from simpar.models.training import Training
 from simpar.plan.early import check_early
@@ -118,8 +118,8 @@ def layers_by_cost(graph: ModelGraph, stages: int) -> tuple[int, ...] | None:
     A stage is full once the running cost passes its share of the total. None where a stage between the ends
     would stay empty.
     """
-    costs = [graph.blocks[name].parameters(graph.dims) for name in graph.layers]
-    share = (sum(costs) + graph.head.parameters(graph.dims)) / stages
+    costs = [int(graph.blocks[name].parameters(graph.dims)) for name in graph.layers]
+    share = (sum(costs) + int(graph.head.parameters(graph.dims))) / stages
     counts, running, stage = [0] * stages, 0.0, 0
     for cost in costs:
         counts[stage] += 1
@@ -231,7 +231,7 @@ def allows_tensor_parallel(tp: int, target: Target) -> bool:
     return True
 
 
-def _tensor_dims(plan: Plan, dims: Dims, seq_len: int) -> None:
+def _tensor_dims(plan: Plan, dims: Mapping[str, int], seq_len: int) -> None:
     """The rules of tensor parallelism on one tower's dims."""
     tp = plan.mesh.tp
     sizes = {"attention heads": dims["heads"], "ffn size": dims["ffn"], "hidden size": dims["hidden"]}

@@ -101,7 +101,7 @@ def footprints(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[Foot
         stage: (
             builders[stage].static_memory(stage),
             builders[stage].held_outputs_bytes(stage),
-            overhead_bytes(builders[stage].num_communicators(stage), job.stack, cluster),
+            float(overhead_bytes(builders[stage].num_communicators(stage), job.stack, cluster)),
         )
         for stage in set(stages)
     }

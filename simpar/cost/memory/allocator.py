@@ -8,9 +8,9 @@ so a layout fits when what it needs fits, not what it happens to hold.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simpar.cost.memory.moments import most_in_flight
 from simpar.cost.memory_policy import AllocatorHabits
@@ -19,9 +19,8 @@ from simpar.hardware.cluster import Cluster
 from simpar.models.training import Training
 from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
-from simpar.units import MIB
+from simpar.units import MIB, Numbers
 
-Array = Any
 _SEGMENT = 2 * MIB
 
 
@@ -29,18 +28,18 @@ _SEGMENT = 2 * MIB
 class Reservation:
     """Bytes of the allocator at its peak: ``needed`` cannot be less, ``reserved`` is what it reports."""
 
-    needed_bytes: Array
-    reserved_bytes: Array
+    needed_bytes: Numbers
+    reserved_bytes: Numbers
 
 
 def reserve(
-    static_bytes: Array,
-    moving_bytes: Array,
+    static_bytes: Numbers,
+    moving_bytes: Numbers,
     habits: AllocatorHabits,
     *,
-    alternates: Array = True,
-    held_bytes: Array = 0.0,
-    limit_bytes: Array = np.inf,
+    alternates: bool | NDArray[np.bool_] = True,
+    held_bytes: Numbers = 0.0,
+    limit_bytes: Numbers = np.inf,
 ) -> Reservation:
     """What the allocator needs and reserves; sizes are scalars or arrays.
 
@@ -67,7 +66,7 @@ def num_communicators(plan: Plan) -> int:
     return int(Layouts.of(plan).communicators)
 
 
-def overhead_bytes(communicators: Any, stack: Stack, cluster: Cluster) -> Any:
+def overhead_bytes(communicators: Numbers, stack: Stack, cluster: Cluster) -> Numbers:
     """Device context and communicators of a rank; ``communicators`` is an int or an array."""
     if cluster.device.kind == "cpu":
         return 0.0
@@ -90,6 +89,6 @@ def held_outputs_bytes(
     return habits.held_outputs * ahead * microbatches * partial_sums_bytes
 
 
-def _segments(size_bytes: Array) -> Array:
+def _segments(size_bytes: Numbers) -> Numbers:
     """Rounded up to whole 2 MiB segments."""
     return np.ceil(np.asarray(size_bytes) / _SEGMENT) * _SEGMENT

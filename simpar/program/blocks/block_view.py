@@ -161,7 +161,7 @@ class RankBlock(BlockView):
 
     def rounds(self, op: Operator) -> int:
         """How often the kernels of an operator are launched: once a ring block for attention."""
-        return self.view.tensor["blocks"] if op.kind == "attention" else 1
+        return int(self.view.tensor["blocks"]) if op.kind == "attention" else 1
 
     def loss_sums(self, op: Operator) -> list[CollectiveUse]:
         """What the loss sums over ranks that share the vocabulary."""

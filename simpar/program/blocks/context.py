@@ -65,7 +65,7 @@ class _Attention:
         output = queries * values / keys
         choice = view.job.plan.context_parallel
         split = ContextSplit(
-            dims["blocks"], dims["gathered"], choice.cp_balance or "zigzag", view.ring_position
+            int(dims["blocks"]), int(dims["gathered"]), choice.cp_balance or "zigzag", view.ring_position
         )
         sizes = {"query": queries, "key": keys, "value": values, "output": output}
         return _Attention(op, view, split, sizes)

@@ -31,7 +31,7 @@ from simpar.plan.grid import Grid
 from simpar.program.blocks.block_view import LOSS_SUMS, RankBlock
 from simpar.program.blocks.phases import TENSOR, CollectiveUse, Phase, Step, StepList
 from simpar.program.fold.group_routes import GroupKind
-from simpar.units import DTYPE_BYTES
+from simpar.units import DTYPE_BYTES, Numbers
 
 Ints = NDArray[np.int64]
 ROW, COLUMN, DEPTH = "tp_row", "tp_column", "tp_depth"
@@ -183,9 +183,9 @@ class GridSteps:
                 self.run(steps, op, time, what, what)
         return self._phase(steps, lambda time: time.backward_kernels * len(passes) / 2)
 
-    def _phase(self, steps: StepList, kernels: Callable[[OperatorTime], float]) -> Phase:
+    def _phase(self, steps: StepList, kernels: Callable[[OperatorTime], Numbers]) -> Phase:
         panels = [self._panels if op.kind == "matmul" else 1 for op in self.block.operators]
-        each = (n * kernels(time) for n, time in zip(panels, self.view.times, strict=True))
+        each = (n * float(kernels(time)) for n, time in zip(panels, self.view.times, strict=True))
         return Phase(tuple(steps.steps), self.view.issue_s(self.block, each, steps.num_collectives))
 
 

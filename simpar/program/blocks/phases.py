@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from simpar.units import Numbers
+
 COMPUTE = "compute"
 TENSOR = "tp"
 CONTEXT = "cp"
@@ -39,7 +41,7 @@ class Step:
     layer: int | None = None
 
     @staticmethod
-    def kernel(name: str, kind: str, duration_s: float) -> Step:
+    def kernel(name: str, kind: str, duration_s: Numbers) -> Step:
         """A kernel on the compute stream."""
         return Step(name, kind, COMPUTE, float(duration_s))
 

@@ -21,11 +21,10 @@ from simpar.program.blocks.phases import TENSOR, CollectiveUse
 from simpar.program.blocks.rank_view import Job
 from simpar.program.ir.flow import NO_CAP, drained_ns, quantise, solo_rates, to_cap
 from simpar.program.structure.synchronisation import DENSE, EXPERTS
-from simpar.units import to_ns
+from simpar.units import Numbers, to_ns
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Real = float | Floats
 LATE = ("member_us", "far_member_us")
 
 
@@ -58,14 +57,16 @@ class Added:
         return call_s, self.quantise_s_per_byte.get(op, 0.0) if copies else 0.0
 
 
-def calls_ns(latency_s: Real, added: tuple[float, float], size_bytes: Real, count: Real) -> int | Ints:
+def calls_ns(
+    latency_s: Numbers, added: tuple[float, float], size_bytes: Numbers, count: Numbers
+) -> int | Ints:
     """Nanoseconds of ``count`` calls before their bytes drain: latency of the line and what is added to it."""
     per_call, per_byte = added
     took_ns: int | Ints = to_ns(count * (latency_s + per_call + per_byte * size_bytes))
     return took_ns
 
 
-def occupied_ns(took_ns: ArrayLike, size_bytes: Real, count: Real, s_per_byte: float) -> Ints:
+def occupied_ns(took_ns: ArrayLike, size_bytes: Numbers, count: Numbers, s_per_byte: float) -> Ints:
     """How long calls that take so long slow the kernels beside them: less than that where they wait for a NIC."""
     return np.asarray(np.minimum(took_ns, to_ns(count * size_bytes * s_per_byte)))
 
@@ -105,7 +106,7 @@ class Price:
         at = np.minimum(np.searchsorted(self.links, links), len(self.links) - 1)
         return np.where(self.links[at] == links, self.slope_s[at], 0.0)
 
-    def time_ns(self, size_bytes: Real, count: Real = 1) -> Ints:
+    def time_ns(self, size_bytes: Numbers, count: Numbers = 1) -> Ints:
         """Nanoseconds of ``count`` calls in a row of ``size_bytes`` each; arrays broadcast."""
         sizes, calls = np.asarray(size_bytes, dtype=np.float64), np.asarray(count)
         if not len(self.rate):
@@ -119,7 +120,7 @@ class Price:
         """Nanoseconds of a collective."""
         return int(self.time_ns(use.size_bytes, use.count))
 
-    def occupied_ns(self, size_bytes: Real, count: Real = 1) -> Ints:
+    def occupied_ns(self, size_bytes: Numbers, count: Numbers = 1) -> Ints:
         """Nanoseconds for which it slows the kernels beside it."""
         return occupied_ns(self.time_ns(size_bytes, count), size_bytes, count, self.occupied)
 

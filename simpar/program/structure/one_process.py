@@ -80,7 +80,7 @@ class OneProcess:
             return template
         times = RankBlock.of(self.builder.job.graph.head, self.builder.view).times
         loss = next(time for time in times if time.name == "loss")
-        seconds = loss.forward_s if kind == "forward" else loss.backward_input_s
+        seconds = float(loss.forward_s if kind == "forward" else loss.backward_input_s)
         seconds *= self._others * self.slowdown * self.builder.job.stack.launch.kernel_overhead
         saved, peak = self._loss_bytes()
         node = Node(

@@ -411,7 +411,7 @@ class StageBuilder(ActionBuilder):
             piece for piece in self.held(pipeline_rank) if 0 <= piece.layer < len(self.job.graph.layers)
         ]
         sums = sum(is_row_parallel(op) for piece in layers for op in piece.block.operators)
-        each = rows * view.tensor["hidden"] * view.compute_bytes
+        each = float(rows * view.tensor["hidden"] * view.compute_bytes)
         return held_outputs_bytes(
             self.job.plan, self.job.training, self.job.stack, pipeline_rank, sums * each
         )

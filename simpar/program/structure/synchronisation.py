@@ -17,8 +17,7 @@ With HSDP the shards live in groups of dp/replicas ranks and an all-reduce acros
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,12 +31,25 @@ from simpar.program.blocks.phases import COMPUTE, CollectiveUse
 from simpar.program.blocks.rank_view import Job
 from simpar.program.structure.host_update import HostUpdate
 from simpar.program.structure.templates import DELAYED, GATHER, HOST_STREAMS, REDUCE, Copies, Node, SyncPolicy
-from simpar.units import DTYPE_BYTES, to_ns
+from simpar.units import DTYPE_BYTES, Numbers, to_ns
 
 DENSE, EXPERTS = "dp", "edp"
 GATHERED = ".gathered"
 """Suffix of the kind of replicas whose parameters are sharded between uses, beside others of the same group."""
-Array = Any
+
+
+@dataclass(frozen=True)
+class LateUse:
+    """Calls of a collective outside of passes, sizes and counts of one rank or of an array of ranks."""
+
+    group: str
+    op: str
+    size_bytes: Numbers
+    count: Numbers = 1
+
+    def of_rank(self) -> CollectiveUse:
+        """Those of one rank."""
+        return CollectiveUse(self.group, self.op, float(self.size_bytes), int(self.count))
 
 
 @dataclass(frozen=True)
@@ -295,10 +307,10 @@ class Synchronisation:
         if not self.host.is_needed:
             update = self._optimizer(held, matrices)
             return (*before, *self._exchange(matrices), update, *after)
-        away = self.host.nodes(self.share(held), self._optimizer(held, matrices), first=len(before))
+        away = self.host.nodes(float(self.share(held)), self._optimizer(held, matrices), first=len(before))
         return (*before, *away, *after)
 
-    def late_calls(self, size_bytes: Array) -> Array:
+    def late_calls(self, size_bytes: Numbers) -> Numbers:
         """Calls that reduce so many bytes of gradients behind the last backward, float64 like ``size_bytes``."""
         plan = self.job.plan
         bucket = float(plan.data_parallel.bucket_bytes or 0)
@@ -308,7 +320,7 @@ class Synchronisation:
             count = np.rint(np.asarray(size_bytes) / bucket) if bucket else np.ones_like(size_bytes)
         return np.maximum(1.0, count)
 
-    def late_reductions(self, held: Mapping[str, Array]) -> list[CollectiveUse]:
+    def late_reductions(self, held: Mapping[str, Numbers]) -> list[LateUse]:
         """Reductions behind the last backward, in turn: of the parameters of a rank by kind, or of arrays of ranks."""
         if self.job.plan.data_parallel.overlap_grad_reduce or self.single_process:
             return []
@@ -316,17 +328,15 @@ class Synchronisation:
         for each in (each for each in self.replicas if not each.gathered):
             size = held[each.kind] * self.gradient_bytes
             count = self.late_calls(size)
-            found += [
-                CollectiveUse(g, op, size * part / count, count) for g, op, part in self.reduce_ops(each)
-            ]
+            found += [LateUse(g, op, size * part / count, count) for g, op, part in self.reduce_ops(each)]
         return found
 
-    def late_gathers(self, held: Mapping[str, Array]) -> list[CollectiveUse]:
+    def late_gathers(self, held: Mapping[str, Numbers]) -> list[LateUse]:
         """Gathers of all parameters behind the update, in turn, as above."""
         if self.per_unit or self.job.plan.data_parallel.overlap_param_gather or self.single_process:
             return []
         return [
-            CollectiveUse(each.shard_group, "all_gather", held[each.kind] * self.parameter_bytes)
+            LateUse(each.shard_group, "all_gather", held[each.kind] * self.parameter_bytes)
             for each in self.replicas
             if each.zero and not each.gathered
         ]
@@ -337,7 +347,8 @@ class Synchronisation:
             return ()
         nodes = []
         for each in self.replicas:
-            size = sum(m.rows * m.columns * m.count for m in matrices if m.expert == (each.kind == EXPERTS))
+            mine = (m for m in matrices if m.expert == (each.kind == EXPERTS))
+            size = float(sum(m.rows * m.columns * m.count for m in mine))
             if each.zero and size:
                 use = CollectiveUse(each.shard_group, "all_to_all", size / each.shards * DTYPE_BYTES["bf16"])
                 node = Node("dp", "all_to_all matrices", (COMPUTE, GATHER), collective=use)
@@ -352,21 +363,21 @@ class Synchronisation:
         streams = (COMPUTE, GATHER, REDUCE, *self.reduce_streams)
         return Node(kind="optimizer", name="optimizer", streams=streams, duration_ns=int(to_ns(seconds)))
 
-    def share(self, held: Mapping[str, Array]) -> Array:
+    def share(self, held: Mapping[str, Numbers]) -> Numbers:
         """Parameters of which a rank has the states, of those that it holds by kind; a number or arrays."""
         return sum(held.get(each.kind, 0.0) / each.shards for each in self.replicas)
 
-    def update_s(self, share: Array) -> Array:
+    def update_s(self, share: Numbers) -> Numbers:
         """Seconds in which a device updates its part of a share, products of matrices left out; a number or arrays."""
         plan, stack = self.job.plan, self.job.stack
         here = share * (0.0 if plan.data_parallel.servers else 1.0 - plan.offload.ratio)
         return optimizer_time_s(here, plan.numerics, self.job.kernels, stack)
 
 
-def _behind(uses: Sequence[CollectiveUse], what: str, stream: str) -> tuple[Node, ...]:
+def _behind(uses: Sequence[LateUse], what: str, stream: str) -> tuple[Node, ...]:
     """Collectives of a rank behind its passes, one after the other."""
     return tuple(
-        Node("dp", f"{use.op} {what}", (COMPUTE, stream), collective=replace(use, count=int(use.count)))
+        Node("dp", f"{use.op} {what}", (COMPUTE, stream), collective=use.of_rank())
         for use in uses
         if use.size_bytes
     )

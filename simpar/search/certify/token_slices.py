@@ -23,7 +23,7 @@ from simpar.search.bound.pipelines import Pipelines
 from simpar.search.certify.exact import job_of
 from simpar.search.space.axes import SLICED, Rows
 from simpar.search.space.jobs import plan_of
-from simpar.units import to_ns
+from simpar.units import Numbers, to_ns
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -149,8 +149,8 @@ def slice_kernels_ns(
 def _stacked(dims: list[RankDims], *, first: bool) -> RankDims:
     """Dims of several slices as arrays; of those without keys before them that stays a plain zero."""
 
-    def columns(each: list[Dims]) -> dict[str, object]:
-        found: dict[str, object] = {name: np.array([one[name] for one in each]) for name in each[0]}
+    def columns(each: list[Dims]) -> dict[str, Numbers]:
+        found: dict[str, Numbers] = {name: np.array([one[name] for one in each]) for name in each[0]}
         return found | ({"before": 0} if first else {})
 
     tensor, sequence = (columns([getattr(one, name) for one in dims]) for name in ("tensor", "sequence"))

@@ -28,6 +28,7 @@ from simpar.program.blocks.rank_view import Job
 from simpar.program.structure.synchronisation import DENSE, Replicas, Synchronisation
 from simpar.search.stages.alpa.graph import Metric
 from simpar.search.stages.alpa.roles import Pricer, RoleTable, role_table
+from simpar.units import Numbers
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -121,7 +122,7 @@ class OperatorCosts:
             found[Metric.PASS, at] += 2 * self.pricer.collective_s("all_gather", axis, sizes)
             found[Metric.PASS, at] += self.pricer.collective_s("reduce_scatter", axis, sizes)
 
-    def _weights(self, chosen: Chosen, kernels_s: tuple[Floats, Floats], found: Floats) -> None:
+    def _weights(self, chosen: Chosen, kernels_s: tuple[Floats, Numbers], found: Floats) -> None:
         """Static bytes, update and synchronisation; of weights gathered for every pass what its kernels do not hide.
 
         Updates count without their launches, which a stage pays once for all of its weights, collectives by what they
