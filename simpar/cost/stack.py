@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 from simpar import files
 from simpar.cost.memory_policy import MemoryHabits
 from simpar.plan.plan import ContextParallel, Plan
+from simpar.plan.staged import has_tensor_ranks
 from simpar.units import DTYPE_BYTES, Bytes, Seconds
 
 Dtype = Literal["fp32", "bf16"]
@@ -227,7 +228,7 @@ def resolve(plan: Plan, stack: Stack) -> Plan:
                 update={
                     "sequence_parallel": chosen(
                         tensor.sequence_parallel,
-                        _has_tensor_ranks(plan) and (stack.sequence_parallel or tensor.tp_method != "1d"),
+                        has_tensor_ranks(plan) and (stack.sequence_parallel or tensor.tp_method != "1d"),
                     ),
                     "overlap": chosen(tensor.overlap, stack.overlap.tensor_forward),
                 }
@@ -240,12 +241,6 @@ def resolve(plan: Plan, stack: Stack) -> Plan:
             ),
         }
     )
-
-
-def _has_tensor_ranks(plan: Plan) -> bool:
-    """Whether layers are spread over ranks in Megatron's roles, in all stages or in one of its own mesh."""
-    own = (stage for stage in plan.pipeline.stages or () if not stage.sharding)
-    return plan.mesh.tp > 1 or any(stage.num_devices > stage.mesh[0] for stage in own)
 
 
 def _resolved_context(plan: Plan, stack: Stack) -> ContextParallel:

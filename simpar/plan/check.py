@@ -76,6 +76,9 @@ def _check_staged(plan: Plan, target: Target) -> Plan:
         rule(plan, target)
     if any(stage.sharding for stage in stages):
         refuse_roles(plan, target.graph)
+        _experts(plan, target)
+        _context(plan, target)
+        check_offload(plan)
     seen: list[Plan] = []
     for index, stage in enumerate(stages):
         if not stage.sharding:

@@ -15,10 +15,14 @@ def megatron_sharding(graph: ModelGraph, sequence_parallel: bool) -> dict[str, B
 
 
 def in_roles(plan: Plan, graph: ModelGraph) -> Plan:
-    """The checked plan with a role for every operator of stages that have none."""
+    """The checked plan with a role for every operator of stages that have none; roles say sequence parallelism."""
     rows = bool(plan.tensor_parallel.sequence_parallel)
     stages = tuple(with_roles(stage, graph, rows) for stage in plan.pipeline.stages or ())
-    return plan.model_copy(update={"pipeline": plan.pipeline.model_copy(update={"stages": stages})})
+    changed = {
+        "pipeline": plan.pipeline.model_copy(update={"stages": stages}),
+        "tensor_parallel": plan.tensor_parallel.model_copy(update={"sequence_parallel": False}),
+    }
+    return plan.model_copy(update=changed)
 
 
 def with_roles(stage: StagePlan, graph: ModelGraph, sequence_parallel: bool) -> StagePlan:

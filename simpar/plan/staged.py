@@ -5,7 +5,7 @@ from __future__ import annotations
 from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import OPTIMAL
-from simpar.plan.mesh import Mesh
+from simpar.plan.mesh import AXES, Mesh
 from simpar.plan.mirrored import BOTH_ENDS
 from simpar.plan.offload import decided_offload
 from simpar.plan.plan import Plan
@@ -33,9 +33,20 @@ def stage_plan(plan: Plan, index: int) -> Plan:
     return plan.model_copy(update={"offload": decided_offload(plan)})
 
 
+def has_tensor_ranks(plan: Plan) -> bool:
+    """Whether layers are spread over ranks in Megatron's roles, in all stages or in one of its own mesh."""
+    own = (stage for stage in plan.pipeline.stages or () if not stage.sharding)
+    return plan.mesh.tp > 1 or any(stage.num_devices > stage.mesh[0] for stage in own)
+
+
 def refuse_staged(plan: Plan) -> None:
-    """Raises UserError for what no stage of its own does."""
+    """Raises UserError for what no stage of its own does, and for what stages say themselves.
+
+    Without sequence parallelism is also what resolved plans say whose stages have a role for every operator.
+    """
     stages, mesh, data = plan.pipeline.stages or (), plan.mesh, plan.data_parallel
+    own, layers = tuple(stage.layers for stage in stages), plan.pipeline.layers
+    policy = plan.memory.recompute
     for axis, size in {"tp": 1, "cp": 1, "dp": 1, "pp": len(stages)}.items():
         if getattr(mesh, axis) not in (None, 1, size):
             raise UserError(
@@ -57,11 +68,31 @@ def refuse_staged(plan: Plan) -> None:
         (apart(plan), f"plan.sync = {data.sync}: stages reduce inside the step", "bsp without servers"),
         (data.kind == "single_process", "plan.kind = single_process: drives one stage", "ddp, fsdp"),
         (
-            OPTIMAL in [plan.memory.recompute, *(stage.recompute for stage in stages)],
+            OPTIMAL in [policy, *(stage.recompute for stage in stages)],
             f"plan.recompute = {OPTIMAL}: is chosen for one layout",
             "any other",
         ),
         (has_sampled_loads(plan), "plan.expert_load = sampled: loads of stages are alike", "expected"),
+        (
+            policy != "none" and any(stage.recompute != policy for stage in stages),
+            f"plan.recompute = {policy}: every stage says its own",
+            "none, or what all of plan.stages say",
+        ),
+        (
+            layers not in (None, own),
+            f"plan.layers = {list(layers or ())}: every stage says its own",
+            f"none, or the stages' {list(own)}",
+        ),
+        (
+            mesh.order != AXES,
+            f"plan.rank_order = {'-'.join(mesh.order)}: stages name their devices in the order of their meshes",
+            "-".join(AXES),
+        ),
+        (
+            plan.tensor_parallel.sequence_parallel and not has_tensor_ranks(plan),
+            "plan.sequence_parallel = true: no stage without a sharding of its own has tensor-parallel ranks",
+            "none, or roles in plan.stages",
+        ),
     )
     for found, what, others in refused:
         if found:

@@ -60,7 +60,8 @@ def with_stages(plan: Plan, stages: tuple[StagePlan, ...], schedule: str = "1f1b
     """A plan with other stages under a schedule."""
     pipeline = plan.pipeline.model_copy(update={"stages": stages, "layers": None, "schedule": schedule})
     mesh = plan.mesh.model_copy(update={"dp": None, "pp": len(stages)})
-    return plan.model_copy(update={"pipeline": pipeline, "mesh": mesh})
+    memory = plan.memory.model_copy(update={"recompute": "none"})  # which every stage says itself
+    return plan.model_copy(update={"pipeline": pipeline, "mesh": mesh, "memory": memory})
 
 
 @dataclass
