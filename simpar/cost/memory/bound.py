@@ -188,9 +188,13 @@ class Scheme:
 
     def distinct(self, count: int) -> tuple[Scheme, Ints]:
         """The schemes that differ, and which of them every one of ``count`` layouts has."""
-        columns = np.stack([np.broadcast_to(column, count) for column in astuple(self)])
-        found, which = np.unique(columns, axis=1, return_inverse=True)
-        return Scheme(*found), which.ravel()
+        columns = [np.broadcast_to(column, count) for column in astuple(self)]
+        code = np.zeros(count, dtype=np.int64)
+        for column in (each for each in columns if each.min() < each.max()):
+            values, place = np.unique(column, return_inverse=True)  # one by one: sorting tuples is slow
+            code = code * len(values) + place
+        _, first, which = np.unique(code, return_index=True, return_inverse=True)
+        return Scheme(*(column[first] for column in columns)), which
 
     def where(self, which: Ints) -> Scheme:
         """Some of the layouts."""

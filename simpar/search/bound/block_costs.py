@@ -31,7 +31,7 @@ from simpar.program.emission.traffic import group_kinds, late_per_member_s
 from simpar.program.resolve.checkpointing import module_policies
 from simpar.program.structure.stages import PASSES
 from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
-from simpar.search.space.axes import fully_sharded
+from simpar.search.space.axes import fully_sharded, numbered
 from simpar.search.space.jobs import Jobs
 from simpar.units import DTYPE_BYTES, to_ns
 
@@ -91,7 +91,7 @@ class BlockCosts:
         """Keys of all rows."""
         rows = jobs.rows
         code = rows.number(KEY_AXES, fully_sharded(rows), 2)  # gradients accumulate in place without it
-        _, row, key = np.unique(code, return_index=True, return_inverse=True)
+        row, key = numbered(code)
         return BlockCosts(jobs, prices, key, row)
 
     @cached_property

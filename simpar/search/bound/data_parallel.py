@@ -25,6 +25,7 @@ from simpar.program.structure.stages import PASSES
 from simpar.program.structure.synchronisation import DENSE, EXPERTS, LateUse, Synchronisation
 from simpar.program.structure.templates import Copies, SyncPolicy
 from simpar.search.bound.block_costs import BlockCosts
+from simpar.search.space.axes import numbered
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -196,7 +197,7 @@ class Configurations:
     def of(blocks: BlockCosts, meet: Bools) -> Configurations:
         """Configurations of all rows."""
         code = blocks.jobs.rows.number(CONFIGURATION_AXES, meet, 2)
-        _, row, index = np.unique(code, return_index=True, return_inverse=True)
+        row, index = numbered(code)
         return Configurations(blocks, index, row, meet)
 
     def __getitem__(self, index: int) -> Configuration:

@@ -14,6 +14,7 @@ from simpar.program.emission.traffic import send_bytes
 from simpar.search.bound.block_costs import BlockCosts
 from simpar.search.bound.paths import Hops, Path, Stages, path_bound
 from simpar.search.bound.shapes import Shape, Shapes, weigh
+from simpar.search.space.axes import numbered
 from simpar.search.space.jobs import Jobs
 
 Ints = NDArray[np.int64]
@@ -55,7 +56,7 @@ class Pipelines:
         shapes = Shapes.of(jobs, blocks)
         code = blocks.key * len(shapes.row) + shapes.index
         code = code * len(jobs.rows.domain["order"]) + jobs.rows.code["order"]
-        _, row, index = np.unique(code, return_index=True, return_inverse=True)
+        row, index = numbered(code)
         return Pipelines(jobs, blocks, shapes, prices, index, row)
 
     def moved(self, rows: Ints) -> int:

@@ -13,6 +13,7 @@ from simpar.plan.schedules import make_schedule
 from simpar.plan.schedules.actions import LETTERS
 from simpar.program.structure.stages import virtual_stage_pieces
 from simpar.search.bound.block_costs import BlockCosts
+from simpar.search.space.axes import numbered
 from simpar.search.space.jobs import Jobs
 
 Ints = NDArray[np.int64]
@@ -134,7 +135,7 @@ class Shapes:
     @staticmethod
     def of(jobs: Jobs, blocks: BlockCosts) -> Shapes:
         """Shapes of all rows."""
-        _, row, index = np.unique(jobs.rows.number(SHAPE_AXES), return_index=True, return_inverse=True)
+        row, index = numbered(jobs.rows.number(SHAPE_AXES))
         return Shapes(jobs, blocks, index, row)
 
     def moved(self, rows: Ints) -> None:

@@ -19,6 +19,7 @@ from simpar.models.recompute import OPTIMAL
 from simpar.plan.check import MAX_PASSES, Target, allows_tensor_parallel, keeps_rules
 from simpar.plan.mirrored import BOTH_ENDS
 from simpar.plan.schedules import SCHEDULES, splits_backward
+from simpar.plan.sync import apart
 from simpar.search.problem import Problem
 
 Mask = NDArray[np.bool_]
@@ -32,6 +33,8 @@ LEFT_OUT = ("naive", BOTH_ENDS, SLICED)
 SEVERAL_CHUNKS = ("interleaved", "breadth-first")
 TWO_CHUNKS = ("zb-v", "v-half", "v-min", "dualpipev")
 MAX_MICRO_BATCH, ROWS_AT_ONCE = 64, 2**19
+STATES_ASKED = ("offload", "reshard", "sync")
+"""What axes on request begin with that tell ZeRO-3 from ZeRO-2 in any pipeline."""
 LEAST_PIECE = 2048
 """Tokens of a sequence below which a rank's piece gets only by halving it once."""
 PATHS = {
@@ -119,6 +122,20 @@ class Rows:
         """Where an axis has one of some values."""
         wanted = [index for index, value in enumerate(self.domain[name]) if value in values]
         return np.isin(self.code[name], wanted)
+
+
+def numbered(code: Ints) -> tuple[Ints, Ints]:
+    """The first row of every distinct code, and which of these each row has; in the order of codes, mostly unsorted."""
+    least, most = (int(code.min()), int(code.max())) if len(code) else (0, 0)
+    if not len(code) or most - least > 2 * len(code):
+        _, first, index = np.unique(code, return_index=True, return_inverse=True)
+        return first, index
+    there = np.zeros(most - least + 1, dtype=bool)
+    there[code - least] = True
+    index = (np.cumsum(there) - 1)[code - least]
+    first = np.zeros(int(index.max()) + 1, dtype=np.int64)
+    first[index[::-1]] = np.arange(len(code))[::-1]  # what is written last stays
+    return first, index
 
 
 _DERIVED: dict[str, Callable[[Rows], Any]] = {
@@ -288,7 +305,30 @@ def _replicas_fit(rows: Rows) -> Mask:
     legal = (width % hsdp == 0) & (width // hsdp > 1) & (rows["zero"] == 3)
     if rows.problem.graph.is_mixture:
         legal &= rows["copies"] % hsdp == 0
-    return np.asarray((hsdp == 1) | legal)
+    return np.asarray(np.where(hsdp == 1, ~_repeats_stage_two(rows), legal))
+
+
+def _repeats_stage_two(rows: Rows) -> Mask:
+    """ZeRO-3 that is ZeRO-2 by another name: pipelines gather parameters once a step and keep them either way.
+
+    Not where anything is asked for that tells the two apart; weights that are not trained are sharded by ZeRO-3 alone.
+    """
+    problem, base = rows.problem, rows.problem.base
+    none = np.zeros(rows.count, dtype=bool)
+    if not problem.stack.overlap.once_in_pipelines or 2 not in rows.domain["zero"]:
+        return none
+    if base.data_parallel.kind is None and problem.stack.data_parallel != "fsdp":
+        return none
+    asked = any(name.startswith(STATES_ASKED) for name in problem.constraints.fixed)
+    differs = base.offload.is_used or base.data_parallel.reshard_after_forward is not None or apart(base)
+    if asked or differs or problem.constraints.portable is not None or _has_frozen(problem):
+        return none
+    return np.asarray(fully_sharded(rows) & (rows["zero"] == 3) & (rows["pp"] > 1))
+
+
+def _has_frozen(problem: Problem) -> bool:
+    operators = (op for block in problem.graph.blocks.values() for op in block.operators)
+    return any(not weight.trainable for op in operators for weight in op.weights)
 
 
 def _sequence_fits(rows: Rows) -> Mask:

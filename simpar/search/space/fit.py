@@ -114,9 +114,13 @@ def _frugal(rows: Rows, waiting: NDArray[np.bool_]) -> Iterator[tuple[str, NDArr
 
 def _most(rows: Rows) -> tuple[Floats, Floats]:
     """What the fullest pipeline rank of every row needs at least, and which it is."""
-    found = least(rows, PLACES_IF_UNLIKE if trains_unlike(rows.problem.graph) else PLACES)
-    place = np.argmax(found.needed_bytes, axis=0), np.arange(rows.count)
-    return found.needed_bytes[place], found.rank[place]
+    places = PLACES_IF_UNLIKE if trains_unlike(rows.problem.graph) else PLACES
+    most, rank = np.zeros(rows.count), np.zeros(rows.count)
+    for which in _alike(rows) if rows.count else ():
+        found = Least(*_of_alike(rows, which, places))
+        place = np.argmax(found.needed_bytes, axis=0), np.arange(len(which))
+        most[which], rank[which] = found.needed_bytes[place], found.rank[place]
+    return most, rank
 
 
 def fullest(rows: Rows, row: int) -> dict[str, float]:
@@ -240,9 +244,10 @@ def _alike(rows: Rows) -> list[Ints]:
     offloads = "offload_optimizer" in rows.domain or rows.problem.base.offload.is_used
     free = offloads & ((rows["zero"] >= 2) | (rows["width"] == 1))  # by the plan's own mesh, not half of it
     key = rows.number(ALIKE, 4 * fully_sharded(rows) + 2 * once + free, 8)
-    order = np.argsort(key, kind="stable")
-    cuts = np.flatnonzero(np.diff(key[order])) + 1
-    return np.split(order, cuts)
+    place, count = _dense(key)
+    small = place.astype(np.min_scalar_type(count))  # numbers of 16 bits are sorted by their digits
+    order = np.argsort(small, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(place))[:-1])
 
 
 def _template(rows: Rows, index: int) -> Plan:

@@ -1,11 +1,17 @@
 """The order in which values are asked for changes nothing, and no list of an answer has a plan twice."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simpar.cost.stack import load_stack
+from simpar.search import Constraints
+from simpar.search.certify.exact import measure
 from simpar.search.progress import Progress
+from simpar.search.space.jobs import plan_of
 from simpar.search.space.rows import ALL_NAMES, ORIGIN, enumerate_space, fixed_values, in_order
 from simpar.search.uniform import search_uniform
 
@@ -109,3 +115,23 @@ def test_the_answer_is_the_same_in_any_order(problem_of, zero, schedule, recompu
     for name in ("candidates", "naive", "pareto"):
         listed = plans(found[name])
         assert all(one not in listed[:at] for at, one in enumerate(listed)), name
+
+
+def test_zero_3_that_is_zero_2_by_another_name_has_no_row(problem_of):
+    """Pipelines of the fsdp stack keep gathered parameters: asked for alone, ZeRO-3 takes the same step and memory."""
+    fixed = {**SMALL, "sequence_parallel": False, "tp_overlap": False, "overlap_grad_reduce": True}
+    fixed |= {"overlap_param_gather": True, "order": "tp-cp-dp-pp", "cp": 1}
+    problem = replace(problem_of(3), stack=load_stack("fsdp"))
+    answers = []
+    for zero in ((2, 3), (2,), (3,)):
+        asked = replace(problem, constraints=Constraints(fixed={**fixed, "zero": zero}))
+        rows = enumerate_space(asked)
+        assert rows.count == 1
+        answers.append((plan_of(rows, 0).data_parallel.zero, measure(asked, plan_of(rows, 0))))
+    assert [zero for zero, _ in answers] == [2, 2, 3]
+    assert answers[1][1].step_time_s == answers[2][1].step_time_s
+    assert answers[1][1].needed_bytes == answers[2][1].needed_bytes
+    freed = replace(
+        problem, constraints=Constraints(fixed={**fixed, "zero": (2, 3), "reshard_after_forward": True})
+    )
+    assert enumerate_space(freed).count == 2
