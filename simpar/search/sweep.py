@@ -72,7 +72,7 @@ def _collected(answers: Iterator[dict[str, Any]], done: Done | None) -> list[dic
     return found
 
 
-def search_cell(cell: Cell, space: str | None, time_limit_s: float | None = None) -> dict[str, Any]:
+def search_cell(cell: Cell, space: str | None, time_limit_s: float | None) -> dict[str, Any]:
     """The best plan of one cell as plain data, or why there is none."""
     facts, progress = _facts(cell), Progress(top=1, brief=True, time_limit_s=time_limit_s)
     try:

@@ -21,13 +21,15 @@ _PORTS = ("port_efficiency", "nvls_efficiency", "exchange_efficiency", "send_eff
 _NICS = ("nic_efficiency", "exchange_nic_efficiency")
 _SCALE, _GATHERS = ("nic_scale_loss",), ("gather_scale_loss",)
 _LEAST = 1e-4
+_TESTED_BYTES = float(GIB)
+"""What jobs measure their bandwidths with."""
 
 
-def calibrated(cluster: Cluster, measured: Mapping[str, float], *, size_bytes: float = float(GIB)) -> Cluster:
+def calibrated(cluster: Cluster, measured: Mapping[str, float]) -> Cluster:
     """The cluster in the state that a job found it in.
 
     ``measured`` holds bus bandwidths in bytes/s of all_reduce, reduce_scatter or all_gather over all devices
-    ("all_reduce") or within a node ("intra_all_reduce"), for ``size_bytes``. One factor on the shares of
+    ("all_reduce") or within a node ("intra_all_reduce"), for a gibibyte. One factor on the shares of
     ports reproduces the node, one on the shares of NICs (of two nodes) or on what is lost at scale (of more) the
     whole; all_reduce decides where several are given, since tests of the others often copy as well: beyond two
     nodes gathers get a loss of their own, less the copying that the test inside a node shows. A bandwidth beyond
@@ -43,39 +45,35 @@ def calibrated(cluster: Cluster, measured: Mapping[str, float], *, size_bytes: f
     whole = {op: measured[op] for op in REDUCTIONS if op in measured}
     if domains == 1:
         inside, whole = {**inside, **whole}, {}
-    node = _matched(_disturbed(cluster, inside), inside, 1, _PORTS, size_bytes)
+    node = _matched(_disturbed(cluster, inside), inside, 1, _PORTS)
     if not whole or node.state.get("member_us"):
         return node  # late members: the test over all devices shows how late, not how wide the links are
     if domains == 2:
-        return _matched(node, whole, domains, _NICS, size_bytes)
-    return _at_scale(node, inside, whole, domains, size_bytes)
+        return _matched(node, whole, domains, _NICS)
+    return _at_scale(node, inside, whole, domains)
 
 
 def _at_scale(
-    node: Cluster,
-    inside: Mapping[str, float],
-    whole: Mapping[str, float],
-    domains: int,
-    size_bytes: float,
+    node: Cluster, inside: Mapping[str, float], whole: Mapping[str, float], domains: int
 ) -> Cluster:
     """The cluster with what it lacks lost on the way between many nodes: two find each other as the profile says."""
-    found = _matched(node, whole, domains, _SCALE, size_bytes)
+    found = _matched(node, whole, domains, _SCALE)
     if whole and found.state["nic_scale_loss"] == 0.0:
-        found = _matched(found, whole, domains, _NICS, size_bytes)
+        found = _matched(found, whole, domains, _NICS)
     gather = {op: value for op, value in whole.items() if op == "all_gather"}
     if "all_reduce" not in whole or not gather:
         return found
     copying_s = 0.0
     if "all_gather" in inside:
-        alone_s = float(collective_time_s("all_gather", size_bytes, (1, node.domain_size), node))
-        took_s = _seconds("all_gather", inside["all_gather"], node.domain_size, size_bytes)
+        alone_s = float(collective_time_s("all_gather", _TESTED_BYTES, (1, node.domain_size), node))
+        took_s = _seconds("all_gather", inside["all_gather"], node.domain_size)
         copying_s = max(took_s - alone_s, 0.0)
-    return _matched(found, gather, domains, _GATHERS, size_bytes, beside_s=copying_s)
+    return _matched(found, gather, domains, _GATHERS, beside_s=copying_s)
 
 
-def _seconds(op: str, bus_bytes_per_s: float, members: int, size_bytes: float) -> float:
+def _seconds(op: str, bus_bytes_per_s: float, members: int) -> float:
     """Time of a collective from its bus bandwidth."""
-    return size_bytes * (2.0 if op == "all_reduce" else 1.0) * (members - 1) / members / bus_bytes_per_s
+    return _TESTED_BYTES * (2.0 if op == "all_reduce" else 1.0) * (members - 1) / members / bus_bytes_per_s
 
 
 def _disturbed(cluster: Cluster, inside: Mapping[str, float]) -> Cluster:
@@ -92,7 +90,6 @@ def _matched(
     measured: Mapping[str, float],
     domains: int,
     names: tuple[str, ...],
-    size_bytes: float,
     *,
     beside_s: float = 0.0,
 ) -> Cluster:
@@ -101,7 +98,7 @@ def _matched(
         return cluster
     op, bus_bytes_per_s = next(iter(measured.items()))
     members = min(cluster.world_size, domains * cluster.domain_size)
-    target_s = _seconds(op, bus_bytes_per_s, members, size_bytes) - beside_s
+    target_s = _seconds(op, bus_bytes_per_s, members) - beside_s
     values, lost = parameters(cluster), names in (_SCALE, _GATHERS)
     able = candidates(op, representative(regular(domains, members // domains), cluster), "auto")
 
@@ -112,7 +109,7 @@ def _matched(
 
     def time_s(share: float) -> float:
         state = {**values, **changed(share)}
-        return min(line.time_s(size_bytes) for each in able for line in lines(each, state))
+        return min(line.time_s(_TESTED_BYTES) for each in able for line in lines(each, state))
 
     high = 1.0 if lost else 1 / min(values[name] for name in names)
     found = _solve(time_s, target_s, high=high)
