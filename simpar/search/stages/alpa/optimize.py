@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from simpar.errors import UserError
+from simpar.plan.megatron_roles import with_roles
 from simpar.plan.plan import Plan
 from simpar.plan.stages import StagePlan
 from simpar.program.blocks.rank_view import Job
@@ -127,7 +128,8 @@ class AlpaSearch:
         }
         self.values = chosen_values(problem, "alpa", offered, {"micro_batch": lambda size: batch % size == 0})
         refuse_tuning(problem, "alpa")
-        whole = StagePlan(layers=layers, first_device=0, mesh=(world,))
+        alike = StagePlan(layers=layers, first_device=0, mesh=(world,))
+        whole = with_roles(alike, problem.graph, sequence_parallel=False)
         job_of(self._small, with_stages(self._job.plan.model_copy(update={"micro_batch": world}), (whole,)))
 
     @cached_property
