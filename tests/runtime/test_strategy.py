@@ -1,9 +1,11 @@
 """Which layouts run how, and which are refused with the reason."""
 
+import json
 from math import prod
 
 import pytest
 
+from simpar import cli
 from simpar.errors import UserError
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
@@ -163,9 +165,19 @@ def test_stages_of_their_own_have_their_own_reduction():
         ),
     ],
 )
-def test_operators_that_do_not_run_in_their_role_are_named(model, mesh, operators, words):
-    """One line with the stage, the operator and its role, before anything starts."""
+def test_operators_that_do_not_run_in_their_role_are_named(
+    monkeypatch, tmp_path, capsys, model, mesh, operators, words
+):
+    """One line with the stage, the operator and its role, from `simpar run` too, which starts and writes nothing."""
     with pytest.raises(UserError) as caught:
         strategy(world_size=prod(mesh), **with_roles_of(model, mesh, **operators))
     assert words in str(caught.value)
     assert "allowed" in str(caught.value)
+    plan = {**with_roles_of(model, mesh, **operators), "training": TRAINING.model_dump(), "precision": "fp32"}
+    (tmp_path / "plan.json").write_text(json.dumps({"version": "1", **plan}))
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["run", "plan.json", "--nproc", str(prod(mesh)), "--steps", "1"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert words in said
+    assert len(said.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
