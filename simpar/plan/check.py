@@ -20,7 +20,7 @@ from simpar.plan.routing import has_sampled_loads
 from simpar.plan.schedules import EVEN_COSTS, make_schedule
 from simpar.plan.schedules.actions import Schedule, from_csv
 from simpar.plan.schedules.terapipe import sliced
-from simpar.plan.staged import BY_SHAPE, divide_batch, refuse_roles, refuse_staged, stage_plan
+from simpar.plan.staged import BY_SHAPE, divide_batch, refuse_in_roles, refuse_staged, stage_plan
 from simpar.plan.stages import check_stages
 from simpar.plan.sync import apart, decided, num_replicas
 
@@ -75,7 +75,7 @@ def _check_staged(plan: Plan, target: Target) -> Plan:
     for rule in (_batch, _stages, _schedule):
         rule(plan, target)
     if any(stage.sharding for stage in stages):
-        refuse_roles(plan, target.graph)
+        refuse_in_roles(plan, target.graph)
         _experts(plan, target)
         _context(plan, target)
         check_offload(plan)

@@ -109,10 +109,11 @@ def divide_batch(plan: Plan, index: int) -> None:
         )
 
 
-def refuse_roles(plan: Plan, graph: ModelGraph) -> None:
+def refuse_in_roles(plan: Plan, graph: ModelGraph) -> None:
     """Raises UserError for what a stage cannot do whose operators have roles of their own."""
     data, numerics = plan.data_parallel, plan.numerics
     modes = {stage.recompute for stage in plan.pipeline.stages or () if stage.sharding}
+    modes -= {"none", "selective", "full"}
     refused: tuple[tuple[object, str, object], ...] = (
         (graph.is_mixture, f"{graph.name} routes tokens to experts", "dense models"),
         (graph.has_state, f"{graph.name} has state-space layers", "transformers"),
@@ -124,7 +125,7 @@ def refuse_roles(plan: Plan, graph: ModelGraph) -> None:
         (data.hsdp > 1, f"plan.hsdp = {data.hsdp}", 1),
         (plan.offload.is_used, "plan.offload", "none of it"),
         (plan.memory.recompute_early, "plan.recompute_early = true", "false"),
-        (modes - {"none", "selective", "full"}, f"recompute = {max(modes)}", "none, selective, full"),
+        (modes, f"recompute = {max(modes, default=None)}", "none, selective, full"),
         (
             numerics.optimizer in BY_SHAPE,
             f"plan.optimizer = {numerics.optimizer} has states by the shape of matrices",
