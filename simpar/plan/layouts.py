@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.plan.plan import Plan
+from simpar.units import Numbers
 
 Ints = NDArray[np.int64]
-Column = Any
-"""An int or a truth value, or an array of them; columns of one layout broadcast against each other."""
+Flag = bool | NDArray[np.bool_]
+"""A truth value, or an array of them; columns of one layout broadcast against each other."""
 
 
 @dataclass(frozen=True)
@@ -22,18 +22,18 @@ class Layouts:
     ``late``: whether gradients are reduced behind the last backward, so that whole ones are kept until then.
     """
 
-    tp: Column
-    dp: Column
-    pp: Column = 1
-    cp: Column = 1
-    vpp: Column = 1
-    micro_batch: Column = 1
-    zero: Column = 0
-    hsdp: Column = 1
-    sequence_parallel: Column = False
-    ep: Column = 1
-    etp: Column = 0
-    late: Column = False
+    tp: Numbers
+    dp: Numbers
+    pp: Numbers = 1
+    cp: Numbers = 1
+    vpp: Numbers = 1
+    micro_batch: Numbers = 1
+    zero: Numbers = 0
+    hsdp: Numbers = 1
+    sequence_parallel: Flag = False
+    ep: Numbers = 1
+    etp: Numbers = 0
+    late: Flag = False
 
     @staticmethod
     def of(plan: Plan) -> Layouts:
@@ -55,9 +55,10 @@ class Layouts:
         )
 
     @property
-    def width(self) -> Column:
+    def width(self) -> Ints:
         """Ranks that share gradients of what is no expert; context-parallel ones count."""
-        return np.asarray(self.dp) * np.asarray(self.cp)
+        width: Ints = np.asarray(self.dp) * np.asarray(self.cp)
+        return width
 
     @property
     def expert_tensor_parallel(self) -> Ints:

@@ -21,6 +21,7 @@ from simpar.models.training import Training
 from simpar.plan.layouts import Layouts
 from simpar.plan.plan import ContextParallel, Plan
 from simpar.plan.routing import fullest_load
+from simpar.units import Numbers
 
 VOCAB_MULTIPLE = 128
 
@@ -92,13 +93,14 @@ def dims_of(
     return RankDims(tensor, sequence, {**sequence, "seq": rows, "load": share})
 
 
-def _local_size(name: str, size: int, tp: NDArray[np.int64], cp: NDArray[np.int64]) -> Any:
+def _local_size(name: str, size: Numbers, tp: NDArray[np.int64], cp: NDArray[np.int64]) -> Numbers:
     """A dim on one rank: heads, ffn and vocabulary divided by ``tp``, rows by ``cp``."""
     kind = name.rpartition(".")[2]
     if kind == "vocab":
         return np.where(tp > 1, -(-size // (VOCAB_MULTIPLE * tp)) * VOCAB_MULTIPLE, size)
     if kind == "kv_heads":
-        return np.maximum(size // tp, 1)
+        heads: Numbers = np.maximum(size // tp, 1)
+        return heads
     if kind in SHARDED_DIMS:
         return size // tp
     return size // cp if kind == "seq" else size

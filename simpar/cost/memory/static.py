@@ -24,9 +24,9 @@ from simpar.cost.memory.widths import Widths, keeps_parameters, kept_gradients, 
 from simpar.cost.optimizers import moment_bytes, state_bytes
 from simpar.cost.stack import Stack
 from simpar.models.graph import Block, Dims, ModelGraph, evaluate
-from simpar.plan.layouts import Column, Layouts
+from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
-from simpar.units import DTYPE_BYTES
+from simpar.units import DTYPE_BYTES, Numbers
 
 ALWAYS, PASSES, BETWEEN = "always", "passes", "between"
 """When a term is alive: the whole step, from its first forward to its last backward, or from its end to its begin."""
@@ -39,12 +39,12 @@ class Term:
 
     category: str
     name: str
-    elements: Column
-    width: Column = 1.0
+    elements: Numbers
+    width: Numbers = 1.0
     alive: str = ALWAYS
 
     @property
-    def size_bytes(self) -> Column:
+    def size_bytes(self) -> Numbers:
         """Whole bytes of the term."""
         return np.floor(self.elements * self.width)
 
@@ -113,33 +113,34 @@ def _whole(size: Any) -> Any:
 class Part:
     """Parameters that some ranks share: how many a rank works with, how many are its shard, bytes of their moments."""
 
-    elements: Column
-    shard: Column
-    moments_bytes: Column
+    elements: Numbers
+    shard: Numbers
+    moments_bytes: Numbers
 
 
 @dataclass(frozen=True)
 class Held:
     """Blocks of one pipeline rank with how often it holds each, embedding and head among them."""
 
-    blocks: tuple[tuple[Block, Column], ...]
-    embedding: Column
-    head: Column
+    blocks: tuple[tuple[Block, Numbers], ...]
+    embedding: Numbers
+    head: Numbers
 
     @property
-    def ends_meet(self) -> Column:
+    def ends_meet(self) -> Numbers:
         """Whether the rank holds embedding and head."""
-        return np.asarray(self.embedding) * np.asarray(self.head)
+        both: Numbers = np.asarray(self.embedding) * np.asarray(self.head)
+        return both
 
 
 def static_memory(
-    num_parameters: Column,
+    num_parameters: Numbers,
     plan: Plan,
     stack: Stack,
     layouts: Layouts | None = None,
     *,
     parts: tuple[Part, ...] = (),
-    residual_bytes: Column = 0.0,
+    residual_bytes: Numbers = 0.0,
 ) -> StaticMemory:
     """The account of a rank that is responsible for ``num_parameters`` (before data-parallel sharding).
 
@@ -189,10 +190,10 @@ def weight_terms(
     plan: Plan,
     stack: Stack,
     *,
-    stored: Column,
-    gradients: Column,
-    states_bytes: Column,
-    buckets: Column,
+    stored: Numbers,
+    gradients: Numbers,
+    states_bytes: Numbers,
+    buckets: Numbers,
 ) -> tuple[Term, ...]:
     """Terms of so many parameters, gradients and gradients with a bucket apart on a rank, and bytes of its states."""
     widths = parameter_widths(plan, stack)
@@ -204,13 +205,13 @@ def weight_terms(
     )
 
 
-def copies_term(plan: Plan, stack: Stack, copied: Column) -> Term:
+def copies_term(plan: Plan, stack: Stack, copied: Numbers) -> Term:
     """What gathers after the update copy: parameters of the rank's shard, and all that they make."""
     width = parameter_widths(plan, stack).stored * stack.memory.gather_copies
     return Term("transient", "copies of gathered parameters", copied, width, BETWEEN)
 
 
-def buffer_terms(stack: Stack, rows_bytes: Column) -> tuple[Term, ...]:
+def buffer_terms(stack: Stack, rows_bytes: Numbers) -> tuple[Term, ...]:
     """Terms of library workspaces, and of buffers for so many bytes of gathered rows."""
     habits = stack.memory
     return (
@@ -219,9 +220,9 @@ def buffer_terms(stack: Stack, rows_bytes: Column) -> tuple[Term, ...]:
     )
 
 
-def _states(parts: tuple[Part, ...], widths: Widths, zero: Any, plan: Plan) -> Column:
+def _states(parts: tuple[Part, ...], widths: Widths, zero: Any, plan: Plan) -> Numbers:
     """Bytes of optimizer states: what a parameter has on average, for every one of the rank's share."""
-    total: Any = 0.0
+    total: Numbers = 0.0
     for part in parts:
         mean = np.asarray(part.moments_bytes) / np.maximum(part.elements, 1)
         mean = mean * (not plan.data_parallel.servers) + widths.master
@@ -250,13 +251,13 @@ def held_memory(
     return StaticMemory((*found.terms, frozen, placeholders))
 
 
-def _parts(held: Held, dims: Dims, plan: Plan, layouts: Layouts, tied: Column) -> Iterator[Part]:
+def _parts(held: Held, dims: Dims, plan: Plan, layouts: Layouts, tied: Numbers) -> Iterator[Part]:
     """What all ranks of a stage hold, and its experts; ``tied`` elements are counted twice by the blocks."""
     fsdp = plan.data_parallel.kind == "fsdp"
     for which, shards in enumerate((layouts.shards, layouts.expert_shards)):
-        elements: Any = 0
-        shard: Any = 0
-        moments: Any = 0
+        elements: Numbers = 0
+        shard: Numbers = 0
+        moments: Numbers = 0
         for block, count in held.blocks:
             moments = moments + count * state_bytes(block, dims, plan.numerics)[which]
             for rows, size, kind in _weights(block, dims, shards):
@@ -272,13 +273,13 @@ def _parts(held: Held, dims: Dims, plan: Plan, layouts: Layouts, tied: Column) -
         yield Part(elements, shard, moments)
 
 
-def flat_shard(elements: Column, shards: Column) -> Column:
+def flat_shard(elements: Numbers, shards: Numbers) -> Numbers:
     """Elements of one shard of a flat buffer, with its padding."""
     aligned = np.where(np.asarray(shards) > 1, np.lcm(shards, _FLAT_ALIGNMENT), 1)
     return -(-elements // aligned) * aligned // shards
 
 
-def _weights(block: Block, dims: Dims, shards: Column) -> Iterator[tuple[Column, Column, str]]:
+def _weights(block: Block, dims: Dims, shards: Numbers) -> Iterator[tuple[Numbers, Numbers, str]]:
     """(dim that is cut, elements, kind) of every trained parameter; the first dim of a projection is its output.
 
     Experts are stacked: they are cut one from another, and where there are more shards than experts by their outputs
@@ -301,7 +302,7 @@ def _weights(block: Block, dims: Dims, shards: Column) -> Iterator[tuple[Column,
 
 def _frozen(
     graph: ModelGraph, held: Held, dims: Dims, habits: tuple[Plan, Stack], layouts: Layouts
-) -> Column:
+) -> Numbers:
     """Bytes of weights that are not trained: as they are computed with, or packed; in shards where parameters are."""
     width, total = parameter_widths(*habits).compute, 0.0
     twice = graph.tied_embeddings * graph.embedding.still * held.ends_meet
