@@ -19,7 +19,6 @@ import numpy as np
 from simpar.errors import UserError
 from simpar.plan.megatron_roles import with_roles
 from simpar.plan.plan import Plan
-from simpar.plan.staged import refuse_in_roles
 from simpar.plan.stages import StagePlan
 from simpar.program.blocks.rank_view import Job
 from simpar.search.certify.exact import Exact, job_of, measure
@@ -132,7 +131,6 @@ class AlpaSearch:
         alike = StagePlan(layers=layers, first_device=0, mesh=(world,))
         whole = with_roles(alike, problem.graph, sequence_parallel=False)
         job_of(self._small, with_stages(self._job.plan.model_copy(update={"micro_batch": world}), (whole,)))
-        refuse_in_roles(self._job.plan, problem.graph)
 
     @cached_property
     def _small(self) -> Problem:
