@@ -109,7 +109,7 @@ def plot_timeline(result: Result) -> Figure:
     _titles(
         figure,
         result,
-        f"step {format_seconds(result.step_time_s)}, bubble {result.bubble_fraction:.1%}",
+        f"step {format_seconds(result.step_time_s)}, bubble {result.bubble_text}",
     )
     _legend(axes, used, idle_causes(view))
     return figure
@@ -188,7 +188,7 @@ def plot_heatmap(result: Result, bins: int = 240) -> Figure:
     _titles(
         figure,
         result,
-        f"step {format_seconds(result.step_time_s)}, bubble {result.bubble_fraction:.1%}",
+        f"step {format_seconds(result.step_time_s)}, bubble {result.bubble_text}",
     )
     return figure
 

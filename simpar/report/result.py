@@ -306,6 +306,11 @@ class Result:
         return self.speed.step_time_s
 
     @property
+    def bubble_text(self) -> str:
+        """The bubble fraction and of what it is one: the breakdown's is of one rank and its whole step."""
+        return f"{self.bubble_fraction:.1%} (mean over ranks, of the window of passes)"
+
+    @property
     def waiting(self) -> tuple[Waited, ...]:
         """For whom the critical rank waits, longest first."""
         return self.why.waiting

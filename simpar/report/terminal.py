@@ -220,7 +220,7 @@ def figures(result: Result) -> list[tuple[str, str]]:
         ),
         ("MFU / HFU", f"{speed.mfu:.1%} / {speed.hfu:.1%} (attention counted {speed.flops_convention})"),
         ("model TFLOP/s per device", format_figure(speed.tflops_per_device)),
-        ("bubble", f"{result.bubble_fraction:.1%}"),
+        ("bubble", result.bubble_text),
         ("memory", _memory_state(result)),
     ]
     if result.bill.cost_usd_per_step is not None:
@@ -273,7 +273,7 @@ def _published_lines(result: Result) -> Iterator[str]:
 
 
 def _breakdown(result: Result, console: Console) -> Table:
-    table = _table(console, ("part", "left"), ("time", "right"), ("share", "right"), ("", "left"))
+    table = _table(console, ("part", "left"), ("time", "right"), ("of the step", "right"), ("", "left"))
     for name, value in result.time_breakdown_s.model_dump().items():
         share = value / result.step_time_s
         bar = "█" * round(BAR_WIDTH * share) if console.is_terminal else ""

@@ -68,7 +68,9 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
     if plan.pipeline.stages and graph is not None:
         refuse_roles(plan.pipeline.stages, graph)
         if (zero := plan.data_parallel.zero) > 1:
-            raise UserError(f"plan.zero = {zero}: gradients of stages stay whole in a real run; allowed there: 0, 1")
+            raise UserError(
+                f"plan.zero = {zero}: gradients of stages stay whole in a real run; allowed there: 0, 1"
+            )
         return Strategy("stages", shard_optimizer=zero == 1)
     data, mesh = plan.data_parallel, plan.mesh
     width = int(mesh.dp or 1) * mesh.cp

@@ -8,7 +8,8 @@ from rich.console import Console
 from simpar.report.explain import explained
 from simpar.report.result import Result
 from simpar.report.terminal import headline, memory_rows, print_report, published_rows, shortened, to_html
-from simpar.scenario import Published
+from simpar.scenario import Published, load_scenario
+from simpar.simulation import simulate
 
 
 def printed(result: Result, *, terminal: bool, width: int = 200) -> str:
@@ -50,6 +51,19 @@ def test_every_part_above_zero_is_listed(result):
     for name in ("compute", "exposed pp", "exposed dp", "bubble", "optimizer", "step"):
         assert name in text
     assert "exposed ep" not in text
+
+
+def test_each_bubble_says_of_what_it_is_a_share():
+    """The headline's is a mean over ranks of the window of passes, the breakdown's the critical rank's of the step."""
+    found = simulate(**load_scenario("gpt3-175b-64-a100").inputs())
+    of_step = found.time_breakdown_s.bubble / found.step_time_s
+    assert f"{found.bubble_fraction:.1%}" != f"{of_step:.1%}"
+    text = printed(found, terminal=False)
+    assert f"{found.bubble_fraction:.1%} (mean over ranks, of the window of passes)" in text
+    table = text[text.index("(critical rank)") :]
+    assert "of the step" in table.splitlines()[1]
+    row = next(line for line in table.splitlines() if line.startswith("bubble"))
+    assert row.split()[-1] == f"{of_step:.1%}"
 
 
 def test_a_published_figure_stands_beside_the_prediction(result):
