@@ -88,9 +88,11 @@ def backend_of(name: str) -> Iterator[None]:
             with Client(set_as_default=True), parallel_config(backend="dask"):
                 yield
             return
+        import ray
         from ray.util.joblib import register_ray
     except ImportError as error:
         raise UserError(f"backend {name}: not installed ({error}); pip install {name}") from None
+    ray.init(ignore_reinit_error=True, logging_level="ERROR", log_to_driver=False)
     register_ray()
     with parallel_config(backend="ray"):
         yield

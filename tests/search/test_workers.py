@@ -50,6 +50,16 @@ def test_a_dask_cluster_finds_what_one_process_finds(problem_of, monkeypatch):
     dask.config.refresh()
 
 
+def test_ray_finds_what_one_process_finds(problem_of):
+    """A local instance, started for the search."""
+    ray = pytest.importorskip("ray")
+    problem = problem_of(2, **HELD, pp=(1, 2))
+    try:
+        assert answer(problem, workers=Workers(2, "ray")) == answer(problem)
+    finally:
+        ray.shutdown()
+
+
 def test_rows_ahead_are_kept_until_their_turn(problem_of, monkeypatch):
     """No row is simulated twice, and a search that asks for eight at once takes the same way."""
     problem, asked = problem_of(5, **HELD), []
