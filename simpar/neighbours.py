@@ -54,10 +54,11 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class _Tried:
-    """A change of the plan and what it came to."""
+    """A change of the plan, what it came to, and the plan that it resolved to (None where it is refused)."""
 
     change: Change
     trial: Trial
+    plan: dict[str, Any] | None = None
 
 
 def advise(
@@ -66,7 +67,8 @@ def advise(
     """The result with its neighbours simulated, best first, in ``why.trials``, and hints made of the best of them.
 
     ``inputs`` are what :func:`simpar.simulate` took; ``progress`` hears the name of every trial before it runs.
-    Layouts that cannot be on this model and cluster are kept with the reason.
+    Layouts that cannot be on this model and cluster are kept with the reason; changes that lead to the same plan
+    are one trial.
     """
     plan = Plan.model_validate(result.setup.plan)
     if (
@@ -74,12 +76,18 @@ def advise(
     ):  # chosen for this layout, to be chosen anew for others
         plan = plan.with_values(recompute=OPTIMAL)
     run = _Runner(inputs["plan"], inputs, progress or (lambda _: None))
-    first = [run(change) for change in neighbours(plan)]
-    second = [run(change) for change in _pairs(result, first)]
-    trials = tuple(sorted((tried.trial for tried in (*first, *second)), key=_rating))
+    first = _distinct([run(change) for change in neighbours(plan)])
+    found = _distinct([*first, *(run(change) for change in _pairs(result, first))])
+    trials = tuple(sorted((tried.trial for tried in found), key=_rating))
     advised = replace(result, why=result.why.model_copy(update={"trials": trials}))
     hints = (*result.why.hints, *_hints(advised))
     return replace(result, why=advised.why.model_copy(update={"hints": hints}))
+
+
+def _distinct(found: Sequence[_Tried]) -> list[_Tried]:
+    """Every resolved plan once, under the first change that leads there, and all that are refused."""
+    plans = [tried.plan for tried in found]
+    return [tried for at, tried in enumerate(found) if tried.plan is None or tried.plan not in plans[:at]]
 
 
 def _hints(result: Result) -> Iterator[str]:
@@ -159,6 +167,7 @@ class _Runner:
                 peak_reserved_bytes=found.memory.peak_reserved_bytes,
                 fits=found.fits,
             ),
+            found.setup.plan,
         )
 
 

@@ -59,6 +59,31 @@ def test_the_best_that_fits_comes_first(advised):
     assert len({trial.change for trial in advised.why.trials}) == len(keys)
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [{"plan.pp": 1, "plan.recompute": "full"}, {"plan.pp": 1, "plan.tp": 2, "plan.sequence_parallel": True}],
+)
+def test_no_plan_is_listed_twice(plan, monkeypatch):
+    """Changes that resolve to one plan are one trial: optimal that keeps all is none, one rank has no shards."""
+    pairs = [
+        {"tp": 1, "sequence_parallel": False},
+        {"recompute": "optimal", "zero": 1},
+        {"recompute": "none", "zero": 1},
+    ]
+    monkeypatch.setattr("simpar.neighbours._pairs", lambda *_: pairs)
+    made = []
+    monkeypatch.setattr(
+        "simpar.neighbours.simulate", lambda **inputs: made.append(simulate(**inputs)) or made[-1]
+    )
+    inputs = load_scenario(None, FLAGS | plan).inputs()
+    trials = advise(simulate(**inputs), inputs).why.trials
+    resolved = [found.setup.plan for found in made]
+    distinct = [each for at, each in enumerate(resolved) if each not in resolved[:at]]
+    assert len(distinct) < len(resolved)
+    assert len([trial for trial in trials if not trial.refused]) == len(distinct)
+    assert len({trial.change for trial in trials}) == len(trials)
+
+
 def test_impossible_layouts_keep_their_reason():
     """Three microbatches a replica are no whole number of larger ones, and too few or odd for some schedules."""
     inputs = load_scenario(None, FLAGS | {"training.global_batch": 12}).inputs()
