@@ -10,6 +10,7 @@ several nodes of 24 GB devices without NVLink. In one node replicas alone are be
 
 from __future__ import annotations
 
+import argparse
 import sys
 from typing import Any
 
@@ -83,7 +84,11 @@ def measure(name: str) -> float:
 
 def main() -> None:
     """Measure the named models, or all. Exits with 1 where a margin is negative."""
-    margins = [measure(name) for name in sys.argv[1:] or MODELS]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"one of: {', '.join(MODELS)}; all where none is given"
+    )
+    margins = [measure(name) for name in parser.parse_args().names or MODELS]
     sys.exit(min(margins) < 0)
 
 

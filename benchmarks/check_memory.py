@@ -7,7 +7,7 @@ Every row is simulated.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
@@ -91,8 +91,11 @@ def _errors(ratios: Iterable[float | None]) -> str:
     return f"{median(known):6.1%} {known[int(0.9 * len(known))]:6.1%}   "
 
 
-def main(paths: list[str]) -> None:
+def main() -> None:
     """Print a line a source."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tables", nargs="+", metavar="TABLE.csv", help="columns as docs/measured.md has them")
+    paths = parser.parse_args().tables
     found = [one for path in paths for one in checks(read_table(path))]
     print(f"{'source':36s} rows  static: median p90  reserved: med p90  allocated: med p90  fits right")
     for source in sorted({one.source for one in found}):
@@ -105,4 +108,4 @@ def main(paths: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -6,6 +6,7 @@ chromium (playwright); without one it is left as it is.
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import tempfile
 from pathlib import Path
@@ -25,6 +26,7 @@ SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", 
 
 def main() -> None:
     """Write one PNG per picture to docs/images."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     FOLDER.mkdir(exist_ok=True)
     result = simulate(**load_scenario(SCENARIO, settings=[FEWER_MICROBATCHES]).inputs())
     for kind in ("timeline", "memory", "breakdown"):

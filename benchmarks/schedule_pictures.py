@@ -8,6 +8,7 @@ time. Run in the checkout:
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 from itertools import cycle, pairwise
 from pathlib import Path
@@ -195,6 +196,7 @@ def tradeoff() -> Figure:
 
 def main() -> None:
     """Write both pictures to docs/images."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     figures: dict[str, Any] = {"schedules": timelines, "schedules_tradeoff": tradeoff}
     for name, make in figures.items():
         write_atomic(FOLDER / f"{name}.png", _render(make(), "png"))

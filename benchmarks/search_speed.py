@@ -8,6 +8,7 @@ information seconds of the clock and of the processor and peak memory; seconds o
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -102,7 +103,11 @@ def measure(name: str, case: Case) -> None:
 
 def main() -> None:
     """Measure the named cases, or all."""
-    for name in sys.argv[1:] or CASES:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"one of: {', '.join(CASES)}; all where none is given"
+    )
+    for name in parser.parse_args().names or CASES:
         measure(name, CASES[name])
 
 

@@ -8,6 +8,7 @@ another. Every time is the best of three, and other work on the machine does not
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -111,6 +112,7 @@ def simulated(devices: int) -> float:
 
 def main() -> None:
     """Print the tables."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     print("independent jitter of every rank")
     few, *_ = [jitter(devices) for devices in (ALONE, *WIDTHS[::2])]
     print(f"lowering every rank : expanding = {few['alone_s'] / few['expand_s']:.0f} : 1")

@@ -5,9 +5,9 @@ Usage: python benchmarks/validation_report.py [TABLE.csv ...]
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,11 @@ WHY = (  # source, words of the run, sign of the error, what the prediction lack
 
 def main() -> None:
     """Predict every row of every table and write the report."""
-    paths = [Path(name) for name in sys.argv[1:]] or [DATA / name for name in TABLES]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "tables", nargs="*", type=Path, metavar="TABLE.csv", help="default: the development tables"
+    )
+    paths = parser.parse_args().tables or [DATA / name for name in TABLES]
     outcomes = [outcome for path in paths for outcome in outcomes_of(read_table(path))]
     lines = [
         "# Validation",
