@@ -179,27 +179,28 @@ class Prices:
 
 def _price(op: str, ranks: Ints, cluster: Cluster) -> Price:
     found, loads = offers(op, ranks, cluster), link_loads(op, ranks[None, :], cluster)
-    rates, slopes = [], np.full(cluster.num_links, np.inf)
+    each = [edges.link_id for edges in loads.values()]
+    links, index = np.unique(np.concatenate(each), return_inverse=True)
+    places = dict(zip(loads, np.split(index, np.cumsum([len(one) for one in each])), strict=False))
+    rates, slopes = [], np.full(len(links), np.inf)
     for line in found:
         edges = loads[line.algorithm]
         coefficient = quantise(edges.coefficient / line.share(is_port(edges.link_id, cluster)))
         capacity = np.floor(cluster.link_capacity_bytes_per_s[edges.link_id])
         slowest = solo_rates(coefficient, capacity.astype(np.int64)).min(initial=NO_CAP)
         rates.append(max(1, min(int(slowest), int(to_cap(int(line.rate_cap_bytes_per_s or 0))))))
-        mine = np.zeros(cluster.num_links)
-        mine[edges.link_id] = coefficient / capacity
+        mine = np.zeros(len(links))
+        mine[places[line.algorithm]] = coefficient / capacity
         slopes = np.minimum(slopes, mine)
     used = np.flatnonzero(slopes)
     return Price(
         latency_s=np.array([line.latency_s for line in found]),
         seconds_per_byte=np.array([line.seconds_per_byte for line in found]),
         rate=np.array(rates, dtype=np.int64),
-        links=used,
+        links=links[used],
         slope_s=slopes[used],
         occupied=occupied_s_per_byte(op, cluster),
-        private=_are_own(
-            np.unique(np.concatenate([edges.link_id for edges in loads.values()])), ranks, cluster
-        ),
+        private=_are_own(links, ranks, cluster),
     )
 
 
