@@ -131,7 +131,7 @@ def inputs_of(result: Result) -> dict[str, Any]:
     seeds = setup.perturbation.get("jitter_seeds", 1)
     inputs["perturbation"] = Perturbation(slow, jitter_sigma=sigma, seed=seed, seeds=seeds)
     inputs["flops_convention"] = result.speed.flops_convention
-    again = simulate(**inputs).step_time_s
+    again = simulate(**inputs, with_timeline=False).step_time_s
     if abs(again - result.step_time_s) > TOLERANCE * again:
         raise UserError(
             f"result: step_time_s = {result.step_time_s:.6g}: its inputs by name give {again:.6g}; "
@@ -155,7 +155,7 @@ class _Runner:
         self.progress(flags)
         try:
             plan = self.plan.with_values(**whole)
-            found = simulate(**{**self.inputs, "plan": plan})
+            found = simulate(**{**self.inputs, "plan": plan, "with_timeline": False})
         except (UserError, ValueError) as error:
             return _Tried(change, Trial(change=flags, refused=_one_line(error)))
         return _Tried(

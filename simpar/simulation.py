@@ -43,7 +43,7 @@ class Options(TypedDict, total=False):
     """What does not change the layout: engine, seed of jitter, FLOP convention, what makes ranks differ.
 
     ``noise_scale_tokens`` is the batch below which gradients are mostly noise, for the statistical efficiency of
-    replicas that step on their own.
+    replicas that step on their own. Not ``with_timeline`` saves the time that pictures and the critical path take.
     """
 
     engine: str
@@ -51,6 +51,7 @@ class Options(TypedDict, total=False):
     flops_convention: Literal["full", "causal"]
     perturbation: Perturbation
     noise_scale_tokens: float | None
+    with_timeline: bool
 
 
 def simulate(
@@ -86,7 +87,7 @@ def simulate(
         nominal_ns = choose_engine(options.get("engine", "auto"), nominal)[1](nominal).makespan_ns
     timing = engine(lowered.program)
     context = Context(lowered, timing, cluster, name, convention, perturbation, jitter, nominal_ns, plan)
-    result = summarise(context)
+    result = summarise(context, with_timeline=options.get("with_timeline", True))
     return cooperate(context, result, perturbation, options.get("noise_scale_tokens")) if alone else result
 
 

@@ -45,7 +45,7 @@ def swept(scenario: str | None, flags: Mapping[str, Any], values: Mapping[str, A
         for choice, loaded in zip(choices, scenarios, strict=True):
             status.update(f"simulating {' '.join(f'{key}={value}' for key, value in choice.items())}")
             try:
-                rows.append(Swept(choice, simulate(**loaded.inputs(), **options)))
+                rows.append(Swept(choice, simulate(**loaded.inputs(), **options, with_timeline=False)))
             except UserError as error:
                 rows.append(Swept(choice, refused=str(error)))
     interrupted = len(rows) < len(choices)

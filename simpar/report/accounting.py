@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +17,8 @@ from numpy.typing import NDArray
 
 from simpar.program.emission.traffic import EMBEDDING_GROUP
 from simpar.report.attribution import BUBBLE, GROUPS, SLOW, UNEQUAL, Excess, Gaps, binding_predecessors
-from simpar.report.idle import OWN, Idle, Participation, Waiting
-from simpar.report.slot_facts import COMMUNICATION, INSIDE, PARTS, PASSES, SlotFacts, slot_facts
+from simpar.report.idle import OWN, WHY, Idle, Participation, Waiting
+from simpar.report.slot_facts import COMMUNICATION, HOST, INSIDE, PARTS, PASSES, SlotFacts, slot_facts
 from simpar.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -35,7 +36,11 @@ _CAUSE_OF_KIND = {
     **dict.fromkeys((*PASSES, "join"), "compute"), "optimizer": "optimizer", "host": "host", "offload": "offload",
     **{kind: f"exposed_{kind}" for kind in ("tp", "pp", "dp", "cp", "ep")},
 }  # fmt: skip
+_CAUSE_OF_WHY = np.array(
+    [CAUSES.index(_CAUSE_OF_KIND.get(why, "bubble" if why == "bubble" else "waiting")) for why in WHY]
+)
 _IN_WINDOW = (*PASSES, "host", *INSIDE, "join")
+_INSIDE = [COMMUNICATION.index(kind) for kind in INSIDE]
 
 
 @dataclass(frozen=True)
@@ -43,22 +48,42 @@ class Accounts:
     """Per class of ranks: ``causes_ns`` int64[num_classes, num_causes], whose rows sum to ``step_ns``.
 
     ``window_ns`` lies between the first and the last pass of any stage; ``recompute_ns`` is the share of "compute"
-    spent on recomputed forwards. ``busy_ns`` and ``moved_bytes`` int64[num_classes, kinds of COMMUNICATION] say how
-    long at least one collective or message of a kind was under way that the class took part in, and the bytes of its
-    buffers. ``slowdown`` float64[num_classes] is the factor on the kernels of each, ``binding`` int64[num_ops] what
-    every op waited for last; ``blocking`` has communication on compute streams: class, begin and end in ns, kind.
+    spent on recomputed forwards. ``slowdown`` float64[num_classes] is the factor on the kernels of each, ``binding``
+    int64[num_ops] what every op waited for last. What only some reports say of classes is made when it is asked for.
     """
 
+    op_of_slot: Ints
+    timing: Timing
+    facts: SlotFacts
     causes_ns: Ints
     window_ns: int
-    step_ns: int
     recompute_ns: Ints
-    busy_ns: Ints
-    moved_bytes: Ints
     slowdown: Floats
     binding: Ints
     idle: Idle
-    blocking: tuple[tuple[int, int, int, str], ...]
+
+    @property
+    def step_ns(self) -> int:
+        """Finish of the last op."""
+        return self.timing.makespan_ns
+
+    @cached_property
+    def busy_ns(self) -> Ints:
+        """How long at least one collective or message of a kind is under way that a class takes part in.
+
+        int64[num_classes, kinds of COMMUNICATION].
+        """
+        found = self.idle.part.busy_ns(self.timing)
+        found[:, _INSIDE] += self.facts.summed(self.facts.inside[:, :, 0])
+        return found
+
+    @cached_property
+    def moved_bytes(self) -> Ints:
+        """Bytes of the buffers of what a class takes part in: int64[num_classes, kinds of COMMUNICATION]."""
+        own = [np.where(self.facts.kind == kind, self.facts.size_bytes, 0) for kind in COMMUNICATION]
+        found = self.facts.summed(np.stack(own, axis=1))
+        found[:, _INSIDE] += self.facts.summed(self.facts.inside[:, :, 1])
+        return found
 
     def critical_class(self) -> int:
         """The class that the step is explained on: of those at full speed (if any is) the one with least waiting."""
@@ -86,14 +111,20 @@ class Accounts:
         """For whom a class waits, longest first; they sum to its cause "waiting"."""
         return self.idle.waiting(class_id)
 
-    def idle_of(self, class_id: int) -> list[tuple[int, int, str]]:
-        """When a class computes nothing: begin and end in ns, and the cause, in order."""
-        pieces = self.idle.pieces_of(class_id)
-        pieces += [(begin, end, kind) for owner, begin, end, kind in self.blocking if owner == class_id]
-        return [
-            (begin, end, _CAUSE_OF_KIND.get(why, "bubble" if why == "bubble" else "waiting"))
-            for begin, end, why in sorted(pieces)
-        ]
+    def idle_of(self, class_id: int) -> tuple[Ints, Ints, Ints]:
+        """When a class computes nothing, in order: begin and end in ns, and the cause as its place in CAUSES."""
+        parts = [*self.idle.pieces_of(class_id), self._blocking(class_id)]
+        begin, end, why = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        order = np.lexsort((np.argsort(np.argsort(WHY))[why], end, begin))
+        return begin[order], end[order], _CAUSE_OF_WHY[why[order]]
+
+    def _blocking(self, class_id: int) -> tuple[Ints, Ints, Ints]:
+        """Communication that takes the compute stream of a class while it lasts: begin and end in ns, place in WHY."""
+        mine, facts = self.facts.rows[class_id], self.facts
+        number = np.array([OWN.index(kind) if kind in COMMUNICATION else -1 for kind in facts.kind.tolist()])
+        blocks = (facts.on_compute & (number >= 0))[facts.node[mine]] & (facts.duration_ns[mine] > 0)
+        op = self.op_of_slot[mine][blocks]
+        return self.timing.start_ns[op], self.timing.finish_ns[op], number[facts.node[mine][blocks]]
 
 
 def account(
@@ -110,63 +141,33 @@ def account(
     layout, num = lowered.layout, lowered.layout.num_classes
     slowdown = np.array([(slow_ranks or {}).get(rank, 1.0) for rank in layout.representative_rank.tolist()])
     facts = slot_facts(lowered, timing)
-    mine = [np.flatnonzero(lowered.slots.class_id == class_id) for class_id in range(num)]
     binding = binding_predecessors(lowered.program, timing)
-    excess = Excess.of(*_excess(lowered, facts, mine, slowdown), binding)
-    ops = [lowered.op_of_slot[rows[facts.on_compute[rows]]] for rows in mine]
+    excess = Excess(*_excess(lowered, facts, slowdown), binding)
+    ops = (lowered.op_of_slot[mine][facts.on_compute[facts.node[mine]]] for mine in facts.rows)
     gaps = Gaps.joined([Gaps.of(class_id, each, timing, excess) for class_id, each in enumerate(ops)])
-    part = Participation.of(lowered)
     most_slow_ns = timing.makespan_ns - (nominal_ns or 0)
-    idle = Idle.of(lowered, timing, gaps, excess, part, most_slow_ns)
-    exposed, waits = idle.exposed_ns(num), idle.waits_ns(num)
-    busy = _busy_ns(part, timing)
-    causes = np.zeros((num, len(CAUSES)), dtype=np.int64)
-    moved = np.zeros((num, len(COMMUNICATION)), dtype=np.int64)
-    for class_id, rows in enumerate(mine):
-        own = facts.take(rows)
-        _add_ops(causes[class_id], own)
-        for number, kind in enumerate(OWN):
-            causes[class_id, CAUSES.index(_CAUSE_OF_KIND[kind])] += exposed[class_id, number]
-        for number, kind in enumerate(COMMUNICATION):
-            moved[class_id, number] = own.size_bytes[own.kind == kind].sum()
-        for number, kind in enumerate(INSIDE):
-            inside = own.inside[:, number].sum(axis=0)
-            busy[class_id, COMMUNICATION.index(kind)] += inside[0]
-            moved[class_id, COMMUNICATION.index(kind)] += inside[1]
+    idle = Idle.of(lowered, timing, gaps, excess, Participation.of(lowered), most_slow_ns)
+    causes, waits, exposed = _of_ops(lowered, facts), idle.waits_ns(num), idle.exposed_ns(num)
+    for number, kind in enumerate(OWN):
+        causes[:, CAUSES.index(_CAUSE_OF_KIND[kind])] += exposed[:, number]
     causes[:, CAUSES.index("bubble")] += waits[:, BUBBLE]
     causes[:, CAUSES.index("waiting")] += waits[:, :BUBBLE].sum(axis=1)
-    recompute = np.array([facts.parts[rows, PARTS.index("recompute")].sum() for rows in mine])
+    recompute = facts.summed(facts.parts[:, PARTS.index("recompute")])
     window = _window_ns(lowered.program, timing)
-    blocking = _blocking(lowered, facts, timing)
-    return Accounts(
-        causes, window, timing.makespan_ns, recompute, busy, moved, slowdown, binding, idle, blocking
-    )
+    return Accounts(lowered.op_of_slot, timing, facts, causes, window, recompute, slowdown, binding, idle)
 
 
-def _blocking(lowered: Lowered, facts: SlotFacts, timing: Timing) -> tuple[tuple[int, int, int, str], ...]:
-    """Communication that takes the compute stream while it lasts."""
-    rows = np.flatnonzero(facts.on_compute & np.isin(facts.kind, COMMUNICATION) & (facts.duration_ns > 0))
-    op = lowered.op_of_slot[rows]
-    columns = (lowered.slots.class_id[rows], timing.start_ns[op], timing.finish_ns[op], facts.kind[rows])
-    return tuple(zip(*(column.tolist() for column in columns), strict=True))
-
-
-def _busy_ns(part: Participation, timing: Timing) -> Ints:
-    """How long at least one op of a kind is under way with a class: int64[num_classes, kinds of COMMUNICATION]."""
-    class_id, zero = np.arange(part.num_classes), np.zeros(part.num_classes, dtype=np.int64)
-    each = part.under_way(timing)
-    return np.stack([kind.between_ns(class_id, zero, zero + timing.makespan_ns) for kind in each], axis=1)
-
-
-def _add_ops(row: Ints, facts: SlotFacts) -> None:
-    """Time of a class's compute stream that its ops take, by cause."""
-    on_compute = np.flatnonzero(facts.on_compute)
-    kinds, parts = facts.kind[on_compute], facts.parts[on_compute]
+def _of_ops(lowered: Lowered, facts: SlotFacts) -> Ints:
+    """Time of the compute streams of all classes that their ops take, by cause: int64[num_classes, num_causes]."""
+    cause = np.array([CAUSES.index(_CAUSE_OF_KIND.get(kind, "compute")) for kind in facts.kind.tolist()])
+    of_node = np.zeros((len(cause), len(CAUSES)), dtype=np.int64)
+    of_node[np.arange(len(cause)), cause] -= facts.parts.sum(axis=1)
     for column, part in enumerate(PARTS):
-        row[CAUSES.index(_CAUSE_OF_KIND[part])] += parts[:, column].sum()
-    rest = facts.duration_ns[on_compute] - parts.sum(axis=1)
-    for kind in np.unique(kinds):
-        row[CAUSES.index(_CAUSE_OF_KIND[str(kind)])] += rest[kinds == kind].sum()
+        of_node[:, CAUSES.index(_CAUSE_OF_KIND[part])] += facts.parts[:, column]
+    found = facts.summed(np.where(facts.on_compute[:, None], of_node, 0))
+    rows = np.flatnonzero(facts.on_compute[facts.node])
+    np.add.at(found, (lowered.slots.class_id[rows], cause[facts.node[rows]]), facts.duration_ns[rows])
+    return found
 
 
 _PASS, _UPDATE, _FIRST_SORT = range(3)
@@ -174,62 +175,65 @@ _SORTS = (*COMMUNICATION, "tied embedding")
 """Communication in which ranks are compared: messages are the pipeline's, sums of tied embeddings are not."""
 
 
-def _excess(
-    lowered: Lowered, facts: SlotFacts, mine: Sequence[Ints], slowdown: Floats
-) -> tuple[Floats, Floats, Ints]:
-    """What every op takes beyond other ranks at full speed, by SLOW, UNEQUAL and GROUPS: float64[num_ops, 3] ns.
+def _excess(lowered: Lowered, facts: SlotFacts, slowdown: Floats) -> tuple[Floats, Floats, Ints]:
+    """What every op takes beyond other ranks at full speed, by SLOW, UNEQUAL and GROUPS: float64[3, num_ops] ns.
 
     And the share of GROUPS in a class's time of every sort of communication, float64[num_classes, _SORTS], and the
     sort of every op. Ranks are compared over the whole step: where passes take a tenth more than the mean rank's, so
-    does each of them. Communication is compared with the rank that has least.
+    does each of them. Communication is compared with the rank that has least, hidden or not.
     """
+    node, rows, exposed = facts.node, facts.rows, facts.exposed_inside_ns
+    alone = facts.duration_ns - exposed.sum(axis=1)[node]
+    passes, updates = (
+        np.where((facts.on_compute & np.isin(facts.kind, kinds))[node], alone, 0.0)
+        for kinds in ((*PASSES, HOST), ("optimizer",))
+    )
+    own = np.zeros((BUBBLE, len(node)))
+    for class_id in np.flatnonzero(slowdown > 1).tolist():
+        mine = rows[class_id]
+        kernels = passes[mine] - facts.parts[:, PARTS.index("host")][node[mine]]
+        own[SLOW, mine] = np.where(passes[mine] > 0, kernels, 0.0) * (1 - 1 / slowdown[class_id])
+    passes -= own[SLOW]
     sort = _sorts(lowered, facts)
-    times, busy = _times_ns(facts, sort)
-    kernels = np.where(times[:, _PASS] > 0, times[:, _PASS] - facts.parts[:, PARTS.index("host")], 0)
-    slow = kernels * (1 - 1 / slowdown[lowered.slots.class_id])
-    times[:, _PASS] -= slow
-    busy[:, _PASS] -= slow
-    totals = np.array([busy[rows].sum(axis=0) for rows in mine])
-    usual = totals.min(axis=0)
-    usual[:_FIRST_SORT] = np.average(totals, axis=0, weights=lowered.layout.multiplicity)[:_FIRST_SORT]
-    share = 1 - np.divide(usual, totals, out=np.ones_like(totals), where=totals > 0)
-    share[:, _FIRST_SORT + _SORTS.index("pp")] = 0.0
-    beyond = times * share[lowered.slots.class_id]
-    found = np.zeros((len(times), BUBBLE))
-    found[:, SLOW], found[:, UNEQUAL] = slow, beyond[:, :_FIRST_SORT].sum(axis=1)
-    found[:, GROUPS] = beyond[:, _FIRST_SORT:].sum(axis=1)
-    _, first = np.unique(lowered.op_of_slot, return_index=True)
-    return found[first], share[:, _FIRST_SORT:], sort[first]
+    share = _shares(lowered, facts, sort, [[each[mine].sum() for mine in rows] for each in (passes, updates)])
+    for mine, of_class in zip(rows, share, strict=True):
+        own[UNEQUAL, mine] = passes[mine] * of_class[_PASS] + updates[mine] * of_class[_UPDATE]
+        groups = np.append(of_class[_FIRST_SORT:], 0.0)
+        if groups.any():
+            inside = (exposed * groups[_INSIDE]).sum(axis=1)
+            own[GROUPS, mine] = inside[node[mine]] + facts.duration_ns[mine] * groups[sort[mine]]
+    made = np.flatnonzero(
+        np.diff(np.maximum.accumulate(lowered.op_of_slot), prepend=-1)
+    )  # first slots of ops
+    whole = len(made) == len(node)
+    return own if whole else own[:, made], share[:, _FIRST_SORT:], sort if whole else sort[made]
 
 
 def _sorts(lowered: Lowered, facts: SlotFacts) -> Ints:
     """Index in _SORTS of every slot, -1 for what is no communication."""
-    found = np.full(len(facts.kind), -1, dtype=np.int64)
-    for number, kind in enumerate(COMMUNICATION):
-        found[facts.kind == kind] = number
+    kinds = [COMMUNICATION.index(kind) if kind in COMMUNICATION else -1 for kind in facts.kind.tolist()]
+    found = np.array(kinds, dtype=np.int64)[facts.node]
     tied = [group.kind == EMBEDDING_GROUP for group in lowered.layout.groups]
-    found[np.array([*tied, False])[lowered.slots.group]] = _SORTS.index("tied embedding")
+    if any(tied):
+        found[np.array([*tied, False])[lowered.slots.group]] = _SORTS.index("tied embedding")
     return found
 
 
-def _times_ns(facts: SlotFacts, sort: Ints) -> tuple[Floats, Floats]:
-    """Time of every slot in passes, in updates, and in every sort of communication: float64[n, 2 + sorts].
+def _shares(lowered: Lowered, facts: SlotFacts, sort: Ints, kernels_ns: Sequence[Sequence[float]]) -> Floats:
+    """Which share of a class's time goes beyond other ranks', float64[num_classes, 2 + sorts].
 
-    Once as the compute stream sees it, once with the collectives in blocks that kernels hide.
+    Of its passes and updates, which take ``kernels_ns`` by class, and of every sort of communication.
     """
-    exposed, hidden = facts.exposed_inside_ns, facts.inside[:, :, 0]
-    alone = np.where(facts.on_compute, facts.duration_ns - exposed.sum(axis=1), 0)
-    kernels = [
-        np.where(np.isin(facts.kind, kinds), alone, 0) for kinds in ((*PASSES, "host"), ("optimizer",))
-    ]
-    own = [np.where(sort == number, facts.duration_ns, 0) for number in range(len(_SORTS))]
-    found = []
-    for inside in (exposed, hidden):
-        columns = np.stack([*kernels, *own], axis=1).astype(np.float64)
-        for number, kind in enumerate(INSIDE):
-            columns[:, _FIRST_SORT + _SORTS.index(kind)] += inside[:, number]
-        found.append(columns)
-    return found[0], found[1]
+    times = np.zeros((len(facts.rows), len(_SORTS)), dtype=np.int64)
+    times[:, _INSIDE] = facts.summed(facts.inside[:, :, 0])
+    at = np.flatnonzero(sort >= 0)
+    np.add.at(times, (lowered.slots.class_id[at], sort[at]), facts.duration_ns[at])
+    totals = np.column_stack([*kernels_ns, times])
+    usual = totals.min(axis=0)
+    usual[:_FIRST_SORT] = np.average(totals, axis=0, weights=lowered.layout.multiplicity)[:_FIRST_SORT]
+    share: Floats = 1 - np.divide(usual, totals, out=np.ones_like(totals), where=totals > 0)
+    share[:, _FIRST_SORT + _SORTS.index("pp")] = 0.0
+    return share
 
 
 def _window_ns(program: Program, timing: Timing) -> int:

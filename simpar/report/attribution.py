@@ -40,8 +40,7 @@ def binding_predecessors(program: Program, timing: Timing) -> Ints:
     finish = timing.finish_ns[before.item]
     latest = np.maximum.reduceat(finish, before.pointer[waiting])
     at = np.flatnonzero(finish == np.repeat(latest, np.diff(before.pointer)[waiting]))
-    owners, first = np.unique(before.owners()[at], return_index=True)
-    found[owners] = before.item[at[first]]
+    found[before.owners()[at[::-1]]] = before.item[at[::-1]]  # the first of equals is written last
     return found
 
 
@@ -64,16 +63,17 @@ class Gaps:
 
     @staticmethod
     def of(class_id: int, ops: Ints, timing: Timing, excess: Excess) -> Gaps:
-        """The gaps of a class between its compute ops, and the one from the last of them to the step's end."""
-        start, finish = timing.start_ns[ops], timing.finish_ns[ops]
-        order = np.lexsort((finish, start))
-        free = np.concatenate([np.zeros(1, dtype=np.int64), np.maximum.accumulate(finish[order])])
-        end = np.append(start[order], timing.makespan_ns)
+        """The gaps of a class between its compute ``ops``, in order, and the one from the last of them to the end."""
+        free = np.append(0, timing.finish_ns[ops])
+        end = np.append(timing.start_ns[ops], timing.makespan_ns)
         last = int(np.argmax(timing.finish_ns)) if len(timing.finish_ns) else -1
-        behind = np.append(excess.binding[ops[order]], last)
-        past = np.concatenate([np.zeros((1, 3)), np.cumsum(excess.own[ops[order]], axis=0)])
         idle = np.flatnonzero(end > free)
-        return Gaps(np.full(len(idle), class_id), free[idle], end[idle], behind[idle], past[idle])
+        behind = np.append(excess.binding[ops], last)[idle]
+        past = np.zeros((len(idle), len(excess.own)))
+        for cause, own in enumerate(excess.own):
+            if own.any():
+                past[:, cause] = np.append(0.0, np.cumsum(own[ops]))[idle]
+        return Gaps(np.full(len(idle), class_id), free[idle], end[idle], behind, past)
 
     @staticmethod
     def joined(parts: list[Gaps]) -> Gaps:
@@ -127,23 +127,15 @@ def followed_back(gaps: Gaps, timing: Timing, binding: Ints) -> Pieces:
 
 
 def summed_along(binding: Ints, values: Floats) -> Floats:
-    """Sums of ``values`` float64[num_ops, columns] over every op and the chain of its binding predecessors.
+    """Sums of ``values`` float64[num_ops] over every op and the chain of its binding predecessors.
 
-    By pointer doubling: the rounds are the logarithm of the longest chain. Columns of zeros cost nothing.
+    By pointer doubling: the rounds are the logarithm of the longest chain.
     """
-    some = values.any(axis=0)
-    if not some.all():
-        found = np.zeros_like(values)
-        if some.any():
-            found[:, some] = summed_along(binding, values[:, some])
-        return found
-    total, hop = values.copy(), binding.copy()
-    live = np.flatnonzero(hop >= 0)
-    while len(live):
-        total[live] += total[hop[live]]
-        hop[live] = hop[hop[live]]
-        live = live[hop[live] >= 0]
-    return total
+    total, hop = np.append(values, 0.0), np.append(binding, -1)  # chains end in a place of no value, the last
+    while (hop[:-1] >= 0).any():
+        total += total[hop]
+        hop = hop[hop]
+    return total[:-1]
 
 
 def nearest(binding: Ints, flagged: Bools) -> Ints:
@@ -159,25 +151,28 @@ def nearest(binding: Ints, flagged: Bools) -> Ints:
 
 @dataclass(frozen=True)
 class Excess:
-    """What ops take beyond the mean rank at full speed, float64[num_ops, 3] ns: by SLOW, UNEQUAL and GROUPS.
+    """What ops take beyond the mean rank at full speed, float64[3, num_ops] ns: by SLOW, UNEQUAL and GROUPS.
 
-    ``chain`` is summed along the ``binding`` predecessors, ``blamed`` int64[num_ops, 3] the nearest op of the chain
-    that has any. ``share`` float64[num_classes, sorts] is that of GROUPS in a class's time of each sort of
-    communication, ``sort`` int64[num_ops] which one an op is (-1: none).
+    It is followed along the ``binding`` predecessors. ``share`` float64[num_classes, sorts] is that of GROUPS in a
+    class's time of each sort of communication, ``sort`` int64[num_ops] which one an op is (-1: none).
     """
 
     own: Floats
     share: Floats
     sort: Ints
     binding: Ints
-    chain: Floats
-    blamed: Ints
 
-    @staticmethod
-    def of(own: Floats, share: Floats, sort: Ints, binding: Ints) -> Excess:
-        """The excess of every op, alone and along its chain."""
-        blamed = np.stack([nearest(binding, own[:, cause] >= 1.0) for cause in range(own.shape[1])], axis=1)
-        return Excess(own, share, sort, binding, summed_along(binding, own), blamed)
+    def chain(self, ops: Ints) -> Floats:
+        """Summed over some ops and the chains that lead to them: float64[len(ops), 3]."""
+        found = np.zeros((len(ops), len(self.own)))
+        for cause, own in enumerate(self.own):
+            if own.any():
+                found[:, cause] = summed_along(self.binding, own)[ops]
+        return found
+
+    def blamed(self, ops: Ints, cause: int) -> Ints:
+        """The nearest op that has any, of the chains that lead to some ops: int64[len(ops)], -1 without one."""
+        return nearest(self.binding, self.own[cause] >= 1.0)[ops] if len(ops) else ops
 
 
 def shared_out(wait_ns: Ints, surplus: Floats) -> Ints:
@@ -187,15 +182,16 @@ def shared_out(wait_ns: Ints, surplus: Floats) -> Ints:
     rank itself: what earlier gaps have not been given goes to this one, as far as it reaches.
     """
     found = np.zeros((len(wait_ns), surplus.shape[1]), dtype=np.int64)
-    given = [0] * surplus.shape[1]
-    waits, wanted = wait_ns.tolist(), np.rint(surplus).astype(np.int64).tolist()
-    for gap in np.flatnonzero((wait_ns > 0) & (surplus >= 1.0).any(axis=1)).tolist():
-        left = waits[gap]
-        for cause, total in enumerate(wanted[gap]):
+    gaps = np.flatnonzero((wait_ns > 0) & (surplus >= 1.0).any(axis=1))
+    shares, given = [], [0] * surplus.shape[1]
+    columns = wait_ns[gaps].tolist(), np.rint(surplus[gaps]).astype(np.int64).tolist()
+    for left, wanted in zip(*columns, strict=True):
+        for cause, total in enumerate(wanted):
             part = min(left, max(0, total - given[cause]))
-            found[gap, cause] = part
+            shares.append(part)
             given[cause] += part
             left -= part
+    found[gaps] = np.array(shares, dtype=np.int64).reshape(-1, surplus.shape[1])
     return found
 
 

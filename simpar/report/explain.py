@@ -38,7 +38,7 @@ def critical_path(binding: NDArray[np.int64], timing: Timing) -> NDArray[np.int6
     """
     if not len(timing.finish_ns):
         return np.zeros(0, dtype=np.int64)
-    last = binding.tolist()
+    last = binding.data  # an array takes far longer to give a single number
     chain = [int(np.argmax(timing.finish_ns))]
     while (before := last[chain[-1]]) >= 0:
         chain.append(before)
@@ -51,11 +51,13 @@ def critical_path_s(program: Program, timing: Timing, binding: NDArray[np.int64]
     start, finish = timing.start_ns[chain], timing.finish_ns[chain]
     clock = np.concatenate([np.zeros(1, dtype=np.int64), np.maximum.accumulate(finish)])[: len(chain)]
     each = finish - np.maximum(start, np.minimum(clock, finish))
-    kinds = dict.fromkeys(program.labels[label].kind for label in program.ops.label[chain].tolist())
-    number = {kind: at for at, kind in enumerate(kinds)}
-    kind_of_label = np.array([number.get(label.kind, -1) for label in program.labels], dtype=np.int64)
-    spent = np.zeros(len(number), dtype=np.int64)
-    np.add.at(spent, kind_of_label[program.ops.label[chain]], each)
+    label = program.ops.label[chain]
+    used, first = np.unique(label, return_index=True)
+    kinds = list(dict.fromkeys(program.labels[one].kind for one in used[np.argsort(first)].tolist()))
+    kind_of_label = np.zeros(len(program.labels), dtype=np.int64)
+    kind_of_label[used] = [kinds.index(program.labels[one].kind) for one in used.tolist()]
+    spent = np.zeros(len(kinds), dtype=np.int64)
+    np.add.at(spent, kind_of_label[label], each)
     waited = int(np.maximum(start - clock, 0).sum())
     order = sorted(zip(["wait", *kinds], [waited, *spent.tolist()], strict=True), key=lambda item: -item[1])
     return {kind: time / NS_PER_S for kind, time in order if time}

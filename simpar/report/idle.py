@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
@@ -32,51 +33,66 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 OWN = (*COMMUNICATION, HOST)
 """What a rank itself may have under way while its compute stream is idle."""
+WHY = (*OWN, *WAITS)
+"""Why a compute stream is idle."""
 _Number = TypeVar("_Number", np.int64, np.float64)
 
 
 @dataclass(frozen=True)
 class Participation:
-    """Which classes take part in which ops of kinds in OWN, as sorted keys op * num_classes + class.
+    """Which classes take part in which ops of kinds in OWN, as columns ``op`` and ``class_id``; some pairs stand twice.
 
-    A message has its sender and whoever waits for it. ``kind_of_op`` str[num_ops].
+    A message has its sender and whoever waits for it. ``kind_of_op`` int64[num_ops] numbers ``kinds``, ``class_of_op``
+    is the class in which an op is made.
     """
 
-    keys: Ints
+    op: Ints
+    class_id: Ints
     num_classes: int
-    kind_of_op: NDArray[np.str_]
+    kinds: tuple[str, ...]
+    kind_of_op: Ints
+    class_of_op: Ints
 
     @staticmethod
     def of(lowered: Lowered) -> Participation:
         """Read from the slots of all classes and from what depends on messages."""
-        program, num = lowered.program, lowered.layout.num_classes
-        kinds = np.array([label.kind for label in program.labels])[program.ops.label]
-        waiting, source = program.dependencies.owners(), program.dependencies.item
-        message = kinds[source] == "pp"
-        received = source[message] * num + program.ops.class_id[waiting[message]]
-        joined = lowered.op_of_slot * num + lowered.slots.class_id
-        joined = joined[np.isin(kinds, OWN)[lowered.op_of_slot]]
-        return Participation(np.unique(np.concatenate([joined, received])), num, kinds)
+        program, slots = lowered.program, lowered.slots
+        kinds = tuple(dict.fromkeys((*OWN, *(label.kind for label in program.labels))))
+        of_label = np.array([kinds.index(label.kind) for label in program.labels], dtype=np.int64)
+        kind_of_op, class_of_op = of_label[program.ops.label], program.ops.class_id
+        joined = np.flatnonzero((kind_of_op < len(OWN))[lowered.op_of_slot])
+        message = np.flatnonzero((kind_of_op == OWN.index("pp"))[program.dependencies.item])
+        waiting = np.searchsorted(program.dependencies.pointer, message, side="right") - 1
+        op = np.concatenate([lowered.op_of_slot[joined], program.dependencies.item[message]])
+        class_id = np.concatenate([slots.class_id[joined], class_of_op[waiting]])
+        return Participation(op, class_id, lowered.layout.num_classes, kinds, kind_of_op, class_of_op)
+
+    @cached_property
+    def _of_others(self) -> Ints:
+        """Sorted keys op * num_classes + class of those pairs in which the class is not the one of the op."""
+        rows = np.flatnonzero(self.class_id != self.class_of_op[self.op])
+        return np.sort(self.op[rows] * self.num_classes + self.class_id[rows])
 
     def has(self, op: Ints, class_id: Ints) -> Bools:
         """Whether each class takes part in each op, and the op is of a kind in OWN."""
-        if not len(self.keys):
-            return np.zeros(len(op), dtype=bool)
-        key = op * self.num_classes + class_id
-        at = np.minimum(np.searchsorted(self.keys, key), len(self.keys) - 1)
-        return np.asarray(self.keys[at] == key)
+        found = (self.class_of_op[op] == class_id) & (self.kind_of_op[op] < len(OWN))
+        if len(self._of_others):
+            key = op * self.num_classes + class_id
+            at = np.minimum(np.searchsorted(self._of_others, key), len(self._of_others) - 1)
+            found |= self._of_others[at] == key
+        return np.asarray(found)
 
-    def under_way(self, timing: Timing) -> tuple[UnderWay, ...]:
-        """When every class takes part in something of a kind, by kind of COMMUNICATION."""
-        op, class_id = np.divmod(self.keys, self.num_classes)
-        kind, span = self.kind_of_op[op], timing.makespan_ns + 1
-        found = []
-        for name in COMMUNICATION:
-            rows = np.flatnonzero(kind == name)
-            offset = class_id[rows] * span
-            start, finish = timing.start_ns[op[rows]], timing.finish_ns[op[rows]]
-            found.append(UnderWay.of(start + offset, finish + offset, span))
-        return tuple(found)
+    def under_way(self, kind: str, timing: Timing) -> UnderWay:
+        """When every class takes part in something of a kind of OWN."""
+        rows, span = np.flatnonzero(self.kind_of_op[self.op] == OWN.index(kind)), timing.makespan_ns + 1
+        op, offset = self.op[rows], self.class_id[rows] * span
+        return UnderWay.of(timing.start_ns[op] + offset, timing.finish_ns[op] + offset, span)
+
+    def busy_ns(self, timing: Timing) -> Ints:
+        """How long at least one op of a kind is under way with a class: int64[num_classes, kinds of COMMUNICATION]."""
+        class_id, zero = np.arange(self.num_classes), np.zeros(self.num_classes, dtype=np.int64)
+        each = (self.under_way(kind, timing) for kind in COMMUNICATION)
+        return np.stack([one.between_ns(class_id, zero, zero + timing.makespan_ns) for one in each], axis=1)
 
 
 @dataclass(frozen=True)
@@ -139,8 +155,7 @@ class Idle:
     waits: Pieces
     shares_ns: Ints
     excess: Excess
-    class_of_op: Ints
-    kind_of_op: NDArray[np.str_]
+    part: Participation
 
     @staticmethod
     def of(
@@ -155,30 +170,28 @@ class Idle:
         own, waits = _with_own_in_parallel(
             gaps, pieces.take(takes_part), pieces.take(~takes_part), part, timing
         )
-        class_of_op, stage = lowered.program.ops.class_id, lowered.stage_of_class
+        stage = lowered.stage_of_class
         sort = excess.sort[own.op]
         paid: Floats = np.where(sort < 0, 0.0, excess.share[gaps.class_id[own.gap], sort]) * own.length_ns
-        surplus = excess.chain[gaps.behind] - gaps.past
+        surplus = excess.chain(gaps.behind) - gaps.past
         behind_slow = surplus[:, SLOW] >= 1.0
         surplus[:, SLOW] = np.minimum(surplus[:, SLOW], max(0, most_slow_ns))
         wait_ns = _per_gap(waits, waits.length_ns, gaps)
         shares = np.zeros((len(gaps), len(WAITS)), dtype=np.int64)
         shares[:, :BUBBLE] = _shared_by_class(gaps, wait_ns, surplus, _per_gap(own, paid, gaps))
         left = wait_ns - shares.sum(axis=1)
-        elsewhere = stage[class_of_op[waits.op]] != stage[gaps.class_id[waits.gap]]
+        elsewhere = stage[part.class_of_op[waits.op]] != stage[gaps.class_id[waits.gap]]
         shares[:, BUBBLE] = np.minimum(left, _per_gap(waits, waits.length_ns * elsewhere, gaps))
         left -= shares[:, BUBBLE]
         shares[:, SLOW] += np.where(behind_slow, left, 0)
         shares[:, GROUPS] += np.where(behind_slow, 0, left)
-        return Idle(gaps, own, waits, shares, excess, class_of_op, part.kind_of_op)
+        return Idle(gaps, own, waits, shares, excess, part)
 
     def exposed_ns(self, num_classes: int) -> Ints:
         """Exposed communication outside blocks, and waits for launches: int64[num_classes, kinds of OWN]."""
         found = np.zeros((num_classes, len(OWN)), dtype=np.int64)
-        kind = self.kind_of_op[self.own.op]
-        for number, name in enumerate(OWN):
-            rows = np.flatnonzero(kind == name)
-            np.add.at(found[:, number], self.gaps.class_id[self.own.gap[rows]], self.own.length_ns[rows])
+        at = self.gaps.class_id[self.own.gap], self.part.kind_of_op[self.own.op]
+        np.add.at(found, at, self.own.length_ns)
         return found
 
     def waits_ns(self, num_classes: int) -> Ints:
@@ -193,26 +206,29 @@ class Idle:
         found: dict[tuple[str, int, str], int] = {}
         for cause, name in enumerate(WAITS[:BUBBLE]):
             given = rows[self.shares_ns[rows, cause] > 0]
-            blamed = self.excess.blamed[self.gaps.behind[given], cause]
-            for op, ns in zip(blamed.tolist(), self.shares_ns[given, cause].tolist(), strict=True):
-                other = int(self.class_of_op[op]) if op >= 0 else -1
-                whom = -1 if other == class_id else other
-                kind = str(self.kind_of_op[op]) if cause == GROUPS and op >= 0 else ""
-                found[name, whom, kind] = found.get((name, whom, kind), 0) + ns
+            op = self.excess.blamed(self.gaps.behind[given], cause)
+            whom = np.where(op >= 0, self.part.class_of_op[op], -1)
+            whom[whom == class_id] = -1
+            kind = np.where((op >= 0) & (cause == GROUPS), self.part.kind_of_op[op], -1)
+            kinds = (*self.part.kinds, "")
+            columns = (whom.tolist(), kind.tolist(), self.shares_ns[given, cause].tolist())
+            for other, what, ns in zip(*columns, strict=True):
+                key = name, other, kinds[what]
+                found[key] = found.get(key, 0) + ns
         entries = [Waiting(*key, ns) for key, ns in found.items()]
         return sorted(entries, key=lambda entry: -entry.ns)
 
-    def pieces_of(self, class_id: int) -> list[tuple[int, int, str]]:
-        """When the compute stream of a class is idle and why: (begin ns, end ns, kind or word of WAITS), in order."""
+    def pieces_of(self, class_id: int) -> list[tuple[Ints, Ints, Ints]]:
+        """When the compute stream of a class is idle and why: columns begin ns, end ns and place in WHY."""
         low, high = np.searchsorted(self.gaps.class_id, [class_id, class_id + 1]).tolist()
         own, waits = (_between(pieces, low, high) for pieces in (self.own, self.waits))
-        found = list(zip(own.begin.tolist(), own.end.tolist(), self.kind_of_op[own.op].tolist(), strict=True))
-        for cause, pieces in placed(waits, self.shares_ns[low:high]):
-            found += [
-                (begin, end, WAITS[cause])
-                for begin, end in zip(pieces.begin.tolist(), pieces.end.tolist(), strict=True)
-            ]
-        return sorted(found)
+        return [
+            (own.begin, own.end, self.part.kind_of_op[own.op]),
+            *(
+                (pieces.begin, pieces.end, np.full(len(pieces.gap), len(OWN) + cause))
+                for cause, pieces in placed(waits, self.shares_ns[low:high])
+            ),
+        ]
 
 
 def _with_own_in_parallel(
@@ -223,20 +239,19 @@ def _with_own_in_parallel(
     The first stage reduces its gradients last; another stage that must wait for it reduces its own in the same gap,
     which would cost as much if it did not wait.
     """
-    under_way = part.under_way(timing)
     kept, kind_of = [], part.kind_of_op[waits.op]
     for number, kind in enumerate(COMMUNICATION):
-        rows = np.flatnonzero(kind_of == kind)
+        rows = np.flatnonzero(kind_of == number)
         if kind == "pp" or not len(rows):
             continue
-        theirs, counted = waits.take(rows), own.take(part.kind_of_op[own.op] == kind)
+        theirs, counted = waits.take(rows), own.take(part.kind_of_op[own.op] == number)
         need = _per_gap(theirs, theirs.length_ns, gaps)
-        spare = under_way[number].between_ns(gaps.class_id, gaps.begin, gaps.end)
+        spare = part.under_way(kind, timing).between_ns(gaps.class_id, gaps.begin, gaps.end)
         extra = np.minimum(need, spare - _per_gap(counted, counted.length_ns, gaps))
         parts = dict(placed(theirs, np.stack([extra, need - extra], axis=1)))
         own = Pieces.joined([own, parts[0]])
         kept.append(parts[1])
-        waits, kind_of = waits.take(kind_of != kind), kind_of[kind_of != kind]
+        waits, kind_of = waits.take(kind_of != number), kind_of[kind_of != number]
     return own, Pieces.joined([waits, *kept])
 
 

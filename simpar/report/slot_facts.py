@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.program.blocks.phases import COMPUTE
-from simpar.program.structure.templates import Node, Template
+from simpar.program.structure.templates import Node
 
 if TYPE_CHECKING:
     from simpar.program.ir.program import Timing
@@ -28,63 +29,63 @@ PARTS = ("forward", "backward", "input_gradient", "weight_gradient", "recompute"
 
 @dataclass(frozen=True)
 class SlotFacts:
-    """Columns over slots: which sit on the compute stream, kinds, inner parts, communication, duration in ns.
+    """Which ``node`` int64[num_slots] of a template every slot is, and its ``duration_ns`` int64[num_slots].
 
-    ``parts`` int64[n, PARTS] splits the compute stream of a block; ``inside`` int64[n, INSIDE, 2] holds busy ns and
-    bytes of collectives in blocks, ``size_bytes`` those of a slot's own collective.
+    ``rows`` are the slots of every class. The other columns are over nodes, those of all distinct templates in turn:
+    which sit on the compute stream, kinds, inner parts, communication. ``parts`` int64[nodes, PARTS] splits the
+    compute stream of a block; ``inside`` int64[nodes, INSIDE, 2] holds busy ns and bytes of collectives in blocks,
+    ``size_bytes`` those of a node's own.
     """
 
+    node: Ints
+    duration_ns: Ints
+    rows: tuple[slice, ...]
     on_compute: NDArray[np.bool_]
     kind: NDArray[np.str_]
     parts: Ints
     inside: Ints
     size_bytes: Ints
-    duration_ns: Ints
-
-    def take(self, rows: Ints) -> SlotFacts:
-        """The facts of the slots at ``rows``."""
-        return SlotFacts(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
 
     @property
     def exposed_inside_ns(self) -> Ints:
-        """What each slot's blocks wait for their own collectives: int64[n, INSIDE]."""
+        """What the blocks of each node wait for their own collectives: int64[nodes, INSIDE]."""
         return self.parts[:, [PARTS.index(kind) for kind in INSIDE]]
+
+    @cached_property
+    def _counts(self) -> tuple[Ints, ...]:
+        """How many slots of each class are each node, as far as the last node that it has."""
+        return tuple(np.bincount(self.node[mine]) for mine in self.rows)
+
+    def summed(self, of_node: Ints) -> Ints:
+        """A column over nodes, int64[nodes, ...], summed over the slots of every class: int64[num_classes, ...]."""
+        return np.array([count @ of_node[: len(count)] for count in self._counts], dtype=np.int64)
 
 
 def slot_facts(lowered: Lowered, timing: Timing) -> SlotFacts:
     """The facts of all slots, in their order."""
-    op = lowered.op_of_slot
-    duration = timing.finish_ns[op] - timing.start_ns[op]
-    known: dict[int, dict[str, NDArray[np.generic]]] = {}  # classes share templates
-    columns: dict[str, list[NDArray[np.generic]]] = {name: [] for name in _OF_NODES}
-    order: list[Ints] = []
-    for class_id, actions in enumerate(lowered.actions):
-        mine, node = lowered.slots.nodes(class_id, actions)
-        tables = []
+    op, slots = lowered.op_of_slot, lowered.slots
+    nodes: list[Node] = []
+    first: dict[int, int] = {}  # classes share templates
+    found = np.empty(len(op), dtype=np.int64)
+    rows = tuple(slots.of_class(class_id) for class_id in range(len(lowered.actions)))
+    for mine, actions in zip(rows, lowered.actions, strict=True):
         for template in actions.templates:
-            if id(template) not in known:
-                known[id(template)] = _of_template(template)
-            tables.append(known[id(template)])
-        for name, column in columns.items():
-            column.append(np.concatenate([table[name] for table in tables])[node])
-        order.append(mine)
-    back = np.argsort(np.concatenate(order), kind="stable")
-    found = {name: np.concatenate(column)[back] for name, column in columns.items()}
-    return SlotFacts(duration_ns=duration, **found)
-
-
-_OF_NODES = ("on_compute", "kind", "parts", "inside", "size_bytes")
-
-
-def _of_template(template: Template) -> dict[str, NDArray[np.generic]]:
-    nodes, num = template.nodes, len(template.nodes)
-    return {
-        "on_compute": np.array([COMPUTE in node.streams for node in nodes]),
-        "kind": np.array([node.kind for node in nodes]),
-        "parts": np.array([_inner_parts(node) for node in nodes], dtype=np.int64).reshape(num, len(PARTS)),
-        "inside": np.array([_inside(node) for node in nodes], dtype=np.int64).reshape(num, len(INSIDE), 2),
-        "size_bytes": np.array([_bytes_moved(node) for node in nodes], dtype=np.int64),
-    }
+            if id(template) not in first:
+                first[id(template)] = len(nodes)
+                nodes += template.nodes
+        begins = np.array([first[id(template)] for template in actions.templates], dtype=np.int64)
+        np.add(begins[actions.template][slots.action[mine]], slots.node[mine], out=found[mine])
+    num = len(nodes)
+    return SlotFacts(
+        node=found,
+        duration_ns=timing.finish_ns[op] - timing.start_ns[op],
+        rows=rows,
+        on_compute=np.array([COMPUTE in node.streams for node in nodes], dtype=bool),
+        kind=np.array([node.kind for node in nodes], dtype=np.str_),
+        parts=np.array([_inner_parts(node) for node in nodes], dtype=np.int64).reshape(num, len(PARTS)),
+        inside=np.array([_inside(node) for node in nodes], dtype=np.int64).reshape(num, len(INSIDE), 2),
+        size_bytes=np.array([_bytes_moved(node) for node in nodes], dtype=np.int64),
+    )
 
 
 def _inner_parts(node: Node) -> list[int]:

@@ -22,7 +22,7 @@ from simpar.program.host_memory import HostUse, host_use
 from simpar.program.ir.program import MEMORY_CATEGORIES, Label, Timing
 from simpar.program.lower import Lowered
 from simpar.program.perturbation import Perturbation
-from simpar.report.accounting import Accounts, account
+from simpar.report.accounting import CAUSES, Accounts, account
 from simpar.report.detail import inner_steps
 from simpar.report.explain import critical_path_s, explained
 from simpar.report.result import (
@@ -83,8 +83,8 @@ class Context:
         return self.lowered.job
 
 
-def summarise(context: Context) -> Result:
-    """The Result of one simulated step."""
+def summarise(context: Context, *, with_timeline: bool = True) -> Result:
+    """The Result of one simulated step; without what is drawn of it and the critical path where figures are enough."""
     lowered, timing = context.lowered, context.timing
     accounts = account(lowered, timing, context.perturbation.slow_ranks, context.nominal_ns)
     critical = accounts.critical_class()
@@ -99,10 +99,7 @@ def summarise(context: Context) -> Result:
             added_s  # few ranks may be faster than on average
         )
     held = footprints(lowered, timing, context.cluster)
-    stages, curves = _stage_memory(context, held)
-    timeline = from_program(
-        lowered.program, timing, _rank_classes(lowered), memory=curves, inside=inner_steps(lowered)
-    )
+    stages = _stage_memory(context, held)
     result = Result(
         speed=_speed(context, step_s, float(accounts.recompute_ns[critical]) / NS_PER_S),
         bubble_fraction=accounts.bubble_fraction(lowered.layout.multiplicity),
@@ -112,9 +109,14 @@ def summarise(context: Context) -> Result:
         memory=_memory(context, stages, held),
         bill=_bill(context, step_s, breakdown),
         setup=_setup(context),
-        overview=_overview(timeline, accounts, between_s),
-        timeline=timeline,
     )
+    if not with_timeline:
+        return explained(result)
+    curves = [_memory_curve(one) for one in held]
+    timeline = from_program(
+        lowered.program, timing, _rank_classes(lowered), memory=curves, inside=inner_steps(lowered)
+    )
+    result = replace(result, overview=_overview(timeline, accounts, between_s), timeline=timeline)
     path = critical_path_s(lowered.program, timing, accounts.binding)
     path["host"] = path.get("host", 0.0) + between_s
     return explained(result, critical=path)
@@ -127,12 +129,15 @@ def _overview(timeline: Timeline, accounts: Accounts, between_s: float) -> Overv
     """
     view, shown = overview(timeline), shown_classes(timeline)
     end_ns = accounts.step_ns + round(between_s * NS_PER_S)
-    between = [(accounts.step_ns, end_ns, HOST)] if end_ns > accounts.step_ns else []
     stages = []
     for stage, class_id in zip(view.stages, shown, strict=True):
         parts = accounts.breakdown_s(class_id)
         parts[HOST] += between_s
-        idle = Idle.of([*accounts.idle_of(class_id), *between], end_ns)
+        begin, end, cause = accounts.idle_of(class_id)
+        if end_ns > accounts.step_ns:
+            begin, end = np.append(begin, accounts.step_ns), np.append(end, end_ns)
+            cause = np.append(cause, CAUSES.index(HOST))
+        idle = Idle.of(begin, end, cause, CAUSES, end_ns)
         stages.append(
             replace(stage, idle=idle, parts_s={name: value for name, value in parts.items() if value})
         )
@@ -242,23 +247,29 @@ def _communication(
     return found
 
 
-def _stage_memory(
-    context: Context, held: tuple[Footprint, ...]
-) -> tuple[list[StageMemory], list[MemoryCurve]]:
-    """Memory of the class of every pipeline stage whose devices are fullest, and the curve of every class."""
-    curves: list[MemoryCurve] = []
+def _constant_parts(one: Footprint) -> dict[str, float]:
+    """Bytes of the parts of a class's memory that stay during a step."""
+    static = one.static
+    return {
+        "parameters": float(static.parameters_bytes + static.gathered_bytes),
+        "gradients": float(static.gradients_bytes + static.buffers_bytes),
+        "optimizer_states": float(static.optimizer_bytes),
+        "overhead": one.overhead_bytes,
+    }
+
+
+def _stage_memory(context: Context, held: tuple[Footprint, ...]) -> list[StageMemory]:
+    """Memory of the class of every pipeline stage whose devices are fullest."""
     stages: dict[int, StageMemory] = {}
     kinds = context.cluster.device_of(context.lowered.layout.representative_rank).tolist()
     for one, kind in zip(held, kinds, strict=True):
         static, use = one.static, one.use
-        constant = {
-            "parameters": float(static.parameters_bytes + static.gathered_bytes),
-            "gradients": float(static.gradients_bytes + static.buffers_bytes),
-            "optimizer_states": float(static.optimizer_bytes),
-            "overhead": one.overhead_bytes,
-        }
         moving = dict(zip(MEMORY_CATEGORIES, use.at_peak.tolist(), strict=True))
-        parts = {**constant, "activations": moving["activations"], "transient": moving["transient"]}
+        parts = {
+            **_constant_parts(one),
+            "activations": moving["activations"],
+            "transient": moving["transient"],
+        }
         if one.peaks_between:
             left = {"activations": 0.0, "transient": float(static.copies_bytes)}
             parts |= {"parameters": float(static.parameters_bytes), **left}
@@ -274,14 +285,19 @@ def _stage_memory(
         known = stages.get(one.stage)
         if known is None or entry.peak / entry.capacity > known.peak / known.capacity:
             stages[one.stage] = entry
-        columns = {name: np.full(len(use.time_ns), value) for name, value in constant.items()}
-        columns |= {
-            name: use.by_category[:, MEMORY_CATEGORIES.index(name)].astype(np.float64)
-            for name in ("activations", "transient")
-        }
-        columns["transient"][-1] += float(static.copies_bytes)  # they come when the step ends
-        curves.append(MemoryCurve(use.time_ns / NS_PER_S, columns))
-    return [stages[stage] for stage in sorted(stages)], curves
+    return [stages[stage] for stage in sorted(stages)]
+
+
+def _memory_curve(one: Footprint) -> MemoryCurve:
+    """What a class holds over the step."""
+    use = one.use
+    columns = {name: np.full(len(use.time_ns), value) for name, value in _constant_parts(one).items()}
+    columns |= {
+        name: use.by_category[:, MEMORY_CATEGORIES.index(name)].astype(np.float64)
+        for name in ("activations", "transient")
+    }
+    columns["transient"][-1] += float(one.static.copies_bytes)  # they come when the step ends
+    return MemoryCurve(use.time_ns / NS_PER_S, columns)
 
 
 def _op_name(lowered: Lowered, op: int) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -104,7 +103,10 @@ class MemoryCurve:
             return self
         bounds = np.linspace(0, count, limit + 1).astype(np.int64)
         total = self.total_bytes
-        kept = np.array([a + int(np.argmax(total[a:b])) for a, b in pairwise(bounds.tolist())])
+        highest = np.maximum.reduceat(total, bounds[:-1])
+        at = np.flatnonzero(total == np.repeat(highest, np.diff(bounds)))
+        _, first = np.unique(np.searchsorted(bounds, at, side="right"), return_index=True)
+        kept = at[first]
         return MemoryCurve(self.time_s[kept], {name: part[kept] for name, part in self.parts.items()})
 
 
@@ -173,8 +175,10 @@ def _arrows(program: Program, slices: Slices, op: Ints) -> Ints:
     row_of_op = np.full(len(program), -1, dtype=np.int64)
     row_of_op[op[::-1]] = np.arange(len(op))[::-1]
     is_message = np.array([label.kind == "pp" for label in program.labels], dtype=bool)[program.ops.label]
-    waiting, source = program.dependencies.owners(), program.dependencies.item
-    pairs = np.stack([row_of_op[source], row_of_op[waiting]], axis=1)[is_message[source]]
+    waits = program.dependencies
+    on_message = np.flatnonzero(is_message[waits.item])
+    waiting = np.searchsorted(waits.pointer, on_message, side="right") - 1
+    pairs = np.stack([row_of_op[waits.item[on_message]], row_of_op[waiting]], axis=1)
     pairs = pairs[(pairs >= 0).all(axis=1)]
     elsewhere = slices.class_id[pairs[:, 0]] != slices.class_id[pairs[:, 1]]
     return np.asarray(pairs[elsewhere], dtype=np.int64)
@@ -208,21 +212,20 @@ class Idle:
     cause: Ints
 
     @staticmethod
-    def of(pieces: Sequence[tuple[int, int, str]], span_ns: int) -> Idle:
-        """Pieces (begin, end in ns, cause) in time order; what is too short to be seen is left out.
+    def of(begin_ns: Ints, end_ns: Ints, cause: Ints, names: Sequence[str], span_ns: int) -> Idle:
+        """Pieces in time order; what is too short to be seen is left out.
 
-        Causes are those of the breakdown: any that is none of IDLE_CAUSES is exposed communication.
+        ``cause`` is their place in ``names``, those of the breakdown: any that is none of IDLE_CAUSES is exposed
+        communication.
         """
-        rows: list[list[int]] = []
-        for begin, end, cause in pieces:
-            code = IDLE_CAUSES.index(cause) if cause in IDLE_CAUSES else 0
-            if rows and rows[-1][1] == begin and rows[-1][2] == code:
-                rows[-1][1] = end
-            else:
-                rows.append([begin, end, code])
-        seen = [row for row in rows if (row[1] - row[0]) * MAX_IDLE >= span_ns]
-        begin_ns, end_ns, codes = np.array(seen, dtype=np.int64).reshape(-1, 3).T
-        return Idle(begin_ns / NS_PER_S, (end_ns - begin_ns) / NS_PER_S, codes)
+        codes = [IDLE_CAUSES.index(name) if name in IDLE_CAUSES else 0 for name in names]
+        cause = np.array(codes, dtype=np.int64)[cause]
+        joined = (begin_ns[1:] == end_ns[:-1]) & (cause[1:] == cause[:-1])
+        first = np.append(True, ~joined)[: len(cause)]
+        last = np.append(~joined, True)[: len(cause)]
+        begin_ns, length_ns, cause = begin_ns[first], end_ns[last] - begin_ns[first], cause[first]
+        seen = length_ns * MAX_IDLE >= span_ns
+        return Idle(begin_ns[seen] / NS_PER_S, length_ns[seen] / NS_PER_S, cause[seen])
 
 
 @dataclass(frozen=True)

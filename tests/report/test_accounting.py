@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -82,11 +81,10 @@ def test_every_nanosecond_has_one_cause(layout: dict[str, object], setting: tupl
     for class_id in range(len(found.causes_ns)):
         waited = found.waiting(class_id)
         assert sum(part.ns for part in waited) == found.causes_ns[class_id, WAITING]
-        pieces = found.idle_of(class_id)
-        assert all(a[1] <= b[0] for a, b in pairwise(pieces))
-        for cause in ("bubble", "waiting"):
-            length = sum(end - begin for begin, end, why in pieces if why == cause)
-            assert length == found.causes_ns[class_id, CAUSES.index(cause)]
+        begin, end, why = found.idle_of(class_id)
+        assert (end[:-1] <= begin[1:]).all()
+        for cause in (BUBBLE, WAITING):
+            assert (end - begin)[why == cause].sum() == found.causes_ns[class_id, cause]
 
 
 @pytest.mark.parametrize(
@@ -185,3 +183,17 @@ def test_slow_ranks_that_cost_nothing_are_not_advised_about() -> None:
         )  # fmt: skip
         assert found.slow_ranks.step_time_without_s < found.step_time_s
         assert len(found.why.hints) == hints
+
+
+def test_figures_without_a_timeline_are_those_of_the_whole_report() -> None:
+    """Who asks for no timeline gets no picture and no critical path, and every other figure."""
+    asked = ("llama-3.2-1b", load_cluster("l4-8"), Plan(pp=2, tp=2, micro_batch=1))
+    training, slow = Training(seq_len=512, global_batch=32), Perturbation({2: 1.5})
+    whole = simulate(*asked, training, perturbation=slow).to_dict()
+    short = simulate(*asked, training, perturbation=slow, with_timeline=False)
+    assert short.timeline is None
+    figures = short.to_dict()
+    assert (figures.pop("timeline"), figures["why"].pop("critical_path_s")) == (None, {})
+    assert whole.pop("timeline")["stages"]
+    assert sum(whole["why"].pop("critical_path_s").values()) > 0
+    assert figures == whole

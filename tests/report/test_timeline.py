@@ -91,8 +91,9 @@ def test_a_timed_program_becomes_slices_with_arrows(program_of):
 
 def test_idle_pieces_are_joined_and_survive_json(timeline):
     """Neighbours of one cause are one piece, what nobody sees is left out, kinds of communication are exposed."""
-    pieces = [(0, 5, "exposed_dp"), (5, 10, "exposed_tp"), (10, 11, "bubble"), (20, 10**6, "waiting")]
-    idle = Idle.of(pieces, span_ns=10**5)
+    begin, end = np.array([0, 5, 10, 20]), np.array([5, 10, 11, 10**6])
+    names = ("exposed_dp", "exposed_tp", "bubble", "waiting")
+    idle = Idle.of(begin, end, np.arange(4), names, span_ns=10**5)
     assert idle.start_s.tolist() == pytest.approx([0.0, 20e-9])
     assert [IDLE_CAUSES[code] for code in idle.cause] == ["exposed", "waiting"]
     view = overview(timeline)

@@ -66,11 +66,9 @@ class Slots:
     node: Ints
     group: Ints
 
-    def nodes(self, class_id: int, actions: ClassActions) -> tuple[Ints, Ints]:
-        """The slots of a class, and for each the number of its node among those of all templates in turn."""
-        mine = np.flatnonzero(self.class_id == class_id)
-        bases = np.cumsum([0, *(len(template.nodes) for template in actions.templates)])
-        return mine, bases[actions.template[self.action[mine]]] + self.node[mine]
+    def of_class(self, class_id: int) -> slice:
+        """The slots of a class: classes are added in order of their id."""
+        return slice(*np.searchsorted(self.class_id, [class_id, class_id + 1]).tolist())
 
 
 @dataclass(frozen=True)

@@ -44,12 +44,13 @@ class Kernels:
         """Kernels in the ops of a Program."""
         time_ns, action = (np.zeros(len(lowered.program), dtype=np.int64) for _ in range(2))
         for class_id, actions in enumerate(lowered.actions):
-            mine, node = lowered.slots.nodes(class_id, actions)
-            alone = lowered.slots.group[mine] < 0
-            ops = lowered.op_of_slot[mine[alone]]
+            slots, mine = lowered.slots, lowered.slots.of_class(class_id)
+            alone = slots.group[mine] < 0
+            ops, at, node = (column[mine][alone] for column in (lowered.op_of_slot, slots.action, slots.node))
             each = [kernel_ns(node) for template in actions.templates for node in template.nodes]
-            time_ns[ops] = np.array(each, dtype=np.int64)[node[alone]]
-            action[ops] = lowered.slots.action[mine[alone]]
+            first = np.cumsum([0, *(len(template.nodes) for template in actions.templates)])
+            time_ns[ops] = np.array(each, dtype=np.int64)[first[actions.template[at]] + node]
+            action[ops] = at
         on_device = np.zeros(len(lowered.program), dtype=bool)
         on_device[lowered.program.streams.item] = True
         return Kernels(time_ns, action, on_device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -196,8 +196,7 @@ def runners_up(beside: Beside, taken: list[int], count: int) -> list[Result]:
         least_loss = min((time_s / bound_s[known] for time_s, known, _ in found), default=1.0)
         if len(found) >= count and bound_s[row] * least_loss >= found[count - 1][0]:
             break
-        result = replace(one.report(), timeline=None)  # as large as the Program
-        found = sorted([*found, (one.step_time_s, row, result)], key=lambda each: each[:2])
+        found = sorted([*found, (one.step_time_s, row, one.report())], key=lambda each: each[:2])
     return [result for _, _, result in found[:count]]
 
 

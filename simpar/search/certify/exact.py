@@ -23,7 +23,7 @@ from simpar.units import HOUR_S, NS_PER_S
 
 
 def exact(problem: Problem, plan: Plan) -> Result:
-    """Simulate a plan of the problem. Raises UserError where it cannot be."""
+    """Simulate a plan of the problem, without its timeline. Raises UserError where it cannot be."""
     return simulate(
         problem.graph,
         problem.cluster,
@@ -31,6 +31,7 @@ def exact(problem: Problem, plan: Plan) -> Result:
         problem.training,
         stack=problem.stack,
         perturbation=problem.perturbation,
+        with_timeline=False,
     )
 
 
@@ -100,7 +101,8 @@ def measure(problem: Problem, plan: Plan, before: int = 0) -> Exact:
     slope, _ = objective_rates(problem)
     room = problem.memory_limit_bytes / cluster.device.memory_bytes
     fits = all(one.fits_in(room) for one in held) and (host is None or host.fits)
-    report = partial(summarise, Context(lowered, timing, cluster, name, "full", problem.perturbation))
+    context = Context(lowered, timing, cluster, name, "full", problem.perturbation)
+    report = partial(summarise, context, with_timeline=False)
     free = problem.constraints.headroom > 0
     most = max(one.held_bytes if free else one.needed_bytes for one in held)
     return Exact(problem, plan, step_s, slope * step_s, fits, report, most, num_ops)
