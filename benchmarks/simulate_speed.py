@@ -23,10 +23,9 @@ from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
+from simpar.program.jitter import Jitter, units_of
 from simpar.program.lower import lower
 from simpar.program.perturbation import Perturbation
-from simpar.program.vary.expand import Expansion
-from simpar.program.vary.jitter import Jitter
 from simpar.simulation import make_job, simulate
 
 WIDTHS = (1024, 4096, 16384, 65536, 131072)
@@ -70,25 +69,24 @@ def question(devices: int, perturbation: Perturbation) -> tuple[float, int]:
 
 
 def jitter(devices: int) -> dict[str, float]:
-    """Seconds to repeat the folded Program for everybody and to run it, against lowering every rank where that ends."""
+    """Seconds to lower every unit of ranks and to run them, against lowering every rank where that ends."""
     cluster, graph = load_cluster("dgx-h100", devices // 8), load_model("llama-3.1-405b")
     training = Training(seq_len=8192, global_batch=devices // 128 * 16)
     job = make_job(graph, cluster, PLAN, training)
     schedule = schedule_of(job.plan, training)
     folded = lower(job, cluster, schedule)
-    expand_s, expanded = best(lambda: Expansion(folded).expanded(), 1)
-    drawn = Jitter.of(folded, expanded)
-    run = Runner(expanded.program)
+    units_s, drawn = best(lambda: Jitter.of(folded, units_of(folded)), 1)
+    run = Runner(drawn.program)
     run()
     draw_s, ops = best(lambda: drawn.ops(0.05, 1), 1)
     engine_s, timing = best(lambda: run(ops), 1)
-    found = {"expand_s": expand_s, "engine_s": engine_s}
-    text = f"{devices:8,d} devices: {len(ops):9,d} ops, expand {expand_s:.2f} s, draw {draw_s:.2f} s, "
+    found = {"units_s": units_s, "engine_s": engine_s}
+    text = f"{devices:8,d} devices: {len(ops):9,d} ops, units {units_s:.2f} s, draw {draw_s:.2f} s, "
     text += f"event {engine_s:.2f} s"
     if devices <= ALONE:
         alone = Perturbation(fold=False)
         found["alone_s"], _ = best(lambda: lower(job, cluster, schedule, perturbation=alone), 1)
-        found["reference_s"], slow = best(lambda: reference.run(replace(expanded.program, ops=ops)), 1)
+        found["reference_s"], slow = best(lambda: reference.run(replace(drawn.program, ops=ops)), 1)
         same = (slow.start_ns == timing.start_ns).all() and (slow.finish_ns == timing.finish_ns).all()
         text += f"; lowering every rank {found['alone_s']:.1f} s, reference {found['reference_s']:.2f} s, same: {same}"
     print(text)
@@ -115,7 +113,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     print("independent jitter of every rank")
     few, *_ = [jitter(devices) for devices in (ALONE, *WIDTHS[::2])]
-    print(f"lowering every rank : expanding = {few['alone_s'] / few['expand_s']:.0f} : 1")
+    print(f"lowering every rank : every unit = {few['alone_s'] / few['units_s']:.0f} : 1")
     print(f"reference : event = {few['reference_s'] / few['engine_s']:.0f} : 1\n")
     few, many = parts(16384, 16), parts(16384, 128)
     flat = parts(16384, 16, collapse=False)

@@ -15,10 +15,9 @@ from simpar.errors import UserError
 from simpar.plan.mirrored import MirroredMesh
 from simpar.program.emission.shared_cores import are_shared
 from simpar.program.ir.program import OpTable, Program, Timing
+from simpar.program.jitter import Jitter, num_ops, units_of
 from simpar.program.lower import Lowered
 from simpar.program.perturbation import Perturbation
-from simpar.program.vary.expand import Expansion
-from simpar.program.vary.jitter import Jitter, unfolded
 from simpar.report.result import JitterReport
 from simpar.report.summarise import at_peak_s
 from simpar.units import NS_PER_S
@@ -32,11 +31,10 @@ MOST_VISITS = 250_000_000
 """Links that the re-shares of one step may look at: some seconds' work."""
 WORTH_COMPILING = 200_000
 
-Lower = Callable[[Perturbation, bool], Lowered]
-"""Lowers the job again, under a perturbation, with or without contention."""
 
-
-def sample(lowered: Lowered, perturbation: Perturbation, engine: str, lower: Lower) -> JitterReport:
+def sample(
+    lowered: Lowered, perturbation: Perturbation, engine: str, without_contention: Callable[[], Lowered]
+) -> JitterReport:
     """Steps of all units under every seed, and the distribution of their times.
 
     Where sharing links among all units would take too long, what jitter adds is that of a step whose collectives have
@@ -46,13 +44,13 @@ def sample(lowered: Lowered, perturbation: Perturbation, engine: str, lower: Low
     from simpar.engine.event import TooContendedError
 
     contention = True
-    jitter = _jitter(lowered, perturbation, lambda changed: lower(changed, True))
+    jitter = _jitter(lowered)
     try:
         name, steps_ns = _steps_ns(jitter, perturbation, engine)
     except TooContendedError:
         contention = False
-        free = lower(perturbation, False)
-        jitter = _jitter(free, perturbation, lambda changed: lower(changed, False))
+        del jitter  # it is large
+        jitter = _jitter(without_contention())
         name, steps_ns = _steps_ns(jitter, perturbation, engine)
     overhead_s = lowered.job.stack.launch.step_overhead_s
     nominal_s = choose_engine(engine, lowered.program)[1](lowered.program).makespan_ns / NS_PER_S + overhead_s
@@ -65,8 +63,8 @@ def sample(lowered: Lowered, perturbation: Perturbation, engine: str, lower: Low
         deviation_s=float(steps.std(ddof=1)) if len(steps) > 1 else None,
         ci95_s=_ci95(steps.tolist()),
         quantiles_s={f"p{q}": float(np.quantile(steps, q / 100)) for q in QUANTILES},
-        units=len(jitter.expanded.units),
-        ops=len(jitter.expanded.program),
+        units=int(jitter.units.max()) + 1,
+        ops=len(jitter.program),
         engine=name,
         contention=contention,
     )
@@ -74,7 +72,7 @@ def sample(lowered: Lowered, perturbation: Perturbation, engine: str, lower: Low
 
 def _steps_ns(jitter: Jitter, drawn: Perturbation, engine: str) -> tuple[str, NDArray[np.int64]]:
     """The engine that ran, and the step without jitter, then under every seed: int64[1 + seeds]."""
-    program = jitter.expanded.program
+    program = jitter.program
     name, run = _runner(engine, program, drawn.seeds)
     steps = [run(program.ops).makespan_ns]
     steps += [
@@ -84,11 +82,11 @@ def _steps_ns(jitter: Jitter, drawn: Perturbation, engine: str) -> tuple[str, ND
     return name, np.array(steps, dtype=np.int64)
 
 
-def _jitter(lowered: Lowered, drawn: Perturbation, lower: Callable[[Perturbation], Lowered]) -> Jitter:
+def _jitter(lowered: Lowered) -> Jitter:
     """All units with their kernels.
 
-    What cannot be expanded is lowered unfolded: stages with meshes of their own, ranks that are replicas of
-    their mirror images, and ranks that share cores.
+    Every rank is one in stages with meshes of their own, where ranks are replicas of their mirror images, and where
+    they share cores.
     """
     job, network = lowered.job, lowered.network
     mirrored = isinstance(job.plan.mesh, MirroredMesh)
@@ -99,16 +97,15 @@ def _jitter(lowered: Lowered, drawn: Perturbation, lower: Callable[[Perturbation
         )
     fastest_s = at_peak_s(job, network.cluster, "causal")
     if job.plan.pipeline.stages or mirrored or are_shared(network.cluster):
-        each = lower(replace(drawn, fold=False))
-        return Jitter.of(each, unfolded(each), at_peak_s=fastest_s)
-    expansion = Expansion(lowered)
-    many = expansion.num_ops
+        return Jitter.of(lowered, np.arange(network.cluster.world_size), at_peak_s=fastest_s)
+    units = units_of(lowered)
+    many = num_ops(lowered, units)
     if many > MOST_OPS:
         raise UserError(
             f"perturbation.jitter: {many:,} ops on {network.cluster.world_size:,} devices: allowed {MOST_OPS:,}: give "
             "fewer nodes, or fewer microbatches (--global-batch) or chunks (--vpp)"
         )
-    return Jitter.of(lowered, expansion.expanded(), at_peak_s=fastest_s)
+    return Jitter.of(lowered, units, at_peak_s=fastest_s)
 
 
 def _runner(name: str, program: Program, seeds: int) -> tuple[str, Callable[[OpTable], Timing]]:

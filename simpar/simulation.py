@@ -76,11 +76,8 @@ def simulate(
     alone = apart(job.plan)  # then jitter is drawn for many steps of replicas, not for the passes of one
     jitter = None
     if perturbation.jitter_sigma > 0 and not alone:
-
-        def again(drawn: Perturbation, contention: bool) -> Lowered:
-            return lower_job(job, cluster, {"perturbation": drawn}, contention=contention)
-
-        jitter = sample(lowered, perturbation, options.get("engine", "auto"), again)
+        alone_on_links = partial(lower_job, job, cluster, {"perturbation": perturbation}, contention=False)
+        jitter = sample(lowered, perturbation, options.get("engine", "auto"), alone_on_links)
     nominal_ns = None
     if perturbation.slow_ranks and not alone:
         nominal = lower_job(job, cluster, {"perturbation": replace(perturbation, slow_ranks={})}).program

@@ -13,7 +13,7 @@ import simpar
 from simpar import sampling
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
-from simpar.program.vary.jitter import Kernels
+from simpar.program.jitter import Kernels
 from simpar.report.result import Result
 from simpar.simulation import lower_job, make_job
 from simpar.units import NS_PER_S

@@ -32,11 +32,30 @@ from simpar.program.resolve.token_slices import slice_ends, slice_view
 from simpar.program.structure.flatten import flatten
 from simpar.program.structure.one_process import OneProcess
 from simpar.program.structure.pairs import handover
-from simpar.program.structure.stages import ActionBuilder, Pricing, StageBuilder, rests
+from simpar.program.structure.stages import ActionBuilder, Key, Pricing, StageBuilder, rests
 from simpar.program.structure.template_cache import Family, followed
 from simpar.program.structure.templates import REDUCE, Node, Template
 
 Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What a pipeline rank does in turn, its actions and then the tail of the step.
+
+    ``keys`` are letter, virtual stage and whether it is the boundary microbatch of the actions; of all, int64[n],
+    ``stage`` and ``microbatch`` (-1: of the tail) and the ``first_layer`` of the stage. An arrival waits for the action
+    ``awaited`` int64[n] (-1: none) of a stage: of each of ``ways``, pairs of a stage and that it waits for (-1: none),
+    the one that ``way`` int64[n] says.
+    """
+
+    keys: list[Key]
+    stage: Ints
+    microbatch: Ints
+    first_layer: Ints
+    awaited: Ints
+    ways: list[list[int]]
+    way: Ints
 
 
 @dataclass(frozen=True)
@@ -108,46 +127,72 @@ class ClassMaker:
 
     def actions(self, class_id: int) -> ClassActions:
         """The class's actions in schedule order, then the step's tail (gradient sync, optimizer)."""
-        pipeline_rank = int(self.stage_of_class[class_id])
-        letters, stages, microbatches = self.schedule.letters(pipeline_rank)
-        keys = list(zip(letters, stages.tolist(), self._boundaries(letters, stages), strict=True))
-        templates, order = self._ordered(class_id, keys, microbatches)
+        rank = int(self.stage_of_class[class_id])
+        order = self._order(rank)
+        templates, index = self._ordered(class_id, order)
+        microbatch, sources = order.microbatch, self._sources(class_id, order)
         if self.middle_count and (merged := middle(self.passes(class_id), self.middle_count)):
-            order[MIDDLE] = len(templates)
-            templates.append(merged)
-            microbatches = np.where(np.arange(len(microbatches)) == MIDDLE, -1, microbatches)
-        templates.append(self._tail(class_id))
-        order = np.append(order, len(templates) - 1)
-        sources = self._sources(class_id, letters, stages, microbatches)
-        builder = self._builder(class_id)
-        first_layer = np.append([builder.first_layer(s) for s in stages.tolist()], 0).astype(np.int64)
-        pairs, alone = np.flatnonzero(self.schedule.ranks[pipeline_rank].overlap), len(templates)
+            at = np.arange(len(index)) == MIDDLE
+            index, microbatch = np.where(at, len(templates), index), np.where(at, -1, microbatch)
+            templates = (*templates, merged)
+        pairs, first_layer = np.flatnonzero(self.schedule.ranks[rank].overlap), order.first_layer
         if len(pairs):
-            self._join_pairs(class_id, keys, pairs, (templates, order, *sources))
-        source_class, source_action = sources
-        return ClassActions(
-            templates=tuple(templates),
-            template=order,
-            microbatch=np.append(microbatches, -1),
-            stage=np.append(stages, -1),
-            source_class=_with_tail(source_class),
-            source_action=_with_tail(source_action),
-            first_layer=np.where(order < alone, first_layer, 0),  # pairs name layers of two stages
-        )
+            alone, index = len(templates), index.copy()
+            templates += tuple(self._join_pairs(class_id, order.keys, pairs, (alone, index, *sources)))
+            first_layer = np.where(index < alone, first_layer, 0)  # pairs name layers of two stages
+        return ClassActions(templates, index, microbatch, order.stage, *sources, first_layer)
 
-    def _ordered(
-        self, class_id: int, keys: Sequence[tuple[str, int, bool]], microbatches: NDArray[Any]
-    ) -> tuple[list[Template], Ints]:
-        """Templates, and the index of every action's: of whole sequences, or slice by slice."""
-        every: list[Template] = []
-        order = np.zeros(len(keys), dtype=np.int64)
-        makers = self._slice_makers or (self,)
-        for number, maker in enumerate(makers):
-            mine = np.flatnonzero(microbatches % len(makers) == number)
-            templates, index = maker._templates(class_id, [keys[at] for at in mine.tolist()])
-            order[mine] = [len(every) + index[keys[at]] for at in mine.tolist()]
-            every += templates
-        return every, order
+    @cached_property
+    def _orders(self) -> dict[int, _Order]:
+        return {}
+
+    def _order(self, rank: int) -> _Order:
+        """What every class of a pipeline rank does in turn."""
+        if rank not in self._orders:
+            letters, stages, microbatches = self.schedule.letters(rank)
+            keys = list(zip(letters, stages.tolist(), self._boundaries(letters, stages), strict=True))
+            actions = zip(letters, stages.tolist(), microbatches.tolist(), strict=True)
+            source, awaited = np.array([*(self._awaited(*action) for action in actions), (-1, -1)]).T
+            stage, microbatch = (np.append(column, -1).astype(np.int64) for column in (stages, microbatches))
+            ways, way = np.unique(np.stack([stage, source], axis=1), axis=0, return_inverse=True)
+            first_layer = np.array([*(self.builders[rank].first_layer(key[1]) for key in keys), 0])
+            self._orders[rank] = _Order(
+                keys, stage, microbatch, first_layer, awaited, ways.tolist(), way.ravel()
+            )
+        return self._orders[rank]
+
+    def _awaited(self, letter: str, stage: int, microbatch: int) -> tuple[int, int]:
+        """Stage and position of the action that an arrival waits for (-1: none).
+
+        Forwards wait for that of the stage before, backwards for the stage behind; that of the last stage follows its
+        own forward.
+        """
+        if letter == "W" or (letter == "F" and stage == 0):
+            return -1, -1
+        last = stage + 1 == self.schedule.num_stages
+        wanted = ("F", stage - 1) if letter == "F" else ("F", stage) if last else ("B", stage + 1)
+        return wanted[1], self._positions[*wanted, microbatch]
+
+    def _ordered(self, class_id: int, order: _Order) -> tuple[tuple[Template, ...], Ints]:
+        """Templates, and the index of every action's: of whole sequences, or slice by slice; the tail is the last."""
+        makers, tail = self._slice_makers or (self,), self._tail(class_id)
+        slices = order.microbatch[:-1] % len(makers)
+        mine = [[order.keys[at] for at in np.flatnonzero(slices == each)] for each in range(len(makers))]
+        found = [maker._templates(class_id, keys) for maker, keys in zip(makers, mine, strict=True)]
+        known = tuple(id(each) for each in (order, tail, *(templates for templates, _ in found)))
+        if known not in self._known_orders:
+            starts = np.cumsum([0, *(len(templates) for templates, _ in found)]).tolist()
+            index = [
+                starts[at] + found[at][1][key] for at, key in zip(slices.tolist(), order.keys, strict=True)
+            ]
+            every = (*(template for templates, _ in found for template in templates), tail)
+            self._known_orders[known] = every, np.array([*index, starts[-1]])
+        return self._known_orders[known]
+
+    @cached_property
+    def _known_orders(self) -> dict[tuple[int, ...], tuple[tuple[Template, ...], Ints]]:
+        """Templates and indices by what they are made of, so that classes that run the same share them."""
+        return {}
 
     @cached_property
     def _slice_makers(self) -> tuple[ClassMaker, ...]:
@@ -160,24 +205,21 @@ class ClassMaker:
         return tuple(replace(self, builders=(each,) * len(self.builders)) for each in of_slices)
 
     def _join_pairs(
-        self,
-        class_id: int,
-        keys: Sequence[tuple[str, int, bool]],
-        pairs: Ints,
-        columns: tuple[list[Template], Ints, Ints, Ints],
-    ) -> None:
+        self, class_id: int, keys: Sequence[Key], pairs: Ints, columns: tuple[int, Ints, Ints, Ints]
+    ) -> list[Template]:
         """Let forwards at ``pairs`` and the backwards behind them run together, where nothing lies between them.
 
         The forward's place holds both passes and waits for the inputs of both, the backward's hands its gradient
-        on. Changes ``columns``: templates, and by action template and sources (two columns each).
+        on. Returns their templates behind the first of ``columns``, the number of others; changes the rest of them: by
+        action template and sources (two columns each).
         """
-        templates, order, source_class, source_action = columns
-        pricing, known = self._pricing(class_id), dict[tuple[Any, ...], int]()
+        alone, order, source_class, source_action = columns
+        pricing, known, templates = self._pricing(class_id), dict[tuple[Key, Key], int](), list[Template]()
         for at in pairs.tolist():
             key = (keys[at], keys[at + 1])
             if key not in known:
                 template = self._builder(class_id).pair(*key, pricing)
-                known[key] = len(templates) if template else -1
+                known[key] = alone + len(templates) if template else -1
                 if template:
                     long = not (self.collapse and self.collapsible(class_id))
                     both = flatten(template) if long else template, handover()
@@ -186,6 +228,7 @@ class ClassMaker:
                 order[at : at + 2] = known[key] + np.arange(2)
                 for column in (source_class, source_action):
                     column[at, -1], column[at + 1, 0] = column[at + 1, 0], -1
+        return templates
 
     def _boundaries(self, letters: Sequence[str], stages: NDArray[Any]) -> list[bool]:
         """First forward and last backward-type action of every virtual stage."""
@@ -199,9 +242,7 @@ class ClassMaker:
         marked = {*first.values(), *last.values()}
         return [position in marked for position in range(len(letters))]
 
-    def _templates(
-        self, class_id: int, keys: Sequence[tuple[str, int, bool]]
-    ) -> tuple[list[Template], dict[tuple[str, int, bool], int]]:
+    def _templates(self, class_id: int, keys: Sequence[Key]) -> tuple[list[Template], dict[Key, int]]:
         """Templates of the actions; classes whose collectives take the same share them."""
         family = self._family(class_id, {key[1] for key in keys})
         root = family.builder.sync.single_process and self.network.layout.class_of_rank[0] == class_id
@@ -225,11 +266,11 @@ class ClassMaker:
         return families[-1]
 
     def _make_templates(
-        self, family: Family, keys: Sequence[tuple[str, int, bool]], *, root: bool
-    ) -> tuple[list[Template], dict[tuple[str, int, bool], int]]:
+        self, family: Family, keys: Sequence[Key], *, root: bool
+    ) -> tuple[list[Template], dict[Key, int]]:
         """Templates of one pipeline rank; ``root`` has the device that a single process works through."""
         templates: list[Template] = []
-        index: dict[tuple[str, int, bool], int] = {}
+        index: dict[Key, int] = {}
         made: dict[tuple[Any, ...], int] = {}
         for key in dict.fromkeys(keys):
             letter, stage, boundary = key
@@ -307,54 +348,35 @@ class ClassMaker:
         here = stage != target and ranks[stage] == ranks[target]
         return here and isinstance(self.job.plan.mesh, MirroredMesh)
 
+    @cached_property
+    def _tails(self) -> dict[tuple[int, int, bool, bool], Template]:
+        return {}
+
     def _tail(self, class_id: int) -> Template:
-        builder = self._builder(class_id)
-        held = builder.held_parameters(int(self.stage_of_class[class_id]))
-        kinds = self.network.layout.group_class
-        tied = EMBEDDING_GROUP in kinds and kinds[EMBEDDING_GROUP][class_id] >= 0
+        builder, stage = self._builder(class_id), int(self.stage_of_class[class_id])
+        root, kinds = bool(self.network.layout.class_of_rank[0] == class_id), self.network.layout.group_class
+        tied = EMBEDDING_GROUP in kinds and bool(kinds[EMBEDDING_GROUP][class_id] >= 0)
         tied = tied and not builder.job.graph.embedding.still
-        nodes = builder.sync.tail(
-            held,
-            root=self.network.layout.class_of_rank[0] == class_id,
-            sums=(self._embedding_sync(),) if tied else (),
-            matrices=builder.matrices(int(self.stage_of_class[class_id])),
-        )
-        return Template(nodes, len(nodes) - 1)
+        key = id(builder), stage, root, tied
+        if key not in self._tails:
+            sums, matrices = (self._embedding_sync(),) if tied else (), builder.matrices(stage)
+            nodes = builder.sync.tail(builder.held_parameters(stage), root=root, sums=sums, matrices=matrices)
+            self._tails[key] = Template(nodes, len(nodes) - 1)
+        return self._tails[key]
 
     def _embedding_sync(self) -> Node:
         elements = max(self.builders[at].table_elements for at in (0, -1))
         use = embedding_sum(elements, self.builders[0].sync)
         return Node(kind="pp", name="all_reduce tied embedding", streams=(COMPUTE, REDUCE), collective=use)
 
-    def _sources(
-        self, class_id: int, letters: Sequence[str], stages: NDArray[Any], microbatches: NDArray[Any]
-    ) -> tuple[Ints, Ints]:
-        """The actions each arrival waits for: forward of the stage before, backward of the stage behind.
-
-        The backward of the last stage follows its own forward. The last column is free for a pair's other pass.
-        """
-        num = self.schedule.num_stages
-        known = {
-            (stage, source): self._senders(class_id, stage, source)
-            for stage in set(stages.tolist())
-            for source in (stage - 1, stage, stage + 1)
-            if 0 <= source < num
-        }
-        width = 1 + max(len(found) for found in known.values())
-        source_class = np.full((len(letters), width), -1, dtype=np.int64)
-        source_action = np.full((len(letters), width), -1, dtype=np.int64)
-        for position, (letter, stage, microbatch) in enumerate(
-            zip(letters, stages.tolist(), microbatches.tolist(), strict=True)
-        ):
-            if letter == "W" or (letter == "F" and stage == 0):
-                continue
-            wanted = (
-                ("F", stage - 1) if letter == "F" else ("B", stage + 1) if stage + 1 < num else ("F", stage)
-            )
-            senders = known[stage, wanted[1]]
-            source_class[position, : len(senders)] = senders
-            source_action[position, : len(senders)] = self._positions[wanted[0], wanted[1], microbatch]
-        return source_class, source_action
+    def _sources(self, class_id: int, order: _Order) -> tuple[Ints, Ints]:
+        """Classes and actions that arrivals wait for (-1: none); the last column is free for a pair's other pass."""
+        senders = [self._senders(class_id, *way) if way[1] >= 0 else [] for way in order.ways]
+        table = np.full((len(senders), 1 + max(len(found) for found in senders)), -1)
+        for row, found in zip(table, senders, strict=True):
+            row[: len(found)] = found
+        source_class = table[order.way]
+        return source_class, np.where(source_class >= 0, order.awaited[:, None], -1)
 
     def _senders(self, class_id: int, stage: int, source: int) -> list[int]:
         """Classes of the ranks of a stage that send to a class's representative, or its own."""
@@ -393,8 +415,3 @@ class ClassMaker:
         layout, mesh = self.network.layout, self.job.plan.mesh
         assert isinstance(mesh, MirroredMesh), "asked for only where microbatches enter at both ends"
         return layout.class_of_rank[mesh.opposite(layout.representative_rank)]
-
-
-def _with_tail(sources: Ints) -> Ints:
-    """Nothing to wait for, for the tail behind the actions."""
-    return np.concatenate([sources, np.full_like(sources[:1], -1)])

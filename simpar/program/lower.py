@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,7 @@ class Lowered:
 
     program: Program
     job: Job
+    maker: ClassMaker
     layout: Layout
     network: Network
     builders: tuple[ActionBuilder, ...]
@@ -60,6 +61,11 @@ class Lowered:
         builder = self.builders[0]
         assert isinstance(builder, StageBuilder), "stages in roles of their own have builders of their own"
         return builder
+
+    def apart(self, colours: Ints) -> Lowered:
+        """The same step where only ranks of one colour, int64[world], may be alike, however many ops it has."""
+        maker = replace(self.maker, network=self.network.apart(colours))
+        return _emitted(maker, most_ops=inf)
 
 
 def lower(
@@ -92,20 +98,21 @@ def lower(
     syncs = list({id(each): each.sync for each in builders}.values())
     network = Network(
         cluster,
+        kinds,
         build_layout(cluster, kinds, colours),
         streams_of(kinds, schedule, syncs),
         contention,
         Added.of(job.stack, syncs[0].quantise_s_per_byte),
     )
     maker = ClassMaker(job, builders, network, schedule, perturbation, boundaries, collapse)
-    return _emitted(maker, _stream_names(schedule, syncs))
+    return _emitted(maker)
 
 
-def _emitted(maker: ClassMaker, streams: tuple[str, ...]) -> Lowered:
+def _emitted(maker: ClassMaker, **limit: float) -> Lowered:
     """The Program of all classes of ranks."""
     network, layout = maker.network, maker.network.layout
     actions: list[ClassActions] = []
-    emitter = Emitter(streams, network)
+    emitter = Emitter(_stream_names(maker), network, **limit)
     short = with_middle(maker)
     for class_id in range(layout.num_classes):
         actions.append(short.actions(class_id))
@@ -116,6 +123,7 @@ def _emitted(maker: ClassMaker, streams: tuple[str, ...]) -> Lowered:
     return Lowered(
         program,
         maker.job,
+        maker,
         layout,
         network,
         maker.builders,
@@ -127,7 +135,8 @@ def _emitted(maker: ClassMaker, streams: tuple[str, ...]) -> Lowered:
     )
 
 
-def _stream_names(schedule: Schedule, syncs: Sequence[Synchronisation]) -> tuple[str, ...]:
+def _stream_names(maker: ClassMaker) -> tuple[str, ...]:
+    schedule, syncs = maker.schedule, [each.sync for each in maker.builders]
     plans = [sync.job.plan for sync in syncs]
     sends = [
         f"{letter} {hop_kind(delta)}"

@@ -24,7 +24,7 @@ class Perturbation:
 
     ``slow_ranks`` maps a rank to the factor (1 to 1,000) on its kernel times; ``jitter_sigma`` (0 to 1) is the
     standard deviation of the logarithm of a factor of mean 1 on the kernels of every pass of every rank
-    (:mod:`simpar.program.vary.jitter`), drawn for each of ``seeds`` seeds from ``seed`` on. Without ``fold`` every rank
+    (:mod:`simpar.program.jitter`), drawn for each of ``seeds`` seeds from ``seed`` on. Without ``fold`` every rank
     is a class of its own, which changes no time: what folding is compared with. Raises pydantic's ValidationError.
     """
 

@@ -1,4 +1,4 @@
-"""Bulk expansion of a folded Program is what lowering every rank gives, with and without jitter, op by op."""
+"""A Program of units is what lowering every rank gives, with and without jitter, op by op."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.ir.program import Program
+from simpar.program.jitter import Jitter, num_ops, slowest, units_of
 from simpar.program.lower import Lowered, lower
 from simpar.program.perturbation import Perturbation
-from simpar.program.vary.expand import Expanded, Expansion
-from simpar.program.vary.jitter import Jitter, slowest, unfolded
 from simpar.simulation import make_job
 from tests.rules import verify
 
@@ -51,27 +50,40 @@ def lowered(name: str, **options: object) -> Lowered:
     return lower(job, cluster, schedule_of(job.plan, training), perturbation=perturbation)
 
 
-def jittered(entry: Lowered, expanded: Expanded, seed: int = SEED) -> Program:
-    """The Program of all units under a seed."""
-    return replace(expanded.program, ops=Jitter.of(entry, expanded).ops(SIGMA, seed))
+def jittered(entry: Lowered, seed: int = SEED) -> Program:
+    """The Program of all units under a seed; every rank is one where nothing was folded."""
+    units = units_of(entry)
+    if entry.layout.num_classes == len(units):
+        units = np.arange(len(units))
+    jitter = Jitter.of(entry, units)
+    return replace(jitter.program, ops=jitter.ops(SIGMA, seed))
 
 
 @pytest.mark.parametrize("name", [*EVERY_RANK, *LOCKSTEP])
-def test_every_copy_does_what_its_class_does(name: str) -> None:
-    """Without jitter all copies of an op start and finish when the op of the folded Program does."""
+def test_every_unit_does_what_its_class_does(name: str) -> None:
+    """Without jitter every stream of a unit starts and finishes its ops when that of its class does."""
     folded = lowered(name)
-    expanded = Expansion(folded).expanded()
-    verify(expanded.program)
-    ours, theirs = reference.run(expanded.program), reference.run(folded.program)
-    assert (ours.start_ns == np.repeat(theirs.start_ns, expanded.count)).all()
-    assert (ours.finish_ns == np.repeat(theirs.finish_ns, expanded.count)).all()
+    units = units_of(folded)
+    every = folded.apart(units)
+    verify(every.program)
+    assert every.layout.num_classes == units.max() + 1
+    assert (np.diff(units[every.layout.representative_rank]) != 0).all()
+    assert len(every.program) <= num_ops(folded, units)
+    ours, theirs = reference.run(every.program), reference.run(folded.program)
+    streams = len(folded.program.streams) // folded.layout.num_classes
+    for unit, rank in enumerate(every.layout.representative_rank.tolist()):
+        for stream in range(streams):
+            mine = every.program.streams.row(unit * streams + stream)
+            its = folded.program.streams.row(folded.layout.class_of_rank[rank] * streams + stream)
+            assert (ours.start_ns[mine] == theirs.start_ns[its]).all()
+            assert (ours.finish_ns[mine] == theirs.finish_ns[its]).all()
 
 
 @pytest.mark.parametrize("name", EVERY_RANK)
-def test_expanded_equals_unfolded(name: str) -> None:
+def test_units_equal_ranks(name: str) -> None:
     """Under the same seed, ops start and finish as where every rank was lowered on its own."""
     folded, alone = lowered(name), lowered(name, fold=False)
-    programs = jittered(folded, Expansion(folded).expanded()), jittered(alone, unfolded(alone))
+    programs = jittered(folded), jittered(alone)
     assert len(programs[0]) == len(programs[1])
     timings = [reference.run(program) for program in programs]
     for column in ("start_ns", "finish_ns"):
@@ -85,8 +97,8 @@ def test_expanded_equals_unfolded(name: str) -> None:
 def test_lockstep_bounds_every_rank_on_its_own(name: str) -> None:
     """Ranks that wait within blocks: the slowest decides, but for what lies around the last collective of a pass."""
     folded, alone = lowered(name), lowered(name, fold=False)
-    ours = reference.run(jittered(folded, Expansion(folded).expanded())).makespan_ns
-    theirs = reference.run(jittered(alone, unfolded(alone))).makespan_ns
+    ours = reference.run(jittered(folded)).makespan_ns
+    theirs = reference.run(jittered(alone)).makespan_ns
     assert theirs * (1 - 1e-6) <= ours <= 1.015 * theirs
 
 
@@ -94,8 +106,7 @@ def test_lockstep_bounds_every_rank_on_its_own(name: str) -> None:
 def test_engines_agree_under_jitter(name: str) -> None:
     """The compiled engine gives the integers of the reference, op by op."""
     pytest.importorskip("numba")
-    folded = lowered(name)
-    program = jittered(folded, Expansion(folded).expanded())
+    program = jittered(lowered(name))
     ours, theirs = event.run(program), reference.run(program)
     assert (ours.start_ns == theirs.start_ns).all()
     assert (ours.finish_ns == theirs.finish_ns).all()
@@ -104,10 +115,9 @@ def test_engines_agree_under_jitter(name: str) -> None:
 def test_factors_are_keyed_by_seed_rank_and_pass() -> None:
     """The same seed gives the same step, another seed another; factors have mean 1 and the deviation asked for."""
     folded = lowered("pp")
-    expanded = Expansion(folded).expanded()
-    spans = [reference.run(jittered(folded, expanded, seed)).makespan_ns for seed in (1, 1, 2)]
+    spans = [reference.run(jittered(folded, seed)).makespan_ns for seed in (1, 1, 2)]
     assert spans[0] == spans[1] != spans[2]
-    factors = slowest(expanded.units, 5000, SIGMA, SEED)
+    factors = slowest(units_of(folded), 5000, SIGMA, SEED)
     assert factors.shape == (16, 5000)
     assert factors.mean() == pytest.approx(1, abs=3 * SIGMA / np.sqrt(factors.size))
     assert np.log(factors).std() == pytest.approx(SIGMA, rel=0.02)
@@ -116,7 +126,6 @@ def test_factors_are_keyed_by_seed_rank_and_pass() -> None:
 
 def test_a_unit_takes_the_largest_factor_of_its_ranks() -> None:
     """Units of tensor-parallel groups: the maximum over the group of what its ranks draw alone."""
-    folded, alone = lowered("tp"), lowered("tp", fold=False)
-    ours = slowest(Expansion(folded).expanded().units, 7, SIGMA, SEED)
-    theirs = slowest(unfolded(alone).units, 7, SIGMA, SEED)
+    units = units_of(lowered("tp"))
+    ours, theirs = slowest(units, 7, SIGMA, SEED), slowest(np.arange(len(units)), 7, SIGMA, SEED)
     assert (ours == theirs.reshape(2, 8, 7).max(axis=1)).all()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -96,53 +96,72 @@ class Emitter:
     among them and left out of the nodes' lists.
     """
 
-    def __init__(self, streams: Sequence[str], network: Network) -> None:
+    def __init__(self, streams: Sequence[str], network: Network, most_ops: float | None = None) -> None:
         self.network = network
+        self.most_ops = min(MOST_OPS, _AT_MOST.get()) if most_ops is None else most_ops
         self._streams = {name: index for index, name in enumerate(streams)}
         self._labels: dict[tuple[str, str, int], int] = {}
         self._tables: dict[int, tuple[Template, _Table]] = {}
         self._labelled: dict[tuple[int, int], Ints] = {}
+        self._columns: dict[tuple[int, int], tuple[ClassActions, dict[str, Ints]]] = {}
         self._parts: dict[str, list[Ints]] = {}
         self._total = 0
 
     def add(self, class_id: int, actions: ClassActions) -> None:
         """Append the slots of one class; classes are added in order of their id.
 
-        Raises TooManyOps where all together are more than MOST_OPS, or than :func:`at_most`.
+        Raises TooManyOps where all together are more than ``most_ops``: MOST_OPS or those of :func:`at_most`.
         """
-        tables = [self._table(class_id, template) for template in actions.templates]
-        sizes = np.array([len(table.ops) for table in tables], dtype=np.int64)[actions.template]
-        if self._total + int(sizes.sum()) > (most_ops := min(MOST_OPS, _AT_MOST.get())):
+        key = id(actions.templates), id(actions.template)
+        if key not in self._columns:
+            self._columns[key] = actions, self._shared_columns(actions)
+        shared = self._columns[key][1]
+        if self._total + len(shared["action"]) > self.most_ops:
             raise TooManyOps(
-                f"{int(actions.microbatch.max()) + 1:,} microbatches a step: more than {most_ops:,} ops; "
+                f"{int(actions.microbatch.max()) + 1:,} microbatches a step: more than {self.most_ops:,} ops; "
                 "allowed: fewer microbatches (a smaller training.global_batch, a larger plan.micro_batch), or, without "
                 "a pipeline, plan.kind ddp with plan.zero 0 or 1, where they become one op"
             )
-        starts = self._total + np.cumsum(sizes) - sizes
-        action = np.repeat(np.arange(len(sizes)), sizes)
+        exits, arrival = shared["exit"], shared["arrival"]
+        at, _ = real = np.nonzero(actions.source_class[arrival[:, 1]] >= 0)
+        sources = (column[arrival[:, 1]][real] for column in (actions.source_class, actions.source_action))
+        ops = [self._ops(class_id, template) for template in actions.templates]
+        columns = shared | {
+            "op": _tile(ops, actions.template, exits, 0),
+            "class_id": np.full(len(shared["action"]), class_id),
+            "dependency": shared["dependency"] + self._total,
+            "stream": shared["stream"] + [self._total, class_id * len(self._streams)],
+            "memory": np.insert(shared["memory"], 4, class_id, axis=1)
+            + self._total * np.eye(1, 5, dtype=int),
+            "exit": exits + self._total,
+            "num_actions": np.array([len(exits)]),
+            "arrival": np.stack([arrival[at, 0] + self._total, *sources], axis=1),
+        }
+        for name, column in columns.items():
+            self._parts.setdefault(name, []).append(column)
+        self._total += len(shared["action"])
+
+    def _shared_columns(self, actions: ClassActions) -> dict[str, Ints]:
+        """Columns that classes with the same actions share; slots are counted from the first of the class."""
+        tables = [self._table(template) for template in actions.templates]
+        sizes = np.array([len(table.ops) for table in tables], dtype=np.int64)[actions.template]
+        starts, action = np.cumsum(sizes) - sizes, np.repeat(np.arange(len(sizes)), sizes)
         rows = {
             name: _tile([table.rows[name] for table in tables], actions.template, starts, nodes)
             for name, nodes in _NODES.items()
         }
-        rows["stream"][:, 1] += class_id * len(self._streams)
-        exits = np.array([template.exit for template in actions.templates], dtype=np.int64)
-        columns = {
-            "op": _tile([table.ops for table in tables], actions.template, starts, 0),
-            "class_id": np.full(len(action), class_id),
+        exits, arrival = np.array([template.exit for template in actions.templates]), rows["arrival"][:, 0]
+        return {
             "action": action,
             "label": self._label(actions),
             "microbatch": actions.microbatch[action],
             "stage": actions.stage[action],
             "dependency": np.concatenate([rows["dependency"], _buffer_rows(rows["awaits"], rows["frees"])]),
             "stream": rows["stream"],
-            "memory": np.insert(rows["memory"], 4, class_id, axis=1),
+            "memory": rows["memory"],
             "exit": starts + exits[actions.template],
-            "num_actions": np.array([len(starts)]),
-            "arrival": _arrival_rows(rows["arrival"][:, 0], starts, actions),
+            "arrival": np.stack([arrival, action[arrival]], axis=1),
         }
-        for name, column in columns.items():
-            self._parts.setdefault(name, []).append(column)
-        self._total += len(action)
 
     def finish(self) -> tuple[Program, Slots, Ints]:
         """The Program of all slots, the slots, and the op that each slot became (int64[num_slots])."""
@@ -190,15 +209,18 @@ class Emitter:
             tables.append(self._labelled[id(template), first])
         return _tile(tables, which.ravel(), which.ravel(), 0)[:, 0]
 
-    def _table(self, class_id: int, template: Template) -> _Table:
-        """A template of one class: what all classes with it share, and what its collectives are on their groups."""
+    def _table(self, template: Template) -> _Table:
         if id(template) not in self._tables:
             self._tables[id(template)] = template, _table(template.nodes, self._streams)
-        table = self._tables[id(template)][1]
+        return self._tables[id(template)][1]
+
+    def _ops(self, class_id: int, template: Template) -> Ints:
+        """Columns of a template of one class: what all classes with it share, and its collectives on their groups."""
+        table = self._table(template)
         ops = table.ops.copy() if table.uses else table.ops
         for use, at in table.uses.items():
             ops[at, 1:] = (self.network.group_of(class_id, use.group), *self.network.flow(class_id, use))
-        return replace(table, ops=ops)
+        return ops
 
 
 def _table(nodes: Sequence[Node], streams: Mapping[str, int]) -> _Table:
@@ -249,14 +271,6 @@ def _tile(tables: Sequence[Ints], template: Ints, starts: Ints, nodes: int) -> I
     rows: Ints = np.concatenate(tables)[(bases - np.cumsum(counts) + counts)[action] + np.arange(len(action))]
     rows[:, :nodes] += starts[action, None]
     return rows
-
-
-def _arrival_rows(slot: Ints, starts: Ints, actions: ClassActions) -> Ints:
-    """For every slot that waits for other actions (slot, class, action) of each of them."""
-    action = np.searchsorted(starts, slot, side="right") - 1
-    source_class, source_action = actions.source_class[action], actions.source_action[action]
-    at, _ = real = np.nonzero(source_class >= 0)
-    return np.stack([slot[at], source_class[real], source_action[real]], axis=1)
 
 
 def _buffer_rows(waiting: Ints, freeing: Ints) -> Ints:

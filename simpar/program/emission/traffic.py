@@ -31,7 +31,7 @@ from simpar.program.emission.collective_prices import (
     on_time,
 )
 from simpar.program.fold.group_routes import GroupKind
-from simpar.program.fold.layout import Layout
+from simpar.program.fold.layout import Layout, build_layout
 from simpar.program.ir.program import Csr, Routes, solo_duration_ns
 from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
 from simpar.program.structure.templates import (
@@ -184,22 +184,6 @@ def _data_parallel_kinds(sync: Synchronisation) -> list[GroupKind]:
     return kinds
 
 
-class RouteSource(NamedTuple):
-    """What loads the links of a route: groups of a class, running an op along the line of an algorithm."""
-
-    group: int
-    op: str
-    line: Line
-
-
-class ClassRoute(NamedTuple):
-    """A route over classes of links: the bytes that one of each carries per byte of work, and where it is from."""
-
-    links: Ints
-    coefficients: NDArray[np.float64]
-    source: RouteSource
-
-
 class FlowUse(NamedTuple):
     """How one collective appears in the Program: latency, bytes to drain, its route (-1: none) and rate cap."""
 
@@ -219,14 +203,20 @@ class Network:
     """
 
     cluster: Cluster
+    kinds: Sequence[GroupKind]
     layout: Layout
     streams_of_kind: Mapping[str, frozenset[str]]
     contention: bool = True
     added: Added = field(default_factory=Added)
-    routes: list[ClassRoute] = field(default_factory=list)
+    routes: list[tuple[Ints, NDArray[np.float64]]] = field(default_factory=list)
     algorithms: dict[tuple[str, str], str] = field(default_factory=dict)
-    _flows: dict[tuple[int, CollectiveUse], FlowUse] = field(default_factory=dict)
+    _flows: dict[tuple[int, CollectiveUse], tuple[FlowUse, int]] = field(default_factory=dict)
     _lines: dict[tuple[int, int, str], list[Line]] = field(default_factory=dict)
+
+    def apart(self, colours: Ints) -> Network:
+        """The same where only ranks of one colour, int64[world], may be alike."""
+        layout = build_layout(self.cluster, self.kinds, colours)
+        return Network(self.cluster, self.kinds, layout, self.streams_of_kind, self.contention, self.added)
 
     @cached_property
     def _shared(self) -> NDArray[np.bool_]:
@@ -257,41 +247,52 @@ class Network:
         """The group class of a kind that a rank class belongs to."""
         return int(self.layout.group_class[kind][class_id])
 
+    @cached_property
+    def _private(self) -> list[bool]:
+        """Of every class of groups whether all its links are private."""
+        return [
+            not self._shared[self.layout.links_of(group)].any() for group in range(len(self.layout.groups))
+        ]
+
     def is_private(self, class_id: int, kind: str) -> bool:
         """Whether all links of the class's group are private and the group joins no other class."""
         group = self.group_of(class_id, kind)
-        return (
-            len(self.layout.groups[group].members) == 1
-            and not self._shared[self.layout.links_of(group)].any()
-        )
+        return self._private[group] and len(self.layout.groups[group].members) == 1
+
+    @cached_property
+    def _alike(self) -> list[int]:
+        """Of every class of groups the first whose collectives take the same, where links are private."""
+        known: dict[tuple[object, ...], int] = {}
+        found = []
+        for number, group in enumerate(self.layout.groups):
+            traffic = self.layout.traffic[group.kind_index]
+            rows = traffic.of_group(number)
+            links, link = np.unique(traffic.link[rows], return_inverse=True)
+            columns = (link, traffic.label[rows], traffic.count[rows], self._capacity[links])
+            key = number, group.kind_index, group.place, *(column.tobytes() for column in columns)
+            found.append(known.setdefault(key[self._private[number] :], number))
+        return found
 
     def flow(self, class_id: int, use: CollectiveUse) -> FlowUse:
         """The Program entry of a collective as seen from a rank class."""
-        key = (self.group_of(class_id, use.group), use)
-        if key not in self._flows:
-            self._flows[key] = self._make(*key)
-        return self._flows[key]
+        return self._priced(class_id, use)[0]
 
     def solo_ns(self, class_id: int, use: CollectiveUse) -> int:
         """Duration of a collective that has its links to itself."""
-        flow = self.flow(class_id, use)
-        if flow.route < 0:
-            return flow.fixed_ns
-        route = self.routes[flow.route]
-        return solo_duration_ns(
-            flow.fixed_ns,
-            flow.work_bytes,
-            route.coefficients,
-            self._capacity[route.links],
-            flow.rate_cap_bytes_per_s,
-        )
+        return self._priced(class_id, use)[1]
 
     def occupied_ns(self, class_id: int, use: CollectiveUse) -> int:
         """How long a collective slows the kernels beside it."""
         solo_ns, per_byte = self.solo_ns(class_id, use), occupied_s_per_byte(use.op, self.cluster)
         return int(occupied_ns(solo_ns, use.size_bytes, use.count, per_byte))
 
-    def _make(self, group: int, use: CollectiveUse) -> FlowUse:
+    def _priced(self, class_id: int, use: CollectiveUse) -> tuple[FlowUse, int]:
+        key = (self._alike[self.group_of(class_id, use.group)], use)
+        if key not in self._flows:
+            self._flows[key] = self._make(*key)
+        return self._flows[key]
+
+    def _make(self, group: int, use: CollectiveUse) -> tuple[FlowUse, int]:
         line = fastest(self._considered(group, use.op), use.size_bytes)
         self.algorithms.setdefault((use.group, use.op), line.algorithm)
         links, coefficients = self.layout.route(group, use.op, line)
@@ -299,11 +300,12 @@ class Network:
         latency_ns = int(calls_ns(line.latency_s, added, use.size_bytes, use.count))
         work, cap = round(use.count * use.size_bytes), int(line.rate_cap_bytes_per_s or 0)
         if not len(links) and not cap:
-            return FlowUse(latency_ns)
+            return FlowUse(latency_ns), latency_ns
+        solo_ns = solo_duration_ns(latency_ns, work, coefficients, self._capacity[links], cap)
         if not self._shared[links].any():
-            return FlowUse(solo_duration_ns(latency_ns, work, coefficients, self._capacity[links], cap))
-        self.routes.append(ClassRoute(links, coefficients, RouteSource(group, use.op, line)))
-        return FlowUse(latency_ns, work, len(self.routes) - 1, cap)
+            return FlowUse(solo_ns), solo_ns
+        self.routes.append((links, coefficients))
+        return FlowUse(latency_ns, work, len(self.routes) - 1, cap), solo_ns
 
     def _considered(self, group: int, op: str) -> list[Line]:
         """What the library considers for an op, the same for all groups in places that are alike."""
@@ -315,12 +317,10 @@ class Network:
 
     def program_routes(self) -> Routes:
         """The routes of all flows asked for so far, over classes of links."""
-        owner = np.repeat(np.arange(len(self.routes)), [len(route.links) for route in self.routes])
-        links, coefficients = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
-        links += [route.links for route in self.routes]
-        coefficients += [route.coefficients for route in self.routes]
-        table = Csr.of(owner, np.concatenate(links), len(self.routes))
-        return Routes(table, np.concatenate(coefficients), self._capacity, self.layout.link_names)
+        every = [(np.zeros(0, dtype=np.int64), np.zeros(0)), *self.routes]
+        links, coefficients = (np.concatenate(column) for column in zip(*every, strict=True))
+        pointer = np.cumsum([len(each) for each, _ in every])
+        return Routes(Csr(pointer, links), coefficients, self._capacity, self.layout.link_names)
 
 
 def streams_of(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +57,15 @@ class Traffic:
     loads: NDArray[np.float64]
     columns: tuple[tuple[str, str], ...]
 
+    @cached_property
+    def _order(self) -> Ints:
+        return np.argsort(self.group, kind="stable")
+
+    def of_group(self, group_class: int) -> Ints:
+        """The rows of a class of groups, in order."""
+        ends = np.searchsorted(self.group, [group_class, group_class + 1], sorter=self._order)
+        return self._order[slice(*ends.tolist())]
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -85,7 +95,7 @@ class Layout:
     def links_of(self, group_class: int) -> Ints:
         """Link classes that the groups of a class may load."""
         traffic = self.traffic[self.groups[group_class].kind_index]
-        return np.unique(traffic.link[traffic.group == group_class])
+        return np.unique(traffic.link[traffic.of_group(group_class)])
 
     def route(self, group_class: int, op: str, line: Line) -> tuple[Ints, NDArray[np.float64]]:
         """Link classes that a group of the class loads and the bytes on one such link per byte of progress.
@@ -94,10 +104,11 @@ class Layout:
         groups of the class together do.
         """
         traffic = self.traffic[self.groups[group_class].kind_index]
-        raw = traffic.loads[traffic.label, traffic.columns.index((op, line.algorithm))]
-        mine = np.flatnonzero((traffic.group == group_class) & (raw > 0))
+        mine = traffic.of_group(group_class)
+        raw = traffic.loads[traffic.label[mine], traffic.columns.index((op, line.algorithm))]
+        mine, raw = mine[raw > 0], raw[raw > 0]
         share = line.share(self.link_is_port[traffic.link[mine]])
-        together = quantise(raw[mine] / share) * traffic.count[mine]
+        together = quantise(raw / share) * traffic.count[mine]
         links, index = np.unique(traffic.link[mine], return_inverse=True)
         return links, np.bincount(index, together, len(links)).astype(np.float64)
 

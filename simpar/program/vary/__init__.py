@@ -1,1 +1,0 @@
-"""A folded Program for everybody: expansion to all units, jitter of their kernels, ranks in lockstep."""
