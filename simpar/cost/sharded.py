@@ -13,7 +13,7 @@ import numpy as np
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import OperatorTime, operator_times
 from simpar.cost.stack import Stack
-from simpar.models.graph import Dims, Operator, Size, evaluate, term
+from simpar.models.graph import Block, Dims, Operator, Size, evaluate, term
 from simpar.plan.sharding import VOCAB_MULTIPLE, RankDims
 from simpar.plan.slices import sized_names
 from simpar.units import Numbers
@@ -106,9 +106,12 @@ def local_weights(op: Operator, dims: Dims, by: Mapping[str, Numbers]) -> tuple[
     return matrices, vectors
 
 
-def output_elements(op: Operator, dims: Dims) -> float:
-    """Elements of the whole output."""
-    return float(evaluate(op.rows, dims)) * float(evaluate(op.columns, dims))
+def tensor_elements(block: Block, name: str, reader: Operator | None, dims: Dims) -> float:
+    """Elements of the whole tensor of that name: an output, or what a reader takes from outside the block."""
+    op = next((op for op in block.operators if op.name == name), reader)
+    assert op is not None, "what comes from outside has a reader"
+    columns = op.columns if op is not reader else op.contraction or op.columns
+    return float(evaluate(op.rows, dims)) * float(evaluate(columns, dims))
 
 
 def shared_keys_elements(op: Operator, dims: Dims) -> float:

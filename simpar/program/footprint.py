@@ -86,10 +86,10 @@ class Footprint:
         """The smallest device memory that this class runs in."""
         return self.overhead_bytes + float(self.reservation.needed_bytes)
 
-    def fits_in(self, share: float) -> bool:
-        """Whether the process fits on the device, and reports no more than a share of it."""
-        full = self.needed_bytes > self.capacity_bytes
-        return not full and (share >= 1.0 or self.held_bytes <= share * self.capacity_bytes)
+    def fullness(self, share: float) -> float:
+        """What it takes of the device, of which the process may report no more than a share: up to 1 it fits."""
+        reported_bytes = self.held_bytes / share if share < 1.0 else 0.0
+        return max(self.needed_bytes, reported_bytes) / self.capacity_bytes
 
 
 def footprints(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[Footprint, ...]:

@@ -53,8 +53,8 @@ def search(
     Infeasible where no plan meets the constraints.
     """
     searcher = find_space(space, cluster)
-    progress = progress or Progress(time_limit_s=time_limit_s, workers=Workers(jobs, backend))
-    return searcher(make_problem(model, cluster, training, **options), progress)
+    problem = make_problem(model, cluster, training, **options)
+    return searcher(problem, progress or Progress(time_limit_s=time_limit_s, workers=Workers(jobs, backend)))
 
 
 def find_space(space: str | None, cluster: Cluster) -> Searcher:

@@ -63,9 +63,14 @@ class Progress:
         """Whether the user asked to stop."""
         return self.interrupted and not self.timed_out
 
+    @property
+    def seconds(self) -> float:
+        """Seconds since this was made."""
+        return time.monotonic() - self.started
+
     def check(self) -> None:
         """Raises TimeIsUp behind the limit: for threads, and systems, in which no alarm rings."""
-        if self.time_limit_s is not None and time.monotonic() >= self.started + self.time_limit_s:
+        if self.time_limit_s is not None and self.seconds >= self.time_limit_s:
             raise TimeIsUp
 
     @contextmanager
@@ -99,7 +104,7 @@ class Progress:
                 raise TimeIsUp
 
         before = signal.signal(signal.SIGALRM, ring)
-        left = self.started + self.time_limit_s - time.monotonic()
+        left = self.time_limit_s - self.seconds
         signal.setitimer(signal.ITIMER_REAL, max(left, AGAIN_S), AGAIN_S)
         try:
             yield

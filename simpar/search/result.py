@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +71,15 @@ class SearchResult:
             raise Infeasible("the search found no plan")
         return self.candidates[0]
 
+    def saying(self, more: Mapping[str, Any]) -> SearchResult:
+        """The same with more details."""
+        return replace(self, details={**self.details, **more})
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``simpar search --json`` writes it."""
-        counts = {name: getattr(self.counts, name) for name in Counts.__dataclass_fields__}
         return {
             "candidates": [candidate.to_dict() for candidate in self.candidates],
-            **counts,
+            **asdict(self.counts),
             "certified_optimal": self.certified_optimal,
             "gap": self.gap,
             "search_seconds": self.search_seconds,

@@ -7,49 +7,38 @@ can beat it.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from simpar.errors import Infeasible
 from simpar.report.result import Result
 from simpar.search.answer.baselines import Beside, front, naive_choices, runners_up
-from simpar.search.answer.explanations import why_it_loses, why_it_wins
+from simpar.search.answer.candidates import answer_of
 from simpar.search.certify.branch_and_bound import BranchAndBound, fields_of
-from simpar.search.certify.exact import candidate, objective_rates
+from simpar.search.certify.exact import objective_rates
 from simpar.search.certify.infeasible import no_answer
-from simpar.search.certify.scope import not_portable, scope
+from simpar.search.certify.scope import scope
 from simpar.search.certify.seeds import first_plan
-from simpar.search.problem import Problem, details_of
+from simpar.search.problem import Problem
 from simpar.search.progress import Progress
-from simpar.search.result import Candidate, SearchResult
+from simpar.search.result import SearchResult
 
 
 def search_uniform(problem: Problem, progress: Progress) -> SearchResult:
     """The best plans of the uniform space. Raises Infeasible where nothing fits or meets the deadline."""
-    started = time.perf_counter()
     objective_rates(problem)
     with progress.workers:
         search = _searched(problem, progress)
         if not search.ranked():
             raise no_answer(search, problem)
-        gap, counts, certified = search.gap(), search.counts(), not progress.interrupted
+        gap, counts, whole = search.gap(), search.counts(), not progress.interrupted
         results, more = [search.report()], dict[str, Any]()
-        if certified:
+        if whole:
             with progress.stoppable():
                 _stand_beside(search, results, more)
-    nodes = [one.problem.cluster.nodes for one in search.fields] or [problem.cluster.nodes]
-    candidates = _candidates(results)
-    more |= {"scope": scope(problem), "not_portable": not_portable(problem, candidates[0].plan)}
-    more |= {"stopped": progress.stopped, "not_built": search.unbuilt()}
-    return SearchResult(
-        candidates=candidates,
-        counts=counts,
-        objective=problem.objective,
-        certified_optimal=gap <= 0 and certified,
-        gap=gap,
-        search_seconds=time.perf_counter() - started,
-        details=details_of(problem, results[0].setup, nodes) | more,
-    )
+    if search.fields:
+        more["node_counts"] = [one.problem.cluster.nodes for one in search.fields]
+    more |= {"scope": scope(problem), "not_built": search.unbuilt()}
+    return answer_of(problem, progress, results, counts, gap, whole).saying(more)
 
 
 def _stand_beside(search: BranchAndBound, results: list[Result], more: dict[str, Any]) -> None:
@@ -96,12 +85,3 @@ def node_counts(problem: Problem) -> list[int]:
     while problem.objective != "time" and counts[-1] % 2 == 0:
         counts.append(counts[-1] // 2)
     return counts[::-1]
-
-
-def _candidates(results: list[Result]) -> tuple[Candidate, ...]:
-    best, *others = results
-    order = [best, *sorted(others, key=lambda result: result.step_time_s)]
-    reasons = [why_it_wins(best, order[1:]), *(why_it_loses(other, best) for other in order[1:])]
-    return tuple(
-        candidate(n + 1, result, why) for n, (result, why) in enumerate(zip(order, reasons, strict=True))
-    )

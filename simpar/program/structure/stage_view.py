@@ -12,11 +12,11 @@ from simpar.cost.sharded import (
     Machine,
     local_operator,
     local_time,
-    output_elements,
     shared_keys_elements,
+    tensor_elements,
 )
 from simpar.models.flops import shape_dims
-from simpar.models.graph import INPUT, Block, Dims, Operator, evaluate
+from simpar.models.graph import INPUT, Block, Dims, Operator
 from simpar.plan.placement import Role, States
 from simpar.plan.sharding import context_dims
 from simpar.plan.slices import divisors
@@ -120,16 +120,7 @@ class StageBlock(BlockView):
         return changes(self.block, flow)
 
     def _size_bytes(self, tensor: str, reader: Operator | None) -> float:
-        return self.elements(tensor, reader) * self.stage.compute_bytes
-
-    def elements(self, tensor: str, reader: Operator | None) -> float:
-        """Elements of the whole tensor of that name: an output, or what a reader takes from outside the block."""
-        for op in self.block.operators:
-            if op.name == tensor:
-                return output_elements(op, self.dims)
-        assert reader is not None, "what comes from outside has a reader"
-        width = reader.contraction or reader.columns
-        return float(evaluate(reader.rows, self.dims)) * float(evaluate(width, self.dims))
+        return tensor_elements(self.block, tensor, reader, self.dims) * self.stage.compute_bytes
 
     def group(self, axes: tuple[int, ...]) -> str:
         """Name of the process groups along some axes."""

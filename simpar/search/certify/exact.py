@@ -15,9 +15,7 @@ from simpar.program.footprint import footprints
 from simpar.program.host_memory import host_use
 from simpar.report.result import Result
 from simpar.report.summarise import ACTIVE_POWER, WAITING_POWER, Context, summarise
-from simpar.scenario import chosen_cluster
 from simpar.search.problem import Problem
-from simpar.search.result import Candidate
 from simpar.simulation import lower_job, make_job, simulate
 from simpar.units import HOUR_S, NS_PER_S
 
@@ -51,7 +49,8 @@ class Exact:
     """A plan with its simulated step, what the objective makes of it, and whether it leaves the headroom asked for.
 
     ``needed_bytes`` is the device memory that it takes: the least it can do with, or where some is to stay free what it
-    reports. ``report`` gives the whole result, of the step that was run as long as that is kept.
+    reports; ``fullness``, of every pipeline stage, what it takes over what it may, where replicas step together.
+    ``report`` gives the whole result, of the step that was run as long as that is kept.
     """
 
     problem: Problem
@@ -62,6 +61,7 @@ class Exact:
     report: Callable[[], Result]
     needed_bytes: float
     num_ops: int = 0
+    fullness: tuple[float, ...] = ()
 
     @property
     def alone(self) -> Exact:
@@ -99,13 +99,15 @@ def measure(problem: Problem, plan: Plan, before: int = 0) -> Exact:
     host = host_use(lowered, cluster)
     step_s = timing.makespan_ns / NS_PER_S + problem.stack.launch.step_overhead_s
     slope, _ = objective_rates(problem)
-    room = problem.memory_limit_bytes / cluster.device.memory_bytes
-    fits = all(one.fits_in(room) for one in held) and (host is None or host.fits)
+    fullest = [0.0] * (1 + max(one.stage for one in held))
+    for one in held:
+        fullest[one.stage] = max(fullest[one.stage], one.fullness(1.0 - problem.constraints.headroom))
+    fits = max(fullest) <= 1.0 and (host is None or host.fits)
     context = Context(lowered, timing, cluster, name, "full", problem.perturbation)
     report = partial(summarise, context, with_timeline=False)
     free = problem.constraints.headroom > 0
     most = max(one.held_bytes if free else one.needed_bytes for one in held)
-    return Exact(problem, plan, step_s, slope * step_s, fits, report, most, num_ops)
+    return Exact(problem, plan, step_s, slope * step_s, fits, report, most, num_ops, tuple(fullest))
 
 
 def is_allowed(problem: Problem, result: Result) -> bool:
@@ -142,32 +144,3 @@ def objective_rates(problem: Problem) -> tuple[float, float]:
         waiting = WAITING_POWER * watts + cluster.nodes * profile.host.power
         return waiting, (ACTIVE_POWER - WAITING_POWER) * watts
     return 1.0, 0.0
-
-
-def candidate(rank: int, result: Result, why: tuple[str, ...] = ()) -> Candidate:
-    """A ranked candidate with its plan, resolved, and the figures predicted for it."""
-    plan = Plan.model_validate(result.setup.plan)
-    bill = result.bill
-    figures = {
-        "tokens_per_s": result.tokens_per_s,
-        "bubble_fraction": result.bubble_fraction,
-        "peak_reserved_bytes": result.memory.peak_reserved_bytes,
-        "time_breakdown_s": result.time_breakdown_s.model_dump(),
-        "cost_usd_per_step": bill.cost_usd_per_step,
-        "energy_j_per_step": bill.energy_j_per_step,
-        "nodes": int(result.setup.cluster["nodes"]),
-    }
-    predicted = {
-        "step_time_s": result.step_time_s, "mfu": result.mfu, "peak_memory_bytes": result.peak_memory_bytes,
-    }  # fmt: skip
-    return Candidate(
-        rank=rank,
-        plan=plan.model_copy(
-            update={"predicted": predicted, "cluster": chosen_cluster(result.setup.cluster)}
-        ),
-        step_time_s=result.step_time_s,
-        mfu=result.mfu,
-        peak_memory_bytes=result.peak_memory_bytes,
-        figures=figures,
-        why=why,
-    )

@@ -1,27 +1,27 @@
-"""What spaces of unlike stages share: values of their axes, the optimum of even stages, their answer."""
+"""What searches among unlike stages share: values of their axes, the optimum of even stages, their answer."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
 
 from simpar.errors import Infeasible, UserError
-from simpar.models.graph import ModelGraph
+from simpar.models.recompute import OPTIMAL
 from simpar.plan.plan import Plan
-from simpar.plan.torch_roles import refuse_roles
-from simpar.plan.uniform_stages import as_uniform
 from simpar.report.result import Result
-from simpar.search.answer.explanations import why_it_loses, why_it_wins
-from simpar.search.certify.exact import candidate, exact, is_allowed
-from simpar.search.certify.scope import not_portable
-from simpar.search.problem import Problem, details_of, refuse_optimal
+from simpar.search.answer.candidates import answer_of
+from simpar.search.certify.exact import Exact, exact, measure
+from simpar.search.problem import Problem
 from simpar.search.progress import Progress
 from simpar.search.result import Counts, SearchResult
 from simpar.search.space.rows import fixed_values, in_order
 from simpar.search.uniform import search_uniform
 
+Value = int | float | str
 RENAMED = {"order": "rank_order"}
 """Axes that these spaces have under another name."""
 
@@ -29,15 +29,20 @@ RENAMED = {"order": "rank_order"}
 def chosen_values(
     problem: Problem,
     space: str,
-    offered: Mapping[str, Sequence[Any]],
-    others: Mapping[str, Callable[[Any], bool]] | None = None,
-) -> dict[str, tuple[Any, ...]]:
+    offered: Mapping[str, Sequence[Value]],
+    others: Mapping[str, Sequence[Value] | None],
+) -> dict[str, tuple[Value, ...]]:
     """The values of every axis of a space: those offered, or where they are held those that are asked for.
 
-    ``others`` say which values may be asked for besides. Raises UserError for what the space does not search.
+    ``others`` may be asked for besides (None: whatever a plan can have). Raises UserError for what the space does not
+    search.
     """
-    refuse_optimal(problem, space)
     constraints, instead = problem.constraints, "allowed: --space uniform"
+    if OPTIMAL in str(constraints.fixed.get("recompute", "")):
+        raise UserError(
+            f"plan.recompute = {OPTIMAL}: is not searched with --space {space}; allowed: none, selective, full, or "
+            "--space uniform"
+        )
     if problem.objective != "time":
         raise UserError(
             f"objective {problem.objective}: space {space} looks for the shortest step; allowed: time"
@@ -52,90 +57,96 @@ def chosen_values(
     for name, values in fixed.items():
         if name not in offered:
             raise UserError(f"--fix {name}: is no axis of space {space}; allowed: {', '.join(offered)}")
+        besides = others.get(name, ())
         for value in values:
-            if value not in offered[name] and not (others or {}).get(name, lambda _: False)(value):
+            if besides is not None and value not in offered[name] and value not in besides:
                 some = ", ".join(map(str, offered[name]))
                 raise UserError(f"{name} = {value}: no plan of space {space} has it; allowed: {some}")
     return {name: in_order(fixed.get(name, values), values) for name, values in offered.items()}
 
 
 def even_optimum(problem: Problem, progress: Progress) -> SearchResult | None:
-    """The optimum of even stages, None where nothing fits."""
+    """The optimum of even stages, None where nothing fits, or where nodes differ."""
+    if problem.cluster.is_mixed:
+        return None
     brief = replace(progress, top=1, brief=True)
     try:
         return search_uniform(problem, brief)
     except Infeasible:
         return None
     finally:
-        progress.ends_with(brief)
+        progress.interrupted, progress.timed_out = brief.interrupted, brief.timed_out
 
 
 @dataclass
-class Answer:
-    """An answer under way: the ``even`` optimum, and what a space of unlike stages says of itself."""
+class StagesSearch(ABC):
+    """State of a search among unlike stages: the shortest step so far, and what was done.
+
+    ``open_s`` are seconds below which no plan gets that was left aside, 0 until all are bounded; ``ops`` those of all
+    Programs that were simulated.
+    """
 
     problem: Problem
     progress: Progress
-    space: str
-    even: SearchResult | None
-    started: float = field(default_factory=time.perf_counter)
+    best_s: float = np.inf
+    open_s: float = 0.0
+    ops: int = 0
+    simulated: int = 0
+
+    space: ClassVar[str]
 
     @property
-    def even_s(self) -> float:
-        """The step of the even optimum."""
-        return self.even.best.step_time_s if self.even else float("inf")
+    def lowest_s(self) -> float:
+        """Seconds below which no plan that was not simulated gets."""
+        return self.open_s
 
-    def of(self, plans: Iterable[Plan], lowest_s: float, counts: Counts) -> SearchResult:
-        """The best of simulated plans and the even optimum; below ``lowest_s`` seconds no other plan gets.
+    @abstractmethod
+    def run(self) -> None:
+        """Search; may be stopped anywhere."""
+
+    @abstractmethod
+    def ranked(self) -> list[Exact]:
+        """Plans to show that fit, best first."""
+
+    @abstractmethod
+    def counts(self) -> Counts:
+        """What was done."""
+
+    def measured(self, plan: Plan) -> Exact:
+        """The simulated step of a plan. Raises UserError where it cannot be."""
+        done = measure(self.problem, plan, self.ops)
+        self.ops, self.simulated = self.ops + done.num_ops, self.simulated + 1
+        if done.fits:
+            self.best_s = min(self.best_s, done.step_time_s)
+        self.progress.report("simulating", self.counts(), self.best_s if np.isfinite(self.best_s) else None)
+        return done
+
+    def answer(self, even: SearchResult | None) -> SearchResult:
+        """The best of what is found and of the even optimum, which competes.
 
         Plans that take the same time and memory to the byte are shown once, even stages rather than others. Raises
         Infeasible without any.
         """
-        problem, progress, even = self.problem, self.progress, self.even
-        results: dict[tuple[float, float], Result] = {}
-        for plan in (*([even.best.plan] if even else []), *plans):
-            result = exact(problem, plan)
-            if is_allowed(problem, result):
-                results.setdefault((result.step_time_s, result.peak_memory_bytes), result)
-        if not results:
+        problem, progress = self.problem, self.progress
+        self.best_s = even_s = even.best.step_time_s if even else np.inf
+        with progress.stoppable():
+            if not progress.interrupted:
+                self.run()
+        found = [exact(problem, even.best.plan)] if even else []
+        found += [done.report() for done in self.ranked()[: progress.top]]
+        distinct: dict[tuple[float, float], Result] = {}
+        for result in found:
+            distinct.setdefault((result.step_time_s, result.peak_memory_bytes), result)
+        if not distinct:
             raise Infeasible(
                 f"no plan of space {self.space} that was tried fits {problem.graph.name} on "
                 f"{problem.cluster.profile.name}; try more nodes"
             )
-        first, *others = sorted(results.values(), key=lambda one: one.step_time_s)[: progress.top]
-        reasons = [why_it_wins(first, others), *(why_it_loses(other, first) for other in others)]
-        found = tuple(
-            candidate(number, result, (*why, *_taken(Plan.model_validate(result.setup.plan), problem.graph)))
-            for number, (result, why) in enumerate(zip([first, *others], reasons, strict=True), start=1)
+        results = sorted(distinct.values(), key=lambda one: one.step_time_s)[: progress.top]
+        best_s = results[0].step_time_s
+        lowest_s = min(self.lowest_s, best_s, even_s * (1 - even.gap) if even else best_s)
+        more = {"space": self.space, "uniform_best_s": even_s if even else None, "lower_bound_s": lowest_s}
+        answer = answer_of(
+            problem, progress, results, self.counts(), 1 - lowest_s / best_s, not progress.interrupted
         )
-        best_s = first.step_time_s
-        lowest_s = min(lowest_s, best_s, self.even_s * (1 - even.gap) if even else best_s)
-        details = {
-            **details_of(problem, first.setup, [problem.cluster.nodes]),
-            "space": self.space,
-            "uniform_best_s": self.even_s if even else None,
-            "not_portable": not_portable(problem, found[0].plan),
-            "lower_bound_s": lowest_s,
-            "stopped": progress.stopped,
-        }
-        gap = 1 - lowest_s / best_s
-        certified = gap <= 0 and not progress.interrupted
-        seconds = time.perf_counter() - self.started
-        return SearchResult(found, counts, problem.objective, certified, gap, seconds, details)
-
-
-def _taken(plan: Plan, graph: ModelGraph) -> tuple[str, ...]:
-    """Whether `simpar run` runs the stages of a plan, and whether exports write them; nothing without stages."""
-    if not plan.pipeline.stages:
-        return ()
-    try:
-        refuse_roles(plan.pipeline.stages, graph)
-        run = "`simpar run` runs its stages as they are"
-    except UserError as error:
-        run = f"`simpar run` does not run its stages: {error}"
-    try:
-        one = as_uniform(plan, graph).mesh
-        export = f"exports write its stages as one layout: tp {one.tp}, pp {one.pp}, dp {one.dp}"
-    except UserError as error:
-        export = f"exports do not write its stages: {error}"
-    return run, export
+        return answer.saying(more)

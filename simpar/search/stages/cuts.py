@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +15,22 @@ FEW_STAGES = 6
 """Stages up to which layers move between any two of them."""
 
 
+def before(each: Floats) -> Floats:
+    """Sums over blocks 0..j-1 of float64[..., K]: float64[..., K + 1]."""
+    return np.concatenate([np.zeros((*each.shape[:-1], 1)), np.cumsum(each, axis=-1)], axis=-1)
+
+
+def between(each: Floats) -> Floats:
+    """Sums over blocks k..j-1 of float64[..., K]: float64[..., K + 1, K + 1]."""
+    sums = before(each)
+    return np.asarray(sums[..., None, :] - sums[..., :, None])
+
+
+def _least_layers(stage: int, stages: int) -> int:
+    """Stages between the ends hold at least one layer."""
+    return int(0 < stage < stages - 1)
+
+
 def fastest_cut(costs: Floats, ends: Floats, most: Ints | None = None) -> tuple[int, ...] | None:
     """Layers of every stage, such that the slowest stage is as fast as can be; None where no cut is allowed.
 
@@ -22,28 +40,25 @@ def fastest_cut(costs: Floats, ends: Floats, most: Ints | None = None) -> tuple[
     dynamic programming, O(stages x layers^2)].
     """
     stages, layers = costs.shape
-    most = np.full(stages, layers) if most is None else most
-    before = np.concatenate([np.zeros((stages, 1)), np.cumsum(costs, axis=1)], axis=1)
+    own_s = between(costs) + ends[:, None, None]
     best = np.full((stages + 1, layers + 1), np.inf)
     best[0, 0] = 0.0
     cut = np.zeros((stages + 1, layers + 1), dtype=np.int64)
     for stage in range(stages):
-        least = 1 if 0 < stage < stages - 1 else 0
+        held = layers if most is None else int(most[stage])
         for end in range(layers + 1):
-            starts = np.arange(max(end - int(most[stage]), 0), end - least + 1)
+            starts = np.arange(max(end - held, 0), end - _least_layers(stage, stages) + 1)
             if not len(starts):
                 continue
-            own = before[stage, end] - before[stage, starts] + ends[stage]
-            slowest = np.maximum(best[stage, starts], own)
-            at = int(np.argmin(slowest + own * EVEN))
+            slowest = np.maximum(best[stage, starts], own_s[stage, starts, end])
+            at = int(np.argmin(slowest + own_s[stage, starts, end] * EVEN))
             best[stage + 1, end], cut[stage + 1, end] = slowest[at], starts[at]
     if not np.isfinite(best[stages, layers]):
         return None
-    counts, end = [], layers
+    bounds = [layers]
     for stage in range(stages, 0, -1):
-        counts.append(int(end - cut[stage, end]))
-        end = int(cut[stage, end])
-    return tuple(counts[::-1])
+        bounds.append(int(cut[stage, bounds[-1]]))
+    return tuple(end - begin for begin, end in pairwise(bounds[::-1]))
 
 
 def cuts_within(costs: Floats, ends: Floats, limit_s: float, at_most: int) -> Ints | None:
@@ -52,15 +67,12 @@ def cuts_within(costs: Floats, ends: Floats, limit_s: float, at_most: int) -> In
     ``costs`` and ``ends`` as in :func:`fastest_cut`.
     """
     stages, layers = costs.shape
-    before = np.concatenate([np.zeros((stages, 1)), np.cumsum(costs, axis=1)], axis=1)
     position = np.arange(layers + 1)
     ways = np.zeros((stages + 1, layers + 1))
     ways[stages, layers] = 1.0
-    allowed = np.zeros((stages, layers + 1, layers + 1), dtype=bool)
+    allowed = between(costs) + ends[:, None, None] < limit_s
     for stage in range(stages - 1, -1, -1):
-        least = 1 if 0 < stage < stages - 1 else 0
-        own = before[stage][None, :] - before[stage][:, None] + ends[stage]
-        allowed[stage] = (own < limit_s) & (position[None, :] - position[:, None] >= least)
+        allowed[stage] &= position[None, :] - position[:, None] >= _least_layers(stage, stages)
         ways[stage] = allowed[stage] @ ways[stage + 1]
     if ways[0, 0] > at_most:
         return None

@@ -25,9 +25,9 @@ from simpar.program.resolve.pass_costs import PassesAlone
 from simpar.program.structure.stages import PASSES
 from simpar.search.bound.action_tables import Table, finishes_ns
 from simpar.search.bound.paths import Hops
+from simpar.search.certify.exact import job_of
 from simpar.search.problem import Problem
-from simpar.search.stages.cuts import cuts_within, fastest_cut
-from simpar.simulation import make_job
+from simpar.search.stages.cuts import before, cuts_within, fastest_cut
 from simpar.units import NS_PER_S
 
 Ints = NDArray[np.int64]
@@ -37,7 +37,7 @@ Place = tuple[int, int, float]
 CUTS_AT_ONCE = 2048
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Skeleton:
     """A plan but for its cut.
 
@@ -49,27 +49,11 @@ class Skeleton:
     job: Job
     layers_s: Floats
     ends_s: Floats
-    overhead_s: float
-
-    @property
-    def plan(self) -> Plan:
-        """The plan, resolved."""
-        return self.job.plan
-
-    @property
-    def num_stages(self) -> int:
-        """Pipeline ranks, each with one stage."""
-        return int(self.layers_s.shape[2])
-
-    @cached_property
-    def microbatches(self) -> int:
-        """Microbatches of a step."""
-        return self.plan.num_microbatches(self.job.training.global_batch)
 
     @property
     def num_cuts(self) -> int:
         """Cuts into stages of which those between the ends hold at least one layer."""
-        stages, layers = self.num_stages, self.layers_s.shape[3]
+        stages, layers = self.costs.shape
         return 1 if stages == 1 else comb(layers + 1, stages - 1)
 
     @cached_property
@@ -82,31 +66,37 @@ class Skeleton:
         """Seconds of one microbatch that embedding and head add to every stage: float64[stages]."""
         return np.asarray(_all_passes(self.ends_s).max(axis=0))
 
-    def cut(self, most: Ints | None = None) -> tuple[int, ...] | None:
-        """The cut whose slowest stage is fastest."""
-        return fastest_cut(self.costs, self.ends, most)
-
     @cached_property
     def bound_s(self) -> float:
         """Seconds below which no cut gets: all microbatches on the slowest stage of the best."""
-        counts = self.cut()
-        return np.inf if counts is None else float(self.slowest_s(np.array([counts]))[0])
+        return float(self.slowest_s(self._best).min(initial=np.inf))
 
     @cached_property
     def promise_s(self) -> float:
         """Seconds that the cut whose slowest stage is fastest takes at least."""
-        counts = self.cut()
-        return np.inf if counts is None else float(self.bounds_s(np.array([counts]))[0])
+        return float(self.bounds_s(self._best).min(initial=np.inf))
+
+    @cached_property
+    def _best(self) -> Ints:
+        """The cut whose slowest stage is fastest, or none: int64[0 or 1, stages]."""
+        counts = fastest_cut(self.costs, self.ends)
+        return np.array([counts] if counts else [], dtype=np.int64).reshape(-1, len(self.costs))
+
+    @property
+    def _step_s(self) -> tuple[int, float]:
+        """Microbatches of a step, and seconds that a step has besides."""
+        job = self.job
+        return job.plan.num_microbatches(job.training.global_batch), job.stack.launch.step_overhead_s
 
     def slowest_s(self, cuts: Ints) -> Floats:
         """Seconds of all microbatches on the slowest stage of cuts int64[n, stages]."""
-        own = _sums(self.costs, cuts) + self.ends
-        return np.asarray(self.microbatches * own.max(axis=1) + self.overhead_s)
+        microbatches, overhead_s = self._step_s
+        return np.asarray(microbatches * (_sums(self.costs, cuts) + self.ends).max(axis=1) + overhead_s)
 
     def cuts_below(self, limit_s: float, at_most: int) -> Ints | None:
         """All cuts whose slowest stage leaves them below a step, or None where they are too many."""
-        slowest = (limit_s - self.overhead_s) / self.microbatches
-        return cuts_within(self.costs, self.ends, slowest, at_most)
+        microbatches, overhead_s = self._step_s
+        return cuts_within(self.costs, self.ends, (limit_s - overhead_s) / microbatches, at_most)
 
     def bounds_s(self, cuts: Ints) -> Floats:
         """Seconds that the steps of cuts int64[n, stages] take at least: float64[n].
@@ -114,12 +104,12 @@ class Skeleton:
         The schedule's table with the passes of every stage, without messages, contention and what follows the last
         pass. A table that depends on the durations of its passes is not known yet: there the slowest stage bounds.
         """
-        found = self.slowest_s(cuts)
+        found, (_, overhead_s) = self.slowest_s(cuts), self._step_s
         if self._table is None:
             return found
         for begin in range(0, len(cuts), CUTS_AT_ONCE):
             some = cuts[begin : begin + CUTS_AT_ONCE]
-            none = np.zeros((len(some), self.num_stages - 1))
+            none = np.zeros((len(some), cuts.shape[1] - 1))
             for layers, ends in zip(self.layers_s, self.ends_s, strict=True):
                 times = {
                     (letter, boundary): NS_PER_S * (_sums(layers[number], some) + ends[number])
@@ -128,14 +118,14 @@ class Skeleton:
                 }
                 finish = finishes_ns(self._table, times, Hops(none, none, False)).max(axis=0) / NS_PER_S
                 mine = found[begin : begin + CUTS_AT_ONCE]
-                np.maximum(mine, finish + self.overhead_s, out=mine)
+                np.maximum(mine, finish + overhead_s, out=mine)
         return found
 
     @cached_property
     def _table(self) -> Table | None:
-        if looks_at_costs(self.plan.schedule):
+        if looks_at_costs(self.job.plan.schedule):
             return None
-        return Table.of(schedule_of(self.plan, self.job.training))
+        return Table.of(schedule_of(self.job.plan, self.job.training))
 
 
 def _all_passes(times: Floats) -> Floats:
@@ -146,10 +136,8 @@ def _all_passes(times: Floats) -> Floats:
 
 def _sums(layers: Floats, cuts: Ints) -> Floats:
     """Sums over the layers of every stage: float64[stages, layers] and int64[n, stages] to float64[n, stages]."""
-    before = np.concatenate([np.zeros((len(layers), 1)), np.cumsum(layers, axis=1)], axis=1)
-    end = np.cumsum(cuts, axis=1)
-    stage = np.arange(len(layers))
-    return np.asarray(before[stage, end] - before[stage, end - cuts])
+    sums, end, stage = before(layers), np.cumsum(cuts, axis=1), np.arange(len(layers))
+    return np.asarray(sums[stage, end] - sums[stage, end - cuts])
 
 
 @dataclass
@@ -161,9 +149,8 @@ class Pricing:
 
     def skeleton(self, plan: Plan) -> Skeleton | None:
         """A plan with the times of its layers, None where the layout cannot be."""
-        problem = self.problem
         try:
-            job = make_job(problem.graph, problem.cluster, plan, problem.training, problem.stack)
+            job = job_of(self.problem, plan)
         except UserError:
             return None
         names, pp = job.graph.layers, job.plan.mesh.pp
@@ -178,7 +165,7 @@ class Pricing:
                     ends_s[number, :, stage] += seconds[job.graph.embedding.name]
                 if stage == pp - 1:
                     ends_s[number, :, stage] += seconds[job.graph.head.name]
-        return Skeleton(job, layers_s, ends_s, problem.stack.launch.step_overhead_s)
+        return Skeleton(job, layers_s, ends_s)
 
     def _columns(self, job: Job) -> dict[tuple[Place, ...], tuple[int, ...]]:
         """Where the ranks of a column are, stage by stage, and one column of ranks that are there."""
@@ -201,15 +188,14 @@ class Pricing:
         mesh = job.plan.mesh.model_copy(update={"pp": 1, "dp": 1})
         blank = {"mesh": mesh, "pipeline": Pipeline()}  # a block knows neither its pipeline nor its replicas
         key = place, job.plan.model_copy(update=blank).model_dump_json()
-        if key not in self._known:
-            self._known[key] = self._priced(job, rank, place)
-        return self._known[key]
-
-    def _priced(self, job: Job, rank: int, place: Place) -> Mapping[str, Floats]:
+        if key in self._known:
+            return self._known[key]
         alone = PassesAlone.of(job.on(place[0]), self.problem.cluster, rank=rank, slowdown=place[2])
         found: dict[str, Floats] = {}
-        pieces = {(p.block.name, p.recompute): p for stage in alone.builder.pieces for p in stage}
-        for piece in pieces.values():
+        for piece in {
+            (p.block.name, p.recompute): p for stage in alone.builder.pieces for p in stage
+        }.values():
             taken = np.array([alone.duration_ns(piece, PASSES[letter]) for letter in LETTERS]) / NS_PER_S
             found[piece.block.name] = np.minimum(found.get(piece.block.name, np.inf), taken)
+        self._known[key] = found
         return found

@@ -8,29 +8,24 @@ lowest bound passes the best simulated step, no cut of any skeleton can beat it.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import count, product
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
-from simpar.plan.schedules import natural_vpp
-from simpar.program.footprint import footprints
+from simpar.plan.schedules import SCHEDULES, natural_vpp
+from simpar.search.certify.exact import Exact
 from simpar.search.problem import Problem
 from simpar.search.progress import Progress
 from simpar.search.result import Counts, SearchResult
 from simpar.search.space.axes import LEFT_OUT, ORDERS, divisors
-from simpar.search.stages.answers import Answer, chosen_values, even_optimum
-from simpar.search.stages.cuts import moves
+from simpar.search.stages.answers import StagesSearch, Value, chosen_values, even_optimum
+from simpar.search.stages.cuts import fastest_cut, moves
 from simpar.search.stages.skeletons import Pricing, Skeleton
-from simpar.simulation import lower_job
-from simpar.units import NS_PER_S
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -49,22 +44,21 @@ BYTES_LEFT = 0.98
 
 @dataclass(frozen=True)
 class Trial:
-    """A simulated plan: seconds of the step, and for every stage bytes needed over bytes allowed."""
+    """A simulated cut of a skeleton."""
 
     skeleton: Skeleton
     counts: Counted
-    step_time_s: float
-    fullness: Floats
+    done: Exact
+
+    @property
+    def fullness(self) -> Floats:
+        """Of every stage, memory that it takes over what it may: float64[stages]."""
+        return np.array(self.done.fullness or (0.0,) * len(self.counts))
 
     @property
     def worth(self) -> tuple[float, float]:
         """What is smaller is better: memory that is too much, then time."""
-        return float(np.maximum(self.fullness - 1, 0).sum()), self.step_time_s
-
-    @property
-    def fits(self) -> bool:
-        """Whether every stage fits."""
-        return bool((self.fullness <= 1).all())
+        return float(np.maximum(self.fullness - 1, 0).sum()), self.done.step_time_s
 
     def rules_out(self, cuts: Ints) -> NDArray[np.bool_]:
         """Cuts int64[n, stages] that give a stage which was too full the same layers, or more besides.
@@ -75,7 +69,7 @@ class Trial:
         is made for are sums over all layers. Parameters and gradients that come and go beside the passes, and copies to
         the host, are held for as long as they take, so there nothing is ruled out.
         """
-        plan = self.skeleton.plan
+        plan = self.skeleton.job.plan
         in_order = plan.data_parallel.kind == "ddp" and plan.data_parallel.zero in (0, 1)
         if not in_order or plan.offload.is_used:
             return np.zeros(len(cuts), dtype=bool)
@@ -85,87 +79,54 @@ class Trial:
         return np.asarray((begin & (end[:, over] >= own[over])).any(axis=1))
 
 
-@dataclass
+@dataclass(eq=False)
 class Branch:
-    """A skeleton whose cuts are bounded one by one, those that may still win by their bounds."""
+    """Cuts of a skeleton that may still win, in the order of their bounds; one bound for all until they are listed."""
 
     skeleton: Skeleton
-    cuts: Ints
     bounds_s: Floats
-
-    @staticmethod
-    def of(skeleton: Skeleton, cuts: Ints) -> Branch:
-        """Bound cuts and put them in the order of their bounds."""
-        bounds_s = skeleton.bounds_s(cuts)
-        order = np.argsort(bounds_s, kind="stable")
-        return Branch(skeleton, cuts[order], bounds_s[order])
+    cuts: Ints | None = None
 
     @property
     def bound_s(self) -> float:
         """The lowest bound of a cut that may still win."""
         return float(self.bounds_s[0]) if len(self.bounds_s) else np.inf
 
-    def pop(self) -> Counted:
-        """The cut with the lowest bound, which is bounded no longer."""
-        first = tuple(int(number) for number in self.cuts[0])
-        self.keep(np.arange(len(self.cuts)) > 0)
-        return first
-
-    def keep(self, which: NDArray[np.bool_]) -> None:
-        """Look at some of the cuts only."""
-        self.cuts, self.bounds_s = self.cuts[which], self.bounds_s[which]
-
 
 @dataclass
-class Uneven:
-    """State of one search; ``open_s`` is the lowest bound of what was left aside, 0 before all skeletons are there."""
+class Uneven(StagesSearch):
+    """State of one search over ``plans`` with even cuts."""
 
-    problem: Problem
-    progress: Progress
-    known_s: float = np.inf
+    plans: Sequence[Plan] = ()
     skeletons: list[Skeleton] = field(default_factory=list)
-    trials: dict[tuple[int, Counted], Trial] = field(default_factory=dict)
+    branches: list[Branch] = field(default_factory=list)
+    trials: dict[tuple[Skeleton, Counted], Trial] = field(default_factory=dict)
     bounded: int = 0
-    open_s: float = 0.0
-    _taken_s: float = np.inf
-    _heap: list[tuple[float, int, Skeleton | Branch]] = field(default_factory=list)
-    _number: Iterator[int] = field(default_factory=count)
 
-    @property
-    def best(self) -> Trial | None:
-        """The fastest plan that fits."""
-        fitting = [trial for trial in self.trials.values() if trial.fits]
-        return min(fitting, key=lambda trial: trial.step_time_s, default=None)
-
-    @property
-    def best_s(self) -> float:
-        """The step to beat."""
-        best = self.best
-        return min(self.known_s, best.step_time_s if best else np.inf)
+    space = "uneven"
 
     @property
     def lowest_s(self) -> float:
         """Seconds below which no plan that was not simulated gets."""
-        return min(self.open_s, self._taken_s, self._heap[0][0] if self._heap else np.inf)
+        return min([self.open_s, *(branch.bound_s for branch in self.branches)])
 
-    def run(self, skeleton: Skeleton, counts: Counted) -> Trial:
-        """The simulated step of a cut."""
-        key = (id(skeleton), counts)
+    def simulate(self, skeleton: Skeleton, counts: Counted) -> Trial:
+        """A cut as it was simulated, or is now."""
+        key = skeleton, counts
         if key not in self.trials:
-            self.trials[key] = simulated(self.problem, skeleton, counts)
-            best = self.best_s
-            self.progress.report("simulating", self.counts(), best if np.isfinite(best) else None)
+            done = self.measured(with_cut(skeleton.job.plan, counts))
+            self.trials[key] = Trial(skeleton, counts, done.alone)
         return self.trials[key]
 
     def start(self, skeleton: Skeleton) -> Trial | None:
         """The best cut by price; where stages are too full, the best that leaves them fewer layers."""
-        most, trial = np.full(skeleton.num_stages, skeleton.costs.shape[1]), None
+        most, trial = np.full(len(skeleton.costs), skeleton.costs.shape[1]), None
         for _ in range(MEMORY_TRIALS):
-            counts = skeleton.cut(most)
+            counts = fastest_cut(skeleton.costs, skeleton.ends, most)
             if counts is None:
                 break
-            trial = self.run(skeleton, counts)
-            if trial.fits:
+            trial = self.simulate(skeleton, counts)
+            if trial.done.fits:
                 break
             over, held = trial.fullness > 1, np.array(counts)
             less = np.floor(held / trial.fullness * BYTES_LEFT).astype(np.int64)
@@ -177,7 +138,7 @@ class Uneven:
     def improve(self, trial: Trial) -> None:
         """Boundaries moved by a layer as long as that helps."""
         while len(self.trials) < MOST_SIMULATED:
-            found = [self.run(trial.skeleton, counts) for counts in moves(trial.counts)]
+            found = [self.simulate(trial.skeleton, counts) for counts in moves(trial.counts)]
             better = min(found, key=lambda one: one.worth, default=trial)
             if better.worth >= trial.worth:
                 return
@@ -186,87 +147,83 @@ class Uneven:
     def counts(self) -> Counts:
         """What was done."""
         space = sum(one.num_cuts for one in self.skeletons)
-        fitting = sum(trial.fits for trial in self.trials.values())
+        fitting = sum(trial.done.fits for trial in self.trials.values())
         return Counts(space, fitting, len(self.skeletons) + self.bounded, self.bounded, len(self.trials))
 
-    def search(self) -> None:
+    def run(self) -> None:
+        """Simulate the cut with the lowest bound until no other can win, then what is listed behind it."""
+        pricing = Pricing(self.problem)
+        self.skeletons = [one for plan in self.plans if (one := pricing.skeleton(plan)) is not None]
+        self._certify()
+        tried = {skeleton for skeleton, _ in self.trials}
+        others = [one for one in self.skeletons if one not in tried]
+        for skeleton in sorted(others, key=lambda one: one.promise_s)[: OTHERS * self.progress.top]:
+            if len(self.ranked()) >= self.progress.top:
+                return
+            self.start(skeleton)
+
+    def _certify(self) -> None:
         """Simulate the cut with the lowest bound until no other can win."""
         for skeleton in sorted(self.skeletons, key=lambda one: one.promise_s):
             if np.isfinite(self.best_s) or len(self.trials) >= MOST_SIMULATED // 2:
                 break
             self.start(skeleton)
-        for skeleton in self.skeletons:
-            self._push(skeleton)
+        self.branches = [Branch(one, np.array([one.bound_s])) for one in self.skeletons]
         self.open_s = np.inf
-        while self._heap and self.lowest_s < self.best_s and len(self.trials) < MOST_SIMULATED:
-            self._taken_s, _, branch = heapq.heappop(self._heap)
-            if isinstance(branch, Skeleton):
-                self._branch(branch)
-            else:
-                self._take(branch)
-            self._taken_s = np.inf
-
-    def run_others(self, wanted: int) -> None:
-        """Simulate the most promising cut of other skeletons, until there are so many that fit."""
-        tried = {number for number, _ in self.trials}
-        others = (one for one in self.skeletons if id(one) not in tried)
-        for skeleton in sorted(others, key=lambda one: one.promise_s)[: OTHERS * wanted]:
-            if len(self.ranked()) >= wanted:
+        while self.lowest_s < self.best_s and len(self.trials) < MOST_SIMULATED:
+            branch = min(self.branches, key=lambda one: one.bound_s)
+            if not np.isfinite(branch.bound_s):
                 return
-            self.start(skeleton)
+            (self._list_cuts if branch.cuts is None else self._take)(branch)
+            self.branches.append(
+                branch
+            )  # among equals it is the last now; in this order none is ever missing
+            self.branches.remove(branch)
 
-    def _push(self, branch: Skeleton | Branch) -> None:
-        if np.isfinite(branch.bound_s):
-            heapq.heappush(self._heap, (branch.bound_s, next(self._number), branch))
-
-    def _branch(self, skeleton: Skeleton) -> None:
+    def _list_cuts(self, branch: Branch) -> None:
         """Bound the cuts of a skeleton that may win; of too many, simulate what looks best."""
+        skeleton = branch.skeleton
         cuts = skeleton.cuts_below(self.best_s, MOST_CUTS)
-        if cuts is None:
-            self.open_s = min(self.open_s, skeleton.bound_s)
-            trial = self.start(skeleton)
-            if trial is not None:
-                self.improve(trial)
+        if cuts is not None:
+            bounds_s = skeleton.bounds_s(cuts)
+            order = np.argsort(bounds_s, kind="stable")
+            branch.cuts, branch.bounds_s = cuts[order], bounds_s[order]
+            self.bounded += len(cuts)
             return
-        self.bounded += len(cuts)
-        self._push(Branch.of(skeleton, cuts))
+        self.open_s, branch.bounds_s = min(self.open_s, branch.bound_s), np.zeros(0)
+        trial = self.start(skeleton)
+        if trial is not None:
+            self.improve(trial)
 
     def _take(self, branch: Branch) -> None:
         """Simulate the first cut of a branch, and leave out what cannot fit because it did not."""
-        trial = self.run(branch.skeleton, branch.pop())
-        if not trial.fits:
-            branch.keep(~trial.rules_out(branch.cuts))
-        self._push(branch)
+        assert branch.cuts is not None, "only cuts that are listed are taken"
+        trial = self.simulate(branch.skeleton, tuple(branch.cuts[0].tolist()))
+        left = np.arange(len(branch.cuts)) > 0
+        if not trial.done.fits:
+            left &= ~trial.rules_out(branch.cuts)
+        branch.cuts, branch.bounds_s = branch.cuts[left], branch.bounds_s[left]
 
-    def ranked(self) -> list[Trial]:
+    def ranked(self) -> list[Exact]:
         """The best cut of every skeleton that fits, best first."""
-        found: dict[int, Trial] = {}
-        for trial in sorted(self.trials.values(), key=lambda one: one.step_time_s):
-            if trial.fits:
-                found.setdefault(id(trial.skeleton), trial)
+        found: dict[Skeleton, Exact] = {}
+        for trial in sorted(self.trials.values(), key=lambda one: one.done.step_time_s):
+            if trial.done.fits:
+                found.setdefault(trial.skeleton, trial.done)
         return list(found.values())
 
 
 def search_uneven(problem: Problem, progress: Progress) -> SearchResult:
     """The best cuts. Raises Infeasible where nothing fits, UserError for what this space does not know."""
-    plans = list(_plans(problem))
-    even = None if problem.cluster.is_mixed else even_optimum(problem, progress)
-    answer = Answer(problem, progress, "uneven", even)
-    state, pricing = Uneven(problem, progress, answer.even_s), Pricing(problem)
-    with progress.stoppable():
-        if not progress.interrupted:
-            state.skeletons = [one for plan in plans if (one := pricing.skeleton(plan)) is not None]
-            state.search()
-            state.run_others(progress.top)
-    found = [with_cut(trial.skeleton.plan, trial.counts) for trial in state.ranked()[: progress.top]]
-    return answer.of(found, state.lowest_s, state.counts())
+    search = Uneven(problem, progress, plans=list(_plans(problem)))
+    return search.answer(even_optimum(problem, progress))
 
 
 def _plans(problem: Problem) -> Iterator[Plan]:
     """Plans of all skeletons, legal or not. Raises UserError for values that no plan has."""
     cluster, graph = problem.cluster, problem.graph
     inside, world = max(part.domain_size for part in cluster.parts), cluster.world_size
-    offered: dict[str, Sequence[Any]] = {
+    offered: dict[str, Sequence[Value]] = {
         "tp": [1 << n for n in range(inside.bit_length()) if world % (1 << n) == 0],
         "pp": divisors(world, len(graph.layers) + 2),
         "micro_batch": MICRO_BATCHES,
@@ -274,42 +231,29 @@ def _plans(problem: Problem) -> Iterator[Plan]:
         "rank_order": ORDERS if cluster.is_mixed else ORDERS[:1],
         "schedule": ("1f1b",),
     }
-    others: dict[str, Callable[[Any], bool]] = {
-        "tp": lambda size: world % size == 0,
-        "micro_batch": lambda size: problem.training.global_batch % size == 0,
-        "recompute": lambda _: True,
-        "rank_order": lambda _: True,
-        "schedule": lambda name: natural_vpp(name) == 1 and name not in LEFT_OUT,
+    others: dict[str, Sequence[Value] | None] = {
+        "tp": divisors(world),
+        "micro_batch": divisors(problem.training.global_batch),
+        "recompute": None,
+        "rank_order": None,
+        "schedule": [name for name in SCHEDULES if natural_vpp(name) == 1 and name not in LEFT_OUT],
     }
     values = chosen_values(problem, "uneven", offered, others)
     zero = problem.base.data_parallel.zero or 1
     for chosen in product(*values.values()):
         axes = dict(zip(values, chosen, strict=True))
-        if axes["pp"] == 1 and not cluster.is_mixed:
-            continue  # nothing is cut: that is the uniform space
-        alike = axes["pp"] == 1 or axes["tp"] * axes["pp"] == world
-        if alike and axes["rank_order"] != values["rank_order"][0]:
-            continue  # without both axes, either order is the same layout
         try:
-            yield problem.base.with_values(**axes, zero=zero, dp=None, layers=None)
+            plan = problem.base.with_values(**axes, zero=zero, dp=None, layers=None)
         except ValueError as error:
             raise UserError(f"space uneven: {error}") from None
+        if plan.mesh.pp == 1 and not cluster.is_mixed:
+            continue  # nothing is cut: that is the uniform space
+        alike = plan.mesh.pp == 1 or plan.mesh.tp * plan.mesh.pp == world
+        if alike and axes["rank_order"] != values["rank_order"][0]:
+            continue  # without both axes, either order is the same layout
+        yield plan
 
 
 def with_cut(plan: Plan, counts: tuple[int, ...]) -> Plan:
     """The plan with so many layers in every stage."""
     return plan.model_copy(update={"pipeline": plan.pipeline.model_copy(update={"layers": counts})})
-
-
-def simulated(problem: Problem, skeleton: Skeleton, counts: tuple[int, ...]) -> Trial:
-    """The simulated step of a cut."""
-    cluster, job, share = problem.cluster, skeleton.job, 1.0 - problem.constraints.headroom
-    job = replace(job, plan=with_cut(job.plan, counts))
-    lowered = lower_job(job, cluster, {"perturbation": problem.perturbation})
-    timing = choose_engine("auto", lowered.program)[1](lowered.program)
-    fullness = np.zeros(len(counts))
-    for one in footprints(lowered, timing, cluster):
-        needed_bytes = one.needed_bytes if share == 1.0 else max(one.needed_bytes, one.held_bytes / share)
-        fullness[one.stage] = max(fullness[one.stage], needed_bytes / one.capacity_bytes)
-    step_s = timing.makespan_ns / NS_PER_S + problem.stack.launch.step_overhead_s
-    return Trial(skeleton, counts, step_s, fullness)

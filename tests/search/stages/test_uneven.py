@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, pairwise, product
 from typing import Any
 
@@ -20,12 +21,13 @@ from simpar.plan.plan import Plan
 from simpar.program.lower import Perturbation
 from simpar.report.result import Result
 from simpar.search.api import search
+from simpar.search.certify.exact import measure
 from simpar.search.problem import Constraints, Problem, make_problem
 from simpar.search.progress import Progress
 from simpar.search.stages import uneven
 from simpar.search.stages.cuts import cuts_within, fastest_cut, moves
 from simpar.search.stages.skeletons import Pricing
-from simpar.search.stages.uneven import Trial, search_uneven, simulated
+from simpar.search.stages.uneven import Trial, search_uneven, with_cut
 from simpar.simulation import simulate
 
 
@@ -227,7 +229,7 @@ def test_bounds_are_below_steps_and_hardly_below(name: str) -> None:
         assert skeleton is not None
         cuts = np.array([(2, 3, 3, 2), (0, 5, 5, 0), (1, 1, 1, 7), (4, 3, 2, 1)])
         for counts, bound_s in zip(cuts.tolist(), skeleton.bounds_s(cuts), strict=True):
-            step_s = simulated(problem, skeleton, tuple(counts)).step_time_s
+            step_s = measure(problem, with_cut(skeleton.job.plan, tuple(counts))).step_time_s
             assert 0.85 * step_s < bound_s <= step_s
 
 
@@ -251,12 +253,31 @@ def test_what_holds_more_layers_needs_as_much_memory_or_more(stack: str, layout:
     skeleton = Pricing(problem).skeleton(Plan(**{"zero": 1, "micro_batch": 1, "pp": 4, **layout}))
     assert skeleton is not None
     cuts = np.array(every_cut(6, 4))
-    full = np.array([simulated(problem, skeleton, tuple(counts)).fullness for counts in cuts.tolist()])
+    done = [measure(problem, with_cut(skeleton.job.plan, tuple(counts))) for counts in cuts.tolist()]
+    full = np.array([one.fullness for one in done])
     begin, end = np.cumsum(cuts, axis=1) - cuts, np.cumsum(cuts, axis=1)
     for number, counts in enumerate(cuts.tolist()):
         for stage in range(4):
-            fullness = np.where(np.arange(4) == stage, 1.1, 0.9)
-            ruled_out = Trial(skeleton, tuple(counts), 1.0, fullness).rules_out(cuts)
+            fullness = tuple(np.where(np.arange(4) == stage, 1.1, 0.9))
+            ruled_out = Trial(skeleton, tuple(counts), replace(done[0], fullness=fullness)).rules_out(cuts)
             more = (begin[:, stage] <= begin[number, stage]) & (end[:, stage] >= end[number, stage])
             assert (ruled_out == more).all()
             assert (full[more, stage] >= full[number, stage]).all()
+
+
+def test_a_cut_that_hosts_have_no_room_for_does_not_fit() -> None:
+    """Offloaded states that fill the host rule a cut out like a device that is too small, and nothing else does."""
+    cluster = load_cluster("dgx-h100")
+    host = cluster.profile.host.model_copy(update={"memory_bytes": 2.0 * 2**30})
+    small = replace(cluster, profile=cluster.profile.model_copy(update={"host": host}))
+    for each, fits in ((cluster, True), (small, False)):
+        base = Plan(offload_optimizer="cpu")
+        problem = make_problem(
+            GRAPH, each, TRAINING, base=base, constraints=Constraints(fixed={**FIXED, "pp": 2})
+        )
+        search = uneven.Uneven(problem, Progress())
+        skeleton = Pricing(problem).skeleton(base.with_values(tp=1, pp=2, micro_batch=1, zero=1))
+        assert skeleton is not None
+        trial = search.simulate(skeleton, (5, 5))
+        assert max(trial.done.fullness) < 1
+        assert (trial.done.fits, np.isfinite(search.best_s)) == (fits, fits)

@@ -12,37 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.errors import Infeasible
-from simpar.search.stages.alpa.roles import RoleTable
+from simpar.search.stages.alpa.operators import Chosen, Metric
+from simpar.search.stages.alpa.roles import Pricer, RoleTable
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-class Metric(IntEnum):
-    """What a choice costs one block: seconds, and bytes on one rank."""
-
-    PASS = 0
-    """Both passes of a microbatch."""
-    FORWARD = 1
-    """Kernels of its forward alone."""
-    EXPOSED = 2
-    """Gathers of weights, and reductions behind them, that the kernels of a pass do not hide."""
-    SYNC = 3
-    """What gradients and parameters of a step take of the links."""
-    UPDATE = 4
-    """The update, without launches."""
-    STATIC = 5
-    """Parameters, gradients and states."""
-    SAVED = 6
-    """What a microbatch keeps for its backward."""
-
-
+Factor = tuple[tuple[int, ...], Floats]
+"""Variables, sorted, and a table over their choices; the first axis is the weighting."""
 MAX_CELLS = 2**24
 """Cells of a table of the elimination: 128 MB."""
 
@@ -67,11 +51,6 @@ class Variable:
     def reads(self) -> Ints:
         """Code of the states read under every choice; those of a stream."""
         return self.index if self.table is None else self.table.reads[self.index]
-
-    @property
-    def writes(self) -> Ints:
-        """Code of the states written under every choice; those of a stream."""
-        return self.index if self.table is None else self.table.writes[self.index]
 
 
 @dataclass(frozen=True)
@@ -99,36 +78,35 @@ class Tensor:
     pass_s: Floats
 
 
-@dataclass(frozen=True)
+@dataclass
 class ChoiceGraph:
     """Variables, terms and how often each kind of block counts.
 
-    ``follows[block, operator]`` is (variable, mode): "own" roles, "state" of a stream, or what it "reads".
+    ``operators[block, operator]`` is the variable that an operator follows, and the operator under its choices.
     ``streams[block]`` are variables of (input, output, memory or -1).
     """
 
-    variables: tuple[Variable, ...]
-    unary: tuple[Unary, ...]
-    tensors: tuple[Tensor, ...]
+    pricer: Pricer
     counts: Mapping[str, int]
-    mesh: tuple[int, ...]
-    follows: Mapping[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
-    streams: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    variables: list[Variable] = field(default_factory=list)
+    unary: list[Unary] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    operators: dict[tuple[str, str], tuple[int, Chosen]] = field(default_factory=dict)
+    streams: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
-    def bytes_of(self, assignment: Sequence[int], metric: Metric) -> dict[str, float]:
-        """Static or saved bytes of one block of every kind under an assignment."""
+    def add(self, variable: Variable) -> int:
+        """A variable's number. Raises Infeasible without choices."""
+        if not len(variable):
+            raise Infeasible(f"{variable.name} cannot be sharded on mesh {self.pricer.mesh}")
+        self.variables.append(variable)
+        return len(self.variables) - 1
+
+    def static_bytes(self, assignment: Sequence[int]) -> dict[str, float]:
+        """Parameters, gradients and states of one block of every kind under an assignment."""
         found = dict.fromkeys(self.counts, 0.0)
         for term in self.unary:
-            found[term.block] += float(term.metrics[metric, assignment[term.variable]])
+            found[term.block] += float(term.metrics[Metric.STATIC, assignment[term.variable]])
         return found
-
-
-@dataclass(frozen=True)
-class _Factor:
-    """A table over some variables; the first axis is the weighting."""
-
-    scope: tuple[int, ...]
-    table: Floats
 
 
 def eliminate(
@@ -140,19 +118,20 @@ def eliminate(
     impossible change. Raises Infeasible where tables would become too large.
     """
     factors = _factors(graph, weights, graph.counts if counts is None else counts)
+    sizes = [len(variable) for variable in graph.variables]
     steps: list[tuple[int, tuple[int, ...], Ints]] = []
-    values, left = np.zeros(len(weights)), set(range(len(graph.variables)))
+    values, left = np.zeros(len(weights)), set(range(len(sizes)))
     while left:
-        cells, variable = min((_cells(graph, factors, each), each) for each in left)
+        scopes = {each: sorted({v for scope, _ in factors if each in scope for v in scope}) for each in left}
+        cells, variable = min((prod(sizes[v] for v in scopes[each]), each) for each in left)
         if cells > MAX_CELLS:
             raise Infeasible(f"{graph.variables[variable].name}: too many choices depend on one another")
-        touching = [factor for factor in factors if variable in factor.scope]
-        scope = tuple(sorted({v for factor in touching for v in factor.scope} - {variable}))
-        joined = _join(graph, touching, (*scope, variable), len(weights))
+        scope = tuple(v for v in scopes[variable] if v != variable)
+        joined = _join([each for each in factors if variable in each[0]], (*scope, variable), sizes)
         steps.append((variable, scope, joined.argmin(axis=-1)))
-        factors = [factor for factor in factors if variable not in factor.scope]
+        factors = [each for each in factors if variable not in each[0]]
         if scope:
-            factors.append(_Factor(scope, joined.min(axis=-1)))
+            factors.append((scope, joined.min(axis=-1)))
         else:
             values += joined.min(axis=-1)
         left.discard(variable)
@@ -166,54 +145,41 @@ def _trace(steps: Sequence[tuple[int, tuple[int, ...], Ints]], index: int) -> tu
     return tuple(chosen)
 
 
-def _factors(graph: ChoiceGraph, weights: Floats, counts: Mapping[str, int]) -> list[_Factor]:
+def _factors(graph: ChoiceGraph, weights: Floats, counts: Mapping[str, int]) -> list[Factor]:
     alone = [np.zeros((len(weights), len(variable))) for variable in graph.variables]
     for term in graph.unary:
         alone[term.variable] += counts.get(term.block, 0) * (weights @ term.metrics)
     return [
-        *(_Factor((index,), table) for index, table in enumerate(alone)),
-        *(
-            _tensor_factor(graph, each, counts.get(each.block, 0) * weights[:, Metric.PASS])
-            for each in graph.tensors
-        ),
+        *(((index,), table) for index, table in enumerate(alone)),
+        *(_changes(each, counts.get(each.block, 0) * weights[:, Metric.PASS]) for each in graph.tensors),
     ]
 
 
-def _tensor_factor(graph: ChoiceGraph, tensor: Tensor, weights: Floats) -> _Factor:
+def _changes(tensor: Tensor, weights: Floats) -> Factor:
     """Changes of one tensor as a table over writer and readers; equal needs of two readers cost once."""
     scope = tuple(sorted({tensor.writer, *(variable for variable, _ in tensor.readings)}))
+
+    def spread(values: Ints, variable: int) -> Ints:
+        return values.reshape([-1 if v == variable else 1 for v in scope])
+
     finite = np.where(np.isinf(tensor.pass_s), 0.0, tensor.pass_s)
     cost = np.where(np.isinf(tensor.pass_s), np.inf, weights[:, None, None] * finite)
-    needs: list[Ints] = []
+    written, needs = spread(tensor.writes, tensor.writer), list[Ints]()
     total: Floats = np.zeros((len(weights), *(1 for _ in scope)))
-    written = _spread(tensor.writes, scope, tensor.writer)
     for variable, codes in tensor.readings:
-        needed = _spread(codes, scope, variable)
+        needed = spread(codes, variable)
         each = cost[:, written, needed]
         for other in needs:
             each = np.where((needed == other)[None], 0.0, each)
         total = total + each
         needs.append(needed)
-    shape = (len(weights), *(len(graph.variables[v]) for v in scope))
-    return _Factor(scope, np.broadcast_to(total, shape))
+    return scope, total
 
 
-def _spread(values: Ints, scope: tuple[int, ...], variable: int) -> Ints:
-    shape = [1] * len(scope)
-    shape[scope.index(variable)] = len(values)
-    return values.reshape(shape)
-
-
-def _cells(graph: ChoiceGraph, factors: Sequence[_Factor], variable: int) -> int:
-    scope = {v for factor in factors if variable in factor.scope for v in factor.scope}
-    return int(np.prod([len(graph.variables[v]) for v in scope]))
-
-
-def _join(graph: ChoiceGraph, factors: Sequence[_Factor], scope: tuple[int, ...], count: int) -> Floats:
+def _join(factors: Sequence[Factor], scope: tuple[int, ...], sizes: Sequence[int]) -> Floats:
     """Sum of factors over a scope in the given order of axes."""
-    total: Floats = np.zeros((count, *(len(graph.variables[v]) for v in scope)))
-    for factor in factors:
-        axes = [factor.scope.index(v) + 1 for v in scope if v in factor.scope]
-        shape = [count, *(len(graph.variables[v]) if v in factor.scope else 1 for v in scope)]
-        total += np.transpose(factor.table, [0, *axes]).reshape(shape)
+    total: Floats = np.zeros((len(factors[0][1]), *(sizes[v] for v in scope)))
+    for own, table in factors:
+        shape = [len(table), *(sizes[v] if v in own else 1 for v in scope)]
+        total += np.transpose(table, [0, *(own.index(v) + 1 for v in scope if v in own)]).reshape(shape)
     return total

@@ -35,27 +35,28 @@ _ROUNDING = 2e-9
 
 @dataclass(frozen=True)
 class Cut:
-    """Stages in order as (first block, block behind the last, index of the submesh size), and the estimate in s."""
+    """Stages in order as (first block, block behind the last, devices), and the estimate in s."""
 
     stages: tuple[tuple[int, int, int], ...]
     estimate_s: float
 
 
 @dataclass(frozen=True)
-class _Steps:
-    """All ways to put one stage in front, sorted by the state that they lead from.
+class _Ways:
+    """All ways to put one stage in front under a bound, sorted by the state (block, devices left) that they lead from.
 
-    ``start`` where the steps of each entry of ``state`` begin; ``entry`` (submesh, length, block) of every step;
-    ``after`` the state behind the stage; ``initial`` and ``final`` states of all and of no blocks (-1: unreachable).
+    ``start`` where the ways of each entry of ``state`` begin; ``entry`` (submesh, length, block) of every way;
+    ``after`` the state behind the stage, of which the last is that of no blocks; ``initial`` the state of all blocks
+    (-1: unreachable).
     """
 
+    bound: float
     count: int
     state: Ints
     start: Ints
     entry: tuple[Ints, Ints, Ints]
     after: Ints
     initial: int
-    final: int
 
 
 @dataclass
@@ -65,7 +66,8 @@ class InterOp:
     ``times`` float64[S, Q, K + 1, K + 1]: seconds of a microbatch on blocks k..j-1 with a submesh of size q, where
     s + 1 stages follow from here to the end, itself included (infinite: impossible); more stages than entries use the
     last. ``latency`` float64[K + 1] is added to the sum for a stage that ends at a boundary (messages there and back).
-    ``work`` float64[K] device-seconds that a block takes at least.
+    ``work`` float64[K] device-seconds that a block takes at least. Only cuts that take less than ``below_s`` are
+    looked for, which falls to what the best takes.
     """
 
     times: Floats
@@ -75,6 +77,8 @@ class InterOp:
     latency: Floats
     work: Floats
     tolerance: float = 0.0
+    below_s: float = np.inf
+    _best: tuple[_Ways, list[Floats]] | None = None
 
     @cached_property
     def _by_length(self) -> Floats:
@@ -92,61 +96,76 @@ class InterOp:
         least = float(self.work.sum()) / self.devices * (1 - _ROUNDING)
         return np.unique(finite[finite >= least])
 
-    @property
-    def max_stages(self) -> int:
-        """Most stages that blocks and devices allow."""
-        most = min(self.times.shape[2] - 1, self.devices // min(self.sizes))
-        return int(min(most, MAX_STAGES))
+    def best(self) -> list[Cut]:
+        """The best cut for every number of stages near the optimum, best first; empty where none is good enough."""
+        first = self._first_feasible()
+        intervals = [] if first is None else [(0, first), (first + 1, len(self.bounds) - 1)]
+        while intervals:
+            low, high = intervals.pop(0)
+            high = min(high, self._highest())
+            if low > high:
+                continue
+            least = self._least(high) + self._rest(float(self.bounds[low]))
+            if low < high and least < self.below_s * (1 - self.tolerance):
+                middle = (low + high) // 2
+                intervals += [(low, middle), (middle + 1, high - 1)]
+        return self._cuts(*self._best) if self._best else []
 
-    def best(self, *, below_s: float = np.inf) -> list[Cut]:
-        """The best cut for every number of stages near the optimum, best first; empty where none beats ``below_s``."""
-        search = _Bisection(self, below_s)
-        bound = search.run()
-        return [] if bound is None else self._cuts(bound)
+    def _first_feasible(self) -> int | None:
+        """A bound with a plan, looked for from below; None where even the largest that can win has none."""
+        index = 0
+        while index <= (highest := self._highest()):
+            if np.isfinite(self._least(index)):
+                return index
+            further = int(np.searchsorted(self.bounds, self.bounds[index] * _STEP))
+            index = max(min(further, highest), index + 1)
+        return None
 
-    def sums(self, bound: float) -> list[Floats]:
+    def _rest(self, bound: float) -> float:
+        """Seconds of all microbatches but one on the slowest stage."""
+        return (self.num_microbatches - 1) * bound
+
+    def _highest(self) -> int:
+        """The largest bound that can still beat the best: stages take the work over all devices at least."""
+        if self.num_microbatches == 1 or not np.isfinite(self.below_s):
+            return len(self.bounds) - 1
+        slowest = (self.below_s - float(self.work.sum()) / self.devices) / (self.num_microbatches - 1)
+        return int(np.searchsorted(self.bounds, slowest, side="right")) - 1
+
+    def _least(self, number: int) -> float:
+        """Smallest sum of stage times under a bound, over all numbers of stages; it is kept where it beats the best."""
+        ways = self._ways(float(self.bounds[number]))
+        if ways.initial < 0 or not len(ways.after):
+            return np.inf
+        sums = self._sums(ways)
+        least = min(float(each[ways.initial]) for each in sums)
+        if least + self._rest(ways.bound) < self.below_s:
+            self.below_s, self._best = least + self._rest(ways.bound), (ways, sums)
+        return least
+
+    def _sums(self, ways: _Ways) -> list[Floats]:
         """F for every number of stages, as float64[states] each; the last entry of states is "impossible"."""
-        steps = self._steps(bound)
-        values = [np.full(steps.count + 1, np.inf)]
-        if steps.final < 0 or steps.initial < 0 or not len(steps.after):
-            return values
-        values[0][steps.final] = 0.0
-        for stage in range(self.max_stages):
-            grown = np.full(steps.count + 1, np.inf)
-            total = self._costs(steps, stage, bound) + values[-1][steps.after]
-            grown[steps.state] = np.minimum.reduceat(total, steps.start)
-            values.append(grown)
-            if not np.isfinite(grown).any():
-                break
-        return values
+        sums = [np.full(ways.count + 1, np.inf)]
+        sums[0][ways.count - 1] = 0.0
+        most = min(self.times.shape[2] - 1, self.devices // min(self.sizes), MAX_STAGES)
+        while len(sums) <= most and np.isfinite(sums[-1]).any():
+            grown = np.full(ways.count + 1, np.inf)
+            grown[ways.state] = np.minimum.reduceat(self._totals(ways, sums, len(sums)), ways.start)
+            sums.append(grown)
+        return sums
 
-    def least(self, bound: float) -> float:
-        """Smallest sum of stage times under a bound, over all numbers of stages."""
-        values, initial = self.sums(bound), self._steps(bound).initial
-        return min(float(value[initial]) for value in values) if initial >= 0 else np.inf
+    def _totals(self, ways: _Ways, sums: Sequence[Floats], stages: int) -> Floats:
+        """What every way takes as the first of so many stages, with the best behind it."""
+        size, length, block = ways.entry
+        times = self._by_length[min(stages, len(self.times)) - 1][size, length, block]
+        total: Floats = np.where(times <= ways.bound, times, np.inf) + self.latency[block + length]
+        return total + sums[stages - 1][ways.after]
 
-    def _costs(self, steps: _Steps, stage: int, bound: float) -> Floats:
-        size, length, block = steps.entry
-        times = self._by_length[min(stage, len(self.times) - 1)][size, length, block]
-        costs: Floats = np.where(times <= bound, times, np.inf) + self.latency[block + length]
-        return costs
-
-    @cached_property
-    def _known_steps(self) -> dict[float, _Steps]:
-        return {}
-
-    def _steps(self, bound: float) -> _Steps:
-        if bound not in self._known_steps:
-            self._known_steps.clear()
-            self._known_steps[bound] = self._make_steps(bound)
-        return self._known_steps[bound]
-
-    def _make_steps(self, bound: float) -> _Steps:
+    def _ways(self, bound: float) -> _Ways:
         """Every (submesh, length, block) under the bound, for every number of devices that work leaves open."""
         blocks, devices = self.times.shape[2] - 1, self.devices
         before = np.concatenate([[0.0], np.cumsum(self.work)])
-        behind = before[-1] - before
-        low = np.ceil(behind / bound - _ROUNDING).astype(np.int64)
+        low = np.ceil((before[-1] - before) / bound - _ROUNDING).astype(np.int64)
         high = devices - np.ceil(before / bound - _ROUNDING).astype(np.int64)
         low[:blocks] = np.maximum(low[:blocks], 1)
         high[blocks] = 0
@@ -164,96 +183,34 @@ class InterOp:
         after = offset[end] + here - taken[which] - low[end]
         order = np.argsort(state, kind="stable")
         distinct, start = np.unique(state[order], return_index=True)
-        whole = low[0] <= devices <= high[0]
-        return _Steps(
+        return _Ways(
+            bound=bound,
             count=int(offset[-1]),
             state=distinct,
             start=start,
             entry=(size[which][order], length[which][order], block[which][order]),
             after=after[order],
-            initial=int(offset[0] + devices - low[0]) if whole else -1,
-            final=int(offset[blocks]) if low[blocks] <= 0 else -1,
+            initial=int(devices - low[0]) if low[0] <= devices <= high[0] else -1,
         )
 
-    def _cuts(self, bound: float) -> list[Cut]:
+    def _cuts(self, ways: _Ways, sums: Sequence[Floats]) -> list[Cut]:
         """The best cut of every number of stages under a bound."""
-        values, steps = self.sums(bound), self._steps(bound)
         found = [
-            self._trace(values, stages, bound)
-            for stages in range(1, len(values))
-            if np.isfinite(values[stages][steps.initial])
+            self._trace(ways, sums, stages)
+            for stages in range(1, len(sums))
+            if np.isfinite(sums[stages][ways.initial])
         ]
         return sorted(found, key=lambda cut: cut.estimate_s)
 
-    def _trace(self, values: Sequence[Floats], count: int, bound: float) -> Cut:
-        steps, state = self._steps(bound), self._steps(bound).initial
-        stages, times = [], []
-        for level in range(count - 1, -1, -1):
-            total = self._costs(steps, level, bound) + values[level][steps.after]
-            at = int(np.searchsorted(steps.state, state))
-            end = int(steps.start[at + 1]) if at + 1 < len(steps.start) else len(total)
-            best = int(steps.start[at] + np.argmin(total[steps.start[at] : end]))
-            size, length, block = (int(column[best]) for column in steps.entry)
-            level_times = self._by_length[min(level, len(self.times) - 1)]
-            times.append(float(level_times[size, length, block]))
-            stages.append((block, block + length, size))
-            state = int(steps.after[best])
-        total_s = float(values[count][steps.initial])
-        return Cut(tuple(stages), total_s + (self.num_microbatches - 1) * max(times))
-
-
-@dataclass
-class _Bisection:
-    """The search for the best bound; ``best`` is the least total so far."""
-
-    problem: InterOp
-    best: float
-    bound: float | None = None
-
-    def run(self) -> float | None:
-        """The bound of the best plan, None where nothing beats what was known."""
-        values = self.problem.bounds
-        first = self._first_feasible(values)
-        if first is None:
-            return None
-        intervals = [(0, first), (first + 1, len(values) - 1)]
-        while intervals:
-            low, high = intervals.pop(0)
-            high = min(high, self._highest(values))
-            if low > high:
-                continue
-            least = self.problem.least(float(values[high]))
-            self._note(least, float(values[high]))
-            if least + self._rest(float(values[low])) >= self.best * (1 - self.problem.tolerance):
-                continue
-            middle = (low + high) // 2
-            if low < high:
-                intervals += [(low, middle), (middle + 1, high - 1)]
-        return self.bound
-
-    def _rest(self, bound: float) -> float:
-        return (self.problem.num_microbatches - 1) * bound
-
-    def _note(self, least: float, bound: float) -> None:
-        if least + self._rest(bound) < self.best:
-            self.best, self.bound = least + self._rest(bound), bound
-
-    def _highest(self, values: Floats) -> int:
-        """The largest bound that can still beat the best: stages take the work over all devices at least."""
-        problem = self.problem
-        if problem.num_microbatches == 1 or not np.isfinite(self.best):
-            return len(values) - 1
-        slowest = (self.best - float(problem.work.sum()) / problem.devices) / (problem.num_microbatches - 1)
-        return int(np.searchsorted(values, slowest, side="right")) - 1
-
-    def _first_feasible(self, values: Floats) -> int | None:
-        """A bound with a plan, looked for from below; None where even the largest that can win has none."""
-        index = 0
-        while index <= (highest := self._highest(values)):
-            least = self.problem.least(float(values[index]))
-            if np.isfinite(least):
-                self._note(least, float(values[index]))
-                return index
-            further = int(np.searchsorted(values, values[index] * _STEP))
-            index = max(min(further, highest), index + 1)
-        return None
+    def _trace(self, ways: _Ways, sums: Sequence[Floats], count: int) -> Cut:
+        state, stages, times = ways.initial, [], []
+        ends = np.append(ways.start[1:], len(ways.after))
+        for left in range(count, 0, -1):
+            at = int(np.searchsorted(ways.state, state))
+            start, end = int(ways.start[at]), int(ends[at])
+            best = start + int(np.argmin(self._totals(ways, sums, left)[start:end]))
+            size, length, block = (int(column[best]) for column in ways.entry)
+            times.append(float(self._by_length[min(left, len(self.times)) - 1][size, length, block]))
+            stages.append((block, block + length, self.sizes[size]))
+            state = int(ways.after[best])
+        return Cut(tuple(stages), float(sums[count][ways.initial]) + self._rest(max(times)))

@@ -22,9 +22,11 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.search.stages.alpa.graph import ChoiceGraph, Metric, eliminate
+from simpar.search.stages.alpa.graph import ChoiceGraph, eliminate
 from simpar.search.stages.alpa.meshes import logical_meshes
-from simpar.search.stages.alpa.profile import Profile, between
+from simpar.search.stages.alpa.operators import Metric
+from simpar.search.stages.alpa.profile import Profile
+from simpar.search.stages.cuts import between
 from simpar.units import NS
 
 Floats = NDArray[np.float64]
@@ -102,8 +104,8 @@ def _on_mesh(profile: Profile, graph: ChoiceGraph) -> tuple[Floats, Floats]:
     """The same on one mesh: the most that any share and price says of every range."""
     job, chain, steps = profile.job, profile.chain, profile.num_microbatches
     if job.plan.tensor_parallel.overlap:  # decomposed, collectives run beside kernels
-        free = (replace(each, pass_s=np.where(np.isinf(each.pass_s), np.inf, 0.0)) for each in graph.tensors)
-        graph = replace(graph, tensors=tuple(free))
+        free = [replace(each, pass_s=np.where(np.isinf(each.pass_s), np.inf, 0.0)) for each in graph.tensors]
+        graph = replace(graph, tensors=free)
     weights = np.zeros((len(SHARES) * len(PRICES), len(Metric)))
     share, price = np.array(list(product(SHARES, PRICES))).T
     weights[:, Metric.PASS], weights[:, Metric.SYNC], weights[:, Metric.UPDATE] = (

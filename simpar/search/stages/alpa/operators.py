@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from enum import IntEnum
 from math import prod
 
 import numpy as np
@@ -26,9 +26,28 @@ from simpar.plan.slices import divides
 from simpar.program.blocks.block_view import loss_sums
 from simpar.program.blocks.rank_view import Job
 from simpar.program.structure.synchronisation import DENSE, Replicas, Synchronisation
-from simpar.search.stages.alpa.graph import Metric
 from simpar.search.stages.alpa.roles import Pricer, RoleTable, role_table
 from simpar.units import Numbers
+
+
+class Metric(IntEnum):
+    """What a choice costs one block: seconds, and bytes on one rank."""
+
+    PASS = 0
+    """Both passes of a microbatch."""
+    FORWARD = 1
+    """Kernels of its forward alone."""
+    EXPOSED = 2
+    """Gathers of weights, and reductions behind them, that the kernels of a pass do not hide."""
+    SYNC = 3
+    """What gradients and parameters of a step take of the links."""
+    UPDATE = 4
+    """The update, without launches."""
+    STATIC = 5
+    """Parameters, gradients and states."""
+    SAVED = 6
+    """What a microbatch keeps for its backward."""
+
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -46,7 +65,7 @@ class Chosen:
     gathered: Bools
     local: LocalOperator
     time: OperatorTime
-    by: dict[str, Ints] = field(default_factory=dict)
+    by: dict[str, Ints]
 
     def along(self, role: str, pricer: Pricer) -> list[tuple[int, Ints]]:
         """Axes along which some of the choices have a role, and which do."""
@@ -61,10 +80,6 @@ class OperatorCosts:
     job: Job
     pricer: Pricer
     dims: Dims
-
-    @cached_property
-    def _machine(self) -> Machine:
-        return Machine(self.job.kernels, self.job.stack)
 
     def table(self, op: Operator) -> RoleTable:
         """Combinations of the operator's roles."""
@@ -84,13 +99,20 @@ class OperatorCosts:
         gathered = np.arange(len(index) + len(again)) >= len(index)
         return np.concatenate([index, np.array(again, dtype=np.int64)]), gathered
 
-    def chosen(self, op: Operator, index: Ints, gathered: Bools | None = None) -> Chosen:
-        """An operator under some combinations."""
+    def chosen(self, op: Operator, index: Ints, gathered: Bools) -> Chosen:
+        """An operator under some combinations, with its weights gathered for every pass under some of them."""
         table = self.table(op)
         by = {name: values[index] for name, values in table.by.items()}
         local = local_operator(op, self.dims, by)
-        flags = np.zeros(len(index), dtype=bool) if gathered is None or not len(gathered) else gathered
-        return Chosen(op, table, index, flags, local, local_time(local, self._machine), by)
+        return Chosen(
+            op,
+            table,
+            index,
+            gathered,
+            local,
+            local_time(local, Machine(self.job.kernels, self.job.stack)),
+            by,
+        )
 
     def metrics(self, chosen: Chosen, *, saved: bool) -> Floats:
         """Metrics of every choice: float64[metrics, choices]; ``saved`` where its output is kept for backward."""

@@ -29,9 +29,11 @@ from simpar.program.structure.stage_view import StageView
 from simpar.program.structure.stages import Piece, Pricing
 from simpar.program.structure.templates import LOOK_AHEAD
 from simpar.search.stages.alpa.build import Chain, build_graph, shardings
-from simpar.search.stages.alpa.graph import ChoiceGraph, Metric, eliminate
+from simpar.search.stages.alpa.graph import ChoiceGraph, eliminate
 from simpar.search.stages.alpa.meshes import Mesh, logical_meshes
+from simpar.search.stages.alpa.operators import Metric
 from simpar.search.stages.alpa.roles import Pricer
+from simpar.search.stages.cuts import between
 from simpar.units import NS_PER_S, US
 
 Floats = NDArray[np.float64]
@@ -68,13 +70,15 @@ def with_stages(plan: Plan, stages: tuple[StagePlan, ...], schedule: str = "1f1b
 class Profile:
     """Options of submeshes for one size of microbatch, which is that of the ``job``.
 
-    ``cluster`` is in its state of training; ``limit_bytes`` is what a rank may need.
+    ``cluster`` is in its state of training; ``prices`` hold for any size; ``limit_bytes`` is what a rank may need.
     """
 
     job: Job
     cluster: Cluster
+    prices: Prices
     limit_bytes: float
-    recompute: Sequence[str] = ("none", "selective", "full")
+    recompute: Sequence[str]
+    _graphs: dict[Mesh, ChoiceGraph | None] = field(default_factory=dict)
     _known: dict[int, list[Option]] = field(default_factory=dict)
     _ranges: dict[tuple[int, float], tuple[Floats, Ints]] = field(default_factory=dict)
 
@@ -88,19 +92,11 @@ class Profile:
         """Microbatches of a step."""
         return self.job.training.global_batch // self.job.plan.micro_batch
 
-    @cached_property
-    def _prices(self) -> Prices:
-        return Prices.of_job(self.job, self.cluster)
-
-    @cached_property
-    def _graphs(self) -> dict[Mesh, ChoiceGraph | None]:
-        return {}
-
     def graph(self, mesh: Mesh) -> ChoiceGraph | None:
         """The choices of the model on a mesh, None where some operator has no legal role."""
         if mesh not in self._graphs:
             try:
-                self._graphs[mesh] = build_graph(self.job, Pricer(self._prices, mesh), self.chain)
+                self._graphs[mesh] = build_graph(self.job, Pricer(self.prices, mesh), self.chain)
             except Infeasible:
                 self._graphs[mesh] = None
         return self._graphs[mesh]
@@ -129,13 +125,12 @@ class Profile:
 
     def _options(self, graph: ChoiceGraph, assignment: tuple[int, ...]) -> Iterator[Option]:
         """One sharding with every recompute choice that saves memory."""
-        job, late_s = self.job, self.cluster.state.get("member_us", 0.0) * US
-        stage = StagePlan(
-            layers=len(job.graph.layers), first_device=0, mesh=graph.mesh,
-            sharding=shardings(graph, self.chain, assignment),
-        )  # fmt: skip
+        job, late_s, pricer = self.job, self.cluster.state.get("member_us", 0.0) * US, graph.pricer
+        stage = pricer.stage.model_copy(
+            update={"layers": len(job.graph.layers), "sharding": shardings(graph, self.chain, assignment)}
+        )
         staged = replace(job, plan=with_stages(job.plan, (stage,)))
-        pricer, part = Pricer(self._prices, graph.mesh), RolesBuilder.of(staged, 0, (0,), late_s)
+        part = RolesBuilder.of(staged, 0, (0,), late_s)
         pricing = Pricing(
             price=lambda use: pricer.of_use(use).use_ns(use),
             occupied=lambda use: int(pricer.of_use(use).occupied_ns(use.size_bytes, use.count)),
@@ -143,7 +138,7 @@ class Profile:
         )
         pieces = {piece.block.name: piece for piece in part.pieces[0]}
         priced: dict[Piece, Floats] = {}
-        most, static = np.inf, np.array(list(graph.bytes_of(assignment, Metric.STATIC).values()))
+        most, static = np.inf, np.array(list(graph.static_bytes(assignment).values()))
         for recompute in self.recompute:
             own = [
                 replace(pieces[name], recompute=recompute) if name in job.graph.blocks else pieces[name]
@@ -222,7 +217,7 @@ class Profile:
         """Seconds that messages at every boundary add to the first and last microbatch: float64[K + 1]."""
         inside, cluster = self.cluster.profile.devices_per_node, self.cluster
         shape = (2, 1) if cluster.world_size > cluster.domain_size else (1, 2)
-        view = StageView(self.job, StagePlan(layers=0, first_device=0, mesh=(1,), sharding={}), 0)
+        view = StageView(self.job, Pricer(self.prices, (1,)).stage, 0)
         size = {
             name: float(block.output_elements(view.dims(block))) * view.compute_bytes / inside
             for name, block in self.chain.kinds.items()
@@ -258,12 +253,6 @@ def _priced(part: RolesBuilder, piece: Piece, pricing: Pricing) -> Floats:
     backward_bytes = unit.recomputed_bytes + unit.backward_workspace_bytes
     found[WORKSPACE] = rows_bytes + gathered_bytes + max(unit.forward_workspace_bytes, backward_bytes)
     return found
-
-
-def between(each: Floats) -> Floats:
-    """Sums over blocks k..j-1 of float64[..., K]: float64[..., K + 1, K + 1]."""
-    sums = np.concatenate([np.zeros((*each.shape[:-1], 1)), np.cumsum(each, axis=-1)], axis=-1)
-    return np.asarray(sums[..., None, :] - sums[..., :, None])
 
 
 def _range_maximum(values: Floats) -> Floats:

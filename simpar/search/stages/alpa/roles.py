@@ -6,8 +6,9 @@ What depends on the mesh alone is made once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache, reduce
 from itertools import product
 
 import numpy as np
@@ -31,15 +32,17 @@ SERIAL, SUMMED, AGAIN = range(3)
 
 
 @lru_cache(maxsize=4)
-def state_codes(num_axes: int) -> dict[States, int]:
-    """The code of every combination of states."""
-    return {states: code for code, states in enumerate(product(LETTERS, repeat=num_axes))}
+def states_of(num_axes: int) -> tuple[States, ...]:
+    """Every combination of states; its code is its place."""
+    return tuple(product(LETTERS, repeat=num_axes))
 
 
-def codes(states: list[States], num_axes: int) -> Ints:
-    """Codes of some combinations of states."""
-    known = state_codes(num_axes)
-    return np.array([known[each] for each in states], dtype=np.int64)
+def codes(states: Sequence[States]) -> Ints:
+    """Codes of some combinations of states: int64[n]."""
+    digits = [[LETTERS.index(state) for state in each] for each in states]
+    return np.array(
+        [reduce(lambda code, digit: code * len(LETTERS) + digit, each, 0) for each in digits], np.int64
+    )
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,9 @@ class RoleTable:
 def role_table(roles: tuple[Role, ...], mesh: Mesh) -> RoleTable:
     """The table of some roles on a mesh."""
     every = tuple(product(roles, repeat=len(mesh)))
-    reads = codes([tuple(role.reads for role in each) for each in every], len(mesh))
-    writes = codes([tuple(role.writes for role in each) for each in every], len(mesh))
-    within = np.full(len(state_codes(len(mesh))), -1, dtype=np.int64)
+    reads = codes([tuple(role.reads for role in each) for each in every])
+    writes = codes([tuple(role.writes for role in each) for each in every])
+    within = np.full(len(states_of(len(mesh))), -1, dtype=np.int64)
     for index in np.flatnonzero(reads == writes)[::-1].tolist():
         within[reads[index]] = index
     groups = (
@@ -85,17 +88,19 @@ def role_table(roles: tuple[Role, ...], mesh: Mesh) -> RoleTable:
 class Moves:
     """Collectives of all changes of states on a mesh, and which changes there are: bool[states, states].
 
-    ``at[axis, op]`` are (pass, written, read, share of the tensor) of every collective of that kind.
+    ``at[axis, op]`` are (pass, written, read, share of the tensor) of every collective of that kind; ``summands`` says
+    which codes are of summands on some axis: bool[states].
     """
 
     at: dict[tuple[int, str], tuple[Ints, Ints, Ints, Floats]]
     legal: NDArray[np.bool_]
+    summands: NDArray[np.bool_]
 
 
 @lru_cache(maxsize=256)
 def moves(mesh: Mesh) -> Moves:
     """The collectives of a mesh."""
-    states = tuple(state_codes(len(mesh)))
+    states = states_of(len(mesh))
     legal = np.zeros((len(states), len(states)), dtype=bool)
     rows: dict[tuple[int, str], list[tuple[int, int, int, float]]] = {}
     for (i, before), (j, after) in product(enumerate(states), enumerate(states)):
@@ -111,15 +116,9 @@ def moves(mesh: Mesh) -> Moves:
             rows.setdefault((move.axis, move.op), []).append((which, i, j, move.share))
     at = {}
     for kind, entries in rows.items():
-        where = np.array([entry[:3] for entry in entries]).T
-        at[kind] = (where[0], where[1], where[2], np.array([share for *_, share in entries]))
-    return Moves(at, legal)
-
-
-@lru_cache(maxsize=256)
-def summands(mesh: Mesh) -> NDArray[np.bool_]:
-    """Which codes are of summands on some axis: bool[states]."""
-    return np.array(["P" in states for states in state_codes(len(mesh))])
+        which, written, read = np.array([entry[:3] for entry in entries]).T
+        at[kind] = (which, written, read, np.array([share for *_, share in entries]))
+    return Moves(at, legal, np.array(["P" in each for each in states]))
 
 
 @dataclass(frozen=True)
@@ -128,12 +127,20 @@ class Pricer:
 
     prices: Prices
     mesh: Mesh
+    _prices: dict[tuple[str, Axes, str], Price] = field(default_factory=dict)
     _changes: dict[float, Floats] = field(default_factory=dict)
+
+    @cached_property
+    def stage(self) -> StagePlan:
+        """The stage, without blocks."""
+        return StagePlan(layers=0, first_device=0, mesh=self.mesh)
 
     def price(self, op: str, axes: Axes, kind: str = TENSOR) -> Price:
         """The price of a collective along some axes."""
-        stage = StagePlan(layers=0, first_device=0, mesh=self.mesh, sharding={})
-        return self.prices.of(op, axis_groups(stage, axes)[0], kind)
+        key = op, axes, kind
+        if key not in self._prices:
+            self._prices[key] = self.prices.of(op, axis_groups(self.stage, axes)[0], kind)
+        return self._prices[key]
 
     def of_use(self, use: CollectiveUse) -> Price:
         """The price of a collective of the stage's blocks, whose group is named for its axes."""

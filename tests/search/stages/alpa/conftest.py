@@ -13,7 +13,7 @@ from simpar.models.catalogue import load_model
 from simpar.models.graph import Block
 from simpar.program.emission.collective_prices import Prices
 from simpar.search.stages.alpa.build import Chain, build_graph
-from simpar.search.stages.alpa.graph import Metric
+from simpar.search.stages.alpa.operators import Metric
 from simpar.search.stages.alpa.roles import Pricer
 from simpar.simulation import make_job
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simpar.search.stages.alpa.graph import Metric, eliminate
+from simpar.search.stages.alpa.graph import eliminate
+from simpar.search.stages.alpa.operators import Metric
 
 CASES = [("attention", (4,)), ("mlp", (4,)), ("mlp", (2, 2))]
 

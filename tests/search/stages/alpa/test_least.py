@@ -16,7 +16,7 @@ from simpar.search.problem import make_problem
 from simpar.search.progress import Progress
 from simpar.search.stages.alpa.least import least_step_s
 from simpar.search.stages.alpa.optimize import AlpaSearch
-from simpar.search.stages.alpa.profile import between
+from simpar.search.stages.cuts import between
 
 CONFIG = {
     "model_type": "llama", "vocab_size": 8192, "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4,

@@ -71,13 +71,14 @@ def test_estimates_are_close_to_simulated_steps():
     search = AlpaSearch(problem_of(), Progress())
     checked = 0
     for size in (4, 8):
-        for trial in search.cuts_of(search.profile(size), search.submeshes(size), float("inf"))[:3]:
-            assert search.simulate(trial, "1f1b"), "what should fit does"
-            done, _, _ = search.found[-1]
+        for trial in search.cuts_of(search.profile(size), float("inf"))[:3]:
+            assert search.simulate(trial), "what should fit does"
+            done, _ = search.found[-1]
             overhead_s = search.problem.stack.launch.step_overhead_s
             assert trial.cut.estimate_s == pytest.approx(done.step_time_s - overhead_s, rel=0.1)
             checked += 1
     assert checked >= 4
+    assert search.ops == sum(done.num_ops for done, _ in search.found), "what MAX_OPS limits is all of them"
 
 
 def test_the_answer_is_never_worse_than_the_uniform_optimum():

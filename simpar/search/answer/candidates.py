@@ -1,0 +1,86 @@
+"""From the results of a search, the best first, to its answer: candidates with their reasons, and the problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from simpar.errors import UserError
+from simpar.models.graph import ModelGraph
+from simpar.plan.plan import Plan
+from simpar.plan.torch_roles import refuse_roles
+from simpar.plan.uniform_stages import as_uniform
+from simpar.report.result import Result
+from simpar.scenario import chosen_cluster
+from simpar.search.answer.explanations import why_it_loses, why_it_wins
+from simpar.search.certify.scope import not_portable
+from simpar.search.problem import Problem
+from simpar.search.progress import Progress
+from simpar.search.result import Candidate, Counts, SearchResult
+
+
+def answer_of(
+    problem: Problem, progress: Progress, results: Sequence[Result], counts: Counts, gap: float, whole: bool
+) -> SearchResult:
+    """The answer of ranked results; ``gap`` is the share of the objective by which an unseen plan may be better.
+
+    ``whole``: the search was not stopped before it was over.
+    """
+    best, *others = results
+    reasons = [why_it_wins(best, others), *(why_it_loses(other, best) for other in others)]
+    candidates = tuple(
+        _candidate(rank, result, why, problem.graph)
+        for rank, (result, why) in enumerate(zip(results, reasons, strict=True), start=1)
+    )
+    details = {
+        "model": best.setup.model,
+        "cluster": best.setup.cluster,
+        "training": problem.training.model_dump(),
+        "perturbation": best.setup.perturbation,
+        "stack": problem.stack.name,
+        "constraints": asdict(problem.constraints),
+        "node_counts": [problem.cluster.nodes],
+        "simpar_version": best.setup.simpar_version,
+        "not_portable": not_portable(problem, candidates[0].plan),
+        "stopped": progress.stopped,
+    }
+    certified = gap <= 0 and whole
+    return SearchResult(candidates, counts, problem.objective, certified, gap, progress.seconds, details)
+
+
+def _candidate(rank: int, result: Result, why: tuple[str, ...], graph: ModelGraph) -> Candidate:
+    """A ranked candidate with its plan, resolved, and the figures predicted for it."""
+    plan, bill = Plan.model_validate(result.setup.plan), result.bill
+    figures = {
+        "tokens_per_s": result.tokens_per_s,
+        "bubble_fraction": result.bubble_fraction,
+        "peak_reserved_bytes": result.memory.peak_reserved_bytes,
+        "time_breakdown_s": result.time_breakdown_s.model_dump(),
+        "cost_usd_per_step": bill.cost_usd_per_step,
+        "energy_j_per_step": bill.energy_j_per_step,
+        "nodes": int(result.setup.cluster["nodes"]),
+    }
+    predicted = {
+        "step_time_s": result.step_time_s, "mfu": result.mfu, "peak_memory_bytes": result.peak_memory_bytes,
+    }  # fmt: skip
+    said = {"predicted": predicted, "cluster": chosen_cluster(result.setup.cluster)}
+    return Candidate(
+        rank, plan.model_copy(update=said), **predicted, figures=figures, why=(*why, *_takers(plan, graph))
+    )
+
+
+def _takers(plan: Plan, graph: ModelGraph) -> tuple[str, ...]:
+    """Whether `simpar run` runs the stages of a plan, and whether exports write them; nothing without stages."""
+    if not plan.pipeline.stages:
+        return ()
+    try:
+        refuse_roles(plan.pipeline.stages, graph)
+        run = "`simpar run` runs its stages as they are"
+    except UserError as error:
+        run = f"`simpar run` does not run its stages: {error}"
+    try:
+        one = as_uniform(plan, graph).mesh
+        export = f"exports write its stages as one layout: tp {one.tp}, pp {one.pp}, dp {one.dp}"
+    except UserError as error:
+        export = f"exports do not write its stages: {error}"
+    return run, export
