@@ -143,6 +143,24 @@ Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 
 
+def floats(value: Numbers) -> Numbers:
+    """A float of one number, a float64 array of several."""
+    return np.asarray(value, dtype=np.float64) if np.ndim(value) else float(value)
+
+
+def agreed(flags: bool | np.bool_ | NDArray[np.bool_]) -> bool:
+    """A truth value on which all of a batch agree, so that one structure stands for all of them.
+
+    Raises ValueError where they do not: what is built for a batch must not depend on its first member.
+    """
+    if isinstance(flags, bool):
+        return flags
+    found = np.asarray(flags)
+    if found.any() != found.all():
+        raise ValueError("cases of one batch differ in structure")
+    return bool(found.all())
+
+
 def to_ns(seconds: Numbers) -> Any:
     """Nanoseconds (int, or int64 array) of seconds, rounded half to even.
 

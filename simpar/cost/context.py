@@ -20,7 +20,7 @@ import numpy as np
 
 from simpar.cost.kernels import KernelModel
 from simpar.models.graph import Attention, Dims, Operator, evaluate
-from simpar.units import Numbers
+from simpar.units import Numbers, floats
 
 SLOWEST = -1
 _MERGE_PASSES = 3  # a block's output is read, and the sum so far read and written
@@ -73,7 +73,7 @@ def exchange_elements(op: Operator, dims: Dims, *, backward: bool) -> Numbers:
 
 def block_times_s(
     op: Operator, dims: Dims, kernels: KernelModel, split: ContextSplit, *, backward: bool
-) -> list[float]:
+) -> list[Numbers]:
     """Seconds of attention on every block of keys in turn, without the messages; 0 for a block that is masked.
 
     Zigzag and striped ranks see half of every block under a causal mask. Contiguous rank i sees its own block under
@@ -85,13 +85,13 @@ def block_times_s(
     width = (evaluate(attention.key_dim, dims) + evaluate(attention.value_dim, dims)) / 2
     shape = (dims["batch"], rows, heads, width)
 
-    def seconds(context: Numbers, seen: Numbers) -> float:
-        return float(kernels.attention_time_s(shape, context=context, seen=seen, backward=backward))
+    def seconds(context: Numbers, seen: Numbers) -> Numbers:
+        return floats(kernels.attention_time_s(shape, context=context, seen=seen, backward=backward))
 
     if blocks == 1:
         return [seconds(dims["context"], _seen_at(attention, dims, split))]
-    merge_s = float(kernels.memory_time_s(_MERGE_PASSES * _output_bytes(op, dims, kernels)))
-    times = []
+    merge_s = floats(kernels.memory_time_s(_MERGE_PASSES * _output_bytes(op, dims, kernels)))
+    times: list[Numbers] = []
     for block in range(blocks):
         seen = _seen_in_block(attention, rows, dims["context"], split, block)
         later = merge_s if block and not backward else 0.0
@@ -122,9 +122,9 @@ def _seen_at(attention: Attention, dims: Dims, split: ContextSplit) -> Numbers:
     return (last + 0.5) * dims["context"] / split.gathered
 
 
-def _output_bytes(op: Operator, dims: Dims, kernels: KernelModel) -> float:
+def _output_bytes(op: Operator, dims: Dims, kernels: KernelModel) -> Numbers:
     value_dim = evaluate(_of(op).value_dim, dims)
-    return float(_tokens(op, dims) * dims["heads"] * value_dim * kernels.activation_bytes)
+    return floats(_tokens(op, dims) * dims["heads"] * value_dim * kernels.activation_bytes)
 
 
 def _tokens(op: Operator, dims: Dims) -> Numbers:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from simpar.cost.stack import Launch
 from simpar.models.graph import Block, Operator
+from simpar.units import Numbers
 
 _MIXERS = {"attention": "attention", "scan": "mamba"}
 _EXPERTS = ("dispatch", "grouped_matmul", "combine")
@@ -40,7 +41,7 @@ def part_names(operators: Sequence[Operator]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def launches(block: Block, kernels: Iterable[float], graphs: tuple[str, ...]) -> float:
+def launches(block: Block, kernels: Iterable[Numbers], graphs: tuple[str, ...]) -> Numbers:
     """What the host launches for one pass through a block whose operators have so many ``kernels``, in order.
 
     A captured part is one launch, a captured step none.
@@ -54,7 +55,9 @@ def launches(block: Block, kernels: Iterable[float], graphs: tuple[str, ...]) ->
     return outside + len({part for part in parts if part in graphs})
 
 
-def issue_s(launch: Launch, block: Block, kernels: Iterable[float], collectives: int, late_s: float) -> float:
+def issue_s(
+    launch: Launch, block: Block, kernels: Iterable[Numbers], collectives: int, late_s: Numbers
+) -> Numbers:
     """Seconds the host needs for one pass through a block; each collective holds it up ``late_s`` besides."""
     each_s = launch.host_time_per_collective_s + late_s
     return launches(block, kernels, launch.graphs) * launch.host_time_per_kernel_s + collectives * each_s

@@ -203,14 +203,14 @@ def _router(op: Operator, sizes: Sizes) -> OperatorTime:
     )
 
 
-def _routed_copies(sizes: Sizes) -> tuple[float, float, int]:
+def _routed_copies(sizes: Sizes) -> tuple[Numbers, Numbers, int]:
     """Element passes over the routed tokens, forward and backward, and kernels.
 
     Tokens are copied into the order of ranks and, where a rank has several experts, of experts; fused into the exchange
     they are copied once.
     """
-    several = bool(np.max(sizes.dims["experts"]) > 1)
-    return (2.0, 2.0, 2) if sizes.stack.fusion.permutation else (2.0 + 2.0 * several, 2.0 + 2.0 * several, 5)
+    copies = np.where(np.asarray(sizes.dims["experts"]) > 1, 4.0, 2.0)
+    return (2.0, 2.0, 2) if sizes.stack.fusion.permutation else (copies, copies, 5)
 
 
 def _dispatch(op: Operator, sizes: Sizes) -> OperatorTime:

@@ -50,7 +50,7 @@ class Layouts:
             hsdp=data.hsdp,
             sequence_parallel=bool(plan.tensor_parallel.sequence_parallel),
             ep=mesh.ep,
-            etp=mesh.etp or 0,
+            etp=0 if mesh.etp is None else mesh.etp,
             late=data.overlap_grad_reduce is False,
         )
 

@@ -101,7 +101,7 @@ class Mesh(BaseModel):
     @property
     def expert_tensor_parallel(self) -> int:
         """Tensor-parallel ranks of an expert: as given, else 1 where experts are spread, else those of everything."""
-        return self.etp or (1 if self.ep > 1 else self.tp)
+        return (1 if self.ep > 1 else self.tp) if self.etp is None else self.etp
 
     @property
     def expert_data_parallel(self) -> int:

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from simpar.models.graph import Operator
+from simpar.units import Numbers, agreed
 
 SHARDED = "BSF"
 States = tuple[str, ...]
@@ -104,20 +105,20 @@ class Transfer:
 
     axis: int
     op: str
-    share: float
+    share: Numbers
 
 
-def sharding(states: Sequence[str], mesh: Sequence[int], *, but: int = -1) -> int:
+def sharding(states: Sequence[str], mesh: Sequence[Numbers], *, but: int = -1) -> Numbers:
     """Over how many slices a tensor is spread by all axes (``but`` one)."""
-    factor = 1
+    factor: Numbers = 1
     for axis, (state, size) in enumerate(zip(states, mesh, strict=True)):
         if state in SHARDED and axis != but:
-            factor *= size
+            factor = factor * size
     return factor
 
 
 def transfers(
-    before: States, after: States, mesh: Sequence[int]
+    before: States, after: States, mesh: Sequence[Numbers]
 ) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]] | None:
     """Collectives of a change of states, in forward and in backward order; None where there is none.
 
@@ -133,7 +134,7 @@ def transfers(
             return None
         share = 1.0 / sharding(now, mesh, but=axis)
         for op, found in zip(pair, (forward, backward), strict=True):
-            if op and mesh[axis] > 1:
+            if op and agreed(mesh[axis] > 1):
                 whole = share / mesh[axis] if op == _EXCHANGE else share
                 found.append(Transfer(axis, op, whole))
         now[axis] = after[axis]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from simpar.models.graph import ModelGraph
 from simpar.plan.plan import Experts, Plan
+from simpar.units import agreed
 
 
 def fullest_load(experts: int, choice: Experts, ep: Any) -> Any:
@@ -46,7 +47,7 @@ def sampled_loads(graph: ModelGraph, plan: Plan, seed: int) -> NDArray[np.float6
 def has_sampled_loads(plan: Plan) -> bool:
     """Whether expert ranks differ from each other."""
     choice = plan.experts
-    even = choice.capacity_factor is not None or not choice.expert_imbalance or plan.mesh.ep == 1
+    even = choice.capacity_factor is not None or not choice.expert_imbalance or agreed(plan.mesh.ep == 1)
     return not even and choice.expert_load == "sampled"
 
 

@@ -49,15 +49,18 @@ class RankDims:
 
 
 def rank_dims(graph: ModelGraph, plan: Plan, training: Training, *, load: float | None = None) -> RankDims:
-    """Dims of one rank under a checked plan; ``load`` is its share of routed tokens (default: the fullest rank's)."""
+    """Dims of one rank under a checked plan; ``load`` is its share of routed tokens (default: the fullest rank's).
+
+    What a plan holds as arrays (a batch of plans) gives arrays.
+    """
     found = dims_of(graph, Layouts.of(plan), plan, training, load=load)
     expert = None if found.expert is None else _numbers(found.expert)
     return RankDims(_numbers(found.tensor), _numbers(found.sequence), expert)
 
 
 def _numbers(dims: Dims) -> Dims:
-    """Dims of one layout without the arrays that they came in."""
-    return {name: np.asarray(size).item() for name, size in dims.items()}
+    """Dims without the arrays that single numbers came in."""
+    return {name: size if np.ndim(size) else np.asarray(size).item() for name, size in dims.items()}
 
 
 def dims_of(

@@ -333,7 +333,7 @@ class ClassMaker:
             return self.boundaries.message(stage, target)
         builder, lower = self.builders[0], min(stage, target)
         assert isinstance(builder, StageBuilder), "roles of their own belong to stages with boundaries"
-        return send_bytes(builder.view, builder.pieces[lower][-1].block), 1
+        return float(send_bytes(builder.view, builder.pieces[lower][-1].block)), 1
 
     def _gathers(self, letter: str, stage: int) -> tuple[CollectiveUse, ...]:
         """What a pass gathers from the pieces that its ranks received."""

@@ -185,7 +185,7 @@ class Boundaries:
         pieces = lcm(devices, self.stages[target].num_devices)
         count = pieces // devices
         if self._is_even(stage, target) and not self.job.stack.overlap.scatter_gather_p2p:
-            pieces = sharding(self._states(stage, target)[0], self.stages[stage].mesh)
+            pieces = int(sharding(self._states(stage, target)[0], self.stages[stage].mesh))
         return self._whole_bytes(min(stage, target)) / pieces, count
 
     def gathers(self, source: int, stage: int) -> tuple[CollectiveUse, ...]:

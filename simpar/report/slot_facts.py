@@ -106,11 +106,11 @@ def _inside(node: Node) -> list[list[int]]:
             if step.collective is not None:
                 found[step.kind][0] += node.repeats * int(finish - start)
                 found[step.kind][1] += node.repeats * round(
-                    step.collective.size_bytes * step.collective.count
+                    float(step.collective.size_bytes) * step.collective.count
                 )
     return list(found.values())
 
 
 def _bytes_moved(node: Node) -> int:
     """Bytes of the tensor that the node's own collective works on."""
-    return round(node.collective.size_bytes * node.collective.count) if node.collective else 0
+    return round(float(node.collective.size_bytes) * node.collective.count) if node.collective else 0

@@ -104,4 +104,4 @@ def _spread(states: States, mesh: Sequence[int], shape: tuple[int, ...]) -> Stat
 
 def slices(states: States, mesh: Sequence[int]) -> int:
     """Into how many slices the rows of a tensor are cut."""
-    return sharding(["R" if state == "F" else state for state in states], mesh)
+    return int(sharding(["R" if state == "F" else state for state in states], mesh))

@@ -13,6 +13,7 @@ from simpar.models.recompute import MODULES, is_known, module_names, of_layer, o
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.plan.sharding import rank_dims
+from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.blocks.steps import block_steps
 from simpar.simulation import make_job
@@ -84,7 +85,9 @@ def test_only_the_modules_run_again() -> None:
     block, view = DEEPSEEK.blocks["layer_moe"], RankView.of(job)
     again = {
         policy: [
-            s for s in block_steps(block, view, recompute=policy).backward.steps if s.kind == "recompute"
+            s
+            for s in block_steps(RankBlock.of(block, view), recompute=policy).backward.steps
+            if s.kind == "recompute"
         ]
         for policy in ("modules:moe_act", "modules:moe")
     }
@@ -93,7 +96,7 @@ def test_only_the_modules_run_again() -> None:
     assert names == MODULES["moe"] - {"expert_clamp"}  # no limit on its activations
     sent = [
         s.collective.op
-        for s in block_steps(block, view, recompute="modules:moe").backward.steps
+        for s in block_steps(RankBlock.of(block, view), recompute="modules:moe").backward.steps
         if s.collective and s.collective.group == "ep"
     ]
     assert sent == ["all_to_all"] * 4

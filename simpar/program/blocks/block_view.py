@@ -18,7 +18,7 @@ from simpar.program.blocks.changes import Change, Flow, changes
 from simpar.program.blocks.experts import Exchange
 from simpar.program.blocks.phases import TENSOR, CollectiveUse, Step, StepList
 from simpar.program.blocks.rank_view import Job, RankView
-from simpar.units import DTYPE_BYTES
+from simpar.units import DTYPE_BYTES, Numbers, agreed, floats
 
 LOSS_SUMS = 3
 """Vocabulary-parallel cross entropy sums three fp32 numbers a row: maximum, target logit, denominator."""
@@ -33,7 +33,7 @@ class BlockView(ABC):
 
     job: Job
     block: Block
-    late_s: float
+    late_s: Numbers
 
     @property
     @abstractmethod
@@ -50,7 +50,7 @@ class BlockView(ABC):
         """Name of the process groups along some axes."""
 
     @abstractmethod
-    def ranks(self, axis: int) -> int:
+    def ranks(self, axis: int) -> Numbers:
         """Ranks along an axis."""
 
     @abstractmethod
@@ -61,7 +61,7 @@ class BlockView(ABC):
         """How often the kernels of an operator are launched."""
         return 1
 
-    def issue_s(self, block: Block, kernels: Iterable[float], collectives: int) -> float:
+    def issue_s(self, block: Block, kernels: Iterable[Numbers], collectives: int) -> Numbers:
         """Seconds of the host for so many kernels of each operator of the block, or a part of it, and collectives."""
         return issue_s(self.job.stack.launch, block, kernels, collectives, self.late_s)
 
@@ -90,7 +90,7 @@ class BlockView(ABC):
         )
 
 
-def loss_sums(group: str, rows: float) -> CollectiveUse:
+def loss_sums(group: str, rows: Numbers) -> CollectiveUse:
     """What cross entropy over a shared vocabulary sums for so many rows."""
     return CollectiveUse(group, "all_reduce", DTYPE_BYTES["fp32"] * rows, LOSS_SUMS)
 
@@ -114,7 +114,7 @@ class RankBlock(BlockView):
     @cached_property
     def changes(self) -> tuple[Change, ...]:
         """Where rows of the stream are gathered, and summands summed."""
-        if self.view.tensor_parallel == 1:
+        if not self.view.has_tensor_ranks:
             return ()
         last = self.block.operators[-1]
         outside = {INPUT: (self._stream,), MEMORY: (self._stream,)}
@@ -138,24 +138,24 @@ class RankBlock(BlockView):
             return ("P",)
         return ("F",) if op.region == "tensor" else (self._stream,)
 
-    def _size_bytes(self, tensor: str, reader: Operator | None) -> float:
+    def _size_bytes(self, tensor: str, reader: Operator | None) -> Numbers:
         """Bytes of all rows of a tensor: what an operator writes, or of the stream what another one reads of it."""
         for op in self.block.operators:
             if op.name == tensor:
                 return self.view.elements(op) * self.view.compute_bytes
         assert reader is not None, "what comes from outside has a reader"
         width = reader.columns if reader.region == "sequence" else reader.contraction or reader.columns
-        return self._rows(reader) * float(evaluate(width, self.view.tensor)) * self.view.compute_bytes
+        return self._rows(reader) * floats(evaluate(width, self.view.tensor)) * self.view.compute_bytes
 
-    def _rows(self, op: Operator) -> float:
+    def _rows(self, op: Operator) -> Numbers:
         """All rows (tokens) of an operator's output."""
-        return float(evaluate(op.rows, self.view.tensor))
+        return floats(evaluate(op.rows, self.view.tensor))
 
     def group(self, _axes: tuple[int, ...]) -> str:
         """The tensor-parallel ranks."""
         return TENSOR
 
-    def ranks(self, _axis: int) -> int:
+    def ranks(self, _axis: int) -> Numbers:
         """The tensor-parallel degree."""
         return self.view.tensor_parallel
 
@@ -165,12 +165,12 @@ class RankBlock(BlockView):
 
     def loss_sums(self, op: Operator) -> list[CollectiveUse]:
         """What the loss sums over ranks that share the vocabulary."""
-        shared = op.kind == "loss" and self.view.tensor_parallel > 1
+        shared = op.kind == "loss" and self.view.has_tensor_ranks
         return [loss_sums(TENSOR, self._rows(op))] if shared else []
 
     def attention_forward(self, steps: StepList, op: Operator, time: OperatorTime, *, kind: str) -> None:
         """Core attention, with the keys of other ranks where they are needed."""
-        if context.splits_context(self.view) and time.forward_s > 0:
+        if context.splits_context(self.view) and agreed(time.forward_s > 0):
             context.attention_forward(steps, op, self.view, kind=kind)
         else:
             super().attention_forward(steps, op, time, kind=kind)

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
 
 from simpar.models.graph import Block, Operator
 from simpar.plan.placement import States, Transfer, transfers
+from simpar.units import Numbers, floats
 
 
 @dataclass(frozen=True)
@@ -25,12 +29,12 @@ class Change:
 
     tensors: tuple[str, ...]
     reader: str
-    size_bytes: float
+    size_bytes: Numbers
     forward: tuple[Transfer, ...]
     backward: tuple[Transfer, ...]
     sums_gradient: bool = False
 
-    def moved_bytes(self, transfer: Transfer) -> float:
+    def moved_bytes(self, transfer: Transfer) -> Numbers:
         """Size of one of its collectives."""
         return self.size_bytes * transfer.share
 
@@ -44,12 +48,12 @@ class Flow:
     a tensor that was written in some, ``size_bytes`` the size of the whole of a tensor for its first reader.
     """
 
-    mesh: tuple[int, ...]
+    mesh: tuple[Numbers, ...]
     outside: Mapping[str, States]
     ends: Mapping[str, States]
     reads: Callable[[Operator, States], States]
     writes: Callable[[Operator], States]
-    size_bytes: Callable[[str, Operator | None], float]
+    size_bytes: Callable[[str, Operator | None], Numbers]
 
 
 def changes(block: Block, flow: Flow) -> tuple[Change, ...]:
@@ -64,10 +68,10 @@ def changes(block: Block, flow: Flow) -> tuple[Change, ...]:
         new = [(n, s) for n, s in dict.fromkeys(wanted) if s != written[n] and (n, s) not in known]
         known.update(new)
         for names, states in _together(new, written):
-            size = max(flow.size_bytes(name, reader) for name in names)
+            size = reduce(np.maximum, [flow.size_bytes(name, reader) for name in names])
             pair = transfers(written[names[0]], states, flow.mesh)
             assert pair is not None, f"{block.name}.{names[0]}: no way from {written[names[0]]} to {states}"
-            found.append(Change(names, reader.name if reader else "", size, *pair, "X" in states))
+            found.append(Change(names, reader.name if reader else "", floats(size), *pair, "X" in states))
 
     for op in block.operators:
         note(op, [(name, flow.reads(op, written[name])) for name in op.inputs if name in written])

@@ -19,6 +19,7 @@ from simpar.cost.context import (
 from simpar.models.graph import Operator
 from simpar.program.blocks.phases import CONTEXT, CollectiveUse, Step, StepList
 from simpar.program.blocks.rank_view import RankView
+from simpar.units import Numbers, floats
 
 RING = "cp"
 HEADS = "cp_heads"
@@ -55,13 +56,13 @@ class _Attention:
     op: Operator
     view: RankView
     split: ContextSplit
-    bytes_of: dict[str, float]
+    bytes_of: dict[str, Numbers]
 
     @staticmethod
     def of(op: Operator, view: RankView) -> _Attention:
         dims, width = view.tensor, view.compute_bytes
-        keys, values = (float(size) * width for size in key_value_elements(op, dims))
-        queries = float(query_elements(op, dims)) * width
+        keys, values = (floats(size) * width for size in key_value_elements(op, dims))
+        queries = floats(query_elements(op, dims)) * width
         output = queries * values / keys
         choice = view.job.plan.context_parallel
         split = ContextSplit(

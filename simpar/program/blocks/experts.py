@@ -18,6 +18,7 @@ from simpar.cost.operators import OperatorTime
 from simpar.models.graph import Operator
 from simpar.program.blocks.phases import COMPUTE, EXPERT, CollectiveUse, Step, StepList
 from simpar.program.blocks.rank_view import RankView
+from simpar.units import Numbers, agreed
 
 RANKS = "ep"
 SLICES = "etp"
@@ -33,15 +34,17 @@ class Exchange:
 
     def forward(self, steps: StepList, op: Operator, time: OperatorTime) -> None:
         """Dispatch or combine in a forward pass."""
-        self._run(steps, op, float(time.forward_s), outward=op.kind == "dispatch", backward=False)
+        self._run(steps, op, time.forward_s, outward=op.kind == "dispatch", backward=False)
 
     def backward(self, steps: StepList, op: Operator, time: OperatorTime) -> None:
         """Their gradients: those of a combine travel like a dispatch, and the other way round."""
-        self._run(steps, op, float(time.backward_input_s), outward=op.kind == "combine", backward=True)
+        self._run(steps, op, time.backward_input_s, outward=op.kind == "combine", backward=True)
 
-    def _run(self, steps: StepList, op: Operator, kernel_s: float, *, outward: bool, backward: bool) -> None:
+    def _run(
+        self, steps: StepList, op: Operator, kernel_s: Numbers, *, outward: bool, backward: bool
+    ) -> None:
         view, name = self.view, f"{op.name}.{'gradient_' if backward else ''}"
-        spread, kernel = view.job.plan.mesh.ep > 1, Step.kernel(op.name, self.kind, kernel_s)
+        spread, kernel = agreed(view.job.plan.mesh.ep > 1), Step.kernel(op.name, self.kind, kernel_s)
         if outward:
             if not spread and view.sequence_parallel:
                 self._slices(steps, name, "all_gather", view.token_bytes)
@@ -61,7 +64,7 @@ class Exchange:
             self._slices(steps, name, summed, view.token_bytes)
 
     @property
-    def _sharers(self) -> int:
+    def _sharers(self) -> Numbers:
         """Ranks that share an expert."""
         return self.view.job.plan.mesh.expert_tensor_parallel
 
@@ -91,7 +94,7 @@ class Exchange:
         else:
             steps.add(step)
 
-    def _slices(self, steps: StepList, name: str, op: str, size_bytes: float) -> None:
+    def _slices(self, steps: StepList, name: str, op: str, size_bytes: Numbers) -> None:
         """Among the ranks that share an expert, if several do: copies that arrived, or tokens that none copied."""
-        if self._sharers > 1:
+        if agreed(self._sharers > 1):
             steps.add(Step.moving(f"{name}{op}", CollectiveUse(SLICES, op, size_bytes)))

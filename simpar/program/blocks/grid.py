@@ -31,7 +31,7 @@ from simpar.plan.grid import Grid
 from simpar.program.blocks.block_view import LOSS_SUMS, RankBlock
 from simpar.program.blocks.phases import TENSOR, CollectiveUse, Phase, Step, StepList
 from simpar.program.fold.group_routes import GroupKind
-from simpar.units import DTYPE_BYTES, Numbers
+from simpar.units import DTYPE_BYTES, Numbers, agreed, floats
 
 Ints = NDArray[np.int64]
 ROW, COLUMN, DEPTH = "tp_row", "tp_column", "tp_depth"
@@ -54,9 +54,9 @@ def grid_kinds(grid: Grid, groups: Ints) -> list[GroupKind]:
 class Product:
     """Whole sizes of C = A B: rows M, columns N, contraction K, and bytes of an element."""
 
-    m: float
-    n: float
-    k: float
+    m: Numbers
+    n: Numbers
+    k: Numbers
     width: float
 
 
@@ -111,26 +111,26 @@ class GridSteps:
         """Whole sizes of an operator that is a product with weights; looking rows up costs the table only."""
         width = self.view.view.compute_bytes
         if op.kind == "embedding":
-            table = sum(float(evaluate(weight.size, self.dims)) for weight in op.weights)
-            hidden = float(evaluate(op.columns, self.dims))
+            table = sum(floats(evaluate(weight.size, self.dims)) for weight in op.weights)
+            hidden = floats(evaluate(op.columns, self.dims))
             return Product(0.0, hidden, table / hidden, width)
         if op.kind != "matmul":
             return None
-        m, n, k = (float(evaluate(size, self.dims)) for size in (op.rows, op.columns, op.contraction))
+        m, n, k = (floats(evaluate(size, self.dims)) for size in (op.rows, op.columns, op.contraction))
         return Product(m, n, k, width)
 
-    def kernel_s(self, op: Operator, time: OperatorTime, what: str) -> float:
+    def kernel_s(self, op: Operator, time: OperatorTime, what: str) -> Numbers:
         """Seconds of a rank's own products: q panels, or one in 3-D."""
         product = self.product(op) if op.kind == "matmul" else None
         if product is None:
             own = {"forward": time.forward_s, "input_gradient": time.backward_input_s}
-            return float((own | {"weight_gradient": time.backward_weight_s})[what])
+            return floats((own | {"weight_gradient": time.backward_weight_s})[what])
         gemm_s, q, cut = self.view.job.kernels.gemm_time_s, self.grid.side, self.grid.depth
         m, n, k = product.m / q / (1 if self.grid.method == "3d" else cut), product.n / q, product.k / q
         if what == "weight_gradient":
             fused = self.view.job.stack.numerics.gradient_accumulation_fusion
-            return float(gemm_s(k, n, m, accumulate=fused)) * self._panels
-        return float(gemm_s(m, n, k) if what == "forward" else gemm_s(m, k, n)) * self._panels
+            return floats(gemm_s(k, n, m, accumulate=fused)) * self._panels
+        return floats(gemm_s(m, n, k) if what == "forward" else gemm_s(m, k, n)) * self._panels
 
     @property
     def _panels(self) -> int:
@@ -142,15 +142,15 @@ class GridSteps:
             return
         product, seconds = self.product(op), self.kernel_s(op, time, what)
         before, after = moves(self.grid, product, what) if product else ([], [])
-        for use in (use for use in before if use.size_bytes):
+        for use in (use for use in before if agreed(use.size_bytes > 0)):
             self._panelled(steps, op, use)
         if op.kind == "loss" and what == "forward":
             self._sums(steps, op, LOSS_SUMS)
-        if seconds:
+        if agreed(seconds > 0):
             steps.add(Step.kernel(op.name, kind, seconds))
         if op.kind == "norm" and what != "weight_gradient":
             self._sums(steps, op, NORM_SUMS)
-        for use in (use for use in after if use.size_bytes):
+        for use in (use for use in after if agreed(use.size_bytes > 0)):
             steps.add(_step(op, use))
 
     def _panelled(self, steps: StepList, op: Operator, use: CollectiveUse) -> None:
@@ -163,7 +163,7 @@ class GridSteps:
 
     def _sums(self, steps: StepList, op: Operator, count: int) -> None:
         """Statistics of the rows of activations on one rank, which are spread as sequences are."""
-        rows = float(self.dims["batch"]) * float(self.dims["seq"]) / float(self.grid.sequences)
+        rows = floats(self.dims["batch"]) * floats(self.dims["seq"]) / float(self.grid.sequences)
         steps.add(_step(op, CollectiveUse(ROW, "all_reduce", DTYPE_BYTES["fp32"] * rows, count)))
 
     def forward(self, kind: str) -> Phase:
@@ -185,7 +185,7 @@ class GridSteps:
 
     def _phase(self, steps: StepList, kernels: Callable[[OperatorTime], Numbers]) -> Phase:
         panels = [self._panels if op.kind == "matmul" else 1 for op in self.block.operators]
-        each = (n * float(kernels(time)) for n, time in zip(panels, self.view.times, strict=True))
+        each = (n * floats(kernels(time)) for n, time in zip(panels, self.view.times, strict=True))
         return Phase(tuple(steps.steps), self.view.issue_s(self.block, each, steps.num_collectives))
 
 

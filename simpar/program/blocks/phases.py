@@ -1,11 +1,17 @@
-"""What a pass through a block is made of: kernels and collectives in order, with what they wait for."""
+"""What a pass through a block is made of: kernels and collectives in order, with what they wait for.
+
+A phase is that of one plan, or of a batch of plans that differ in sizes only: then durations and sizes are arrays, and
+what stands before what is the same for all of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from simpar.units import Numbers
+import numpy as np
+
+from simpar.units import Numbers, floats
 
 COMPUTE = "compute"
 TENSOR = "tp"
@@ -21,7 +27,7 @@ class CollectiveUse:
 
     group: str
     op: str
-    size_bytes: float
+    size_bytes: Numbers
     count: int = 1
 
 
@@ -35,7 +41,7 @@ class Step:
     name: str
     kind: str
     stream: str
-    duration_s: float = 0.0
+    duration_s: Numbers = 0.0
     collective: CollectiveUse | None = None
     after: tuple[int, ...] = ()
     layer: int | None = None
@@ -43,7 +49,7 @@ class Step:
     @staticmethod
     def kernel(name: str, kind: str, duration_s: Numbers) -> Step:
         """A kernel on the compute stream."""
-        return Step(name, kind, COMPUTE, float(duration_s))
+        return Step(name, kind, COMPUTE, floats(duration_s))
 
     @staticmethod
     def moving(name: str, use: CollectiveUse, stream: str = TENSOR) -> Step:
@@ -55,6 +61,12 @@ class Step:
         moved = object.__new__(Step)
         moved.__dict__.update(self.__dict__, after=after)
         return moved
+
+    def of(self, index: int) -> Step:
+        """The step of one of a batch."""
+        use = self.collective
+        one = replace(use, size_bytes=_one(use.size_bytes, index)) if use else None
+        return replace(self, duration_s=_one(self.duration_s, index), collective=one)
 
 
 @dataclass
@@ -93,7 +105,16 @@ class Phase:
     """Steps of one pass through a block and ``issue_s``, the host's time to launch all its kernels."""
 
     steps: tuple[Step, ...]
-    issue_s: float = 0.0
+    issue_s: Numbers = 0.0
+
+    @property
+    def collectives(self) -> list[CollectiveUse]:
+        """The collectives among its steps."""
+        return [step.collective for step in self.steps if step.collective is not None]
+
+    def of(self, index: int) -> Phase:
+        """The phase of one of a batch."""
+        return Phase(tuple(step.of(index) for step in self.steps), _one(self.issue_s, index))
 
     def then(self, other: Phase) -> Phase:
         """Both phases in turn: the opening steps of ``other`` wait for the last steps here."""
@@ -102,6 +123,11 @@ class Phase:
         ends, offset = terminals(self.steps), len(self.steps)
         moved = [step.behind(tuple(at + offset for at in step.after) or ends) for step in other.steps]
         return Phase((*self.steps, *moved), self.issue_s + other.issue_s)
+
+
+def _one(value: Numbers, index: int) -> float:
+    """One number of an array, or the number that all of a batch have."""
+    return float(np.broadcast_to(value, np.shape(value) or (index + 1,))[index])
 
 
 def terminals(steps: Sequence[Step]) -> tuple[int, ...]:

@@ -1,9 +1,16 @@
-"""What one rank sees of the job: local sizes, kernel times and habits of the stack, resolved from the plan."""
+"""What one rank sees of the job: local sizes, kernel times and habits of the stack, resolved from the plan.
+
+One plan is a batch of one: of several that differ in sizes only (tensor- and expert-parallel degrees, sequences of a
+microbatch), the plan of the job holds these as arrays, and so does all that follows from them here.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import comb
+
+import numpy as np
 
 from simpar.cost.kernels import KernelModel
 from simpar.cost.stack import Stack
@@ -12,7 +19,7 @@ from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.plan.routing import fullest_load
 from simpar.plan.sharding import RankDims, rank_dims
-from simpar.units import DTYPE_BYTES, handed_dtype
+from simpar.units import DTYPE_BYTES, Numbers, agreed, floats, handed_dtype
 
 ANY = -1
 
@@ -47,12 +54,12 @@ class RankView:
 
     job: Job
     dims: RankDims
-    late_s: float = 0.0
-    fullest_load: float = 1.0
+    late_s: Numbers = 0.0
+    fullest_load: Numbers = 1.0
     context_rank: int = ANY
 
     @staticmethod
-    def of(job: Job, *, late_per_member_s: float = 0.0) -> RankView:
+    def of(job: Job, *, late_per_member_s: Numbers = 0.0) -> RankView:
         """The view of a rank of the job; all ranks of a mesh are alike up to stage and speed."""
         return RankView(
             job=job,
@@ -80,40 +87,48 @@ class RankView:
         dims = rank_dims(self.job.graph, self.job.plan, self.job.training, load=load)
         return replace(self, dims=dims, fullest_load=fullest)
 
-    @property
-    def routed_bytes(self) -> float:
+    @cached_property
+    def routed_bytes(self) -> Numbers:
         """Bytes of all copies of the rank's own tokens, as many as the fullest rank receives."""
         tokens = self.sequence["batch"] * self.sequence["seq"] * self._copies
-        return float(tokens) * self.job.graph.expert_hidden * self.compute_bytes * self.fullest_load
+        return floats(tokens) * self.job.graph.expert_hidden * self.compute_bytes * self.fullest_load
 
     @property
-    def _copies(self) -> float:
+    def _copies(self) -> Numbers:
         """Copies of a token that travel: one for each of its experts, or for each rank expected to hold some.
 
         A rank holds none of k experts drawn from E without replacement with probability C(E - e, k) / C(E, k).
         """
-        chosen, ranks = int(self.sequence["topk"]), self.job.plan.mesh.ep
+        chosen, experts = int(self.sequence["topk"]), self.job.graph.dims["num_experts"]
         if self.job.plan.experts.token_dispatch == "per_expert":
             return chosen
-        experts = self.job.graph.dims["num_experts"]
-        return ranks * (1.0 - comb(experts - experts // ranks, chosen) / comb(experts, chosen))
+
+        def expected(ranks: int) -> float:
+            return ranks * (1.0 - comb(experts - experts // ranks, chosen) / comb(experts, chosen))
+
+        return floats(np.vectorize(expected, otypes=[float])(self.job.plan.mesh.ep))
 
     @property
-    def token_bytes(self) -> float:
+    def token_bytes(self) -> Numbers:
         """Bytes of the tokens of all ranks that share an expert."""
         assert self.dims.expert is not None, "only mixtures route tokens"
         tokens = self.dims.expert["batch"] * self.dims.expert["seq"]
-        return float(tokens) * self.job.graph.expert_hidden * self.compute_bytes
+        return floats(tokens) * self.job.graph.expert_hidden * self.compute_bytes
 
     @property
-    def tensor_parallel(self) -> int:
+    def tensor_parallel(self) -> Numbers:
         """Tensor-parallel degree."""
         return self.job.plan.mesh.tp
 
     @property
+    def has_tensor_ranks(self) -> bool:
+        """Whether other ranks hold slices of its tensors."""
+        return agreed(self.tensor_parallel > 1)
+
+    @property
     def sequence_parallel(self) -> bool:
         """Whether the residual stream is sharded over the sequence."""
-        return bool(self.job.plan.tensor_parallel.sequence_parallel) and self.tensor_parallel > 1
+        return bool(self.job.plan.tensor_parallel.sequence_parallel) and self.has_tensor_ranks
 
     @property
     def ring_position(self) -> int:
@@ -129,9 +144,14 @@ class RankView:
         return split and any(mask.causal and mask.window is None for mask in masks)
 
     @property
-    def table_elements(self) -> float:
+    def first(self) -> RankView:
+        """The view of the first context rank, where they differ: it has least to do."""
+        return replace(self, context_rank=0) if self.uneven_context else self
+
+    @property
+    def table_elements(self) -> Numbers:
         """Parameters of the table of words here, which the output projection may share."""
-        return float(evaluate(self.job.graph.embedding.operators[0].weights[0].size, self.tensor))
+        return floats(evaluate(self.job.graph.embedding.operators[0].weights[0].size, self.tensor))
 
     @property
     def compute_bytes(self) -> float:
@@ -139,12 +159,12 @@ class RankView:
         precision = self.job.plan.numerics.precision
         return DTYPE_BYTES[handed_dtype(precision)]
 
-    def elements(self, op: Operator) -> float:
+    def elements(self, op: Operator) -> Numbers:
         """Elements of all rows of an operator's output that this rank has."""
-        return float(evaluate(op.rows, self.tensor)) * float(evaluate(op.columns, self.tensor))
+        return floats(evaluate(op.rows, self.tensor)) * floats(evaluate(op.columns, self.tensor))
 
 
-def _fullest_load(job: Job) -> float:
+def _fullest_load(job: Job) -> Numbers:
     if not job.graph.is_mixture:
         return 1.0
-    return float(fullest_load(job.graph.dims["experts"], job.plan.experts, job.plan.mesh.ep))
+    return floats(fullest_load(job.graph.dims["experts"], job.plan.experts, job.plan.mesh.ep))

@@ -25,7 +25,7 @@ from simpar.program.blocks.block_view import BlockView, RankBlock
 from simpar.program.blocks.changes import Change
 from simpar.program.blocks.grid import GridSteps
 from simpar.program.blocks.phases import CollectiveUse, Phase, Step, StepList
-from simpar.program.blocks.rank_view import RankView
+from simpar.units import Numbers, agreed
 
 NOTHING = Phase(())
 
@@ -63,11 +63,11 @@ class BlockSteps:
         return self.walk("weight")
 
 
-def block_steps(block: Block, view: RankView, *, recompute: str = "none") -> BlockSteps:
+def block_steps(view: RankBlock, *, recompute: str = "none") -> BlockSteps:
     """Steps of one block on a rank of a uniform plan, for recompute ``none``, ``selective``, ``full`` or modules."""
     if (grid := grid_of(view.job.plan)) is not None:
-        return _on_grid(GridSteps(grid, RankBlock.of(block, view), recompute))
-    return steps_of(RankBlock.of(block, view), recompute=recompute)
+        return _on_grid(GridSteps(grid, view, recompute))
+    return steps_of(view, recompute=recompute)
 
 
 def steps_of(view: BlockView, *, recompute: str = "none") -> BlockSteps:
@@ -144,7 +144,7 @@ class _Walk:
         for change in self._read.get("", ()) if part is None else ():
             self._ahead(sequence, "output", change)
         rounds = (self.view.rounds(op) for op in block.operators)
-        kernels = (int(time.forward_kernels) * each for time, each in zip(times, rounds, strict=True))
+        kernels = (time.forward_kernels * each for time, each in zip(times, rounds, strict=True))
         return self._phase(sequence, block, kernels)
 
     def backward(self, selective: bool, half: Half) -> Phase:
@@ -171,10 +171,10 @@ class _Walk:
             if tensor not in inside:
                 self._gradient_arrives(sequence, tensor)
         share = 1.0 if input_gradient and weight_gradient else 0.5
-        kernels = (share * int(time.backward_kernels) * self.view.rounds(op) for op, time in pairs)
+        kernels = (share * time.backward_kernels * self.view.rounds(op) for op, time in pairs)
         return self._phase(sequence, block, kernels)
 
-    def _phase(self, sequence: StepList, block: Block, kernels: Iterable[float]) -> Phase:
+    def _phase(self, sequence: StepList, block: Block, kernels: Iterable[Numbers]) -> Phase:
         issue_s = self.view.issue_s(block, kernels, sequence.num_collectives) + sequence.host_s
         return Phase(tuple(sequence.steps), issue_s)
 
@@ -238,11 +238,11 @@ class _Walk:
     ) -> None:
         start, beside = sequence.frontier, bool(self.view.job.stack.overlap.tensor_backward)
         gathered = self._gather_again(sequence, op, beside=beside) if weight_gradient else None
-        if input_gradient and time.backward_input_s > 0:
+        if input_gradient and agreed(time.backward_input_s > 0):
             sequence.add(Step.kernel(op.name, "input_gradient", time.backward_input_s), after=start)
         sums = self._sum_gradients(sequence, op) if input_gradient else ()
         ends: tuple[int, ...] = ()
-        if weight_gradient and time.backward_weight_s > 0:
+        if weight_gradient and agreed(time.backward_weight_s > 0):
             waits = sequence.steps[sums[0]].after if sums else sequence.frontier
             waits = (*waits, gathered) if gathered is not None else waits
             waits = waits if beside else (*waits, *sums[-1:])
@@ -280,6 +280,6 @@ class _Walk:
         return Step.moving(name, use)
 
 
-def _resized(step: Step, name: str, size_bytes: float) -> Step:
+def _resized(step: Step, name: str, size_bytes: Numbers) -> Step:
     assert step.collective is not None, "only collectives are cut"
     return replace(step, name=name, collective=replace(step.collective, size_bytes=size_bytes))

@@ -43,7 +43,7 @@ from simpar.program.structure.templates import (
     HOST_UPDATE,
     REDUCE,
 )
-from simpar.units import US
+from simpar.units import US, Numbers, floats
 
 Ints = NDArray[np.int64]
 EMBEDDING_GROUP = "embedding"
@@ -63,7 +63,7 @@ def late_per_member_s(cluster: Cluster, mesh: Mesh) -> float:
     return cluster.state.get(LATE[int((first != first[0]).any())], 0.0) * US
 
 
-def embedding_sum(elements: float, sync: Synchronisation) -> CollectiveUse:
+def embedding_sum(elements: Numbers, sync: Synchronisation) -> CollectiveUse:
     """Tied embeddings live on the first and the last stage; their gradients are summed before the update."""
     return CollectiveUse(EMBEDDING_GROUP, "all_reduce", elements * sync.gradient_bytes)
 
@@ -73,13 +73,13 @@ def hop_kind(delta: int) -> str:
     return f"pp+{delta}"
 
 
-def send_bytes(view: RankView, block: Block) -> float:
+def send_bytes(view: RankView, block: Block) -> Numbers:
     """Bytes of the activation behind ``block`` that a rank sends: its slice where the residual is sharded.
 
     Megatron scatters the boundary tensor over the tensor-parallel ranks also without sequence parallelism
     when the stack says so [Narayanan et al. 2021, arXiv 2104.04473, section 4.1].
     """
-    whole = float(block.output_elements(view.tensor)) * view.compute_bytes
+    whole = floats(block.output_elements(view.tensor)) * view.compute_bytes
     sliced = view.sequence_parallel or view.job.stack.overlap.scatter_gather_p2p
     return whole / view.tensor_parallel if sliced else whole
 
@@ -293,12 +293,12 @@ class Network:
         return self._flows[key]
 
     def _make(self, group: int, use: CollectiveUse) -> tuple[FlowUse, int]:
-        line = fastest(self._considered(group, use.op), use.size_bytes)
+        line = fastest(self._considered(group, use.op), float(use.size_bytes))
         self.algorithms.setdefault((use.group, use.op), line.algorithm)
         links, coefficients = self.layout.route(group, use.op, line)
         added = self.added.of_call(use.op, use.group)
         latency_ns = int(calls_ns(line.latency_s, added, use.size_bytes, use.count))
-        work, cap = round(use.count * use.size_bytes), int(line.rate_cap_bytes_per_s or 0)
+        work, cap = round(use.count * float(use.size_bytes)), int(line.rate_cap_bytes_per_s or 0)
         if not len(links) and not cap:
             return FlowUse(latency_ns), latency_ns
         solo_ns = solo_duration_ns(latency_ns, work, coefficients, self._capacity[links], cap)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +36,7 @@ class PassesAlone:
         """Passes of a job's blocks on a rank, whose device the job is on."""
         cluster = cluster.in_training
         plan: Plan = job.plan
-        view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, plan.mesh))
-        view = replace(view, context_rank=0) if view.uneven_context else view
+        view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, plan.mesh)).first
         builder = StageBuilder(job, view, Synchronisation.of(job), ())
         groups = {kind.name: kind.groups[(kind.groups == rank).any(axis=1)][0] for kind in block_groups(view)}
         return PassesAlone(builder, groups, Prices.of_job(job, cluster), slowdown)

@@ -70,7 +70,7 @@ def merged(forward: Phase, backward: Phase, price: Priced) -> tuple[Phase, float
     """
 
     def duration(step: Step) -> float:
-        return step.duration_s or (price(step.collective) / NS_PER_S if step.collective else 0.0)
+        return price(step.collective) / NS_PER_S if step.collective else float(step.duration_s)
 
     steps = (*forward.steps, *backward.steps)
     kernels = sum(duration(step) for step in steps if step.stream == COMPUTE)

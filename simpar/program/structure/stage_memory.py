@@ -98,6 +98,6 @@ def gathered_stream_bytes(view: StageBlock) -> float:
     states = view.sharding.stream("input")
     if "S" not in states:
         return 0.0
-    shares = sharding(["B" if state == "B" else "R" for state in states], view.stage.mesh)
+    shares = int(sharding(["B" if state == "B" else "R" for state in states], view.stage.mesh))
     whole = float(view.dims["batch"] * view.dims["seq"] * view.dims["hidden"])
     return whole / shares * view.stage.compute_bytes

@@ -17,6 +17,7 @@ from simpar.cost.optimizers import RULES, Matrix, inner_matrices
 from simpar.models import recompute
 from simpar.models.graph import Block, evaluate, is_row_parallel
 from simpar.plan.check import stage_layers
+from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import CollectiveUse, Phase
 from simpar.program.blocks.rank_view import Job, RankView
 from simpar.program.blocks.segments import Segment, make_segment, slowed_beside
@@ -348,7 +349,7 @@ class StageBuilder(ActionBuilder):
     rank_of_stage: tuple[int, ...]
 
     def _make_steps(self, piece: Piece) -> BlockSteps:
-        return block_steps(piece.block, self.view, recompute=piece.recompute)
+        return block_steps(RankBlock.of(piece.block, self.view), recompute=piece.recompute)
 
     def _activations(self, piece: Piece) -> BlockActivations:
         job = self.job
@@ -384,7 +385,7 @@ class StageBuilder(ActionBuilder):
     @property
     def table_elements(self) -> float:
         """Parameters on one rank of the table that embedding and head share."""
-        return self.view.table_elements
+        return float(self.view.table_elements)
 
     def on(self, device: int) -> StageBuilder:
         """The same on the device of that index among those of the cluster."""

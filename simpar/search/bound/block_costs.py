@@ -1,13 +1,15 @@
-"""Times of passes through blocks: bulk sums of kernels first, the very segments of the Program where they matter.
+"""Times of passes through blocks: the Program's own phases, walked for many keys at once.
 
 Many rows share their kernels: what a rank computes depends on its shares of the tensors, not on the pipeline or on
 data parallelism. A *key* is one combination of the axes that decide it; a *kind* is a block and how it is recomputed.
+Keys that differ in sizes only (SIZES) are a batch: one walk through a block makes the phases of all of them, with
+arrays of durations and of sizes of collectives. Where the walk would have to branch on such an array it fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING
@@ -15,40 +17,40 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.operators import OperatorTime, operator_times
 from simpar.cost.optimizers import RULES, inner_matrices, matrices_time_s
-from simpar.models.graph import Block, Dims, evaluate
+from simpar.models.graph import Block, evaluate
 from simpar.models.recompute import OPTIMAL
+from simpar.plan import flat
 from simpar.plan.grid import grid_of
-from simpar.plan.schedules import make_schedule
-from simpar.plan.sharding import RankDims
-from simpar.program.blocks.phases import BLOCK_STREAMS, CollectiveUse, Phase, Step
+from simpar.plan.mesh import Mesh
+from simpar.program.blocks.block_view import RankBlock
+from simpar.program.blocks.phases import CollectiveUse, Phase
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.blocks.segments import latest, schedule, slowed_beside
-from simpar.program.blocks.steps import BlockSteps, block_steps
+from simpar.program.blocks.steps import block_steps
 from simpar.program.emission.collective_prices import Price, Prices
-from simpar.program.emission.traffic import group_kinds, late_per_member_s
+from simpar.program.emission.traffic import block_groups, late_per_member_s, send_bytes
 from simpar.program.resolve.checkpointing import module_policies
 from simpar.program.structure.stages import PASSES
-from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
+from simpar.program.structure.synchronisation import DENSE, EXPERTS
 from simpar.search.space.axes import fully_sharded, numbered
-from simpar.search.space.jobs import Jobs
-from simpar.units import DTYPE_BYTES, to_ns
+from simpar.search.space.jobs import SIZES, Jobs, column
+from simpar.units import DTYPE_BYTES, Numbers, to_ns
 
 if TYPE_CHECKING:
     from simpar.search.bound.shapes import Shape
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-ONE_STAGE = make_schedule("1f1b", 1, 1)
 KEY_AXES = (
-    "tp", "cp", "ep", "micro_batch", "sequence_parallel", "tp_overlap", "precision", "tp_method", "tp_depth",
-    "cp_method", "cp_balance", "ulysses", "etp", "capacity_factor", "ep_overlap", "token_dispatch",
-    "recompute_early",
+    *SIZES, "cp", "sequence_parallel", "tp_overlap", "precision", "tp_method", "tp_depth", "cp_method", "cp_balance",
+    "ulysses", "capacity_factor", "ep_overlap", "token_dispatch", "recompute_early",
 )  # fmt: skip
 LETTERS = tuple(PASSES)
-MOST_STEPS = 512  # blocks of keys whose steps are kept
 AGAIN = "again"
+_PHASES = {**PASSES, AGAIN: AGAIN}
+UNCHANGED = ("F", "W")
+"""Passes that are the same however a block is recomputed."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,49 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class _TimedView(RankView):
-    """A rank's view whose kernel times are known."""
+class Passes:
+    """A phase of a batch of n keys as numbers.
 
-    known: Mapping[str, Sequence[OperatorTime]] = field(default_factory=dict)
+    ``kernels`` bool[steps] are those of its steps that are no collectives: they take ``seconds`` float64[kernels, n],
+    the others ``prices_ns`` int64[collectives, n]. ``issue_ns`` int64[n] are those of the host, ``drained_s``
+    float64[n, links] what the collectives take of each link of rank 0.
+    """
 
-    def operator_times(self, block: Block) -> list[OperatorTime]:
-        return list(self.known[block.name])
+    phase: Phase
+    kernels: NDArray[np.bool_]
+    seconds: Floats
+    prices_ns: Ints
+    issue_ns: Ints
+    drained_s: Floats
+
+    @cached_property
+    def compute_s(self) -> Floats:
+        """Seconds of all kernels, float64[n]."""
+        return np.asarray(sum(self.seconds, np.zeros(len(self.issue_ns))))
+
+    def spans_ns(self, which: Ints | slice, slow: float | Floats) -> Ints:
+        """Nanoseconds of every step for some keys, int64[steps, which]; kernels take ``slow`` times as long."""
+        found = np.empty((len(self.kernels), len(self.issue_ns[which])), dtype=np.int64)
+        found[self.kernels] = to_ns(self.seconds[:, which] * slow)
+        found[~self.kernels] = self.prices_ns[:, which]
+        return found
+
+    def took_ns(self, which: Ints | slice, slow: float | Floats) -> Ints:
+        """Nanoseconds of the passes of some keys, int64[which], where kernels take ``slow`` times as long."""
+        issue_ns = self.issue_ns[which]
+        ends = schedule(self.phase.steps, list(self.spans_ns(which, slow)))[1]
+        return np.asarray(np.maximum(latest(ends, issue_ns), issue_ns))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Keys int64[n] that differ in sizes only, and what a rank of them sees; ``mesh`` int64[n] numbers their meshes."""
+
+    keys: Ints
+    view: RankView
+    mesh: Ints
+    prices: dict[tuple[str, str], list[tuple[Ints, Price]]] = field(default_factory=dict)
+    kept: dict[tuple[int, str], Passes] = field(default_factory=dict)
 
 
 @dataclass
@@ -77,14 +115,9 @@ class BlockCosts:
     prices: Prices
     key: Ints
     row: Ints
-    _prices: dict[int, dict[CollectiveUse, int]] = field(default_factory=dict)
     _groups: dict[tuple[object, ...], Mapping[str, Ints]] = field(default_factory=dict)
-    _made: dict[tuple[int, int], BlockSteps] = field(default_factory=dict)
-    _known_times: dict[int, dict[str, list[OperatorTime]]] = field(default_factory=dict)
-    _known: dict[str, Ints] = field(default_factory=dict)
-    _lanes: dict[tuple[int, int], dict[str, Lane]] = field(default_factory=dict)
-    _structures: dict[tuple[object, ...], tuple[Step, ...]] = field(default_factory=dict)
-    _drains: dict[tuple[int, str], Floats] = field(default_factory=dict)
+    _plain: dict[str, Ints] = field(default_factory=dict)
+    _drained: dict[str, Floats] = field(default_factory=dict)
 
     @staticmethod
     def of(jobs: Jobs, prices: Prices) -> BlockCosts:
@@ -115,114 +148,128 @@ class BlockCosts:
         """Position of the head."""
         return self.index[self.jobs.problem.graph.head.name, "none"]
 
-    @cached_property
-    def views(self) -> list[RankView]:
-        """A rank's view of every key."""
-        return [self._view(int(row)) for row in self.row]
+    def view(self, key: int) -> RankView:
+        """What a rank of one key sees."""
+        return self.batch(np.array([key])).view
 
-    def _view(self, row: int) -> RankView:
-        job = self.jobs.job(row)
-        late = late_per_member_s(self.prices.cluster, job.plan.mesh)
-        view = RankView.of(job, late_per_member_s=late)
-        return replace(view, context_rank=0) if view.uneven_context else view
+    @cached_property
+    def _meshes(self) -> tuple[list[Mesh], Ints]:
+        """Distinct meshes of the keys, and which of them every key has, int64[keys]."""
+        rows = self.jobs.rows.some(self.row)
+        names = "tp", "cp", "dp", "pp", "ep", "expert_tp"
+        columns = np.stack([*(rows[name] for name in names), rows.code["order"]], axis=1)
+        distinct, which = np.unique(columns, axis=0, return_inverse=True)
+        meshes = [
+            Mesh(
+                **dict(zip((*names[:-1], "etp"), sizes, strict=True)),
+                order=flat.axes(rows.domain["order"][order]),
+            )
+            for *sizes, order in distinct.tolist()
+        ]
+        return meshes, which.ravel()
+
+    @cached_property
+    def _batches(self) -> list[Batch]:
+        """All keys, in batches that differ in sizes only: whether there are such ranks at all is no size."""
+        rows = self.jobs.rows.some(self.row)
+        code = rows.number([name for name in KEY_AXES if name not in SIZES], fully_sharded(rows), 2)
+        grids = np.zeros(rows.count, dtype=bool)
+        if "tp_method" in rows.domain:
+            grids = ~rows.one_of("tp_method", "1d")  # side and depth are counts of panels
+        facts = [
+            code,
+            *(rows[name] > 1 for name in ("tp", "ep", "expert_tp")),
+            np.where(grids, rows["tp"], 0),
+        ]
+        _, which = np.unique(np.stack(facts, axis=1), axis=0, return_inverse=True)
+        return [self.batch(np.flatnonzero(which.ravel() == number)) for number in range(int(which.max()) + 1)]
+
+    def batch(self, keys: Ints) -> Batch:
+        """Some keys that differ in sizes only."""
+        (meshes, which), cluster = self._meshes, self.prices.cluster
+        distinct, index = np.unique(which[keys], return_inverse=True)
+        late_s = np.array([late_per_member_s(cluster, meshes[mesh]) for mesh in distinct])[index]
+        view = RankView.of(self.jobs.batch(self.row[keys]), late_per_member_s=column(late_s))
+        return Batch(keys, view.first, which[keys])
+
+    def batches(self, keys: Ints) -> Iterator[tuple[Batch, Ints, Ints]]:
+        """The batches that some keys are in: which of the keys, and their places in there."""
+        number, place = self._place[:, keys]
+        for one in np.unique(number).tolist():
+            mine = np.flatnonzero(number == one)
+            yield self._batches[one], mine, place[mine]
+
+    @cached_property
+    def _place(self) -> Ints:
+        """Batch of every key and its place in there, int64[2, keys]."""
+        found = np.zeros((2, len(self.row)), dtype=np.int64)
+        for number, batch in enumerate(self._batches):
+            found[:, batch.keys] = np.full(len(batch.keys), number), np.arange(len(batch.keys))
+        return found
+
+    def _of(self, value: Callable[[RankView, Kind], Numbers]) -> Floats:
+        """A number of every key and kind, float64[keys, kinds]."""
+        found = np.zeros((len(self.row), len(self.kinds)))
+        for batch, (at, kind) in product(self._batches, enumerate(self.kinds)):
+            found[batch.keys, at] = value(batch.view, kind)
+        return found
 
     @cached_property
     def experts(self) -> Floats:
         """Parameters of experts that are trained on one rank before data-parallel sharding, float64[keys, kinds]."""
-        return np.array(
-            [[float(kind.block.trained_experts(view.tensor)) for kind in self.kinds] for view in self.views]
-        )
+        return self._of(lambda view, kind: kind.block.trained_experts(view.tensor))
 
     @cached_property
     def dense(self) -> Floats:
         """All others that are trained."""
-        found = [
-            [float(kind.block.trained_parameters(view.tensor)) for kind in self.kinds] for view in self.views
-        ]
-        return np.array(found) - self.experts
+        return self._of(lambda view, kind: kind.block.trained_parameters(view.tensor)) - self.experts
 
     @cached_property
     def still(self) -> dict[str, Floats]:
         """Those that are not trained, by their bytes as in a Unit, by who holds copies: float64[keys, kinds]."""
-        found = np.zeros((2, len(self.views), len(self.kinds)))
-        for key, view in enumerate(self.views):
+
+        def held(view: RankView, kind: Kind, expert: bool) -> Numbers:
             width = view.compute_bytes if view.job.plan.numerics.precision == "fp32" else DTYPE_BYTES["bf16"]
-            for at, kind in enumerate(self.kinds):
-                found[:, key, at] = kind.block.frozen_bytes(view.tensor, width)
-            found[:, key] /= width
-        return {DENSE: found[0], EXPERTS: found[1]}
+            return kind.block.frozen_bytes(view.tensor, width)[expert] / width
+
+        return {
+            DENSE: self._of(lambda view, kind: held(view, kind, False)),
+            EXPERTS: self._of(lambda view, kind: held(view, kind, True)),
+        }
 
     @cached_property
     def projection(self) -> Floats:
         """Parameters of the output projection on one rank, float64[keys]."""
         weights = self.jobs.problem.graph.head.operator("lm_head").weights[0].size
-        return np.array([float(evaluate(weights, view.tensor)) for view in self.views])
+        return self._of(lambda view, _: evaluate(weights, view.tensor))[:, self.head]
 
     @cached_property
-    def _times(self) -> dict[str, list[tuple[list[int], list[OperatorTime]]]]:
-        """Kernel times of the operators of every block, for groups of keys at once."""
-        blocks = {kind.block.name: kind.block for kind in self.kinds}
-        return {
-            name: [(members, self._bulk(block, members)) for members in self._alike]
-            for name, block in blocks.items()
-        }
-
-    def _times_of(self, key: int) -> dict[str, list[OperatorTime]]:
-        """Kernel times of one key by block."""
-        group = next(at for at, members in enumerate(self._alike) if key in members)
-        at = self._alike[group].index(key)
-        return {name: [_one(time, at) for time in groups[group][1]] for name, groups in self._times.items()}
+    def sent_bytes(self) -> Floats:
+        """Bytes of the activation behind a block that a rank sends, float64[keys, kinds]."""
+        return self._of(lambda view, kind: send_bytes(view, kind.block))
 
     @cached_property
-    def _alike(self) -> list[list[int]]:
-        """Keys of equal precision and habits."""
-        groups: dict[tuple[str, bool], list[int]] = {}
-        for key, view in enumerate(self.views):
-            in_place = view.job.stack.numerics.gradient_accumulation_fusion
-            groups.setdefault((view.job.plan.numerics.precision, in_place), []).append(key)
-        return list(groups.values())
-
-    def _bulk(self, block: Block, members: list[int]) -> list[OperatorTime]:
-        views = [self.views[key] for key in members]
-        each = [view.dims.of_block(block) for view in views]
-        dims = RankDims(
-            tensor=_columns([one.tensor for one in each]),
-            sequence=_columns([one.sequence for one in each]),
-            expert=None if each[0].expert is None else _columns([one.expert or {} for one in each]),
-        )
-        job = views[0].job
-        return operator_times(block.operators, dims, job.kernels, job.stack)
+    def _early(self) -> NDArray[np.bool_]:
+        """Keys that run again ahead of the backward, bool[keys]."""
+        return self._of(lambda view, _: view.job.plan.memory.recompute_early)[:, 0] > 0
 
     @cached_property
     def kernels_ns(self) -> dict[str, Ints]:
         """Kernels alone by letter, int64[keys, kinds]: less than any pass takes, whatever is communicated."""
-        found = {letter: np.zeros((len(self.views), len(self.kinds)), dtype=np.int64) for letter in LETTERS}
-        slow = self.jobs.problem.stack.launch.kernel_overhead
-        early = np.array([view.job.plan.memory.recompute_early for view in self.views])
-        for at, kind in enumerate(self.kinds):
-            for keys, times in self._times[kind.block.name]:
-                ahead, inputs, weights = (
-                    sum(np.asarray(getattr(time, part)) for time in times) + np.zeros(len(keys))
-                    for part in ("forward_s", "backward_input_s", "backward_weight_s")
-                )
-                again = np.where(early[keys], 0.0, ahead) if kind.recompute == "full" else 0.0
-                trained = 0.0 if kind.block.still else 1.0
-                for letter, seconds in (
-                    ("F", ahead), ("B", trained * (again + inputs + weights)), ("I", trained * (again + inputs)),
-                    ("W", trained * weights),
-                ):  # fmt: skip
-                    found[letter][keys, at] = np.maximum(0, to_ns(slow * seconds) - 3 * len(times))
-        for key in (at for at, view in enumerate(self.views) if grid_of(view.job.plan) is not None):
-            for at, letter in product(range(len(self.kinds)), LETTERS):  # products in panels
-                lane = self._lane(key, at, letter)
-                found[letter][key, at] = max(0, int(to_ns(slow * lane.compute_s)) - len(lane.uses))
-        return found
-
-    def again_ns(self, keys: Ints, shape: Shape) -> Floats:
-        """Times of what is run once more ahead of the backward, float64[len(keys), kinds], of the kinds of a shape."""
-        early = np.array([view.job.plan.memory.recompute_early for view in self.views])[keys]
-        found = np.zeros((len(keys), len(self.kinds)))
-        found[early] = self.plain_ns(keys[early], (AGAIN,), shape.kinds)[AGAIN]
+        found = {letter: np.zeros((len(self.row), len(self.kinds)), dtype=np.int64) for letter in LETTERS}
+        slow, every = self.jobs.problem.stack.launch.kernel_overhead, range(len(self.kinds))
+        for batch in self._batches:
+            if grid_of(batch.view.job.plan) is not None:  # products in panels
+                for at, letter, passes in self._passes(batch, every, LETTERS):
+                    least = to_ns(slow * passes.compute_s) - len(passes.kernels)
+                    found[letter][batch.keys, at] = np.maximum(0, least)
+                continue
+            for block, some in self._blocks(batch, every):
+                for at, (letter, seconds) in product(some, _kernels_s(block).items()):
+                    again = self.kinds[at].recompute == "full" and letter in "BI"
+                    again = again and not batch.view.job.plan.memory.recompute_early
+                    least = to_ns(slow * (_kernels_s(block)["F"] * again + seconds)) - 3 * len(block.times)
+                    found[letter][batch.keys, at] = np.maximum(0, least)
         return found
 
     @cached_property
@@ -234,8 +281,9 @@ class BlockCosts:
         found: dict[str, Floats] = {}
         for name in self.jobs.rows.domain.get("optimizer", (self.jobs.problem.base.numerics.optimizer,)):
             numerics = self.jobs.problem.base.numerics.model_copy(update={"optimizer": name})
-            table = np.zeros((len(self.views), len(self.kinds), 2, 2))
-            for key, view in enumerate(self.views if RULES[name].products else ()):
+            table = np.zeros((len(self.row), len(self.kinds), 2, 2))
+            for key in range(len(self.row)) if RULES[name].products else ():
+                view = self.view(key)
                 for at, kind in enumerate(self.kinds):
                     matrices = inner_matrices([kind.block], view.tensor)
                     for expert in (0, 1):
@@ -244,87 +292,100 @@ class BlockCosts:
             found[name] = table
         return found
 
-    def steps(self, key: int, kind: int) -> BlockSteps:
-        """The steps of all passes over a block, as the Program has them; the last few are kept."""
-        if (key, kind) not in self._made:
-            base, one = self.views[key], self.kinds[kind]
-            known = self._known_times.get(key) or self._times_of(key)
-            self._known_times = {key: known}
-            view = _TimedView(**{f.name: getattr(base, f.name) for f in fields(base)}, known=known)
-            while len(self._made) >= MOST_STEPS:
-                del self._made[next(iter(self._made))]
-            self._made[key, kind] = block_steps(one.block, view, recompute=one.recompute)
-        return self._made[key, kind]
+    def _price(self, batch: Batch, mesh: Mesh, op: str, name: str) -> Price:
+        """The price of an operation on the group of rank 0 of a name on a mesh."""
+        view, tensor = batch.view, batch.view.job.plan.tensor_parallel
+        known = mesh, tensor.tp_method, tensor.tp_depth, view.tensor["ulysses"], view.tensor["gathered"]
+        if known not in self._groups:
+            plan = view.job.plan.model_copy(update={"mesh": mesh})
+            kinds = block_groups(replace(view, job=replace(view.job, plan=plan)))
+            self._groups[known] = {kind.name: kind.groups[0].copy() for kind in kinds}
+        return self.prices.of(op, self._groups[known][name], name)
 
-    def _lane(self, key: int, kind: int, letter: str) -> Lane:
-        """A pass over a block as numbers; those of all letters are made at once."""
-        if (key, kind) not in self._lanes:
-            steps = self.steps(key, kind)
-            self._lanes[key, kind] = {
-                one: self._numbers(key, getattr(steps, name))
-                for one, name in (*PASSES.items(), (AGAIN, AGAIN))
-            }
-        return self._lanes[key, kind][letter]
+    def priced(self, batch: Batch, use: CollectiveUse) -> list[tuple[Ints, Price]]:
+        """Prices of a collective in a batch, and which of its keys have each."""
+        if (use.op, use.group) not in batch.prices:
+            meshes, distinct = self._meshes[0], np.unique(batch.mesh)
+            each = {int(at): self._price(batch, meshes[at], use.op, use.group) for at in distinct}
+            prices = {id(price): price for price in each.values()}
+            which = np.array([id(each[at]) for at in batch.mesh.tolist()])
+            found = [(np.flatnonzero(which == number), price) for number, price in prices.items()]
+            batch.prices[use.op, use.group] = found
+        return batch.prices[use.op, use.group]
 
-    def _numbers(self, key: int, phase: Phase) -> Lane:
-        signature = tuple((step.stream, step.after, step.collective is None) for step in phase.steps)
-        return Lane(
-            steps=self._structures.setdefault(signature, phase.steps),
-            seconds=np.array([step.duration_s for step in phase.steps]),
-            uses=tuple(step.collective for step in phase.steps),
-            prices_ns=np.array(
-                [self.price(key, step.collective) if step.collective else 0 for step in phase.steps],
-                dtype=np.int64,
-            ),
-            compute_s=float(sum(step.duration_s for step in phase.steps)),
-            issue_s=phase.issue_s,
+    def _blocks(self, batch: Batch, kinds: Iterable[int]) -> Iterator[tuple[RankBlock, list[int]]]:
+        """The blocks of some kinds on the ranks of a batch, each with its kinds, which share its kernels."""
+        by_name: dict[str, list[int]] = {}
+        for kind in kinds:
+            by_name.setdefault(self.kinds[kind].block.name, []).append(kind)
+        for some in by_name.values():
+            yield RankBlock.of(self.kinds[some[0]].block, batch.view), some
+
+    def _passes(
+        self, batch: Batch, kinds: Iterable[int], letters: Sequence[str]
+    ) -> Iterator[tuple[int, str, Passes]]:
+        """Passes of a batch over blocks of some kinds, with kind and letter."""
+        for block, some in self._blocks(batch, kinds):
+            shared: dict[str, Passes] = {}
+            for kind in some:
+                steps = block_steps(block, recompute=self.kinds[kind].recompute)
+                for letter in letters:
+                    passes = shared.get(letter) or self._numbers(batch, getattr(steps, _PHASES[letter]))
+                    if letter in UNCHANGED:
+                        shared[letter] = passes
+                    yield kind, letter, passes
+
+    def _numbers(self, batch: Batch, phase: Phase) -> Passes:
+        """A phase of a batch as numbers."""
+        size = len(batch.keys)
+        kernels = np.array([step.collective is None for step in phase.steps], dtype=bool)
+        seconds, prices_ns = np.empty((sum(kernels), size)), np.empty((sum(~kernels), size), dtype=np.int64)
+        durations = (step.duration_s for step in phase.steps if step.collective is None)
+        for at, duration_s in enumerate(durations):
+            seconds[at] = duration_s
+        drained_s, known = np.zeros((size, len(self.prices.own))), dict[object, tuple[Ints, Floats]]()
+        for at, use in enumerate(phase.collectives):
+            sizes = np.full(size, use.size_bytes)
+            same = use.op, use.group, use.count, sizes.tobytes()
+            if same not in known:
+                known[same] = self._cost(batch, use, sizes)
+            prices_ns[at] = known[same][0]
+            drained_s += known[same][1]
+        issue_ns = np.full(size, to_ns(phase.issue_s))
+        return Passes(phase, kernels, seconds, prices_ns, issue_ns, drained_s)
+
+    def _cost(self, batch: Batch, use: CollectiveUse, sizes: Floats) -> tuple[Ints, Floats]:
+        """Nanoseconds of a collective of a batch, int64[n], and what it takes of rank 0's links, float64[n, links]."""
+        took_ns, drained_s = (
+            np.empty(len(sizes), dtype=np.int64),
+            np.empty((len(sizes), len(self.prices.own))),
         )
+        for mine, price in self.priced(batch, use):
+            took_ns[mine] = price.time_ns(sizes[mine], use.count)
+            drained_s[mine] = (sizes[mine] * use.count)[:, None] * price.slopes_s(self.prices.own)
+        return took_ns, drained_s
 
-    def price(self, key: int, use: CollectiveUse) -> int:
-        """Nanoseconds of a collective inside a block, on the group of rank 0."""
-        known = self._prices.setdefault(key, {})
-        if use not in known:
-            known[use] = int(self.price_on_group(key, use).time_ns(use.size_bytes, use.count))
-        return known[use]
-
-    def price_on_group(self, key: int, use: CollectiveUse) -> Price:
-        """The price of a collective inside a block, on the group of rank 0."""
-        return self.prices.of(use.op, self._group(key, use.group), use.group)
+    def _find(self, keys: Ints, letters: Sequence[str], kinds: Iterable[int]) -> None:
+        """Times and drains of passes by kind, of all keys in the batches of some."""
+        size = len(self.row), len(self.kinds)
+        for letter in letters:
+            self._plain.setdefault(letter, np.full(size, -1, dtype=np.int64))
+            self._drained.setdefault(letter, np.zeros((*size, len(self.prices.own))))
+        slow = self.jobs.problem.stack.launch.kernel_overhead
+        for batch, _, _ in self.batches(keys):
+            missing = [
+                kind
+                for kind in kinds
+                if any(self._plain[letter][batch.keys[0], kind] < 0 for letter in letters)
+            ]
+            for kind, letter, passes in self._passes(batch, missing, letters):
+                self._plain[letter][batch.keys, kind] = passes.took_ns(slice(None), slow)
+                self._drained[letter][batch.keys, kind] = passes.drained_s
 
     def drains_s(self, keys: Ints, letter: str) -> Floats:
         """Seconds that collectives inside passes take of each link of rank 0, float64[len(keys), kinds, links]."""
-        unique, where = np.unique(keys, return_inverse=True)
-        return np.stack([self._drained(key, letter) for key in unique.tolist()])[where]
-
-    def _drained(self, key: int, letter: str) -> Floats:
-        if (key, letter) not in self._drains:
-            found = np.zeros((len(self.kinds), len(self.prices.own)))
-            for kind in range(len(self.kinds)):
-                for use in self._lane(key, kind, letter).uses:
-                    if use is not None:
-                        size = use.size_bytes * use.count
-                        found[kind] += size * self.price_on_group(key, use).slopes_s(self.prices.own)
-            self._drains[key, letter] = found
-        return self._drains[key, letter]
-
-    def _group(self, key: int, name: str) -> Ints:
-        view = self.views[key]
-        mesh, tensor = view.job.plan.mesh, view.job.plan.tensor_parallel
-        grid = tensor.tp_method, tensor.tp_depth
-        cached = (
-            mesh.tp,
-            mesh.cp,
-            mesh.ep,
-            mesh.etp,
-            mesh.order,
-            *grid,
-            view.job.plan.ulysses,
-            view.tensor["gathered"],
-        )
-        if cached not in self._groups:
-            kinds = group_kinds(view, Synchronisation.of(view.job), ONE_STAGE)
-            self._groups[cached] = {kind.name: kind.groups[0] for kind in kinds}
-        return self._groups[cached][name]
+        self._find(keys, (letter,), range(len(self.kinds)))
+        return np.asarray(self._drained[letter][keys])
 
     def alone_ns(self, keys: Ints, shape: Shape) -> dict[str, Ints]:
         """Times of passes of a shape with nothing beside them; their kernels alone where passes run together."""
@@ -332,12 +393,12 @@ class BlockCosts:
             return {letter: self.kernels_ns[letter][keys] for letter in shape.letters}
         return self.plain_ns(keys, shape.letters, shape.kinds)
 
-    def carried_ns(self, key: int, kind: int, letter: str) -> Ints:
-        """Nanoseconds of a pass on each of BLOCK_STREAMS, int64[streams]."""
-        lane, slow = self._lane(key, kind, letter), self.jobs.problem.stack.launch.kernel_overhead
-        took = lane.prices_ns + to_ns(lane.seconds * slow)
-        streams = [BLOCK_STREAMS.index(step.stream) for step in lane.steps]
-        return np.bincount(streams, took, len(BLOCK_STREAMS)).astype(np.int64)
+    def again_ns(self, keys: Ints, shape: Shape) -> Floats:
+        """Times of what is run once more ahead of the backward, float64[len(keys), kinds], of the kinds of a shape."""
+        found = np.zeros((len(keys), len(self.kinds)))
+        early = self._early[keys]
+        found[early] = self.plain_ns(keys[early], (AGAIN,), shape.kinds)[AGAIN]
+        return found
 
     def plain_ns(
         self, keys: Ints, letters: Sequence[str] = LETTERS, kinds: Sequence[int] | None = None
@@ -346,71 +407,47 @@ class BlockCosts:
 
         Those that are no ``kinds`` are zero, or known already.
         """
-        wanted = list(range(len(self.kinds)) if kinds is None else kinds)
-        found = {}
-        for letter in letters:
-            known = self._known.setdefault(
-                letter, np.full((len(self.row), len(self.kinds)), -1, dtype=np.int64)
-            )
-            for kind in wanted:
-                missing = np.unique(keys[known[keys, kind] < 0])
-                known[missing, kind] = self._passes_ns(missing, kind, letter, None)
-            found[letter] = np.maximum(known[keys], 0)
-        return found
+        self._find(keys, letters, range(len(self.kinds)) if kinds is None else kinds)
+        return {letter: np.maximum(self._plain[letter][keys], 0) for letter in letters}
 
     def slowed_ns(self, keys: Ints, letter: str, busy_ns: Floats) -> Ints:
         """Times of passes beside ``busy_ns`` of data-parallel communication each, int64[len(keys), kinds]."""
-        found = self.plain_ns(keys, (letter,))[letter]
-        if self.jobs.problem.stack.overlap.compute_slowdown_while_comm > 1.0:
-            for kind in np.flatnonzero(busy_ns.any(axis=0)).tolist():
-                found[:, kind] = self._passes_ns(keys, kind, letter, busy_ns[:, kind])
+        found, stack = self.plain_ns(keys, (letter,))[letter], self.jobs.problem.stack
+        excess = stack.overlap.compute_slowdown_while_comm - 1.0
+        beside = np.flatnonzero(busy_ns.any(axis=0)).tolist() if excess > 0 else []
+        for batch, mine, which in self.batches(keys) if beside else ():
+            known: dict[object, Ints] = {}
+            for kind, passes in self.kept(batch, letter, beside).items():
+                busy = busy_ns[mine, kind]
+                same = id(passes), busy.tobytes()
+                if same not in known:
+                    compute_ns = to_ns(passes.compute_s[which]).astype(np.float64)
+                    slow = stack.launch.kernel_overhead * slowed_beside(excess, busy, compute_ns)
+                    known[same] = passes.took_ns(which, slow)
+                found[mine, kind] = known[same]
         return found
 
-    def _passes_ns(self, keys: Ints, kind: int, letter: str, busy_ns: Floats | None) -> Ints:
-        """Times of passes over a kind of block, int64[len(keys)]; those of one structure are scheduled at once."""
-        unique, where = np.unique(keys, return_inverse=True)
-        lanes = [self._lane(key, kind, letter) for key in unique.tolist()]
-        structure = np.unique([id(lane.steps) for lane in lanes], return_inverse=True)[1]
-        stack, found = self.jobs.problem.stack, np.zeros(len(keys), dtype=np.int64)
-        for number in range(structure.max(initial=-1) + 1):
-            mine = np.flatnonzero(structure == number)
-            rows = np.flatnonzero(structure[where] == number)
-            some = [lanes[at] for at in mine]
-            row = np.searchsorted(mine, where[rows])
-            slow: Floats = np.full(len(rows), stack.launch.kernel_overhead)
-            if busy_ns is not None:
-                compute = to_ns(np.array([lane.compute_s for lane in some]))[row].astype(np.float64)
-                excess = stack.overlap.compute_slowdown_while_comm - 1.0
-                slow *= slowed_beside(excess, busy_ns[rows], compute)
-            seconds = np.array([lane.seconds for lane in some])
-            prices = np.array([lane.prices_ns for lane in some])
-            durations = [
-                prices[row, at] if use else to_ns(seconds[row, at] * slow)
-                for at, use in enumerate(some[0].uses)
-            ]
-            issue = to_ns(np.array([lane.issue_s for lane in some]))[row]
-            found[rows] = np.maximum(latest(schedule(some[0].steps, durations)[1], issue), issue)
-        return found
+    def kept(self, batch: Batch, letter: str, kinds: Sequence[int]) -> dict[int, Passes]:
+        """Passes of a batch over blocks of some kinds, kept, because several are asked what they take."""
+        missing = [kind for kind in kinds if (kind, letter) not in batch.kept]
+        for kind, _, passes in self._passes(batch, missing, (letter,)):
+            batch.kept[kind, letter] = passes
+        return {kind: batch.kept[kind, letter] for kind in kinds}
 
 
-@dataclass(frozen=True)
-class Lane:
-    """A phase as numbers: its structure (``steps`` of the first one alike), seconds of kernels and collectives.
-
-    ``compute_s`` are seconds of all kernels, ``issue_s`` those of the host.
-    """
-
-    steps: tuple[Step, ...]
-    seconds: Floats
-    uses: tuple[CollectiveUse | None, ...]
-    prices_ns: Ints
-    compute_s: float
-    issue_s: float
-
-
-def _columns(dims: Sequence[Dims]) -> Dims:
-    """Dims of several keys as arrays."""
-    return {name: np.array([one[name] for one in dims]) for name in dims[0]}
+def _kernels_s(block: RankBlock) -> dict[str, Floats]:
+    """Seconds of all kernels of a block by letter, but for what runs again."""
+    ahead, inputs, weights = (
+        np.asarray(sum(np.asarray(getattr(time, part)) for time in block.times))
+        for part in ("forward_s", "backward_input_s", "backward_weight_s")
+    )
+    trained = 0.0 if block.block.still else 1.0
+    return {
+        "F": ahead,
+        "B": trained * (inputs + weights),
+        "I": trained * inputs,
+        "W": trained * weights,
+    }
 
 
 def _choices(policy: str, block: Block) -> tuple[str, ...]:
@@ -418,12 +455,3 @@ def _choices(policy: str, block: Block) -> tuple[str, ...]:
     if policy == OPTIMAL:
         return ("none", "selective", "full", *module_policies(block))
     return ("full", "none") if policy.startswith("every:") else (policy,)
-
-
-def _one(time: OperatorTime, at: int) -> OperatorTime:
-    """One key's times out of arrays (what does not depend on the key is a scalar)."""
-    parts = ("forward_s", "backward_input_s", "backward_weight_s", "forward_kernels", "backward_kernels")
-    taken = {
-        part: float(value if np.ndim(value := getattr(time, part)) == 0 else value[at]) for part in parts
-    }
-    return replace(time, **taken)  # type: ignore[arg-type]

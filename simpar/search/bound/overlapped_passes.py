@@ -6,20 +6,18 @@ they take at least what each stream carries of both, and what each takes alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import zip_longest
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.plan.routing import has_sampled_loads
-from simpar.program.blocks.phases import Phase
+from simpar.program.blocks.phases import BLOCK_STREAMS, Phase
 from simpar.program.blocks.segments import make_segment
 from simpar.program.structure.pairs import merged
-from simpar.program.structure.stages import PASSES
-from simpar.search.bound.block_costs import BlockCosts
+from simpar.search.bound.block_costs import Batch, BlockCosts, Passes
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -30,7 +28,7 @@ class OverlappedPasses:
     """Bounds of pairs by key, kinds of the blocks that meet, and letter of the backward, each found once."""
 
     blocks: BlockCosts
-    _known: dict[tuple[int, int, int, str], int] = field(default_factory=dict)
+    _known: dict[tuple[int, int, str], Ints] = field(default_factory=dict)
 
     def pairs_ns(self, keys: Ints, ahead: tuple[int, ...], back: tuple[int, ...], letter: str) -> Floats:
         """Nanoseconds of a forward over stage ``ahead`` beside a backward over stage ``back``, float64[len(keys)].
@@ -46,43 +44,59 @@ class OverlappedPasses:
             elif backward is None:
                 found += alone["F"][:, forward]
             else:
-                found += [self._block_ns(int(key), forward, backward, letter) for key in unique]
+                found += self._blocks_ns(unique, forward, backward, letter)
         return np.asarray(found[where])
 
-    def _block_ns(self, *known: Any) -> int:
-        if known not in self._known:
-            merged_ns = self._merged_ns(*known)
-            self._known[known] = self._least_ns(*known) if merged_ns is None else merged_ns
-        return self._known[known]
+    def _blocks_ns(self, keys: Ints, forward: int, backward: int, letter: str) -> Ints:
+        """Nanoseconds of two blocks that meet, int64[len(keys)]."""
+        none = np.full(len(self.blocks.row), -1, dtype=np.int64)
+        known = self._known.setdefault((forward, backward, letter), none)
+        missing = keys[known[keys] < 0]
+        for batch, mine, which in self.blocks.batches(missing):
+            both = [
+                self.blocks.kept(batch, one, (kind,))[kind]
+                for kind, one in ((forward, "F"), (backward, letter))
+            ]
+            known[missing[mine]] = self._met_ns(batch, both, which)
+        return known[keys]
 
-    def _least_ns(self, key: int, forward: int, backward: int, letter: str) -> int:
-        """What each stream carries of both, and what each takes alone."""
-        each = (forward, "F"), (backward, letter)
-        alone = [
-            int(self.blocks.plain_ns(np.array([key]), (one,), (kind,))[one][0, kind]) for kind, one in each
-        ]
-        busy = sum(self.blocks.carried_ns(key, kind, one) for kind, one in each)
-        return max(int(np.max(busy)), *alone)
+    def _met_ns(self, batch: Batch, both: Sequence[Passes], which: Ints) -> Ints:
+        """The same of some keys of a batch: merged, or what each stream carries of both and what each takes alone."""
+        exact = self._is_exact(batch, [passes.phase for passes in both])[which]
+        found, least = np.zeros(len(which), dtype=np.int64), which[~exact]
+        for at, place in zip(np.flatnonzero(exact).tolist(), which[exact].tolist(), strict=True):
+            phases = [passes.phase.of(place) for passes in both]
+            found[at] = self._merged_ns(phases, [passes.prices_ns[:, place] for passes in both])
+        if len(least):
+            slow = self.blocks.jobs.problem.stack.launch.kernel_overhead
+            carried = np.zeros((len(BLOCK_STREAMS), len(least)), dtype=np.int64)
+            for passes in both:
+                streams = [BLOCK_STREAMS.index(step.stream) for step in passes.phase.steps]
+                np.add.at(carried, streams, passes.spans_ns(least, slow))
+            found[~exact] = np.max([*carried, *(passes.took_ns(least, slow) for passes in both)], axis=0)
+        return found
 
-    def _merged_ns(self, key: int, forward: int, backward: int, letter: str) -> int | None:
-        """Both blocks as the Program merges them, or None where other ranks may merge them in another order."""
-        blocks, stack = self.blocks, self.blocks.jobs.problem.stack
-        phases = blocks.steps(key, forward).forward, getattr(blocks.steps(key, backward), PASSES[letter])
-        price = partial(blocks.price, key)
-        if not self._is_exact(key, phases):
-            return None
-        merge, share = merged(*phases, price)
+    def _merged_ns(self, phases: Sequence[Phase], prices_ns: Sequence[Ints]) -> int:
+        """Both blocks of one key as the Program merges them; ``prices_ns`` of the collectives of each in turn."""
+        price = {
+            use: took_ns
+            for phase, each_ns in zip(phases, prices_ns, strict=True)
+            for use, took_ns in zip(phase.collectives, each_ns.tolist(), strict=True)
+        }.__getitem__
+        stack = self.blocks.jobs.problem.stack
+        merge, share = merged(phases[0], phases[1], price)
         excess = max(stack.overlap.compute_slowdown_while_comm - 1.0, 0.0)
         slow = stack.launch.kernel_overhead * (1.0 + excess * share)
         return make_segment(merge, price, slowdown=slow).duration_ns
 
-    def _is_exact(self, key: int, phases: tuple[Phase, ...]) -> bool:
+    def _is_exact(self, batch: Batch, phases: Sequence[Phase]) -> NDArray[np.bool_]:
         """Whether all ranks merge in the order that rank 0 finds alone: its groups share no link with others of a kind.
 
         Else some may find their collectives dearer, and another order.
         """
-        view = self.blocks.views[key]
-        if view.uneven_context or has_sampled_loads(view.job.plan):
-            return False
-        uses = {step.collective for phase in phases for step in phase.steps if step.collective is not None}
-        return all(self.blocks.price_on_group(key, use).private for use in uses)
+        uneven = batch.view.uneven_context or has_sampled_loads(batch.view.job.plan)
+        found = np.full(len(batch.keys), not uneven)
+        for use in (use for phase in phases for use in phase.collectives):
+            for mine, price in self.blocks.priced(batch, use):
+                found[mine] &= price.private
+        return found

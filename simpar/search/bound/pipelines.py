@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.program.emission.collective_prices import FREE, Price, Prices
-from simpar.program.emission.traffic import send_bytes
 from simpar.search.bound.block_costs import BlockCosts
 from simpar.search.bound.paths import Hops, Path, Stages, path_bound
 from simpar.search.bound.shapes import Shape, Shapes, weigh
@@ -23,10 +22,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Senders:
-    """Behind every virtual stage but the last the block that sends, and whether nothing comes back; numbered."""
+    """Behind all virtual stages but the last a kind of the block that sends, and whether nothing returns; numbered."""
 
     number: int
-    blocks: tuple[str, ...]
+    kinds: tuple[int, ...]
     resting: tuple[bool, ...]
 
 
@@ -41,7 +40,7 @@ class Pipelines:
     index: Ints
     row: Ints
     _hops: dict[tuple[int, int, int], tuple[Floats, Floats]] = field(default_factory=dict)
-    _senders: dict[tuple[tuple[int, ...], ...], tuple[tuple[str, ...], tuple[bool, ...]]] = field(
+    _senders: dict[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], tuple[bool, ...]]] = field(
         default_factory=dict
     )
     _distinct: dict[tuple[object, ...], int] = field(default_factory=dict)
@@ -167,9 +166,10 @@ class Pipelines:
         """What the messages of a shape depend on, and its number among distinct ones."""
         if shape.pieces not in self._senders:
             kinds = self.blocks.kinds
-            blocks = tuple(kinds[pieces[-1]].block.name for pieces in shape.pieces[:-1])
+            of_block = {kind.block.name: at for at, kind in enumerate(kinds)}
+            senders = tuple(of_block[kinds[pieces[-1]].block.name] for pieces in shape.pieces[:-1])
             resting = tuple(all(kinds[kind].block.still for kind in pieces) for pieces in shape.pieces[:-1])
-            self._senders[shape.pieces] = blocks, resting
+            self._senders[shape.pieces] = senders, resting
         known = shape.rank_of_stage, *self._senders[shape.pieces]
         return Senders(self._distinct.setdefault(known, len(self._distinct)), *known[1:])
 
@@ -178,10 +178,7 @@ class Pipelines:
         known = senders.number, int(self.key[pipe]), int(self.jobs.rows.code["order"][self.row[pipe]])
         if known not in self._hops:
             prices, slopes, index = self._priced(shape, pipe)
-            view = self.blocks.views[known[1]]
-            graph = {kind.block.name: kind.block for kind in self.blocks.kinds}
-            sizes = {name: send_bytes(view, graph[name]) for name in set(senders.blocks)}
-            size = np.array([sizes[name] for name in senders.blocks])
+            size = self.blocks.sent_bytes[known[1], list(senders.kinds)]
             table = np.stack([price.time_ns(size) for price in prices])
             times = np.take_along_axis(table, index, axis=0).astype(np.float64)
             took = size[:, None] * slopes[index]

@@ -84,7 +84,7 @@ class SliceBounds:
         From unit to unit; infinite where that is no slice.
         """
         if key not in self._kernels:
-            view = self.pipelines.blocks.views[key]
+            view = self.pipelines.blocks.view(key)
             kinds = {
                 (kind.block.name, kind.recompute == "full"): kind.block
                 for kind in self.pipelines.blocks.kinds

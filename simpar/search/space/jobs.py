@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from simpar.cost.stack import resolve
 from simpar.models.recompute import OPTIMAL
@@ -16,6 +19,10 @@ from simpar.program.blocks.rank_view import Job
 from simpar.search.problem import Problem
 from simpar.search.space.axes import AXIS_NAMES, PATHS, SLICED, Rows
 from simpar.simulation import balanced, checked_job
+from simpar.units import Numbers
+
+SIZES = ("tp", "ep", "etp", "micro_batch")
+"""Axes of which a job may have many values at once, as arrays: sizes alone follow from them, but for 1 against more."""
 
 
 def plan_of(rows: Rows, index: int) -> Plan:
@@ -95,3 +102,20 @@ class Jobs:
         """The job of a row."""
         problem = self.problem
         return checked_job(problem.graph, problem.cluster, self.plan(row), problem.training, problem.stack)
+
+    def batch(self, which: NDArray[np.int64]) -> Job:
+        """One job for rows int64[n] whose passes differ in SIZES only: its plan holds those that differ as int64[n].
+
+        It has the pipeline and the data parallelism of the first row.
+        """
+        names = {"tp": "tp", "ep": "ep", "etp": "expert_tp", "micro_batch": "micro_batch"}
+        sizes = {name: column(self.rows[of_rows][which]) for name, of_rows in names.items()}
+        job, batch = self.job(int(which[0])), {"micro_batch": sizes.pop("micro_batch")}
+        mesh = job.plan.mesh.model_copy(update=sizes)
+        return replace(job, plan=job.plan.model_copy(update=batch | {"mesh": mesh}))
+
+
+def column(values: NDArray[Any]) -> Numbers:
+    """The number that all values are, or else the column of them, [n]."""
+    found: Numbers = values if (values != values[0]).any() else values[0].item()
+    return found

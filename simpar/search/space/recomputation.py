@@ -118,10 +118,9 @@ class RecomputeBounds:
                 if shape.pairs
                 else blocks.plain_ns(np.array([key]), (letter,))[letter][0]
             )
-            points = [(0.0, 0.0)]
+            points, view = [(0.0, 0.0)], blocks.view(key)
             for at, kind in enumerate(blocks.kinds[2:], 2):
                 none = blocks.index[kind.block.name, "none"]
-                view = blocks.views[key]
                 whole = _saved_bytes(kind.block, view, "none")
                 kept = 0.0 if kind.recompute == "full" else _saved_bytes(kind.block, view, kind.recompute)
                 points.append((max(whole - kept, 0.0), max(float(times[at] - times[none]), 0.0)))

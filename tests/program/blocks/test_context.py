@@ -9,6 +9,7 @@ from simpar.hardware.catalogue import load_cluster
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
+from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import Phase
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.blocks.steps import BlockSteps, block_steps
@@ -23,7 +24,7 @@ SEQ = 32768
 def steps(recompute: str = "none", **plan: object) -> BlockSteps:
     """Steps of a Llama 3 8B layer on one node."""
     job = make_job(MODEL, load_cluster("dgx-h100", 1), Plan(**plan), Training(seq_len=SEQ, global_batch=8))
-    return block_steps(job.graph.blocks["layer"], RankView.of(job), recompute=recompute)
+    return block_steps(RankBlock.of(job.graph.blocks["layer"], RankView.of(job)), recompute=recompute)
 
 
 def sent(phase: Phase, op: str) -> list[float]:

@@ -12,6 +12,7 @@ from simpar.hardware.catalogue import load_cluster
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
+from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import Phase
 from simpar.program.blocks.rank_view import Job, RankView
 from simpar.program.blocks.steps import BlockSteps, block_steps
@@ -35,7 +36,7 @@ def job(nodes: int = 1, model: str = MODEL, **plan: object) -> Job:
 def steps(**plan: object) -> BlockSteps:
     """Steps of a Mixtral layer."""
     made = job(**plan)
-    return block_steps(made.graph.blocks["layer_moe"], RankView.of(made))
+    return block_steps(RankBlock.of(made.graph.blocks["layer_moe"], RankView.of(made)))
 
 
 def sent(phase: Phase, group: str) -> list[tuple[str, float]]:
@@ -70,7 +71,7 @@ def test_exchanges_of_unknown_sizes_keep_the_host_busy(
         launch = made.stack.launch.model_copy(update={"graphs": graphs})
         stack = made.stack.model_copy(update={"experts": experts, "launch": launch})
         view = RankView.of(replace(made, stack=stack))
-        found = block_steps(made.graph.blocks["layer_moe"], view)
+        found = block_steps(RankBlock.of(made.graph.blocks["layer_moe"], view))
         issued.append((found.forward.issue_s, found.backward.issue_s))
     for before, after in zip(*issued, strict=True):
         assert after - before == pytest.approx(0.001 * exchanges)

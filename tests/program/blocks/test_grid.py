@@ -12,6 +12,7 @@ from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import read
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
+from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.grid import DEPTH
 from simpar.program.blocks.phases import Phase
 from simpar.program.blocks.rank_view import RankView
@@ -44,7 +45,7 @@ def steps(tp: int, **tensor: Any) -> BlockSteps:
     plan = Plan.model_validate({"tp": tp, "micro_batch": BATCH, "tensor_parallel": tensor})
     job = make_job(gpt(), CLUSTER, plan, Training(seq_len=SEQ, global_batch=BATCH * 64))
     graph = job.graph
-    return block_steps(graph.blocks[graph.layers[0]], RankView.of(job))
+    return block_steps(RankBlock.of(graph.blocks[graph.layers[0]], RankView.of(job)))
 
 
 def weight_sums(phase: Phase) -> float:

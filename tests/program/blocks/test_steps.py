@@ -10,6 +10,7 @@ import pytest
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
+from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import CollectiveUse, Phase
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.blocks.segments import make_segment
@@ -22,7 +23,7 @@ def layer_steps(model: str, recompute: str = "none", stack: str = "megatron", **
     training = Training(seq_len=2048, global_batch=8)
     job = make_job(model, load_cluster("dgx-h100", 1), Plan(**plan), training, stack)
     graph = job.graph
-    return block_steps(graph.blocks[graph.layers[0]], RankView.of(job), recompute=recompute)
+    return block_steps(RankBlock.of(graph.blocks[graph.layers[0]], RankView.of(job)), recompute=recompute)
 
 
 def collectives(phase: Phase) -> Counter[str]:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import simpar
+from simpar.program.blocks.block_view import RankBlock
+from simpar.program.blocks.rank_view import RankView
 from simpar.program.blocks.steps import block_steps
 from simpar.program.structure.synchronisation import DENSE, EXPERTS
 from simpar.search import Constraints, make_problem
@@ -117,8 +119,8 @@ def of_configuration(frontier: Frontier, row: int) -> object:
 def of_passes(frontier: Frontier, row: int) -> object:
     """All that a bound reads of the blocks of a row."""
     found = frontier.bounds.pipelines.blocks
-    view = found._view(row)
-    steps = [block_steps(kind.block, view, recompute=kind.recompute) for kind in found.kinds]
+    view = RankView.of(found.jobs.job(row)).first
+    steps = [block_steps(RankBlock.of(kind.block, view), recompute=kind.recompute) for kind in found.kinds]
     return repr([(each.forward, each.backward, each.input_gradient, each.weight_gradient) for each in steps])
 
 

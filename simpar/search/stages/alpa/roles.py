@@ -113,7 +113,7 @@ def moves(mesh: Mesh) -> Moves:
         moved += [(AGAIN, move) for move in pair[0] if sums and move.op == "all_gather"]
         moved += [(SUMMED if sums else SERIAL, move) for move in pair[1]]
         for which, move in moved:
-            rows.setdefault((move.axis, move.op), []).append((which, i, j, move.share))
+            rows.setdefault((move.axis, move.op), []).append((which, i, j, float(move.share)))
     at = {}
     for kind, entries in rows.items():
         which, written, read = np.array([entry[:3] for entry in entries]).T
