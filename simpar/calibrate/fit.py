@@ -17,7 +17,8 @@ from scipy.optimize import least_squares
 from simpar.calibrate.request import Request, Sample
 from simpar.cost.collectives import collective_time_s
 from simpar.cost.kernels import KernelModel
-from simpar.cost.operators import OperatorTime, operator_times, optimizer_time_s
+from simpar.cost.operators import OperatorTime, operator_times
+from simpar.cost.optimizers import optimizer_time_s
 from simpar.cost.stack import Stack
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import Device

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.context import exchange_elements
-from simpar.cost.memory_policy import MemoryHabits
 from simpar.cost.stack import Stack
 from simpar.models.graph import (
     INPUT,
@@ -66,15 +65,6 @@ def activation_bytes(numerics: Numerics) -> float:
     return DTYPE_BYTES[handed_dtype(numerics.precision)]
 
 
-def loss_activations(num_logits: Numbers, habits: MemoryHabits) -> tuple[Numbers, Numbers]:
-    """(saved, peak) bytes of ``num_logits`` logits and their loss.
-
-    At the peak plain PyTorch with an fp32 loss holds 14 bytes a logit, a bf16 loss 6, eight chunks 1.6,
-    Megatron's vocabulary-parallel loss 2 + 4 and 2..4 more in backward.
-    """
-    return habits.logit_saved_bytes * num_logits, habits.logit_bytes * num_logits
-
-
 def _largest(sizes: Iterable[Numbers]) -> Numbers:
     """Elementwise maximum, 0 of nothing."""
     largest: Numbers = 0.0
@@ -96,7 +86,8 @@ class _Sizes:
 
     def under(self, recompute: str) -> BlockActivations:
         """Sizes under one recompute choice."""
-        total, peak_loss = self._saved(), self._loss_workspace()
+        total = self._saved()
+        peak_loss = _largest(np.maximum(peak - saved, 0.0) for saved, peak in self._loss_bytes())
         forward = np.maximum(self._forward_workspace(), peak_loss)
         head = _largest(self._empty_gradient(op) for op in self.block.operators if op.name == "lm_head")
         backward = np.maximum(self._backward_workspace(), peak_loss + head)
@@ -132,7 +123,7 @@ class _Sizes:
     def _saved(self) -> Numbers:
         """All saved tensors, scores of unfused attention and the stack's habits; no logits."""
         tensors = sum(self._tensor(key, op, what) for key, op, what in saved_tensors(self.block))
-        losses = sum(loss_activations(self._logits(op), self.stack.memory)[0] for op in self._losses)
+        losses = sum(saved for saved, _ in self._loss_bytes())
         return tensors + losses + self._scores() + self._habits()
 
     def _dropped(self, key: str, op: Operator | None, what: str, chosen: frozenset[str]) -> Numbers:
@@ -194,13 +185,13 @@ class _Sizes:
     def _losses(self) -> list[Operator]:
         return [op for op in self.block.operators if op.kind == "loss"]
 
-    def _logits(self, op: Operator) -> Numbers:
-        return evaluate(op.rows, self.dims.tensor) * evaluate(op.columns, self.dims.tensor)
-
-    def _loss_workspace(self) -> Numbers:
-        """What the loss holds at its peak beyond what it saves."""
-        sizes = [loss_activations(self._logits(op), self.stack.memory) for op in self._losses]
-        return _largest(np.maximum(peak - saved, 0.0) for saved, peak in sizes)
+    def _loss_bytes(self) -> list[tuple[Numbers, Numbers]]:
+        """(saved, peak) bytes of the logits of every loss."""
+        sizes = ((op.rows, op.columns) for op in self._losses)
+        logits = (
+            evaluate(rows, self.dims.tensor) * evaluate(columns, self.dims.tensor) for rows, columns in sizes
+        )
+        return [self.stack.memory.loss_bytes(number) for number in logits]
 
     def _scores(self) -> Numbers:
         """Scores of unfused attention: softmax output, dropout mask (1 byte) and dropout output: 5 a s^2 b."""

@@ -9,13 +9,16 @@ workspace fixed it is linear in the number of layers under each choice, and ther
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.integer import least
 from simpar.errors import Infeasible
 
 Floats = NDArray[np.float64]
@@ -88,7 +91,7 @@ def _within(
     runs: Sequence[Run], in_flight: Floats, saved_limit: float, workspace: float
 ) -> list[list[tuple[Choice, int]]] | None:
     """The fastest mix of choices whose workspaces are at most ``workspace``; None where none keeps little enough."""
-    from scipy.optimize import Bounds, LinearConstraint
+    from scipy.optimize import Bounds, LinearConstraint, milp
 
     columns = [
         (number, choice)
@@ -104,16 +107,18 @@ def _within(
     scale = max(saved_limit, 1.0)
     saved = (in_flight @ of_run) * np.array([choice.saved_bytes for _, choice in columns]) / scale
     seconds = np.array([choice.again_s for _, choice in columns])
-    found = least(
-        seconds / (seconds.max(initial=0.0) or 1.0),
-        constraints=[
-            LinearConstraint(layers, lengths, lengths),
-            LinearConstraint(saved, -np.inf, saved_limit / scale),
-        ],
-        integrality=np.ones(len(columns), dtype=int),
-        bounds=Bounds(0, np.inf),
-        options={"mip_rel_gap": 0.0},
-    )
+    constraints = [
+        LinearConstraint(layers, lengths, lengths),
+        LinearConstraint(saved, -np.inf, saved_limit / scale),
+    ]
+    with _silent():
+        found = milp(
+            seconds / (seconds.max(initial=0.0) or 1.0),
+            constraints=constraints,
+            integrality=np.ones(len(columns), dtype=int),
+            bounds=Bounds(0, np.inf),
+            options={"mip_rel_gap": 0.0},
+        )
     if found.x is None:
         return None
     counts = np.rint(found.x).astype(int)
@@ -121,3 +126,18 @@ def _within(
         [(choice, int(n)) for (number, choice), n in zip(columns, counts, strict=True) if n and number == at]
         for at in range(len(runs))
     ]
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Nothing that compiled code writes reaches standard output: HiGHS reports steps of its heuristics there."""
+    sys.stdout.flush()
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        ctypes.CDLL(None).fflush(None)  # what lies in the buffer of C belongs to the solver
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)

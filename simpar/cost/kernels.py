@@ -6,7 +6,7 @@ profile leaves out has the default below. All functions broadcast numpy arrays a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,7 +16,10 @@ from simpar.errors import UserError
 from simpar.hardware.device import Device
 from simpar.units import CAST_DTYPES, DTYPE_BYTES, FOUR_BITS, US, Numbers, handed_dtype
 
-_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64))
+_TILES = np.array(
+    [(256, 128, 0), (128, 256, 0), (128, 128, 1), (128, 64, 2), (64, 64, 3)], dtype=np.float64
+).T
+"""Rows and columns of what a multiprocessor computes at a time, and how often they halve the largest."""
 
 DEFAULTS: dict[str, float] = {
     # share of peak that the tensor cores sustain in a long GEMM (power, issue, shared memory)
@@ -109,12 +112,12 @@ class KernelModel:
         four = p["sustained_clock_fp4"] if dtype in FOUR_BITS else 0.0
         return self.peak(dtype) * ((four or eight or p["sustained_clock"]) if self.sustained else 1.0)
 
-    @property
+    @cached_property
     def bandwidth(self) -> float:
         """Sustained memory bandwidth in bytes/s."""
         return self.device.memory_bandwidth * self.parameters["memory_efficiency"]
 
-    @property
+    @cached_property
     def latency_s(self) -> float:
         """Fixed time of one kernel in seconds."""
         return self.parameters["kernel_latency_us"] * US
@@ -129,12 +132,13 @@ class KernelModel:
         added into fp32 (weight gradients).
         """
         m, n, k, batch = (np.asarray(x, dtype=np.float64) for x in (m, n, k, batch))
-        rate = self._gemm_rate()
-        best: NDArray[np.float64] = np.full(
-            np.broadcast_shapes(m.shape, n.shape, k.shape, batch.shape), np.inf
-        )
-        for tile in _TILES:
-            best = np.minimum(best, self._tiled_s(m, n, k, batch, tile=tile, rate=rate))
+        p, sms, ndim = self.parameters, self.device.num_sms, max(x.ndim for x in (m, n, k, batch))
+        rows, columns, halvings = _TILES.reshape(3, -1, *(1,) * ndim)  # all tiles at once, along a first axis
+        waves = batch * np.ceil(m / rows) * np.ceil(n / columns) / sms
+        overlap, efficiency = p["gemm_wave_overlap"], 1.0 - p["gemm_small_tile_loss"] * halvings
+        paid = (1 - overlap) * np.ceil(waves) + overlap * np.maximum(waves, 1.0)
+        per_wave = 2.0 * rows * columns * (k + p["gemm_prologue_k"]) * sms / (self._gemm_rate * efficiency)
+        best: NDArray[np.float64] = (paid * per_wave).min(axis=0)
         if accumulate:
             best = best * (1 + self.parameters["gemm_wgrad_loss"])
         size = DTYPE_BYTES[self.precision] if self.precision in CAST_DTYPES else self.activation_bytes
@@ -142,25 +146,13 @@ class KernelModel:
         moved = batch * (size * (m * k + k * n) + result * m * n)
         return self.latency_s + np.maximum(best, moved / self.bandwidth)
 
+    @cached_property
     def _gemm_rate(self) -> float:
         p = self.parameters
         share = p["gemm_efficiency_fp8" if self.precision in CAST_DTYPES else "gemm_efficiency"]
         if self.precision in FOUR_BITS:
             share = p["gemm_efficiency_fp4"] or share
         return self.rate(self.precision) * share
-
-    def _tiled_s(
-        self, m: Numbers, n: Numbers, k: Numbers, batch: Numbers, *, tile: tuple[int, int], rate: float
-    ) -> Numbers:
-        rows, columns = tile
-        sms, p = self.device.num_sms, self.parameters
-        halvings = float(np.log2(_TILES[0][0] * _TILES[0][1] / (rows * columns)))
-        efficiency = 1.0 - p["gemm_small_tile_loss"] * halvings
-        waves = batch * np.ceil(m / rows) * np.ceil(n / columns) / sms
-        overlap = p["gemm_wave_overlap"]
-        paid: Numbers = (1 - overlap) * np.ceil(waves) + overlap * np.maximum(waves, 1.0)
-        per_wave = 2.0 * rows * columns * (k + p["gemm_prologue_k"]) * sms / (rate * efficiency)
-        return paid * per_wave
 
     def attention_time_s(
         self,
@@ -205,11 +197,7 @@ class KernelModel:
         reads, writes, and a byte of its mask. Source: Megatron-LM's scaled_upper_triang_masked_softmax.
         """
         batch, seq, heads, head_dim = shape
-        model = (
-            self
-            if self.precision not in CAST_DTYPES
-            else KernelModel(self.device, "bf16", self.attention, self.sustained)
-        )
+        model = replace(self, precision="bf16") if self.precision in CAST_DTYPES else self
         scores = batch * heads * seq * keys
         products = model.gemm_time_s(seq, keys, head_dim, batch=batch * heads) + model.gemm_time_s(
             seq, head_dim, keys, batch=batch * heads

@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from simpar.cost.kernels import KernelModel
-from simpar.cost.optimizers import elementwise_time_s
 from simpar.cost.stack import Stack
 from simpar.cost.state_space import BACKWARD, FORWARD, scan_time_s
 from simpar.models.graph import Attention, Dims, Operator, evaluate
-from simpar.plan.plan import Numerics
 from simpar.plan.sharding import RankDims
 from simpar.units import BLOCK_SCALED, CAST_DTYPES, DTYPE_BYTES, Numbers
 
@@ -396,10 +394,3 @@ _RULES: dict[str, Callable[[Operator, Sizes], OperatorTime]] = {
     "embedding": _embedding,
     "loss": _loss,
 }
-
-
-def optimizer_time_s(
-    num_parameters: Numbers, numerics: Numerics, kernels: KernelModel, stack: Stack
-) -> Numbers:
-    """Seconds of the update of ``num_parameters`` (this rank's share), products of matrix optimizers left out."""
-    return elementwise_time_s(num_parameters, numerics, kernels, stack.launch.optimizer_passes)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from simpar.cost.kernels import KernelModel
+from simpar.cost.stack import Stack
 from simpar.models.graph import Block, Dims, Operator, Weight, evaluate
 from simpar.plan.plan import Numerics
 from simpar.units import DTYPE_BYTES, Numbers
@@ -159,18 +160,19 @@ def inner_matrices(blocks: Iterable[Block], dims: Dims) -> list[Matrix]:
     return [Matrix(rows, columns, count, expert) for (rows, columns, expert), count in found.items()]
 
 
-def elementwise_time_s(
-    num_parameters: Numbers, numerics: Numerics, kernels: KernelModel, passes: float
+def optimizer_time_s(
+    num_parameters: Numbers, numerics: Numerics, kernels: KernelModel, stack: Stack
 ) -> Numbers:
-    """Seconds of the passes over ``num_parameters`` (this rank's share) and their states, ``passes`` times.
+    """Seconds of the update of ``num_parameters`` (this rank's share), products of matrix optimizers left out.
 
-    Reads gradient and master weight, writes the latter and the low-precision copy, with the norm pass and the
-    zeroing of gradients 22 bytes a parameter; every state is read and written: 38 with AdamW.
+    The stack passes over them and their states so often. Reads gradient and master weight, writes the latter and the
+    low-precision copy, with the norm pass and the zeroing of gradients 22 bytes a parameter; every state is read and
+    written: 38 with AdamW.
     """
     rule = RULES[numerics.optimizer]
     moved = _WIDE * (3 + rule.gradient_passes) + 2 * _WIDE + kernels.activation_bytes
     moved += 2.0 * moment_bytes(numerics)
-    return kernels.memory_time_s(num_parameters * moved * passes, kernels=4)
+    return kernels.memory_time_s(num_parameters * moved * stack.launch.optimizer_passes, kernels=4)
 
 
 def products_time_s(

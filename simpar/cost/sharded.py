@@ -19,14 +19,6 @@ from simpar.plan.slices import sized_names
 from simpar.units import Numbers
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What prices a kernel."""
-
-    kernels: KernelModel
-    stack: Stack
-
-
 def sliced(name: str, size: Numbers, number: Numbers) -> Numbers:
     """A dim's share of one rank: key-value heads copied where too few, the vocabulary padded."""
     if name == "vocab":
@@ -57,11 +49,6 @@ class LocalOperator:
         """Columns of the output here."""
         return evaluate(self.op.columns, self.dims)
 
-    @property
-    def contraction(self) -> Numbers:
-        """Contracted elements here."""
-        return evaluate(self.op.contraction, self.dims)
-
 
 def local_operator(op: Operator, dims: Dims, by: Mapping[str, Numbers]) -> LocalOperator:
     """The share of one rank. ``dims`` are global, with batch and sequence; ``by`` as from :func:`divisors`."""
@@ -83,9 +70,9 @@ def local_operator(op: Operator, dims: Dims, by: Mapping[str, Numbers]) -> Local
     return LocalOperator(named, {**dims, **own})
 
 
-def local_time(local: LocalOperator, machine: Machine) -> OperatorTime:
+def local_time(local: LocalOperator, kernels: KernelModel, stack: Stack) -> OperatorTime:
     """Kernel seconds of one rank's share."""
-    return operator_times([local.op], RankDims(local.dims, local.dims), machine.kernels, machine.stack)[0]
+    return operator_times([local.op], RankDims(local.dims, local.dims), kernels, stack)[0]
 
 
 def local_weights(op: Operator, dims: Dims, by: Mapping[str, Numbers]) -> tuple[Numbers, Numbers]:

@@ -1,18 +1,20 @@
-"""Software stacks: what a training framework fuses, overlaps, buckets and keeps. Chosen by name."""
+"""Software stacks: what a training framework fuses, overlaps, buckets and keeps in memory. Chosen by name."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
 from simpar import files
-from simpar.cost.memory_policy import MemoryHabits
-from simpar.plan.plan import ContextParallel, Plan
+from simpar.plan.plan import Plan
 from simpar.plan.staged import has_tensor_ranks
-from simpar.units import DTYPE_BYTES, Bytes, Seconds
+from simpar.units import DTYPE_BYTES, Bytes, Fraction, Numbers, Seconds
 
+GAPS_OF_EXPANDABLE = 0.02  # torchtitan's runs, which expand segments, show 2 % and less
 Dtype = Literal["fp32", "bf16"]
 
 
@@ -138,6 +140,71 @@ class Buckets(_Part):
     first: Bytes = 0.0
 
 
+class AllocatorHabits(_Part):
+    """What the process holds beyond what it allocated for tensors.
+
+    ``fragmentation``: blocks that cannot be reused, per byte that moves during a step; ``churn``: more of it where
+    passes of different microbatches alternate; ``expandable``: its recipes turn on segments that expand where
+    memory is tight, which leaves next to no gaps; ``held_outputs``: share of the partial sums of row-parallel
+    products that a communication stream still holds after they are freed, because the host runs ahead.
+    ``context_bytes`` of the device context and its kernels, ``communicator_bytes`` per communicator,
+    ``workspace_bytes`` of the GEMM libraries (allocated through the same allocator).
+    """
+
+    fragmentation: Fraction = 0.05
+    churn: Fraction = 0.05
+    expandable: bool = False
+    held_outputs: Fraction = 0.0
+    context_bytes: Bytes = 0.0
+    communicator_bytes: Bytes = 0.0
+    workspace_bytes: Bytes = 0.0
+
+    def gaps(self, alternates: bool | NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Bytes that cannot be reused, per byte that moves; ``alternates``: passes of several microbatches do."""
+        return self.fragmentation + self.churn * np.asarray(alternates, dtype=np.float64)
+
+    def least_gaps(self, alternates: bool | NDArray[np.bool_]) -> NDArray[np.float64]:
+        """The same where memory is tight."""
+        return np.minimum(self.gaps(alternates), GAPS_OF_EXPANDABLE if self.expandable else np.inf)
+
+
+class MemoryHabits(_Part):
+    """What the stack keeps.
+
+    Of the loss, per logit: ``logit_bytes`` at its peak, ``logit_saved_bytes`` from forward to backward. Of a
+    layer: ``pins_packed_qkv`` (views keep the packed projection alive), ``activation_output`` (of the gate, not
+    fused with its product), ``eager_copies`` (that, and fp32 copies in norms), ``extra_saved`` bytes per token and
+    hidden feature. For the whole run:
+    ``gather_buffers`` of one full residual stream each under sequence parallelism, ``bucket_bytes`` per parameter
+    for gradient buckets apart from the gradients, ``gather_copies`` (flat copies made to gather sharded parameters
+    after the update stay until the next pass), and ``transformer_engine`` (empty weight gradients of its products,
+    one of each shape, stay for the run, see :func:`simpar.cost.memory.static.placeholder_bytes`, and 8-bit ones keep
+    what they cast inputs to). ``selective`` is what selective recompute means: Megatron drops core attention;
+    torchtitan keeps attention and every other matmul and recomputes the rest.
+    """
+
+    logit_bytes: float = Field(6.0, ge=0, allow_inf_nan=False)
+    logit_saved_bytes: float = Field(2.0, ge=0, allow_inf_nan=False)
+    pins_packed_qkv: bool = False
+    activation_output: bool = False
+    eager_copies: bool = False
+    extra_saved: float = Field(0.0, ge=0, allow_inf_nan=False)
+    selective: Literal["attention", "operators"] = "attention"
+    gather_buffers: int = Field(0, ge=0)
+    bucket_bytes: float = Field(0.0, ge=0, allow_inf_nan=False)
+    gather_copies: bool = False
+    transformer_engine: bool = False
+    allocator: AllocatorHabits = AllocatorHabits()
+
+    def loss_bytes(self, num_logits: Numbers) -> tuple[Numbers, Numbers]:
+        """(saved, peak) bytes of ``num_logits`` logits and their loss.
+
+        At the peak plain PyTorch with an fp32 loss holds 14 bytes a logit, a bf16 loss 6, eight chunks 1.6,
+        Megatron's vocabulary-parallel loss 2 + 4 and 2..4 more in backward.
+        """
+        return self.logit_saved_bytes * num_logits, self.logit_bytes * num_logits
+
+
 class Described(_Part):
     """What a profile is called, and where its numbers come from."""
 
@@ -193,61 +260,42 @@ def under(stack: Stack, plan: Plan) -> Stack:
 
 def resolve(plan: Plan, stack: Stack) -> Plan:
     """The plan with everything it leaves to the stack decided."""
-    data, tensor, numerics = plan.data_parallel, plan.tensor_parallel, plan.numerics
-    kind = data.kind or (
-        "fsdp" if data.zero == 3 or (data.zero == 2 and stack.data_parallel == "fsdp") else "ddp"
-    )
-    at_once = data.zero == 1 and not stack.overlap.grad_reduce_zero1
+    data, tensor, numerics, habits = plan.data_parallel, plan.tensor_parallel, plan.numerics, stack.overlap
+    fsdp = data.zero == 3 or (data.zero == 2 and stack.data_parallel == "fsdp")
+    at_once = data.zero == 1 and not habits.grad_reduce_zero1
     several = max(plan.mesh.pp, len(plan.pipeline.stages or ())) > 1
-    once = kind == "fsdp" and several and stack.overlap.once_in_pipelines
+    kind = data.kind or ("fsdp" if fsdp else "ddp")
+    once = kind == "fsdp" and several and habits.once_in_pipelines
     low = numerics.precision != "fp32"
-
-    def chosen(value: object, default: object) -> object:
-        return default if value is None else value
-
-    return plan.model_copy(
-        update={
-            "stack": stack.name,
-            "data_parallel": data.model_copy(
-                update={
-                    "kind": kind,
-                    "bucket_bytes": chosen(
-                        data.bucket_bytes, ALL_AT_ONCE if at_once else stack.buckets.bucket
-                    ),
-                    "first_bucket_bytes": chosen(data.first_bucket_bytes, stack.buckets.first or None),
-                    "overlap_grad_reduce": chosen(
-                        data.overlap_grad_reduce,
-                        stack.overlap.grad_reduce and not at_once and not once,
-                    ),
-                    "overlap_param_gather": chosen(data.overlap_param_gather, stack.overlap.param_gather),
-                    "reshard_after_forward": chosen(data.reshard_after_forward, data.zero == 3 and not once),
-                }
-            ),
-            "context_parallel": _resolved_context(plan, stack),
-            "tensor_parallel": tensor.model_copy(
-                update={
-                    "sequence_parallel": chosen(
-                        tensor.sequence_parallel,
-                        has_tensor_ranks(plan) and (stack.sequence_parallel or tensor.tp_method != "1d"),
-                    ),
-                    "overlap": chosen(tensor.overlap, stack.overlap.tensor_forward),
-                }
-            ),
-            "numerics": numerics.model_copy(
-                update={
-                    "grad_dtype": chosen(numerics.grad_dtype, stack.numerics.grad_dtype if low else "fp32"),
-                    "master_weights": chosen(numerics.master_weights, stack.numerics.master_weights and low),
-                }
-            ),
-        }
-    )
+    in_sequence = has_tensor_ranks(plan) and (stack.sequence_parallel or tensor.tp_method != "1d")
+    decided = {
+        "stack": stack.name,
+        "data_parallel": _filled(
+            data,
+            kind=kind,
+            bucket_bytes=ALL_AT_ONCE if at_once else stack.buckets.bucket,
+            first_bucket_bytes=stack.buckets.first or None,
+            overlap_grad_reduce=habits.grad_reduce and not at_once and not once,
+            overlap_param_gather=habits.param_gather,
+            reshard_after_forward=data.zero == 3 and not once,
+        ),
+        "context_parallel": _filled(
+            plan.context_parallel, cp_method=stack.context.method, cp_balance=stack.context.balance
+        ),
+        "tensor_parallel": _filled(tensor, sequence_parallel=in_sequence, overlap=habits.tensor_forward),
+        "numerics": _filled(
+            numerics,
+            grad_dtype=stack.numerics.grad_dtype if low else "fp32",
+            master_weights=stack.numerics.master_weights and low,
+        ),
+    }
+    return plan.model_copy(update=decided)
 
 
-def _resolved_context(plan: Plan, stack: Stack) -> ContextParallel:
-    """Method and balance in effect."""
-    given = plan.context_parallel
-    chosen = {"cp_method": given.cp_method or stack.context.method}
-    return given.model_copy(update={**chosen, "cp_balance": given.cp_balance or stack.context.balance})
+def _filled(part: BaseModel, **defaults: object) -> BaseModel:
+    """A part of a plan with defaults for what it leaves open."""
+    given = {name: getattr(part, name) for name in defaults}
+    return part.model_copy(update={name: defaults[name] if v is None else v for name, v in given.items()})
 
 
 def gather_bytes(plan: Plan) -> float:

@@ -44,7 +44,7 @@ class Footprint:
     def most_moving_bytes(self) -> float:
         """The most that may come and go on the device."""
         return most_moving_bytes(
-            self.static.resident_bytes,
+            float(self.static.resident_bytes),
             self.capacity_bytes - self.overhead_bytes,
             self.job.stack.memory.allocator,
             alternates=self._alternates,

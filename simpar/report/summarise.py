@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import simpar
+from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.mixed import MixedCluster
 from simpar.models.documents import packing_of
@@ -251,9 +252,9 @@ def _constant_parts(one: Footprint) -> dict[str, float]:
     """Bytes of the parts of a class's memory that stay during a step."""
     static = one.static
     return {
-        "parameters": float(static.parameters_bytes + static.gathered_bytes),
-        "gradients": float(static.gradients_bytes + static.buffers_bytes),
-        "optimizer_states": float(static.optimizer_bytes),
+        "parameters": float(static.bytes_of("parameters", ALWAYS, PASSES)),
+        "gradients": float(static.bytes_of("gradients") + static.bytes_of("transient")),
+        "optimizer_states": float(static.bytes_of("optimizer_states")),
         "overhead": one.overhead_bytes,
     }
 
@@ -271,8 +272,8 @@ def _stage_memory(context: Context, held: tuple[Footprint, ...]) -> list[StageMe
             "transient": moving["transient"],
         }
         if one.peaks_between:
-            left = {"activations": 0.0, "transient": float(static.copies_bytes)}
-            parts |= {"parameters": float(static.parameters_bytes), **left}
+            left = {"activations": 0.0, "transient": float(static.bytes_of("transient", BETWEEN))}
+            parts |= {"parameters": float(static.bytes_of("parameters")), **left}
         entry = StageMemory(
             stage=one.stage,
             device=context.cluster.devices[kind].name,
@@ -296,7 +297,9 @@ def _memory_curve(one: Footprint) -> MemoryCurve:
         name: use.by_category[:, MEMORY_CATEGORIES.index(name)].astype(np.float64)
         for name in ("activations", "transient")
     }
-    columns["transient"][-1] += float(one.static.copies_bytes)  # they come when the step ends
+    columns["transient"][-1] += float(
+        one.static.bytes_of("transient", BETWEEN)
+    )  # they come when the step ends
     return MemoryCurve(use.time_ns / NS_PER_S, columns)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from simpar.cost.kernels import KernelModel
 from simpar.cost.memory import StaticMemory
+from simpar.cost.memory.static import Part, parts_terms
+from simpar.cost.optimizers import moment_bytes
 from simpar.cost.stack import Stack
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
+from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
 from simpar.program.blocks.rank_view import Job, RankView
 from simpar.program.structure.stages import StageBuilder
@@ -27,3 +30,10 @@ def stage_static_memory(
 ) -> StaticMemory:
     """Terms of a pipeline rank that no pass brings or takes."""
     return builder_of(graph, plan, training, stack).static_memory(stage)
+
+
+def static_memory(num_parameters: int, plan: Plan, stack: Stack) -> StaticMemory:
+    """Terms of so many parameters of matrices inside layers, whose shards are rounded up to whole elements."""
+    layouts, moments = Layouts.of(plan), num_parameters * moment_bytes(plan.numerics)
+    part = Part(num_parameters, -(-num_parameters // layouts.shards), moments)
+    return StaticMemory(parts_terms([part], plan, stack, layouts))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simpar.cost.activations import block_activations, loss_activations
-from simpar.cost.memory_policy import MemoryHabits
-from simpar.cost.stack import Overlap, Stack, StackNumerics, load_stack
+from simpar.cost.activations import block_activations
+from simpar.cost.stack import MemoryHabits, Overlap, Stack, StackNumerics, load_stack
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Numerics, Plan
@@ -155,7 +154,7 @@ def test_what_is_kept_and_recomputed_is_everything(model: str, recompute: str) -
 
 def test_the_loss_by_the_book() -> None:
     """14 bytes a logit in plain PyTorch, 6 with a bf16 loss, 1.6 in eight chunks."""
-    peaks = [loss_activations(GB, MemoryHabits(logit_bytes=size))[1] for size in (14.0, 6.0, 1.6)]
+    peaks = [MemoryHabits(logit_bytes=size).loss_bytes(GB)[1] for size in (14.0, 6.0, 1.6)]
     assert peaks == [14 * GB, 6 * GB, 1.6 * GB]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Iterator
 from math import isqrt
 
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simpar.cost import checkpointing
 from simpar.cost.checkpointing import Choice, Run, choose
 from simpar.errors import Infeasible
 
@@ -96,3 +99,13 @@ def test_nothing_better_exists(
         assert best == np.inf
         return
     assert found <= best + 1e-6
+
+
+def test_what_compiled_code_prints_is_dropped(capfd) -> None:  # type: ignore[no-untyped-def]
+    """Also what waits in the buffer of C, while our own words before and behind come through."""
+    os.write(1, b"before ")
+    with checkpointing._silent():
+        os.write(1, b"unbuffered ")
+        ctypes.CDLL(None).puts(b"buffered")
+    os.write(1, b"behind")
+    assert capfd.readouterr().out == "before behind"

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from simpar.cost.memory import num_communicators, overhead_bytes, static_memory
+from simpar.cost.memory import BETWEEN, num_communicators, overhead_bytes
 from simpar.cost.memory.allocator import reserve
 from simpar.cost.stack import Stack, load_stack, resolve
 from simpar.hardware.catalogue import load_cluster
@@ -14,7 +14,7 @@ from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.units import GB, MIB
-from tests.cost.account import stage_static_memory
+from tests.cost.account import stage_static_memory, static_memory
 
 P = 10 * 10**9
 N = 64
@@ -24,7 +24,7 @@ def static(stack: str | Stack = "megatron", **plan: object) -> tuple[int, int, i
     """(parameters, gradients, optimizer) bytes of 10 B parameters on 64 data-parallel ranks."""
     habits = load_stack(stack) if isinstance(stack, str) else stack
     held = static_memory(P, resolve(Plan(dp=N, **plan), habits), habits)
-    return held.parameters_bytes, held.gradients_bytes, held.optimizer_bytes
+    return held.bytes_of("parameters"), held.bytes_of("gradients"), held.bytes_of("optimizer_states")
 
 
 def test_ten_billion_parameters_of_the_textbook() -> None:
@@ -81,7 +81,7 @@ def stage(model: str, stage_index: int, stack: str = "megatron", **plan: object)
     held = stage_static_memory(
         load_model(model), resolve(Plan(**plan), habits), TRAINING, habits, stage_index
     )
-    return held.parameters_bytes, held.total_bytes
+    return held.bytes_of("parameters"), held.total_bytes
 
 
 @pytest.mark.parametrize("pp", [1, 2, 4, 8])
@@ -133,7 +133,7 @@ def test_flat_shards_end_on_an_aligned_element() -> None:
     habits = load_stack("megatron")
     plan = resolve(Plan(dp=24, zero=1), habits)
     held = stage_static_memory(load_model("llama-3-8b"), plan, TRAINING, habits, 0)
-    elements = held.optimizer_bytes / 12
+    elements = held.bytes_of("optimizer_states") / 12
     assert elements % (128 // math.gcd(24, 128)) == 0
     assert 0 <= elements * 24 - load_model("llama-3-8b").num_parameters() < math.lcm(24, 128)
 
@@ -155,7 +155,7 @@ def test_copies_are_gone_when_passes_peak() -> None:
     held = stage_static_memory(
         load_model("llama-3-8b"), resolve(Plan(dp=8, zero=1), habits), TRAINING, habits, 0
     )
-    assert held.total_bytes - held.resident_bytes == held.copies_bytes > 0
+    assert held.total_bytes - held.resident_bytes == held.bytes_of("transient", BETWEEN) > 0
 
 
 def test_zero_2_of_fsdp_keeps_gathered_parameters() -> None:
@@ -173,7 +173,7 @@ def test_torch_s_pipelines_hold_whole_gradients(zero: int) -> None:
     held = static_memory(P, resolve(Plan(dp=N, pp=2, zero=zero, kind="fsdp"), habits), habits)
     assert held.resident_bytes - 64 * MIB == pytest.approx((2 + 4 + 12 / N) * P, rel=1e-9)
     always = resolve(Plan(dp=N, pp=2, zero=zero, kind="fsdp"), load_stack("megatron"))
-    assert static_memory(P, always, load_stack("megatron")).gradients_bytes == pytest.approx(4 * P / N)
+    assert static_memory(P, always, load_stack("megatron")).bytes_of("gradients") == pytest.approx(4 * P / N)
 
 
 def test_overhead_counts_communicators() -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from simpar import files
-from simpar.cost.memory import held_memory
-from simpar.cost.memory.static import Held
+from simpar.cost.memory import BETWEEN, PASSES, held_memory
+from simpar.cost.memory.static import ALWAYS, Held
 from simpar.cost.stack import load_stack, resolve
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
@@ -55,9 +55,10 @@ def test_arrays_are_single_plans_to_the_byte(model: str, stack: str) -> None:
         ends = (counts.get(end.name, np.zeros(len(plans))) for end in (graph.embedding, graph.head))
         dims = dims_of(graph, columns, plans[0], TRAINING)
         many = held_memory(graph, Held(blocks, *ends), dims.tensor, plans[0], habits, columns)
-        for name in ("parameters", "gathered", "gradients", "optimizer", "buffers", "copies", "total"):
-            sizes = np.broadcast_to(getattr(many, f"{name}_bytes"), len(plans))
-            assert sizes.tolist() == [getattr(one, f"{name}_bytes") for one in singles], (name, kind)
+        for category in ("parameters", "gradients", "optimizer_states", "transient", None):
+            for alive in (ALWAYS, PASSES, BETWEEN):
+                sizes = np.broadcast_to(many.bytes_of(category, alive), len(plans))
+                assert sizes.tolist() == [one.bytes_of(category, alive) for one in singles], (category, kind)
 
 
 MORE = (
@@ -112,13 +113,13 @@ def test_fsdp_gathers_for_its_passes_only() -> None:
     graph, habits = load_model("llama-3.2-1b"), load_stack("torchtitan")
     held = stage_static_memory(graph, resolve(Plan(dp=8, zero=2, kind="fsdp"), habits), TRAINING, habits, 0)
     size = graph.num_parameters()
-    assert held.gathered_bytes == 2 * size
-    assert held.total_bytes == held.resident_bytes - held.gathered_bytes
-    assert held.gradients_bytes == pytest.approx(4 * size / 8, rel=1e-4)
+    assert held.bytes_of("parameters", PASSES) == 2 * size
+    assert held.total_bytes == held.resident_bytes - held.bytes_of("parameters", PASSES)
+    assert held.bytes_of("gradients") == pytest.approx(4 * size / 8, rel=1e-4)
 
 
 def test_more_ranks_than_experts_cut_experts_apart() -> None:
     """One local expert on four shards is cut by its outputs, not held whole on each of them."""
     graph, habits = load_model("mixtral-8x7b"), load_stack("torchtitan")
     held = stage_static_memory(graph, resolve(Plan(dp=32, ep=8, zero=3), habits), TRAINING, habits, 0)
-    assert held.parameters_bytes == pytest.approx(4 * graph.num_parameters() / 32, rel=1e-3)
+    assert held.bytes_of("parameters") == pytest.approx(4 * graph.num_parameters() / 32, rel=1e-3)

@@ -10,9 +10,8 @@ import pytest
 
 from simpar.cost.activations import block_activations
 from simpar.cost.kernels import KernelModel
-from simpar.cost.memory_policy import MemoryHabits
 from simpar.cost.operators import operator_times
-from simpar.cost.stack import Stack, load_stack
+from simpar.cost.stack import MemoryHabits, Stack, load_stack
 from simpar.cost.state_space import BACKWARD, FORWARD, scan_time_s
 from simpar.hardware.device import load_device
 from simpar.models.catalogue import load_model

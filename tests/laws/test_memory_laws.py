@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.cost.memory import static_memory
 from simpar.cost.stack import load_stack, resolve
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
@@ -16,7 +15,7 @@ from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.report.result import StageMemory
 from simpar.simulation import simulate
-from tests.cost.account import stage_static_memory
+from tests.cost.account import stage_static_memory, static_memory
 
 TRAINING = Training(seq_len=2048, global_batch=128)
 REPLICAS = 8
@@ -57,7 +56,7 @@ def test_shards_cover_the_state(parameters: int, dp: int, zero: int) -> None:
     """N ranks hold at least one copy of what is sharded, and less than an element each too much."""
     habits = load_stack("megatron")
     held = static_memory(parameters, resolve(Plan(dp=dp, zero=zero), habits), habits)
-    assert 12 * parameters <= held.optimizer_bytes * dp < 12 * (parameters + dp)
+    assert 12 * parameters <= held.bytes_of("optimizer_states") * dp < 12 * (parameters + dp)
 
 
 @pytest.mark.parametrize("stack", STACKS)
@@ -128,6 +127,6 @@ def test_static_memory_of_the_stages_is_the_model_s(zero: int) -> None:
     def total(pp: int) -> int:
         plan = resolve(Plan(dp=8, pp=pp, zero=zero), habits)
         held = [stage_static_memory(GRAPH, plan, TRAINING, habits, r) for r in range(pp)]
-        return sum(one.total_bytes - one.buffers_bytes for one in held)
+        return sum(one.total_bytes - one.bytes_of("transient") for one in held)
 
     assert total(8) == pytest.approx(total(1), rel=1e-6)

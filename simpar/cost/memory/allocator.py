@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.memory.moments import most_in_flight
-from simpar.cost.memory_policy import AllocatorHabits
-from simpar.cost.stack import Stack
+from simpar.cost.stack import AllocatorHabits, Stack
 from simpar.hardware.cluster import Cluster
 from simpar.models.training import Training
 from simpar.plan.layouts import Layouts

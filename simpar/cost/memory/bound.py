@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.activations import BlockActivations, block_activations
-from simpar.cost.memory.moments import moment, stages_of
+from simpar.cost.memory.moments import NONE, moment, stages_of
 from simpar.cost.memory.static import Held
 from simpar.cost.memory.widths import keeps_parameters, kept_gradients, once_a_step, parameter_widths
 from simpar.cost.stack import Stack
@@ -33,7 +33,6 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Kind = tuple[str, str]
 """Name of a block of layers, and how it is recomputed."""
-NONE = -1
 SLACK = 2.0**-30
 """Relative; sizes of the Program are rounded to whole bytes one by one."""
 
@@ -136,11 +135,6 @@ def flights(
     return found
 
 
-def trains_unlike(graph: ModelGraph) -> bool:
-    """Whether some layers are frozen, so that where on a pipeline a layer stands decides what it keeps."""
-    return any(graph.blocks[name].still for name in graph.layers)
-
-
 def held_of(graph: ModelGraph, flight: Flight) -> Held:
     """The blocks that the ranks of a flight hold."""
     layers: dict[str, Any] = {}
@@ -177,24 +171,11 @@ class Scheme:
         makes = (zero >= 2) & fsdp & ~once_a_step(plan, stack, layouts.pp) & ~np.asarray(layouts.late, bool)
         dense, experts = layouts.shards > 1, layouts.expert_shards > 1
         away = 1.0 - kept_gradients(plan, zero, layouts.width)
-        return Scheme(
-            gathered=np.where(fetches | (comes & dense), width.compute, 0.0),
-            gathered_experts=np.where(fetches | (comes & experts), width.compute, 0.0),
-            ahead=np.where(comes & dense & (not fetches), width.compute, 0.0),
-            gradient=np.where(makes & dense, width.compute, 0.0),
-            gradient_experts=np.where(makes & experts, width.compute, 0.0),
-            sent=np.asarray(away * width.gradient * together * ~np.asarray(layouts.late, bool)),
-        )
-
-    def distinct(self, count: int) -> tuple[Scheme, Ints]:
-        """The schemes that differ, and which of them every one of ``count`` layouts has."""
-        columns = [np.broadcast_to(column, count) for column in astuple(self)]
-        code = np.zeros(count, dtype=np.int64)
-        for column in (each for each in columns if each.min() < each.max()):
-            values, place = np.unique(column, return_inverse=True)  # one by one: sorting tuples is slow
-            code = code * len(values) + place
-        _, first, which = np.unique(code, return_index=True, return_inverse=True)
-        return Scheme(*(column[first] for column in columns)), which
+        whole = (fetches | (comes & dense), fetches | (comes & experts), comes & dense & (not fetches))
+        made = (makes & dense, makes & experts)
+        sent = away * width.gradient * together * ~np.asarray(layouts.late, bool)
+        there = (np.where(each, width.compute, 0.0) for each in (*whole, *made))
+        return Scheme(*np.broadcast_arrays(*there, sent))
 
     def where(self, which: Ints) -> Scheme:
         """Some of the layouts."""

@@ -24,6 +24,9 @@ from simpar.plan.schedules.patterns import INTERVAL, pattern_times
 Ints = NDArray[np.int64]
 V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipev")
 """Schedules whose ranks hold a stage on the way down the pipeline and one on the way up."""
+SPLITTING = ("zb-h1", "zb-h2", "zb-v", "v-half", "v-min")
+"""Schedules whose weight gradients are passes of their own."""
+NONE = -1
 SATURATED = 4
 """Microbatches a pipeline rank behind which peaks of a table do not grow."""
 
@@ -44,7 +47,14 @@ class Moment:
 
 def moment(schedule: str, rank: int, num_ranks: int, microbatches: Ints, vpp: int) -> Moment:
     """The moment of a rank; ``microbatches`` int64[layouts]."""
-    return _MOMENTS[schedule](rank, num_ranks, np.asarray(microbatches), vpp)
+    number = np.asarray(microbatches)
+    if schedule == "interleaved":
+        return _interleaved(rank, num_ranks, number, vpp)
+    most, last = _MOST[schedule](rank, num_ranks, vpp)
+    late = (number < most[-1]) & (schedule in V_SHAPED and last == 1)  # it may come behind the first gradient
+    forward = np.where(late, NONE, last)
+    backward = NONE if last == NONE else len(most) - 1
+    return Moment(np.minimum(np.array(most), number[:, None]), forward, backward, schedule in SPLITTING)
 
 
 def stages_of(schedule: str, rank: int, num_ranks: int, vpp: int) -> tuple[int, ...]:
@@ -71,19 +81,6 @@ def short_schedule(plan: Plan, training: Training) -> Schedule:
     return make_schedule(plan.schedule, plan.mesh.pp, microbatches, plan.pipeline.vpp, costs=costs)
 
 
-def _single(count: Callable[[int, int, Ints], Ints], *, splits: bool = False) -> Callable[..., Moment]:
-    def found(rank: int, num_ranks: int, microbatches: Ints, _vpp: int) -> Moment:
-        flying = np.minimum(count(rank, num_ranks, microbatches), microbatches)[:, None]
-        return Moment(flying, np.zeros(len(microbatches), dtype=np.int64), 0, splits)
-
-    return found
-
-
-def _slices(_rank: int, _num_ranks: int, microbatches: Ints, _vpp: int) -> Moment:
-    """All that whole sequences save; the workspaces of their slices are smaller."""
-    return Moment(microbatches[:, None], np.full(len(microbatches), -1), -1)
-
-
 def _interleaved(rank: int, num_ranks: int, microbatches: Ints, vpp: int) -> Moment:
     """Forwards go through the chunks in groups of as many microbatches as there are ranks."""
     warmup = 2 * (num_ranks - rank - 1) + (vpp - 1) * num_ranks if vpp > 1 else num_ranks - rank - 1
@@ -94,48 +91,27 @@ def _interleaved(rank: int, num_ranks: int, microbatches: Ints, vpp: int) -> Mom
     return Moment(flying, (total - 1) // num_ranks % vpp, vpp - 1)
 
 
-def _breadth_first(_rank: int, _num_ranks: int, microbatches: Ints, vpp: int) -> Moment:
-    flying = np.repeat(microbatches[:, None], vpp, axis=1)
-    return Moment(flying, np.full(len(microbatches), vpp - 1), vpp - 1)
+def _of_pattern(name: str, rank: int, num_ranks: int) -> tuple[list[int], int]:
+    """Forwards down that the pattern has before the first one up, which no gradient precedes."""
+    down, up = pattern_times(name, rank, num_ranks)
+    return [-(-(up - down) // INTERVAL), 1], 1
 
 
-def _zb_v(rank: int, num_ranks: int, microbatches: Ints, _vpp: int) -> Moment:
-    """The first gradient of the way up comes after 2p - r - 1 forwards down and r + 1 up."""
-    flying = np.stack(
-        [np.minimum(2 * num_ranks - rank - 1, microbatches), np.minimum(rank + 1, microbatches)], axis=1
-    )
-    return Moment(flying, np.where(microbatches > rank, 1, -1), 1, splits=True)
-
-
-def _dualpipe_v(rank: int, num_ranks: int, microbatches: Ints, _vpp: int) -> Moment:
-    """The first pair: the forward down beside the backward up, with 2p chunks in flight before."""
-    flying = np.array([[2 * num_ranks - rank, rank + 1]])
-    return Moment(
-        np.repeat(flying, len(microbatches), axis=0), np.zeros(len(microbatches), dtype=np.int64), 1
-    )
-
-
-def _pattern(name: str) -> Callable[..., Moment]:
-    def found(rank: int, num_ranks: int, microbatches: Ints, _vpp: int) -> Moment:
-        """Forwards down that the pattern has before the first one up, which no gradient precedes."""
-        down, up = pattern_times(name, rank, num_ranks)
-        count = np.minimum(-(-(up - down) // INTERVAL), microbatches)
-        return Moment(np.stack([count, np.ones_like(count)], axis=1), np.ones_like(count), 1, splits=True)
-
-    return found
-
-
-_MOMENTS: dict[str, Callable[..., Moment]] = {
-    "naive": _single(lambda _r, _p, m: np.ones_like(m)),
-    "gpipe": _single(lambda _r, _p, m: m),
-    "terapipe": _slices,
-    "1f1b": _single(lambda r, p, m: np.full_like(m, p - r)),
-    "zb-h1": _single(lambda r, p, m: np.full_like(m, p - r), splits=True),
-    "zb-h2": _single(lambda r, p, m: np.full_like(m, p - r), splits=True),
-    "interleaved": _interleaved,
-    "breadth-first": _breadth_first,
-    "zb-v": _zb_v,
-    "dualpipev": _dualpipe_v,
-    "v-half": _pattern("v-half"),
-    "v-min": _pattern("v-min"),
+_ALL = 2**62
+_MOST: dict[str, Callable[[int, int, int], tuple[list[int], int]]] = {
+    "naive": lambda _r, _p, _v: ([1], 0),
+    "gpipe": lambda _r, _p, _v: ([_ALL], 0),
+    # all that whole sequences save; the workspaces of their slices are smaller
+    "terapipe": lambda _r, _p, _v: ([_ALL], NONE),
+    "breadth-first": lambda _r, _p, v: ([_ALL] * v, v - 1),
+    "1f1b": lambda r, p, _v: ([p - r], 0),
+    "zb-h1": lambda r, p, _v: ([p - r], 0),
+    "zb-h2": lambda r, p, _v: ([p - r], 0),
+    # the first gradient of the way up comes after 2p - r - 1 forwards down and r + 1 up
+    "zb-v": lambda r, p, _v: ([2 * p - r - 1, r + 1], 1),
+    # the first pair: the forward down beside the backward up, with 2p chunks in flight before
+    "dualpipev": lambda r, p, _v: ([2 * p - r, r + 1], 0),
+    "v-half": lambda r, p, _v: _of_pattern("v-half", r, p),
+    "v-min": lambda r, p, _v: _of_pattern("v-min", r, p),
 }
+"""Of (rank, ranks, chunks): most forwards in flight of every chunk, and the chunk of the last of them."""

@@ -13,11 +13,11 @@ With fp32 gradients add 2 [Rajbhandari et al. 2020, arXiv 1910.02054]; a stack t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simpar.cost.activations import activation_bytes
 from simpar.cost.memory.widths import Widths, keeps_parameters, kept_gradients, once_a_step, parameter_widths
@@ -55,58 +55,22 @@ class StaticMemory:
 
     terms: tuple[Term, ...]
 
-    def of(self, category: str, *alive: str) -> Any:
-        """Bytes of a category that are there at some times."""
-        found = (term for term in self.terms if term.category == category and term.alive in alive)
-        return _whole(sum((term.size_bytes for term in found), start=np.float64(0.0)))
+    def bytes_of(self, category: str | None, *alive: str) -> Numbers:
+        """Bytes of a category (None: of all) that are there at some times (none given: all the time)."""
+        at = alive or (ALWAYS,)
+        terms = (term for term in self.terms if term.alive in at and category in (None, term.category))
+        total = sum((term.size_bytes for term in terms), start=np.float64(0.0))
+        return int(total) if np.ndim(total) == 0 else total
 
     @property
-    def parameters_bytes(self) -> Any:
-        """Parameters that are there all the time."""
-        return self.of("parameters", ALWAYS)
-
-    @property
-    def gathered_bytes(self) -> Any:
-        """Parameters that are gathered once a step and kept for its passes."""
-        return self.of("parameters", PASSES)
-
-    @property
-    def gradients_bytes(self) -> Any:
-        """Gradients, and buckets of them apart from the gradients."""
-        return self.of("gradients", ALWAYS)
-
-    @property
-    def optimizer_bytes(self) -> Any:
-        """Optimizer states with master weights."""
-        return self.of("optimizer_states", ALWAYS)
-
-    @property
-    def buffers_bytes(self) -> Any:
-        """Workspaces of libraries, gathered rows, placeholders of gradients."""
-        return self.of("transient", ALWAYS)
-
-    @property
-    def copies_bytes(self) -> Any:
-        """What the parameter gather after the update leaves, gone when passes peak."""
-        return self.of("transient", BETWEEN)
-
-    @property
-    def resident_bytes(self) -> Any:
+    def resident_bytes(self) -> Numbers:
         """What stays through forward and backward."""
-        return self._alive(ALWAYS, PASSES)
+        return self.bytes_of(None, ALWAYS, PASSES)
 
     @property
-    def total_bytes(self) -> Any:
+    def total_bytes(self) -> Numbers:
         """All that is allocated between two steps."""
-        return self._alive(ALWAYS, BETWEEN)
-
-    def _alive(self, *times: str) -> Any:
-        sizes = (term.size_bytes for term in self.terms if term.alive in times)
-        return _whole(sum(sizes, start=np.float64(0.0)))
-
-
-def _whole(size: Any) -> Any:
-    return int(size) if np.ndim(size) == 0 else size
+        return self.bytes_of(None, ALWAYS, BETWEEN)
 
 
 @dataclass(frozen=True)
@@ -133,32 +97,16 @@ class Held:
         return both
 
 
-def static_memory(
-    num_parameters: Numbers,
-    plan: Plan,
-    stack: Stack,
-    layouts: Layouts | None = None,
-    *,
-    parts: tuple[Part, ...] = (),
-    residual_bytes: Numbers = 0.0,
-) -> StaticMemory:
-    """The account of a rank that is responsible for ``num_parameters`` (before data-parallel sharding).
+def parts_terms(
+    parts: Sequence[Part], plan: Plan, stack: Stack, layouts: Layouts, *, residual_bytes: Numbers = 0.0
+) -> tuple[Term, ...]:
+    """Terms of the parameters of a resolved plan that a rank is responsible for, and of what training them takes.
 
-    ``plan`` must be resolved; ``layouts`` are columns in place of its own. ``parts`` say what is a shard, with its
-    padding (default: one part, rounded up to whole elements). ``residual_bytes`` are the whole rows of one microbatch's
-    residual stream.
+    ``residual_bytes`` are the whole rows of one microbatch's residual stream.
     """
-    layouts = layouts or Layouts.of(plan)
-    widths, zero, fsdp = (
-        parameter_widths(plan, stack),
-        np.asarray(layouts.zero),
-        plan.data_parallel.kind == "fsdp",
-    )
-    shards = layouts.shards
-    parts = parts or (
-        Part(num_parameters, -(-num_parameters // shards), num_parameters * moment_bytes(plan.numerics)),
-    )
-    shard = sum(part.shard for part in parts)
+    widths, zero = parameter_widths(plan, stack), np.asarray(layouts.zero)
+    shards, fsdp = layouts.shards, plan.data_parallel.kind == "fsdp"
+    num_parameters, shard = sum(part.elements for part in parts), sum(part.shard for part in parts)
     sharded = (zero == 3) | ((zero == 2) & fsdp)
     whole_gradients = (zero < 2) | layouts.late | once_a_step(plan, stack, layouts.pp)
     gathered = np.where(keeps_parameters(plan, stack, layouts.pp, zero), num_parameters, 0)
@@ -176,14 +124,8 @@ def static_memory(
         states_bytes=_states(parts, widths, zero, plan) * (1.0 - plan.offload.ratio),
         buckets=bucketed,
     )
-    return StaticMemory(
-        (
-            *weights,
-            *buffer_terms(stack, rows),
-            Term("parameters", "gathered for all passes", gathered, widths.compute, PASSES),
-            copies_term(plan, stack, copied),
-        )
-    )
+    buffers = buffer_terms(plan, stack, copied=copied, rows_bytes=rows)
+    return *weights, *buffers, Term("parameters", "gathered for all passes", gathered, widths.compute, PASSES)
 
 
 def weight_terms(
@@ -205,22 +147,20 @@ def weight_terms(
     )
 
 
-def copies_term(plan: Plan, stack: Stack, copied: Numbers) -> Term:
-    """What gathers after the update copy: parameters of the rank's shard, and all that they make."""
-    width = parameter_widths(plan, stack).stored * stack.memory.gather_copies
-    return Term("transient", "copies of gathered parameters", copied, width, BETWEEN)
+def buffer_terms(plan: Plan, stack: Stack, *, copied: Numbers, rows_bytes: Numbers) -> tuple[Term, ...]:
+    """Terms of library workspaces, of buffers for gathered rows, and of so many parameters that gathers copy.
 
-
-def buffer_terms(stack: Stack, rows_bytes: Numbers) -> tuple[Term, ...]:
-    """Terms of library workspaces, and of buffers for so many bytes of gathered rows."""
-    habits = stack.memory
+    Those that follow the update copy the parameters of the rank's shard, and all that they make.
+    """
+    habits, width = stack.memory, parameter_widths(plan, stack).stored
     return (
         Term("transient", "library workspaces", habits.allocator.workspace_bytes),
         Term("transient", "gathered rows", rows_bytes, habits.gather_buffers),
+        Term("transient", "copies of gathered parameters", copied, width * habits.gather_copies, BETWEEN),
     )
 
 
-def _states(parts: tuple[Part, ...], widths: Widths, zero: Any, plan: Plan) -> Numbers:
+def _states(parts: Sequence[Part], widths: Widths, zero: NDArray[np.int64], plan: Plan) -> Numbers:
     """Bytes of optimizer states: what a parameter has on average, for every one of the rank's share."""
     total: Numbers = 0.0
     for part in parts:
@@ -241,36 +181,36 @@ def held_memory(
     """
     layouts = layouts or Layouts.of(plan)
     tied = graph.tied_embeddings * held.ends_meet * dims["vocab"] * dims["hidden"]
-    parts = tuple(_parts(held, dims, plan, layouts, tied * (not graph.embedding.still)))
+    parts = _parts(held, dims, plan, layouts, tied * (not graph.embedding.still))
     residual = dims["batch"] * dims["seq"] * dims["hidden"] * activation_bytes(plan.numerics)
-    found = static_memory(
-        sum(part.elements for part in parts), plan, stack, layouts, parts=parts, residual_bytes=residual
-    )
-    frozen = Term("parameters", "frozen", _frozen(graph, held, dims, (plan, stack), layouts))
+    terms = parts_terms(parts, plan, stack, layouts, residual_bytes=residual)
+    frozen = Term("parameters", "frozen", _frozen(graph, held, dims, parameter_widths(plan, stack), layouts))
     placeholders = Term("transient", "empty weight gradients", placeholder_bytes(graph, dims, stack))
-    return StaticMemory((*found.terms, frozen, placeholders))
+    return StaticMemory((*terms, frozen, placeholders))
 
 
-def _parts(held: Held, dims: Dims, plan: Plan, layouts: Layouts, tied: Numbers) -> Iterator[Part]:
+def _parts(held: Held, dims: Dims, plan: Plan, layouts: Layouts, tied: Numbers) -> list[Part]:
     """What all ranks of a stage hold, and its experts; ``tied`` elements are counted twice by the blocks."""
-    fsdp = plan.data_parallel.kind == "fsdp"
-    for which, shards in enumerate((layouts.shards, layouts.expert_shards)):
-        elements: Numbers = 0
-        shard: Numbers = 0
-        moments: Numbers = 0
-        for block, count in held.blocks:
-            moments = moments + count * state_bytes(block, dims, plan.numerics)[which]
-            for rows, size, kind in _weights(block, dims, shards):
-                if (kind == "expert") == which:
-                    elements = elements + count * size
-                    shard = shard + count * (-(-rows // shards) * (size // np.maximum(rows, 1))) * fsdp
-        if not which:
-            elements = elements - tied
-            shard = shard - fsdp * (-(-dims["vocab"] // shards) * (tied // dims["vocab"]))
-            moments = moments - tied * moment_bytes(plan.numerics, other=True)
-        if not fsdp:
-            shard = flat_shard(elements, shards)
-        yield Part(elements, shard, moments)
+    fsdp, shards = plan.data_parallel.kind == "fsdp", (layouts.shards, layouts.expert_shards)
+    elements: list[Numbers] = [0, 0]
+    shard: list[Numbers] = [0, 0]
+    moments: list[Numbers] = [0, 0]
+    for block, count in held.blocks:
+        for expert, states in enumerate(state_bytes(block, dims, plan.numerics)):
+            moments[expert] = moments[expert] + count * states
+        for rows, size, expert in _weights(block, dims, layouts.expert_shards):
+            elements[expert] = elements[expert] + count * size
+            if fsdp:
+                each = -(-rows // shards[expert]) * (size // np.maximum(rows, 1))
+                shard[expert] = shard[expert] + count * each
+    elements[0] = elements[0] - tied
+    moments[0] = moments[0] - tied * moment_bytes(plan.numerics, other=True)
+    if fsdp:
+        table = -(-dims["vocab"] // shards[0]) * (tied // dims["vocab"])
+        shard[0] = shard[0] - table
+    else:
+        shard = [flat_shard(*each) for each in zip(elements, shards, strict=True)]
+    return [Part(*each) for each in zip(elements, shard, moments, strict=True)]
 
 
 def flat_shard(elements: Numbers, shards: Numbers) -> Numbers:
@@ -279,8 +219,8 @@ def flat_shard(elements: Numbers, shards: Numbers) -> Numbers:
     return -(-elements // aligned) * aligned // shards
 
 
-def _weights(block: Block, dims: Dims, shards: Numbers) -> Iterator[tuple[Numbers, Numbers, str]]:
-    """(dim that is cut, elements, kind) of every trained parameter; the first dim of a projection is its output.
+def _weights(block: Block, dims: Dims, expert_shards: Numbers) -> Iterator[tuple[Numbers, Numbers, bool]]:
+    """(dim that is cut, elements, of experts or not) of all that is trained; a projection's first dim is its output.
 
     Experts are stacked: they are cut one from another, and where there are more shards than experts by their outputs
     [torchtitan, ``apply_fsdp``: ``Shard(1)`` beyond as many ranks as experts].
@@ -296,25 +236,24 @@ def _weights(block: Block, dims: Dims, shards: Numbers) -> Iterator[tuple[Number
                 rows = size // own["hidden"]
             elif weight.kind == "expert":
                 experts = np.asarray(own["experts"])
-                rows = np.where(np.asarray(shards) > experts, evaluate(op.columns, own), experts)
-            yield rows, size, weight.kind
+                rows = np.where(np.asarray(expert_shards) > experts, evaluate(op.columns, own), experts)
+            yield rows, size, weight.kind == "expert"
 
 
-def _frozen(
-    graph: ModelGraph, held: Held, dims: Dims, habits: tuple[Plan, Stack], layouts: Layouts
-) -> Numbers:
+def _frozen(graph: ModelGraph, held: Held, dims: Dims, widths: Widths, layouts: Layouts) -> Numbers:
     """Bytes of weights that are not trained: as they are computed with, or packed; in shards where parameters are."""
-    width, total = parameter_widths(*habits).compute, 0.0
+    width = widths.compute
+    total: Numbers = 0.0
     twice = graph.tied_embeddings * graph.embedding.still * held.ends_meet
     for which, shards in enumerate((layouts.shards, layouts.expert_shards)):
-        size: Any = sum(count * block.frozen_bytes(dims, width)[which] for block, count in held.blocks)
+        size = sum(count * block.frozen_bytes(dims, width)[which] for block, count in held.blocks)
         if not which:
             size = size - twice * width * dims["vocab"] * dims["hidden"]
         total = total + size / np.where(np.asarray(layouts.zero) == 3, shards, 1)
     return total
 
 
-def placeholder_bytes(graph: ModelGraph, dims: Dims, stack: Stack) -> Any:
+def placeholder_bytes(graph: ModelGraph, dims: Dims, stack: Stack) -> Numbers:
     """Bytes of empty weight gradients, one of each shape among the layers' products, under a rank's dims.
 
     Products that add their weight gradient into an fp32 buffer still owe autograd a tensor of the weight's shape.
@@ -323,7 +262,7 @@ def placeholder_bytes(graph: ModelGraph, dims: Dims, stack: Stack) -> Any:
     """
     if not (stack.memory.transformer_engine and stack.numerics.gradient_accumulation_fusion):
         return 0.0
-    shapes: dict[object, Any] = {}
+    shapes: dict[object, Numbers] = {}
     for block in {name: graph.blocks[name] for name in graph.layers}.values():
         own = block.view(dims)
         for op in block.operators:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from simpar.cost.activations import loss_activations
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import COMPUTE, CollectiveUse
 from simpar.program.structure.stages import StageBuilder
@@ -97,7 +96,7 @@ class OneProcess:
 
     def _loss_bytes(self) -> tuple[float, float]:
         """Bytes of the other replicas' logits and loss on the first device: kept for backward, and at the peak."""
-        saved, peak = loss_activations(self._others * self._num_logits, self.builder.job.stack.memory)
+        saved, peak = self.builder.job.stack.memory.loss_bytes(self._others * self._num_logits)
         return float(saved), float(peak)
 
     def _logits_bytes(self) -> float:

@@ -10,7 +10,7 @@ from math import prod
 
 from simpar.cost.activations import BlockActivations
 from simpar.cost.memory import StaticMemory, Term, held_outputs_bytes, parameter_widths
-from simpar.cost.memory.static import buffer_terms, copies_term, flat_shard, weight_terms
+from simpar.cost.memory.static import buffer_terms, flat_shard, weight_terms
 from simpar.cost.optimizers import Matrix
 from simpar.cost.sharded import local_weights
 from simpar.models.graph import Block, Operator, is_row_parallel
@@ -218,18 +218,14 @@ class RolesBuilder(ActionBuilder):
             count["buckets"] += whole if several else 0.0
             count["copied"] += whole + shard if several and each.zero else 0.0
         rows = max(gathered_stream_bytes(view) for view in self._views.values())
-        return StaticMemory(
-            (
-                *weight_terms(
-                    job.plan,
-                    job.stack,
-                    stored=count["stored"],
-                    gradients=count["gradients"],
-                    states_bytes=count["states"] * parameter_widths(job.plan, job.stack).states,
-                    buckets=count["buckets"],
-                ),
-                copies_term(job.plan, job.stack, count["copied"]),
-                *buffer_terms(job.stack, rows),
-                Term("transient", "empty weight gradients", self._placeholder_bytes()),
-            )
+        weights = weight_terms(
+            job.plan,
+            job.stack,
+            stored=count["stored"],
+            gradients=count["gradients"],
+            states_bytes=count["states"] * parameter_widths(job.plan, job.stack).states,
+            buckets=count["buckets"],
         )
+        buffers = buffer_terms(job.plan, job.stack, copied=count["copied"], rows_bytes=rows)
+        placeholders = Term("transient", "empty weight gradients", self._placeholder_bytes())
+        return StaticMemory((*weights, *buffers, placeholders))

@@ -9,7 +9,6 @@ from functools import cached_property
 from simpar.cost.operators import OperatorTime
 from simpar.cost.sharded import (
     LocalOperator,
-    Machine,
     local_operator,
     local_time,
     shared_keys_elements,
@@ -78,11 +77,6 @@ class StageBlock(BlockView):
         """Global dims with the shape of one microbatch."""
         return self.stage.dims(self.block)
 
-    @property
-    def machine(self) -> Machine:
-        """What prices the kernels."""
-        return Machine(self.stage.job.kernels, self.stage.job.stack)
-
     def by(self, op: Operator) -> dict[str, int]:
         """By what the sizes of an operator are divided."""
         table = divisors([self.roles[op.name]], self.stage.mesh)
@@ -133,7 +127,8 @@ class StageBlock(BlockView):
     @cached_property
     def times(self) -> list[OperatorTime]:
         """Kernel seconds of its operators, in order."""
-        return [local_time(self.local(op), self.machine) for op in self.block.operators]
+        job = self.stage.job
+        return [local_time(self.local(op), job.kernels, job.stack) for op in self.block.operators]
 
     def loss_sums(self, op: Operator) -> list[CollectiveUse]:
         """What the loss sums over ranks that share the vocabulary."""

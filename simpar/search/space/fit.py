@@ -9,14 +9,14 @@ reads: states by layouts, flights by pipelines, sizes of tensors by shapes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.memory.allocator import overhead_bytes, reserve
-from simpar.cost.memory.bound import Scheme, flights, held_of, least_moving_bytes, trains_unlike
+from simpar.cost.memory.bound import Scheme, flights, held_of, least_moving_bytes
 from simpar.cost.memory.moments import V_SHAPED
 from simpar.cost.memory.static import held_memory
 from simpar.cost.stack import resolve, under
@@ -114,7 +114,8 @@ def _frugal(rows: Rows, waiting: NDArray[np.bool_]) -> Iterator[tuple[str, NDArr
 
 def _most(rows: Rows) -> tuple[Floats, Floats]:
     """What the fullest pipeline rank of every row needs at least, and which it is."""
-    places = PLACES_IF_UNLIKE if trains_unlike(rows.problem.graph) else PLACES
+    graph = rows.problem.graph
+    places = PLACES_IF_UNLIKE if any(graph.blocks[name].still for name in graph.layers) else PLACES
     most, rank = np.zeros(rows.count), np.zeros(rows.count)
     for which in _alike(rows) if rows.count else ():
         found = Least(*_of_alike(rows, which, places))
@@ -153,9 +154,10 @@ def _of_alike(rows: Rows, which: Ints, places: Sequence[int | float]) -> tuple[N
     shape, shape_of = _distinct([columns[name] for name in SHAPED])
     layout, layout_of = _distinct([*(columns[name] for name in columns if name not in stream), looped])
     layouts = _some(columns, layout)
-    schemes, scheme_of = Scheme.of(layouts, plan, stack).distinct(len(layout))
+    schemes = Scheme.of(layouts, plan, stack)
+    _, scheme_of = _distinct([np.unique(column, return_inverse=True)[1] for column in astuple(schemes)])
     moving, moving_of = _distinct([pipe_of, shape_of, scheme_of[layout_of]])
-    scheme = schemes.where(scheme_of[layout_of[moving]])
+    scheme = schemes.where(layout_of[moving])
     dims, shaped = (dims_of(graph, _some(columns, one), plan, training) for one in (layout, shape))
     overhead = np.broadcast_to(overhead_bytes(layouts.communicators, stack, problem.cluster), len(layout))
     outside = np.asarray(overhead[layout_of], dtype=np.float64)

@@ -136,7 +136,7 @@ def test_optimizer_states_of_experts_are_shared_by_fewer(
     routers = LAYERS * HIDDEN * 8
     expected = 12 * ((attention + tables + routers) / dense_shards + experts / expert_shards)
     held = stage_static_memory(made.graph, made.plan, made.training, made.stack, 0)
-    assert held.optimizer_bytes == pytest.approx(expected, rel=1e-3)
+    assert held.bytes_of("optimizer_states") == pytest.approx(expected, rel=1e-3)
 
 
 def lowered(seed: int = 0, **plan: object) -> Lowered:

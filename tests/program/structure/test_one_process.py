@@ -7,7 +7,6 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from simpar.cost.activations import loss_activations
 from simpar.engine import reference
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.training import Training
@@ -77,6 +76,6 @@ def test_the_first_device_holds_the_logits_of_all() -> None:
     peaks = [memory_uses(entry.program, timing)[c].peak_bytes for c in range(2)]
     job = entry.builder.job
     logits = 2 * 256 * job.graph.dims["vocab"] * (DEVICES - 1)
-    saved, peak = loss_activations(logits, job.stack.memory)
+    saved, peak = job.stack.memory.loss_bytes(logits)
     assert saved < peaks[0] - peaks[1] <= peak
     assert peaks[0] - peaks[1] == pytest.approx(peak, rel=0.4)

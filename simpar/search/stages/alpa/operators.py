@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from simpar.cost.memory import parameter_widths
 from simpar.cost.memory.static import weight_terms
-from simpar.cost.operators import OperatorTime, optimizer_time_s
+from simpar.cost.operators import OperatorTime
+from simpar.cost.optimizers import optimizer_time_s
 from simpar.cost.sharded import (
     LocalOperator,
-    Machine,
     local_operator,
     local_time,
     local_weights,
@@ -110,7 +110,7 @@ class OperatorCosts:
             index,
             gathered,
             local,
-            local_time(local, Machine(self.job.kernels, self.job.stack)),
+            local_time(local, self.job.kernels, self.job.stack),
             by,
         )
 
