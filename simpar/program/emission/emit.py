@@ -75,8 +75,8 @@ class Slots:
 class _Table:
     """One template in columns.
 
-    ``ops`` int64[nodes, 6] are number, group, fixed_ns, work_bytes, route and rate cap of its nodes, ``rows`` what
-    hangs on nodes, by name, ``uses`` where its collectives stand.
+    ``ops`` int64[6, nodes] are number, group, fixed_ns, work_bytes, route and rate cap of its nodes, ``rows``
+    int64[columns, rows] what hangs on nodes, by name, ``uses`` where its collectives stand.
     """
 
     ops: Ints
@@ -85,8 +85,8 @@ class _Table:
 
 
 _WIDTH = {"dependency": 2, "stream": 2, "memory": 4, "arrival": 1, "awaits": 4, "frees": 2}
-_NODES = {"dependency": 2, "stream": 1, "memory": 1, "arrival": 1, "awaits": 2, "frees": 1}
-"""Kinds of rows that hang on nodes: their columns, and how many of the first of these name nodes."""
+_NODES = {"dependency": 2, "stream": 1, "memory": 1, "arrival": 1, "awaits": 2, "frees": 1, "exit": 1}
+"""Kinds of rows that hang on nodes, or on actions: their columns, and how many of the first of these name nodes."""
 
 
 class Emitter:
@@ -105,6 +105,7 @@ class Emitter:
         self._labelled: dict[tuple[int, int], Ints] = {}
         self._columns: dict[tuple[int, int], tuple[ClassActions, dict[str, Ints]]] = {}
         self._parts: dict[str, list[Ints]] = {}
+        self._first: list[int] = []
         self._total = 0
 
     def add(self, class_id: int, actions: ClassActions) -> None:
@@ -116,82 +117,89 @@ class Emitter:
         if key not in self._columns:
             self._columns[key] = actions, self._shared_columns(actions)
         shared = self._columns[key][1]
-        if self._total + len(shared["action"]) > self.most_ops:
+        if self._total + len(shared["row"]) > self.most_ops:
             raise TooManyOps(
                 f"{int(actions.microbatch.max()) + 1:,} microbatches a step: more than {self.most_ops:,} ops; "
                 "allowed: fewer microbatches (a smaller training.global_batch, a larger plan.micro_batch), or, without "
                 "a pipeline, plan.kind ddp with plan.zero 0 or 1, where they become one op"
             )
-        exits, arrival = shared["exit"], shared["arrival"]
-        at, _ = real = np.nonzero(actions.source_class[arrival[:, 1]] >= 0)
-        sources = (column[arrival[:, 1]][real] for column in (actions.source_class, actions.source_action))
-        ops = [self._ops(class_id, template) for template in actions.templates]
-        columns = shared | {
-            "op": _tile(ops, actions.template, exits, 0),
-            "class_id": np.full(len(shared["action"]), class_id),
-            "dependency": shared["dependency"] + self._total,
-            "stream": shared["stream"] + [self._total, class_id * len(self._streams)],
-            "memory": np.insert(shared["memory"], 4, class_id, axis=1)
-            + self._total * np.eye(1, 5, dtype=int),
-            "exit": exits + self._total,
-            "num_actions": np.array([len(exits)]),
-            "arrival": np.stack([arrival[at, 0] + self._total, *sources], axis=1),
-        }
-        for name, column in columns.items():
+        slot, action = shared["arrival"]
+        at, _ = real = np.nonzero(actions.source_class[action] >= 0)
+        sources = (column[action][real] for column in (actions.source_class, actions.source_action))
+        ops = np.concatenate([self._ops(class_id, template) for template in actions.templates], axis=1)
+        own = {"op": np.take(ops, shared["row"], axis=1), "arrival": np.stack([slot[at], *sources])}
+        for name, column in (shared | own).items():
             self._parts.setdefault(name, []).append(column)
-        self._total += len(shared["action"])
+        self._first.append(self._total)
+        self._total += len(shared["row"])
 
     def _shared_columns(self, actions: ClassActions) -> dict[str, Ints]:
         """Columns that classes with the same actions share; slots are counted from the first of the class."""
         tables = [self._table(template) for template in actions.templates]
-        sizes = np.array([len(table.ops) for table in tables], dtype=np.int64)[actions.template]
-        starts, action = np.cumsum(sizes) - sizes, np.repeat(np.arange(len(sizes)), sizes)
+        row, action = _tiling([table.ops for table in tables], actions.template)
+        starts = np.searchsorted(action, np.arange(len(actions.template)))
         rows = {
-            name: _tile([table.rows[name] for table in tables], actions.template, starts, nodes)
-            for name, nodes in _NODES.items()
+            name: _tile([table.rows[name] for table in tables], actions.template, starts, _NODES[name])
+            for name in _WIDTH
         }
-        exits, arrival = np.array([template.exit for template in actions.templates]), rows["arrival"][:, 0]
+        exits, (arrival,) = np.array([template.exit for template in actions.templates]), rows["arrival"]
+        of_actions = (actions.microbatch[action], actions.stage[action])
+        buffers = _buffer_rows(rows["awaits"], rows["frees"])
         return {
-            "action": action,
-            "label": self._label(actions),
-            "microbatch": actions.microbatch[action],
-            "stage": actions.stage[action],
-            "dependency": np.concatenate([rows["dependency"], _buffer_rows(rows["awaits"], rows["frees"])]),
+            "row": row,
+            "slot": np.stack([action, self._label(actions), *of_actions]),
+            "dependency": np.concatenate([rows["dependency"], buffers], axis=1),
             "stream": rows["stream"],
             "memory": rows["memory"],
-            "exit": starts + exits[actions.template],
-            "arrival": np.stack([arrival, action[arrival]], axis=1),
+            "exit": (starts + exits[actions.template])[None],
+            "arrival": np.stack([arrival, action[arrival]]),
         }
 
     def finish(self) -> tuple[Program, Slots, Ints]:
         """The Program of all slots, the slots, and the op that each slot became (int64[num_slots])."""
-        columns = {name: np.concatenate(parts) for name, parts in self._parts.items()}
         network, layout, streams = self.network, self.network.layout, tuple(self._streams)
-        node, group, *costs = (np.ascontiguousarray(column) for column in columns.pop("op").T)
-        slots = Slots(columns["class_id"], columns["action"], node, group)
+        self._columns.clear()  # the columns of all classes are as large as what is made of them
+        del self._parts["row"]
+        class_id, action, label, microbatch, stage = self._joined("slot")
+        _, node, group, *costs = self._joined("op")
+        slots, columns = Slots(class_id, action, node, group), [class_id, *costs, label, microbatch, stage]
         op, kept = _merge(slots, layout)
-        first_action = np.cumsum(columns["num_actions"]) - columns["num_actions"]
-        slot, source_class, source_action = columns["arrival"].T
-        arrivals = np.stack([slot, columns["exit"][first_action[source_class] + source_action]], axis=1)
-        waiting, waited_for = op[np.concatenate([columns["dependency"], arrivals]).T]
-        placed = columns["stream"][
-            np.argsort(columns["stream"][:, 0], kind="stable")
-        ]  # program order in a class
-        slot, at_finish, delta, category, owner = columns["memory"].T
-        ops = (slots.class_id, *costs, columns["label"], columns["microbatch"], columns["stage"])
+        num_ops = int(kept.sum())
+        if num_ops < len(op):
+            columns = [column[kept] for column in columns]
+        owner, exits = self._joined("exit")
+        _, slot, source_class, source_action = self._joined("arrival")
+        sources = exits[np.searchsorted(owner, source_class) + source_action]
+        _, waiting, waited_for = self._joined("dependency")
+        waits = op[np.append(waiting, slot)], op[np.append(waited_for, sources)]
+        del waiting, waited_for
+        owner, slot, stream = self._joined("stream")  # slots of a class stand in program order
+        stream += owner * len(streams)
+        placed = op[slot]
+        owner, slot, at_finish, delta, category = self._joined("memory")
         program = Program(
-            ops=OpTable(*(column[kept] for column in ops)),
-            dependencies=Csr.of(waiting, waited_for, int(kept.sum())),
-            streams=Csr.of(placed[:, 1], op[placed[:, 0]], len(streams) * layout.num_classes),
+            ops=OpTable(*columns),
+            dependencies=Csr.of(*waits, num_ops),
+            streams=Csr.of(stream, placed, len(streams) * layout.num_classes),
             stream_names=streams * layout.num_classes,
             stream_class=np.repeat(np.arange(layout.num_classes), len(streams)),
             routes=network.program_routes(),
-            memory=MemoryTable(op[slot], at_finish.astype(bool), owner.copy(), delta.copy(), category.copy()),
+            memory=MemoryTable(op[slot], at_finish.astype(bool), owner, delta, category),
             labels=tuple(Label(*key) for key in self._labels),
             class_names=tuple(f"class {index}" for index in range(layout.num_classes)),
             multiplicity=layout.multiplicity,
         )
         return program, slots, op
+
+    def _joined(self, name: str) -> list[Ints]:
+        """Rows of a name of all classes in turn: the class of each and their columns, with slots counted over all."""
+        parts = self._parts.pop(name)
+        owner = np.repeat(np.arange(len(parts)), [part.shape[1] for part in parts])
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        first = np.array(self._first)[owner]
+        for column in columns[: _NODES.get(name, 0)]:
+            column += first
+        return [owner, *columns]
 
     def _label(self, actions: ClassActions) -> Ints:
         """Labels of all slots of a class: those of the nodes, with layers counted from the first of their stage."""
@@ -207,7 +215,8 @@ class Emitter:
                     [(self._labels.setdefault(key, len(self._labels)),) for key in keys], 1
                 )
             tables.append(self._labelled[id(template), first])
-        return _tile(tables, which.ravel(), which.ravel(), 0)[:, 0]
+        labels: Ints = _tile(tables, which.ravel(), which.ravel(), 0)[0]
+        return labels
 
     def _table(self, template: Template) -> _Table:
         if id(template) not in self._tables:
@@ -219,7 +228,8 @@ class Emitter:
         table = self._table(template)
         ops = table.ops.copy() if table.uses else table.ops
         for use, at in table.uses.items():
-            ops[at, 1:] = (self.network.group_of(class_id, use.group), *self.network.flow(class_id, use))
+            found = self.network.group_of(class_id, use.group), *self.network.flow(class_id, use)
+            ops[1:, at] = np.array(found, dtype=np.int64)[:, None]
         return ops
 
 
@@ -254,8 +264,9 @@ def moved_layer(layer: int, first_layer: int) -> int:
 
 
 def _rows(values: Sequence[tuple[int, ...]], width: int) -> Ints:
+    """Rows as columns: int64[width, rows]."""
     try:
-        return np.array(values, dtype=np.int64).reshape(-1, width)
+        return np.ascontiguousarray(np.array(values, dtype=np.int64).reshape(-1, width).T)
     except OverflowError:
         raise BeyondIntegers(
             "times of more than 292 years or tensors of more than 9.2 EB: allowed: fewer tokens a microbatch "
@@ -263,25 +274,31 @@ def _rows(values: Sequence[tuple[int, ...]], width: int) -> Ints:
         ) from None
 
 
-def _tile(tables: Sequence[Ints], template: Ints, starts: Ints, nodes: int) -> Ints:
-    """Rows of every action's template in turn; the first ``nodes`` columns name nodes and become slots."""
-    lengths = np.array([len(table) for table in tables], dtype=np.int64)
+def _tiling(tables: Sequence[Ints], template: Ints) -> tuple[Ints, Ints]:
+    """For the rows of every action's template in turn their place among those of all tables, and the action."""
+    lengths = np.array([table.shape[1] for table in tables], dtype=np.int64)
     counts, bases = lengths[template], (np.cumsum(lengths) - lengths)[template]
     action = np.repeat(np.arange(len(counts)), counts)
-    rows: Ints = np.concatenate(tables)[(bases - np.cumsum(counts) + counts)[action] + np.arange(len(action))]
-    rows[:, :nodes] += starts[action, None]
+    return np.repeat(bases - np.cumsum(counts) + counts, counts) + np.arange(len(action)), action
+
+
+def _tile(tables: Sequence[Ints], template: Ints, starts: Ints, nodes: int) -> Ints:
+    """Rows of every action's template in turn, int64[columns, rows]; the first ``nodes`` columns become slots."""
+    at, action = _tiling(tables, template)
+    rows: Ints = np.take(np.concatenate(tables, axis=1), at, axis=1)
+    rows[:nodes] += starts[action]
     return rows
 
 
 def _buffer_rows(waiting: Ints, freeing: Ints) -> Ints:
     """Dependencies on the slots of earlier actions of a class that free a buffer: the last but some before each."""
-    found = [np.zeros((0, 2), dtype=np.int64)]
-    for buffer in np.unique(waiting[:, 2]).tolist():
-        free = freeing[freeing[:, 1] == buffer, 0]
-        slot, start, _, back = waiting[waiting[:, 2] == buffer].T
+    found = [np.zeros((2, 0), dtype=np.int64)]
+    for buffer in np.unique(waiting[2]).tolist():
+        free = freeing[0, freeing[1] == buffer]
+        slot, start, _, back = waiting[:, waiting[2] == buffer]
         at = np.searchsorted(free, start) - back
-        found.append(np.stack([slot[at >= 0], free[at[at >= 0]]], axis=1))
-    return np.concatenate(found)
+        found.append(np.stack([slot[at >= 0], free[at[at >= 0]]]))
+    return np.concatenate(found, axis=1)
 
 
 def _merge(slots: Slots, layout: Layout) -> tuple[Ints, NDArray[np.bool_]]:

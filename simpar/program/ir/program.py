@@ -105,7 +105,8 @@ class Csr:
         """Items grouped by owner (0..num_rows-1), in the given order within a row."""
         owners, items = np.asarray(owner, np.int64), np.asarray(item, np.int64)
         if (owners[1:] < owners[:-1]).any():
-            items = items[np.argsort(owners, kind="stable")]
+            few = num_rows <= np.iinfo(np.uint16).max  # then numpy sorts them by radix
+            items = items[np.argsort(owners.astype(np.uint16) if few else owners, kind="stable")]
         counts = np.bincount(owners, minlength=num_rows)
         return Csr(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), items)
 
