@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from simpar.calibrate.request import Request, Sample
-from simpar.cost.collectives import collective_time_s
+from simpar.cost.collectives.choice import collective_time_s
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import OperatorTime, operator_times
 from simpar.cost.optimizers import optimizer_time_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simpar.cost.memory import parameter_widths
+from simpar.cost.memory.widths import parameter_widths
 from simpar.cost.optimizers import moment_bytes
 from simpar.cost.stack import Stack
 from simpar.plan.plan import Plan

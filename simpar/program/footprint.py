@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from simpar.cost.memory import StaticMemory, overhead_bytes
-from simpar.cost.memory.allocator import Reservation, most_moving_bytes, reserve
+from simpar.cost.memory.allocator import Reservation, most_moving_bytes, overhead_bytes, reserve
+from simpar.cost.memory.static import StaticMemory
 from simpar.hardware.cluster import Cluster
 from simpar.program.blocks.rank_view import Job
 from simpar.program.ir.memory import MemoryUse, memory_uses

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from simpar import files
-from simpar.cost.collectives import calibrated
+from simpar.cost.collectives.measured import calibrated
 from simpar.cost.stack import Stack, load_stack
 from simpar.engine import choose_engine
 from simpar.errors import UserError

@@ -8,7 +8,7 @@ from simpar.calibrate import fit
 from simpar.calibrate.fit import Machine, Samples
 from simpar.calibrate.profile import Facts, as_written, build, write
 from simpar.calibrate.request import Sample, quick
-from simpar.cost.collectives import collective_time_s
+from simpar.cost.collectives.choice import collective_time_s
 from simpar.cost.optimizers import optimizer_time_s
 from simpar.cost.stack import load_stack
 from simpar.hardware.catalogue import load_cluster

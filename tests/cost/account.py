@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from simpar.cost.kernels import KernelModel
-from simpar.cost.memory import StaticMemory
-from simpar.cost.memory.static import Part, parts_terms
+from simpar.cost.memory.static import Part, StaticMemory, parts_terms
 from simpar.cost.optimizers import moment_bytes
 from simpar.cost.stack import Stack
 from simpar.hardware.catalogue import load_cluster

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from simpar.cost.memory import BETWEEN, num_communicators, overhead_bytes
-from simpar.cost.memory.allocator import reserve
+from simpar.cost.memory.allocator import num_communicators, overhead_bytes, reserve
+from simpar.cost.memory.static import BETWEEN
 from simpar.cost.stack import Stack, load_stack, resolve
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from simpar import files
-from simpar.cost.memory import BETWEEN, PASSES, held_memory
-from simpar.cost.memory.static import ALWAYS, Held
+from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES, Held, held_memory
 from simpar.cost.stack import load_stack, resolve
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster

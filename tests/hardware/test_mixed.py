@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.cost.collectives import collective
+from simpar.cost.collectives.choice import collective
 from simpar.cost.collectives.parameters import parameters
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster, make_mixed

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.cost.collectives import collective, collective_time_s, regular
+from simpar.cost.collectives.choice import collective, collective_time_s
+from simpar.cost.collectives.placement import regular
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.profile import ClusterProfile, Host, ScaleUp
 from simpar.units import MB, US

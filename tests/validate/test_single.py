@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from simpar.cost.collectives import collective_time_s
+from simpar.cost.collectives.choice import collective_time_s
 from simpar.cost.kernels import KernelModel
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.device import load_device

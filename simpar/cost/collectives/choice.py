@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simpar.cost.collectives import host
+from simpar.cost.collectives import ALGORITHMS, OPS, host
 from simpar.cost.collectives.algorithm import rounds
 from simpar.cost.collectives.lines import Line, candidates, considered, envelope_s, lines
 from simpar.cost.collectives.parameters import parameters
 from simpar.cost.collectives.placement import Placement, Shape, place, regular, representative
-from simpar.cost.collectives.table import ALGORITHMS, OPS
 from simpar.cost.collectives.traffic import Edges, concatenate, is_port, occupancy
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.cost.collectives import ALGORITHMS
 from simpar.cost.collectives.algorithm import Algorithm
 from simpar.cost.collectives.placement import Placement, Shape
-from simpar.cost.collectives.table import ALGORITHMS
 from simpar.cost.collectives.traffic import is_port, occupancy
 from simpar.errors import UserError
 from simpar.files import choose

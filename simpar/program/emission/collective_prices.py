@@ -14,7 +14,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simpar.cost.collectives import is_port, link_loads, occupied_s_per_byte, offers
+from simpar.cost.collectives.choice import link_loads, occupied_s_per_byte, offers
+from simpar.cost.collectives.traffic import is_port
 from simpar.cost.stack import Stack
 from simpar.hardware.cluster import Cluster
 from simpar.program.blocks.phases import TENSOR, CollectiveUse

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.collectives import Line, fastest, occupied_s_per_byte, offers
+from simpar.cost.collectives.choice import fastest, occupied_s_per_byte, offers
+from simpar.cost.collectives.lines import Line
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import Block
 from simpar.plan.grid import grid_of

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.collectives import link_loads
+from simpar.cost.collectives.choice import link_loads
 from simpar.hardware.cluster import Cluster
 from simpar.program.fold.symmetry import Flags, Ints, Pattern, Symmetry, fixed_digits
 

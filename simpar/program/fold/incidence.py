@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.collectives import shape_numbers
+from simpar.cost.collectives.choice import shape_numbers
 from simpar.hardware.cluster import Cluster
 from simpar.program.fold.group_routes import Fabric, GroupKind, OrbitLoads, Placed, orbit_loads
 from simpar.program.fold.refinement import Incidence

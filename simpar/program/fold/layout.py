@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.collectives import Line
+from simpar.cost.collectives.lines import Line
 from simpar.hardware.cluster import Cluster
 from simpar.program.fold.group_routes import GroupKind
 from simpar.program.fold.incidence import Graph, build_graph

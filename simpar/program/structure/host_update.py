@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from simpar.cost.memory import parameter_widths
+from simpar.cost.memory.widths import parameter_widths
 from simpar.cost.offload import accumulation_bytes, host_state_bytes, update_bytes
 from simpar.program.blocks.phases import COMPUTE
 from simpar.program.blocks.rank_view import Job

@@ -9,8 +9,9 @@ from functools import cached_property
 from math import prod
 
 from simpar.cost.activations import BlockActivations
-from simpar.cost.memory import StaticMemory, Term, held_outputs_bytes, parameter_widths
-from simpar.cost.memory.static import buffer_terms, flat_shard, weight_terms
+from simpar.cost.memory.allocator import held_outputs_bytes
+from simpar.cost.memory.static import StaticMemory, Term, buffer_terms, flat_shard, weight_terms
+from simpar.cost.memory.widths import parameter_widths
 from simpar.cost.optimizers import Matrix
 from simpar.cost.sharded import local_weights
 from simpar.models.graph import Block, Operator, is_row_parallel

@@ -12,7 +12,8 @@ from itertools import pairwise
 import numpy as np
 
 from simpar.cost.activations import BlockActivations, block_activations
-from simpar.cost.memory import Held, StaticMemory, held_memory, held_outputs_bytes, num_communicators
+from simpar.cost.memory.allocator import held_outputs_bytes, num_communicators
+from simpar.cost.memory.static import Held, StaticMemory, held_memory
 from simpar.cost.optimizers import RULES, Matrix, inner_matrices
 from simpar.models import recompute
 from simpar.models.graph import Block, evaluate, is_row_parallel

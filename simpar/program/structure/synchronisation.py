@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simpar.cost.memory import once_a_step
+from simpar.cost.memory.widths import once_a_step
 from simpar.cost.optimizers import RULES, Matrix, optimizer_time_s, products_time_s
 from simpar.cost.stack import gather_bytes, reduce_bytes
 from simpar.plan.plan import Plan

@@ -7,9 +7,9 @@ import time
 import numpy as np
 import pytest
 
-from simpar.cost.collectives import collective, collective_time_s, offers, regular
+from simpar.cost.collectives.choice import collective, collective_time_s, offers
 from simpar.cost.collectives.lines import serving
-from simpar.cost.collectives.placement import place
+from simpar.cost.collectives.placement import place, regular
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.units import GIB, KIB

@@ -9,17 +9,11 @@ import numpy as np
 import pytest
 
 import simpar.cost.collectives as package
-from simpar.cost.collectives import (
-    collective,
-    collective_time_s,
-    link_loads,
-    offers,
-    shape_numbers,
-)
+from simpar.cost.collectives import ALGORITHMS, OPS
+from simpar.cost.collectives.choice import collective, collective_time_s, link_loads, offers, shape_numbers
 from simpar.cost.collectives.lines import candidates, lines, serving
 from simpar.cost.collectives.parameters import PARAMETERS, parameters
 from simpar.cost.collectives.placement import place
-from simpar.cost.collectives.table import ALGORITHMS, OPS
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
 from simpar.units import MIB
@@ -33,7 +27,6 @@ SUPPORT = {
     "measured",
     "parameters",
     "placement",
-    "table",
     "traffic",
 }
 GROUPS = {

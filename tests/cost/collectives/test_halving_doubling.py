@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simpar.cost.collectives import collective, collective_time_s, regular
+from simpar.cost.collectives.choice import collective, collective_time_s
 from simpar.cost.collectives.lines import serving
-from simpar.cost.collectives.placement import place
+from simpar.cost.collectives.placement import place, regular
 from simpar.errors import UserError
 from simpar.units import US
 

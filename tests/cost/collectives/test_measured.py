@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from simpar.cost.collectives import calibrated, collective_time_s
+from simpar.cost.collectives.choice import collective_time_s
+from simpar.cost.collectives.measured import calibrated
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simpar.cost.collectives import regular
-from simpar.cost.collectives.placement import Shape, count_equal, place, representative
+from simpar.cost.collectives.placement import Shape, count_equal, place, regular, representative
 from simpar.errors import UserError
 
 from .conftest import make_toy

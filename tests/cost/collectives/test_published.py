@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simpar.cost.collectives import collective, collective_time_s
+from simpar.cost.collectives.choice import collective, collective_time_s
 from simpar.hardware.catalogue import load_cluster
 from simpar.units import GB, GIB, MIB, US
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simpar.cost.collectives import collective
+from simpar.cost.collectives.choice import collective
 from simpar.errors import UserError
 from simpar.units import US
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simpar.cost.collectives import collective
+from simpar.cost.collectives.choice import collective
 
 from .conftest import make_toy
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.cost.collectives import collective, fastest, offers
+from simpar.cost.collectives.choice import collective, fastest, offers
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster, make_cluster
 from simpar.hardware.profile import ClusterProfile

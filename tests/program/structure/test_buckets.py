@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import simpar
-from simpar.cost.collectives import fastest, offers
+from simpar.cost.collectives.choice import fastest, offers
 from simpar.engine import choose_engine
 from simpar.hardware.catalogue import load_cluster
 from simpar.program.lower import Lowered

@@ -9,8 +9,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.memory import parameter_widths
 from simpar.cost.memory.static import weight_terms
+from simpar.cost.memory.widths import parameter_widths
 from simpar.cost.operators import OperatorTime
 from simpar.cost.optimizers import optimizer_time_s
 from simpar.cost.sharded import (

@@ -14,8 +14,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.collectives import collective_time_s
-from simpar.cost.memory import overhead_bytes
+from simpar.cost.collectives.choice import collective_time_s
+from simpar.cost.memory.allocator import overhead_bytes
 from simpar.errors import Infeasible
 from simpar.hardware.cluster import Cluster
 from simpar.plan.plan import Plan
