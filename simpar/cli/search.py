@@ -33,7 +33,8 @@ SEARCH_FLAGS = (
         "",
         list[str],
         "axis=value or axis=value,value; may be repeated. Several values of optimizer, tp_method, reduce_dtype, "
-        "bucket_bytes, sync, ... are searched on request (docs/search.md)",
+        "bucket_bytes, sync, ... are searched on request (docs/search.md). micro_batch counts sequences of one "
+        "data-parallel rank, with --space alpa those of all devices of a stage",
     ),
     Flag("--schedules", "", str, "Pipeline schedules to consider, separated by commas"),
     Flag("--portable", "", str, "Only plans that this export target can express"),
@@ -138,8 +139,7 @@ def _grid(scenario: str | None, values: Mapping[str, Any]) -> int:
         found = sweep(
             cells,
             space=values["space"],
-            jobs=workers.jobs,
-            backend=workers.backend,
+            workers=workers,
             time_limit_s=time_limit_s,
             done=lambda count: status.update(f"{count} of {len(cells)} searches ..."),
         )

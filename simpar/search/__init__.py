@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import Any
 
 from simpar.search.api import search
 from simpar.search.problem import Constraints, Problem, make_problem
@@ -20,8 +19,7 @@ __all__ = ["Candidate", "Constraints", "Counts", "Problem", "SearchResult", "mak
 class _Callable(ModuleType):
     """A package named like the verb that it is for."""
 
-    def __call__(self, *arguments: Any, **options: Any) -> SearchResult:
-        return search(*arguments, **options)
+    __call__ = staticmethod(search)
 
 
 sys.modules[__name__].__class__ = _Callable

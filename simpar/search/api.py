@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Unpack
 
 from simpar.errors import UserError
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
-from simpar.search.problem import Problem, make_problem
+from simpar.search.problem import Problem, StackOptions, make_problem
 from simpar.search.progress import Progress
 from simpar.search.result import SearchResult
 from simpar.search.workers import LOKY, Workers
@@ -38,7 +38,7 @@ def search(
     time_limit_s: float | None = None,
     jobs: int = 1,
     backend: str = LOKY,
-    **options: Any,
+    **options: Unpack[StackOptions],
 ) -> SearchResult:
     """The best plans for a model on a cluster, with a certificate.
 

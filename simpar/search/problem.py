@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict, Unpack
 
 from simpar.cost.stack import DEFAULT_STACK, Stack, load_stack
 from simpar.errors import UserError
@@ -19,6 +19,8 @@ from simpar.program.perturbation import Perturbation
 from simpar.simulation import tuned_graph
 from simpar.tracing.load import load_model
 
+Held = int | float | str | None
+"""A value of an axis, or several as text with commas."""
 OBJECTIVES = {
     "time": "the shortest step",
     "cost": "the fewest dollars a step, over numbers of nodes",
@@ -37,7 +39,7 @@ class Constraints:
     """
 
     headroom: float = 0.0
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Held | Sequence[Held]] = field(default_factory=dict)
     portable: str | None = None
     schedules: tuple[str, ...] | None = None
     deadline_s: float | None = None
@@ -48,7 +50,7 @@ class Constraints:
         if self.deadline_s is not None and not self.deadline_s > 0:
             raise UserError(f"deadline = {self.deadline_s}: allowed: above 0 s")
         wanted = self.fixed.get("recompute", ())
-        for policy in (wanted,) if isinstance(wanted, str) else wanted:
+        for policy in wanted if isinstance(wanted, list | tuple) else (wanted,):
             if "layers:" in str(policy):
                 raise UserError(
                     f"plan.recompute = {policy}: is chosen for one layout, not searched; allowed: none, selective, "
@@ -79,15 +81,30 @@ class Problem:
         return self.cluster.device.memory_bytes * (1.0 - self.constraints.headroom)
 
 
+class Options(TypedDict, total=False):
+    """Fields of a :class:`Problem` that may be left out."""
+
+    objective: str
+    base: Plan
+    constraints: Constraints
+    perturbation: Perturbation
+
+
+class StackOptions(Options, total=False):
+    """The same, and the stack or its name."""
+
+    stack: Stack | str | None
+
+
 def make_problem(
     model: ModelGraph | str,
     cluster: Cluster,
     training: Training,
     *,
     stack: Stack | str | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Problem:
-    """A problem from names; ``options`` are the other fields of :class:`Problem`. Raises UserError."""
+    """A problem from names. Raises UserError."""
     choose(options.get("objective", "time"), OBJECTIVES, "objective")
     base = options.get("base")
     if base is not None and base.pipeline.slices:

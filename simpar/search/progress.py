@@ -86,10 +86,6 @@ class Progress:
             self.interrupted = True
             self.timed_out = isinstance(cause, TimeIsUp)
 
-    def ends_with(self, part: Progress) -> None:
-        """A part of the search, with a Progress of its own, was stopped: so is the whole."""
-        self.interrupted, self.timed_out = part.interrupted, part.timed_out
-
     @contextmanager
     def _alarm(self) -> Iterator[None]:
         """An alarm at the time limit, which raises TimeIsUp wherever the main thread is."""

@@ -71,7 +71,7 @@ class SearchResult:
             raise Infeasible("the search found no plan")
         return self.candidates[0]
 
-    def saying(self, more: Mapping[str, Any]) -> SearchResult:
+    def saying(self, more: Mapping[str, object]) -> SearchResult:
         """The same with more details."""
         return replace(self, details={**self.details, **more})
 

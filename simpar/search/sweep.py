@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from simpar.errors import Infeasible
-from simpar.files import choose
 from simpar.search.api import find_space
 from simpar.search.problem import Problem
 from simpar.search.progress import Progress
-from simpar.search.workers import BACKENDS, LOKY, backend_of
+from simpar.search.workers import Workers
 
 Done = Callable[[int], None]
 
@@ -28,48 +29,30 @@ def sweep(
     cells: Sequence[Cell],
     *,
     space: str | None = None,
-    jobs: int = 1,
-    backend: str = LOKY,
+    workers: Workers | None = None,
     time_limit_s: float | None = None,
     done: Done | None = None,
 ) -> list[dict[str, Any]]:
-    """Search every cell on ``jobs`` processes (-1: all cores) and tell ``done`` how many are; in order.
+    """Search every cell, several side by side with workers, and tell ``done`` how many are; in order.
 
     Found are the best plan of each cell and its figures, or the reason why there is none. Ctrl-C keeps what is
     done and ends the rest: cells that are not searched through say ``interrupted``. After ``time_limit_s`` seconds a
-    cell has the best so far, with its gap. ``backend`` "dask" uses the scheduler that DASK_SCHEDULER_ADDRESS names,
-    else a cluster on this machine; "ray" the cluster that ray finds. Raises UserError for another backend, and what a
-    cell's input raises.
+    cell has the best so far, with its gap. Backend "dask" uses the scheduler that DASK_SCHEDULER_ADDRESS names,
+    else a cluster on this machine; "ray" the cluster that ray finds. Raises what a cell's input raises.
     """
-    from joblib import Parallel, delayed
-
-    choose(backend, BACKENDS, "backend")
-    if jobs == 1:
-        found = _collected((search_cell(cell, space, time_limit_s) for cell in cells), done)
-    else:
-        with backend_of(backend):
-            tasks = (delayed(search_cell)(cell, space, time_limit_s) for cell in cells)
-            lazily = "generator" if backend == LOKY else "list"
-            found = _collected(iter(Parallel(n_jobs=jobs, return_as=lazily, batch_size=1)(tasks)), done)
-    left = cells[len(found) :]
-    return found + [
-        _facts(cell) | {"best": None, "reason": "interrupted", "interrupted": True} for cell in left
-    ]
-
-
-def _collected(answers: Iterator[dict[str, Any]], done: Done | None) -> list[dict[str, Any]]:
-    """Answers up to the first that was interrupted."""
     found: list[dict[str, Any]] = []
-    try:
-        for answer in answers:
+    search_one = partial(search_cell, space=space, time_limit_s=time_limit_s)
+    with suppress(KeyboardInterrupt):
+        for answer in (workers or Workers()).stream(search_one, cells):
             found.append(answer)
             if done:
                 done(len(found))
             if answer.get("interrupted"):
                 break
-    except KeyboardInterrupt:
-        return found
-    return found
+    return found + [
+        _facts(cell) | {"best": None, "reason": "interrupted", "interrupted": True}
+        for cell in cells[len(found) :]
+    ]
 
 
 def search_cell(cell: Cell, space: str | None, time_limit_s: float | None) -> dict[str, Any]:

@@ -7,8 +7,6 @@ can beat it.
 
 from __future__ import annotations
 
-from typing import Any
-
 from simpar.errors import Infeasible
 from simpar.report.result import Result
 from simpar.search.answer.baselines import Beside, front, naive_choices, runners_up
@@ -31,7 +29,7 @@ def search_uniform(problem: Problem, progress: Progress) -> SearchResult:
         if not search.ranked():
             raise no_answer(search, problem)
         gap, counts, whole = search.gap(), search.counts(), not progress.interrupted
-        results, more = [search.report()], dict[str, Any]()
+        results, more = [search.report()], dict[str, object]()
         if whole:
             with progress.stoppable():
                 _stand_beside(search, results, more)
@@ -41,7 +39,7 @@ def search_uniform(problem: Problem, progress: Progress) -> SearchResult:
     return answer_of(problem, progress, results, counts, gap, whole).saying(more)
 
 
-def _stand_beside(search: BranchAndBound, results: list[Result], more: dict[str, Any]) -> None:
+def _stand_beside(search: BranchAndBound, results: list[Result], more: dict[str, object]) -> None:
     """Append runners-up to the results, and what stands beside the winner to ``more``, as far as time allows."""
     winner, progress = search.ranked()[0], search.progress
     field = next(one for one in search.fields if one.problem is winner.problem)

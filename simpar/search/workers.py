@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from simpar.errors import UserError
 from simpar.files import choose
+
+if TYPE_CHECKING:
+    from joblib import Parallel
 
 LOKY = "loky"
 BACKENDS = (LOKY, "dask", "ray")
@@ -27,7 +30,7 @@ class Workers:
 
     jobs: int = 1
     backend: str = LOKY
-    _pool: Any = None
+    _pool: Parallel | None = None
     _open: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
@@ -61,7 +64,19 @@ class Workers:
         found: list[Answer] = self._started()(delayed(function)(item) for item in items)
         return found
 
-    def _started(self) -> Any:
+    def stream(self, function: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
+        """The same, each as soon as it and those before it are there; on other backends than loky when all are."""
+        if self.jobs == 1:
+            yield from map(function, items)
+            return
+        from joblib import Parallel, delayed
+
+        lazily = "generator" if self.backend == LOKY else "list"
+        with backend_of(self.backend):
+            tasks = (delayed(function)(item) for item in items)
+            yield from Parallel(n_jobs=self.jobs, return_as=lazily, batch_size=1)(tasks)
+
+    def _started(self) -> Parallel:
         """The pool of processes."""
         if self._pool is None:
             from joblib import Parallel
@@ -73,10 +88,9 @@ class Workers:
 
 @contextmanager
 def backend_of(name: str) -> Iterator[None]:
-    """The joblib backend of a name. Raises UserError for an unknown one, or one that is not installed."""
+    """The joblib backend of a name. Raises UserError for one that is not installed."""
     from joblib import parallel_config
 
-    choose(name, BACKENDS, "backend")
     if name == LOKY:
         with parallel_config(backend=LOKY):
             yield

@@ -55,6 +55,8 @@ def test_stages_of_their_own_are_printed_and_written(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "tiny-llama" in said.splitlines()[0]
     assert "not certified: a plan that was not simulated may be better by up to" in said
+    assert "- micro_batch: sequences of all devices of a stage; in the even stages that compete" in said
+    assert "by --fix: micro_batch, recompute" in said
     assert set(json.loads(answer.read_text())) >= KEYS
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from simpar.errors import UserError
 from simpar.search.sweep import Cell, sweep
+from simpar.search.workers import Workers
 
 HELD = {"pp": 1, "hsdp": 1, "micro_batch": 1, "recompute": "none", "tp_overlap": False}
 
@@ -22,7 +23,7 @@ def figures(found):
 def test_processes_find_what_one_process_finds(cells):
     """Two loky workers, in the order of the cells."""
     counts = []
-    assert figures(sweep(cells, jobs=2, done=counts.append)) == figures(sweep(cells))
+    assert figures(sweep(cells, workers=Workers(2), done=counts.append)) == figures(sweep(cells))
     assert counts == [1, 2]
 
 
@@ -35,7 +36,7 @@ def test_a_dask_cluster_finds_what_one_process_finds(cells, monkeypatch):
         import dask
 
         dask.config.refresh()
-        assert figures(sweep(cells, jobs=-1, backend="dask")) == figures(sweep(cells))
+        assert figures(sweep(cells, workers=Workers(-1, "dask"))) == figures(sweep(cells))
     monkeypatch.undo()
     dask.config.refresh()
 
@@ -43,4 +44,4 @@ def test_a_dask_cluster_finds_what_one_process_finds(cells, monkeypatch):
 def test_an_unknown_backend_says_what_there_is(cells):
     """One line with the names."""
     with pytest.raises(UserError, match="loky"):
-        sweep(cells, jobs=2, backend="spark")
+        sweep(cells, workers=Workers(2, "spark"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from simpar.errors import TooManyOps
 from simpar.program.emission.emit import at_most
 from simpar.report.result import Result
-from simpar.search.answer.explanations import describe_need, facts, why_it_loses
+from simpar.search.answer.explanations import describe_need, why_it_loses
 from simpar.search.certify.branch_and_bound import Field
 from simpar.search.certify.exact import Exact
 from simpar.search.certify.frontier import Frontier
@@ -37,17 +36,7 @@ LEAST_OPS = 24
 TRIES = 6
 """Tables that are swept to find the row that is simulated next."""
 
-PURE = {"tp": (1,), "cp": (1,), "pp": (1,)}
-
-
-def naive_layouts(problem: Problem) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Layouts that people choose without a search: the values of their axes, all others at their best."""
-    node = {"tp": (problem.cluster.profile.devices_per_node,), "cp": (1,), "pp": (1,), "zero": (0, 1)}
-    return {
-        "pure DDP": {**PURE, "zero": (0,)},
-        "pure ZeRO-3": {**PURE, "zero": (3,), "hsdp": (1,)},
-        "TP = node": node,
-    }
+TOO_LARGE = f"more than {MOST_OPS:,} ops a step"
 
 
 def _mask(rows: Rows, layout: Mapping[str, tuple[int, ...]]) -> Mask:
@@ -59,11 +48,15 @@ def _mask(rows: Rows, layout: Mapping[str, tuple[int, ...]]) -> Mask:
 
 @dataclass
 class Beside:
-    """A list of what stands beside the winner, a row of a field: at most ``ops_left`` ops are simulated for it."""
+    """A list of what stands beside the winner, a row of a field: at most ``ops_left`` ops are simulated for it.
+
+    ``why_not`` is what was in the way of the last rows that were not simulated.
+    """
 
     field: Field
     winner: int
     ops_left: int = 0
+    why_not: str = TOO_LARGE
 
     def __post_init__(self) -> None:
         self.ops_left = max(FEWEST_OPS, self.frontier.num_ops)
@@ -88,16 +81,19 @@ class Beside:
             with at_most(min(self.ops_left, MOST_OPS)):
                 found = self.frontier.simulate(row)
         except TooManyOps:
+            left = f"more than the {self.ops_left:,} ops that are left of those simulated for this list"
+            self.why_not = left if self.ops_left < MOST_OPS else TOO_LARGE
             return None
         self.ops_left -= found.num_ops
         return found
 
     def quickest(self, mask: Mask) -> Iterator[tuple[int, Exact]]:
         """Rows that fit as they were simulated, the shortest by the sweep first; who asks may narrow the mask."""
-        frontier, misfits = self.frontier, 0
+        frontier, misfits, self.why_not = self.frontier, 0, TOO_LARGE
         while misfits < MOST_MISFITS and (row := frontier.shortest(mask, tries=TRIES)) is not None:
             mask[row] = False
             if refusals(frontier.rows, row):
+                self.why_not = f"{self.field.problem.constraints.portable} cannot express it"
                 continue
             found = self.simulate(row)
             if found is not None and found.fits:
@@ -108,27 +104,39 @@ class Beside:
                 mask &= ~frontier.as_large(row)
 
 
-def naive_choices(beside: Beside, best: Result) -> list[dict[str, Any]]:
-    """What the choices made without a search lose to the best, or why they cannot be."""
-    layouts = naive_layouts(beside.field.problem)
+def naive_choices(beside: Beside, best: Result) -> list[dict[str, object]]:
+    """What layouts that people choose without a search lose to the best, or why they cannot be.
+
+    They are values of some axes, all others at their best.
+    """
+    pure = {"tp": (1,), "cp": (1,), "pp": (1,)}
+    node = (beside.field.problem.cluster.profile.devices_per_node,)
+    layouts: dict[str, dict[str, tuple[int, ...]]] = {
+        "pure DDP": {**pure, "zero": (0,)},
+        "pure ZeRO-3": {**pure, "zero": (3,), "hsdp": (1,)},
+        "TP = node": {**pure, "tp": node, "zero": (0, 1)},
+    }
     return [{"name": name, **_naive(beside, layout, best)} for name, layout in layouts.items()]
 
 
-def _naive(beside: Beside, layout: Mapping[str, tuple[int, ...]], best: Result) -> dict[str, Any]:
+def _naive(beside: Beside, layout: Mapping[str, tuple[int, ...]], best: Result) -> dict[str, object]:
     mask = _mask(beside.frontier.rows, layout)
     if not mask.any():
         return {"loses_s": None, "why": (_impossible(beside.field, layout),)}
     for _, found in islice(beside.quickest(beside.promising(mask)), 1):
         result = found.report()
-        loses_s = result.step_time_s - best.step_time_s
-        return facts(result) | {"loses_s": loses_s, "why": why_it_loses(result, best)}
-    needed = [one.needed_bytes for row, one in beside.frontier.simulated.items() if mask[row]]
-    if needed:
         return {
-            "loses_s": None,
-            "why": (describe_need(min(needed), beside.field.problem.memory_limit_bytes),),
+            "step_time_s": result.step_time_s,
+            "mfu": result.mfu,
+            "peak_memory_bytes": result.peak_memory_bytes,
+            "plan": result.setup.plan,
+            "loses_s": result.step_time_s - best.step_time_s,
+            "why": why_it_loses(result, best),
         }
-    return {"loses_s": None, "why": (f"not simulated: more than {MOST_OPS:,} ops a step",)}
+    needed = [one.needed_bytes for row, one in beside.frontier.simulated.items() if mask[row]]
+    limit = beside.field.problem.memory_limit_bytes
+    why = describe_need(min(needed), limit) if needed else f"not simulated: {beside.why_not}"
+    return {"loses_s": None, "why": (why,)}
 
 
 def _impossible(field: Field, layout: Mapping[str, tuple[int, ...]]) -> str:
@@ -213,7 +221,7 @@ def _others(beside: Beside, taken: list[int]) -> Iterator[tuple[int, Exact]]:
         yield row, found
 
 
-def front(beside: Beside) -> list[dict[str, Any]]:
+def front(beside: Beside) -> list[dict[str, object]]:
     """Points of time and memory, from the winner down in memory: none is beaten by another.
 
     Of the rows that may hold no more than a share of the winner's memory the one that bounds hold for the quickest is

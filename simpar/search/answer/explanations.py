@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Sequence
 
 from simpar.report.explain import WORDS
 from simpar.report.result import Result
@@ -13,9 +12,13 @@ WORTH_SAYING = 0.002  # share of the step below which a difference is not worth 
 CAUSES = {"compute": "compute", **WORDS}
 
 
-def why_it_wins(result: Result, others: list[Result]) -> tuple[str, ...]:
+def why_it_wins(result: Result, others: Sequence[Result]) -> tuple[str, ...]:
     """Sentences about the winner: where its step goes, its memory, and by what it beats the next."""
-    return (*result.why.binds, *_beats(result, others))
+    said = list(result.why.binds)
+    if others:
+        lost = format_seconds(others[0].step_time_s - result.step_time_s)
+        said.append(f"the runner-up loses {lost}: {_differences(others[0], result)}")
+    return tuple(said)
 
 
 def why_it_loses(result: Result, best: Result) -> tuple[str, ...]:
@@ -24,12 +27,6 @@ def why_it_loses(result: Result, best: Result) -> tuple[str, ...]:
     if lost <= 0:
         return ("as fast as the best",)
     return (f"loses {format_seconds(lost)} ({lost / best.step_time_s:.1%}): {_differences(result, best)}",)
-
-
-def _beats(result: Result, others: list[Result]) -> Iterator[str]:
-    for other in others[:1]:
-        lost = other.step_time_s - result.step_time_s
-        yield f"the runner-up loses {format_seconds(lost)}: {_differences(other, result)}"
 
 
 def _differences(slower: Result, best: Result) -> str:
@@ -49,13 +46,3 @@ def _differences(slower: Result, best: Result) -> str:
 def describe_need(needed_bytes: float, limit_bytes: float) -> str:
     """How much too much."""
     return f"does not fit: needs {format_bytes(needed_bytes)} of {format_bytes(limit_bytes)}"
-
-
-def facts(result: Result) -> dict[str, Any]:
-    """The figures of a plan beside the candidates."""
-    return {
-        "step_time_s": result.step_time_s,
-        "mfu": result.mfu,
-        "peak_memory_bytes": result.peak_memory_bytes,
-        "plan": result.setup.plan,
-    }

@@ -10,6 +10,7 @@ from simpar.program.emission.emit import MOST_OPS
 from simpar.report.terminal import layout
 from simpar.search.certify.scope import listed, usual_values
 from simpar.search.result import Candidate, SearchResult
+from simpar.search.space.optional_axes import REQUESTED_NAMES
 from simpar.units import GIB, MEGA, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -17,16 +18,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-USUAL: dict[str, Any] = {
-    "optimizer": "adamw", "moment_dtype": None, "reduce_dtype": None, "gather_dtype": None, "tp_method": "1d",
-    "tp_depth": 1, "etp": None, "capacity_factor": None, "ulysses": None, "ep_overlap": None,
-    "token_dispatch": "per_expert", "sync": "bsp",
-    "sync_every": None, "staleness": None, "servers": None, "offload_optimizer": "none", "offload_ratio": 1.0,
-    "offload_delayed": False, "recompute_early": False, "offload_parameters": "none", "offload_activations": 0.0,
-}  # fmt: skip
-"""Choices that go without saying."""
 DECIDED = ("bucket_bytes", "grad_dtype", "cp_method", "cp_balance", "reshard_after_forward")
 """Choices that the stack makes otherwise, said where they were asked for."""
+ELSEWHERE = ("precision", "offload_gradients")
+"""Choices that the layout says, or that follow from others."""
 SAID = {
     "optimizer": "{}", "moment_dtype": "{} moments", "reduce_dtype": "gradients sent as {}",
     "gather_dtype": "parameters sent as {}", "tp_method": "{} tensor parallel", "tp_depth": "depth {}",
@@ -34,6 +29,14 @@ SAID = {
     "offload_optimizer": "states on {}",
     "offload_parameters": "parameters on {}", "recompute_early": "ahead of its backward",
 }  # fmt: skip
+
+
+EXTRA = {
+    "cost": {"USD": "cost_usd_per_step", "nodes": "nodes"},
+    "energy": {"MJ": "energy_j_per_step", "nodes": "nodes"},
+    "devices": {"nodes": "nodes"},
+}
+"""Further columns by objective: title and figure."""
 
 
 def print_search(found: SearchResult, console: Console) -> None:
@@ -47,13 +50,14 @@ def print_search(found: SearchResult, console: Console) -> None:
     sections = (
         ("Why the first wins", list(found.best.why)),
         ("What the others lose by", [f"{one.rank}: {'; '.join(one.why)}" for one in found.candidates[1:]]),
-        ("Chosen without a search", [_naive(one) for one in found.details.get("naive", ())]),
         (
-            "Less memory",
-            [_point(one, _asked(found)) for one in found.details.get("pareto", ())[1:]],
+            "Chosen without a search",
+            [f"{one['name']}: {'; '.join(one['why'])}" for one in found.details.get("naive", ())],
         ),
+        ("Less memory", [_point(one, _asked(found)) for one in found.details.get("pareto", ())[1:]]),
+        ("What the space holds", list(_scope(found))),
     )
-    for title, lines in (*sections, ("What the space holds", list(_scope(found)))):
+    for title, lines in sections:
         if lines:
             console.print(f"\n{title}", style="bold")
         for line in lines:
@@ -86,15 +90,15 @@ def certificate(found: SearchResult) -> Iterator[str]:
 
 def _scope(found: SearchResult) -> Iterator[str]:
     """What the certificate covers: axes with their values, what was held, and what is left out."""
-    told = found.details.get("scope")
-    if told is None:
-        return
+    told = found.details["scope"]
     yield "searched: " + "; ".join(f"{name} {listed(values)}" for name, values in told["searched"].items())
+    yield from told.get("meanings", ())
     usual = usual_values()
     held = [
         name if value == usual.get(name, name) else f"{name} {value}" for name, value in told["held"].items()
     ]
-    yield f"held as the plan has it: {', '.join(held)}"
+    if held:
+        yield f"held as the plan has it: {', '.join(held)}"
     if told["restricted"]:
         yield f"by --fix: {', '.join(told['restricted'])}"
     for words in told["left_out"]:
@@ -121,9 +125,10 @@ def describe(plan: Mapping[str, Any], asked: Iterable[str] = ()) -> str:
 
 def _requested(plan: Mapping[str, Any], asked: Iterable[str]) -> Iterator[str]:
     """Choices that searches make on request, where they do not go without saying."""
-    for name, usual in USUAL.items():
-        value = plan.get(flat.SECTION_OF[name], {}).get(name, usual)
-        if value != usual:
+    usual = usual_values()
+    for name in (name for name in REQUESTED_NAMES if name not in (*DECIDED, *ELSEWHERE)):
+        value = plan.get(flat.SECTION_OF[name], {}).get(name, usual[name])
+        if value != usual[name]:
             yield SAID.get(name, f"{name} {{}}").format(value)
     for name in asked:
         if name in DECIDED and (value := plan.get(flat.SECTION_OF[name], {}).get(name)) is not None:
@@ -150,8 +155,9 @@ def _candidates(found: SearchResult, console: Console) -> Table:
     from rich import box
     from rich.table import Table
 
+    extra = EXTRA.get(found.objective, {})
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
-    for name in ("", "step", "loses", "MFU", "GiB", *_extra(found)):
+    for name in ("", "step", "loses", "MFU", "GiB", *extra):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("plan", justify="left")
     best = found.best
@@ -160,19 +166,9 @@ def _candidates(found: SearchResult, console: Console) -> Table:
         table.add_row(
             str(one.rank), format_seconds(one.step_time_s), format_seconds(lost) if lost else "",
             f"{one.mfu:.1%}", f"{one.peak_memory_bytes / GIB:.1f}",
-            *(_figure(one, name) for name in _extra(found).values()), describe(one.to_dict()["plan"], _asked(found)),
+            *(_figure(one, name) for name in extra.values()), describe(one.to_dict()["plan"], _asked(found)),
         )  # fmt: skip
     return table
-
-
-def _extra(found: SearchResult) -> dict[str, str]:
-    """Further columns by objective: title and figure."""
-    columns = {
-        "cost": {"USD": "cost_usd_per_step", "nodes": "nodes"},
-        "energy": {"MJ": "energy_j_per_step", "nodes": "nodes"},
-        "devices": {"nodes": "nodes"},
-    }
-    return columns.get(found.objective, {})
 
 
 def _figure(one: Candidate, name: str) -> str:
@@ -180,10 +176,6 @@ def _figure(one: Candidate, name: str) -> str:
     if value is None:
         return "-"
     return f"{value / MEGA:.3g}" if name == "energy_j_per_step" else f"{value:.4g}"
-
-
-def _naive(one: Mapping[str, Any]) -> str:
-    return f"{one['name']}: {'; '.join(one['why'])}"
 
 
 def _point(one: Mapping[str, Any], asked: Iterable[str]) -> str:

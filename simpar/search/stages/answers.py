@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -82,18 +82,21 @@ def even_optimum(problem: Problem, progress: Progress) -> SearchResult | None:
 class StagesSearch(ABC):
     """State of a search among unlike stages: the shortest step so far, and what was done.
 
-    ``open_s`` are seconds below which no plan gets that was left aside, 0 until all are bounded; ``ops`` those of all
-    Programs that were simulated.
+    ``values`` are those of every axis. ``open_s`` are seconds below which no plan gets that was left aside, 0 until all
+    are bounded; ``ops`` those of all Programs that were simulated.
     """
 
     problem: Problem
     progress: Progress
+    values: dict[str, tuple[Value, ...]] = field(init=False)
     best_s: float = np.inf
     open_s: float = 0.0
     ops: int = 0
     simulated: int = 0
 
     space: ClassVar[str]
+    meanings: ClassVar[tuple[str, ...]] = ()
+    """What axes mean that mean something else in the uniform space, in words."""
 
     @property
     def lowest_s(self) -> float:
@@ -145,7 +148,18 @@ class StagesSearch(ABC):
         results = sorted(distinct.values(), key=lambda one: one.step_time_s)[: progress.top]
         best_s = results[0].step_time_s
         lowest_s = min(self.lowest_s, best_s, even_s * (1 - even.gap) if even else best_s)
-        more = {"space": self.space, "uniform_best_s": even_s if even else None, "lower_bound_s": lowest_s}
+        more = {
+            "space": self.space,
+            "uniform_best_s": even_s if even else None,
+            "lower_bound_s": lowest_s,
+            "scope": {
+                "searched": {name: list(values) for name, values in self.values.items() if len(values) > 1},
+                "held": {name: values[0] for name, values in self.values.items() if len(values) == 1},
+                "restricted": [name for name in problem.constraints.fixed if name in self.values],
+                "left_out": [],
+                "meanings": list(self.meanings),
+            },
+        }
         answer = answer_of(
             problem, progress, results, self.counts(), 1 - lowest_s / best_s, not progress.interrupted
         )

@@ -95,15 +95,52 @@ class Branch:
 
 @dataclass
 class Uneven(StagesSearch):
-    """State of one search over ``plans`` with even cuts."""
+    """State of one search over ``plans`` of all skeletons. Raises UserError for what this space does not know."""
 
-    plans: Sequence[Plan] = ()
+    plans: list[Plan] = field(init=False)
     skeletons: list[Skeleton] = field(default_factory=list)
     branches: list[Branch] = field(default_factory=list)
     trials: dict[tuple[Skeleton, Counted], Trial] = field(default_factory=dict)
     bounded: int = 0
 
     space = "uneven"
+
+    def __post_init__(self) -> None:
+        problem, cluster = self.problem, self.problem.cluster
+        inside, world = max(part.domain_size for part in cluster.parts), cluster.world_size
+        offered: dict[str, Sequence[Value]] = {
+            "tp": [1 << n for n in range(inside.bit_length()) if world % (1 << n) == 0],
+            "pp": divisors(world, len(problem.graph.layers) + 2),
+            "micro_batch": MICRO_BATCHES,
+            "recompute": RECOMPUTE,
+            "rank_order": ORDERS if cluster.is_mixed else ORDERS[:1],
+            "schedule": ("1f1b",),
+        }
+        others: dict[str, Sequence[Value] | None] = {
+            "tp": divisors(world),
+            "micro_batch": divisors(problem.training.global_batch),
+            "recompute": None,
+            "rank_order": None,
+            "schedule": [name for name in SCHEDULES if natural_vpp(name) == 1 and name not in LEFT_OUT],
+        }
+        self.values = chosen_values(problem, self.space, offered, others)
+        self.plans = list(self._plans())
+
+    def _plans(self) -> Iterator[Plan]:
+        """Plans of all skeletons, legal or not. Raises UserError for values that no plan has."""
+        cluster, base = self.problem.cluster, self.problem.base
+        for chosen in product(*self.values.values()):
+            axes = dict(zip(self.values, chosen, strict=True))
+            try:
+                plan = base.with_values(**axes, zero=base.data_parallel.zero or 1, dp=None, layers=None)
+            except ValueError as error:
+                raise UserError(f"space uneven: {error}") from None
+            if plan.mesh.pp == 1 and not cluster.is_mixed:
+                continue  # nothing is cut: that is the uniform space
+            alike = plan.mesh.pp == 1 or plan.mesh.tp * plan.mesh.pp == cluster.world_size
+            if alike and axes["rank_order"] != self.values["rank_order"][0]:
+                continue  # without both axes, either order is the same layout
+            yield plan
 
     @property
     def lowest_s(self) -> float:
@@ -215,43 +252,7 @@ class Uneven(StagesSearch):
 
 def search_uneven(problem: Problem, progress: Progress) -> SearchResult:
     """The best cuts. Raises Infeasible where nothing fits, UserError for what this space does not know."""
-    search = Uneven(problem, progress, plans=list(_plans(problem)))
-    return search.answer(even_optimum(problem, progress))
-
-
-def _plans(problem: Problem) -> Iterator[Plan]:
-    """Plans of all skeletons, legal or not. Raises UserError for values that no plan has."""
-    cluster, graph = problem.cluster, problem.graph
-    inside, world = max(part.domain_size for part in cluster.parts), cluster.world_size
-    offered: dict[str, Sequence[Value]] = {
-        "tp": [1 << n for n in range(inside.bit_length()) if world % (1 << n) == 0],
-        "pp": divisors(world, len(graph.layers) + 2),
-        "micro_batch": MICRO_BATCHES,
-        "recompute": RECOMPUTE,
-        "rank_order": ORDERS if cluster.is_mixed else ORDERS[:1],
-        "schedule": ("1f1b",),
-    }
-    others: dict[str, Sequence[Value] | None] = {
-        "tp": divisors(world),
-        "micro_batch": divisors(problem.training.global_batch),
-        "recompute": None,
-        "rank_order": None,
-        "schedule": [name for name in SCHEDULES if natural_vpp(name) == 1 and name not in LEFT_OUT],
-    }
-    values = chosen_values(problem, "uneven", offered, others)
-    zero = problem.base.data_parallel.zero or 1
-    for chosen in product(*values.values()):
-        axes = dict(zip(values, chosen, strict=True))
-        try:
-            plan = problem.base.with_values(**axes, zero=zero, dp=None, layers=None)
-        except ValueError as error:
-            raise UserError(f"space uneven: {error}") from None
-        if plan.mesh.pp == 1 and not cluster.is_mixed:
-            continue  # nothing is cut: that is the uniform space
-        alike = plan.mesh.pp == 1 or plan.mesh.tp * plan.mesh.pp == world
-        if alike and axes["rank_order"] != values["rank_order"][0]:
-            continue  # without both axes, either order is the same layout
-        yield plan
+    return Uneven(problem, progress).answer(even_optimum(problem, progress))
 
 
 def with_cut(plan: Plan, counts: tuple[int, ...]) -> Plan:

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 import simpar
@@ -9,6 +10,8 @@ from simpar.program.emission import emit
 from simpar.search import Constraints
 from simpar.search.answer import baselines
 from simpar.search.answer.terminal import certificate
+from simpar.search.certify.branch_and_bound import Field
+from simpar.search.problem import make_problem
 
 
 def test_no_point_of_the_front_is_beaten():
@@ -70,12 +73,48 @@ def test_few_ops_are_simulated_beside_the_winner(monkeypatch):
     """Lists hold what the ops they may have are enough for, and say what was not simulated."""
     whole = small_search(1, 2)
     monkeypatch.setattr(baselines, "MOST_OPS", 1)
+    monkeypatch.setattr(baselines, "TOO_LARGE", "more than 1 ops a step")
     found = small_search(1, 2)
     assert found.best.plan == whole.best.plan
     assert len(found.candidates) < len(whole.candidates)
     assert len(found.details["pareto"]) < len(whole.details["pareto"])
     said = [one["why"][0] for one in found.details["naive"] if one["loses_s"] is None]
     assert "not simulated: more than 1 ops a step" in said
+
+
+def beside_the_winner(problem):
+    """A list beside the best plan of a field, nothing in it."""
+    field = Field.of(problem)
+    winner = field.frontier.shortest(np.ones(field.frontier.rows.count, dtype=bool))
+    field.frontier.simulate(winner)
+    return baselines.Beside(field, winner)
+
+
+def test_what_is_not_simulated_says_what_was_in_the_way(monkeypatch):
+    """The ops of one step, those of the whole list, or the export target: each in its own words."""
+    training = simpar.Training(seq_len=1024, global_batch=64)
+    fixed = {**SMALL, "pp": (1, 2)}
+    cluster = simpar.Cluster("dgx-h100")
+
+    def said(constraints, ops_left=None):
+        beside = beside_the_winner(make_problem("gpt2", cluster, training, constraints=constraints))
+        beside.ops_left = beside.ops_left if ops_left is None else ops_left
+        best = beside.frontier.simulated[beside.winner].report()
+        return {one["name"]: one["why"][0] for one in baselines.naive_choices(beside, best)}
+
+    free = said(Constraints(fixed=fixed))
+    assert not any("not simulated" in words for words in free.values())
+    name = next(name for name, words in free.items() if words.startswith("loses"))
+    used_up = said(Constraints(fixed=fixed), ops_left=3)
+    assert used_up[name] == (
+        "not simulated: more than the 3 ops that are left of those simulated for this list"
+    )
+    monkeypatch.setattr(baselines, "refusals", lambda _rows, _row: ["no"])
+    refused = said(Constraints(fixed=fixed, portable="megatron"))
+    assert refused[name] == "not simulated: megatron cannot express it"
+    monkeypatch.undo()
+    monkeypatch.setattr(baselines, "MOST_OPS", 1)
+    assert said(Constraints(fixed=fixed))[name] == f"not simulated: {baselines.TOO_LARGE}"
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,9 @@ class Known(StagesSearch):
 
     space = "alpa"
 
+    def __post_init__(self) -> None:
+        self.values = {"pp": (1, 2), "schedule": ("1f1b",)}
+
     def run(self) -> None:
         """Measure all."""
         self.open_s = self.bound_s

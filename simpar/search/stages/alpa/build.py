@@ -156,8 +156,6 @@ class _BlockBuilder:
         return self.graph.variables[self.follows[op.name]].name == f"{self.block.name}.{op.name}"
 
     def _follow(self, op: Operator) -> None:
-        if op.name in self.follows:
-            return
         found = self._leader(op, set())
         if found is None or not self._restrict(op, found):
             self._own_variable(op)

@@ -93,18 +93,23 @@ class AlpaSearch(StagesSearch):
     """State of one search.
 
     ``found`` are plans that fit, with the cuts that they were made from; ``bounds_s`` seconds below which none gets, by
-    the sequences of its microbatches; ``values`` those of every axis. Raises UserError for what no such plan can have.
+    the sequences of its microbatches. Raises UserError for what no such plan can have.
     """
 
     found: list[tuple[Exact, Trial]] = field(default_factory=list)
     ranges: int = 0
     feasible: int = 0
     bounds_s: dict[int, float] = field(default_factory=dict)
-    values: dict[str, tuple[Value, ...]] = field(init=False)
     _seen: dict[str, bool] = field(default_factory=dict)
     _profiles: dict[int, Profile] = field(default_factory=dict)
 
     space = "alpa"
+    meanings = (
+        (
+            "micro_batch: sequences of all devices of a stage; in the even stages that compete, as with --space "
+            "uniform, those of one data-parallel rank"
+        ),
+    )
 
     def __post_init__(self) -> None:
         problem, world = self.problem, self.problem.cluster.world_size
