@@ -37,7 +37,7 @@ def test_the_wheel_simulates_from_an_empty_folder(installed, tmp_path):
     """Scenarios, profiles and the model catalogue are inside."""
     assert "gpt2-laptop" in run(installed, tmp_path, "list", "scenarios")
     assert "dgx-h100" in run(installed, tmp_path, "list", "hardware")
-    assert "What binds" in run(installed, tmp_path, "simulate", "gpt2-laptop")
+    assert "Limiting factors" in run(installed, tmp_path, "simulate", "gpt2-laptop")
 
 
 def test_the_wheel_is_typed_and_holds_no_tests(installed):

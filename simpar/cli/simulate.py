@@ -44,7 +44,7 @@ SIMULATE_FLAGS = (
     "A shipped scenario, a scenario file or a plan file",
 )
 def simulate(scenario: str | None, **values: Any) -> int:
-    """Simulate one layout: step time, memory and what binds."""
+    """Simulate one layout: step time, memory and limiting factors."""
     from simpar.scenario import load_scenario
 
     flags = scenario_flags(values, (*SCENARIO_FLAGS, *PERTURBATION_FLAGS, *OPERATION_FLAGS))

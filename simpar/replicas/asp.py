@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from simpar.replicas.servers import meet
 from simpar.replicas.setting import Setting
-from simpar.replicas.staleness import Meeting
+from simpar.replicas.staleness import MeanStep
 
 
-def rounds(setting: Setting) -> Meeting:
+def rounds(setting: Setting) -> MeanStep:
     """Nobody waits for anybody; replicas only share links and servers."""
     return meet(setting, lambda _: None)

@@ -10,7 +10,7 @@ from simpar.engine import choose_engine
 from simpar.program.ir.builder import ProgramBuilder
 from simpar.program.ir.program import Label
 from simpar.replicas.setting import Setting
-from simpar.replicas.staleness import Meeting
+from simpar.replicas.staleness import MeanStep
 from simpar.units import NS_PER_S, to_ns
 
 Ints = NDArray[np.int64]
@@ -25,7 +25,7 @@ LOCAL, AVERAGE, OUTER = (
 )
 
 
-def meet(setting: Setting, *, size_bytes: float, outer_s: float = 0.0) -> Meeting:
+def meet(setting: Setting, *, size_bytes: float, outer_s: float = 0.0) -> MeanStep:
     """Simulate rounds of ``sync_every`` local steps, an all-reduce of ``size_bytes`` and an update of ``outer_s``.
 
     The all-reduce begins when the last replica arrives and keeps all of them.
@@ -60,7 +60,7 @@ def meet(setting: Setting, *, size_bytes: float, outer_s: float = 0.0) -> Meetin
     program = build.build()
     _, run = choose_engine("auto", program)
     steps = count * period
-    return Meeting(
+    return MeanStep(
         step_s=run(program).makespan_ns / steps / NS_PER_S,
         local_s=float(local_ns.sum() / replicas / steps + to_ns(outer_s) / period) / NS_PER_S,
         exchange_s=average_ns / period / NS_PER_S,

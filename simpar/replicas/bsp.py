@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from simpar.replicas.servers import meet
 from simpar.replicas.setting import Setting
-from simpar.replicas.staleness import Meeting
+from simpar.replicas.staleness import MeanStep
 
 
-def rounds(setting: Setting) -> Meeting:
+def rounds(setting: Setting) -> MeanStep:
     """A clock for all after every push; nothing is ever stale."""
     return replace(meet(setting, lambda exchange: exchange.wait_for_clock(0)), staleness=None)

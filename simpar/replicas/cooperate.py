@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from simpar.replicas.efficiency import efficiency, noise_scale_tokens, of_local_steps, of_staleness
 from simpar.replicas.setting import Setting, setting_of
-from simpar.replicas.staleness import Meeting
+from simpar.replicas.staleness import MeanStep
 from simpar.report.explain import explained
 from simpar.report.result import Bill, Communication, Cooperation, Efficiency, Result, Speed, TimeBreakdown
 from simpar.report.summarise import Context
@@ -27,15 +27,15 @@ def cooperate(
     """
     setting = setting_of(context.lowered, context.timing, context.cluster, perturbation)
     scheme = setting.plan.data_parallel.sync
-    meeting: Meeting = import_module(f"simpar.replicas.{scheme.replace('-', '_')}").rounds(setting)
-    speed = _speed(result.speed, meeting.step_s)
+    mean: MeanStep = import_module(f"simpar.replicas.{scheme.replace('-', '_')}").rounds(setting)
+    speed = _speed(result.speed, mean.step_s)
     changed = replace(
         result,
         speed=speed,
-        time_breakdown_s=_breakdown(result, meeting),
-        communication={**result.communication, "dp": _exchange(result, setting, meeting)},
-        bill=_bill(result.bill, meeting.step_s / result.step_time_s),
-        cooperation=_report(setting, meeting, _statistics(setting, meeting, speed, noise_tokens)),
+        time_breakdown_s=_breakdown(result, mean),
+        communication={**result.communication, "dp": _exchange(result, setting, mean)},
+        bill=_bill(result.bill, mean.step_s / result.step_time_s),
+        cooperation=_report(setting, mean, _statistics(setting, mean, speed, noise_tokens)),
     )
     return explained(changed, critical=result.why.critical_path_s)
 
@@ -48,24 +48,24 @@ def _speed(speed: Speed, step_s: float) -> Speed:
     return speed.model_copy(update={"step_time_s": step_s, **changed})
 
 
-def _breakdown(result: Result, meeting: Meeting) -> TimeBreakdown:
+def _breakdown(result: Result, mean: MeanStep) -> TimeBreakdown:
     """Parts of a local step at the replicas' mean speed, then messages, then waiting; they sum to the step."""
-    stretch = meeting.local_s / result.step_time_s
+    stretch = mean.local_s / result.step_time_s
     parts = {name: value * stretch for name, value in result.time_breakdown_s.model_dump().items()}
-    parts["exposed_dp"] += meeting.exchange_s
-    parts["waiting"] += meeting.step_s - meeting.local_s - meeting.exchange_s
+    parts["exposed_dp"] += mean.exchange_s
+    parts["waiting"] += mean.step_s - mean.local_s - mean.exchange_s
     return TimeBreakdown(**parts)
 
 
-def _exchange(result: Result, setting: Setting, meeting: Meeting) -> Communication:
+def _exchange(result: Result, setting: Setting, mean: MeanStep) -> Communication:
     """Data-parallel traffic inside the step, and what each rank's share of the exchange adds."""
     inside = result.communication.get("dp")
     ranks = len(setting.replicas.of_rank) / len(setting.replicas)
-    how = "push and pull" if meeting.server_memory_bytes else "all_reduce of parameters"
+    how = "push and pull" if mean.server_memory_bytes else "all_reduce of parameters"
     return Communication(
-        bytes_per_rank=meeting.exchanged_bytes / ranks + (inside.bytes_per_rank if inside else 0.0),
-        busy_s=meeting.exchange_s + (inside.busy_s if inside else 0.0),
-        exposed_s=meeting.exchange_s + (inside.exposed_s if inside else 0.0),
+        bytes_per_rank=mean.exchanged_bytes / ranks + (inside.bytes_per_rank if inside else 0.0),
+        busy_s=mean.exchange_s + (inside.busy_s if inside else 0.0),
+        exposed_s=mean.exchange_s + (inside.exposed_s if inside else 0.0),
         algorithm=", ".join([*([inside.algorithm] if inside and inside.algorithm else []), how]),
     )
 
@@ -76,15 +76,15 @@ def _bill(bill: Bill, factor: float) -> Bill:
 
 
 def _statistics(
-    setting: Setting, meeting: Meeting, speed: Speed, noise_tokens: float | None
+    setting: Setting, mean: MeanStep, speed: Speed, noise_tokens: float | None
 ) -> Efficiency | None:
     """The stated model where there is one: none for DiLoCo, whose outer optimizer no bound of this kind describes."""
     job, data = setting.lowered.job, setting.plan.data_parallel
     replicas = len(setting.replicas)
     batch = job.training.tokens_per_step / replicas
     noise = noise_tokens or noise_scale_tokens(job.graph.num_matmul_parameters())
-    if meeting.staleness is not None:
-        value = of_staleness(meeting.staleness, replicas, batch, noise)
+    if mean.staleness is not None:
+        value = of_staleness(mean.staleness, replicas, batch, noise)
         return efficiency("staleness (Koloskova et al. 2022)", value, noise, speed.tokens_per_s)
     if data.sync == "local-sgd":
         value = of_local_steps(int(data.sync_every or 1), replicas, batch, noise)
@@ -92,19 +92,19 @@ def _statistics(
     return None
 
 
-def _report(setting: Setting, meeting: Meeting, statistics: Efficiency | None) -> Cooperation:
+def _report(setting: Setting, mean: MeanStep, statistics: Efficiency | None) -> Cooperation:
     data = setting.plan.data_parallel
     return Cooperation(
         scheme=data.sync,
         replicas=len(setting.replicas),
         servers=data.servers,
         sync_every=data.sync_every,
-        local_step_s=meeting.local_s,
-        exchange_s=meeting.exchange_s,
-        waiting_s=meeting.waiting_s,
-        exchanged_bytes=meeting.exchanged_bytes,
-        server_memory_bytes=meeting.server_memory_bytes,
-        busy=dict(meeting.busy),
-        staleness=meeting.staleness,
+        local_step_s=mean.local_s,
+        exchange_s=mean.exchange_s,
+        waiting_s=mean.waiting_s,
+        exchanged_bytes=mean.exchanged_bytes,
+        server_memory_bytes=mean.server_memory_bytes,
+        busy=dict(mean.busy),
+        staleness=mean.staleness,
         statistics=statistics,
     )

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from simpar.replicas.averaging import meet
 from simpar.replicas.setting import Setting
-from simpar.replicas.staleness import Meeting
+from simpar.replicas.staleness import MeanStep
 from simpar.units import DTYPE_BYTES
 
 READ, WRITTEN = 3, 2  # fp32 values a parameter, beside the parameters as they are computed with
 
 
-def rounds(setting: Setting) -> Meeting:
+def rounds(setting: Setting) -> MeanStep:
     """An all-reduce of the change in fp32, and an update of what each rank holds."""
     wide = DTYPE_BYTES["fp32"]
     job = setting.lowered.job

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from simpar.replicas.averaging import meet
 from simpar.replicas.setting import Setting
-from simpar.replicas.staleness import Meeting
+from simpar.replicas.staleness import MeanStep
 
 
-def rounds(setting: Setting) -> Meeting:
+def rounds(setting: Setting) -> MeanStep:
     """An all-reduce of the parameters as they are computed with."""
     return meet(setting, size_bytes=setting.parameter_bytes)

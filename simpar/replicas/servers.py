@@ -22,7 +22,7 @@ from simpar.engine import choose_engine
 from simpar.program.ir.builder import ProgramBuilder
 from simpar.program.ir.program import Label, Timing
 from simpar.replicas.setting import Setting
-from simpar.replicas.staleness import Meeting, staleness
+from simpar.replicas.staleness import MeanStep, staleness
 from simpar.units import DTYPE_BYTES, NS_PER_S, to_ns
 
 Ints = NDArray[np.int64]
@@ -64,7 +64,7 @@ class Roads:
     own_bytes_per_s: Ints
 
 
-def meet(setting: Setting, gate: Gate, *, engine: str = "auto") -> Meeting:
+def meet(setting: Setting, gate: Gate, *, engine: str = "auto") -> MeanStep:
     """Simulate many local steps of all replicas with servers between them; ``gate`` adds what they wait for."""
     steps = steps_of(len(setting.replicas))
     exchange = exchange_of(setting, steps)
@@ -151,7 +151,7 @@ def _roads(build: ProgramBuilder, setting: Setting) -> Roads:
     return Roads(np.array(pushes), np.array(pulls), np.array(own))
 
 
-def _measured(setting: Setting, exchange: Exchange, timing: Timing) -> Meeting:
+def _measured(setting: Setting, exchange: Exchange, timing: Timing) -> MeanStep:
     """Rates and where the time of a local step goes, averaged over all steps while everybody is still running.
 
     Of every replica the steps after its warm-up and before the first of all replicas has finished count.
@@ -169,7 +169,7 @@ def _measured(setting: Setting, exchange: Exchange, timing: Timing) -> Meeting:
     local = _mean(took[exchange.compute], counted)
     moved = _mean(took[exchange.push] + took[exchange.pull], counted)
     served = setting.plan.data_parallel
-    return Meeting(
+    return MeanStep(
         step_s=len(rate) / float(rate.sum()) / NS_PER_S,
         local_s=float(weight @ local) / NS_PER_S,
         exchange_s=float(weight @ moved) / NS_PER_S,

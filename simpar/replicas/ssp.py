@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from simpar.replicas.servers import meet
 from simpar.replicas.setting import Setting
-from simpar.replicas.staleness import Meeting
+from simpar.replicas.staleness import MeanStep
 
 
-def rounds(setting: Setting) -> Meeting:
+def rounds(setting: Setting) -> MeanStep:
     """Parameters for step c + 1 hold every replica's update of step c - staleness, and all before."""
     bound = int(setting.plan.data_parallel.staleness or 0)
     return meet(setting, lambda exchange: exchange.wait_for_clock(bound))

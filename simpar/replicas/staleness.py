@@ -16,7 +16,7 @@ MOST_BARS = 256
 
 
 @dataclass(frozen=True)
-class Meeting:
+class MeanStep:
     """Means over replicas and local steps: s of a whole step, of its local part, of messages; the rest is waiting.
 
     ``exchanged_bytes`` is per replica and local step, ``busy`` the share of time that links are used.

@@ -1,4 +1,4 @@
-"""What binds, in words: the critical path, the largest losses, for whom a rank waits, the memory peak."""
+"""Limiting factors, in words: the critical path, the largest losses, for whom a rank waits, the memory peak."""
 
 from __future__ import annotations
 

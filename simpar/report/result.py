@@ -264,7 +264,7 @@ class Cooperation(_Part):
 
 
 class Why(_Part):
-    """The explanation: what binds, what to try, seconds of each kind of op on the critical path.
+    """The explanation: limiting factors (``binds``), what to try, seconds of each kind of op on the critical path.
 
     ``trials`` are neighbouring layouts, best first, where they were simulated (:mod:`simpar.neighbours`). ``waiting``
     says for whom the critical rank waits, longest first, and sums to that part of the step; ``slow_ranks`` what the

@@ -1,4 +1,4 @@
-"""The report for people: a headline, where time and memory go, what binds. Three significant digits.
+"""The report for people: a headline, where time and memory go, limiting factors. Three significant digits.
 
 Tables have lines and bars only on a terminal; piped output is plain text. NO_COLOR is honoured by rich.
 """
@@ -101,7 +101,7 @@ def print_report(result: Result, console: Console) -> None:
             continue
         console.print(f"\n{title}", style="bold")
         console.print(table)
-    for title, lines in (("What binds", result.why.binds), ("What to try", result.why.hints)):
+    for title, lines in (("Limiting factors", result.why.binds), ("What to try", result.why.hints)):
         if lines:
             console.print(f"\n{title}", style="bold")
         for line in lines:

@@ -189,7 +189,7 @@ def test_one_run_writes_every_output(tmp_path, capsys):
     names = {"--json": "r.json", "--trace": "t.json", "--timeline": "t.svg", "--memory-plot": "m.html"}
     wanted = [word for flag, name in names.items() for word in (flag, str(tmp_path / name))]
     assert cli.run(["simulate", *SMALL, *wanted]) == 0
-    assert "What binds" in capsys.readouterr().out
+    assert "Limiting factors" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names.values())
     assert "traceEvents" in json.loads((tmp_path / "t.json").read_text())
 

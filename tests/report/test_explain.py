@@ -1,4 +1,4 @@
-"""What binds: the critical path and the sentences made of numbers."""
+"""Limiting factors: the critical path and the sentences made of numbers."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The answer in words: why the winner wins, what binds it, and what others lose by, in seconds."""
+"""The answer in words: why the winner wins, its limiting factors, and by what others are slower."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ def why_it_wins(result: Result, others: Sequence[Result]) -> tuple[str, ...]:
     said = list(result.why.binds)
     if others:
         lost = format_seconds(others[0].step_time_s - result.step_time_s)
-        said.append(f"the runner-up loses {lost}: {_differences(others[0], result)}")
+        said.append(f"the runner-up is slower by {lost}: {_differences(others[0], result)}")
     return tuple(said)
 
 
 def why_it_loses(result: Result, best: Result) -> tuple[str, ...]:
-    """Sentences about another plan: how many seconds it loses to the best, and by what."""
+    """Sentences about another plan: how many seconds it is slower than the best, and by what."""
     lost = result.step_time_s - best.step_time_s
     if lost <= 0:
         return ("as fast as the best",)
-    return (f"loses {format_seconds(lost)} ({lost / best.step_time_s:.1%}): {_differences(result, best)}",)
+    return (
+        f"slower by {format_seconds(lost)} ({lost / best.step_time_s:.1%}): {_differences(result, best)}",
+    )
 
 
 def _differences(slower: Result, best: Result) -> str:

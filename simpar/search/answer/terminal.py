@@ -157,7 +157,7 @@ def _candidates(found: SearchResult, console: Console) -> Table:
 
     extra = EXTRA.get(found.objective, {})
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
-    for name in ("", "step", "loses", "MFU", "GiB", *extra):
+    for name in ("", "step", "slower by", "MFU", "GiB", *extra):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("plan", justify="left")
     best = found.best

@@ -104,7 +104,7 @@ def test_what_is_not_simulated_says_what_was_in_the_way(monkeypatch):
 
     free = said(Constraints(fixed=fixed))
     assert not any("not simulated" in words for words in free.values())
-    name = next(name for name, words in free.items() if words.startswith("loses"))
+    name = next(name for name, words in free.items() if words.startswith("slower by"))
     used_up = said(Constraints(fixed=fixed), ops_left=3)
     assert used_up[name] == (
         "not simulated: more than the 3 ops that are left of those simulated for this list"
