@@ -135,7 +135,7 @@ class _Sizes:
     def _tensor(self, key: str, op: Operator | None, what: str) -> Numbers:
         if op is not None and what in ("mask", "stats", "lse"):
             return self._own(op, what)
-        if op is not None and any(key in loss.inputs for loss in self._losses):
+        if op is not None and any(key in loss.inputs for loss in self._all("loss")):
             return 0.0  # logits are the loss's, with its own width
         size = self._residual(key, op) if op is None or op.region == "sequence" else self._output(op)
         return size * self._as_kept(key)
@@ -181,13 +181,12 @@ class _Sizes:
         width = _FLOAT if op.kind == "router" else self.width  # logits of experts stay in fp32
         return evaluate(op.rows, local) * evaluate(op.columns, local) * width
 
-    @property
-    def _losses(self) -> list[Operator]:
-        return [op for op in self.block.operators if op.kind == "loss"]
+    def _all(self, kind: str) -> list[Operator]:
+        return [op for op in self.block.operators if op.kind == kind]
 
     def _loss_bytes(self) -> list[tuple[Numbers, Numbers]]:
         """(saved, peak) bytes of the logits of every loss."""
-        sizes = ((op.rows, op.columns) for op in self._losses)
+        sizes = ((op.rows, op.columns) for op in self._all("loss"))
         logits = (
             evaluate(rows, self.dims.tensor) * evaluate(columns, self.dims.tensor) for rows, columns in sizes
         )
@@ -201,24 +200,20 @@ class _Sizes:
         scores = local["batch"] * local["heads"] * local["seq"]
         each = (
             local[op.attention.context] * (2 * self.width + 1.0 if op.attention.dropout else self.width)
-            for op in self._attentions
+            for op in self._all("attention")
             if op.attention
         )
         return sum(scores * size for size in each)
-
-    @property
-    def _attentions(self) -> list[Operator]:
-        return [op for op in self.block.operators if op.kind == "attention"]
 
     def _core_attention(self) -> Numbers:
         """What recomputing core attention drops: the scores, or the statistics of flash attention."""
         if self.stack.fusion.attention == "unfused":
             return self._scores()
-        return sum(self._own(op, "lse") for op in self._attentions)
+        return sum(self._own(op, "lse") for op in self._all("attention"))
 
     def _chosen(self) -> Numbers:
         """Input, attention output and every other product, counting query, key and value, gate and up apart."""
-        if not self._attentions:
+        if not self._all("attention"):
             return self._saved()
         kept, count = self.boundary, 0
         for op in self.block.operators:
@@ -243,7 +238,7 @@ class _Sizes:
 
     def _habits(self) -> Numbers:
         """Bytes that a stack keeps beyond the mathematics of a transformer layer."""
-        if not self._attentions:
+        if not self._all("attention"):
             return 0.0
         tensor, sequence, habits = self.dims.tensor, self.dims.sequence, self.stack.memory
         rows, tokens = sequence["batch"] * sequence["seq"], tensor["batch"] * tensor["seq"]

@@ -58,7 +58,7 @@ def _at_scale(
 ) -> Cluster:
     """The cluster with what it lacks lost on the way between many nodes: two find each other as the profile says."""
     found = _matched(node, whole, domains, _SCALE)
-    if whole and found.state["nic_scale_loss"] == 0.0:
+    if found.state["nic_scale_loss"] == 0.0:
         found = _matched(found, whole, domains, _NICS)
     gather = {op: value for op, value in whole.items() if op == "all_gather"}
     if "all_reduce" not in whole or not gather:

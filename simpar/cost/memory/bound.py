@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +26,7 @@ from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
 from simpar.plan.sharding import RankDims
 from simpar.plan.sync import apart
+from simpar.units import Numbers
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -37,7 +37,7 @@ SLACK = 2.0**-30
 """Relative; sizes of the Program are rounded to whole bytes one by one."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Flight:
     """What pipeline ranks of layouts hold and have in flight at their moments, arrays [..., places, layouts].
 
@@ -59,50 +59,38 @@ class Flight:
     neighbours: Flags
     splits: Flags
 
-    @staticmethod
-    def empty(places: int, layouts: int, kinds: tuple[Kind, ...]) -> Flight:
-        """Columns to be filled."""
-        rank = np.zeros((places, layouts), dtype=np.int64)
-        pair, counts = (np.zeros((count, places, layouts), dtype=np.int64) for count in (2, len(kinds)))
-        sizes = (rank, counts, counts.copy(), rank.copy(), pair, pair.copy(), np.full_like(pair, NONE))
-        return Flight(kinds, *sizes, *(np.zeros_like(each, dtype=bool) for each in (pair, rank, rank)))
-
     def where(self, which: Ints) -> Flight:
         """Some of the layouts."""
         arrays = (getattr(self, each.name) for each in fields(self)[1:])
         return Flight(self.kinds, *(array[..., which] for array in arrays))
 
-    def fill(
-        self,
-        mine: Ints,
-        pipe: tuple[str, Sequence[int], int, int],
-        microbatches: Ints,
-        layers: tuple[Ints, Ints],
-    ) -> None:
-        """Set layouts ``mine`` of one (schedule, rank by place, ranks, chunks).
 
-        ``layers`` are numbers of their kinds, and bounds of virtual stages among them.
-        """
-        schedule, places, ranks, chunks = pipe
-        codes, bounds = layers
-        before = np.array([np.cumsum(codes == kind) for kind in range(len(self.kinds))])
-        before = np.concatenate([np.zeros((len(self.kinds), 1), dtype=np.int64), before], axis=1)
-        for place, rank in enumerate(places):
-            stages = np.array(stages_of(schedule, rank, ranks, chunks))
-            begin, end, last = bounds[stages], bounds[stages + 1], stages == len(bounds) - 2
-            at = moment(schedule, rank, ranks, microbatches, chunks)
-            table = before[:, end] - before[:, begin]  # [kinds, chunks]
-            self.rank[place, mine], self.deepest[place, mine] = rank, at.flying.max(axis=1)
-            self.counts[:, place, mine] = table.sum(axis=1)[:, None]
-            self.flying[:, place, mine] = table @ at.flying.T
-            for columns, here in ((self.embeddings, stages == 0), (self.heads, last)):
-                columns[0, place, mine], columns[1, place, mine] = here.any(), at.flying @ here
-            final = np.where(end > begin, codes[end - 1], NONE)
-            for side, chunk in enumerate((at.forward, np.array([at.backward]))):
-                self.last[side, place, mine] = np.where(chunk >= 0, final[chunk], NONE)
-                self.ends[side, place, mine] = (chunk >= 0) & last[chunk]
-            self.neighbours[place, mine] = (end - begin)[at.backward] > 1
-            self.splits[place, mine] = at.splits
+def _in_flight(
+    pipe: tuple[str, int, int], rank: int, microbatches: Ints, layers: tuple[Ints, Ints, Ints]
+) -> tuple[Ints | Flags, ...]:
+    """Columns of a :class:`Flight`, in its order, of one rank of a (schedule, ranks, chunks): [..., layouts].
+
+    ``layers`` are numbers of their kinds, how many of each kind [kinds, layers + 1] come before one, and bounds of
+    virtual stages among them.
+    """
+    (schedule, ranks, chunks), (codes, before, bounds) = pipe, layers
+    at, number = moment(schedule, rank, ranks, microbatches, chunks), len(microbatches)
+    stages = np.array(stages_of(schedule, rank, ranks, chunks))
+    begin, end, last = bounds[stages], bounds[stages + 1], stages == len(bounds) - 2
+    held = before[:, end] - before[:, begin]  # [kinds, chunks]
+    final = np.where(end > begin, codes[end - 1], NONE)
+    sides = np.array([at.forward, np.full(number, at.backward)])
+    return (
+        np.full(number, rank),
+        np.repeat(held.sum(axis=1)[:, None], number, axis=1),
+        held @ at.flying.T,
+        at.flying.max(axis=1),
+        *(np.array([np.full(number, here.any()), at.flying @ here]) for here in (stages == 0, last)),
+        np.where(sides >= 0, final[sides], NONE),
+        (sides >= 0) & last[sides],
+        np.full(number, (end - begin)[at.backward] > 1),
+        np.full(number, at.splits),
+    )
 
 
 def flights(
@@ -123,21 +111,28 @@ def flights(
     kinds = [(name, of_layer(recompute, layer)) for layer, name in enumerate(graph.layers)]
     distinct = tuple(dict.fromkeys(kinds))
     codes = np.array([distinct.index(kind) for kind in kinds], dtype=np.int64)
-    found = Flight.empty(len(places), len(pp), distinct)
+    before = np.cumsum([[0, *(codes == kind)] for kind in range(len(distinct))], axis=1)
     names, number = schedules
+    parts = list[tuple[Ints | Flags, ...]]()
     shapes, which = np.unique(np.stack([number, pp, vpp]), axis=1, return_inverse=True)
     order = np.argsort(which.ravel(), kind="stable")
     cuts = np.cumsum(np.bincount(which.ravel(), minlength=shapes.shape[1]))[:-1]
     for (name, ranks, chunks), mine in zip(shapes.T.tolist(), np.split(order, cuts), strict=True):
         bounds = np.cumsum([0, *layers_of[ranks, chunks]])
         at = [min(p, ranks - 1) if isinstance(p, int) else round(p * (ranks - 1)) for p in places]
-        found.fill(mine, (names[name], at, ranks, chunks), microbatches[mine], (codes, bounds))
-    return found
+        pipe, layers = (names[name], ranks, chunks), (codes, before, bounds)
+        parts.extend(_in_flight(pipe, rank, microbatches[mine], layers) for rank in at)
+    back, count = np.argsort(order), len(places)
+    columns = (
+        np.stack([np.concatenate(each[place::count], axis=-1) for place in range(count)], axis=-2)
+        for each in zip(*parts, strict=True)
+    )
+    return Flight(distinct, *(column[..., back] for column in columns))
 
 
 def held_of(graph: ModelGraph, flight: Flight) -> Held:
     """The blocks that the ranks of a flight hold."""
-    layers: dict[str, Any] = {}
+    layers: dict[str, Numbers] = {}
     for (name, _), count in zip(flight.kinds, flight.counts, strict=True):
         layers[name] = layers.get(name, 0) + count
     blocks = [(graph.blocks[name], count) for name, count in layers.items()]
@@ -198,7 +193,7 @@ def least_moving_bytes(
     plan, stack = habits
     away = plan.offload.offload_activations
 
-    def counted(size: Any) -> Any:
+    def counted(size: Numbers) -> Numbers:
         return np.asarray(size, dtype=np.float64)[expand] if np.ndim(size) else float(size)
 
     def sized(block: Block, recompute: str) -> BlockActivations:

@@ -6,7 +6,6 @@ Every function takes one plan, or arrays of the columns that it names.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from simpar.cost.optimizers import moment_bytes
 from simpar.cost.stack import Stack
 from simpar.plan.plan import Plan
-from simpar.units import DTYPE_BYTES
+from simpar.units import DTYPE_BYTES, Numbers
 
 Flags = NDArray[np.bool_]
 
@@ -51,12 +50,12 @@ def parameter_widths(plan: Plan, stack: Stack) -> Widths:
     return Widths(stored, gradient, compute, master + outer, moment_bytes(numerics) if here else 0.0)
 
 
-def once_a_step(plan: Plan, stack: Stack, pp: Any) -> Flags:
+def once_a_step(plan: Plan, stack: Stack, pp: Numbers) -> Flags:
     """Whether FSDP gathers parameters and reduces whole gradients once a step; bool, or an array like ``pp``."""
     return (plan.data_parallel.kind == "fsdp" and stack.overlap.once_in_pipelines) & (np.asarray(pp) > 1)
 
 
-def keeps_parameters(plan: Plan, stack: Stack, pp: Any, zero: Any) -> Flags:
+def keeps_parameters(plan: Plan, stack: Stack, pp: Numbers, zero: Numbers) -> Flags:
     """Whether sharded parameters stay gathered from the first forward to the last backward; bool, or an array."""
     data = plan.data_parallel
     stays = data.zero == 3 and data.reshard_after_forward is False
@@ -64,7 +63,7 @@ def keeps_parameters(plan: Plan, stack: Stack, pp: Any, zero: Any) -> Flags:
     return np.asarray((data.kind == "fsdp") & ((np.asarray(zero) == 2) | third))
 
 
-def kept_gradients(plan: Plan, zero: Any, width: Any) -> Any:
+def kept_gradients(plan: Plan, zero: Numbers, width: Numbers) -> Numbers:
     """Share of the gradients that has a place of its own on the device; ``width`` ranks share them.
 
     What is offloaded leaves as it is made where it is asked to, and unasked where no other pass adds to it.
