@@ -1,21 +1,22 @@
-"""Rank classes of a plan: templates and ordered actions of each, what they wait for, and the step's tail."""
+"""Rank classes of a plan: who may be alike, templates and ordered actions, what they wait for, and the step's tail."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.hardware.cluster import Cluster
 from simpar.plan.mirrored import MirroredMesh
+from simpar.plan.plan import Plan
 from simpar.plan.routing import has_sampled_loads, sampled_loads
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, CollectiveUse
 from simpar.program.blocks.rank_view import ANY, Job
-from simpar.program.colours import pipeline_ranks
 from simpar.program.emission.emit import ClassActions
 from simpar.program.emission.microbatches import MIDDLE, middle
 from simpar.program.emission.shared_cores import are_shared
@@ -37,6 +38,35 @@ from simpar.program.structure.template_cache import Family, followed
 from simpar.program.structure.templates import REDUCE, Node, Template
 
 Ints = NDArray[np.int64]
+
+
+def pipeline_ranks(plan: Plan, ranks: Ints) -> Ints:
+    """The pipeline rank that each rank belongs to, int64 like ``ranks``."""
+    if not plan.pipeline.stages:
+        return plan.mesh.coordinates(ranks)["pp"].astype(np.int64)
+    starts = np.array([stage.first_device for stage in plan.pipeline.stages])
+    order = np.argsort(starts)
+    return order[np.searchsorted(starts[order], ranks, side="right") - 1].astype(np.int64)
+
+
+def rank_colours(plan: Plan, cluster: Cluster, perturbation: Perturbation, *, uneven_context: bool) -> Ints:
+    """Ranks start equal when they run the same work at the same speed; unfolded, every rank is its own."""
+    mesh, world = plan.mesh, np.arange(cluster.world_size)
+    colour, colours = pipeline_ranks(plan, world), mesh.pp
+    if uneven_context:
+        colour, colours = colour + colours * mesh.coordinates(world)["cp"], colours * mesh.cp
+    if has_sampled_loads(plan):
+        colour, colours = colour + colours * mesh.expert_coordinate(world), colours * mesh.ep
+    if plan.data_parallel.kind == "single_process":
+        colour[0] = world.size  # the device that everything passes through
+    if len(cluster.devices) > 1:
+        colour, colours = colour + colours * cluster.device_of(world), colours * len(cluster.devices)
+    if not perturbation.fold:
+        return world
+    factors = sorted(set(perturbation.slow_ranks.values()))
+    for rank, factor in perturbation.slow_ranks.items():
+        colour[rank] += colours * (1 + factors.index(factor))
+    return colour
 
 
 @dataclass(frozen=True)
@@ -64,7 +94,8 @@ class ClassMaker:
 
     ``builders`` are those of the pipeline ranks: of a uniform plan the same for all, else of stages with meshes of
     their own, which ``boundaries`` join. ``middle_count`` microbatches are one op behind the first
-    (:mod:`simpar.program.emission.microbatches`).
+    (:mod:`simpar.program.emission.microbatches`). What was made is kept: families of templates by builder, slowdown and
+    whether they go step by step; builders by stage, context and expert coordinates and devices that ranks differ in.
     """
 
     job: Job
@@ -75,28 +106,20 @@ class ClassMaker:
     boundaries: Boundaries | None = None
     collapse: bool = True
     middle_count: int = 0
+    _families: dict[tuple[int, float, bool], list[Family]] = field(init=False, default_factory=dict)
+    _builders: dict[tuple[int, int, int, int], ActionBuilder] = field(init=False, default_factory=dict)
+    _orders: dict[int, _Order] = field(init=False, default_factory=dict)
+    _known: dict[tuple[int, ...], Any] = field(init=False, default_factory=dict)
 
     def passes(self, class_id: int) -> Mapping[tuple[str, bool], Template]:
         """Templates of the first stage by letter and whether it is the boundary microbatch, blocks as single ops."""
-        found: Mapping[tuple[str, bool], Template] = self._builder(class_id).templates(
-            0, self._pricing(class_id)
-        )
-        return found
-
-    @cached_property
-    def _families(self) -> dict[tuple[int, float, bool], list[Family]]:
-        """Families by builder, slowdown and whether templates go step by step."""
-        return {}
-
-    @cached_property
-    def _builders(self) -> dict[tuple[int, int, int, int], ActionBuilder]:
-        """Builders by stage, context and expert coordinates and devices that ranks differ in, made when asked for."""
-        return {}
+        return self._builder(class_id).templates(0, self._pricing(class_id))
 
     def _builder(self, class_id: int) -> ActionBuilder:
         """What builds the templates of a class."""
         shared, plan = self.builders[int(self.stage_of_class[class_id])], self.job.plan
-        rank, device = self.network.layout.representative_rank[class_id], self.device_of_class(class_id)
+        rank = self.network.layout.representative_rank[class_id]
+        device = int(self.network.cluster.device_of(rank))
         context = expert = ANY
         if isinstance(shared, StageBuilder) and shared.view.uneven_context:
             context = int(plan.mesh.coordinates(rank)["cp"])
@@ -115,10 +138,6 @@ class ClassMaker:
                 own = own.of_view(view)
             self._builders[key] = own
         return self._builders[key]
-
-    def device_of_class(self, class_id: int) -> int:
-        """Index of the device of a class among those of the cluster."""
-        return int(self.network.cluster.device_of(self.network.layout.representative_rank[class_id]))
 
     @cached_property
     def stage_of_class(self) -> Ints:
@@ -141,10 +160,6 @@ class ClassMaker:
             templates += tuple(self._join_pairs(class_id, order.keys, pairs, (alone, index, *sources)))
             first_layer = np.where(index < alone, first_layer, 0)  # pairs name layers of two stages
         return ClassActions(templates, index, microbatch, order.stage, *sources, first_layer)
-
-    @cached_property
-    def _orders(self) -> dict[int, _Order]:
-        return {}
 
     def _order(self, rank: int) -> _Order:
         """What every class of a pipeline rank does in turn."""
@@ -180,19 +195,15 @@ class ClassMaker:
         mine = [[order.keys[at] for at in np.flatnonzero(slices == each)] for each in range(len(makers))]
         found = [maker._templates(class_id, keys) for maker, keys in zip(makers, mine, strict=True)]
         known = tuple(id(each) for each in (order, tail, *(templates for templates, _ in found)))
-        if known not in self._known_orders:
+        if known not in self._known:  # classes that run the same share what they are made of
             starts = np.cumsum([0, *(len(templates) for templates, _ in found)]).tolist()
             index = [
                 starts[at] + found[at][1][key] for at, key in zip(slices.tolist(), order.keys, strict=True)
             ]
             every = (*(template for templates, _ in found for template in templates), tail)
-            self._known_orders[known] = every, np.array([*index, starts[-1]])
-        return self._known_orders[known]
-
-    @cached_property
-    def _known_orders(self) -> dict[tuple[int, ...], tuple[tuple[Template, ...], Ints]]:
-        """Templates and indices by what they are made of, so that classes that run the same share them."""
-        return {}
+            self._known[known] = every, np.array([*index, starts[-1]])
+        found_order: tuple[tuple[Template, ...], Ints] = self._known[known]
+        return found_order
 
     @cached_property
     def _slice_makers(self) -> tuple[ClassMaker, ...]:
@@ -261,7 +272,7 @@ class ClassMaker:
             family.prepare(needed)
             if family.suits(partial(self.network.solo_ns, class_id)):
                 return family
-        families.append(Family.of(builder, pricing, long=long))
+        families.append(Family(builder, pricing, long))
         families[-1].prepare(needed)
         return families[-1]
 
@@ -272,18 +283,16 @@ class ClassMaker:
         templates: list[Template] = []
         index: dict[Key, int] = {}
         made: dict[tuple[Any, ...], int] = {}
+        builder, alike = self.builders[0], family.builder.alike
         for key in dict.fromkeys(keys):
             letter, stage, boundary = key
-            around = self._gathers(letter, stage), self._sends(letter, stage)
-            kind = letter, family.builder.alike[stage], boundary, *around
+            kind = (letter, alike[stage], boundary), self._gathers(letter, stage), self._sends(letter, stage)
             if kind not in made:
                 made[kind] = len(templates)
-                template = family.template(kind[:3], *around)
-                if family.builder.sync.single_process:
-                    assert isinstance(self.builders[0], StageBuilder), "one process has one layout"
-                    template = OneProcess(self.builders[0], root, family.pricing.slowdown).wrap(
-                        letter, template
-                    )
+                template = family.template(*kind)
+                if builder.sync.single_process:
+                    assert isinstance(builder, StageBuilder), "one process has one layout"
+                    template = OneProcess(builder, root, family.pricing.slowdown).wrap(letter, template)
                 templates.append(template)
             index[key] = made[kind]
         return templates, index
@@ -291,8 +300,8 @@ class ClassMaker:
     def _pricing(self, class_id: int) -> Pricing:
         rank = int(self.network.layout.representative_rank[class_id])
         return Pricing(
-            price=lambda use: self.network.solo_ns(class_id, use),
-            occupied=lambda use: self.network.occupied_ns(class_id, use),
+            solo=partial(self.network.solo_ns, class_id),
+            occupied=partial(self.network.occupied_ns, class_id),
             slowdown=self.perturbation.slow_ranks.get(rank, 1.0),
             comm_slowdown=self.job.stack.overlap.compute_slowdown_while_comm,
         )
@@ -348,26 +357,23 @@ class ClassMaker:
         here = stage != target and ranks[stage] == ranks[target]
         return here and isinstance(self.job.plan.mesh, MirroredMesh)
 
-    @cached_property
-    def _tails(self) -> dict[tuple[int, int, bool, bool], Template]:
-        return {}
-
     def _tail(self, class_id: int) -> Template:
         builder, stage = self._builder(class_id), int(self.stage_of_class[class_id])
         root, kinds = bool(self.network.layout.class_of_rank[0] == class_id), self.network.layout.group_class
         tied = EMBEDDING_GROUP in kinds and bool(kinds[EMBEDDING_GROUP][class_id] >= 0)
         tied = tied and not builder.job.graph.embedding.still
         key = id(builder), stage, root, tied
-        if key not in self._tails:
-            sums, matrices = (self._embedding_sync(),) if tied else (), builder.matrices(stage)
-            nodes = builder.sync.tail(builder.held_parameters(stage), root=root, sums=sums, matrices=matrices)
-            self._tails[key] = Template(nodes, len(nodes) - 1)
-        return self._tails[key]
-
-    def _embedding_sync(self) -> Node:
-        elements = max(self.builders[at].table_elements for at in (0, -1))
-        use = embedding_sum(elements, self.builders[0].sync)
-        return Node(kind="pp", name="all_reduce tied embedding", streams=(COMPUTE, REDUCE), collective=use)
+        if key not in self._known:
+            sums: tuple[Node, ...] = ()
+            if tied:
+                elements = max(self.builders[at].table_elements for at in (0, -1))
+                use = embedding_sum(elements, self.builders[0].sync)
+                sums = (Node("pp", "all_reduce tied embedding", (COMPUTE, REDUCE), collective=use),)
+            held, matrices = builder.held_parameters(stage), builder.matrices(stage)
+            nodes = builder.sync.tail(held, root=root, sums=sums, matrices=matrices)
+            self._known[key] = Template(nodes, len(nodes) - 1)
+        tail: Template = self._known[key]
+        return tail
 
     def _sources(self, class_id: int, order: _Order) -> tuple[Ints, Ints]:
         """Classes and actions that arrivals wait for (-1: none); the last column is free for a pair's other pass."""

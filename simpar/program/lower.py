@@ -12,8 +12,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.blocks.phases import COMPUTE, CONTEXT, EXPERT, TENSOR
 from simpar.program.blocks.rank_view import Job, RankView
-from simpar.program.class_maker import ClassMaker
-from simpar.program.colours import rank_colours
+from simpar.program.class_maker import ClassMaker, rank_colours
 from simpar.program.emission.collective_prices import Added
 from simpar.program.emission.emit import ClassActions, Emitter, Slots
 from simpar.program.emission.microbatches import with_middle

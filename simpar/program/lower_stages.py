@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import lcm, prod
 
 import numpy as np
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from simpar.cost.stack import under
 from simpar.hardware.cluster import Cluster
 from simpar.models.flops import shape_dims
+from simpar.models.graph import Block
 from simpar.plan.mesh import Mesh
 from simpar.plan.placement import SHARDED, States, sharding
 from simpar.plan.schedules import make_schedule
@@ -59,14 +61,9 @@ def _alone(mesh: Mesh) -> Mesh:
     return mesh.model_copy(update={"pp": 1})
 
 
-def devices_of(stage: StagePlan) -> Ints:
-    """Ranks of a stage as its logical mesh: int64[mesh]."""
-    return (stage.first_device + np.arange(stage.num_devices)).reshape(stage.mesh)
-
-
 def axis_groups(stage: StagePlan, axes: tuple[int, ...]) -> Ints:
     """Process groups along some axes of a stage: int64[num_groups, group_size]."""
-    ranks = devices_of(stage)
+    ranks = (stage.first_device + np.arange(stage.num_devices)).reshape(stage.mesh)
     others = [axis for axis in range(ranks.ndim) if axis not in axes]
     size = int(np.prod([stage.mesh[axis] for axis in axes]))
     return np.ascontiguousarray(np.transpose(ranks, [*others, *axes]).reshape(-1, size))
@@ -144,24 +141,23 @@ class Boundaries:
         """The stages of the plan."""
         return self.job.plan.pipeline.stages or ()
 
+    @cached_property
+    def _blocks(self) -> tuple[tuple[Block, ...], ...]:
+        return stage_blocks(self.stages, self.job.graph)
+
     def _states(self, stage: int, target: int) -> tuple[States, States]:
         """States of the tensor that one stage hands to another: on the sender, and on the receiver."""
-        last, first = self._blocks(min(stage, target))
-        lower, upper = (
-            self._stream(min(stage, target), last, "output"),
-            self._stream(max(stage, target), first, "input"),
+        lower, upper = sorted((stage, target))
+        found = (
+            self._stream(lower, self._blocks[lower][-1], "output"),
+            self._stream(upper, self._blocks[upper][0], "input"),
         )
-        return (lower, upper) if stage < target else (upper, lower)
+        return found if stage < target else found[::-1]
 
-    def _blocks(self, lower: int) -> tuple[str, str]:
-        """Names of the blocks on both sides of a boundary."""
-        blocks = stage_blocks(self.stages, self.job.graph)
-        return blocks[lower][-1].name, blocks[lower + 1][0].name
-
-    def _stream(self, stage: int, block: str, end: str) -> States:
+    def _stream(self, stage: int, block: Block, end: str) -> States:
         own, tensor = self.stages[stage], self.builders[stage].job.plan.tensor_parallel
         if own.sharding:
-            return own.sharding[block].stream(end)
+            return own.sharding[block.name].stream(end)
         return ("B", "S" if tensor.sequence_parallel else "R")[: len(own.mesh)]
 
     def _is_even(self, stage: int, target: int) -> bool:
@@ -171,7 +167,7 @@ class Boundaries:
 
     def _whole_bytes(self, lower: int) -> float:
         """Bytes of the whole tensor behind a stage, of one microbatch."""
-        job, block = self.job, stage_blocks(self.stages, self.job.graph)[lower][-1]
+        job, block = self.job, self._blocks[lower][-1]
         shape = shape_dims(job.graph, job.training.seq_len, batch=job.plan.micro_batch)
         width = DTYPE_BYTES[handed_dtype(job.plan.numerics.precision)]
         return float(block.output_elements(block.view(shape))) * width

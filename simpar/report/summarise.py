@@ -18,8 +18,7 @@ from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.plan.mirrored import unfolded
 from simpar.plan.plan import Plan
 from simpar.program.blocks.rank_view import Job
-from simpar.program.footprint import Footprint, footprints
-from simpar.program.host_memory import HostUse, host_use
+from simpar.program.footprint import Footprint, HostUse, footprints, host_use
 from simpar.program.ir.program import MEMORY_CATEGORIES, Label, Timing
 from simpar.program.lower import Lowered
 from simpar.program.perturbation import Perturbation

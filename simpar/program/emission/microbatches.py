@@ -39,9 +39,8 @@ class Repeated(Node):
 def with_middle(maker: ClassMaker) -> ClassMaker:
     """The maker with all microbatches between the first and the last as one op where that is exact, else as it is."""
     job, count = maker.job, maker.schedule.num_microbatches
-    jitters = maker.perturbation.jitter_sigma > 0 and not apart(
-        job.plan
-    )  # every pass has a factor of its own
+    # under jitter every pass has a factor of its own
+    jitters = maker.perturbation.jitter_sigma > 0 and not apart(job.plan)
     if count <= max(MOST_APART, 3) or not maker.collapse or jitters or not _alternates(maker.schedule):
         return maker
     one_process = job.plan.data_parallel.kind == "single_process"
@@ -51,7 +50,9 @@ def with_middle(maker: ClassMaker) -> ClassMaker:
         quiet = maker.collapsible(class_id) or _is_alone(maker, class_id)
         if not quiet or middle(maker.passes(class_id), count - 2) is None:
             return maker
-    return replace(maker, schedule=_shortened(maker.schedule), middle_count=count - 2)
+    # the first and the last microbatch with one forward between them in place of all others
+    shortened = columns([F, B, F, F, B], 0, [0, 0, 1, count - 1, count - 1])
+    return replace(maker, schedule=replace(maker.schedule, ranks=(shortened,)), middle_count=count - 2)
 
 
 def _is_alone(maker: ClassMaker, class_id: int) -> bool:
@@ -77,13 +78,6 @@ def _alternates(schedule: Schedule) -> bool:
         and bool((actions.code == np.tile([F, B], count)).all())
         and bool((actions.microbatch == np.repeat(np.arange(count), 2)).all())
     )
-
-
-def _shortened(schedule: Schedule) -> Schedule:
-    """The first and the last microbatch with one forward between them in place of all others."""
-    last = schedule.num_microbatches - 1
-    actions = columns([F, B, F, F, B], 0, [0, 0, 1, last, last])
-    return replace(schedule, ranks=(actions,))
 
 
 def middle(templates: Mapping[tuple[str, bool], Template], count: int) -> Template | None:

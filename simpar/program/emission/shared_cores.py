@@ -72,20 +72,17 @@ def _cores_taken(
     np.add.at(present, (layout.class_of_rank, node), 1.0)
     collective = slots.group >= 0
     each = np.where(collective, cluster.profile.host.collective_load, 0.0)
-    each[_on_compute(program)[op_of_slot] & ~collective] = 1.0
+    compute, kernels = (
+        np.array([name == COMPUTE for name in program.stream_names]),
+        np.zeros(len(program), bool),
+    )
+    kernels[program.streams.item[compute[program.streams.owners()]]] = True
+    each[kernels[op_of_slot] & ~collective] = 1.0
     taken = np.zeros((len(program), cluster.nodes))
     np.add.at(taken, op_of_slot, each[:, None] * present[slots.class_id])
     most = np.full(len(program), np.inf)
     most[op_of_slot[collective]] = cluster.profile.host.compute_capacity
     return np.asarray(np.minimum(taken, most[:, None]))
-
-
-def _on_compute(program: Program) -> NDArray[np.bool_]:
-    """Which ops sit on a compute stream."""
-    compute = np.array([name == COMPUTE for name in program.stream_names])
-    found = np.zeros(len(program), dtype=bool)
-    found[program.streams.item[compute[program.streams.owners()]]] = True
-    return found
 
 
 def _over_cores(

@@ -33,17 +33,10 @@ from simpar.program.emission.collective_prices import (
 )
 from simpar.program.fold.group_routes import GroupKind
 from simpar.program.fold.layout import Layout, build_layout
-from simpar.program.ir.program import Csr, Routes, solo_duration_ns
+from simpar.program.ir.flow import solo_duration_ns
+from simpar.program.ir.program import Csr, Routes
 from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
-from simpar.program.structure.templates import (
-    DRIVE_IN,
-    DRIVE_OUT,
-    GATHER,
-    HOST_IN,
-    HOST_OUT,
-    HOST_UPDATE,
-    REDUCE,
-)
+from simpar.program.structure.templates import DRIVE_IN, DRIVE_OUT, GATHER, HOST_OPS, REDUCE
 from simpar.units import US, Numbers, floats
 
 Ints = NDArray[np.int64]
@@ -117,13 +110,10 @@ def _ways(schedule: Schedule) -> dict[int, set[str]]:
 def _host_kinds(sync: Synchronisation) -> list[GroupKind]:
     """Every rank with its host, by direction; with the host's drives only where a plan uses them."""
     alone, offload = np.arange(sync.job.plan.mesh.world_size)[:, None], sync.job.plan.offload
-    ops = {
-        HOST_OUT: "to_host", HOST_IN: "to_device", HOST_UPDATE: "host_update", DRIVE_IN: "from_nvme",
-        DRIVE_OUT: "to_nvme",
-    }  # fmt: skip
-    if "nvme" not in (offload.offload_optimizer, offload.offload_parameters):
-        del ops[DRIVE_IN], ops[DRIVE_OUT]
-    return [GroupKind(name, alone, (op,)) for name, op in ops.items() if name in sync.host_streams]
+    drives = "nvme" in (offload.offload_optimizer, offload.offload_parameters)
+    unused = () if drives else (DRIVE_IN, DRIVE_OUT)
+    named = {name: op for name, op in HOST_OPS.items() if name in sync.host_streams and name not in unused}
+    return [GroupKind(name, alone, (op,)) for name, op in named.items()]
 
 
 def block_groups(view: RankView) -> list[GroupKind]:
@@ -132,12 +122,8 @@ def block_groups(view: RankView) -> list[GroupKind]:
     Tensor-parallel ranks; rings (or ranks that keys are gathered from), and within them groups of neighbours that
     exchange heads; ranks that tokens travel between, and ranks that share an expert.
     """
-    mesh, heads, sums = (
-        view.job.plan.mesh,
-        view.job.plan.ulysses,
-        ("all_gather", "reduce_scatter", "all_reduce"),
-    )
-    kinds: list[GroupKind] = []
+    mesh, heads = view.job.plan.mesh, view.job.plan.ulysses
+    sums, kinds = ("all_gather", "reduce_scatter", "all_reduce"), list[GroupKind]()
     if (grid := grid_of(view.job.plan)) is not None:
         kinds += grid_kinds(grid, mesh.groups("tp"))
     elif mesh.tp > 1:

@@ -143,19 +143,12 @@ class Fabric:
         return links
 
 
-@dataclass(frozen=True)
-class OrbitLoads:
-    """Loads of places on one link of each orbit; ``num_links`` of the group's links are in that orbit."""
+def orbit_loads(placed: Placed, symmetry: Symmetry, fabric: Fabric) -> tuple[Ints, ...] | None:
+    """Loads of places on one link of each orbit, or None where the links of an orbit are not loaded alike.
 
-    row: Ints
-    block: Ints
-    owner: Ints
-    label: Ints
-    num_links: Ints
-
-
-def orbit_loads(placed: Placed, symmetry: Symmetry, fabric: Fabric) -> OrbitLoads | None:
-    """Loads by orbit of links, or None where the links of an orbit are not loaded alike."""
+    Columns are the place, block and owner of the link, row of the loads, and how many of the group's links are in that
+    orbit.
+    """
     loads, cluster = placed.loads, fabric.cluster
     block, owner = cluster.block_of(loads.link), cluster.owner_of(loads.link)
     lowest = fabric.link(block, symmetry.orbits[owner])
@@ -168,4 +161,4 @@ def orbit_loads(placed: Placed, symmetry: Symmetry, fabric: Fabric) -> OrbitLoad
     num_links = symmetry.num_like(owner[mine], which[:, mine])
     if num_links.sum() != len(key):
         return None
-    return OrbitLoads(loads.row[mine], block[mine], owner[mine], loads.label[mine], num_links)
+    return loads.row[mine], block[mine], owner[mine], loads.label[mine], num_links

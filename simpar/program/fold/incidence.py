@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from simpar.cost.collectives.choice import shape_numbers
 from simpar.hardware.cluster import Cluster
-from simpar.program.fold.group_routes import Fabric, GroupKind, OrbitLoads, Placed, orbit_loads
+from simpar.program.fold.group_routes import Fabric, GroupKind, Placed, orbit_loads
 from simpar.program.fold.refinement import Incidence
 from simpar.program.fold.symmetry import Ints, Symmetry, find_symmetry, no_symmetry, patterns
 
@@ -24,13 +24,12 @@ from simpar.program.fold.symmetry import Ints, Symmetry, find_symmetry, no_symme
 class KindNodes:
     """Groups of a kind that stand for their orbit, in order, and their edges.
 
-    ``place`` int64[G] says where a group is costed, ``first`` is its first member. Edges to ranks: ``member``
-    int64[M, 4] = (group, rank, position or 0, number of members that it stands for). Edges to links: ``load``
-    int64[L, 5] = (group, link, row of the loads, links of the group that it stands for, groups on the link).
+    ``place`` int64[G] says where a group is costed. Edges to ranks: ``member`` int64[M, 4] = (group, rank, position or
+    0, number of members that it stands for). Edges to links: ``load`` int64[L, 5] = (group, link, row of the loads,
+    links of the group that it stands for, groups on the link).
     """
 
     place: Ints
-    first: Ints
     member: Ints
     load: Ints
 
@@ -95,30 +94,23 @@ def _where_loads_agree(placed: Sequence[Placed], symmetry: Symmetry, fabric: Fab
     return symmetry.fixing(np.array(uneven))
 
 
-def _kind_nodes(placed: Placed, loads: OrbitLoads, symmetry: Symmetry, fabric: Fabric) -> KindNodes:
+def _kind_nodes(placed: Placed, loads: tuple[Ints, ...], symmetry: Symmetry, fabric: Fabric) -> KindNodes:
     """Representatives among the groups of a kind, and their edges: those of their places, moved."""
     index, first, place = _representative_groups(placed, symmetry)
     by_index = np.argsort(index, kind="stable")
     first, place = first[by_index], place[by_index]
     moved = first - placed.first[place]
-    row, position, rank, many = _members(placed, symmetry)
+    row, position = np.nonzero(symmetry.is_lowest[placed.ranks])
+    rank, role = placed.ranks[row, position], position * placed.kind.directed
+    many = symmetry.num_like(rank, placed.varying[:, row])
     group, edge = _repeat(row, place, len(placed.first))
-    role = position if placed.kind.directed else np.zeros_like(position)
     member = np.stack([group, rank[edge] + moved[group], role[edge], many[edge]], axis=1)
-    group, edge = _repeat(loads.row, place, len(placed.first))
-    block = loads.block[edge]
+    group, edge = _repeat(loads[0], place, len(placed.first))
+    block, owner, label, num_links = (column[edge] for column in loads[1:])
     others = ~placed.varying[:, place[group]] & ~fabric.depends[:, block]
-    load = np.stack(
-        [
-            group,
-            fabric.link(block, loads.owner[edge] + moved[group]),
-            loads.label[edge],
-            loads.num_links[edge],
-            symmetry.num_like(first[group], others),
-        ],
-        axis=1,
-    )
-    return KindNodes(place, first, member, load)
+    link, num_groups = fabric.link(block, owner + moved[group]), symmetry.num_like(first[group], others)
+    load = np.stack([group, link, label, num_links, num_groups], axis=1)
+    return KindNodes(place, member, load)
 
 
 def _representative_groups(placed: Placed, symmetry: Symmetry) -> tuple[Ints, Ints, Ints]:
@@ -129,13 +121,6 @@ def _representative_groups(placed: Placed, symmetry: Symmetry) -> tuple[Ints, In
         first = pattern.first[mine]
         parts.append((pattern.index[mine], first, placed.place_of(number, first, symmetry)))
     return tuple(np.concatenate(column) for column in zip(*parts, strict=True))  # type: ignore[return-value]
-
-
-def _members(placed: Placed, symmetry: Symmetry) -> tuple[Ints, Ints, Ints, Ints]:
-    """Members of places that stand for their orbit: place, position, rank, how many they stand for."""
-    row, position = np.nonzero(symmetry.is_lowest[placed.ranks])
-    rank = placed.ranks[row, position]
-    return row, position, rank, symmetry.num_like(rank, placed.varying[:, row])
 
 
 def _repeat(row: Ints, place: Ints, num_places: int) -> tuple[Ints, Ints]:

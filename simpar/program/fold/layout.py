@@ -21,8 +21,6 @@ from simpar.program.fold.incidence import Graph, build_graph
 from simpar.program.fold.refinement import refine
 from simpar.program.ir.flow import quantise
 
-__all__ = ["GroupClass", "GroupKind", "Layout", "Traffic", "build_layout"]
-
 Ints = NDArray[np.int64]
 
 
@@ -141,9 +139,15 @@ def _read_back(cluster: Cluster, graph: Graph, class_of: Ints) -> Layout:
         nodes = class_of[start : start + len(graph.kinds[number].place)]
         _, first_group, compact = np.unique(nodes, return_index=True, return_inverse=True)
         classes = len(groups) + compact
-        joined = _classes_joined(graph, number, of_rank, classes)
+        group, rank, role, _ = graph.kinds[number].member.T
+        rank_class, joined = of_rank[np.searchsorted(graph.ranks, rank)], np.full(len(first), -1)
+        joined[rank_class[role == 0]] = classes[group[role == 0]]  # as sender, where the kind is directed
         group_class[name] = np.maximum(group_class.get(name, joined), joined)
-        groups += _group_classes(graph, number, of_rank, first_group)
+        for index in first_group.tolist():
+            place = int(graph.kinds[number].place[index])
+            joins = tuple(np.unique(rank_class[group == index]).tolist())
+            directed = placed.kind.directed
+            groups.append(GroupClass(name, place, placed.ranks[place], joins, directed, number))
         traffic.append(_traffic(graph, number, classes, links, link_class))
     orbits = graph.symmetry.orbits
     class_of_lowest = np.zeros_like(orbits)
@@ -161,30 +165,6 @@ def _read_back(cluster: Cluster, graph: Graph, class_of: Ints) -> Layout:
         link_is_port=np.array([cluster.blocks[index].startswith("port") for index in block], dtype=bool),
         traffic=tuple(traffic),
     )
-
-
-def _classes_joined(graph: Graph, kind: int, of_rank: Ints, classes: Ints) -> Ints:
-    """The group class that each rank class takes part in (as sender, where the kind is directed)."""
-    group, rank, role, _ = graph.kinds[kind].member.T
-    sender = role == 0
-    joined = np.full(int(of_rank.max()) + 1, -1, dtype=np.int64)
-    joined[of_rank[np.searchsorted(graph.ranks, rank[sender])]] = classes[group[sender]]
-    return joined
-
-
-def _group_classes(graph: Graph, kind: int, of_rank: Ints, first: Ints) -> list[GroupClass]:
-    """The classes of a kind by their first groups."""
-    placed, nodes = graph.placed[kind], graph.kinds[kind]
-    group, rank, _, _ = nodes.member.T
-    member = of_rank[np.searchsorted(graph.ranks, rank)]
-    found = []
-    for index in first.tolist():
-        place = int(nodes.place[index])
-        joins = tuple(int(c) for c in np.unique(member[group == index]))
-        found.append(
-            GroupClass(placed.kind.name, place, placed.ranks[place], joins, placed.kind.directed, kind)
-        )
-    return found
 
 
 def _traffic(graph: Graph, kind: int, classes: Ints, links: Ints, link_class: Ints) -> Traffic:

@@ -20,39 +20,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simpar.program.ir.flow import (
-    COEFFICIENT_ONE,
-    NO_CAP,
-    drained_ns,
-    fixed_point,
-    quantise,
-    solo_duration_ns,
-    solo_rates,
-    to_cap,
-)
+from simpar.program.ir.flow import NO_CAP, drained_ns, solo_rates, to_cap
 from simpar.units import NS_PER_S, to_ns
-
-__all__ = [
-    "COEFFICIENT_ONE",
-    "MEMORY_CATEGORIES",
-    "Csr",
-    "Label",
-    "MemoryTable",
-    "OpTable",
-    "Program",
-    "ProgramError",
-    "Routes",
-    "Timing",
-    "edges",
-    "fixed_point",
-    "levels",
-    "longest_path_ns",
-    "predecessors",
-    "quantise",
-    "solo_duration_ns",
-    "solo_durations_ns",
-    "stream_edges",
-]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

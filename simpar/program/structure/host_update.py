@@ -36,12 +36,6 @@ class HostUpdate:
     late: bool
 
     @property
-    def is_needed(self) -> bool:
-        """Whether the end of the step has anything to do with the host."""
-        offload = self.job.plan.offload
-        return offload.ratio > 0 or self.fetches
-
-    @property
     def fetches(self) -> bool:
         """Whether parameters come from the host for every pass."""
         return self.job.plan.offload.offload_parameters != "none"

@@ -9,28 +9,28 @@ from functools import cached_property
 from math import prod
 
 from simpar.cost.activations import BlockActivations
-from simpar.cost.memory.allocator import held_outputs_bytes
 from simpar.cost.memory.static import StaticMemory, Term, buffer_terms, flat_shard, weight_terms
 from simpar.cost.memory.widths import parameter_widths
-from simpar.cost.optimizers import Matrix
 from simpar.cost.sharded import local_weights
 from simpar.models.graph import Block, Operator, is_row_parallel
 from simpar.plan.placement import SHARDED
 from simpar.program.blocks.rank_view import Job
 from simpar.program.blocks.steps import BlockSteps, steps_of
-from simpar.program.structure.stage_memory import (
+from simpar.program.structure.stage_view import (
+    Axes,
+    StageBlock,
+    StageView,
     activations,
+    axes_group,
     block_weights,
     gathered_stream_bytes,
 )
-from simpar.program.structure.stage_view import StageBlock, StageView, axes_group
 from simpar.program.structure.stages import PASSES, ActionBuilder, Piece
 from simpar.program.structure.synchronisation import DENSE, GATHERED, Replicas, Synchronisation
 from simpar.units import DTYPE_BYTES
 
 OWN = "own"
 """Kind of replicas of parameters that one rank has to itself."""
-Axes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,6 @@ class RolesBuilder(ActionBuilder):
             for key, count in self._weights[block.name].items():
                 found[self._kind(*key)] += count
         return found
-
-    def _frozen(self, _block: Block) -> dict[str, float]:
-        return {}
-
-    def matrices(self, _pipeline_rank: int) -> tuple[Matrix, ...]:
-        """None: optimizers that work on whole matrices are refused."""
-        return ()
 
     @cached_property
     def _weights(self) -> dict[str, dict[tuple[Axes, bool], float]]:
@@ -160,9 +153,7 @@ class RolesBuilder(ActionBuilder):
             if size > 1 and any(each[axis] not in SHARDED for each in states)
         ]
 
-    @property
-    def partial_sums_bytes(self) -> float:
-        """Outputs of row-parallel products of all layers on one rank, for one microbatch."""
+    def _partial_sums_bytes(self, _pipeline_rank: int) -> float:
         total = 0.0
         for block in self.blocks:
             view, layer = self._views[block.name], block.name in self.view.job.graph.blocks
@@ -197,12 +188,8 @@ class RolesBuilder(ActionBuilder):
         views = ((self._views[name], op) for name, op in tables if name in self._views)
         return max(self._matrix(view, view.block.operator(op)) for view, op in views)
 
-    def held_outputs_bytes(self, pipeline_rank: int) -> float:
-        """Outputs of row-parallel products that are freed but not released."""
-        job = self.job
-        return held_outputs_bytes(job.plan, job.training, job.stack, pipeline_rank, self.partial_sums_bytes)
-
-    def num_communicators(self, _pipeline_rank: int) -> int:
+    @property
+    def num_communicators(self) -> int:
         """Kinds of groups that a rank communicates in."""
         return len(self.groups) + (len(self.rank_of_stage) > 1)
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -42,6 +42,11 @@ class Piece:
     block: Block
     recompute: str
 
+    @property
+    def kind(self) -> tuple[str, str]:
+        """What pieces that do and hold the same have in common."""
+        return self.block.name, self.recompute
+
 
 def rests(pieces: Sequence[Piece]) -> bool:
     """Whether a stage runs nothing backward and nobody sends it gradients: all it holds is below what is trained."""
@@ -75,13 +80,27 @@ def virtual_stage_pieces(job: Job) -> tuple[tuple[Piece, ...], ...]:
 
 @dataclass
 class Pricing:
-    """Solo durations of collectives for one rank class, its speed, and the segments built with them."""
+    """Solo durations of collectives for one rank class, its speed, and the segments built with them.
 
-    price: Callable[[CollectiveUse], int]
+    ``asked`` are the durations that were asked for so far, in nanoseconds.
+    """
+
+    solo: Callable[[CollectiveUse], int]
     occupied: Callable[[CollectiveUse], int]
     slowdown: float = 1.0
     comm_slowdown: float = 1.0
     segments: dict[tuple[object, ...], Segment] = field(default_factory=dict)
+    asked: dict[CollectiveUse, int] = field(default_factory=dict)
+
+    def price(self, use: CollectiveUse) -> int:
+        """Nanoseconds of a collective alone."""
+        if use not in self.asked:
+            self.asked[use] = self.solo(use)
+        return self.asked[use]
+
+    def _occupied(self, use: CollectiveUse) -> int:
+        self.price(use)  # what it takes decides how long it slows kernels
+        return self.occupied(use)
 
     def contention(self, phase: Phase, uses: Iterable[CollectiveUse]) -> float:
         """Slowdown of kernels beside a block's own data-parallel collectives."""
@@ -89,7 +108,7 @@ class Pricing:
         compute_ns = float(to_ns(sum(step.duration_s for step in phase.steps)))
         if excess <= 0 or compute_ns <= 0:
             return 1.0
-        return float(slowed_beside(excess, sum(self.occupied(use) for use in uses), compute_ns))
+        return float(slowed_beside(excess, sum(self._occupied(use) for use in uses), compute_ns))
 
 
 class ActionBuilder(ABC):
@@ -116,9 +135,9 @@ class ActionBuilder(ABC):
     def _by_kind(self, blocks: Sequence[Block]) -> dict[str, float]:
         """Trained parameters of blocks on one rank, by the ranks that hold copies of them."""
 
-    @abstractmethod
-    def _frozen(self, block: Block) -> dict[str, float]:
+    def _frozen(self, _block: Block) -> dict[str, float]:
         """Frozen parameters of a block, counted by the bytes that they take, by the ranks that hold copies."""
+        return {}
 
     @property
     @abstractmethod
@@ -130,21 +149,27 @@ class ActionBuilder(ABC):
     def table_elements(self) -> float:
         """Parameters on one rank of a table that embedding and head share, wherever its stage holds one of them."""
 
-    @abstractmethod
-    def matrices(self, pipeline_rank: int) -> tuple[Matrix, ...]:
+    def matrices(self, _pipeline_rank: int) -> tuple[Matrix, ...]:
         """What a matrix optimizer of the plan updates on a pipeline rank; nothing for other optimizers."""
+        return ()
 
     @abstractmethod
     def static_memory(self, pipeline_rank: int) -> StaticMemory:
         """Bytes that a pipeline rank holds between steps."""
 
     @abstractmethod
+    def _partial_sums_bytes(self, pipeline_rank: int) -> float:
+        """Outputs of row-parallel products of all layers on one rank, for one microbatch."""
+
     def held_outputs_bytes(self, pipeline_rank: int) -> float:
         """Outputs of row-parallel products that are freed but not released."""
+        job, size_bytes = self.job, self._partial_sums_bytes(pipeline_rank)
+        return held_outputs_bytes(job.plan, job.training, job.stack, pipeline_rank, size_bytes)
 
-    @abstractmethod
-    def num_communicators(self, pipeline_rank: int) -> int:
+    @property
+    def num_communicators(self) -> int:
         """Kinds of groups that a rank communicates in."""
+        return num_communicators(self.job.plan)
 
     @abstractmethod
     def on(self, device: int) -> ActionBuilder:
@@ -164,7 +189,7 @@ class ActionBuilder(ABC):
         """Of every virtual stage the first that holds the same blocks, recomputed in the same way."""
         known: dict[tuple[tuple[str, str, bool], ...], int] = {}
         return tuple(
-            known.setdefault(tuple((p.block.name, p.recompute, p.layer < 0) for p in pieces), stage)
+            known.setdefault(tuple((*p.kind, p.layer < 0) for p in pieces), stage)
             for stage, pieces in enumerate(self.pieces)
         )
 
@@ -178,18 +203,15 @@ class ActionBuilder(ABC):
 
     def steps(self, piece: Piece) -> BlockSteps:
         """Phases of a piece, shared by all layers with the same block and recompute choice."""
-        key = (piece.block.name, piece.recompute)
-        if key not in self._steps:
-            self._steps[key] = self._make_steps(piece)
-        return self._steps[key]
+        if piece.kind not in self._steps:
+            self._steps[piece.kind] = self._make_steps(piece)
+        return self._steps[piece.kind]
 
     def unit(self, piece: Piece) -> Unit:
         """Bytes that a piece holds and moves on one rank."""
-        key = (piece.block.name, piece.recompute)
-        if key not in self._units:
-            self._units[key] = self._make_unit(piece)
-        known = self._units[key]
-        return replace(known, layer=piece.layer)
+        if piece.kind not in self._units:
+            self._units[piece.kind] = self._make_unit(piece)
+        return replace(self._units[piece.kind], layer=piece.layer)
 
     def _make_unit(self, piece: Piece) -> Unit:
         held = self._activations(piece)
@@ -214,35 +236,24 @@ class ActionBuilder(ABC):
         """
         first, pieces = self.first_layer(stage), self.pieces[stage]
         units = [replace(self.unit(piece), layer=relative_layer(piece.layer, first)) for piece in pieces]
-        paired = zip(pieces, units, strict=True)
-        distinct = {(piece.block.name, piece.recompute): (piece, unit) for piece, unit in paired}
-        table: dict[tuple[str, bool], Template] = {}
-        for letter, kind in PASSES.items():
-            for boundary in (False, True):
-                sync = self.sync.policy(kind, boundary=boundary)
-                known = {
-                    (piece.block.name, piece.recompute): self.segment(piece, unit, kind, sync, pricing)
-                    for piece, unit in distinct.values()
-                }
-                segments = [known[piece.block.name, piece.recompute] for piece in pieces]
-                if kind == "forward":
-                    table[letter, boundary] = forward_template(units, segments, sync)
-                else:
-                    table[letter, boundary] = self._backward(kind, units, segments, sync)
-                if self.job.plan.memory.recompute_early and letter in "BI":
-                    redone = {
-                        key: self.segment(piece, unit, "again", SyncPolicy(), pricing)
-                        for key, (piece, unit) in distinct.items()
-                    }
-                    again = [redone[piece.block.name, piece.recompute] for piece in pieces]
-                    early = with_early_recompute(kind, table[letter, boundary], units, again)
-                    table[letter, boundary] = early
-        return table
+        distinct = {piece.kind: (piece, unit) for piece, unit in zip(pieces, units, strict=True)}
 
-    def _backward(self, kind: str, units: list[Unit], segments: list[Segment], sync: SyncPolicy) -> Template:
-        """The pass whose activations are saved, recomputed within it, or recomputed ahead of it."""
-        early = self.job.plan.memory.recompute_early and kind != "weight_gradient"
-        return backward_template(kind, live(units) if early else units, segments, sync)
+        def segments(kind: str, sync: SyncPolicy) -> list[Segment]:
+            made = {key: self.segment(*each, kind, sync, pricing) for key, each in distinct.items()}
+            return [made[piece.kind] for piece in pieces]
+
+        table: dict[tuple[str, bool], Template] = {}
+        for (letter, kind), boundary in product(PASSES.items(), (False, True)):
+            sync = self.sync.policy(kind, boundary=boundary)
+            if kind == "forward":
+                table[letter, boundary] = forward_template(units, segments(kind, sync), sync)
+            elif self.job.plan.memory.recompute_early and kind != "weight_gradient":
+                found = backward_template(kind, live(units), segments(kind, sync), sync)
+                again = segments("again", SyncPolicy())
+                table[letter, boundary] = with_early_recompute(kind, found, units, again)
+            else:
+                table[letter, boundary] = backward_template(kind, units, segments(kind, sync), sync)
+        return table
 
     def pair(self, forward: Key, backward: Key, pricing: Pricing) -> Template | None:
         """Template of the forward of one stage and the backward (B or I) of another that run together.
@@ -272,9 +283,7 @@ class ActionBuilder(ABC):
         return pair_template(passes[0], passes[1], together)
 
     def _pair_segment(self, ahead: Piece, back: Piece, kind: str, pricing: Pricing) -> Segment:
-        key: tuple[object, ...] = (
-            ahead.block.name, ahead.recompute, back.block.name, back.recompute, kind
-        )  # fmt: skip
+        key: tuple[object, ...] = (*ahead.kind, *back.kind, kind)
         if key not in self._pairs:
             own: Phase = getattr(self.steps(back), kind)
             self._pairs[key] = merged(self.steps(ahead).forward, own, pricing.price)
@@ -296,14 +305,15 @@ class ActionBuilder(ABC):
 
     def segment(self, piece: Piece, unit: Unit, kind: str, sync: SyncPolicy, pricing: Pricing) -> Segment:
         """A pass over one block, slowed by what its data parallelism moves beside it."""
-        asked = (piece.block.name, piece.recompute, kind, sync)
+        asked = (*piece.kind, kind, sync)
         if asked in pricing.segments:
             return pricing.segments[asked]
         phase: Phase = getattr(self.steps(piece), kind)
-        phase = replace(phase, issue_s=phase.issue_s * self.sync.interpreters)
+        if self.sync.single_process:  # the lock of its interpreter serialises the launches of all devices
+            phase = replace(phase, issue_s=phase.issue_s * self.sync.width)
         slowdown = pricing.slowdown * self.job.stack.launch.kernel_overhead
         slowdown *= pricing.contention(phase, sync.uses(unit))
-        key = (piece.block.name, piece.recompute, kind, slowdown)
+        key = (*piece.kind, kind, slowdown)
         if key not in pricing.segments:
             pricing.segments[key] = make_segment(phase, pricing.price, slowdown=slowdown)
         pricing.segments[asked] = pricing.segments[key]
@@ -378,7 +388,7 @@ class StageBuilder(ActionBuilder):
         return DENSE, float(evaluate(graph.head.operator("lm_head").weights[0].size, self.view.tensor))
 
     def matrices(self, pipeline_rank: int) -> tuple[Matrix, ...]:
-        """What a matrix optimizer of the plan updates on a pipeline rank; nothing for other optimizers."""
+        """Those of all its blocks."""
         if not RULES[self.job.plan.numerics.optimizer].products:
             return ()
         return tuple(inner_matrices((piece.block for piece in self.held(pipeline_rank)), self.view.tensor))
@@ -398,26 +408,16 @@ class StageBuilder(ActionBuilder):
 
     def static_memory(self, pipeline_rank: int) -> StaticMemory:
         """Bytes that a pipeline rank holds between steps."""
-        job, blocks = self.job, Counter(piece.block.name for piece in self.held(pipeline_rank))
-        graph, known = job.graph, {piece.block.name: piece.block for piece in self.held(pipeline_rank)}
-        ends = (blocks[end.name] for end in (graph.embedding, graph.head))
-        held = Held(tuple((known[name], count) for name, count in blocks.items()), *ends)
-        return held_memory(graph, held, self.view.tensor, job.plan, job.stack)
+        job, pieces = self.job, self.held(pipeline_rank)
+        known, count = {p.block.name: p.block for p in pieces}, Counter(p.block.name for p in pieces)
+        ends = (count[end.name] for end in (job.graph.embedding, job.graph.head))
+        held = Held(tuple((block, count[name]) for name, block in known.items()), *ends)
+        return held_memory(job.graph, held, self.view.tensor, job.plan, job.stack)
 
-    def held_outputs_bytes(self, pipeline_rank: int) -> float:
-        """Whole rows of row-parallel products that are freed but not released."""
-        view, rows = self.view, self.view.tensor["batch"] * self.view.tensor["seq"]
-        if view.tensor["heads"] == self.job.graph.dims["heads"]:
+    def _partial_sums_bytes(self, pipeline_rank: int) -> float:
+        graph, dims = self.job.graph, self.view.tensor
+        if dims["heads"] == graph.dims["heads"]:
             return 0.0
-        layers = [
-            piece for piece in self.held(pipeline_rank) if 0 <= piece.layer < len(self.job.graph.layers)
-        ]
-        sums = sum(is_row_parallel(op) for piece in layers for op in piece.block.operators)
-        each = float(rows * view.tensor["hidden"] * view.compute_bytes)
-        return held_outputs_bytes(
-            self.job.plan, self.job.training, self.job.stack, pipeline_rank, sums * each
-        )
-
-    def num_communicators(self, _pipeline_rank: int) -> int:
-        """Kinds of groups that a rank communicates in."""
-        return num_communicators(self.job.plan)
+        blocks = (p.block for p in self.held(pipeline_rank) if 0 <= p.layer < len(graph.layers))
+        sums = sum(is_row_parallel(op) for block in blocks for op in block.operators)
+        return sums * float(dims["batch"] * dims["seq"] * dims["hidden"] * self.view.compute_bytes)

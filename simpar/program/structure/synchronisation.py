@@ -29,7 +29,7 @@ from simpar.plan.sync import apart, num_replicas
 from simpar.program.blocks.phases import COMPUTE, CollectiveUse
 from simpar.program.blocks.rank_view import Job
 from simpar.program.structure.host_update import HostUpdate
-from simpar.program.structure.templates import DELAYED, GATHER, HOST_STREAMS, REDUCE, Copies, Node, SyncPolicy
+from simpar.program.structure.templates import DELAYED, GATHER, HOST_OPS, REDUCE, Copies, Node, SyncPolicy
 from simpar.units import DTYPE_BYTES, Numbers, to_ns
 
 DENSE, EXPERTS = "dp", "edp"
@@ -151,11 +151,6 @@ class Synchronisation:
         return self.job.plan.data_parallel.kind == "single_process" and self.width > 1
 
     @property
-    def interpreters(self) -> float:
-        """How many devices one interpreter issues kernels for: its lock serialises the launches of all of them."""
-        return float(self.width) if self.single_process else 1.0
-
-    @property
     def per_unit(self) -> bool:
         """Whether each block is a unit of gathering and reduction (FSDP) instead of flat buckets."""
         return self.job.plan.data_parallel.kind == "fsdp"
@@ -220,69 +215,41 @@ class Synchronisation:
         )
 
     def _copies(self, replicas: Replicas, kind: str, *, boundary: bool) -> Copies:
-        reduces = (
-            kind in ("backward", "weight_gradient")
-            and (boundary or (replicas.zero >= 2 and not self._once))
-            and (replicas.gathered or self.job.plan.data_parallel.overlap_grad_reduce)
-        )
-        gathers = self._gathers(replicas, kind, boundary=boundary)
+        plan, host, zero = self.job.plan, self.host, replicas.zero
+        data, own_units = plan.data_parallel, self.per_unit or replicas.gathered
+        forgets = bool(data.reshard_after_forward)
+        frees = replicas.gathered or (zero == 3 and forgets)  # gathered parameters, after every pass
+        every = zero >= 2 and not once_a_step(plan, self.job.stack, plan.mesh.pp)
+        beside = replicas.gathered or data.overlap_grad_reduce
+        reduces = kind in ("backward", "weight_gradient") and (boundary or every) and beside
+        first = kind == "forward" and boundary and (self.per_unit or data.overlap_param_gather)
+        gathers = kind != "weight_gradient" and zero > 0 and (frees or first)
         return Copies(
             kind=replicas.kind,
             gather_group=replicas.shard_group if gathers else "",
             gathered_bytes=self.parameter_bytes,
-            buffer_bytes=self.compute_bytes if self._frees(replicas) or self.host.fetches else 0.0,
-            fetched_bytes=self.host.fetched_bytes(replicas.shards, kind),
-            sent_bytes=self.host.sent_bytes(replicas.shards, kind, boundary=boundary),
+            buffer_bytes=self.compute_bytes if frees or host.fetches else 0.0,
+            fetched_bytes=host.fetched_bytes(replicas.shards, kind),
+            sent_bytes=host.sent_bytes(replicas.shards, kind, boundary=boundary),
             gradient_bytes=self.gradient_bytes,
-            whole_bytes=self.compute_bytes if self._in_units(replicas) and replicas.zero >= 2 else 0.0,
+            whole_bytes=self.compute_bytes if own_units and zero >= 2 else 0.0,
             reduce_ops=self.reduce_ops(replicas) if reduces else (),
-            reshard=self._reshards or replicas.gathered,
-            per_unit=self._in_units(replicas),
+            reshard=host.fetches or replicas.gathered or (self.zero == 3 and forgets),
+            per_unit=own_units,
         )
-
-    @property
-    def _reshards(self) -> bool:
-        """Whether the plan frees parameters after use, where they come from elsewhere."""
-        data = self.job.plan.data_parallel
-        return self.host.fetches or (self.zero == 3 and bool(data.reshard_after_forward))
-
-    def _in_units(self, replicas: Replicas) -> bool:
-        """Whether each block is a unit of gathering and reduction for some replicas."""
-        return self.per_unit or replicas.gathered
-
-    @property
-    def _once(self) -> bool:
-        return bool(once_a_step(self.job.plan, self.job.stack, self.job.plan.mesh.pp))
-
-    def _frees(self, replicas: Replicas) -> bool:
-        """Whether gathered parameters are freed after every pass."""
-        return replicas.gathered or (
-            replicas.zero == 3 and bool(self.job.plan.data_parallel.reshard_after_forward)
-        )
-
-    def _gathers(self, replicas: Replicas, kind: str, *, boundary: bool) -> bool:
-        data = self.job.plan.data_parallel
-        if kind == "weight_gradient" or replicas.zero == 0:
-            return False
-        if self._frees(replicas):
-            return True
-        if kind != "forward" or not boundary:
-            return False
-        return self.per_unit or bool(data.overlap_param_gather)
 
     @property
     def host(self) -> HostUpdate:
         """What of the update happens on the host."""
-        return HostUpdate(
-            self.job, late=self.width > 1 and not self.job.plan.data_parallel.overlap_grad_reduce
-        )
+        late = self.width > 1 and not self.job.plan.data_parallel.overlap_grad_reduce
+        return HostUpdate(self.job, late)
 
     @property
     def host_streams(self) -> tuple[str, ...]:
         """Streams of transfers to and from the host."""
         offload = self.job.plan.offload
-        late = tuple(stream + DELAYED for stream in HOST_STREAMS) if offload.offload_delayed else ()
-        return (*HOST_STREAMS, *late) if offload.is_used else ()
+        late = tuple(stream + DELAYED for stream in HOST_OPS) if offload.offload_delayed else ()
+        return (*HOST_OPS, *late) if offload.is_used else ()
 
     def tail(
         self,
@@ -303,7 +270,7 @@ class Synchronisation:
             return (reduce, self._optimizer(held if root else {}, matrices if root else ()))
         before = (*_behind(self.late_reductions(held), "gradients", REDUCE), *sums)
         after = _behind(self.late_gathers(held), "parameters", GATHER)
-        if not self.host.is_needed:
+        if not (self.host.fetches or self.job.plan.offload.ratio > 0):
             update = self._optimizer(held, matrices)
             return (*before, *self._exchange(matrices), update, *after)
         away = self.host.nodes(float(self.share(held)), self._optimizer(held, matrices), first=len(before))

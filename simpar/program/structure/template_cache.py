@@ -8,45 +8,24 @@ from typing import Any
 
 from simpar.program.blocks.phases import COMPUTE, TENSOR, CollectiveUse
 from simpar.program.structure.flatten import flatten
-from simpar.program.structure.stages import ActionBuilder, Pricing
+from simpar.program.structure.stages import ActionBuilder, Key, Pricing
 from simpar.program.structure.templates import Node, Template
-
-Key = tuple[str, int, bool]
 
 
 @dataclass
 class Family:
-    """Templates of actions under one set of prices, which are noted as they are asked for.
+    """Templates of actions under the prices of the class that the family began with.
 
-    ``solo_ns`` and ``occupied_ns`` price a collective for the class that the family began with; ``long`` says that
-    templates go step by step, because collectives inside may be disturbed. ``made`` is free for what users derive.
+    ``long`` says that templates go step by step, because collectives inside may be disturbed. ``made`` is free for what
+    users derive.
     """
 
     builder: ActionBuilder
     pricing: Pricing
     long: bool
-    prices: dict[CollectiveUse, int] = field(default_factory=dict)
     made: dict[Any, Any] = field(default_factory=dict)
     _stages: dict[int, Mapping[tuple[str, bool], Template]] = field(default_factory=dict)
     _joined: dict[tuple[Any, ...], Template] = field(default_factory=dict)
-
-    @staticmethod
-    def of(builder: ActionBuilder, pricing: Pricing, *, long: bool) -> Family:
-        """A family whose prices are noted."""
-        family = Family(builder, pricing, long)
-        price, occupied = pricing.price, pricing.occupied
-
-        def noted(use: CollectiveUse) -> int:
-            if use not in family.prices:
-                family.prices[use] = price(use)
-            return family.prices[use]
-
-        def noted_too(use: CollectiveUse) -> int:
-            noted(use)  # what it takes decides how long it slows kernels
-            return occupied(use)
-
-        family.pricing = replace(pricing, price=noted, occupied=noted_too)
-        return family
 
     def prepare(self, stages: set[int]) -> None:
         """Make the templates of some virtual stages, of which none is like another."""
@@ -55,20 +34,15 @@ class Family:
 
     def suits(self, solo_ns: Callable[[CollectiveUse], int]) -> bool:
         """Whether a class's collectives take what the templates so far were made with."""
-        return all(solo_ns(use) == took for use, took in self.prices.items())
+        return all(solo_ns(use) == took for use, took in self.pricing.asked.items())
 
-    def template(
-        self, key: Key, gathers: tuple[CollectiveUse, ...] = (), messages: tuple[Node, ...] = ()
-    ) -> Template:
+    def template(self, key: Key, gathers: tuple[CollectiveUse, ...], messages: tuple[Node, ...]) -> Template:
         """The action's template behind what it gathers first, with messages behind its exit; equal ones are one."""
         letter, stage, boundary = key
         if (key, gathers, messages) not in self._joined:
-            if gathers or messages:
-                found = followed(received(self.template(key), gathers), messages)
-            else:
-                template = self._stages[stage][letter, boundary]
-                found = flatten(template) if self.long else template
-            self._joined[key, gathers, messages] = found
+            template = self._stages[stage][letter, boundary]
+            template = flatten(template) if self.long else template
+            self._joined[key, gathers, messages] = followed(received(template, gathers), messages)
         return self._joined[key, gathers, messages]
 
 

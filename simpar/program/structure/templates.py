@@ -25,7 +25,9 @@ HOST_OUT, HOST_IN, HOST_UPDATE = "host_out", "host_in", "host_update"
 DRIVE_IN, DRIVE_OUT = "drive_in", "drive_out"
 DELAYED = ".delayed"
 """Suffix of the streams of a delayed update, which other copies and sums do not hold up."""
-HOST_STREAMS = (HOST_OUT, HOST_IN, HOST_UPDATE, DRIVE_IN, DRIVE_OUT)
+HOST_OPS = {
+    HOST_OUT: "to_host", HOST_IN: "to_device", HOST_UPDATE: "host_update", DRIVE_IN: "from_nvme", DRIVE_OUT: "to_nvme",
+}  # fmt: skip
 """Streams of transfers between device, host and drives, each with the group of its rank alone under the same name."""
 GATHER = "param_gather"
 REDUCE = "grad_reduce"
@@ -176,11 +178,6 @@ class SyncPolicy:
         return any(each.per_unit for each in self.copies)
 
     @property
-    def arrives(self) -> bool:
-        """Whether parameters come from elsewhere in this action."""
-        return any(each.arrives for each in self.copies)
-
-    @property
     def sends(self) -> bool:
         """Whether gradients go to the host in this action."""
         return any(each.sent_bytes for each in self.copies)
@@ -216,7 +213,7 @@ class SyncPolicy:
 
 def forward_template(units: Sequence[Unit], segments: Sequence[Segment], sync: SyncPolicy) -> Template:
     """Forward of one virtual stage: units in order, each behind the gather of its parameters if sharded."""
-    if not sync.arrives and not sync.activations:
+    if not any(each.arrives for each in sync.copies) and not sync.activations:
         node = compute_node("forward", units, segments, memory=forward_memory(units))
         return Template((replace(node, arrival=True),), 0)
     nodes: list[Node] = []
@@ -356,10 +353,7 @@ def host_copy(
     memory: tuple[MemoryChange, ...] = (),
 ) -> Node:
     """One transfer between device, host and drives, or an update of so many bytes on the host's processors."""
-    stream = {
-        "to_host": HOST_OUT, "to_device": HOST_IN, "host_update": HOST_UPDATE, "from_nvme": DRIVE_IN,
-        "to_nvme": DRIVE_OUT,
-    }[op]  # fmt: skip
+    stream = next(stream for stream, its in HOST_OPS.items() if its == op)
     use = CollectiveUse(stream, op, size_bytes)
     return Node("offload", name, (stream,), collective=use, after=after, memory=memory)
 

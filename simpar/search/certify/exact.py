@@ -11,8 +11,7 @@ from simpar.errors import UserError
 from simpar.plan.plan import Plan
 from simpar.plan.sync import apart
 from simpar.program.blocks.rank_view import Job
-from simpar.program.footprint import footprints
-from simpar.program.host_memory import host_use
+from simpar.program.footprint import footprints, host_use
 from simpar.report.result import Result
 from simpar.report.summarise import ACTIVE_POWER, WAITING_POWER, Context, summarise
 from simpar.search.problem import Problem

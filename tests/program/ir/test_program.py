@@ -7,6 +7,7 @@ import pytest
 
 from simpar.program.ir import flow
 from simpar.program.ir.builder import ProgramBuilder
+from simpar.program.ir.flow import solo_duration_ns
 from simpar.program.ir.program import (
     Csr,
     Label,
@@ -14,7 +15,6 @@ from simpar.program.ir.program import (
     levels,
     longest_path_ns,
     predecessors,
-    solo_duration_ns,
     solo_durations_ns,
     stream_edges,
 )

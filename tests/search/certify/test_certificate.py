@@ -7,8 +7,7 @@ import pytest
 
 from simpar.engine import reference
 from simpar.plan.sync import apart
-from simpar.program.footprint import footprints
-from simpar.program.host_memory import host_use
+from simpar.program.footprint import footprints, host_use
 from simpar.search.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.search.progress import Progress
 from simpar.search.space.fit import needs

@@ -24,8 +24,7 @@ from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import Job
 from simpar.program.emission.collective_prices import Prices
 from simpar.program.structure.stage_builder import RolesBuilder
-from simpar.program.structure.stage_memory import gathered_stream_bytes
-from simpar.program.structure.stage_view import StageView
+from simpar.program.structure.stage_view import StageView, gathered_stream_bytes
 from simpar.program.structure.stages import Piece, Pricing
 from simpar.program.structure.templates import LOOK_AHEAD
 from simpar.search.stages.alpa.build import Chain, build_graph, shardings
@@ -132,7 +131,7 @@ class Profile:
         staged = replace(job, plan=with_stages(job.plan, (stage,)))
         part = RolesBuilder.of(staged, 0, (0,), late_s)
         pricing = Pricing(
-            price=lambda use: pricer.of_use(use).use_ns(use),
+            solo=lambda use: pricer.of_use(use).use_ns(use),
             occupied=lambda use: int(pricer.of_use(use).occupied_ns(use.size_bytes, use.count)),
             comm_slowdown=job.stack.overlap.compute_slowdown_while_comm,
         )
@@ -154,7 +153,7 @@ class Profile:
             metrics = np.stack([priced[piece] for piece in own], axis=1)
             metrics[Metric.STATIC] = static
             sharded = stage.model_copy(update={"recompute": recompute})
-            yield Option(sharded, metrics, part.num_communicators(0))
+            yield Option(sharded, metrics, part.num_communicators)
 
     def ranges(self, size: int, share: float = 1.0) -> tuple[Floats, Ints]:
         """(seconds, most microbatches in flight) of every range under every option: [options, K + 1, K + 1].
