@@ -24,19 +24,6 @@ Blocked = frozenset[tuple[str, bool]]
 
 
 @dataclass(frozen=True)
-class Work:
-    """How often the ranks of a table run each of its durations, float64[ranks, columns].
-
-    ``every`` counts all actions, ``late`` those from a rank's first backward on (with the forward that runs together
-    with it), which is one of stage ``opens`` int64[ranks].
-    """
-
-    every: Floats
-    late: Floats
-    opens: Ints
-
-
-@dataclass(frozen=True)
 class Table:
     """The precedence graph of a schedule, actions rank after rank.
 
@@ -169,22 +156,6 @@ class Table:
         return found
 
     @cached_property
-    def work(self) -> Work:
-        """How often every rank runs each duration."""
-        num_ranks = self.schedule.num_ranks
-        back = np.flatnonzero((self.code == B) | (self.code == I))
-        _, first = np.unique(self.rank[back], return_index=True)
-        first = back[first]
-        late = np.arange(len(self.code)) >= first[self.rank]
-        late[first - 1] |= np.isin(first - 1, self.joined)
-        shape = num_ranks, 2 * len(LETTERS) * len(self.schedule.rank_of_stage) + len(self.pairs)
-        shape = shape[0], shape[1] + len(self.schedule.rank_of_stage)
-        every, behind = np.zeros(shape), np.zeros(shape)
-        np.add.at(every, (self.rank, self.column), 1.0)
-        np.add.at(behind, (self.rank[late], self.column[late]), 1.0)
-        return Work(every, behind, self.stage[first])
-
-    @cached_property
     def _distinct(self) -> tuple[Ints, Ints]:
         """Numbers of the distinct pairs, and which of them each pair is."""
         num, back = len(self.schedule.rank_of_stage), self.joined + 1
@@ -264,32 +235,6 @@ def charged(table: Table, times: Times, hops: Hops, pairs: Pairs | None = None) 
     if hops.blocking:
         return _blocked(table, durations, hops)
     return durations, np.concatenate([hops.ahead.T, hops.back.T, np.zeros((1, count))])
-
-
-def ends_by_work_ns(table: Table, times: Times, hops: Hops, pairs: Pairs) -> Floats:
-    """When the last action of every rank ends at least, float64[ranks, n]: without following the table.
-
-    A rank waits for its first forward, and then does all that the table has for it; or it waits until one microbatch
-    went ahead through all stages and back to its first backward, behind which the rest of its work is still to be
-    done.
-    """
-    durations, messages = charged(table, times, hops, pairs)
-    stages, work = len(table.schedule.rank_of_stage), table.work
-
-    def least(letter: int, which: tuple[int, ...]) -> Floats:
-        first = [(letter * 2 + boundary) * stages for boundary in which]
-        return np.asarray(np.minimum.reduce([durations[at : at + stages] for at in first]))
-
-    letters = [code for code in (B, I) if (table.code == code).any()]
-    back = np.minimum.reduce([least(letter, (0, 1)) for letter in letters])
-    none = np.zeros((1, durations.shape[1]))
-    ahead = np.concatenate([none, np.cumsum(least(F, (1,))[:-1] + messages[: stages - 1], axis=0)])
-    sent = np.concatenate([messages[stages - 1 : 2 * stages - 2], none])
-    behind = np.cumsum((back + sent)[::-1], axis=0)[::-1]
-    turned = ahead[-1] + least(F, (1,))[-1]
-    _, opening = np.unique(table.rank, return_index=True)
-    started = ahead[table.stage[opening]] + work.every @ durations
-    return np.asarray(np.maximum(started, turned + (behind - back)[work.opens] + work.late @ durations))
 
 
 def _blocked(table: Table, durations: Floats, hops: Hops) -> tuple[Floats, Floats]:

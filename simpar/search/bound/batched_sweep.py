@@ -6,7 +6,7 @@ are gathered or reduced one by one: there a pass takes at least what its own gat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from simpar.plan.schedules import EVEN_COSTS, looks_at_costs, make_schedule
 from simpar.plan.schedules.actions import LETTERS, F, Schedule
 from simpar.program.resolve.pass_costs import relative_costs
-from simpar.search.bound.action_tables import Blocked, Pairs, Table, Times, ends_by_work_ns, finishes_ns
+from simpar.search.bound.action_tables import Blocked, Pairs, Table, Times, finishes_ns
 from simpar.search.bound.batches import Batch
 from simpar.search.bound.data_parallel import Configuration, Cut
 from simpar.search.bound.overlapped_passes import OverlappedPasses
@@ -79,20 +79,12 @@ class Sweeps:
 
     def of(self, rows: Ints) -> Floats:
         """Nanoseconds that the steps of rows take at least."""
-        return self._of_shapes(rows, self._swept)
-
-    def by_work(self, rows: Ints) -> Floats:
-        """As :meth:`of`, more quickly and a little less: what every rank has to do, without following the table."""
-        return self._of_shapes(rows, self._worked)
-
-    def _of_shapes(self, rows: Ints, bound: Callable[[RowCharge, Table], Floats]) -> Floats:
-        found, pipelines = np.zeros(len(rows)), self.bounds.pipelines
+        found, pipelines, batch = np.zeros(len(rows)), self.bounds.pipelines, Batch(self.bounds, rows)
         for key, same in self._by_table(rows):
-            batch = Batch(self.bounds, rows[same])
             for shape, mine in pipelines.by_shape(pipelines.index[rows[same]]):
-                for apart, alike in _by_pairs(RowCharge(batch, shape, mine)):
-                    charge = RowCharge(batch, shape, mine[alike])
-                    found[same[charge.mine]] = bound(charge, self._table(key, apart))
+                for apart, alike in _by_pairs(RowCharge(batch, shape, same[mine])):
+                    charge = RowCharge(batch, shape, same[mine[alike]])
+                    found[charge.mine] = self._swept(charge, self._table(key, apart))
         return found
 
     def _table(self, key: TableKey, apart: Blocked) -> Table:
@@ -115,15 +107,11 @@ class Sweeps:
         ready, again = np.maximum(last, ends[:, 0]).T, ends[:, 1].T
         return np.asarray(np.maximum(charge.ended(ready, again), charge.streams()).max(axis=1))
 
-    def _worked(self, charge: RowCharge, table: Table) -> Floats:
-        ends = ends_by_work_ns(table, *self._times(charge, table)).T
-        return np.asarray((ends + charge.opening() + charge.tail()).max(axis=1))
-
     def _times(self, charge: RowCharge, table: Table) -> tuple[Times, Hops, Pairs]:
         """Passes, messages and passes that run together of rows of one shape."""
         pieces = charge.shape.pieces
         times = {
-            (letter, boundary): charge.stage_times(letter, boundary=boundary)
+            (letter, boundary): charge.slowed_times(letter, boundary=boundary)
             for letter in charge.shape.letters
             for boundary in (False, True)
         }
@@ -212,7 +200,7 @@ class _Queue:
         if (stage, boundary) not in self._known:
             policy = self.configuration.policies[self.letter, boundary]
             cut = self.configuration.cut(self.charge.shape.pieces[stage], policy)
-            times = self.charge.stage_times(self.letter, boundary=boundary)[self.mine, stage]
+            times = self.charge.slowed_times(self.letter, boundary=boundary)[self.mine, stage]
             waits = times - weigh(self._kinds, self.charge.shape.by_stage[[stage]])[:, 0]
             hidden = weigh(self._kinds, cut.behind) + np.maximum(waits, 0.0)[:, None] * cut.behind.any(axis=1)
             lead = (cut.rest - hidden).max(axis=1, initial=-np.inf)

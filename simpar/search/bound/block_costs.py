@@ -24,7 +24,7 @@ from simpar.plan import flat
 from simpar.plan.grid import grid_of
 from simpar.plan.mesh import Mesh
 from simpar.program.blocks.block_view import RankBlock
-from simpar.program.blocks.phases import CollectiveUse, Phase
+from simpar.program.blocks.phases import BLOCK_STREAMS, CollectiveUse, Phase
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.blocks.segments import latest, schedule, slowed_beside
 from simpar.program.blocks.steps import block_steps
@@ -89,6 +89,13 @@ class Passes:
         found[~self.kernels] = self.prices_ns[:, which]
         return found
 
+    def carried_ns(self, which: Ints | slice, slow: float | Floats) -> Ints:
+        """Nanoseconds that each of BLOCK_STREAMS carries of the passes of some keys, int64[streams, which]."""
+        found = np.zeros((len(BLOCK_STREAMS), len(self.issue_ns[which])), dtype=np.int64)
+        streams = [BLOCK_STREAMS.index(step.stream) for step in self.phase.steps]
+        np.add.at(found, streams, self.spans_ns(which, slow))
+        return found
+
     def took_ns(self, which: Ints | slice, slow: float | Floats) -> Ints:
         """Nanoseconds of the passes of some keys, int64[which], where kernels take ``slow`` times as long."""
         issue_ns = self.issue_ns[which]
@@ -118,6 +125,7 @@ class BlockCosts:
     _groups: dict[tuple[object, ...], Mapping[str, Ints]] = field(default_factory=dict)
     _plain: dict[str, Ints] = field(default_factory=dict)
     _drained: dict[str, Floats] = field(default_factory=dict)
+    _carried: dict[str, Ints] = field(default_factory=dict)
 
     @staticmethod
     def of(jobs: Jobs, prices: Prices) -> BlockCosts:
@@ -366,11 +374,12 @@ class BlockCosts:
         return took_ns, drained_s
 
     def _find(self, keys: Ints, letters: Sequence[str], kinds: Iterable[int]) -> None:
-        """Times and drains of passes by kind, of all keys in the batches of some."""
+        """Times, drains and streams of passes by kind, of all keys in the batches of some."""
         size = len(self.row), len(self.kinds)
         for letter in letters:
             self._plain.setdefault(letter, np.full(size, -1, dtype=np.int64))
             self._drained.setdefault(letter, np.zeros((*size, len(self.prices.own))))
+            self._carried.setdefault(letter, np.zeros((*size, len(BLOCK_STREAMS)), dtype=np.int64))
         slow = self.jobs.problem.stack.launch.kernel_overhead
         for batch, _, _ in self.batches(keys):
             missing = [
@@ -381,17 +390,24 @@ class BlockCosts:
             for kind, letter, passes in self._passes(batch, missing, letters):
                 self._plain[letter][batch.keys, kind] = passes.took_ns(slice(None), slow)
                 self._drained[letter][batch.keys, kind] = passes.drained_s
+                self._carried[letter][batch.keys, kind] = passes.carried_ns(slice(None), slow).T
 
     def drains_s(self, keys: Ints, letter: str) -> Floats:
         """Seconds that collectives inside passes take of each link of rank 0, float64[len(keys), kinds, links]."""
         self._find(keys, (letter,), range(len(self.kinds)))
         return np.asarray(self._drained[letter][keys])
 
-    def alone_ns(self, keys: Ints, shape: Shape) -> dict[str, Ints]:
-        """Times of passes of a shape with nothing beside them; their kernels alone where passes run together."""
-        if shape.pairs:
-            return {letter: self.kernels_ns[letter][keys] for letter in shape.letters}
-        return self.plain_ns(keys, shape.letters, shape.kinds)
+    def least_ns(self, keys: Ints, shape: Shape) -> Iterator[tuple[dict[str, Ints], dict[str, Ints]]]:
+        """What passes of a shape take of their rank and from start to end, at least, int64[len(keys), kinds] by letter.
+
+        With nothing beside them these are the same. Where passes run together they take what each of BLOCK_STREAMS
+        carries of them, one after the other.
+        """
+        alone = self.plain_ns(keys, shape.letters, shape.kinds)
+        for stream in range(len(BLOCK_STREAMS)) if shape.pairs else ():
+            yield {letter: self._carried[letter][keys, :, stream] for letter in shape.letters}, alone
+        if not shape.pairs:
+            yield alone, alone
 
     def again_ns(self, keys: Ints, shape: Shape) -> Floats:
         """Times of what is run once more ahead of the backward, float64[len(keys), kinds], of the kinds of a shape."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.search.bound.paths import Stages
 from simpar.search.bound.pipelines import Pipelines
 
 Ints = NDArray[np.int64]
@@ -21,10 +20,9 @@ def kernels_bound_ns(pipelines: Pipelines, which: Ints) -> tuple[Floats, Floats]
     found, least = np.zeros(len(which)), np.zeros(len(which))
     for shape, mine in pipelines.by_shape(which):
         key = pipelines.key[which[mine]]
-        stages = Stages.plain(
-            shape, {name: table[key] for name, table in pipelines.blocks.kernels_ns.items()}
-        )
-        each = stages.forward + stages.backward + stages.weight
+        times = {name: table[key] for name, table in pipelines.blocks.kernels_ns.items()}
+        passes = pipelines.passes(shape, times)
+        each = passes.forward + passes.backward
         busy = (each + each[:, ::-1]) * pipelines.microbatches(which[mine])[:, None] / 2
         found[mine], least[mine] = busy.max(axis=1), busy.min(axis=1)
     return found, least

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.plan.routing import has_sampled_loads
-from simpar.program.blocks.phases import BLOCK_STREAMS, Phase
+from simpar.program.blocks.phases import Phase
 from simpar.program.blocks.segments import make_segment
 from simpar.program.structure.pairs import merged
 from simpar.search.bound.block_costs import Batch, BlockCosts, Passes
@@ -69,10 +69,7 @@ class OverlappedPasses:
             found[at] = self._merged_ns(phases, [passes.prices_ns[:, place] for passes in both])
         if len(least):
             slow = self.blocks.jobs.problem.stack.launch.kernel_overhead
-            carried = np.zeros((len(BLOCK_STREAMS), len(least)), dtype=np.int64)
-            for passes in both:
-                streams = [BLOCK_STREAMS.index(step.stream) for step in passes.phase.steps]
-                np.add.at(carried, streams, passes.spans_ns(least, slow))
+            carried = np.sum([passes.carried_ns(least, slow) for passes in both], axis=0)
             found[~exact] = np.max([*carried, *(passes.took_ns(least, slow) for passes in both)], axis=0)
         return found
 

@@ -1,13 +1,12 @@
 """Lower bounds of a step, in nanoseconds: what no execution of a plan can undercut.
 
 Every bound is the length of a path through the precedence graph of the Program, or the work of one of its streams or
-links, and sharing of links only makes paths longer. Of a pipeline rank r:
+links, and sharing of links only makes paths longer. Of every virtual stage:
 
-    what must happen before its first pass + all its passes + what must follow its last one
+    a first forward of all stages ahead + what its rank does from its own first forward on + what follows on the rank
+    the same, but for backwards of earlier stages + a last backward of all stages ahead + what follows on the first
 
-Before the first forward of a rank's first stage the stages ahead run one forward each. In a table of whole backwards
-a rank ends with the backward of its first stage, and the stages ahead must still run theirs; where backwards come in
-halves nothing need follow.
+From its first forward on a rank runs the forwards of that stage and of its later ones, and the backwards of all.
 """
 
 from __future__ import annotations
@@ -25,37 +24,39 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Stages:
+class Passes:
     """Times of passes of every virtual stage, float64[n, stages].
 
-    A usual pass, and where it takes longer the first forward and the last backward. ``weight`` is zero where
-    backwards are whole; ``backward`` is the input gradient where they come in halves, and the shorter of whole and
-    halves in a table that has both.
+    ``backward`` is the whole one, and ``gradient`` what of it the stage ahead waits for: the least of what a table has,
+    where some backwards are whole (B) and others come in halves (I, W).
     """
 
     forward: Floats
     backward: Floats
-    weight: Floats
-    first_forward: Floats
-    last_backward: Floats
-    last_weight: Floats
+    gradient: Floats
 
     @staticmethod
-    def plain(shape: Shape, times: Mapping[str, Ints]) -> Stages:
-        """Stages whose passes all take the same, from times by letter, int64[n, kinds]."""
-        forward = weigh(times["F"], shape.by_stage)
-        backward, weight = backwards(
-            shape, {one: weigh(times[one], shape.by_stage) for one in shape.letters[1:]}
-        )
-        return Stages(forward, backward, weight, forward, backward, weight)
+    def of(times: Mapping[str, Floats]) -> Passes:
+        """Passes from times by letter, float64[n, stages]."""
+        least = [
+            (sum(times[one] for one in letters), times[letters[0]])
+            for letters in ("B", "IW")
+            if letters[0] in times
+        ]
+        return Passes(times["F"], *map(np.minimum.reduce, zip(*least, strict=True)))
 
 
-def backwards(shape: Shape, times: Mapping[str, Floats]) -> tuple[Floats, Floats]:
-    """Times of the backward (or its first half) and of its second half, from times by letter."""
-    none = np.zeros_like(times[shape.letters[1]])
-    if shape.mixes:
-        return np.minimum(times["B"], times["I"] + times["W"]), none
-    return (times["I"], times["W"]) if shape.splits else (times["B"], none)
+@dataclass(frozen=True)
+class Stages:
+    """What every virtual stage takes of its rank: a ``usual`` pass, the first forward and last backward (``ends``).
+
+    And what other stages wait for: the first forward and last backward from start to end (``chain``), which is more
+    where passes share a rank.
+    """
+
+    usual: Passes
+    ends: Passes
+    chain: Passes
 
 
 @dataclass(frozen=True)
@@ -78,39 +79,32 @@ class Hops:
 
 @dataclass(frozen=True)
 class Path:
-    """Of every pipeline rank, float64[n, ranks]: when its passes may end, and when those of rank 0 may, behind it.
-
-    The latter are zero where backwards come in halves.
-    """
+    """When the passes of every pipeline rank may end, float64[n, ranks], and those of the first stage, [n]."""
 
     ends: Floats
     returns: Floats
 
-    @property
-    def longest(self) -> Floats:
-        """Nanoseconds of the longest path, float64[n]."""
-        return np.asarray(np.maximum(self.ends.max(axis=1), self.returns.max(axis=1)))
+    def behind(self, tail: Floats | float = 0.0) -> Floats:
+        """Nanoseconds of the longest path with a tail [n, ranks] behind the last pass of every rank, float64[n]."""
+        tails = np.broadcast_to(tail, self.ends.shape)
+        return np.asarray(np.maximum((self.ends + tails).max(axis=1), self.returns + tails[:, 0]))
 
 
 def path_bound(shape: Shape, stages: Stages, hops: Hops, microbatches: Floats) -> Path:
     """Bounds of the pipelined part of a step for rows of one shape."""
-    several = (microbatches - 1.0)[:, None]
-    once = stages.first_forward + stages.last_backward + stages.last_weight
-    passes = several * (stages.forward + stages.backward + stages.weight) + once
-    work = weigh(passes, shape.of_rank)
-    before = weigh(stages.first_forward, shape.before) + weigh(hops.ahead, shape.before[:, :-1])
-    if hops.blocking:
-        sent = np.zeros_like(passes)
-        sent[:, :-1] += hops.ahead
-        sent[:, 1:] += hops.back
-        work = work + microbatches[:, None] * weigh(sent, shape.of_rank) - _last_messages(shape, hops)
-    ends = before + work
-    behind = weigh(stages.last_backward, shape.before) + weigh(hops.back, shape.before[:, :-1])
-    return Path(ends, np.zeros_like(ends) if shape.splits else ends + behind)
-
-
-def _last_messages(shape: Shape, hops: Hops) -> Floats:
-    """The message behind a rank's last pass, which already counts as what follows."""
-    back = np.zeros((len(hops.back), len(shape.pieces)))
-    back[:, 1:] = hops.back
-    return np.asarray(back[:, shape.first_stage])
+    usual, ends, chain, several = stages.usual, stages.ends, stages.chain, (microbatches - 1.0)[:, None]
+    none = np.zeros((len(microbatches), 1))
+    ahead, back = (np.concatenate([none, each], axis=1) for each in (hops.ahead, hops.back))
+    reached = np.cumsum(np.concatenate([none, chain.forward[:, :-1]], axis=1) + ahead, axis=1)
+    behind = np.cumsum(np.concatenate([none, chain.gradient[:, :-1]], axis=1) + back, axis=1)
+    forward = several * usual.forward + ends.forward
+    backward = several * usual.backward + ends.backward
+    gradient = several * usual.gradient + ends.gradient
+    if hops.blocking:  # but the last message of a rank, and of a stage where it counts as what follows
+        sent = microbatches[:, None] * back
+        forward = forward + microbatches[:, None] * np.concatenate([hops.ahead, none], axis=1)
+        backward, gradient, behind = backward + sent, gradient + sent, behind - back
+    begun = reached + weigh(forward, shape.later)
+    latest = np.stack([begun[:, held].max(axis=1) for held in shape.stages_of], axis=1)
+    latest += weigh(backward, shape.of_rank) - (back[:, shape.first_stage] if hops.blocking else 0.0)
+    return Path(latest, (begun + weigh(gradient, shape.later) + behind).max(axis=1))

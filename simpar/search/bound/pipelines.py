@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from simpar.program.emission.collective_prices import FREE, Price, Prices
 from simpar.search.bound.block_costs import BlockCosts
-from simpar.search.bound.paths import Hops, Path, Stages, path_bound
+from simpar.search.bound.paths import Hops, Passes, Path, Stages, path_bound
 from simpar.search.bound.shapes import Shape, Shapes, weigh
 from simpar.search.space.axes import numbered
 from simpar.search.space.jobs import Jobs
@@ -61,7 +61,7 @@ class Pipelines:
     def moved(self, rows: Ints) -> int:
         """Some rows, alike but for overlap, have another shape than before; their pipeline."""
         self.shapes.moved(rows)
-        for name in ("key", "shape", "_paired"):
+        for name in ("key", "shape"):
             self.__dict__.pop(name, None)
         self.row = np.append(self.row, rows[0])
         self.index[rows] = len(self.row) - 1
@@ -86,14 +86,6 @@ class Pipelines:
         each = [self.shapes[at].meets for at in range(len(self.shapes.row))]
         return np.array(each, dtype=bool)[self.shapes.index]
 
-    @cached_property
-    def _paired(self) -> NDArray[np.bool_]:
-        return np.array([self.shapes[at].pairs for at in range(len(self.shapes.row))], dtype=bool)
-
-    def paired(self, rows: Ints) -> NDArray[np.bool_]:
-        """Rows in whose tables passes run together."""
-        return np.asarray(self._paired[self.shapes.index[rows]])
-
     def microbatches(self, which: Ints) -> Floats:
         """Microbatches of some pipelines."""
         return np.asarray(self.jobs.rows["microbatches"][self.row[which]], dtype=np.float64)
@@ -113,27 +105,38 @@ class Pipelines:
         key = self.key
         for shape, mine in self.by_shape(everything):
             times = {letter: table[key[mine]] for letter, table in self.blocks.kernels_ns.items()}
-            stages = Stages.plain(shape, times)
-            path = path_bound(shape, stages, Hops.none(shape, len(mine)), self.microbatches(mine))
-            found[mine] = path.longest
-            each = stages.forward + stages.backward + stages.weight
-            least[mine] = self.microbatches(mine) * weigh(each, shape.of_rank).min(axis=1)
+            passes = self.passes(shape, times)
+            path = path_bound(
+                shape, Stages(passes, passes, passes), Hops.none(shape, len(mine)), self.microbatches(mine)
+            )
+            found[mine] = path.behind()
+            each = weigh(passes.forward + passes.backward, shape.of_rank)
+            least[mine] = self.microbatches(mine) * each.min(axis=1)
         return found, least
 
     def path(self, shape: Shape, which: Ints, stages: Stages) -> Path:
         """Bounds of pipelines of one shape by their passes and messages."""
         return path_bound(shape, stages, self.hops(shape, which), self.microbatches(which))
 
+    def paths(self, shape: Shape, which: Ints) -> Iterator[Path]:
+        """Bounds of pipelines of one shape by passes with nothing beside them, or by each stream of these."""
+        for each in self.blocks.least_ns(self.key[which], shape):
+            times, alone = (self.passes(shape, one) for one in each)
+            yield self.path(shape, which, Stages(times, times, alone))
+
+    def passes(self, shape: Shape, times: Mapping[str, Ints]) -> Passes:
+        """Passes of the stages of a shape, from times by letter, int64[n, kinds]."""
+        return Passes.of({one: weigh(times[one], shape.by_stage) for one in shape.letters})
+
     def passes_bound_ns(self, which: Ints) -> Floats:
         """Bounds of some pipelines by their passes and messages."""
-        found, key = np.zeros(len(which)), self.key[which]
+        found = np.zeros(len(which))
         for shape, mine in self.by_shape(which):
-            times = self.blocks.alone_ns(key[mine], shape)
-            path = self.path(shape, which[mine], Stages.plain(shape, times))
-            found[mine] = path.longest
-            if "recompute_early" in self.jobs.rows.domain:
-                busy = path.ends + self._ahead(shape, which[mine])
-                found[mine] = np.maximum(found[mine], busy.max(axis=1))
+            for path in self.paths(shape, which[mine]):
+                found[mine] = np.maximum(found[mine], path.behind())
+                if "recompute_early" in self.jobs.rows.domain:
+                    busy = path.ends + self._ahead(shape, which[mine])
+                    found[mine] = np.maximum(found[mine], busy.max(axis=1))
         return found
 
     def _ahead(self, shape: Shape, which: Ints) -> Floats:

@@ -110,15 +110,17 @@ class Shape:
         return np.array([self.rank_of_stage.index(rank) for rank in range(self.num_ranks)], dtype=np.int64)
 
     @cached_property
-    def before(self) -> Floats:
-        """Stages ahead of a rank's first, float64[ranks, stages] of zeros and ones."""
-        return (np.arange(len(self.pieces)) < self.first_stage[:, None]).astype(np.float64)
+    def stages_of(self) -> list[Ints]:
+        """The virtual stages of every rank, in order."""
+        ranks = np.array(self.rank_of_stage)
+        return [np.flatnonzero(ranks == rank) for rank in range(self.num_ranks)]
 
     @cached_property
-    def hops(self) -> Ints:
-        """Ranks that a forward message moves ahead behind every virtual stage but the last, modulo the pipeline."""
-        ranks = np.array(self.rank_of_stage, dtype=np.int64)
-        return (ranks[1:] - ranks[:-1]) % self.num_ranks
+    def later(self) -> Floats:
+        """Of every virtual stage itself and the later ones of its rank, float64[stages, stages] of zeros and ones."""
+        ranks = np.array(self.rank_of_stage)
+        found: Floats = np.triu(ranks[:, None] == ranks).astype(np.float64)
+        return found
 
 
 @dataclass

@@ -17,7 +17,7 @@ from simpar.plan.plan import Numerics
 from simpar.program.structure.synchronisation import DENSE, EXPERTS
 from simpar.search.bound.batches import Batch
 from simpar.search.bound.data_parallel import Configuration, Configurations
-from simpar.search.bound.paths import Stages, backwards
+from simpar.search.bound.paths import Passes, Stages
 from simpar.search.bound.pipelines import Pipelines
 from simpar.search.bound.shapes import Shape, weigh
 from simpar.units import NS_PER_S, to_ns
@@ -43,32 +43,13 @@ class StepBounds:
             found[mine] = self._of_shape(RowCharge(batch, shape, mine))
         return found
 
-    def _of_shape(self, row_charge: RowCharge) -> Floats:
-        shape, pipelines = row_charge.shape, self.pipelines.index[row_charge.rows]
-        charge = row_charge.charge()
-        path = self.pipelines.path(shape, pipelines, charge.stages)
-        ends, returns = path.ends + charge.opening, path.returns + charge.opening
-        tail = charge.tail
-        bounds = [
-            (ends + tail).max(axis=1),
-            returns.max(axis=1) + tail[:, 0],
-            charge.streams.max(axis=1),
-        ]
+    def _of_shape(self, charge: RowCharge) -> Floats:
+        shape, pipelines = charge.shape, self.pipelines.index[charge.rows]
+        tail, bounds = charge.tail(), [charge.streams().max(axis=1)]
+        for times, alone in self.pipelines.blocks.least_ns(charge.keys, shape):
+            path = self.pipelines.path(shape, pipelines, charge.stages(times, alone))
+            bounds.append(charge.opening(alone["F"]) + path.behind(tail))
         return np.asarray(np.maximum.reduce(bounds))
-
-
-@dataclass(frozen=True)
-class Charge:
-    """What rows of one shape cost: times of every stage, and what data parallelism adds.
-
-    All in nanoseconds, float64: ``opening`` [n, ranks] before the passes of a rank beyond the pipeline's own path;
-    ``tail`` [n, ranks] behind its last pass; ``streams`` [n, ranks] all that the streams of data parallelism carry.
-    """
-
-    stages: Stages
-    opening: Floats
-    tail: Floats
-    streams: Floats
 
 
 @dataclass(frozen=True)
@@ -78,11 +59,7 @@ class RowCharge:
     batch: Batch
     shape: Shape
     mine: Ints
-    _times: dict[tuple[str, bool], Floats] = field(default_factory=dict)
-
-    def charge(self) -> Charge:
-        """What the bound of a row is made of."""
-        return Charge(self.stages, self.opening(), self.tail(), self.streams())
+    _slowed: dict[tuple[str, bool], Floats] = field(default_factory=dict)
 
     @property
     def bounds(self) -> StepBounds:
@@ -133,35 +110,38 @@ class RowCharge:
         """Times of passes by kind, slowed by what runs beside them, [n, kinds]."""
         return self.batch.pass_times(self.mine, letter, boundary=boundary)
 
-    @cached_property
-    def stages(self) -> Stages:
-        """Times of passes of every stage, waiting for gathers inside them where parameters are freed."""
-        times = {
-            boundary: {letter: self.stage_times(letter, boundary=boundary) for letter in self.shape.letters}
-            for boundary in (False, True)
-        }
-        usual, last = (backwards(self.shape, times[boundary]) for boundary in (False, True))
-        return Stages(times[False]["F"], *usual, times[True]["F"], *last)
+    def slowed_times(self, letter: str, *, boundary: bool) -> Floats:
+        """Passes of every stage, slowed by what runs beside them, [n, stages]."""
+        known = letter, boundary
+        if known not in self._slowed:
+            kinds = self.pass_times(letter, boundary=boundary)
+            self._slowed[known] = self.stage_times(kinds, letter, boundary=boundary)
+        return self._slowed[known]
 
-    def stage_times(self, letter: str, *, boundary: bool) -> Floats:
-        """Passes of every stage.
+    def stages(self, times: Mapping[str, Ints], alone: Mapping[str, Ints]) -> Stages:
+        """Times of passes of every stage, waiting for gathers inside them where parameters are freed.
+
+        By letter [n, kinds] passes take ``times`` of their rank at least, and ``alone`` from start to end.
+        """
+        return Stages(*(self._passes(*each) for each in ((times, False), (times, True), (alone, True))))
+
+    def _passes(self, times: Mapping[str, Ints], boundary: bool) -> Passes:
+        return Passes.of(
+            {one: self.stage_times(times[one], one, boundary=boundary) for one in self.shape.letters}
+        )
+
+    def stage_times(self, kinds: Ints | Floats, letter: str, *, boundary: bool) -> Floats:
+        """Passes of every stage, of blocks that take ``kinds`` [n, kinds].
 
         Gathers run at most two blocks ahead, and a block waits for the reduction of the one two before it. So between
         the first block of a pass and the last one the third and later gathers run, all reductions but the last two,
         and what is inside the blocks between.
         """
-        known = letter, boundary
-        if known not in self._times:
-            self._times[known] = self._distinct_times(letter, boundary=boundary)[:, self.shape.distinct[1]]
-        return self._times[known]
-
-    def _distinct_times(self, letter: str, *, boundary: bool) -> Floats:
-        """Passes of every stage unlike those before it, [n, distinct stages]."""
-        kinds = self.pass_times(letter, boundary=boundary)
-        times = weigh(kinds, self.shape.by_stage[self.shape.distinct[0]])
+        distinct, like = self.shape.distinct
+        times = weigh(kinds, self.shape.by_stage[distinct])
         gather = self.moves("gather", letter, boundary=boundary) * self.reshard[:, None]
         if not gather.any():
-            return times
+            return times[:, like]
         first, last, later, between, earlier = self.shape.windows[letter == "F"]
         reduced = self._copied(letter, earlier, boundary, Configuration.reduce_slopes_s)
         linked = self._inside(letter, between) + self._copied(
@@ -171,22 +151,20 @@ class RowCharge:
         used = NEARLY * NS_PER_S * linked.max(axis=2, initial=0.0)
         window = np.maximum(weigh(gather, later), used)
         several = later.any(axis=1) & some(gather)
-        return np.where(several, np.maximum(times, weigh(kinds, first + last) + window), times)
+        return np.where(several, np.maximum(times, weigh(kinds, first + last) + window), times)[:, like]
 
-    def opening(self) -> Floats:
-        """How much later than along the pipeline's path the passes of a rank can start.
+    def opening(self, kinds: Ints) -> Floats:
+        """How much later than along the pipeline's path the passes of ranks can start, [n].
 
-        Everything waits for the first gather of the first stage; and no forward ends before its parameters are
-        there.
+        Everything waits for the first gather of the first stage; and no forward, of blocks that take ``kinds``
+        [n, kinds], ends before its parameters are there.
         """
         gather = self.moves("gather", "F", boundary=True)
         first = self.shape.pieces[0]
-        stage = weigh(gather, self.shape.by_stage[:1])
-        kinds = self.pass_times("F", boundary=True)
-        late = stage[:, 0] + kinds[:, first[-1]] - weigh(kinds, self.shape.by_stage[:1])[:, 0]
-        flat = np.maximum(gather[:, first[0]], np.where(self.reshard, 0.0, late))
-        flat = flat * (stage[:, 0] > 0)
-        return np.broadcast_to(flat[:, None], (len(self.mine), self.shape.num_ranks))
+        both = np.stack([weigh(each, self.shape.by_stage[:1])[:, 0] for each in (gather, kinds)])
+        late = both[0] + kinds[:, first[-1]] - both[1]
+        opened = np.maximum(gather[:, first[0]], np.where(self.reshard, 0.0, late))
+        return np.asarray(opened * (both[0] > 0))
 
     @cached_property
     def parameters(self) -> dict[str, Floats]:
@@ -316,26 +294,11 @@ class RowCharge:
         return weigh(blocks.dense[self.keys], counts) - once[:, None] * counts[:, blocks.head]
 
     def streams(self) -> Floats:
-        """Bounds by the streams that gathers and reductions queue on, and by the link they share, [n, ranks]."""
+        """Bounds by the links that gathers, reductions, messages and the passes themselves share, [n, ranks]."""
         pipelines = self.bounds.pipelines
         others = (pipelines.microbatches(pipelines.index[self.rows]) - 1.0)[:, None]
-        carried = (*self._carried(), *self._linked())
-        work = [column[..., 0] + others * column[..., 1] for column in carried]
+        work = [column[..., 0] + others * column[..., 1] for column in self._linked()]
         return np.asarray(np.maximum.reduce(work) + self.update)
-
-    def _carried(self) -> tuple[Floats, ...]:
-        """What the streams of gathers and of reductions block by block carry, [n, ranks, 2].
-
-        In the first and last passes, and in every other microbatch. What flat buckets carry is on links at least.
-        """
-        counts, back = self.shape.of_rank @ self.shape.by_stage, "I" if self.shape.splits else "B"
-        gathers, reductions = [], []
-        for boundary in (True, False):
-            each = [self.moves("gather", letter, boundary=boundary) for letter in ("F", back)]
-            gathers.append(sum(weigh(one, counts) for one in each))
-            first = weigh(self.moves("first", self.closing, boundary=boundary), counts)
-            reductions.append(np.where(self.per_unit[:, None], first, 0.0))
-        return tuple(np.stack(pair, axis=2) for pair in (gathers, reductions))
 
     def _linked(self) -> list[Floats]:
         """What everything takes of each of a rank's links, like those of rank 0, [n, ranks, 2] for every link.
@@ -353,7 +316,8 @@ class RowCharge:
                 + self._copied(letter, counts, boundary, Configuration.reduce_slopes_s)
                 for letter in self.shape.letters
             }
-            each.append(took["F"] + sum(backwards(self.shape, took)) + sent)
+            passes = Passes.of(took)
+            each.append(passes.forward + passes.backward + sent)
         return list(np.moveaxis(NEARLY * NS_PER_S * np.stack(each, axis=2), 3, 0))
 
     def _inside(self, letter: str, counts: Floats) -> Floats:

@@ -22,7 +22,6 @@ from simpar.program.emission.collective_prices import Added, Prices
 from simpar.search.bound.batched_sweep import Sweeps
 from simpar.search.bound.data_parallel import Configurations
 from simpar.search.bound.dualpipe import kernels_bound_ns
-from simpar.search.bound.paths import Stages
 from simpar.search.bound.pipelines import Pipelines
 from simpar.search.bound.steps import StepBounds
 from simpar.search.certify.exact import Exact, measure, objective_rates, swept_ns
@@ -301,11 +300,9 @@ class Frontier:
         pipelines, found = self.bounds.pipelines, np.zeros(len(rows))
         which = pipelines.index[rows]
         for shape, mine in pipelines.by_shape(which):
-            times = pipelines.blocks.alone_ns(pipelines.key[which[mine]], shape)
-            path = pipelines.path(shape, which[mine], Stages.plain(shape, times))
-            extra = self.squeeze.extra_ns(rows[mine], shape)
-            ends = path.ends[:, [0, -1]].T + pipelines.microbatches(which[mine]) * extra
-            found[mine] = ends.max(axis=0)
+            extra = pipelines.microbatches(which[mine]) * self.squeeze.extra_ns(rows[mine], shape)
+            for path in pipelines.paths(shape, which[mine]):
+                found[mine] = np.maximum(found[mine], (path.ends[:, [0, -1]].T + extra).max(axis=0))
         return found
 
     def _steps(self, row: int) -> None:
@@ -318,9 +315,7 @@ class Frontier:
         """Bound rows whose passes are known by whole steps."""
         rows = np.unique(rows[self.level[rows] == PASSES])
         rows = rows[~undecided(self.rows, rows)]
-        paired = self.bounds.pipelines.paired(rows)
-        self._raise(rows[~paired], self.bounds.of(rows[~paired]), STEP)
-        self._raise(rows[paired], self.sweeps.by_work(rows[paired]), STEP)
+        self._raise(rows, self.bounds.of(rows), STEP)
 
     def _sweep(self, row: int) -> None:
         rows = self._like(row)
