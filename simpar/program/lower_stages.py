@@ -32,8 +32,7 @@ from simpar.program.blocks.phases import TENSOR, CollectiveUse
 from simpar.program.blocks.rank_view import Job, RankView
 from simpar.program.emission.traffic import EMBEDDING_GROUP, group_kinds, hop_kind, late_per_member_s
 from simpar.program.fold.group_routes import GroupKind
-from simpar.program.structure.stage_builder import RolesBuilder
-from simpar.program.structure.stage_view import axes_group
+from simpar.program.structure.stage_builder import RolesBuilder, axes_group
 from simpar.program.structure.stages import ActionBuilder, StageBuilder
 from simpar.program.structure.synchronisation import Synchronisation
 from simpar.units import DTYPE_BYTES, US, handed_dtype

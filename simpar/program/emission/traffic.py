@@ -207,7 +207,7 @@ class Network:
 
     @cached_property
     def _shared(self) -> NDArray[np.bool_]:
-        """Which link classes carry flows of more than one stream."""
+        """Which link classes carry flows of more than one stream that may use them at the same time."""
         found: dict[int, dict[str, list[tuple[set[int], frozenset[str]]]]] = {}
         for index, group in enumerate(self.layout.groups):
             joins = set() if group.directed else set(group.members)
@@ -216,7 +216,11 @@ class Network:
                 found.setdefault(link, {}).setdefault(_family(group.kind), []).append(entry)
         users = np.zeros(len(self._capacity), dtype=np.int64)
         for link, families in found.items():
-            users[link] = sum(_concurrent(entries) for entries in families.values())
+            for entries in families.values():
+                # a class of ranks that several groups have in common serves them one after the other
+                serial = set.intersection(*(members for members, _ in entries))
+                streams = [stream for _, streams in entries for stream in streams]
+                users[link] += len(set(streams)) if serial else len(streams)
         return (users > 1) & self.contention
 
     @cached_property
@@ -343,13 +347,3 @@ def _family(kind: str) -> str:
     if kind in BLOCK_KINDS or is_tensor_parallel(kind):
         return "block"
     return DENSE if kind.startswith((DENSE, EXPERTS)) else kind
-
-
-def _concurrent(entries: Sequence[tuple[set[int], frozenset[str]]]) -> int:
-    """Streams that may use a link at the same time.
-
-    Groups that have a class of ranks in common are served by that class's streams, one after the other.
-    """
-    if set.intersection(*(members for members, _ in entries)):
-        return len(frozenset().union(*(streams for _, streams in entries)))
-    return sum(len(streams) for _, streams in entries)

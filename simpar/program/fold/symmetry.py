@@ -253,13 +253,8 @@ def _cells(colours: Sequence[NDArray[np.generic]], digits: Digits, d: int) -> In
     for colour in colours:
         slices = colour.reshape(-1, size, stride)
         if not (slices == slices[:, :1]).all():
-            cell = np.stack([cell, _equal_slices(slices)])
+            rows = np.ascontiguousarray(np.moveaxis(slices, 1, 0)).reshape(size, -1)
+            cell = np.stack([cell, np.unique(rows, axis=0, return_inverse=True)[1].ravel()])
             cell = np.unique(cell, axis=1, return_inverse=True)[1].ravel()
     first = np.unique(cell, return_index=True)[1]
     return first[cell]
-
-
-def _equal_slices(slices: NDArray[np.generic]) -> Ints:
-    """Number of the distinct slice [:, v, :] that every v has."""
-    rows = np.ascontiguousarray(np.moveaxis(slices, 1, 0)).reshape(slices.shape[1], -1)
-    return np.unique(rows, axis=0, return_inverse=True)[1].ravel()

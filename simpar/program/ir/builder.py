@@ -108,6 +108,8 @@ class ProgramBuilder:
         waiting, waited_for = _stacked(self._waits, 2)
         stream, placed = _stacked(self._placed, 2)
         op, at_finish, class_id, delta, category = _stacked(self._memory, 5)
+        (streams, stream_class), (link_names, capacity) = _columns_of(self._streams), _columns_of(self._links)
+        classes, multiplicity = _columns_of(self._classes)
         owner = np.repeat(np.arange(len(self._routes)), [len(link) for link, _ in self._routes])
         links = Csr.of(owner, _join([link for link, _ in self._routes]), len(self._routes))
         coefficient = np.concatenate([np.zeros(0), *(each for _, each in self._routes)])
@@ -115,13 +117,13 @@ class ProgramBuilder:
             ops=OpTable(**{name: _join(parts) for name, parts in self._ops.items()}),
             dependencies=Csr.of(waiting, waited_for, self._num_ops),
             streams=Csr.of(stream, placed, len(self._streams)),
-            stream_names=_names(self._streams),
-            stream_class=_values(self._streams),
-            routes=Routes(links, coefficient, _values(self._links), _names(self._links)),
+            stream_names=streams,
+            stream_class=stream_class,
+            routes=Routes(links, coefficient, capacity, link_names),
             memory=MemoryTable(op, at_finish.astype(bool), class_id, delta, category),
             labels=tuple(self._labels) or (Label("op", "op"),),
-            class_names=_names(self._classes),
-            multiplicity=_values(self._classes),
+            class_names=classes,
+            multiplicity=multiplicity,
         )
 
 
@@ -137,9 +139,6 @@ def _join(parts: Sequence[NDArray[Any]]) -> Ints:
     return np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64, copy=False)
 
 
-def _names(rows: Sequence[tuple[str, int]]) -> tuple[str, ...]:
-    return tuple(name for name, _ in rows)
-
-
-def _values(rows: Sequence[tuple[str, int]]) -> Ints:
-    return np.array([value for _, value in rows], dtype=np.int64)
+def _columns_of(rows: Sequence[tuple[str, int]]) -> tuple[tuple[str, ...], Ints]:
+    """Names, and what goes with each."""
+    return tuple(name for name, _ in rows), np.array([value for _, value in rows], dtype=np.int64)

@@ -53,11 +53,6 @@ def rests(pieces: Sequence[Piece]) -> bool:
     return bool(pieces) and all(piece.block.still for piece in pieces)
 
 
-def relative_layer(layer: int, first: int) -> int:
-    """A layer counted from the first one of its stage; the embedding stays in front of all."""
-    return layer - first if layer >= 0 else layer
-
-
 def virtual_stage_pieces(job: Job) -> tuple[tuple[Piece, ...], ...]:
     """Blocks of every virtual stage in model order: embedding first, head (norm, lm_head, loss) last."""
     graph, own = job.graph, job.plan.pipeline.stages
@@ -207,11 +202,13 @@ class ActionBuilder(ABC):
             self._steps[piece.kind] = self._make_steps(piece)
         return self._steps[piece.kind]
 
-    def unit(self, piece: Piece) -> Unit:
-        """Bytes that a piece holds and moves on one rank."""
+    def unit(self, piece: Piece, *, first: int = 0) -> Unit:
+        """Bytes that a piece holds and moves on one rank; its layer is counted from ``first``."""
         if piece.kind not in self._units:
             self._units[piece.kind] = self._make_unit(piece)
-        return replace(self._units[piece.kind], layer=piece.layer)
+        # the embedding stays in front of all
+        layer = piece.layer - first if piece.layer >= 0 else piece.layer
+        return replace(self._units[piece.kind], layer=layer)
 
     def _make_unit(self, piece: Piece) -> Unit:
         held = self._activations(piece)
@@ -235,7 +232,7 @@ class ActionBuilder(ABC):
         have the same templates.
         """
         first, pieces = self.first_layer(stage), self.pieces[stage]
-        units = [replace(self.unit(piece), layer=relative_layer(piece.layer, first)) for piece in pieces]
+        units = [self.unit(piece, first=first) for piece in pieces]
         distinct = {piece.kind: (piece, unit) for piece, unit in zip(pieces, units, strict=True)}
 
         def segments(kind: str, sync: SyncPolicy) -> list[Segment]:

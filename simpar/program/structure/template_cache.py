@@ -59,17 +59,9 @@ def received(template: Template, gathers: tuple[CollectiveUse, ...]) -> Template
     if not gathers:
         return template
     by = len(gathers)
-    nodes = [
-        Node(
-            "tp",
-            "all_gather boundary",
-            (COMPUTE, TENSOR),
-            collective=use,
-            after=(at - 1,) if at else (),
-            arrival=not at,
-        )
-        for at, use in enumerate(gathers)
-    ]
+    both, name = (COMPUTE, TENSOR), "all_gather boundary"
+    nodes = [Node("tp", name, both, collective=gathers[0], arrival=True)]
+    nodes += [Node("tp", name, both, collective=use, after=(at,)) for at, use in enumerate(gathers[1:])]
     for node in template.nodes:
         after = tuple(position + by for position in node.after)
         if node.arrival:

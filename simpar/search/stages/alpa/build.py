@@ -16,7 +16,7 @@ from simpar.models.graph import INPUT, Block, Dims, ModelGraph, Operator, saved_
 from simpar.plan.placement import sharding
 from simpar.plan.stages import MEMORY, WORDS, BlockSharding
 from simpar.program.blocks.rank_view import Job
-from simpar.program.structure.stage_view import StageView
+from simpar.program.structure.stage_builder import StageView
 from simpar.search.stages.alpa.graph import ChoiceGraph, Tensor, Unary, Variable
 from simpar.search.stages.alpa.operators import LIGHT, Chosen, Metric, OperatorCosts
 from simpar.search.stages.alpa.roles import AGAIN, SERIAL, SUMMED, Pricer, codes, moves, states_of

@@ -23,8 +23,7 @@ from simpar.plan.stages import StagePlan
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import Job
 from simpar.program.emission.collective_prices import Prices
-from simpar.program.structure.stage_builder import RolesBuilder
-from simpar.program.structure.stage_view import StageView, gathered_stream_bytes
+from simpar.program.structure.stage_builder import RolesBuilder, StageView, gathered_stream_bytes
 from simpar.program.structure.stages import Piece, Pricing
 from simpar.program.structure.templates import LOOK_AHEAD
 from simpar.search.stages.alpa.build import Chain, build_graph, shardings
