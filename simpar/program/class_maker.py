@@ -243,14 +243,11 @@ class ClassMaker:
 
     def _boundaries(self, letters: Sequence[str], stages: NDArray[Any]) -> list[bool]:
         """First forward and last backward-type action of every virtual stage."""
-        first: dict[int, int] = {}
-        last: dict[tuple[int, str], int] = {}
-        for position, (letter, stage) in enumerate(zip(letters, stages.tolist(), strict=True)):
-            if letter == "F":
-                first.setdefault(stage, position)
-            else:
-                last[stage, letter] = position
-        marked = {*first.values(), *last.values()}
+        found: dict[tuple[str, int], int] = {}
+        for position, key in enumerate(zip(letters, stages.tolist(), strict=True)):
+            if key[0] != "F" or key not in found:
+                found[key] = position
+        marked = set(found.values())
         return [position in marked for position in range(len(letters))]
 
     def _templates(self, class_id: int, keys: Sequence[Key]) -> tuple[list[Template], dict[Key, int]]:

@@ -276,24 +276,20 @@ class Synchronisation:
         away = self.host.nodes(float(self.share(held)), self._optimizer(held, matrices), first=len(before))
         return (*before, *away, *after)
 
-    def late_calls(self, size_bytes: Numbers) -> Numbers:
-        """Calls that reduce so many bytes of gradients behind the last backward, float64 like ``size_bytes``."""
-        plan = self.job.plan
-        bucket = float(plan.data_parallel.bucket_bytes or 0)
-        if self.per_unit:
-            count = np.full_like(size_bytes, len(self.job.graph.layers) // plan.mesh.pp, dtype=np.float64)
-        else:
-            count = np.rint(np.asarray(size_bytes) / bucket) if bucket else np.ones_like(size_bytes)
-        return np.maximum(1.0, count)
-
     def late_reductions(self, held: Mapping[str, Numbers]) -> list[LateUse]:
-        """Reductions behind the last backward, in turn: of the parameters of a rank by kind, or of arrays of ranks."""
-        if self.job.plan.data_parallel.overlap_grad_reduce or self.single_process:
+        """Reductions behind the last backward, in turn: of the parameters of a rank by kind, or of arrays of ranks.
+
+        Calls are as many as buckets, or units.
+        """
+        plan = self.job.plan
+        if plan.data_parallel.overlap_grad_reduce or self.single_process:
             return []
-        found = []
+        found, bucket = [], float(plan.data_parallel.bucket_bytes or 0)
+        units = float(len(self.job.graph.layers) // plan.mesh.pp)
         for each in (each for each in self.replicas if not each.gathered):
             size = held[each.kind] * self.gradient_bytes
-            count = self.late_calls(size)
+            buckets = np.rint(np.asarray(size) / bucket) if bucket else 1.0
+            count = np.maximum(np.ones_like(size), units if self.per_unit else buckets)
             found += [LateUse(g, op, size * part / count, count) for g, op, part in self.reduce_ops(each)]
         return found
 
