@@ -19,6 +19,7 @@ from simpar.program.blocks.segments import make_segment
 from simpar.program.lower import Lowered, lower
 from simpar.program.structure.pairs import AHEAD, merge, merged
 from simpar.simulation import make_job
+from simpar.units import NS_PER_S
 
 MESSAGE = CollectiveUse("tp", "all_reduce", 1.0)
 
@@ -50,7 +51,7 @@ def test_kernels_of_one_hide_messages_of_the_other() -> None:
     together = merge(one, one, seconds)
     assert length(one) == 3
     assert length(together) == 4
-    assert merged(one, one, lambda _: 0) == (together, 0.5)
+    assert merged(one, one, lambda _: NS_PER_S) == (together, 0.5)
 
 
 def test_without_messages_there_is_nothing_to_hide() -> None:
