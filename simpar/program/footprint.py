@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 
 import numpy as np
@@ -116,9 +116,6 @@ def footprints(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[Foot
     return tuple(found)
 
 
-PARTS = ("optimizer_bytes", "gradients_bytes", "parameters_bytes", "activations_bytes", "nvme_bytes")
-
-
 @dataclass(frozen=True)
 class HostUse:
     """The fullest node: bytes of all its ranks together, and what it has."""
@@ -139,17 +136,14 @@ def host_use(lowered: Lowered, cluster: Cluster) -> HostUse | None:
     job = lowered.job
     if not job.plan.offload.is_used:
         return None
-    stages = {}
+    held: dict[int, tuple[float, ...]] = {}
     for stage in set(lowered.stage_of_class.tolist()):
-        builder = lowered.builders[stage]
+        builder, own = lowered.builders[stage], lowered.builders[stage].job
         share = float(builder.sync.share(builder.held_parameters(stage)))
-        own = builder.job
-        stages[stage] = host_memory(own.plan, own.stack, share, _activations(lowered, stage))
-    by_class = np.array(
-        [[getattr(stages[stage], part) for part in PARTS] for stage in lowered.stage_of_class.tolist()]
-    )
+        held[stage] = astuple(host_memory(own.plan, own.stack, share, _activations(lowered, stage)))
+    by_class = np.array([held[stage] for stage in lowered.stage_of_class.tolist()])
     by_rank = by_class[lowered.layout.class_of_rank]
-    nodes = by_rank.reshape(cluster.nodes, -1, len(PARTS)).sum(axis=1)
+    nodes = by_rank.reshape(cluster.nodes, -1, by_class.shape[1]).sum(axis=1)
     fullest = int(np.argmax(nodes[:, :-1].sum(axis=1)))
     host = cluster.profile.host
     drives = host.nvme_bytes if host.nvme_bytes is not None else np.inf

@@ -260,7 +260,9 @@ def backward_template(
     closing = [{bucket.at: bucket for bucket in sync.buckets(each, backwards)} for each in reducing]
     outbox = _Outbox(sync, waits=bool(reducing))
     sent: list[int] = []
-    if outbox.bounded:  # what an earlier pass made has gone before this one makes more
+    if (
+        sync.sends and sync.held_bytes > 0
+    ):  # without a place of their own, earlier ones go before more are made
         nodes.append(Node("offload", "gradients gone", (HOST_OUT,)))
         sent = [0, 0]
     for index, (unit, segment) in enumerate(zip(backwards, passes, strict=True)):
@@ -416,11 +418,6 @@ class _Outbox:
         self._sync, self._waits = sync, waits
         self._size, self._held = 0.0, 0.0
         self.position = 0
-
-    @property
-    def bounded(self) -> bool:
-        """Whether gradients have no place of their own on the device, so that passes wait for their copies."""
-        return self._sync.sends and self._sync.held_bytes > 0
 
     def held(self, unit: Unit) -> tuple[MemoryChange, ...]:
         """Gradients that the pass of a unit makes and that have no place of their own on the device."""
