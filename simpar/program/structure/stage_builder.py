@@ -286,7 +286,8 @@ class RolesBuilder(ActionBuilder):
 
     @cached_property
     def _views(self) -> dict[str, StageBlock]:
-        return {block.name: self.view.block(block) for block in self.blocks}
+        distinct = {block.name: block for block in self.blocks}
+        return {name: self.view.block(block) for name, block in distinct.items()}
 
     def _make_steps(self, piece: Piece) -> BlockSteps:
         return steps_of(self._views[piece.block.name], recompute=piece.recompute)
@@ -338,7 +339,8 @@ class RolesBuilder(ActionBuilder):
             axes, known = found.get(group, (axes, ()))
             found[group] = (axes, tuple(dict.fromkeys([*known, *ops])))
 
-        for steps in (self.steps(piece) for piece in self.pieces[self.view.index]):
+        distinct = {(piece.block.name, piece.recompute): piece for piece in self.pieces[self.view.index]}
+        for steps in map(self.steps, distinct.values()):
             for kind in PASSES.values():
                 for step in getattr(steps, kind).steps:
                     if step.collective is not None:
