@@ -76,7 +76,7 @@ def certificate(found: SearchResult) -> Iterator[str]:
     elif found.gap > 0:
         yield f"not certified: a plan that was not simulated may be better by up to {found.gap:.2%}"
     else:
-        yield "not certified: plans were chosen by estimates, and those that looked best were simulated"
+        yield "not certified: stopped before the whole space was bounded"
     if count := found.details.get("not_built"):
         yield f"{count:,} plans that may be better have more than {MOST_OPS:,} ops a step: bounded, not simulated"
     yield (

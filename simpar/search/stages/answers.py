@@ -22,8 +22,6 @@ from simpar.search.space.rows import fixed_values, in_order
 from simpar.search.uniform import search_uniform
 
 Value = int | float | str
-RENAMED = {"order": "rank_order"}
-"""Axes that these spaces have under another name."""
 
 
 def chosen_values(
@@ -51,7 +49,7 @@ def chosen_values(
         raise UserError(f"portable {constraints.portable}: not asked of plans in space {space}; {instead}")
     if constraints.deadline_s is not None:
         raise UserError(f"deadline: space {space} looks for the shortest step without one; {instead}")
-    fixed = {RENAMED.get(name, name): values for name, values in fixed_values(constraints.fixed).items()}
+    fixed = fixed_values(constraints.fixed)
     if constraints.schedules is not None:
         fixed.setdefault("schedule", constraints.schedules)
     for name, values in fixed.items():
@@ -155,7 +153,7 @@ class StagesSearch(ABC):
             "scope": {
                 "searched": {name: list(values) for name, values in self.values.items() if len(values) > 1},
                 "held": {name: values[0] for name, values in self.values.items() if len(values) == 1},
-                "restricted": [name for name in problem.constraints.fixed if name in self.values],
+                "restricted": list(fixed_values(problem.constraints.fixed)),
                 "left_out": [],
                 "meanings": list(self.meanings),
             },

@@ -113,14 +113,14 @@ class Uneven(StagesSearch):
             "pp": divisors(world, len(problem.graph.layers) + 2),
             "micro_batch": MICRO_BATCHES,
             "recompute": RECOMPUTE,
-            "rank_order": ORDERS if cluster.is_mixed else ORDERS[:1],
+            "order": ORDERS if cluster.is_mixed else ORDERS[:1],
             "schedule": ("1f1b",),
         }
         others: dict[str, Sequence[Value] | None] = {
             "tp": divisors(world),
             "micro_batch": divisors(problem.training.global_batch),
             "recompute": None,
-            "rank_order": None,
+            "order": None,
             "schedule": [name for name in SCHEDULES if natural_vpp(name) == 1 and name not in LEFT_OUT],
         }
         self.values = chosen_values(problem, self.space, offered, others)
@@ -132,13 +132,14 @@ class Uneven(StagesSearch):
         for chosen in product(*self.values.values()):
             axes = dict(zip(self.values, chosen, strict=True))
             try:
-                plan = base.with_values(**axes, zero=base.data_parallel.zero or 1, dp=None, layers=None)
+                rest = {"rank_order": axes.pop("order"), "zero": base.data_parallel.zero or 1}
+                plan = base.with_values(**axes, **rest, dp=None, layers=None)
             except ValueError as error:
                 raise UserError(f"space uneven: {error}") from None
             if plan.mesh.pp == 1 and not cluster.is_mixed:
                 continue  # nothing is cut: that is the uniform space
             alike = plan.mesh.pp == 1 or plan.mesh.tp * plan.mesh.pp == cluster.world_size
-            if alike and axes["rank_order"] != self.values["rank_order"][0]:
+            if alike and rest["rank_order"] != self.values["order"][0]:
                 continue  # without both axes, either order is the same layout
             yield plan
 

@@ -1,5 +1,6 @@
 """What stands beside the winner: the front of time and memory."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -145,3 +146,11 @@ def test_layouts_that_cannot_be_say_what_is_in_the_way(batch, options, fixed, na
     )
     said = {one["name"]: one["why"][0] for one in found.details["naive"]}
     assert said[name] == f"not in the space: {words}"
+
+
+def test_an_answer_that_was_stopped_is_not_certified_though_nothing_beats_it():
+    """A gap of zero among what was bounded says nothing of the rest, and the line says why."""
+    found = small_search(2)
+    assert found.certified_optimal
+    stopped = list(certificate(replace(found, certified_optimal=False)))
+    assert stopped[0] == "not certified: stopped before the whole space was bounded"

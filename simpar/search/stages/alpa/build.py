@@ -246,7 +246,7 @@ class _BlockBuilder:
         writer, writes = self._written(name)
         others = [(r, needs) for r, needs in readings if r != writer or not np.array_equal(needs, writes)]
         if others:
-            tensor = Tensor(self.block.name, name, writer, writes, tuple(others), self._pass_s(name))
+            tensor = Tensor(self.block.name, writer, writes, tuple(others), self._pass_s(name))
             self.graph.tensors.append(tensor)
 
     def _pass_s(self, name: str) -> Floats:

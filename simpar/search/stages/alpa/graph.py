@@ -71,7 +71,6 @@ class Tensor:
     """
 
     block: str
-    name: str
     writer: int
     writes: Ints
     readings: tuple[tuple[int, Ints], ...]
