@@ -37,14 +37,13 @@ def host_memory(plan: Plan, stack: Stack, share: float, activations_bytes: float
     offload, away = plan.offload, plan.offload.ratio * share
     states = away * host_state_bytes(plan)
     parameters = share * parameter_widths(plan, stack).compute
-    drives = {"none": 0.0, "cpu": 0.0, "nvme": 1.0}
-    on_drives = states * drives[offload.offload_optimizer] + parameters * drives[offload.offload_parameters]
     return HostMemory(
         optimizer_bytes=states * (offload.offload_optimizer == "cpu"),
         gradients_bytes=away * _WIDE,
         parameters_bytes=parameters * (offload.offload_parameters == "cpu"),
         activations_bytes=activations_bytes,
-        nvme_bytes=on_drives,
+        nvme_bytes=states * (offload.offload_optimizer == "nvme")
+        + parameters * (offload.offload_parameters == "nvme"),
     )
 
 

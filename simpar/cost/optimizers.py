@@ -185,10 +185,8 @@ def products_time_s(
     """
     total = 0.0
     for expert, ranks in enumerate(shards):
-        whole_s, dearest_s = matrices_time_s(
-            [m for m in matrices if m.expert == bool(expert)], numerics, kernels
-        )
-        total += float(shared_out_s(whole_s, dearest_s, ranks))
+        mine = [m for m in matrices if m.expert == bool(expert)]
+        total += float(shared_out_s(*matrices_time_s(mine, numerics, kernels), ranks))
     return total
 
 
