@@ -28,10 +28,6 @@ class OneProcess:
     slowdown: float = 1.0
 
     @property
-    def _others(self) -> int:
-        return self.builder.sync.width - 1
-
-    @property
     def _num_logits(self) -> float:
         """Logits of one replica."""
         graph, view = self.builder.job.graph, self.builder.view
@@ -39,9 +35,7 @@ class OneProcess:
 
     def wrap(self, letter: str, template: Template) -> Template:
         """A pass with what comes before and behind it."""
-        if letter == "F":
-            return self._forward(template)
-        return self._backward(template)
+        return self._forward(template) if letter == "F" else self._backward(template)
 
     def _forward(self, template: Template) -> Template:
         sync, dims = self.builder.sync, self.builder.view.tensor
@@ -80,7 +74,9 @@ class OneProcess:
         times = RankBlock.of(self.builder.job.graph.head, self.builder.view).times
         loss = next(time for time in times if time.name == "loss")
         seconds = float(loss.forward_s if kind == "forward" else loss.backward_input_s)
-        seconds *= self._others * self.slowdown * self.builder.job.stack.launch.kernel_overhead
+        seconds *= (
+            (self.builder.sync.width - 1) * self.slowdown * self.builder.job.stack.launch.kernel_overhead
+        )
         saved, peak = self._loss_bytes()
         node = Node(
             kind=kind,
@@ -96,7 +92,8 @@ class OneProcess:
 
     def _loss_bytes(self) -> tuple[float, float]:
         """Bytes of the other replicas' logits and loss on the first device: kept for backward, and at the peak."""
-        saved, peak = self.builder.job.stack.memory.loss_bytes(self._others * self._num_logits)
+        others = self.builder.sync.width - 1
+        saved, peak = self.builder.job.stack.memory.loss_bytes(others * self._num_logits)
         return float(saved), float(peak)
 
     def _logits_bytes(self) -> float:
