@@ -113,7 +113,9 @@ class ClassMaker:
 
     def passes(self, class_id: int) -> Mapping[tuple[str, bool], Template]:
         """Templates of the first stage by letter and whether it is the boundary microbatch, blocks as single ops."""
-        return self._builder(class_id).templates(0, self._pricing(class_id))
+        builder, pricing = self._builder(class_id), self._pricing(class_id)
+        keys = (("F", True), ("F", False), ("B", False))
+        return {(letter, first): builder.template((letter, 0, first), pricing) for letter, first in keys}
 
     def _builder(self, class_id: int) -> ActionBuilder:
         """What builds the templates of a class."""
@@ -252,17 +254,19 @@ class ClassMaker:
 
     def _templates(self, class_id: int, keys: Sequence[Key]) -> tuple[list[Template], dict[Key, int]]:
         """Templates of the actions; classes whose collectives take the same share them."""
-        family = self._family(class_id, {key[1] for key in keys})
+        family = self._family(class_id, keys)
         root = family.builder.sync.single_process and self.network.layout.class_of_rank[0] == class_id
         known = int(self.stage_of_class[class_id]), bool(root)
         if known not in family.made:
             family.made[known] = self._make_templates(family, keys, root=bool(root))
         return family.made[known]  # type: ignore[no-any-return]
 
-    def _family(self, class_id: int, stages: set[int]) -> Family:
-        """The family of a class, with the templates of its virtual stages."""
+    def _family(self, class_id: int, keys: Sequence[Key]) -> Family:
+        """The family of a class, with the templates of its actions."""
         builder, pricing = self._builder(class_id), self._pricing(class_id)
-        needed = {builder.alike[stage] for stage in stages}
+        needed = dict.fromkeys(
+            (letter, builder.alike[stage], last) for letter, stage, last in dict.fromkeys(keys)
+        )
         long = not (self.collapse and self.collapsible(class_id))
         families = self._families.setdefault((id(builder), pricing.slowdown, long), [])
         for family in families:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import pairwise
 
 import numpy as np
 
@@ -224,33 +224,35 @@ class ActionBuilder(ABC):
             still=piece.block.still,
         )
 
-    def templates(self, stage: int, pricing: Pricing) -> Mapping[tuple[str, bool], Template]:
-        """Templates of one virtual stage by (action letter F, B, I or W; whether it is the boundary microbatch).
+    @cached_property
+    def _units_of(self) -> dict[int, list[Unit]]:
+        return {}
+
+    def template(self, key: Key, pricing: Pricing) -> Template:
+        """Template of an action: letter F, B, I or W, virtual stage, and whether it is the boundary microbatch.
 
         The boundary microbatch is the first for F (parameters may have to be gathered) and the last for
         backward (gradients are reduced). Layers are counted from ``first_layer``, so that stages that are ``alike``
         have the same templates.
         """
-        first, pieces = self.first_layer(stage), self.pieces[stage]
-        units = [self.unit(piece, first=first) for piece in pieces]
+        letter, stage, boundary = key
+        kind, pieces = PASSES[letter], self.pieces[stage]
+        if stage not in self._units_of:
+            first = self.first_layer(stage)
+            self._units_of[stage] = [self.unit(piece, first=first) for piece in pieces]
+        units, sync = self._units_of[stage], self.sync.policy(kind, boundary=boundary)
         distinct = {piece.kind: (piece, unit) for piece, unit in zip(pieces, units, strict=True)}
 
         def segments(kind: str, sync: SyncPolicy) -> list[Segment]:
             made = {key: self.segment(*each, kind, sync, pricing) for key, each in distinct.items()}
             return [made[piece.kind] for piece in pieces]
 
-        table: dict[tuple[str, bool], Template] = {}
-        for (letter, kind), boundary in product(PASSES.items(), (False, True)):
-            sync = self.sync.policy(kind, boundary=boundary)
-            if kind == "forward":
-                table[letter, boundary] = forward_template(units, segments(kind, sync), sync)
-            elif self.job.plan.memory.recompute_early and kind != "weight_gradient":
-                found = backward_template(kind, live(units), segments(kind, sync), sync)
-                again = segments("again", SyncPolicy())
-                table[letter, boundary] = with_early_recompute(kind, found, units, again)
-            else:
-                table[letter, boundary] = backward_template(kind, units, segments(kind, sync), sync)
-        return table
+        if kind == "forward":
+            return forward_template(units, segments(kind, sync), sync)
+        if not self.job.plan.memory.recompute_early or kind == "weight_gradient":
+            return backward_template(kind, units, segments(kind, sync), sync)
+        found = backward_template(kind, live(units), segments(kind, sync), sync)
+        return with_early_recompute(kind, found, units, segments("again", SyncPolicy()))
 
     def pair(self, forward: Key, backward: Key, pricing: Pricing) -> Template | None:
         """Template of the forward of one stage and the backward (B or I) of another that run together.

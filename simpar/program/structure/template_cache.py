@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,13 +24,14 @@ class Family:
     pricing: Pricing
     long: bool
     made: dict[Any, Any] = field(default_factory=dict)
-    _stages: dict[int, Mapping[tuple[str, bool], Template]] = field(default_factory=dict)
+    _passes: dict[Key, Template] = field(default_factory=dict)
     _joined: dict[tuple[Any, ...], Template] = field(default_factory=dict)
 
-    def prepare(self, stages: set[int]) -> None:
-        """Make the templates of some virtual stages, of which none is like another."""
-        for stage in sorted(stages - self._stages.keys()):
-            self._stages[stage] = self.builder.templates(stage, self.pricing)
+    def prepare(self, keys: Iterable[Key]) -> None:
+        """Make the templates of some actions of virtual stages of which none is like another."""
+        for key in keys:
+            if key not in self._passes:
+                self._passes[key] = self.builder.template(key, self.pricing)
 
     def suits(self, solo_ns: Callable[[CollectiveUse], int]) -> bool:
         """Whether a class's collectives take what the templates so far were made with."""
@@ -38,10 +39,8 @@ class Family:
 
     def template(self, key: Key, gathers: tuple[CollectiveUse, ...], messages: tuple[Node, ...]) -> Template:
         """The action's template behind what it gathers first, with messages behind its exit; equal ones are one."""
-        letter, stage, boundary = key
         if (key, gathers, messages) not in self._joined:
-            template = self._stages[stage][letter, boundary]
-            template = flatten(template) if self.long else template
+            template = flatten(self._passes[key]) if self.long else self._passes[key]
             self._joined[key, gathers, messages] = followed(received(template, gathers), messages)
         return self._joined[key, gathers, messages]
 
