@@ -57,7 +57,7 @@ class Sweeps:
         pipes = np.unique(pipelines.index[waiting])
         pipes = pipes[[pipe not in self._costs for pipe in pipes.tolist()]]
         for shape, mine in pipelines.by_shape(pipes):
-            times = pipelines.blocks.plain_ns(pipelines.key[pipes[mine]], "FIW", shape.kinds)
+            times = pipelines.blocks.plain_ns(pipelines.key[pipes[mine]], "FIW")
             total = np.stack([weigh(times[one], shape.by_stage).sum(axis=1) for one in "FIW"], axis=1)
             self._costs |= dict(zip(pipes[mine].tolist(), map(relative_costs, total), strict=True))
         none = given or EVEN_COSTS

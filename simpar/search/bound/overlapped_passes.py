@@ -17,7 +17,9 @@ from simpar.plan.routing import has_sampled_loads
 from simpar.program.blocks.phases import Phase
 from simpar.program.blocks.segments import make_segment
 from simpar.program.structure.pairs import merged
-from simpar.search.bound.block_costs import Batch, BlockCosts, Passes
+from simpar.search.bound.block_costs import BlockCosts
+from simpar.search.bound.keys import Batch
+from simpar.search.bound.passes import Passes
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -143,7 +143,7 @@ class Pipelines:
         """What ranks run once more ahead of their backwards, [n, ranks]: it may hide, but each rank does it all."""
         if shape.pairs:
             return np.zeros((len(which), shape.num_ranks))
-        again = weigh(self.blocks.again_ns(self.key[which], shape), shape.of_rank @ shape.by_stage)
+        again = weigh(self.blocks.again_ns(self.key[which]), shape.of_rank @ shape.by_stage)
         return np.asarray(self.microbatches(which)[:, None] * again)
 
     def hops(self, shape: Shape, which: Ints) -> Hops:

@@ -3,7 +3,7 @@
 Without a request they are as the plan says. ``--fix axis=value,value`` offers several values; each is tried where it
 changes anything and the rules of :mod:`simpar.plan.check` allow it, and rows where it changes nothing have the
 neutral value, the default of a Plan. To add an axis, add an entry here, and its name to the axes that decide memory,
-passes or collectives (ALIKE, KEY_AXES, SCHEME_AXES) where it does.
+passes or collectives (ALIKE, KEY_AXES, CONFIGURATION_AXES) where it does.
 """
 
 from __future__ import annotations

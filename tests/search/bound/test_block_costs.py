@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import simpar
+from simpar.cost.optimizers import inner_matrices, matrices_time_s
 from simpar.cost.stack import load_stack
 from simpar.models.hf_config import read
 from simpar.plan.sharding import rank_dims
@@ -15,8 +16,8 @@ from simpar.program.emission.collective_prices import Prices
 from simpar.program.emission.traffic import block_groups, late_per_member_s
 from simpar.program.structure.stages import PASSES
 from simpar.search import Constraints, make_problem
-from simpar.search.bound.block_costs import AGAIN, SIZES, BlockCosts
-from simpar.search.space.jobs import Jobs
+from simpar.search.bound.block_costs import AGAIN, BlockCosts
+from simpar.search.space.jobs import SIZES, Jobs
 from simpar.search.space.rows import enumerate_space
 from simpar.units import to_ns
 
@@ -62,7 +63,7 @@ CASES = {
 }
 
 
-def costs_of(case, rng):
+def costs_of(case, rng, **more):
     """Costs of some random rows of a case."""
     model, stack, fixed = CASES[case]
     stack = load_stack(stack)
@@ -73,7 +74,7 @@ def costs_of(case, rng):
         simpar.Cluster("dgx-h100", nodes=2),
         simpar.Training(seq_len=1024, global_batch=64),
         stack=stack,
-        constraints=Constraints(fixed={**DEGREES, **fixed}),
+        constraints=Constraints(fixed={**DEGREES, **fixed, **more}),
     )
     rows = enumerate_space(problem)
     rows.take(np.sort(rng.permutation(rows.count)[:150]))
@@ -146,6 +147,21 @@ def test_a_batch_holds_the_parameters_of_each_of_its_keys(case):
         for at, kind in enumerate(costs.kinds):
             assert costs.experts[key, at] == kind.block.trained_experts(dims)
             assert costs.dense[key, at] + costs.experts[key, at] == kind.block.trained_parameters(dims)
+
+
+def test_products_of_matrix_optimizers_are_those_of_each_key():
+    """Whatever their microbatches hold, which changes no matrix."""
+    costs = costs_of("mixture", np.random.default_rng(1), optimizer=("adamw", "muon", "shampoo"))
+    assert not costs.products_s["adamw"].any()
+    for name in ("muon", "shampoo"):
+        for key in range(0, len(costs.row), 5):
+            view = alone(costs, key)[0]
+            numerics = view.job.plan.numerics.model_copy(update={"optimizer": name})
+            for at, kind in enumerate(costs.kinds):
+                matrices = inner_matrices([kind.block], view.tensor)
+                some = [[one for one in matrices if one.expert == expert] for expert in (False, True)]
+                each = [matrices_time_s(mine, numerics, view.job.kernels) for mine in some]
+                assert costs.products_s[name][key, at].tolist() == [list(one) for one in each]
 
 
 def test_a_walk_that_depends_on_a_size_fails():

@@ -10,7 +10,7 @@ import pytest
 import simpar
 from simpar.models.hf_config import read
 from simpar.search import Constraints, make_problem
-from simpar.search.bound import block_costs, data_parallel
+from simpar.search.bound import data_parallel, keys
 from simpar.search.certify.frontier import STEP, SWEPT, Frontier
 from simpar.search.space.fit import needs
 from simpar.search.space.rows import ALL_NAMES, enumerate_space
@@ -116,7 +116,7 @@ def test_a_row_is_bounded_among_others_as_it_is_alone(axis):
     [
         (data_parallel, "CONFIGURATION_AXES", "reduce_dtype"),
         (data_parallel, "CONFIGURATION_AXES", "bucket_bytes"),
-        (block_costs, "KEY_AXES", "precision"),
+        (keys, "KEY_AXES", "precision"),
     ],
 )
 def test_a_key_without_an_axis_is_found_out(where, key, axis, monkeypatch):

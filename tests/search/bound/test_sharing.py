@@ -15,7 +15,8 @@ from simpar.program.blocks.rank_view import RankView
 from simpar.program.blocks.steps import block_steps
 from simpar.program.structure.synchronisation import DENSE, EXPERTS
 from simpar.search import Constraints, make_problem
-from simpar.search.bound import block_costs, data_parallel
+from simpar.search.bound import data_parallel
+from simpar.search.bound import keys as of_keys
 from simpar.search.certify.frontier import Frontier
 from simpar.search.space.fit import needs
 from simpar.search.space.rows import ALL_NAMES, enumerate_space
@@ -160,6 +161,6 @@ def test_a_configuration_without_an_axis_is_noticed(axis, monkeypatch):
 @pytest.mark.parametrize("axis", KEYS)
 def test_a_key_without_an_axis_is_noticed(axis, monkeypatch):
     """Rows that differ in it would share kernels."""
-    kept = tuple(name for name in block_costs.KEY_AXES if name != axis)
-    monkeypatch.setattr(block_costs, "KEY_AXES", kept)
+    kept = tuple(name for name in of_keys.KEY_AXES if name != axis)
+    monkeypatch.setattr(of_keys, "KEY_AXES", kept)
     assert shared_wrongly(frontier_of(axis))

@@ -1,0 +1,145 @@
+"""Keys: combinations of what decides the passes over a block, and batches of them that are walked at once.
+
+Many rows share their kernels: what a rank computes depends on its shares of the tensors, not on the pipeline or on
+data parallelism. Keys that differ in sizes only (SIZES) are a batch: one walk through a block makes the phases of all
+of them, with arrays of durations and of sizes of collectives. Where it would have to branch on such an array it fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.plan import flat
+from simpar.plan.mesh import Mesh
+from simpar.program.blocks.phases import CollectiveUse
+from simpar.program.blocks.rank_view import RankView
+from simpar.program.emission.collective_prices import Price, Prices
+from simpar.program.emission.traffic import block_groups, late_per_member_s
+from simpar.search.space.axes import fully_sharded, numbered
+from simpar.search.space.jobs import SIZES, Jobs, column
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+KEY_AXES = (
+    *SIZES, "cp", "sequence_parallel", "tp_overlap", "precision", "tp_method", "tp_depth", "cp_method", "cp_balance",
+    "ulysses", "capacity_factor", "ep_overlap", "token_dispatch", "recompute_early",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Keys int64[n] that differ in sizes only, and what a rank of them sees; ``mesh`` int64[n] numbers their meshes.
+
+    ``prices`` and ``costs`` are what is known of collectives by operation and group, and by sizes too.
+    """
+
+    keys: Ints
+    view: RankView
+    mesh: Ints
+    prices: dict[tuple[str, str], list[tuple[Ints, Price]]] = field(default_factory=dict)
+    costs: dict[object, tuple[Ints, Floats]] = field(default_factory=dict)
+
+
+@dataclass
+class Keys:
+    """Keys of all rows: ``key`` int64[rows] is the key of every row, ``row`` one row of every key."""
+
+    jobs: Jobs
+    prices: Prices
+    key: Ints
+    row: Ints
+    _groups: dict[tuple[object, ...], Mapping[str, Ints]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, jobs: Jobs, prices: Prices) -> Self:
+        """Keys of all rows."""
+        rows = jobs.rows
+        code = rows.number(KEY_AXES, fully_sharded(rows), 2)  # gradients accumulate in place without it
+        row, key = numbered(code)
+        return cls(jobs, prices, key, row)
+
+    def view(self, key: int) -> RankView:
+        """What a rank of one key sees."""
+        return self.batch(np.array([key])).view
+
+    @cached_property
+    def _meshes(self) -> tuple[list[Mesh], Ints]:
+        """Distinct meshes of the keys, and which of them every key has, int64[keys]."""
+        rows = self.jobs.rows.some(self.row)
+        names = "tp", "cp", "dp", "pp", "ep", "expert_tp"
+        columns = np.stack([*(rows[name] for name in names), rows.code["order"]], axis=1)
+        distinct, which = np.unique(columns, axis=0, return_inverse=True)
+        meshes = [
+            Mesh(
+                **dict(zip((*names[:-1], "etp"), sizes, strict=True)),
+                order=flat.axes(rows.domain["order"][order]),
+            )
+            for *sizes, order in distinct.tolist()
+        ]
+        return meshes, which.ravel()
+
+    @cached_property
+    def all_batches(self) -> list[Batch]:
+        """All keys, in batches that differ in sizes only: whether there are such ranks at all is no size."""
+        rows = self.jobs.rows.some(self.row)
+        code = rows.number([name for name in KEY_AXES if name not in SIZES], fully_sharded(rows), 2)
+        grids = np.zeros(rows.count, dtype=bool)
+        if "tp_method" in rows.domain:
+            grids = ~rows.one_of("tp_method", "1d")  # side and depth are counts of panels
+        facts = [
+            code,
+            *(rows[name] > 1 for name in ("tp", "ep", "expert_tp")),
+            np.where(grids, rows["tp"], 0),
+        ]
+        _, which = np.unique(np.stack(facts, axis=1), axis=0, return_inverse=True)
+        return [self.batch(np.flatnonzero(which.ravel() == number)) for number in range(int(which.max()) + 1)]
+
+    def batch(self, keys: Ints) -> Batch:
+        """Some keys that differ in sizes only."""
+        (meshes, which), cluster = self._meshes, self.prices.cluster
+        distinct, index = np.unique(which[keys], return_inverse=True)
+        late_s = np.array([late_per_member_s(cluster, meshes[mesh]) for mesh in distinct])[index]
+        view = RankView.of(self.jobs.batch(self.row[keys]), late_per_member_s=column(late_s))
+        return Batch(keys, view.first, which[keys])
+
+    def batches(self, keys: Ints) -> Iterator[tuple[Batch, Ints, Ints]]:
+        """The batches that some keys are in: which of the keys, and their places in there."""
+        number, place = self._place[:, keys]
+        for one in np.unique(number).tolist():
+            mine = np.flatnonzero(number == one)
+            yield self.all_batches[one], mine, place[mine]
+
+    @cached_property
+    def _place(self) -> Ints:
+        """Batch of every key and its place in there, int64[2, keys]."""
+        found = np.zeros((2, len(self.row)), dtype=np.int64)
+        for number, batch in enumerate(self.all_batches):
+            found[:, batch.keys] = np.full(len(batch.keys), number), np.arange(len(batch.keys))
+        return found
+
+    def _price(self, batch: Batch, mesh: Mesh, op: str, name: str) -> Price:
+        """The price of an operation on the group of rank 0 of a name on a mesh."""
+        view, tensor = batch.view, batch.view.job.plan.tensor_parallel
+        known = mesh, tensor.tp_method, tensor.tp_depth, view.tensor["ulysses"], view.tensor["gathered"]
+        if known not in self._groups:
+            plan = view.job.plan.model_copy(update={"mesh": mesh})
+            kinds = block_groups(replace(view, job=replace(view.job, plan=plan)))
+            self._groups[known] = {kind.name: kind.groups[0].copy() for kind in kinds}
+        return self.prices.of(op, self._groups[known][name], name)
+
+    def priced(self, batch: Batch, use: CollectiveUse) -> list[tuple[Ints, Price]]:
+        """Prices of a collective in a batch, and which of its keys have each."""
+        if (use.op, use.group) not in batch.prices:
+            meshes, distinct = self._meshes[0], np.unique(batch.mesh)
+            each = {int(at): self._price(batch, meshes[at], use.op, use.group) for at in distinct}
+            prices = {id(price): price for price in each.values()}
+            which = np.array([id(each[at]) for at in batch.mesh.tolist()])
+            found = [(np.flatnonzero(which == number), price) for number, price in prices.items()]
+            batch.prices[use.op, use.group] = found
+        return batch.prices[use.op, use.group]
