@@ -29,7 +29,8 @@ class Table:
 
     ``code``, ``stage`` and ``rank`` int64[actions]; ``before`` is the previous action on the rank and ``source`` the
     one that brings the input (-1: none). ``joined`` are forwards that run together with the action behind them: the
-    forward waits for the inputs of both (``other`` is the second one) and takes the time of both.
+    forward waits for the inputs of both (``other`` is the second one) and takes the time of both. ``whole`` is the
+    table in which no pair came apart, where this is another.
     """
 
     schedule: Schedule
@@ -40,10 +41,14 @@ class Table:
     source: Ints
     other: Ints
     joined: Ints
+    whole: Table | None = None
 
     @staticmethod
-    def of(schedule: Schedule, apart: Blocked = frozenset()) -> Table:
-        """The graph of a verified table; passes of a kind in ``apart`` run together with nothing."""
+    def of(schedule: Schedule, apart: Blocked = frozenset(), whole: Table | None = None) -> Table:
+        """The graph of a verified table; passes of a kind in ``apart`` run together with nothing.
+
+        ``whole`` is the graph of the same table where all pairs run together.
+        """
         sizes = [len(columns) for columns in schedule.ranks]
         code, stage = (
             np.concatenate([getattr(columns, name) for columns in schedule.ranks]).astype(np.int64)
@@ -63,7 +68,15 @@ class Table:
         other = np.full(len(code), -1, dtype=np.int64)
         other[joined], source[joined + 1] = source[joined + 1], -1
         return Table(
-            schedule, code, stage, np.repeat(np.arange(len(sizes)), sizes), before, source, other, joined
+            schedule,
+            code,
+            stage,
+            np.repeat(np.arange(len(sizes)), sizes),
+            before,
+            source,
+            other,
+            joined,
+            whole,
         )
 
     @cached_property
@@ -96,7 +109,9 @@ class Table:
 
     @cached_property
     def levels(self) -> list[Ints]:
-        """Actions in groups that wait only for earlier groups."""
+        """Actions in groups that wait only for earlier groups: where pairs come apart, those of the whole table do."""
+        if self.whole is not None:
+            return self.whole.levels
         waiting = ((self.before >= 0).astype(int) + (self.source >= 0) + (self.other >= 0)).tolist()
         owner = np.concatenate([self.before, self.source, self.other])
         waits = np.flatnonzero(owner >= 0)

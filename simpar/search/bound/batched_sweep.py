@@ -37,7 +37,7 @@ class Sweeps:
 
     bounds: StepBounds
     _tables: dict[tuple[TableKey, Blocked], Table] = field(default_factory=dict)
-    _schedules: dict[TableKey, Schedule] = field(default_factory=dict)
+    _whole: dict[TableKey, Table] = field(default_factory=dict)
     _costs: dict[int, Costs] = field(default_factory=dict)
 
     @cached_property
@@ -89,10 +89,11 @@ class Sweeps:
 
     def _table(self, key: TableKey, apart: Blocked) -> Table:
         if (key, apart) not in self._tables:
-            if key not in self._schedules:
+            if key not in self._whole:
                 # the same table comes several times in a row
-                self._schedules = {key: _made(*key)}
-            table = Table.of(self._schedules[key], apart)
+                self._whole = {key: Table.of(_made(*key))}
+            whole = self._whole[key]
+            table = Table.of(whole.schedule, apart, whole) if apart else whole
             while self._tables and sum(len(one.code) for one in self._tables.values()) > MOST_ACTIONS:
                 del self._tables[next(iter(self._tables))]
             self._tables[key, apart] = table
@@ -105,7 +106,7 @@ class Sweeps:
         ends = _reduced(charge, table, finish)
         last = np.stack([finish[table.last_of(rank)] for rank in range(shape.num_ranks)])
         ready, again = np.maximum(last, ends[:, 0]).T, ends[:, 1].T
-        return np.asarray(np.maximum(charge.ended(ready, again), charge.streams()).max(axis=1))
+        return np.asarray(np.maximum(charge.ended(ready, again), charge.linked() + charge.update).max(axis=1))
 
     def _times(self, charge: RowCharge, table: Table) -> tuple[Times, Hops, Pairs]:
         """Passes, messages and passes that run together of rows of one shape."""

@@ -50,11 +50,6 @@ class Shape:
         """Whether backwards come in halves, all or some of them."""
         return "I" in self.letters
 
-    @property
-    def mixes(self) -> bool:
-        """Whether some backwards come in halves and others whole."""
-        return self.splits and "B" in self.letters
-
     @cached_property
     def kinds(self) -> tuple[int, ...]:
         """Kinds of blocks that it holds."""

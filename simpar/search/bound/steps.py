@@ -45,7 +45,7 @@ class StepBounds:
 
     def _of_shape(self, charge: RowCharge) -> Floats:
         shape, pipelines = charge.shape, self.pipelines.index[charge.rows]
-        tail, bounds = charge.tail(), [charge.streams().max(axis=1)]
+        tail, bounds = charge.tail(), [(charge.linked() + charge.update).max(axis=1)]
         for times, alone in self.pipelines.blocks.least_ns(charge.keys, shape):
             path = self.pipelines.path(shape, pipelines, charge.stages(times, alone))
             bounds.append(charge.opening(alone["F"]) + path.behind(tail))
@@ -293,32 +293,26 @@ class RowCharge:
         once = np.where(self._meet & ~self.per_unit, blocks.projection[self.keys], 0.0)
         return weigh(blocks.dense[self.keys], counts) - once[:, None] * counts[:, blocks.head]
 
-    def streams(self) -> Floats:
-        """Bounds by the links that gathers, reductions, messages and the passes themselves share, [n, ranks]."""
-        pipelines = self.bounds.pipelines
-        others = (pipelines.microbatches(pipelines.index[self.rows]) - 1.0)[:, None]
-        work = [column[..., 0] + others * column[..., 1] for column in self._linked()]
-        return np.asarray(np.maximum.reduce(work) + self.update)
+    def linked(self) -> Floats:
+        """What everything takes of each rank's busiest link, were all like those of rank 0, [n, ranks].
 
-    def _linked(self) -> list[Floats]:
-        """What everything takes of each of a rank's links, like those of rank 0, [n, ranks, 2] for every link.
-
-        In the first and last passes, and in every other microbatch. Of a table that has whole backwards and halves,
+        Gathers, reductions, messages and the collectives inside passes. Of a table that has whole backwards and halves,
         what both have at least.
         """
-        counts = self.shape.of_rank @ self.shape.by_stage
-        sent = self.bounds.pipelines.drains_s(self.shape, self.bounds.pipelines.index[self.rows])
-        each = []
-        for boundary in (True, False):
-            took = {
-                letter: self._inside(letter, counts)
-                + self._copied(letter, counts, boundary, Configuration.gather_slopes_s)
-                + self._copied(letter, counts, boundary, Configuration.reduce_slopes_s)
-                for letter in self.shape.letters
-            }
-            passes = Passes.of(took)
-            each.append(passes.forward + passes.backward + sent)
-        return list(np.moveaxis(NEARLY * NS_PER_S * np.stack(each, axis=2), 3, 0))
+        pipelines, counts = self.bounds.pipelines, self.shape.of_rank @ self.shape.by_stage
+        which = pipelines.index[self.rows]
+        found = pipelines.microbatches(which)[:, None, None] * pipelines.drains_s(self.shape, which)
+        for boundary, times in ((True, 1.0), (False, pipelines.microbatches(which)[:, None, None] - 1.0)):
+            passes = Passes.of(
+                {
+                    letter: self._inside(letter, counts)
+                    + self._copied(letter, counts, boundary, Configuration.gather_slopes_s)
+                    + self._copied(letter, counts, boundary, Configuration.reduce_slopes_s)
+                    for letter in self.shape.letters
+                }
+            )
+            found = found + times * (passes.forward + passes.backward)
+        return np.asarray(NEARLY * NS_PER_S * found.max(axis=2))
 
     def _inside(self, letter: str, counts: Floats) -> Floats:
         """Seconds that collectives inside blocks take of each of rank 0's links, [n, len(counts), links]."""

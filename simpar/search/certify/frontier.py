@@ -39,7 +39,7 @@ KERNELS, PASSES, STEP, SWEPT, EXACT = range(5)
 SIZED = ("tp", "cp", "pp", "schedule", "vpp", "zero", "sequence_parallel", "tp_overlap")
 """Axes that decide how many ops a pass has, and how many ranks differ."""
 TRIES = 3
-SOON = 1.05  # rows whose bounds are this close to the lowest are looked at along with it
+SOON = 1.02  # rows whose bounds are this close to the lowest are looked at along with it
 PASSED_AT_ONCE, ROWS_AT_ONCE, SWEPT_AT_ONCE = 16384, 16384, 64
 UNTOLD = ("tp", "cp", "pp", "ep", "zero", "hsdp", "sequence_parallel", "tp_overlap")
 """Axes that kernels alone do not rank."""
