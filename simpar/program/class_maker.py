@@ -14,7 +14,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.plan.mirrored import MirroredMesh
 from simpar.plan.plan import Plan
 from simpar.plan.routing import has_sampled_loads, sampled_loads
-from simpar.plan.schedules.actions import Schedule
+from simpar.plan.schedules.actions import LETTERS, F, Schedule, W
 from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, CollectiveUse
 from simpar.program.blocks.rank_view import ANY, Job
 from simpar.program.emission.emit import ClassActions
@@ -73,13 +73,14 @@ def rank_colours(plan: Plan, cluster: Cluster, perturbation: Perturbation, *, un
 class _Order:
     """What a pipeline rank does in turn, its actions and then the tail of the step.
 
-    ``keys`` are letter, virtual stage and whether it is the boundary microbatch of the actions; of all, int64[n],
-    ``stage`` and ``microbatch`` (-1: of the tail) and the ``first_layer`` of the stage. An arrival waits for the action
-    ``awaited`` int64[n] (-1: none) of a stage: of each of ``ways``, pairs of a stage and that it waits for (-1: none),
-    the one that ``way`` int64[n] says.
+    ``keys`` are letters, virtual stages and whether it is their boundary microbatch in the order in which they come,
+    ``key`` int64[n - 1] the one of every action; of all, int64[n], ``stage`` and ``microbatch`` (-1: of the tail) and
+    the ``first_layer`` of the stage. An arrival waits for the action ``awaited`` int64[n] (-1: none) of a stage: of
+    each of ``ways``, pairs of a stage and that it waits for (-1: none), the one that ``way`` int64[n] says.
     """
 
     keys: list[Key]
+    key: Ints
     stage: Ints
     microbatch: Ints
     first_layer: Ints
@@ -159,51 +160,55 @@ class ClassMaker:
         pairs, first_layer = np.flatnonzero(self.schedule.ranks[rank].overlap), order.first_layer
         if len(pairs):
             alone, index = len(templates), index.copy()
-            templates += tuple(self._join_pairs(class_id, order.keys, pairs, (alone, index, *sources)))
+            templates += tuple(self._join_pairs(class_id, order, pairs, (alone, index, *sources)))
             first_layer = np.where(index < alone, first_layer, 0)  # pairs name layers of two stages
         return ClassActions(templates, index, microbatch, order.stage, *sources, first_layer)
 
     def _order(self, rank: int) -> _Order:
-        """What every class of a pipeline rank does in turn."""
-        if rank not in self._orders:
-            letters, stages, microbatches = self.schedule.letters(rank)
-            keys = list(zip(letters, stages.tolist(), self._boundaries(letters, stages), strict=True))
-            actions = zip(letters, stages.tolist(), microbatches.tolist(), strict=True)
-            source, awaited = np.array([*(self._awaited(*action) for action in actions), (-1, -1)]).T
-            stage, microbatch = (np.append(column, -1).astype(np.int64) for column in (stages, microbatches))
-            ways, way = np.unique(np.stack([stage, source], axis=1), axis=0, return_inverse=True)
-            first_layer = np.array([*(self.builders[rank].first_layer(key[1]) for key in keys), 0])
-            self._orders[rank] = _Order(
-                keys, stage, microbatch, first_layer, awaited, ways.tolist(), way.ravel()
-            )
-        return self._orders[rank]
-
-    def _awaited(self, letter: str, stage: int, microbatch: int) -> tuple[int, int]:
-        """Stage and position of the action that an arrival waits for (-1: none).
+        """What every class of a pipeline rank does in turn.
 
         Forwards wait for that of the stage before, backwards for the stage behind; that of the last stage follows its
         own forward.
         """
-        if letter == "W" or (letter == "F" and stage == 0):
-            return -1, -1
-        last = stage + 1 == self.schedule.num_stages
-        wanted = ("F", stage - 1) if letter == "F" else ("F", stage) if last else ("B", stage + 1)
-        return wanted[1], self._positions[*wanted, microbatch]
+        if rank not in self._orders:
+            columns, num = self.schedule.ranks[rank], self.schedule.num_stages
+            stage, microbatch = (
+                np.append(each, -1).astype(np.int64) for each in self.schedule.arrays(rank)[1:]
+            )
+            code, here = columns.code.astype(np.int64), stage[:-1]
+            forward, last = code == F, here + 1 == num
+            source = np.where(forward, here - 1, np.where(last, here, here + 1))
+            source = np.append(np.where(code == W, -1, source), -1)
+            waits, gradient = np.flatnonzero(source >= 0), np.where(forward | last, 0, 1)
+            awaited = np.full(len(stage), -1)
+            awaited[waits] = self._positions[gradient[waits], source[waits], microbatch[waits]]
+            ways, way = _distinct(stage * (num + 1) + source + 1)
+            boundary = _boundaries(code, here)
+            each, key = _distinct((here * len(LETTERS) + code) * 2 + boundary)
+            keys = [
+                (LETTERS[one // 2 % len(LETTERS)], one // 2 // len(LETTERS), bool(one % 2)) for one in each
+            ]
+            layers = np.array([self.builders[rank].first_layer(each) for each in range(num)])
+            first_layer = np.append(layers[here], 0)
+            pairs = [[one // (num + 1), one % (num + 1) - 1] for one in ways]
+            self._orders[rank] = _Order(keys, key, stage, microbatch, first_layer, awaited, pairs, way)
+        return self._orders[rank]
 
     def _ordered(self, class_id: int, order: _Order) -> tuple[tuple[Template, ...], Ints]:
         """Templates, and the index of every action's: of whole sequences, or slice by slice; the tail is the last."""
         makers, tail = self._slice_makers or (self,), self._tail(class_id)
         slices = order.microbatch[:-1] % len(makers)
-        mine = [[order.keys[at] for at in np.flatnonzero(slices == each)] for each in range(len(makers))]
-        found = [maker._templates(class_id, keys) for maker, keys in zip(makers, mine, strict=True)]
+        mine = [_distinct(order.key[slices == each])[0] for each in range(len(makers))]
+        keys = [[order.keys[at] for at in each] for each in mine]
+        found = [maker._templates(class_id, each) for maker, each in zip(makers, keys, strict=True)]
         known = tuple(id(each) for each in (order, tail, *(templates for templates, _ in found)))
         if known not in self._known:  # classes that run the same share what they are made of
             starts = np.cumsum([0, *(len(templates) for templates, _ in found)]).tolist()
-            index = [
-                starts[at] + found[at][1][key] for at, key in zip(slices.tolist(), order.keys, strict=True)
-            ]
+            table = np.zeros((len(makers), len(order.keys)), dtype=np.int64)
+            for number, (_, index) in enumerate(found):
+                table[number, mine[number]] = [starts[number] + index[key] for key in keys[number]]
             every = (*(template for templates, _ in found for template in templates), tail)
-            self._known[known] = every, np.array([*index, starts[-1]])
+            self._known[known] = every, np.append(table[slices, order.key], starts[-1])
         found_order: tuple[tuple[Template, ...], Ints] = self._known[known]
         return found_order
 
@@ -218,7 +223,7 @@ class ClassMaker:
         return tuple(replace(self, builders=(each,) * len(self.builders)) for each in of_slices)
 
     def _join_pairs(
-        self, class_id: int, keys: Sequence[Key], pairs: Ints, columns: tuple[int, Ints, Ints, Ints]
+        self, class_id: int, actions: _Order, pairs: Ints, columns: tuple[int, Ints, Ints, Ints]
     ) -> list[Template]:
         """Let forwards at ``pairs`` and the backwards behind them run together, where nothing lies between them.
 
@@ -229,7 +234,7 @@ class ClassMaker:
         alone, order, source_class, source_action = columns
         pricing, known, templates = self._pricing(class_id), dict[tuple[Key, Key], int](), list[Template]()
         for at in pairs.tolist():
-            key = (keys[at], keys[at + 1])
+            key = actions.keys[actions.key[at]], actions.keys[actions.key[at + 1]]
             if key not in known:
                 template = self._builder(class_id).pair(*key, pricing)
                 known[key] = alone + len(templates) if template else -1
@@ -242,15 +247,6 @@ class ClassMaker:
                 for column in (source_class, source_action):
                     column[at, -1], column[at + 1, 0] = column[at + 1, 0], -1
         return templates
-
-    def _boundaries(self, letters: Sequence[str], stages: NDArray[Any]) -> list[bool]:
-        """First forward and last backward-type action of every virtual stage."""
-        found: dict[tuple[str, int], int] = {}
-        for position, key in enumerate(zip(letters, stages.tolist(), strict=True)):
-            if key[0] != "F" or key not in found:
-                found[key] = position
-        marked = set(found.values())
-        return [position in marked for position in range(len(letters))]
 
     def _templates(self, class_id: int, keys: Sequence[Key]) -> tuple[list[Template], dict[Key, int]]:
         """Templates of the actions; classes whose collectives take the same share them."""
@@ -399,15 +395,19 @@ class ClassMaker:
         return [int(c) for c in np.unique(layout.class_of_rank[ranks])]
 
     @cached_property
-    def _positions(self) -> dict[tuple[str, int, int], int]:
-        """Position of every action on its rank; I counts as B, because both hand a gradient over."""
-        table: dict[tuple[str, int, int], int] = {}
-        for rank in range(self.schedule.num_ranks):
-            letters, stages, microbatches = self.schedule.letters(rank)
-            for position, key in enumerate(zip(letters, stages.tolist(), microbatches.tolist(), strict=True)):
-                letter = "B" if key[0] == "I" else key[0]
-                table[letter, key[1], key[2]] = position
-        return table
+    def _positions(self) -> Ints:
+        """Position on its rank of what hands an activation (0) or a gradient (1: B or I) over.
+
+        int64[2, stages, microbatches].
+        """
+        ranks = self.schedule.ranks
+        count = 1 + max(int(columns.microbatch.max(initial=0)) for columns in ranks)
+        found = np.full((2, self.schedule.num_stages, count), -1, dtype=np.int64)
+        for columns in ranks:
+            at = np.flatnonzero(columns.code != W)
+            way = np.where(columns.code[at] == F, 0, 1)
+            found[way, columns.stage[at], columns.microbatch[at]] = at
+        return found
 
     @cached_property
     def _class_by_stage(self) -> Ints:
@@ -422,3 +422,22 @@ class ClassMaker:
         layout, mesh = self.network.layout, self.job.plan.mesh
         assert isinstance(mesh, MirroredMesh), "asked for only where microbatches enter at both ends"
         return layout.class_of_rank[mesh.opposite(layout.representative_rank)]
+
+
+def _boundaries(code: Ints, stage: Ints) -> Ints:
+    """Whether an action is the first forward or the last of each backward-type ones of a virtual stage: 0 or 1."""
+    kind, found = stage * len(LETTERS) + code, np.zeros(len(code), dtype=np.int64)
+    first, last = (np.unique(column, return_index=True)[1] for column in (kind, kind[::-1]))
+    found[first[code[first] == F]] = 1
+    last = len(code) - 1 - last
+    found[last[code[last] != F]] = 1
+    return found
+
+
+def _distinct(values: Ints) -> tuple[list[int], Ints]:
+    """Distinct values in the order in which they come, and which of them every value is, int64[n]."""
+    found, first, which = np.unique(values, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return found[order].tolist(), place[which.ravel()]
