@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from simpar.engine.sharing import LinkChange, as_rates, complaint
 from simpar.program.ir.flow import FRACTION_BITS, fixed_point, to_cap, to_rate, to_work
-from simpar.program.ir.program import Csr, OpTable, Program, ProgramError, Routes, Timing, edges
+from simpar.program.ir.program import OpTable, Program, ProgramError, Routes, Timing, edges
 
 Ints = NDArray[np.int64]
 
@@ -46,8 +46,9 @@ class Runner:
         self.kernel = _kernel()
         self.program, self.most_visits = program, most_visits
         before, after = edges(program)
-        self.followers = Csr.of(before, after, len(program))
-        self.waiting = np.bincount(after, minlength=len(program))
+        self.pointer, self.waiting = (np.zeros(len(program) + extra, dtype=np.int64) for extra in (1, 0))
+        self.follower = np.empty_like(before)
+        self.kernel.follow(before, after, self.pointer, self.follower, self.waiting)
         self.ops = np.empty(len(program), self.kernel.OP)
         self.nodes = _NodesOfRoutes(self.kernel, program.routes)
 
@@ -59,7 +60,7 @@ class Runner:
         kernel, columns = self.kernel, self.program.ops if ops is None else ops
         scheduled = np.array(as_rates(changes), dtype=np.int64).reshape(-1, 3)
         of_op, flows, nodes = self._flows(columns)
-        kernel.begin(self.ops, self.followers.pointer, self.waiting, columns.fixed_ns, of_op)
+        kernel.begin(self.ops, self.pointer, self.waiting, columns.fixed_ns, of_op)
         links = np.zeros(len(self.program.routes.link_names), kernel.LINK)
         links["rate"], links["head"] = self.nodes.rate, -1
         longest = max(len(self.ops), len(flows), len(links), kernel.VISITS + 1)
@@ -67,7 +68,7 @@ class Runner:
         lists[kernel.SIZES, kernel.STAMP] = 1
         lists[kernel.SIZES, kernel.VISITS] = -self.most_visits
         heap = np.empty((2 * (len(flows) + len(scheduled)) + kernel.WAYS, 2), dtype=np.int64)
-        kernel.simulate(self.ops, flows, links, nodes, heap, lists, self.followers.item, scheduled)
+        kernel.simulate(self.ops, flows, links, nodes, heap, lists, self.follower, scheduled)
         if lists[kernel.SIZES, kernel.VISITS] > 0:
             raise TooContendedError(f"more than {self.most_visits:,} links visited")
         start, finish = (np.ascontiguousarray(self.ops[name]) for name in ("start_ns", "finish_ns"))

@@ -175,28 +175,6 @@ def _exit(flows: Records, links: Records, nodes: Records, at: int) -> None:
 
 
 @_compiled
-def _join(flows: Records, links: Records, nodes: Records, heap: Ints, lists: Ints, begun: int) -> None:
-    """A flow starts to drain; without links only its cap limits it."""
-    flows[begun].rate = 0
-    flows[begun].since_ns = lists[SIZES, NOW]
-    flows[begun].shared = -1
-    for at in range(flows[begun].first_node, flows[begun].last_node):
-        _enter(flows, links, nodes, at)
-        _touch(links, lists, nodes[at].link)
-    if flows[begun].first_node == flows[begun].last_node:
-        cap = flows[begun].cap
-        flows[begun].rate = cap
-        _foresee(flows, heap, lists, begun, lists[SIZES, NOW] - (-flows[begun].remaining // cap))
-
-
-@_compiled
-def _leave(flows: Records, links: Records, nodes: Records, lists: Ints, drained: int) -> None:
-    for at in range(flows[drained].first_node, flows[drained].last_node):
-        _exit(flows, links, nodes, at)
-        _touch(links, lists, nodes[at].link)
-
-
-@_compiled
 def _limit(flows: Records, links: Records, nodes: Records, lists: Ints, found: int, changing: bool) -> None:
     """What a flow may drain at most: its cap, and what the links give that it has to itself.
 
@@ -214,6 +192,44 @@ def _limit(flows: Records, links: Records, nodes: Records, lists: Ints, found: i
             flow.limit = min(flow.limit, alone)
             if not changing:
                 break
+
+
+@_compiled
+def _join(flows: Records, links: Records, nodes: Records, lists: Ints, begun: int) -> bool:
+    """A flow starts to drain; whether it has all its links to itself: then nobody else is touched."""
+    flow = flows[begun]
+    flow.rate = 0
+    flow.since_ns = lists[SIZES, NOW]
+    flow.shared = -1
+    for at in range(flow.first_node, flow.last_node):
+        _enter(flows, links, nodes, at)
+    at = flow.shared
+    while at >= 0:
+        _touch(links, lists, nodes[at].link)
+        at = nodes[at].behind
+    alone: bool = flow.shared < 0
+    return alone
+
+
+@_compiled
+def _drain(flows: Records, heap: Ints, lists: Ints, alone: int) -> None:
+    """A flow without others drains at its limit."""
+    flow = flows[alone]
+    lists[SIZES, VISITS] += flow.last_node - flow.first_node
+    if flow.limit > 0:
+        flow.rate = flow.limit
+        _foresee(flows, heap, lists, alone, lists[SIZES, NOW] - (-flow.remaining // flow.rate))
+
+
+@_compiled
+def _leave(flows: Records, links: Records, nodes: Records, lists: Ints, drained: int) -> None:
+    """A flow has drained; links that it had to itself concern nobody else."""
+    for at in range(flows[drained].first_node, flows[drained].last_node):
+        _exit(flows, links, nodes, at)
+        if links[nodes[at].link].flows > 0:
+            _touch(links, lists, nodes[at].link)
+        else:
+            lists[SIZES, VISITS] += 1
 
 
 @_compiled
@@ -352,6 +368,22 @@ def _pass_on(ops: Records, flows: Records, heap: Ints, lists: Ints, follower: In
 
 
 @_compiled
+def follow(before: Ints, after: Ints, pointer: Ints, follower: Ints, waiting: Ints) -> None:
+    """Whatever waits for every op, op by op behind one another, and how many each waits for.
+
+    ``pointer`` int64[ops + 1] begins as zeros; items of op i end up in ``follower[pointer[i]:pointer[i + 1]]``.
+    """
+    for i in range(len(before)):
+        pointer[before[i]] += 1
+        waiting[after[i]] += 1
+    for op in range(1, len(pointer)):
+        pointer[op] += pointer[op - 1]
+    for i in range(len(before) - 1, -1, -1):
+        pointer[before[i]] -= 1
+        follower[pointer[before[i]]] = after[i]
+
+
+@_compiled
 def begin(ops: Records, pointer: Ints, waiting: Ints, fixed_ns: Ints, flow: Ints) -> None:
     """Records of ops before anything happened; ``flow`` is -1 of those without work."""
     for op in range(len(ops)):
@@ -391,7 +423,9 @@ def simulate(
                 links[changes[entry - 2 * len(flows), 1]].rate = changes[entry - 2 * len(flows), 2]
                 _touch(links, lists, changes[entry - 2 * len(flows), 1])
             elif entry >= len(flows):
-                _join(flows, links, nodes, heap, lists, entry - len(flows))
+                if _join(flows, links, nodes, lists, entry - len(flows)):
+                    _limit(flows, links, nodes, lists, entry - len(flows), changing)
+                    _drain(flows, heap, lists, entry - len(flows))
             elif flows[entry].drained_ns == lists[SIZES, NOW]:
                 flows[entry].drained_ns = -1
                 _leave(flows, links, nodes, lists, entry)
