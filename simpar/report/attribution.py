@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.program.ir.program import Csr, Program, Timing, predecessors
+from simpar.program.ir.program import Program, Timing, stream_edges
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -32,15 +32,15 @@ WAITS = ("slow rank", "unequal work", "other groups", "bubble")
 
 def binding_predecessors(program: Program, timing: Timing) -> Ints:
     """Of what every op waits for the one that finishes last, the first of equals: int64[num_ops], -1 for none."""
-    before = Csr(*predecessors(program))
-    found = np.full(len(before), -1, dtype=np.int64)
-    waiting = np.flatnonzero(np.diff(before.pointer))
-    if not len(waiting):
-        return found
-    finish = timing.finish_ns[before.item]
-    latest = np.maximum.reduceat(finish, before.pointer[waiting])
-    at = np.flatnonzero(finish == np.repeat(latest, np.diff(before.pointer)[waiting]))
-    found[before.owners()[at[::-1]]] = before.item[at[::-1]]  # the first of equals is written last
+    waits, (before, after) = program.dependencies, stream_edges(program)
+    found, latest = (np.full(len(program), -1, dtype=np.int64) for _ in range(2))
+    owners, finish = waits.owners(), timing.finish_ns
+    np.maximum.at(latest, after, finish[before])
+    np.maximum.at(latest, owners, finish[waits.item])
+    # what is written last stays: dependencies rather than streams, and of them the first
+    for first, second in ((before, after), (waits.item, owners)):
+        last = np.flatnonzero(finish[first] == latest[second])[::-1]
+        found[second[last]] = first[last]
     return found
 
 
@@ -132,9 +132,10 @@ def summed_along(binding: Ints, values: Floats) -> Floats:
     By pointer doubling: the rounds are the logarithm of the longest chain.
     """
     total, hop = np.append(values, 0.0), np.append(binding, -1)  # chains end in a place of no value, the last
-    while (hop[:-1] >= 0).any():
-        total += total[hop]
-        hop = hop[hop]
+    more, onward = np.empty_like(total), np.empty_like(hop)  # fresh memory every round costs as much again
+    while hop.max() >= 0:
+        total += np.take(total, hop, out=more, mode="wrap")
+        hop, onward = np.take(hop, hop, out=onward, mode="wrap"), hop
     return total[:-1]
 
 
