@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.activations import BlockActivations, block_activations
-from simpar.cost.memory.moments import NONE, moment, stages_of
+from simpar.cost.memory.moments import NONE, fullest_moment, moment, stages_of
 from simpar.cost.memory.static import Held
 from simpar.cost.memory.widths import keeps_parameters, kept_gradients, once_a_step, parameter_widths
 from simpar.cost.stack import Stack
@@ -24,6 +24,7 @@ from simpar.models.graph import Block, ModelGraph
 from simpar.models.recompute import of_layer
 from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
+from simpar.plan.schedules.actions import Schedule
 from simpar.plan.sharding import RankDims
 from simpar.plan.sync import apart
 from simpar.units import Numbers
@@ -66,15 +67,20 @@ class Flight:
 
 
 def _in_flight(
-    pipe: tuple[str, int, int], rank: int, microbatches: Ints, layers: tuple[Ints, Ints, Ints]
+    pipe: tuple[str, int, int],
+    rank: int,
+    microbatches: Ints,
+    layers: tuple[Ints, Ints, Ints],
+    table: Schedule | None,
 ) -> tuple[Ints | Flags, ...]:
     """Columns of a :class:`Flight`, in its order, of one rank of a (schedule, ranks, chunks): [..., layouts].
 
     ``layers`` are numbers of their kinds, how many of each kind [kinds, layers + 1] come before one, and bounds of
-    virtual stages among them.
+    virtual stages among them; a single layout may have its very ``table``.
     """
     (schedule, ranks, chunks), (codes, before, bounds) = pipe, layers
-    at, number = moment(schedule, rank, ranks, microbatches, chunks), len(microbatches)
+    at = fullest_moment(table, rank) if table else moment(schedule, rank, ranks, microbatches, chunks)
+    number = len(microbatches)
     stages = np.array(stages_of(schedule, rank, ranks, chunks))
     begin, end, last = bounds[stages], bounds[stages + 1], stages == len(bounds) - 2
     held = before[:, end] - before[:, begin]  # [kinds, chunks]
@@ -95,7 +101,7 @@ def _in_flight(
 
 def flights(
     graph: ModelGraph,
-    schedules: tuple[Sequence[str], Ints],
+    schedules: tuple[Sequence[str], Ints, Schedule | None],
     recompute: str,
     pipes: tuple[Ints, Ints, Ints],
     layers_of: Mapping[tuple[int, int], Sequence[int]],
@@ -103,16 +109,16 @@ def flights(
 ) -> Flight:
     """Flights of some ranks of every layout.
 
-    ``schedules`` are names and the number of every layout's, ``pipes`` pp, vpp and microbatches, int64[layouts];
-    ``layers_of`` gives layers of every virtual stage by (pp, vpp); ``places`` are ranks: whole numbers from the first
-    one on (as far as there are so many), or shares of the way to the last one (1.0).
+    ``schedules`` are names, the number of every layout's, and the very table of a single layout or None; ``pipes`` pp,
+    vpp and microbatches, int64[layouts]; ``layers_of`` gives layers of every virtual stage by (pp, vpp); ``places`` are
+    ranks: whole numbers from the first one on (as far as there are so many), or shares of the way to the last (1.0).
     """
     pp, vpp, microbatches = pipes
     kinds = [(name, of_layer(recompute, layer)) for layer, name in enumerate(graph.layers)]
     distinct = tuple(dict.fromkeys(kinds))
     codes = np.array([distinct.index(kind) for kind in kinds], dtype=np.int64)
     before = np.cumsum([[0, *(codes == kind)] for kind in range(len(distinct))], axis=1)
-    names, number = schedules
+    names, number, table = schedules
     parts = list[tuple[Ints | Flags, ...]]()
     shapes, which = np.unique(np.stack([number, pp, vpp]), axis=1, return_inverse=True)
     order = np.argsort(which.ravel(), kind="stable")
@@ -121,7 +127,7 @@ def flights(
         bounds = np.cumsum([0, *layers_of[ranks, chunks]])
         at = [min(p, ranks - 1) if isinstance(p, int) else round(p * (ranks - 1)) for p in places]
         pipe, layers = (names[name], ranks, chunks), (codes, before, bounds)
-        parts.extend(_in_flight(pipe, rank, microbatches[mine], layers) for rank in at)
+        parts.extend(_in_flight(pipe, rank, microbatches[mine], layers, table) for rank in at)
     back, count = np.argsort(order), len(places)
     columns = (
         np.stack([np.concatenate(each[place::count], axis=-1) for place in range(count)], axis=-2)

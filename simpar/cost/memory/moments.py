@@ -18,7 +18,7 @@ from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.schedules import EVEN_COSTS, make_schedule
-from simpar.plan.schedules.actions import Schedule
+from simpar.plan.schedules.actions import CHANGE_IN_FLIGHT, B, F, I, Schedule
 from simpar.plan.schedules.patterns import INTERVAL, pattern_times
 
 Ints = NDArray[np.int64]
@@ -55,6 +55,24 @@ def moment(schedule: str, rank: int, num_ranks: int, microbatches: Ints, vpp: in
     forward = np.where(late, NONE, last)
     backward = NONE if last == NONE else len(most) - 1
     return Moment(np.minimum(np.array(most), number[:, None]), forward, backward, schedule in SPLITTING)
+
+
+def fullest_moment(table: Schedule, rank: int) -> Moment:
+    """The moment of a rank at which most is in flight in the very table that it runs, of one layout.
+
+    What a forward saved is there until a B or a W of its microbatch.
+    """
+    columns, vpp = table.ranks[rank], len(table.rank_of_stage) // table.num_ranks
+    stages = stages_of(table.name, rank, table.num_ranks, vpp)
+    chunk = np.array([stages.index(stage) for stage in columns.stage.tolist()])
+    change = np.array(CHANGE_IN_FLIGHT)[columns.code]
+    number = np.cumsum(change)
+    back = np.isin(np.append(columns.code[1:], F), (B, I))  # behind a forward
+    at = int(np.argmax(2 * number + (back & (columns.code == F))))
+    assert columns.code[at] == F, "only a forward adds to what is in flight"
+    flying = np.bincount(chunk[: at + 1], change[: at + 1], vpp).astype(np.int64)
+    backward = int(chunk[at + 1]) if back[at] else NONE
+    return Moment(flying[None, :], chunk[[at]], backward, table.name in SPLITTING)
 
 
 def stages_of(schedule: str, rank: int, num_ranks: int, vpp: int) -> tuple[int, ...]:

@@ -23,6 +23,8 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 LETTERS = "FBIW"
 F, B, I, W = range(4)  # noqa: E741 - the letters of the literature
+CHANGE_IN_FLIGHT = (1, -1, 0, -1)
+"""Of the forwards that wait for their backward, by code: what an I leaves is still needed for the weight gradient."""
 _ACTION = re.compile(r"(\d{1,6})([FBIW])(\d{1,6})")
 _PAIR = re.compile(r"\((.*);(.*)\)OVERLAP_F_B")
 
@@ -127,9 +129,9 @@ class Schedule:
     def peak_in_flight(self, rank: int) -> int:
         """Most forwards (stage, microbatch) that wait for their backward at once on a rank.
 
-        A B ends a forward, and so does a W: what an I leaves is still needed for the weight gradient.
+        A B ends a forward, and so does a W.
         """
-        change = np.array([1, -1, 0, -1])[self.ranks[rank].code]
+        change = np.array(CHANGE_IN_FLIGHT)[self.ranks[rank].code]
         return int(np.cumsum(change).max(initial=0))
 
 

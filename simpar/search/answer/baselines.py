@@ -95,6 +95,10 @@ class Beside:
             if refusals(frontier.rows, row):
                 self.why_not = f"{self.field.problem.constraints.portable} cannot express it"
                 continue
+            if not frontier.may_fit(row):
+                limit_bytes = self.field.problem.memory_limit_bytes
+                self.why_not = describe_need(float(frontier.needed_bytes[row]), limit_bytes)
+                continue
             found = self.simulate(row)
             if found is not None and found.fits:
                 yield row, found

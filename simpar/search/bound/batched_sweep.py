@@ -77,6 +77,11 @@ class Sweeps:
         for key, mine in groups.items():
             yield key, np.array(mine)
 
+    def table_of(self, row: int) -> Schedule:
+        """The very table of a row."""
+        ((key, _),) = self._by_table(np.array([row]))
+        return self._table(key, frozenset()).schedule
+
     def of(self, rows: Ints) -> Floats:
         """Nanoseconds that the steps of rows take at least."""
         found, pipelines, batch = np.zeros(len(rows)), self.bounds.pipelines, Batch(self.bounds, rows)

@@ -112,6 +112,8 @@ class BranchAndBound:
         if refusals(frontier.rows, row):
             frontier.settle(row)
             return None
+        if not frontier.may_fit(row):
+            return None
         try:
             found = self._measured(frontier, row)
         except TooManyOps:

@@ -27,7 +27,7 @@ from simpar.search.bound.steps import StepBounds
 from simpar.search.certify.exact import Exact, measure, objective_rates, swept_ns
 from simpar.search.certify.token_slices import SliceBounds, sliced, with_slices
 from simpar.search.space.axes import Rows, both_ends, undecided
-from simpar.search.space.fit import needs
+from simpar.search.space.fit import needed_by_table, needs
 from simpar.search.space.jobs import Jobs, plan_of
 from simpar.search.space.recomputation import RecomputeBounds, alike, decide
 from simpar.search.space.rows import refusals
@@ -195,6 +195,22 @@ class Frontier:
         """Active rows of a level with the lowest bounds, lowest first."""
         mine = self._active[self.level[self._active] == level]
         return [int(row) for row in mine[np.argsort(self.worth(mine), kind="stable")[:most]]]
+
+    def may_fit(self, row: int) -> bool:
+        """Whether a row may fit with the very table that it runs; it is dropped if not.
+
+        What any durations leave in flight has let it in: a table that is made for those of the row may hold more.
+        """
+        rows, limit_bytes = self.rows, self.rows.problem.memory_limit_bytes
+        name = str(rows.domain["schedule"][rows.code["schedule"][row]])
+        if row in self.simulated or self.own[row] or not looks_at_costs(name) or rows["pp"][row] == 1:
+            return True
+        table = self.sweeps.table_of(row)
+        self.needed_bytes[row] = max(self.needed_bytes[row], needed_by_table(rows, row, table))
+        if self.needed_bytes[row] > limit_bytes:
+            self.drop(np.array([row]))
+            return False
+        return True
 
     def simulate(self, row: int) -> Exact:
         """The simulated step of a row. Raises TooManyOps where it has more than are built."""

@@ -26,6 +26,7 @@ from simpar.plan.layouts import Layouts
 from simpar.plan.mirrored import BOTH_ENDS, FOLDED, folded
 from simpar.plan.offload import decided_offload
 from simpar.plan.plan import Plan
+from simpar.plan.schedules.actions import Schedule
 from simpar.plan.sharding import dims_of
 from simpar.search.problem import Problem
 from simpar.search.space.axes import ROWS_AT_ONCE, Rows, both_ends, fully_sharded, undecided
@@ -102,6 +103,12 @@ def needs(rows: Rows) -> Need:
     return Need(needed, stage)
 
 
+def needed_by_table(rows: Rows, row: int, table: Schedule) -> float:
+    """The device memory that a row needs at least with the very table that it runs."""
+    found = _of_alike(rows.some([row]), np.zeros(1, dtype=np.int64), range(table.num_ranks), table)
+    return float(Least(*found).needed_bytes.max())
+
+
 def _frugal(rows: Rows, waiting: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """Policies that need the least memory, and the waiting rows whose stages are long enough for them."""
     layers = len(rows.problem.graph.layers)
@@ -140,8 +147,13 @@ def least(rows: Rows, places: Sequence[int | float]) -> Least:
     return Least(*found)
 
 
-def _of_alike(rows: Rows, which: Ints, places: Sequence[int | float]) -> tuple[NDArray[Any], ...]:
-    """What some pipeline ranks of rows that are alike hold at least: the fields of :class:`Least`."""
+def _of_alike(
+    rows: Rows, which: Ints, places: Sequence[int | float], table: Schedule | None = None
+) -> tuple[NDArray[Any], ...]:
+    """What some pipeline ranks of rows that are alike hold at least: the fields of :class:`Least`.
+
+    A single row may have its ``table``, where others are taken to run whatever their schedule makes of any durations.
+    """
     problem, columns = rows.problem, _columns(rows, which)
     graph, plan = problem.graph, _template(rows, int(which[0]))
     stack, training = under(problem.stack, plan), problem.training
@@ -164,7 +176,7 @@ def _of_alike(rows: Rows, which: Ints, places: Sequence[int | float]) -> tuple[N
     pipelines = (columns["pp"][pipe], columns["vpp"][pipe], microbatches[pipe])
     chunks = set(zip(*(column.tolist() for column in pipelines[:2]), strict=True))
     layers = {(pp, vpp): _layers(problem, pp, vpp) for pp, vpp in chunks}
-    flight = flights(graph, (names, number[pipe]), plan.memory.recompute, pipelines, layers, places)
+    flight = flights(graph, (names, number[pipe], table), plan.memory.recompute, pipelines, layers, places)
     held = held_of(graph, flight.where(pipe_of[layout]))
     static = held_memory(graph, held, dims.tensor, plan, stack, layouts)
     resident, between = (

@@ -8,18 +8,19 @@ import numpy as np
 import pytest
 
 from simpar import files
-from simpar.cost.memory.moments import moment, stages_of
+from simpar.cost.memory.moments import V_SHAPED, fullest_moment, moment, stages_of
 from simpar.cost.stack import load_stack
 from simpar.engine import sweep
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
-from simpar.plan.schedules import SCHEDULES, make_schedule
+from simpar.plan.schedules import SCHEDULES, looks_at_costs, make_schedule
 from simpar.program.footprint import footprints
 from simpar.search.certify.exact import job_of, measure
+from simpar.search.certify.frontier import Frontier
 from simpar.search.problem import Constraints, Problem
-from simpar.search.space.fit import FIRST, MOVED, least, needs
+from simpar.search.space.fit import FIRST, MOVED, least, needed_by_table, needs
 from simpar.search.space.jobs import plan_of
 from simpar.search.space.rows import enumerate_space
 from simpar.simulation import lower_job
@@ -31,6 +32,7 @@ ASKED = (
     {"reshard_after_forward": (True, False)}, {"grad_dtype": ("bf16", "fp32")}, {"recompute_early": (True, False)},
 )  # fmt: skip
 ALL = tuple(name for name in SCHEDULES if name != "terapipe")
+GREEDY = tuple(filter(looks_at_costs, ALL))
 
 
 def drawn(seed):
@@ -139,6 +141,41 @@ def _assert_moment(table, name, rank, vpp):
     if at.forward[0] >= 0:
         enough = (after >= at.flying[0]).all(axis=1) & (stages == own[at.forward[0]])
         assert (enough & (codes == 0)).any()
+
+
+@pytest.mark.parametrize("name", GREEDY)
+def test_a_table_says_what_is_in_flight_in_it(name):
+    """As much as it ever holds, at least what any durations leave."""
+    vpp = 2 if name in V_SHAPED else 1
+    for p in (2, 3, 6):
+        for m in (1, 4, 24):
+            for costs in ((1.0, 1.0, 1.0), (1.0, 0.5, 2.0), (1.0, 3.0, 0.2)):
+                table = make_schedule(name, p, m, vpp, costs=costs)
+                for rank in range(p):
+                    flying = fullest_moment(table, rank).flying[0]
+                    assert flying.sum() == table.peak_in_flight(rank)
+                    assert flying.sum() >= moment(name, rank, p, np.array([m]), vpp).flying.sum()
+
+
+@pytest.mark.parametrize("model", ["llama-3.2-1b", "small-mixture", "deepseek-v2-lite"])
+def test_rows_need_what_their_own_tables_hold(model):
+    """More than any durations leave, never above the simulated step, and little below."""
+    problem = Problem(
+        load_model(model), load_cluster("l4-8", 1), Training(seq_len=1024, global_batch=32), load_stack("megatron"),
+        constraints=Constraints(fixed={"pp": (2, 4, 8), "tp": (1, 2), "cp": 1}, schedules=GREEDY),
+    )  # fmt: skip
+    rows = enumerate_space(problem)
+    rows.take(np.sort(np.random.default_rng(3).choice(rows.count, min(rows.count, 24), replace=False)))
+    needed, ratios = needs(rows).needed_bytes, []
+    frontier = Frontier.of(rows, needed)
+    for row in range(rows.count):
+        own = needed_by_table(rows, row, frontier.sweeps.table_of(row))
+        exact = measure(problem, plan_of(rows, row)).needed_bytes
+        assert own <= exact
+        ratios.append((own / exact, needed[row] / exact))
+    by_table, by_any = np.array(ratios).T
+    assert np.median(by_table) > 0.99
+    assert by_any.min() < by_table.min()
 
 
 def test_a_plan_that_fits_is_not_dropped():
