@@ -49,7 +49,8 @@ def sample(
         name, steps_ns = _steps_ns(jitter, perturbation, engine)
     except TooContendedError:
         contention = False
-        del jitter  # it is large
+        del jitter  # it is large, and what was raised holds on to it until here
+    if not contention:
         jitter = _jitter(without_contention())
         name, steps_ns = _steps_ns(jitter, perturbation, engine)
     overhead_s = lowered.job.stack.launch.step_overhead_s

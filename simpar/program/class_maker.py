@@ -147,12 +147,38 @@ class ClassMaker:
         """Pipeline rank of every class."""
         return pipeline_ranks(self.job.plan, self.network.layout.representative_rank)
 
-    def actions(self, class_id: int) -> ClassActions:
-        """The class's actions in schedule order, then the step's tail (gradient sync, optimizer)."""
+    @cached_property
+    def alike(self) -> list[Ints]:
+        """Classes by what they run: the actions of those of one entry, ascending, differ in whom they wait for only."""
+        network, layout, mesh = self.network, self.network.layout, self.job.plan.mesh
+        ranks, factors = layout.representative_rank, self.perturbation.slow_ranks
+        columns = [
+            self.stage_of_class,
+            network.cluster.device_of(ranks),
+            np.unique([factors.get(rank, 1.0) for rank in ranks.tolist()], return_inverse=True)[1],
+            np.arange(len(ranks)) == layout.class_of_rank[0],
+        ]
+        if any(isinstance(each, StageBuilder) and each.view.uneven_context for each in self.builders):
+            columns.append(mesh.coordinates(ranks)["cp"])
+        if has_sampled_loads(self.job.plan):
+            columns.append(mesh.expert_coordinate(ranks))
+        for group in layout.group_class.values():
+            columns += [
+                np.where(group >= 0, number[group], -1) for number in (network.alike, network.secluded)
+            ]
+        rows = [np.broadcast_to(column, ranks.shape) for column in columns]
+        _, first, kind = np.unique(np.stack(rows, axis=1), axis=0, return_index=True, return_inverse=True)
+        order = np.argsort(kind.ravel(), kind="stable")
+        found = np.split(order, np.cumsum(np.bincount(kind.ravel()))[:-1])
+        return [found[at] for at in np.argsort(first).tolist()]
+
+    def actions(self, classes: Ints) -> ClassActions:
+        """The actions of classes that are alike in schedule order, then the step's tail (gradient sync, optimizer)."""
+        class_id = int(classes[0])
         rank = int(self.stage_of_class[class_id])
         order = self._order(rank)
         templates, index = self._ordered(class_id, order)
-        microbatch, sources = order.microbatch, self._sources(class_id, order)
+        microbatch, sources = order.microbatch, self._sources(classes, order)
         if self.middle_count and (merged := middle(self.passes(class_id), self.middle_count)):
             at = np.arange(len(index)) == MIDDLE
             index, microbatch = np.where(at, len(templates), index), np.where(at, -1, microbatch)
@@ -229,7 +255,7 @@ class ClassMaker:
 
         The forward's place holds both passes and waits for the inputs of both, the backward's hands its gradient
         on. Returns their templates behind the first of ``columns``, the number of others; changes the rest of them: by
-        action template and sources (two columns each).
+        action template and sources (two columns each, those of all classes and what they wait for).
         """
         alone, order, source_class, source_action = columns
         pricing, known, templates = self._pricing(class_id), dict[tuple[Key, Key], int](), list[Template]()
@@ -245,7 +271,7 @@ class ClassMaker:
             if known[key] >= 0:
                 order[at : at + 2] = known[key] + np.arange(2)
                 for column in (source_class, source_action):
-                    column[at, -1], column[at + 1, 0] = column[at + 1, 0], -1
+                    column[..., at, -1], column[..., at + 1, 0] = column[..., at + 1, 0], -1
         return templates
 
     def _templates(self, class_id: int, keys: Sequence[Key]) -> tuple[list[Template], dict[Key, int]]:
@@ -372,27 +398,37 @@ class ClassMaker:
         tail: Template = self._known[key]
         return tail
 
-    def _sources(self, class_id: int, order: _Order) -> tuple[Ints, Ints]:
-        """Classes and actions that arrivals wait for (-1: none); the last column is free for a pair's other pass."""
-        senders = [self._senders(class_id, *way) if way[1] >= 0 else [] for way in order.ways]
-        table = np.full((len(senders), 1 + max(len(found) for found in senders)), -1)
-        for row, found in zip(table, senders, strict=True):
-            row[: len(found)] = found
-        source_class = table[order.way]
-        return source_class, np.where(source_class >= 0, order.awaited[:, None], -1)
+    def _sources(self, classes: Ints, order: _Order) -> tuple[Ints, Ints]:
+        """Whom arrivals wait for: classes int64[classes, n, k] (-1: nobody) and their actions int64[n, k].
 
-    def _senders(self, class_id: int, stage: int, source: int) -> list[int]:
-        """Classes of the ranks of a stage that send to a class's representative, or its own."""
+        The last column is free for a pair's other pass.
+        """
+        nobody = np.full((len(classes), 1), -1)
+        senders = [self._senders(classes, *way) if way[1] >= 0 else nobody for way in order.ways]
+        width = 1 + max(found.shape[1] for found in senders)
+        table = np.full((len(classes), len(senders), width), -1)
+        for at, found in enumerate(senders):
+            table[:, at, : found.shape[1]] = found
+        return table[:, order.way], np.repeat(order.awaited[:, None], width, axis=1)
+
+    def _senders(self, classes: Ints, stage: int, source: int) -> Ints:
+        """Classes of the ranks of a stage that send to the representatives of some, or these: int64[classes, k]."""
         rank = self.schedule.rank_of_stage[source]
         if self._turns(stage, source):
-            return [int(self._opposite[class_id])]
+            return self._opposite[classes, None]
         if not self.boundaries:
-            return [int(self._class_by_stage[class_id, rank])]
+            return self._class_by_stage[classes, rank, None]
         if stage == source:
-            return [class_id]
+            return classes[:, None]
         layout = self.network.layout
-        ranks = self.boundaries.senders(int(layout.representative_rank[class_id]), stage, source)
-        return [int(c) for c in np.unique(layout.class_of_rank[ranks])]
+        every = [
+            np.unique(layout.class_of_rank[self.boundaries.senders(each, stage, source)])
+            for each in layout.representative_rank[classes].tolist()
+        ]
+        table = np.full((len(every), max(map(len, every))), -1)
+        for row, found in zip(table, every, strict=True):
+            row[: len(found)] = found
+        return table
 
     @cached_property
     def _positions(self) -> Ints:

@@ -110,12 +110,13 @@ def lower(
 def _emitted(maker: ClassMaker, **limit: float) -> Lowered:
     """The Program of all classes of ranks."""
     network, layout = maker.network, maker.network.layout
-    actions: list[ClassActions] = []
+    actions: dict[int, ClassActions] = {}
     emitter = Emitter(_stream_names(maker), network, **limit)
     short = with_middle(maker)
-    for class_id in range(layout.num_classes):
-        actions.append(short.actions(class_id))
-        emitter.add(class_id, actions[class_id])
+    for classes in short.alike:
+        made = short.actions(classes)
+        emitter.add(classes, made)
+        actions |= dict.fromkeys(classes.tolist(), made)
     program, slots, op_of_slot = emitter.finish()
     if network.contention and are_shared(network.cluster):
         program = share_cores(program, slots, op_of_slot, layout, network.cluster)
@@ -127,7 +128,7 @@ def _emitted(maker: ClassMaker, **limit: float) -> Lowered:
         network,
         maker.builders,
         maker.schedule,
-        tuple(actions),
+        tuple(actions[class_id] for class_id in range(layout.num_classes)),
         slots,
         op_of_slot,
         maker.stage_of_class,

@@ -41,10 +41,10 @@ def at_most(ops: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ClassActions:
-    """The ordered actions of one rank class.
+    """The ordered actions of rank classes that are alike.
 
-    ``template`` int64[n] indexes ``templates``; ``source_class`` / ``source_action`` int64[n, k] name up to k actions
-    whose exits the arrival nodes wait for (-1: nothing to wait for).
+    ``template`` int64[n] indexes ``templates``; ``source_class`` int64[classes, n, k] (-1: nobody) and
+    ``source_action`` int64[n, k] name up to k actions whose exits the arrival nodes of each of them wait for.
     ``first_layer`` int64[n] is added to the layers that a template names: templates of stages that are alike are one.
     """
 
@@ -104,12 +104,11 @@ class Emitter:
         self._tables: dict[int, tuple[Template, _Table]] = {}
         self._labelled: dict[tuple[int, int], Ints] = {}
         self._columns: dict[tuple[int, int], tuple[ClassActions, dict[str, Ints]]] = {}
-        self._parts: dict[str, list[Ints]] = {}
-        self._first: list[int] = []
+        self._parts: list[tuple[Ints, dict[str, Ints]]] = []
         self._total = 0
 
-    def add(self, class_id: int, actions: ClassActions) -> None:
-        """Append the slots of one class; classes are added in order of their id.
+    def add(self, classes: Ints, actions: ClassActions) -> None:
+        """Append the slots of classes that are alike; slots stand in order of the ids of their classes.
 
         Raises TooManyOps where all together are more than ``most_ops``: MOST_OPS or those of :func:`at_most`.
         """
@@ -117,21 +116,22 @@ class Emitter:
         if key not in self._columns:
             self._columns[key] = actions, self._shared_columns(actions)
         shared = self._columns[key][1]
-        if self._total + len(shared["row"]) > self.most_ops:
+        num_slots = shared["slot"].shape[1]
+        if self._total + num_slots * len(classes) > self.most_ops:
             raise TooManyOps(
                 f"{int(actions.microbatch.max()) + 1:,} microbatches a step: more than {self.most_ops:,} ops; "
                 "allowed: fewer microbatches (a smaller training.global_batch, a larger plan.micro_batch), or, without "
                 "a pipeline, plan.kind ddp with plan.zero 0 or 1, where they become one op"
             )
+        self._total += num_slots * len(classes)
         slot, action = shared["arrival"]
-        at, _ = real = np.nonzero(actions.source_class[action] >= 0)
-        sources = (column[action][real] for column in (actions.source_class, actions.source_action))
-        ops = np.concatenate([self._ops(class_id, template) for template in actions.templates], axis=1)
-        own = {"op": np.take(ops, shared["row"], axis=1), "arrival": np.stack([slot[at], *sources])}
-        for name, column in (shared | own).items():
-            self._parts.setdefault(name, []).append(column)
-        self._first.append(self._total)
-        self._total += len(shared["row"])
+        source_class, source_action = actions.source_class[:, action], actions.source_action[action]
+        waiting = np.stack(np.broadcast_arrays(slot[:, None], source_class, source_action))
+        own = {
+            "op": self._ops(classes, actions, shared["op"]),
+            "arrival": waiting.reshape(3, len(classes), -1),
+        }
+        self._parts.append((classes, shared | own))
 
     def _shared_columns(self, actions: ClassActions) -> dict[str, Ints]:
         """Columns that classes with the same actions share; slots are counted from the first of the class."""
@@ -146,7 +146,7 @@ class Emitter:
         of_actions = (actions.microbatch[action], actions.stage[action])
         buffers = _buffer_rows(rows["awaits"], rows["frees"])
         return {
-            "row": row,
+            "op": np.take(np.concatenate([table.ops for table in tables], axis=1), row, axis=1),
             "slot": np.stack([action, self._label(actions), *of_actions]),
             "dependency": np.concatenate([rows["dependency"], buffers], axis=1),
             "stream": rows["stream"],
@@ -158,25 +158,26 @@ class Emitter:
     def finish(self) -> tuple[Program, Slots, Ints]:
         """The Program of all slots, the slots, and the op that each slot became (int64[num_slots])."""
         network, layout, streams = self.network, self.network.layout, tuple(self._streams)
-        self._columns.clear()  # the columns of all classes are as large as what is made of them
-        del self._parts["row"]
-        class_id, action, label, microbatch, stage = self._joined("slot")
-        _, node, group, *costs = self._joined("op")
+        first = self._begins("slot")
+        class_id, action, label, microbatch, stage = self._joined("slot", first)
+        _, node, group, *costs = self._joined("op", first)
         slots, columns = Slots(class_id, action, node, group), [class_id, *costs, label, microbatch, stage]
         op, kept = _merge(slots, layout)
         num_ops = int(kept.sum())
         if num_ops < len(op):
             columns = [column[kept] for column in columns]
-        owner, exits = self._joined("exit")
-        _, slot, source_class, source_action = self._joined("arrival")
+        owner, exits = self._joined("exit", first)
+        _, slot, source_class, source_action = self._joined("arrival", first)
+        real = source_class >= 0
+        slot, source_class, source_action = slot[real], source_class[real], source_action[real]
         sources = exits[np.searchsorted(owner, source_class) + source_action]
-        _, waiting, waited_for = self._joined("dependency")
+        _, waiting, waited_for = self._joined("dependency", first)
         waits = op[np.append(waiting, slot)], op[np.append(waited_for, sources)]
         del waiting, waited_for
-        owner, slot, stream = self._joined("stream")  # slots of a class stand in program order
+        owner, slot, stream = self._joined("stream", first)  # slots of a class stand in program order
         stream += owner * len(streams)
         placed = op[slot]
-        owner, slot, at_finish, delta, category = self._joined("memory")
+        owner, slot, at_finish, delta, category = self._joined("memory", first)
         program = Program(
             ops=OpTable(*columns),
             dependencies=Csr.of(*waits, num_ops),
@@ -191,15 +192,25 @@ class Emitter:
         )
         return program, slots, op
 
-    def _joined(self, name: str) -> list[Ints]:
+    def _begins(self, name: str) -> Ints:
+        """Where the rows of a name of every class begin, and end: int64[num_classes + 1]."""
+        counts = np.zeros(self.network.layout.num_classes, dtype=np.int64)
+        for classes, columns in self._parts:
+            counts[classes] = columns[name].shape[-1]
+        return np.concatenate([[0], np.cumsum(counts)])
+
+    def _joined(self, name: str, first: Ints) -> list[Ints]:
         """Rows of a name of all classes in turn: the class of each and their columns, with slots counted over all."""
-        parts = self._parts.pop(name)
-        owner = np.repeat(np.arange(len(parts)), [part.shape[1] for part in parts])
-        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        first = np.array(self._first)[owner]
-        for column in columns[: _NODES.get(name, 0)]:
-            column += first
-        return [owner, *columns]
+        begins, parts = self._begins(name), [(classes, columns.pop(name)) for classes, columns in self._parts]
+        owner = np.repeat(np.arange(len(begins) - 1), np.diff(begins))
+        joined = [np.empty(len(owner), dtype=np.int64) for _ in parts[0][1]]
+        for classes, rows in parts:
+            at = begins[classes, None] + np.arange(rows.shape[-1])
+            for column, row in zip(joined, rows, strict=True):
+                column[at] = row
+        for column in joined[: _NODES.get(name, 0)]:
+            column += first[owner]
+        return [owner, *joined]
 
     def _label(self, actions: ClassActions) -> Ints:
         """Labels of all slots of a class: those of the nodes, with layers counted from the first of their stage."""
@@ -223,14 +234,21 @@ class Emitter:
             self._tables[id(template)] = template, _table(template.nodes, self._streams)
         return self._tables[id(template)][1]
 
-    def _ops(self, class_id: int, template: Template) -> Ints:
-        """Columns of a template of one class: what all classes with it share, and its collectives on their groups."""
-        table = self._table(template)
-        ops = table.ops.copy() if table.uses else table.ops
-        for use, at in table.uses.items():
-            found = self.network.group_of(class_id, use.group), *self.network.flow(class_id, use)
-            ops[1:, at] = np.array(found, dtype=np.int64)[:, None]
-        return ops
+    def _ops(self, classes: Ints, actions: ClassActions, shared: Ints) -> Ints:
+        """Columns of all slots of classes: what they share, and their collectives on the groups of each."""
+        tables = [self._table(template) for template in actions.templates]
+        row, _ = _tiling([table.ops for table in tables], actions.template)
+        begins = np.cumsum([0, *(table.ops.shape[1] for table in tables)])
+        uses: dict[CollectiveUse, int] = {}
+        which = np.full(begins[-1], -1)
+        for begin, table in zip(begins.tolist(), tables, strict=False):
+            for use, at in table.uses.items():
+                which[begin + np.array(at)] = uses.setdefault(use, len(uses))
+        which = which[row]
+        found = np.broadcast_to(shared[:, None], (len(shared), len(classes), len(row))).copy()
+        for use, number in uses.items():
+            found[1:, :, which == number] = self.network.flows(classes, use)[:, :, None]
+        return found
 
 
 def _table(nodes: Sequence[Node], streams: Mapping[str, int]) -> _Table:

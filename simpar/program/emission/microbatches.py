@@ -46,7 +46,7 @@ def with_middle(maker: ClassMaker) -> ClassMaker:
     one_process = job.plan.data_parallel.kind == "single_process"
     if one_process or job.plan.pipeline.slices or are_shared(maker.network.cluster):
         return maker
-    for class_id in range(maker.network.layout.num_classes):
+    for class_id in (int(classes[0]) for classes in maker.alike):
         quiet = maker.collapsible(class_id) or _is_alone(maker, class_id)
         if not quiet or middle(maker.passes(class_id), count - 2) is None:
             return maker

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -171,13 +170,21 @@ def _data_parallel_kinds(sync: Synchronisation) -> list[GroupKind]:
     return kinds
 
 
-class FlowUse(NamedTuple):
-    """How one collective appears in the Program: latency, bytes to drain, its route (-1: none) and rate cap."""
+@dataclass(frozen=True)
+class _Priced:
+    """A collective of groups that are alike: how long it takes alone, latency, bytes to drain and rate cap.
 
+    As a flow it loads the links of a group at ``positions`` with ``coefficients``; ``route_of`` are the routes of the
+    groups that were asked for.
+    """
+
+    solo_ns: int
     fixed_ns: int
     work_bytes: int = 0
-    route: int = -1
     rate_cap_bytes_per_s: int = 0
+    positions: Ints | None = None
+    coefficients: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    route_of: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -197,7 +204,7 @@ class Network:
     added: Added = field(default_factory=Added)
     routes: list[tuple[Ints, NDArray[np.float64]]] = field(default_factory=list)
     algorithms: dict[tuple[str, str], str] = field(default_factory=dict)
-    _flows: dict[tuple[int, CollectiveUse], tuple[FlowUse, int]] = field(default_factory=dict)
+    _prices: dict[tuple[int, CollectiveUse], _Priced] = field(default_factory=dict)
     _lines: dict[tuple[int, int, str], list[Line]] = field(default_factory=dict)
 
     def apart(self, colours: Ints) -> Network:
@@ -208,19 +215,27 @@ class Network:
     @cached_property
     def _shared(self) -> NDArray[np.bool_]:
         """Which link classes carry flows of more than one stream that may use them at the same time."""
-        found: dict[int, dict[str, list[tuple[set[int], frozenset[str]]]]] = {}
-        for index, group in enumerate(self.layout.groups):
-            joins = set() if group.directed else set(group.members)
-            entry = (joins, self.streams_of_kind[group.kind])
-            for link in self.layout.links_of(index).tolist():
-                found.setdefault(link, {}).setdefault(_family(group.kind), []).append(entry)
-        users = np.zeros(len(self._capacity), dtype=np.int64)
-        for link, families in found.items():
-            for entries in families.values():
+        groups, links = self.layout.groups, self.layout.links_of_groups
+        families = {
+            kind: number for number, kind in enumerate(dict.fromkeys(map(_family, self.layout.group_class)))
+        }
+        family = np.array([families[_family(group.kind)] for group in groups], dtype=np.int64)
+        streams = [self.streams_of_kind[group.kind] for group in groups]
+        owner = links.owners()
+        among = Csr.of(links.item * len(families) + family[owner], owner, len(self._capacity) * len(families))
+        many = np.diff(among.pointer)
+        users = np.bincount(links.item, np.array([len(each) for each in streams])[owner], len(self._capacity))
+        known: dict[bytes, int] = {}
+        for place in np.flatnonzero(many > 1).tolist():
+            key = among.row(place).tobytes()
+            if key not in known:
+                found = among.row(place).tolist()
+                joined = (set() if groups[at].directed else {*groups[at].members} for at in found)
                 # a class of ranks that several groups have in common serves them one after the other
-                serial = set.intersection(*(members for members, _ in entries))
-                streams = [stream for _, streams in entries for stream in streams]
-                users[link] += len(set(streams)) if serial else len(streams)
+                serial = set.intersection(*joined)
+                each = [stream for at in found for stream in streams[at]]
+                known[key] = len(each) - len(set(each)) if serial else 0
+            users[place // len(families)] -= known[key]
         return (users > 1) & self.contention
 
     @cached_property
@@ -239,51 +254,92 @@ class Network:
         return int(self.layout.group_class[kind][class_id])
 
     @cached_property
-    def _private(self) -> list[bool]:
+    def _private(self) -> NDArray[np.bool_]:
         """Of every class of groups whether all its links are private."""
-        return [
-            not self._shared[self.layout.links_of(group)].any() for group in range(len(self.layout.groups))
-        ]
+        links = self.layout.links_of_groups
+        return np.asarray(np.bincount(links.owners(), self._shared[links.item], len(links)) == 0)
+
+    @cached_property
+    def secluded(self) -> NDArray[np.bool_]:
+        """Of every class of groups whether all its links are private and it joins a single class of ranks."""
+        alone = np.array([len(group.members) == 1 for group in self.layout.groups], dtype=bool)
+        return np.asarray(self._private & alone)
 
     def is_private(self, class_id: int, kind: str) -> bool:
         """Whether all links of the class's group are private and the group joins no other class."""
-        group = self.group_of(class_id, kind)
-        return self._private[group] and len(self.layout.groups[group].members) == 1
+        return bool(self.secluded[self.group_of(class_id, kind)])
 
     @cached_property
-    def _alike(self) -> list[int]:
-        """Of every class of groups the first whose collectives take the same, where links are private."""
-        known: dict[tuple[object, ...], int] = {}
-        found = []
-        for number, group in enumerate(self.layout.groups):
-            traffic = self.layout.traffic[group.kind_index]
-            rows = traffic.of_group(number)
-            links, link = np.unique(traffic.link[rows], return_inverse=True)
-            columns = (link, traffic.label[rows], traffic.count[rows], self._capacity[links])
-            key = number, group.kind_index, group.place, *(column.tobytes() for column in columns)
-            found.append(known.setdefault(key[self._private[number] :], number))
+    def alike(self) -> Ints:
+        """Of every class of groups the first whose collectives take the same, each on its own links.
+
+        They stand in places that are alike and load links of the same capacity, in the same order, that are all shared
+        or all private alike.
+        """
+        layout, capacity = self.layout, self._capacity
+        shared, port = self._shared, layout.link_is_port
+        found, first = np.arange(len(layout.groups)), 0
+        for kind, traffic in enumerate(layout.traffic):
+            count = sum(group.kind_index == kind for group in layout.groups[first:])
+            place = np.array([group.place for group in layout.groups[first : first + count]])
+            order = np.argsort(traffic.group, kind="stable")
+            group, link = traffic.group[order], traffic.link[order]
+            of_links = layout.links_of_groups
+            keys = of_links.owners() * len(capacity) + of_links.item
+            local = np.searchsorted(keys, group * len(capacity) + link) - of_links.pointer[group]
+            columns = (
+                local,
+                traffic.label[order],
+                traffic.count[order],
+                capacity[link],
+                shared[link],
+                port[link],
+            )
+            rows = np.stack(columns, axis=1).astype(np.int64)
+            ends = np.searchsorted(group, first + np.arange(count + 1))
+            for length in np.unique(np.diff(ends)).tolist():
+                mine = np.flatnonzero(np.diff(ends) == length)
+                table = rows[ends[mine][:, None] + np.arange(length)].reshape(len(mine), -1)
+                table = np.concatenate([place[mine][:, None], table], axis=1)
+                _, where, which = np.unique(table, axis=0, return_index=True, return_inverse=True)
+                found[first + mine] = first + mine[where[which.ravel()]]
+            first += count
         return found
 
-    def flow(self, class_id: int, use: CollectiveUse) -> FlowUse:
-        """The Program entry of a collective as seen from a rank class."""
-        return self._priced(class_id, use)[0]
+    def flows(self, classes: Ints, use: CollectiveUse) -> Ints:
+        """Program entries of a collective of rank classes whose groups are alike: int64[5, classes].
+
+        They are the group, ``fixed_ns``, ``work_bytes``, the route (-1: none) and ``rate_cap_bytes_per_s``.
+        """
+        groups = self.layout.group_class[use.group][classes]
+        price = self._priced(int(groups[0]), use)
+        route = np.full(len(groups), -1)
+        if price.positions is not None:
+            for group in dict.fromkeys(groups.tolist()):
+                if group not in price.route_of:
+                    price.route_of[group] = len(self.routes)
+                    links = self.layout.links_of_groups.row(group)
+                    self.routes.append((links[price.positions], price.coefficients))
+            route = np.array([price.route_of[group] for group in groups.tolist()])
+        columns = (groups, price.fixed_ns, price.work_bytes, route, price.rate_cap_bytes_per_s)
+        return np.stack(np.broadcast_arrays(*columns))
 
     def solo_ns(self, class_id: int, use: CollectiveUse) -> int:
         """Duration of a collective that has its links to itself."""
-        return self._priced(class_id, use)[1]
+        return self._priced(self.group_of(class_id, use.group), use).solo_ns
 
     def occupied_ns(self, class_id: int, use: CollectiveUse) -> int:
         """How long a collective slows the kernels beside it."""
         solo_ns, per_byte = self.solo_ns(class_id, use), occupied_s_per_byte(use.op, self.cluster)
         return int(occupied_ns(solo_ns, use.size_bytes, use.count, per_byte))
 
-    def _priced(self, class_id: int, use: CollectiveUse) -> tuple[FlowUse, int]:
-        key = (self._alike[self.group_of(class_id, use.group)], use)
-        if key not in self._flows:
-            self._flows[key] = self._make(*key)
-        return self._flows[key]
+    def _priced(self, group: int, use: CollectiveUse) -> _Priced:
+        key = (int(self.alike[group]), use)
+        if key not in self._prices:
+            self._prices[key] = self._make(*key)
+        return self._prices[key]
 
-    def _make(self, group: int, use: CollectiveUse) -> tuple[FlowUse, int]:
+    def _make(self, group: int, use: CollectiveUse) -> _Priced:
         line = fastest(self._considered(group, use.op), float(use.size_bytes))
         self.algorithms.setdefault((use.group, use.op), line.algorithm)
         links, coefficients = self.layout.route(group, use.op, line)
@@ -291,12 +347,12 @@ class Network:
         latency_ns = int(calls_ns(line.latency_s, added, use.size_bytes, use.count))
         work, cap = round(use.count * float(use.size_bytes)), int(line.rate_cap_bytes_per_s or 0)
         if not len(links) and not cap:
-            return FlowUse(latency_ns), latency_ns
+            return _Priced(latency_ns, latency_ns)
         solo_ns = solo_duration_ns(latency_ns, work, coefficients, self._capacity[links], cap)
         if not self._shared[links].any():
-            return FlowUse(solo_ns), solo_ns
-        self.routes.append((links, coefficients))
-        return FlowUse(latency_ns, work, len(self.routes) - 1, cap), solo_ns
+            return _Priced(solo_ns, solo_ns)
+        positions = np.searchsorted(self.layout.links_of_groups.row(group), links)
+        return _Priced(solo_ns, latency_ns, work, cap, positions, coefficients)
 
     def _considered(self, group: int, op: str) -> list[Line]:
         """What the library considers for an op, the same for all groups in places that are alike."""

@@ -20,6 +20,7 @@ from simpar.program.fold.group_routes import GroupKind
 from simpar.program.fold.incidence import Graph, build_graph
 from simpar.program.fold.refinement import refine
 from simpar.program.ir.flow import quantise
+from simpar.program.ir.program import Csr
 
 Ints = NDArray[np.int64]
 
@@ -92,8 +93,19 @@ class Layout:
 
     def links_of(self, group_class: int) -> Ints:
         """Link classes that the groups of a class may load."""
-        traffic = self.traffic[self.groups[group_class].kind_index]
-        return np.unique(traffic.link[traffic.of_group(group_class)])
+        return self.links_of_groups.row(group_class)
+
+    @cached_property
+    def links_of_groups(self) -> Csr:
+        """Link classes that the groups of every class may load, in order."""
+        every = [
+            np.zeros((2, 0), dtype=np.int64),
+            *(np.stack([each.group, each.link]) for each in self.traffic),
+        ]
+        group, link = np.concatenate(every, axis=1)
+        count = max(len(self.link_names), 1)
+        pairs = np.unique(group * count + link)
+        return Csr.of(pairs // count, pairs % count, len(self.groups))
 
     def route(self, group_class: int, op: str, line: Line) -> tuple[Ints, NDArray[np.float64]]:
         """Link classes that a group of the class loads and the bytes on one such link per byte of progress.
@@ -143,9 +155,11 @@ def _read_back(cluster: Cluster, graph: Graph, class_of: Ints) -> Layout:
         rank_class, joined = of_rank[np.searchsorted(graph.ranks, rank)], np.full(len(first), -1)
         joined[rank_class[role == 0]] = classes[group[role == 0]]  # as sender, where the kind is directed
         group_class[name] = np.maximum(group_class.get(name, joined), joined)
-        for index in first_group.tolist():
+        by_group = np.argsort(group, kind="stable")
+        ends = np.searchsorted(group, np.stack([first_group, first_group + 1], axis=1), sorter=by_group)
+        for index, found in zip(first_group.tolist(), ends.tolist(), strict=True):
             place = int(graph.kinds[number].place[index])
-            joins = tuple(np.unique(rank_class[group == index]).tolist())
+            joins = tuple(sorted({*rank_class[by_group[slice(*found)]].tolist()}))
             directed = placed.kind.directed
             groups.append(GroupClass(name, place, placed.ranks[place], joins, directed, number))
         traffic.append(_traffic(graph, number, classes, links, link_class))
