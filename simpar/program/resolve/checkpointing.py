@@ -17,7 +17,7 @@ from simpar.errors import Infeasible, UserError
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import Block
 from simpar.models.recompute import MODULES, OPTIMAL, by_layer
-from simpar.plan.schedules.actions import Schedule
+from simpar.plan.schedules.actions import CHANGE_IN_FLIGHT, Schedule
 from simpar.program.blocks.rank_view import Job
 from simpar.program.resolve.pass_costs import PassesAlone
 from simpar.program.structure.stages import Piece
@@ -165,7 +165,7 @@ class _Checkpointing:
     def _in_flight(self, rank: int, mine: list[_Stretch]) -> NDArray[np.float64]:
         """Microbatches in flight of every stretch, at moments that no other has more at: float64[moments, runs]."""
         codes, stages, _ = self.schedule.arrays(rank)
-        signs = np.array([1, -1, 0, -1])[codes]
+        signs = np.array(CHANGE_IN_FLIGHT)[codes]
         counts = np.stack([np.cumsum(signs * (stages == each.virtual)) for each in mine], axis=1)
         moments = np.unique(counts, axis=0)
         most = [m for m in moments if not ((moments >= m).all(axis=1) & (moments > m).any(axis=1)).any()]
