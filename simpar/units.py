@@ -13,7 +13,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 from simpar.errors import BeyondIntegers
 
-Numbers = float | NDArray[np.int64] | NDArray[np.floating]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Numbers = float | Ints | NDArray[np.floating]
 """One number, or an array of them that broadcasts against others: what a formula takes for a case or for many."""
 
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12

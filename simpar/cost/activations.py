@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.cost.context import exchange_elements
 from simpar.cost.stack import Stack
@@ -28,7 +27,7 @@ from simpar.models.graph import (
 from simpar.models.recompute import is_full, operators, segment
 from simpar.plan.plan import Numerics
 from simpar.plan.sharding import RankDims
-from simpar.units import CAST_DTYPES, DTYPE_BYTES, Numbers, handed_dtype
+from simpar.units import CAST_DTYPES, DTYPE_BYTES, Flags, Numbers, handed_dtype
 
 _FLOAT = DTYPE_BYTES["fp32"]
 
@@ -116,7 +115,7 @@ class _Sizes:
         return local["batch"] * local["seq"] * local["hidden"] * self.width
 
     @property
-    def _whole_rows(self) -> bool | NDArray[np.bool_]:
+    def _whole_rows(self) -> bool | Flags:
         """Whether sequence parallelism is on: the residual stream has fewer rows than the tensor region."""
         return self.dims.tensor["seq"] > self.dims.sequence["seq"]
 

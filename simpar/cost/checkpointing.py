@@ -17,11 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.errors import Infeasible
-
-Floats = NDArray[np.float64]
+from simpar.units import Floats
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.errors import UserError
 from simpar.hardware.device import Device
-from simpar.units import CAST_DTYPES, DTYPE_BYTES, FOUR_BITS, US, Numbers, handed_dtype
+from simpar.units import CAST_DTYPES, DTYPE_BYTES, FOUR_BITS, US, Floats, Numbers, handed_dtype
 
 _TILES = np.array(
     [(256, 128, 0), (128, 256, 0), (128, 128, 1), (128, 64, 2), (64, 64, 3)], dtype=np.float64
@@ -138,7 +137,7 @@ class KernelModel:
         overlap, efficiency = p["gemm_wave_overlap"], 1.0 - p["gemm_small_tile_loss"] * halvings
         paid = (1 - overlap) * np.ceil(waves) + overlap * np.maximum(waves, 1.0)
         per_wave = 2.0 * rows * columns * (k + p["gemm_prologue_k"]) * sms / (self._gemm_rate * efficiency)
-        best: NDArray[np.float64] = (paid * per_wave).min(axis=0)
+        best: Floats = (paid * per_wave).min(axis=0)
         if accumulate:
             best = best * (1 + self.parameters["gemm_wgrad_loss"])
         size = DTYPE_BYTES[self.precision] if self.precision in CAST_DTYPES else self.activation_bytes

@@ -6,13 +6,12 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
 from simpar import files
 from simpar.plan.plan import Plan
 from simpar.plan.staged import has_tensor_ranks
-from simpar.units import DTYPE_BYTES, Bytes, Fraction, Numbers, Seconds
+from simpar.units import DTYPE_BYTES, Bytes, Flags, Floats, Fraction, Numbers, Seconds
 
 GAPS_OF_EXPANDABLE = 0.02  # torchtitan's runs, which expand segments, show 2 % and less
 Dtype = Literal["fp32", "bf16"]
@@ -159,11 +158,11 @@ class AllocatorHabits(_Part):
     communicator_bytes: Bytes = 0.0
     workspace_bytes: Bytes = 0.0
 
-    def gaps(self, alternates: bool | NDArray[np.bool_]) -> NDArray[np.float64]:
+    def gaps(self, alternates: bool | Flags) -> Floats:
         """Bytes that cannot be reused, per byte that moves; ``alternates``: passes of several microbatches do."""
         return self.fragmentation + self.churn * np.asarray(alternates, dtype=np.float64)
 
-    def least_gaps(self, alternates: bool | NDArray[np.bool_]) -> NDArray[np.float64]:
+    def least_gaps(self, alternates: bool | Flags) -> Floats:
         """The same where memory is tight."""
         return np.minimum(self.gaps(alternates), GAPS_OF_EXPANDABLE if self.expandable else np.inf)
 

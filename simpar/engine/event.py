@@ -11,13 +11,11 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.engine.sharing import LinkChange, as_rates, complaint
 from simpar.program.ir.flow import FRACTION_BITS, fixed_point, to_cap, to_rate, to_work
 from simpar.program.ir.program import OpTable, Program, ProgramError, Routes, Timing, edges
-
-Ints = NDArray[np.int64]
+from simpar.units import Ints
 
 
 class EngineUnavailableError(Exception):

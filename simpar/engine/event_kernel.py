@@ -19,11 +19,10 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from simpar.program.ir.flow import FRACTION_BITS, NO_CAP
+from simpar.units import Ints
 
-Ints = NDArray[np.int64]
 Records = Any  # a structured array; numba reads ops[i].rate where numpy says ops["rate"][i]
 Function = TypeVar("Function", bound=Callable[..., Any])
 

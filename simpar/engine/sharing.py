@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from simpar.program.ir.flow import COEFFICIENT_ONE, fixed_point, to_cap, to_rate, to_work
-from simpar.program.ir.program import Ints, Program, cycle_text
+from simpar.program.ir.program import Program, cycle_text
+from simpar.units import Ints
 
 Route = Sequence[tuple[int, int]]  # (link, coefficient in fixed point) of every link that a flow crosses
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.errors import UserError
 from simpar.program.ir.program import (
@@ -22,8 +21,7 @@ from simpar.program.ir.program import (
     predecessors,
     solo_durations_ns,
 )
-
-Ints = NDArray[np.int64]
+from simpar.units import Ints
 
 
 class SharedLinkError(ProgramError, UserError):

@@ -8,7 +8,6 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.hardware.cluster import Cluster
 from simpar.plan.mirrored import MirroredMesh
@@ -36,8 +35,7 @@ from simpar.program.structure.pairs import handover
 from simpar.program.structure.stages import ActionBuilder, Key, Pricing, StageBuilder, rests
 from simpar.program.structure.template_cache import Family, followed
 from simpar.program.structure.templates import REDUCE, Node, Template
-
-Ints = NDArray[np.int64]
+from simpar.units import Ints
 
 
 def pipeline_ranks(plan: Plan, ranks: Ints) -> Ints:

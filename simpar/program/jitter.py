@@ -17,17 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.program.blocks.segments import varying_ns
 from simpar.program.fold.refinement import mix
 from simpar.program.ir.program import OpTable, Program
 from simpar.program.lower import Lowered
 from simpar.program.structure.templates import Node, Template
-from simpar.units import NS_PER_S
+from simpar.units import NS_PER_S, Flags, Floats, Ints
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 MANTISSA_BITS = 53
 
 
@@ -70,7 +67,7 @@ class Kernels:
 
     time_ns: Ints
     action: Ints
-    on_device: NDArray[np.bool_]
+    on_device: Flags
 
     @staticmethod
     def of(lowered: Lowered) -> Kernels:

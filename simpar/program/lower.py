@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import inf
 
-import numpy as np
-from numpy.typing import NDArray
-
 from simpar.hardware.cluster import Cluster
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.blocks.phases import COMPUTE, CONTEXT, EXPERT, TENSOR
@@ -31,8 +28,7 @@ from simpar.program.perturbation import Perturbation
 from simpar.program.structure.stages import ActionBuilder, StageBuilder
 from simpar.program.structure.synchronisation import Synchronisation
 from simpar.program.structure.templates import GATHER, REDUCE
-
-Ints = NDArray[np.int64]
+from simpar.units import Ints
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from functools import cached_property
 from math import lcm, prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.cost.stack import under
 from simpar.hardware.cluster import Cluster
@@ -35,9 +34,7 @@ from simpar.program.fold.group_routes import GroupKind
 from simpar.program.structure.stage_builder import RolesBuilder, axes_group
 from simpar.program.structure.stages import ActionBuilder, StageBuilder
 from simpar.program.structure.synchronisation import Synchronisation
-from simpar.units import DTYPE_BYTES, US, handed_dtype
-
-Ints = NDArray[np.int64]
+from simpar.units import DTYPE_BYTES, US, Ints, handed_dtype
 
 
 def stage_builders(job: Job, cluster: Cluster, schedule: Schedule) -> tuple[ActionBuilder, ...]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from simpar.cost.collectives.algorithm import Algorithm
-from simpar.cost.collectives.placement import Ints, Placement, Shape, count_equal
-from simpar.cost.collectives.traffic import Edges, Floats, concatenate, member_edges, messages
+from simpar.cost.collectives.placement import Placement, Shape, count_equal
+from simpar.cost.collectives.traffic import Edges, concatenate, member_edges, messages
+from simpar.units import Floats, Ints
 
 
 class Direct(Algorithm):

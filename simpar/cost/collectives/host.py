@@ -8,14 +8,12 @@ states through it. So two devices behind a switch, all devices of a node, and co
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.cost.collectives.lines import Line
 from simpar.cost.collectives.traffic import Edges, concatenate
 from simpar.hardware.cluster import Cluster
-from simpar.units import US
+from simpar.units import US, Ints
 
-Ints = NDArray[np.int64]
 NAME = "copy"
 LINKS = {
     "to_host": ("pcie_tx", "switch_up", "host_memory"),

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from simpar.cost.collectives.placement import Placement
 from simpar.hardware.cluster import Cluster
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from simpar.units import Flags, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,7 @@ class Edges:
     link_id: Ints
     coefficient: Floats
 
-    def take(self, which: NDArray[np.bool_]) -> Edges:
+    def take(self, which: Flags) -> Edges:
         """Some of the edges."""
         return Edges(self.group_index[which], self.link_id[which], self.coefficient[which])
 
@@ -67,7 +65,7 @@ def messages(cluster: Cluster, sources: Ints, targets: Ints, volume: float) -> E
     return Edges(message // sources.shape[1], link, np.full(len(link), volume))
 
 
-def is_port(links: Ints, cluster: Cluster) -> NDArray[np.bool_]:
+def is_port(links: Ints, cluster: Cluster) -> Flags:
     """Which links are scale-up ports; they come before the network's."""
     return links < int(cluster.nic_tx(np.zeros(1, dtype=np.int64))[0])
 

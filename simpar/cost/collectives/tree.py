@@ -13,8 +13,9 @@ import math
 import numpy as np
 
 from simpar.cost.collectives.algorithm import Algorithm
-from simpar.cost.collectives.placement import Ints, Placement, Shape
+from simpar.cost.collectives.placement import Placement, Shape
 from simpar.cost.collectives.traffic import Domains, Edges, round_of, spread
+from simpar.units import Ints
 
 
 class Tree(Algorithm):

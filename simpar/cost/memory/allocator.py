@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.cost.memory.moments import most_in_flight
 from simpar.cost.stack import AllocatorHabits, Stack
@@ -18,7 +17,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.models.training import Training
 from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
-from simpar.units import MIB, Numbers
+from simpar.units import MIB, Flags, Numbers
 
 _SEGMENT = 2 * MIB
 
@@ -36,7 +35,7 @@ def reserve(
     moving_bytes: Numbers,
     habits: AllocatorHabits,
     *,
-    alternates: bool | NDArray[np.bool_] = True,
+    alternates: bool | Flags = True,
     held_bytes: Numbers = 0.0,
     limit_bytes: Numbers = np.inf,
 ) -> Reservation:

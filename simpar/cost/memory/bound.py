@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.memory.moments import NONE, fullest_moment, moment, stages_of
@@ -27,11 +26,8 @@ from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import Schedule
 from simpar.plan.sharding import RankDims
 from simpar.plan.sync import apart
-from simpar.units import Numbers
+from simpar.units import Flags, Floats, Ints, Numbers
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 Kind = tuple[str, str]
 """Name of a block of layers, and how it is recomputed."""
 SLACK = 2.0**-30

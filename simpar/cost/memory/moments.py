@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
@@ -20,8 +19,8 @@ from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.schedules import EVEN_COSTS, make_schedule
 from simpar.plan.schedules.actions import CHANGE_IN_FLIGHT, B, F, I, Schedule
 from simpar.plan.schedules.patterns import INTERVAL, pattern_times
+from simpar.units import Ints
 
-Ints = NDArray[np.int64]
 V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipev")
 """Schedules whose ranks hold a stage on the way down the pipeline and one on the way up."""
 SPLITTING = ("zb-h1", "zb-h2", "zb-v", "v-half", "v-min")

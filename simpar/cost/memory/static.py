@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.cost.activations import activation_bytes
 from simpar.cost.memory.widths import Widths, keeps_parameters, kept_gradients, once_a_step, parameter_widths
@@ -26,7 +25,7 @@ from simpar.cost.stack import Stack
 from simpar.models.graph import Block, Dims, ModelGraph, evaluate
 from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
-from simpar.units import DTYPE_BYTES, Numbers
+from simpar.units import DTYPE_BYTES, Ints, Numbers
 
 ALWAYS, PASSES, BETWEEN = "always", "passes", "between"
 """When a term is alive: the whole step, from its first forward to its last backward, or from its end to its begin."""
@@ -160,7 +159,7 @@ def buffer_terms(plan: Plan, stack: Stack, *, copied: Numbers, rows_bytes: Numbe
     )
 
 
-def _states(parts: Sequence[Part], widths: Widths, zero: NDArray[np.int64], plan: Plan) -> Numbers:
+def _states(parts: Sequence[Part], widths: Widths, zero: Ints, plan: Plan) -> Numbers:
     """Bytes of optimizer states: what a parameter has on average, for every one of the rank's share."""
     total: Numbers = 0.0
     for part in parts:

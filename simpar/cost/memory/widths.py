@@ -8,14 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.cost.optimizers import moment_bytes
 from simpar.cost.stack import Stack
 from simpar.plan.plan import Plan
-from simpar.units import DTYPE_BYTES, Numbers
-
-Flags = NDArray[np.bool_]
+from simpar.units import DTYPE_BYTES, Flags, Numbers
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.cost.operators import OperatorTime
 from simpar.models.flops import shape_dims
@@ -31,9 +30,8 @@ from simpar.plan.grid import Grid
 from simpar.program.blocks.block_view import LOSS_SUMS, RankBlock
 from simpar.program.blocks.phases import TENSOR, CollectiveUse, Phase, Step, StepList
 from simpar.program.fold.group_routes import GroupKind
-from simpar.units import DTYPE_BYTES, Numbers, agreed, floats
+from simpar.units import DTYPE_BYTES, Ints, Numbers, agreed, floats
 
-Ints = NDArray[np.int64]
 ROW, COLUMN, DEPTH = "tp_row", "tp_column", "tp_depth"
 NORM_SUMS = 2
 

@@ -14,13 +14,10 @@ from functools import reduce
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.program.blocks.phases import COMPUTE, CollectiveUse, Phase, Step, terminals
-from simpar.units import to_ns
+from simpar.units import Floats, Ints, to_ns
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Time = TypeVar("Time", int, Ints)
 Priced = Callable[[CollectiveUse], int]  # solo duration in ns
 LAUNCH = "launch"

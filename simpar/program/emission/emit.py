@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.errors import BeyondIntegers, TooManyOps
 from simpar.program.blocks.phases import CollectiveUse
@@ -22,8 +21,8 @@ from simpar.program.emission.traffic import Network
 from simpar.program.fold.layout import Layout
 from simpar.program.ir.program import MEMORY_CATEGORIES, Csr, Label, MemoryTable, OpTable, Program
 from simpar.program.structure.templates import BUFFERS, Node, Template
+from simpar.units import Flags, Ints
 
-Ints = NDArray[np.int64]
 MOST_OPS = 5_000_000
 """Of all classes: with about 0.8 kB each in all that is made of them, 4 GB."""
 _AT_MOST: ContextVar[float] = ContextVar("most ops of a Program that is built now", default=inf)
@@ -319,7 +318,7 @@ def _buffer_rows(waiting: Ints, freeing: Ints) -> Ints:
     return np.concatenate(found, axis=1)
 
 
-def _merge(slots: Slots, layout: Layout) -> tuple[Ints, NDArray[np.bool_]]:
+def _merge(slots: Slots, layout: Layout) -> tuple[Ints, Flags]:
     """The op of every slot, and the slots that ops are made of: of a collective its slot in the lowest class.
 
     The k-th slot of a group kind in one member class is the k-th in all others.

@@ -12,17 +12,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.hardware.cluster import Cluster
 from simpar.program.blocks.phases import COMPUTE
 from simpar.program.emission.emit import Slots
 from simpar.program.fold.layout import Layout
 from simpar.program.ir.program import Csr, Program, Routes, solo_durations_ns
-from simpar.units import NS_PER_S
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from simpar.units import NS_PER_S, Floats, Ints
 
 
 def are_shared(cluster: Cluster) -> bool:

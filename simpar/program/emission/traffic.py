@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.cost.collectives.choice import fastest, occupied_s_per_byte, offers
 from simpar.cost.collectives.lines import Line
@@ -36,9 +35,8 @@ from simpar.program.ir.flow import solo_duration_ns
 from simpar.program.ir.program import Csr, Routes
 from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
 from simpar.program.structure.templates import DRIVE_IN, DRIVE_OUT, GATHER, HOST_OPS, REDUCE
-from simpar.units import US, Numbers, floats
+from simpar.units import US, Flags, Floats, Ints, Numbers, floats
 
-Ints = NDArray[np.int64]
 EMBEDDING_GROUP = "embedding"
 _BLOCK_STREAM = {
     TENSOR: TENSOR, ROW: TENSOR, COLUMN: TENSOR, DEPTH: TENSOR, RING: CONTEXT, HEADS: CONTEXT, RANKS: EXPERT,
@@ -183,7 +181,7 @@ class _Priced:
     work_bytes: int = 0
     rate_cap_bytes_per_s: int = 0
     positions: Ints | None = None
-    coefficients: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    coefficients: Floats = field(default_factory=lambda: np.zeros(0))
     route_of: dict[int, int] = field(default_factory=dict)
 
 
@@ -202,7 +200,7 @@ class Network:
     streams_of_kind: Mapping[str, frozenset[str]]
     contention: bool = True
     added: Added = field(default_factory=Added)
-    routes: list[tuple[Ints, NDArray[np.float64]]] = field(default_factory=list)
+    routes: list[tuple[Ints, Floats]] = field(default_factory=list)
     algorithms: dict[tuple[str, str], str] = field(default_factory=dict)
     _prices: dict[tuple[int, CollectiveUse], _Priced] = field(default_factory=dict)
     _lines: dict[tuple[int, int, str], list[Line]] = field(default_factory=dict)
@@ -213,7 +211,7 @@ class Network:
         return Network(self.cluster, self.kinds, layout, self.streams_of_kind, self.contention, self.added)
 
     @cached_property
-    def _shared(self) -> NDArray[np.bool_]:
+    def _shared(self) -> Flags:
         """Which link classes carry flows of more than one stream that may use them at the same time."""
         groups, links = self.layout.groups, self.layout.links_of_groups
         families = {
@@ -254,13 +252,13 @@ class Network:
         return int(self.layout.group_class[kind][class_id])
 
     @cached_property
-    def _private(self) -> NDArray[np.bool_]:
+    def _private(self) -> Flags:
         """Of every class of groups whether all its links are private."""
         links = self.layout.links_of_groups
         return np.asarray(np.bincount(links.owners(), self._shared[links.item], len(links)) == 0)
 
     @cached_property
-    def secluded(self) -> NDArray[np.bool_]:
+    def secluded(self) -> Flags:
         """Of every class of groups whether all its links are private and it joins a single class of ranks."""
         alone = np.array([len(group.members) == 1 for group in self.layout.groups], dtype=bool)
         return np.asarray(self._private & alone)

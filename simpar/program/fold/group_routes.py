@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.cost.collectives.choice import link_loads
 from simpar.hardware.cluster import Cluster
-from simpar.program.fold.symmetry import Flags, Ints, Pattern, Symmetry, fixed_digits
+from simpar.program.fold.symmetry import Pattern, Symmetry, fixed_digits
+from simpar.units import Flags, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class KindLoads:
     row: Ints
     link: Ints
     label: Ints
-    loads: NDArray[np.float64]
+    loads: Floats
     columns: tuple[tuple[str, str], ...]
 
 
@@ -66,7 +66,7 @@ def kind_loads(kind: GroupKind, groups: Ints, cluster: Cluster) -> KindLoads:
     return KindLoads(every // cluster.num_links, every % cluster.num_links, label, loads, tuple(found))
 
 
-def _row_numbers(table: NDArray[np.float64]) -> Ints:
+def _row_numbers(table: Floats) -> Ints:
     """Equal numbers for equal rows."""
     number = np.zeros(len(table), dtype=np.int64)
     for column in table.T:

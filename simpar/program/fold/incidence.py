@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.cost.collectives.choice import shape_numbers
 from simpar.hardware.cluster import Cluster
 from simpar.program.fold.group_routes import Fabric, GroupKind, Placed, orbit_loads
 from simpar.program.fold.refinement import Incidence
-from simpar.program.fold.symmetry import Ints, Symmetry, find_symmetry, no_symmetry, patterns
+from simpar.program.fold.symmetry import Symmetry, find_symmetry, no_symmetry, patterns
+from simpar.units import Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def build_graph(
     return _assemble(placed, nodes, symmetry, cluster, rank_colour)
 
 
-def _capacities(cluster: Cluster) -> list[NDArray[np.float64]]:
+def _capacities(cluster: Cluster) -> list[Floats]:
     """Capacity of every rank's link in each block, where links are degraded."""
     if not cluster.scaling:
         return []

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.cost.collectives.lines import Line
 from simpar.hardware.cluster import Cluster
@@ -21,8 +20,7 @@ from simpar.program.fold.incidence import Graph, build_graph
 from simpar.program.fold.refinement import refine
 from simpar.program.ir.flow import quantise
 from simpar.program.ir.program import Csr
-
-Ints = NDArray[np.int64]
+from simpar.units import Flags, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class Traffic:
     link: Ints
     label: Ints
     count: Ints
-    loads: NDArray[np.float64]
+    loads: Floats
     columns: tuple[tuple[str, str], ...]
 
     @cached_property
@@ -81,9 +79,9 @@ class Layout:
     multiplicity: Ints
     group_class: Mapping[str, Ints]
     groups: tuple[GroupClass, ...]
-    link_capacity_bytes_per_s: NDArray[np.float64]
+    link_capacity_bytes_per_s: Floats
     link_names: tuple[str, ...]
-    link_is_port: NDArray[np.bool_]
+    link_is_port: Flags
     traffic: tuple[Traffic, ...]
 
     @property
@@ -107,7 +105,7 @@ class Layout:
         pairs = np.unique(group * count + link)
         return Csr.of(pairs // count, pairs % count, len(self.groups))
 
-    def route(self, group_class: int, op: str, line: Line) -> tuple[Ints, NDArray[np.float64]]:
+    def route(self, group_class: int, op: str, line: Line) -> tuple[Ints, Floats]:
         """Link classes that a group of the class loads and the bytes on one such link per byte of progress.
 
         Groups of a class advance in lockstep, so one flow stands for all of them: it puts on a link what all

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from simpar.units import Ints
+
 Hashes = NDArray[np.uint64]
 
 

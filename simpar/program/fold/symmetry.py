@@ -24,9 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.hardware.cluster import Cluster
-
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
+from simpar.units import Flags, Ints
 
 
 @dataclass(frozen=True)

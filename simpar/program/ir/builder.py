@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from simpar.program.ir.flow import quantise
 from simpar.program.ir.program import MEMORY_CATEGORIES, Csr, Label, MemoryTable, OpTable, Program, Routes
+from simpar.units import Floats, Ints
 
-Ints = NDArray[np.int64]
 _OP_DEFAULTS = {
     "class_id": 0,
     "fixed_ns": 0,
@@ -46,7 +46,7 @@ class ProgramBuilder:
         self._waits: list[list[Ints]] = []
         self._placed: list[list[Ints]] = []
         self._memory: list[list[Ints]] = []
-        self._routes: list[tuple[Ints, NDArray[np.float64]]] = []
+        self._routes: list[tuple[Ints, Floats]] = []
         self._classes: list[tuple[str, int]] = []
         self._streams: list[tuple[str, int]] = []
         self._links: list[tuple[str, int]] = []

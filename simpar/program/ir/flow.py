@@ -8,13 +8,10 @@ are fixed point. int64 then holds 9.2 TB of work an op and links up to 549 TB/s
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from simpar.errors import BeyondIntegers
-from simpar.units import KB, NS_PER_S
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from simpar.units import KB, NS_PER_S, Floats, Ints
 
 FRACTION_BITS = 24
 COEFFICIENT_ONE = 1 << FRACTION_BITS

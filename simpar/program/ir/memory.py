@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.program.ir.program import MEMORY_CATEGORIES, Program, Timing
-
-Ints = NDArray[np.int64]
+from simpar.units import Ints
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from simpar.program.ir.flow import NO_CAP, drained_ns, solo_rates, to_cap
-from simpar.units import NS_PER_S, to_ns
+from simpar.units import NS_PER_S, Flags, Floats, Ints, to_ns
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 MEMORY_CATEGORIES = ("activations", "transient", "gradients", "parameters")
 
 
@@ -110,7 +107,7 @@ class MemoryTable:
     """Changes of device memory at the start or the finish of ops; ``category`` indexes MEMORY_CATEGORIES."""
 
     op: Ints
-    at_finish: Bools
+    at_finish: Flags
     class_id: Ints
     delta_bytes: Ints
     category: Ints
@@ -238,7 +235,7 @@ def levels(program: Program) -> Ints:
     return longest_path_ns(program, np.ones(len(program), dtype=np.int64))
 
 
-def cycle_text(program: Program, stuck: Bools) -> str:
+def cycle_text(program: Program, stuck: Flags) -> str:
     """One cycle among the ops that never become ready, as a readable chain."""
     table = Csr(*predecessors(program))
     op, seen = int(np.flatnonzero(stuck)[0]), dict[int, int]()

@@ -8,7 +8,6 @@ from functools import cached_property
 from itertools import groupby
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.checkpointing import Choice, Run, choose
@@ -21,7 +20,7 @@ from simpar.plan.schedules.actions import CHANGE_IN_FLIGHT, Schedule
 from simpar.program.blocks.rank_view import Job
 from simpar.program.resolve.pass_costs import PassesAlone
 from simpar.program.structure.stages import Piece
-from simpar.units import NS_PER_S, format_bytes
+from simpar.units import NS_PER_S, Floats, format_bytes
 
 ROUNDS, MORE_ROUNDS = 20, 3
 """Simulated choices until all fits, and after what else is there beside them is known from one that does."""
@@ -68,7 +67,7 @@ class _Rank:
     number: int
     stretches: list[_Stretch]
     runs: list[Run]
-    flights: NDArray[np.float64]
+    flights: Floats
     held_bytes: float = 0.0
     budget_bytes: float = 0.0
 
@@ -162,7 +161,7 @@ class _Checkpointing:
         """The plan's table, as short as saturates its memory."""
         return short_schedule(self.job.plan, self.job.training)
 
-    def _in_flight(self, rank: int, mine: list[_Stretch]) -> NDArray[np.float64]:
+    def _in_flight(self, rank: int, mine: list[_Stretch]) -> Floats:
         """Microbatches in flight of every stretch, at moments that no other has more at: float64[moments, runs]."""
         codes, stages, _ = self.schedule.arrays(rank)
         signs = np.array(CHANGE_IN_FLIGHT)[codes]

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.hardware.cluster import Cluster
 from simpar.plan.plan import Plan
@@ -17,6 +16,7 @@ from simpar.program.emission.collective_prices import Prices
 from simpar.program.emission.traffic import block_groups, late_per_member_s
 from simpar.program.structure.stages import Piece, StageBuilder
 from simpar.program.structure.synchronisation import Synchronisation
+from simpar.units import Floats, Ints
 
 DIGITS = 2
 
@@ -26,7 +26,7 @@ class PassesAlone:
     """Passes of single blocks on a rank, ``slowdown`` times slower than its kind, with collectives alone on links."""
 
     builder: StageBuilder
-    groups: Mapping[str, NDArray[np.int64]]
+    groups: Mapping[str, Ints]
     prices: Prices
     slowdown: float = 1.0
     known: dict[tuple[str, str, str], int] = field(default_factory=dict)
@@ -72,7 +72,7 @@ def pass_costs(job: Job, cluster: Cluster) -> tuple[float, float, float]:
     return relative_costs(total)
 
 
-def relative_costs(total_ns: NDArray[np.float64]) -> tuple[float, float, float]:
+def relative_costs(total_ns: Floats) -> tuple[float, float, float]:
     """Durations of F, I and W in units of F from nanoseconds of all blocks, float64[3].
 
     Rounded, so that a schedule does not hang on the last digit of a kernel.
