@@ -109,8 +109,8 @@ def divide_batch(plan: Plan, index: int) -> None:
         )
 
 
-def refuse_in_roles(plan: Plan, graph: ModelGraph) -> None:
-    """Raises UserError for what a stage cannot do whose operators have roles of their own."""
+def refuse_in_roles(plan: Plan, graph: ModelGraph, cause: str = "a stage has a sharding of its own") -> None:
+    """Raises UserError for what a stage cannot do whose operators have roles of their own, and for which ``cause``."""
     data, numerics = plan.data_parallel, plan.numerics
     modes = {stage.recompute for stage in plan.pipeline.stages or () if stage.sharding}
     modes -= {"none", "selective", "full"}
@@ -134,6 +134,4 @@ def refuse_in_roles(plan: Plan, graph: ModelGraph) -> None:
     )
     for found, what, others in refused:
         if found:
-            raise UserError(
-                f"{what}: a stage of plan.stages has a sharding of its own; allowed there: {others}"
-            )
+            raise UserError(f"{what}, with plan.stages: {cause}; allowed there: {others}")

@@ -13,6 +13,7 @@ from simpar.plan.megatron_roles import in_roles
 from simpar.plan.offload import check_offload, decided_offload
 from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import Schedule
+from simpar.plan.staged import refuse_in_roles
 from simpar.plan.sync import decided
 from simpar.runtime.strategy import Strategy, choose
 from simpar.simulation import balanced
@@ -50,7 +51,10 @@ def prepare(plan: Plan, graph: ModelGraph | None, training: Training, world_size
         return Prepared(plan, None, choose(plan, None), stack.memory.selective)
     target = Target(graph, training, world_size, world_size)
     plan = check(balanced(plan, graph, stack), target)
-    if plan.pipeline.stages:
-        plan = check(in_roles(plan, graph), target)
+    if stages := plan.pipeline.stages:
+        plan = in_roles(plan, graph)
+        if not any(stage.sharding for stage in stages):  # else refused above, for another cause
+            refuse_in_roles(plan, graph, "a real run gives every operator its role")
+        plan = check(plan, target)
     schedule = schedule_of(plan, training)
     return Prepared(plan, schedule, choose(plan, schedule, graph), stack.memory.selective)

@@ -125,6 +125,24 @@ def test_stages_of_their_own_have_their_own_reduction():
 
 
 @pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"zero": 3}, "plan.kind = fsdp, zero = 3"),
+        ({"zero": 1, "offload_optimizer": "cpu"}, "plan.offload"),
+        ({"zero": 1, "optimizer": "muon"}, "plan.optimizer = muon has states by the shape of matrices"),
+    ],
+)
+def test_stages_without_a_sharding_are_refused_for_what_a_real_run_does_with_them(values, words):
+    """Nobody is told that a stage has a sharding that he did not write."""
+    stage = StagePlan(layers=len(load_model("tiny-llama").layers), first_device=0, mesh=(2, 1))
+    plain = {"pipeline": {"stages": [stage.model_dump()]}, "micro_batch": 4, "model": "tiny-llama"}
+    with pytest.raises(UserError) as caught:
+        strategy(world_size=2, **plain, **values)
+    cause = ", with plan.stages: a real run gives every operator its role; allowed there: "
+    assert str(caught.value).startswith(words + cause)
+
+
+@pytest.mark.parametrize(
     ("model", "mesh", "operators", "words"),
     [
         (
