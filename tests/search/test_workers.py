@@ -1,11 +1,13 @@
 """Several processes find what one finds, to the last byte, on every backend that is installed."""
 
+import numpy as np
 import pytest
 
 import simpar
 from simpar.errors import UserError
 from simpar.search.certify import branch_and_bound
 from simpar.search.certify.exact import measure, measured_elsewhere
+from simpar.search.certify.frontier import Frontier
 from simpar.search.progress import Progress
 from simpar.search.space.jobs import plan_of
 from simpar.search.space.rows import enumerate_space
@@ -60,9 +62,10 @@ def test_ray_finds_what_one_process_finds(problem_of):
         ray.shutdown()
 
 
-def test_rows_ahead_are_kept_until_their_turn(problem_of, monkeypatch):
+@pytest.mark.parametrize("seed", [13, 18, 21])
+def test_rows_ahead_are_kept_until_their_turn(problem_of, monkeypatch, seed):
     """No row is simulated twice, and a search that asks for eight at once takes the same way."""
-    problem, asked = problem_of(5, **HELD), []
+    problem, asked = problem_of(seed, **HELD), []
 
     def counted(task):
         asked.append(task[1].model_dump_json())
@@ -72,6 +75,21 @@ def test_rows_ahead_are_kept_until_their_turn(problem_of, monkeypatch):
     monkeypatch.setattr(Workers, "map", lambda _, function, items: [function(item) for item in items])
     assert answer(problem, workers=Workers(8)) == answer(problem)
     assert len(set(asked)) == len(asked) > 0
+
+
+def test_only_rows_that_may_fit_are_sent_ahead(problem_of, monkeypatch):
+    """Those of which the very table holds too much are neither simulated nor dropped before their turn."""
+    problem, sent = problem_of(13, **HELD), []
+    usual = Frontier.least_bytes
+    monkeypatch.setattr(Frontier, "least_bytes", lambda self, row: np.inf if row % 2 else usual(self, row))
+    monkeypatch.setattr(
+        Workers, "map", lambda _, function, items: sent.extend(items) or [function(item) for item in items]
+    )
+    assert answer(problem, workers=Workers(8)) == answer(problem)
+    (field,) = branch_and_bound.fields_of(problem, [problem.cluster.nodes])
+    odd = [plan_of(field.frontier.rows, row) for row in range(1, field.frontier.rows.count, 2)]
+    assert sent
+    assert not [plan for _, plan in sent if plan in odd]
 
 
 def test_figures_are_those_of_the_measure(problem_of):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 
@@ -139,8 +141,7 @@ class BranchAndBound:
         frontiers = self.frontiers
         place = frontiers.index(frontier)
         if (place, row) not in self._ahead:
-            rows = [(place, row), *self._likely(workers.at_once)]
-            rows = [one for one in dict.fromkeys(rows) if one not in self._ahead][: workers.at_once]
+            rows = [(place, row), *islice(self._likely(workers.at_once, place, row), workers.at_once - 1)]
             plans = [(frontiers[at].rows.problem, plan_of(frontiers[at].rows, each)) for at, each in rows]
             self._ahead.update(zip(rows, workers.map(measured_elsewhere, plans), strict=True))
         elsewhere = self._ahead.pop((place, row))
@@ -150,14 +151,23 @@ class BranchAndBound:
         frontier.note(row, found)
         return found
 
-    def _likely(self, most: int) -> list[tuple[int, int]]:
-        """Frontiers and rows that are swept and have the lowest bounds of those that are not simulated yet."""
+    def _likely(self, most: int, place: int, now: int) -> Iterator[tuple[int, int]]:
+        """Frontiers and rows that are swept, have the lowest bounds of those not simulated yet, and would be.
+
+        Asked like a row whose turn has come, which is ``now`` in the frontier at ``place``; none is dropped before it.
+        """
+        frontiers, best = self.frontiers, self.best
         found = [
             (float(frontier.worth(row)), at, row)
-            for at, frontier in enumerate(self.frontiers)
+            for at, frontier in enumerate(frontiers)
             for row in frontier.nearest(SWEPT, 2 * most)
+            if (at, row) not in self._ahead and (at, row) != (place, now)
         ]
-        return [(at, row) for worth, at, row in sorted(found) if worth < self.best]
+        for worth, at, row in sorted(found):
+            rows = frontiers[at].rows
+            room = worth < best and frontiers[at].least_bytes(row) <= rows.problem.memory_limit_bytes
+            if room and not refusals(rows, row):
+                yield at, row
 
     def report(self) -> Result:
         """The result of the best plan, of which the step that was run is not kept any longer."""

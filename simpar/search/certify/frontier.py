@@ -197,20 +197,23 @@ class Frontier:
         return [int(row) for row in mine[np.argsort(self.worth(mine), kind="stable")[:most]]]
 
     def may_fit(self, row: int) -> bool:
-        """Whether a row may fit with the very table that it runs; it is dropped if not.
-
-        What any durations leave in flight has let it in: a table that is made for those of the row may hold more.
-        """
-        rows, limit_bytes = self.rows, self.rows.problem.memory_limit_bytes
-        name = str(rows.domain["schedule"][rows.code["schedule"][row]])
-        if row in self.simulated or self.own[row] or not looks_at_costs(name) or rows["pp"][row] == 1:
-            return True
-        table = self.sweeps.table_of(row)
-        self.needed_bytes[row] = max(self.needed_bytes[row], needed_by_table(rows, row, table))
-        if self.needed_bytes[row] > limit_bytes:
+        """Whether a row may fit with the very table that it runs; it is dropped if not."""
+        needed_bytes = self.least_bytes(row)
+        self.needed_bytes[row] = max(self.needed_bytes[row], needed_bytes)
+        if needed_bytes > self.rows.problem.memory_limit_bytes:
             self.drop(np.array([row]))
             return False
         return True
+
+    def least_bytes(self, row: int) -> float:
+        """Device memory that a row needs at least, more than it was let in with: 0 where its table is known to all.
+
+        What any durations leave in flight has let it in: a table that is made for those of the row may hold more.
+        """
+        name = str(self.rows.domain["schedule"][self.rows.code["schedule"][row]])
+        if row in self.simulated or self.own[row] or not looks_at_costs(name) or self.rows["pp"][row] == 1:
+            return 0.0
+        return needed_by_table(self.rows, row, self.sweeps.table_of(row))
 
     def simulate(self, row: int) -> Exact:
         """The simulated step of a row. Raises TooManyOps where it has more than are built."""
