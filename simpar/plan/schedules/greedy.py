@@ -1,8 +1,8 @@
 """Greedy list scheduling; ZB-H1 and ZB-H2, one rule with two memory caps [Qi et al., arXiv 2401.10241].
 
 A backward is split into I (input gradient) and W (weight gradient). The pipeline is simulated, messages
-taking no time; each rank chooses as it goes, and its choices are the table. A chooser is given the state of a
-rank and the time and names an action that can start now, or None to wait.
+taking no time; each rank chooses as it goes, and its choices are the table. A rule is given the state of the pipeline,
+a rank and the time and names an action that can start now, or none: then the rank waits.
 
 In ZB-H1 and ZB-H2, forwards (while fewer than the cap are in flight) and input gradients take turns; a weight
 gradient runs when neither can. The cap is the same on every rank: a rank further down holds back weight
@@ -11,22 +11,24 @@ gradients instead.
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from heapq import heappop, heappush
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.compiled import Loop
 from simpar.errors import UserError
-from simpar.plan.schedules.actions import F, I, Schedule, W, rank_actions
+from simpar.plan.schedules.actions import F, I, Ints, RankActions, Schedule, W, columns
 
 Costs = tuple[float, float, float]
-Queue = deque[tuple[float, int]]
+Floats = NDArray[np.float64]
 UNIT: Costs = (1.0, 1.0, 1.0)
-Pass = tuple[int, int]
-Chooser = Callable[["RankState", float], "Pass | None"]
-MakeChooser = Callable[[], Chooser]
-Table = tuple[tuple[tuple[int, int, int], ...], ...]
+CODES = np.array([F, I, W])
+"""Kinds of actions in the order of their numbers: kind 1 of stage s is action ``1 * stages + s``."""
+NONE, NEVER = -1, float("inf")
 
 
 def zb_h1(p: int, m: int, vpp: int = 1, *, costs: Costs = UNIT) -> Schedule:
@@ -42,166 +44,257 @@ def zb_h2(p: int, m: int, vpp: int = 1, *, costs: Costs = UNIT) -> Schedule:
 def _zero_bubble(name: str, p: int, m: int, vpp: int, cap: int, costs: Costs) -> Schedule:
     if vpp != 1:
         raise UserError(f"schedule {name}: vpp = {vpp}; allowed: 1 (zb-v has two chunks a rank)")
-    return list_schedule(name, tuple(range(p)), m, _take_turns(cap), costs)
+    return list_schedule(name, tuple(range(p)), m, _turns(cap), costs)
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """How ranks choose, with at most ``cap`` forwards in flight on each; remembered by identity.
+
+    ``order`` int64[2 * stages * m] are the forwards and input gradients of every rank as it should run them, by the
+    numbers of actions and rank after rank; without an order the two take turns.
+    """
+
+    cap: int
+    order: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
 
 @lru_cache(maxsize=256)
-def _take_turns(cap: int) -> MakeChooser:
-    def choose(rank: RankState, now: float) -> Pass | None:
-        forward = rank.ready(F, now) if rank.in_flight < cap else None
-        gradient = rank.ready(I, now)
-        if forward and gradient:
-            return gradient if rank.rows and rank.rows[-1][0] == F else forward
-        return forward or gradient or rank.owed()
-
-    return lambda: choose
+def _turns(cap: int) -> Rule:
+    return Rule(cap)
 
 
-@dataclass(slots=True)
-class RankState:
-    """A rank in the simulation. ``forwards`` and ``gradients`` are messages: stage -> (arrival, microbatch).
+class Pipeline(NamedTuple):
+    """A simulated pipeline of S stages and m microbatches. All of a kind and stage run in order of microbatches.
 
-    ``weights`` are the weight gradients it owes, (stage, microbatch); ``in_flight`` counts forwards whose W
-    has not started; ``rows`` is its table so far. Stages stand last one first.
+    ``stages`` int64[S] are those of every rank, the last one first, rank after rank; those of rank r begin at
+    ``first[r]``, its actions at 3 m ``first[r]``. ``ready_at`` float64[2 S (m + 1)] is when the input of an F or I
+    (action x (m + 1) + microbatch) is there, ``done`` int64[3 S] how many of each action have started, ``actions``
+    int64[3 S m] the table. By rank: forwards in flight, actions ``written``, those before which every I has had its W
+    (``paid``), and passes taken off the rule's order; ``early`` int64[S] are I that ran ahead of it.
     """
 
-    number: int
-    forwards: dict[int, Queue]
-    gradients: dict[int, Queue]
-    weights: deque[tuple[int, int]] = field(default_factory=deque)
-    in_flight: int = 0
-    rows: list[tuple[int, int, int]] = field(default_factory=list)
+    rank_of_stage: Ints
+    stages: Ints
+    first: Ints
+    order: Ints
+    ready_at: Floats
+    done: Ints
+    actions: Ints
+    in_flight: Ints
+    written: Ints
+    paid: Ints
+    taken: Ints
+    early: Ints
 
-    def ready(self, code: int, now: float) -> Pass | None:
-        """The F or I that can start now; of several, the one of the last stage."""
-        for stage, queue in (self.forwards if code == F else self.gradients).items():
-            if queue and queue[0][0] <= now:
-                return code, stage
-        return None
+    @staticmethod
+    def idle(rank_of_stage: tuple[int, ...], m: int, order: Ints) -> Pipeline:
+        """A pipeline before it starts."""
+        rank_of, num = np.array(rank_of_stage), len(rank_of_stage)
+        stages = np.lexsort((-np.arange(num), rank_of))
+        first = np.append(0, np.cumsum(np.bincount(rank_of)))
+        ready_at = np.full(2 * num * (m + 1), NEVER)
+        ready_at[:m] = 0.0
+        done, actions, early = (np.zeros(size, dtype=np.int64) for size in (3 * num, 3 * num * m, num))
+        begin, fresh = first[:-1], np.zeros(len(first) - 1, dtype=np.int64)
+        return Pipeline(
+            rank_of, stages, first, order, ready_at, done, actions,
+            fresh, 3 * m * begin, 3 * m * begin, 2 * m * begin, early,
+        )  # fmt: skip
 
-    def owed(self) -> Pass | None:
-        """The weight gradient that can start now."""
-        return (W, self.weights[0][0]) if self.weights else None
 
-    def next_arrival(self, now: float) -> float | None:
-        """When the next message that is on its way arrives, None without one."""
-        queues = (*self.forwards.values(), *self.gradients.values())
-        return min((queue[0][0] for queue in queues if queue and queue[0][0] > now), default=None)
-
-
-def list_schedule(
-    name: str, rank_of_stage: tuple[int, ...], m: int, make_chooser: MakeChooser, costs: Costs
-) -> Schedule:
+def list_schedule(name: str, rank_of_stage: tuple[int, ...], m: int, rule: Rule, costs: Costs) -> Schedule:
     """The table of ``m`` microbatches with durations ``costs`` of F, I and W of one stage.
 
     A table made for equal durations often does better than one made for the true ones, whose choices are
-    greedy: both are tried, the quicker one is returned. ``make_chooser`` is remembered by identity. Raises UserError
-    for a duration that is not positive.
+    greedy: both are tried, the quicker one is returned. Raises UserError for a duration that is not positive.
     """
     if min(costs) <= 0:
         raise UserError(f"schedule {name}: durations of F, I, W = {costs}; allowed: above 0")
-    table = _even_table(rank_of_stage, m, make_chooser)
+    actions = _even_table(rank_of_stage, m, rule)
     if len(set(costs)) > 1:
-        other, quickest = simulate(rank_of_stage, m, make_chooser(), costs)
-        table = other if quickest < makespan(table, len(rank_of_stage), m, costs) else table
-    return Schedule(name, m, rank_of_stage, tuple(rank_actions(rows) for rows in table))
+        forward, gradient, weight = map(float, costs)
+        seconds, idle = (forward, gradient, weight), Pipeline.idle(rank_of_stage, m, actions)
+        other, quickest = simulate(rank_of_stage, m, rule, seconds)
+        actions = other if quickest < MAKESPAN(idle, m, seconds) else actions
+    return Schedule(name, m, rank_of_stage, _by_rank(actions, rank_of_stage, m))
 
 
 @lru_cache(maxsize=64)
-def _even_table(rank_of_stage: tuple[int, ...], m: int, make_chooser: MakeChooser) -> Table:
+def _even_table(rank_of_stage: tuple[int, ...], m: int, rule: Rule) -> Ints:
     """The table for equal durations, the same for all costs."""
-    return simulate(rank_of_stage, m, make_chooser(), UNIT)[0]
+    return simulate(rank_of_stage, m, rule, UNIT)[0]
 
 
-def simulate(rank_of_stage: tuple[int, ...], m: int, choose: Chooser, costs: Costs) -> tuple[Table, float]:
-    """Run the pipeline; every rank's table, and the makespan."""
-    ranks, targets = _idle_ranks(rank_of_stage)
-    ranks[rank_of_stage[0]].forwards[0].extend((0.0, microbatch) for microbatch in range(m))
-    events, asleep, now = [(0.0, rank_of_stage[0])], set(range(len(ranks))) - {rank_of_stage[0]}, 0.0
-    seconds = {F: costs[0], I: costs[1], W: costs[2]}
-    push, pop = heapq.heappush, heapq.heappop
-    while events:
-        now, number = pop(events)
-        rank = ranks[number]
-        action = choose(rank, now)
-        if action is None:
-            wake = rank.next_arrival(now)
-            if wake is None:
-                asleep.add(number)
+def simulate(rank_of_stage: tuple[int, ...], m: int, rule: Rule, costs: Costs) -> tuple[Ints, float]:
+    """Run the pipeline; numbers of actions of every rank, rank after rank, and the makespan."""
+    pipeline = Pipeline.idle(rank_of_stage, m, rule.order)
+    makespan = RUN(pipeline, m, rule.cap, costs)
+    assert (pipeline.done == m).all(), "a rule waits for ever"
+    return pipeline.actions, makespan
+
+
+def _by_rank(actions: Ints, rank_of_stage: tuple[int, ...], m: int) -> tuple[RankActions, ...]:
+    """Columns of every rank of a table of numbers."""
+    num = len(rank_of_stage)
+    microbatch = np.empty(len(actions), dtype=np.int32)
+    microbatch[np.argsort(actions.astype(np.int32), kind="stable")] = np.tile(np.arange(m), 3 * num)
+    kind, stage = np.divmod(actions, num)
+    ends = 3 * m * np.cumsum(np.bincount(rank_of_stage))[:-1]
+    parts = (
+        np.split(column, ends) for column in (CODES[kind].astype(np.int8), stage.astype(np.int32), microbatch)
+    )
+    return tuple(columns(*each) for each in zip(*parts, strict=True))
+
+
+def _run(state: Pipeline, m: int, cap: int, seconds: Costs) -> float:
+    """Run an idle pipeline to its end by a rule; when its last rank found nothing more to do."""
+    num, rank_of_stage, ready_at, done = len(state.stages), state.rank_of_stage, state.ready_at, state.done
+    asleep = [True] * (len(state.first) - 1)
+    asleep[rank_of_stage[0]] = False
+    now, events = 0.0, [(0.0, rank_of_stage[0])]
+    while len(events):
+        now, rank = heappop(events)
+        action = _choice(state, m, cap, rank, now)
+        if action == NONE:
+            wake = _next_arrival(state, m, rank, now)
+            if wake < NEVER:
+                heappush(events, (wake, rank))
             else:
-                push(events, (wake, number))
+                asleep[rank] = True
             continue
-        code, stage = action
-        if code == F:
-            rank.in_flight += 1
-            microbatch = rank.forwards[stage].popleft()[1]
-        elif code == I:
-            microbatch = rank.gradients[stage].popleft()[1]
-            rank.weights.append((stage, microbatch))
-        else:
-            rank.in_flight -= 1
-            microbatch = rank.weights.popleft()[1]
-        rank.rows.append((code, stage, microbatch))
-        finish = now + seconds[code]
-        push(events, (finish, number))
-        if code != W and action in targets:
-            receiver, queue = targets[action]
-            queue.append((finish, microbatch))
-            if receiver in asleep:
-                asleep.discard(receiver)
-                push(events, (finish, receiver))
-    assert sum(len(rank.rows) for rank in ranks) == 3 * m * len(rank_of_stage), "a chooser waits for ever"
-    return tuple(tuple(rank.rows) for rank in ranks), now
+        kind = action // num
+        if kind == 0:
+            state.in_flight[rank] += 1
+        elif kind == 2:
+            state.in_flight[rank] -= 1
+            state.paid[rank] += 1
+        state.actions[state.written[rank]] = action
+        state.written[rank] += 1
+        finish = now + seconds[kind]
+        heappush(events, (finish, rank))
+        target = _target(action, num)
+        if target != NONE:
+            ready_at[target * (m + 1) + done[action]] = finish
+            receiver = rank_of_stage[target % num]
+            if asleep[receiver]:
+                asleep[receiver] = False
+                heappush(events, (finish, receiver))
+        done[action] += 1
+    return now
 
 
-def _idle_ranks(
-    rank_of_stage: tuple[int, ...],
-) -> tuple[list[RankState], dict[Pass, tuple[int, Queue]]]:
-    """Ranks before they start, and where the result of an F or I of a stage goes: (rank, its queue)."""
-    last = len(rank_of_stage) - 1
-    held = [[s for s in range(last, -1, -1) if rank_of_stage[s] == r] for r in range(max(rank_of_stage) + 1)]
-    ranks = [
-        RankState(r, {s: deque() for s in mine}, {s: deque() for s in mine}) for r, mine in enumerate(held)
-    ]
-    targets: dict[Pass, tuple[int, Queue]] = {}
-    for stage, rank in enumerate(rank_of_stage):
-        if stage < last:
-            targets[F, stage] = rank_of_stage[stage + 1], ranks[rank_of_stage[stage + 1]].forwards[stage + 1]
-        else:
-            targets[F, stage] = rank, ranks[rank].gradients[stage]
-        if stage:
-            before = rank_of_stage[stage - 1]
-            targets[I, stage] = before, ranks[before].gradients[stage - 1]
-    return ranks, targets
+def _target(action: int, num: int) -> int:
+    """The F or I whose input an action of ``num`` stages makes."""
+    if action < num:
+        return action + 1 if action + 1 < num else 2 * num - 1
+    return action - 1 if num < action < 2 * num else NONE
 
 
-def makespan(table: Table, num_stages: int, m: int, costs: Costs) -> float:
-    """When a table of F, I and W ends, every rank as early as its inputs and its order let it."""
-    done: list[list[list[float]]] = [[[-1.0] * m for _ in range(num_stages)] for _ in (F, I)]
-    position, clock = [0] * len(table), [0.0] * len(table)
-    sleepers: dict[tuple[int, int, int], int] = {}
-    awake, last = list(range(len(table))), num_stages - 1
-    forward, gradient, weight = costs
-    while awake:
+def _choice(state: Pipeline, m: int, cap: int, rank: int, now: float) -> int:
+    """The action that a rank starts now: an F or I by the rule, else the W that it has owed longest."""
+    ordered = len(state.order) > 0
+    action = _in_order(state, m, cap, rank, now) if ordered else _in_turn(state, m, cap, rank, now)
+    if action != NONE:
+        return action
+    num = len(state.stages)
+    while state.paid[rank] < state.written[rank]:
+        action = int(state.actions[state.paid[rank]])
+        if num <= action < 2 * num:
+            return action + num
+        state.paid[rank] += 1
+    return NONE
+
+
+def _ready(state: Pipeline, m: int, kind: int, rank: int, now: float) -> int:
+    """The F or I that can start now; of several, the one of the last stage."""
+    stages, done, ready_at = state.stages, state.done, state.ready_at
+    for at in range(state.first[rank], state.first[rank + 1]):
+        action = int(kind * len(stages) + stages[at])
+        if ready_at[action * (m + 1) + done[action]] <= now:
+            return action
+    return NONE
+
+
+def _next_arrival(state: Pipeline, m: int, rank: int, now: float) -> float:
+    """When the next input that is on its way arrives."""
+    stages, done, ready_at, earliest = state.stages, state.done, state.ready_at, NEVER
+    for at in range(state.first[rank], state.first[rank + 1]):
+        for action in (stages[at], len(stages) + stages[at]):
+            arrival = ready_at[action * (m + 1) + done[action]]
+            if now < arrival < earliest:
+                earliest = arrival
+    return earliest
+
+
+def _in_turn(state: Pipeline, m: int, cap: int, rank: int, now: float) -> int:
+    """An F after anything else than an F, an I after an F, as far as they can start."""
+    num, begun = len(state.stages), 3 * m * state.first[rank]
+    gradient = _ready(state, m, 1, rank, now)
+    after_forward = state.written[rank] > begun and state.actions[state.written[rank] - 1] < num
+    if state.in_flight[rank] >= cap or (gradient != NONE and after_forward):
+        return gradient
+    forward = _ready(state, m, 0, rank, now)
+    return gradient if forward == NONE else forward
+
+
+def _in_order(state: Pipeline, m: int, cap: int, rank: int, now: float) -> int:
+    """The next pass of the order; while it cannot start, an I out of turn."""
+    num, taken, early = len(state.stages), state.taken, state.early
+    end, wanted = 2 * m * state.first[rank + 1], NONE
+    while taken[rank] < end:
+        wanted = state.order[taken[rank]]
+        if wanted < num or early[wanted - num] == 0:
+            break
+        early[wanted - num] -= 1
+        taken[rank] += 1
+    if taken[rank] == end:
+        return NONE
+    there = state.ready_at[wanted * (m + 1) + state.done[wanted]] <= now
+    if there and (wanted >= num or state.in_flight[rank] < cap):
+        taken[rank] += 1
+        return wanted
+    gradient = _ready(state, m, 1, rank, now)
+    if gradient != NONE:
+        early[gradient - num] += 1
+    return gradient
+
+
+def _makespan(state: Pipeline, m: int, seconds: Costs) -> float:
+    """When the order of an idle pipeline, all of a table, ends: every rank as early as its inputs let it."""
+    num, ranks, order, ready_at, done = (
+        len(state.stages),
+        len(state.first) - 1,
+        state.order,
+        state.ready_at,
+        state.done,
+    )
+    sleeper = [NONE] * len(ready_at)
+    clock = [0.0] * ranks
+    awake = list(range(ranks))
+    while len(awake):
         rank = awake.pop()
-        rows, now = table[rank], clock[rank]
-        for at in range(position[rank], len(rows)):
-            code, stage, microbatch = rows[at]
-            if code == W:
-                now += weight
-                continue
-            source = (0, stage - 1) if code == F else (1, stage + 1) if stage < last else (0, stage)
-            arrival = done[source[0]][source[1]][microbatch] if source[1] >= 0 else 0.0
-            if arrival < 0:
-                sleepers[*source, microbatch] = rank
-                position[rank], clock[rank] = at, now
-                break
-            kind = 0 if code == F else 1
-            now = max(now, arrival) + (gradient if kind else forward)
-            done[kind][stage][microbatch] = now
-            sleeper = sleepers.pop((kind, stage, microbatch), None)
-            if sleeper is not None and sleeper != rank:
-                awake.append(sleeper)
-        else:
-            position[rank], clock[rank] = len(rows), now
+        now, begin, end = clock[rank], state.written[rank], 3 * m * state.first[rank + 1]
+        for at in range(begin, end):
+            action = order[at]
+            message = action * (m + 1) + done[action]
+            if action < 2 * num:
+                if ready_at[message] == NEVER:
+                    sleeper[message] = rank
+                    end = at
+                    break
+                now = max(now, ready_at[message])
+            now += seconds[action // num]
+            target = _target(action, num)
+            if target != NONE:
+                message = target * (m + 1) + done[action]
+                ready_at[message] = now
+                if sleeper[message] != NONE:
+                    awake.append(sleeper[message])
+            done[action] += 1
+        state.written[rank], clock[rank] = end, now
     return max(clock)
+
+
+RUN = Loop(_run, _target, _next_arrival, _ready, _in_turn, _in_order, _choice)
+MAKESPAN = Loop(_makespan, _target)

@@ -14,16 +14,8 @@ from functools import lru_cache
 import numpy as np
 
 from simpar.errors import UserError
-from simpar.plan.schedules.actions import F, I, Schedule
-from simpar.plan.schedules.greedy import (
-    UNIT,
-    Chooser,
-    Costs,
-    MakeChooser,
-    Pass,
-    RankState,
-    list_schedule,
-)
+from simpar.plan.schedules.actions import F, I, Ints, Schedule
+from simpar.plan.schedules.greedy import UNIT, Costs, Rule, list_schedule
 from simpar.plan.schedules.zb_v import v_placement
 
 INTERVAL = 6
@@ -82,45 +74,18 @@ def _v_half(p: int) -> Pattern:
 def _schedule(name: str, p: int, m: int, vpp: int, pattern: Pattern, costs: Costs) -> Schedule:
     if vpp != 2:
         raise UserError(f"schedule {name}: vpp = {vpp}; allowed: 2")
-    return list_schedule(name, v_placement(p), m, _chooser(pattern, p, m), costs)
+    return list_schedule(name, v_placement(p), m, _rule(pattern, p, m), costs)
 
 
 @lru_cache(maxsize=64)
-def _chooser(pattern: Pattern, p: int, m: int) -> MakeChooser:
-    orders = [_order(pattern.times(rank, p), m) for rank in range(p)]
-    return lambda: _follow(orders, pattern.cap)
+def _rule(pattern: Pattern, p: int, m: int) -> Rule:
+    """Keep to the pattern's order; while its next pass cannot start, take an I out of turn, else a W."""
+    return Rule(pattern.cap, np.concatenate([_order(pattern.times(rank, p), p, m) for rank in range(p)]))
 
 
-def _order(passes: list[tuple[int, int, int]], m: int) -> list[tuple[int, int]]:
-    """(code, stage) of the passes of m microbatches, one pattern every six units, by time."""
+def _order(passes: list[tuple[int, int, int]], p: int, m: int) -> Ints:
+    """Numbers of the passes of m microbatches of a rank, one pattern every six units, by time."""
     time, code, stage = np.array(passes).T
     repeated = (time[:, None] + INTERVAL * np.arange(m)).ravel()
     chosen = np.argsort(repeated, kind="stable") // m
-    return list(zip(code[chosen].tolist(), stage[chosen].tolist(), strict=True))
-
-
-def _follow(orders: list[list[tuple[int, int]]], cap: int) -> Chooser:
-    """Keep to the order; while its next pass cannot start, take an I out of turn, else a W."""
-    position = [0] * len(orders)
-    early: dict[int, int] = {}
-
-    def choose(rank: RankState, now: float) -> Pass | None:
-        order = orders[rank.number]
-        while position[rank.number] < len(order):
-            code, stage = order[position[rank.number]]
-            if code != I or not early.get(stage):
-                break
-            early[stage] -= 1
-            position[rank.number] += 1
-        else:
-            return rank.owed()
-        queue = (rank.forwards if code == F else rank.gradients)[stage]
-        if queue and queue[0][0] <= now and (code != F or rank.in_flight < cap):
-            position[rank.number] += 1
-            return code, stage
-        gradient = rank.ready(I, now)
-        if gradient:
-            early[gradient[1]] = early.get(gradient[1], 0) + 1
-        return gradient or rank.owed()
-
-    return choose
+    return np.asarray((np.where(code == F, 0, 2 * p) + stage)[chosen])
