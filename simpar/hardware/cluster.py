@@ -120,6 +120,12 @@ class Cluster:
         leaves = [self.blocks.index(name) for name in ("leaf_up", "leaf_down")]
         return ~np.isin(self.block_of(links), leaves)
 
+    @cached_property
+    def is_of_device(self) -> NDArray[np.bool_]:
+        """Of every block of links whether each device of a node has one of its own, bool[blocks]."""
+        node = np.arange(self.profile.devices_per_node)
+        return np.array([len(np.unique(self.link_of(block, node))) == len(node) for block in self.blocks])
+
     @property
     def rails(self) -> int:
         """Network links of a node: one per device where NICs allow, else one per NIC."""

@@ -10,7 +10,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from simpar.cost.collectives import ALGORITHMS, OPS, host
 from simpar.cost.collectives.algorithm import rounds
-from simpar.cost.collectives.lines import Line, candidates, considered, envelope_s, lines
+from simpar.cost.collectives.lines import (
+    Line,
+    candidate,
+    candidates,
+    considered,
+    envelope_s,
+    lines,
+    unit_loads,
+)
 from simpar.cost.collectives.parameters import parameters
 from simpar.cost.collectives.placement import Placement, Shape, place, regular, representative
 from simpar.cost.collectives.traffic import Edges, concatenate, is_port, occupancy
@@ -96,11 +104,22 @@ def _lines(op: str, placed: Placement, algorithm: str) -> list[Line]:
 
 def offers(op: str, group: Ints, cluster: Cluster) -> list[Line]:
     """What the library considers for an op on one group int64[N], whatever the size."""
+    return offers_and_loads(op, group, cluster)[0]
+
+
+def offers_and_loads(op: str, group: Ints, cluster: Cluster) -> tuple[list[Line], dict[str, Edges]]:
+    """What the library considers for an op on one group int64[N], and by algorithm what :func:`link_loads` says."""
     if op in host.LINKS:
-        return [host.line(op, int(group[0]), cluster)]
+        return [host.line(op, int(group[0]), cluster)], {host.NAME: host.loads(op, group[:1], cluster)}
     choose(op, OPS, "collective")
     home = cluster.homes(group[None, :])[0]
-    return _lines(op, place(home.ranks, home.cluster), "auto")
+    placed, values = place(home.ranks, home.cluster), parameters(home.cluster)
+    found, loads = list[Line](), dict[str, Edges]()
+    for algorithm in considered(op, placed):
+        edges = unit_loads(op, placed, algorithm)
+        found += lines(candidate(op, placed, algorithm, edges), values)
+        loads[algorithm.NAME] = _moved(edges, home)
+    return found, loads
 
 
 def fastest(found: Sequence[Line], size_bytes: float) -> Line:
@@ -120,8 +139,7 @@ def link_loads(op: str, groups: Ints, cluster: Cluster) -> dict[str, Edges]:
     found: dict[str, list[Edges]] = {}
     for part, home in _by_shape(groups, cluster):
         for algorithm in considered(op, part):
-            edges = occupancy(algorithm.loads(op, part), part.cluster.num_links)
-            found.setdefault(algorithm.NAME, []).append(_moved(edges, home))
+            found.setdefault(algorithm.NAME, []).append(_moved(unit_loads(op, part, algorithm), home))
     return {name: concatenate(parts) for name, parts in found.items()}
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from simpar.cost.collectives import ALGORITHMS
 from simpar.cost.collectives.algorithm import Algorithm
 from simpar.cost.collectives.placement import Placement, Shape
-from simpar.cost.collectives.traffic import is_port, occupancy
+from simpar.cost.collectives.traffic import Edges, is_port, occupancy
 from simpar.errors import UserError
 from simpar.files import choose
 from simpar.units import GB, GIB, US
@@ -69,13 +69,13 @@ def candidates(op: str, placed: Placement, algorithm: str = "auto") -> list[Cand
     """
     first = placed.take(slice(0, 1))
     if algorithm == "auto":
-        return [_candidate(op, first, each) for each in considered(op, first)]
+        return [candidate(op, first, each, unit_loads(op, first, each)) for each in considered(op, first)]
     asked = ALGORITHMS[choose(algorithm, (*ALGORITHMS, "auto"), "collective algorithm")]
     reason = asked.refuses(op, first)
     if reason is not None:
         others = ", ".join(["auto", *serving(op, first)])
         raise UserError(f"algorithm {algorithm} for {op}: {reason}; allowed here: {others}")
-    return [_candidate(op, first, asked)]
+    return [candidate(op, first, asked, unit_loads(op, first, asked))]
 
 
 def considered(op: str, placed: Placement) -> list[Algorithm]:
@@ -93,9 +93,14 @@ def serving(op: str, placed: Placement) -> list[str]:
     return [name for name, each in ALGORITHMS.items() if each.refuses(op, placed) is None]
 
 
-def _candidate(op: str, placed: Placement, algorithm: Algorithm) -> Candidate:
+def unit_loads(op: str, placed: Placement, algorithm: Algorithm) -> Edges:
+    """Bytes on links per byte of size of an algorithm on the groups of a placement, before any efficiency."""
+    return occupancy(algorithm.loads(op, placed), placed.cluster.num_links)
+
+
+def candidate(op: str, placed: Placement, algorithm: Algorithm, loads: Edges) -> Candidate:
+    """An algorithm on a single group that loads links so."""
     cluster = placed.cluster
-    loads = occupancy(algorithm.loads(op, placed), cluster.num_links)
     per_byte = loads.coefficient / cluster.nominal_capacity(loads.link_id)
     port = is_port(loads.link_id, cluster)
     kind, beside = cluster.profile.scale_up.kind, placed.shape.per_domain

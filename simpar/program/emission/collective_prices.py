@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simpar.cost.collectives.choice import link_loads, occupied_s_per_byte, offers
+from simpar.cost.collectives.choice import occupied_s_per_byte, offers_and_loads
 from simpar.cost.collectives.traffic import is_port
 from simpar.cost.stack import Stack
 from simpar.hardware.cluster import Cluster
@@ -78,6 +78,14 @@ def on_time(cluster: Cluster, kind: str) -> Cluster:
     Who is late to a tensor-parallel collective holds up the host that launches it, not the device.
     """
     return cluster.without_state(*LATE) if is_tensor_parallel(kind) else cluster
+
+
+def in_first_domain(ranks: Ints, cluster: Cluster) -> Ints:
+    """The same group int64[N] in the first domain, where domains are alike: links of leaves bind nowhere."""
+    if cluster.leaves_bind or cluster.is_mixed:
+        return ranks
+    size = cluster.domain_size
+    return ranks - int(ranks.min()) // size * size
 
 
 @dataclass(frozen=True)
@@ -151,6 +159,10 @@ class Prices:
         """The links of rank 0 alone: out of its port and into it, out of its NIC and into it."""
         return self.ends(0, 0)
 
+    @cached_property
+    def _punctual(self) -> Cluster:
+        return on_time(self.cluster, TENSOR)
+
     def ends(self, source: int, target: int) -> Ints:
         """The links of two ranks alone: out of the port of one and into that of the other, and so of their NICs."""
         cluster, ranks = self.cluster, np.array([source, target])
@@ -161,25 +173,18 @@ class Prices:
         """The price of an operation on the group int64[N] of a kind."""
         if len(ranks) < 2:
             return FREE
-        ranks = self._moved(np.ascontiguousarray(ranks, dtype=np.int64))
+        ranks = in_first_domain(np.ascontiguousarray(ranks, dtype=np.int64), self.cluster)
         punctual = is_tensor_parallel(kind)
         added = self.added.of_call(op, kind)
         key = op, punctual, added, ranks.tobytes()
         if key not in self._known:
-            price = _price(op, ranks, on_time(self.cluster, kind))
+            price = _price(op, ranks, self._punctual if punctual else self.cluster)
             self._known[key] = replace(price, added_s=added[0], added_s_per_byte=added[1])
         return self._known[key]
 
-    def _moved(self, ranks: Ints) -> Ints:
-        """The same group in the first domain, where domains are alike: links of leaves bind nowhere."""
-        if self.cluster.leaves_bind or self.cluster.is_mixed:
-            return ranks
-        size = self.cluster.domain_size
-        return ranks - int(ranks.min()) // size * size
-
 
 def _price(op: str, ranks: Ints, cluster: Cluster) -> Price:
-    found, loads = offers(op, ranks, cluster), link_loads(op, ranks[None, :], cluster)
+    found, loads = offers_and_loads(op, ranks, cluster)
     each = [edges.link_id for edges in loads.values()]
     links, index = np.unique(np.concatenate(each), return_inverse=True)
     places = dict(zip(loads, np.split(index, np.cumsum([len(one) for one in each])), strict=False))
@@ -208,6 +213,5 @@ def _price(op: str, ranks: Ints, cluster: Cluster) -> Price:
 def _are_own(links: Ints, ranks: Ints, cluster: Cluster) -> bool:
     """Whether links belong to some ranks and to nobody else, but for those that cannot bind."""
     links = links[cluster.can_bind(links)]
-    node = np.arange(cluster.profile.devices_per_node)
-    alone = np.array([len(np.unique(cluster.link_of(block, node))) == len(node) for block in cluster.blocks])
-    return bool(alone[cluster.block_of(links)].all() and np.isin(cluster.owner_of(links), ranks).all())
+    of_devices = cluster.is_of_device[cluster.block_of(links)].all()
+    return bool(of_devices and np.isin(cluster.owner_of(links), ranks).all())

@@ -25,6 +25,7 @@ from simpar.program.emission.collective_prices import (
     LATE,
     Added,
     calls_ns,
+    in_first_domain,
     is_tensor_parallel,
     occupied_ns,
     on_time,
@@ -204,6 +205,7 @@ class Network:
     algorithms: dict[tuple[str, str], str] = field(default_factory=dict)
     _prices: dict[tuple[int, CollectiveUse], _Priced] = field(default_factory=dict)
     _lines: dict[tuple[int, int, str], list[Line]] = field(default_factory=dict)
+    _offers: dict[tuple[str, bool, bytes], list[Line]] = field(default_factory=dict)
 
     def apart(self, colours: Ints) -> Network:
         """The same where only ranks of one colour, int64[world], may be alike."""
@@ -357,7 +359,11 @@ class Network:
         found = self.layout.groups[group]
         key = (found.kind_index, found.place, op)
         if key not in self._lines:
-            self._lines[key] = offers(op, found.ranks, on_time(self.cluster, found.kind))
+            ranks = in_first_domain(found.ranks, self.cluster)
+            moved = op, is_tensor_parallel(found.kind), ranks.tobytes()
+            if moved not in self._offers:
+                self._offers[moved] = offers(op, ranks, on_time(self.cluster, found.kind))
+            self._lines[key] = self._offers[moved]
         return self._lines[key]
 
     def program_routes(self) -> Routes:

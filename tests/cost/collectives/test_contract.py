@@ -10,7 +10,14 @@ import pytest
 
 import simpar.cost.collectives as package
 from simpar.cost.collectives import ALGORITHMS, OPS
-from simpar.cost.collectives.choice import collective, collective_time_s, link_loads, offers, shape_numbers
+from simpar.cost.collectives.choice import (
+    collective,
+    collective_time_s,
+    link_loads,
+    offers,
+    offers_and_loads,
+    shape_numbers,
+)
 from simpar.cost.collectives.lines import candidates, lines, serving
 from simpar.cost.collectives.parameters import PARAMETERS, parameters
 from simpar.cost.collectives.placement import place
@@ -172,6 +179,11 @@ def test_moved_groups_load_the_moved_links(op: str, step: str) -> None:
         assert shape_numbers(np.concatenate([group, further]), here).tolist() == [0, 0]
         assert offers(op, group[0], here) == offers(op, further[0], here)
         ours, theirs = link_loads(op, group, here), link_loads(op, further, here)
+        loads = offers_and_loads(op, group[0], here)[1]
+        assert loads.keys() == ours.keys()
+        for name, edges in loads.items():
+            assert np.array_equal(edges.link_id, ours[name].link_id)
+            assert np.array_equal(edges.coefficient, ours[name].coefficient)
         assert ours.keys() == theirs.keys()
         for name, edges in ours.items():
             found = dict(
