@@ -15,18 +15,19 @@ from simpar.report.result import Result
 from simpar.search.answer.explanations import describe_need, why_it_loses
 from simpar.search.certify.branch_and_bound import Field
 from simpar.search.certify.exact import Exact
-from simpar.search.certify.frontier import Frontier
+from simpar.search.certify.frontier import STEP, Frontier
 from simpar.search.problem import Problem
 from simpar.search.space.axes import Rows, tensor_degrees
 from simpar.search.space.jobs import counted
 from simpar.search.space.rows import fixed_values, refusals
 
 Mask = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 FRONT_SHARES = (0.75, 0.5, 0.25)
 """Of the winner's memory, what points of the front hold at most."""
 FRONT_TRIES = 2
 """Rows that are simulated until one holds no more than a share: before that a bound decides."""
-MORE_RUNNERS_UP = 2
+MORE_RUNNERS_UP = 4
 MOST_MISFITS = 4
 """Rows that may turn out not to fit, simulated, before nothing more is looked for."""
 FEWEST_OPS, MOST_OPS = 1_000_000, 500_000
@@ -87,11 +88,19 @@ class Beside:
         self.ops_left -= found.num_ops
         return found
 
-    def quickest(self, mask: Mask) -> Iterator[tuple[int, Exact]]:
-        """Rows that fit as they were simulated, the shortest by the sweep first; who asks may narrow the mask."""
+    def quickest(self, limit_s: Floats) -> Iterator[tuple[int, Exact]]:
+        """Rows that fit as they were simulated, the shortest by the sweep first, while bounds are below ``limit_s``.
+
+        That is one number a row, zero for rows that nobody asks for; who asks may change it between two rows.
+        """
         frontier, misfits, self.why_not = self.frontier, 0, TOO_LARGE
-        while misfits < MOST_MISFITS and (row := frontier.shortest(mask, tries=TRIES)) is not None:
-            mask[row] = False
+        while misfits < MOST_MISFITS:
+            row = frontier.shortest(frontier.bound_s < limit_s, tries=TRIES)
+            if row is None:
+                return
+            if frontier.bound_s[row] >= limit_s[row]:  # as it is swept by now
+                continue
+            limit_s[row] = 0.0
             if refusals(frontier.rows, row):
                 self.why_not = f"{self.field.problem.constraints.portable} cannot express it"
                 continue
@@ -105,7 +114,7 @@ class Beside:
                 continue
             misfits += 1
             if found is None:
-                mask &= ~frontier.as_large(row)
+                limit_s[frontier.as_large(row)] = 0.0
 
 
 def naive_choices(beside: Beside, best: Result) -> list[dict[str, object]]:
@@ -127,7 +136,7 @@ def _naive(beside: Beside, layout: Mapping[str, tuple[int, ...]], best: Result) 
     mask = _mask(beside.frontier.rows, layout)
     if not mask.any():
         return {"loses_s": None, "why": (_impossible(beside.field, layout),)}
-    for _, found in islice(beside.quickest(beside.promising(mask)), 1):
+    for _, found in islice(beside.quickest(np.where(beside.promising(mask), np.inf, 0.0)), 1):
         result = found.report()
         return {
             "step_time_s": result.step_time_s,
@@ -198,31 +207,25 @@ def _together(problem: Problem, layout: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def runners_up(beside: Beside, taken: list[int], count: int) -> list[Result]:
-    """The best of other pipelines than those taken, one of each, simulated.
+    """The best of other layouts than those taken, simulated: of each the variant that is the shortest by the sweep.
 
-    In the order of the sweep, which leaves contention out; up to MORE_RUNNERS_UP beyond ``count`` are simulated, while
+    In the order of the sweep, which leaves contention out, up to MORE_RUNNERS_UP beyond ``count`` are simulated, while
     one that loses no more to contention than the least of those found would come before the last of them.
     """
-    found, bound_s = list[tuple[float, int, Result]](), beside.frontier.bound_s
-    for row, one in islice(_others(beside, taken), count + MORE_RUNNERS_UP if count else 0):
-        least_loss = min((time_s / bound_s[known] for time_s, known, _ in found), default=1.0)
-        if len(found) >= count and bound_s[row] * least_loss >= found[count - 1][0]:
-            break
-        found = sorted([*found, (one.step_time_s, row, one.report())], key=lambda each: each[:2])
-    return [result for _, _, result in found[:count]]
-
-
-def _others(beside: Beside, taken: list[int]) -> Iterator[tuple[int, Exact]]:
-    """Rows of other pipelines that fit, one of each: of those that the certificate looked at, and promising ones."""
-    pipelines = beside.frontier.bounds.pipelines
-    key, shape = pipelines.blocks.key, pipelines.shapes.index
-    left = np.ones(beside.frontier.rows.count, dtype=bool)
-    for known in taken:
-        left &= (key != key[known]) | (shape != shape[known])
-    few = beside.frontier.looked_at(left) | beside.promising(left)
-    for row, found in beside.quickest(few):
-        few &= (key != key[row]) | (shape != shape[row])
-        yield row, found
+    frontier, found = beside.frontier, dict[int, tuple[float, int, Result]]()
+    layout, least_loss = frontier.layouts(), np.inf
+    others = ~np.isin(layout, layout[taken])
+    few = others & (frontier.level >= STEP) | beside.promising(others)
+    limit_s = np.where(np.isin(layout, layout[few]), np.inf, 0.0)
+    for row, one in islice(beside.quickest(limit_s), count + MORE_RUNNERS_UP if count else 0):
+        found[layout[row]] = one.step_time_s, row, one.report()
+        least_loss = min(least_loss, one.step_time_s / frontier.bound_s[row])
+        limit_s[layout == layout[row]] = 0.0
+        if len(found) >= count:
+            last_s = sorted(time_s for time_s, _, _ in found.values())[count - 1]
+            limit_s[limit_s > 0] = last_s / least_loss
+    ranked = sorted(found.values(), key=lambda each: each[:2])
+    return [result for _, _, result in ranked[:count]]
 
 
 def front(beside: Beside) -> list[dict[str, object]]:
@@ -238,7 +241,7 @@ def front(beside: Beside) -> list[dict[str, object]]:
         limit = share * best.needed_bytes
         if min(one.needed_bytes for one in points.values()) > limit:
             few = beside.promising(frontier.needed_bytes <= limit)
-            for row, found in islice(beside.quickest(few), FRONT_TRIES):
+            for row, found in islice(beside.quickest(np.where(few, np.inf, 0.0)), FRONT_TRIES):
                 points[row] = found
                 if found.needed_bytes <= limit:
                     break

@@ -146,11 +146,10 @@ class Frontier:
             self._active = kept
         return row
 
-    def looked_at(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Those of some rows that are bounded in whole already, of every pipeline the one with the lowest bound."""
-        rows = np.flatnonzero(mask & (self.level >= STEP) & np.isfinite(self.bound_s))
-        rows = self._first_of(rows, self.bounds.pipelines.index)[:PROMISING]
-        return np.isin(np.arange(self.rows.count), rows)
+    def layouts(self) -> Ints:
+        """The layout of every row, numbered: rows of one differ in data parallelism and the order of ranks alone."""
+        pipelines = self.bounds.pipelines
+        return pipelines.blocks.key * len(pipelines.shapes.row) + pipelines.shapes.index
 
     def promising(self, mask: NDArray[np.bool_], near: int) -> NDArray[np.bool_]:
         """A few of some rows that are likely to have the shortest steps, bounded in whole, unlike most of the others.
