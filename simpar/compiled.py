@@ -33,9 +33,17 @@ class Loop(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """What the function returns; it is compiled once it has gone through many entries."""
+        return (self.when_worth() or self.plain)(*args, **kwargs)
+
+    def when_worth(self, entries: int = 0) -> Callable[P, R] | None:
+        """The compiled function once many entries were gone through, these ``entries`` included; None before.
+
+        For whoever has a better way than plain Python to do without it.
+        """
+        self.seen += entries
         if self._compiled is None and self.seen >= MUCH and find_spec("numba"):
             self._compiled = self.compiled()
-        return (self._compiled or self.plain)(*args, **kwargs)
+        return self._compiled
 
     def plain(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """As :meth:`__call__`, never compiled: on lists, of which Python reads single entries faster."""

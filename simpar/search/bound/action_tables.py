@@ -10,17 +10,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.compiled import Loop
 from simpar.plan.schedules.actions import LETTERS, B, F, I, Schedule, W, waits_for
-from simpar.program.ir.program import Csr
 from simpar.search.bound.paths import Hops
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Blocked = frozenset[tuple[str, bool]]
+
+
+class Graph(NamedTuple):
+    """Columns int64[actions] of a table, and in ``order`` its actions, each behind all that it waits for.
+
+    ``before`` to ``queue`` are actions (-1: none), ``column`` and ``message`` say what takes how long, ``opened`` of
+    which stage an action is the first forward (-1: of none).
+    """
+
+    order: Ints
+    before: Ints
+    source: Ints
+    other: Ints
+    queue: Ints
+    column: Ints
+    message: Ints
+    opened: Ints
 
 
 @dataclass(frozen=True)
@@ -112,22 +130,20 @@ class Table:
         """Actions in groups that wait only for earlier groups: where pairs come apart, those of the whole table do."""
         if self.whole is not None:
             return self.whole.levels
-        waiting = ((self.before >= 0).astype(int) + (self.source >= 0) + (self.other >= 0)).tolist()
-        owner = np.concatenate([self.before, self.source, self.other])
-        waits = np.flatnonzero(owner >= 0)
-        followers = Csr.of(owner[waits], waits % len(self.code), len(self.code))
-        pointer, item = followers.pointer.tolist(), followers.item.tolist()
-        depth = [0] * len(self.code)
-        ready = [at for at, count in enumerate(waiting) if not count]
-        for at in ready:
-            for follower in item[pointer[at] : pointer[at + 1]]:
-                depth[follower] = max(depth[follower], depth[at] + 1)
-                waiting[follower] -= 1
-                if not waiting[follower]:
-                    ready.append(follower)
-        assert len(ready) == len(depth), "a verified table has no cycle"
+        depth = np.zeros(len(self.code), dtype=np.int64)
+        DEPTHS(self.before, self.source, self.other, depth)
         order = np.argsort(depth, kind="stable")
-        return np.split(order, np.flatnonzero(np.diff(np.array(depth)[order])) + 1)
+        return np.split(order, np.flatnonzero(np.diff(depth[order])) + 1)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The columns that a sweep reads action by action."""
+        order, opened = (
+            np.concatenate(self.levels),
+            np.where(self.boundary & (self.code == F), self.stage, -1),
+        )
+        waits = self.before, self.source, self.other
+        return Graph(order, *waits, self.queue, self.column, self.message, opened)
 
     @cached_property
     def message(self) -> Ints:
@@ -220,7 +236,11 @@ def finishes_ns(
     )  # else some stages send none back, which queue for nothing
     finish = np.zeros((len(table.code) + 1, count))  # the last row stands for nothing to wait for
     arrival = np.zeros_like(finish)
-    opened = np.zeros(len(table.code), dtype=bool) if floors is None else table.boundary & (table.code == F)
+    if (sweep := SWEEP.when_worth(finish.size)) is not None:
+        opening = np.zeros((0, 0)) if floors is None else floors
+        sweep(table.graph, (durations, messages), opening, (finish, arrival), all_sent)
+        return finish[:-1]
+    opened = np.zeros(len(table.code), dtype=bool) if floors is None else table.graph.opened >= 0
     for level in table.levels:
         begin = np.maximum(finish[table.before[level]], arrival[table.source[level]])
         if len(table.joined):
@@ -234,6 +254,51 @@ def finishes_ns(
         behind = np.maximum(end, arrival[table.queue[level]])
         arrival[level] = (behind if all_sent else np.where(took > 0, behind, end)) + took
     return finish[:-1]
+
+
+def _sweep(
+    graph: Graph,
+    charges: tuple[Floats, Floats],
+    floors: Floats,
+    found: tuple[Floats, Floats],
+    all_sent: bool,
+) -> None:
+    """As :func:`finishes_ns` by level, action by action; fills ``found``, ends and arrivals behind all messages."""
+    durations, messages = charges
+    finish, arrival = found
+    for at in graph.order:
+        before, source, other, queue = graph.before[at], graph.source[at], graph.other[at], graph.queue[at]
+        for row in range(finish.shape[1]):
+            begin = max(finish[before, row], arrival[source, row], arrival[other, row])
+            end = begin + durations[graph.column[at], row]
+            if len(floors) and graph.opened[at] >= 0:
+                end = max(end, floors[row, graph.opened[at]])
+            finish[at, row] = end
+            took = messages[graph.message[at], row]
+            leaves = max(end, arrival[queue, row]) if all_sent or took > 0 else end
+            arrival[at, row] = leaves + took
+
+
+def _depths(before: Ints, source: Ints, other: Ints, depth: Ints) -> None:
+    """How many actions at most stand in a chain that ends with each one."""
+    for start in range(len(depth)):
+        stack = [start]
+        while len(stack):
+            at, deepest, known = stack[-1], 0, True
+            for waits in (before[at], source[at], other[at]):
+                if waits >= 0:
+                    deepest = max(deepest, depth[waits])
+                    if depth[waits] == 0:
+                        known = False
+                        stack.append(waits)
+            assert len(stack) <= 3 * len(depth) + 1, "a verified table has no cycle"
+            if known:
+                depth[at] = deepest + 1
+                stack.pop()
+
+
+SWEEP = Loop(_sweep)
+DEPTHS = Loop(_depths)
 
 
 def charged(table: Table, times: Times, hops: Hops, pairs: Pairs | None = None) -> tuple[Floats, Floats]:

@@ -72,6 +72,11 @@ class Frontier:
     _active: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @cached_property
+    def _lowest(self) -> tuple[Ints, Ints, float]:
+        """Rows that were active when last all were looked through, those with the lowest bounds, and up to which."""
+        return self._active, self._active[:0], 0.0
+
+    @cached_property
     def squeeze(self) -> RecomputeBounds:
         """What memory costs rows that wait for their recomputation."""
         return RecomputeBounds(self.bounds.pipelines)
@@ -125,9 +130,24 @@ class Frontier:
 
     def next(self) -> int | None:
         """The row with the lowest bound that is still looked at, or None."""
-        if not len(self._active):
-            return None
-        return int(self._active[np.argmin(self.worth(self._active))])
+        rows, worth = self._near()
+        return int(rows[np.argmin(worth)]) if len(rows) else None
+
+    def _near(self) -> tuple[Ints, Floats]:
+        """Active rows with bounds up to a little above the lowest, and what they are worth.
+
+        As bounds only rise, no other row comes to stand before these: millions are looked through only when these few
+        have risen, or others are active.
+        """
+        active, rows, limit = self._lowest
+        worth = self.worth(rows)
+        if active is not self._active or not len(rows) or SOON * worth.min() > limit:
+            rows, worth = self._active, self.worth(self._active)
+            lowest = worth.min(initial=np.inf)
+            limit = lowest + (SOON**2 - 1) * abs(lowest)
+            rows, worth = rows[worth <= limit], worth[worth <= limit]
+            self._lowest = self._active, rows, limit
+        return rows, worth
 
     def shortest(self, mask: NDArray[np.bool_], level: int = SWEPT, tries: int | None = None) -> int | None:
         """The best of some rows by the bounds of a level, or None without any; contention is left out.
@@ -264,8 +284,8 @@ class Frontier:
 
     def _at(self, level: int, most: int) -> Ints:
         """Active rows of a level, those with the lowest bounds."""
-        mine: Ints = self._active[(self.level[self._active] == level) & ~self.own[self._active]]
-        mine = mine[self.worth(mine) <= SOON * float(np.min(self.worth(self._active)))]
+        rows, worth = self._near()
+        mine: Ints = rows[(worth <= SOON * worth.min()) & (self.level[rows] == level) & ~self.own[rows]]
         if len(mine) <= most:
             return mine
         kept: Ints = mine[np.argpartition(self.worth(mine), most)[:most]]
