@@ -46,10 +46,7 @@ def no_answer(search: BranchAndBound, problem: Problem) -> Infeasible:
             f"{limit:.1f}{tried}"
         )
     if count := search.unbuilt():
-        return Infeasible(
-            f"none of the {count:,} plans that may be best can be simulated: more than {MOST_OPS:,} ops a step; "
-            "allowed: fewer microbatches (a smaller global batch, a larger micro-batch)"
-        )
+        return too_large(count)
     best = _quickest(search)
     if constraints.deadline_s is not None:
         lowest = min(float(np.min(frontier.bound_s)) for frontier in search.frontiers)
@@ -60,6 +57,14 @@ def no_answer(search: BranchAndBound, problem: Problem) -> Infeasible:
         )
     freely = f"; try without --portable {constraints.portable}" if best else ""
     return Infeasible(f"{constraints.portable} can express none of the plans that fit{freely}")
+
+
+def too_large(count: int) -> Infeasible:
+    """No plan was simulated because those that may be best have more ops than are built."""
+    return Infeasible(
+        f"none of the {count:,} plans that may be best can be simulated: more than {MOST_OPS:,} ops a step; "
+        "allowed: fewer microbatches (a smaller global batch, a larger micro-batch)"
+    )
 
 
 def _least(field: Field) -> str:

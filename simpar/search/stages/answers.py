@@ -15,6 +15,7 @@ from simpar.plan.plan import Plan
 from simpar.report.result import Result
 from simpar.search.answer.candidates import answer_of
 from simpar.search.certify.exact import Exact, exact, measure
+from simpar.search.certify.infeasible import too_large
 from simpar.search.problem import Problem
 from simpar.search.progress import Progress
 from simpar.search.result import Counts, SearchResult
@@ -113,6 +114,10 @@ class StagesSearch(ABC):
     def counts(self) -> Counts:
         """What was done."""
 
+    def unbuilt(self) -> int:
+        """Plans that may win, of which the Program has more ops than are built."""
+        return 0
+
     def measured(self, plan: Plan) -> Exact:
         """The simulated step of a plan. Raises UserError where it cannot be."""
         done = measure(self.problem, plan, self.ops)
@@ -138,6 +143,9 @@ class StagesSearch(ABC):
         distinct: dict[tuple[float, float], Result] = {}
         for result in found:
             distinct.setdefault((result.step_time_s, result.peak_memory_bytes), result)
+        unbuilt = self.unbuilt() + (even.details["not_built"] if even else 0)
+        if unbuilt and not distinct:
+            raise too_large(unbuilt)
         if not distinct:
             raise Infeasible(
                 f"no plan of space {self.space} that was tried fits {problem.graph.name} on "
@@ -150,6 +158,7 @@ class StagesSearch(ABC):
             "space": self.space,
             "uniform_best_s": even_s if even else None,
             "lower_bound_s": lowest_s,
+            "not_built": unbuilt,
             "scope": {
                 "searched": {name: list(values) for name, values in self.values.items() if len(values) > 1},
                 "held": {name: values[0] for name, values in self.values.items() if len(values) == 1},

@@ -1,18 +1,21 @@
-"""Where to cut a chain of layers into pipeline stages: the cut whose slowest stage is fastest."""
+"""Where to cut a chain of blocks into pipeline stages: the cut whose slowest stage is fastest.
+
+A cut is the number of blocks of every stage, at least one. Embedding and head are blocks, too, the first and the last:
+the stages at the ends may do without layers.
+"""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from simpar.units import Floats, Ints
+
 EVEN = 2.0**-30
 """Weight of a stage's own time among cuts with equally slow slowest stages."""
 FEW_STAGES = 6
-"""Stages up to which layers move between any two of them."""
+"""Stages up to which blocks move between any two of them."""
 
 
 def before(each: Floats) -> Floats:
@@ -26,53 +29,41 @@ def between(each: Floats) -> Floats:
     return np.asarray(sums[..., None, :] - sums[..., :, None])
 
 
-def _least_layers(stage: int, stages: int) -> int:
-    """Stages between the ends hold at least one layer."""
-    return int(0 < stage < stages - 1)
+def fastest_cut(costs: Floats, most: Ints | None = None) -> tuple[int, ...] | None:
+    """Blocks of every stage, such that the slowest stage is as fast as can be; None where no cut is allowed.
 
-
-def fastest_cut(costs: Floats, ends: Floats, most: Ints | None = None) -> tuple[int, ...] | None:
-    """Layers of every stage, such that the slowest stage is as fast as can be; None where no cut is allowed.
-
-    ``costs`` float64[stages, layers]: seconds of every layer on every stage; ``ends`` float64[stages]: seconds that a
-    stage has besides; ``most`` int64[stages]: layers that a stage may hold. Stages between the ends hold at least one.
-    Among equals the one whose next slower stages are faster, stage by stage from the end [linear partitioning by
-    dynamic programming, O(stages x layers^2)].
+    ``costs`` float64[stages, K]: time of every block on every stage; ``most`` int64[stages]: blocks that a stage may
+    hold. Among equals the one whose next slower stages are faster, stage by stage from the end [linear partitioning by
+    dynamic programming, O(stages x K^2)].
     """
-    stages, layers = costs.shape
-    own_s = between(costs) + ends[:, None, None]
-    best = np.full((stages + 1, layers + 1), np.inf)
-    best[0, 0] = 0.0
-    cut = np.zeros((stages + 1, layers + 1), dtype=np.int64)
+    stages, blocks = costs.shape
+    length = np.arange(blocks + 1) - np.arange(blocks + 1)[:, None]
+    limit = np.full(stages, blocks) if most is None else most
+    own = np.where((length > 0) & (length <= limit[:, None, None]), between(costs), np.inf)
+    begin, best = np.zeros((stages, blocks + 1), dtype=np.int64), np.full(blocks + 1, np.inf)
+    best[0] = 0.0
     for stage in range(stages):
-        held = layers if most is None else int(most[stage])
-        for end in range(layers + 1):
-            starts = np.arange(max(end - held, 0), end - _least_layers(stage, stages) + 1)
-            if not len(starts):
-                continue
-            slowest = np.maximum(best[stage, starts], own_s[stage, starts, end])
-            at = int(np.argmin(slowest + own_s[stage, starts, end] * EVEN))
-            best[stage + 1, end], cut[stage + 1, end] = slowest[at], starts[at]
-    if not np.isfinite(best[stages, layers]):
+        slowest = np.maximum(best[:, None], own[stage])
+        begin[stage] = np.argmin(slowest + own[stage] * EVEN, axis=0)
+        best = slowest[begin[stage], np.arange(blocks + 1)]
+    if not np.isfinite(best[blocks]):
         return None
-    bounds = [layers]
-    for stage in range(stages, 0, -1):
-        bounds.append(int(cut[stage, bounds[-1]]))
-    return tuple(end - begin for begin, end in pairwise(bounds[::-1]))
+    ends = [blocks]
+    for starts in begin[::-1]:
+        ends.append(int(starts[ends[-1]]))
+    return tuple((-np.diff(ends))[::-1].tolist())
 
 
-def cuts_within(costs: Floats, ends: Floats, limit_s: float, at_most: int) -> Ints | None:
+def cuts_within(costs: Floats, limit: float, at_most: int) -> Ints | None:
     """All cuts whose slowest stage stays below a limit, int64[n, stages]; None where there are more than ``at_most``.
 
-    ``costs`` and ``ends`` as in :func:`fastest_cut`.
+    ``costs`` as in :func:`fastest_cut`.
     """
-    stages, layers = costs.shape
-    position = np.arange(layers + 1)
-    ways = np.zeros((stages + 1, layers + 1))
-    ways[stages, layers] = 1.0
-    allowed = between(costs) + ends[:, None, None] < limit_s
+    stages, blocks = costs.shape
+    allowed = np.triu(between(costs) < limit, k=1)
+    ways = np.zeros((stages + 1, blocks + 1))
+    ways[stages, blocks] = 1.0
     for stage in range(stages - 1, -1, -1):
-        allowed[stage] &= position[None, :] - position[:, None] >= _least_layers(stage, stages)
         ways[stage] = allowed[stage] @ ways[stage + 1]
     if ways[0, 0] > at_most:
         return None
@@ -83,15 +74,11 @@ def cuts_within(costs: Floats, ends: Floats, limit_s: float, at_most: int) -> In
     return np.diff(found, axis=1)
 
 
-def moves(counts: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Cuts in which one stage has a layer less and another, not far from it, one more."""
-    found, stages = [], len(counts)
-    reach = stages if stages <= FEW_STAGES else 2
-    for giver in range(stages):
-        for taker in range(max(giver - reach, 0), min(giver + reach + 1, stages)):
-            moved = list(counts)
-            moved[giver] -= 1
-            moved[taker] += 1
-            if giver != taker and min(moved) >= 0 and 0 not in moved[1:-1]:
-                found.append(tuple(moved))
+def moves(cut: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Cuts in which one stage has a block less and another, not far from it, one more."""
+    found, stages = [], range(len(cut))
+    reach = len(cut) if len(cut) <= FEW_STAGES else 2
+    for giver, taker in product(stages, stages):
+        if cut[giver] > 1 and 0 < abs(giver - taker) <= reach:
+            found.append(tuple(n + (stage == taker) - (stage == giver) for stage, n in enumerate(cut)))
     return found

@@ -1,19 +1,18 @@
-"""Plans but for their cut into stages: what every layer takes on every stage, and bounds of all cuts from that.
+"""Plans but for their cut into stages: what every block takes on every stage, and bounds of all cuts from that.
 
 A skeleton fixes everything else (tp, pp, micro-batch, recomputation, rank order, schedule). Its blocks are priced once
 as the Program prices them where nothing runs beside them; a cut is then bounded by its schedule's table with the sums
-of its stages.
+of its stages, of whole nanoseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import comb
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.errors import UserError
 from simpar.plan.check import schedule_of
@@ -28,10 +27,8 @@ from simpar.search.bound.paths import Hops
 from simpar.search.certify.exact import job_of
 from simpar.search.problem import Problem
 from simpar.search.stages.cuts import before, cuts_within, fastest_cut
-from simpar.units import NS_PER_S
+from simpar.units import NS_PER_S, Floats, Ints
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Place = tuple[int, int, float]
 """Kind of device, part of the cluster, and how many times slower than its kind the rank is."""
 CUTS_AT_ONCE = 2048
@@ -39,37 +36,42 @@ CUTS_AT_ONCE = 2048
 
 @dataclass(frozen=True, eq=False)
 class Skeleton:
-    """A plan but for its cut.
+    """A plan but for its cut: how many blocks every stage gets, embedding and head among them.
 
-    ``layers_s`` float64[columns, letters, stages, layers] are seconds of passes F, B, I, W through every layer on every
-    stage, ``ends_s`` float64[columns, letters, stages] what embedding and head add. A column is one rank of every
-    stage, which send to each other; columns of equally fast ranks are one.
+    ``blocks_ns`` float64[columns, letters, stages, blocks] are passes F, B, I, W through every block on every stage. A
+    column is one rank of every stage, which send to each other; columns of equally fast ranks are one.
     """
 
     job: Job
-    layers_s: Floats
-    ends_s: Floats
+    blocks_ns: Floats
+
+    def plan(self, cut: Sequence[int]) -> Plan:
+        """The plan with a cut."""
+        layers = np.array(cut)
+        layers[0] -= 1
+        layers[-1] -= 1
+        pipeline = self.job.plan.pipeline.model_copy(update={"layers": tuple(layers.tolist())})
+        return self.job.plan.model_copy(update={"pipeline": pipeline})
 
     @property
     def num_cuts(self) -> int:
-        """Cuts into stages of which those between the ends hold at least one layer."""
-        stages, layers = self.costs.shape
-        return 1 if stages == 1 else comb(layers + 1, stages - 1)
+        """Cuts into stages of at least one block."""
+        stages, blocks = self.costs_ns.shape
+        return comb(blocks - 1, stages - 1)
 
     @cached_property
-    def costs(self) -> Floats:
-        """Seconds of one microbatch on every layer of every stage, of its slowest rank: float64[stages, layers]."""
-        return np.asarray(_all_passes(self.layers_s).max(axis=0))
+    def costs_ns(self) -> Floats:
+        """One microbatch on every block of every stage, of its slowest rank: float64[stages, blocks].
 
-    @cached_property
-    def ends(self) -> Floats:
-        """Seconds of one microbatch that embedding and head add to every stage: float64[stages]."""
-        return np.asarray(_all_passes(self.ends_s).max(axis=0))
+        Forward and backward, whole or in halves, whichever is less.
+        """
+        forward, backward, first, second = np.moveaxis(self.blocks_ns, 1, 0)
+        return np.asarray((forward + np.minimum(backward, first + second)).max(axis=0))
 
     @cached_property
     def bound_s(self) -> float:
         """Seconds below which no cut gets: all microbatches on the slowest stage of the best."""
-        return float(self.slowest_s(self._best).min(initial=np.inf))
+        return float(self._step_s(self._slowest_ns(self._best)).min(initial=np.inf))
 
     @cached_property
     def promise_s(self) -> float:
@@ -79,24 +81,25 @@ class Skeleton:
     @cached_property
     def _best(self) -> Ints:
         """The cut whose slowest stage is fastest, or none: int64[0 or 1, stages]."""
-        counts = fastest_cut(self.costs, self.ends)
-        return np.array([counts] if counts else [], dtype=np.int64).reshape(-1, len(self.costs))
+        cut = fastest_cut(self.costs_ns)
+        return np.array([cut] if cut else [], dtype=np.int64).reshape(-1, len(self.costs_ns))
 
     @property
-    def _step_s(self) -> tuple[int, float]:
-        """Microbatches of a step, and seconds that a step has besides."""
-        job = self.job
-        return job.plan.num_microbatches(job.training.global_batch), job.stack.launch.step_overhead_s
+    def _microbatches(self) -> int:
+        return self.job.plan.num_microbatches(self.job.training.global_batch)
 
-    def slowest_s(self, cuts: Ints) -> Floats:
-        """Seconds of all microbatches on the slowest stage of cuts int64[n, stages]."""
-        microbatches, overhead_s = self._step_s
-        return np.asarray(microbatches * (_sums(self.costs, cuts) + self.ends).max(axis=1) + overhead_s)
+    def _step_s(self, passes_ns: Floats) -> Floats:
+        """Seconds of steps with their passes."""
+        return passes_ns / NS_PER_S + self.job.stack.launch.step_overhead_s
+
+    def _slowest_ns(self, cuts: Ints) -> Floats:
+        """All microbatches on the slowest stage of cuts int64[n, stages]."""
+        return np.asarray(self._microbatches * _sums(self.costs_ns, cuts).max(axis=1))
 
     def cuts_below(self, limit_s: float, at_most: int) -> Ints | None:
         """All cuts whose slowest stage leaves them below a step, or None where they are too many."""
-        microbatches, overhead_s = self._step_s
-        return cuts_within(self.costs, self.ends, (limit_s - overhead_s) / microbatches, at_most)
+        passes_s = limit_s - self.job.stack.launch.step_overhead_s
+        return cuts_within(self.costs_ns, passes_s * NS_PER_S / self._microbatches, at_most)
 
     def bounds_s(self, cuts: Ints) -> Floats:
         """Seconds that the steps of cuts int64[n, stages] take at least: float64[n].
@@ -104,22 +107,18 @@ class Skeleton:
         The schedule's table with the passes of every stage, without messages, contention and what follows the last
         pass. A table that depends on the durations of its passes is not known yet: there the slowest stage bounds.
         """
-        found, (_, overhead_s) = self.slowest_s(cuts), self._step_s
-        if self._table is None:
-            return found
+        found, table = self._slowest_ns(cuts), self._table
+        if table is None:
+            return self._step_s(found)
         for begin in range(0, len(cuts), CUTS_AT_ONCE):
-            some = cuts[begin : begin + CUTS_AT_ONCE]
-            none = np.zeros((len(some), cuts.shape[1] - 1))
-            for layers, ends in zip(self.layers_s, self.ends_s, strict=True):
-                times = {
-                    (letter, boundary): NS_PER_S * (_sums(layers[number], some) + ends[number])
-                    for number, letter in enumerate(LETTERS)
-                    for boundary in (False, True)
-                }
-                finish = finishes_ns(self._table, times, Hops(none, none, False)).max(axis=0) / NS_PER_S
-                mine = found[begin : begin + CUTS_AT_ONCE]
-                np.maximum(mine, finish + overhead_s, out=mine)
-        return found
+            part = slice(begin, begin + CUTS_AT_ONCE)
+            none = np.zeros((len(cuts[part]), cuts.shape[1] - 1))
+            for column in self.blocks_ns:
+                passes = zip(LETTERS, (_sums(blocks, cuts[part]) for blocks in column), strict=True)
+                times = {(letter, last): taken for letter, taken in passes for last in (False, True)}
+                finish = finishes_ns(table, times, Hops(none, none, False)).max(axis=0)
+                found[part] = np.maximum(found[part], finish)
+        return self._step_s(found)
 
     @cached_property
     def _table(self) -> Table | None:
@@ -128,15 +127,9 @@ class Skeleton:
         return Table.of(schedule_of(self.job.plan, self.job.training))
 
 
-def _all_passes(times: Floats) -> Floats:
-    """Forward and backward, whole or in halves, whichever is less: the letters are the second axis."""
-    forward, backward, first, second = np.moveaxis(times, 1, 0)
-    return np.asarray(forward + np.minimum(backward, first + second))
-
-
-def _sums(layers: Floats, cuts: Ints) -> Floats:
-    """Sums over the layers of every stage: float64[stages, layers] and int64[n, stages] to float64[n, stages]."""
-    sums, end, stage = before(layers), np.cumsum(cuts, axis=1), np.arange(len(layers))
+def _sums(blocks: Floats, cuts: Ints) -> Floats:
+    """Sums over the blocks of every stage: float64[stages, blocks] and int64[n, stages] to float64[n, stages]."""
+    sums, end, stage = before(blocks), np.cumsum(cuts, axis=1), np.arange(len(blocks))
     return np.asarray(sums[stage, end] - sums[stage, end - cuts])
 
 
@@ -145,57 +138,47 @@ class Pricing:
     """Prices skeletons of a problem; what they share is priced once."""
 
     problem: Problem
-    _known: dict[tuple[object, ...], Mapping[str, Floats]] = field(default_factory=dict)
+    _known: dict[tuple[Place, str], Mapping[str, Floats]] = field(default_factory=dict)
 
     def skeleton(self, plan: Plan) -> Skeleton | None:
-        """A plan with the times of its layers, None where the layout cannot be."""
+        """A plan with the times of its blocks, None where the layout cannot be."""
         try:
             job = job_of(self.problem, plan)
         except UserError:
             return None
-        names, pp = job.graph.layers, job.plan.mesh.pp
-        columns = self._columns(job)
-        layers_s = np.zeros((len(columns), len(LETTERS), pp, len(names)))
-        ends_s = np.zeros((len(columns), len(LETTERS), pp))
-        for number, column in enumerate(columns):
-            for stage, place in enumerate(column):
-                seconds = self._blocks(job, place, columns[column][stage])
-                layers_s[number, :, stage] = np.stack([seconds[name] for name in names], axis=1)
-                if stage == 0:
-                    ends_s[number, :, stage] += seconds[job.graph.embedding.name]
-                if stage == pp - 1:
-                    ends_s[number, :, stage] += seconds[job.graph.head.name]
-        return Skeleton(job, layers_s, ends_s)
+        names = job.graph.embedding.name, *job.graph.layers, job.graph.head.name
+        found = []
+        for column, ranks in self._columns(job).items():
+            priced = [self._blocks(job, *stage) for stage in zip(column, ranks, strict=True)]
+            found.append([np.stack([stage[name] for name in names], axis=1) for stage in priced])
+        return Skeleton(job, np.moveaxis(np.array(found), 2, 1))
 
     def _columns(self, job: Job) -> dict[tuple[Place, ...], tuple[int, ...]]:
         """Where the ranks of a column are, stage by stage, and one column of ranks that are there."""
         cluster, mesh = self.problem.cluster, job.plan.mesh
         ranks = np.arange(cluster.world_size)
-        stage = mesh.coordinates(ranks)["pp"]
-        first = np.cumsum([part.world_size for part in cluster.parts])
-        part = np.searchsorted(first, ranks, side="right")
-        device = cluster.device_of(ranks)
-        slow = self.problem.perturbation.slow_ranks
-        columns = mesh.at_stage(ranks[stage == 0][:, None], np.arange(mesh.pp)[None, :])
+        part = np.searchsorted(np.cumsum([each.world_size for each in cluster.parts]), ranks, side="right")
+        device, slow = cluster.device_of(ranks), self.problem.perturbation.slow_ranks
+        first = ranks[mesh.coordinates(ranks)["pp"] == 0]
         found: dict[tuple[Place, ...], tuple[int, ...]] = {}
-        for column in columns.tolist():
+        for column in mesh.at_stage(first[:, None], np.arange(mesh.pp)[None, :]).tolist():
             places = tuple((int(device[r]), int(part[r]), slow.get(r, 1.0)) for r in column)
             found.setdefault(places, tuple(column))
         return found
 
     def _blocks(self, job: Job, place: Place, rank: int) -> Mapping[str, Floats]:
-        """Seconds of every letter's pass through every kind of block on a rank, collectives alone on their links."""
+        """Nanoseconds of every pass through every kind of block on a rank, collectives alone on their links."""
         mesh = job.plan.mesh.model_copy(update={"pp": 1, "dp": 1})
         blank = {"mesh": mesh, "pipeline": Pipeline()}  # a block knows neither its pipeline nor its replicas
         key = place, job.plan.model_copy(update=blank).model_dump_json()
-        if key in self._known:
-            return self._known[key]
-        alone = PassesAlone.of(job.on(place[0]), self.problem.cluster, rank=rank, slowdown=place[2])
-        found: dict[str, Floats] = {}
-        for piece in {
-            (p.block.name, p.recompute): p for stage in alone.builder.pieces for p in stage
-        }.values():
-            taken = np.array([alone.duration_ns(piece, PASSES[letter]) for letter in LETTERS]) / NS_PER_S
-            found[piece.block.name] = np.minimum(found.get(piece.block.name, np.inf), taken)
-        self._known[key] = found
-        return found
+        if key not in self._known:
+            alone = PassesAlone.of(job.on(place[0]), self.problem.cluster, rank=rank, slowdown=place[2])
+            found: dict[str, Floats] = {}
+            for piece in {
+                (p.block.name, p.recompute): p for stage in alone.builder.pieces for p in stage
+            }.values():
+                taken = np.array([alone.duration_ns(piece, PASSES[letter]) for letter in LETTERS], np.float64)
+                name = piece.block.name
+                found[name] = np.minimum(found.get(name, np.inf), taken)
+            self._known[key] = found
+        return self._known[key]

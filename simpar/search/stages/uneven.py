@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.errors import UserError
+from simpar.errors import TooManyOps, UserError
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES, natural_vpp
 from simpar.search.certify.exact import Exact
@@ -26,10 +26,9 @@ from simpar.search.space.axes import LEFT_OUT, ORDERS, divisors
 from simpar.search.stages.answers import StagesSearch, Value, chosen_values, even_optimum
 from simpar.search.stages.cuts import fastest_cut, moves
 from simpar.search.stages.skeletons import Pricing, Skeleton
+from simpar.units import Floats, Ints
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Counted = tuple[int, ...]
+Cut = tuple[int, ...]
 MICRO_BATCHES = (1, 2, 4)
 RECOMPUTE = ("none", "selective", "full")
 MOST_SIMULATED = 400
@@ -42,50 +41,17 @@ BYTES_LEFT = 0.98
 """How much of the memory a stage is let have that was too full, of what would just fit."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A simulated cut of a skeleton."""
-
-    skeleton: Skeleton
-    counts: Counted
-    done: Exact
-
-    @property
-    def fullness(self) -> Floats:
-        """Of every stage, memory that it takes over what it may: float64[stages]."""
-        return np.array(self.done.fullness or (0.0,) * len(self.counts))
-
-    @property
-    def worth(self) -> tuple[float, float]:
-        """What is smaller is better: memory that is too much, then time."""
-        return float(np.maximum(self.fullness - 1, 0).sum()), self.done.step_time_s
-
-    def rules_out(self, cuts: Ints) -> NDArray[np.bool_]:
-        """Cuts int64[n, stages] that give a stage which was too full the same layers, or more besides.
-
-        They cannot fit either where a rank allocates in the order of its schedule alone: its passes, one behind the
-        other on one stream, each save as much and work with as much as without the further layers, or more; so do
-        states, and the allocator's needs grow with both. The order is the same for all cuts: costs that a greedy table
-        is made for are sums over all layers. Parameters and gradients that come and go beside the passes, and copies to
-        the host, are held for as long as they take, so there nothing is ruled out.
-        """
-        plan = self.skeleton.job.plan
-        in_order = plan.data_parallel.kind == "ddp" and plan.data_parallel.zero in (0, 1)
-        if not in_order or plan.offload.is_used:
-            return np.zeros(len(cuts), dtype=bool)
-        over = np.flatnonzero(self.fullness > 1)
-        end, own = np.cumsum(cuts, axis=1), np.cumsum(self.counts)
-        begin = (end - cuts)[:, over] <= (own - np.array(self.counts))[over]
-        return np.asarray((begin & (end[:, over] >= own[over])).any(axis=1))
-
-
 @dataclass(eq=False)
 class Branch:
-    """Cuts of a skeleton that may still win, in the order of their bounds; one bound for all until they are listed."""
+    """Cuts of a skeleton that may still win, in the order of their bounds; one bound for all until they are listed.
+
+    Those of one that ``is_large`` have more ops than are built: they stay as they are bounded.
+    """
 
     skeleton: Skeleton
     bounds_s: Floats
     cuts: Ints | None = None
+    is_large: bool = False
 
     @property
     def bound_s(self) -> float:
@@ -95,12 +61,14 @@ class Branch:
 
 @dataclass
 class Uneven(StagesSearch):
-    """State of one search over ``plans`` of all skeletons. Raises UserError for what this space does not know."""
+    """State of one search over ``plans`` of all skeletons. Raises UserError for what this space does not know.
+
+    ``trials`` are cuts as they were simulated, None where one has more ops than are built.
+    """
 
     plans: list[Plan] = field(init=False)
-    skeletons: list[Skeleton] = field(default_factory=list)
     branches: list[Branch] = field(default_factory=list)
-    trials: dict[tuple[Skeleton, Counted], Trial] = field(default_factory=dict)
+    trials: dict[tuple[Skeleton, Cut], Exact | None] = field(default_factory=dict)
     bounded: int = 0
 
     space = "uneven"
@@ -148,69 +116,78 @@ class Uneven(StagesSearch):
         """Seconds below which no plan that was not simulated gets."""
         return min([self.open_s, *(branch.bound_s for branch in self.branches)])
 
-    def simulate(self, skeleton: Skeleton, counts: Counted) -> Trial:
-        """A cut as it was simulated, or is now."""
-        key = skeleton, counts
+    def unbuilt(self) -> int:
+        """Cuts that may win, of which the Program has more ops than are built."""
+        large = [branch for branch in self.branches if branch.is_large]
+        listed = sum(int((one.bounds_s < self.best_s).sum()) for one in large if one.cuts is not None)
+        return listed + sum(one.skeleton.num_cuts for one in large if one.cuts is None)
+
+    def simulate(self, skeleton: Skeleton, cut: Cut) -> Exact | None:
+        """A cut as it was simulated, or is now; None where its Program has more ops than are built."""
+        key = skeleton, cut
         if key not in self.trials:
-            done = self.measured(with_cut(skeleton.job.plan, counts))
-            self.trials[key] = Trial(skeleton, counts, done.alone)
+            try:
+                self.trials[key] = self.measured(skeleton.plan(cut)).alone
+            except TooManyOps:
+                self.trials[key] = None
         return self.trials[key]
 
-    def start(self, skeleton: Skeleton) -> Trial | None:
-        """The best cut by price; where stages are too full, the best that leaves them fewer layers."""
-        most, trial = np.full(len(skeleton.costs), skeleton.costs.shape[1]), None
+    def start(self, skeleton: Skeleton) -> Cut | None:
+        """Simulate the best cut by price, or where stages are too full, by price with fewer blocks there; the last."""
+        most, last = np.full(len(skeleton.costs_ns), skeleton.costs_ns.shape[1]), None
         for _ in range(MEMORY_TRIALS):
-            counts = fastest_cut(skeleton.costs, skeleton.ends, most)
-            if counts is None:
+            cut = fastest_cut(skeleton.costs_ns, most)
+            done = None if cut is None else self.simulate(skeleton, cut)
+            if cut is None or done is None:
                 break
-            trial = self.simulate(skeleton, counts)
-            if trial.done.fits:
+            last = cut
+            if done.fits:
                 break
-            over, held = trial.fullness > 1, np.array(counts)
-            less = np.floor(held / trial.fullness * BYTES_LEFT).astype(np.int64)
-            most = np.where(over, np.minimum(less, held - 1), most)
-            if (most < 0).any():
-                break
-        return trial
+            full, held = fullness(done), np.array(cut)
+            less = np.floor(held / full * BYTES_LEFT).astype(np.int64)
+            most = np.where(full > 1, np.minimum(less, held - 1), most)
+        return last
 
-    def improve(self, trial: Trial) -> None:
-        """Boundaries moved by a layer as long as that helps."""
-        while len(self.trials) < MOST_SIMULATED:
-            found = [self.simulate(trial.skeleton, counts) for counts in moves(trial.counts)]
-            better = min(found, key=lambda one: one.worth, default=trial)
-            if better.worth >= trial.worth:
+    def improve(self, skeleton: Skeleton, cut: Cut) -> None:
+        """Boundaries moved by a block as long as that helps."""
+        while self.simulated < MOST_SIMULATED:
+            tried = {each: self.simulate(skeleton, each) for each in (cut, *moves(cut))}
+            best = min(tried, key=lambda each: worth(tried[each]))
+            if best == cut:
                 return
-            trial = better
+            cut = best
 
     def counts(self) -> Counts:
         """What was done."""
-        space = sum(one.num_cuts for one in self.skeletons)
-        fitting = sum(trial.done.fits for trial in self.trials.values())
-        return Counts(space, fitting, len(self.skeletons) + self.bounded, self.bounded, len(self.trials))
+        space = sum(branch.skeleton.num_cuts for branch in self.branches)
+        fitting = sum(done is not None and done.fits for done in self.trials.values())
+        return Counts(space, fitting, len(self.branches) + self.bounded, self.bounded, self.simulated)
 
     def run(self) -> None:
         """Simulate the cut with the lowest bound until no other can win, then what is listed behind it."""
         pricing = Pricing(self.problem)
-        self.skeletons = [one for plan in self.plans if (one := pricing.skeleton(plan)) is not None]
+        skeletons = [one for plan in self.plans if (one := pricing.skeleton(plan)) is not None]
+        self.branches = [Branch(one, np.array([one.bound_s])) for one in skeletons]
+        self.open_s = np.inf
+        skeletons.sort(key=lambda one: one.promise_s)
+        for skeleton in skeletons:
+            if np.isfinite(self.best_s) or self.simulated >= MOST_SIMULATED // 2:
+                break
+            self.start(skeleton)
         self._certify()
         tried = {skeleton for skeleton, _ in self.trials}
-        others = [one for one in self.skeletons if one not in tried]
-        for skeleton in sorted(others, key=lambda one: one.promise_s)[: OTHERS * self.progress.top]:
+        others = [one for one in skeletons if one not in tried]
+        for skeleton in others[: OTHERS * self.progress.top]:
             if len(self.ranked()) >= self.progress.top:
                 return
             self.start(skeleton)
 
     def _certify(self) -> None:
         """Simulate the cut with the lowest bound until no other can win."""
-        for skeleton in sorted(self.skeletons, key=lambda one: one.promise_s):
-            if np.isfinite(self.best_s) or len(self.trials) >= MOST_SIMULATED // 2:
-                break
-            self.start(skeleton)
-        self.branches = [Branch(one, np.array([one.bound_s])) for one in self.skeletons]
-        self.open_s = np.inf
-        while self.lowest_s < self.best_s and len(self.trials) < MOST_SIMULATED:
-            branch = min(self.branches, key=lambda one: one.bound_s)
-            if not np.isfinite(branch.bound_s):
+        while self.simulated < MOST_SIMULATED:
+            built = (branch for branch in self.branches if not branch.is_large)
+            branch = min(built, key=lambda one: one.bound_s, default=None)
+            if branch is None or branch.bound_s >= self.best_s:
                 return
             (self._list_cuts if branch.cuts is None else self._take)(branch)
             self.branches.append(
@@ -227,27 +204,30 @@ class Uneven(StagesSearch):
             order = np.argsort(bounds_s, kind="stable")
             branch.cuts, branch.bounds_s = cuts[order], bounds_s[order]
             self.bounded += len(cuts)
-            return
-        self.open_s, branch.bounds_s = min(self.open_s, branch.bound_s), np.zeros(0)
-        trial = self.start(skeleton)
-        if trial is not None:
-            self.improve(trial)
+        elif (cut := self.start(skeleton)) is None:
+            branch.is_large = True
+        else:
+            self.open_s, branch.bounds_s = min(self.open_s, branch.bound_s), np.zeros(0)
+            self.improve(skeleton, cut)
 
     def _take(self, branch: Branch) -> None:
         """Simulate the first cut of a branch, and leave out what cannot fit because it did not."""
         assert branch.cuts is not None, "only cuts that are listed are taken"
-        trial = self.simulate(branch.skeleton, tuple(branch.cuts[0].tolist()))
+        done = self.simulate(branch.skeleton, tuple(branch.cuts[0].tolist()))
+        if done is None:
+            branch.is_large = True  # passes and messages of a step are as many whatever the cut
+            return
         left = np.arange(len(branch.cuts)) > 0
-        if not trial.done.fits:
-            left &= ~trial.rules_out(branch.cuts)
+        if not done.fits:
+            left &= ~rules_out(done, branch.cuts, 0)
         branch.cuts, branch.bounds_s = branch.cuts[left], branch.bounds_s[left]
 
     def ranked(self) -> list[Exact]:
         """The best cut of every skeleton that fits, best first."""
         found: dict[Skeleton, Exact] = {}
-        for trial in sorted(self.trials.values(), key=lambda one: one.done.step_time_s):
-            if trial.done.fits:
-                found.setdefault(trial.skeleton, trial.done)
+        fitting = [(skeleton, done) for (skeleton, _), done in self.trials.items() if done and done.fits]
+        for skeleton, done in sorted(fitting, key=lambda one: one[1].step_time_s):
+            found.setdefault(skeleton, done)
         return list(found.values())
 
 
@@ -256,6 +236,31 @@ def search_uneven(problem: Problem, progress: Progress) -> SearchResult:
     return Uneven(problem, progress).answer(even_optimum(problem, progress))
 
 
-def with_cut(plan: Plan, counts: tuple[int, ...]) -> Plan:
-    """The plan with so many layers in every stage."""
-    return plan.model_copy(update={"pipeline": plan.pipeline.model_copy(update={"layers": counts})})
+def fullness(done: Exact) -> Floats:
+    """Of every stage, memory that it takes over what it may: float64[stages], or [1] where that is not told."""
+    return np.array(done.fullness or (0.0,))
+
+
+def worth(done: Exact | None) -> tuple[float, float]:
+    """What is smaller is better: memory that is too much, then time."""
+    if done is None:
+        return np.inf, np.inf
+    return float(np.maximum(fullness(done) - 1, 0).sum()), done.step_time_s
+
+
+def rules_out(done: Exact, cuts: Ints, own: int) -> NDArray[np.bool_]:
+    """Cuts int64[n, stages] that give a stage the same blocks or more that was too full with the ``own`` of them.
+
+    They cannot fit either where a rank allocates in the order of its schedule alone: its passes, one behind the
+    other on one stream, each save as much and work with as much as without the further layers, or more; so do
+    states, and the allocator's needs grow with both. The order is the same for all cuts: costs that a greedy table
+    is made for are sums over all layers. Parameters and gradients that come and go beside the passes, and copies to
+    the host, are held for as long as they take, so there nothing is ruled out.
+    """
+    data = done.plan.data_parallel
+    if data.kind != "ddp" or data.zero not in (0, 1) or done.plan.offload.is_used:
+        return np.zeros(len(cuts), dtype=bool)
+    over = np.flatnonzero(fullness(done) > 1)
+    end = np.cumsum(cuts, axis=1)
+    begin, end = (end - cuts)[:, over], end[:, over]
+    return np.asarray(((begin <= begin[own]) & (end >= end[own])).any(axis=1))

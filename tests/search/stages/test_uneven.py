@@ -18,8 +18,10 @@ from simpar.hardware.profile import MixedProfile
 from simpar.models.hf_config import read
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
+from simpar.program.emission.emit import at_most
 from simpar.program.lower import Perturbation
 from simpar.report.result import Result
+from simpar.search.answer.terminal import certificate
 from simpar.search.api import search
 from simpar.search.certify.exact import measure
 from simpar.search.problem import Constraints, Problem, make_problem
@@ -27,51 +29,51 @@ from simpar.search.progress import Progress
 from simpar.search.stages import uneven
 from simpar.search.stages.cuts import cuts_within, fastest_cut, moves
 from simpar.search.stages.skeletons import Pricing
-from simpar.search.stages.uneven import Trial, search_uneven, with_cut
+from simpar.search.stages.uneven import rules_out, search_uneven
 from simpar.simulation import simulate
 
 
-def every_cut(layers: int, stages: int) -> list[tuple[int, ...]]:
-    """All numbers of layers by stage; those between the ends hold at least one."""
-    found = []
-    for cuts in combinations(range(layers + stages - 1), stages - 1):
-        bounds = [-1, *cuts, layers + stages - 1]
-        counts = tuple(b - a - 1 for a, b in pairwise(bounds))
-        if 0 not in counts[1:-1]:
-            found.append(counts)
-    return found
+def every_cut(blocks: int, stages: int) -> list[tuple[int, ...]]:
+    """All numbers of blocks by stage, at least one each."""
+    bounds = ((0, *inner, blocks) for inner in combinations(range(1, blocks), stages - 1))
+    return [tuple(end - begin for begin, end in pairwise(each)) for each in bounds]
 
 
-def slowest_s(counts: tuple[int, ...], costs: np.ndarray, ends: np.ndarray) -> float:
-    """Seconds of the slowest stage of a cut."""
-    bounds = [0, *np.cumsum(counts)]
-    own = [costs[stage, begin:end].sum() for stage, (begin, end) in enumerate(pairwise(bounds))]
-    return float((np.array(own) + ends).max())
+def layers_of(cut: tuple[int, ...]) -> tuple[int, ...]:
+    """Layers by stage: the first has the embedding, the last the head besides."""
+    layers = [*cut]
+    layers[0] -= 1
+    layers[-1] -= 1
+    return tuple(layers)
+
+
+def slowest(cut: tuple[int, ...], costs: np.ndarray) -> float:
+    """Time of the slowest stage of a cut."""
+    bounds = [0, *np.cumsum(cut)]
+    return float(max(costs[stage, begin:end].sum() for stage, (begin, end) in enumerate(pairwise(bounds))))
 
 
 @given(
-    stages=st.integers(1, 4), layers=st.integers(3, 8), seed=st.integers(0, 10_000), limited=st.booleans()
+    stages=st.integers(1, 4), blocks=st.integers(4, 9), seed=st.integers(0, 10_000), limited=st.booleans()
 )  # fmt: skip
 @settings(max_examples=80, deadline=None)
-def test_dynamic_programming_is_brute_force(stages: int, layers: int, seed: int, limited: bool) -> None:
+def test_dynamic_programming_is_brute_force(stages: int, blocks: int, seed: int, limited: bool) -> None:
     """The slowest stage of the found cut is the fastest possible, under limits too."""
     random = np.random.default_rng(seed)
-    costs, ends = random.uniform(1, 9, (stages, layers)), random.uniform(0, 9, stages)
-    most = random.integers(1, layers + 1, stages) if limited else np.full(stages, layers)
-    allowed = [counts for counts in every_cut(layers, stages) if (np.array(counts) <= most).all()]
-    found = fastest_cut(costs, ends, most)
+    costs = random.uniform(1, 9, (stages, blocks))
+    most = random.integers(1, blocks + 1, stages) if limited else np.full(stages, blocks)
+    allowed = [cut for cut in every_cut(blocks, stages) if (np.array(cut) <= most).all()]
+    found = fastest_cut(costs, most)
     if not allowed:
         assert found is None
         return
     assert found in allowed
-    assert slowest_s(found, costs, ends) == pytest.approx(
-        min(slowest_s(counts, costs, ends) for counts in allowed)
-    )
+    assert slowest(found, costs) == pytest.approx(min(slowest(cut, costs) for cut in allowed))
 
 
-def test_moves_keep_layers_and_inner_stages() -> None:
-    """A layer moves from one stage to another, none is lost, no inner stage empties."""
-    assert set(moves((1, 1, 2))) == {(0, 2, 2), (1, 2, 1), (0, 1, 3), (2, 1, 1)}
+def test_moves_keep_blocks_and_stages() -> None:
+    """A block moves from one stage to another, none is lost, no stage empties."""
+    assert set(moves((2, 1, 3))) == {(1, 2, 3), (1, 1, 4), (3, 1, 2), (2, 2, 2)}
 
 
 def mixed() -> Cluster:
@@ -96,10 +98,10 @@ def test_the_search_finds_what_trying_every_cut_finds(pp: int) -> None:
     """On nodes of two kinds the found cut is as fast as the best of all cuts simulated."""
     found = search(GRAPH, mixed(), TRAINING, constraints=Constraints(fixed={**FIXED, "pp": str(pp)}))
     times = {}
-    for counts in every_cut(10, pp):
-        plan = Plan(pp=pp, micro_batch=1, zero=1, layers=counts)
-        times[counts] = simulate(GRAPH, mixed(), plan, TRAINING).step_time_s
-    best = min(times, key=lambda counts: times[counts])
+    for cut in every_cut(12, pp):
+        plan = Plan(pp=pp, micro_batch=1, zero=1, layers=layers_of(cut))
+        times[cut] = simulate(GRAPH, mixed(), plan, TRAINING).step_time_s
+    best = min(times, key=lambda cut: times[cut])
     assert found.best.step_time_s == pytest.approx(times[best], rel=1e-9)
     layers = found.best.plan.pipeline.layers
     assert layers is not None
@@ -142,16 +144,16 @@ def test_what_the_space_does_not_know_is_refused(options: dict[str, object], wor
 def test_cuts_within_a_limit_are_all_of_them() -> None:
     """Enumerated cuts are those of trying everything whose slowest stage stays below the limit, unless too many."""
     random = np.random.default_rng(3)
-    costs, ends = random.uniform(1, 9, (3, 7)), random.uniform(0, 9, 3)
-    slowest = {counts: slowest_s(counts, costs, ends) for counts in every_cut(7, 3)}
-    for limit in np.quantile(list(slowest.values()), (0.0, 0.1, 0.5, 1.0)) + 1e-9:
-        wanted = {counts for counts, seconds in slowest.items() if seconds < limit}
-        found = cuts_within(costs, ends, float(limit), len(slowest))
+    costs = random.uniform(1, 9, (3, 9))
+    times = {cut: slowest(cut, costs) for cut in every_cut(9, 3)}
+    for limit in np.quantile(list(times.values()), (0.0, 0.1, 0.5, 1.0)) + 1e-9:
+        wanted = {cut for cut, taken in times.items() if taken < limit}
+        found = cuts_within(costs, float(limit), len(times))
         assert found is not None
-        assert {tuple(counts) for counts in found.tolist()} == wanted
+        assert {tuple(cut) for cut in found.tolist()} == wanted
         assert len(found) == len(wanted)
         if wanted:
-            assert cuts_within(costs, ends, float(limit), len(wanted) - 1) is None
+            assert cuts_within(costs, float(limit), len(wanted) - 1) is None
 
 
 def brute_force(problem: Problem, rank_orders: tuple[str, ...]) -> list[Result]:
@@ -161,9 +163,10 @@ def brute_force(problem: Problem, rank_orders: tuple[str, ...]) -> list[Result]:
     for tp, pp, micro_batch, recompute, order in product(
         (1, 2, 4), range(2, world + 1), (1, 2, 4), ("none", "selective", "full"), rank_orders
     ):
-        for counts in every_cut(layers, pp) if world % (tp * pp) == 0 else ():
+        for cut in every_cut(layers + 2, pp) if world % (tp * pp) == 0 else ():
             plan = Plan(
-                tp=tp, pp=pp, micro_batch=micro_batch, recompute=recompute, rank_order=order, zero=1, layers=counts
+                tp=tp, pp=pp, micro_batch=micro_batch, recompute=recompute, rank_order=order, zero=1,
+                layers=layers_of(cut),
             )  # fmt: skip
             try:
                 done = simulate(
@@ -227,9 +230,10 @@ def test_bounds_are_below_steps_and_hardly_below(name: str) -> None:
         plan = Plan(tp=tp, pp=4, micro_batch=1, zero=1, schedule=name, rank_order=order)
         skeleton = pricing.skeleton(plan)
         assert skeleton is not None
-        cuts = np.array([(2, 3, 3, 2), (0, 5, 5, 0), (1, 1, 1, 7), (4, 3, 2, 1)])
-        for counts, bound_s in zip(cuts.tolist(), skeleton.bounds_s(cuts), strict=True):
-            step_s = measure(problem, with_cut(skeleton.job.plan, tuple(counts))).step_time_s
+        cuts = np.array([(3, 3, 3, 3), (1, 5, 5, 1), (2, 1, 1, 8), (5, 3, 2, 2)])
+        for cut, bound_s in zip(cuts.tolist(), skeleton.bounds_s(cuts), strict=True):
+            assert skeleton.plan(cut).pipeline.layers == layers_of(tuple(cut))
+            step_s = measure(problem, skeleton.plan(cut)).step_time_s
             assert 0.85 * step_s < bound_s <= step_s
 
 
@@ -252,14 +256,14 @@ def test_what_holds_more_layers_needs_as_much_memory_or_more(stack: str, layout:
     problem = make_problem(read(config, "tiny"), load_cluster("laptop-cpu-4"), training, stack=stack)
     skeleton = Pricing(problem).skeleton(Plan(**{"zero": 1, "micro_batch": 1, "pp": 4, **layout}))
     assert skeleton is not None
-    cuts = np.array(every_cut(6, 4))
-    done = [measure(problem, with_cut(skeleton.job.plan, tuple(counts))) for counts in cuts.tolist()]
+    cuts = np.array(every_cut(8, 4))
+    done = [measure(problem, skeleton.plan(cut)) for cut in cuts.tolist()]
     full = np.array([one.fullness for one in done])
     begin, end = np.cumsum(cuts, axis=1) - cuts, np.cumsum(cuts, axis=1)
-    for number, counts in enumerate(cuts.tolist()):
+    for number in range(len(cuts)):
         for stage in range(4):
             fullness = tuple(np.where(np.arange(4) == stage, 1.1, 0.9))
-            ruled_out = Trial(skeleton, tuple(counts), replace(done[0], fullness=fullness)).rules_out(cuts)
+            ruled_out = rules_out(replace(done[0], fullness=fullness), cuts, number)
             more = (begin[:, stage] <= begin[number, stage]) & (end[:, stage] >= end[number, stage])
             assert (ruled_out == more).all()
             assert (full[more, stage] >= full[number, stage]).all()
@@ -278,6 +282,29 @@ def test_a_cut_that_hosts_have_no_room_for_does_not_fit() -> None:
         search = uneven.Uneven(problem, Progress())
         skeleton = Pricing(problem).skeleton(base.with_values(tp=1, pp=2, micro_batch=1, zero=1))
         assert skeleton is not None
-        trial = search.simulate(skeleton, (5, 5))
-        assert max(trial.done.fullness) < 1
-        assert (trial.done.fits, np.isfinite(search.best_s)) == (fits, fits)
+        done = search.simulate(skeleton, (6, 6))
+        assert done is not None
+        assert max(done.fullness) < 1
+        assert (done.fits, np.isfinite(search.best_s)) == (fits, fits)
+
+
+def test_cuts_of_too_many_ops_stay_bounded() -> None:
+    """They are answered with a gap and said; where nothing else is there, that is why there is no answer."""
+    held = {"tp": "1", "pp": "2", "recompute": "none", "rank_order": "tp-cp-dp-pp"}
+    problem = make_problem(
+        GRAPH, mixed(), TRAINING, constraints=Constraints(fixed={**held, "micro_batch": "1,2"})
+    )
+    whole = search_uneven(problem, Progress(top=1))
+    assert (whole.certified_optimal, whole.details["not_built"]) == (True, 0)
+    with at_most(80):  # microbatches of one sequence, which win, have 94
+        found = search_uneven(problem, Progress(top=1))
+    assert not found.certified_optimal
+    assert found.details["lower_bound_s"] <= whole.best.step_time_s < found.best.step_time_s
+    assert found.gap == pytest.approx(1 - found.details["lower_bound_s"] / found.best.step_time_s)
+    assert 0 < found.details["not_built"] <= 11
+    assert any("plans that may be better have more than" in line for line in certificate(found))
+    with (
+        at_most(10),
+        pytest.raises(Infeasible, match="plans that may be best can be simulated"),
+    ):
+        search_uneven(problem, Progress(top=1))
