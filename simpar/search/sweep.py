@@ -42,8 +42,8 @@ def sweep(
     """
     found: list[dict[str, Any]] = []
     search_one = partial(search_cell, space=space, time_limit_s=time_limit_s)
-    with suppress(KeyboardInterrupt):
-        for answer in (workers or Workers()).stream(search_one, cells):
+    with suppress(KeyboardInterrupt), workers or Workers() as crew:
+        for answer in crew.stream(search_one, cells):
             found.append(answer)
             if done:
                 done(len(found))

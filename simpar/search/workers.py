@@ -57,24 +57,16 @@ class Workers:
 
     def map(self, function: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """What a function answers for each of some items, in their order."""
-        if self.jobs == 1 or len(items) < 2:
-            return [function(item) for item in items]
-        from joblib import delayed
-
-        found: list[Answer] = self._started()(delayed(function)(item) for item in items)
-        return found
+        return list(self.stream(function, items) if len(items) > 1 else map(function, items))
 
     def stream(self, function: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
         """The same, each as soon as it and those before it are there; on other backends than loky when all are."""
         if self.jobs == 1:
             yield from map(function, items)
             return
-        from joblib import Parallel, delayed
+        from joblib import delayed
 
-        lazily = "generator" if self.backend == LOKY else "list"
-        with backend_of(self.backend):
-            tasks = (delayed(function)(item) for item in items)
-            yield from Parallel(n_jobs=self.jobs, return_as=lazily, batch_size=1)(tasks)
+        yield from self._started()(delayed(function)(item) for item in items)
 
     def _started(self) -> Parallel:
         """The pool of processes."""
@@ -82,7 +74,9 @@ class Workers:
             from joblib import Parallel
 
             self._open.enter_context(backend_of(self.backend))
-            self._pool = self._open.enter_context(Parallel(n_jobs=self.jobs, batch_size=1))
+            lazily = "generator" if self.backend == LOKY else "list"
+            pool = Parallel(n_jobs=self.jobs, return_as=lazily, batch_size=1)
+            self._pool = self._open.enter_context(pool)
         return self._pool
 
 
@@ -91,22 +85,19 @@ def backend_of(name: str) -> Iterator[None]:
     """The joblib backend of a name. Raises UserError for one that is not installed."""
     from joblib import parallel_config
 
-    if name == LOKY:
-        with parallel_config(backend=LOKY):
-            yield
-        return
-    try:
-        if name == "dask":
-            from distributed import Client
+    with ExitStack() as around:
+        try:
+            if name == "dask":
+                from distributed import Client
 
-            with Client(set_as_default=True), parallel_config(backend="dask"):
-                yield
-            return
-        import ray
-        from ray.util.joblib import register_ray
-    except ImportError as error:
-        raise UserError(f"backend {name}: not installed ({error}); pip install {name}") from None
-    ray.init(ignore_reinit_error=True, logging_level="ERROR", log_to_driver=False)
-    register_ray()
-    with parallel_config(backend="ray"):
+                around.enter_context(Client(set_as_default=True))
+            elif name == "ray":
+                import ray
+                from ray.util.joblib import register_ray
+
+                ray.init(ignore_reinit_error=True, logging_level="ERROR", log_to_driver=False)
+                register_ray()
+        except ImportError as error:
+            raise UserError(f"backend {name}: not installed ({error}); pip install {name}") from None
+        around.enter_context(parallel_config(backend=name))
         yield

@@ -35,6 +35,8 @@ TWO_CHUNKS = ("zb-v", "v-half", "v-min", "dualpipev")
 MAX_MICRO_BATCH, ROWS_AT_ONCE = 64, 2**19
 STATES_ASKED = ("offload", "reshard", "sync")
 """What axes on request begin with that tell ZeRO-3 from ZeRO-2 in any pipeline."""
+SPARSE = 16
+"""Numbers as far apart as this for each of them are told apart by sorting."""
 LEAST_PIECE = 2048
 """Tokens of a sequence below which a rank's piece gets only by halving it once."""
 PATHS = {
@@ -124,18 +126,32 @@ class Rows:
         return np.isin(self.code[name], wanted)
 
 
-def numbered(code: Ints) -> tuple[Ints, Ints]:
-    """The first row of every distinct code, and which of these each row has; in the order of codes, mostly unsorted."""
-    least, most = (int(code.min()), int(code.max())) if len(code) else (0, 0)
-    if not len(code) or most - least > 2 * len(code):
-        _, first, index = np.unique(code, return_index=True, return_inverse=True)
-        return first, index
+def numbered(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
+    """The first row of every combination of values there is, in their order, and which of these each row has."""
+    rows = len(columns[0])
+    code, size = np.zeros(rows, dtype=np.int64), 1
+    for column in columns if rows else ():
+        place, count = _dense(np.asarray(column, dtype=np.int64))
+        code, size = code * count + place, size * count
+        if size > SPARSE * rows:
+            code, size = _dense(code)
+    if len(columns) > 1 and rows:
+        code, size = _dense(code)
+    first = np.zeros(size if rows else 0, dtype=np.int64)
+    first[code[::-1]] = np.arange(rows)[::-1]  # what is written last stays
+    return first, code
+
+
+def _dense(column: Ints) -> tuple[Ints, int]:
+    """Numbers from 0 on that are as distinct as the values of a column, in their order, and how many there are."""
+    least, most = int(column.min()), int(column.max())
+    if most - least > SPARSE * len(column):
+        values, index = np.unique(column, return_inverse=True)
+        return index, len(values)
     there = np.zeros(most - least + 1, dtype=bool)
-    there[code - least] = True
-    index = (np.cumsum(there) - 1)[code - least]
-    first = np.zeros(int(index.max()) + 1, dtype=np.int64)
-    first[index[::-1]] = np.arange(len(code))[::-1]  # what is written last stays
-    return first, index
+    there[column - least] = True
+    place = np.cumsum(there) - 1
+    return place[column - least], int(place[-1]) + 1
 
 
 _DERIVED: dict[str, Callable[[Rows], Any]] = {
@@ -212,34 +228,6 @@ def _context_fits(rows: Rows) -> Mask:
     return np.asarray((rows["cp"] == 1) | (seq % (rows["cp"] * chunks) == 0))
 
 
-def _pipeline_degrees(problem: Problem) -> list[int]:
-    return divisors(problem.cluster.world_size, len(problem.graph.layers) + 2)
-
-
-def _micro_batches(problem: Problem) -> list[int]:
-    return divisors(problem.training.global_batch, MAX_MICRO_BATCH)
-
-
-def _divides_world(rows: Rows) -> Mask:
-    model = rows["tp"] * rows["cp"] * rows["pp"]
-    batch = rows.problem.training.global_batch
-    whole = rows.problem.cluster.world_size % model == 0
-    return np.asarray(whole & (batch % np.maximum(rows["dp"], 1) == 0))
-
-
-def _expert_degrees(problem: Problem) -> list[int]:
-    return divisors(problem.graph.dims["experts"]) if problem.graph.is_mixture else [1]
-
-
-def _experts_fit(rows: Rows) -> Mask:
-    """Experts spread over ranks of one stage."""
-    return np.asarray((rows["ep"] == 1) | (rows["tp"] * rows["width"] % rows["ep"] == 0))
-
-
-def _divides_batch(rows: Rows) -> Mask:
-    return np.asarray((rows.problem.training.global_batch // rows["dp"]) % rows["micro_batch"] == 0)
-
-
 def _schedule_fits(rows: Rows) -> Mask:
     """One schedule where nothing is pipelined, or a single microbatch makes those alike that do not split backwards."""
     pp, m = rows["pp"], rows["microbatches"]
@@ -269,15 +257,6 @@ def may_be_sliced(problem: Problem) -> bool:
     return keeps_rules(plan, Target(problem.graph, problem.training, problem.cluster.world_size, 1), "slices")
 
 
-def _recompute_fits(rows: Rows) -> Mask:
-    """A choice by layer is made for whole sequences that enter at the first rank."""
-    return np.asarray(~rows.one_of("recompute", OPTIMAL) | ~rows.one_of("schedule", SLICED, BOTH_ENDS))
-
-
-def _chunks(problem: Problem) -> list[int]:
-    return list(range(1, (len(problem.graph.layers) + 2) // 2 + 1))
-
-
 def _chunks_fit(rows: Rows) -> Mask:
     """Several chunks where the schedule has them, layers spread evenly over them or nearly so."""
     layers, stages, vpp = len(rows.problem.graph.layers), rows["stages"], rows["vpp"]
@@ -291,12 +270,7 @@ def _chunks_fit(rows: Rows) -> Mask:
 
 def _zero_fits(rows: Rows) -> Mask:
     fsdp = rows.problem.base.data_parallel.kind == "fsdp"
-    legal = rows["zero"] >= 2 if fsdp else np.ones(rows.count, dtype=bool)
-    return np.asarray(np.where(rows["width"] > 1, legal, rows.code["zero"] == 0))
-
-
-def _replicas(problem: Problem) -> list[int]:
-    return divisors(problem.cluster.world_size)
+    return np.asarray(np.where(rows["width"] > 1, rows["zero"] >= (2 if fsdp else 0), rows.code["zero"] == 0))
 
 
 def _replicas_fit(rows: Rows) -> Mask:
@@ -340,10 +314,6 @@ def _sequence_fits(rows: Rows) -> Mask:
     return np.asarray(np.where(rows["sequence_parallel"], legal, ~needed))
 
 
-def _tensor_overlap_fits(rows: Rows) -> Mask:
-    return np.asarray(~rows["tp_overlap"] | rows["sequence_parallel"])
-
-
 def _reduce_overlap_fits(rows: Rows) -> Mask:
     """Behind the last backward only where whole gradients are kept until then: under ZeRO-2 and 3 by few stacks."""
     once = fully_sharded(rows) & (rows["pp"] > 1) & rows.problem.stack.overlap.once_in_pipelines
@@ -351,17 +321,16 @@ def _reduce_overlap_fits(rows: Rows) -> Mask:
     return np.asarray(rows["overlap_grad_reduce"] | ((rows["width"] > 1) & kept))
 
 
+def gathers(rows: Rows) -> Mask:
+    """Where ranks hold shards of what they update."""
+    return np.asarray((rows["zero"] > 0) & (rows["width"] > rows["hsdp"]))
+
+
 def fully_sharded(rows: Rows) -> Mask:
     """Where data parallelism works block by block (FSDP) instead of in flat buckets."""
     kind = rows.problem.base.data_parallel.kind
     by_stack = (rows["zero"] == 3) | ((rows["zero"] == 2) & (rows.problem.stack.data_parallel == "fsdp"))
     return np.asarray(by_stack if kind is None else np.full(rows.count, kind == "fsdp"))
-
-
-def _gather_overlap_fits(rows: Rows) -> Mask:
-    """Only where whole parameters are gathered once a step."""
-    sharded = (rows["zero"] > 0) & (rows["width"] > rows["hsdp"]) & ~fully_sharded(rows)
-    return np.asarray(rows["overlap_param_gather"] | sharded)
 
 
 def _order_matters(rows: Rows) -> Mask:
@@ -389,18 +358,41 @@ def _schedules(problem: Problem) -> list[str]:
 AXES = (
     Axis("tp", tensor_degrees, everything),
     Axis("cp", _context_degrees, _context_fits),
-    Axis("pp", _pipeline_degrees, _divides_world),
-    Axis("ep", _expert_degrees, _experts_fit),
-    Axis("micro_batch", _micro_batches, _divides_batch),
+    Axis(
+        "pp",
+        lambda problem: divisors(problem.cluster.world_size, len(problem.graph.layers) + 2),
+        lambda rows: (
+            (rows.problem.cluster.world_size % (rows["tp"] * rows["cp"] * rows["pp"]) == 0)
+            & (rows.problem.training.global_batch % np.maximum(rows["dp"], 1) == 0)
+        ),
+    ),
+    Axis(  # over ranks of one stage
+        "ep",
+        lambda problem: divisors(problem.graph.dims["experts"]) if problem.graph.is_mixture else [1],
+        lambda rows: (rows["ep"] == 1) | (rows["tp"] * rows["width"] % rows["ep"] == 0),
+    ),
+    Axis(
+        "micro_batch",
+        lambda problem: divisors(problem.training.global_batch, MAX_MICRO_BATCH),
+        lambda rows: rows.problem.training.global_batch // rows["dp"] % rows["micro_batch"] == 0,
+    ),
     Axis("schedule", _schedules, _schedule_fits),
-    Axis("vpp", _chunks, _chunks_fit),
+    Axis("vpp", lambda problem: range(1, (len(problem.graph.layers) + 2) // 2 + 1), _chunks_fit),
     Axis("zero", lambda _: (0, 1, 2, 3), _zero_fits),
-    Axis("hsdp", _replicas, _replicas_fit),
+    Axis("hsdp", lambda problem: divisors(problem.cluster.world_size), _replicas_fit),
     Axis("sequence_parallel", lambda _: (False, True), _sequence_fits),
-    Axis("recompute", lambda _: RECOMPUTE, _recompute_fits),
-    Axis("tp_overlap", lambda _: (False, True), _tensor_overlap_fits),
+    Axis(  # a choice by layer is made for whole sequences that enter at the first rank
+        "recompute",
+        lambda _: RECOMPUTE,
+        lambda rows: ~rows.one_of("recompute", OPTIMAL) | ~rows.one_of("schedule", SLICED, BOTH_ENDS),
+    ),
+    Axis("tp_overlap", lambda _: (False, True), lambda rows: ~rows["tp_overlap"] | rows["sequence_parallel"]),
     Axis("overlap_grad_reduce", lambda _: (True, False), _reduce_overlap_fits),
-    Axis("overlap_param_gather", lambda _: (True, False), _gather_overlap_fits),
+    Axis(  # only where whole parameters are gathered once a step
+        "overlap_param_gather",
+        lambda _: (True, False),
+        lambda rows: rows["overlap_param_gather"] | (gathers(rows) & ~fully_sharded(rows)),
+    ),
     Axis("order", lambda _: ORDERS, _order_matters),
 )
 AXIS_NAMES = tuple(axis.name for axis in AXES)

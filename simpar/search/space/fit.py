@@ -29,7 +29,7 @@ from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import Schedule
 from simpar.plan.sharding import dims_of
 from simpar.search.problem import Problem
-from simpar.search.space.axes import ROWS_AT_ONCE, Rows, both_ends, fully_sharded, undecided
+from simpar.search.space.axes import ROWS_AT_ONCE, Rows, both_ends, fully_sharded, numbered, undecided
 from simpar.search.space.jobs import counted
 from simpar.search.space.optional_axes import REQUESTED_NAMES
 
@@ -47,7 +47,6 @@ MOVED = (
 """Axes that say how something moves, which the bound leaves out."""
 ALIKE = ("recompute", *(name for name in REQUESTED_NAMES if name not in MOVED))
 """Axes of which one call of the bound sees a single value, with the kind of data parallelism."""
-SPARSE = 16
 FIRST, LAST = 0, 1.0
 PLACES: tuple[int | float, ...] = (FIRST, 1, LAST)
 """Pipeline ranks that are looked at: from the first on, and the last."""
@@ -162,13 +161,13 @@ def _of_alike(
     number = rows.code["schedule"][which].astype(np.int64)
     looped = np.isin(number, [at for at, name in enumerate(names) if name not in V_SHAPED])
     stream = () if stack.memory.gather_buffers else ROWS_OF_STREAM
-    pipe, pipe_of = _distinct([number, columns["pp"], columns["vpp"], microbatches])
-    shape, shape_of = _distinct([columns[name] for name in SHAPED])
-    layout, layout_of = _distinct([*(columns[name] for name in columns if name not in stream), looped])
+    pipe, pipe_of = numbered(number, columns["pp"], columns["vpp"], microbatches)
+    shape, shape_of = numbered(*(columns[name] for name in SHAPED))
+    layout, layout_of = numbered(*(columns[name] for name in columns if name not in stream), looped)
     layouts = _some(columns, layout)
     schemes = Scheme.of(layouts, plan, stack)
-    _, scheme_of = _distinct([np.unique(column, return_inverse=True)[1] for column in astuple(schemes)])
-    moving, moving_of = _distinct([pipe_of, shape_of, scheme_of[layout_of]])
+    _, scheme_of = numbered(*(np.unique(column, return_inverse=True)[1] for column in astuple(schemes)))
+    moving, moving_of = numbered(pipe_of, shape_of, scheme_of[layout_of])
     scheme = schemes.where(layout_of[moving])
     dims, shaped = (dims_of(graph, _some(columns, one), plan, training) for one in (layout, shape))
     overhead = np.broadcast_to(overhead_bytes(layouts.communicators, stack, problem.cluster), len(layout))
@@ -206,33 +205,6 @@ def _some(columns: dict[str, NDArray[Any]], which: Ints) -> Layouts:
     return Layouts(**{name: column[which] for name, column in columns.items()})
 
 
-def _distinct(columns: Sequence[NDArray[Any]]) -> tuple[Ints, Ints]:
-    """An entry with every combination of values, and which combination every entry has: int64, without sorting."""
-    rows = len(columns[0])
-    code, size = np.zeros(rows, dtype=np.int64), 1
-    for column in columns:
-        place, count = _dense(np.asarray(column, dtype=np.int64))
-        code, size = code * count + place, size * count
-        if size > SPARSE * rows:
-            code, size = _dense(code)
-    code, size = _dense(code)
-    entry = np.zeros(size, dtype=np.int64)
-    entry[code] = np.arange(rows)
-    return entry, code
-
-
-def _dense(column: Ints) -> tuple[Ints, int]:
-    """Numbers from 0 on that are as distinct as the values of a column, in their order, and how many there are."""
-    least, most = int(column.min()), int(column.max())
-    if most - least > SPARSE * len(column):
-        values, index = np.unique(column, return_inverse=True)
-        return index.ravel(), len(values)
-    there = np.zeros(most - least + 1, dtype=bool)
-    there[column - least] = True
-    place = np.cumsum(there) - 1
-    return place[column - least], int(place[-1]) + 1
-
-
 def _layers(problem: Problem, pp: int, vpp: int) -> tuple[int, ...]:
     """Layers of every virtual stage."""
     count, stages = len(problem.graph.layers), pp * vpp
@@ -258,8 +230,8 @@ def _alike(rows: Rows) -> list[Ints]:
     offloads = "offload_optimizer" in rows.domain or rows.problem.base.offload.is_used
     free = offloads & ((rows["zero"] >= 2) | (rows["width"] == 1))  # by the plan's own mesh, not half of it
     key = rows.number(ALIKE, 4 * fully_sharded(rows) + 2 * once + free, 8)
-    place, count = _dense(key)
-    small = place.astype(np.min_scalar_type(count))  # numbers of 16 bits are sorted by their digits
+    first, place = numbered(key)
+    small = place.astype(np.min_scalar_type(len(first)))  # numbers of 16 bits are sorted by their digits
     order = np.argsort(small, kind="stable")
     return np.split(order, np.cumsum(np.bincount(place))[:-1])
 

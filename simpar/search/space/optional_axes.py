@@ -30,6 +30,7 @@ from simpar.search.space.axes import (
     divisors,
     everything,
     fully_sharded,
+    gathers,
     tensor_degrees,
     undecided,
 )
@@ -112,7 +113,7 @@ def _depths(problem: Problem) -> Sequence[int]:
     return sorted(found)
 
 
-def lawful(rows: Rows, names: Sequence[str], *rules: str) -> Mask:
+def lawful(rows: Rows, names: Sequence[str], rules: Sequence[str]) -> Mask:
     """Rows whose plans keep some rules, asked once for every combination of the axes that decide them."""
     problem = rows.problem
     cluster = problem.cluster
@@ -128,10 +129,16 @@ def lawful(rows: Rows, names: Sequence[str], *rules: str) -> Mask:
     return np.asarray(keeps[which])
 
 
+_grid_kept = partial(lawful, names=GRID, rules=("grid",))
+_context_kept = partial(lawful, names=CONTEXT, rules=("context",))
+_experts_kept = partial(lawful, names=EXPERTS, rules=("experts",))
+_states_kept = partial(lawful, names=STATES, rules=("data", "offload", "optimizer"))
+
+
 def _grid_fits(rows: Rows) -> Mask:
     """Ranks form the grid; those in layers are judged with their number."""
     later = any(axis.name == "tp_depth" for axis in offered(rows.problem))
-    return np.asarray((later & rows.one_of("tp_method", "2.5d")) | lawful(rows, GRID, "grid"))
+    return np.asarray((later & rows.one_of("tp_method", "2.5d")) | _grid_kept(rows))
 
 
 def _has(rows: Rows, name: str, *values: Any) -> Mask:
@@ -141,42 +148,16 @@ def _has(rows: Rows, name: str, *values: Any) -> Mask:
     return np.full(rows.count, _value(rows.problem.base, name) in values)
 
 
-def _shares_gradients(rows: Rows) -> Mask:
-    return np.asarray(rows["width"] > 1)
-
-
-def _gathers(rows: Rows) -> Mask:
-    return np.asarray((rows["zero"] > 0) & (rows["width"] > rows["hsdp"]))
-
-
-def _in_buckets(rows: Rows) -> Mask:
-    return np.asarray((rows["width"] > 1) & ~fully_sharded(rows))
-
-
 def _takes(rows: Rows, what: str, never: Any = None) -> Mask:
     """Rows whose scheme of cooperation has a period, a bound or servers."""
     return _has(rows, "sync", *(name for name, one in SCHEMES.items() if getattr(one, what) != never))
-
-
-def _exchanges_heads(rows: Rows) -> Mask:
-    """Hybrids: some of the context ranks exchange heads, whichever way the others meet."""
-    whole = rows.one_of("cp_method", "ulysses") if "cp_method" in rows.domain else np.zeros(rows.count, bool)
-    return np.asarray((rows["cp"] > 1) & ~whole)
-
-
-def _context_fits(rows: Rows) -> Mask:
-    return lawful(rows, CONTEXT, "context")
-
-
-def _states_fit(rows: Rows) -> Mask:
-    return lawful(rows, STATES, "data", "offload", "optimizer")
 
 
 def _sync_fits(rows: Rows) -> Mask:
     alone = np.zeros(rows.count, dtype=bool)
     for name, together in (("sync", "bsp"), ("servers", None)):
         alone |= ~rows.one_of(name, together) if name in rows.domain else False
-    return _states_fit(rows) & lawful(rows, EXPERTS, "experts") & ~(alone & both_ends(rows))
+    return _states_kept(rows) & _experts_kept(rows) & ~(alone & both_ends(rows))
 
 
 def _away(rows: Rows) -> Mask:
@@ -184,18 +165,10 @@ def _away(rows: Rows) -> Mask:
     return ~_has(rows, "offload_optimizer", "none")
 
 
-def _recomputes(rows: Rows) -> Mask:
-    """Rows that run whole layers again."""
-    policies = rows.domain["recompute"]
-    return rows.one_of("recompute", *(one for one in policies if one == "full" or one.startswith("every:")))
-
-
-def _early_fits(rows: Rows) -> Mask:
-    return lawful(rows, EARLY, "early")
-
-
-def _activations_fit(rows: Rows) -> Mask:
-    return np.asarray(_states_fit(rows) & (~undecided(rows) | (rows["offload_activations"] == 0)))
+def _pipelined_recomputation(rows: Rows) -> Mask:
+    """Rows that run whole layers again, in a pipeline."""
+    whole = [name for name in rows.domain["recompute"] if name == "full" or name.startswith("every:")]
+    return np.asarray((rows["pp"] > 1) & rows.one_of("recompute", *whole))
 
 
 REQUESTED = (
@@ -203,32 +176,35 @@ REQUESTED = (
     on_request("optimizer"),
     on_request("moment_dtype", lambda rows: ~_has(rows, "optimizer", *OWN_WIDTH)),
     on_request("grad_dtype"),
-    on_request("reduce_dtype", _shares_gradients),
-    on_request("gather_dtype", _gathers),
-    on_request("tp_method", lambda rows: np.asarray(rows["tp"] > 1), _grid_fits),
-    on_request(
-        "tp_depth", lambda rows: _has(rows, "tp_method", "2.5d"), lambda rows: lawful(rows, GRID, "grid")
+    on_request("reduce_dtype", lambda rows: rows["width"] > 1),
+    on_request("gather_dtype", gathers),
+    on_request("tp_method", lambda rows: rows["tp"] > 1, _grid_fits),
+    on_request("tp_depth", lambda rows: _has(rows, "tp_method", "2.5d"), _grid_kept),
+    on_request("cp_method", lambda rows: rows["cp"] > 1, _context_kept),
+    on_request("cp_balance", lambda rows: rows["cp"] > 1, _context_kept),
+    on_request(  # hybrids: some of the context ranks exchange heads, whichever way the others meet
+        "ulysses", lambda rows: (rows["cp"] > 1) & ~_has(rows, "cp_method", "ulysses"), _context_kept
     ),
-    on_request("cp_method", lambda rows: np.asarray(rows["cp"] > 1), _context_fits),
-    on_request("cp_balance", lambda rows: np.asarray(rows["cp"] > 1), _context_fits),
-    on_request("ulysses", _exchanges_heads, _context_fits),
-    on_request("etp", lambda rows: np.asarray(rows["tp"] > 1), lambda rows: lawful(rows, EXPERTS, "experts")),
+    on_request("etp", lambda rows: rows["tp"] > 1, _experts_kept),
     on_request("capacity_factor", lambda rows: np.full(rows.count, rows.problem.graph.is_mixture)),
-    on_request("ep_overlap", lambda rows: np.asarray(rows["ep"] > 1)),
-    on_request("token_dispatch", lambda rows: np.asarray(rows["ep"] > 1)),
+    on_request("ep_overlap", lambda rows: rows["ep"] > 1),
+    on_request("token_dispatch", lambda rows: rows["ep"] > 1),
     on_request("sync", legal=_sync_fits),
     on_request("sync_every", lambda rows: _takes(rows, "sync_every")),
     on_request("staleness", lambda rows: _takes(rows, "staleness")),
     on_request("servers", lambda rows: _takes(rows, "servers", "no"), _sync_fits),
-    on_request("reshard_after_forward", lambda rows: np.asarray(rows["zero"] == 3) & fully_sharded(rows)),
-    on_request("offload_optimizer", legal=_states_fit),
+    on_request("reshard_after_forward", lambda rows: (rows["zero"] == 3) & fully_sharded(rows)),
+    on_request("offload_optimizer", legal=_states_kept),
     on_request("offload_ratio", _away),
     on_request("offload_delayed", _away),
-    on_request("offload_gradients", _away, _states_fit),
-    on_request("offload_parameters", legal=_states_fit),
-    on_request("offload_activations", legal=_activations_fit),
-    on_request("recompute_early", lambda rows: np.asarray((rows["pp"] > 1) & _recomputes(rows)), _early_fits),
-    on_request("bucket_bytes", _in_buckets),
+    on_request("offload_gradients", _away, _states_kept),
+    on_request("offload_parameters", legal=_states_kept),
+    on_request(
+        "offload_activations",
+        legal=lambda rows: _states_kept(rows) & (~undecided(rows) | (rows["offload_activations"] == 0)),
+    ),
+    on_request("recompute_early", _pipelined_recomputation, partial(lawful, names=EARLY, rules=("early",))),
+    on_request("bucket_bytes", lambda rows: (rows["width"] > 1) & ~fully_sharded(rows)),
 )
 REQUESTED_NAMES = tuple(axis.name for axis in REQUESTED)
 
