@@ -9,7 +9,6 @@ from functools import cached_property
 from itertools import pairwise, product
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.cost.sharded import tensor_elements
 from simpar.models.graph import INPUT, Block, Dims, ModelGraph, Operator, saved_tensors
@@ -20,9 +19,8 @@ from simpar.program.structure.stage_builder import StageView
 from simpar.search.stages.alpa.graph import ChoiceGraph, Tensor, Unary, Variable
 from simpar.search.stages.alpa.operators import LIGHT, Chosen, Metric, OperatorCosts
 from simpar.search.stages.alpa.roles import AGAIN, SERIAL, SUMMED, Pricer, codes, moves, states_of
+from simpar.units import Floats, Ints
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 STREAM_STATES = "RBS"
 
 
@@ -151,10 +149,6 @@ class _BlockBuilder:
         variable = Variable(f"{self.block.name}.{op.name}", index, self.costs.table(op), gathered)
         self.follows[op.name] = self.graph.add(variable)
 
-    def _owns(self, op: Operator) -> bool:
-        """Whether the variable that an operator follows is its own."""
-        return self.graph.variables[self.follows[op.name]].name == f"{self.block.name}.{op.name}"
-
     def _follow(self, op: Operator) -> None:
         found = self._leader(op, set())
         if found is None or not self._restrict(op, found):
@@ -207,7 +201,7 @@ class _BlockBuilder:
             number = self.follows[op.name]
             variable = self.graph.variables[number]
             index, gathered = variable.index, variable.gathered
-            if not self._owns(op):
+            if variable.name != f"{self.block.name}.{op.name}":  # another's
                 index = self.costs.table(op).within[variable.reads]
                 gathered = np.zeros(len(index), dtype=bool)
             self.graph.operators[key] = number, self.costs.chosen(op, index, gathered)

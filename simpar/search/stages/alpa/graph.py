@@ -20,10 +20,7 @@ from numpy.typing import NDArray
 from simpar.errors import Infeasible
 from simpar.search.stages.alpa.operators import Chosen, Metric
 from simpar.search.stages.alpa.roles import Pricer, RoleTable
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
+from simpar.units import Floats, Ints
 
 Factor = tuple[tuple[int, ...], Floats]
 """Variables, sorted, and a table over their choices; the first axis is the weighting."""

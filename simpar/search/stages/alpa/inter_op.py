@@ -24,10 +24,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from simpar.units import Floats, Ints
+
 MAX_STAGES = 32
 _STEP = 1.05
 _ROUNDING = 2e-9
@@ -109,7 +108,11 @@ class InterOp:
             if low < high and least < self.below_s * (1 - self.tolerance):
                 middle = (low + high) // 2
                 intervals += [(low, middle), (middle + 1, high - 1)]
-        return self._cuts(*self._best) if self._best else []
+        if self._best is None:
+            return []
+        ways, sums = self._best
+        numbers = [n for n in range(1, len(sums)) if np.isfinite(sums[n][ways.initial])]
+        return sorted((self._trace(ways, sums, n) for n in numbers), key=lambda cut: cut.estimate_s)
 
     def _first_feasible(self) -> int | None:
         """A bound with a plan, looked for from below; None where even the largest that can win has none."""
@@ -192,15 +195,6 @@ class InterOp:
             after=after[order],
             initial=int(devices - low[0]) if low[0] <= devices <= high[0] else -1,
         )
-
-    def _cuts(self, ways: _Ways, sums: Sequence[Floats]) -> list[Cut]:
-        """The best cut of every number of stages under a bound."""
-        found = [
-            self._trace(ways, sums, stages)
-            for stages in range(1, len(sums))
-            if np.isfinite(sums[stages][ways.initial])
-        ]
-        return sorted(found, key=lambda cut: cut.estimate_s)
 
     def _trace(self, ways: _Ways, sums: Sequence[Floats], count: int) -> Cut:
         state, stages, times = ways.initial, [], []

@@ -20,17 +20,14 @@ from dataclasses import replace
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.search.stages.alpa.graph import ChoiceGraph, eliminate
 from simpar.search.stages.alpa.meshes import logical_meshes
 from simpar.search.stages.alpa.operators import Metric
 from simpar.search.stages.alpa.profile import Profile
 from simpar.search.stages.cuts import between
-from simpar.units import NS
+from simpar.units import NS, Floats, Ints
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 TOLERANCE = 2.0**-10
 MOST_UNITS = 64
 """Units that devices are counted in at most."""

@@ -50,12 +50,6 @@ def place_stages(sizes: Sequence[int], cluster: Cluster) -> list[int]:
         for stage in order:
             found[stage] = first
             first += sizes[stage]
-        if all(_keeps_to_nodes(found[stage], sizes[stage], inside) for stage in found):
+        if all(first % min(sizes[stage], inside) == 0 for stage, first in found.items()):
             break
     return [found[stage] for stage in range(len(sizes))]
-
-
-def _keeps_to_nodes(first: int, size: int, inside: int) -> bool:
-    if size >= inside:
-        return first % inside == 0
-    return first // inside == (first + size - 1) // inside and first % size == 0

@@ -27,7 +27,7 @@ from simpar.program.blocks.block_view import loss_sums
 from simpar.program.blocks.rank_view import Job
 from simpar.program.structure.synchronisation import DENSE, Replicas, Synchronisation
 from simpar.search.stages.alpa.roles import Pricer, RoleTable, role_table
-from simpar.units import Numbers
+from simpar.units import Floats, Ints, Numbers
 
 
 class Metric(IntEnum):
@@ -49,8 +49,6 @@ class Metric(IntEnum):
     """What a microbatch keeps for its backward."""
 
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 LIGHT = ("norm", "add", "rope", "activation", "gated_activation", "dropout")
 
@@ -69,8 +67,9 @@ class Chosen:
 
     def along(self, role: str, pricer: Pricer) -> list[tuple[int, Ints]]:
         """Axes along which some of the choices have a role, and which do."""
-        at = self.table.axes_as(role, self.index).T if len(self.index) else ()
-        return [(a, np.flatnonzero(some)) for a, some in enumerate(at) if pricer.mesh[a] > 1 and some.any()]
+        chosen = [self.table.combinations[i] for i in self.index.tolist()]
+        at = {a: np.flatnonzero([roles[a].name == role for roles in chosen]) for a in range(len(pricer.mesh))}
+        return [(a, some) for a, some in at.items() if pricer.mesh[a] > 1 and len(some)]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.cost.collectives.choice import collective_time_s
 from simpar.cost.memory.allocator import overhead_bytes
@@ -32,10 +31,8 @@ from simpar.search.stages.alpa.meshes import Mesh, logical_meshes
 from simpar.search.stages.alpa.operators import Metric
 from simpar.search.stages.alpa.roles import Pricer
 from simpar.search.stages.cuts import between
-from simpar.units import NS_PER_S, US
+from simpar.units import NS_PER_S, US, Floats, Ints
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 PRICES = (0.0, 0.03, 0.2, 1.0, 10.0)
 """Seconds that filling a device with states and activations costs, relative to a microbatch on the whole model."""
 TYPICAL_IN_FLIGHT = 4
@@ -174,7 +171,9 @@ class Profile:
         gaps = float(1.0 + habits.least_gaps(self.num_microbatches > 1))
         outside = np.array(overhead)[:, None, None] + habits.workspace_bytes
         most = (share * self.limit_bytes - outside - total[Metric.STATIC]) / gaps
-        moving = most - _range_maximum(every[WORKSPACE])
+        largest = np.triu(np.repeat(every[WORKSPACE][:, None], blocks, axis=1))  # from every block on
+        largest = np.pad(np.maximum.accumulate(largest, axis=2), ((0, 0), (0, 1), (1, 0)))
+        moving = most - largest
         flying = np.floor(np.clip(moving / np.maximum(total[Metric.SAVED], 1.0), 0.0, 2.0**31)).astype(
             np.int64
         )
@@ -250,13 +249,4 @@ def _priced(part: RolesBuilder, piece: Piece, pricing: Pricing) -> Floats:
     gathered_bytes = LOOK_AHEAD * sum(each.arriving(unit) * each.buffer_bytes for each in every.copies)
     backward_bytes = unit.recomputed_bytes + unit.backward_workspace_bytes
     found[WORKSPACE] = rows_bytes + gathered_bytes + max(unit.forward_workspace_bytes, backward_bytes)
-    return found
-
-
-def _range_maximum(values: Floats) -> Floats:
-    """Largest value of every range k..j-1: float64[options, K + 1, K + 1]."""
-    options, blocks = values.shape
-    found = np.zeros((options, blocks + 1, blocks + 1))
-    for begin in range(blocks):
-        found[:, begin, begin + 1 :] = np.maximum.accumulate(values[:, begin:], axis=1)
     return found

@@ -20,10 +20,8 @@ from simpar.plan.stages import StagePlan
 from simpar.program.blocks.phases import TENSOR, CollectiveUse
 from simpar.program.emission.collective_prices import Price, Prices
 from simpar.program.lower_stages import axis_groups
-from simpar.units import NS_PER_S
+from simpar.units import NS_PER_S, Floats, Ints
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Mesh = tuple[int, ...]
 Axes = tuple[int, ...]
 LETTERS = "RBSFPX"
@@ -61,10 +59,6 @@ class RoleTable:
     groups: tuple[Axes, ...]
     idle: Ints
     within: Ints
-
-    def axes_as(self, name: str, index: Ints) -> NDArray[np.bool_]:
-        """Where some combinations have a role of that name: bool[combinations, axes]."""
-        return np.array([[role.name == name for role in self.combinations[i]] for i in index.tolist()])
 
 
 @lru_cache(maxsize=512)
