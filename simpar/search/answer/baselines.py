@@ -71,7 +71,7 @@ class Beside:
     def promising(self, mask: Mask) -> Mask:
         """A few of some rows that are likely to be the shortest, and not too large to be simulated."""
         rows = self.frontier.rows
-        small = LEAST_OPS * rows["microbatches"] * rows["stages"] <= MOST_OPS
+        small = LEAST_OPS * rows.at("microbatches", ...) * rows.at("stages", ...) <= MOST_OPS
         return self.frontier.promising(mask & small, self.winner)
 
     def simulate(self, row: int) -> Exact | None:

@@ -53,7 +53,7 @@ class Sweeps:
         pipelines, columns = self.bounds.pipelines, self.bounds.pipelines.jobs.rows
         names, given = columns.domain["schedule"], columns.problem.base.pipeline.pass_costs
         greedy = np.array([looks_at_costs(name) for name in names])[columns.code["schedule"][rows]]
-        waiting = rows[greedy & (columns["pp"][rows] > 1)] if given is None else rows[:0]
+        waiting = rows[greedy & (columns.at("pp", rows) > 1)] if given is None else rows[:0]
         pipes = np.unique(pipelines.index[waiting])
         pipes = pipes[[pipe not in self._costs for pipe in pipes.tolist()]]
         for shape, mine in pipelines.by_shape(pipes):
@@ -71,7 +71,7 @@ class Sweeps:
         """
         columns, groups = self.bounds.pipelines.jobs.rows, dict[TableKey, list[int]]()
         names = [columns.domain["schedule"][code] for code in columns.code["schedule"][rows]]
-        sizes = (columns[axis][rows].tolist() for axis in ("pp", "microbatches", "vpp"))
+        sizes = (columns.at(axis, rows).tolist() for axis in ("pp", "microbatches", "vpp"))
         for at, key in enumerate(zip(names, *sizes, self.costs_of(rows), strict=True)):
             groups.setdefault(key, []).append(at)
         for key, mine in groups.items():

@@ -88,7 +88,7 @@ class Pipelines:
 
     def microbatches(self, which: Ints) -> Floats:
         """Microbatches of some pipelines."""
-        return np.asarray(self.jobs.rows["microbatches"][self.row[which]], dtype=np.float64)
+        return np.asarray(self.jobs.rows.at("microbatches", self.row[which]), dtype=np.float64)
 
     def by_shape(self, which: Ints) -> Iterator[tuple[Shape, Ints]]:
         """Some pipelines in groups of equal shape: the shape, and positions in ``which``."""
@@ -218,5 +218,5 @@ class Pipelines:
         for axis in str(rows.domain["order"][rows.code["order"][row]]).split("-"):
             if axis == "pp":
                 break
-            stride *= int(rows[axis][row])
+            stride *= int(rows.at(axis, row))
         return np.arange(num_ranks) * stride

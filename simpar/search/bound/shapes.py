@@ -155,7 +155,7 @@ class Shapes:
     def _make(self, row: int) -> Shape:
         rows = self.jobs.rows
         ranks, letters, pairs = outline(
-            self._value("schedule", row), int(rows["pp"][row]), int(rows["vpp"][row])
+            self._value("schedule", row), int(rows.at("pp", row)), int(rows.at("vpp", row))
         )
         return Shape(self._held(row), len(self.blocks.kinds), ranks, letters, pairs)
 
@@ -164,7 +164,7 @@ class Shapes:
         return str(rows.domain[name][rows.code[name][row]])
 
     def _held(self, row: int) -> tuple[tuple[int, ...], ...]:
-        key = int(self.jobs.rows["stages"][row]), self._value("recompute", row)
+        key = int(self.jobs.rows.at("stages", row)), self._value("recompute", row)
         if key not in self._pieces:
             index = self.blocks.index
             stages = virtual_stage_pieces(self.jobs.job(row))

@@ -180,11 +180,11 @@ class Frontier:
         links between nodes, and tables that are made for durations.
         """
         greedy = self.rows.one_of("schedule", *filter(looks_at_costs, map(str, self.rows.domain["schedule"])))
-        told = mask & (self.rows["tp"] <= self.rows.problem.cluster.domain_size) & ~greedy
+        told = mask & (self.rows.at("tp", ...) <= self.rows.problem.cluster.domain_size) & ~greedy
         rows = np.flatnonzero((told if told.any() else mask) & np.isfinite(self.bound_s))
         family = self.rows.number(FAMILY)
         few = self._in_whole(self._first_of(rows, self.rows.number(UNTOLD)), family)
-        away = sum(np.abs(np.log2(self.rows[name][rows] / self.rows[name][near])) for name in DEGREES)
+        away = sum(np.abs(np.log2(self.rows.at(name, rows) / self.rows.at(name, near))) for name in DEGREES)
         best = np.isin(family[rows], family[self._first_of(few, family)[:FAMILIES]])
         alike = self.rows.number(TOLD, family, int(family.max()) + 1)
         again = self._in_whole(rows[best | (away <= 1.0)], alike)
@@ -230,7 +230,7 @@ class Frontier:
         What any durations leave in flight has let it in: a table that is made for those of the row may hold more.
         """
         name = str(self.rows.domain["schedule"][self.rows.code["schedule"][row]])
-        if row in self.simulated or self.own[row] or not looks_at_costs(name) or self.rows["pp"][row] == 1:
+        if row in self.simulated or self.own[row] or not looks_at_costs(name) or self.rows.at("pp", row) == 1:
             return 0.0
         return needed_by_table(self.rows, row, self.sweeps.table_of(row))
 
@@ -272,7 +272,7 @@ class Frontier:
     def as_large(self, row: int) -> NDArray[np.bool_]:
         """Rows of which a step has at least as many ops as one of a row: more microbatches of passes that are alike."""
         rows = self.rows
-        found = np.asarray(rows["microbatches"] >= rows["microbatches"][row])
+        found = np.asarray(rows.at("microbatches", ...) >= rows.at("microbatches", row))
         for name in SIZED:
             found &= rows.code[name] == rows.code[name][row]
         return found
@@ -363,9 +363,9 @@ class Frontier:
     def _like(self, row: int) -> Ints:
         """A row and active ones of whole steps with the same table, those with the lowest bounds."""
         columns, alike = self.rows, self._at(STEP, len(self._active))
-        for name in ("schedule", "pp", "vpp", "microbatches"):
-            values = columns.code[name] if name in columns.code else columns[name]
-            alike = alike[values[alike] == values[row]]
+        for name in ("schedule", "pp", "vpp"):
+            alike = alike[columns.code[name][alike] == columns.code[name][row]]
+        alike = alike[columns.at("microbatches", alike) == columns.at("microbatches", row)]
         if len(alike) > SWEPT_AT_ONCE:
             alike = alike[np.argpartition(self.worth(alike), SWEPT_AT_ONCE)[:SWEPT_AT_ONCE]]
         return np.unique(np.append(alike, row))

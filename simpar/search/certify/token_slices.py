@@ -32,7 +32,7 @@ SLICES = "slices"
 
 def sliced(rows: Rows) -> NDArray[np.bool_]:
     """Rows whose sequences go through the pipeline in slices."""
-    return np.asarray(rows.one_of("schedule", SLICED) & (rows["pp"] > 1))
+    return np.asarray(rows.one_of("schedule", SLICED) & (rows.at("pp", ...) > 1))
 
 
 def with_slices(rows: Rows) -> Rows:
@@ -65,7 +65,7 @@ class SliceBounds:
         shape, key = self.pipelines.shapes[int(self.pipelines.shape[pipe])], int(self.pipelines.key[pipe])
         kinds, tables = self.pipelines.blocks.kinds, self._tables(key)
         microbatches, ahead, ends, busy = (
-            float(self.rows["microbatches"][self.pipelines.row[pipe]]),
+            float(self.rows.at("microbatches", self.pipelines.row[pipe])),
             0.0,
             0.0,
             [],

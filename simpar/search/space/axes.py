@@ -105,6 +105,13 @@ class Rows:
             self._known[name] = found
         return self._known[name]
 
+    def at(self, name: str, which: Any) -> Any:
+        """The same of some rows alone, or of one: the column of all rows is not made and kept for it."""
+        found = Rows(self.problem)
+        found.domain = self.domain
+        found.code = {each: self.code[each][which] for each in {*_READ, name} & self.code.keys()}
+        return found[name]
+
     def some(self, which: Any) -> Rows:
         """A copy with some of the rows."""
         found = Rows(self.problem)
@@ -164,6 +171,8 @@ _DERIVED: dict[str, Callable[[Rows], Any]] = {
     ),
     "stages": lambda rows: rows["pp"] * rows["vpp"],
 }
+_READ = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch")
+"""Axes that the above follow from."""
 
 
 def _expert_tensor_parallel(rows: Rows) -> Ints:
@@ -329,8 +338,8 @@ def gathers(rows: Rows) -> Mask:
 def fully_sharded(rows: Rows) -> Mask:
     """Where data parallelism works block by block (FSDP) instead of in flat buckets."""
     kind = rows.problem.base.data_parallel.kind
-    by_stack = (rows["zero"] == 3) | ((rows["zero"] == 2) & (rows.problem.stack.data_parallel == "fsdp"))
-    return np.asarray(by_stack if kind is None else np.full(rows.count, kind == "fsdp"))
+    by_stack = (2, 3) if rows.problem.stack.data_parallel == "fsdp" else (3,)
+    return rows.one_of("zero", *by_stack) if kind is None else np.full(rows.count, kind == "fsdp")
 
 
 def _order_matters(rows: Rows) -> Mask:

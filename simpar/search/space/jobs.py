@@ -53,7 +53,7 @@ def counted(rows: Rows, index: int) -> Plan:
         plan = plan.model_copy(update={"pipeline": pipeline})
     if "pp" not in rows.domain:
         return plan
-    return plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"dp": int(rows["dp"][index])})})
+    return plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"dp": int(rows.at("dp", index))})})
 
 
 def without_axes(plan: Plan) -> Plan:
@@ -84,7 +84,7 @@ class Jobs:
         plan = plan_of(self.rows, row)
         if plan.memory.recompute == OPTIMAL:  # undecided: nothing takes less time than to recompute nothing
             plan = plan.model_copy(update={"memory": plan.memory.model_copy(update={"recompute": "none"})})
-        mesh = plan.mesh.model_copy(update={"dp": int(self.rows["dp"][row])})
+        mesh = plan.mesh.model_copy(update={"dp": int(self.rows.at("dp", row))})
         pipeline = plan.pipeline.model_copy(update={"schedule": plan.schedule})
         if (
             plan.schedule == SLICED
@@ -109,7 +109,7 @@ class Jobs:
         It has the pipeline and the data parallelism of the first row.
         """
         names = {"tp": "tp", "ep": "ep", "etp": "expert_tp", "micro_batch": "micro_batch"}
-        sizes = {name: column(self.rows[of_rows][which]) for name, of_rows in names.items()}
+        sizes = {name: column(self.rows.at(of_rows, which)) for name, of_rows in names.items()}
         job, batch = self.job(int(which[0])), {"micro_batch": sizes.pop("micro_batch")}
         mesh = job.plan.mesh.model_copy(update=sizes)
         return replace(job, plan=job.plan.model_copy(update=batch | {"mesh": mesh}))

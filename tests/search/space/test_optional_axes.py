@@ -194,6 +194,18 @@ def test_grids_have_the_ranks_they_need():
     assert set(grids["tp_depth"][grids.one_of("tp_method", "2.5d")].tolist()) == {2}
 
 
+def test_values_of_some_rows_are_those_of_the_columns():
+    """Of single rows and of several, axes and what follows from them; whole columns are not kept for it."""
+    rows = enumerate_space(small(**FEW["grid"]))
+    names = ("tp", "pp", "vpp", "micro_batch", "dp", "width", "expert_tp", "copies", "microbatches", "stages")
+    which = np.arange(0, rows.count, 7)
+    found = {name: (rows.at(name, which), rows.at(name, 3)) for name in names}
+    assert not rows._known
+    for name, (several, single) in found.items():
+        assert several.tolist() == rows[name][which].tolist(), name
+        assert single == rows[name][3], name
+
+
 @pytest.mark.parametrize("method", ["2d", "2.5d", "3d"])
 def test_memory_of_grids_is_that_of_the_program(method):
     """The closed form for columns sees the shares and copies of grids."""
