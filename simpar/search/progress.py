@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from traceback import walk_stack
 from types import FrameType
 
 from simpar.errors import UserError
@@ -26,10 +27,6 @@ class TimeIsUp(KeyboardInterrupt):
     """The time limit of a search has passed; it ends as if the user had asked for it."""
 
 
-def _silent(_phase: str, _counts: Counts, _best: float | None) -> None:
-    """Nobody watches."""
-
-
 @dataclass
 class Progress:
     """``top`` candidates are wanted; ``report(phase, counts, best objective or None)`` hears about progress.
@@ -41,7 +38,7 @@ class Progress:
     """
 
     top: int = 5
-    report: Report = _silent
+    report: Report = lambda *_: None  # nobody watches
     interrupted: bool = False
     brief: bool = False
     time_limit_s: float | None = None
@@ -110,10 +107,6 @@ class Progress:
             signal.signal(signal.SIGALRM, before)
 
 
-def _imports(frame: FrameType | None) -> bool:
+def _imports(frame: FrameType) -> bool:
     """Whether a module is being imported, which must not be stopped halfway."""
-    while frame is not None:
-        if "importlib" in frame.f_code.co_filename:
-            return True
-        frame = frame.f_back
-    return False
+    return any("importlib" in each.f_code.co_filename for each, _ in walk_stack(frame))

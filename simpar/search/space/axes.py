@@ -21,9 +21,9 @@ from simpar.plan.mirrored import BOTH_ENDS
 from simpar.plan.schedules import SCHEDULES, splits_backward
 from simpar.plan.sync import apart
 from simpar.search.problem import Problem
+from simpar.units import Ints
 
 Mask = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 DEFAULT_ORDER = "tp-cp-dp-pp"
 ORDERS = (DEFAULT_ORDER, "tp-cp-pp-dp")
 RECOMPUTE = ("none", "selective", "full", "every:2")

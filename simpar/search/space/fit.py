@@ -32,9 +32,8 @@ from simpar.search.problem import Problem
 from simpar.search.space.axes import ROWS_AT_ONCE, Rows, both_ends, fully_sharded, numbered, undecided
 from simpar.search.space.jobs import counted
 from simpar.search.space.optional_axes import REQUESTED_NAMES
+from simpar.units import Floats, Ints
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 COLUMNS = ("tp", "dp", "pp", "cp", "ep", "vpp", "micro_batch", "zero", "hsdp", "sequence_parallel")
 SHAPED = ("tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel")
 """Columns that sizes of tensors depend on."""

@@ -15,7 +15,6 @@ from math import isqrt
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.cost.stack import resolve
 from simpar.plan import flat
@@ -25,6 +24,7 @@ from simpar.plan.sync import SCHEMES, decided
 from simpar.search.problem import Problem
 from simpar.search.space.axes import (
     Axis,
+    Mask,
     Rows,
     both_ends,
     divisors,
@@ -37,7 +37,6 @@ from simpar.search.space.axes import (
 from simpar.search.space.jobs import counted
 from simpar.simulation import may_be_tuned
 
-Mask = NDArray[np.bool_]
 OWN_WIDTH = ("sgd", "adafactor", "adamw_8bit")
 """Optimizers whose states have a width of their own."""
 GRID = ("tp", "cp", "micro_batch", "schedule", "sequence_parallel", "recompute", "tp_method", "tp_depth")
@@ -60,9 +59,7 @@ COMPANIONS = {
 
 @dataclass(frozen=True)
 class Requested(Axis):
-    """An axis that is the plan's unless values are asked for; ``matters`` are the rows where they differ."""
-
-    matters: Callable[[Rows], Mask] = everything
+    """An axis that is the plan's unless values are asked for."""
 
     @property
     def neutral(self) -> Any:
@@ -73,7 +70,7 @@ class Requested(Axis):
 def on_request(
     name: str, matters: Callable[[Rows], Mask] = everything, legal: Callable[[Rows], Mask] = everything
 ) -> Requested:
-    """An axis whose values are asked for, or else what the plan has."""
+    """An axis whose values are asked for, or else what the plan has; ``matters`` says in which rows they differ."""
 
     def keep(rows: Rows) -> Mask:
         told, differs = rows.code[name] > 0, matters(rows)
@@ -85,7 +82,7 @@ def on_request(
         return found
 
     implied = _depths if name == "tp_depth" else partial(_planned, name=name)
-    return Requested(name, implied, keep, matters)
+    return Requested(name, implied, keep)
 
 
 def _value(plan: Plan, name: str) -> Any:

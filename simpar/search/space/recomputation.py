@@ -13,35 +13,21 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.cost.activations import block_activations
 from simpar.errors import Infeasible
-from simpar.hardware.cluster import Cluster
 from simpar.models.graph import Block
 from simpar.program.blocks.rank_view import RankView
-from simpar.search.problem import Problem
 from simpar.search.space.axes import Rows, undecided
 from simpar.search.space.fit import FIRST, LAST, Least, least
 from simpar.search.space.jobs import plan_of
 from simpar.search.space.rows import ORIGIN
 from simpar.simulation import make_job
+from simpar.units import Floats, Ints
 
 if TYPE_CHECKING:
     from simpar.search.bound.pipelines import Pipelines
     from simpar.search.bound.shapes import Shape
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
-
-def limited(problem: Problem) -> Cluster:
-    """The cluster with as much memory on a device as the constraints leave."""
-    cluster = problem.cluster
-    if not problem.constraints.headroom:
-        return cluster
-    device = cluster.device.model_copy(update={"memory_bytes": problem.memory_limit_bytes})
-    return cluster.with_device(device)
 
 
 def alike(rows: Rows, row: int) -> Ints:
@@ -56,10 +42,12 @@ def alike(rows: Rows, row: int) -> Ints:
 
 def decide(rows: Rows, row: int) -> str | None:
     """What ``optimal`` stands for in a row: none where nothing need be recomputed, None where nothing fits."""
-    problem = rows.problem
+    problem, cluster = rows.problem, rows.problem.cluster
+    if problem.constraints.headroom:  # devices have as much memory as is left
+        device = cluster.device.model_copy(update={"memory_bytes": problem.memory_limit_bytes})
+        cluster = cluster.with_device(device)
     try:
-        plan = plan_of(rows, row)
-        job = make_job(problem.graph, limited(problem), plan, problem.training, problem.stack)
+        job = make_job(problem.graph, cluster, plan_of(rows, row), problem.training, problem.stack)
     except Infeasible:
         return None
     return job.plan.memory.recompute

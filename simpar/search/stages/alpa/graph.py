@@ -131,14 +131,11 @@ def eliminate(
         else:
             values += joined.min(axis=-1)
         left.discard(variable)
-    return [(float(value), _trace(steps, index)) for index, value in enumerate(values)]
-
-
-def _trace(steps: Sequence[tuple[int, tuple[int, ...], Ints]], index: int) -> tuple[int, ...]:
-    chosen = [0] * len(steps)
+    chosen: dict[int, Ints] = {}
     for variable, scope, best in reversed(steps):
-        chosen[variable] = int(best[(index, *(chosen[v] for v in scope))])
-    return tuple(chosen)
+        chosen[variable] = best[(np.arange(len(weights)), *(chosen[v] for v in scope))]
+    each = zip(*(chosen[variable].tolist() for variable in range(len(sizes))), strict=True)
+    return list(zip(values.tolist(), each, strict=True))
 
 
 def _factors(graph: ChoiceGraph, weights: Floats, counts: Mapping[str, int]) -> list[Factor]:

@@ -41,10 +41,15 @@ PRICES = (0.0, 0.3, 3.0)
 
 def lowest_step_s(profile: Profile, sizes: Sequence[int]) -> float:
     """Seconds below which no plan with a profile's microbatches gets; ``sizes`` are devices that a stage may have."""
-    found = {size: each for size in sizes if (each := _ranges_s(profile, size)) is not None}
+    found: dict[int, Floats] = {}
+    for size in sizes:
+        graphs = [graph for mesh in logical_meshes(size, profile.cluster) if (graph := profile.graph(mesh))]
+        if graphs:
+            found[size] = np.min([_on_mesh(profile, graph) for graph in graphs], axis=0)
     if not found:
         return np.inf
-    steps, forwards = (np.stack(each) for each in zip(*found.values(), strict=True))
+    steps, forwards = np.stack([*found.values()], axis=1)
+    steps = np.where(np.tril(np.ones(steps.shape[1:], dtype=bool)), np.inf, steps)
     devices = profile.cluster.world_size
     unit = -(-devices // MOST_UNITS)  # stages of parts of a unit count as less
     return least_step_s(steps, forwards, np.array(list(found)) // unit, devices // unit)
@@ -85,20 +90,11 @@ def _is_possible(limit_s: float, steps_s: Floats, forwards_s: Floats, sizes: Int
     return bool(np.isfinite(before[blocks]).any())
 
 
-def _ranges_s(profile: Profile, size: int) -> tuple[Floats, Floats] | None:
+def _on_mesh(profile: Profile, graph: ChoiceGraph) -> tuple[Floats, Floats]:
     """Least seconds of a step, and of one forward, on every range of blocks as one stage: float64[K + 1, K + 1] each.
 
-    None where there is no mesh of that size.
+    The most that any share and price says of every range on a mesh.
     """
-    graphs = [graph for mesh in logical_meshes(size, profile.cluster) if (graph := profile.graph(mesh))]
-    if not graphs:
-        return None
-    steps, forwards = np.min([_on_mesh(profile, graph) for graph in graphs], axis=0)
-    return np.where(np.tril(np.ones(steps.shape, dtype=bool)), np.inf, steps), forwards
-
-
-def _on_mesh(profile: Profile, graph: ChoiceGraph) -> tuple[Floats, Floats]:
-    """The same on one mesh: the most that any share and price says of every range."""
     job, chain, steps = profile.job, profile.chain, profile.num_microbatches
     if job.plan.tensor_parallel.overlap:  # decomposed, collectives run beside kernels
         free = [replace(each, pass_s=np.where(np.isinf(each.pass_s), np.inf, 0.0)) for each in graph.tensors]
