@@ -72,6 +72,17 @@ def _elements(op: Operator, sizes: Sizes) -> Numbers:
     return evaluate(op.rows, sizes.dims) * evaluate(op.columns, sizes.dims)
 
 
+def _memory_bound(
+    op: Operator, sizes: Sizes, moved_bytes: tuple[Numbers, Numbers], kernels: tuple[Numbers, Numbers]
+) -> OperatorTime:
+    """Bytes moved forward and backward, in so many kernels; nothing for weights."""
+    forward_s, backward_s = (
+        sizes.kernels.memory_time_s(moved, kernels=number)
+        for moved, number in zip(moved_bytes, kernels, strict=True)
+    )
+    return OperatorTime(op.name, forward_s, backward_s, 0.0, *kernels)
+
+
 def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     """Three products. In 8 and 4 bits the output projection and routers stay in bf16, as everywhere in practice.
 
@@ -173,16 +184,7 @@ def _weighted_bias(op: Operator, sizes: Sizes) -> OperatorTime:
     if len(op.weights) < 2 or op.name != "expert_down" or sizes.stack.fusion.expert_epilogues:
         return OperatorTime(op.name, 0.0, 0.0, 0.0, 0, 0)
     rows, experts = _elements(op, sizes), sizes.dims["experts"]
-    forward, backward = 2 * experts + 2, 4 * experts + 2
-    model = sizes.kernels
-    return OperatorTime(
-        op.name,
-        model.memory_time_s(28.0 * rows, kernels=forward),
-        model.memory_time_s(40.0 * rows, kernels=backward),
-        0.0,
-        forward,
-        backward,
-    )
+    return _memory_bound(op, sizes, (28.0 * rows, 40.0 * rows), (2 * experts + 2, 4 * experts + 2))
 
 
 def _router(op: Operator, sizes: Sizes) -> OperatorTime:
@@ -190,25 +192,15 @@ def _router(op: Operator, sizes: Sizes) -> OperatorTime:
     product = _matmul(op, sizes)
     logits = _elements(op, sizes) * DTYPE_BYTES["fp32"]
     forward, backward, launches = (4.0, 3.0, 4) if sizes.stack.fusion.router else (12.0, 8.0, 14)
-    model = sizes.kernels
+    scores = _memory_bound(op, sizes, (forward * logits, backward * logits), (launches, launches))
     return OperatorTime(
         op.name,
-        product.forward_s + model.memory_time_s(forward * logits, kernels=launches),
-        product.backward_input_s + model.memory_time_s(backward * logits, kernels=launches),
+        product.forward_s + scores.forward_s,
+        product.backward_input_s + scores.backward_input_s,
         product.backward_weight_s,
         1 + launches,
         2 + launches,
     )
-
-
-def _routed_copies(sizes: Sizes) -> tuple[Numbers, Numbers, int]:
-    """Element passes over the routed tokens, forward and backward, and kernels.
-
-    Tokens are copied into the order of ranks and, where a rank has several experts, of experts; fused into the exchange
-    they are copied once.
-    """
-    copies = np.where(np.asarray(sizes.dims["experts"]) > 1, 4.0, 2.0)
-    return (2.0, 2.0, 2) if sizes.stack.fusion.permutation else (copies, copies, 5)
 
 
 def _dispatch(op: Operator, sizes: Sizes) -> OperatorTime:
@@ -222,18 +214,18 @@ def _combine(op: Operator, sizes: Sizes) -> OperatorTime:
 
 
 def _moved(op: Operator, sizes: Sizes, elements: Numbers) -> OperatorTime:
-    forward, backward, launches = _routed_copies(sizes)
-    size, dims = elements * sizes.kernels.activation_bytes, sizes.dims
-    overhead = sizes.stack.experts.overhead
-    rows_s = dims["batch"] * dims["seq"] * dims["topk"] * sizes.stack.experts.row_s
-    return OperatorTime(
-        op.name,
-        overhead * sizes.kernels.memory_time_s(forward * size, kernels=launches) + rows_s,
-        overhead * sizes.kernels.memory_time_s(backward * size, kernels=launches) + rows_s,
-        0.0,
-        launches,
-        launches,
-    )
+    """Routed tokens copied into the order of ranks and, where a rank has several experts, of experts.
+
+    Fused into the exchange they are copied once.
+    """
+    dims, habits = sizes.dims, sizes.stack.experts
+    copies, launches = np.where(np.asarray(dims["experts"]) > 1, 4.0, 2.0), 5
+    if sizes.stack.fusion.permutation:
+        copies, launches = np.asarray(2.0), 2
+    moved = copies * (elements * sizes.kernels.activation_bytes)
+    rows_s = dims["batch"] * dims["seq"] * dims["topk"] * habits.row_s
+    took_s = habits.overhead * sizes.kernels.memory_time_s(moved, kernels=launches) + rows_s
+    return OperatorTime(op.name, took_s, took_s, 0.0, launches, launches)
 
 
 def _attention(op: Operator, sizes: Sizes) -> OperatorTime:
@@ -268,56 +260,15 @@ def seen_keys(mask: Attention, dims: Dims) -> Numbers:
 def _streaming(
     passes: Callable[[Operator, Stack], tuple[float, float, int]],
 ) -> Callable[[Operator, Sizes], OperatorTime]:
-    """A memory-bound operator from (forward, backward) element passes and its kernel count when not fused."""
+    """A memory-bound operator from (forward, backward) element passes and its kernel count."""
 
     def rule(op: Operator, sizes: Sizes) -> OperatorTime:
         forward, backward, launches = passes(op, sizes.stack)
         moved = _elements(op, sizes) * sizes.kernels.activation_bytes
-        return OperatorTime(
-            op.name,
-            sizes.kernels.memory_time_s(forward * moved, kernels=launches) if forward else 0.0,
-            sizes.kernels.memory_time_s(backward * moved, kernels=launches) if backward else 0.0,
-            0.0,
-            launches if forward else 0,
-            2 * launches if backward else 0,
-        )
+        time = _memory_bound(op, sizes, (forward * moved, backward * moved), (launches, launches))
+        return replace(time, backward_kernels=2 * launches)
 
     return rule
-
-
-def _norm_passes(_: Operator, stack: Stack) -> tuple[float, float, int]:
-    """Fused: read x, write y; backward reads x, dy and writes dx. Eager repeats in fp32 for every small op."""
-    return (2.0, 3.0, 1) if stack.fusion.norm else (11.0, 16.0, 6)
-
-
-def _gated_passes(op: Operator, stack: Stack) -> tuple[float, float, int]:
-    """Per output element: read gate and up, write; eager keeps the silu output as a tensor of its own.
-
-    Of experts with epilogues the product before does it, backward the product behind.
-    """
-    if stack.fusion.expert_epilogues and op.region == "expert":
-        return (0.0, 0.0, 0)
-    return (3.0, 5.0, 1) if stack.fusion.activation else (5.0, 8.0, 2)
-
-
-def _clamp_passes(_: Operator, stack: Stack) -> tuple[float, float, int]:
-    """Two halves read, limited, written and joined again; backward reads the input too and joins the gradients."""
-    return (0.0, 0.0, 0) if stack.fusion.expert_epilogues else (4.0, 5.0, 3)
-
-
-def _activation_passes(_: Operator, stack: Stack) -> tuple[float, float, int]:
-    """Read, write; the bias in front is a pass of its own unless fused."""
-    return (2.0, 3.0, 1) if stack.fusion.activation else (4.0, 5.0, 2)
-
-
-def _rope_passes(_: Operator, stack: Stack) -> tuple[float, float, int]:
-    """Query and key are read and written; eager rotates halves through several tensors."""
-    return (1.7, 1.7, 1) if stack.fusion.rope else (7.0, 7.0, 8)
-
-
-def _convolution_passes(_: Operator, _stack: Stack) -> tuple[float, float, int]:
-    """Read, write; backward computes the output again, reads input and gradient and writes the input's gradient."""
-    return (2.0, 5.0, 1)
 
 
 def _scan(op: Operator, sizes: Sizes) -> OperatorTime:
@@ -329,22 +280,7 @@ def _scan(op: Operator, sizes: Sizes) -> OperatorTime:
 def _gate(op: Operator, sizes: Sizes) -> OperatorTime:
     """The end of the scan's last kernel: read the gate, write. A kernel of its own backward: three in, two out."""
     moved = _elements(op, sizes) * sizes.kernels.activation_bytes
-    model = sizes.kernels
-    return OperatorTime(
-        op.name, model.memory_time_s(2.0 * moved, kernels=0), model.memory_time_s(5.0 * moved), 0.0, 0, 1
-    )
-
-
-def _add_passes(op: Operator, stack: Stack) -> tuple[float, float, int]:
-    """Read all, write one; the gradient flows to the inputs without a copy but is summed once."""
-    if stack.fusion.residual or len(op.inputs) < 2:
-        return (0.0, 0.0, 0)
-    return (len(op.inputs) + 1.0, 3.0, 1)
-
-
-def _dropout_passes(_: Operator, stack: Stack) -> tuple[float, float, int]:
-    """Read, write, and a mask of one byte; fused with bias and residual it costs only the mask."""
-    return (1.0, 1.0, 0) if stack.fusion.dropout else (2.5, 2.5, 1)
+    return _memory_bound(op, sizes, (2.0 * moved, 5.0 * moved), (0, 1))
 
 
 def _embedding(op: Operator, sizes: Sizes) -> OperatorTime:
@@ -358,21 +294,41 @@ def _embedding(op: Operator, sizes: Sizes) -> OperatorTime:
 
 def _loss(op: Operator, sizes: Sizes) -> OperatorTime:
     """Cross entropy over the logits: fused in one pass each way, else upcast, log-softmax and gather."""
-    logits = _elements(op, sizes)
-    wide = DTYPE_BYTES["fp32"]
-    forward, backward = (2.0, 4.0) if sizes.stack.fusion.cross_entropy else (2.0 + 4 * wide, 2.0 + 3 * wide)
-    launches = 1 if sizes.stack.fusion.cross_entropy else 6
-    model = sizes.kernels
-    return OperatorTime(
-        op.name,
-        model.memory_time_s(forward * logits, kernels=launches),
-        model.memory_time_s(backward * logits, kernels=launches),
-        0.0,
-        launches,
-        launches,
-    )
+    logits, wide = _elements(op, sizes), DTYPE_BYTES["fp32"]
+    forward, backward, launches = 2.0 + 4 * wide, 2.0 + 3 * wide, 6
+    if sizes.stack.fusion.cross_entropy:
+        forward, backward, launches = 2.0, 4.0, 1
+    return _memory_bound(op, sizes, (forward * logits, backward * logits), (launches, launches))
 
 
+_NO_PASSES = (0.0, 0.0, 0)
+_PASSES: dict[str, Callable[[Operator, Stack], tuple[float, float, int]]] = {
+    "copy": lambda _op, _stack: (2.0, 2.0, 1),
+    # fused: read x, write y; backward reads x, dy and writes dx. Eager repeats in fp32 for every small op
+    "norm": lambda _, stack: (2.0, 3.0, 1) if stack.fusion.norm else (11.0, 16.0, 6),
+    # per output element: read gate and up, write; eager keeps the silu output as a tensor of its own. Of experts with
+    # epilogues the product before does it, backward the product behind
+    "gated_activation": lambda op, stack: (
+        _NO_PASSES
+        if stack.fusion.expert_epilogues and op.region == "expert"
+        else ((3.0, 5.0, 1) if stack.fusion.activation else (5.0, 8.0, 2))
+    ),
+    # read, write; the bias in front is a pass of its own unless fused
+    "activation": lambda _, stack: (2.0, 3.0, 1) if stack.fusion.activation else (4.0, 5.0, 2),
+    # two halves read, limited, written and joined again; backward reads the input too and joins the gradients
+    "clamp": lambda _, stack: _NO_PASSES if stack.fusion.expert_epilogues else (4.0, 5.0, 3),
+    # query and key are read and written; eager rotates halves through several tensors
+    "rope": lambda _, stack: (1.7, 1.7, 1) if stack.fusion.rope else (7.0, 7.0, 8),
+    # read, write; backward computes the output again, reads input and gradient and writes the input's gradient
+    "convolution": lambda _op, _stack: (2.0, 5.0, 1),
+    # read all, write one; the gradient flows to the inputs without a copy but is summed once
+    "add": lambda op, stack: (
+        _NO_PASSES if stack.fusion.residual or len(op.inputs) < 2 else (len(op.inputs) + 1.0, 3.0, 1)
+    ),
+    # read, write, and a mask of one byte; fused with bias and residual it costs only the mask
+    "dropout": lambda _, stack: (1.0, 1.0, 0) if stack.fusion.dropout else (2.5, 2.5, 1),
+}
+"""Of memory-bound kinds: passes over elements forward and backward, and kernels, as a stack runs an operator."""
 _RULES: dict[str, Callable[[Operator, Sizes], OperatorTime]] = {
     "matmul": _matmul,
     "attention": _attention,
@@ -380,17 +336,9 @@ _RULES: dict[str, Callable[[Operator, Sizes], OperatorTime]] = {
     "router": _router,
     "dispatch": _dispatch,
     "combine": _combine,
-    "copy": _streaming(lambda _op, _stack: (2.0, 2.0, 1)),
-    "norm": _streaming(_norm_passes),
-    "gated_activation": _streaming(_gated_passes),
-    "activation": _streaming(_activation_passes),
-    "clamp": _streaming(_clamp_passes),
-    "rope": _streaming(_rope_passes),
-    "convolution": _streaming(_convolution_passes),
     "scan": _scan,
     "gate": _gate,
-    "add": _streaming(_add_passes),
-    "dropout": _streaming(_dropout_passes),
     "embedding": _embedding,
     "loss": _loss,
+    **{kind: _streaming(passes) for kind, passes in _PASSES.items()},
 }
