@@ -9,7 +9,7 @@ microbatch stay as they are: data parallelism hooks into them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,13 +27,6 @@ MOST_APART = 128
 """Microbatches up to which each is drawn, timed and reported on its own."""
 MIDDLE = 2
 """Where the middle stands among the actions of a shortened schedule."""
-
-
-@dataclass(frozen=True)
-class Repeated(Node):
-    """A node whose ``segments`` run several times, one after the other."""
-
-    repeats: int = 1
 
 
 def with_middle(maker: ClassMaker) -> ClassMaker:
@@ -96,7 +89,7 @@ def middle(templates: Mapping[tuple[str, bool], Template], count: int) -> Templa
     held = _at_peak(passes)
     if held is None:
         return None
-    node = Repeated(
+    node = Node(
         kind="forward_backward",
         name=f"microbatches 1-{count}",
         streams=passes[0].streams,
@@ -109,7 +102,6 @@ def middle(templates: Mapping[tuple[str, bool], Template], count: int) -> Templa
             if size
         ),
         layer=passes[0].layer,
-        repeats=count,
     )
     return Template((node,), 0)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from simpar.program.blocks.phases import terminals
 from simpar.program.blocks.segments import LAUNCH, Segment, varying_ns, waits_for_host
-from simpar.program.structure.templates import Node, Template
+from simpar.program.structure.templates import Node, Nodes, Template
 
 
 @dataclass(frozen=True)
@@ -29,39 +29,30 @@ def flatten(template: Template) -> Template:
     launches when a segment alone has ended is counted from the segment's begin: it goes on while ranks wait for
     each other or for links.
     """
-    nodes: list[Node] = []
-    ends: list[tuple[int, ...]] = []
+    nodes, ends = Nodes(), list[int]()
     for node in template.nodes:
-        waits = tuple(last for position in node.after for last in ends[position])
+        last = tuple(ends[position] for position in node.after)
         if not node.segments:
-            nodes.append(replace(node, after=waits))
-            ends.append((len(nodes) - 1,))
+            ends.append(nodes.add(replace(node, after=last)))
             continue
-        first = len(nodes)
-        last: tuple[int, ...] = waits
-        for index, (layer, segment) in enumerate(node.segments):
-            opening = (
-                replace(node, layer=layer)
-                if index == 0
-                else replace(node, layer=layer, arrival=False, awaits=())
-            )
+        first, opening = len(nodes), node
+        for layer, segment in node.segments:
+            opening = replace(opening, layer=layer)
             if waits_for_host(segment) and len(nodes) == first:
                 begin = replace(opening, kind="join", duration_ns=0, segments=(), memory=(), frees=())
-                nodes.append(replace(begin, after=last))
-                last = (len(nodes) - 1,)
+                last = (nodes.add(replace(begin, after=last)),)
             last = _append_steps(nodes, opening, segment, last)
-        _move_ends(nodes, node, first, last)
-        ends.append((len(nodes) - 1,))
-    return Template(tuple(nodes), ends[template.exit][0])
+            opening = replace(opening, arrival=False, awaits=())
+        ends.append(_close(nodes, node, first, last))
+    return Template(tuple(nodes), ends[template.exit])
 
 
-def _append_steps(nodes: list[Node], node: Node, segment: Segment, last: tuple[int, ...]) -> tuple[int, ...]:
+def _append_steps(nodes: Nodes, node: Node, segment: Segment, last: tuple[int, ...]) -> tuple[int, ...]:
     host: tuple[int, ...] = ()
     if waits_for_host(segment):
-        host = (len(nodes),)
-        busy = varying_ns(segment)
-        took = segment.duration_ns
-        nodes.append(Launches("host", LAUNCH, (), took, after=last, layer=node.layer, compute_ns=busy))
+        took, busy = segment.duration_ns, varying_ns(segment)
+        beside = Launches("host", LAUNCH, (), took, after=last, layer=node.layer, compute_ns=busy)
+        host = (nodes.add(beside),)
     offset = len(nodes)
     for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True):
         nodes.append(
@@ -82,13 +73,10 @@ def _append_steps(nodes: list[Node], node: Node, segment: Segment, last: tuple[i
     return (*(position + offset for position in terminals(segment.steps)), *host) or last
 
 
-def _move_ends(nodes: list[Node], node: Node, first: int, last: tuple[int, ...]) -> None:
+def _close(nodes: Nodes, node: Node, first: int, last: tuple[int, ...]) -> int:
     """Close a flattened node with a join of no duration that carries its end; its opening carries the start."""
-    starts = tuple(change for change in node.memory if not change.at_finish)
-    finishes = tuple(change for change in node.memory if change.at_finish)
     if first == len(nodes):  # nothing runs
-        nodes.append(replace(node, kind="join", duration_ns=0, collective=None, segments=(), after=last))
-        return
-    nodes[first] = replace(nodes[first], memory=starts)
-    join = Node("join", node.name, node.streams, after=last, memory=finishes, frees=node.frees)
-    nodes.append(join)
+        return nodes.add(replace(node, kind="join", duration_ns=0, segments=(), after=last))
+    nodes[first] = replace(nodes[first], memory=tuple(c for c in node.memory if not c.at_finish))
+    finishes = tuple(change for change in node.memory if change.at_finish)
+    return nodes.add(Node("join", node.name, node.streams, after=last, memory=finishes, frees=node.frees))

@@ -20,7 +20,7 @@ from simpar.cost.memory.widths import parameter_widths
 from simpar.cost.offload import accumulation_bytes, host_state_bytes, update_bytes
 from simpar.program.blocks.phases import COMPUTE
 from simpar.program.blocks.rank_view import Job
-from simpar.program.structure.templates import DELAYED, HOST_IN, HOST_OUT, HOST_UPDATE, Node, host_copy
+from simpar.program.structure.templates import DELAYED, HOST_IN, HOST_OUT, HOST_UPDATE, Node, Nodes, host_copy
 from simpar.units import DTYPE_BYTES, MIB
 
 TILE_ELEMENTS = int(128 * MIB)
@@ -67,41 +67,34 @@ class HostUpdate:
             return 0.0
         return offload.ratio * self.gradient_bytes / shards
 
-    def nodes(self, parameters: float, optimizer: Node, *, first: int) -> tuple[Node, ...]:
-        """The update of a rank's share of parameters; ``optimizer`` is what the device updates, ``first`` a position.
+    def add(self, nodes: Nodes, parameters: float, optimizer: Node) -> None:
+        """Append the update of a rank's share of parameters; ``optimizer`` is what the device updates.
 
         The last node ends when all parameters are where they are used.
         """
-        nodes: list[Node] = []
-        away = parameters * self.job.plan.offload.ratio
+        away, whole = parameters * self.job.plan.offload.ratio, parameters * self.compute_bytes
         if away and self.late:
             copy = host_copy("gradients to host", away * self.gradient_bytes)
-            nodes.append(replace(copy, streams=(COMPUTE, HOST_OUT)))
-        ready = Node("optimizer", "all gradients", (*optimizer.streams, HOST_OUT, HOST_UPDATE))
+            nodes.add(replace(copy, streams=(COMPUTE, HOST_OUT)))
         delayed = self.job.plan.offload.offload_delayed
-        nodes.append(replace(ready, streams=optimizer.streams) if delayed else ready)
-        waits = () if delayed else (first + len(nodes) - 1,)
-        nodes.append(optimizer)
-        ends = [first + len(nodes) - 1]
+        others = () if delayed else (HOST_OUT, HOST_UPDATE)
+        ready = nodes.add(Node("optimizer", "all gradients", (*optimizer.streams, *others)))
+        ends = [nodes.add(optimizer)]
         if away:
             start = len(nodes)
-            ends += self._tiles(nodes, away, first=first, waits=waits)
+            ends += self._tiles(nodes, away, waits=() if delayed else (ready,))
             if delayed:
                 apart = [replace(n, streams=tuple(s + DELAYED for s in n.streams)) for n in nodes[start:]]
                 nodes[start:] = apart
         elif self.fetches:
-            size = parameters * self.compute_bytes
-            nodes.append(host_copy("parameters to host", size, after=(ends[0],)))
-            ends.append(first + len(nodes) - 1)
+            ends.append(nodes.add(host_copy("parameters to host", whole, after=(ends[0],))))
         if self.job.plan.offload.offload_parameters == "nvme":
-            size = parameters * self.compute_bytes
-            nodes.append(host_copy("parameters to drives", size, op="to_nvme", after=tuple(ends)))
-            ends.append(first + len(nodes) - 1)
+            copy = host_copy("parameters to drives", whole, op="to_nvme", after=tuple(ends))
+            ends.append(nodes.add(copy))
         streams = (*optimizer.streams, HOST_OUT, HOST_IN, HOST_UPDATE)
-        nodes.append(Node("optimizer", "parameters in place", streams, after=tuple(ends)))
-        return tuple(nodes)
+        nodes.add(Node("optimizer", "parameters in place", streams, after=tuple(ends)))
 
-    def _tiles(self, nodes: list[Node], away: float, *, first: int, waits: tuple[int, ...]) -> list[int]:
+    def _tiles(self, nodes: Nodes, away: float, *, waits: tuple[int, ...]) -> list[int]:
         """Append updates of so many parameters, tile by tile, with their states' way from drives and back."""
         plan, stack = self.job.plan, self.job.stack
         count = min(max(1, math.ceil(away / TILE_ELEMENTS)), MOST_TILES)
@@ -110,17 +103,14 @@ class HostUpdate:
         for _ in range(count):
             after = waits
             if drives:
-                nodes.append(host_copy("states from drives", states, op="from_nvme", after=after))
-                after = (first + len(nodes) - 1,)
+                after = (nodes.add(host_copy("states from drives", states, op="from_nvme", after=after)),)
             moved = share * update_bytes(plan, stack)
-            nodes.append(host_copy("update on host", moved, op="host_update", after=after))
-            updated = (first + len(nodes) - 1,)
-            ends.append(updated[0])
+            updated = (nodes.add(host_copy("update on host", moved, op="host_update", after=after)),)
+            ends += updated
             if drives:
-                nodes.append(host_copy("states to drives", states, op="to_nvme", after=updated))
-                ends.append(first + len(nodes) - 1)
+                ends.append(nodes.add(host_copy("states to drives", states, op="to_nvme", after=updated)))
             if not self.fetches:
                 size = share * self.compute_bytes
-                nodes.append(host_copy("parameters to device", size, op="to_device", after=updated))
-                ends.append(first + len(nodes) - 1)
+                copy = host_copy("parameters to device", size, op="to_device", after=updated)
+                ends.append(nodes.add(copy))
         return ends

@@ -74,12 +74,26 @@ class Node:
     layer: int = -1
     awaits: tuple[Await, ...] = ()
     frees: tuple[str, ...] = ()
-    repeats = 1
+
+    @property
+    def repeats(self) -> int:
+        """How often its segments run, one after the other."""
+        once_ns = sum(segment.duration_ns for _, segment in self.segments)
+        return self.duration_ns // once_ns if once_ns else 1
 
     @property
     def varying_ns(self) -> int:
         """The part of the duration that varies with the rank's speed."""
         return self.duration_ns
+
+
+class Nodes(list[Node]):
+    """Nodes of a template under construction."""
+
+    def add(self, node: Node) -> int:
+        """Append a node; return its position."""
+        self.append(node)
+        return len(self) - 1
 
 
 @dataclass(frozen=True)
@@ -173,11 +187,6 @@ class SyncPolicy:
         return any(each.reshard for each in self.copies)
 
     @property
-    def per_unit(self) -> bool:
-        """Whether any gradients are reduced unit by unit."""
-        return any(each.per_unit for each in self.copies)
-
-    @property
     def sends(self) -> bool:
         """Whether gradients go to the host in this action."""
         return any(each.sent_bytes for each in self.copies)
@@ -216,25 +225,21 @@ def forward_template(units: Sequence[Unit], segments: Sequence[Segment], sync: S
     if not any(each.arrives for each in sync.copies) and not sync.activations:
         node = compute_node("forward", units, segments, memory=forward_memory(units))
         return Template((replace(node, arrival=True),), 0)
-    nodes: list[Node] = []
-    computes: list[int] = []
-    leaving: list[tuple[int, ...]] = []
+    nodes, computes, leaving = Nodes(), list[int](), list[tuple[int, ...]]()
     for index, (unit, segment) in enumerate(zip(units, segments, strict=True)):
-        before = computes[index - LOOK_AHEAD : index - LOOK_AHEAD + 1] if index >= LOOK_AHEAD else []
-        ready = _arrivals(nodes, unit, sync, after=tuple(before), index=index)
-        if index >= LOOK_AHEAD:
-            ready += leaving[index - LOOK_AHEAD]
+        before = (computes[index - LOOK_AHEAD],) if index >= LOOK_AHEAD else ()
+        ready = _arrivals(nodes, unit, sync, after=before, index=index)
+        ready += leaving[index - LOOK_AHEAD] if before else ()
         memory = (*forward_memory([unit]), *_freed(unit, sync))
         node = compute_node("forward", [unit], [segment], after=ready, memory=memory)
-        frees = (PARAMETERS,) if sync.reshard else ()
-        nodes.append(replace(node, awaits=two_buffers(OUTGOING, index, sync.activations), frees=frees))
-        computes.append(len(nodes) - 1)
-        waits = unit.saved_bytes * sync.activations if index < len(units) - 1 else 0.0
-        leaving.append((len(nodes),) if waits else ())
-        if waits:
+        awaits = two_buffers(OUTGOING, index, sync.activations)
+        frees = (PARAMETERS,) if any(each.reshard for each in sync.copies) else ()
+        computes.append(nodes.add(replace(node, awaits=awaits, frees=frees)))
+        leaving.append(())
+        if waits := unit.saved_bytes * sync.activations * (index < len(units) - 1):
             gone = (MemoryChange(True, -waits, "activations"),)
             copy = host_copy("activations to host", waits, after=(computes[-1],), memory=gone)
-            nodes.append(replace(copy, frees=(OUTGOING,)))
+            leaving[-1] = (nodes.add(replace(copy, frees=(OUTGOING,))),)
     nodes[computes[0]] = replace(nodes[computes[0]], arrival=True)
     return Template(tuple(nodes), computes[-1])
 
@@ -253,18 +258,13 @@ def backward_template(
     if not arriving and not sync.gathers and not sync.reduces and not sync.sends and not returning:
         node = compute_node(kind, backwards, passes, memory=backward_memory(kind, backwards))
         return Template((replace(node, arrival=True),), 0)
-    nodes: list[Node] = []
-    computes: list[int] = []
-    reduces: list[int] = []
+    nodes, computes, reduces, sent = Nodes(), list[int](), list[int](), list[int]()
     reducing = [each for each in sync.copies if each.reduce_ops]
     closing = [{bucket.at: bucket for bucket in sync.buckets(each, backwards)} for each in reducing]
-    outbox = _Outbox(sync, waits=bool(reducing))
-    sent: list[int] = []
-    if (
-        sync.sends and sync.held_bytes > 0
-    ):  # without a place of their own, earlier ones go before more are made
-        nodes.append(Node("offload", "gradients gone", (HOST_OUT,)))
-        sent = [0, 0]
+    per_unit, outbox = any(each.per_unit for each in sync.copies), _Outbox(sync, waits=bool(reducing))
+    if sync.sends and sync.held_bytes > 0:
+        # without a place of their own, earlier ones go before more are made
+        sent = [nodes.add(Node("offload", "gradients gone", (HOST_OUT,)))] * 2
     for index, (unit, segment) in enumerate(zip(backwards, passes, strict=True)):
         changes = backward_memory(kind, [unit])
         after: tuple[int, ...] = ()
@@ -275,42 +275,40 @@ def backward_template(
             changes = (*changes, *_freed(unit, sync))
         if returning and index:
             after += _returns(nodes, unit, sync, after=before, awaits=two_buffers(RETURNED, index))
-        if sync.per_unit and len(reduces) >= 2:
+        if per_unit and len(reduces) >= 2:
             after = (*after, reduces[-2])
         if sent:
             after = (*after, sent[-2])
         changes = (*changes, *outbox.held(unit), *_made(unit, sync))
         node = compute_node(kind, [unit], [segment], after=after, memory=changes)
-        awaits = two_buffers(GRADIENTS, len(reduces), sync.per_unit and bool(reducing))
+        awaits = two_buffers(GRADIENTS, len(reduces), per_unit and bool(reducing))
         frees = (*((PARAMETERS,) if comes else ()), *((RETURNED,) if returning else ()))
-        nodes.append(replace(node, awaits=awaits, frees=frees))
-        computes.append(len(nodes) - 1)
+        computes.append(nodes.add(replace(node, awaits=awaits, frees=frees)))
         unit_reduced = -1
         for copies, closes in zip(reducing, closing, strict=True):
             if index in closes:
-                nodes += _reductions(closes[index], copies, after=computes[-1], position=len(nodes))
-                unit_reduced = len(nodes) - 1 if copies.per_unit else unit_reduced
+                last = _reduce(nodes, closes[index], copies, after=computes[-1])
+                unit_reduced = last if copies.per_unit else unit_reduced
         closed = len(nodes) - 1 > computes[-1]
         if unit_reduced >= 0:
             reduces.append(unit_reduced)
             nodes[unit_reduced] = replace(nodes[unit_reduced], frees=(GRADIENTS,))
-        if outbox.send(nodes, unit, closed=closed) and sent:
-            sent.append(outbox.position)
+        gone = outbox.send(nodes, unit, closed=closed)
+        if sent and gone is not None:
+            sent.append(gone)
     nodes[computes[0]] = replace(nodes[computes[0]], arrival=True)
     return Template(tuple(nodes), computes[-1])
 
 
-def _reductions(bucket: Bucket, copies: Copies, *, after: int, position: int) -> list[Node]:
-    """The collectives in turn that reduce a bucket behind a node."""
-    nodes = []
-    for offset, (group, op, share) in enumerate(copies.reduce_ops):
+def _reduce(nodes: Nodes, bucket: Bucket, copies: Copies, *, after: int) -> int:
+    """Append the collectives in turn that reduce a bucket behind a node; the position of the last."""
+    gone = (MemoryChange(True, -bucket.size_bytes, "transient"),) if copies.whole_bytes else ()
+    for number, (group, op, share) in enumerate(copies.reduce_ops):
         use = CollectiveUse(group, op, bucket.size_bytes * share / bucket.count, bucket.count)
-        streams = (REDUCE,) if offset == 0 else (f"{REDUCE}.{group}",)
-        waits = (after,) if offset == 0 else (position + offset - 1,)
-        frees = copies.whole_bytes and not offset
-        gone = (MemoryChange(True, -bucket.size_bytes, "transient"),) if frees else ()
-        nodes.append(Node("dp", f"{op} gradients", streams, collective=use, after=waits, memory=gone))
-    return nodes
+        streams = (f"{REDUCE}.{group}" if number else REDUCE,)
+        node = Node("dp", f"{op} gradients", streams, collective=use, after=(after,), memory=gone)
+        after, gone = nodes.add(node), ()
+    return after
 
 
 def forward_memory(units: Sequence[Unit]) -> tuple[MemoryChange, ...]:
@@ -366,7 +364,7 @@ def two_buffers(buffer: str, index: int, used: object = True) -> tuple[Await, ..
 
 
 def _arrivals(
-    nodes: list[Node], unit: Unit, sync: SyncPolicy, *, after: tuple[int, ...], index: int
+    nodes: Nodes, unit: Unit, sync: SyncPolicy, *, after: tuple[int, ...], index: int
 ) -> tuple[int, ...]:
     """Append how the ``index``-th unit's parameters come: from drives, the host, other ranks; what to wait for."""
     ready = []
@@ -379,10 +377,9 @@ def _arrivals(
         if each.fetched_bytes:
             size = count * each.fetched_bytes
             if sync.drives:
-                nodes.append(host_copy("parameters from drives", size, op="from_nvme", after=waits))
-                waits = (len(nodes) - 1,)
-            nodes.append(host_copy("parameters from host", size, op="to_device", after=waits, memory=held))
-            held, waits = (), (len(nodes) - 1,)
+                waits = (nodes.add(host_copy("parameters from drives", size, op="from_nvme", after=waits)),)
+            copy = host_copy("parameters from host", size, op="to_device", after=waits, memory=held)
+            held, waits = (), (nodes.add(copy),)
         if each.gather_group:
             use = CollectiveUse(each.gather_group, "all_gather", count * each.gathered_bytes)
             nodes.append(
@@ -394,7 +391,7 @@ def _arrivals(
 
 
 def _returns(
-    nodes: list[Node], unit: Unit, sync: SyncPolicy, *, after: tuple[int, ...], awaits: tuple[Await, ...]
+    nodes: Nodes, unit: Unit, sync: SyncPolicy, *, after: tuple[int, ...], awaits: tuple[Await, ...]
 ) -> tuple[int, ...]:
     """Append the way back of a unit's activations.
 
@@ -405,10 +402,9 @@ def _returns(
         return ()
     held = (MemoryChange(False, size, "activations"),)
     node = host_copy("activations from host", size, op="to_device", after=after, memory=held)
-    node = replace(node, awaits=awaits)
     first = not any({HOST_IN, HOST_OUT} <= set(other.streams) for other in nodes)
-    nodes.append(replace(node, streams=(HOST_IN, HOST_OUT)) if first else node)
-    return (len(nodes) - 1,)
+    streams = (HOST_IN, HOST_OUT) if first else node.streams
+    return (nodes.add(replace(node, awaits=awaits, streams=streams)),)
 
 
 class _Outbox:
@@ -417,7 +413,6 @@ class _Outbox:
     def __init__(self, sync: SyncPolicy, *, waits: bool) -> None:
         self._sync, self._waits = sync, waits
         self._size, self._held = 0.0, 0.0
-        self.position = 0
 
     def held(self, unit: Unit) -> tuple[MemoryChange, ...]:
         """Gradients that the pass of a unit makes and that have no place of their own on the device."""
@@ -425,19 +420,18 @@ class _Outbox:
         self._held += size if self._sync.sends else 0.0
         return (MemoryChange(False, size, "transient"),) if size and self._sync.sends else ()
 
-    def send(self, nodes: list[Node], unit: Unit, *, closed: bool) -> bool:
-        """Append the copy of what is ready once a unit is done, whose ``position`` is kept; whether there is one."""
+    def send(self, nodes: Nodes, unit: Unit, *, closed: bool) -> int | None:
+        """Append the copy of what is ready once a unit is done; its position, None where nothing is."""
         self._size += sum(each.parameters(unit) * each.sent_bytes for each in self._sync.copies)
         if not self._size or (self._waits and not closed):
-            return False
+            return None
         gone = (MemoryChange(True, -self._held, "transient"),) if self._held else ()
-        nodes.append(host_copy("gradients to host", self._size, after=(len(nodes) - 1,), memory=gone))
-        self.position = len(nodes) - 1
+        sent = nodes.add(host_copy("gradients to host", self._size, after=(len(nodes) - 1,), memory=gone))
         if self._sync.accumulates:
             moved = self._size * self._sync.accumulates
-            nodes.append(host_copy("add gradients up", moved, op="host_update", after=(len(nodes) - 1,)))
+            nodes.add(host_copy("add gradients up", moved, op="host_update", after=(sent,)))
         self._size, self._held = 0.0, 0.0
-        return True
+        return sent
 
 
 def _made(unit: Unit, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
