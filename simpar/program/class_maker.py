@@ -136,7 +136,7 @@ class ClassMaker:
                 if expert != ANY:
                     loads = sampled_loads(self.job.graph, plan, self.perturbation.seed)
                     view = view.with_load(float(loads[expert]), float(loads.max()))
-                own = own.of_view(view)
+                own = replace(own, view=view)
             self._builders[key] = own
         return self._builders[key]
 
@@ -243,7 +243,7 @@ class ClassMaker:
         if not slices:
             return ()
         assert isinstance(builder, StageBuilder), "stages in roles of their own run whole sequences"
-        of_slices = (builder.of_view(slice_view(builder.view, *ends)) for ends in slice_ends(slices))
+        of_slices = (replace(builder, view=slice_view(builder.view, *ends)) for ends in slice_ends(slices))
         return tuple(replace(self, builders=(each,) * len(self.builders)) for each in of_slices)
 
     def _join_pairs(

@@ -26,7 +26,6 @@ from simpar.program.ir.program import Program
 from simpar.program.lower_stages import Boundaries, stage_builders, stage_kinds
 from simpar.program.perturbation import Perturbation
 from simpar.program.structure.stages import ActionBuilder, StageBuilder
-from simpar.program.structure.synchronisation import Synchronisation
 from simpar.program.structure.templates import GATHER, REDUCE
 from simpar.units import Ints
 
@@ -87,7 +86,7 @@ def lower(
         kinds, boundaries = stage_kinds(builders, plan.pipeline.stages), Boundaries(job, builders)
     else:
         view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, plan.mesh))
-        builders = (StageBuilder(job, view, Synchronisation.of(job), schedule.rank_of_stage),) * plan.mesh.pp
+        builders = (StageBuilder(view, schedule.rank_of_stage),) * plan.mesh.pp
         kinds, uneven, boundaries = group_kinds(view, builders[0].sync, schedule), view.uneven_context, None
     colours = rank_colours(plan, cluster, perturbation, uneven_context=uneven)
     syncs = list({id(each): each.sync for each in builders}.values())

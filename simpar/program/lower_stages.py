@@ -48,7 +48,7 @@ def stage_builders(job: Job, cluster: Cluster, schedule: Schedule) -> tuple[Acti
         plan = stage_plan(job.plan, index)
         own = replace(job, plan=plan, stack=under(job.stack, plan))
         view = RankView.of(own, late_per_member_s=late_per_member_s(cluster, _alone(plan.mesh)))
-        found.append(StageBuilder(own, view, Synchronisation.of(own), schedule.rank_of_stage))
+        found.append(StageBuilder(view, schedule.rank_of_stage))
     return tuple(found)
 
 

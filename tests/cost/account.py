@@ -14,14 +14,13 @@ from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
 from simpar.program.blocks.rank_view import Job, RankView
 from simpar.program.structure.stages import StageBuilder
-from simpar.program.structure.synchronisation import Synchronisation
 
 
 def builder_of(graph: ModelGraph, plan: Plan, training: Training, stack: Stack) -> StageBuilder:
     """Its stages."""
     job = Job(graph, training, plan, stack, KernelModel(load_cluster("dgx-h100", 1).device))
     ranks = schedule_of(plan, training).rank_of_stage
-    return StageBuilder(job, RankView.of(job), Synchronisation.of(job), ranks)
+    return StageBuilder(RankView.of(job), ranks)
 
 
 def stage_static_memory(

@@ -6,12 +6,13 @@ import math
 
 import pytest
 
-from simpar.cost.memory.allocator import num_communicators, overhead_bytes, reserve
+from simpar.cost.memory.allocator import overhead_bytes, reserve
 from simpar.cost.memory.static import BETWEEN
 from simpar.cost.stack import Stack, load_stack, resolve
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
+from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
 from simpar.units import GB, MIB
 from tests.cost.account import stage_static_memory, static_memory
@@ -180,8 +181,8 @@ def test_overhead_counts_communicators() -> None:
     """A context, and a communicator per axis that has more than one rank; none on a CPU."""
     habits = load_stack("megatron")
     cluster = load_cluster("dgx-h100", 2)
-    one = overhead_bytes(num_communicators(Plan(tp=1, dp=1)), habits, cluster)
+    one = overhead_bytes(Layouts.of(Plan(tp=1, dp=1)).communicators, habits, cluster)
     assert one == habits.memory.allocator.context_bytes
-    three = overhead_bytes(num_communicators(Plan(tp=2, dp=2, pp=4)), habits, cluster)
+    three = overhead_bytes(Layouts.of(Plan(tp=2, dp=2, pp=4)).communicators, habits, cluster)
     assert three - one == 3 * habits.memory.allocator.communicator_bytes
-    assert overhead_bytes(num_communicators(Plan(dp=1)), habits, load_cluster("laptop-cpu", 1)) == 0
+    assert overhead_bytes(Layouts.of(Plan(dp=1)).communicators, habits, load_cluster("laptop-cpu", 1)) == 0

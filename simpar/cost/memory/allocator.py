@@ -15,7 +15,6 @@ from simpar.cost.memory.moments import most_in_flight
 from simpar.cost.stack import AllocatorHabits, Stack
 from simpar.hardware.cluster import Cluster
 from simpar.models.training import Training
-from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
 from simpar.units import MIB, Flags, Numbers
 
@@ -57,11 +56,6 @@ def most_moving_bytes(
     """The most that may come and go beside what stays, so that no more than a limit is needed."""
     whole = np.floor(limit_bytes / _SEGMENT) * _SEGMENT
     return float((whole - static_bytes) / (1.0 + habits.least_gaps(alternates)))
-
-
-def num_communicators(plan: Plan) -> int:
-    """Kinds of groups that a rank of a plan communicates in."""
-    return int(Layouts.of(plan).communicators)
 
 
 def overhead_bytes(communicators: Numbers, stack: Stack, cluster: Cluster) -> Numbers:

@@ -15,7 +15,6 @@ from simpar.program.blocks.segments import make_segment
 from simpar.program.emission.collective_prices import Prices
 from simpar.program.emission.traffic import block_groups, late_per_member_s
 from simpar.program.structure.stages import Piece, StageBuilder
-from simpar.program.structure.synchronisation import Synchronisation
 from simpar.units import Floats, Ints
 
 DIGITS = 2
@@ -37,7 +36,7 @@ class PassesAlone:
         cluster = cluster.in_training
         plan: Plan = job.plan
         view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, plan.mesh)).first
-        builder = StageBuilder(job, view, Synchronisation.of(job), ())
+        builder = StageBuilder(view, ())
         groups = {kind.name: kind.groups[(kind.groups == rank).any(axis=1)][0] for kind in block_groups(view)}
         return PassesAlone(builder, groups, Prices.of_job(job, cluster), slowdown)
 

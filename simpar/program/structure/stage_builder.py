@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
@@ -251,9 +251,7 @@ def gathered_stream_bytes(view: StageBlock) -> float:
 class RolesBuilder(ActionBuilder):
     """One stage whose operators have roles of their own on its mesh."""
 
-    job: Job
     view: StageView
-    rank_of_stage: tuple[int, ...]
 
     @staticmethod
     def of(
@@ -262,7 +260,7 @@ class RolesBuilder(ActionBuilder):
         """That of one stage of a job's plan; every member of a stage holds up a host for so long."""
         stage = (job.plan.pipeline.stages or ())[index]
         view = StageView(job, stage, index, late_per_member_s * stage.num_devices)
-        return RolesBuilder(job, view, rank_of_stage)
+        return RolesBuilder(view, rank_of_stage)
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -270,7 +268,7 @@ class RolesBuilder(ActionBuilder):
         return tuple(piece.block for piece in self.pieces[self.view.index])
 
     @cached_property
-    def sync(self) -> Synchronisation:  # type: ignore[override]
+    def sync(self) -> Synchronisation:
         """Who shares its parameters: ranks along the axes over which gradients are summed."""
         found: dict[str, Replicas] = {}
         for axes, gathered in sorted(self._held_by, key=lambda key: not key[1]):
@@ -390,11 +388,6 @@ class RolesBuilder(ActionBuilder):
                 if op.kind == "matmul":
                     shapes[op.name] = self._matrix(view, op)
         return DTYPE_BYTES["bf16"] * sum(shapes.values())
-
-    def on(self, device: int) -> RolesBuilder:
-        """The same on the device of that index among those of the cluster."""
-        view = replace(self.view, job=self.job.on(device))
-        return replace(self, job=view.job, view=view)
 
     @property
     def table_elements(self) -> float:

@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from simpar.cost.activations import BlockActivations, block_activations
-from simpar.cost.memory.allocator import held_outputs_bytes, num_communicators
+from simpar.cost.memory.allocator import held_outputs_bytes
 from simpar.cost.memory.static import Held, StaticMemory, held_memory
 from simpar.cost.optimizers import RULES, Matrix, inner_matrices
 from simpar.models import recompute
 from simpar.models.graph import Block, evaluate, is_row_parallel
 from simpar.plan.check import stage_layers
+from simpar.plan.layouts import Layouts
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import CollectiveUse, Phase
 from simpar.program.blocks.rank_view import Job, RankView
@@ -28,6 +30,9 @@ from simpar.program.structure.pairs import AHEAD, Pass, merged, pair_template
 from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
 from simpar.program.structure.templates import SyncPolicy, Template, Unit, backward_template, forward_template
 from simpar.units import to_ns
+
+if TYPE_CHECKING:
+    from simpar.program.structure.stage_builder import StageView
 
 Key = tuple[str, int, bool]
 EMBEDDING_LAYER = -1
@@ -93,30 +98,49 @@ class Pricing:
             self.asked[use] = self.solo(use)
         return self.asked[use]
 
-    def _occupied(self, use: CollectiveUse) -> int:
-        self.price(use)  # what it takes decides how long it slows kernels
-        return self.occupied(use)
-
     def contention(self, phase: Phase, uses: Iterable[CollectiveUse]) -> float:
         """Slowdown of kernels beside a block's own data-parallel collectives."""
         excess = self.comm_slowdown - 1.0
         compute_ns = float(to_ns(sum(step.duration_s for step in phase.steps)))
         if excess <= 0 or compute_ns <= 0:
             return 1.0
-        return float(slowed_beside(excess, sum(self._occupied(use) for use in uses), compute_ns))
+        busy_ns = 0
+        for use in uses:
+            self.price(use)  # what it takes decides how long it slows kernels
+            busy_ns += self.occupied(use)
+        return float(slowed_beside(excess, busy_ns, compute_ns))
 
 
+@dataclass(frozen=True)
 class ActionBuilder(ABC):
     """Builds action templates from pieces; costs of equal pieces are computed once.
 
-    What a rank runs and holds for a block is its view's: that of a uniform plan, or of a stage in Megatron's roles on
+    Pairs of passes are merged in the order that the first class of ranks finds best for all of them. What a rank runs
+    and holds for a block is its view's: that of a uniform plan, or of a stage in Megatron's roles on
     a mesh of its own (:class:`StageBuilder`), or of one whose operators have roles of their own
     (:class:`simpar.program.structure.stage_builder.RolesBuilder`).
     """
 
-    job: Job
-    sync: Synchronisation
+    view: RankView | StageView
     rank_of_stage: tuple[int, ...]
+    _steps: dict[tuple[str, str], BlockSteps] = field(init=False, default_factory=dict)
+    _units: dict[tuple[str, str], Unit] = field(init=False, default_factory=dict)
+    _units_of: dict[int, list[Unit]] = field(init=False, default_factory=dict)
+    _pairs: dict[tuple[object, ...], tuple[Phase, float]] = field(init=False, default_factory=dict)
+
+    @property
+    def job(self) -> Job:
+        """The job as its ranks run it."""
+        return self.view.job
+
+    def on(self, device: int) -> Self:
+        """The same on the device of that index among those of the cluster."""
+        return replace(self, view=replace(self.view, job=self.job.on(device)))
+
+    @property
+    @abstractmethod
+    def sync(self) -> Synchronisation:
+        """Who shares its parameters."""
 
     @abstractmethod
     def _make_steps(self, piece: Piece) -> BlockSteps:
@@ -164,11 +188,7 @@ class ActionBuilder(ABC):
     @property
     def num_communicators(self) -> int:
         """Kinds of groups that a rank communicates in."""
-        return num_communicators(self.job.plan)
-
-    @abstractmethod
-    def on(self, device: int) -> ActionBuilder:
-        """The same on the device of that index among those of the cluster."""
+        return int(Layouts.of(self.job.plan).communicators)
 
     @cached_property
     def pieces(self) -> tuple[tuple[Piece, ...], ...]:
@@ -187,14 +207,6 @@ class ActionBuilder(ABC):
             known.setdefault(tuple((*p.kind, p.layer < 0) for p in pieces), stage)
             for stage, pieces in enumerate(self.pieces)
         )
-
-    @cached_property
-    def _steps(self) -> dict[tuple[str, str], BlockSteps]:
-        return {}
-
-    @cached_property
-    def _units(self) -> dict[tuple[str, str], Unit]:
-        return {}
 
     def steps(self, piece: Piece) -> BlockSteps:
         """Phases of a piece, shared by all layers with the same block and recompute choice."""
@@ -223,10 +235,6 @@ class ActionBuilder(ABC):
             frozen=self._frozen(piece.block),
             still=piece.block.still,
         )
-
-    @cached_property
-    def _units_of(self) -> dict[int, list[Unit]]:
-        return {}
 
     def template(self, key: Key, pricing: Pricing) -> Template:
         """Template of an action: letter F, B, I or W, virtual stage, and whether it is the boundary microbatch.
@@ -297,11 +305,6 @@ class ActionBuilder(ABC):
             )
         return pricing.segments[key]
 
-    @cached_property
-    def _pairs(self) -> dict[tuple[object, ...], tuple[Phase, float]]:
-        """Merged phases by their blocks, in the order that the first class of ranks finds best for all of them."""
-        return {}
-
     def segment(self, piece: Piece, unit: Unit, kind: str, sync: SyncPolicy, pricing: Pricing) -> Segment:
         """A pass over one block, slowed by what its data parallelism moves beside it."""
         asked = (*piece.kind, kind, sync)
@@ -353,10 +356,12 @@ class ActionBuilder(ABC):
 class StageBuilder(ActionBuilder):
     """Ranks that one view serves: all of a uniform plan, or those of a stage in Megatron's roles."""
 
-    job: Job
     view: RankView
-    sync: Synchronisation
-    rank_of_stage: tuple[int, ...]
+
+    @cached_property
+    def sync(self) -> Synchronisation:
+        """Who shares its parameters, as the plan says."""
+        return Synchronisation.of(self.job)
 
     def _make_steps(self, piece: Piece) -> BlockSteps:
         return block_steps(RankBlock.of(piece.block, self.view), recompute=piece.recompute)
@@ -396,14 +401,6 @@ class StageBuilder(ActionBuilder):
     def table_elements(self) -> float:
         """Parameters on one rank of the table that embedding and head share."""
         return float(self.view.table_elements)
-
-    def on(self, device: int) -> StageBuilder:
-        """The same on the device of that index among those of the cluster."""
-        return self.of_view(replace(self.view, job=self.job.on(device)))
-
-    def of_view(self, view: RankView) -> StageBuilder:
-        """The same for ranks that see something else of the job."""
-        return replace(self, job=view.job, view=view, sync=replace(self.sync, job=view.job))
 
     def static_memory(self, pipeline_rank: int) -> StaticMemory:
         """Bytes that a pipeline rank holds between steps."""
