@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -26,6 +26,7 @@ from simpar.program.emission.traffic import (
     hop_kind,
     send_bytes,
 )  # fmt: skip
+from simpar.program.fold.refinement import by_appearance
 from simpar.program.lower_stages import Boundaries, message_kind
 from simpar.program.perturbation import Perturbation
 from simpar.program.resolve.token_slices import slice_ends, slice_view
@@ -33,8 +34,7 @@ from simpar.program.structure.flatten import flatten
 from simpar.program.structure.one_process import OneProcess
 from simpar.program.structure.pairs import handover
 from simpar.program.structure.stages import ActionBuilder, Key, Pricing, StageBuilder, rests
-from simpar.program.structure.template_cache import Family, followed
-from simpar.program.structure.templates import REDUCE, Node, Template
+from simpar.program.structure.templates import REDUCE, Node, Template, followed, received
 from simpar.units import Ints
 
 
@@ -87,6 +87,35 @@ class _Order:
     way: Ints
 
 
+@dataclass
+class _Family:
+    """Templates of classes whose collectives take the same, under the prices of the one that it began with.
+
+    ``long`` says that templates go step by step, because collectives inside may be disturbed. ``made`` are those of the
+    actions of a pipeline rank, and which is whose, also by whether it has the device that one process works through.
+    """
+
+    builder: ActionBuilder
+    pricing: Pricing
+    long: bool
+    made: dict[tuple[int, bool], tuple[list[Template], dict[Key, int]]] = field(default_factory=dict)
+    _passes: dict[Key, Template] = field(default_factory=dict)
+    _joined: dict[tuple[Any, ...], Template] = field(default_factory=dict)
+
+    def prepare(self, keys: Iterable[Key]) -> None:
+        """Make the templates of some actions of virtual stages of which none is like another."""
+        for key in keys:
+            if key not in self._passes:
+                self._passes[key] = self.builder.template(key, self.pricing)
+
+    def template(self, key: Key, gathers: tuple[CollectiveUse, ...], messages: tuple[Node, ...]) -> Template:
+        """The action's template behind what it gathers first, with messages behind its exit; equal ones are one."""
+        if (key, gathers, messages) not in self._joined:
+            template = flatten(self._passes[key]) if self.long else self._passes[key]
+            self._joined[key, gathers, messages] = followed(received(template, gathers), messages)
+        return self._joined[key, gathers, messages]
+
+
 @dataclass(frozen=True)
 class ClassMaker:
     """Templates and ordered actions of each rank class.
@@ -105,7 +134,7 @@ class ClassMaker:
     boundaries: Boundaries | None = None
     collapse: bool = True
     middle_count: int = 0
-    _families: dict[tuple[int, float, bool], list[Family]] = field(init=False, default_factory=dict)
+    _families: dict[tuple[int, float, bool], list[_Family]] = field(init=False, default_factory=dict)
     _builders: dict[tuple[int, int, int, int], ActionBuilder] = field(init=False, default_factory=dict)
     _orders: dict[int, _Order] = field(init=False, default_factory=dict)
     _known: dict[tuple[int, ...], Any] = field(init=False, default_factory=dict)
@@ -165,10 +194,9 @@ class ClassMaker:
                 np.where(group >= 0, number[group], -1) for number in (network.alike, network.secluded)
             ]
         rows = [np.broadcast_to(column, ranks.shape) for column in columns]
-        _, first, kind = np.unique(np.stack(rows, axis=1), axis=0, return_index=True, return_inverse=True)
-        order = np.argsort(kind.ravel(), kind="stable")
-        found = np.split(order, np.cumsum(np.bincount(kind.ravel()))[:-1])
-        return [found[at] for at in np.argsort(first).tolist()]
+        row = np.unique(np.stack(rows, axis=1), axis=0, return_inverse=True)[1]
+        kind = by_appearance(row.ravel()).class_of
+        return np.split(np.argsort(kind, kind="stable"), np.cumsum(np.bincount(kind))[:-1])
 
     def actions(self, classes: Ints) -> ClassActions:
         """The actions of classes that are alike in schedule order, then the step's tail (gradient sync, optimizer)."""
@@ -273,15 +301,33 @@ class ClassMaker:
         return templates
 
     def _templates(self, class_id: int, keys: Sequence[Key]) -> tuple[list[Template], dict[Key, int]]:
-        """Templates of the actions; classes whose collectives take the same share them."""
-        family = self._family(class_id, keys)
-        root = family.builder.sync.single_process and self.network.layout.class_of_rank[0] == class_id
-        known = int(self.stage_of_class[class_id]), bool(root)
-        if known not in family.made:
-            family.made[known] = self._make_templates(family, keys, root=bool(root))
-        return family.made[known]  # type: ignore[no-any-return]
+        """Templates of the actions, and which is whose; classes whose collectives take the same share them.
 
-    def _family(self, class_id: int, keys: Sequence[Key]) -> Family:
+        Of a single process, one rank has the device that everything passes through.
+        """
+        family, builder = self._family(class_id, keys), self.builders[0]
+        one_process, alike = builder.sync.single_process, family.builder.alike
+        root = one_process and bool(self.network.layout.class_of_rank[0] == class_id)
+        known = int(self.stage_of_class[class_id]), root
+        if known not in family.made:
+            kinds = {
+                (letter, stage, last): (
+                    (letter, alike[stage], last), self._gathers(letter, stage), self._sends(letter, stage),
+                )
+                for letter, stage, last in keys
+            }  # fmt: skip
+            place = {kind: at for at, kind in enumerate(dict.fromkeys(kinds.values()))}
+            templates = [family.template(*kind) for kind in place]
+            if one_process:
+                assert isinstance(builder, StageBuilder), "one process has one layout"
+                process = OneProcess(builder, root, family.pricing.slowdown)
+                templates = [
+                    process.wrap(kind[0][0], one) for kind, one in zip(place, templates, strict=True)
+                ]
+            family.made[known] = templates, {key: place[kind] for key, kind in kinds.items()}
+        return family.made[known]
+
+    def _family(self, class_id: int, keys: Sequence[Key]) -> _Family:
         """The family of a class, with the templates of its actions."""
         builder, pricing = self._builder(class_id), self._pricing(class_id)
         needed = dict.fromkeys(
@@ -291,32 +337,12 @@ class ClassMaker:
         families = self._families.setdefault((id(builder), pricing.slowdown, long), [])
         for family in families:
             family.prepare(needed)
-            if family.suits(partial(self.network.solo_ns, class_id)):
+            asked = family.pricing.asked.items()
+            if all(self.network.solo_ns(class_id, use) == took for use, took in asked):
                 return family
-        families.append(Family(builder, pricing, long))
+        families.append(_Family(builder, pricing, long))
         families[-1].prepare(needed)
         return families[-1]
-
-    def _make_templates(
-        self, family: Family, keys: Sequence[Key], *, root: bool
-    ) -> tuple[list[Template], dict[Key, int]]:
-        """Templates of one pipeline rank; ``root`` has the device that a single process works through."""
-        templates: list[Template] = []
-        index: dict[Key, int] = {}
-        made: dict[tuple[Any, ...], int] = {}
-        builder, alike = self.builders[0], family.builder.alike
-        for key in dict.fromkeys(keys):
-            letter, stage, boundary = key
-            kind = (letter, alike[stage], boundary), self._gathers(letter, stage), self._sends(letter, stage)
-            if kind not in made:
-                made[kind] = len(templates)
-                template = family.template(*kind)
-                if builder.sync.single_process:
-                    assert isinstance(builder, StageBuilder), "one process has one layout"
-                    template = OneProcess(builder, root, family.pricing.slowdown).wrap(letter, template)
-                templates.append(template)
-            index[key] = made[kind]
-        return templates, index
 
     def _pricing(self, class_id: int) -> Pricing:
         rank = int(self.network.layout.representative_rank[class_id])
@@ -332,8 +358,8 @@ class ClassMaker:
         kinds, cluster = self.network.block_kinds, self.network.cluster
         if kinds and self.network.contention and are_shared(cluster):
             return False  # a rank that waits for others inside a block leaves its cores to them
-        mine = (kind for kind in kinds if self.network.group_of(class_id, kind) >= 0)
-        return all(self.network.is_private(class_id, kind) for kind in mine)
+        groups = [self.network.group_of(class_id, kind) for kind in kinds]
+        return all(self.network.secluded[group] for group in groups if group >= 0)
 
     def _sends(self, letter: str, stage: int) -> tuple[Node, ...]:
         """The messages to the neighbouring stage, in turn; forward sends ahead, B and I send back."""
@@ -411,17 +437,18 @@ class ClassMaker:
 
     def _senders(self, classes: Ints, stage: int, source: int) -> Ints:
         """Classes of the ranks of a stage that send to the representatives of some, or these: int64[classes, k]."""
-        rank = self.schedule.rank_of_stage[source]
-        if self._turns(stage, source):
-            return self._opposite[classes, None]
+        layout, mesh = self.network.layout, self.job.plan.mesh
+        ranks = layout.representative_rank[classes]
+        if isinstance(mesh, MirroredMesh) and self._turns(stage, source):
+            return layout.class_of_rank[mesh.opposite(ranks)][:, None]
         if not self.boundaries:
-            return self._class_by_stage[classes, rank, None]
+            there = np.full(1, self.schedule.rank_of_stage[source])
+            return layout.class_of_rank[mesh.at_stage(ranks[:, None], there)]
         if stage == source:
             return classes[:, None]
-        layout = self.network.layout
         every = [
             np.unique(layout.class_of_rank[self.boundaries.senders(each, stage, source)])
-            for each in layout.representative_rank[classes].tolist()
+            for each in ranks.tolist()
         ]
         table = np.full((len(every), max(map(len, every))), -1)
         for row, found in zip(table, every, strict=True):
@@ -443,20 +470,6 @@ class ClassMaker:
             found[way, columns.stage[at], columns.microbatch[at]] = at
         return found
 
-    @cached_property
-    def _class_by_stage(self) -> Ints:
-        """int64[num_classes, pp]: the class at every pipeline rank that shares a class's other coordinates."""
-        layout, mesh = self.network.layout, self.job.plan.mesh
-        ranks: Ints = mesh.at_stage(layout.representative_rank[:, None], np.arange(mesh.pp))
-        return layout.class_of_rank[ranks]
-
-    @cached_property
-    def _opposite(self) -> Ints:
-        """The class of the mirror image of every class's representative."""
-        layout, mesh = self.network.layout, self.job.plan.mesh
-        assert isinstance(mesh, MirroredMesh), "asked for only where microbatches enter at both ends"
-        return layout.class_of_rank[mesh.opposite(layout.representative_rank)]
-
 
 def _boundaries(code: Ints, stage: Ints) -> Ints:
     """Whether an action is the first forward or the last of each backward-type ones of a virtual stage: 0 or 1."""
@@ -470,8 +483,5 @@ def _boundaries(code: Ints, stage: Ints) -> Ints:
 
 def _distinct(values: Ints) -> tuple[list[int], Ints]:
     """Distinct values in the order in which they come, and which of them every value is, int64[n]."""
-    found, first, which = np.unique(values, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    return found[order].tolist(), place[which.ravel()]
+    distinct = by_appearance(values)
+    return values[distinct.representative].tolist(), distinct.class_of

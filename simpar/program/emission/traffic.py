@@ -246,28 +246,18 @@ class Network:
     @property
     def block_kinds(self) -> tuple[str, ...]:
         """Kinds of groups of this layout that blocks communicate in."""
-        present = self.layout.group_class
-        return (*(k for k in BLOCK_KINDS if k in present), *(k for k in present if _along_axis(k)))
+        return tuple(kind for kind in self.layout.group_class if _family(kind) == "block")
 
     def group_of(self, class_id: int, kind: str) -> int:
         """The group class of a kind that a rank class belongs to."""
         return int(self.layout.group_class[kind][class_id])
 
     @cached_property
-    def _private(self) -> Flags:
-        """Of every class of groups whether all its links are private."""
-        links = self.layout.links_of_groups
-        return np.asarray(np.bincount(links.owners(), self._shared[links.item], len(links)) == 0)
-
-    @cached_property
     def secluded(self) -> Flags:
         """Of every class of groups whether all its links are private and it joins a single class of ranks."""
-        alone = np.array([len(group.members) == 1 for group in self.layout.groups], dtype=bool)
-        return np.asarray(self._private & alone)
-
-    def is_private(self, class_id: int, kind: str) -> bool:
-        """Whether all links of the class's group are private and the group joins no other class."""
-        return bool(self.secluded[self.group_of(class_id, kind)])
+        links = self.layout.links_of_groups
+        private = np.bincount(links.owners(), self._shared[links.item], len(links)) == 0
+        return np.asarray(private & [len(group.members) == 1 for group in self.layout.groups])
 
     @cached_property
     def alike(self) -> Ints:
@@ -395,11 +385,6 @@ def streams_of(
         return {kind}
 
     return {kind.name: frozenset(streams(kind.name)) for kind in kinds}
-
-
-def _along_axis(kind: str) -> bool:
-    """Whether groups of a kind serve the blocks of a stage in roles of its own, along an axis of its mesh."""
-    return kind not in BLOCK_KINDS and is_tensor_parallel(kind)
 
 
 def _family(kind: str) -> str:

@@ -89,10 +89,6 @@ class Layout:
         """How many classes of ranks there are."""
         return len(self.representative_rank)
 
-    def links_of(self, group_class: int) -> Ints:
-        """Link classes that the groups of a class may load."""
-        return self.links_of_groups.row(group_class)
-
     @cached_property
     def links_of_groups(self) -> Csr:
         """Link classes that the groups of every class may load, in order."""

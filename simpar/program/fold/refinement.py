@@ -87,7 +87,7 @@ def refine(graph: Incidence) -> Partition:
         if len(starts):
             changed[ends.node[starts]] += np.add.reduceat(factor * colour[ends.other], starts)
         colour = mix(changed)
-    partition = _compact(colour)
+    partition = by_appearance(colour)
     _verify(graph.colour, ends, partition)
     return partition
 
@@ -108,9 +108,9 @@ def _num_distinct(values: Hashes) -> int:
     return int(np.count_nonzero(ordered[1:] != ordered[:-1])) + bool(len(ordered))
 
 
-def _compact(colour: Hashes) -> Partition:
-    """Classes 0, 1, ... in order of first appearance, so that results do not depend on hash values."""
-    _, first, inverse = np.unique(colour, return_index=True, return_inverse=True)
+def by_appearance(values: Ints | Hashes) -> Partition:
+    """Equal values as classes 0, 1, ... in order of first appearance, so that nothing depends on hash values."""
+    _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from simpar.program.blocks.phases import BLOCK_STREAMS, CollectiveUse
+from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, TENSOR, CollectiveUse
 from simpar.program.blocks.segments import Segment
 from simpar.program.structure.buckets import Bucket, buckets
 
@@ -470,3 +470,27 @@ def compute_node(
         after=after,
         memory=memory,
     )
+
+
+def followed(template: Template, messages: tuple[Node, ...]) -> Template:
+    """A template with messages behind its exit."""
+    if not messages:
+        return template
+    sends = (replace(message, after=(template.exit,)) for message in messages)
+    return Template((*template.nodes, *sends), len(template.nodes) + len(messages) - 1)
+
+
+def received(template: Template, gathers: tuple[CollectiveUse, ...]) -> Template:
+    """A template that puts together what arrives before anything waits for it."""
+    if not gathers:
+        return template
+    by = len(gathers)
+    both, name = (COMPUTE, TENSOR), "all_gather boundary"
+    nodes = [Node("tp", name, both, collective=gathers[0], arrival=True)]
+    nodes += [Node("tp", name, both, collective=use, after=(at,)) for at, use in enumerate(gathers[1:])]
+    for node in template.nodes:
+        after = tuple(position + by for position in node.after)
+        if node.arrival:
+            after = after or (by - 1,)
+        nodes.append(replace(node, after=after, arrival=False))
+    return Template(tuple(nodes), template.exit + by)
