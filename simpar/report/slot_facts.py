@@ -105,12 +105,10 @@ def _inside(node: Node) -> list[list[int]]:
         for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True):
             if step.collective is not None:
                 found[step.kind][0] += node.repeats * int(finish - start)
-                found[step.kind][1] += node.repeats * round(
-                    float(step.collective.size_bytes) * step.collective.count
-                )
+                found[step.kind][1] += node.repeats * step.collective.moved_bytes
     return list(found.values())
 
 
 def _bytes_moved(node: Node) -> int:
     """Bytes of the tensor that the node's own collective works on."""
-    return round(float(node.collective.size_bytes) * node.collective.count) if node.collective else 0
+    return node.collective.moved_bytes if node.collective else 0

@@ -23,12 +23,20 @@ BLOCK_STREAMS = (COMPUTE, TENSOR, CONTEXT, EXPERT)
 
 @dataclass(frozen=True)
 class CollectiveUse:
-    """One call of a collective: which process group, which operation, bytes of the whole tensor, how often."""
+    """One call of a collective: which process group, which operation, bytes of the whole tensor, how often.
+
+    Of a batch, or of many ranks, sizes and counts are arrays.
+    """
 
     group: str
     op: str
     size_bytes: Numbers
-    count: int = 1
+    count: Numbers = 1
+
+    @property
+    def moved_bytes(self) -> int:
+        """Whole bytes of all calls."""
+        return round(float(self.count) * float(self.size_bytes))
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ class StepList:
     @property
     def num_collectives(self) -> int:
         """Collectives among the steps, each call counted."""
-        return sum(step.collective.count for step in self.steps if step.collective)
+        return sum(int(step.collective.count) for step in self.steps if step.collective)
 
     def add(self, step: Step, *, after: tuple[int, ...] | None = None, join: bool = True) -> int:
         """Append a step after ``after`` (default: the frontier); ``join`` makes it the new frontier."""

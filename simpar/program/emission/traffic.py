@@ -335,7 +335,7 @@ class Network:
         links, coefficients = self.layout.route(group, use.op, line)
         added = self.added.of_call(use.op, use.group)
         latency_ns = int(calls_ns(line.latency_s, added, use.size_bytes, use.count))
-        work, cap = round(use.count * float(use.size_bytes)), int(line.rate_cap_bytes_per_s or 0)
+        work, cap = use.moved_bytes, int(line.rate_cap_bytes_per_s or 0)
         if not len(links) and not cap:
             return _Priced(latency_ns, latency_ns)
         solo_ns = solo_duration_ns(latency_ns, work, coefficients, self._capacity[links], cap)

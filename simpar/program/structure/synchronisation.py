@@ -17,7 +17,7 @@ With HSDP the shards live in groups of dp/replicas ranks and an all-reduce acros
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -44,20 +44,6 @@ from simpar.units import DTYPE_BYTES, Numbers, to_ns
 DENSE, EXPERTS = "dp", "edp"
 GATHERED = ".gathered"
 """Suffix of the kind of replicas whose parameters are sharded between uses, beside others of the same group."""
-
-
-@dataclass(frozen=True)
-class LateUse:
-    """Calls of a collective outside of passes, sizes and counts of one rank or of an array of ranks."""
-
-    group: str
-    op: str
-    size_bytes: Numbers
-    count: Numbers = 1
-
-    def of_rank(self) -> CollectiveUse:
-        """Those of one rank."""
-        return CollectiveUse(self.group, self.op, float(self.size_bytes), int(self.count))
 
 
 @dataclass(frozen=True)
@@ -286,7 +272,7 @@ class Synchronisation:
         self.host.add(nodes, float(self.share(held)), self._optimizer(held, matrices))
         return (*nodes, *after)
 
-    def late_reductions(self, held: Mapping[str, Numbers]) -> list[LateUse]:
+    def late_reductions(self, held: Mapping[str, Numbers]) -> list[CollectiveUse]:
         """Reductions behind the last backward, in turn: of the parameters of a rank by kind, or of arrays of ranks.
 
         Calls are as many as buckets, or units.
@@ -300,15 +286,16 @@ class Synchronisation:
             size = held[each.kind] * self.gradient_bytes
             buckets = np.rint(np.asarray(size) / bucket) if bucket else 1.0
             count = np.maximum(np.ones_like(size), units if self.per_unit else buckets)
-            found += [LateUse(g, op, size * part / count, count) for g, op, part in self.reduce_ops(each)]
+            for group, op, part in self.reduce_ops(each):
+                found.append(CollectiveUse(group, op, size * part / count, count))
         return found
 
-    def late_gathers(self, held: Mapping[str, Numbers]) -> list[LateUse]:
+    def late_gathers(self, held: Mapping[str, Numbers]) -> list[CollectiveUse]:
         """Gathers of all parameters behind the update, in turn, as above."""
         if self.per_unit or self.job.plan.data_parallel.overlap_param_gather or self.single_process:
             return []
         return [
-            LateUse(each.shard_group, "all_gather", held[each.kind] * self.parameter_bytes)
+            CollectiveUse(each.shard_group, "all_gather", held[each.kind] * self.parameter_bytes)
             for each in self.replicas
             if each.zero and not each.gathered
         ]
@@ -346,10 +333,7 @@ class Synchronisation:
         return optimizer_time_s(here, plan.numerics, self.job.kernels, stack)
 
 
-def _behind(uses: Sequence[LateUse], what: str, stream: str) -> tuple[Node, ...]:
+def _behind(uses: Sequence[CollectiveUse], what: str, stream: str) -> tuple[Node, ...]:
     """Collectives of a rank behind its passes, one after the other."""
-    return tuple(
-        Node("dp", f"{use.op} {what}", (COMPUTE, stream), collective=use.of_rank())
-        for use in uses
-        if use.size_bytes
-    )
+    of_rank = [replace(u, size_bytes=float(u.size_bytes), count=int(u.count)) for u in uses if u.size_bytes]
+    return tuple(Node("dp", f"{use.op} {what}", (COMPUTE, stream), collective=use) for use in of_rank)

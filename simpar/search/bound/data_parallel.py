@@ -22,7 +22,7 @@ from simpar.program.emission.collective_prices import FREE, Added, Price
 from simpar.program.emission.traffic import EMBEDDING_GROUP, embedding_sum, group_kinds
 from simpar.program.structure.buckets import buckets
 from simpar.program.structure.stages import PASSES
-from simpar.program.structure.synchronisation import DENSE, EXPERTS, LateUse, Synchronisation
+from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
 from simpar.program.structure.templates import Copies, SyncPolicy
 from simpar.search.bound.block_costs import BlockCosts
 from simpar.search.space.axes import numbered
@@ -143,7 +143,7 @@ class Configuration:
             self._cuts[pieces, policy] = _cut(self, pieces, policy)
         return self._cuts[pieces, policy]
 
-    def taken_ns(self, uses: Sequence[CollectiveUse | LateUse]) -> Floats:
+    def taken_ns(self, uses: Sequence[CollectiveUse]) -> Floats:
         """Nanoseconds of collectives in turn, of arrays of sizes that are all alike."""
         each = [
             np.where(
