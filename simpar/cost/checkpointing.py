@@ -69,20 +69,16 @@ def choose(runs: Sequence[Run], in_flight: Floats, budget_bytes: float) -> list[
 
 def _undominated(choices: Sequence[Choice]) -> tuple[Choice, ...]:
     """Choices that no other for as many layers equals or beats in every respect; of equals the first."""
-    kept: list[Choice] = []
-    for at, mine in enumerate(choices):
-        beaten = False
-        for other_at, other in enumerate(choices):
-            pairs = (
-                (other.saved_bytes, mine.saved_bytes),
-                (other.held_bytes, mine.held_bytes),
-                (other.again_s, mine.again_s),
-            )
-            better = all(a <= b for a, b in pairs) and (any(a < b for a, b in pairs) or other_at < at)
-            beaten |= other_at != at and other.layers == mine.layers and better
-        if not beaten:
-            kept.append(mine)
-    return tuple(kept)
+    sizes: dict[tuple[float, ...], Choice] = {}
+    for one in choices:
+        sizes.setdefault((one.layers, one.saved_bytes, one.held_bytes, one.again_s), one)
+    beaten = {
+        mine
+        for mine in sizes
+        for other in sizes
+        if other != mine and other[0] == mine[0] and all(a <= b for a, b in zip(other, mine, strict=True))
+    }
+    return tuple(one for size, one in sizes.items() if size not in beaten)
 
 
 def _within(

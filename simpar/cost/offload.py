@@ -60,8 +60,3 @@ def update_bytes(plan: Plan, stack: Stack) -> float:
     """
     states = host_state_bytes(plan)
     return _WIDE + 2 * states + parameter_widths(plan, stack).compute
-
-
-def accumulation_bytes(gradient_bytes: float) -> float:
-    """Bytes of host memory that adding a gradient to the sum in fp32 moves, a parameter."""
-    return gradient_bytes + 2 * _WIDE

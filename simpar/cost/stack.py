@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 from simpar import files
 from simpar.plan.plan import Plan
 from simpar.plan.staged import has_tensor_ranks
-from simpar.units import DTYPE_BYTES, Bytes, Flags, Floats, Fraction, Numbers, Seconds
+from simpar.units import Bytes, Flags, Floats, Fraction, Numbers, Seconds
 
 GAPS_OF_EXPANDABLE = 0.02  # torchtitan's runs, which expand segments, show 2 % and less
 Dtype = Literal["fp32", "bf16"]
@@ -295,16 +295,3 @@ def _filled(part: BaseModel, **defaults: object) -> BaseModel:
     """A part of a plan with defaults for what it leaves open."""
     given = {name: getattr(part, name) for name in defaults}
     return part.model_copy(update={name: defaults[name] if v is None else v for name, v in given.items()})
-
-
-def gather_bytes(plan: Plan) -> float:
-    """Bytes a parameter that a gather sends: as computed with, unless the plan says otherwise."""
-    numerics = plan.numerics
-    return DTYPE_BYTES[numerics.gather_dtype or ("fp32" if numerics.precision == "fp32" else "bf16")]
-
-
-def reduce_bytes(plan: Plan, stack: Stack) -> float:
-    """Bytes a parameter that a gradient reduction sends: as the stack reduces, unless the plan says otherwise."""
-    numerics = plan.numerics
-    usual = "fp32" if numerics.precision == "fp32" else stack.numerics.reduce_dtype
-    return DTYPE_BYTES[numerics.reduce_dtype or usual]

@@ -46,12 +46,8 @@ class Footprint:
     @property
     def most_moving_bytes(self) -> float:
         """The most that may come and go on the device."""
-        return most_moving_bytes(
-            float(self.static.resident_bytes),
-            self.capacity_bytes - self.overhead_bytes,
-            self.job.stack.memory.allocator,
-            alternates=self._alternates,
-        )
+        limit_bytes, habits = self.capacity_bytes - self.overhead_bytes, self.job.stack.memory.allocator
+        return most_moving_bytes(self.static.resident_bytes, limit_bytes, habits, alternates=self._alternates)
 
     @property
     def allocated_bytes(self) -> float:

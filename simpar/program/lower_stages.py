@@ -107,22 +107,17 @@ def stage_kinds(builders: Sequence[ActionBuilder], stages: Sequence[StagePlan]) 
         GroupKind(name, np.concatenate(pairs), ("send",), directed=True) for name, pairs in hops.items()
     ]
     if builders[0].job.graph.tied_embeddings and len(stages) > 1:
-        kinds.append(GroupKind(EMBEDDING_GROUP, _ends(stages), ("all_reduce",)))
+        # pairs of a device of the first and one of the last stage, as many as the smaller has devices
+        both = stages[0], stages[-1]
+        count = np.arange(min(stage.num_devices for stage in both))
+        there = [stage.first_device + count * stage.num_devices // len(count) for stage in both]
+        kinds.append(GroupKind(EMBEDDING_GROUP, np.stack(there, axis=1), ("all_reduce",)))
     return kinds
 
 
 def message_kind(delta: int, number: int) -> str:
     """Name of the point-to-point groups of the messages with a number that go ``delta`` pipeline ranks ahead."""
     return hop_kind(delta) + (f".{number}" if number else "")
-
-
-def _ends(stages: Sequence[StagePlan]) -> Ints:
-    """Pairs of a device of the first and one of the last stage, as many as the smaller has devices."""
-    first, last = stages[0], stages[-1]
-    count = np.arange(min(first.num_devices, last.num_devices))
-    return np.stack(
-        [stage.first_device + count * stage.num_devices // len(count) for stage in (first, last)], axis=1
-    )
 
 
 @dataclass(frozen=True)

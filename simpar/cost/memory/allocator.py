@@ -51,7 +51,7 @@ def reserve(
 
 
 def most_moving_bytes(
-    static_bytes: float, limit_bytes: float, habits: AllocatorHabits, *, alternates: bool
+    static_bytes: Numbers, limit_bytes: float, habits: AllocatorHabits, *, alternates: bool
 ) -> float:
     """The most that may come and go beside what stays, so that no more than a limit is needed."""
     whole = np.floor(limit_bytes / _SEGMENT) * _SEGMENT

@@ -32,17 +32,10 @@ class Exchange:
     view: RankView
     kind: str
 
-    def forward(self, steps: StepList, op: Operator, time: OperatorTime) -> None:
-        """Dispatch or combine in a forward pass."""
-        self._run(steps, op, time.forward_s, outward=op.kind == "dispatch", backward=False)
-
-    def backward(self, steps: StepList, op: Operator, time: OperatorTime) -> None:
-        """Their gradients: those of a combine travel like a dispatch, and the other way round."""
-        self._run(steps, op, time.backward_input_s, outward=op.kind == "combine", backward=True)
-
-    def _run(
-        self, steps: StepList, op: Operator, kernel_s: Numbers, *, outward: bool, backward: bool
-    ) -> None:
+    def run(self, steps: StepList, op: Operator, time: OperatorTime, *, backward: bool) -> None:
+        """Dispatch or combine; the gradients of a combine travel like a dispatch, and the other way round."""
+        outward = (op.kind == "dispatch") != backward
+        kernel_s = time.backward_input_s if backward else time.forward_s
         view, name = self.view, f"{op.name}.{'gradient_' if backward else ''}"
         spread, kernel = agreed(view.job.plan.mesh.ep > 1), Step.kernel(op.name, self.kind, kernel_s)
         if outward:

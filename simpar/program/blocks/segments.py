@@ -42,7 +42,7 @@ class Segment:
 def make_segment(phase: Phase, price: Priced, *, slowdown: float = 1.0) -> Segment:
     """Schedule a phase; ``slowdown`` multiplies kernel durations (a slow device, SMs taken by collectives)."""
     steps = list(phase.steps)
-    durations = [_duration_ns(step, price, slowdown) for step in steps]
+    durations = [price(s.collective) if s.collective else int(to_ns(s.duration_s * slowdown)) for s in steps]
     starts, finishes = schedule(steps, durations)
     gap = to_ns(phase.issue_s) - max(finishes, default=0)
     if gap > 0:
@@ -57,12 +57,6 @@ def make_segment(phase: Phase, price: Priced, *, slowdown: float = 1.0) -> Segme
         duration_ns=int(duration),
         parts_ns=_parts(steps, starts, finishes, duration),
     )
-
-
-def _duration_ns(step: Step, price: Priced, slowdown: float) -> int:
-    if step.collective is not None:
-        return price(step.collective)
-    return int(to_ns(step.duration_s * slowdown))
 
 
 def schedule(steps: Sequence[Step], durations: Sequence[Time]) -> tuple[list[Time], list[Time]]:

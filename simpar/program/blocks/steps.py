@@ -28,8 +28,7 @@ from simpar.program.blocks.phases import CollectiveUse, Phase, Step, StepList
 from simpar.units import Numbers, agreed
 
 NOTHING = Phase(())
-
-
+_GRADIENTS = ("input_gradient", "weight_gradient")
 Half = Literal["both", "input", "weight"]
 """What a walk back through a block makes: all gradients, those of inputs, or those of weights."""
 
@@ -65,9 +64,14 @@ class BlockSteps:
 
 def block_steps(view: RankBlock, *, recompute: str = "none") -> BlockSteps:
     """Steps of one block on a rank of a uniform plan, for recompute ``none``, ``selective``, ``full`` or modules."""
-    if (grid := grid_of(view.job.plan)) is not None:
-        return _on_grid(GridSteps(grid, view, recompute))
-    return steps_of(view, recompute=recompute)
+    if (grid := grid_of(view.job.plan)) is None:
+        return steps_of(view, recompute=recompute)
+    steps, kinds = GridSteps(grid, view, recompute), {"both": _GRADIENTS, "input": _GRADIENTS[:1]}
+    return BlockSteps(
+        forward=steps.forward("forward"),
+        walk=lambda half: steps.backward(*kinds.get(half, _GRADIENTS[1:])),
+        first=steps.forward("recompute") if is_full(recompute) else NOTHING,
+    )
 
 
 def steps_of(view: BlockView, *, recompute: str = "none") -> BlockSteps:
@@ -82,16 +86,6 @@ def steps_of(view: BlockView, *, recompute: str = "none") -> BlockSteps:
     early = view.job.plan.memory.recompute_early
     back = partial(walk.backward, selective)
     return BlockSteps(forward, back, *((NOTHING, again) if early else (again, NOTHING)))
-
-
-def _on_grid(steps: GridSteps) -> BlockSteps:
-    """The phases of a block whose products run on a grid of ranks."""
-    kinds = {"both": ("input_gradient", "weight_gradient"), "input": ("input_gradient",)}
-    return BlockSteps(
-        forward=steps.forward("forward"),
-        walk=lambda half: steps.backward(*kinds.get(half, ("weight_gradient",))),
-        first=steps.forward("recompute") if is_full(steps.recompute) else NOTHING,
-    )
 
 
 @dataclass(frozen=True)
@@ -138,7 +132,7 @@ class _Walk:
             if op.kind == "attention":
                 self.view.attention_forward(sequence, op, time, kind=kind)
             elif op.kind in experts.MOVES:
-                self.view.exchange(kind).forward(sequence, op, time)
+                self.view.exchange(kind).run(sequence, op, time, backward=False)
             else:
                 sequence.add(Step.kernel(op.name, kind, time.forward_s))
         for change in self._read.get("", ()) if part is None else ():
@@ -149,8 +143,7 @@ class _Walk:
 
     def backward(self, selective: bool, half: Half) -> Phase:
         """The backward pass, in full or one half of it; ``selective`` runs core attention forward again first."""
-        input_gradient, weight_gradient = half != "weight", half != "input"
-        sequence, block = StepList(), self.view.block
+        input_gradient, sequence, block = half != "weight", StepList(), self.view.block
         pairs = list(zip(block.operators, self.view.times, strict=True))
         for op, time in reversed(pairs):
             if input_gradient:
@@ -161,16 +154,14 @@ class _Walk:
                 self.view.attention_backward(sequence, op, time)
             elif op.kind in experts.MOVES:
                 if input_gradient:
-                    self.view.exchange("input_gradient").backward(sequence, op, time)
+                    self.view.exchange("input_gradient").run(sequence, op, time, backward=True)
             else:
-                self._operator(
-                    sequence, op, time, input_gradient=input_gradient, weight_gradient=weight_gradient
-                )
+                self._operator(sequence, op, time, half)
         inside = {op.name for op in block.operators}
         for tensor in self._made if input_gradient else ():
             if tensor not in inside:
                 self._gradient_arrives(sequence, tensor)
-        share = 1.0 if input_gradient and weight_gradient else 0.5
+        share = 1.0 if half == "both" else 0.5
         kernels = (share * time.backward_kernels * self.view.rounds(op) for op, time in pairs)
         return self._phase(sequence, block, kernels)
 
@@ -227,15 +218,8 @@ class _Walk:
         sequence.add(rest)
         sequence.add(_resized(step, f"{name}.last", size * share))
 
-    def _operator(
-        self,
-        sequence: StepList,
-        op: Operator,
-        time: OperatorTime,
-        *,
-        input_gradient: bool,
-        weight_gradient: bool,
-    ) -> None:
+    def _operator(self, sequence: StepList, op: Operator, time: OperatorTime, half: Half) -> None:
+        input_gradient, weight_gradient = half != "weight", half != "input"
         start, beside = sequence.frontier, bool(self.view.job.stack.overlap.tensor_backward)
         gathered = self._gather_again(sequence, op, beside=beside) if weight_gradient else None
         if input_gradient and agreed(time.backward_input_s > 0):

@@ -81,7 +81,7 @@ def refine(graph: Incidence) -> Partition:
     starts = np.flatnonzero(np.diff(ends.node, prepend=-1))
     colour = mix(graph.colour.astype(np.uint64))
     num_classes = 0
-    while (found := _num_distinct(colour)) > num_classes:
+    while (found := len(np.unique(colour))) > num_classes:
         num_classes = found
         changed = colour * np.uint64(3)
         if len(starts):
@@ -101,11 +101,6 @@ def mix(value: Hashes) -> Hashes:
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
-
-
-def _num_distinct(values: Hashes) -> int:
-    ordered = np.sort(values)
-    return int(np.count_nonzero(ordered[1:] != ordered[:-1])) + bool(len(ordered))
 
 
 def by_appearance(values: Ints | Hashes) -> Partition:

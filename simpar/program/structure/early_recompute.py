@@ -16,7 +16,6 @@ from dataclasses import replace
 from simpar.program.blocks.segments import Segment
 from simpar.program.structure.templates import (
     MemoryChange,
-    Node,
     Template,
     Unit,
     compute_node,
@@ -48,14 +47,9 @@ def with_early_recompute(
         return template
     some, segments = zip(*redone, strict=True)
     first = compute_node("recompute", some, segments, memory=forward_memory(some))
-    nodes = [_moved(node) for node in template.nodes]
+    nodes = [replace(node, after=tuple(position + 1 for position in node.after)) for node in template.nodes]
     if kind == "input_gradient":
         gone = MemoryChange(True, -sum(unit.recomputed_bytes for unit in units), "activations")
         last = template.exit
         nodes[last] = replace(nodes[last], memory=(*nodes[last].memory, gone))
     return Template((first, *nodes), template.exit + 1)
-
-
-def _moved(node: Node) -> Node:
-    """The node one position later."""
-    return replace(node, after=tuple(position + 1 for position in node.after))

@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass, replace
 
 from simpar.cost.memory.widths import parameter_widths
-from simpar.cost.offload import accumulation_bytes, host_state_bytes, update_bytes
+from simpar.cost.offload import host_state_bytes, update_bytes
 from simpar.program.blocks.phases import COMPUTE
 from simpar.program.blocks.rank_view import Job
 from simpar.program.structure.templates import DELAYED, HOST_IN, HOST_OUT, HOST_UPDATE, Node, Nodes, host_copy
@@ -52,8 +52,8 @@ class HostUpdate:
 
     @property
     def accumulation(self) -> float:
-        """Bytes that adding gradients up on the host moves, for each byte of them."""
-        return accumulation_bytes(self.gradient_bytes) / self.gradient_bytes
+        """Bytes that adding gradients to their sum in fp32 moves on the host, for each byte of them."""
+        return (self.gradient_bytes + 2 * DTYPE_BYTES["fp32"]) / self.gradient_bytes
 
     def fetched_bytes(self, shards: int, kind: str) -> float:
         """Bytes a parameter that a rank brings from the host before a pass."""

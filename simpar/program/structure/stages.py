@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Self
@@ -217,24 +217,13 @@ class ActionBuilder(ABC):
     def unit(self, piece: Piece, *, first: int = 0) -> Unit:
         """Bytes that a piece holds and moves on one rank; its layer is counted from ``first``."""
         if piece.kind not in self._units:
-            self._units[piece.kind] = self._make_unit(piece)
+            block = piece.block
+            saved, again, ahead, back = map(float, astuple(self._activations(piece)))
+            held = self._moved(block), self._frozen(block), block.still
+            self._units[piece.kind] = Unit(piece.layer, block.name, saved, again, ahead, back, *held)
         # the embedding stays in front of all
         layer = piece.layer - first if piece.layer >= 0 else piece.layer
         return replace(self._units[piece.kind], layer=layer)
-
-    def _make_unit(self, piece: Piece) -> Unit:
-        held = self._activations(piece)
-        return Unit(
-            layer=piece.layer,
-            name=piece.block.name,
-            saved_bytes=float(held.saved_bytes),
-            recomputed_bytes=float(held.recomputed_bytes),
-            forward_workspace_bytes=float(held.forward_workspace_bytes),
-            backward_workspace_bytes=float(held.backward_workspace_bytes),
-            parameters=self._moved(piece.block),
-            frozen=self._frozen(piece.block),
-            still=piece.block.still,
-        )
 
     def template(self, key: Key, pricing: Pricing) -> Template:
         """Template of an action: letter F, B, I or W, virtual stage, and whether it is the boundary microbatch.

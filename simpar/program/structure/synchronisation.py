@@ -23,7 +23,6 @@ import numpy as np
 
 from simpar.cost.memory.widths import once_a_step
 from simpar.cost.optimizers import RULES, Matrix, optimizer_time_s, products_time_s
-from simpar.cost.stack import gather_bytes, reduce_bytes
 from simpar.plan.plan import Plan
 from simpar.plan.sync import apart, num_replicas
 from simpar.program.blocks.phases import COMPUTE, CollectiveUse
@@ -83,17 +82,6 @@ class Replicas:
         """The group kind that holds all copies."""
         return self.kind.removesuffix(GATHERED)
 
-    def reduce_ops(self, *, all_reduce_zero1: bool) -> tuple[tuple[str, str, float], ...]:
-        """Collectives of one gradient reduction in turn: (group kind, operation, share of the bytes)."""
-        if self.width == 1:
-            return ()
-        if self.zero == 0 or (self.zero == 1 and all_reduce_zero1):
-            return ((self.group, "all_reduce", 1.0),)
-        first = (self.shard_group, "reduce_scatter", 1.0)
-        if self.copies == 1:
-            return (first,)
-        return (first, (f"{self.kind}_replicate", "all_reduce", 1.0 / self.shards))
-
 
 @dataclass(frozen=True)
 class Synchronisation:
@@ -131,8 +119,14 @@ class Synchronisation:
         return max(each.zero for each in self.replicas)
 
     def reduce_ops(self, replicas: Replicas) -> tuple[tuple[str, str, float], ...]:
-        """How the stack reduces gradients among some replicas."""
-        return replicas.reduce_ops(all_reduce_zero1=self.job.stack.overlap.all_reduce_zero1)
+        """Collectives in turn by which the stack reduces gradients: (group kind, operation, share of the bytes)."""
+        if replicas.width == 1:
+            return ()
+        if replicas.zero == 0 or (replicas.zero == 1 and self.job.stack.overlap.all_reduce_zero1):
+            return ((replicas.group, "all_reduce", 1.0),)
+        first = (replicas.shard_group, "reduce_scatter", 1.0)
+        between = (f"{replicas.kind}_replicate", "all_reduce", 1.0 / replicas.shards)
+        return (first,) if replicas.copies == 1 else (first, between)
 
     @property
     def reduce_streams(self) -> tuple[str, ...]:
@@ -157,18 +151,24 @@ class Synchronisation:
 
     @property
     def parameter_bytes(self) -> float:
-        """Bytes per parameter that a gather moves."""
-        return gather_bytes(self.job.plan)
+        """Bytes per parameter that a gather moves: as computed with, unless the plan says otherwise."""
+        return DTYPE_BYTES[self.job.plan.numerics.gather_dtype or self._compute_dtype]
 
     @property
     def gradient_bytes(self) -> float:
-        """Bytes per parameter that a reduction moves."""
-        return reduce_bytes(self.job.plan, self.job.stack)
+        """Bytes per parameter that a reduction moves: as the stack reduces, unless the plan says otherwise."""
+        low = self.job.plan.numerics.precision != "fp32"
+        usual = self.job.stack.numerics.reduce_dtype if low else "fp32"
+        return DTYPE_BYTES[self.job.plan.numerics.reduce_dtype or usual]
 
     @property
     def compute_bytes(self) -> float:
         """Bytes per parameter as it is computed with."""
-        return DTYPE_BYTES["fp32" if self.job.plan.numerics.precision == "fp32" else "bf16"]
+        return DTYPE_BYTES[self._compute_dtype]
+
+    @property
+    def _compute_dtype(self) -> str:
+        return "fp32" if self.job.plan.numerics.precision == "fp32" else "bf16"
 
     @property
     def quantise_s_per_byte(self) -> dict[str, float]:
