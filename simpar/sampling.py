@@ -89,7 +89,7 @@ def _jitter(lowered: Lowered) -> Jitter:
     Every rank is one in stages with meshes of their own, where ranks are replicas of their mirror images, and where
     they share cores.
     """
-    job, network = lowered.job, lowered.network
+    job, network = lowered.job, lowered.maker.network
     mirrored = isinstance(job.plan.mesh, MirroredMesh)
     if mirrored and network.cluster.world_size > MOST_MIRRORED:
         raise UserError(

@@ -39,22 +39,17 @@ class ContextSplit:
     position: int = SLOWEST
 
 
-def has_context_parallelism(dims: Dims) -> bool:
-    """Whether queries meet keys of other ranks under these (scalar) dims."""
-    return max(int(dims["blocks"]), int(dims["gathered"]), int(dims["ulysses"])) > 1
-
-
 def query_elements(op: Operator, dims: Dims) -> Numbers:
     """Elements of the local queries of an attention operator; output and values likewise have ``value_dim``."""
     attention = _of(op)
-    return _tokens(op, dims) * dims["heads"] * evaluate(attention.key_dim, dims)
+    return evaluate(op.rows, dims) * dims["heads"] * evaluate(attention.key_dim, dims)
 
 
 def key_value_elements(op: Operator, dims: Dims) -> tuple[Numbers, Numbers]:
     """Elements of the local keys and of the local values; too few heads for Ulysses are copied first."""
     attention = _of(op)
     heads = np.maximum(evaluate(attention.kv_heads, dims), dims["ulysses"])
-    rows = _tokens(op, dims) * heads
+    rows = evaluate(op.rows, dims) * heads
     return rows * evaluate(attention.key_dim, dims), rows * evaluate(attention.value_dim, dims)
 
 
@@ -90,7 +85,8 @@ def block_times_s(
 
     if blocks == 1:
         return [seconds(dims["context"], _seen_at(attention, dims, split))]
-    merge_s = floats(kernels.memory_time_s(_MERGE_PASSES * _output_bytes(op, dims, kernels)))
+    output = evaluate(op.rows, dims) * dims["heads"] * evaluate(attention.value_dim, dims)
+    merge_s = floats(kernels.memory_time_s(_MERGE_PASSES * floats(output * kernels.activation_bytes)))
     times: list[Numbers] = []
     for block in range(blocks):
         seen = _seen_in_block(attention, rows, dims["context"], split, block)
@@ -103,9 +99,7 @@ def _seen_in_block(
     attention: Attention, rows: Numbers, context: Numbers, split: ContextSplit, block: int
 ) -> float:
     """Keys of one ring block that a query sees on average."""
-    if not attention.causal:
-        return float(attention.mean_keys(context)) / split.blocks
-    if attention.is_bounded or split.balance != "contiguous":
+    if not attention.causal or attention.is_bounded or split.balance != "contiguous":
         return float(attention.mean_keys(context)) / split.blocks
     if block == 0:
         return float(rows) / 2
@@ -120,15 +114,6 @@ def _seen_at(attention: Attention, dims: Dims, split: ContextSplit) -> Numbers:
         return attention.mean_keys(dims["context"])
     last = split.gathered - 1 if split.position == SLOWEST else split.position
     return (last + 0.5) * dims["context"] / split.gathered
-
-
-def _output_bytes(op: Operator, dims: Dims, kernels: KernelModel) -> Numbers:
-    value_dim = evaluate(_of(op).value_dim, dims)
-    return floats(_tokens(op, dims) * dims["heads"] * value_dim * kernels.activation_bytes)
-
-
-def _tokens(op: Operator, dims: Dims) -> Numbers:
-    return evaluate(op.rows, dims)
 
 
 def _of(op: Operator) -> Attention:

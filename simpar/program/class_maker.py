@@ -32,7 +32,7 @@ from simpar.program.perturbation import Perturbation
 from simpar.program.resolve.token_slices import slice_ends, slice_view
 from simpar.program.structure.flatten import flatten
 from simpar.program.structure.one_process import OneProcess
-from simpar.program.structure.pairs import handover
+from simpar.program.structure.pairs import HANDOVER
 from simpar.program.structure.stages import ActionBuilder, Key, Pricing, StageBuilder, rests
 from simpar.program.structure.templates import REDUCE, Node, Template, followed, received
 from simpar.units import Ints
@@ -292,7 +292,7 @@ class ClassMaker:
                 known[key] = alone + len(templates) if template else -1
                 if template:
                     long = not (self.collapse and self.collapsible(class_id))
-                    both = flatten(template) if long else template, handover()
+                    both = flatten(template) if long else template, HANDOVER
                     templates += [followed(t, self._sends(*k[:2])) for k, t in zip(key, both, strict=True)]
             if known[key] >= 0:
                 order[at : at + 2] = known[key] + np.arange(2)

@@ -93,7 +93,7 @@ class Footprint:
 
 def footprints(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[Footprint, ...]:
     """Footprints of all classes, in order."""
-    job, builders = lowered.job, lowered.builders
+    job, builders = lowered.job, lowered.maker.builders
     devices = cluster.device_of(lowered.layout.representative_rank)
     stages = lowered.stage_of_class.tolist()
     standing = {
@@ -134,7 +134,7 @@ def host_use(lowered: Lowered, cluster: Cluster) -> HostUse | None:
         return None
     held: dict[int, tuple[float, ...]] = {}
     for stage in set(lowered.stage_of_class.tolist()):
-        builder, own = lowered.builders[stage], lowered.builders[stage].job
+        builder, own = lowered.maker.builders[stage], lowered.maker.builders[stage].job
         share = float(builder.sync.share(builder.held_parameters(stage)))
         held[stage] = astuple(host_memory(own.plan, own.stack, share, _activations(lowered, stage)))
     by_class = np.array([held[stage] for stage in lowered.stage_of_class.tolist()])
@@ -150,10 +150,10 @@ def host_use(lowered: Lowered, cluster: Cluster) -> HostUse | None:
 
 def _activations(lowered: Lowered, stage: int) -> float:
     """Highest sum of offloaded activations along the passes of a pipeline rank; the last block keeps its own."""
-    builder, share = lowered.builders[stage], lowered.job.plan.offload.offload_activations
+    builder, share = lowered.maker.builders[stage], lowered.job.plan.offload.offload_activations
     if not share:
         return 0.0
-    letters, stages, _ = lowered.schedule.letters(stage)
+    letters, stages, _ = lowered.maker.schedule.letters(stage)
     units = {s: [builder.unit(piece) for piece in builder.pieces[s][:-1]] for s in set(stages.tolist())}
     each = {s: share * sum(unit.saved_bytes for unit in known) for s, known in units.items()}
     sign = {"F": 1.0, "B": -1.0, "I": 0.0, "W": -1.0}

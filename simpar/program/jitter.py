@@ -30,9 +30,9 @@ MANTISSA_BITS = 53
 
 def units_of(lowered: Lowered) -> Ints:
     """Number of the unit of every rank, int64[world], class by class: those of a class that meet inside blocks."""
-    of_rank, kinds = lowered.layout.class_of_rank, lowered.network.block_kinds
+    of_rank, kinds = lowered.layout.class_of_rank, lowered.maker.network.block_kinds
     world = len(of_rank)
-    part = connected(world, [kind.groups for kind in lowered.network.kinds if kind.name in kinds])
+    part = connected(world, [kind.groups for kind in lowered.maker.network.kinds if kind.name in kinds])
     units: Ints = np.unique(of_rank * world + part, return_inverse=True)[1].astype(np.int64)
     return units
 

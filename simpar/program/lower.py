@@ -32,33 +32,20 @@ from simpar.units import Ints
 
 @dataclass(frozen=True)
 class Lowered:
-    """A Program with the way back: classes, templates behind every slot, and which op each slot became.
-
-    ``builders`` are those of the pipeline ranks, the same for all of a uniform plan.
-    """
+    """A Program with the way back: classes, templates behind every slot, and which op each slot became."""
 
     program: Program
     job: Job
     maker: ClassMaker
     layout: Layout
-    network: Network
-    builders: tuple[ActionBuilder, ...]
-    schedule: Schedule
     actions: tuple[ClassActions, ...]
     slots: Slots
     op_of_slot: Ints
     stage_of_class: Ints
 
-    @property
-    def builder(self) -> StageBuilder:
-        """The builder that all ranks of a uniform plan share."""
-        builder = self.builders[0]
-        assert isinstance(builder, StageBuilder), "stages in roles of their own have builders of their own"
-        return builder
-
     def apart(self, colours: Ints) -> Lowered:
         """The same step where only ranks of one colour, int64[world], may be alike, however many ops it has."""
-        maker = replace(self.maker, network=self.network.apart(colours))
+        maker = replace(self.maker, network=self.maker.network.apart(colours))
         return _emitted(maker, most_ops=inf)
 
 
@@ -115,19 +102,8 @@ def _emitted(maker: ClassMaker, **limit: float) -> Lowered:
     program, slots, op_of_slot = emitter.finish()
     if network.contention and are_shared(network.cluster):
         program = share_cores(program, slots, op_of_slot, layout, network.cluster)
-    return Lowered(
-        program,
-        maker.job,
-        maker,
-        layout,
-        network,
-        maker.builders,
-        maker.schedule,
-        tuple(actions[class_id] for class_id in range(layout.num_classes)),
-        slots,
-        op_of_slot,
-        maker.stage_of_class,
-    )
+    by_class = tuple(actions[class_id] for class_id in range(layout.num_classes))
+    return Lowered(program, maker.job, maker, layout, by_class, slots, op_of_slot, maker.stage_of_class)
 
 
 def _stream_names(maker: ClassMaker) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ class Setting:
     @cached_property
     def num_parameters(self) -> float:
         """Parameters of one replica: what the ranks of one pipeline and their tensor-parallel shards hold."""
-        builder = self.lowered.builder
+        builder = self.lowered.maker.builders[0]
         held = [builder.held_parameters(stage) for stage in range(self.plan.mesh.pp)]
         return sum(sum(each.values()) for each in held) * self.plan.mesh.tp
 

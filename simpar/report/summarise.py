@@ -230,7 +230,7 @@ def _communication(
     algorithms: dict[str, set[str]] = {}
     numerics = context.job.plan.numerics
     sent_as = {"all_gather": numerics.gather_dtype} | dict.fromkeys(REDUCTIONS, numerics.reduce_dtype)
-    for (group, op), algorithm in sorted(context.lowered.network.algorithms.items()):
+    for (group, op), algorithm in sorted(context.lowered.maker.network.algorithms.items()):
         kind = "pp" if group.startswith("pp") or group == "embedding" else _KIND_OF_GROUP[group.split("_")[0]]
         dtype = sent_as.get(op) if kind == "dp" else None
         algorithms.setdefault(kind, set()).add(f"{op} {algorithm}" + (f" in {dtype}" if dtype else ""))

@@ -5,7 +5,7 @@ Latencies are microseconds and rates GB/s here, because people read them in clus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 from simpar.errors import UserError
@@ -85,11 +85,8 @@ def parameters(cluster: Cluster) -> Mapping[str, float]:
 def _worst(cluster: Cluster) -> Mapping[str, float]:
     """The longest times and the smallest shares of all parts; steps between parts take their latency on top."""
     every = [parameters(part) for part in cluster.parts]
-    found = {key: _slower(key)(each[key] for each in every) for key in PARAMETERS}
+    longer = ("_us", "_loss", "_hop_factor")
+    found = {key: (max if key.endswith(longer) else min)(each[key] for each in every) for key in PARAMETERS}
     for key in ("nic_hop_us", "tree_hop_us"):
         found[key] += cluster.latency_between_s / US
     return found
-
-
-def _slower(key: str) -> Callable[[Iterable[float]], float]:
-    return max if key.endswith(("_us", "_loss", "_hop_factor")) else min

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from simpar.cost.context import (
     ContextSplit,
     block_times_s,
-    has_context_parallelism,
     key_value_elements,
     query_elements,
 )
 from simpar.models.graph import Operator
 from simpar.program.blocks.phases import CONTEXT, CollectiveUse, Step, StepList
-from simpar.program.blocks.rank_view import RankView
+from simpar.program.blocks.rank_view import ANY, RankView
 from simpar.units import Numbers, floats
 
 RING = "cp"
@@ -27,7 +26,7 @@ HEADS = "cp_heads"
 
 def splits_context(view: RankView) -> bool:
     """Whether the rank's queries meet keys of other ranks."""
-    return has_context_parallelism(view.tensor)
+    return max(int(view.tensor[by]) for by in ("blocks", "gathered", "ulysses")) > 1
 
 
 def attention_forward(steps: StepList, op: Operator, view: RankView, *, kind: str) -> None:
@@ -64,10 +63,9 @@ class _Attention:
         keys, values = (floats(size) * width for size in key_value_elements(op, dims))
         queries = floats(query_elements(op, dims)) * width
         output = queries * values / keys
-        choice = view.job.plan.context_parallel
-        split = ContextSplit(
-            int(dims["blocks"]), int(dims["gathered"]), choice.cp_balance or "zigzag", view.ring_position
-        )
+        balance = view.job.plan.context_parallel.cp_balance or "zigzag"
+        place = view.context_rank if view.context_rank == ANY else view.context_rank // view.job.plan.ulysses
+        split = ContextSplit(int(dims["blocks"]), int(dims["gathered"]), balance, place)
         sizes = {"query": queries, "key": keys, "value": values, "output": output}
         return _Attention(op, view, split, sizes)
 

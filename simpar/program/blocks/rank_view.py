@@ -61,12 +61,12 @@ class RankView:
     @staticmethod
     def of(job: Job, *, late_per_member_s: Numbers = 0.0) -> RankView:
         """The view of a rank of the job; all ranks of a mesh are alike up to stage and speed."""
-        return RankView(
-            job=job,
-            dims=rank_dims(job.graph, job.plan, job.training),
-            late_s=late_per_member_s * job.plan.mesh.tp,
-            fullest_load=_fullest_load(job),
-        )
+        plan, graph = job.plan, job.graph
+        fullest: Numbers = 1.0
+        if graph.is_mixture:
+            fullest = floats(fullest_load(graph.dims["experts"], plan.experts, plan.mesh.ep))
+        dims = rank_dims(graph, plan, job.training)
+        return RankView(job, dims, late_s=late_per_member_s * plan.mesh.tp, fullest_load=fullest)
 
     def of_block(self, block: Block) -> RankView:
         """The view with dims as a block of another tower names them."""
@@ -131,11 +131,6 @@ class RankView:
         return bool(self.job.plan.tensor_parallel.sequence_parallel) and self.has_tensor_ranks
 
     @property
-    def ring_position(self) -> int:
-        """Position among the ranks that a ring joins or keys are gathered from; ANY where all are alike."""
-        return self.context_rank // self.job.plan.ulysses if self.context_rank != ANY else ANY
-
-    @property
     def uneven_context(self) -> bool:
         """Whether later context ranks have more to do: contiguous chunks under a causal mask."""
         plan, blocks = self.job.plan, self.job.graph.blocks.values()
@@ -162,9 +157,3 @@ class RankView:
     def elements(self, op: Operator) -> Numbers:
         """Elements of all rows of an operator's output that this rank has."""
         return floats(evaluate(op.rows, self.tensor)) * floats(evaluate(op.columns, self.tensor))
-
-
-def _fullest_load(job: Job) -> Numbers:
-    if not job.graph.is_mixture:
-        return 1.0
-    return floats(fullest_load(job.graph.dims["experts"], job.plan.experts, job.plan.mesh.ep))

@@ -277,15 +277,8 @@ class Network:
             of_links = layout.links_of_groups
             keys = of_links.owners() * len(capacity) + of_links.item
             local = np.searchsorted(keys, group * len(capacity) + link) - of_links.pointer[group]
-            columns = (
-                local,
-                traffic.label[order],
-                traffic.count[order],
-                capacity[link],
-                shared[link],
-                port[link],
-            )
-            rows = np.stack(columns, axis=1).astype(np.int64)
+            of_edges, of_link = (traffic.label[order], traffic.count[order]), (capacity, shared, port)
+            rows = np.stack([local, *of_edges, *(each[link] for each in of_link)], axis=1).astype(np.int64)
             ends = np.searchsorted(group, first + np.arange(count + 1))
             for length in np.unique(np.diff(ends)).tolist():
                 mine = np.flatnonzero(np.diff(ends) == length)

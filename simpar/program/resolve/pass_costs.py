@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from simpar.hardware.cluster import Cluster
-from simpar.plan.plan import Plan
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import Job, RankView
 from simpar.program.blocks.segments import make_segment
@@ -34,11 +33,9 @@ class PassesAlone:
     def of(job: Job, cluster: Cluster, *, rank: int = 0, slowdown: float = 1.0) -> PassesAlone:
         """Passes of a job's blocks on a rank, whose device the job is on."""
         cluster = cluster.in_training
-        plan: Plan = job.plan
-        view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, plan.mesh)).first
-        builder = StageBuilder(view, ())
+        view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, job.plan.mesh)).first
         groups = {kind.name: kind.groups[(kind.groups == rank).any(axis=1)][0] for kind in block_groups(view)}
-        return PassesAlone(builder, groups, Prices.of_job(job, cluster), slowdown)
+        return PassesAlone(StageBuilder(view, ()), groups, Prices.of_job(job, cluster), slowdown)
 
     def price(self, use: CollectiveUse) -> int:
         """Nanoseconds of a collective."""
@@ -63,12 +60,10 @@ class PassesAlone:
 def pass_costs(job: Job, cluster: Cluster) -> tuple[float, float, float]:
     """Durations of F, I and W, in units of F: the mean over virtual stages, collectives alone on their links."""
     alone = PassesAlone.of(job, cluster)
-    total = np.zeros(3)
-    for pieces in alone.builder.pieces:
-        for piece in pieces:
-            for column, kind in enumerate(("forward", "input_gradient", "weight_gradient")):
-                total[column] += alone.duration_ns(piece, kind)
-    return relative_costs(total)
+    pieces = [piece for some in alone.builder.pieces for piece in some]
+    kinds = ("forward", "input_gradient", "weight_gradient")
+    each = [sum(alone.duration_ns(piece, kind) for piece in pieces) for kind in kinds]
+    return relative_costs(np.array(each, dtype=np.float64))
 
 
 def relative_costs(total_ns: Floats) -> tuple[float, float, float]:

@@ -96,6 +96,5 @@ def pair_template(forward: Pass, backward: Pass, together: Sequence[Segment]) ->
     return Template((node,), 0)
 
 
-def handover() -> Template:
-    """What stands for the backward of a pair behind it: an op of no duration that hands its gradient on."""
-    return Template((Node(kind="join", name="backward", streams=(COMPUTE,)),), 0)
+HANDOVER = Template((Node(kind="join", name="backward", streams=(COMPUTE,)),), 0)
+"""What stands for the backward of a pair behind it: an op of no duration that hands its gradient on."""

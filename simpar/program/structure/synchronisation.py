@@ -96,8 +96,7 @@ class Synchronisation:
     @staticmethod
     def of(job: Job) -> Synchronisation:
         """Read the scheme from a checked plan."""
-        mesh, alone = job.plan.mesh, apart(job.plan)
-        apart_in = num_replicas(job.plan) if alone else 1
+        mesh, apart_in = job.plan.mesh, num_replicas(job.plan) if apart(job.plan) else 1
         found = [Replicas.of(DENSE, int(mesh.dp or 1) * mesh.cp // apart_in, job.plan)]
         if job.graph.is_mixture:
             found.append(Replicas.of(EXPERTS, mesh.expert_data_parallel // apart_in, job.plan))
