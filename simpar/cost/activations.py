@@ -96,7 +96,12 @@ class _Sizes:
             kept = self.boundary if at == 0 else 0.0 * self.boundary
             return BlockActivations(kept, (at + 1) * total - self.boundary, self._discarding(), backward)
         if chosen := operators(recompute):
-            dropped = sum(self._dropped(key, op, what, chosen) for key, op, what in saved_tensors(self.block))
+            # what runs again; the result of attention stays, as its reader's input
+            dropped = sum(
+                self._tensor(key, op, what)
+                for key, op, what in saved_tensors(self.block)
+                if op and op.name in chosen and (op.kind, what) != ("attention", "output")
+            )
             return BlockActivations(total - dropped, dropped, forward, backward)
         if recompute == "selective":
             kept = (
@@ -124,12 +129,6 @@ class _Sizes:
         tensors = sum(self._tensor(key, op, what) for key, op, what in saved_tensors(self.block))
         losses = sum(saved for saved, _ in self._loss_bytes())
         return tensors + losses + self._scores() + self._habits()
-
-    def _dropped(self, key: str, op: Operator | None, what: str, chosen: frozenset[str]) -> Numbers:
-        """Bytes of a saved tensor whose operator runs again; the result of attention stays, as its reader's input."""
-        if op is None or op.name not in chosen or (op.kind == "attention" and what == "output"):
-            return 0.0
-        return self._tensor(key, op, what)
 
     def _tensor(self, key: str, op: Operator | None, what: str) -> Numbers:
         if op is not None and what in ("mask", "stats", "lse"):

@@ -8,7 +8,6 @@ they stay outside unless the step is captured as a whole.
 
 from collections.abc import Iterable, Sequence
 
-from simpar.cost.stack import Launch
 from simpar.models.graph import Block, Operator
 from simpar.units import Numbers
 
@@ -53,11 +52,3 @@ def launches(block: Block, kernels: Iterable[Numbers], graphs: tuple[str, ...]) 
     parts = part_names(block.operators)
     outside = sum(count for count, part in zip(kernels, parts, strict=True) if part not in graphs)
     return outside + len({part for part in parts if part in graphs})
-
-
-def issue_s(
-    launch: Launch, block: Block, kernels: Iterable[Numbers], collectives: int, late_s: Numbers
-) -> Numbers:
-    """Seconds the host needs for one pass through a block; each collective holds it up ``late_s`` besides."""
-    each_s = launch.host_time_per_collective_s + late_s
-    return launches(block, kernels, launch.graphs) * launch.host_time_per_kernel_s + collectives * each_s

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from simpar.cost.graphs import issue_s
+from simpar.cost.graphs import launches
 from simpar.cost.operators import OperatorTime, operator_times
 from simpar.errors import UserError
 from simpar.models.graph import INPUT, Block, Operator, evaluate, is_row_parallel
@@ -63,25 +63,26 @@ class BlockView(ABC):
 
     def issue_s(self, block: Block, kernels: Iterable[Numbers], collectives: int) -> Numbers:
         """Seconds of the host for so many kernels of each operator of the block, or a part of it, and collectives."""
-        return issue_s(self.job.stack.launch, block, kernels, collectives, self.late_s)
+        launch = self.job.stack.launch
+        each_s = launch.host_time_per_collective_s + self.late_s
+        return launches(block, kernels, launch.graphs) * launch.host_time_per_kernel_s + collectives * each_s
 
     def share_keys(self, steps: StepList, op: Operator, collective: str) -> None:  # noqa: B027
         """What moves for keys and values (or their gradients) of a sequence that attention has in slices: nothing."""
 
-    def attention_forward(self, steps: StepList, op: Operator, time: OperatorTime, *, kind: str) -> None:
-        """Core attention with what moves for it; ``kind`` is forward or recompute."""
-        self.share_keys(steps, op, "all_gather")
-        steps.add(Step.kernel(op.name, kind, time.forward_s))
+    def attention(
+        self, steps: StepList, op: Operator, time: OperatorTime, kind: str, *, alone: bool = False
+    ) -> None:
+        """Core attention with what moves for it as ``kind`` forward, recompute or input_gradient.
 
-    def attention_again(self, steps: StepList, op: Operator, time: OperatorTime) -> None:
-        """Core attention alone once more ahead of its backward."""
-        steps.add(Step.kernel(op.name, "recompute", time.forward_s))
-
-    def attention_backward(self, steps: StepList, op: Operator, time: OperatorTime) -> None:
-        """Gradients of queries, keys and values; those of the keys of other slices go home."""
-        self.share_keys(steps, op, "all_gather")
-        steps.add(Step.kernel(op.name, "input_gradient", time.backward_input_s))
-        self.share_keys(steps, op, "reduce_scatter")
+        Gradients of the keys of other slices go home; ``alone`` ahead of its backward it has what it needs.
+        """
+        backward = kind == "input_gradient"
+        if not alone:
+            self.share_keys(steps, op, "all_gather")
+        steps.add(Step.kernel(op.name, kind, time.backward_input_s if backward else time.forward_s))
+        if backward:
+            self.share_keys(steps, op, "reduce_scatter")
 
     def exchange(self, _kind: str) -> Exchange:
         """How tokens travel to experts. Raises UserError where they do not."""
@@ -168,26 +169,15 @@ class RankBlock(BlockView):
         shared = op.kind == "loss" and self.view.has_tensor_ranks
         return [loss_sums(TENSOR, self._rows(op))] if shared else []
 
-    def attention_forward(self, steps: StepList, op: Operator, time: OperatorTime, *, kind: str) -> None:
+    def attention(
+        self, steps: StepList, op: Operator, time: OperatorTime, kind: str, *, alone: bool = False
+    ) -> None:
         """Core attention, with the keys of other ranks where they are needed."""
-        if context.splits_context(self.view) and agreed(time.forward_s > 0):
-            context.attention_forward(steps, op, self.view, kind=kind)
+        runs = alone or kind == "input_gradient" or agreed(time.forward_s > 0)
+        if runs and context.splits_context(self.view):
+            context.attention(steps, op, self.view, kind)
         else:
-            super().attention_forward(steps, op, time, kind=kind)
-
-    def attention_again(self, steps: StepList, op: Operator, time: OperatorTime) -> None:
-        """Core attention once more ahead of its backward, with the keys of other ranks."""
-        if context.splits_context(self.view):
-            context.attention_forward(steps, op, self.view, kind="recompute")
-        else:
-            super().attention_again(steps, op, time)
-
-    def attention_backward(self, steps: StepList, op: Operator, time: OperatorTime) -> None:
-        """Gradients of queries, keys and values."""
-        if context.splits_context(self.view):
-            context.attention_backward(steps, op, self.view)
-        else:
-            super().attention_backward(steps, op, time)
+            super().attention(steps, op, time, kind, alone=alone)
 
     def exchange(self, kind: str) -> Exchange:
         """How tokens travel to experts."""

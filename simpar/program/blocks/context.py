@@ -29,23 +29,19 @@ def splits_context(view: RankView) -> bool:
     return max(int(view.tensor[by]) for by in ("blocks", "gathered", "ulysses")) > 1
 
 
-def attention_forward(steps: StepList, op: Operator, view: RankView, *, kind: str) -> None:
-    """Attention with everything that moves for it; ``kind`` is forward or recompute."""
-    split = _Attention.of(op, view)
-    split.exchange_heads(steps, "query", "key", "value")
-    split.share_keys(steps, "all_gather")
-    split.blocks(steps, kind, backward=False)
-    split.exchange_heads(steps, "output")
+def attention(steps: StepList, op: Operator, view: RankView, kind: str) -> None:
+    """Attention with everything that moves for it; ``kind`` is forward, recompute or input_gradient.
 
-
-def attention_backward(steps: StepList, op: Operator, view: RankView) -> None:
-    """Gradients of queries, keys and values; those of gathered keys and values go home."""
-    split = _Attention.of(op, view)
-    split.exchange_heads(steps, "output")
+    Of the latter, gradients of gathered keys and values go home.
+    """
+    split, backward = _Attention.of(op, view), kind == "input_gradient"
+    inputs, output = ("query", "key", "value"), ("output",)
+    split.exchange_heads(steps, *(output if backward else inputs))
     split.share_keys(steps, "all_gather")
-    split.blocks(steps, "input_gradient", backward=True)
-    split.share_keys(steps, "reduce_scatter")
-    split.exchange_heads(steps, "query", "key", "value")
+    split.blocks(steps, kind, backward=backward)
+    if backward:
+        split.share_keys(steps, "reduce_scatter")
+    split.exchange_heads(steps, *(inputs if backward else output))
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ class _Walk:
             for use in self.view.loss_sums(op):
                 sequence.add(Step.moving(f"{op.name}.sums", use))
             if op.kind == "attention":
-                self.view.attention_forward(sequence, op, time, kind=kind)
+                self.view.attention(sequence, op, time, kind)
             elif op.kind in experts.MOVES:
                 self.view.exchange(kind).run(sequence, op, time, backward=False)
             else:
@@ -150,8 +150,8 @@ class _Walk:
                 self._gradient_arrives(sequence, op.name)
             if op.kind == "attention" and input_gradient:
                 if selective:
-                    self.view.attention_again(sequence, op, time)
-                self.view.attention_backward(sequence, op, time)
+                    self.view.attention(sequence, op, time, "recompute", alone=True)
+                self.view.attention(sequence, op, time, "input_gradient")
             elif op.kind in experts.MOVES:
                 if input_gradient:
                     self.view.exchange("input_gradient").run(sequence, op, time, backward=True)

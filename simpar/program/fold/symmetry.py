@@ -105,11 +105,6 @@ class Symmetry:
         return np.array([len(np.unique(first)) < len(first) for first in self.first], dtype=bool)
 
     @cached_property
-    def _cell(self) -> tuple[Ints, ...]:
-        """For every value the number of those that it may be exchanged with, itself included."""
-        return tuple(np.bincount(first, minlength=len(first))[first] for first in self.first)
-
-    @cached_property
     def orbits(self) -> Ints:
         """The lowest rank of every rank's orbit, int64[world]."""
         lowest = np.zeros(1, dtype=np.int64)
@@ -135,8 +130,9 @@ class Symmetry:
         which = which if which.ndim == 2 else which[:, None]
         number = np.ones(len(ranks), dtype=np.int64)
         for d in np.flatnonzero(self.free & which.any(axis=1)):
-            value = ranks // self.digits.stride[d] % self.digits.size[d]
-            number *= np.where(which[d], self._cell[d][value], 1)
+            value, first = ranks // self.digits.stride[d] % self.digits.size[d], self.first[d]
+            cell = np.bincount(first, minlength=len(first))[first]  # values that one may be exchanged with
+            number *= np.where(which[d], cell[value], 1)
         return number
 
     def fixing(self, digits: Flags) -> Symmetry:

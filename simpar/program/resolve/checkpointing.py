@@ -71,12 +71,8 @@ class _Rank:
     held_bytes: float = 0.0
     budget_bytes: float = 0.0
 
-    def choose(self) -> dict[int, Taken]:
-        """The choice of least time within the budget, by the first layer of every stretch. Raises Infeasible."""
-        return self.take(choose(self.runs, self.flights, self.budget_bytes))
-
     def take(self, found: list[list[tuple[Choice, int]]]) -> dict[int, Taken]:
-        """Choices of all runs, as a plan has them."""
+        """Choices of all runs, as a plan has them, by the first layer of every stretch."""
         saved = self.flights @ [sum(one.saved_bytes * count for one, count in taken) for taken in found]
         self.held_bytes = float(saved.max()) + max(one.held_bytes for taken in found for one, _ in taken)
         return {each.first: _text(taken) for each, taken in zip(self.stretches, found, strict=True)}
@@ -119,7 +115,7 @@ class _Checkpointing:
             taken: dict[int, Taken] = {}
             for rank in ranks:
                 try:
-                    taken |= rank.choose()
+                    taken |= rank.take(choose(rank.runs, rank.flights, rank.budget_bytes))
                 except Infeasible:
                     raise _too_little(rank.number, room) from None
             job = self._under(taken)

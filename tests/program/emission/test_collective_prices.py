@@ -22,7 +22,7 @@ JOB = make_job(
     STACK.model_copy(update={"launch": LAUNCH}),
 )
 LOWERED = lower_job(JOB, CLUSTER, {}, contention=False)
-RANK = int(LOWERED.network.layout.representative_rank[0])
+RANK = int(LOWERED.maker.network.layout.representative_rank[0])
 
 
 def group_of(kind: str):
@@ -39,11 +39,11 @@ def group_of(kind: str):
 def test_the_network_and_its_prices_agree_to_the_nanosecond(size, count, where):
     """With links of its own: latency, what a stack adds to calls and bytes, and draining at the slowest link's rate."""
     kind, op = where
-    prices = Prices(CLUSTER.in_training, LOWERED.network.added)
+    prices = Prices(CLUSTER.in_training, LOWERED.maker.network.added)
     price = prices.of(op, group_of(kind), kind)
     assert price.private
     use = CollectiveUse(kind, op, size, count)
-    assert price.use_ns(use) == LOWERED.network.solo_ns(0, use)
+    assert price.use_ns(use) == LOWERED.maker.network.solo_ns(0, use)
 
 
 @given(sizes=st.lists(st.floats(0.0, 1e9), min_size=1, max_size=8))

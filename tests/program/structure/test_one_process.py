@@ -74,7 +74,7 @@ def test_the_first_device_holds_the_logits_of_all() -> None:
     entry = one_process()
     timing = reference.run(entry.program)
     peaks = [memory_uses(entry.program, timing)[c].peak_bytes for c in range(2)]
-    job = entry.builder.job
+    job = entry.job
     logits = 2 * 256 * job.graph.dims["vocab"] * (DEVICES - 1)
     saved, peak = job.stack.memory.loss_bytes(logits)
     assert saved < peaks[0] - peaks[1] <= peak

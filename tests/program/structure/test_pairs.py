@@ -97,8 +97,8 @@ def durations(entry: Lowered) -> dict[tuple[str, int, bool], int]:
     found = {}
     for class_id, actions in enumerate(entry.actions):
         rank = int(entry.stage_of_class[class_id])
-        letters, stages, _ = entry.schedule.letters(rank)
-        joined = entry.schedule.ranks[rank].overlap
+        letters, stages, _ = entry.maker.schedule.letters(rank)
+        joined = entry.maker.schedule.ranks[rank].overlap
         for at, (letter, stage) in enumerate(zip(letters, stages.tolist(), strict=True)):
             template = actions.templates[actions.template[at]]
             found[letter, stage, bool(joined[at])] = template.nodes[0].duration_ns
@@ -109,7 +109,7 @@ def test_the_engine_runs_pairs_as_an_executor_of_the_table_does() -> None:
     """Finish of every action equals that of a plain walk over the table, pairs as units, messages added."""
     entry = dualpipe()
     timing = reference.run(entry.program)
-    took, table = durations(entry), entry.schedule
+    took, table = durations(entry), entry.maker.schedule
     message = {
         (letter, stage): _message_ns(entry, letter, stage)
         for letter in "FB"
@@ -145,7 +145,7 @@ def test_the_engine_runs_pairs_as_an_executor_of_the_table_does() -> None:
 def _message_ns(entry: Lowered, letter: str, stage: int) -> int:
     """Nanoseconds that the result of a pass travels, 0 where it stays."""
     target = stage + 1 if letter == "F" else stage - 1
-    ranks = entry.schedule.rank_of_stage
+    ranks = entry.maker.schedule.rank_of_stage
     if not 0 <= target < len(ranks) or ranks[target] == ranks[stage]:
         return 0
     node = next(
@@ -154,7 +154,7 @@ def _message_ns(entry: Lowered, letter: str, stage: int) -> int:
         for template in actions.templates
         if template.nodes[-1].collective and template.nodes[-1].collective.op == "send"
     )
-    return entry.network.solo_ns(
+    return entry.maker.network.solo_ns(
         0, replace(node.collective, group=f"pp+{(ranks[target] - ranks[stage]) % 4}")
     )
 
