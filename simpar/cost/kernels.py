@@ -20,6 +20,9 @@ _TILES = np.array(
 ).T
 """Rows and columns of what a multiprocessor computes at a time, and how often they halve the largest."""
 
+Heads = tuple[Numbers, Numbers, Numbers, Numbers]
+"""Shape of attention: batch, queries, heads and the dim of a head."""
+
 DEFAULTS: dict[str, float] = {
     # share of peak that the tensor cores sustain in a long GEMM (power, issue, shared memory)
     "gemm_efficiency": 0.80,
@@ -153,15 +156,8 @@ class KernelModel:
             share = p["gemm_efficiency_fp4"] or share
         return self.rate(self.precision) * share
 
-    def attention_time_s(
-        self,
-        shape: tuple[Numbers, Numbers, Numbers, Numbers],
-        *,
-        context: Numbers,
-        seen: Numbers,
-        backward: bool,
-    ) -> Numbers:
-        """Seconds of core attention for shape (batch, seq, heads, head_dim) over ``context`` keys.
+    def attention_time_s(self, shape: Heads, *, context: Numbers, seen: Numbers, backward: bool) -> Numbers:
+        """Seconds of core attention over ``context`` keys.
 
         A query sees ``seen`` of them on average. FLOP: 4 b s a d x seen forward, 2.5 times that backward; unfused
         kernels compute masked scores too.
@@ -182,14 +178,7 @@ class KernelModel:
             self.rate(self.activation_dtype) * share * self.attention_rate * ramp * width
         )
 
-    def _unfused_attention_s(
-        self,
-        shape: tuple[Numbers, Numbers, Numbers, Numbers],
-        keys: Numbers,
-        kept: Numbers,
-        *,
-        backward: bool,
-    ) -> Numbers:
+    def _unfused_attention_s(self, shape: Heads, keys: Numbers, kept: Numbers, *, backward: bool) -> Numbers:
         """Two batched products and the passes of softmax with mask and scale, and of dropout, over the scores.
 
         Softmax writes all scores and reads those that the mask keeps (backward: of scores and gradients); dropout

@@ -19,13 +19,7 @@ from simpar.program.blocks.rank_view import ANY, Job
 from simpar.program.emission.emit import ClassActions
 from simpar.program.emission.microbatches import MIDDLE, middle
 from simpar.program.emission.shared_cores import are_shared
-from simpar.program.emission.traffic import (
-    EMBEDDING_GROUP,
-    Network,
-    embedding_sum,
-    hop_kind,
-    send_bytes,
-)  # fmt: skip
+from simpar.program.emission.traffic import EMBEDDING_GROUP, Network, embedding_sum, hop_kind, send_bytes
 from simpar.program.fold.refinement import by_appearance
 from simpar.program.lower_stages import Boundaries, message_kind
 from simpar.program.perturbation import Perturbation

@@ -14,13 +14,7 @@ from simpar.program.emission.collective_prices import Added
 from simpar.program.emission.emit import ClassActions, Emitter, Slots
 from simpar.program.emission.microbatches import with_middle
 from simpar.program.emission.shared_cores import are_shared, share_cores
-from simpar.program.emission.traffic import (
-    Network,
-    group_kinds,
-    hop_kind,
-    late_per_member_s,
-    streams_of,
-)  # fmt: skip
+from simpar.program.emission.traffic import Network, group_kinds, hop_kind, late_per_member_s, streams_of
 from simpar.program.fold.layout import Layout, build_layout
 from simpar.program.ir.program import Program
 from simpar.program.lower_stages import Boundaries, stage_builders, stage_kinds

@@ -14,6 +14,7 @@ sections 4 and 5]. A delayed update works on the gradients of the step before an
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from simpar.cost.memory.widths import parameter_widths
@@ -67,11 +68,12 @@ class HostUpdate:
             return 0.0
         return offload.ratio * self.gradient_bytes / shards
 
-    def add(self, nodes: Nodes, parameters: float, optimizer: Node) -> None:
-        """Append the update of a rank's share of parameters; ``optimizer`` is what the device updates.
+    def behind(self, before: Iterable[Node], parameters: float, optimizer: Node) -> Nodes:
+        """The update of a rank's share of parameters behind other nodes; ``optimizer`` is what the device updates.
 
         The last node ends when all parameters are where they are used.
         """
+        nodes = Nodes(before)
         away, whole = parameters * self.job.plan.offload.ratio, parameters * self.compute_bytes
         if away and self.late:
             copy = host_copy("gradients to host", away * self.gradient_bytes)
@@ -93,6 +95,7 @@ class HostUpdate:
             ends.append(nodes.add(copy))
         streams = (*optimizer.streams, HOST_OUT, HOST_IN, HOST_UPDATE)
         nodes.add(Node("optimizer", "parameters in place", streams, after=tuple(ends)))
+        return nodes
 
     def _tiles(self, nodes: Nodes, away: float, *, waits: tuple[int, ...]) -> list[int]:
         """Append updates of so many parameters, tile by tile, with their states' way from drives and back."""

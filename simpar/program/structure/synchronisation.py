@@ -28,16 +28,7 @@ from simpar.plan.sync import apart, num_replicas
 from simpar.program.blocks.phases import COMPUTE, CollectiveUse
 from simpar.program.blocks.rank_view import Job
 from simpar.program.structure.host_update import HostUpdate
-from simpar.program.structure.templates import (
-    DELAYED,
-    GATHER,
-    HOST_OPS,
-    REDUCE,
-    Copies,
-    Node,
-    Nodes,
-    SyncPolicy,
-)
+from simpar.program.structure.templates import DELAYED, GATHER, HOST_OPS, REDUCE, Copies, Node, SyncPolicy
 from simpar.units import DTYPE_BYTES, Numbers, to_ns
 
 DENSE, EXPERTS = "dp", "edp"
@@ -267,9 +258,8 @@ class Synchronisation:
         if not (self.host.fetches or self.job.plan.offload.ratio > 0):
             update = self._optimizer(held, matrices)
             return (*before, *self._exchange(matrices), update, *after)
-        nodes = Nodes(before)
-        self.host.add(nodes, float(self.share(held)), self._optimizer(held, matrices))
-        return (*nodes, *after)
+        update = self._optimizer(held, matrices)
+        return (*self.host.behind(before, float(self.share(held)), update), *after)
 
     def late_reductions(self, held: Mapping[str, Numbers]) -> list[CollectiveUse]:
         """Reductions behind the last backward, in turn: of the parameters of a rank by kind, or of arrays of ranks.
