@@ -123,9 +123,12 @@ class Rows:
         """One number for every combination of values of those axes that are joined, and of ``last`` below ``most``."""
         code = np.zeros(self.count, dtype=np.int64)
         for name in names:
-            if name in self.domain:
-                code = code * len(self.domain[name]) + self.code[name]
-        return np.asarray(code * most + last)
+            if (values := len(self.domain.get(name, ()))) > 1:
+                code *= values
+                code += self.code[name]
+        code *= most
+        code += last
+        return code
 
     def one_of(self, name: str, *values: Any) -> Mask:
         """Where an axis has one of some values."""
