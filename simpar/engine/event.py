@@ -45,8 +45,9 @@ class Runner:
         self.program, self.most_visits = program, most_visits
         before, after = edges(program)
         self.pointer, self.waiting = (np.zeros(len(program) + extra, dtype=np.int64) for extra in (1, 0))
-        self.follower = np.empty_like(before)
-        self.kernel.follow(before, after, self.pointer, self.follower, self.waiting)
+        follower = np.empty_like(before)
+        pairs = self.kernel.follow(before, after, self.pointer, follower, self.waiting)
+        self.follower = follower[:pairs].copy()
         self.ops = np.empty(len(program), self.kernel.OP)
         self.nodes = _NodesOfRoutes(self.kernel, program.routes)
 

@@ -49,6 +49,7 @@ LINKS, FLOWS, DONE, SIZES = range(4)
 HEAP, STAMP, NOW, VISITS = 4, 5, 6, 7  # further entries of the row SIZES
 TIME, ENTRY = 0, 1  # columns of the heap; entries are flows that drain, then flows that begin, then changes
 WAYS = 4  # children of an entry of the heap
+FEW = 8  # followers of an op among which twins are looked for
 
 
 def _compiled(function: Function) -> Function:
@@ -367,10 +368,11 @@ def _pass_on(ops: Records, flows: Records, heap: Ints, lists: Ints, follower: In
 
 
 @_compiled
-def follow(before: Ints, after: Ints, pointer: Ints, follower: Ints, waiting: Ints) -> None:
-    """Whatever waits for every op, op by op behind one another, and how many each waits for.
+def follow(before: Ints, after: Ints, pointer: Ints, follower: Ints, waiting: Ints) -> int:
+    """Whatever waits for every op, op by op behind one another, and how many each waits for; how many pairs there are.
 
-    ``pointer`` int64[ops + 1] begins as zeros; items of op i end up in ``follower[pointer[i]:pointer[i + 1]]``.
+    ``pointer`` int64[ops + 1] begins as zeros; items of op i end up in ``follower[pointer[i]:pointer[i + 1]]``. Pairs
+    that are named twice (as dependency and by a stream) count once, among the first few of an op.
     """
     for i in range(len(before)):
         pointer[before[i]] += 1
@@ -380,6 +382,20 @@ def follow(before: Ints, after: Ints, pointer: Ints, follower: Ints, waiting: In
     for i in range(len(before) - 1, -1, -1):
         pointer[before[i]] -= 1
         follower[pointer[before[i]]] = after[i]
+    kept = 0
+    for op in range(len(pointer) - 1):
+        begin, pointer[op] = pointer[op], kept
+        for i in range(begin, pointer[op + 1]):
+            known = False
+            for one in range(pointer[op], min(kept, pointer[op] + FEW)):
+                known |= follower[one] == follower[i]
+            if known:
+                waiting[follower[i]] -= 1
+            else:
+                follower[kept] = follower[i]
+                kept += 1
+    pointer[-1] = kept
+    return kept
 
 
 @_compiled

@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy as np
 import pytest
 
 from simpar.engine import event, reference
@@ -54,3 +55,16 @@ def test_a_run_leaves_the_program_as_it_was():
     program = one_flow()
     event.run(program, [LinkChange(500, 0, GB // 4)])
     assert event.run(program).finish_ns.tolist() == [1000]
+
+
+def test_pairs_named_twice_count_once():
+    """A dependency that a stream repeats is one pair, whatever stands between its two mentions."""
+    kernel = pytest.importorskip("simpar.engine.event_kernel", exc_type=ImportError)
+    before, after = np.array([0, 1, 0, 0, 1, 0]), np.array([1, 2, 2, 1, 2, 3])
+    pointer, waiting, follower = np.zeros(5, np.int64), np.zeros(4, np.int64), np.zeros(6, np.int64)
+    assert kernel.follow(before, after, pointer, follower, waiting) == 4
+    assert (pointer.tolist(), follower[:4].tolist(), waiting.tolist()) == (
+        [0, 3, 4, 4, 4],
+        [1, 2, 3, 2],
+        [0, 1, 2, 1],
+    )
