@@ -2,8 +2,8 @@
 
 A segment starts with its streams idle and ends joined, so its inner times are constant offsets: one op of the
 whole duration stands for it, and adding the offsets back is exact because sums of integers are associative.
-That is the collapse of time; :func:`steps_as_nodes` keeps the steps apart where a collective crosses a contended
-link or joins ranks of different classes, and in the uncollapsed programs that tests compare against.
+That is the collapse of time; :mod:`simpar.program.structure.flatten` keeps the steps apart where a collective crosses
+a contended link or joins ranks of different classes, and in the uncollapsed programs that tests compare against.
 """
 
 from __future__ import annotations

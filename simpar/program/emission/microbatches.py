@@ -76,9 +76,8 @@ def _alternates(schedule: Schedule) -> bool:
 def middle(templates: Mapping[tuple[str, bool], Template], count: int) -> Template | None:
     """``count`` microbatches as one op, None where a pass is more than an op or leaves memory behind.
 
-    ``templates`` are by letter and whether it is the boundary microbatch.
-
-    The op holds what one microbatch holds at its peak, by category.
+    ``templates`` are by letter and whether it is the boundary microbatch. The op holds what one microbatch holds at its
+    peak, by category.
     """
     both = (templates["F", False], templates["B", False])
     if any(len(each.nodes) > 1 or each.nodes[0].collective for each in both):
