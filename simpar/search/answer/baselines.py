@@ -212,20 +212,19 @@ def runners_up(beside: Beside, taken: list[int], count: int) -> list[Result]:
     In the order of the sweep, which leaves contention out, up to MORE_RUNNERS_UP beyond ``count`` are simulated, while
     one that loses no more to contention than the least of those found would come before the last of them.
     """
-    frontier, found = beside.frontier, dict[int, tuple[float, int, Result]]()
-    layout, least_loss = frontier.layouts(), np.inf
+    frontier, found, last_s, least_loss = beside.frontier, list[tuple[float, int, Result]](), np.inf, np.inf
+    layout = frontier.layouts()
     others = ~np.isin(layout, layout[taken])
     few = others & (frontier.level >= STEP) | beside.promising(others)
     limit_s = np.where(np.isin(layout, layout[few]), np.inf, 0.0)
     for row, one in islice(beside.quickest(limit_s), count + MORE_RUNNERS_UP if count else 0):
-        found[layout[row]] = one.step_time_s, row, one.report()
+        if one.step_time_s < last_s:  # others need no report
+            found = sorted([*found, (one.step_time_s, row, one.report())], key=lambda each: each[:2])[:count]
+        last_s = found[-1][0] if len(found) == count else np.inf
         least_loss = min(least_loss, one.step_time_s / frontier.bound_s[row])
         limit_s[layout == layout[row]] = 0.0
-        if len(found) >= count:
-            last_s = sorted(time_s for time_s, _, _ in found.values())[count - 1]
-            limit_s[limit_s > 0] = last_s / least_loss
-    ranked = sorted(found.values(), key=lambda each: each[:2])
-    return [result for _, _, result in ranked[:count]]
+        limit_s[limit_s > 0] = last_s / least_loss
+    return [result for _, _, result in found]
 
 
 def front(beside: Beside) -> list[dict[str, object]]:

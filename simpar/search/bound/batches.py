@@ -71,7 +71,9 @@ class Batch:
 
     def moves(self, name: str, letter: str, *, boundary: bool) -> Floats:
         """What passes of a letter move by kind of block, for every configuration: a part of Moves."""
-        found = self.each((name, letter, boundary), lambda one: getattr(one.moves[letter, boundary], name))
+        found = self.each(
+            (name, letter, boundary), lambda one: getattr(one.moves(letter, boundary=boundary), name)
+        )
         return np.asarray(found)
 
     def pass_times(self, mine: Ints, letter: str, *, boundary: bool) -> Floats:

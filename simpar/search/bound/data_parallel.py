@@ -97,12 +97,12 @@ class Configuration:
         """Passes that run together with no other, because parameters are gathered or gradients reduced in them."""
         return frozenset(key for key, policy in self.policies.items() if policy.gathers or policy.reduces)
 
-    @cached_property
-    def moves(self) -> dict[tuple[str, bool], Moves]:
-        """What passes move, by (letter, boundary)."""
-        asked = {key: (policy, key[0] == "F") for key, policy in self.policies.items()}
-        known = {each: self._moves(*each) for each in set(asked.values())}
-        return {key: known[each] for key, each in asked.items()}
+    def moves(self, letter: str, *, boundary: bool) -> Moves:
+        """What passes move, found once for those that move the same."""
+        known = self.policies[letter, boundary], letter == "F"
+        if known not in self._found:
+            self._found[known] = self._moves(*known)
+        return self._found[known]
 
     def _moves(self, policy: SyncPolicy, ahead: bool) -> Moves:
         none = np.zeros(len(self.parameters[DENSE]))
@@ -134,7 +134,15 @@ class Configuration:
         )
 
     @cached_property
+    def _found(self) -> dict[tuple[SyncPolicy, bool], Moves]:
+        return {}
+
+    @cached_property
     def _cuts(self) -> dict[tuple[tuple[int, ...], SyncPolicy], Cut]:
+        return {}
+
+    @cached_property
+    def _slopes(self) -> dict[SyncPolicy, Floats]:
         return {}
 
     def cut(self, pieces: tuple[int, ...], policy: SyncPolicy) -> Cut:
@@ -160,23 +168,23 @@ class Configuration:
             return 0.0
         return float(self.taken_ns([embedding_sum(RankView.of(self.sync.job).table_elements, self.sync)]))
 
-    def gather_slopes_s(self, *, kind: str, letter: str, boundary: bool) -> Floats:
-        """Seconds a parameter that the gathers of a pass take of each of rank 0's links."""
-        copies = [
-            one for one in self.policies[letter, boundary].copies if one.kind == kind and one.gather_group
-        ]
-        found = np.zeros(len(self.own))
-        for each in copies:
-            found += each.gathered_bytes * self.prices["all_gather", each.gather_group].slopes_s(self.own)
-        return found
+    def slopes_s(self, letter: str, *, boundary: bool) -> Floats:
+        """Seconds a parameter that a pass takes of each of rank 0's links, float64[2, 2, links].
 
-    def reduce_slopes_s(self, *, kind: str, letter: str, boundary: bool) -> Floats:
-        """Seconds a parameter that the reductions of a pass take of each of rank 0's links."""
-        found = np.zeros(len(self.own))
-        for each in self.policies[letter, boundary].copies:
-            for group, op, share in each.reduce_ops if each.kind == kind else ():
-                found += each.gradient_bytes * share * self.prices[op, group].slopes_s(self.own)
-        return found
+        Of parameters by who holds copies (dense, experts), to gather and to reduce them.
+        """
+        policy = self.policies[letter, boundary]
+        if policy not in self._slopes:
+            found = np.zeros((2, 2, len(self.own)))
+            for each in policy.copies:
+                gathers, reduces = found[int(each.kind == EXPERTS)]
+                if each.gather_group:
+                    price = self.prices["all_gather", each.gather_group]
+                    gathers += each.gathered_bytes * price.slopes_s(self.own)
+                for group, op, share in each.reduce_ops:
+                    reduces += each.gradient_bytes * share * self.prices[op, group].slopes_s(self.own)
+            self._slopes[policy] = found
+        return self._slopes[policy]
 
 
 @dataclass

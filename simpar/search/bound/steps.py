@@ -27,6 +27,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 NEARLY = 0.999
 """Rates of shared links are whole numbers, so a bound leaves them this much."""
+GATHERS, REDUCES, BOTH = slice(0, 1), slice(1, 2), slice(0, 2)
 
 
 @dataclass
@@ -123,7 +124,8 @@ class RowCharge:
 
         By letter [n, kinds] passes take ``times`` of their rank at least, and ``alone`` from start to end.
         """
-        return Stages(*(self._passes(*each) for each in ((times, False), (times, True), (alone, True))))
+        usual, ends = (self._passes(times, boundary) for boundary in (False, True))
+        return Stages(usual, ends, ends if alone is times else self._passes(alone, True))
 
     def _passes(self, times: Mapping[str, Ints], boundary: bool) -> Passes:
         return Passes.of(
@@ -143,11 +145,8 @@ class RowCharge:
         if not gather.any():
             return times[:, like]
         first, last, later, between, earlier = self.shape.windows[letter == "F"]
-        reduced = self._copied(letter, earlier, boundary, Configuration.reduce_slopes_s)
-        linked = self._inside(letter, between) + self._copied(
-            letter, later, boundary, Configuration.gather_slopes_s
-        )
-        linked += reduced * self.per_unit[:, None, None]
+        linked = self._inside(letter, between) + self._copied(letter, later, boundary, GATHERS)
+        linked += self._copied(letter, earlier, boundary, REDUCES) * self.per_unit[:, None, None]
         used = NEARLY * NS_PER_S * linked.max(axis=2, initial=0.0)
         window = np.maximum(weigh(gather, later), used)
         several = later.any(axis=1) & some(gather)
@@ -302,15 +301,10 @@ class RowCharge:
         pipelines, counts = self.bounds.pipelines, self.shape.of_rank @ self.shape.by_stage
         which = pipelines.index[self.rows]
         found = pipelines.microbatches(which)[:, None, None] * pipelines.drains_s(self.shape, which)
+        inside = {letter: self._inside(letter, counts) for letter in self.shape.letters}
         for boundary, times in ((True, 1.0), (False, pipelines.microbatches(which)[:, None, None] - 1.0)):
-            passes = Passes.of(
-                {
-                    letter: self._inside(letter, counts)
-                    + self._copied(letter, counts, boundary, Configuration.gather_slopes_s)
-                    + self._copied(letter, counts, boundary, Configuration.reduce_slopes_s)
-                    for letter in self.shape.letters
-                }
-            )
+            each = {one: inside[one] + self._copied(one, counts, boundary) for one in self.shape.letters}
+            passes = Passes.of(each)
             found = found + times * (passes.forward + passes.backward)
         return np.asarray(NEARLY * NS_PER_S * found.max(axis=2))
 
@@ -318,14 +312,14 @@ class RowCharge:
         """Seconds that collectives inside blocks take of each of rank 0's links, [n, len(counts), links]."""
         return np.tensordot(self.batch.inside(letter)[self.mine], counts, (1, 1)).swapaxes(1, 2)
 
-    def _copied(self, letter: str, counts: Floats, boundary: bool, slopes: Callable[..., Floats]) -> Floats:
-        """Seconds that gathers or reductions of blocks take of each of rank 0's links, [n, len(counts), links]."""
-        found = np.zeros((len(self.mine), len(counts), len(self.bounds.pipelines.blocks.prices.own)))
-        for kind in (DENSE, EXPERTS):
-            name = slopes.__name__, kind, letter, boundary
-            slope = self.each(name, partial(slopes, kind=kind, letter=letter, boundary=boundary))
-            if slope.any():
-                found += self._moved(kind, counts)[..., None] * slope[:, None]
+    def _copied(self, letter: str, counts: Floats, boundary: bool, parts: slice = BOTH) -> Floats:
+        """Seconds that gathers and reductions of blocks take of each of rank 0's links, [n, len(counts), links]."""
+        name = "slopes", letter, boundary
+        slopes = self.each(name, lambda one: one.slopes_s(letter, boundary=boundary))[:, :, parts].sum(axis=2)
+        found = np.zeros((len(self.mine), len(counts), slopes.shape[-1]))
+        for at, kind in enumerate((DENSE, EXPERTS)):
+            if slopes[:, at].any():
+                found += self._moved(kind, counts)[..., None] * slopes[:, None, at]
         return found
 
 
