@@ -31,6 +31,7 @@ from simpar.search.space.axes import (
     everything,
     fully_sharded,
     gathers,
+    numbered,
     tensor_degrees,
     undecided,
 )
@@ -115,7 +116,7 @@ def lawful(rows: Rows, names: Sequence[str], rules: Sequence[str]) -> Mask:
     problem = rows.problem
     cluster = problem.cluster
     target = Target(problem.graph, problem.training, cluster.world_size, cluster.profile.devices_per_node)
-    _, first, which = np.unique(rows.number(names), return_index=True, return_inverse=True)
+    first, which = numbered(rows.number(names))
     keeps = np.zeros(len(first), dtype=bool)
     for at, row in enumerate(first.tolist()):
         plan = resolve(counted(rows, row), problem.stack)

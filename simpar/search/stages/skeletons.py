@@ -71,18 +71,17 @@ class Skeleton:
     @cached_property
     def bound_s(self) -> float:
         """Seconds below which no cut gets: all microbatches on the slowest stage of the best."""
-        return float(self._step_s(self._slowest_ns(self._best)).min(initial=np.inf))
+        return float(self._step_s(self._slowest_ns(self._best))[0])
 
     @cached_property
     def promise_s(self) -> float:
         """Seconds that the cut whose slowest stage is fastest takes at least."""
-        return float(self.bounds_s(self._best).min(initial=np.inf))
+        return float(self.bounds_s(self._best)[0])
 
     @cached_property
     def _best(self) -> Ints:
-        """The cut whose slowest stage is fastest, or none: int64[0 or 1, stages]."""
-        cut = fastest_cut(self.costs_ns)
-        return np.array([cut] if cut else [], dtype=np.int64).reshape(-1, len(self.costs_ns))
+        """The cut whose slowest stage is fastest, as int64[1, stages]: a checked plan has a block for every stage."""
+        return np.array([fastest_cut(self.costs_ns)])
 
     @property
     def _microbatches(self) -> int:
@@ -168,8 +167,9 @@ class Pricing:
 
     def _blocks(self, job: Job, place: Place, rank: int) -> Mapping[str, Floats]:
         """Nanoseconds of every pass through every kind of block on a rank, collectives alone on their links."""
-        mesh = job.plan.mesh.model_copy(update={"pp": 1, "dp": 1})
-        blank = {"mesh": mesh, "pipeline": Pipeline()}  # a block knows neither its pipeline nor its replicas
+        mesh = job.plan.mesh  # tensor ranks are as far apart as the axes ahead of theirs make them
+        ahead = mesh.model_copy(update={"order": mesh.order[: mesh.order.index("tp") + 1]})
+        blank = {"mesh": ahead, "pipeline": Pipeline()}  # a block knows neither its pipeline nor other ranks
         key = place, job.plan.model_copy(update=blank).model_dump_json()
         if key not in self._known:
             alone = PassesAlone.of(job.on(place[0]), self.problem.cluster, rank=rank, slowdown=place[2])

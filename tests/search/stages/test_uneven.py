@@ -237,6 +237,19 @@ def test_bounds_are_below_steps_and_hardly_below(name: str) -> None:
             assert 0.85 * step_s < bound_s <= step_s
 
 
+@pytest.mark.parametrize("order", ["tp-cp-dp-pp", "tp-cp-pp-dp", "dp-tp-cp-pp"])
+def test_prices_are_shared_where_they_are_equal(order: str) -> None:
+    """Skeletons priced one after the other are those priced alone, wherever tensor ranks stand."""
+    problem = make_problem(GRAPH, mixed(), TRAINING)
+    shared = Pricing(problem)
+    for pp in (1, 2, 4):
+        plan = Plan(tp=2, pp=pp, micro_batch=1, zero=1, rank_order=order)
+        one, alone = shared.skeleton(plan), Pricing(problem).skeleton(plan)
+        assert one is not None
+        assert alone is not None
+        assert np.array_equal(one.blocks_ns, alone.blocks_ns)
+
+
 @pytest.mark.parametrize(
     ("stack", "layout"),
     [

@@ -101,11 +101,8 @@ def _on_mesh(profile: Profile, graph: ChoiceGraph) -> tuple[Floats, Floats]:
         graph = replace(graph, tensors=free)
     weights = np.zeros((len(SHARES) * len(PRICES), len(Metric)))
     share, price = np.array(list(product(SHARES, PRICES))).T
-    weights[:, Metric.PASS], weights[:, Metric.SYNC], weights[:, Metric.UPDATE] = (
-        steps - 1 + share,
-        1 - share,
-        1.0,
-    )
+    weights[:, Metric.PASS], weights[:, Metric.SYNC] = steps - 1 + share, 1 - share
+    weights[:, Metric.UPDATE] = 1.0
     ((whole_s, _),) = eliminate(graph, weights[-1:])
     if not np.isfinite(whole_s):
         nowhere = np.full((len(chain.blocks) + 1, len(chain.blocks) + 1), np.inf)

@@ -103,15 +103,8 @@ class OperatorCosts:
         table = self.table(op)
         by = {name: values[index] for name, values in table.by.items()}
         local = local_operator(op, self.dims, by)
-        return Chosen(
-            op,
-            table,
-            index,
-            gathered,
-            local,
-            local_time(local, self.job.kernels, self.job.stack),
-            by,
-        )
+        time = local_time(local, self.job.kernels, self.job.stack)
+        return Chosen(op, table, index, gathered, local, time, by)
 
     def metrics(self, chosen: Chosen, *, saved: bool) -> Floats:
         """Metrics of every choice: float64[metrics, choices]; ``saved`` where its output is kept for backward."""
