@@ -29,7 +29,7 @@ def search_uniform(problem: Problem, progress: Progress) -> SearchResult:
         if not search.ranked():
             raise no_answer(search, problem)
         gap, counts, whole = search.gap(), search.counts(), not progress.interrupted
-        results, more = [search.report()], dict[str, object]()
+        results, more = [search.ranked()[0].report()], dict[str, object]()
         if whole:
             with progress.stoppable():
                 _stand_beside(search, results, more)

@@ -9,7 +9,6 @@ from itertools import islice
 import numpy as np
 
 from simpar.errors import Infeasible, TooManyOps
-from simpar.report.result import Result
 from simpar.search.certify.exact import Exact, measured_elsewhere
 from simpar.search.certify.frontier import SWEPT, Frontier
 from simpar.search.problem import Problem
@@ -121,10 +120,6 @@ class BranchAndBound:
         except TooManyOps:
             frontier.leave(row)
             return None
-        if self.counts_for(found) and found.worth < self.best:  # only the best will be reported as it was run
-            self.found = [one.alone for one in self.found]
-        else:
-            found = found.alone
         self.found.append(found)
         frontier.settle(row)
         return found
@@ -168,12 +163,6 @@ class BranchAndBound:
             room = worth < best and frontiers[at].least_bytes(row) <= rows.problem.memory_limit_bytes
             if room and not refusals(rows, row):
                 yield at, row
-
-    def report(self) -> Result:
-        """The result of the best plan, of which the step that was run is not kept any longer."""
-        result = self.ranked()[0].report()
-        self.found = [one.alone for one in self.found]
-        return result
 
     def gap(self) -> float:
         """The share of the best objective by which an unseen plan might still beat it; 1 where none is bounded."""

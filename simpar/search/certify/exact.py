@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from simpar.engine import choose_engine_for_many, sweep
@@ -43,13 +43,14 @@ def swept_ns(problem: Problem, plan: Plan) -> float:
     return float(sweep.run(lowered.program, lower_bound=True).makespan_ns)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Exact:
     """A plan with its simulated step, what the objective makes of it, and whether it leaves the headroom asked for.
 
     ``needed_bytes`` is the device memory that it takes: the least it can do with, or where some is to stay free what it
     reports; ``fullness``, of every pipeline stage, what it takes over what it may, where replicas step together.
-    ``report`` gives the whole result, of the step that was run as long as that is kept.
+    ``kept`` makes the whole result of the step that was run, as long as that is not let go; it is asked for by
+    ``report``.
     """
 
     problem: Problem
@@ -57,15 +58,23 @@ class Exact:
     step_time_s: float
     worth: float
     fits: bool
-    report: Callable[[], Result]
     needed_bytes: float
     num_ops: int = 0
     fullness: tuple[float, ...] = ()
+    kept: Callable[[], Result] | None = field(default=None, repr=False, compare=False)
+    _result: Result | None = field(default=None, repr=False, compare=False)
 
-    @property
-    def alone(self) -> Exact:
-        """The same without the step that was run."""
-        return replace(self, report=partial(exact, self.problem, self.plan))
+    def report(self) -> Result:
+        """The whole result, made once: of the step that was run, or of another run where that was let go."""
+        if self._result is None:
+            self._result = self.kept() if self.kept else exact(self.problem, self.plan)
+            self.kept = None
+        return self._result
+
+    def let_go(self) -> Exact:
+        """The same; the step that was run is held no longer."""
+        self.kept = None
+        return self
 
 
 def measure(problem: Problem, plan: Plan, before: int = 0) -> Exact:
@@ -86,8 +95,8 @@ def measure(problem: Problem, plan: Plan, before: int = 0) -> Exact:
             result.step_time_s,
             worth,
             is_allowed(problem, result),
-            lambda: result,
             result.memory.peak_reserved_bytes,
+            kept=lambda: result,
         )
     cluster = problem.cluster
     lowered = lower_job(job_of(problem, plan), cluster, {"perturbation": problem.perturbation})
@@ -106,7 +115,7 @@ def measure(problem: Problem, plan: Plan, before: int = 0) -> Exact:
     report = partial(summarise, context, with_timeline=False)
     free = problem.constraints.headroom > 0
     most = max(one.held_bytes if free else one.needed_bytes for one in held)
-    return Exact(problem, plan, step_s, slope * step_s, fits, report, most, num_ops, tuple(fullest))
+    return Exact(problem, plan, step_s, slope * step_s, fits, most, num_ops, tuple(fullest), report)
 
 
 def is_allowed(problem: Problem, result: Result) -> bool:
@@ -118,7 +127,7 @@ def is_allowed(problem: Problem, result: Result) -> bool:
 def measured_elsewhere(task: tuple[Problem, Plan]) -> Exact | None:
     """The measure of a plan, a function of what a process is sent; None where it cannot be simulated."""
     try:
-        return measure(*task).alone
+        return measure(*task).let_go()
     except UserError:
         return None  # whoever needs this plan runs it again and says why
 

@@ -47,6 +47,8 @@ DEGREES = ("tp", "cp", "pp", "ep")
 FAMILY, FAMILIES = (*DEGREES, "zero"), 4
 TOLD = ("schedule", "micro_batch", "recompute")
 PASSED, PROMISING = 512, 48
+KEPT, KEPT_OPS = 6, 200_000
+"""Simulated steps that are kept to be reported, the best ones, and how many ops they may have together."""
 
 
 @dataclass
@@ -253,8 +255,14 @@ class Frontier:
         return None
 
     def note(self, row: int, found: Exact) -> None:
-        """A row was simulated; it is dropped if it does not fit."""
-        self.simulated[row], self.num_ops = found.alone, self.num_ops + found.num_ops
+        """A row was simulated; it is dropped if it does not fit. Only the best steps are kept, and the last one."""
+        self.simulated[row], self.num_ops = found, self.num_ops + found.num_ops
+        held = [one for one in self.simulated.values() if one.kept]
+        held.sort(key=lambda one: (not one.fits, one.worth))
+        ops = np.cumsum([one.num_ops for one in held])
+        for at, one in enumerate(held[1:], start=1):
+            if (at >= KEPT or ops[at] > KEPT_OPS) and one is not found:
+                one.let_go()
         if not found.fits:
             self.drop(np.array([row]))
 

@@ -127,7 +127,7 @@ class Uneven(StagesSearch):
         key = skeleton, cut
         if key not in self.trials:
             try:
-                self.trials[key] = self.measured(skeleton.plan(cut)).alone
+                self.trials[key] = self.measured(skeleton.plan(cut)).let_go()
             except TooManyOps:
                 self.trials[key] = None
         return self.trials[key]

@@ -11,6 +11,7 @@ from simpar.program.emission import emit
 from simpar.search import Constraints
 from simpar.search.answer import baselines
 from simpar.search.answer.terminal import certificate
+from simpar.search.certify import exact, frontier
 from simpar.search.certify.branch_and_bound import Field
 from simpar.search.problem import make_problem
 from simpar.search.progress import Progress
@@ -115,6 +116,23 @@ def beside_the_winner(problem):
     winner = field.frontier.shortest(np.ones(field.frontier.rows.count, dtype=bool))
     field.frontier.simulate(winner)
     return baselines.Beside(field, winner)
+
+
+@pytest.mark.parametrize(("most_ops", "run_again"), [(frontier.KEPT_OPS, 0), (0, 2)])
+def test_the_best_plans_are_reported_as_they_were_run(most_ops, run_again, monkeypatch):
+    """They are run again only where their steps were let go, for the best and the last one; reports are the same."""
+    problem = make_problem("gpt2", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=1024, global_batch=64))
+    field, again, run = Field.of(problem).frontier, [], exact.exact
+    monkeypatch.setattr(frontier, "KEPT_OPS", most_ops)
+    rows = np.argsort(field.bound_s, kind="stable")[:4].tolist()
+    for row in rows:
+        field.simulate(row)
+    monkeypatch.setattr(exact, "exact", lambda problem, plan: again.append(plan) or run(problem, plan))
+    for found in (field.simulated[row] for row in rows):
+        assert found.report() is found.report()
+        assert found.report().step_time_s == found.step_time_s == run(problem, found.plan).step_time_s
+    best = min(rows, key=lambda row: field.simulated[row].worth)
+    assert len(again) == run_again + (most_ops == 0 and best == rows[-1])
 
 
 def test_what_is_not_simulated_says_what_was_in_the_way(monkeypatch):
