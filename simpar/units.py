@@ -45,6 +45,10 @@ BLOCK_SCALED = ("mxfp8", *FOUR_BITS)
 """Of them, those whose values share scales in short blocks along the contraction."""
 
 
+BITS = {"fp8": 8, "mxfp8": 8, "nvfp4": 4, "mxfp4": 4}
+"""Bits of the products of precisions that have fewer than 16."""
+
+
 def handed_dtype(precision: str) -> str:
     """Dtype of activations and of computed-with parameters at a precision."""
     return "bf16" if precision in CAST_DTYPES else precision

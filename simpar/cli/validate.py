@@ -20,7 +20,7 @@ def validate(
 
     Rows are runs, single kernels or collectives; docs/measured.md names the columns.
     """
-    from simpar.report.terminal import print_validation
+    from simpar.report.validation_table import print_validation
     from simpar.validate.table import validate as validate_table
 
     with working(f"predicting {table}"):

@@ -15,6 +15,8 @@ from simpar.program.blocks.rank_view import Job
 from simpar.program.ir.memory import MemoryUse, memory_uses
 from simpar.program.ir.program import Timing
 from simpar.program.lower import Lowered
+from simpar.uncertainty.memory import MemoryRisk
+from simpar.uncertainty.table import shipped
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,30 @@ class Footprint:
     def needed_bytes(self) -> float:
         """The smallest device memory that this class runs in."""
         return self.overhead_bytes + float(self.reservation.needed_bytes)
+
+    @property
+    def parts_bytes(self) -> tuple[float, float, float]:
+        """What stays in the allocator, what comes and goes there, and what lies outside."""
+        return float(self.static.resident_bytes), float(self.moving_bytes), self.overhead_bytes
+
+    @property
+    def _error(self) -> MemoryRisk:
+        return MemoryRisk.of(self.job.stack.name, shipped())
+
+    @property
+    def fit_probability(self) -> float:
+        """How probable it is that this class fits into its device."""
+        return self._error.fit_probability(self.capacity_bytes, self.needed_bytes, self.parts_bytes)
+
+    def needed_at(self, probability: float) -> float:
+        """The device memory that this class runs in with some probability."""
+        return float(self._error.needed_bytes(probability, self.needed_bytes, self.parts_bytes))
+
+    @property
+    def held_interval_bytes(self) -> tuple[float, float]:
+        """What the device shows as used at the peak, in nine of ten cases."""
+        low, high = self._error.reserved_interval_bytes(self.reserved_bytes, self.parts_bytes)
+        return self.overhead_bytes + low, self.overhead_bytes + high
 
     def fullness(self, share: float) -> float:
         """What it takes of the device, of which the process may report no more than a share: up to 1 it fits."""

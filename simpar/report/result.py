@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 import simpar.report.timeline as timelines
 from simpar.errors import UserError
 from simpar.files import write_atomic
+from simpar.report.certainty import Certainty
 from simpar.report.timeline import Overview, Timeline
 from simpar.report.waits import SlowRanks, Waited
 from simpar.scenario import Published
@@ -268,7 +269,8 @@ class Why(_Part):
 
     ``trials`` are neighbouring layouts, best first, where they were simulated (:mod:`simpar.neighbours`). ``waiting``
     says for whom the critical rank waits, longest first, and sums to that part of the step; ``slow_ranks`` what the
-    step is without them.
+    step is without them. ``certainty`` says how sure the figures are, None in files of versions that did not say it;
+    the JSON has it beside them.
     """
 
     binds: tuple[str, ...] = ()
@@ -277,6 +279,7 @@ class Why(_Part):
     trials: tuple[Trial, ...] = ()
     waiting: tuple[Waited, ...] = ()
     slow_ranks: SlowRanks | None = None
+    certainty: Certainty | None = None
 
 
 @dataclass(frozen=True)
@@ -309,6 +312,11 @@ class Result:
     def bubble_text(self) -> str:
         """The bubble fraction and of what it is one: the breakdown's is of one rank and its whole step."""
         return f"{self.bubble_fraction:.1%} (mean over ranks, of the window of passes)"
+
+    @property
+    def certainty(self) -> Certainty | None:
+        """How sure the step time and the memory are."""
+        return self.why.certainty
 
     @property
     def waiting(self) -> tuple[Waited, ...]:
@@ -354,8 +362,9 @@ class Result:
         memory = self.memory.model_dump()
         data["memory"] = list(memory.pop("stages"))
         data |= memory | {"headroom_bytes": self.memory.headroom_bytes}
+        data |= {} if self.certainty is None else self.certainty.model_dump(mode="json")
         data |= self.bill.model_dump() | self.setup.model_dump() | {"schema_version": SCHEMA_VERSION}
-        data["why"] = self.why.model_dump(mode="json")
+        data["why"] = self.why.model_dump(mode="json", exclude={"certainty"})
         data["cooperation"] = None if self.cooperation is None else self.cooperation.model_dump()
         data["published"] = None if self.published is None else self.published.model_dump()
         data["timeline"] = None if self.overview is None else timelines.to_json(self.overview)
@@ -461,6 +470,7 @@ def _object(text: str, source: str) -> dict[str, Any]:
 def _read(data: Mapping[str, Any]) -> Result:
     memory = _pick(MemoryReport, data) | {"stages": data["memory"]}
     published, view, met = (data.get(key) for key in ("published", "timeline", "cooperation"))
+    certainty = _pick(Certainty, data) if "fit_probability" in data else None
     return Result(
         speed=Speed.model_validate(_pick(Speed, data)),
         bubble_fraction=float(data["bubble_fraction"]),
@@ -471,7 +481,7 @@ def _read(data: Mapping[str, Any]) -> Result:
         memory=MemoryReport.model_validate(memory),
         bill=Bill.model_validate(_pick(Bill, data)),
         setup=Setup.model_validate(_pick(Setup, data)),
-        why=Why.model_validate(data.get("why", {})),
+        why=Why.model_validate({**data.get("why", {}), "certainty": certainty}),
         cooperation=None if met is None else Cooperation.model_validate(met),
         published=None if published is None else Published.model_validate(published),
         overview=None if view is None else timelines.from_json(view),

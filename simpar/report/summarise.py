@@ -23,6 +23,7 @@ from simpar.program.ir.program import MEMORY_CATEGORIES, Label, Timing
 from simpar.program.lower import Lowered
 from simpar.program.perturbation import Perturbation
 from simpar.report.accounting import CAUSES, Accounts, account
+from simpar.report.certainty import certainty_of
 from simpar.report.detail import inner_steps
 from simpar.report.explain import critical_path_s, explained
 from simpar.report.result import (
@@ -104,7 +105,11 @@ def summarise(context: Context, *, with_timeline: bool = True) -> Result:
         speed=_speed(context, step_s, float(accounts.recompute_ns[critical]) / NS_PER_S),
         bubble_fraction=accounts.bubble_fraction(lowered.layout.multiplicity),
         time_breakdown_s=TimeBreakdown(**breakdown),
-        why=Why(waiting=_waiting(context, accounts, critical), slow_ranks=_slow_ranks(context, step_s)),
+        why=Why(
+            waiting=_waiting(context, accounts, critical),
+            slow_ranks=_slow_ranks(context, step_s),
+            certainty=certainty_of(context.job, context.cluster, held, step_s),
+        ),
         communication=_communication(context, accounts, critical, breakdown),
         memory=_memory(context, stages, held),
         bill=_bill(context, step_s, breakdown),

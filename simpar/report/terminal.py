@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 BAR_WIDTH = 32
 SHORT = {"parameters": "params", "gradients": "grads", "optimizer_states": "optimizer"}
 MAX_MEMORY_ROWS = 12
-MAX_VALIDATION_ROWS = 40
 UNTRIED = "--advise simulates layouts one or two changes away and says what each would gain."
 MAX_FITTING, MAX_TEMPTING = 6, 4  # simulated neighbours that are listed
 
@@ -101,7 +100,11 @@ def print_report(result: Result, console: Console) -> None:
             continue
         console.print(f"\n{title}", style="bold")
         console.print(table)
-    for title, lines in (("Limiting factors", result.why.binds), ("What to try", result.why.hints)):
+    for title, lines in (
+        ("How sure", how_sure(result)),
+        ("Limiting factors", result.why.binds),
+        ("What to try", result.why.hints),
+    ):
         if lines:
             console.print(f"\n{title}", style="bold")
         for line in lines:
@@ -115,7 +118,7 @@ def print_report(result: Result, console: Console) -> None:
 
 def _trials(result: Result, console: Console) -> Table:
     """The best layouts that fit, and those that would be faster if they did."""
-    table = _table(
+    table = table_of(
         console, ("change", "left"), ("step", "right"), ("against this", "right"), ("MFU", "right"),
         ("memory", "right"), ("", "left"),
     )  # fmt: skip
@@ -144,76 +147,18 @@ def print_names(names: Mapping[str, str], console: Console) -> None:
             line = f"{name:{widest}}  {description}".rstrip()
             console.print(line, soft_wrap=True, markup=False, highlight=False)
         return
-    table = _table(console, ("", "left"), header=False)
+    table = table_of(console, ("", "left"), header=False)
     table.add_column("", overflow="fold")
     for name, description in names.items():
         table.add_row(name, description)
     console.print(table)
 
 
-def print_validation(found: Mapping[str, Any], console: Console) -> None:
-    """Write errors of predictions against measurements: per source, overall, and what was not modelled.
-
-    ``found`` is the JSON of ``simpar validate``; of a short table every row is listed as well.
-    """
-    rows = found["rows_detail"]
-    if len(rows) <= MAX_VALIDATION_ROWS:
-        console.print(_validation_rows(rows, console))
-        console.print()
-    console.print(_validation_sources(found, console))
-    for name, meant in found.get("columns_not_read", {}).items():
-        console.print(f"column {name} is not read{'; ' if meant else ''}{meant}", soft_wrap=True)
-    for title, counts in (("Not modelled", found["unmodelled_reasons"]), ("Suspect", found["suspect_rows"])):
-        if counts:
-            console.print(f"\n{title}", style="bold")
-        for reason, count in counts.items():
-            console.print(f"- {count} rows: {reason}", soft_wrap=True)
-
-
-_OF_RUNS = {
-    "predicted s": "predicted_step_time_s", "measured s": "measured_step_time_s", "error %": "time_error_percent",
-    "predicted GiB": "predicted_peak_gib", "measured GiB": "measured_peak_gib", "memory %": "memory_error_percent",
-}  # fmt: skip
-_OF_OPERATIONS = {
-    "predicted s": "predicted_time_s", "measured s": "measured_time_s", "error %": "time_error_percent",
-}  # fmt: skip
-
-
-def _validation_rows(rows: Sequence[Mapping[str, Any]], console: Console) -> Table:
-    single = any("predicted_time_s" in row for row in rows)
-    columns = _OF_OPERATIONS if single else _OF_RUNS
-    table = _table(
-        console, ("operation" if single else "run", "left"), *((name, "right") for name in columns)
-    )
-    for row in rows:
-        if "reason" in row:
-            table.add_row(row["label"], f"not modelled: {row['reason']}")
-        else:
-            table.add_row(row["label"], *(_blank_or_three(row[key]) for key in columns.values()))
-    return table
-
-
-def _validation_sources(found: Mapping[str, Any], console: Console) -> Table:
-    columns = {
-        "rows": "rows", "modelled": "modelled", "time %": "time_ape_median", "p90 %": "time_ape_p90",
-        "memory %": "memory_ape_median", "static %": "static_memory_ape_median", "tau": "kendall_tau",
-        "regret %": "regret_mean",
-    }  # fmt: skip
-    table = _table(console, ("median errors by source", "left"), *((name, "right") for name in columns))
-    for name, figures_of in (*found["by_source"].items(), ("all", found)):
-        table.add_row(name, *(_blank_or_three(figures_of[key]) for key in columns.values()))
-    return table
-
-
-def _blank_or_three(value: float | None) -> str:
-    return "" if value is None else _three(value)
-
-
 def figures(result: Result) -> list[tuple[str, str]]:
     """The headline figures as (name, value with unit)."""
     speed = result.speed
     rows = [
-        ("step time", format_seconds(speed.step_time_s)),
+        ("step time", _step_time(result)),
         (
             "tokens/s",
             f"{format_count(speed.tokens_per_s)} ({format_count(speed.tokens_per_s_per_device)} per device)",
@@ -233,11 +178,48 @@ def figures(result: Result) -> list[tuple[str, str]]:
 def _memory_state(result: Result) -> str:
     memory = result.memory
     verdict = "fits" if memory.fits else "DOES NOT FIT"
-    return f"{verdict}: {format_bytes(memory.peak_reserved_bytes)} of {format_bytes(memory.capacity_bytes)}"
+    sure = "" if result.certainty is None else f", {probably(result.certainty.fit_probability)}"
+    return f"{verdict}: {format_bytes(memory.peak_reserved_bytes)} of {format_bytes(memory.capacity_bytes)}{sure}"
+
+
+def probably(fit_probability: float) -> str:
+    """How sure it is that a layout fits, in words that never claim more than the number."""
+    percent = 100 * fit_probability
+    return (
+        "over 99 % sure" if percent > 99 else "less than 1 % sure" if percent < 1 else f"{percent:.0f} % sure"
+    )
+
+
+def _step_time(result: Result) -> str:
+    """The step time and between what nine of ten measured ones lie."""
+    step = format_seconds(result.step_time_s)
+    if result.certainty is None:
+        return step
+    low_s, high_s = result.certainty.step_time_interval_s
+    return f"{step} ({format_seconds(low_s)} to {format_seconds(high_s)} in nine of ten cases)"
+
+
+def how_sure(result: Result) -> list[str]:
+    """What the intervals rest on, a sentence each: runs that were measured, and what none of them shows."""
+    known = result.certainty
+    if known is None:
+        return []
+    runs = (
+        f"{known.support} pairs of source and model family"
+        if known.support != 1
+        else "one source and model family"
+    )
+    shared = "in stack, device, kind of model, bits and lengths"
+    first = (
+        f"{runs} of measured runs are like this one {shared}"
+        if known.support
+        else f"no measured run is like this one {shared}"
+    )
+    return [first, *known.unsupported]
 
 
 def _figures(result: Result, console: Console) -> Table:
-    table = _table(console, ("", "left"), ("", "left"), header=False)
+    table = table_of(console, ("", "left"), ("", "left"), header=False)
     for name, value in figures(result):
         table.add_row(name, value)
     return table
@@ -265,7 +247,7 @@ def _percent(fraction: float | None) -> float | None:
 
 def _published_lines(result: Result) -> Iterator[str]:
     for name, known, ours in published_rows(result):
-        yield f"published {name}: {_three(known)}; predicted {_three(ours)} ({ours / known - 1:+.1%})"
+        yield f"published {name}: {three(known)}; predicted {three(ours)} ({ours / known - 1:+.1%})"
     if isinstance(result.published, Published):
         yield f"source: {result.published.source}" + (
             f". {result.published.note}" if result.published.note else ""
@@ -273,7 +255,7 @@ def _published_lines(result: Result) -> Iterator[str]:
 
 
 def _breakdown(result: Result, console: Console) -> Table:
-    table = _table(console, ("part", "left"), ("time", "right"), ("of the step", "right"), ("", "left"))
+    table = table_of(console, ("part", "left"), ("time", "right"), ("of the step", "right"), ("", "left"))
     for name, value in result.time_breakdown_s.model_dump().items():
         share = value / result.step_time_s
         bar = "█" * round(BAR_WIDTH * share) if console.is_terminal else ""
@@ -286,7 +268,7 @@ def _breakdown(result: Result, console: Console) -> Table:
 
 
 def _communication(result: Result, console: Console) -> Table:
-    table = _table(
+    table = table_of(
         console, ("kind", "left"), ("algorithm", "left"), ("buffers per rank", "right"), ("busy", "right"),
         ("exposed", "right"),
     )  # fmt: skip
@@ -306,7 +288,7 @@ def _host(result: Result, console: Console) -> Table | None:
     if host is None:
         return None
     names = ("optimizer states", "gradients", "parameters", "activations", "used", "capacity", "on drives")
-    table = _table(console, *((name, "right") for name in names))
+    table = table_of(console, *((name, "right") for name in names))
     sizes = (
         host.optimizer_states,
         host.gradients,
@@ -323,7 +305,7 @@ def _rows(rows: Sequence[tuple[str, str]], console: Console) -> Table | None:
     """A table of names and values; None where there are none."""
     if not rows:
         return None
-    table = _table(console, ("", "left"), ("", "left"), header=False)
+    table = table_of(console, ("", "left"), ("", "left"), header=False)
     for name, value in rows:
         table.add_row(name, value)
     return table
@@ -397,7 +379,7 @@ def _memory(result: Result, console: Console) -> Table:
     columns = [("stage", "left"), *((name, "right") for name in names)]
     if len({stage.device for stage in result.memory.stages}) > 1:
         columns += [("of", "right"), ("device", "left")]
-    table = _table(console, *columns)
+    table = table_of(console, *columns)
     for stages, cells in shortened(memory_rows(result.memory.stages)):
         table.add_row(stages, *cells)
     return table
@@ -428,7 +410,8 @@ def shortened(rows: Sequence[tuple[str, tuple[str, ...]]]) -> list[tuple[str, tu
     return [*rows[:half], ("...", ()), *rows[-half + 1 :]]
 
 
-def _table(console: Console, *columns: tuple[str, Any], header: bool = True) -> Table:
+def table_of(console: Console, *columns: tuple[str, Any], header: bool = True) -> Table:
+    """An empty table of columns (title, justification); lines and bold titles on a terminal only."""
     from rich import box
     from rich.table import Table
 
@@ -440,7 +423,7 @@ def _table(console: Console, *columns: tuple[str, Any], header: bool = True) -> 
     return table
 
 
-def _three(value: float) -> str:
+def three(value: float) -> str:
     """Three significant digits without an exponent, or fewer where the rest are zeros."""
     text = f"{value:.3g}"
     return format_figure(value) if "e" in text else text

@@ -26,6 +26,7 @@ from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import footprints
 from simpar.program.ir.program import Timing
 from simpar.program.lower import Lowered
+from simpar.report.certainty import Certainty, certainty_of
 from simpar.simulation import lower_job, make_job
 from simpar.units import NS_PER_S
 from simpar.validate.cells import Unmodelled
@@ -36,13 +37,17 @@ _Part = TypeVar("_Part", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted seconds a step, and bytes on the fullest rank as the framework's allocator reports them."""
+    """Predicted seconds a step, and bytes on the fullest rank as the framework's allocator reports them.
+
+    ``certainty`` says how sure they are; nothing is known of that for single kernels and collectives.
+    """
 
     step_time_s: float
     static_memory_bytes: float
     peak_allocated_bytes: float
     peak_reserved_bytes: float
     fits: bool
+    certainty: Certainty | None = None
 
 
 @dataclass(frozen=True)
@@ -60,23 +65,26 @@ NO_TUNING = Tuning()
 def predict(case: Case, tuning: Tuning = NO_TUNING) -> Prediction:
     """Predict one case. Raises Unmodelled where the plan cannot be on this model and cluster."""
     cluster = cluster_of(case, tuning)
-    lowered, timing = _timed(case, cluster, tuning)
+    lowered, timing = timed(case, cluster, tuning)
     held = footprints(lowered, timing, cluster)
+    step_time_s = _step_time_s(lowered, timing)
     return Prediction(
-        step_time_s=_step_time_s(lowered, timing),
+        step_time_s=step_time_s,
         static_memory_bytes=max(float(one.static.total_bytes) for one in held),
         peak_allocated_bytes=max(one.allocated_bytes for one in held),
         peak_reserved_bytes=max(one.reserved_bytes for one in held),
         fits=max(one.needed_bytes for one in held) <= cluster.device.memory_bytes,
+        certainty=certainty_of(lowered.job, cluster, held, step_time_s),
     )
 
 
 def predict_time_s(case: Case, tuning: Tuning = NO_TUNING) -> float:
     """The step time of one case alone, in seconds. Raises Unmodelled."""
-    return _step_time_s(*_timed(case, cluster_of(case, tuning), tuning))
+    return _step_time_s(*timed(case, cluster_of(case, tuning), tuning))
 
 
-def _timed(case: Case, cluster: Cluster, tuning: Tuning) -> tuple[Lowered, Timing]:
+def timed(case: Case, cluster: Cluster, tuning: Tuning = NO_TUNING) -> tuple[Lowered, Timing]:
+    """The Program of a case and when its ops run. Raises Unmodelled."""
     stack = changed_stack(case.stack, {**tuning.stacks.get(case.stack, {}), **case.stack_changes})
     try:
         plan = files.parse(Plan, dict(case.plan), source="row")
@@ -102,13 +110,14 @@ def _tuned(job: Job, tuning: Tuning) -> Job:
 
 
 @lru_cache(maxsize=64)
-def _profile(name: str) -> ClusterProfile:
+def named_profile(name: str) -> ClusterProfile:
+    """A shipped cluster profile, read once."""
     return files.parse(ClusterProfile, files.load(files.find(name, "clusters", "hardware")))
 
 
 def cluster_of(case: Case, tuning: Tuning = NO_TUNING) -> Cluster:
     """The cluster a case ran on, in the state that its own fabric measurements show."""
-    profile = _profile(case.hardware)
+    profile = named_profile(case.hardware)
     for key, value in tuning.clusters.get(case.hardware, {}).items():
         profile = _changed(profile, key.split("."), value)
     if case.devices_per_node != profile.devices_per_node:

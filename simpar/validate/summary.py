@@ -37,6 +37,12 @@ class Outcome:
         return self.prediction.step_time_s / self.measured.step_time_s - 1
 
     @property
+    def interval_s(self) -> tuple[float, float] | None:
+        """Between what the step should lie in nine of ten cases."""
+        known = self.prediction.certainty if self.prediction else None
+        return None if known is None else known.step_time_interval_s
+
+    @property
     def memory_error(self) -> float | None:
         """Signed relative error of the peak: of tensors or of reserved blocks, whichever was measured."""
         if self.prediction is None or self.measured is None or not self.measured.peak_memory_bytes:
@@ -81,6 +87,7 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "clean_time_ape_median": _percent(clean, median),
         "clean_time_ape_p90": _percent(clean, _p90),
         "time_bias_median": _percent([o.time_error for o in modelled if o.time_error is not None], median),
+        **_intervals(modelled),
         "memory_rows": len(memories),
         "memory_ape_median": _percent(memories, median),
         "memory_ape_p90": _percent(memories, _p90),
@@ -91,6 +98,29 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "regret_mean": _percent(regrets, fmean),
         "regret_max": _percent(regrets, max),
         **_peers(modelled),
+    }
+
+
+def _intervals(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
+    """The share of measured steps inside their intervals, and half of an interval over its prediction in the median.
+
+    Suspect rows do not count.
+    """
+    inside, widths = [], []
+    for one in outcomes:
+        if (
+            one.interval_s
+            and one.measured
+            and one.measured.step_time_s
+            and one.prediction
+            and not one.suspect
+        ):
+            low_s, high_s = one.interval_s
+            inside.append(low_s <= one.measured.step_time_s <= high_s)
+            widths.append((high_s - low_s) / (2 * one.prediction.step_time_s))
+    return {
+        "interval_coverage": round(fmean(inside), 4) if inside else None,
+        "interval_width_median": round(median(widths), 4) if widths else None,
     }
 
 

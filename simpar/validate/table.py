@@ -131,6 +131,7 @@ def _detail(outcome: Outcome) -> dict[str, Any]:
         "predicted_step_time_s": outcome.prediction.step_time_s,
         "measured_step_time_s": outcome.measured.step_time_s,
         "time_error_percent": _percent(outcome.time_error),
+        **_certainty(outcome),
         "predicted_peak_gib": outcome.prediction.peak_reserved_bytes / GIB,
         "measured_peak_gib": _gib(outcome.measured.peak_memory_bytes),
         "memory_error_percent": _percent(outcome.memory_error),
@@ -140,6 +141,21 @@ def _detail(outcome: Outcome) -> dict[str, Any]:
         "predicted_fits": outcome.prediction.fits,
         "measured_fits": outcome.measured.fits,
     }
+
+
+def _certainty(outcome: Outcome) -> dict[str, Any]:
+    """How sure the prediction of a row is."""
+    known = outcome.prediction.certainty if outcome.prediction else None
+    if known is None:
+        return {}
+    names = (
+        "step_time_interval_s",
+        "reserved_memory_interval_bytes",
+        "fit_probability",
+        "support",
+        "unsupported",
+    )
+    return {name: value for name, value in known.model_dump(mode="json").items() if name in names}
 
 
 def _percent(error: float | None) -> float | None:

@@ -13,7 +13,7 @@ from simpar.cost.collectives.choice import collective_time_s
 from simpar.cost.kernels import KernelModel
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.device import load_device
-from simpar.report.terminal import print_validation
+from simpar.report.validation_table import print_validation
 from simpar.validate.collectives import call
 from simpar.validate.table import validate
 

@@ -1,0 +1,420 @@
+"""Measure how far predictions are from runs that nothing was fitted to, and write the table that travels with simpar.
+
+Usage: python benchmarks/calibrate_uncertainty.py [--write] [--rows FILE]
+
+Every source of the development tables is left out in turn, then every family of models: the pooled parameters of
+devices and stacks are fitted again without it, and its runs are predicted. Each parameter is moved once for each run
+(its sensitivity), and a fit is a penalised robust least squares of what the sensitivities say: seconds instead of
+hours. Parameters that nothing is left to tell of return to what others of their kind are like. --rows keeps the
+sensitivities, which take most of the time, for another run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from calibrate_uncertainty_rows import Run, runs_of
+from fit_runs import DATA, ROOT, TABLES
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import ndtr
+
+from simpar.files import write_atomic
+from simpar.uncertainty.memory import MemoryRisk
+from simpar.uncertainty.step_time import lacks
+from simpar.uncertainty.support import Evidence, Traits, support_of
+from simpar.uncertainty.table import PATH, MemoryErrors, Runs, Table, TimeErrors
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+ALSO = "measured_mlperf_dev.csv"
+"""Runs that parameters were never fitted to."""
+MOST_RUNS = {"ultrascale-playbook": 100, "Megatron-Bridge performance summary": 80,
+             "NVIDIA dgxc-benchmarking READMEs": 60}  # fmt: skip
+USUAL_RUNS, ALIKE_RUNS = 40, 60
+"""Runs of one source that count as so many in a fit, and in the spread of errors, whatever there are."""
+NOISE, FAR = 0.07, 0.15  # spread of a run in a fit, and from where on a run counts less
+PASSES = 12  # of the robust fit
+NOT_FITTED = ("Megatron-FSDP GB200",)  # its exchange is another than Megatron-Core's
+PLAYBOOK = ("ultrascale-playbook",)  # prints layouts that ran out of memory beside those that ran
+GROUP = 30  # runs that are enough to say how often intervals hold
+LEAST_LACK = 0.005  # what multiplies a spread by less is left out of the table
+LEAST_LAYOUTS = 2  # of a cell that says what a choice comes to
+MOST_UNKNOWN = 0.3  # a source whose memory is farther off counts as one that is so far
+COMMUNICATORS = 0.1  # of their own size: what they take is measured to a tenth
+DOUBT = 0.01  # share of verdicts on memory that have another cause
+PENALTY = 1.0
+"""Of the square of what a lack multiplies spreads by, as a logarithm: a lack that few runs show counts little."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Runs that were left out of a fit: positions, their errors under it, and what is left as evidence."""
+
+    name: str
+    left_out: NDArray[np.int64]
+    errors: Floats
+    evidence: tuple[Evidence, ...]
+
+
+class Refit:
+    """The fit of all parameters as a penalised robust least squares of sensitivities."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = runs
+        self.names = sorted({name for run in runs for name in run.slopes})
+        place = {name: at for at, name in enumerate(self.names)}
+        self.slopes = np.zeros((len(runs), len(self.names)))
+        values = np.zeros(len(self.names))
+        for at, run in enumerate(runs):
+            for name, (value, slope) in run.slopes.items():
+                self.slopes[at, place[name]], values[place[name]] = slope, value
+        self.errors = np.array([run.error for run in runs], dtype=np.float64)
+        counts = Counter(run.source for run in runs)
+        self.weight = np.array(
+            [min(1.0, MOST_RUNS.get(r.source, USUAL_RUNS) / counts[r.source]) for r in runs]
+        )
+        by_key = defaultdict(list)
+        for (_, _, key), value in zip(self.names, values, strict=True):
+            by_key[key].append(value)
+        usual = {key: float(np.median(found)) for key, found in by_key.items()}
+        spread = {
+            key: max(float(np.std(found)), 0.1 * abs(usual[key])) if len(found) > 2 else 0.5 * abs(found[0])
+            for key, found in by_key.items()
+        }
+        self.pull = np.array([usual[key] for _, _, key in self.names]) - values
+        self.spread = np.array([max(spread[key], 1e-9) for _, _, key in self.names])
+
+    def errors_under(self, used: Bools) -> Floats:
+        """Errors of all runs under parameters that were fitted to some."""
+        moved, slopes, errors = np.zeros(len(self.names)), self.slopes[used], self.errors[used]
+        for _ in range(PASSES):
+            left = errors - slopes @ moved
+            weight = self.weight[used] / (1.0 + (left / FAR) ** 2) / NOISE**2
+            normal = (slopes * weight[:, None]).T @ slopes + np.diag(1.0 / self.spread**2)
+            moved = np.linalg.solve(
+                normal, (slopes * weight[:, None]).T @ errors + self.pull / self.spread**2
+            )
+        return np.asarray(self.errors - self.slopes @ moved)
+
+    def folds(self, fitted: Bools) -> Iterator[Fold]:
+        """Every source left out in turn, then every family."""
+        for kind in ("source", "family"):
+            names = np.array([getattr(run, kind) for run in self.runs])
+            for name in sorted(set(names)):
+                left_out = names == name
+                used = fitted & ~left_out
+                kept = [run for run, use in zip(self.runs, used, strict=True) if use]
+                errors = self.errors_under(used)
+                yield Fold(f"{kind} {name}", np.flatnonzero(left_out), errors[left_out], evidence_of(kept))
+
+
+def evidence_of(runs: Sequence[Run]) -> tuple[Evidence, ...]:
+    """Runs counted by source, family and traits."""
+    counts = Counter((run.source, run.family, run.traits) for run in runs)
+    order = sorted(counts, key=lambda one: (one[0], one[1], str(one[2])))
+    return tuple(Evidence(source, family, counts[source, family, t], t) for source, family, t in order)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors of runs left out: one row for each run and fold it was left out of, with what it lacked."""
+
+    error: Floats
+    lacked: Floats
+    run: NDArray[np.int64]
+    fold: NDArray[np.int64]
+    source: NDArray[np.str_]
+    weight: Floats
+
+    def some(self, mask: Bools) -> Errors:
+        """Some rows."""
+        return Errors(*(getattr(self, name)[mask] for name in self.__annotations__))
+
+
+def errors_of(runs: Sequence[Run], folds: Sequence[Fold], conditions: Sequence[str]) -> Errors:
+    """Errors of all folds in one table."""
+    rows, lacked = [], []
+    for number, fold in enumerate(folds):
+        known: dict[Traits, list[bool]] = {}
+        for at, error in zip(fold.left_out.tolist(), fold.errors.tolist(), strict=True):
+            traits = runs[at].traits
+            if traits not in known:
+                missing = lacks(support_of(traits, fold.evidence))
+                known[traits] = [missing[name] for name in conditions]
+            rows.append((error, at, number))
+            lacked.append(known[traits])
+    error, run, fold_of = (np.array(column) for column in zip(*rows, strict=True))
+    source = np.array([runs[at].source for at in run])
+    counts = Counter(source.tolist())
+    weight = np.array([min(1.0, ALIKE_RUNS / counts[name]) for name in source.tolist()])
+    return Errors(error, np.array(lacked, dtype=np.float64), run, fold_of, source, weight)
+
+
+def widths(errors: Errors) -> tuple[Floats, float, float]:
+    """Logarithms of spreads by what is lacking (the first for nothing), and the 5th and 95th percentile in spreads.
+
+    The most likely ones for a Laplace distribution, whose tails are long; a lack is never narrower than its absence.
+    Percentiles are of errors in such spreads, sources of many runs counted as a few.
+    """
+    table = np.column_stack([np.ones(len(errors.error)), errors.lacked])
+    size = np.abs(errors.error)
+
+    def loss(logs: Floats) -> float:
+        spread = table @ logs
+        fit = errors.weight * (spread + size * np.exp(-spread))
+        return float(fit.sum() + PENALTY * np.sum(logs[1:] ** 2))
+
+    start = np.concatenate([[np.log(0.08)], np.full(table.shape[1] - 1, 0.1)])
+    bounds = [(-5.0, 1.0), *[(0.0, 2.0)] * (table.shape[1] - 1)]
+    logs = minimize(loss, start, method="L-BFGS-B", bounds=bounds).x
+    scaled = errors.error * np.exp(-table @ logs)
+    return logs, percentile(scaled, errors.weight, 0.05), percentile(scaled, errors.weight, 0.95)
+
+
+def percentile(values: Floats, weight: Floats, share: float) -> float:
+    """The value below which a share of the weight lies."""
+    order = np.argsort(values)
+    reached = np.cumsum(weight[order]) / weight.sum()
+    return float(values[order][min(int(np.searchsorted(reached, share)), len(order) - 1)])
+
+
+def layout_share(runs: Sequence[Run], errors: Errors, spread: Floats) -> float:
+    """The part of spreads in which layouts of one cell differ: of errors around the middle of their cell and fold."""
+    cells: dict[tuple[int, tuple[str, ...]], list[int]] = defaultdict(list)
+    for row, (run, fold) in enumerate(zip(errors.run.tolist(), errors.fold.tolist(), strict=True)):
+        cells[fold, runs[run].cell].append(row)
+    within, weight = [], []
+    for rows in cells.values():
+        if len(rows) > 2:
+            scaled = errors.error[rows] / spread[rows]
+            # a median of n takes part of the spread with it
+            within.append(np.abs(scaled - np.median(scaled)) * np.sqrt(len(rows) / (len(rows) - 1)))
+            weight.append(errors.weight[rows])
+    whole = percentile(np.abs(errors.error / spread), errors.weight, 0.9)
+    return min(1.0, percentile(np.concatenate(within), np.concatenate(weight), 0.9) / whole)
+
+
+def memory_errors(runs: Sequence[Run]) -> MemoryErrors:
+    """From verdicts (it ran, or ran out of memory) what the allocator adds; from peaks of sources what stacks keep.
+
+    A need is normally distributed: the share of what comes and goes by which it spreads, and by which it is biased, are
+    the most likely for the verdicts of sources that print failures. What sources differ by in the median is what nobody
+    knows of a stack beforehand; half of its variance is left where one source shows its memory.
+    """
+    failing = {run.source for run in runs if run.fits is False}
+    told = [run for run in runs if run.fits is not None and run.source in failing]
+    needed, capacity = (
+        np.array([getattr(r, f"{name}_bytes") for r in told]) for name in ("needed", "capacity")
+    )
+    moving, fits = np.array([run.parts_bytes[1] for run in told]), np.array([run.fits for run in told])
+
+    def loss(values: Floats) -> float:
+        spread = np.exp(values[1]) * moving
+        fit = DOUBT + (1 - 2 * DOUBT) * ndtr((capacity - needed - values[0] * moving) / spread)
+        return float(-np.log(np.where(fits, fit, 1 - fit)).sum())
+
+    bias, allocator = minimize(loss, np.array([0.0, np.log(0.2)]), method="Nelder-Mead").x
+    peaks = [(run, run.peak_error) for run in runs if run.peak_error is not None]
+    by_source = defaultdict(list)
+    for run, error in peaks:
+        by_source[run.source].append(error)
+    middles = {source: float(np.median(found)) for source, found in by_source.items()}
+    unknown = float(np.sqrt(np.mean(np.minimum(np.abs(list(middles.values())), MOST_UNKNOWN) ** 2)))
+    habits = (0.0, unknown / 2**0.5, unknown)
+    errors = MemoryErrors(
+        bias=float(bias),
+        allocator=float(np.exp(allocator)),
+        communicators=COMMUNICATORS,
+        habits=habits,
+        low=-1,
+        high=1,
+    )
+    shown, counts = memory_runs(runs), Counter(run.source for run, _ in peaks)
+    scaled, weight = [], []
+    for run, error in peaks:
+        risk = MemoryRisk.of_runs(
+            shown[run.traits.stack] - counts[run.source], errors
+        )  # its own are left out
+        spread = risk.spread(run.parts_bytes)
+        scaled.append(error / spread)
+        weight.append(min(1.0, ALIKE_RUNS / counts[run.source]))
+    low, high = (percentile(np.array(scaled), np.array(weight), share) for share in (0.05, 0.95))
+    return errors.model_copy(update={"low": low, "high": high})
+
+
+def memory_runs(runs: Sequence[Run]) -> dict[str, int]:
+    """How many runs show the memory of each stack: peaks, or layouts that ran out of it."""
+    return dict(
+        sorted(Counter(r.traits.stack for r in runs if r.peak_error is not None or r.fits is False).items())
+    )
+
+
+def decisions(runs: Sequence[Run], table: Table, probability: float) -> str:
+    """What choosing the best predicted layout of every cell that fits so probably comes to, in words.
+
+    Of cells of a source that prints failures, in which several layouts were measured: winners that ran out of
+    memory, and how much slower than the best measured one the others are.
+    """
+    cells: dict[tuple[str, ...], list[Run]] = defaultdict(list)
+    for run in runs:
+        if run.fits is not None and run.source in PLAYBOOK:
+            cells[run.cell].append(run)
+    failed, regrets = 0, []
+    for cell in cells.values():
+        ran = [run.measured_s for run in cell if run.fits and run.measured_s]
+        if len(cell) < LEAST_LAYOUTS or not ran:
+            continue
+        sure = [run for run in cell if fit_probability(run, table) >= probability]
+        if not sure:
+            continue
+        pick = min(sure, key=lambda run: run.predicted_s)
+        failed += not pick.fits
+        if pick.fits and pick.measured_s:
+            regrets.append(pick.measured_s / min(ran) - 1)
+    mean = float(np.mean(regrets)) if regrets else 0.0
+    return f"{failed} of {failed + len(regrets)} winners out of memory, regret {mean:.1%} in the mean"
+
+
+def fit_probability(run: Run, table: Table) -> float:
+    """How probable it is that a run fits."""
+    risk = MemoryRisk.of(run.traits.stack, table)
+    return risk.fit_probability(run.capacity_bytes, run.needed_bytes, run.parts_bytes)
+
+
+def calibrated(runs: Sequence[Run]) -> tuple[Table, Errors, Floats]:
+    """The table, errors of runs left out, and their spreads."""
+    moved = moved_runs(runs)
+    fitted = np.array([not r.source.startswith("MLPerf") and r.source not in NOT_FITTED for r in moved])
+    evidence = evidence_of([run for run in runs if run.error is not None and run.source not in NOT_FITTED])
+    conditions = list(lacks(support_of(Traits("", ""), evidence)))
+    folds = list(Refit(moved).folds(fitted))
+    errors = errors_of(moved, folds, conditions)
+    logs, low, high = widths(errors)
+    spread = np.exp(np.column_stack([np.ones(len(errors.error)), errors.lacked]) @ logs)
+    lacking = {n: round(float(v), 3) for n, v in zip(conditions, logs[1:], strict=True) if v >= LEAST_LACK}
+    layout = layout_share(moved, errors, spread)
+    count = len({run.source for run in moved})
+    table = Table(
+        provenance=f"errors of {len(errors.error)} predictions of runs of {count} sources, each left out of its fit",
+        time=TimeErrors(base=float(np.exp(logs[0])), lacking=lacking, low=low, high=high, layout=layout),
+        memory=memory_errors(runs),
+        runs=tuple(
+            Runs(source=one.source, family=one.family, runs=one.runs, **asdict(one.traits))
+            for one in evidence
+        ),
+        memory_runs=memory_runs(runs),
+    )
+    return table, errors, spread
+
+
+def moved_runs(runs: Sequence[Run]) -> list[Run]:
+    """Runs with a measured time whose parameters were moved."""
+    return [run for run in runs if run.error is not None and run.slopes]
+
+
+def coverage(
+    runs: Sequence[Run], errors: Errors, spread: Floats, table: Table
+) -> list[tuple[str, int, float, float]]:
+    """(Group, runs, share of predictions inside the interval, half an interval in the median): all, then groups."""
+    scaled = errors.error / spread
+    inside = (scaled >= table.time.low) & (scaled <= table.time.high)
+    half = (np.exp(table.time.high * spread) - np.exp(table.time.low * spread)) / 2
+    found = [("all", len(set(errors.run.tolist())), float(inside.mean()), float(np.median(half)))]
+    moved = moved_runs(runs)
+    groups: dict[str, Callable[[Run], Any]] = {
+        "source": lambda run: run.source, "family": lambda run: run.family, "stack": lambda run: run.traits.stack,
+        "device": lambda run: run.traits.device, "bits": lambda run: run.traits.bits,
+        "mixture": lambda run: run.traits.mixture,
+    }  # fmt: skip
+    for kind, key in groups.items():
+        names = np.array([str(key(moved[at])) for at in errors.run.tolist()])
+        for name in sorted(set(names)):
+            mine = names == name
+            if len(set(errors.run[mine].tolist())) >= GROUP:
+                share, width = float(inside[mine].mean()), float(np.median(half[mine]))
+                found.append((f"{kind} {name}", len(set(errors.run[mine].tolist())), share, width))
+    return found
+
+
+def main() -> None:
+    """Calibrate, print, and write on request."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write the table that travels with the package")
+    parser.add_argument("--rows", type=Path, help="file that keeps sensitivities between runs")
+    arguments = parser.parse_args()
+    if arguments.rows and arguments.rows.exists():
+        runs = pickle.loads(arguments.rows.read_bytes())
+    else:
+        runs = runs_of([DATA / name for name in (*TABLES, ALSO)])
+        if arguments.rows:
+            arguments.rows.write_bytes(pickle.dumps(runs))
+    table, errors, spread = calibrated(runs)
+    print(table.time, table.memory, table.memory_runs, sep="\n")
+    groups = coverage(runs, errors, spread, table)
+    for group, count, inside, half in groups:
+        print(f"{group:60s} {count:5d} {inside:6.1%} +-{half:.0%}")
+    for probability in (0.5, 0.8, 0.95):
+        print(f"{probability:.0%} sure: {decisions(runs, table, probability)}")
+    if arguments.write:
+        write(table)
+        draw(groups, ROOT / "docs" / "images" / "interval_coverage.png")
+
+
+def write(table: Table) -> None:
+    """The table as it travels with the package, a line for each source, family and traits."""
+    dumped = table.model_dump(mode="json")
+    runs = [{key: value for key, value in one.items() if value is not False} for one in dumped.pop("runs")]
+    for part in ("time", "memory"):
+        dumped[part] = _rounded(dumped[part])
+    lines = ",\n".join(f"  {json.dumps(one)}" for one in runs)
+    head = ",\n".join(f" {json.dumps(name)}: {json.dumps(part)}" for name, part in dumped.items())
+    write_atomic(PATH, f'{{\n{head},\n "runs": [\n{lines}\n ]\n}}\n')
+
+
+def draw(groups: Sequence[tuple[str, int, float, float]], path: Path) -> None:
+    """How often intervals held, and how wide they are, by group of runs."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    names = [f"{group} ({count} runs)" for group, count, *_ in groups]
+    at = np.arange(len(groups))
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(10, 0.22 * len(groups) + 1.2), sharey=True, width_ratios=[3, 2]
+    )
+    left.axvspan(87, 93, color="0.9", lw=0)
+    left.plot([100 * inside for *_, inside, _ in groups], at, "o", color="tab:blue")
+    left.set(
+        xlim=(50, 101), xlabel="measured steps inside the 90 % interval, %", yticks=at, ylim=(len(groups), -1)
+    )
+    left.set_yticklabels(names, fontsize=7)
+    right.barh(at, [100 * half for *_, half in groups], color="0.6", height=0.6)
+    right.set_xlabel("half an interval in the median, %")
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def _rounded(part: dict[str, Any]) -> dict[str, Any]:
+    def short(value: Any) -> Any:
+        if isinstance(value, list):
+            return [short(one) for one in value]
+        return float(f"{value:.4g}") if isinstance(value, float) else value
+
+    return {name: value if isinstance(value, dict) else short(value) for name, value in part.items()}
+
+
+if __name__ == "__main__":
+    main()

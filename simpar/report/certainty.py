@@ -1,0 +1,69 @@
+"""How sure a result is: intervals of its step time and memory, the probability that it fits, and what supports them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from simpar.hardware.cluster import Cluster
+from simpar.program.blocks.rank_view import Job
+from simpar.program.footprint import Footprint
+from simpar.uncertainty.step_time import StepTimeError
+from simpar.uncertainty.support import LONG, Traits, support_of
+from simpar.uncertainty.table import Table, shipped
+from simpar.units import BITS
+
+
+class Certainty(BaseModel):
+    """How sure a prediction is, from errors of measured runs that nothing was fitted to.
+
+    Nine of ten measured steps lie in ``step_time_interval_s``, nine of ten reserved peaks in
+    ``reserved_memory_interval_bytes``; ``fit_probability`` is that of fitting on every rank. ``support`` counts the
+    pairs of source and family of models that share everything with it; ``unsupported`` says what no run shows, in
+    words. ``layout_spread`` is the standard deviation of the logarithm of a step by which layouts of one job differ.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step_time_interval_s: tuple[float, float]
+    reserved_memory_interval_bytes: tuple[float, float]
+    fit_probability: float
+    support: int
+    unsupported: tuple[str, ...] = ()
+    layout_spread: float = 0.0
+
+
+def traits_of(job: Job, cluster: Cluster, device: str) -> Traits:
+    """What of a job decides how well it is known, on one of its kinds of devices."""
+    mesh, mixture = job.plan.mesh, job.graph.is_mixture
+    return Traits(
+        stack=job.stack.name,
+        device=device,
+        mixture=mixture,
+        bits=BITS.get(job.plan.numerics.precision, 16),
+        spread=mixture and mesh.ep * int(mesh.etp or 1) > cluster.domain_size,
+        long=job.training.seq_len > LONG,
+    )
+
+
+def certainty_of(
+    job: Job, cluster: Cluster, held: Sequence[Footprint], step_time_s: float, table: Table | None = None
+) -> Certainty:
+    """How sure a simulated step is, by the errors of a ``table`` (default: the one that is shipped).
+
+    On several kinds of devices it is no surer than on the kind that is known the least.
+    """
+    table = table or shipped()
+    supports = [support_of(traits_of(job, cluster, one.name), table.evidence) for one in cluster.devices]
+    errors = [StepTimeError.of(support, table.time) for support in supports]
+    error, support = max(zip(errors, supports, strict=True), key=lambda one: one[0].spread)
+    fullest = max(held, key=lambda one: one.held_bytes)
+    return Certainty(
+        step_time_interval_s=error.interval_s(step_time_s),
+        reserved_memory_interval_bytes=fullest.held_interval_bytes,
+        fit_probability=min(one.fit_probability for one in held),
+        support=support.all,
+        unsupported=tuple(support.missing()),
+        layout_spread=error.layout,
+    )

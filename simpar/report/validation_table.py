@@ -1,0 +1,74 @@
+"""Errors of predictions against measurements for people: ``simpar validate`` on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from simpar.report.terminal import table_of, three
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+MAX_ROWS = 40
+"""Rows of a table that are listed one by one."""
+
+
+def print_validation(found: Mapping[str, Any], console: Console) -> None:
+    """Write errors of predictions against measurements: per source, overall, and what was not modelled.
+
+    ``found`` is the JSON of ``simpar validate``; of a short table every row is listed as well.
+    """
+    rows = found["rows_detail"]
+    if len(rows) <= MAX_ROWS:
+        console.print(_validation_rows(rows, console))
+        console.print()
+    console.print(_validation_sources(found, console))
+    for name, meant in found.get("columns_not_read", {}).items():
+        console.print(f"column {name} is not read{'; ' if meant else ''}{meant}", soft_wrap=True)
+    for title, counts in (("Not modelled", found["unmodelled_reasons"]), ("Suspect", found["suspect_rows"])):
+        if counts:
+            console.print(f"\n{title}", style="bold")
+        for reason, count in counts.items():
+            console.print(f"- {count} rows: {reason}", soft_wrap=True)
+
+
+_OF_RUNS = {
+    "predicted s": "predicted_step_time_s", "measured s": "measured_step_time_s", "error %": "time_error_percent",
+    "predicted GiB": "predicted_peak_gib", "measured GiB": "measured_peak_gib", "memory %": "memory_error_percent",
+}  # fmt: skip
+_OF_OPERATIONS = {
+    "predicted s": "predicted_time_s", "measured s": "measured_time_s", "error %": "time_error_percent",
+}  # fmt: skip
+
+
+def _validation_rows(rows: Sequence[Mapping[str, Any]], console: Console) -> Table:
+    single = any("predicted_time_s" in row for row in rows)
+    columns = _OF_OPERATIONS if single else _OF_RUNS
+    table = table_of(
+        console, ("operation" if single else "run", "left"), *((name, "right") for name in columns)
+    )
+    for row in rows:
+        if "reason" in row:
+            table.add_row(row["label"], f"not modelled: {row['reason']}")
+        else:
+            table.add_row(row["label"], *(_blank_or_three(row[key]) for key in columns.values()))
+    return table
+
+
+def _validation_sources(found: Mapping[str, Any], console: Console) -> Table:
+    columns = {
+        "rows": "rows", "modelled": "modelled", "time %": "time_ape_median", "p90 %": "time_ape_p90",
+        "in interval": "interval_coverage", "half interval": "interval_width_median",
+        "memory %": "memory_ape_median", "static %": "static_memory_ape_median", "tau": "kendall_tau",
+        "regret %": "regret_mean",
+    }  # fmt: skip
+    table = table_of(console, ("median errors by source", "left"), *((name, "right") for name in columns))
+    for name, figures_of in (*found["by_source"].items(), ("all", found)):
+        table.add_row(name, *(_blank_or_three(figures_of[key]) for key in columns.values()))
+    return table
+
+
+def _blank_or_three(value: float | None) -> str:
+    return "" if value is None else three(value)

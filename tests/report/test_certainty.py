@@ -1,0 +1,77 @@
+"""How sure a result is: intervals around its figures, kept in its JSON, said in its report."""
+
+from __future__ import annotations
+
+import io
+import json
+
+from rich.console import Console
+
+import simpar
+from simpar.report.result import Result
+from simpar.report.terminal import print_report, probably
+
+
+def _result(stack: str, **plan: object) -> Result:
+    return simpar.simulate(
+        "llama-3-8b",
+        simpar.Cluster("dgx-h100", nodes=1),
+        simpar.Plan.model_validate({"mesh": {"tp": 2}, "micro_batch": 1, **plan}),
+        simpar.Training(seq_len=4096, global_batch=32),
+        stack=stack,
+    )
+
+
+def test_the_interval_holds_the_prediction_and_survives_the_file() -> None:
+    """Central values lie inside, and JSON gives back what was written under the promised keys."""
+    result = _result("nemo")
+    known = result.certainty
+    assert known is not None
+    assert known.step_time_interval_s[0] < result.step_time_s < known.step_time_interval_s[1]
+    low, high = known.reserved_memory_interval_bytes
+    assert low < result.memory.peak_reserved_bytes < high
+    data = json.loads(result.to_json())
+    assert data["step_time_interval_s"] == list(known.step_time_interval_s)
+    assert "certainty" not in data["why"]
+    assert Result.from_dict(data).certainty == known
+
+
+def test_a_stack_that_nobody_measured_is_wider_and_says_so() -> None:
+    """Of the same layout the interval is wider under a stack without runs."""
+    known, unknown = _result("nemo"), _result("deepspeed")
+    widths = []
+    for result in (known, unknown):
+        assert result.certainty is not None
+        low, high = result.certainty.step_time_interval_s
+        widths.append((high - low) / result.step_time_s)
+    assert widths[0] < widths[1]
+    assert unknown.certainty is not None
+    assert "no measured run of stack deepspeed" in unknown.certainty.unsupported
+
+
+def test_a_layout_that_barely_fits_is_not_sure_to() -> None:
+    """Memory far below the device is sure, far above it is not, and the verdict agrees where it is clear."""
+    roomy, full = _result("nemo", memory={"recompute": "full"}), _result("nemo", micro_batch=8)
+    assert roomy.certainty is not None
+    assert full.certainty is not None
+    assert roomy.fits
+    assert roomy.certainty.fit_probability > 0.95
+    assert not full.fits
+    assert full.certainty.fit_probability < 0.5
+
+
+def test_the_report_says_it_in_words() -> None:
+    """The headline figures carry the interval and the probability."""
+    out = io.StringIO()
+    print_report(_result("deepspeed"), Console(file=out, width=200))
+    text = out.getvalue()
+    assert "in nine of ten cases" in text
+    assert "% sure" in text
+    assert "no measured run of stack deepspeed" in text
+
+
+def test_words_never_claim_more_than_the_number() -> None:
+    """Nothing is 100 % sure."""
+    assert probably(0.99999) == "over 99 % sure"
+    assert probably(0.001) == "less than 1 % sure"
+    assert probably(0.614) == "61 % sure"
