@@ -111,7 +111,8 @@ class Sweeps:
         ends = _reduced(charge, table, finish)
         last = np.stack([finish[table.last_of(rank)] for rank in range(shape.num_ranks)])
         ready, again = np.maximum(last, ends[:, 0]).T, ends[:, 1].T
-        return np.asarray(np.maximum(charge.ended(ready, again), charge.linked() + charge.update).max(axis=1))
+        linked = np.maximum(charge.linked() + charge.update, charge.crowded())
+        return np.asarray(np.maximum(charge.ended(ready, again), linked).max(axis=1))
 
     def _times(self, charge: RowCharge, table: Table) -> tuple[Times, Hops, Pairs]:
         """Passes, messages and passes that run together of rows of one shape."""

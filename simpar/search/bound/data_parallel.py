@@ -7,7 +7,7 @@ stands for all of them in a lower bound. Experts have ranks of their own that ho
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.hardware.cluster import Cluster
+from simpar.plan.mesh import Mesh
 from simpar.plan.schedules import make_schedule
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import RankView
-from simpar.program.emission.collective_prices import FREE, Added, Price
+from simpar.program.emission.collective_prices import FREE, Added, Price, Prices, in_first_domain
 from simpar.program.emission.traffic import EMBEDDING_GROUP, embedding_sum, group_kinds
+from simpar.program.fold.group_routes import GroupKind
 from simpar.program.structure.buckets import buckets
 from simpar.program.structure.stages import PASSES
 from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
@@ -73,7 +76,9 @@ class Configuration:
 
     ``still`` are those that are not trained, and come with the others where these are freed after use; ``rests`` marks
     kinds that run nothing backward and need nothing for it.
-    ``own`` are the links of rank 0.
+    ``own`` are the links of rank 0. ``crowded`` has of every pipeline rank the seconds that a byte of each (operation,
+    group) takes, float64[links], of the links of the rank that has the fewest of its group beside it in a domain; it
+    is empty where blocks of the mesh and domains nest, so that rank 0 is as crowded as any.
     """
 
     sync: Synchronisation
@@ -82,6 +87,7 @@ class Configuration:
     still: Mapping[str, Floats]
     rests: Bools
     own: Ints
+    crowded: tuple[Mapping[tuple[str, str], Floats], ...] = ()
 
     @cached_property
     def policies(self) -> dict[tuple[str, bool], SyncPolicy]:
@@ -175,16 +181,24 @@ class Configuration:
         """
         policy = self.policies[letter, boundary]
         if policy not in self._slopes:
-            found = np.zeros((2, 2, len(self.own)))
-            for each in policy.copies:
-                gathers, reduces = found[int(each.kind == EXPERTS)]
-                if each.gather_group:
-                    price = self.prices["all_gather", each.gather_group]
-                    gathers += each.gathered_bytes * price.slopes_s(self.own)
-                for group, op, share in each.reduce_ops:
-                    reduces += each.gradient_bytes * share * self.prices[op, group].slopes_s(self.own)
-            self._slopes[policy] = found
+            own = {use: price.slopes_s(self.own) for use, price in self.prices.items()}
+            self._slopes[policy] = self._taken_s(policy, own)
         return self._slopes[policy]
+
+    def crowded_s(self, letter: str, *, boundary: bool) -> Floats:
+        """As :meth:`slopes_s`, of the links of the crowded rank of every pipeline rank, float64[ranks, 2, 2, links]."""
+        return np.stack([self._taken_s(self.policies[letter, boundary], each) for each in self.crowded])
+
+    def _taken_s(self, policy: SyncPolicy, of_byte: Mapping[tuple[str, str], Floats]) -> Floats:
+        """Seconds a parameter that a pass takes of some links, from what a byte of each (operation, group) does."""
+        found = np.zeros((2, 2, len(self.own)))
+        for each in policy.copies:
+            gathers, reduces = found[int(each.kind == EXPERTS)]
+            if each.gather_group:
+                gathers += each.gathered_bytes * of_byte["all_gather", each.gather_group]
+            for group, op, share in each.reduce_ops:
+                reduces += each.gradient_bytes * share * of_byte[op, group]
+        return found
 
 
 @dataclass
@@ -199,7 +213,7 @@ class Configurations:
     row: Ints
     meet: Bools
     _made: dict[int, Configuration] = field(default_factory=dict)
-    _groups: dict[tuple[Any, ...], dict[str, Ints]] = field(default_factory=dict)
+    _groups: dict[tuple[Any, ...], tuple[dict[str, Ints], list[Crowded]]] = field(default_factory=dict)
 
     @staticmethod
     def of(blocks: BlockCosts, meet: Bools) -> Configurations:
@@ -217,7 +231,7 @@ class Configurations:
     def _make(self, row: int) -> Configuration:
         blocks = self.blocks
         sync = Synchronisation.of(blocks.jobs.job(row))
-        groups = self._groups_of(sync)
+        groups, crowded = self._groups_of(sync)
         added = Added.of(sync.job.stack, sync.quantise_s_per_byte)
         prices = {(op, group): FREE for group, op in _uses(sync)}
         for op, group in prices:
@@ -236,17 +250,68 @@ class Configurations:
             still={kind: still[key] for kind, still in blocks.still.items()},
             rests=np.array([kind.block.still for kind in blocks.kinds]),
             own=blocks.prices.own,
+            crowded=tuple(each.taken_s(prices, blocks.prices) for each in crowded),
         )
 
-    def _groups_of(self, sync: Synchronisation) -> dict[str, Ints]:
-        """The group of rank 0 of every kind."""
+    def _groups_of(self, sync: Synchronisation) -> tuple[dict[str, Ints], list[Crowded]]:
+        """The group of rank 0 of every kind, and the crowded rank of every pipeline rank."""
         mesh, data = sync.job.plan.mesh, sync.job.plan.data_parallel
         copies = (data.hsdp if sync.zero else 1, bool(data.zero), sync.alone)
         key = (*mesh.shape, mesh.ep, mesh.etp, mesh.order, *copies)
         if key not in self._groups:
             kinds = group_kinds(RankView.of(sync.job), sync, make_schedule("1f1b", mesh.pp, 1))
-            self._groups[key] = {kind.name: kind.groups[0].copy() for kind in kinds}
+            first = {kind.name: kind.groups[0].copy() for kind in kinds}
+            copied = [each for each in kinds if each.name.startswith((DENSE, EXPERTS))]
+            self._groups[key] = first, crowded_ranks(mesh, copied, self.blocks.prices.cluster, copies[0])
         return self._groups[key]
+
+
+@dataclass(frozen=True)
+class Crowded:
+    """A rank and its group of every kind, int64[members]."""
+
+    rank: int
+    groups: Mapping[str, Ints]
+
+    def taken_s(self, uses: Iterable[tuple[str, str]], prices: Prices) -> dict[tuple[str, str], Floats]:
+        """Seconds that a byte of each (operation, group) takes of the links of the rank, float64[links]."""
+        found = {}
+        for op, name in uses:
+            group = self.groups.get(name, np.zeros(0, dtype=np.int64))
+            moved = self.rank - (
+                int(group[0]) - int(in_first_domain(group, prices.cluster)[0]) if len(group) else 0
+            )
+            found[op, name] = prices.of(op, group, name).slopes_s(prices.ends(moved, moved))
+        return found
+
+
+def crowded_ranks(mesh: Mesh, kinds: Sequence[GroupKind], cluster: Cluster, copies: int) -> list[Crowded]:
+    """Of every pipeline rank the one with the fewest of its group beside it in a domain, of groups that leave theirs.
+
+    These few pass on to other domains what more share elsewhere: of 64 ranks, 32 to a domain but for the last 4, those
+    4 load their networks eight times as much. None where blocks of the mesh and domains nest: all groups are alike.
+    """
+    strides = np.cumprod([1, *mesh.shape])
+    at = mesh.order.index("dp")
+    strides = np.append(strides, strides[at] * mesh.shape[at] // copies)
+    size = cluster.domain_size
+    nest = ((size % strides == 0) | (strides % size == 0)).all()
+    kinds = [kind for kind in kinds if kind.groups.shape[1] > 1]
+    if nest or not kinds or cluster.is_mixed or cluster.world_size <= size:
+        return []
+    groups = max(kinds, key=lambda kind: kind.groups.shape[1] if "all_gather" in kind.ops else 0).groups
+    domains = cluster.world_size * np.arange(len(groups))[:, None] + cluster.domain_of(groups)
+    _, index, beside = np.unique(domains, return_inverse=True, return_counts=True)
+    beside = beside[index.reshape(groups.shape)]
+    beside = np.where(beside < groups.shape[1], beside, cluster.world_size).ravel()
+    ranks, place = groups.ravel(), mesh.coordinates(groups.ravel())["pp"]
+    found = []
+    for each in range(mesh.pp):
+        mine = np.flatnonzero(place == each)
+        rank = int(ranks[mine[np.argmin(beside[mine])]])
+        through = {kind.name: kind.groups[(kind.groups == rank).any(axis=1)][0] for kind in kinds}
+        found.append(Crowded(rank, through))
+    return found
 
 
 def _uses(sync: Synchronisation) -> list[tuple[str, str]]:

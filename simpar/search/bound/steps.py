@@ -46,7 +46,10 @@ class StepBounds:
 
     def _of_shape(self, charge: RowCharge) -> Floats:
         shape, pipelines = charge.shape, self.pipelines.index[charge.rows]
-        tail, bounds = charge.tail(), [(charge.linked() + charge.update).max(axis=1)]
+        tail, bounds = (
+            charge.tail(),
+            [(charge.linked() + charge.update).max(axis=1), charge.crowded().max(axis=1)],
+        )
         for times, alone in self.pipelines.blocks.least_ns(charge.keys, shape):
             path = self.pipelines.path(shape, pipelines, charge.stages(times, alone))
             bounds.append(charge.opening(alone["F"]) + path.behind(tail))
@@ -300,13 +303,45 @@ class RowCharge:
         """
         pipelines, counts = self.bounds.pipelines, self.shape.of_rank @ self.shape.by_stage
         which = pipelines.index[self.rows]
-        found = pipelines.microbatches(which)[:, None, None] * pipelines.drains_s(self.shape, which)
         inside = {letter: self._inside(letter, counts) for letter in self.shape.letters}
-        for boundary, times in ((True, 1.0), (False, pipelines.microbatches(which)[:, None, None] - 1.0)):
-            each = {one: inside[one] + self._copied(one, counts, boundary) for one in self.shape.letters}
-            passes = Passes.of(each)
-            found = found + times * (passes.forward + passes.backward)
+        found = pipelines.microbatches(which)[:, None, None] * pipelines.drains_s(self.shape, which)
+        found = found + self._over_passes(
+            lambda one, boundary: inside[one] + self._copied(one, counts, boundary)
+        )
         return np.asarray(NEARLY * NS_PER_S * found.max(axis=2))
+
+    def crowded(self) -> Floats:
+        """What gathers and reductions take of the busiest link of each pipeline rank, [n, ranks].
+
+        Zero where all ranks are as crowded as rank 0, so that :meth:`linked` has it.
+        """
+        if not self.each("crowded", lambda one: bool(one.crowded)).any():
+            return np.zeros((len(self.mine), self.shape.num_ranks))
+        found = self._over_passes(self._crowded)
+        return np.asarray(NEARLY * NS_PER_S * found.max(axis=2))
+
+    def _over_passes(self, each: Callable[[str, bool], Floats]) -> Floats:
+        """What all passes of a step take at least of links, of those of a letter on a boundary or not, like these."""
+        found, several = (
+            np.zeros(1),
+            self.bounds.pipelines.microbatches(self.bounds.pipelines.index[self.rows]) - 1.0,
+        )
+        for boundary, times in ((True, np.ones(1)), (False, several)):
+            passes = Passes.of({one: each(one, boundary) for one in self.shape.letters})
+            found = found + times[:, None, None] * (passes.forward + passes.backward)
+        return found
+
+    def _crowded(self, letter: str, boundary: bool) -> Floats:
+        """Seconds that copies of a pass take of the links of crowded ranks, [n, ranks, links]."""
+        counts = self.shape.of_rank @ self.shape.by_stage
+        moved = [self._moved(kind, counts) for kind in (DENSE, EXPERTS)]
+        found = np.zeros((*moved[0].shape, len(self.bounds.pipelines.prices.own)))
+        for configuration, mine in self.by_configuration():
+            if len(configuration.crowded) == self.shape.num_ranks:
+                slopes = configuration.crowded_s(letter, boundary=boundary).sum(axis=2)
+                for at, each in enumerate(moved):
+                    found[mine] += each[mine, :, None] * slopes[:, at]
+        return found
 
     def _inside(self, letter: str, counts: Floats) -> Floats:
         """Seconds that collectives inside blocks take of each of rank 0's links, [n, len(counts), links]."""

@@ -229,3 +229,45 @@ def test_what_shares_a_nic_adds_up(frontier_of):
         )
         sharper += linked > max(float((gathered + again).max()), float(reduced.max())) / NS_PER_S
     assert sharper, "tensor parallelism adds to what data parallelism takes of a link"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "stack"), [(21, "megatron"), (24, "nemo"), (27, "nemo"), (32, "torchtitan")]
+)
+def test_bounds_hold_where_domains_cut_across_groups(nodes, stack, frontier_of):
+    """Some groups leave a domain of 72 devices by fewer members than those of rank 0: less than the step, and close."""
+    problem = simpar.search.make_problem(
+        "llama-3-8b",
+        simpar.Cluster("gb200-nvl72", nodes=nodes),
+        simpar.Training(seq_len=4096, global_batch=16 * nodes),
+        stack=stack,
+        constraints=simpar.search.Constraints(fixed={"tp": (1, 2, 4), "micro_batch": 1}),
+    )
+    frontier = frontier_of(problem, 1)
+    share = []
+    for row in range(frontier.rows.count):
+        plan = plan_of(frontier.rows, row)
+        exact = measure(problem, plan).step_time_s - problem.stack.launch.step_overhead_s
+        share.append(max(bounds_of(frontier, row)) / exact)
+        assert share[-1] <= 1 + 1e-12, plan
+    assert np.median(share) > 0.95
+
+
+def test_a_group_that_leaves_a_domain_by_few_members_binds(frontier_of):
+    """Of 64 members 18, 18, 18 and 10 share a domain of 72, of others 8, 18, 18, 18 and 2: the last ones' networks."""
+    problem = simpar.search.make_problem(
+        "llama-3-70b",
+        simpar.Cluster("gb200-nvl72", nodes=128),
+        simpar.Training(seq_len=1024, global_batch=256),
+        stack="nemo",
+        constraints=simpar.search.Constraints(
+            fixed={"tp": 4, "pp": 1, "zero": 3, "hsdp": 2, "micro_batch": 1, "recompute": "none"}
+        ),
+    )
+    frontier = frontier_of(problem, 0, 1)
+    step, swept = bounds_of(frontier, 0)[2:]
+    exact = measure(problem, plan_of(frontier.rows, 0)).step_time_s
+    configuration = frontier.bounds.configurations[0]
+    own, crowded = configuration.slopes_s("F", boundary=True), configuration.crowded_s("F", boundary=True)
+    assert crowded[0].max() > 4 * own.max()
+    assert 0.9 * exact < min(step, swept) <= max(step, swept) <= exact
