@@ -23,8 +23,8 @@ from simpar.program.ir.program import MEMORY_CATEGORIES, Csr, Label, MemoryTable
 from simpar.program.structure.templates import BUFFERS, Node, Template
 from simpar.units import Flags, Ints
 
-MOST_OPS = 5_000_000
-"""Of all classes: with about 0.8 kB each in all that is made of them, 4 GB."""
+MOST_OPS = 8_000_000
+"""Of all classes: with about 0.4 kB each in all that is made of them, 3 GB."""
 _AT_MOST: ContextVar[float] = ContextVar("most ops of a Program that is built now", default=inf)
 
 
