@@ -34,7 +34,7 @@ FEWEST_OPS, MOST_OPS = 1_000_000, 500_000
 """Ops that may be simulated for a list where the certificate took fewer; and in one step."""
 LEAST_OPS = 24
 """Of a microbatch on a stage, about."""
-TRIES = 6
+TRIES = 12
 """Tables that are swept to find the row that is simulated next."""
 
 TOO_LARGE = f"more than {MOST_OPS:,} ops a step"

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from simpar.plan.schedules import EVEN_COSTS, looks_at_costs, make_schedule
 from simpar.plan.schedules.actions import LETTERS, F, Schedule
 from simpar.program.resolve.pass_costs import relative_costs
-from simpar.search.bound.action_tables import Blocked, Pairs, Table, Times, finishes_ns
+from simpar.search.bound.action_tables import Blocked, Pairs, Table, finishes_ns
 from simpar.search.bound.batches import Batch
 from simpar.search.bound.data_parallel import Configuration, Cut
 from simpar.search.bound.overlapped_passes import OverlappedPasses
-from simpar.search.bound.paths import Hops
-from simpar.search.bound.shapes import weigh
+from simpar.search.bound.shapes import Shape, weigh
 from simpar.search.bound.steps import RowCharge, StepBounds, some
 
 Ints = NDArray[np.int64]
@@ -84,13 +83,40 @@ class Sweeps:
 
     def of(self, rows: Ints) -> Floats:
         """Nanoseconds that the steps of rows take at least."""
-        found, pipelines, batch = np.zeros(len(rows)), self.bounds.pipelines, Batch(self.bounds, rows)
+        found = np.zeros(len(rows))
+        for charge, table in self._tabled(rows):
+            found[charge.mine] = self._swept(charge, table)
+        return found
+
+    def tables_ns(self, rows: Ints) -> Floats:
+        """Nanoseconds of the passes and messages of rows in their tables, with nothing of data parallelism.
+
+        Found once for all rows of a pipeline in which the same passes run together.
+        """
+        found, index = np.zeros(len(rows)), self.bounds.pipelines.index
+        for charge, table in self._tabled(rows):
+            pipes, where = np.unique(index[charge.rows], return_inverse=True)
+            found[charge.mine] = self._table_ns(charge.shape, pipes, table)[where]
+        return found
+
+    def _tabled(self, rows: Ints) -> Iterator[tuple[RowCharge, Table]]:
+        """Rows in groups of one shape and table, with that."""
+        pipelines, batch = self.bounds.pipelines, Batch(self.bounds, rows)
         for key, same in self._by_table(rows):
             for shape, mine in pipelines.by_shape(pipelines.index[rows[same]]):
                 for apart, alike in _by_pairs(RowCharge(batch, shape, same[mine])):
-                    charge = RowCharge(batch, shape, same[mine[alike]])
-                    found[charge.mine] = self._swept(charge, self._table(key, apart))
-        return found
+                    yield RowCharge(batch, shape, same[mine[alike]]), self._table(key, apart)
+
+    def _table_ns(self, shape: Shape, pipes: Ints, table: Table) -> Floats:
+        """When the last pass of pipelines of one shape ends in a table, with nothing beside passes."""
+        pipelines = self.bounds.pipelines
+        keys = pipelines.key[pipes]
+        plain = pipelines.blocks.plain_ns(keys, shape.letters)
+        taken = {letter: weigh(plain[letter], shape.by_stage) for letter in shape.letters}
+        times = {(letter, boundary): took for letter, took in taken.items() for boundary in (False, True)}
+        hops = pipelines.hops(shape, pipes)
+        finish = finishes_ns(table, times, hops, pairs=self._pairs(shape, keys, table))
+        return np.asarray(finish.max(axis=0))
 
     def _table(self, key: TableKey, apart: Blocked) -> Table:
         if (key, apart) not in self._tables:
@@ -105,31 +131,29 @@ class Sweeps:
         return self._tables[key, apart]
 
     def _swept(self, charge: RowCharge, table: Table) -> Floats:
-        shape = charge.shape
-        times, hops, pairs = self._times(charge, table)
-        finish = finishes_ns(table, times, hops, _floors(charge, table, times["F", True]), pairs)
+        shape, pipelines = charge.shape, self.bounds.pipelines
+        times = {
+            (letter, boundary): charge.slowed_times(letter, boundary=boundary)
+            for letter in shape.letters
+            for boundary in (False, True)
+        }
+        hops, floors = (
+            pipelines.hops(shape, pipelines.index[charge.rows]),
+            _floors(charge, table, times["F", True]),
+        )
+        finish = finishes_ns(table, times, hops, floors, self._pairs(shape, charge.keys, table))
         ends = _reduced(charge, table, finish)
         last = np.stack([finish[table.last_of(rank)] for rank in range(shape.num_ranks)])
         ready, again = np.maximum(last, ends[:, 0]).T, ends[:, 1].T
         linked = np.maximum(charge.linked() + charge.update, charge.crowded())
         return np.asarray(np.maximum(charge.ended(ready, again), linked).max(axis=1))
 
-    def _times(self, charge: RowCharge, table: Table) -> tuple[Times, Hops, Pairs]:
-        """Passes, messages and passes that run together of rows of one shape."""
-        pieces = charge.shape.pieces
-        times = {
-            (letter, boundary): charge.slowed_times(letter, boundary=boundary)
-            for letter in charge.shape.letters
-            for boundary in (False, True)
-        }
+    def _pairs(self, shape: Shape, keys: Ints, table: Table) -> Pairs:
+        """Passes that run together in a table, of rows of one shape with some keys."""
+        pieces = shape.pieces
         held = {pair: (pieces[pair[0]], pieces[pair[2]], pair[1]) for pair in table.pairs}
-        known = {each: self.together.pairs_ns(charge.keys, *each) for each in dict.fromkeys(held.values())}
-        pairs = {pair: known[each] for pair, each in held.items()}
-        return (
-            times,
-            self.bounds.pipelines.hops(charge.shape, self.bounds.pipelines.index[charge.rows]),
-            pairs,
-        )
+        known = {each: self.together.pairs_ns(keys, *each) for each in dict.fromkeys(held.values())}
+        return {pair: known[each] for pair, each in held.items()}
 
 
 def _made(name: str, ranks: int, microbatches: int, chunks: int, costs: Costs) -> Schedule:

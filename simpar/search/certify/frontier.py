@@ -35,7 +35,7 @@ from simpar.units import NS_PER_S
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-KERNELS, PASSES, STEP, SWEPT, EXACT = range(5)
+KERNELS, PASSES, STEP, TABLED, SWEPT, EXACT = range(6)
 SIZED = ("tp", "cp", "pp", "schedule", "vpp", "zero", "sequence_parallel", "tp_overlap")
 """Axes that decide how many ops a pass has, and how many ranks differ."""
 TRIES = 3
@@ -154,16 +154,17 @@ class Frontier:
     def shortest(self, mask: NDArray[np.bool_], level: int = SWEPT, tries: int | None = None) -> int | None:
         """The best of some rows by the bounds of a level, or None without any; contention is left out.
 
-        After so many ``tries`` to find out it is the best of those that have come that far.
+        After so many ``tries`` to find out, sweeps that is, it is the best of those that have come that far.
         """
         kept, self._active = self._active, np.flatnonzero(mask & np.isfinite(self.bound_s))
         try:
             while (row := self.next()) is not None and self.level[row] < level:
-                if tries == 0:
+                if tries is not None and tries <= 0:
                     self._active = self._active[self.level[self._active] >= level]
                     return self.next()
+                if tries is not None:  # a Program of its own is dearer than a table
+                    tries -= 2 if self.own[row] else int(self.level[row] == TABLED)
                 self.sharpen(row)
-                tries = None if tries is None else tries - 1
         finally:
             self._active = kept
         return row
@@ -210,7 +211,9 @@ class Frontier:
         if self.own[row]:
             self._sweep_own(row)
             return
-        {KERNELS: self._passes, PASSES: self._steps, STEP: self._sweep}[int(self.level[row])](row)
+        {KERNELS: self._passes, PASSES: self._steps, STEP: self._tables, TABLED: self._sweep}[
+            int(self.level[row])
+        ](row)
 
     def nearest(self, level: int, most: int) -> list[int]:
         """Active rows of a level with the lowest bounds, lowest first."""
@@ -363,14 +366,22 @@ class Frontier:
         rows = rows[~undecided(self.rows, rows)]
         self._raise(rows, self.bounds.of(rows), STEP)
 
+    def _tables(self, row: int) -> None:
+        """Bound pipelines of whole steps with the same table by it, as it bounds every row that has them."""
+        index, mine = self.bounds.pipelines.index, self.level == STEP
+        wanted = np.zeros(len(self.bounds.pipelines.row), dtype=bool)
+        wanted[index[self._like(row)]] = True
+        rows = np.flatnonzero(mine & wanted[index])
+        self._raise(rows, self.sweeps.tables_ns(rows), TABLED)
+
     def _sweep(self, row: int) -> None:
         rows = self._like(row)
         self._raise(rows, self.sweeps.of(rows), SWEPT)
         self.swept += len(rows)
 
     def _like(self, row: int) -> Ints:
-        """A row and active ones of whole steps with the same table, those with the lowest bounds."""
-        columns, alike = self.rows, self._at(STEP, len(self._active))
+        """A row and active ones that are bounded like it with the same table, those with the lowest bounds."""
+        columns, alike = self.rows, self._at(int(self.level[row]), len(self._active))
         for name in ("schedule", "pp", "vpp"):
             alike = alike[columns.code[name][alike] == columns.code[name][row]]
         alike = alike[columns.at("microbatches", alike) == columns.at("microbatches", row)]

@@ -20,12 +20,13 @@ PAIRED = ("dualpipe", "dualpipev", "naive")
 
 
 def bounds_of(frontier, row):
-    """Seconds by kernels, passes, whole steps and the sweep, without the overhead of a step."""
+    """Seconds by kernels, passes, whole steps, tables and the sweep, without the overhead of a step."""
     pipelines, one = frontier.bounds.pipelines, np.array([row])
     found = [
         pipelines.kernels_bound_ns()[0][pipelines.index[row]],
         pipelines.passes_bound_ns(pipelines.index[one])[0],
         frontier.bounds.of(one)[0],
+        frontier.sweeps.tables_ns(one)[0],
         frontier.sweeps.of(one)[0],
     ]
     return [float(bound) / NS_PER_S for bound in found]
@@ -46,15 +47,16 @@ def test_bounds_hold_where_passes_run_together(seed, problem_of, frontier_of):
     overhead = problem.stack.launch.step_overhead_s
     for row in range(frontier.rows.count):
         plan = plan_of(frontier.rows, row)
-        kernels, passes, step, swept = bounds_of(frontier, row)
+        kernels, passes, step, table, swept = bounds_of(frontier, row)
         assert kernels <= passes + 1e-12, plan
-        assert passes <= step + 1e-12, plan
+        assert passes <= min(step, table) + 1e-12, plan
+        assert table <= swept + 1e-12, plan
         assert max(step, swept) <= measure(problem, plan).step_time_s - overhead + 1e-12, plan
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_bounds_are_lower_bounds_of_the_contended_step(seed, problem_of, frontier_of):
-    """Kernels <= passes <= step, and step, sweep and the Program without contention <= the executed step.
+    """Kernels <= passes <= step, passes <= table <= sweep, and these and the Program without contention <= the step.
 
     Steps and sweeps know of links that gathers and reductions share, the Program without contention does not.
     """
@@ -63,11 +65,12 @@ def test_bounds_are_lower_bounds_of_the_contended_step(seed, problem_of, frontie
     overhead = problem.stack.launch.step_overhead_s
     for row in range(frontier.rows.count):
         plan = plan_of(frontier.rows, row)
-        kernels, passes, step, swept = bounds_of(frontier, row)
+        kernels, passes, step, table, swept = bounds_of(frontier, row)
         alone, exact = swept_alone_s(problem, plan), measure(problem, plan).step_time_s - overhead
         tiny = 1e-12 * exact
         assert kernels <= passes + tiny, plan
-        assert passes <= step + tiny, plan
+        assert passes <= min(step, table) + tiny, plan
+        assert table <= swept + tiny, plan
         assert max(step, swept, alone) <= exact + tiny, plan
 
 
@@ -83,7 +86,7 @@ def test_streams_and_chains_are_sharp_where_passes_run_together(frontier_of):
     )
     frontier = frontier_of(problem, 0)
     found = np.array([bounds_of(frontier, row) for row in range(frontier.rows.count)])
-    kernels, _, step, swept = found.T
+    kernels, _, step, _, swept = found.T
     assert (step <= swept).all()
     assert (step / swept).min() > 0.6
     assert np.mean(step / kernels) > 2.0
@@ -111,7 +114,7 @@ def test_one_microbatch_goes_through_all_virtual_stages_and_back(frontier_of):
     )
     frontier = frontier_of(problem, 0)
     found = np.array([bounds_of(frontier, row) for row in range(frontier.rows.count)])
-    _, passes, step, swept = found.T
+    _, passes, step, _, swept = found.T
     assert (step <= swept).all()
     assert (step / swept).min() > 0.9
     assert (passes / swept).max() < 0.75
@@ -265,7 +268,7 @@ def test_a_group_that_leaves_a_domain_by_few_members_binds(frontier_of):
         ),
     )
     frontier = frontier_of(problem, 0, 1)
-    step, swept = bounds_of(frontier, 0)[2:]
+    step, _, swept = bounds_of(frontier, 0)[2:]
     exact = measure(problem, plan_of(frontier.rows, 0)).step_time_s
     configuration = frontier.bounds.configurations[0]
     own, crowded = configuration.slopes_s("F", boundary=True), configuration.crowded_s("F", boundary=True)
