@@ -112,8 +112,8 @@ def dimension_of(metadata: Iterable[Any]) -> str | None:
     return next((name for name in found if name), None)
 
 
-def with_unit(value: float, dimension: str) -> str:
-    """A quantity as files write it: "18.2 GB/s" for 1.82e10 of ``bytes_per_s``, six significant digits."""
+def with_unit(value: float, dimension: str, digits: int = 6) -> str:
+    """A quantity as files write it: "18.2 GB/s" for 1.82e10 of ``bytes_per_s``, so many significant digits."""
     units = {
         unit: factor for unit, factor in _UNITS[dimension].items() if "b" not in unit and "i" not in unit
     }
@@ -124,7 +124,7 @@ def with_unit(value: float, dimension: str) -> str:
         if value
         else next(u for u, f in units.items() if f == 1)
     )
-    return f"{value / units[unit]:.6g} {unit}"
+    return f"{value / units[unit]:.{digits}g} {unit}"
 
 
 def link_rate(bytes_per_s: float) -> float:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
-
-from pydantic import BaseModel
+from typing import Any
 
 from simpar.calibrate import fit
 from simpar.calibrate.fit import Machine, Quality, Samples, rounded
@@ -18,9 +15,10 @@ from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import Device
 from simpar.hardware.profile import ClusterProfile, Host, ScaleUp
 from simpar.plan.plan import Plan
+from simpar.profiles import as_written, yaml_text
 from simpar.runtime.prepare import STACK
 from simpar.simulation import simulate
-from simpar.units import GIB, MIB, US, dimension_of, with_unit
+from simpar.units import GIB, MIB, US
 
 
 @dataclass(frozen=True)
@@ -173,43 +171,5 @@ def write(found: Profiles, path: Path) -> tuple[Path, Path]:
     """Write the cluster with its device to a path and the stack beside it; both paths. Raises UserError."""
     beside = path.with_suffix(f".stack{path.suffix}")
     for where, model in ((path, found.cluster), (beside, found.stack)):
-        write_atomic(where, _yaml(as_written(model)))
+        write_atomic(where, yaml_text(as_written(model)))
     return path, beside
-
-
-def as_written(model: BaseModel) -> dict[str, Any]:
-    """A model as a file has it: quantities with their units, defaults left out."""
-    found: dict[str, Any] = {}
-    for name, field in type(model).model_fields.items():
-        value = getattr(model, name)
-        if value == field.get_default(call_default_factory=True):
-            continue
-        found[name] = _written(value, dimension_of(field.metadata) or _inner_dimension(field.annotation))
-    return found
-
-
-def _written(value: Any, dimension: str | None) -> Any:
-    if isinstance(value, BaseModel):
-        return as_written(value)
-    if isinstance(value, dict):
-        return {key: _written(each, dimension) for key, each in value.items()}
-    if isinstance(value, tuple):
-        return [_written(each, dimension) for each in value]
-    return with_unit(value, dimension) if dimension and isinstance(value, float | int) else value
-
-
-def _inner_dimension(annotation: Any) -> str | None:
-    """The dimension of the values of a dict, or of an optional quantity."""
-    for part in get_args(annotation):
-        if found := dimension_of(getattr(part, "__metadata__", ())):
-            return found
-    return None
-
-
-def _yaml(data: Mapping[str, Any]) -> str:
-    from ruamel.yaml import YAML
-
-    writer, stream = YAML(), io.StringIO()
-    writer.width = 120
-    writer.dump(dict(data), stream)
-    return stream.getvalue()

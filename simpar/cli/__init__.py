@@ -19,6 +19,7 @@ from simpar.cli import (
     compare,
     export,
     import_,
+    learn,
     listing,
     plot,
     report,
@@ -41,14 +42,15 @@ COMMANDS = (
     _run,
     plot,
     calibrate,
+    learn,
     validate,
     listing,
     about,
 )  # imported for their registration
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # what writing to standard output may meet
 ORDER = (
-    "simulate", "search", "compare", "report", "export", "import", "run", "plot", "calibrate", "validate", "list",
-    "schema", "doctor",
+    "simulate", "search", "compare", "report", "export", "import", "run", "plot", "calibrate", "learn", "validate",
+    "list", "schema", "doctor",
 )  # fmt: skip
 app.registered_commands.sort(key=lambda command: ORDER.index(command.name or command.callback.__name__))  # type: ignore[union-attr]
 

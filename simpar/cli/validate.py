@@ -14,6 +14,9 @@ def validate(
     table: Annotated[
         str, typer.Argument(help="Measured runs, kernels or collectives, one a row", metavar="TABLE.csv")
     ],
+    using: Annotated[
+        str | None, typer.Option(help="Predict with profiles of simpar learn", metavar="OURS.yaml")
+    ] = None,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
     """Predict every row of a measured table and report the errors.
@@ -21,9 +24,11 @@ def validate(
     Rows are runs, single kernels or collectives; docs/measured.md names the columns.
     """
     from simpar.report.validation_table import print_validation
+    from simpar.validate.chosen import AS_NAMED, Chosen
     from simpar.validate.table import validate as validate_table
 
+    chosen = Chosen.learned(using) if using else AS_NAMED
     with working(f"predicting {table}"):
-        found = validate_table(table)
+        found = validate_table(table, chosen=chosen)
     if not json_out(found, json_):
         print_validation(found, console())

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 from simpar import files
 from simpar.plan.plan import Plan
 from simpar.plan.staged import has_tensor_ranks
+from simpar.profiles import load_profile
 from simpar.units import Bytes, Flags, Floats, Fraction, Numbers, Seconds
 
 GAPS_OF_EXPANDABLE = 0.02  # torchtitan's runs, which expand segments, show 2 % and less
@@ -205,12 +206,21 @@ class MemoryHabits(_Part):
 
 
 class Described(_Part):
-    """What a profile is called, and where its numbers come from."""
+    """What a profile is called, and where its numbers come from.
+
+    ``learned_from`` is the shipped profile that a learnt one was: what is known of that supports it.
+    """
 
     name: str
+    learned_from: str = ""
     description: str
     provenance: str = ""
     sources: tuple[str, ...] = ()
+
+    @property
+    def known_as(self) -> str:
+        """The profile under which measured runs count for this one."""
+        return self.learned_from or self.name
 
 
 class Stack(Described):
@@ -241,8 +251,8 @@ ALL_AT_ONCE = float(2**50)  # bytes of a bucket that nothing fills
 
 @lru_cache(maxsize=32)
 def load_stack(name: str) -> Stack:
-    """A stack by bundled name or by the path of its YAML. Raises UserError."""
-    return files.parse(Stack, files.load(files.find(name, "stacks", "stack")))
+    """A stack by bundled name or by the path of its YAML, of a learnt file by its part. Raises UserError."""
+    return files.parse(Stack, load_profile(name, "stacks", "stack")[0])
 
 
 def under(stack: Stack, plan: Plan) -> Stack:

@@ -9,6 +9,7 @@ from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster, make_cluster
 from simpar.hardware.mixed import MixedCluster
 from simpar.hardware.profile import ClusterProfile, MixedProfile
+from simpar.profiles import load_profile
 
 
 def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None) -> Cluster:
@@ -18,8 +19,7 @@ def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None)
     lie relative to it.
     """
     if not isinstance(profile, ClusterProfile):
-        path = files.find(profile, "clusters", "hardware")
-        document = files.load(path)
+        document, path = load_profile(profile, "clusters", "hardware")
         if isinstance(document.data, dict) and "groups" in document.data:
             return make_mixed(files.parse(MixedProfile, document), nodes, path.parent)
         profile = files.parse(ClusterProfile, document)

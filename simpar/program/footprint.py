@@ -94,7 +94,7 @@ class Footprint:
 
     @property
     def _error(self) -> MemoryRisk:
-        return MemoryRisk.of(self.job.stack.name, shipped())
+        return MemoryRisk.of(self.job.stack.known_as, shipped())
 
     @property
     def fit_probability(self) -> float:

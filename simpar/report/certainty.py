@@ -38,7 +38,7 @@ def traits_of(job: Job, cluster: Cluster, device: str) -> Traits:
     """What of a job decides how well it is known, on one of its kinds of devices."""
     mesh, mixture = job.plan.mesh, job.graph.is_mixture
     return Traits(
-        stack=job.stack.name,
+        stack=job.stack.known_as,
         device=device,
         mixture=mixture,
         bits=BITS.get(job.plan.numerics.precision, 16),

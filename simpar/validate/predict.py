@@ -22,6 +22,7 @@ from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster, make_cluster
 from simpar.hardware.profile import ClusterProfile
 from simpar.plan.plan import Plan
+from simpar.profiles import load_profile
 from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import footprints
 from simpar.program.ir.program import Timing
@@ -111,15 +112,15 @@ def _tuned(job: Job, tuning: Tuning) -> Job:
 
 @lru_cache(maxsize=64)
 def named_profile(name: str) -> ClusterProfile:
-    """A shipped cluster profile, read once."""
-    return files.parse(ClusterProfile, files.load(files.find(name, "clusters", "hardware")))
+    """A cluster profile by name or file, read once."""
+    return files.parse(ClusterProfile, load_profile(name, "clusters", "hardware")[0])
 
 
 def cluster_of(case: Case, tuning: Tuning = NO_TUNING) -> Cluster:
     """The cluster a case ran on, in the state that its own fabric measurements show."""
     profile = named_profile(case.hardware)
     for key, value in tuning.clusters.get(case.hardware, {}).items():
-        profile = _changed(profile, key.split("."), value)
+        profile = changed(profile, key.split("."), value)
     if case.devices_per_node != profile.devices_per_node:
         profile = _resized(profile, case.devices_per_node)
     nodes = case.num_devices // case.devices_per_node
@@ -156,14 +157,14 @@ def changed_stack(name: str, changes: Mapping[str, Any]) -> Stack:
     """A stack with single fields replaced by dotted key."""
     stack = load_stack(name)
     for key, value in changes.items():
-        stack = _changed(stack, key.split("."), value)
+        stack = changed(stack, key.split("."), value)
     return stack
 
 
-def _changed(part: _Part, path: Sequence[str], value: object) -> _Part:
+def changed(part: _Part, path: Sequence[str], value: object) -> _Part:
     """A section with the field at the end of a path replaced."""
     name, *rest = path
     kept = getattr(part, name, None)
     if isinstance(kept, Mapping):
         return part.model_copy(update={name: {**kept, rest[0]: value}})
-    return part.model_copy(update={name: _changed(kept, rest, value) if rest and kept is not None else value})
+    return part.model_copy(update={name: changed(kept, rest, value) if rest and kept is not None else value})

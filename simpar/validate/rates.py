@@ -32,7 +32,7 @@ def with_rates(found: Measured, row: Row, case: Case) -> Measured:
         return replace(found, step_time_s=case.training.tokens_per_step / case.num_devices / tokens)
     rate = (measurement(row, "tflops_per_gpu") or 0.0) * TERA or (
         measurement(row, "mfu_pct") or 0.0
-    ) / 100 * _peak(case)
+    ) / 100 * peak_flop_per_s(case)
     flop = _flop_per_token(row, case) * case.training.tokens_per_step / case.num_devices
     peer = _PEER.search(text(row, "notes"))
     return replace(
@@ -42,7 +42,8 @@ def with_rates(found: Measured, row: Row, case: Case) -> Measured:
     )
 
 
-def _peak(case: Case) -> float:
+def peak_flop_per_s(case: Case) -> float:
+    """The dense peak of one device at the precision of a case."""
     precision = str(case.plan["precision"])
     return KernelModel(cluster_of(case).device).peak("bf16" if precision == "fp16" else precision)
 

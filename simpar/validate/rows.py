@@ -57,11 +57,14 @@ class Measured:
     peak_is_allocated: bool = False
 
 
-def case(row: Row) -> Case:
-    """The simulation input of a row. Raises Unmodelled with the reason."""
+def case(row: Row, on: tuple[str, int] | None = None) -> Case:
+    """The simulation input of a row, ``on`` a profile and its devices per node where that is not the row's to say.
+
+    Raises Unmodelled with the reason.
+    """
     graph = unsized(row) or (mixture(row) if is_mixture(row) else model(row))
     devices = whole(row, "n_gpus")
-    hardware, per_node = _hardware(row, devices)
+    hardware, per_node = _hardware(row, devices, on)
     plan = _plan(row, devices)
     layers = recipe_layers(graph, int(str(plan["pp"])) * int(str(plan["vpp"]))) if _is_nemo(row) else None
     if layers is not None:
@@ -83,14 +86,20 @@ def _documents(row: Row) -> Documents | None:
 # --- the cluster -----------------------------------------------------------------------------------------------
 
 
-def _hardware(row: Row, devices: int) -> tuple[str, int]:
+def _hardware(row: Row, devices: int, on: tuple[str, int] | None) -> tuple[str, int]:
     """Profile and devices per node; a job smaller than a node is one node of its size."""
-    device, network = text(row, "gpu_type").lower(), text(row, "interconnect").lower()
-    name = "hgx-b200-throttled" if throttled(row) else profile_of(device, network)
-    per_node = min(whole(row, "gpus_per_node", devices_of_node(device)), devices)
+    device = text(row, "gpu_type").lower()
+    name, usual = on or (named_hardware(row), devices_of_node(device))
+    per_node = min(whole(row, "gpus_per_node", usual), devices)
     if devices % per_node:
         raise Unmodelled("n_gpus is no multiple of gpus_per_node")
     return name, per_node
+
+
+def named_hardware(row: Row) -> str:
+    """The cluster profile of a row's words. Raises Unmodelled."""
+    device, network = text(row, "gpu_type").lower(), text(row, "interconnect").lower()
+    return "hgx-b200-throttled" if throttled(row) else profile_of(device, network)
 
 
 _FABRIC = (

@@ -11,9 +11,10 @@ from simpar.errors import UserError
 from simpar.files import suggest
 from simpar.units import GIB
 from simpar.validate.cells import Row, Unmodelled, text
+from simpar.validate.chosen import AS_NAMED, Chosen
 from simpar.validate.columns import unread
 from simpar.validate.rates import has_rate, with_rates
-from simpar.validate.rows import case, measured
+from simpar.validate.rows import measured
 from simpar.validate.single import is_single, single_outcomes
 from simpar.validate.summary import CELL, Outcome, summary
 from simpar.validate.tuned import settled
@@ -23,15 +24,17 @@ CHUNK = 16
 DELIMITERS = (",", ";", "\t")
 
 
-def validate(path: str | Path, *, jobs: int = -1) -> dict[str, Any]:
+def validate(path: str | Path, *, jobs: int = -1, chosen: Chosen = AS_NAMED) -> dict[str, Any]:
     """Predicted against measured for every row of a CSV table: the JSON of ``simpar validate``.
 
-    Of training runs, or of single kernels or collectives, told apart by their columns. Raises UserError where the
-    file is no such table.
+    Of training runs (with the ``chosen`` profiles), or of single kernels or collectives, told apart by their columns.
+    Raises UserError where the file is no such table.
     """
     rows = read_table(path)
     single = is_single(rows)
-    outcomes = single_outcomes(rows) if single else outcomes_of(rows, jobs=jobs)
+    if single and chosen != AS_NAMED:
+        raise UserError(f"{path}: single kernels or collectives; profiles are chosen for training runs")
+    outcomes = single_outcomes(rows) if single else outcomes_of(rows, jobs=jobs, chosen=chosen)
     return {
         **summary(outcomes),
         "columns_not_read": {} if single else unread(rows[0]),
@@ -66,32 +69,32 @@ def read_table(path: str | Path) -> list[Row]:
     return rows
 
 
-def outcomes_of(rows: Sequence[Row], *, jobs: int = -1) -> list[Outcome]:
+def outcomes_of(rows: Sequence[Row], *, jobs: int = -1, chosen: Chosen = AS_NAMED) -> list[Outcome]:
     """Predict rows on ``jobs`` processes (-1: all cores), in order."""
     from joblib import Parallel, delayed
 
     numbered = list(enumerate(rows, start=2))
     chunks = [numbered[i : i + CHUNK] for i in range(0, len(numbered), CHUNK)]
     if jobs == 1 or len(chunks) == 1:
-        return [outcome for chunk in chunks for outcome in _outcomes(chunk)]
-    parts = Parallel(n_jobs=jobs)(delayed(_outcomes)(chunk) for chunk in chunks)
+        return [outcome for chunk in chunks for outcome in _outcomes(chunk, chosen)]
+    parts = Parallel(n_jobs=jobs)(delayed(_outcomes)(chunk, chosen) for chunk in chunks)
     return [outcome for part in parts for outcome in part]
 
 
-def _outcomes(chunk: Sequence[tuple[int, Row]]) -> list[Outcome]:
-    return [outcome(line, row) for line, row in chunk]
+def _outcomes(chunk: Sequence[tuple[int, Row]], chosen: Chosen) -> list[Outcome]:
+    return [outcome(line, row, chosen) for line, row in chunk]
 
 
-def outcome(line: int, row: Row) -> Outcome:
+def outcome(line: int, row: Row, chosen: Chosen = AS_NAMED) -> Outcome:
     """Prediction and measurement of one row, or the reason why it is not modelled."""
-    words = {"row": line, "source": text(row, "source"), "label": _label(row)}
+    words = {"row": line, "source": text(row, "source"), "label": label(row)}
     cell = tuple(text(row, name) for name in CELL)
     try:
         actual = measured(row)
         known = actual.step_time_s is not None or actual.peak_memory_bytes is not None or not actual.fits
         if not known and not has_rate(row):
             raise Unmodelled("nothing measured (no step time, no memory)")
-        entry, prediction = settled(case(row))
+        entry, prediction = settled(chosen.case(row))
         if not known:
             actual = with_rates(actual, row, entry)
     except (Unmodelled, UserError) as reason:
@@ -100,7 +103,8 @@ def outcome(line: int, row: Row) -> Outcome:
     return Outcome(**words, cell=cell, measured=actual, prediction=prediction, suspect=suspect(row))  # type: ignore[arg-type]
 
 
-def _label(row: Row) -> str:
+def label(row: Row) -> str:
+    """What a row is called: model, devices and layout."""
     layout = " ".join(
         f"{axis}{text(row, axis)}" for axis in ("tp", "cp", "ep", "pp", "dp") if text(row, axis)
     )

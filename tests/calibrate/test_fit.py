@@ -6,7 +6,7 @@ import pytest
 
 from simpar.calibrate import fit
 from simpar.calibrate.fit import Machine, Samples
-from simpar.calibrate.profile import Facts, as_written, build, write
+from simpar.calibrate.profile import Facts, build, write
 from simpar.calibrate.request import Sample, quick
 from simpar.cost.collectives.choice import collective_time_s
 from simpar.cost.optimizers import optimizer_time_s
@@ -15,6 +15,7 @@ from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import load_device
 from simpar.plan.plan import Numerics
+from simpar.profiles import as_written, yaml_text
 from simpar.runtime.job import Machine as Where
 
 TRUE = {
@@ -121,11 +122,9 @@ def test_profiles_come_back_from_their_files(samples, tmp_path):
 @pytest.mark.parametrize("name", ["dgx-h100", "laptop-cpu-4", "tpu-v4-pod", "meta-llama3-h100"])
 def test_shipped_clusters_survive_writing(name, tmp_path):
     """Every quantity of a shipped profile keeps its value when written with a unit."""
-    from simpar.calibrate.profile import _yaml
-
     profile = load_cluster(name).profile
     path = Path(tmp_path / "copy.yaml")
-    path.write_text(_yaml(as_written(profile)))
+    path.write_text(yaml_text(as_written(profile)))
     again = load_cluster(str(path)).profile
     assert again.scale_up.bandwidth == pytest.approx(profile.scale_up.bandwidth, rel=1e-5)
     assert again.host.memory_bytes == pytest.approx(profile.host.memory_bytes, rel=1e-5)

@@ -38,6 +38,7 @@ COMMANDS = (
     "run",
     "plot",
     "calibrate",
+    "learn",
     "validate",
     "list",
     "schema",

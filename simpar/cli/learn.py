@@ -1,0 +1,84 @@
+"""``simpar learn``: a few measured runs make a stack and a cluster profile the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simpar.cli.app import JSON_HELP, app, console, json_out, working
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MOST_LISTED = 12
+
+
+@app.command(epilog="Example: simpar learn runs.csv --stack nemo --hardware dgx-h100 -o ours.yaml")
+def learn(
+    table: Annotated[str, typer.Argument(help="Measured runs, one a row", metavar="RUNS.csv")],
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="File to write: --stack and --hardware take it")
+    ],
+    stack: Annotated[
+        str | None, typer.Option(help="Stack profile of all runs (default: what each row names)")
+    ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="Hardware profile of all runs (default: what each row names)")
+    ] = None,
+    json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
+) -> None:
+    """Update a stack and a cluster profile with a few measured runs.
+
+    Three runs are enough to begin with; docs/measured.md names the columns. One file holds what was learnt: name it as
+    --stack and as --hardware, or as --using of simpar validate.
+    """
+    from simpar.errors import UserError
+    from simpar.files import write_atomic
+    from simpar.learn.answer import learn as learn_from
+
+    path = Path(output)
+    if path.suffix not in (".yaml", ".yml"):
+        raise UserError(f"--output {output}: allowed: a name that ends in .yaml")
+    with working(f"learning from {table}"):
+        found = learn_from(table, stack=stack, hardware=hardware)
+    write_atomic(path, found.to_yaml(path.name))
+    data = found.to_dict()
+    if not json_out(data, json_):
+        _print(data, console())
+        console().print(f"wrote {output}: --stack {output} --hardware {output}", soft_wrap=True)
+
+
+def _print(found: Mapping[str, Any], screen: Console) -> None:
+    models, noise = found["models"], found["repeats_spread_percent"]
+    screen.print(
+        f"{found['runs']} runs of {found['layouts']} layouts, {len(models)} models: {', '.join(models)}",
+        style="bold", soft_wrap=True,
+    )  # fmt: skip
+    if len(models) > 1:
+        screen.print(
+            "what is learnt is of the stack and the cluster: runs of several models tell it together"
+        )
+    if noise is not None:
+        screen.print(f"repeats of a layout scatter by {noise:.1f} %")
+    for line in found["remarks"]:
+        screen.print(line, soft_wrap=True)
+    screen.print(f"\n{'changed':<58}{'was':>11}{'is':>11}{'spreads':>9}", style="bold")
+    for each in found["changes"][:MOST_LISTED]:
+        name = f"{each['profile']} {each['parameter']}"
+        screen.print(f"{name:<58}{each['was']:>11.4g}{each['is']:>11.4g}{each['spreads']:>+9.2f}")
+    screen.print(f"\n{'error of step time, %':<58}{'before':>11}{'after':>11}{'left out':>9}", style="bold")
+    for each in found["runs_detail"]:
+        errors = each["error_percent"]
+        row = f"{each['label'][:57]:<58}{errors['before']:>+11.1f}{errors['after']:>+11.1f}"
+        screen.print(f"{row}{errors['left_out']:>+9.1f}", soft_wrap=True)
+    middle = found["median_error_percent"]
+    row = f"{'median of absolute errors':<58}{middle['before']:>11.1f}{middle['after']:>11.1f}"
+    screen.print(f"{row}{middle['left_out']:>9.1f}")
+    unexplained = [each["label"] for each in found["runs_detail"] if not each["explained"]]
+    if unexplained:
+        screen.print(
+            f"not explained (more than 5 % off after learning): {'; '.join(unexplained)}", soft_wrap=True
+        )

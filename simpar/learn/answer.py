@@ -1,0 +1,154 @@
+"""What was learnt, in numbers and as one file of profiles with its provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.profile import ClusterProfile
+from simpar.learn.fit import Learned, Observed
+from simpar.learn.fit import learn as most_probable_of
+from simpar.learn.runs import Runs, runs_of
+from simpar.profiles import LEARNED, REVISION, as_written, base_name, yaml_text
+from simpar.units import Floats
+from simpar.validate.chosen import Chosen
+from simpar.validate.predict import changed, changed_stack
+from simpar.validate.table import read_table
+
+UNEXPLAINED = 0.05
+"""An error that stays beyond this is said: no parameter that was learnt explains it."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a table of runs taught: the runs, and the parameters under them."""
+
+    table: str
+    runs: Runs
+    learned: Learned
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON of ``simpar learn``: changes, runs and errors, in SI and percent."""
+        return {
+            "table": self.table,
+            "runs": self.runs.count,
+            "layouts": len(self.runs.layouts),
+            "models": list(self.runs.models),
+            "repeats_spread_percent": _percent_or_none(self.runs.repeats_spread),
+            "median_error_percent": self.errors(),
+            "changes": self.changes(),
+            "runs_detail": [self._detail(at, run) for at, run in enumerate(self.runs.layouts)],
+            "remarks": list(self.runs.remarks),
+        }
+
+    def errors(self) -> dict[str, float]:
+        """Median absolute errors of step time in percent: before, after, and of runs that were left out."""
+        found = self.learned
+        return {
+            name: round(float(np.median(np.abs(_error_percent(each)))), 2)
+            for name, each in (("before", found.before), ("after", found.after), ("left_out", found.left_out))
+        }
+
+    def changes(self) -> list[dict[str, Any]]:
+        """Parameters that moved, the farthest first; ``spreads`` is how far in what shipped profiles differ by."""
+        prior, values = self.learned.prior, self.learned.values
+        moved = np.abs(values - prior.values) / prior.spread
+        return [
+            {
+                "kind": prior.names[at][0],
+                "profile": prior.names[at][1],
+                "parameter": prior.names[at][2],
+                "was": float(prior.values[at]),
+                "is": float(values[at]),
+                "spreads": round(float((values[at] - prior.values[at]) / prior.spread[at]), 2),
+            }
+            for at in np.argsort(-moved).tolist()
+            if moved[at] > 0
+        ]
+
+    def _detail(self, at: int, run: Observed) -> dict[str, Any]:
+        errors = {
+            name: round(float(_error_percent(each[at])), 2)
+            for name, each in (
+                ("before", self.learned.before), ("after", self.learned.after), ("left_out", self.learned.left_out),
+            )
+        }  # fmt: skip
+        return {
+            "rows": list(run.rows),
+            "label": run.label,
+            "measured_step_time_s": run.time_s,
+            "error_percent": errors,
+            "explained": abs(float(self.learned.after[at])) <= UNEXPLAINED,
+        }
+
+    def to_yaml(self, name: str) -> str:
+        """The file of learnt profiles, called ``name``: provenance, then stacks and clusters by what they were."""
+        import simpar
+
+        values: dict[str, dict[str, dict[str, float]]] = {"device": {}, "stack": {}, "cluster": {}}
+        for change in self.changes():
+            values[change["kind"]].setdefault(change["profile"], {})[change["parameter"]] = change["is"]
+        cases = [run.case for run in self.runs.layouts]
+        stacks = tuple(dict.fromkeys(case.stack for case in cases))
+        clusters = tuple(dict.fromkeys(case.hardware for case in cases))
+        about = {"simpar": simpar.__version__, "revision": REVISION, "table": self.table, "runs": self.runs.count,
+                 "models": list(self.runs.models), "median_error_percent": self.errors()}  # fmt: skip
+        document: dict[str, Any] = {LEARNED: about, "stacks": {}, "clusters": {}}
+        for base in stacks:
+            part = base_or_file(base, "stacks", "stack")
+            said = {"name": f"{name}#{part}" if len(stacks) > 1 else name, "learned_from": part,
+                    "provenance": self._provenance(base)}  # fmt: skip
+            document["stacks"][part] = as_written(
+                changed_stack(base, {**values["stack"].get(base, {}), **said})
+            )
+        for base in clusters:
+            part = base_or_file(base, "clusters", "hardware")
+            said = {
+                "name": f"{name}#{part}" if len(clusters) > 1 else name,
+                "provenance": self._provenance(base),
+            }
+            document["clusters"][part] = as_written(_cluster(base, values).model_copy(update=said))
+        return yaml_text(document)
+
+    def _provenance(self, base: str) -> str:
+        errors, runs = self.errors(), self.runs
+        return (
+            f"learnt by simpar learn from {runs.count} run(s) of {self.table} ({', '.join(runs.models)}); median "
+            f"absolute error of step time {errors['before']:.1f} % before, {errors['left_out']:.1f} % where left out; "
+            f"before that the profile {base}"
+        )
+
+
+def base_or_file(base: str, kind: str, what: str) -> str:
+    """What a learnt profile is called in its file: the shipped profile that it goes back to, or the user's file."""
+    return base_name(base, kind, what) or Path(base).name.partition(".")[0]
+
+
+def _cluster(name: str, values: Mapping[str, Mapping[str, Mapping[str, float]]]) -> ClusterProfile:
+    """A cluster with its device inside, both with what was learnt of them."""
+    cluster = load_cluster(name)
+    device, profile = cluster.device, cluster.profile
+    kernels = {**device.kernels, **values["device"].get(device.name, {})}
+    for key, value in values["cluster"].get(name, {}).items():
+        profile = changed(profile, key.split("."), value)
+    return profile.model_copy(update={"device": device.model_copy(update={"kernels": kernels})})
+
+
+def learn(path: str, *, stack: str | None = None, hardware: str | None = None) -> Answer:
+    """Learn from a table of runs, all on a stack and hardware where they are given. Raises UserError."""
+    runs = runs_of(read_table(path), Chosen(stack, hardware))
+    return Answer(Path(path).name, runs, most_probable_of(runs.layouts))
+
+
+def _error_percent(error: Floats | float) -> Floats:
+    """Predicted over measured less one, in percent, of log(measured / predicted)."""
+    return np.asarray(100.0 * np.expm1(-np.asarray(error)))
+
+
+def _percent_or_none(value: float | None) -> float | None:
+    return None if value is None else round(100.0 * value, 2)

@@ -1,0 +1,143 @@
+"""Parameters of stacks, devices and clusters that whole runs tell: names, values, bounds, and how far profiles differ.
+
+A spread is the root mean square by which the shipped profiles differ from their median: it is what may be expected
+of a stack or a cluster that nobody has measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from simpar import files
+from simpar.cost.collectives.parameters import PARAMETERS
+from simpar.cost.stack import Stack, load_stack
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.device import Device, load_device
+from simpar.hardware.profile import ClusterProfile
+from simpar.units import CAST_DTYPES, FOUR_BITS, MS, NS, US
+from simpar.validate.predict import Tuning, changed_stack, cluster_of
+from simpar.validate.rows import Case
+
+Name = tuple[str, str, str]
+"""Kind of profile ("device", "stack" or "cluster"), the profile, and the parameter's dotted key in it."""
+LEAST_SPREAD = 0.1
+"""Of a parameter's usual value: profiles that agree by chance say little of others."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter in SI: its bounds, and how far it is moved to see what it does."""
+
+    low: float
+    high: float
+    step: float
+
+
+CLOCK = Parameter(0.2, 1.3, 0.03)
+CLOCKS = ("sustained_clock", "sustained_clock_fp8", "sustained_clock_fp4")
+ATTENTION = "fusion.attention_rate"
+STACK = {
+    "launch.host_time_per_kernel_s": Parameter(0.0, 100 * US, 4 * US),
+    "launch.kernel_overhead": Parameter(0.7, 2.5, 0.04),
+    "launch.step_overhead_s": Parameter(0.0, 0.5, 5 * MS),
+    "launch.host_time_per_collective_s": Parameter(0.0, 1 * MS, 20 * US),
+    "launch.message_s": Parameter(0.0, 10 * MS, 0.3 * MS),
+    "overlap.compute_slowdown_while_comm": Parameter(1.0, 1.6, 0.03),
+    ATTENTION: Parameter(0.3, 1.5, 0.03),
+}
+EXPERTS = {
+    "experts.overhead": Parameter(0.8, 2.5, 0.05),
+    "experts.sync_s": Parameter(0.0, 5 * MS, 0.05 * MS),
+    "experts.row_s": Parameter(0.0, 20 * NS, 0.5 * NS),
+    "experts.exchange_host_s": Parameter(0.0, 5 * MS, 0.1 * MS),
+}
+_ONLY_WITH = {"launch.host_time_per_collective_s": "tp", "launch.message_s": "pp"}
+"""Axes without which a parameter does nothing."""
+CLUSTER = ("collectives.port_efficiency", "collectives.nic_efficiency")
+SHARE = Parameter(0.1, 1.0, 0.03)
+
+
+def parameter(key: str) -> Parameter:
+    """Bounds and step of a key; rates of attention by device are one parameter."""
+    if key in CLOCKS:
+        return CLOCK
+    known = {**STACK, **EXPERTS, **dict.fromkeys(CLUSTER, SHARE)}
+    return known[ATTENTION if key.startswith(ATTENTION) else key]
+
+
+def names_of(case: Case, tuning: Tuning) -> Iterator[Name]:
+    """Parameters that the step of a case may depend on."""
+    device, precision = cluster_of(case, tuning).device.name, case.plan["precision"]
+    narrow = (precision in CAST_DTYPES) + (precision in FOUR_BITS)
+    for key in CLOCKS[: 1 + narrow]:
+        yield "device", device, key
+    for key in (*STACK, *(EXPERTS if case.graph.is_mixture else ())):
+        if case.plan.get(_ONLY_WITH.get(key, ""), 2) != 1:
+            yield "stack", case.stack, f"{key}.{device}" if key == ATTENTION else key
+    if case.num_devices > 1:
+        yield "cluster", case.hardware, "collectives.port_efficiency"
+    if case.num_devices > case.devices_per_node:
+        for key in CLUSTER[1:]:
+            yield "cluster", case.hardware, key
+
+
+def value_of(name: Name, case: Case, tuning: Tuning) -> float:
+    """A parameter as the profiles of a case have it, or the tuning in their place."""
+    kind, part, key = name
+    tried = {"device": tuning.devices, "stack": tuning.stacks, "cluster": tuning.clusters}[kind]
+    if key in tried.get(part, {}):
+        return tried[part][key]
+    if kind == "device":
+        return clock_of(cluster_of(case, tuning).device, key)
+    if kind == "stack":
+        return _of_stack(changed_stack(case.stack, {}), key)
+    return _of_cluster(cluster_of(case, tuning).profile, key)
+
+
+def clock_of(device: Device, key: str) -> float:
+    """A clock of a device; one of fewer bits that it does not state is that of the next wider ones."""
+    wider = CLOCKS[CLOCKS.index(key) :: -1]
+    return next((device.kernels[one] for one in wider if device.kernels.get(one)), 1.0)
+
+
+def _of_stack(stack: Stack, key: str) -> float:
+    if key.startswith(ATTENTION):
+        return stack.fusion.rate_on(key.rpartition(".")[2])
+    found: Any = stack
+    for step in key.split("."):
+        found = getattr(found, step)
+    return float(found)
+
+
+def _of_cluster(profile: ClusterProfile, key: str) -> float:
+    name = key.rpartition(".")[2]
+    return profile.collectives.get(name, PARAMETERS[name][0])
+
+
+@lru_cache(maxsize=64)
+def spread_of(kind: str, key: str) -> float:
+    """How far the shipped profiles of a kind differ in a parameter, in its own unit."""
+    if kind == "device":
+        stated = [load_device(name).kernels.get(key) for name in files.bundled("devices")]
+    elif kind == "stack":
+        stated = [_of_stack(load_stack(name), key) for name in files.bundled("stacks")]
+    else:
+        field = key.rpartition(".")[2]
+        profiles = [load_cluster(name).profile for name in files.bundled("clusters")]
+        stated = [profile.collectives.get(field) for profile in profiles]
+    values = np.array([value for value in stated if value is not None])
+    usual = float(np.median(values))
+    return max(float(np.sqrt(np.mean((values - usual) ** 2))), LEAST_SPREAD * usual)
+
+
+def tuning_of(values: Mapping[Name, float]) -> Tuning:
+    """Parameters as predictions take them."""
+    found: dict[str, dict[str, dict[str, float]]] = {"device": {}, "stack": {}, "cluster": {}}
+    for (kind, part, key), value in values.items():
+        found[kind].setdefault(part, {})[key] = value
+    return Tuning(found["device"], found["stack"], found["cluster"])

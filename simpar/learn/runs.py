@@ -1,0 +1,134 @@
+"""From a table of measured runs to layouts with a time: repeats become one, what cannot be is left out and said."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from simpar.errors import UserError
+from simpar.learn.fit import Observed
+from simpar.models.flops import model_flop_per_token
+from simpar.validate.cells import Row, Unmodelled
+from simpar.validate.chosen import Chosen
+from simpar.validate.predict import predict_time_s
+from simpar.validate.rates import has_rate, peak_flop_per_s, with_rates
+from simpar.validate.rows import Case, measured
+from simpar.validate.table import label, suspect
+from simpar.validate.tuned import settled
+
+MOST_LAYOUTS = 60
+"""Layouts that are learnt from: more say little more of a few parameters, and take minutes."""
+ABSURD = 20.0  # times slower or faster than predicted: another unit, or another run
+DISAGREE = 0.1  # between repeats of a layout, from where on they are named
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What a table says: layouts, the spread of repeats (None without any), and lines on what is odd in it."""
+
+    layouts: tuple[Observed, ...]
+    repeats_spread: float | None
+    remarks: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        """Measured runs, repeats counted."""
+        return sum(len(one.rows) for one in self.layouts)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models that were trained."""
+        return tuple(dict.fromkeys(one.case.graph.name for one in self.layouts))
+
+
+def runs_of(rows: Sequence[Row], chosen: Chosen) -> Runs:
+    """Layouts of a table whose times can be learnt from. Raises UserError where there is none."""
+    found: list[Observed] = []
+    remarks: list[str] = []
+    for line, row in enumerate(rows, start=2):
+        try:
+            found.append(_observed(line, row, chosen))
+        except (Unmodelled, UserError) as reason:
+            remarks.append(f"row {line} ({label(row)}) is left out: {str(reason).splitlines()[0]}")
+    if not found:
+        more = f" ({len(remarks)} rows)" if len(remarks) > 1 else ""
+        raise UserError(f"nothing to learn from: {remarks[0]}{more}")
+    repeated = _repeated(found)
+    spread = _spread(repeated)
+    remarks += [line for group in repeated for line in _disagreement(group)]
+    layouts = [_merged(group, spread) for group in repeated]
+    if len(layouts) > MOST_LAYOUTS:
+        remarks.append(f"{MOST_LAYOUTS} of {len(layouts)} layouts are learnt from, evenly over the table")
+        layouts = [layouts[int(i * len(layouts) / MOST_LAYOUTS)] for i in range(MOST_LAYOUTS)]
+    return Runs(tuple(layouts), spread, tuple(remarks))
+
+
+def _observed(line: int, row: Row, chosen: Chosen) -> Observed:
+    """A row as a layout with its time. Raises Unmodelled, UserError."""
+    if odd := suspect(row):
+        raise Unmodelled(odd)
+    times = measured(row)
+    if times.step_time_s is None and not has_rate(row):
+        raise Unmodelled("no step time")
+    entry, _ = settled(chosen.case(row))
+    time_s = times.step_time_s or with_rates(times, row, entry).step_time_s
+    if time_s is None:
+        raise Unmodelled("no step time")
+    _check(entry, time_s)
+    return Observed(entry, time_s, label=label(row), rows=(line,))
+
+
+def _check(entry: Case, time_s: float) -> None:
+    """Refuse times that the device cannot have reached, or that are off by more than any profile."""
+    training = entry.training
+    tokens = training.tokens_per_step / entry.num_devices
+    least_s = model_flop_per_token(entry.graph, training.seq_len, "causal") * tokens / peak_flop_per_s(entry)
+    if time_s < least_s and "lora_rank" not in entry.plan:
+        raise Unmodelled(f"{time_s:.4g} s are impossible: at the device's peak it takes {least_s:.4g} s")
+    predicted_s = predict_time_s(entry)
+    if not 1 / ABSURD < time_s / predicted_s < ABSURD:
+        raise Unmodelled(f"{time_s:.4g} s measured and {predicted_s:.4g} s predicted: is it in seconds?")
+
+
+def _repeated(runs: Sequence[Observed]) -> list[list[Observed]]:
+    """Runs by layout, in the order of the table."""
+    found: dict[tuple[object, ...], list[Observed]] = defaultdict(list)
+    for run in runs:
+        entry = run.case
+        layout = (
+            entry.graph.name, entry.graph.num_parameters(), entry.hardware, entry.num_devices, entry.devices_per_node,
+            entry.training, str(sorted(entry.plan.items())), entry.stack, str(sorted(entry.stack_changes.items())),
+        )  # fmt: skip
+        found[layout].append(run)
+    return list(found.values())
+
+
+def _spread(repeated: Sequence[Sequence[Observed]]) -> float | None:
+    """The standard deviation of the logarithm of a step around that of its layout."""
+    squares, free = 0.0, 0
+    for group in repeated:
+        logs = np.log([run.time_s for run in group])
+        squares, free = squares + float(np.sum((logs - logs.mean()) ** 2)), free + len(group) - 1
+    return float(np.sqrt(squares / free)) if free else None
+
+
+def _merged(group: Sequence[Observed], spread: float | None) -> Observed:
+    """One layout of its repeats, as sure as they make it."""
+    time_s = float(np.exp(np.mean(np.log([run.time_s for run in group]))))
+    rows = tuple(line for run in group for line in run.rows)
+    return replace(group[0], time_s=time_s, scatter=(spread or 0.0) / len(group) ** 0.5, rows=rows)
+
+
+def _disagreement(group: Sequence[Observed]) -> list[str]:
+    """A line where repeats of a layout differ by more than noise does."""
+    times = [run.time_s for run in group]
+    apart = max(times) / min(times) - 1
+    if apart <= DISAGREE:
+        return []
+    lines = ", ".join(str(line) for run in group for line in run.rows)
+    return [
+        f"rows {lines} are one layout ({group[0].label}) and differ by {apart:.0%}: taken as noise of that size"
+    ]

@@ -1,0 +1,74 @@
+"""Rows under profiles that the user chose, in place of those that their words name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.hardware.catalogue import load_cluster
+from simpar.profiles import base_name, is_learned, parts_of
+from simpar.validate.cells import Row, Unmodelled, text
+from simpar.validate.rows import Case, case, named_hardware
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Profiles to predict rows with, names or files: one for all rows, or by the name of what it stands for.
+
+    ``file`` is what a row is told that has none among several.
+    """
+
+    stack: str | None = None
+    hardware: str | None = None
+    stacks: Mapping[str, str] = field(default_factory=dict)
+    clusters: Mapping[str, str] = field(default_factory=dict)
+    file: str = ""
+
+    @classmethod
+    def learned(cls, path: str) -> Chosen:
+        """What a file of ``simpar learn`` holds: one profile of a kind is for all rows. Raises UserError."""
+        document = files.load(path)
+        if not is_learned(document):
+            raise UserError(f"{path}: was not written by simpar learn")
+        stacks, clusters = (
+            {name: f"{path}#{name}" for name in parts_of(document, kind)} for kind in ("stacks", "clusters")
+        )
+        return cls(_only(stacks), _only(clusters), stacks, clusters, path)
+
+    def case(self, row: Row) -> Case:
+        """The simulation input of a row on the chosen profiles. Raises Unmodelled with the reason."""
+        if self.stack and not text(row, "stack"):
+            row = {**row, "stack": base_name(self.stack, "stacks", "stack") or "simpar"}
+        found = case(row, self._hardware(row))
+        return replace(found, stack=self.stack or self._part(self.stacks, found.stack, "stack"))
+
+    def _hardware(self, row: Row) -> tuple[str, int] | None:
+        name = self.hardware
+        if name is None and self.file:
+            name = self._part(self.clusters, named_hardware(row), "hardware")
+        if name is None:
+            return None
+        cluster = load_cluster(name)
+        try:
+            own = load_cluster(named_hardware(row)).device.name
+        except Unmodelled:
+            own = cluster.device.name  # words that say nothing: it is what was chosen
+        if own != cluster.device.name:
+            raise Unmodelled(f"of another device ({own}, not {cluster.device.name})")
+        return name, cluster.profile.devices_per_node
+
+    def _part(self, parts: Mapping[str, str], name: str, what: str) -> str:
+        if not self.file:
+            return name
+        if name not in parts:
+            raise Unmodelled(f"{self.file} has no {what} {name}")
+        return parts[name]
+
+
+def _only(parts: Mapping[str, str]) -> str | None:
+    return next(iter(parts.values())) if len(parts) == 1 else None
+
+
+AS_NAMED = Chosen()

@@ -1,0 +1,170 @@
+"""From a table to a file of profiles and back: what is written predicts what was learnt, bad input is a line."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from simpar.cli import run
+from simpar.cost.stack import load_stack
+from simpar.errors import UserError
+from simpar.hardware.catalogue import load_cluster
+from simpar.learn.answer import learn
+from simpar.learn.runs import runs_of
+from simpar.validate.chosen import Chosen
+from simpar.validate.predict import Tuning, predict_time_s
+from simpar.validate.rows import case
+from simpar.validate.table import read_table, validate
+
+ROW = {
+    "source": "test", "model_name": "Llama-2-7B", "n_layers": "32", "hidden": "4096", "n_heads": "32",
+    "n_kv_heads": "32", "ffn_hidden": "11008", "vocab": "32000", "seq_len": "4096", "gpu_type": "H100 SXM 80GB",
+    "gpus_per_node": "8", "n_gpus": "16", "interconnect": "NVLink; InfiniBand", "precision": "bf16", "tp": "2",
+    "pp": "1", "dp": "", "zero_stage_or_fsdp": "ZeRO-1", "micro_batch": "1", "global_batch_seqs": "64",
+    "recompute": "none", "schedule": "1F1B", "stack": "megatron", "status": "ok",
+}  # fmt: skip
+LAYOUTS = ({}, {"tp": "4"}, {"tp": "1", "zero_stage_or_fsdp": "FSDP"})
+OTHERS = ({"micro_batch": "2"}, {"tp": "8"}, {"seq_len": "2048", "global_batch_seqs": "128"})
+TRUTH = Tuning({"h100-sxm-80gb": {"sustained_clock": 0.6}}, {"nemo": {"launch.step_overhead_s": 0.12}})
+
+
+def table(path, layouts, stack="nemo", **every):
+    """A CSV of layouts with the times of the truth; ``iteration_time_s`` of a layout is kept."""
+    rows = []
+    for changes in layouts:
+        row = {**ROW, "stack": stack, **changes}
+        if "iteration_time_s" not in row:
+            row["iteration_time_s"] = str(predict_time_s(case(row), TRUTH))
+        rows.append(row | every)
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(dict.fromkeys(name for row in rows for name in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(path)
+
+
+def test_three_runs_make_a_profile_that_predicts_others(tmp_path):
+    """``--using`` predicts other layouts within a few percent where the shipped profiles are far off."""
+    runs, others = table(tmp_path / "runs.csv", LAYOUTS), table(tmp_path / "others.csv", OTHERS)
+    ours = tmp_path / "ours.yaml"
+    ours.write_text(learn(runs).to_yaml("ours.yaml"))
+    before = validate(others, jobs=1)["time_ape_median"]
+    after = validate(others, jobs=1, chosen=Chosen.learned(str(ours)))["time_ape_median"]
+    assert before > 15
+    assert after < 3
+
+
+def test_the_file_predicts_what_was_learnt(tmp_path):
+    """Its stack and its cluster give the errors that were printed, and say where they are from."""
+    path = table(tmp_path / "runs.csv", LAYOUTS)
+    answer = learn(path, stack="nemo", hardware="dgx-h100")
+    ours = tmp_path / "ours.yaml"
+    ours.write_text(answer.to_yaml("ours.yaml"))
+    chosen = Chosen.learned(str(ours))
+    times = [predict_time_s(chosen.case(row)) for row in read_table(path)]
+    errors = np.log([run.time_s for run in answer.runs.layouts]) - np.log(times)
+    assert errors == pytest.approx(answer.learned.after, abs=1e-5)
+    stack, cluster = load_stack(str(ours)), load_cluster(str(ours), 2)
+    assert stack.learned_from == "nemo"
+    assert stack.name == cluster.profile.name == "ours.yaml"
+    for provenance in (stack.provenance, cluster.profile.provenance):
+        assert "3 run(s) of runs.csv (Llama-2-7B)" in provenance
+    assert cluster.device.name == "h100-sxm-80gb"
+
+
+def test_what_was_learnt_can_be_learnt_on(tmp_path):
+    """A learnt file is a stack and hardware like any other, and the new one goes back to the same names."""
+    path, ours = table(tmp_path / "runs.csv", LAYOUTS), tmp_path / "ours.yaml"
+    ours.write_text(learn(path).to_yaml("ours.yaml"))
+    again = learn(path, stack=str(ours), hardware=str(ours))
+    assert again.errors()["before"] < 5
+    (tmp_path / "more.yaml").write_text(again.to_yaml("more.yaml"))
+    assert list(Chosen.learned(str(tmp_path / "more.yaml")).stacks) == ["nemo"]
+
+
+def test_several_stacks_are_learnt_apart(tmp_path):
+    """Rows name theirs; the file holds all, and a table is predicted with the one that a row names."""
+    rows = [*LAYOUTS, {"stack": "fsdp", "zero_stage_or_fsdp": "FSDP", "tp": "1", "micro_batch": "2"}]
+    path, ours = table(tmp_path / "runs.csv", rows), tmp_path / "ours.yaml"
+    ours.write_text(learn(path).to_yaml("ours.yaml"))
+    assert load_stack(f"{ours}#fsdp").name == "ours.yaml#fsdp"
+    assert validate(path, jobs=1, chosen=Chosen.learned(str(ours)))["modelled"] == 4
+    other = table(tmp_path / "other.csv", [{}], stack="megatron")
+    assert "has no stack megatron" in str(
+        validate(other, jobs=1, chosen=Chosen.learned(str(ours)))["unmodelled_reasons"]
+    )
+
+
+def test_repeats_are_one_layout_and_tell_the_noise(tmp_path):
+    """Two runs of a layout that differ by 4 % are one, with noise; by 40 % they are named."""
+    time_s = predict_time_s(case({**ROW, "stack": "nemo"}), TRUTH)
+    near = [{"iteration_time_s": str(time_s * factor)} for factor in (0.98, 1.02)]
+    found = learn(table(tmp_path / "near.csv", [*near, *LAYOUTS[1:]])).to_dict()
+    assert (found["runs"], found["layouts"]) == (4, 3)
+    assert 2 < found["repeats_spread_percent"] < 4
+    assert found["remarks"] == []
+    far = [{"iteration_time_s": str(time_s * factor)} for factor in (0.8, 1.2)]
+    found = learn(table(tmp_path / "far.csv", [*far, *LAYOUTS[1:]])).to_dict()
+    assert len(found["remarks"]) == 1
+    assert "rows 2, 3 are one layout" in found["remarks"][0]
+    assert "differ by 50%" in found["remarks"][0]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"gpu_type": "A100 SXM 80GB"}, r"of another device \(a100-sxm-80gb, not h100-sxm-80gb\)"),
+        ({"iteration_time_s": "0.01"}, "0.01 s are impossible: at the device's peak"),
+        ({"iteration_time_s": "4100"}, "is it in seconds"), ({"iteration_time_s": "-3"}, "is negative"),
+        ({"iteration_time_s": "soon"}, "is no number"), ({"iteration_time_s": ""}, "no step time"),
+        ({"notes": "abnormally slow"}, "abnormal by its authors"), ({"tp": "3"}, "does not divide"),
+    ],
+)  # fmt: skip
+def test_rows_that_cannot_be_learnt_from_are_left_out_and_said(tmp_path, change, reason):
+    """A line each; where nothing is left, the reason is the error."""
+    bad = {"iteration_time_s": "3", **change}
+    chosen = Chosen("nemo", "dgx-h100")
+    found = runs_of(read_table(table(tmp_path / "mixed.csv", [*LAYOUTS, bad])), chosen)
+    assert found.count == 3
+    (line,) = found.remarks
+    assert line.startswith("row 5 (Llama-2-7B on 16")
+    alone = read_table(table(tmp_path / "alone.csv", [bad]))
+    with pytest.raises(UserError, match=reason) as error:
+        runs_of(alone, chosen)
+    assert "\n" not in str(error.value)
+
+
+def test_a_device_in_other_words_is_what_the_user_says_it_is(tmp_path):
+    """Words that name no profile, or none, are those of --hardware; a stack left blank is that of --stack."""
+    path = table(tmp_path / "runs.csv", LAYOUTS, gpu_type="our accelerator", stack="nemo")
+    assert learn(path, stack="nemo", hardware="dgx-h100").errors()["left_out"] < 5
+    with pytest.raises(UserError, match="no profile for our accelerator"):
+        learn(path)
+
+
+def test_the_command_writes_and_prints(tmp_path, capsys, monkeypatch):
+    """What changed, errors before and after, and how the file is used; JSON on request; bad input ends in 2."""
+    monkeypatch.chdir(tmp_path)
+    path = table(tmp_path / "runs.csv", LAYOUTS)
+    assert run(["learn", path, "--stack", "nemo", "--hardware", "dgx-h100", "-o", "ours.yaml"]) == 0
+    out = capsys.readouterr().out
+    assert "h100-sxm-80gb sustained_clock" in out
+    assert "left out" in out
+    assert "wrote ours.yaml: --stack ours.yaml --hardware ours.yaml" in out
+    assert run(["validate", path, "--using", "ours.yaml", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["time_ape_median"] < 5
+    assert run(["learn", path, "-o", "ours.yaml", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"] == 3
+    empty = tmp_path / "empty.csv"
+    empty.write_text(",".join(ROW) + "\n")
+    for arguments, words in (
+        (["learn", str(empty), "-o", "ours.yaml"], "has no rows"),
+        (["learn", path, "-o", "ours.txt"], "ends in .yaml"),
+        (["learn", path, "--stack", "nemoo", "-o", "ours.yaml"], "did you mean 'nemo'"),
+        (["validate", path, "--using", "missing.yaml"], "cannot be read"),
+    ):
+        assert run(arguments) == 2
+        error = capsys.readouterr().err
+        assert words in error
+        assert error.count("\n") == 1
