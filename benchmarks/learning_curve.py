@@ -24,7 +24,8 @@ from fit_runs import DATA, TABLES, UNMODELLED
 from joblib import Parallel, delayed
 from numpy.typing import NDArray
 
-from simpar.learn.fit import Observed, Prior, Slopes, most_probable, slopes_of
+from simpar.learn.answer import NINE_OF_TEN
+from simpar.learn.fit import Observed, Prior, Slopes, doubt, most_probable, slopes_of
 from simpar.learn.parameters import Name, parameter, spread_of
 from simpar.validate.cells import Row, Unmodelled, text
 from simpar.validate.rates import has_rate, with_rates
@@ -33,7 +34,7 @@ from simpar.validate.table import read_table, suspect
 
 GIVEN = (0, 1, 3, 5, 10)
 DRAWS = 30
-MOST_RUNS = 24
+MOST_RUNS = 24  # of one source
 MOST_RUNS_OF = {
     "ultrascale-playbook": 60,
     "Megatron-Bridge performance summary": 60,
@@ -95,6 +96,7 @@ class Everything:
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.sources = np.array([run.source for run in runs])
+        self.inside: dict[int, list[tuple[str, float]]] = defaultdict(list)
         values = {
             name: value for run in runs for name, value in zip(run.prior.names, run.prior.values, strict=True)
         }
@@ -148,6 +150,8 @@ class Everything:
                 if count:
                     values = most_probable(prior, known, np.zeros(len(mine)), given)
                 left = errors[scored] - known.slopes[scored] @ (values - prior.values)
+                spread = doubt(prior, known, np.zeros(len(mine)), given)[scored]
+                self.inside[count].append((source, float(np.mean(np.abs(left) <= NINE_OF_TEN * spread))))
                 found[count].append(float(np.median(np.abs(np.expm1(-left)))))
         return {count: float(np.median(each)) for count, each in found.items()}
 
@@ -189,6 +193,19 @@ def main() -> None:
             {c: f"{v:.1%}" for c, v in medians.items()},
             f"worse with {least}: {worse}",
         )
+    shares = {
+        count: float(
+            np.mean(
+                [
+                    np.mean([share for name, share in found if name == source])
+                    for source in {n for n, _ in found}
+                ]
+            )
+        )
+        for count, found in every.inside.items()
+    }
+    result["inside interval"] = shares
+    print("inside the interval of nine in ten: ", {count: f"{share:.0%}" for count, share in shares.items()})
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -13,12 +13,15 @@ from simpar.cli.app import JSON_HELP, app, console, json_out, working
 if TYPE_CHECKING:
     from rich.console import Console
 
-MOST_LISTED = 12
+MOST_LISTED = 12  # parameters
 
 
 @app.command(epilog="Example: simpar learn runs.csv --stack nemo --hardware dgx-h100 -o ours.yaml")
 def learn(
-    table: Annotated[str, typer.Argument(help="Measured runs, one a row", metavar="RUNS.csv")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(help="Tables of measured runs, and folders of simpar run", metavar="RUNS.csv"),
+    ],
     output: Annotated[
         str, typer.Option("--output", "-o", help="File to write: --stack and --hardware take it")
     ],
@@ -32,8 +35,8 @@ def learn(
 ) -> None:
     """Update a stack and a cluster profile with a few measured runs.
 
-    Three runs are enough to begin with; docs/measured.md names the columns. One file holds what was learnt: name it as
-    --stack and as --hardware, or as --using of simpar validate.
+    Three runs are enough to begin with; docs/measured.md names the columns of a table. One file holds what was learnt:
+    name it as --stack and as --hardware, or as --using of simpar validate.
     """
     from simpar.errors import UserError
     from simpar.files import write_atomic
@@ -42,8 +45,8 @@ def learn(
     path = Path(output)
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"--output {output}: allowed: a name that ends in .yaml")
-    with working(f"learning from {table}"):
-        found = learn_from(table, stack=stack, hardware=hardware)
+    with working(f"learning from {', '.join(runs)}"):
+        found = learn_from(*runs, stack=stack, hardware=hardware)
     write_atomic(path, found.to_yaml(path.name))
     data = found.to_dict()
     if not json_out(data, json_):
@@ -53,10 +56,9 @@ def learn(
 
 def _print(found: Mapping[str, Any], screen: Console) -> None:
     models, noise = found["models"], found["repeats_spread_percent"]
-    screen.print(
-        f"{found['runs']} runs of {found['layouts']} layouts, {len(models)} models: {', '.join(models)}",
-        style="bold", soft_wrap=True,
-    )  # fmt: skip
+    several = "s" if len(models) > 1 else ""
+    counts = f"{found['runs']} runs of {found['layouts']} layouts, {len(models)} model{several}: "
+    screen.print(counts + ", ".join(models), style="bold", soft_wrap=True)
     if len(models) > 1:
         screen.print(
             "what is learnt is of the stack and the cluster: runs of several models tell it together"
@@ -77,6 +79,10 @@ def _print(found: Mapping[str, Any], screen: Console) -> None:
     middle = found["median_error_percent"]
     row = f"{'median of absolute errors':<58}{middle['before']:>11.1f}{middle['after']:>11.1f}"
     screen.print(f"{row}{middle['left_out']:>9.1f}")
+    width = found["half_interval_percent"]
+    screen.print(
+        f"nine of ten layouts like these: within {width['before']:.0f} % before, {width['after']:.0f} % now"
+    )
     unexplained = [each["label"] for each in found["runs_detail"] if not each["explained"]]
     if unexplained:
         screen.print(

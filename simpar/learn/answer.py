@@ -18,29 +18,30 @@ from simpar.profiles import LEARNED, REVISION, as_written, base_name, yaml_text
 from simpar.units import Floats
 from simpar.validate.chosen import Chosen
 from simpar.validate.predict import changed, changed_stack
-from simpar.validate.table import read_table
 
+NINE_OF_TEN = 1.645  # standard deviations
 UNEXPLAINED = 0.05
 """An error that stays beyond this is said: no parameter that was learnt explains it."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a table of runs taught: the runs, and the parameters under them."""
+    """What measured runs taught: the files they are from, the runs, and the parameters under them."""
 
-    table: str
+    source: str
     runs: Runs
     learned: Learned
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON of ``simpar learn``: changes, runs and errors, in SI and percent."""
         return {
-            "table": self.table,
+            "source": self.source,
             "runs": self.runs.count,
             "layouts": len(self.runs.layouts),
             "models": list(self.runs.models),
             "repeats_spread_percent": _percent_or_none(self.runs.repeats_spread),
             "median_error_percent": self.errors(),
+            "half_interval_percent": self.half_intervals(),
             "changes": self.changes(),
             "runs_detail": [self._detail(at, run) for at, run in enumerate(self.runs.layouts)],
             "remarks": list(self.runs.remarks),
@@ -53,6 +54,11 @@ class Answer:
             name: round(float(np.median(np.abs(_error_percent(each)))), 2)
             for name, each in (("before", found.before), ("after", found.after), ("left_out", found.left_out))
         }
+
+    def half_intervals(self) -> dict[str, float]:
+        """Half of what nine of ten layouts like these should lie in, before and after, in percent (the median)."""
+        widths = [100.0 * float(np.sinh(NINE_OF_TEN * np.median(each))) for each in self.learned.doubt]
+        return dict(zip(("before", "after"), (round(width, 1) for width in widths), strict=True))
 
     def changes(self) -> list[dict[str, Any]]:
         """Parameters that moved, the farthest first; ``spreads`` is how far in what shipped profiles differ by."""
@@ -96,7 +102,7 @@ class Answer:
         cases = [run.case for run in self.runs.layouts]
         stacks = tuple(dict.fromkeys(case.stack for case in cases))
         clusters = tuple(dict.fromkeys(case.hardware for case in cases))
-        about = {"simpar": simpar.__version__, "revision": REVISION, "table": self.table, "runs": self.runs.count,
+        about = {"simpar": simpar.__version__, "revision": REVISION, "source": self.source, "runs": self.runs.count,
                  "models": list(self.runs.models), "median_error_percent": self.errors()}  # fmt: skip
         document: dict[str, Any] = {LEARNED: about, "stacks": {}, "clusters": {}}
         for base in stacks:
@@ -118,7 +124,7 @@ class Answer:
     def _provenance(self, base: str) -> str:
         errors, runs = self.errors(), self.runs
         return (
-            f"learnt by simpar learn from {runs.count} run(s) of {self.table} ({', '.join(runs.models)}); median "
+            f"learnt by simpar learn from {runs.count} run(s) of {self.source} ({', '.join(runs.models)}); median "
             f"absolute error of step time {errors['before']:.1f} % before, {errors['left_out']:.1f} % where left out; "
             f"before that the profile {base}"
         )
@@ -139,10 +145,13 @@ def _cluster(name: str, values: Mapping[str, Mapping[str, Mapping[str, float]]])
     return profile.model_copy(update={"device": device.model_copy(update={"kernels": kernels})})
 
 
-def learn(path: str, *, stack: str | None = None, hardware: str | None = None) -> Answer:
-    """Learn from a table of runs, all on a stack and hardware where they are given. Raises UserError."""
-    runs = runs_of(read_table(path), Chosen(stack, hardware))
-    return Answer(Path(path).name, runs, most_probable_of(runs.layouts))
+def learn(*paths: str, stack: str | None = None, hardware: str | None = None) -> Answer:
+    """Learn from tables of runs and folders of simpar run, all on a stack and hardware where they are given.
+
+    Raises UserError.
+    """
+    runs = runs_of(paths, Chosen(stack, hardware))
+    return Answer(", ".join(Path(path).name for path in paths), runs, most_probable_of(runs.layouts))
 
 
 def _error_percent(error: Floats | float) -> Floats:

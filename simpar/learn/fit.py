@@ -31,7 +31,7 @@ LEAST_MOVE = 0.02  # of its spread: what moves less is left as it was
 class Observed:
     """One layout that was measured: seconds of its step, how sure they are in logarithms, and where it is from.
 
-    ``rows`` are lines of a table that were taken together.
+    ``repeats`` of it were taken together, ``rows`` are their lines of a table.
     """
 
     case: Case
@@ -39,6 +39,7 @@ class Observed:
     scatter: float = 0.0
     label: str = ""
     rows: tuple[int, ...] = ()
+    repeats: int = 1
 
 
 @dataclass(frozen=True)
@@ -132,11 +133,22 @@ def most_probable(prior: Prior, known: Slopes, scatter: Floats, used: Flags | No
     return np.clip(prior.values + found * prior.spread, prior.low, prior.high)
 
 
+def doubt(prior: Prior, known: Slopes, scatter: Floats, used: Flags) -> Floats:
+    """How far each run may be off once those that are used are learnt from: standard deviations of logarithms.
+
+    Of its parameters, as far as the runs leave them open, and of what no parameter explains.
+    """
+    slopes = known.slopes * prior.spread
+    told = slopes[used] / np.hypot(MODEL_ERROR, scatter[used])[:, None]
+    left_open = np.linalg.inv(told.T @ told + np.eye(len(prior.names)))
+    return np.asarray(np.sqrt(np.einsum("ij,jk,ik->i", slopes, left_open, slopes) + MODEL_ERROR**2))
+
+
 @dataclass(frozen=True)
 class Learned:
     """What was learnt: the prior, the values found, and each run's error before, after, and where it was left out.
 
-    Errors are log(measured / predicted).
+    Errors are log(measured / predicted); ``doubt`` is how far off each may have been expected to be, before and after.
     """
 
     prior: Prior
@@ -144,6 +156,7 @@ class Learned:
     before: Floats
     after: Floats
     left_out: Floats
+    doubt: tuple[Floats, Floats]
 
     @property
     def tuning(self) -> Tuning:
@@ -163,7 +176,9 @@ def learn(runs: Sequence[Observed], tuning: Tuning = NO_TUNING) -> Learned:
             break
         known = slopes_of(runs, prior, found)
     found = _settled(prior, found)
-    learned = Learned(prior, found, before, _errors(runs, prior, found), before)
+    every = np.ones(len(runs), dtype=np.bool_)
+    expected = doubt(prior, known, scatter, ~every), doubt(prior, known, scatter, every)
+    learned = Learned(prior, found, before, _errors(runs, prior, found), before, expected)
     return replace(learned, left_out=_left_out(runs, learned, known, scatter))
 
 

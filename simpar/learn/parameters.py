@@ -31,14 +31,15 @@ LEAST_SPREAD = 0.1
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter in SI: its bounds, and how far it is moved to see what it does."""
+    """A parameter in SI: its bounds, how far it is moved to see what it does, and the least that profiles differ by."""
 
     low: float
     high: float
     step: float
+    least_spread: float = 0.0
 
 
-CLOCK = Parameter(0.2, 1.3, 0.03)
+CLOCK = Parameter(0.05, 1.3, 0.03)
 CLOCKS = ("sustained_clock", "sustained_clock_fp8", "sustained_clock_fp4")
 ATTENTION = "fusion.attention_rate"
 STACK = {
@@ -56,7 +57,12 @@ EXPERTS = {
     "experts.row_s": Parameter(0.0, 20 * NS, 0.5 * NS),
     "experts.exchange_host_s": Parameter(0.0, 5 * MS, 0.1 * MS),
 }
-_ONLY_WITH = {"launch.host_time_per_collective_s": "tp", "launch.message_s": "pp"}
+DISPATCH = "launch.dispatch_s"
+ON_CPU = {DISPATCH: Parameter(0.0, 20 * MS, 0.2 * MS, 1 * MS)}
+"""Where the host is the device; no shipped profile was measured on one."""
+CAPACITY, SHARED = "host.compute_capacity", Parameter(1.0, 1.0, 0.25, 1.0)
+"""How many devices of a host work at full speed at a time: never more than there are."""
+_ONLY_WITH = {"launch.host_time_per_collective_s": "tp", "launch.message_s": "pp", DISPATCH: "tp"}
 """Axes without which a parameter does nothing."""
 CLUSTER = ("collectives.port_efficiency", "collectives.nic_efficiency")
 SHARE = Parameter(0.1, 1.0, 0.03)
@@ -66,21 +72,24 @@ def parameter(key: str) -> Parameter:
     """Bounds and step of a key; rates of attention by device are one parameter."""
     if key in CLOCKS:
         return CLOCK
-    known = {**STACK, **EXPERTS, **dict.fromkeys(CLUSTER, SHARE)}
+    known = {**STACK, **EXPERTS, **ON_CPU, **dict.fromkeys(CLUSTER, SHARE), CAPACITY: SHARED}
     return known[ATTENTION if key.startswith(ATTENTION) else key]
 
 
 def names_of(case: Case, tuning: Tuning) -> Iterator[Name]:
     """Parameters that the step of a case may depend on."""
-    device, precision = cluster_of(case, tuning).device.name, case.plan["precision"]
+    device, precision = cluster_of(case, tuning).device, case.plan["precision"]
     narrow = (precision in CAST_DTYPES) + (precision in FOUR_BITS)
     for key in CLOCKS[: 1 + narrow]:
-        yield "device", device, key
-    for key in (*STACK, *(EXPERTS if case.graph.is_mixture else ())):
+        yield "device", device.name, key
+    kinds = (STACK, EXPERTS if case.graph.is_mixture else {}, ON_CPU if device.kind == "cpu" else {})
+    for key in (key for kind in kinds for key in kind):
         if case.plan.get(_ONLY_WITH.get(key, ""), 2) != 1:
-            yield "stack", case.stack, f"{key}.{device}" if key == ATTENTION else key
+            yield "stack", case.stack, f"{key}.{device.name}" if key == ATTENTION else key
     if case.num_devices > 1:
         yield "cluster", case.hardware, "collectives.port_efficiency"
+        if device.kind == "cpu":
+            yield "cluster", case.hardware, CAPACITY
     if case.num_devices > case.devices_per_node:
         for key in CLUSTER[1:]:
             yield "cluster", case.hardware, key
@@ -115,6 +124,8 @@ def _of_stack(stack: Stack, key: str) -> float:
 
 
 def _of_cluster(profile: ClusterProfile, key: str) -> float:
+    if key == CAPACITY:
+        return profile.host.compute_capacity or float(profile.devices_per_node)
     name = key.rpartition(".")[2]
     return profile.collectives.get(name, PARAMETERS[name][0])
 
@@ -122,6 +133,8 @@ def _of_cluster(profile: ClusterProfile, key: str) -> float:
 @lru_cache(maxsize=64)
 def spread_of(kind: str, key: str) -> float:
     """How far the shipped profiles of a kind differ in a parameter, in its own unit."""
+    if key == CAPACITY:
+        return SHARED.least_spread
     if kind == "device":
         stated = [load_device(name).kernels.get(key) for name in files.bundled("devices")]
     elif kind == "stack":
@@ -132,7 +145,8 @@ def spread_of(kind: str, key: str) -> float:
         stated = [profile.collectives.get(field) for profile in profiles]
     values = np.array([value for value in stated if value is not None])
     usual = float(np.median(values))
-    return max(float(np.sqrt(np.mean((values - usual) ** 2))), LEAST_SPREAD * usual)
+    differ = float(np.sqrt(np.mean((values - usual) ** 2)))
+    return max(differ, LEAST_SPREAD * usual, parameter(key).least_spread)
 
 
 def tuning_of(values: Mapping[Name, float]) -> Tuning:

@@ -1,22 +1,25 @@
-"""From a table of measured runs to layouts with a time: repeats become one, what cannot be is left out and said."""
+"""From measured runs to layouts with a time: repeats become one, what cannot be is left out and said."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 from simpar.errors import UserError
 from simpar.learn.fit import Observed
+from simpar.learn.reports import is_report, reported
 from simpar.models.flops import model_flop_per_token
 from simpar.validate.cells import Row, Unmodelled
 from simpar.validate.chosen import Chosen
 from simpar.validate.predict import predict_time_s
 from simpar.validate.rates import has_rate, peak_flop_per_s, with_rates
 from simpar.validate.rows import Case, measured
-from simpar.validate.table import label, suspect
+from simpar.validate.table import label, read_table, suspect
 from simpar.validate.tuned import settled
 
 MOST_LAYOUTS = 60
@@ -27,7 +30,7 @@ DISAGREE = 0.1  # between repeats of a layout, from where on they are named
 
 @dataclass(frozen=True)
 class Runs:
-    """What a table says: layouts, the spread of repeats (None without any), and lines on what is odd in it."""
+    """What was measured: layouts, the spread of repeats (None without any), and lines on what is odd."""
 
     layouts: tuple[Observed, ...]
     repeats_spread: float | None
@@ -36,7 +39,7 @@ class Runs:
     @property
     def count(self) -> int:
         """Measured runs, repeats counted."""
-        return sum(len(one.rows) for one in self.layouts)
+        return sum(one.repeats for one in self.layouts)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -44,17 +47,30 @@ class Runs:
         return tuple(dict.fromkeys(one.case.graph.name for one in self.layouts))
 
 
-def runs_of(rows: Sequence[Row], chosen: Chosen) -> Runs:
-    """Layouts of a table whose times can be learnt from. Raises UserError where there is none."""
+def runs_of(paths: Sequence[str], chosen: Chosen) -> Runs:
+    """Layouts of tables, and of folders that simpar run left, whose times can be learnt from.
+
+    Raises UserError where there is none.
+    """
     found: list[Observed] = []
     remarks: list[str] = []
-    for line, row in enumerate(rows, start=2):
-        try:
-            found.append(_observed(line, row, chosen))
-        except (Unmodelled, UserError) as reason:
-            remarks.append(f"row {line} ({label(row)}) is left out: {str(reason).splitlines()[0]}")
+    for path in paths:
+        if is_report(path):
+            named = [(Path(path).name, partial(reported, path, chosen))]
+        else:
+            named = [
+                (f"row {line} ({label(row)})", partial(_observed, line, row, chosen))
+                for line, row in enumerate(read_table(path), start=2)
+            ]
+        for name, read in named:
+            try:
+                one = read()
+                _check(one.case, one.time_s)
+                found.append(one)
+            except (Unmodelled, UserError) as reason:
+                remarks.append(f"{name} is left out: {str(reason).splitlines()[0]}")
     if not found:
-        more = f" ({len(remarks)} rows)" if len(remarks) > 1 else ""
+        more = f" ({len(remarks)} runs)" if len(remarks) > 1 else ""
         raise UserError(f"nothing to learn from: {remarks[0]}{more}")
     repeated = _repeated(found)
     spread = _spread(repeated)
@@ -77,7 +93,6 @@ def _observed(line: int, row: Row, chosen: Chosen) -> Observed:
     time_s = times.step_time_s or with_rates(times, row, entry).step_time_s
     if time_s is None:
         raise Unmodelled("no step time")
-    _check(entry, time_s)
     return Observed(entry, time_s, label=label(row), rows=(line,))
 
 
@@ -119,7 +134,8 @@ def _merged(group: Sequence[Observed], spread: float | None) -> Observed:
     """One layout of its repeats, as sure as they make it."""
     time_s = float(np.exp(np.mean(np.log([run.time_s for run in group]))))
     rows = tuple(line for run in group for line in run.rows)
-    return replace(group[0], time_s=time_s, scatter=(spread or 0.0) / len(group) ** 0.5, rows=rows)
+    scatter = max(spread or 0.0, *(run.scatter for run in group)) / len(group) ** 0.5
+    return replace(group[0], time_s=time_s, scatter=scatter, rows=rows, repeats=len(group))
 
 
 def _disagreement(group: Sequence[Observed]) -> list[str]:

@@ -2,7 +2,7 @@
 
 Leaving contention out is a lower bound, but thousands of rows stay a matter of a minute; where it matters
 (sends and gradient reduction on one NIC) the difference is below a percent of the step. On PCIe nodes, where every
-group shares the same ports, it is counted.
+group shares the same ports, and where devices are processes on the same cores, it is counted.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from simpar.units import NS_PER_S
 from simpar.validate.cells import Unmodelled
 from simpar.validate.rows import Case
 
+SHARED = ("pcie", "shared_memory")
+"""Fabrics of nodes on which all groups, or all devices, share what there is."""
 _Part = TypeVar("_Part", bound=BaseModel)
 
 
@@ -90,7 +92,7 @@ def timed(case: Case, cluster: Cluster, tuning: Tuning = NO_TUNING) -> tuple[Low
     try:
         plan = files.parse(Plan, dict(case.plan), source="row")
         job = _tuned(make_job(case.graph, cluster, plan, case.training, stack), tuning)
-        lowered = lower_job(job, cluster, {}, contention=cluster.profile.scale_up.kind == "pcie")
+        lowered = lower_job(job, cluster, {}, contention=cluster.profile.scale_up.kind in SHARED)
     except UserError as error:
         raise Unmodelled(str(error).splitlines()[0].removeprefix("plan: ")) from None
     _, engine = choose_engine("auto", lowered.program)

@@ -125,11 +125,11 @@ def test_rows_that_cannot_be_learnt_from_are_left_out_and_said(tmp_path, change,
     """A line each; where nothing is left, the reason is the error."""
     bad = {"iteration_time_s": "3", **change}
     chosen = Chosen("nemo", "dgx-h100")
-    found = runs_of(read_table(table(tmp_path / "mixed.csv", [*LAYOUTS, bad])), chosen)
+    found = runs_of([table(tmp_path / "mixed.csv", [*LAYOUTS, bad])], chosen)
     assert found.count == 3
     (line,) = found.remarks
     assert line.startswith("row 5 (Llama-2-7B on 16")
-    alone = read_table(table(tmp_path / "alone.csv", [bad]))
+    alone = [table(tmp_path / "alone.csv", [bad])]
     with pytest.raises(UserError, match=reason) as error:
         runs_of(alone, chosen)
     assert "\n" not in str(error.value)

@@ -1,0 +1,92 @@
+"""Runs of ``simpar run`` as layouts with a time: its folder says what ran, and how long a step took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.hardware.catalogue import load_cluster
+from simpar.learn.fit import Observed
+from simpar.models.hf_config import read as read_config
+from simpar.models.training import Training
+from simpar.plan.flat import SECTIONS
+from simpar.tracing.code import is_code
+from simpar.tracing.load import load_model
+from simpar.validate.cells import Unmodelled
+from simpar.validate.chosen import Chosen
+from simpar.validate.rows import Case
+
+JOB, REPORT = "job.json", "report.json"
+
+
+def is_report(path: str) -> bool:
+    """Whether a path is the folder of a run, or its report."""
+    return Path(path).is_dir() or Path(path).name == REPORT
+
+
+def reported(path: str, chosen: Chosen) -> Observed:
+    """The layout of a run and its median step, by its folder or the report in it.
+
+    Raises UserError for a folder without them, Unmodelled for a model of the user's own code.
+    """
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    job, report = (_data(folder / name) for name in (JOB, REPORT))
+    try:
+        case = _case(job, report, chosen)
+        spread = report["measured"]["step_time_spread_s"]
+        time_s = float(report["measured"]["step_time_s"])
+        label = f"{report['model']} in {folder.name}"
+        scatter = (spread["p90"] - spread["p10"]) / (2 * time_s * report["measured"]["steps_measured"] ** 0.5)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{folder}: is no folder of simpar run ({error!r})") from None
+    return Observed(case, time_s, scatter=scatter, label=label)
+
+
+def _data(path: Path) -> Mapping[str, Any]:
+    found = files.load(path).data
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: is no file of simpar run")
+    return found
+
+
+def _case(job: Mapping[str, Any], report: Mapping[str, Any], chosen: Chosen) -> Case:
+    hardware = chosen.hardware or report["hardware"]
+    if hardware is None:
+        raise Unmodelled("was run without --hardware; name it here")
+    model, ranks = job["model"], int(report["ranks"])
+    cluster, machine = load_cluster(hardware), job["machine"]["device"]
+    if machine is not None and (machine == "cpu") != (cluster.device.kind == "cpu"):
+        raise Unmodelled(f"of another device ({machine}, not {cluster.device.name})")
+    if isinstance(model, str) and is_code(model):
+        raise Unmodelled(f"{model} is code of yours, which learning does not run")
+    graph = (
+        load_model(model)
+        if isinstance(model, str)
+        else read_config(model, name=str(model.get("name", "inline")))
+    )
+    return Case(
+        graph=graph,
+        hardware=hardware,
+        num_devices=ranks,
+        devices_per_node=min(ranks, cluster.profile.devices_per_node),
+        training=files.parse(Training, job["training"], source=JOB),
+        plan=_flat(job["plan"]),
+        stack=chosen.stack or job["plan"]["stack"] or "simpar",
+        stack_changes={},
+        fabric={},
+    )
+
+
+def _flat(plan: Mapping[str, Any]) -> dict[str, object]:
+    """A plan with the fields of its sections beside each other, what it leaves open left out."""
+    found: dict[str, object] = {}
+    for section, value in plan.items():
+        names = SECTIONS.get(section, ())
+        rest = {name: each for name, each in value.items() if name not in names} if names else value
+        found |= {name: value[name] for name in names if value.get(name) is not None}
+        if rest not in (None, {}) and section not in ("model", "training", "cluster", "predicted", "stack"):
+            found[section] = rest
+    return found
