@@ -133,7 +133,7 @@ def checked(seed: int, end: float = NOTHING, most: int = MOST_PLANS) -> tuple[st
     try:
         found = simpar.search(
             case.model, case.cluster, case.training, stack=case.stack, perturbation=case.perturbation,
-            constraints=Constraints(case.headroom, case.axes, schedules=case.axes["schedule"]),
+            constraints=Constraints(case.headroom, case.axes, schedules=case.axes["schedule"], portable="any"),
         )  # fmt: skip
     except simpar.Infeasible as error:
         return ("empty", "") if best is None else ("infeasible", f"{error}; fits: {best}; {case.describe()}")

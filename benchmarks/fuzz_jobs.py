@@ -46,7 +46,7 @@ def answer(case: Case, jobs: int) -> dict[str, Any]:
     try:
         found = simpar.search(
             case.model, case.cluster, case.training, stack=case.stack, perturbation=case.perturbation, jobs=jobs,
-            constraints=Constraints(case.headroom, case.axes, schedules=case.axes["schedule"]),
+            constraints=Constraints(case.headroom, case.axes, schedules=case.axes["schedule"], portable="any"),
         ).to_dict()  # fmt: skip
     except simpar.Infeasible as error:
         return {"infeasible": str(error)}

@@ -18,13 +18,14 @@ from typing import Any
 import simpar
 from simpar.files import write_atomic
 from simpar.report.grid import load_grid, save_grid_plot
-from simpar.search.problem import make_problem
+from simpar.search.problem import Constraints, make_problem
 from simpar.search.sweep import Cell, sweep
 
 MODELS = "llama-3.2-1b,llama-3.2-3b,llama-3-8b,llama-3-70b"
 NODES = "1,2,4,8,16,32,64"
 HARDWARE = "dgx-h100"
 TRAINING = simpar.Training(seq_len=4096, global_batch=256)  # 1,048,576 tokens
+ANY_PLAN = Constraints(portable="any")
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "heatmap.png"
 
 
@@ -34,7 +35,9 @@ def search_all(models: list[str], nodes: list[int], jobs: int) -> dict[str, Any]
     for name in models:
         graph = simpar.Model(name)
         for count in nodes:
-            problem = make_problem(graph, simpar.Cluster(HARDWARE, nodes=count), TRAINING)
+            problem = make_problem(
+                graph, simpar.Cluster(HARDWARE, nodes=count), TRAINING, constraints=ANY_PLAN
+            )
             cells.append(Cell({"model": name, "nodes": count}, problem))
     found = sweep(cells, jobs=jobs, done=lambda count: print(f"{count} of {len(cells)}", flush=True))
     title = f"{HARDWARE}, {TRAINING.global_batch} x {TRAINING.seq_len} tokens"

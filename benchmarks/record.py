@@ -134,7 +134,7 @@ def searched(number: int, seed: int) -> tuple[str, dict[str, Any]]:
             simpar.Cluster(drawn["hardware"], nodes=drawn["nodes"]),
             training,
             stack=drawn["stack"],
-            constraints=Constraints(schedules=tuple(drawn["schedules"]), fixed={"cp": 1}),
+            constraints=Constraints(schedules=tuple(drawn["schedules"]), fixed={"cp": 1}, portable="any"),
         )
     except (simpar.UserError, simpar.Infeasible, ValueError) as error:
         return name, {"refused": type(error).__name__}

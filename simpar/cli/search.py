@@ -37,7 +37,13 @@ SEARCH_FLAGS = (
         "data-parallel rank, with --space alpa those of all devices of a stage",
     ),
     Flag("--schedules", "", str, "Pipeline schedules to consider, separated by commas"),
-    Flag("--portable", "", str, "Only plans that this export target can express"),
+    Flag(
+        "--portable",
+        "",
+        str,
+        "Only plans that this export target can express, predicted for its stack without --stack; any: plans that no "
+        "framework may have, too. Default: schedules, recomputation, ZeRO and overlaps of the stack's framework",
+    ),
     Flag("--headroom", "", float, "Fraction of device memory to leave free"),
     Flag(
         "--over",
@@ -199,9 +205,10 @@ def _base(loaded: Scenario) -> Any:
 
 
 def _constraints(values: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
+    from simpar.export import TARGETS
     from simpar.files import choose
     from simpar.plan.schedules import SCHEDULES
-    from simpar.search.problem import Constraints
+    from simpar.search.problem import ANY, Constraints
     from simpar.units import parse_quantity
 
     deadline, names = values["deadline"], values["schedules"]
@@ -214,6 +221,8 @@ def _constraints(values: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
     schedules = (
         None if names is None else tuple(choose(n.strip(), SCHEDULES, "schedule") for n in names.split(","))
     )
+    if values["portable"] is not None:
+        choose(values["portable"], (*TARGETS, ANY), "target")
     return Constraints(
         headroom=values["headroom"] or 0.0,
         fixed=fixed,

@@ -13,6 +13,7 @@ from functools import cache
 from importlib import import_module
 
 from simpar import files
+from simpar.cost.stack import Stack
 from simpar.errors import UserError
 from simpar.export.launch import readme
 from simpar.export.subject import Loss, Subject, not_understood, subject
@@ -39,8 +40,12 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class Exported:
-    """The files of an export by name, what was lost and what the user should know."""
+    """The files of an export by name, what was lost and what the user should know.
 
+    ``plan`` is what the target makes of the plan: all that it leaves open is as the target's stack does it.
+    """
+
+    plan: Plan
     files: Mapping[str, str]
     lost: tuple[Loss, ...]
     notes: tuple[str, ...]
@@ -54,28 +59,60 @@ def load_target(name: str) -> Target:
     return found
 
 
+def targets_of(stack: str) -> list[str]:
+    """Targets whose framework a stack is."""
+    found = ((name, load_target(name)) for name in TARGETS)
+    return [name for name, target in found if stack in (target.stack, *target.also)]
+
+
 def unsupported(plan: Plan, model: ModelGraph, training: Training, target: str) -> list[str]:
     """Why a target cannot express a plan, one reason a field; empty where it can, whatever its data are.
 
     ``plan`` has its dp. Raises UserError for an unknown target or stack.
     """
-    found = load_target(target)
     try:
-        plan = _one_layout(plan, model)
-    except UserError as error:
+        return [str(loss) for loss in losses(plan, model, training, target)]
+    except NotOneLayout as error:
         return [str(error)]
-    plan, unknown = _expressible(plan, found)
-    return [str(loss) for loss in (*unknown, *_losses(found, subject(plan, model, training, found.stack)))]
+
+
+class NotOneLayout(UserError):
+    """Stages of a plan have layouts of their own, which no target knows."""
+
+
+def losses(
+    plan: Plan,
+    model: ModelGraph,
+    training: Training,
+    target: str,
+    *,
+    own: Stack | None = None,
+    devices_per_node: int = 8,
+) -> tuple[Loss, ...]:
+    """What a target cannot express of a plan, whatever its data are.
+
+    ``plan`` has its dp; ``own`` is the stack that it was made for, where that is no shipped one. Raises UserError for
+    an unknown target or stack, NotOneLayout for a plan that is none.
+    """
+    found = load_target(target)
+    plan, unknown = _expressible(_one_layout(plan, model), found)
+    return (
+        *unknown,
+        *_losses(found, subject(plan, model, training, found.habits(plan), devices_per_node, own)),
+    )
 
 
 def _one_layout(plan: Plan, model: ModelGraph) -> Plan:
-    """The plan as one layout for all stages, which is all that targets know. Raises UserError where it is none."""
-    return as_uniform(plan, model) if plan.pipeline.stages else plan
+    """The plan as one layout for all stages, which is all that targets know. Raises NotOneLayout where it is none."""
+    try:
+        return as_uniform(plan, model) if plan.pipeline.stages else plan
+    except UserError as error:
+        raise NotOneLayout(str(error)) from None
 
 
 def _losses(target: Target, s: Subject) -> tuple[Loss, ...]:
-    known = ("offload",) if target.offloads else ()
-    return (*not_understood(s.plan, target.stack, known), *target.losses(s))
+    known = ("offload",) if "offload" in target.features else ()
+    return (*not_understood(s.plan, target.habits(s.plan), known), *target.losses(s))
 
 
 def _of_data(training: Training) -> Iterator[Loss]:
@@ -100,7 +137,7 @@ def _expressible(plan: Plan, target: Target) -> tuple[Plan, tuple[Loss, ...]]:
     if precision in FOUR_BITS:
         lost.append(Loss("precision", precision, "products have at least 8 bits: bf16 in its place"))
         plan = plan.with_values(precision="bf16")
-    elif precision in BLOCK_SCALED and not target.block_scales:
+    elif precision in BLOCK_SCALED and "block scales" not in target.features:
         lost.append(Loss("precision", precision, "8-bit products have a scale a tensor: fp8 in its place"))
         plan = plan.with_values(precision="fp8")
     return plan, tuple(lost)
@@ -124,10 +161,10 @@ def export(
     original = json.dumps(plan.model_dump(mode="json"), indent=2) + "\n"
     try:
         plan = _one_layout(plan, model)
-    except UserError as error:
+    except NotOneLayout as error:
         raise UserError(f"{target} cannot express {error}") from None
     plan, unknown = _expressible(plan, found)
-    s = subject(plan, model, training, found.stack, devices_per_node)
+    s = subject(plan, model, training, found.habits(plan), devices_per_node)
     lost = (*unknown, *_losses(found, s), *_of_data(training))
     if lost and not lossy:
         reasons = "; ".join(map(str, lost))
@@ -135,11 +172,11 @@ def export(
     notes = (*_stack_note(plan, found), *found.notes(s))
     page = readme(s, target=target, version=found.version, how=found.how, lost=lost, notes=notes)
     written = {**found.files(s, found.options(s)), "plan.json": original, "README.md": page}
-    return Exported(written, lost, notes)
+    return Exported(s.plan, written, lost, notes)
 
 
 def _stack_note(plan: Plan, target: Target) -> tuple[str, ...]:
-    if plan.stack in (None, target.stack):
+    if plan.stack in (None, target.stack, *target.also):
         return ()
     return (
         (
@@ -170,7 +207,9 @@ __all__ = [
     "Target",
     "export",
     "load_target",
+    "losses",
     "read",
     "readable",
+    "targets_of",
     "unsupported",
 ]

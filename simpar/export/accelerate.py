@@ -176,5 +176,5 @@ ACCELERATE = Target(
     options=options,
     files=files,
     notes=notes,
-    offloads=True,
+    features=("offload",),
 )

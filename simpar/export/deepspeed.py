@@ -54,6 +54,8 @@ def losses(s: Subject) -> Iterator[Loss]:
         )
     if s.chose("kind") and data.kind == "fsdp" and data.zero == 2:
         yield Loss("kind", "fsdp", "stage 2 keeps whole parameters on every rank")
+    if s.chose("overlap_grad_reduce") and not data.zero:
+        yield Loss("overlap_grad_reduce", data.overlap_grad_reduce, "overlap_comm is there with zero 1, 2, 3")
     yield from _offload_losses(s)
     if s.plan.numerics.precision == "fp8":
         yield Loss("precision", "fp8", "precision is fp32, fp16 or bf16")
@@ -274,6 +276,6 @@ DEEPSPEED = Target(
     options=options,
     files=files,
     notes=notes,
-    offloads=True,
+    features=("offload",),
     read=read,
 )

@@ -58,12 +58,7 @@ def parallel_losses(s: Subject) -> Iterator[Loss]:
 
 def _overlaps(s: Subject) -> Iterator[Loss]:
     data = s.plan.data_parallel
-    if (
-        data.zero
-        and s.chose("overlap_param_gather")
-        and data.overlap_param_gather
-        and not data.overlap_grad_reduce
-    ):
+    if "overlap_param_gather" in s.stated and data.overlap_param_gather and not data.overlap_grad_reduce:
         yield Loss("overlap_param_gather", True, "it needs overlap_grad_reduce")
     if data.zero in SHARDING and s.chose("bucket_bytes"):
         yield Loss("bucket_bytes", data.bucket_bytes, "Megatron-FSDP communicates unit by unit")
@@ -328,5 +323,5 @@ MEGATRON = Target(
     notes=notes,
     how="Set `MEGATRON` to a checkout of Megatron-LM; then `./local.sh` on one node or `sbatch slurm.sh`.",
     read=read,
-    block_scales=True,
+    features=("block scales",),
 )

@@ -252,5 +252,6 @@ MEGATRON_BRIDGE = Target(
     options=options,
     files=files,
     notes=notes,
-    block_scales=True,
+    features=("block scales",),
+    also=("nemo", "nemo-24"),
 )

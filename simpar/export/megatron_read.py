@@ -129,7 +129,12 @@ def _mesh(given: Arguments) -> dict[str, Any]:
         found["capacity_factor"] = given.text("--moe-expert-capacity-factor")
         found["token_dispatch"] = "per_rank" if given.text("--moe-token-dispatcher-type") == "flex" else None
         found["ep_overlap"] = True if given.has("--overlap-moe-expert-parallel-comm") else None
-    found["sequence_parallel"] = given.has("--sequence-parallel") if (found["tp"] or 1) > 1 else None
+    overlap = given.has("--tp-comm-overlap")
+    if (found["tp"] or 1) > 1:
+        found |= {
+            "sequence_parallel": given.has("--sequence-parallel"),
+            "tensor_parallel": {"overlap": overlap},
+        }
     return found
 
 
@@ -248,7 +253,9 @@ def _recompute(given: Arguments) -> dict[str, Any]:
 
 def _every(given: Arguments, number: int) -> str:
     """``every:C`` for the first N layers of every stage: as many layers, evenly spread."""
-    pp, layers = given.number("--pipeline-model-parallel-size") or 1, given.number("--num-layers") or 0
+    pattern = given.text("--hybrid-layer-pattern")  # says the layers of hybrids, in place of their number
+    layers = given.number("--num-layers") or (sum(layers_of_pattern(pattern)) if pattern else 0)
+    pp = given.number("--pipeline-model-parallel-size") or 1
     vpp = given.number("--num-virtual-stages-per-pipeline-rank") or 1
     stage, rest = divmod(layers, pp * vpp)
     fits = [c for c in range(1, stage + 1) if stage % c == 0 and stage // c == number] if not rest else []

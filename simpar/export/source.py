@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from simpar import files
-from simpar.cost.stack import DEFAULT_STACK, load_stack, resolve
+from simpar.cost.stack import DEFAULT_STACK, Stack, load_stack, resolve
 from simpar.errors import UserError
+from simpar.hardware.cluster import Cluster
 from simpar.models.catalogue import load_model
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
-from simpar.plan.check import Target as Checked
-from simpar.plan.check import check
+from simpar.plan.check import Target, check
 from simpar.plan.plan import Plan
-from simpar.scenario import load_scenario
+from simpar.scenario import ClusterChoice, chosen_cluster, load_scenario
 from simpar.tracing.code import is_code
 
 DEVICES_PER_NODE = 8
@@ -32,16 +32,23 @@ class Facts:
     global_batch: int | None = None
     nodes: int | None = None
     devices_per_node: int | None = None
+    hardware: str | None = None
+    stack: str | None = None
 
 
 @dataclass(frozen=True)
 class Source:
-    """A checked plan with its model, its shape and the devices of a node."""
+    """A checked plan with its model, its shape, the devices of a node, the stack it was made for, and its cluster.
+
+    ``stack`` and ``cluster`` are None where nothing says them.
+    """
 
     plan: Plan
     graph: ModelGraph
     training: Training
     devices_per_node: int
+    stack: Stack | None = None
+    cluster: Cluster | None = None
 
 
 def load_source(name: str, facts: Facts) -> Source:
@@ -56,10 +63,12 @@ def load_source(name: str, facts: Facts) -> Source:
         raise UserError(f"{document.source}: a plan is a mapping")
     if isinstance(data.get("cluster"), dict) and "hardware" in data["cluster"]:
         return _from_scenario(name, facts)
+    where = data.get("cluster")
     if isinstance(data.get("candidates"), list):
-        return _from_plan(_best(data["candidates"], document.source), document.source, path.parent, facts)
+        best = _best(data["candidates"], document.source)
+        return _from_plan(best, document.source, path.parent, facts, where)
     if isinstance(data.get("plan"), dict):
-        return _from_plan(data["plan"], document.source, path.parent, facts)
+        return _from_plan(data["plan"], document.source, path.parent, facts, where)
     plan = files.parse(Plan, document)
     return _complete(plan, document.source, path.parent, facts)
 
@@ -71,14 +80,18 @@ def _best(candidates: list[Any], source: str) -> dict[str, Any]:
     return plan
 
 
-def _from_plan(data: Mapping[str, Any], source: str, folder: Path, facts: Facts) -> Source:
-    return _complete(files.parse(Plan, data, source=source), source, folder, facts)
+def _from_plan(data: Mapping[str, Any], source: str, folder: Path, facts: Facts, where: Any) -> Source:
+    """A plan of a result, which says beside it ``where`` it runs."""
+    plan = files.parse(Plan, data, source=source)
+    if plan.cluster is None and isinstance(where, dict):
+        plan = plan.model_copy(update={"cluster": chosen_cluster(where)})
+    return _complete(plan, source, folder, facts)
 
 
 def _from_scenario(name: str, facts: Facts) -> Source:
     flags = {
         "model": facts.model, "training.seq_len": facts.seq_len, "training.global_batch": facts.global_batch,
-        "cluster.nodes": facts.nodes,
+        "cluster.nodes": facts.nodes, "cluster.hardware": facts.hardware, "stack": facts.stack,
     }  # fmt: skip
     scenario = load_scenario(name, {key: value for key, value in flags.items() if value is not None})
     if isinstance(scenario.model, str) and is_code(scenario.model):
@@ -87,7 +100,8 @@ def _from_scenario(name: str, facts: Facts) -> Source:
     plan = scenario.plan.model_copy(update={"stack": scenario.stack or scenario.plan.stack})
     plan = plan.model_copy(update={"model": scenario.model if isinstance(scenario.model, str) else None})
     devices = facts.devices_per_node or cluster.profile.devices_per_node
-    return _checked(plan, scenario.graph(), scenario.training, cluster.world_size, devices)
+    target = Target(scenario.graph(), scenario.training, cluster.world_size, devices)
+    return _checked(plan, target, cluster)
 
 
 def _complete(plan: Plan, source: str, folder: Path, facts: Facts) -> Source:
@@ -106,20 +120,42 @@ def _complete(plan: Plan, source: str, folder: Path, facts: Facts) -> Source:
             f"{source}: the plan has no training shape: give --seq-len TOKENS --global-batch SEQUENCES"
         )
     training = Training(seq_len=seq_len, global_batch=batch)
-    devices = facts.devices_per_node or DEVICES_PER_NODE
+    cluster = _cluster(plan, facts)
+    usual = cluster.profile.devices_per_node if cluster and not cluster.is_mixed else DEVICES_PER_NODE
+    devices = facts.devices_per_node or usual
     world = facts.nodes * devices if facts.nodes else plan.world_size
     if world is None:
         raise UserError(f"{source}: the plan leaves dp open: give --nodes N (and --gpus-per-node)")
-    return _checked(plan.model_copy(update={"model": named}), graph, training, world, devices)
+    named_plan = plan.model_copy(update={"model": named, "stack": facts.stack or plan.stack})
+    return _checked(named_plan, Target(graph, training, world, devices), cluster)
 
 
-def _checked(plan: Plan, graph: ModelGraph, training: Training, world_size: int, devices: int) -> Source:
+def _cluster(plan: Plan, facts: Facts) -> Cluster | None:
+    """The cluster that the plan was made for, or that is named beside it; None where nothing names one."""
+    named = dict(plan.cluster or {}) | ({"hardware": facts.hardware} if facts.hardware else {})
+    if "hardware" not in named:
+        return None
+    choice = files.parse(ClusterChoice, named, source="the plan's cluster")
+    cluster = choice.load().reducing(nvls=choice.nvls, sharp=choice.sharp)
+    if facts.nodes or not plan.world_size:
+        return replace(cluster, nodes=facts.nodes or cluster.nodes)
+    return cluster
+
+
+def _checked(plan: Plan, target: Target, cluster: Cluster | None) -> Source:
     """Check the plan as its stack would run it; what it leaves open stays open, but for dp and the schedule."""
-    settled = resolve(plan, load_stack(plan.stack or DEFAULT_STACK))
-    checked = check(settled, Checked(graph, training, world_size, devices))
+    try:
+        stack = load_stack(plan.stack or DEFAULT_STACK)
+    except UserError as error:
+        raise UserError(f"{error}; or give the stack that the plan was made for: --stack FILE") from None
+    found_for = stack if plan.stack else None
+    checked = check(resolve(plan, stack), target)
     mesh = plan.mesh.model_copy(update={"dp": checked.mesh.dp})
     pipeline = plan.pipeline.model_copy(
         update={"schedule": checked.pipeline.schedule, "stages": checked.pipeline.stages}
     )
-    whole = plan.model_copy(update={"mesh": mesh, "pipeline": pipeline, "training": training.model_dump()})
-    return Source(whole, graph, training, devices)
+    whole = plan.model_copy(
+        update={"mesh": mesh, "pipeline": pipeline, "training": target.training.model_dump()}
+    )
+    there = cluster if cluster is not None and cluster.world_size == target.world_size else None
+    return Source(whole, target.graph, target.training, target.devices_per_node, found_for, there)

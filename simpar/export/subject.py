@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from simpar import files
-from simpar.cost.stack import load_stack, resolve
+from simpar.cost.stack import Stack, load_stack, resolve
 from simpar.models.catalogue import catalogue
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
@@ -61,6 +61,8 @@ class Loss:
 class Subject:
     """A settled plan with its model and shape; ``chosen`` names the fields that are the plan's own decision.
 
+    ``stated`` are fields that the plan says and that make a difference, be they its stack's habit or not.
+
     ``config`` is the model's Hugging Face config where one is known; ``devices_per_node`` shapes the launchers.
     """
 
@@ -68,6 +70,7 @@ class Subject:
     graph: ModelGraph
     training: Training
     chosen: frozenset[str] = frozenset()
+    stated: frozenset[str] = frozenset()
     config: Mapping[str, Any] = field(default_factory=dict)
     devices_per_node: int = 8
 
@@ -117,22 +120,36 @@ class Subject:
         return name in self.chosen
 
 
-def settle(plan: Plan, stack: str) -> tuple[Plan, frozenset[str]]:
+def settle(plan: Plan, stack: str, own: Stack | None = None) -> tuple[Plan, frozenset[str]]:
     """The plan with everything open decided as ``stack`` would, and the fields it decided itself.
 
-    Raises UserError for a stack that does not exist.
+    ``own`` has the habits that the plan was made for, where no shipped profile has (its ``stack`` names one else). What
+    changes nothing in the plan, whatever its value, is no decision. Raises UserError for a stack that does not exist.
     """
-    own = load_stack(plan.stack or stack)
-    habit = resolve(_opened(plan, STACK_FIELDS), own)
+    own = own or load_stack(plan.stack or stack)
+    habit, idle = resolve(_opened(plan, STACK_FIELDS), own), _idle(resolve(plan, own))
     chosen: set[str] = set()
     left: dict[str, tuple[str, ...]] = {}
     for section, names in STACK_FIELDS.items():
         for name in names:
             value = getattr(getattr(plan, section), name)
-            if value is not None and value != getattr(getattr(habit, section), name):
+            if value is not None and value != getattr(getattr(habit, section), name) and name not in idle:
                 chosen.add(name)
         left[section] = tuple(name for name in names if name not in chosen)
     return resolve(_opened(plan, left), load_stack(stack)), frozenset(chosen)
+
+
+def _idle(plan: Plan) -> set[str]:
+    """Overlaps of a resolved plan of which it has nothing: they say neither yes nor no.
+
+    Where no rank shares its gradients nothing is reduced; whole parameters are gathered once a step under ZeRO-1 and 2
+    in flat buckets alone.
+    """
+    data, mesh = plan.data_parallel, plan.mesh
+    ranks = int(mesh.dp or 1) * mesh.cp
+    gathers = data.kind == "ddp" and data.zero > 0 and ranks > data.hsdp
+    idle = set() if ranks > 1 else {"overlap_grad_reduce"}
+    return (idle | {"overlap"} if mesh.tp == 1 else idle) | (set() if gathers else {"overlap_param_gather"})
 
 
 def _opened(plan: Plan, fields: Mapping[str, tuple[str, ...]]) -> Plan:
@@ -144,10 +161,24 @@ def _opened(plan: Plan, fields: Mapping[str, tuple[str, ...]]) -> Plan:
 
 
 def subject(
-    plan: Plan, graph: ModelGraph, training: Training, stack: str, devices_per_node: int = 8
+    plan: Plan,
+    graph: ModelGraph,
+    training: Training,
+    stack: str,
+    devices_per_node: int = 8,
+    own: Stack | None = None,
 ) -> Subject:
-    """What a target whose habits are ``stack`` is asked to express. Raises UserError for an unknown stack."""
-    settled, chosen = settle(plan, stack)
+    """What a target whose habits are ``stack`` is asked to express (``own``: see :func:`settle`).
+
+    Raises UserError for an unknown stack.
+    """
+    settled, chosen = settle(plan, stack, own)
+    said = {
+        name
+        for section, names in STACK_FIELDS.items()
+        for name in names
+        if getattr(getattr(plan, section), name) is not None
+    }
     config = config_of(graph)
     shared = gcd(devices_per_node, settled.mesh.world_size)
     per_node = min(devices_per_node, settled.mesh.world_size)
@@ -156,6 +187,7 @@ def subject(
         graph=graph,
         training=training,
         chosen=chosen,
+        stated=frozenset(said - _idle(settled)),
         config=config,
         devices_per_node=per_node if settled.mesh.world_size % per_node == 0 else shared,
     )

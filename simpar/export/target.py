@@ -10,6 +10,12 @@ from simpar.export.subject import Loss, Subject
 from simpar.plan.plan import Plan
 
 Options = dict[str, Any]
+FEATURES = {
+    "offload": "options say what a plan offloads; else that is lost",
+    "block scales": "options take 8-bit floats whose blocks share a scale; else that is lost",
+    "a part": "something else runs more of what its stack does: it does not decide what is searched for that",
+}
+"""What a target may have beside files."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +34,8 @@ class Target:
     ``stack`` is the software stack whose habits it has. ``losses`` yields what it cannot express, ``options`` the
     options it is given by their own names, ``files`` the text of every file from a subject and its options. ``notes``
     tells what the user should know. ``read`` takes the text of one of its files, and the file's name, back to a plan.
-    Its options say what a plan offloads where it ``offloads``, and take 8-bit floats whose blocks share a scale where
-    it has ``block_scales``; else that is lost.
+    ``also`` are stacks that it starts too: plans made for them are told with their habits. ``features`` are of
+    :data:`FEATURES`.
     """
 
     name: str
@@ -42,5 +48,9 @@ class Target:
     notes: Callable[[Subject], Iterable[str]] = lambda _: ()
     how: str = "Start with `./local.sh` on one node (where it is there) or `sbatch slurm.sh` on a cluster."
     read: Callable[[str, str], Imported] | None = field(default=None)
-    offloads: bool = False
-    block_scales: bool = False
+    also: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+
+    def habits(self, plan: Plan) -> str:
+        """The stack whose habits a plan has there: its own where the target starts it, else that of the target."""
+        return plan.stack if plan.stack in self.also else self.stack

@@ -86,9 +86,13 @@ def losses(s: Subject) -> Iterator[Loss]:
 
 
 def _data_parallel(s: Subject) -> Iterator[Loss]:
-    data = s.plan.data_parallel
-    if data.zero == 1 and s.dp > 1:
+    data, cp = s.plan.data_parallel, s.plan.mesh.cp
+    if data.zero == 1 and s.dp * cp > 1:
         yield Loss("zero", 1, "FSDP shards gradients with the optimizer states: zero 2 or 3")
+    if data.zero == 0 and cp > 1:
+        yield Loss("zero", 0, "context parallelism comes with FSDP over its ranks: zero 2 or 3")
+    if data.hsdp > 1 and s.dp % data.hsdp:
+        yield Loss("hsdp", data.hsdp, f"replicas are data-parallel ranks: a divisor of {s.dp}")
     if data.kind == "fsdp" and not data.zero and s.chose("kind"):
         yield Loss("kind", "fsdp", "without sharding parameters are replicated")
 
@@ -101,10 +105,12 @@ def _pipeline(s: Subject) -> Iterator[Loss]:
         yield Loss("schedule", s.plan.schedule, "a rank holds no second copy of another rank's stages")
         return
     split = LETTERS.index("I")
-    if s.dp > 1 and any((table.arrays(rank)[0] == split).any() for rank in range(table.num_ranks)):
+    if s.dp * s.plan.mesh.cp > 1 and any(
+        (table.arrays(rank)[0] == split).any() for rank in range(table.num_ranks)
+    ):
         yield Loss(
             "schedule", s.plan.schedule,
-            "torch's split backward and the gradient hooks of FSDP do not meet: wrong gradients with dp > 1",
+            "torch's split backward and the gradient hooks of FSDP do not meet: wrong gradients with dp or cp > 1",
         )  # fmt: skip
     if placement(s) is None:
         yield Loss("schedule", s.plan.schedule, "stages are dealt out in a loop or in a V")
@@ -210,7 +216,8 @@ def plan_values(given: Mapping[str, Any]) -> dict[str, Any]:
     shard = int(get("parallelism.data_parallel_shard_degree", -1))
     reshard = get("parallelism.fsdp_reshard_after_forward", "default")
     pp = int(get("parallelism.pipeline_parallel_degree", 1))
-    zero = 0 if shard == 1 else 2 if reshard == "never" else 3
+    alone = shard == 1 and int(get("parallelism.context_parallel_degree", 1)) == 1
+    zero = 0 if alone else 2 if reshard == "never" else 3
     names = {name: ours for ours, name in SCHEDULES.items()}
     schedule = names.get(str(get("parallelism.pipeline_parallel_schedule", "1F1B")))
     layers = layers_of(get("parallelism.module_fqns_per_model_part"))
@@ -230,6 +237,11 @@ def plan_values(given: Mapping[str, Any]) -> dict[str, Any]:
     if int(values["cp"] or 1) > 1:
         balanced = get("parallelism.context_parallel_load_balancer", "headtail")
         values |= {"cp_method": "all_gather", "cp_balance": "zigzag" if balanced else "contiguous"}
+    if int(values["tp"] or 1) > 1:  # 0.3 compiles it, 0.2 has it beside the degrees
+        name = "enable_async_tensor_parallel"
+        values["tensor_parallel"] = {
+            "overlap": any(get(f"{part}.{name}") for part in ("compile", "parallelism"))
+        }
     if get("training.enable_cpu_offload"):
         values |= {"offload_optimizer": "cpu", "offload_parameters": "cpu"}
     return {**values, **_shape(given, pp)}

@@ -179,5 +179,5 @@ TORCH = Target(
     options=options,
     files=files,
     notes=notes,
-    offloads=True,
+    features=("offload", "a part"),  # `simpar run` runs more than the script
 )

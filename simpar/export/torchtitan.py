@@ -228,6 +228,6 @@ TORCHTITAN = Target(
     options=options,
     files=files,
     notes=titan.notes,
-    offloads=True,
+    features=("offload",),
     read=read,
 )

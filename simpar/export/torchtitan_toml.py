@@ -53,7 +53,9 @@ def options(s: Subject) -> Options:
 def files(s: Subject, given: Options) -> Mapping[str, str]:
     """The TOML file, the table of the schedule where it needs one, and the launchers."""
     lines = comment(s)
-    for section, entries in groupby(given.items(), key=lambda entry: entry[0].split(".")[0]):
+    sections = list(dict.fromkeys(key.split(".")[0] for key in given))  # TOML declares each of them once
+    together = sorted(given.items(), key=lambda entry: sections.index(entry[0].split(".")[0]))
+    for section, entries in groupby(together, key=lambda entry: entry[0].split(".")[0]):
         lines += ["", f"[{section}]"]
         lines += [f"{key.split('.', 1)[1]} = {_toml(value)}" for key, value in entries]
     command = ["-m torchtitan.train", f"--job.config_file {FILE}"]
@@ -114,6 +116,6 @@ TORCHTITAN_TOML = Target(
     options=options,
     files=files,
     notes=titan.notes,
-    offloads=True,
+    features=("offload",),
     read=read,
 )

@@ -21,7 +21,7 @@ from simpar.search.result import SearchResult
 from simpar.search.workers import LOKY, Workers
 
 SPACES = {
-    "uniform": "uniform:search_uniform",
+    "uniform": "uniform:search_runnable",
     "alpa": "stages.alpa.optimize:search_alpa",
     "uneven": "stages.uneven:search_uneven",
 }
@@ -44,8 +44,9 @@ def search(
 
     ``space`` "uniform" holds what Megatron-like launchers express, "alpa" stages with meshes and shardings of their
     own, "uneven" cuts into stages of different numbers of layers, also over several kinds of nodes; left out it is
-    "uniform", or "uneven" where nodes differ. ``options`` are ``stack`` and the fields of
-    :class:`simpar.search.Problem`: ``objective``, ``constraints``, ``base``, ``perturbation``.
+    "uniform", or "uneven" where nodes differ. Of the uniform space what nobody asked for has values alone that the
+    framework of the stack has, unless ``constraints.portable`` says what plans may be. ``options`` are ``stack`` and
+    the fields of :class:`simpar.search.Problem`: ``objective``, ``constraints``, ``base``, ``perturbation``.
 
     After ``time_limit_s`` seconds the answer is the best plan so far with its gap, not certified. ``jobs`` processes
     (-1: all cores) of a joblib ``backend`` ("loky", "dask", "ray") simulate plans side by side: the answer is the same

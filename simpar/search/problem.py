@@ -19,6 +19,8 @@ from simpar.program.perturbation import Perturbation
 from simpar.simulation import tuned_graph
 from simpar.tracing.load import load_model
 
+ANY = "any"
+"""What ``portable`` is where no framework has to be able to run a plan."""
 Held = int | float | str | None
 """A value of an axis, or several as text with commas."""
 OBJECTIVES = {
@@ -34,8 +36,9 @@ class Constraints:
     """What every candidate satisfies.
 
     ``headroom`` is the fraction of device memory to leave free; ``fixed`` maps axes of the space to the value
-    they must have; ``portable`` names an export target that must be able to express the plan; ``schedules``
-    restricts pipeline schedules; ``deadline_s`` bounds the step time.
+    they must have; ``portable`` names an export target that must be able to express the plan ("any": none has to, and
+    no framework decides anything; None: see ``Problem.framework``); ``schedules`` restricts pipeline schedules;
+    ``deadline_s`` bounds the step time.
     """
 
     headroom: float = 0.0
@@ -59,11 +62,19 @@ class Constraints:
 
 
 @dataclass(frozen=True)
+class Framework:
+    """The framework behind a stack, by its export target: ``axes`` have those values alone that it has."""
+
+    target: str
+    axes: frozenset[str]
+
+
+@dataclass(frozen=True)
 class Problem:
     """Everything a search needs. ``base`` gives what is no axis: optimizer, precision, bucket sizes.
 
     ``perturbation`` makes ranks differ, as in a scenario: bounds are those of the healthy cluster, exact times
-    those of the perturbed one.
+    those of the perturbed one. ``framework`` decides values of axes that nobody asked for.
     """
 
     graph: ModelGraph
@@ -74,6 +85,19 @@ class Problem:
     objective: str = "time"
     constraints: Constraints = Constraints()
     perturbation: Perturbation = field(default_factory=Perturbation)
+    framework: Framework | None = None
+
+    @property
+    def held_to(self) -> str | None:
+        """The export target that was asked to express plans whole."""
+        return None if self.constraints.portable == ANY else self.constraints.portable
+
+    @property
+    def target(self) -> str | None:
+        """The export target that decides what plans may be: the one asked for, or that of the framework."""
+        if self.constraints.portable is not None:
+            return self.held_to
+        return self.framework.target if self.framework else None
 
     @property
     def memory_limit_bytes(self) -> float:
@@ -104,7 +128,7 @@ def make_problem(
     stack: Stack | str | None = None,
     **options: Unpack[Options],
 ) -> Problem:
-    """A problem from names. Raises UserError."""
+    """A problem from names; without a stack that of the target asked for, or the usual one. Raises UserError."""
     choose(options.get("objective", "time"), OBJECTIVES, "objective")
     base = options.get("base")
     if base is not None and base.pipeline.slices:
@@ -118,5 +142,15 @@ def make_problem(
         )
     graph = load_model(model, seq_len=training.seq_len) if isinstance(model, str) else model
     graph = graph if base is None else tuned_graph(base, graph)
-    habits = stack if isinstance(stack, Stack) else load_stack(stack or DEFAULT_STACK)
+    constraints = options.get("constraints", Constraints())
+    habits = stack if isinstance(stack, Stack) else load_stack(stack or _stack_of(constraints.portable))
     return Problem(with_documents(graph, training), cluster, training, habits, **options)
+
+
+def _stack_of(portable: str | None) -> str:
+    """The stack of an export target; the usual one without a target. Raises UserError for one that is not."""
+    if portable in (None, ANY):
+        return DEFAULT_STACK
+    from simpar.export import load_target
+
+    return load_target(str(portable)).stack

@@ -19,6 +19,15 @@ from simpar.search.certify.seeds import first_plan
 from simpar.search.problem import Problem
 from simpar.search.progress import Progress
 from simpar.search.result import SearchResult
+from simpar.search.space.portable import of_its_framework
+
+
+def search_runnable(problem: Problem, progress: Progress) -> SearchResult:
+    """The best plans of the uniform space that the framework behind the stack has, where nothing else is asked for.
+
+    Raises Infeasible as below.
+    """
+    return search_uniform(of_its_framework(problem), progress)
 
 
 def search_uniform(problem: Problem, progress: Progress) -> SearchResult:
@@ -35,7 +44,7 @@ def search_uniform(problem: Problem, progress: Progress) -> SearchResult:
                 _stand_beside(search, results, more)
     if search.fields:
         more["node_counts"] = [one.problem.cluster.nodes for one in search.fields]
-    more |= {"scope": scope(problem), "not_built": search.unbuilt()}
+    more |= {"scope": scope(problem, search.left_out()), "not_built": search.unbuilt()}
     return answer_of(problem, progress, results, counts, gap, whole).saying(more)
 
 

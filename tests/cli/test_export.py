@@ -75,3 +75,73 @@ def test_what_a_plan_lacks_is_asked_for(fields, words, tmp_path, capsys):
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
+
+
+SEARCH = [
+    "search", "--model", "llama-3-8b", "--hardware", "dgx-h100", "--seq-len", "4096", "--global-batch", "16",
+    "--fix", "pp=1", "--fix", "cp=1", "--fix", "tp=1,2", "--top", "1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("stack", ["torchtitan", "deepspeed"])
+def test_what_is_found_for_a_stack_is_what_its_framework_has(stack, tmp_path, capsys):
+    """Without --portable the export loses nothing, and needs no second prediction; the answer says who decided."""
+    plan = tmp_path / "plan.json"
+    assert cli.run([*SEARCH, "--stack", stack, "-o", str(plan)]) == 0
+    said = capsys.readouterr().out
+    assert f"by {stack}, the framework of stack {stack}: without " in said
+    assert "(--portable any searches them, too)" in said
+    assert cli.run(["export", str(plan), "--to", stack, "-o", str(tmp_path / "out")]) == 0
+    assert "Under " not in capsys.readouterr().out
+
+
+def test_another_stack_predicts_again_and_refuses_what_does_not_fit(tmp_path, capsys):
+    """One line with the numbers of both and exit code 2; forced, they are a note; where it fits, too."""
+    plan, out = tmp_path / "plan.json", tmp_path / "out"
+    assert cli.run([*SEARCH, "-o", str(plan)]) == 0
+    found = Plan.load(plan)
+    assert (found.stack, found.cluster["hardware"]) == ("megatron", "dgx-h100")
+    capsys.readouterr()
+    command = ["export", str(plan), "--to", "torch", "-o", str(out)]
+    lossless = [*command, "--lossy"]
+    assert cli.run(lossless) == 2
+    error = capsys.readouterr().err.strip()
+    assert "Under simpar, the stack of torch, the plan does not fit: " in error
+    assert "GiB of 79.2 GiB" in error
+    assert "under megatron, for which it was made, " in error
+    assert error.endswith("(--force exports it all the same)")
+    assert "\n" not in error
+    assert not out.exists()
+    assert cli.run([*lossless, "--force", "--json", "-"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert error.removesuffix(" (--force exports it all the same)") in notes
+    assert cli.run(["export", str(plan), "--to", "torchtitan", "-o", str(out)]) == 0
+    assert "Under torchtitan, the stack of torchtitan, the plan fits: " in capsys.readouterr().out
+
+
+def test_a_plan_without_a_cluster_says_that_nothing_was_predicted(tmp_path, capsys):
+    """Until one is named; plans without a stack claim nothing."""
+    plan = tmp_path / "plan.json"
+    facts = {"model": "llama-3.2-1b", "training": {"seq_len": 1024, "global_batch": 16}}
+    Plan(dp=8, zero=2, stack="fsdp", **facts).save(plan)
+    command = ["export", str(plan), "--to", "torchtitan", "-o", str(tmp_path / "out")]
+    assert cli.run(command) == 0
+    assert "Not predicted for stack torchtitan: the plan names no cluster" in capsys.readouterr().out
+    assert cli.run([*command, "--hardware", "dgx-h100"]) == 0
+    assert "Under torchtitan, the stack of torchtitan, the plan fits" in capsys.readouterr().out
+    Plan(dp=8, zero=2, **facts).save(plan)
+    assert cli.run([*command, "--hardware", "dgx-h100"]) == 0
+    assert "redicted" not in capsys.readouterr().out
+
+
+def test_a_stack_of_ones_own_is_named_by_its_file(tmp_path, capsys):
+    """The plan says its name only."""
+    stack, plan = tmp_path / "ours.yaml", tmp_path / "plan.json"
+    stack.write_text("name: ours\ndescription: ours\n")
+    facts = {"model": "llama-3.2-1b", "training": {"seq_len": 1024, "global_batch": 16}}
+    Plan(dp=8, zero=1, stack="ours", **facts).save(plan)
+    command = ["export", str(plan), "--to", "megatron", "-o", str(tmp_path / "out"), "--hardware", "dgx-h100"]
+    assert cli.run(command) == 2
+    assert "--stack FILE" in capsys.readouterr().err
+    assert cli.run([*command, "--stack", str(stack)]) == 0
+    assert "under ours, for which it was made" in capsys.readouterr().out

@@ -14,6 +14,13 @@ PLANS = {
     "ddp": {"dp": 8},
     "tp": {"tp": 4, "dp": 2, "sequence_parallel": True},
     "tp-without-sp": {"tp": 4, "dp": 2, "sequence_parallel": False, "zero": 1},
+    "tp-overlapped": {
+        "tp": 4,
+        "dp": 2,
+        "zero": 2,
+        "sequence_parallel": True,
+        "tensor_parallel": {"overlap": True},
+    },
     "pp": {"pp": 4, "dp": 2, "zero": 1},
     "pp-uneven": {"pp": 4, "dp": 2, "layers": (7, 9, 9, 7)},
     "interleaved": {"pp": 4, "vpp": 2, "dp": 2, "zero": 1},

@@ -11,6 +11,7 @@ from simpar import files
 from simpar.errors import UserError
 from simpar.export import TARGETS, export, load_target, read, unsupported
 from simpar.export.subject import subject
+from simpar.export.target import FEATURES
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.check import Target, check
@@ -47,7 +48,7 @@ def test_every_option_exists(target, label, model):
     """An exporter writes only options of its target's version, with allowed values; what it cannot say, it refuses."""
     plan, graph = plan_of(label, model)
     found = load_target(target)
-    if plan.numerics.precision in BLOCK_SCALED and not found.block_scales:
+    if plan.numerics.precision in BLOCK_SCALED and "block scales" not in found.features:
         plan = plan.with_values(precision="fp8")  # as an export puts it
     for name, value in found.options(subject(plan, graph, TRAINING, found.stack)).items():
         kind = table(target).get(name)
@@ -126,6 +127,7 @@ def test_every_target_is_in_the_table_and_described(target):
     found = load_target(target)
     assert found.name == target
     assert found.description
+    assert set(found.features) <= set(FEATURES)
     assert files.load(TABLES / f"{target}.yaml").data["version"]
 
 

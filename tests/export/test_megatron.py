@@ -177,3 +177,15 @@ def test_what_a_stack_decided_is_no_choice():
     settled, chosen = settle(plan, "megatron")
     assert chosen == frozenset()
     assert settled.data_parallel.bucket_bytes == load_stack("megatron").buckets.bucket
+
+
+def test_parameters_are_gathered_late_where_gradients_are_reduced_late():
+    """Said or lost: Megatron-LM has the one with the other only; left open it is as Megatron-LM has it."""
+    late = {"dp": 8, "zero": 1, "overlap_grad_reduce": False}
+    reasons = unsupported(
+        checked(**late, overlap_param_gather=True), load_model("llama-3-8b"), TRAINING, "megatron"
+    )
+    assert reasons == ["overlap_param_gather = true: it needs overlap_grad_reduce"]
+    assert "--overlap" not in command(**late)
+    alone = checked(dp=1, tp=8, zero=1, overlap_grad_reduce=False, overlap_param_gather=True)
+    assert not unsupported(alone, load_model("llama-3-8b"), TRAINING, "megatron")

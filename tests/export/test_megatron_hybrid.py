@@ -45,6 +45,13 @@ def test_options_exist_and_come_back(model, label):
     assert (back.mesh.pp, back.pipeline.vpp, back.mesh.ep) == (plan.mesh.pp, plan.pipeline.vpp, plan.mesh.ep)
 
 
+def test_layers_that_recompute_come_back():
+    """Half the layers of a hybrid, of which no option says how many there are."""
+    text = exported("megatron", checked("nemotron-h-8b", dp=8, recompute="every:2"))["command.sh"]
+    assert "--num-layers" not in text
+    assert read(text, "command.sh", "megatron").plan.memory.recompute == "every:2"
+
+
 def test_a_pattern_has_bars_between_stages_and_passes_behind():
     """Stages spell the model's pattern; prediction layers are on the last."""
     one = of("nemotron-3-super", dp=8, ep=8, etp=1)

@@ -173,3 +173,21 @@ def test_what_torchtitan_cannot_say_is_named(target, model, values, words):
     reasons = unsupported(Plan.model_validate(values), load_model(model), TRAINING, target)
     assert (words is None) == (not reasons), reasons
     assert words is None or any(words in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"cp": 8, "dp": 1, "zero": 1}, "zero = 1"),
+        ({"cp": 4, "dp": 2, "zero": 0}, "zero = 0"),
+        ({"cp": 4, "dp": 2, "zero": 3, "hsdp": 4}, "hsdp = 4"),
+        ({"cp": 2, "pp": 4, "dp": 1, "zero": 2, "schedule": "zb-v"}, "schedule = zb-v"),
+    ],
+)
+def test_context_ranks_share_states_as_replicas_do(values, field):
+    """FSDP shards over both: no other stage of ZeRO, and no split backward beside it."""
+    plan = checked(**values, cp_method="all_gather", cp_balance="zigzag")
+    assert any(
+        reason.startswith(field)
+        for reason in unsupported(plan, load_model("llama-3-8b"), TRAINING, "torchtitan")
+    )

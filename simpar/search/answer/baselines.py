@@ -19,7 +19,8 @@ from simpar.search.certify.frontier import STEP, Frontier
 from simpar.search.problem import Problem
 from simpar.search.space.axes import Rows, tensor_degrees
 from simpar.search.space.jobs import counted
-from simpar.search.space.rows import fixed_values, refusals
+from simpar.search.space.portable import refusals
+from simpar.search.space.rows import fixed_values
 
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -102,7 +103,7 @@ class Beside:
                 continue
             limit_s[row] = 0.0
             if refusals(frontier.rows, row):
-                self.why_not = f"{self.field.problem.constraints.portable} cannot express it"
+                self.why_not = f"{self.field.problem.target} cannot express it"
                 continue
             if not frontier.may_fit(row):
                 limit_bytes = self.field.problem.memory_limit_bytes
@@ -188,18 +189,18 @@ def _excluded(problem: Problem, rows: Rows, layout: Mapping[str, tuple[int, ...]
 def _no_such(problem: Problem, axis: str, values: tuple[int, ...], left: list[int]) -> str:
     """Why an axis has none of some values where the axes before it have theirs; ``left`` are those that it has."""
     given, others = ("|".join(map(str, each)) for each in (values, left))
-    if problem.constraints.portable:
-        return f"{problem.constraints.portable} cannot express {axis} = {given}"
     kind = problem.base.data_parallel.kind
     if axis == "zero" and kind:
         return f"plan.kind = {kind} has zero {others}, not {given}"
+    if problem.target:
+        return f"{problem.target} cannot express {axis} = {given}"
     return f"{axis} is {others} there, not {given}"
 
 
 def _together(problem: Problem, layout: Mapping[str, tuple[int, ...]]) -> str:
     """What leaves no row where no single axis does."""
-    if problem.constraints.portable:
-        return f"{problem.constraints.portable} cannot express it"
+    if problem.target:
+        return f"{problem.target} cannot express it"
     others = [axis for axis in problem.constraints.fixed if axis not in layout]
     return (
         f"excluded together with --fix {', '.join(others)}" if others else "excluded by the rest of the plan"

@@ -99,10 +99,23 @@ def _scope(found: SearchResult) -> Iterator[str]:
     ]
     if held:
         yield f"held as the plan has it: {', '.join(held)}"
+    if decided := told.get("decided_by"):
+        yield _decided(decided, found.details["stack"])
     if told["restricted"]:
         yield f"by --fix: {', '.join(told['restricted'])}"
     for words in told["left_out"]:
         yield f"left out: {words}"
+
+
+def _decided(told: Mapping[str, Any], stack: str) -> str:
+    """Which framework decides what plans may be, what it left out, and how to search without it."""
+    by = (
+        f"by --portable {told['target']}"
+        if told["asked"]
+        else f"by {told['target']}, the framework of stack {stack}"
+    )
+    gone = "; ".join(f"{name} {listed(values)}" for name, values in told["left_out"].items())
+    return f"{by}: without {gone or 'layouts that it does not have'} (--portable any searches them, too)"
 
 
 def describe(plan: Mapping[str, Any], asked: Iterable[str] = ()) -> str:

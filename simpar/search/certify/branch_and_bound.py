@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,8 @@ from simpar.search.result import Counts
 from simpar.search.space.axes import Rows
 from simpar.search.space.fit import Need, needs
 from simpar.search.space.jobs import plan_of
-from simpar.search.space.rows import ORIGIN, late_count, memory_rows, refusals, with_late_axes
+from simpar.search.space.portable import refusals
+from simpar.search.space.rows import ORIGIN, late_count, memory_rows, with_late_axes
 
 
 @dataclass
@@ -179,6 +181,15 @@ class BranchAndBound:
         """Rows that may win, of which the Program has more ops than are built."""
         best = self.best
         return sum(int((one.worth(one.unbuilt) < best).sum()) for one in self.frontiers)
+
+    def left_out(self) -> dict[str, list[Any]]:
+        """Values of axes that the target left out, on every number of nodes."""
+        spaces = [(one.frontier.rows if one.frontier else one.rows).left_out for one in self.fields]
+        first, *others = spaces or [{}]
+        return {
+            name: [value for value in values if all(value in other.get(name, ()) for other in others)]
+            for name, values in first.items()
+        }
 
     def ranked(self) -> list[Exact]:
         """Simulated plans that satisfy the constraints, best first; equal ones in the order of the space."""

@@ -29,8 +29,8 @@ from simpar.search.certify.token_slices import SliceBounds, sliced, with_slices
 from simpar.search.space.axes import Rows, both_ends, undecided
 from simpar.search.space.fit import needed_by_table, needs
 from simpar.search.space.jobs import Jobs, plan_of
+from simpar.search.space.portable import refusals
 from simpar.search.space.recomputation import RecomputeBounds, alike, decide
-from simpar.search.space.rows import refusals
 from simpar.units import NS_PER_S
 
 Ints = NDArray[np.int64]

@@ -13,7 +13,7 @@ from simpar.hardware.cluster import MAX_DEVICES
 from simpar.program.emission.emit import MOST_OPS, at_most
 from simpar.search.certify.branch_and_bound import BranchAndBound, Field
 from simpar.search.certify.exact import Exact, measure
-from simpar.search.problem import Problem
+from simpar.search.problem import ANY, Problem
 from simpar.search.space.axes import Rows
 from simpar.search.space.fit import fullest, needs
 from simpar.search.space.jobs import plan_of
@@ -55,8 +55,8 @@ def no_answer(search: BranchAndBound, problem: Problem) -> Infeasible:
             f"no plan meets the deadline of {format_seconds(constraints.deadline_s)}: every step takes at least "
             f"{format_seconds(lowest)}{later}"
         )
-    freely = f"; try without --portable {constraints.portable}" if best else ""
-    return Infeasible(f"{constraints.portable} can express none of the plans that fit{freely}")
+    freely = f"; try --portable {ANY}" if best else ""
+    return Infeasible(f"{problem.target} can express none of the plans that fit{freely}")
 
 
 def too_large(count: int) -> Infeasible:
@@ -110,6 +110,8 @@ def _hints(problem: Problem) -> Iterator[str | None]:
         yield without(lambda found: f"--headroom {_left(found[1]):g}", headroom=0.0)
     if constraints.schedules:
         yield without(lambda found: f"--schedules {found[1].plan.schedule}", schedules=None)
+    if problem.target:
+        yield without(lambda _: f"--portable {ANY}", portable=ANY)
     yield _more_nodes(problem)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import permutations
+from types import MappingProxyType
 from typing import Any
 
 from simpar.errors import UserError
@@ -17,6 +18,7 @@ from simpar.plan.schedules import SCHEDULES
 from simpar.search.problem import Problem
 from simpar.search.space.axes import AXES, PATHS, divisors
 from simpar.search.space.optional_axes import REQUESTED, offered
+from simpar.search.space.portable import losses
 from simpar.search.space.rows import ALL_NAMES, fixed_values, in_order
 
 MOST = 6
@@ -40,17 +42,33 @@ RULES = {
 """What the rule of an axis keeps out, though a plan may have it."""
 
 
-def scope(problem: Problem) -> dict[str, Any]:
-    """Values searched by axis, values held by axis and by whom, and what is left out, in words."""
-    searched, asked = domains(problem), fixed_values(problem.constraints.fixed)
+def scope(problem: Problem, refused: Mapping[str, Sequence[Any]] = MappingProxyType({})) -> dict[str, Any]:
+    """Values searched by axis, values held by axis and by whom, and what is left out, in words.
+
+    ``refused`` are values by axis that the target has left out, the one that decides what plans may be.
+    """
+    offers, asked = domains(problem), fixed_values(problem.constraints.fixed)
+    searched = {
+        name: tuple(value for value in values if value not in refused.get(name, ()))
+        for name, values in offers.items()
+    }
     held = {name: values[0] for name, values in searched.items() if len(values) == 1}
     plan = {name: _value(problem.base, name) for name in (*_names_of(problem), *_elsewhere())}
     return {
         "searched": {name: list(values) for name, values in searched.items() if len(values) > 1},
         "held": held | plan,
         "restricted": [name for name in asked if name in searched],
-        "left_out": list(left_out(problem, searched)),
+        "left_out": list(left_out(problem, offers)),
+        "decided_by": _decided_by(problem, refused),
     }
+
+
+def _decided_by(problem: Problem, refused: Mapping[str, Sequence[Any]]) -> dict[str, Any] | None:
+    """The target that decides what plans may be, whether it was asked for, and the values that it left out."""
+    if problem.target is None:
+        return None
+    values = {name: list(values) for name, values in refused.items() if values}
+    return {"target": problem.target, "asked": problem.held_to is not None, "left_out": values}
 
 
 def domains(problem: Problem) -> dict[str, tuple[Any, ...]]:
@@ -106,28 +124,21 @@ def _value(plan: Plan, name: str) -> Any:
     return plan.model_dump(mode="json")[section][field]
 
 
-FRAMEWORKS = {"nemo": "megatron-bridge", "nemo-24": "megatron-bridge"}
-"""Targets of stacks whose launcher has the habits of another."""
-
-
 def not_portable(problem: Problem, plan: Plan) -> dict[str, Any] | None:
     """Why the framework of the problem's own stack cannot express a plan, which has its dp; None where it can.
 
     Also None where the search was held to a target, or where no target has the stack.
     """
-    from simpar.export import TARGETS, load_target, unsupported
+    from simpar.export import targets_of
 
-    stack = problem.stack.name
-    own = [name for name in TARGETS if load_target(name).stack == stack or name == FRAMEWORKS.get(stack)]
-    if problem.constraints.portable or not own:
+    own = targets_of(problem.stack.name)
+    if problem.held_to is not None or not own:
         return None
 
     def refused(name: str) -> list[str]:
         try:
-            return unsupported(plan, problem.graph, problem.training, name)
-        except (
-            UserError
-        ) as error:  # a model that no target can be told, such as one whose config file is gone
+            return list(map(str, losses(problem, plan, name)))
+        except UserError as error:  # such as of a model whose config file is gone, or of stages of their own
             return [str(error)]
 
     reasons = {name: refused(name) for name in own}

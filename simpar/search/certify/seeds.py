@@ -28,6 +28,8 @@ def first_plan(search: BranchAndBound, problem: Problem) -> None:
     held: dict[str, Any] = {**PLAIN, "tp": degrees}
     if constraints.schedules:
         del held["schedule"], held["vpp"]
+    if problem.target:  # which may overlap in its own way only
+        del held["overlap_grad_reduce"], held["overlap_param_gather"], held["tp_overlap"]
     narrow = replace(constraints, fixed={**held, **constraints.fixed})
     try:
         frontier = Field.of(replace(problem, constraints=narrow)).frontier

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.models.recompute import OPTIMAL
+from simpar.plan import flat
 from simpar.plan.check import MAX_PASSES, Target, allows_tensor_parallel, keeps_rules
 from simpar.plan.mirrored import BOTH_ENDS
 from simpar.plan.schedules import SCHEDULES, splits_backward
@@ -46,14 +47,24 @@ PATHS = {
 """Section and field of axes that are no flat key of the Plan."""
 
 
+def axis_named(name: str) -> str:
+    """The axis that a key of the Plan is, or a synonym of one."""
+    name = flat.SYNONYMS.get(name, name)
+    return "order" if name == "rank_order" else name
+
+
 class Rows:
-    """Rows of the space under construction: codes of every joined axis, and arrays of their values on demand."""
+    """Rows of the space under construction: codes of every joined axis, and arrays of their values on demand.
+
+    ``left_out`` are values of axes that an export target refused in all rows.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.domain: dict[str, tuple[Any, ...]] = {}
         self.code: dict[str, NDArray[Any]] = {}
         self.count = 1
+        self.left_out: dict[str, tuple[Any, ...]] = {}
         self._known: dict[str, Any] = {}
 
     def join(self, name: str, domain: Sequence[Any], keep: Callable[[Rows], Mask] | None = None) -> None:
@@ -116,6 +127,7 @@ class Rows:
         """A copy with some of the rows."""
         found = Rows(self.problem)
         found.domain, found.code, found.count = dict(self.domain), dict(self.code), self.count
+        found.left_out = dict(self.left_out)
         found.take(which)
         return found
 
@@ -307,7 +319,7 @@ def _repeats_stage_two(rows: Rows) -> Mask:
         return none
     asked = any(name.startswith(STATES_ASKED) for name in problem.constraints.fixed)
     differs = base.offload.is_used or base.data_parallel.reshard_after_forward is not None or apart(base)
-    if asked or differs or problem.constraints.portable is not None or _has_frozen(problem):
+    if asked or differs or problem.held_to is not None or _has_frozen(problem):
         return none
     return np.asarray(fully_sharded(rows) & (rows["zero"] == 3) & (rows["pp"] > 1))
 
@@ -353,7 +365,7 @@ def _order_matters(rows: Rows) -> Mask:
     problem = rows.problem
     cluster, differ = problem.cluster, problem.perturbation
     alike = not (cluster.leaves_bind or cluster.scaling or differ.slow_ranks or differ.jitter_sigma > 0)
-    alike = alike and problem.constraints.portable is None
+    alike = alike and problem.held_to is None
     whole = (rows["tp"] * rows["cp"] % cluster.domain_size == 0) & alike
     return np.asarray((rows.code["order"] == 0) | ((rows["width"] > 1) & (rows["pp"] > 1) & ~whole))
 

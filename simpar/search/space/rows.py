@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar import files
 from simpar.errors import Infeasible, UserError
@@ -15,13 +14,12 @@ from simpar.plan import flat
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import known_name
 from simpar.search.problem import Problem
-from simpar.search.space.axes import AXES, AXIS_NAMES, PATHS, ROWS_AT_ONCE, Axis, Rows
-from simpar.search.space.jobs import counted
+from simpar.search.space.axes import AXES, AXIS_NAMES, PATHS, ROWS_AT_ONCE, Axis, Rows, axis_named
 from simpar.search.space.optional_axes import COMPANIONS, REQUESTED_NAMES, Requested, offered
+from simpar.search.space.portable import keep_expressible
 
 WORDS = {"true": True, "false": False, "on": True, "off": False}
 ORIGIN = "origin"
-PROBES = 8
 FIRST_LATE_AXIS = AXIS_NAMES.index("tp_overlap")
 """Axes from here on do not change what fits in memory."""
 ALL_NAMES = (*AXIS_NAMES, *REQUESTED_NAMES)
@@ -29,18 +27,18 @@ ALL_NAMES = (*AXIS_NAMES, *REQUESTED_NAMES)
 
 def enumerate_space(problem: Problem) -> Rows:
     """All rows of the space of a problem. Raises UserError for an unknown axis, Infeasible where none is left."""
-    return join_axes(memory_rows(problem), AXES[FIRST_LATE_AXIS:])
+    return keep_expressible(join_axes(memory_rows(problem), AXES[FIRST_LATE_AXIS:]))
 
 
 def memory_rows(problem: Problem) -> Rows:
     """Rows over the axes that memory depends on. Raises UserError, Infeasible as above."""
-    return join_axes(Rows(problem), (*AXES[:FIRST_LATE_AXIS], *offered(problem)))
+    return keep_expressible(join_axes(Rows(problem), (*AXES[:FIRST_LATE_AXIS], *offered(problem))))
 
 
 def with_late_axes(rows: Rows) -> Rows:
     """The same rows with the axes that memory does not depend on; the column ORIGIN tells where each comes from."""
     rows.code[ORIGIN] = np.arange(rows.count, dtype=np.int32)
-    return join_axes(rows, AXES[FIRST_LATE_AXIS:])
+    return keep_expressible(join_axes(rows, AXES[FIRST_LATE_AXIS:]))
 
 
 def late_count(rows: Rows) -> int:
@@ -65,8 +63,6 @@ def join_axes(rows: Rows, axes: Sequence[Axis]) -> Rows:
         rows.join(axis.name, domain, axis.keep)
         if axis.name == "pp" and "dp" in fixed:
             rows.take(np.isin(rows["dp"], fixed["dp"]))
-        if rows.problem.constraints.portable:
-            rows.take(expressible(rows, axis.name))
         if before and not rows.count:
             raise Infeasible(_emptied(rows, axis, fixed, before))
     return rows
@@ -94,7 +90,7 @@ def fixed_values(fixed: Any) -> dict[str, tuple[Any, ...]]:
     """
     found: dict[str, tuple[Any, ...]] = {}
     for name, value in fixed.items():
-        axis = {"rank_order": "order"}.get(flat.SYNONYMS.get(name, name), flat.SYNONYMS.get(name, name))
+        axis = axis_named(name)
         if axis not in (*ALL_NAMES, "dp"):
             raise UserError(f"--fix {name}: no axis{suggest(name, ALL_NAMES) or allowed(ALL_NAMES)}")
         items = value.split(",") if isinstance(value, str) else value
@@ -141,27 +137,3 @@ def _scalar(text: str) -> Any:
     if whole.lstrip("-").isdigit() and (not point or rest.isdigit()):
         return float(text) if point else int(text)
     return text
-
-
-def expressible(rows: Rows, axis: str) -> NDArray[np.bool_]:
-    """Rows whose value of an axis the export target can express.
-
-    Refused are values that it refuses in every row tried.
-    """
-    keep = np.ones(rows.count, dtype=bool)
-    for value in range(len(rows.domain[axis])):
-        mine = np.flatnonzero(rows.code[axis] == value)
-        tried = mine[np.linspace(0, len(mine) - 1, min(len(mine), PROBES), dtype=np.int64)]
-        if len(mine) and all(refusals(rows, int(row)) for row in tried):
-            keep[mine] = False
-    return keep
-
-
-def refusals(rows: Rows, row: int) -> list[str]:
-    """Why the export target cannot express the plan of a row; empty where it can, or where there is no target."""
-    problem = rows.problem
-    if problem.constraints.portable is None:
-        return []
-    from simpar.export import unsupported
-
-    return unsupported(counted(rows, row), problem.graph, problem.training, problem.constraints.portable)

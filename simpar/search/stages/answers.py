@@ -46,8 +46,8 @@ def chosen_values(
         raise UserError(
             f"objective {problem.objective}: space {space} looks for the shortest step; allowed: time"
         )
-    if constraints.portable is not None:
-        raise UserError(f"portable {constraints.portable}: not asked of plans in space {space}; {instead}")
+    if problem.held_to is not None:
+        raise UserError(f"portable {problem.held_to}: not asked of plans in space {space}; {instead}")
     if constraints.deadline_s is not None:
         raise UserError(f"deadline: space {space} looks for the shortest step without one; {instead}")
     fixed = fixed_values(constraints.fixed)

@@ -1,0 +1,131 @@
+"""Export targets and frameworks leave out what they do not have, and nothing else."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import simpar
+from simpar.errors import Infeasible
+from simpar.export import TARGETS, load_target, targets_of
+from simpar.search import Constraints, make_problem
+from simpar.search.certify.scope import scope
+from simpar.search.progress import Progress
+from simpar.search.space.jobs import counted, plan_of
+from simpar.search.space.portable import losses, of_its_framework, refusals
+from simpar.search.space.rows import enumerate_space
+from simpar.search.uniform import search_runnable
+
+HELD = {"micro_batch": 1, "vpp": (1, 2), "cp": (1, 2), "tp": (1, 2, 8)}
+
+
+def problem_of(model="llama-3-8b", stack=None, fixed=HELD, base=None, **constraints):
+    """A small model on one node of eight."""
+    training = simpar.Training(seq_len=512, global_batch=16)
+    asked = Constraints(fixed=fixed, **constraints)
+    more = {} if base is None else {"base": base}
+    return make_problem(model, simpar.Cluster("dgx-h100"), training, stack=stack, constraints=asked, **more)
+
+
+def layout(rows, row):
+    """The plan of a row, of which the order of ranks says nothing without replicas."""
+    plan = plan_of(rows, row)
+    plan = plan.with_values(rank_order="tp-cp-dp-pp") if rows["dp"][row] == 1 else plan
+    return plan.model_dump_json()
+
+
+@pytest.mark.parametrize("stack", [None, "megatron"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_layout_that_a_target_can_express_is_left_out(target, stack):
+    """Of the whole space those that it takes are rows, with schedules that it takes without replicas alone."""
+    asked = problem_of(stack=stack, portable=target)
+    narrow, whole = (
+        enumerate_space(asked),
+        enumerate_space(replace(asked, constraints=Constraints(fixed=HELD))),
+    )
+    there = {layout(narrow, row) for row in range(narrow.count)}
+    some = np.unique(np.linspace(0, whole.count - 1, 300, dtype=np.int64))
+    taken = [row for row in some if not losses(asked, counted(whole, int(row)), target)]
+    assert {layout(whole, int(row)) for row in taken} <= there
+    assert 0 < narrow.count < whole.count
+    assert any(not refusals(narrow, row) for row in range(0, narrow.count, max(narrow.count // 40, 1)))
+    if target in ("torch", "torchtitan"):
+        assert narrow.one_of("schedule", "zb-v").any()
+
+
+def test_a_target_is_predicted_for_its_own_stack():
+    """Where no stack is given."""
+    assert [problem_of(portable=name).stack.name for name in TARGETS] == [
+        load_target(name).stack for name in TARGETS
+    ]
+    assert problem_of(portable="any").stack.name == "megatron"
+    assert problem_of(stack="nemo", portable="torchtitan").stack.name == "nemo"
+
+
+def test_zero_3_is_deepspeeds():
+    """That nothing is gathered once a step under ZeRO-3 is no choice against its habit."""
+    rows = enumerate_space(problem_of(portable="deepspeed"))
+    assert (rows["zero"] == 3).any()
+    assert not refusals(rows, int(np.flatnonzero(rows["zero"] == 3)[0]))
+
+
+@pytest.mark.parametrize(
+    ("stack", "target"),
+    [
+        ("megatron", "megatron"), ("nemo", "megatron-bridge"), ("torchtitan", "torchtitan"), ("fsdp", "accelerate"),
+        ("deepspeed", "deepspeed"), ("nanotron", "nanotron"), ("simpar", None), ("ddp", None), ("maxtext", None),
+    ],
+)  # fmt: skip
+def test_the_framework_behind_a_stack_decides(stack, target):
+    """Stacks without a target, and those that `simpar run` runs, keep the whole space."""
+    problem = problem_of(stack=stack)
+    decided = of_its_framework(problem)
+    assert decided.target == target
+    assert (decided is problem) == (target is None)
+    if target:
+        assert stack in (load_target(target).stack, *load_target(target).also)
+        assert target in targets_of(stack)
+    assert of_its_framework(replace(problem, constraints=Constraints(portable="any"))).target is None
+    assert of_its_framework(problem_of(stack=stack, portable="torch")).target == "torch"
+
+
+def test_what_was_asked_for_stays():
+    """Schedules that are listed and axes that are held are searched, whatever the framework has; others are not."""
+    usual = enumerate_space(of_its_framework(problem_of()))
+    assert set(np.unique(usual.code["schedule"])) == {
+        usual.domain["schedule"].index(n) for n in ("1f1b", "interleaved")
+    }
+    assert "zb-v" in usual.left_out["schedule"]
+    listed = enumerate_space(of_its_framework(problem_of(schedules=("1f1b", "zb-v"))))
+    assert listed.one_of("schedule", "zb-v").any()
+    held = enumerate_space(of_its_framework(problem_of(stack="nanotron", fixed={**HELD, "zero": (0, 3)})))
+    assert (held["zero"] == 3).any()
+    assert "recompute" in held.left_out
+
+
+@pytest.mark.parametrize(
+    ("model", "base"), [("bert-base", None), ("llama-3.2-1b", simpar.Plan(optimizer="muon"))]
+)
+def test_models_and_plans_that_no_target_can_be_told_are_searched(model, base):
+    """Still with the schedules of the framework alone, which is said, and how to widen the space."""
+    problem = problem_of(model, fixed={**HELD, "tp": 1, "cp": 1}, base=base)
+    answer = search_runnable(problem, Progress(top=1, brief=True))
+    told = answer.details["scope"]["decided_by"]
+    assert (told["target"], told["asked"]) == ("megatron", False)
+    assert "zb-v" in told["left_out"]["schedule"]
+    assert "zb-v" not in answer.details["scope"]["searched"]["schedule"]
+    assert answer.details["not_portable"]
+    with pytest.raises(
+        Infeasible, match=r"megatron can express none, not even the simplest: (model|optimizer) = "
+    ):
+        enumerate_space(replace(problem, constraints=Constraints(portable="megatron")))
+
+
+def test_the_scope_has_no_values_that_were_left_out():
+    """Nor does it say that anything decided where nothing did."""
+    problem = of_its_framework(problem_of(stack="fsdp"))
+    rows = enumerate_space(problem)
+    told = scope(problem, rows.left_out)
+    assert told["held"]["pp"] == 1
+    assert set(told["decided_by"]["left_out"]["pp"]) == {2, 4, 8}
+    assert scope(problem_of())["decided_by"] is None
