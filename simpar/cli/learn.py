@@ -83,6 +83,8 @@ def _print(found: Mapping[str, Any], screen: Console) -> None:
     screen.print(
         f"nine of ten layouts like these: within {width['before']:.0f} % before, {width['after']:.0f} % now"
     )
+    if found["layouts"] > 1 and middle["left_out"] >= middle["before"]:
+        screen.print("runs that were left out are predicted no better than before: measure more layouts")
     unexplained = [each["label"] for each in found["runs_detail"] if not each["explained"]]
     if unexplained:
         screen.print(

@@ -143,6 +143,17 @@ def test_a_device_in_other_words_is_what_the_user_says_it_is(tmp_path):
         learn(path)
 
 
+def test_learning_that_does_not_help_is_said(tmp_path, capsys):
+    """Errors of opposite signs that nothing explains: runs left out are no better predicted."""
+    rows = []
+    for changes, factor in zip(LAYOUTS, (1.12, 0.9, 1.0), strict=True):
+        time_s = factor * predict_time_s(case({**ROW, **changes, "stack": "nemo"}))
+        rows.append({**changes, "iteration_time_s": str(time_s)})
+    path = table(tmp_path / "runs.csv", rows)
+    assert run(["learn", path, "-o", str(tmp_path / "ours.yaml")]) == 0
+    assert "no better than before: measure more layouts" in capsys.readouterr().out
+
+
 def test_the_command_writes_and_prints(tmp_path, capsys, monkeypatch):
     """What changed, errors before and after, and how the file is used; JSON on request; bad input ends in 2."""
     monkeypatch.chdir(tmp_path)
