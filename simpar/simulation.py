@@ -35,6 +35,7 @@ from simpar.report.result import Result
 from simpar.report.summarise import Context, summarise
 from simpar.sampling import sample
 from simpar.tracing.load import load_model
+from simpar.uncertainty.memory import AS_PREDICTED
 
 CONVENTIONS = ("full", "causal")
 
@@ -94,8 +95,9 @@ def make_job(
     plan: Plan,
     training: Training,
     stack: Stack | str | None = None,
+    fit_probability: float = AS_PREDICTED,
 ) -> Job:
-    """Everything decided before lowering. Raises UserError."""
+    """Everything decided before lowering; recomputation by layer fits as probably as asked for. Raises UserError."""
     graph = load_model(model, seq_len=training.seq_len) if isinstance(model, str) else model
     habits = stack if isinstance(stack, Stack) else load_stack(stack or plan.stack or DEFAULT_STACK)
     if cluster.is_mixed and (apart(plan) or plan.data_parallel.kind == "single_process"):
@@ -105,12 +107,18 @@ def make_job(
         )
     graph = tuned_graph(plan, graph)
     target = Target(graph, training, cluster.world_size, cluster.profile.devices_per_node)
-    return checked_job(
-        graph, cluster, check(balanced(resolve(plan, habits), graph, habits), target), training, habits
-    )
+    checked = check(balanced(resolve(plan, habits), graph, habits), target)
+    return checked_job(graph, cluster, checked, training, habits, fit_probability)
 
 
-def checked_job(graph: ModelGraph, cluster: Cluster, plan: Plan, training: Training, stack: Stack) -> Job:
+def checked_job(
+    graph: ModelGraph,
+    cluster: Cluster,
+    plan: Plan,
+    training: Training,
+    stack: Stack,
+    fit_probability: float = AS_PREDICTED,
+) -> Job:
     """The job of a plan that was resolved and checked; DualPipe's is that of half the pipeline."""
     plan = folded(plan)
     habits = under(stack, plan)
@@ -129,7 +137,7 @@ def checked_job(graph: ModelGraph, cluster: Cluster, plan: Plan, training: Train
     _check_drives(plan, cluster)
     graph = _with_documents(graph, plan, training)
     job = Job(graph, training, plan.model_copy(update=named), habits, first, tuple(others))
-    return _decided(with_checkpoints(job, cluster, partial(_room, cluster)), cluster)
+    return _decided(with_checkpoints(job, cluster, partial(_room, cluster, fit_probability)), cluster)
 
 
 def _decided(job: Job, cluster: Cluster) -> Job:
@@ -137,13 +145,13 @@ def _decided(job: Job, cluster: Cluster) -> Job:
     return with_slices(with_pass_costs(job, cluster), cluster)
 
 
-def _room(cluster: Cluster, job: Job) -> dict[int, tuple[float, float]]:
+def _room(cluster: Cluster, fit_probability: float, job: Job) -> dict[int, tuple[float, float]]:
     """By pipeline rank the bytes that come and go in the simulated step of a job, and the most that may."""
     lowered = lower_job(_decided(job, cluster), cluster, {})
     timing = choose_engine("auto", lowered.program)[1](lowered.program)
     held = footprints(lowered, timing, cluster)
     return {
-        each.stage: (float(each.moving_bytes), each.most_moving_bytes)
+        each.stage: (float(each.moving_bytes), each.most_moving_bytes(fit_probability))
         for each in sorted(held, key=lambda one: one.moving_bytes)
     }
 

@@ -44,7 +44,14 @@ SEARCH_FLAGS = (
         "Only plans that this export target can express, predicted for its stack without --stack; any: plans that no "
         "framework may have, too. Default: schedules, recomputation, ZeRO and overlaps of the stack's framework",
     ),
-    Flag("--headroom", "", float, "Fraction of device memory to leave free"),
+    Flag(
+        "--fit-probability",
+        "",
+        float,
+        "How probable it must be that a plan fits: 0.95 leaves the margin that measured runs ask for; default 0.5, "
+        "as predicted",
+    ),
+    Flag("--headroom", "", float, "Fraction of device memory to leave free besides"),
     Flag(
         "--over",
         "",
@@ -209,6 +216,7 @@ def _constraints(values: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
     from simpar.files import choose
     from simpar.plan.schedules import SCHEDULES
     from simpar.search.problem import ANY, Constraints
+    from simpar.uncertainty.memory import AS_PREDICTED
     from simpar.units import parse_quantity
 
     deadline, names = values["deadline"], values["schedules"]
@@ -225,6 +233,7 @@ def _constraints(values: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
         choose(values["portable"], (*TARGETS, ANY), "target")
     return Constraints(
         headroom=values["headroom"] or 0.0,
+        fit_probability=AS_PREDICTED if values["fit_probability"] is None else values["fit_probability"],
         fixed=fixed,
         portable=values["portable"],
         schedules=schedules,

@@ -15,8 +15,11 @@ from simpar.program.blocks.rank_view import Job
 from simpar.program.ir.memory import MemoryUse, memory_uses
 from simpar.program.ir.program import Timing
 from simpar.program.lower import Lowered
-from simpar.uncertainty.memory import MemoryRisk
+from simpar.uncertainty.memory import AS_PREDICTED, MemoryRisk
 from simpar.uncertainty.table import shipped
+
+ROUNDS = 24
+"""After so many the risk of what moves and what may move agree to a byte."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,16 @@ class Footprint:
         """Most that comes and goes above what is resident: at the simulated peak, or copies between two steps."""
         return max(self.use.peak_bytes, int(self.static.total_bytes - self.static.resident_bytes))
 
-    @property
-    def most_moving_bytes(self) -> float:
-        """The most that may come and go on the device."""
+    def most_moving_bytes(self, probability: float = AS_PREDICTED) -> float:
+        """The most that may come and go on the device, so that it fits with some probability."""
         limit_bytes, habits = self.capacity_bytes - self.overhead_bytes, self.job.stack.memory.allocator
-        return most_moving_bytes(self.static.resident_bytes, limit_bytes, habits, alternates=self._alternates)
+        static, found = float(self.static.resident_bytes), 0.0
+        risk_bytes = 0.0
+        for _ in range(ROUNDS):  # what is at risk grows with what moves, by far less than that
+            found = most_moving_bytes(static, limit_bytes - risk_bytes, habits, alternates=self._alternates)
+            parts = static, max(found, 0.0), self.overhead_bytes
+            risk_bytes = float(self._error.needed_bytes(probability, 0.0, parts))
+        return found
 
     @property
     def allocated_bytes(self) -> float:
@@ -111,10 +119,13 @@ class Footprint:
         low, high = self._error.reserved_interval_bytes(self.reserved_bytes, self.parts_bytes)
         return self.overhead_bytes + low, self.overhead_bytes + high
 
-    def fullness(self, share: float) -> float:
-        """What it takes of the device, of which the process may report no more than a share: up to 1 it fits."""
+    def fullness(self, share: float, probability: float = AS_PREDICTED) -> float:
+        """What it takes of the device with some probability, up to 1 where it fits.
+
+        Of the device the process may report no more than a share.
+        """
         reported_bytes = self.held_bytes / share if share < 1.0 else 0.0
-        return max(self.needed_bytes, reported_bytes) / self.capacity_bytes
+        return max(self.needed_at(probability), reported_bytes) / self.capacity_bytes
 
 
 def footprints(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[Footprint, ...]:

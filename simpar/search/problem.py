@@ -18,6 +18,7 @@ from simpar.plan.plan import Plan
 from simpar.program.perturbation import Perturbation
 from simpar.simulation import tuned_graph
 from simpar.tracing.load import load_model
+from simpar.uncertainty.memory import AS_PREDICTED
 
 ANY = "any"
 """What ``portable`` is where no framework has to be able to run a plan."""
@@ -35,7 +36,8 @@ OBJECTIVES = {
 class Constraints:
     """What every candidate satisfies.
 
-    ``headroom`` is the fraction of device memory to leave free; ``fixed`` maps axes of the space to the value
+    ``fit_probability`` is how probable it must be that a plan fits (0.5: as predicted), ``headroom`` the fraction of
+    device memory to leave free besides; ``fixed`` maps axes of the space to the value
     they must have; ``portable`` names an export target that must be able to express the plan ("any": none has to, and
     no framework decides anything; None: see ``Problem.framework``); ``schedules`` restricts pipeline schedules;
     ``deadline_s`` bounds the step time.
@@ -46,10 +48,20 @@ class Constraints:
     portable: str | None = None
     schedules: tuple[str, ...] | None = None
     deadline_s: float | None = None
+    fit_probability: float = AS_PREDICTED
+
+    @property
+    def sure_words(self) -> str:
+        """What a need is counted for, behind its bytes; nothing where it is as predicted."""
+        return "" if self.fit_probability == AS_PREDICTED else f" to be {100 * self.fit_probability:g} % sure"
 
     def __post_init__(self) -> None:
         if not 0 <= self.headroom < 1:
             raise UserError(f"headroom = {self.headroom}: allowed: a fraction from 0 to below 1")
+        if not AS_PREDICTED <= self.fit_probability < 1:
+            raise UserError(
+                f"fit_probability = {self.fit_probability}: allowed: from {AS_PREDICTED} (as predicted) to below 1"
+            )
         if self.deadline_s is not None and not self.deadline_s > 0:
             raise UserError(f"deadline = {self.deadline_s}: allowed: above 0 s")
         wanted = self.fixed.get("recompute", ())

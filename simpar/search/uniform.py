@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from simpar.errors import Infeasible
 from simpar.report.result import Result
-from simpar.search.answer.baselines import Beside, front, naive_choices, runners_up
+from simpar.search.answer.baselines import Beside, front, margin, naive_choices, runners_up
 from simpar.search.answer.candidates import answer_of
 from simpar.search.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.search.certify.exact import objective_rates
@@ -58,6 +58,7 @@ def _stand_beside(search: BranchAndBound, results: list[Result], more: dict[str,
     if not progress.brief:
         more["naive"] = naive_choices(Beside(field, taken[0]), results[0])
         more["pareto"] = front(Beside(field, taken[0]))
+        more["margin"] = margin(field, winner)
 
 
 def _searched(problem: Problem, progress: Progress) -> BranchAndBound:

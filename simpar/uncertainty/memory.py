@@ -19,6 +19,8 @@ from simpar.units import Numbers
 NORMAL = NormalDist()
 SOME, MANY = 3, 30
 """Runs that show the memory of a stack: from so many on its habits are known a little, and well."""
+AS_PREDICTED = 0.5
+"""The probability with which a layout fits that needs all of its device, leaving out that predictions err."""
 WANTED = 0.95
 """How probable it should be that a layout fits, unless something else is asked for."""
 

@@ -17,7 +17,7 @@ SMALL = [
 ]  # fmt: skip
 FROZEN_FLAGS = {
     "--space", "--objective", "--deadline", "--top", "--fix", "--schedules", "--portable", "--headroom",
-    "--output,-o", "--set", "--json", "--over", "--jobs", "--backend", "--time-limit",
+    "--fit-probability", "--output,-o", "--set", "--json", "--over", "--jobs", "--backend", "--time-limit",
 }  # fmt: skip
 KEYS = {
     "candidates", "space_size", "feasible", "bounded", "swept", "simulated", "certified_optimal", "search_seconds",

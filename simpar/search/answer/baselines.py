@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -13,14 +13,17 @@ from simpar.errors import TooManyOps
 from simpar.program.emission.emit import at_most
 from simpar.report.result import Result
 from simpar.search.answer.explanations import describe_need, why_it_loses
-from simpar.search.certify.branch_and_bound import Field
-from simpar.search.certify.exact import Exact
+from simpar.search.certify.branch_and_bound import BranchAndBound, Field
+from simpar.search.certify.exact import Exact, measure
 from simpar.search.certify.frontier import STEP, Frontier
 from simpar.search.problem import Problem
+from simpar.search.progress import Progress
 from simpar.search.space.axes import Rows, tensor_degrees
-from simpar.search.space.jobs import counted
+from simpar.search.space.fit import needs
+from simpar.search.space.jobs import counted, plan_of
 from simpar.search.space.portable import refusals
-from simpar.search.space.rows import fixed_values
+from simpar.search.space.rows import ORIGIN, fixed_values, with_late_axes
+from simpar.uncertainty.memory import AS_PREDICTED
 
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -29,6 +32,8 @@ FRONT_SHARES = (0.75, 0.5, 0.25)
 FRONT_TRIES = 2
 """Rows that are simulated until one holds no more than a share: before that a bound decides."""
 MORE_RUNNERS_UP = 4
+MOST_UNSURE = 4
+"""Plans that fit as predicted, but not surely enough, that are simulated."""
 MOST_MISFITS = 4
 """Rows that may turn out not to fit, simulated, before nothing more is looked for."""
 FEWEST_OPS, MOST_OPS = 1_000_000, 500_000
@@ -106,8 +111,7 @@ class Beside:
                 self.why_not = f"{self.field.problem.target} cannot express it"
                 continue
             if not frontier.may_fit(row):
-                limit_bytes = self.field.problem.memory_limit_bytes
-                self.why_not = describe_need(float(frontier.needed_bytes[row]), limit_bytes)
+                self.why_not = describe_need(float(frontier.needed_bytes[row]), self.field.problem)
                 continue
             found = self.simulate(row)
             if found is not None and found.fits:
@@ -116,6 +120,44 @@ class Beside:
             misfits += 1
             if found is None:
                 limit_s[frontier.as_large(row)] = 0.0
+
+
+def margin(field: Field, winner: Exact) -> dict[str, object] | None:
+    """What being as sure as asked for that plans fit costs: the share by which one that fits as predicted is faster.
+
+    That is the best of a few that are simulated, those with the lowest bounds first; None where nothing is asked for.
+    """
+    problem, constraints = field.problem, field.problem.constraints
+    if constraints.fit_probability == AS_PREDICTED or problem.objective != "time":
+        return None
+    loose = replace(problem, constraints=replace(constraints, fit_probability=AS_PREDICTED))
+    risky = field.rows.some(field.need.needed_bytes > problem.memory_limit_bytes)
+    risky.problem = loose
+    search = BranchAndBound(_fitting(risky), Progress(), [replace(winner, problem=loose)])
+    search.run(MOST_UNSURE)
+    best_s = search.ranked()[0].step_time_s
+    assert field.frontier is not None, "a plan was simulated in its frontier"
+    unsure = {row: one.step_time_s for row, one in field.frontier.simulated.items() if not one.fits}
+    unsure |= field.frontier.turned_down
+    tried = 0
+    for row in sorted(unsure, key=lambda row: unsure[row]):
+        if unsure[row] >= best_s or tried == MOST_UNSURE:
+            break
+        if field.frontier.least_bytes(row, loose) <= loose.memory_limit_bytes:
+            found, tried = measure(loose, plan_of(field.frontier.rows, row)), tried + 1
+            best_s = min([best_s, *([found.step_time_s] if found.fits else [])])
+    return {"fit_probability": AS_PREDICTED, "gain": winner.step_time_s / best_s - 1}
+
+
+def _fitting(rows: Rows) -> list[Field]:
+    """Rows over the axes that memory depends on as a field, none where none may fit."""
+    need = needs(rows)
+    fit = need.needed_bytes <= rows.problem.memory_limit_bytes
+    if not fit.any():
+        return []
+    feasible = with_late_axes(rows.some(fit))
+    frontier = Frontier.of(feasible, need.needed_bytes[fit][feasible.code[ORIGIN]])
+    return [Field(rows.problem, feasible.count, rows, need, frontier)]
 
 
 def naive_choices(beside: Beside, best: Result) -> list[dict[str, object]]:
@@ -148,8 +190,8 @@ def _naive(beside: Beside, layout: Mapping[str, tuple[int, ...]], best: Result) 
             "why": why_it_loses(result, best),
         }
     needed = [one.needed_bytes for row, one in beside.frontier.simulated.items() if mask[row]]
-    limit = beside.field.problem.memory_limit_bytes
-    why = describe_need(min(needed), limit) if needed else f"not simulated: {beside.why_not}"
+    problem = beside.field.problem
+    why = describe_need(min(needed), problem) if needed else f"not simulated: {beside.why_not}"
     return {"loses_s": None, "why": (why,)}
 
 
@@ -161,7 +203,7 @@ def _impossible(field: Field, layout: Mapping[str, tuple[int, ...]]) -> str:
         return f"not in the space: {_excluded(problem, field.rows, layout)}"
     needed = float(field.need.needed_bytes[chosen].min())
     if needed > problem.memory_limit_bytes:
-        return describe_need(needed, problem.memory_limit_bytes)
+        return describe_need(needed, problem)
     return f"not in the space: {_together(problem, layout)}"
 
 

@@ -59,6 +59,7 @@ def _candidate(rank: int, result: Result, why: tuple[str, ...], graph: ModelGrap
         "cost_usd_per_step": bill.cost_usd_per_step,
         "energy_j_per_step": bill.energy_j_per_step,
         "nodes": int(result.setup.cluster["nodes"]),
+        **(result.certainty.model_dump(mode="json") if result.certainty else {}),
     }
     predicted = {
         "step_time_s": result.step_time_s, "mfu": result.mfu, "peak_memory_bytes": result.peak_memory_bytes,

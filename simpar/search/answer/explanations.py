@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from simpar.report.explain import WORDS
 from simpar.report.result import Result
+from simpar.search.problem import Problem
 from simpar.units import format_bytes, format_seconds
 
 WORTH_SAYING = 0.002  # share of the step below which a difference is not worth a word
@@ -45,6 +46,7 @@ def _differences(slower: Result, best: Result) -> str:
     return ", ".join(said[:3]) if said else "a little of everything"
 
 
-def describe_need(needed_bytes: float, limit_bytes: float) -> str:
+def describe_need(needed_bytes: float, problem: Problem) -> str:
     """How much too much."""
-    return f"does not fit: needs {format_bytes(needed_bytes)} of {format_bytes(limit_bytes)}"
+    limit = format_bytes(problem.memory_limit_bytes)
+    return f"does not fit: needs {format_bytes(needed_bytes)} of {limit}{problem.constraints.sure_words}"

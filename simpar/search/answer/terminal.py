@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from simpar.plan import flat
 from simpar.program.emission.emit import MOST_OPS
-from simpar.report.terminal import layout
+from simpar.report.terminal import layout, probably
 from simpar.search.certify.scope import listed, usual_values
 from simpar.search.result import Candidate, SearchResult
 from simpar.search.space.optional_axes import REQUESTED_NAMES
+from simpar.uncertainty.memory import WANTED
 from simpar.units import GIB, MEGA, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -83,6 +84,12 @@ def certificate(found: SearchResult) -> Iterator[str]:
         f"{counts.space_size:,} plans, {counts.feasible:,} fit, {counts.bounded:,} bounded, {counts.swept:,} swept, "
         f"{counts.simulated:,} simulated in {found.search_seconds:.1f} s"
     )
+    if margin := found.details.get("margin"):
+        gain = f"{margin['gain']:.1%} faster" if margin["gain"] > 0 else "nothing faster that was tried"
+        yield f"with --fit-probability {margin['fit_probability']:g}: {gain}"
+    sure = found.best.figures["fit_probability"]
+    if sure < WANTED and not margin:
+        yield f"the first is {probably(sure)} to fit; --fit-probability {WANTED:g} finds the best that is so sure"
     if lost := found.details.get("not_portable"):
         target, reasons = lost["target"], "; ".join(lost["reasons"])
         yield f"{target} cannot express the first: {reasons}; --portable {target} finds the best that it can"
@@ -170,7 +177,7 @@ def _candidates(found: SearchResult, console: Console) -> Table:
 
     extra = EXTRA.get(found.objective, {})
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
-    for name in ("", "step", "slower by", "MFU", "GiB", *extra):
+    for name in ("", "step", "slower by", "MFU", "GiB", "fits", *extra):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("plan", justify="left")
     best = found.best
@@ -178,7 +185,7 @@ def _candidates(found: SearchResult, console: Console) -> Table:
         lost = one.step_time_s - best.step_time_s
         table.add_row(
             str(one.rank), format_seconds(one.step_time_s), format_seconds(lost) if lost else "",
-            f"{one.mfu:.1%}", f"{one.peak_memory_bytes / GIB:.1f}",
+            f"{one.mfu:.1%}", f"{one.peak_memory_bytes / GIB:.1f}", probably(one.figures["fit_probability"]),
             *(_figure(one, name) for name in extra.values()), describe(one.to_dict()["plan"], _asked(found)),
         )  # fmt: skip
     return table

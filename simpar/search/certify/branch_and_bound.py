@@ -91,9 +91,10 @@ class BranchAndBound:
         ]
         return min(rows, key=lambda one: float(one[0].worth(one[1])), default=None)
 
-    def run(self) -> None:
-        """Until nothing can beat the best."""
-        while (lowest := self.lowest()) is not None:
+    def run(self, most: int | None = None) -> None:
+        """Until nothing can beat the best, or so many plans are simulated."""
+        before = len(self.found)
+        while (lowest := self.lowest()) is not None and (most is None or len(self.found) - before < most):
             self.progress.check()
             frontier, row = lowest
             if frontier.worth(row) >= self.best:

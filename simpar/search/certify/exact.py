@@ -16,6 +16,7 @@ from simpar.report.result import Result
 from simpar.report.summarise import ACTIVE_POWER, WAITING_POWER, Context, summarise
 from simpar.search.problem import Problem
 from simpar.simulation import lower_job, make_job, simulate
+from simpar.uncertainty.memory import AS_PREDICTED
 from simpar.units import HOUR_S, NS_PER_S
 
 
@@ -47,8 +48,8 @@ def swept_ns(problem: Problem, plan: Plan) -> float:
 class Exact:
     """A plan with its simulated step, what the objective makes of it, and whether it leaves the headroom asked for.
 
-    ``needed_bytes`` is the device memory that it takes: the least it can do with, or where some is to stay free what it
-    reports; ``fullness``, of every pipeline stage, what it takes over what it may, where replicas step together.
+    ``needed_bytes`` is the device memory in which it fits as probably as asked for, or where some is to stay free what
+    it reports; ``fullness``, of every pipeline stage, what it takes over what it may, where replicas step together.
     ``kept`` makes the whole result of the step that was run, as long as that is not let go; it is asked for by
     ``report``.
     """
@@ -107,21 +108,25 @@ def measure(problem: Problem, plan: Plan, before: int = 0) -> Exact:
     host = host_use(lowered, cluster)
     step_s = timing.makespan_ns / NS_PER_S + problem.stack.launch.step_overhead_s
     slope, _ = objective_rates(problem)
+    share, sure = 1.0 - problem.constraints.headroom, problem.constraints.fit_probability
     fullest = [0.0] * (1 + max(one.stage for one in held))
     for one in held:
-        fullest[one.stage] = max(fullest[one.stage], one.fullness(1.0 - problem.constraints.headroom))
+        fullest[one.stage] = max(fullest[one.stage], one.fullness(share, sure))
     fits = max(fullest) <= 1.0 and (host is None or host.fits)
     context = Context(lowered, timing, cluster, name, "full", problem.perturbation)
     report = partial(summarise, context, with_timeline=False)
-    free = problem.constraints.headroom > 0
-    most = max(one.held_bytes if free else one.needed_bytes for one in held)
+    most = max(one.held_bytes if share < 1.0 else one.needed_at(sure) for one in held)
     return Exact(problem, plan, step_s, slope * step_s, fits, most, num_ops, tuple(fullest), report)
 
 
 def is_allowed(problem: Problem, result: Result) -> bool:
-    """Whether a simulated plan fits with the headroom asked for."""
+    """Whether a simulated plan fits as probably as asked for, with the headroom."""
     memory, share = result.memory, 1.0 - problem.constraints.headroom
-    return result.fits and memory.peak_reserved_bytes <= share * memory.capacity_bytes
+    sure = problem.constraints.fit_probability
+    probable = sure == AS_PREDICTED or (
+        result.certainty is not None and result.certainty.fit_probability >= sure
+    )
+    return result.fits and probable and memory.peak_reserved_bytes <= share * memory.capacity_bytes
 
 
 def measured_elsewhere(task: tuple[Problem, Plan]) -> Exact | None:

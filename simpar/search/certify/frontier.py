@@ -26,6 +26,7 @@ from simpar.search.bound.pipelines import Pipelines
 from simpar.search.bound.steps import StepBounds
 from simpar.search.certify.exact import Exact, measure, objective_rates, swept_ns
 from simpar.search.certify.token_slices import SliceBounds, sliced, with_slices
+from simpar.search.problem import Problem
 from simpar.search.space.axes import Rows, both_ends, undecided
 from simpar.search.space.fit import needed_by_table, needs
 from simpar.search.space.jobs import Jobs, plan_of
@@ -82,6 +83,11 @@ class Frontier:
     def squeeze(self) -> RecomputeBounds:
         """What memory costs rows that wait for their recomputation."""
         return RecomputeBounds(self.bounds.pipelines)
+
+    @cached_property
+    def turned_down(self) -> dict[int, float]:
+        """Bounds, in seconds, of rows that were dropped because their own tables hold too much."""
+        return {}
 
     @cached_property
     def slicing(self) -> SliceBounds:
@@ -225,19 +231,23 @@ class Frontier:
         needed_bytes = self.least_bytes(row)
         self.needed_bytes[row] = max(self.needed_bytes[row], needed_bytes)
         if needed_bytes > self.rows.problem.memory_limit_bytes:
+            self.turned_down[row] = float(self.bound_s[row])
             self.drop(np.array([row]))
             return False
         return True
 
-    def least_bytes(self, row: int) -> float:
+    def least_bytes(self, row: int, problem: Problem | None = None) -> float:
         """Device memory that a row needs at least, more than it was let in with: 0 where its table is known to all.
 
-        What any durations leave in flight has let it in: a table that is made for those of the row may hold more.
+        A ``problem`` may ask for another probability of fitting. What any durations leave in flight has let it in: a
+        table that is made for those of the row may hold more.
         """
         name = str(self.rows.domain["schedule"][self.rows.code["schedule"][row]])
         if row in self.simulated or self.own[row] or not looks_at_costs(name) or self.rows.at("pp", row) == 1:
             return 0.0
-        return needed_by_table(self.rows, row, self.sweeps.table_of(row))
+        rows = self.rows.some([row])
+        rows.problem = problem or rows.problem
+        return needed_by_table(rows, 0, self.sweeps.table_of(row))
 
     def simulate(self, row: int) -> Exact:
         """The simulated step of a row. Raises TooManyOps where it has more than are built."""

@@ -18,9 +18,12 @@ from simpar.search.space.axes import Rows
 from simpar.search.space.fit import fullest, needs
 from simpar.search.space.jobs import plan_of
 from simpar.search.space.rows import fixed_values, memory_rows, with_late_axes
+from simpar.uncertainty.memory import AS_PREDICTED
 from simpar.units import GIB, format_seconds
 
 MOST_NODES = 64
+MOST_SURE = 99
+"""Percent that a hint asks for at most."""
 TRIES, FEW_OPS = 3, 1_000_000
 """Plans that are simulated for a hint until one fits, and ops that they may have."""
 WORDS = {"static_bytes": "model states", "activations_bytes": "activations", "transient_bytes": "workspaces"}
@@ -43,7 +46,7 @@ def no_answer(search: BranchAndBound, problem: Problem) -> Infeasible:
             return Infeasible(f"nothing fits: the smallest layout needs {_least(search.fields[-1])}{tried}")
         return Infeasible(
             f"nothing fits: of {len(misfits)} layouts simulated the smallest needs {min(misfits) / GIB:.1f} GiB of "
-            f"{limit:.1f}{tried}"
+            f"{limit:.1f}{', not sure enough to fit' * (min(misfits) <= limit * GIB)}{tried}"
         )
     if count := search.unbuilt():
         return too_large(count)
@@ -75,7 +78,8 @@ def _least(field: Field) -> str:
     most = WORDS[max(parts, key=lambda name: parts[name])]
     limit, least = field.problem.memory_limit_bytes, float(need.needed_bytes[row])
     return (
-        f"at least {least / GIB:.1f} GiB of {limit / GIB:.1f} on stage {int(need.stage[row])}, mostly {most}"
+        f"at least {least / GIB:.1f} GiB of {limit / GIB:.1f} on stage {int(need.stage[row])}"
+        f"{field.problem.constraints.sure_words}, mostly {most}"
     )
 
 
@@ -106,6 +110,8 @@ def _hints(problem: Problem) -> Iterator[str | None]:
     for name in fixed:
         others = {axis: values for axis, values in fixed.items() if axis != name}
         yield without(lambda found, name=name: f"--fix {name}={_value(found[0], name)}", fixed=others)  # type: ignore[misc]
+    if constraints.fit_probability > AS_PREDICTED:
+        yield without(lambda found: f"--fit-probability {_sure(found[1]):g}", fit_probability=AS_PREDICTED)
     if constraints.headroom:
         yield without(lambda found: f"--headroom {_left(found[1]):g}", headroom=0.0)
     if constraints.schedules:
@@ -124,6 +130,13 @@ def _left(found: Exact) -> float:
     """The share of the device that a plan leaves, in whole percent."""
     memory = found.report().memory
     return max(0, math.floor(100 * memory.headroom_bytes / memory.capacity_bytes)) / 100
+
+
+def _sure(found: Exact) -> float:
+    """How probable it is that a plan fits, in whole percent and no more than can be asked for."""
+    known = found.report().certainty
+    percent = math.floor(100 * known.fit_probability) if known else 0
+    return max(AS_PREDICTED, min(percent, MOST_SURE) / 100)
 
 
 def _smallest(problem: Problem) -> Smallest | None:

@@ -32,7 +32,9 @@ from simpar.search.problem import Problem
 from simpar.search.space.axes import ROWS_AT_ONCE, Rows, both_ends, fully_sharded, numbered, undecided
 from simpar.search.space.jobs import counted
 from simpar.search.space.optional_axes import REQUESTED_NAMES
-from simpar.units import Floats, Ints
+from simpar.uncertainty.memory import MemoryRisk
+from simpar.uncertainty.table import shipped
+from simpar.units import MIB, Floats, Ints
 
 COLUMNS = ("tp", "dp", "pp", "cp", "ep", "vpp", "micro_batch", "zero", "hsdp", "sequence_parallel")
 SHAPED = ("tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel")
@@ -51,6 +53,8 @@ PLACES: tuple[int | float, ...] = (FIRST, 1, LAST)
 """Pipeline ranks that are looked at: from the first on, and the last."""
 PLACES_IF_UNLIKE: tuple[int | float, ...] = (FIRST, 1, 2, 3, 0.25, 0.5, 0.75, LAST)
 """Where layers are not trained alike, so that the fullest rank may be any."""
+ROUNDING_BYTES = 2.0 * MIB
+"""Needs are rounded up to segments: inside of one, more that comes and goes may make a need with its risk smaller."""
 SEGMENTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 """Layers that are recomputed from one input, of the sizes that are tried for whether anything fits."""
 
@@ -193,10 +197,18 @@ def _of_alike(
 def _taken(
     problem: Problem, static: Floats, moving: Floats, outside: Floats, alternates: NDArray[np.bool_]
 ) -> Floats:
-    """What the allocator takes: as little as it can, or where some of the device is to stay free what it reports."""
+    """What the allocator takes no more than with the probability asked for, beside what lies outside of it.
+
+    As little as it can, or where some of the device is to stay free what it reports.
+    """
     habits, room = problem.stack.memory.allocator, problem.cluster.device.memory_bytes - outside
     found = reserve(static, moving, habits, alternates=alternates, limit_bytes=room)
-    return np.asarray(found.reserved_bytes if problem.constraints.headroom else found.needed_bytes)
+    risk, share = MemoryRisk.of(problem.stack.name, shipped()), 1.0 - problem.constraints.headroom
+    needed = outside + found.needed_bytes
+    surely = risk.needed_bytes(problem.constraints.fit_probability, needed, (static, moving, outside))
+    surely = np.maximum(needed, surely - ROUNDING_BYTES)
+    reported = found.reserved_bytes if share < 1.0 else 0.0
+    return np.asarray(np.maximum(share * surely - outside, reported))
 
 
 def _some(columns: dict[str, NDArray[Any]], which: Ints) -> Layouts:

@@ -47,7 +47,8 @@ def decide(rows: Rows, row: int) -> str | None:
         device = cluster.device.model_copy(update={"memory_bytes": problem.memory_limit_bytes})
         cluster = cluster.with_device(device)
     try:
-        job = make_job(problem.graph, cluster, plan_of(rows, row), problem.training, problem.stack)
+        sure = problem.constraints.fit_probability
+        job = make_job(problem.graph, cluster, plan_of(rows, row), problem.training, problem.stack, sure)
     except Infeasible:
         return None
     return job.plan.memory.recompute
