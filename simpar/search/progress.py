@@ -76,9 +76,9 @@ class Progress:
         try:
             with self._alarm():
                 yield
-        except (KeyboardInterrupt, RuntimeError) as stop:
+        except (KeyboardInterrupt, RuntimeError, ValueError) as stop:
             cause = stop if isinstance(stop, KeyboardInterrupt) else stop.__cause__
-            if not isinstance(cause, KeyboardInterrupt):  # Python wraps it while it makes a class
+            if not isinstance(cause, KeyboardInterrupt):  # wrapped: a class was made, a plan written
                 raise
             self.interrupted = True
             self.timed_out = isinstance(cause, TimeIsUp)

@@ -2,8 +2,10 @@
 
 import itertools
 import threading
+from typing import Annotated
 
 import pytest
+from pydantic import BaseModel, PlainSerializer
 
 import simpar
 from simpar.errors import UserError
@@ -126,6 +128,21 @@ def test_a_stop_while_python_makes_a_class_is_a_stop(stop):
     assert progress.stopped == ("time limit" if stop is TimeIsUp else "interrupted")
     with pytest.raises(RuntimeError, match="ours"), progress.stoppable():
         raise RuntimeError("ours")
+
+
+def test_a_stop_while_a_plan_is_written_is_a_stop():
+    """Serialisers wrap what is raised inside of them into an error of their own."""
+
+    def stops(value):
+        raise KeyboardInterrupt
+
+    class Written(BaseModel):
+        field: Annotated[int, PlainSerializer(stops)] = 1
+
+    progress = Progress()
+    with progress.stoppable():
+        Written().model_dump()
+    assert progress.interrupted
 
 
 @pytest.mark.parametrize("space", ["alpa", "uneven"])
