@@ -46,7 +46,7 @@ def of_its_framework(problem: Problem) -> Problem:
     from simpar.export import load_target, targets_of
 
     known: list[tuple[int, str]] = []
-    for name in targets_of(problem.stack.name):
+    for name in targets_of(problem.stack.known_as):
         try:
             lost = losses(problem, problem.base.with_values(dp=1), name)
         except UserError:  # a model that it cannot be told, such as one whose config file is gone

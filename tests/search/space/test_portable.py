@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import simpar
+from simpar.cost.stack import load_stack
 from simpar.errors import Infeasible
 from simpar.export import TARGETS, load_target, targets_of
 from simpar.search import Constraints, make_problem
@@ -87,6 +88,17 @@ def test_the_framework_behind_a_stack_decides(stack, target):
         assert target in targets_of(stack)
     assert of_its_framework(replace(problem, constraints=Constraints(portable="any"))).target is None
     assert of_its_framework(problem_of(stack=stack, portable="torch")).target == "torch"
+
+
+def test_a_learnt_stack_keeps_its_framework():
+    """A profile of one's own runs what the one it was learnt from runs."""
+    ours = load_stack("nemo").model_copy(update={"name": "ours", "learned_from": "nemo"})
+    cluster, training = simpar.Cluster("dgx-h100"), simpar.Training(seq_len=4096, global_batch=32)
+    known, own = (
+        of_its_framework(make_problem("llama-3-8b", cluster, training, stack=one)) for one in ("nemo", ours)
+    )
+    assert own.framework is not None
+    assert own.framework == known.framework
 
 
 def test_what_was_asked_for_stays():
