@@ -245,9 +245,7 @@ class Frontier:
         name = str(self.rows.domain["schedule"][self.rows.code["schedule"][row]])
         if row in self.simulated or self.own[row] or not looks_at_costs(name) or self.rows.at("pp", row) == 1:
             return 0.0
-        rows = self.rows.some([row])
-        rows.problem = problem or rows.problem
-        return needed_by_table(rows, 0, self.sweeps.table_of(row))
+        return needed_by_table(self.rows, row, self.sweeps.table_of(row), problem)
 
     def simulate(self, row: int) -> Exact:
         """The simulated step of a row. Raises TooManyOps where it has more than are built."""

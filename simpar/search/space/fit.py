@@ -105,9 +105,11 @@ def needs(rows: Rows) -> Need:
     return Need(needed, stage)
 
 
-def needed_by_table(rows: Rows, row: int, table: Schedule) -> float:
-    """The device memory that a row needs at least with the very table that it runs."""
-    found = _of_alike(rows.some([row]), np.zeros(1, dtype=np.int64), range(table.num_ranks), table)
+def needed_by_table(rows: Rows, row: int, table: Schedule, problem: Problem | None = None) -> float:
+    """The device memory that a row needs at least with the very table that it runs, by its ``problem`` or another."""
+    one = rows.some([row])
+    one.problem = problem or rows.problem
+    found = _of_alike(one, np.zeros(1, dtype=np.int64), range(table.num_ranks), table)
     return float(Least(*found).needed_bytes.max())
 
 
@@ -189,26 +191,26 @@ def _of_alike(
     kept, workspace = least_moving_bytes(graph, flying, shaped, scheme, (plan, stack), sizes)
     saved, beside = kept[:, moving_of], workspace[:, moving_of]
     beside = np.maximum(beside, between - resident - saved)
-    needed = outside + _taken(problem, resident, saved + beside, outside, microbatches > 1)
+    needed = _needed_bytes(problem, resident, saved + beside, outside, microbatches > 1)
     pipelined = (each[:, pipe_of] for each in (flight.rank, flight.counts.sum(axis=0), flight.deepest))
     return (*pipelined, resident, saved, beside, outside, needed)
 
 
-def _taken(
+def _needed_bytes(
     problem: Problem, static: Floats, moving: Floats, outside: Floats, alternates: NDArray[np.bool_]
 ) -> Floats:
-    """What the allocator takes no more than with the probability asked for, beside what lies outside of it.
+    """What ranks need no more than with the probability asked for, beside ``outside`` in an allocator.
 
-    As little as it can, or where some of the device is to stay free what it reports.
+    That takes as little as it can, or where some of the device is to stay free what it reports.
     """
     habits, room = problem.stack.memory.allocator, problem.cluster.device.memory_bytes - outside
     found = reserve(static, moving, habits, alternates=alternates, limit_bytes=room)
-    risk, share = MemoryRisk.of(problem.stack.name, shipped()), 1.0 - problem.constraints.headroom
+    risk, share = MemoryRisk.of(problem.stack.known_as, shipped()), 1.0 - problem.constraints.headroom
     needed = outside + found.needed_bytes
     surely = risk.needed_bytes(problem.constraints.fit_probability, needed, (static, moving, outside))
     surely = np.maximum(needed, surely - ROUNDING_BYTES)
     reported = found.reserved_bytes if share < 1.0 else 0.0
-    return np.asarray(np.maximum(share * surely - outside, reported))
+    return np.asarray(np.maximum(share * surely, outside + reported))
 
 
 def _some(columns: dict[str, NDArray[Any]], which: Ints) -> Layouts:

@@ -196,3 +196,19 @@ def test_a_plan_that_fits_is_not_dropped():
     found = measure(problem, plan_of(rows, 0))
     assert found.fits
     assert needs(rows).needed_bytes[0] <= found.needed_bytes <= problem.memory_limit_bytes
+
+
+def test_a_learnt_stack_is_as_risky_as_the_one_it_was_learnt_from():
+    """The bound counts the risk that the simulated step counts: that of the stack whose memory was measured."""
+    known = load_stack("megatron")
+    ours = known.model_copy(update={"name": "ours", "learned_from": "megatron"})
+    found = []
+    for stack in (known, ours):
+        problem = Problem(
+            load_model("small-mixture"), load_cluster("dgx-h100", 1), Training(seq_len=512, global_batch=32), stack,
+            constraints=Constraints(fixed={"tp": 1, "pp": 1, "micro_batch": 1}, fit_probability=0.95),
+        )  # fmt: skip
+        rows = enumerate_space(problem)
+        found.append(needs(rows).needed_bytes)
+        assert found[-1][0] <= measure(problem, plan_of(rows, 0)).needed_bytes
+    assert found[0].tolist() == found[1].tolist()
