@@ -16,7 +16,7 @@ import json
 import pickle
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from simpar.files import write_atomic
 from simpar.uncertainty.memory import MemoryRisk
 from simpar.uncertainty.step_time import lacks
 from simpar.uncertainty.support import Evidence, Traits, support_of
-from simpar.uncertainty.table import PATH, MemoryErrors, Runs, Table, TimeErrors
+from simpar.uncertainty.table import PATH, MemoryErrors, Table, TimeErrors
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -307,10 +307,7 @@ def calibrated(runs: Sequence[Run]) -> tuple[Table, Errors, Floats]:
         provenance=f"errors of {len(errors.error)} predictions of runs of {count} sources, each left out of its fit",
         time=TimeErrors(base=float(np.exp(logs[0])), lacking=lacking, low=low, high=high, layout=layout),
         memory=memory_errors(runs),
-        runs=tuple(
-            Runs(source=one.source, family=one.family, runs=one.runs, **asdict(one.traits))
-            for one in evidence
-        ),
+        evidence=evidence,
         memory_runs=memory_runs(runs),
     )
     return table, errors, spread
@@ -372,12 +369,12 @@ def main() -> None:
 def write(table: Table) -> None:
     """The table as it travels with the package, a line for each source, family and traits."""
     dumped = table.model_dump(mode="json")
-    runs = [{key: value for key, value in one.items() if value is not False} for one in dumped.pop("runs")]
+    evidence = dumped.pop("evidence")
     for part in ("time", "memory"):
         dumped[part] = _rounded(dumped[part])
-    lines = ",\n".join(f"  {json.dumps(one)}" for one in runs)
+    lines = ",\n".join(f"  {json.dumps(one)}" for one in evidence)
     head = ",\n".join(f" {json.dumps(name)}: {json.dumps(part)}" for name, part in dumped.items())
-    write_atomic(PATH, f'{{\n{head},\n "runs": [\n{lines}\n ]\n}}\n')
+    write_atomic(PATH, f'{{\n{head},\n "evidence": [\n{lines}\n ]\n}}\n')
 
 
 def draw(groups: Sequence[tuple[str, int, float, float]], path: Path) -> None:

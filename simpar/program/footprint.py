@@ -53,7 +53,8 @@ class Footprint:
         limit_bytes, habits = self.capacity_bytes - self.overhead_bytes, self.job.stack.memory.allocator
         static, found = float(self.static.resident_bytes), 0.0
         risk_bytes = 0.0
-        for _ in range(ROUNDS):  # what is at risk grows with what moves, by far less than that
+        rounds = 1 if probability == AS_PREDICTED else ROUNDS
+        for _ in range(rounds):  # what is at risk grows with what moves, by far less than that
             found = most_moving_bytes(static, limit_bytes - risk_bytes, habits, alternates=self._alternates)
             parts = static, max(found, 0.0), self.overhead_bytes
             risk_bytes = float(self._error.needed_bytes(probability, 0.0, parts))

@@ -61,6 +61,8 @@ class MemoryRisk:
 
         Never less than what is predicted.
         """
+        if probability == AS_PREDICTED:
+            return needed_bytes
         risk = NORMAL.inv_cdf(probability) * self.deviation_bytes(*parts_bytes)
         return np.maximum(needed_bytes, needed_bytes + self.errors.bias * parts_bytes[1] + risk)
 

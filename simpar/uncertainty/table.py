@@ -5,32 +5,17 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from simpar import files
-from simpar.uncertainty.support import Evidence, Traits
+from simpar.uncertainty.support import Evidence
 
 PATH = Path(__file__).with_name("table.json")
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Runs(_Part):
-    """Runs that were measured: :class:`Evidence` as the table keeps it."""
-
-    source: str
-    family: str
-    runs: int = Field(ge=1)
-    stack: str
-    device: str
-    mixture: bool = False
-    bits: int = 16
-    spread: bool = False
-    long: bool = False
 
 
 class TimeErrors(_Part):
@@ -73,17 +58,8 @@ class Table(_Part):
     provenance: str
     time: TimeErrors
     memory: MemoryErrors
-    runs: tuple[Runs, ...]
+    evidence: tuple[Evidence, ...]
     memory_runs: dict[str, int]
-
-    @property
-    def evidence(self) -> tuple[Evidence, ...]:
-        """What was measured."""
-        return tuple(Evidence(one.source, one.family, one.runs, Traits(**_traits(one))) for one in self.runs)
-
-
-def _traits(one: Runs) -> dict[str, Any]:
-    return one.model_dump(exclude={"source", "family", "runs"})
 
 
 @lru_cache(maxsize=1)

@@ -9,14 +9,9 @@ from simpar.learn.fit import Observed, Prior, learn, most_probable, slopes_of
 from simpar.learn.parameters import CLOCKS, parameter, spread_of, tuning_of
 from simpar.validate.predict import predict_time_s
 from simpar.validate.rows import case
+from tests.learn.test_answer import ROW as OPEN
 
-ROW = {
-    "source": "test", "model_name": "Llama-2-7B", "n_layers": "32", "hidden": "4096", "n_heads": "32",
-    "n_kv_heads": "32", "ffn_hidden": "11008", "vocab": "32000", "seq_len": "4096", "gpu_type": "H100 SXM 80GB",
-    "gpus_per_node": "8", "n_gpus": "16", "interconnect": "NVLink; InfiniBand", "precision": "bf16", "tp": "2",
-    "pp": "1", "dp": "8", "zero_stage_or_fsdp": "ZeRO-1", "micro_batch": "1", "global_batch_seqs": "64",
-    "recompute": "none", "schedule": "1F1B", "stack": "megatron", "status": "ok",
-}  # fmt: skip
+ROW = {**OPEN, "dp": "8"}
 LAYOUTS = (
     {}, {"tp": "4", "dp": "4"}, {"tp": "1", "dp": "16", "zero_stage_or_fsdp": "FSDP"},
     {"pp": "2", "dp": "4", "vpp": "2", "schedule": "interleaved"}, {"recompute": "full", "micro_batch": "2"},

@@ -19,10 +19,9 @@ from simpar.search.certify.frontier import STEP, Frontier
 from simpar.search.problem import Problem
 from simpar.search.progress import Progress
 from simpar.search.space.axes import Rows, tensor_degrees
-from simpar.search.space.fit import needs
 from simpar.search.space.jobs import counted, plan_of
 from simpar.search.space.portable import refusals
-from simpar.search.space.rows import ORIGIN, fixed_values, with_late_axes
+from simpar.search.space.rows import fixed_values
 from simpar.uncertainty.memory import AS_PREDICTED
 
 Mask = NDArray[np.bool_]
@@ -133,7 +132,7 @@ def margin(field: Field, winner: Exact) -> dict[str, object] | None:
     loose = replace(problem, constraints=replace(constraints, fit_probability=AS_PREDICTED))
     risky = field.rows.some(field.need.needed_bytes > problem.memory_limit_bytes)
     risky.problem = loose
-    search = BranchAndBound(_fitting(risky), Progress(), [replace(winner, problem=loose)])
+    search = BranchAndBound([Field.among(risky)], Progress(), [replace(winner, problem=loose)])
     search.run(MOST_UNSURE)
     best_s = search.ranked()[0].step_time_s
     assert field.frontier is not None, "a plan was simulated in its frontier"
@@ -147,17 +146,6 @@ def margin(field: Field, winner: Exact) -> dict[str, object] | None:
             found, tried = measure(loose, plan_of(field.frontier.rows, row)), tried + 1
             best_s = min([best_s, *([found.step_time_s] if found.fits else [])])
     return {"fit_probability": AS_PREDICTED, "gain": winner.step_time_s / best_s - 1}
-
-
-def _fitting(rows: Rows) -> list[Field]:
-    """Rows over the axes that memory depends on as a field, none where none may fit."""
-    need = needs(rows)
-    fit = need.needed_bytes <= rows.problem.memory_limit_bytes
-    if not fit.any():
-        return []
-    feasible = with_late_axes(rows.some(fit))
-    frontier = Frontier.of(feasible, need.needed_bytes[fit][feasible.code[ORIGIN]])
-    return [Field(rows.problem, feasible.count, rows, need, frontier)]
 
 
 def naive_choices(beside: Beside, best: Result) -> list[dict[str, object]]:

@@ -38,8 +38,12 @@ class Field:
     @staticmethod
     def of(problem: Problem) -> Field:
         """Enumerate, decide memory, bound. Raises Infeasible where no plan is legal."""
-        rows = memory_rows(problem)
-        need = needs(rows)
+        return Field.among(memory_rows(problem))
+
+    @staticmethod
+    def among(rows: Rows) -> Field:
+        """Decide memory and bound, among rows over the axes that memory depends on."""
+        problem, need = rows.problem, needs(rows)
         fit = need.needed_bytes <= problem.memory_limit_bytes
         size = late_count(rows.some(~fit)) if not fit.all() else 0
         if not fit.any():
