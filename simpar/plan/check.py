@@ -225,10 +225,15 @@ def _grid(plan: Plan, target: Target) -> None:
         )
 
 
+def refuse_tensor_parallel(tp: int, target: Target) -> None:
+    """Raise UserError where the sizes of a model do not divide over ``tp`` ranks, sequences aside."""
+    _tensor(Plan(mesh=Mesh(tp=tp)), target)
+
+
 def allows_tensor_parallel(tp: int, target: Target) -> bool:
     """Whether the sizes of a model divide over ``tp`` ranks, sequences aside."""
     try:
-        _tensor(Plan(mesh=Mesh(tp=tp)), target)
+        refuse_tensor_parallel(tp, target)
     except UserError:
         return False
     return True

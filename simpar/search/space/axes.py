@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from simpar.models.recompute import OPTIMAL
 from simpar.plan import flat
-from simpar.plan.check import MAX_PASSES, Target, allows_tensor_parallel, keeps_rules
+from simpar.plan.check import MAX_PASSES, Target, allows_tensor_parallel, keeps_rules, refuse_tensor_parallel
 from simpar.plan.mirrored import BOTH_ENDS
 from simpar.plan.schedules import SCHEDULES, splits_backward
 from simpar.plan.sync import apart
@@ -229,9 +229,21 @@ def everything(rows: Rows) -> Mask:
 
 def tensor_degrees(problem: Problem) -> list[int]:
     """Degrees that divide the devices and the sizes of the model."""
-    target = Target(problem.graph, problem.training, problem.cluster.world_size, 1)
-    degrees = divisors(problem.cluster.world_size, int(problem.graph.dims["heads"]))
+    degrees, target = divisors(problem.cluster.world_size, int(problem.graph.dims["heads"])), _target(problem)
     return [tp for tp in degrees if allows_tensor_parallel(tp, target)]
+
+
+def _tensor_fits(rows: Rows) -> Mask:
+    """Degrees that the model allows, of those given. Raises UserError with the reason where it allows none."""
+    legal = np.isin(rows["tp"], tensor_degrees(rows.problem))
+    if not legal.any():
+        for tp in rows.domain["tp"]:
+            refuse_tensor_parallel(tp, _target(rows.problem))
+    return legal
+
+
+def _target(problem: Problem) -> Target:
+    return Target(problem.graph, problem.training, problem.cluster.world_size, 1)
 
 
 def _context_degrees(problem: Problem) -> list[int]:
@@ -380,7 +392,7 @@ def _schedules(problem: Problem) -> list[str]:
 
 
 AXES = (
-    Axis("tp", tensor_degrees, everything),
+    Axis("tp", tensor_degrees, _tensor_fits),
     Axis("cp", _context_degrees, _context_fits),
     Axis(
         "pp",

@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import simpar
+from simpar.errors import UserError
+from simpar.search import Constraints, make_problem
 from simpar.search.space.axes import numbered
+from simpar.search.space.rows import enumerate_space
 
 
 @pytest.mark.parametrize("widths", [(3,), (40, 2), (10**9, 3, 2), (1, 1)])
@@ -18,3 +22,25 @@ def test_rows_are_numbered_by_the_combinations_that_there_are(widths: tuple[int,
     assert found[0].tolist() == first.tolist()
     assert found[1].tolist() == index.ravel().tolist()
     assert [len(each) for each in numbered(np.zeros(0, dtype=np.int64))] == [0, 0]
+
+
+def given_degrees(*degrees: int) -> set[int]:
+    """Tensor parallel degrees of the rows of a model of 28 heads, of those given."""
+    constraints = Constraints(fixed={"tp": degrees, "pp": 1, "micro_batch": 1})
+    problem = make_problem(
+        "qwen2-57b-a14b",
+        simpar.Cluster("dgx-h100"),
+        simpar.Training(seq_len=1024, global_batch=8),
+        constraints=constraints,
+    )
+    return set(enumerate_space(problem)["tp"].tolist())
+
+
+def test_of_given_tensor_degrees_those_stay_that_the_model_allows() -> None:
+    """28 heads lie on 1, 2 or 4 ranks: 8 is left out beside others, and alone it is refused with the reason."""
+    assert given_degrees(1, 8) == {1}
+    assert given_degrees(8, 4, 2) == {2, 4}
+    with pytest.raises(
+        UserError, match=r"plan.tp = 8: does not divide the attention heads 28; allowed: 1, 2, 4"
+    ):
+        given_degrees(8)
