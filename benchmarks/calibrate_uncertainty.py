@@ -293,10 +293,9 @@ def fit_probability(run: Run, table: Table) -> float:
 def calibrated(runs: Sequence[Run]) -> tuple[Table, Errors, Floats]:
     """The table, errors of runs left out, and their spreads."""
     moved = moved_runs(runs)
-    fitted = np.array([not r.source.startswith("MLPerf") and r.source not in NOT_FITTED for r in moved])
     evidence = evidence_of([run for run in runs if run.error is not None and run.source not in NOT_FITTED])
     conditions = list(lacks(support_of(Traits("", ""), evidence)))
-    folds = list(Refit(moved).folds(fitted))
+    folds = list(folds_of(moved))
     errors = errors_of(moved, folds, conditions)
     logs, low, high = widths(errors)
     spread = np.exp(np.column_stack([np.ones(len(errors.error)), errors.lacked]) @ logs)
@@ -311,6 +310,12 @@ def calibrated(runs: Sequence[Run]) -> tuple[Table, Errors, Floats]:
         memory_runs=memory_runs(runs),
     )
     return table, errors, spread
+
+
+def folds_of(moved: Sequence[Run]) -> Iterator[Fold]:
+    """Every source of some runs left out in turn, then every family, of the parameters that are fitted."""
+    fitted = np.array([not r.source.startswith("MLPerf") and r.source not in NOT_FITTED for r in moved])
+    return Refit(moved).folds(fitted)
 
 
 def moved_runs(runs: Sequence[Run]) -> list[Run]:
@@ -342,18 +347,23 @@ def coverage(
     return found
 
 
+def kept_runs(kept: Path | None) -> list[Run]:
+    """All runs of the development tables: those of a file where there is one, which is else written."""
+    if kept and kept.exists():
+        return list(pickle.loads(kept.read_bytes()))
+    runs = runs_of([DATA / name for name in (*TABLES, ALSO)])
+    if kept:
+        kept.write_bytes(pickle.dumps(runs))
+    return runs
+
+
 def main() -> None:
     """Calibrate, print, and write on request."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--write", action="store_true", help="write the table that travels with the package")
     parser.add_argument("--rows", type=Path, help="file that keeps sensitivities between runs")
     arguments = parser.parse_args()
-    if arguments.rows and arguments.rows.exists():
-        runs = pickle.loads(arguments.rows.read_bytes())
-    else:
-        runs = runs_of([DATA / name for name in (*TABLES, ALSO)])
-        if arguments.rows:
-            arguments.rows.write_bytes(pickle.dumps(runs))
+    runs = kept_runs(arguments.rows)
     table, errors, spread = calibrated(runs)
     print(table.time, table.memory, table.memory_runs, sep="\n")
     groups = coverage(runs, errors, spread, table)

@@ -21,7 +21,8 @@ class Certainty(BaseModel):
     Nine of ten measured steps lie in ``step_time_interval_s``, nine of ten reserved peaks in
     ``reserved_memory_interval_bytes``; ``fit_probability`` is that of fitting on every rank. ``support`` counts the
     pairs of source and family of models that share everything with it; ``unsupported`` says what no run shows, in
-    words. ``layout_spread`` is the standard deviation of the logarithm of a step by which layouts of one job differ.
+    words. ``layout_spread`` is the spread (a mean absolute error) of the logarithm of a step by which layouts of one
+    job differ.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
