@@ -28,6 +28,7 @@ from scipy.optimize import minimize
 from scipy.special import ndtr
 
 from simpar.files import write_atomic
+from simpar.plan.routing import expected_maximum
 from simpar.uncertainty.memory import MemoryRisk
 from simpar.uncertainty.step_time import lacks
 from simpar.uncertainty.support import Evidence, Traits, support_of
@@ -35,6 +36,9 @@ from simpar.uncertainty.table import PATH, MemoryErrors, Table, TimeErrors
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+FULLEST_EXPERTS, ROUTED_EXPERTS = (0.72, 0.04, 0.52, 0.04), 64
+"""What the fullest of so many experts of a layer has above the mean, in means, over a validation set: models of 1B and
+3B parameters, each balanced by an auxiliary loss and without one (arXiv 2408.15664, tables 2 and 5)."""
 ALSO = "measured_mlperf_dev.csv"
 """Runs that parameters were never fitted to."""
 MOST_RUNS = {"ultrascale-playbook": 100, "Megatron-Bridge performance summary": 80,
@@ -215,7 +219,10 @@ def memory_errors(runs: Sequence[Run]) -> MemoryErrors:
     needed, capacity = (
         np.array([getattr(r, f"{name}_bytes") for r in told]) for name in ("needed", "capacity")
     )
-    moving, fits = np.array([run.parts_bytes[1] for run in told]), np.array([run.fits for run in told])
+    moving, fits = (
+        np.array([run.parts_bytes.moving_bytes for run in told]),
+        np.array([run.fits for run in told]),
+    )
 
     def loss(values: Floats) -> float:
         spread = np.exp(values[1]) * moving
@@ -234,6 +241,7 @@ def memory_errors(runs: Sequence[Run]) -> MemoryErrors:
         bias=float(bias),
         allocator=float(np.exp(allocator)),
         communicators=COMMUNICATORS,
+        imbalance=imbalance(),
         habits=habits,
         low=-1,
         high=1,
@@ -249,6 +257,15 @@ def memory_errors(runs: Sequence[Run]) -> MemoryErrors:
         weight.append(min(1.0, ALIKE_RUNS / counts[run.source]))
     low, high = (percentile(np.array(scaled), np.array(weight), share) for share in (0.05, 0.95))
     return errors.model_copy(update={"low": low, "high": high})
+
+
+def imbalance() -> tuple[float, float]:
+    """(Mean, standard deviation) over published models of how unlike the loads of experts are.
+
+    The largest of that many normals is ``expected_maximum`` standard deviations above their mean.
+    """
+    found = np.array(FULLEST_EXPERTS) / expected_maximum(ROUTED_EXPERTS)
+    return float(found.mean()), float(found.std())
 
 
 def memory_runs(runs: Sequence[Run]) -> dict[str, int]:

@@ -20,6 +20,7 @@ from simpar.program.lower import Lowered
 from simpar.program.perturbation import Perturbation
 from simpar.report.certainty import traits_of
 from simpar.report.summarise import Context, summarise
+from simpar.uncertainty.memory import Parts
 from simpar.uncertainty.support import Traits
 from simpar.units import BITS
 from simpar.validate.cells import Row, Unmodelled, text
@@ -64,8 +65,7 @@ class Run:
 
     ``error`` is log(measured / predicted) of the step time, None where no time or a disturbed one was measured;
     ``slopes`` the value of every parameter and by how much it moves the logarithm of the prediction.
-    ``parts_bytes`` of the rank that needs the most: what stays, comes and goes, and lies outside the allocator;
-    ``parts_s`` what the predicted step is made up of.
+    ``parts_bytes`` of the rank that needs the most; ``parts_s`` what the predicted step is made up of.
     """
 
     source: str
@@ -79,7 +79,7 @@ class Run:
     fits: bool | None
     needed_bytes: float
     capacity_bytes: float
-    parts_bytes: tuple[float, float, float]
+    parts_bytes: Parts
     peak_error: float | None
     parts_s: tuple[float, ...] = ()
 
