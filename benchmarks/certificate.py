@@ -56,7 +56,7 @@ SCHEDULES = (
 )
 MOST_PLANS = 160
 NOTHING = float("inf")
-AS_PREDICTED = 0.5  # the probability of fitting that asks for no margin
+AS_PREDICTED, WANTED = 0.5, 0.95  # probabilities of fitting: without a margin, and what searches want
 MATCH = 1e-9
 
 
@@ -223,7 +223,7 @@ def drawn(seed: int, most: int = MOST_PLANS) -> Case:
     slow = {rng.randrange(cluster.world_size): rng.choice([1.2, 2.0])} if rng.random() < 0.2 else {}
     axes = _axes(rng, config, cluster.world_size, most)
     stack, free = rng.choice(STACKS), random.Random(f"headroom {seed}").choice([0.0, 0.0, 0.1])
-    sure = random.Random(f"fit probability {seed}").choice([AS_PREDICTED, AS_PREDICTED, 0.95])
+    sure = random.Random(f"fit probability {seed}").choice([AS_PREDICTED, WANTED, WANTED])
     return Case(seed, model, cluster, training, stack, simpar.Perturbation(slow_ranks=slow), axes, free, sure)
 
 

@@ -8,7 +8,7 @@ made of these trials and of nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import inf
@@ -21,10 +21,13 @@ from simpar.plan.flat import SECTION_OF
 from simpar.plan.plan import CUSTOM, Offload, Plan
 from simpar.plan.schedules import SCHEDULES, natural_vpp
 from simpar.program.perturbation import Perturbation
+from simpar.report.certainty import Certainty
 from simpar.report.result import Result, Trial
+from simpar.report.terminal import probably
 from simpar.report.waits import WORTH_A_HINT
 from simpar.scenario import ClusterChoice, Scenario, chosen_cluster
 from simpar.simulation import simulate
+from simpar.uncertainty.memory import WANTED
 from simpar.units import format_bytes, format_seconds
 
 Change = dict[str, Any]
@@ -33,7 +36,6 @@ MAX_PAIRS = 6  # simulated in the second round
 POINTLESS = "naive"  # a schedule that every other one beats
 TOLERANCE = 1e-12  # a saved result is the same run when its step time agrees to rounding
 
-MARGIN = 0.02  # of a device: what a layout must leave free to be advised
 MOST_HINTS = 3
 FLAGS = frozenset(
     ("tp", "pp", "vpp", "dp", "cp", "ep", "micro_batch", "zero", "schedule", "recompute", "sequence_parallel")
@@ -91,25 +93,41 @@ def _distinct(found: Sequence[_Tried]) -> list[_Tried]:
 
 
 def _hints(result: Result) -> Iterator[str]:
-    """The best layouts that leave a margin of memory and gain, or fit at all where this one does not."""
-    most_bytes = (1 - MARGIN) * result.memory.capacity_bytes
+    """The quickest layouts that gain, or fit at all where this one does not, and fit as surely as this one or WANTED.
+
+    Where this one is less sure, the quickest that is as sure as WANTED comes last if none of the others is.
+    """
+    sure = _sureness(result.certainty)
+    wanted = min(sure, WANTED) if result.fits else WANTED
     goal_s = (1 - WORTH_A_HINT) * result.step_time_s if result.fits else inf
-    found = [
-        trial
-        for trial in result.why.trials
-        if trial.fits
-        and (trial.peak_reserved_bytes or inf) <= most_bytes
-        and (trial.step_time_s or inf) < goal_s
-    ]
-    distinct = {(trial.step_time_s, trial.peak_reserved_bytes): trial for trial in reversed(found)}
-    for trial in sorted(distinct.values(), key=_rating)[:MOST_HINTS]:
+    fitting = [trial for trial in result.why.trials if trial.fits]
+    surely = _quickest(trial for trial in fitting if _sureness(trial) >= WANTED)
+    as_surely = _quickest(trial for trial in fitting if _sureness(trial) >= wanted)
+    found = [trial for trial in as_surely if (trial.step_time_s or inf) < goal_s][:MOST_HINTS]
+    if not result.fits:
+        found = found or _quickest(fitting)[:1]
+    elif sure < WANTED and not any(_sureness(trial) >= WANTED for trial in found):
+        found += surely[:1]
+    for trial in found:
         step_s, size = trial.step_time_s or 0.0, trial.peak_reserved_bytes or 0.0
         memory = f"{format_bytes(size)} of {format_bytes(result.memory.capacity_bytes)}"
+        memory += "" if trial.fit_probability is None else f", {probably(trial.fit_probability)}"
         if result.fits:
             gain = f"{format_seconds(step_s)} instead of {format_seconds(result.step_time_s)}"
             yield f"{trial.change}: {gain} ({step_s / result.step_time_s - 1:+.1%}), {memory}"
         else:
             yield f"{trial.change}: fits, {memory}, in {format_seconds(step_s)}"
+
+
+def _sureness(known: Trial | Certainty | None) -> float:
+    """How probable it is that a layout fits; certain where nobody says."""
+    return 1.0 if known is None or known.fit_probability is None else known.fit_probability
+
+
+def _quickest(trials: Iterable[Trial]) -> list[Trial]:
+    """Trials by step time, of those with the same figures one."""
+    distinct = {(trial.step_time_s, trial.peak_reserved_bytes): trial for trial in reversed(list(trials))}
+    return sorted(distinct.values(), key=_rating)
 
 
 def inputs_of(result: Result) -> dict[str, Any]:
@@ -166,6 +184,7 @@ class _Runner:
                 mfu=found.mfu,
                 peak_reserved_bytes=found.memory.peak_reserved_bytes,
                 fits=found.fits,
+                fit_probability=found.certainty and found.certainty.fit_probability,
             ),
             found.setup.plan,
         )

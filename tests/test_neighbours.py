@@ -206,3 +206,46 @@ def test_flags_read_as_they_are_typed():
     )
     change = {"micro_batch": 2, "sequence_parallel": False, "schedule": "zb-v"}
     assert as_flags(change) == "--micro-batch 2 --no-sequence-parallel --schedule zb-v"
+
+
+@pytest.mark.parametrize(
+    ("flags", "sure"),
+    [({"zero": 2, "micro_batch": 2}, (0.5, 0.95)), ({"zero": 1, "micro_batch": 2}, (0.0, 0.5))],
+)
+def test_hints_fit_as_surely_as_is_wanted(flags, sure):
+    """Where a layout is crowded or too large every hint is a trial that fits with 95 %, and says how sure it is."""
+    facts = {
+        "model": "llama-3-8b",
+        "cluster.hardware": "dgx-h100",
+        "training.seq_len": 4096,
+        "training.global_batch": 16,
+    }
+    inputs = load_scenario(None, facts | {f"plan.{name}": value for name, value in flags.items()}).inputs()
+    result = simulate(**inputs)
+    assert sure[0] <= result.certainty.fit_probability < sure[1]
+    advised = advise(result, inputs)
+    hints = advised.why.hints[len(result.why.hints) :]
+    trials = {trial.change: trial for trial in advised.why.trials}
+    assert hints
+    for hint in hints:
+        trial = trials[hint.split(":")[0]]
+        assert trial.fit_probability >= 0.95
+        assert hint.endswith("% sure") or "% sure, in " in hint
+    crowded = [trial for trial in advised.why.trials if trial.fits and trial.fit_probability < 0.95]
+    assert crowded
+
+
+def test_a_layout_that_fits_too_narrowly_is_told_what_is_sure(monkeypatch):
+    """Where nothing that is sure gains, the quickest that is sure comes last, with what it costs."""
+    facts = {
+        "model": "llama-3-8b",
+        "cluster.hardware": "dgx-h100",
+        "training.seq_len": 4096,
+        "training.global_batch": 16,
+    }
+    inputs = load_scenario(None, facts | {"plan.zero": 2, "plan.micro_batch": 2}).inputs()
+    monkeypatch.setattr("simpar.neighbours.neighbours", lambda _: iter([{"micro_batch": 1}, {"tp": 2}]))
+    monkeypatch.setattr("simpar.neighbours._pairs", lambda *_: [])
+    (hint,) = advise(simulate(**inputs), inputs).why.hints
+    assert hint.startswith("--micro-batch 1: ")
+    assert "(+2." in hint

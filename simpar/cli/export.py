@@ -15,12 +15,19 @@ if TYPE_CHECKING:
     from simpar.export import Exported
     from simpar.export.source import Source
     from simpar.plan.plan import Plan
+    from simpar.report.result import Result
 
 EXPORT_FLAGS = (
     Flag("--to", "", str, "Target (simpar list targets)"),
     Flag("--output,-o", "", str, "Folder for the files"),
     Flag("--lossy", "", bool, "Export even what loses a part of the plan; the loss is listed"),
-    Flag("--force", "", bool, "Export even what does not fit as predicted for the target's stack"),
+    Flag(
+        "--fit-probability",
+        "",
+        float,
+        "How probable it must be that the plan fits as the target runs it; default 0.95",
+    ),
+    Flag("--force", "", bool, "Export even what does not fit so surely"),
     Flag("--model", "", str, "Model, where the plan names none"),
     Flag("--seq-len", "", int, "Tokens per sequence, where the plan does not say"),
     Flag("--global-batch", "", int, "Sequences per optimizer step, where the plan does not say"),
@@ -40,6 +47,7 @@ def export(scenario: str, **values: Any) -> None:
     """Write the files that make another framework train a plan."""
     from simpar.export import export as make
     from simpar.export.source import Facts, load_source
+    from simpar.uncertainty.memory import WANTED
 
     for flag in ("to", "output"):
         if values[flag] is None:
@@ -48,8 +56,9 @@ def export(scenario: str, **values: Any) -> None:
     source = load_source(scenario, Facts(*(values[name] for name in given)))
     job = (source.plan, source.graph, source.training, values["to"])
     made = make(*job, devices_per_node=source.devices_per_node, lossy=values["lossy"])
-    foretold = _predicted_again(source, made.plan, values["to"])
-    if foretold and not foretold.fits and not values["force"]:
+    asked = values["fit_probability"]
+    foretold = _predicted_again(source, made.plan, values["to"], WANTED if asked is None else asked)
+    if foretold and not foretold.is_allowed and not values["force"]:
         raise UserError(f"{foretold.said} (--force exports it all the same)")
     if foretold:
         made = replace(made, notes=(*made.notes, foretold.said))
@@ -59,42 +68,47 @@ def export(scenario: str, **values: Any) -> None:
 
 @dataclass(frozen=True)
 class _Foretold:
-    """Whether a plan fits as a target runs it, in words with the numbers."""
+    """Whether a plan fits so surely as the target runs it as is wanted, in words with the numbers."""
 
-    fits: bool
+    is_allowed: bool
     said: str
 
 
-def _predicted_again(source: Source, runs: Plan, target: str) -> _Foretold | None:
-    """What another stack than the one that a plan was made for makes of it; None where it is the same, or unknown.
+def _predicted_again(source: Source, runs: Plan, target: str, wanted: float) -> _Foretold | None:
+    """What the stack of a target makes of a plan: does it fit with the probability ``wanted``.
 
-    ``runs`` is the plan as the target runs it. Raises UserError where it cannot be simulated there.
+    ``runs`` is the plan as the target runs it. None where it does as it was made for that very stack, or where nothing
+    is known of what it was made for. Raises UserError where it cannot be simulated there.
     """
     from simpar.cost.stack import load_stack
+    from simpar.report.terminal import memory_state
     from simpar.simulation import simulate
-    from simpar.units import format_bytes, format_seconds
+    from simpar.units import format_seconds
 
+    if not 0 < wanted < 1:
+        raise UserError(f"--fit-probability {wanted:g}: allowed: above 0 and below 1")
     stack, cluster = source.stack, source.cluster
-    if stack is None or stack == load_stack(str(runs.stack)):
-        return None
+    is_same = stack is None or stack == load_stack(str(runs.stack))
     if cluster is None:
         words = f"Not predicted for stack {runs.stack}: the plan names no cluster for its ranks (--hardware NAME does)."
-        return _Foretold(True, words)
+        return None if is_same else _Foretold(True, words)
 
-    def numbers(plan: Plan, habits: Stack | None) -> tuple[bool, str]:
-        result = simulate(source.graph, cluster, plan, source.training, stack=habits, with_timeline=False)
-        memory = result.memory
-        needs = f"{format_bytes(memory.peak_reserved_bytes)} of {format_bytes(memory.capacity_bytes)}"
-        return result.fits, f"{needs}, {format_seconds(result.step_time_s)} a step"
+    def run(plan: Plan, habits: Stack | None) -> Result:
+        return simulate(source.graph, cluster, plan, source.training, stack=habits, with_timeline=False)
 
-    fits, there = numbers(runs, None)
-    _, here = numbers(source.plan, stack)
-    verdict = "fits" if fits else "does not fit"
-    said = (
-        f"Under {runs.stack}, the stack of {target}, the plan {verdict}: {there}; under {stack.name}, for which it was "
-        f"made, {here}"
-    )
-    return _Foretold(fits, said)
+    def numbers(result: Result) -> str:
+        return f"{memory_state(result, 'does not fit')}, {format_seconds(result.step_time_s)} a step"
+
+    there = run(runs, None)
+    is_sure = there.fits and (there.certainty is None or there.certainty.fit_probability >= wanted)
+    if is_same and is_sure:
+        return None
+    said = f"Under {runs.stack}, the stack of {target}, the plan {numbers(there)}"
+    if stack is not None and not is_same:
+        said += f"; under {stack.name}, for which it was made, it {numbers(run(source.plan, stack))}"
+    if there.fits and not is_sure:
+        said += f"; --fit-probability {wanted:g} is wanted"
+    return _Foretold(is_sure, said)
 
 
 def _write(made: Exported, folder: Path) -> None:

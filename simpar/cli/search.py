@@ -48,8 +48,8 @@ SEARCH_FLAGS = (
         "--fit-probability",
         "",
         float,
-        "How probable it must be that a plan fits: 0.95 leaves the margin that measured runs ask for; default 0.5, "
-        "as predicted",
+        "How probable it must be that a plan fits; default 0.95, the margin that measured runs ask for; 0.5: as "
+        "predicted",
     ),
     Flag("--headroom", "", float, "Fraction of device memory to leave free besides"),
     Flag(
@@ -216,7 +216,7 @@ def _constraints(values: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
     from simpar.files import choose
     from simpar.plan.schedules import SCHEDULES
     from simpar.search.problem import ANY, Constraints
-    from simpar.uncertainty.memory import AS_PREDICTED
+    from simpar.uncertainty.memory import WANTED
     from simpar.units import parse_quantity
 
     deadline, names = values["deadline"], values["schedules"]
@@ -233,7 +233,7 @@ def _constraints(values: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
         choose(values["portable"], (*TARGETS, ANY), "target")
     return Constraints(
         headroom=values["headroom"] or 0.0,
-        fit_probability=AS_PREDICTED if values["fit_probability"] is None else values["fit_probability"],
+        fit_probability=WANTED if values["fit_probability"] is None else values["fit_probability"],
         fixed=fixed,
         portable=values["portable"],
         schedules=schedules,

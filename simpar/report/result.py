@@ -203,7 +203,8 @@ class Setup(_Part):
 class Trial(_Part):
     """A neighbouring layout, simulated: the change as flags, and what it came to (s, share of peak, bytes).
 
-    Where the layout cannot be, ``refused`` says why and the figures are None.
+    ``fit_probability`` is that of fitting on every rank. Where the layout cannot be, ``refused`` says why and the
+    figures are None.
     """
 
     change: str
@@ -211,6 +212,7 @@ class Trial(_Part):
     mfu: float | None = None
     peak_reserved_bytes: float | None = None
     fits: bool = False
+    fit_probability: float | None = None
     refused: str = ""
 
 

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 BAR_WIDTH = 32
 SHORT = {"parameters": "params", "gradients": "grads", "optimizer_states": "optimizer"}
 MAX_MEMORY_ROWS = 12
-CAUSES = {
-    "allocator": "gaps of the allocator and workspaces", "stack": "what the stack keeps unseen",
-    "experts": "uneven experts",
-}  # fmt: skip
 UNTRIED = "--advise simulates layouts one or two changes away and says what each would gain."
 MAX_FITTING, MAX_TEMPTING = 6, 4  # simulated neighbours that are listed
 
@@ -130,9 +126,16 @@ def _trials(result: Result, console: Console) -> Table:
         gain = (trial.step_time_s or 0.0) / result.step_time_s - 1
         table.add_row(
             trial.change, format_seconds(trial.step_time_s or 0.0), f"{gain:+.1%}", f"{trial.mfu or 0.0:.1%}",
-            format_bytes(trial.peak_reserved_bytes or 0.0), "fits" if trial.fits else "does not fit",
+            format_bytes(trial.peak_reserved_bytes or 0.0), verdict(trial),
         )  # fmt: skip
     return table
+
+
+def verdict(trial: Trial) -> str:
+    """Whether a neighbouring layout fits, and how sure that is."""
+    if not trial.fits:
+        return "does not fit"
+    return "fits" if trial.fit_probability is None else f"fits, {probably(trial.fit_probability)}"
 
 
 def worth_showing(result: Result) -> list[Trial]:
@@ -170,7 +173,7 @@ def figures(result: Result) -> list[tuple[str, str]]:
         ("MFU / HFU", f"{speed.mfu:.1%} / {speed.hfu:.1%} (attention counted {speed.flops_convention})"),
         ("model TFLOP/s per device", format_figure(speed.tflops_per_device)),
         ("bubble", result.bubble_text),
-        ("memory", _memory_state(result)),
+        ("memory", memory_state(result)),
     ]
     if result.bill.cost_usd_per_step is not None:
         rows.append(("cost per step", f"{format_figure(result.bill.cost_usd_per_step)} USD"))
@@ -179,11 +182,14 @@ def figures(result: Result) -> list[tuple[str, str]]:
     return rows
 
 
-def _memory_state(result: Result) -> str:
+def memory_state(result: Result, misfit: str = "DOES NOT FIT") -> str:
+    """Whether a step fits, into how much, and how sure that is; ``misfit`` says that it does not."""
     memory = result.memory
-    verdict = "fits" if memory.fits else "DOES NOT FIT"
-    sure = "" if result.certainty is None else f", {probably(result.certainty.fit_probability)}"
-    return f"{verdict}: {format_bytes(memory.peak_reserved_bytes)} of {format_bytes(memory.capacity_bytes)}{sure}"
+    sure = ""
+    if result.certainty is not None:
+        sure = f", {probably(result.certainty.fit_probability)}" + " to fit all the same" * (not memory.fits)
+    size = f"{format_bytes(memory.peak_reserved_bytes)} of {format_bytes(memory.capacity_bytes)}"
+    return f"{'fits' if memory.fits else misfit}: {size}{sure}"
 
 
 def probably(fit_probability: float) -> str:
@@ -204,7 +210,7 @@ def _step_time(result: Result) -> str:
 
 
 def how_sure(result: Result) -> list[str]:
-    """What the intervals rest on, a sentence each: measured runs, what none of them shows, and what a fit hangs on."""
+    """What the intervals rest on, a sentence each: runs that were measured, and what none of them shows."""
     known = result.certainty
     if known is None:
         return []
@@ -219,15 +225,7 @@ def how_sure(result: Result) -> list[str]:
         if known.support
         else f"no measured run is like this one {shared}"
     )
-    return [first, *known.unsupported, *_hangs_on(known.fit_causes)]
-
-
-def _hangs_on(causes: Mapping[str, float]) -> Iterator[str]:
-    """What part every cause has in what must stay free for a fit, the largest first; below 1 % is left out."""
-    parts = sorted(causes.items(), key=lambda item: -item[1])
-    words = ", ".join(f"{CAUSES.get(name, name)} {100 * part:.0f} %" for name, part in parts if part >= 0.01)
-    if words:
-        yield f"what must stay free for it: {words}"
+    return [first, *known.unsupported]
 
 
 def _figures(result: Result, console: Console) -> Table:

@@ -18,7 +18,7 @@ from simpar.plan.plan import Plan
 from simpar.program.perturbation import Perturbation
 from simpar.simulation import tuned_graph
 from simpar.tracing.load import load_model
-from simpar.uncertainty.memory import AS_PREDICTED
+from simpar.uncertainty.memory import AS_PREDICTED, WANTED
 
 ANY = "any"
 """What ``portable`` is where no framework has to be able to run a plan."""
@@ -48,7 +48,7 @@ class Constraints:
     portable: str | None = None
     schedules: tuple[str, ...] | None = None
     deadline_s: float | None = None
-    fit_probability: float = AS_PREDICTED
+    fit_probability: float = WANTED
 
     @property
     def sure_words(self) -> str:

@@ -54,11 +54,13 @@ def _stand_beside(search: BranchAndBound, results: list[Result], more: dict[str,
     field = next(one for one in search.fields if one.problem is winner.problem)
     assert field.frontier is not None, "a plan was simulated in its frontier"
     taken = [row for row, found in field.frontier.simulated.items() if found.plan == winner.plan]
-    results += runners_up(Beside(field, taken[0]), taken, progress.top - 1)
+    row, near = taken[0], field.frontier.rows.some(taken[:1])
+    if progress.top > 1:
+        results += runners_up(Beside(field, near), taken, progress.top - 1)
     if not progress.brief:
-        more["naive"] = naive_choices(Beside(field, taken[0]), results[0])
-        more["pareto"] = front(Beside(field, taken[0]))
-        more["margin"] = margin(field, winner)
+        more["naive"] = naive_choices(Beside(field, near), results[0])
+        more["pareto"] = front(Beside(field, near), row)
+        more["margin"] = margin(field, row)
 
 
 def _searched(problem: Problem, progress: Progress) -> BranchAndBound:

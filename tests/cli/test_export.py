@@ -6,8 +6,11 @@ import subprocess
 
 import pytest
 
+import simpar
 from simpar import cli
 from simpar.plan.plan import Plan
+from simpar.scenario import load_scenario
+from simpar.uncertainty.memory import WANTED
 
 SCENARIO = "gpt3-175b-64-a100"
 
@@ -117,6 +120,28 @@ def test_another_stack_predicts_again_and_refuses_what_does_not_fit(tmp_path, ca
     assert error.removesuffix(" (--force exports it all the same)") in notes
     assert cli.run(["export", str(plan), "--to", "torchtitan", "-o", str(out)]) == 0
     assert "Under torchtitan, the stack of torchtitan, the plan fits: " in capsys.readouterr().out
+
+
+def test_what_fits_less_surely_than_is_wanted_is_refused(tmp_path, capsys):
+    """Also for the stack that it was made for: 95 % unless told otherwise, with both numbers."""
+    plan, out = tmp_path / "plan.json", tmp_path / "out"
+    crowded = ["--fix", "zero=2", "--fix", "micro_batch=2", "--fit-probability", "0.5"]
+    assert cli.run([*SEARCH, *crowded, "-o", str(plan)]) == 0
+    sure = simpar.simulate(**load_scenario(str(plan), {}).inputs()).certainty.fit_probability
+    assert 0.5 <= sure < WANTED
+    capsys.readouterr()
+    command = ["export", str(plan), "--to", "megatron", "-o", str(out)]
+    assert cli.run(command) == 2
+    error = capsys.readouterr().err
+    assert "Under megatron, the stack of megatron, the plan fits: " in error
+    assert f"{100 * sure:.0f} % sure" in error
+    assert "--fit-probability 0.95 is wanted (--force exports it all the same)" in error
+    assert not out.exists()
+    assert cli.run([*command, "--fit-probability", f"{sure - 0.01:.3f}"]) == 0
+    assert cli.run([*command, "--force"]) == 0
+    assert "--fit-probability 0.95 is wanted" in capsys.readouterr().out
+    assert cli.run([*command, "--fit-probability", "1.5"]) == 2
+    assert "--fit-probability 1.5: allowed: above 0 and below 1" in capsys.readouterr().err
 
 
 def test_a_plan_without_a_cluster_says_that_nothing_was_predicted(tmp_path, capsys):

@@ -81,7 +81,9 @@ def test_only_rows_that_may_fit_are_sent_ahead(problem_of, monkeypatch):
     """Those of which the very table holds too much are neither simulated nor dropped before their turn."""
     problem, sent = problem_of(13, **HELD), []
     usual = Frontier.least_bytes
-    monkeypatch.setattr(Frontier, "least_bytes", lambda self, row: np.inf if row % 2 else usual(self, row))
+    monkeypatch.setattr(
+        Frontier, "least_bytes", lambda self, row, *of: np.inf if row % 2 else usual(self, row, *of)
+    )
     monkeypatch.setattr(
         Workers, "map", lambda _, function, items: sent.extend(items) or [function(item) for item in items]
     )

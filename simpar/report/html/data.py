@@ -28,6 +28,7 @@ from simpar.report.terminal import (
     jitter_rows,
     layout,
     published_rows,
+    verdict,
     worth_showing,
 )
 from simpar.report.timeline import IDLE_CAUSES, KINDS, MEMORY_PARTS, Blocks, Idle, MemoryCurve, StageView
@@ -224,6 +225,7 @@ def _trials(result: Result) -> Iterator[dict[str, Any]]:
             "mfu": f"{trial.mfu:.1%}",
             "memory": format_bytes(trial.peak_reserved_bytes),
             "fits": trial.fits,
+            "memory_verdict": verdict(trial),
             "shown": trial.change in shown,
         }
 

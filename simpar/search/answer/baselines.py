@@ -13,11 +13,10 @@ from simpar.errors import TooManyOps
 from simpar.program.emission.emit import at_most
 from simpar.report.result import Result
 from simpar.search.answer.explanations import describe_need, why_it_loses
-from simpar.search.certify.branch_and_bound import BranchAndBound, Field
+from simpar.search.certify.branch_and_bound import Field
 from simpar.search.certify.exact import Exact, measure
 from simpar.search.certify.frontier import STEP, Frontier
 from simpar.search.problem import Problem
-from simpar.search.progress import Progress
 from simpar.search.space.axes import Rows, tensor_degrees
 from simpar.search.space.jobs import counted, plan_of
 from simpar.search.space.portable import refusals
@@ -54,13 +53,14 @@ def _mask(rows: Rows, layout: Mapping[str, tuple[int, ...]]) -> Mask:
 
 @dataclass
 class Beside:
-    """A list of what stands beside the winner, a row of a field: at most ``ops_left`` ops are simulated for it.
+    """A list of what stands beside the winner: rows of a field, at most ``ops_left`` ops of which are simulated for it.
 
-    ``why_not`` is what was in the way of the last rows that were not simulated.
+    ``near`` is the winner, a row of this field or of another. ``why_not`` is what was in the way of the last rows that
+    were not simulated.
     """
 
     field: Field
-    winner: int
+    near: Rows
     ops_left: int = 0
     why_not: str = TOO_LARGE
 
@@ -69,7 +69,7 @@ class Beside:
 
     @property
     def frontier(self) -> Frontier:
-        """The frontier that the winner is a row of."""
+        """The frontier of the field."""
         assert self.field.frontier is not None, "a plan was simulated in its frontier"
         return self.field.frontier
 
@@ -77,7 +77,7 @@ class Beside:
         """A few of some rows that are likely to be the shortest, and not too large to be simulated."""
         rows = self.frontier.rows
         small = LEAST_OPS * rows.at("microbatches", ...) * rows.at("stages", ...) <= MOST_OPS
-        return self.frontier.promising(mask & small, self.winner)
+        return self.frontier.promising(mask & small, self.near)
 
     def simulate(self, row: int) -> Exact | None:
         """A row as it was simulated, or is now; None where its Program has more ops than are left."""
@@ -121,31 +121,39 @@ class Beside:
                 limit_s[frontier.as_large(row)] = 0.0
 
 
-def margin(field: Field, winner: Exact) -> dict[str, object] | None:
+def margin(field: Field, winner: int) -> dict[str, object] | None:
     """What being as sure as asked for that plans fit costs: the share by which one that fits as predicted is faster.
 
-    That is the best of a few that are simulated, those with the lowest bounds first; None where nothing is asked for.
+    That is the best of those that were simulated and are not sure enough, and of a few more that are likely to be the
+    shortest; None where nothing is asked for. ``winner`` is a row of the field.
     """
     problem, constraints = field.problem, field.problem.constraints
     if constraints.fit_probability == AS_PREDICTED or problem.objective != "time":
         return None
-    loose = replace(problem, constraints=replace(constraints, fit_probability=AS_PREDICTED))
-    risky = field.rows.some(field.need.needed_bytes > problem.memory_limit_bytes)
-    risky.problem = loose
-    search = BranchAndBound([Field.among(risky)], Progress(), [replace(winner, problem=loose)])
-    search.run(MOST_UNSURE)
-    best_s = search.ranked()[0].step_time_s
     assert field.frontier is not None, "a plan was simulated in its frontier"
-    unsure = {row: one.step_time_s for row, one in field.frontier.simulated.items() if not one.fits}
-    unsure |= field.frontier.turned_down
+    frontier, near = field.frontier, field.frontier.rows.some([winner])
+    loose = replace(problem, constraints=replace(constraints, fit_probability=AS_PREDICTED))
+    best_s = min(one.step_time_s for one in frontier.simulated.values() if one.fits_as_predicted)
     tried = 0
-    for row in sorted(unsure, key=lambda row: unsure[row]):
-        if unsure[row] >= best_s or tried == MOST_UNSURE:
+    for row, bound_s in sorted(frontier.turned_down.items(), key=lambda one: one[1]):
+        if bound_s >= best_s or tried == MOST_UNSURE:
             break
-        if field.frontier.least_bytes(row, loose) <= loose.memory_limit_bytes:
-            found, tried = measure(loose, plan_of(field.frontier.rows, row)), tried + 1
+        if frontier.least_bytes(row, loose) <= loose.memory_limit_bytes:
+            found, tried = measure(loose, plan_of(frontier.rows, row), frontier.num_ops), tried + 1
             best_s = min([best_s, *([found.step_time_s] if found.fits else [])])
-    return {"fit_probability": AS_PREDICTED, "gain": winner.step_time_s / best_s - 1}
+    need, limit_bytes = field.need, problem.memory_limit_bytes
+    risky = (need.needed_bytes > limit_bytes) & (need.predicted_bytes <= limit_bytes)
+    rows, need = field.rows.some(risky), need.some(risky)
+    rows.problem = loose
+    more = Field.among(rows, replace(need, needed_bytes=need.predicted_bytes))
+    if more.frontier is not None:
+        more.frontier.num_ops = frontier.num_ops  # as many ops as that choose the engine
+        beside = Beside(more, near)
+        limit_s = np.where(beside.promising(more.frontier.bound_s < best_s), best_s, 0.0)
+        for _, found in islice(beside.quickest(limit_s), MOST_UNSURE):
+            best_s = min(best_s, found.step_time_s)
+            np.minimum(limit_s, best_s, out=limit_s)
+    return {"fit_probability": AS_PREDICTED, "gain": frontier.simulated[winner].step_time_s / best_s - 1}
 
 
 def naive_choices(beside: Beside, best: Result) -> list[dict[str, object]]:
@@ -240,33 +248,48 @@ def _together(problem: Problem, layout: Mapping[str, tuple[int, ...]]) -> str:
 def runners_up(beside: Beside, taken: list[int], count: int) -> list[Result]:
     """The best of other layouts than those taken, simulated: of each the variant that is the shortest by the sweep.
 
-    In the order of the sweep, which leaves contention out, up to MORE_RUNNERS_UP beyond ``count`` are simulated, while
-    one that loses no more to contention than the least of those found would come before the last of them.
+    What the search has simulated competes as it is. Others are simulated in the order of the sweep, which leaves
+    contention out, up to MORE_RUNNERS_UP beyond ``count``, while one that loses no more to contention than the least
+    of those found would come before the last of them. Tensor ranks that share the links between nodes lose the most:
+    they are looked at only where there is nothing else.
     """
-    frontier, found, last_s, least_loss = beside.frontier, list[tuple[float, int, Result]](), np.inf, np.inf
-    layout = frontier.layouts()
+    frontier = beside.frontier
+    rows, layout = frontier.rows, frontier.layouts()
     others = ~np.isin(layout, layout[taken])
-    few = others & (frontier.level >= STEP) | beside.promising(others)
-    limit_s = np.where(np.isin(layout, layout[few]), np.inf, 0.0)
-    for row, one in islice(beside.quickest(limit_s), count + MORE_RUNNERS_UP if count else 0):
-        if one.step_time_s < last_s:  # others need no report
-            found = sorted([*found, (one.step_time_s, row, one.report())], key=lambda each: each[:2])[:count]
-        last_s = found[-1][0] if len(found) == count else np.inf
-        least_loss = min(least_loss, one.step_time_s / frontier.bound_s[row])
+    found: dict[int, tuple[float, int, Exact]] = {}
+    for row, one in frontier.simulated.items():
+        if one.fits and others[row]:
+            each = one.step_time_s, row, one
+            found[layout[row]] = min(each, found.get(layout[row], each), key=lambda known: known[:2])
+    inside = rows.at("tp", ...) <= rows.problem.cluster.domain_size
+    told = others & inside if (others & inside).any() else others
+    few = told & (frontier.level >= STEP) | beside.promising(others)
+    limit_s = np.where(np.isin(layout, layout[few]) & ~np.isin(layout, list(found)), np.inf, 0.0)
+
+    def best() -> list[tuple[float, int, Exact]]:
+        return sorted(found.values(), key=lambda known: known[:2])[:count]
+
+    def limit() -> float:
+        losses = (step_s / frontier.bound_s[row] for step_s, row, _ in found.values() if told[row])
+        return best()[-1][0] / min(losses, default=1.0) if len(found) >= count else np.inf
+
+    np.minimum(limit_s, limit(), out=limit_s)
+    for row, one in islice(beside.quickest(limit_s), count + MORE_RUNNERS_UP):
+        found[layout[row]] = one.step_time_s, row, one
         limit_s[layout == layout[row]] = 0.0
-        limit_s[limit_s > 0] = last_s / least_loss
-    return [result for _, _, result in found]
+        np.minimum(limit_s, limit(), out=limit_s)
+    return [one.report() for _, _, one in best()]
 
 
-def front(beside: Beside) -> list[dict[str, object]]:
-    """Points of time and memory, from the winner down in memory: none is beaten by another.
+def front(beside: Beside, winner: int) -> list[dict[str, object]]:
+    """Points of time and memory, from the winner, a row, down in memory: none is beaten by another.
 
     Of the rows that may hold no more than a share of the winner's memory the one that bounds hold for the quickest is
     simulated; others are if it turns out to hold more.
     """
     frontier = beside.frontier
-    best = frontier.simulated[beside.winner]
-    points = {beside.winner: best}
+    best = frontier.simulated[winner]
+    points = {winner: best}
     for share in FRONT_SHARES:
         limit = share * best.needed_bytes
         if min(one.needed_bytes for one in points.values()) > limit:

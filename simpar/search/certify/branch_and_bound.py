@@ -38,12 +38,13 @@ class Field:
     @staticmethod
     def of(problem: Problem) -> Field:
         """Enumerate, decide memory, bound. Raises Infeasible where no plan is legal."""
-        return Field.among(memory_rows(problem))
+        rows = memory_rows(problem)
+        return Field.among(rows, needs(rows))
 
     @staticmethod
-    def among(rows: Rows) -> Field:
-        """Decide memory and bound, among rows over the axes that memory depends on."""
-        problem, need = rows.problem, needs(rows)
+    def among(rows: Rows, need: Need) -> Field:
+        """Bound those that fit, among rows over the axes that memory depends on."""
+        problem = rows.problem
         fit = need.needed_bytes <= problem.memory_limit_bytes
         size = late_count(rows.some(~fit)) if not fit.all() else 0
         if not fit.any():

@@ -50,6 +50,7 @@ class Exact:
 
     ``needed_bytes`` is the device memory in which it fits as probably as asked for, or where some is to stay free what
     it reports; ``fullness``, of every pipeline stage, what it takes over what it may, where replicas step together.
+    ``fits_as_predicted`` leaves out that predictions err.
     ``kept`` makes the whole result of the step that was run, as long as that is not let go; it is asked for by
     ``report``.
     """
@@ -60,6 +61,7 @@ class Exact:
     worth: float
     fits: bool
     needed_bytes: float
+    fits_as_predicted: bool
     num_ops: int = 0
     fullness: tuple[float, ...] = ()
     kept: Callable[[], Result] | None = field(default=None, repr=False, compare=False)
@@ -95,8 +97,9 @@ def measure(problem: Problem, plan: Plan, before: int = 0) -> Exact:
             plan,
             result.step_time_s,
             worth,
-            is_allowed(problem, result),
+            is_allowed(problem, result, problem.constraints.fit_probability),
             result.memory.peak_reserved_bytes,
+            is_allowed(problem, result, AS_PREDICTED),
             kept=lambda: result,
         )
     cluster = problem.cluster
@@ -112,19 +115,22 @@ def measure(problem: Problem, plan: Plan, before: int = 0) -> Exact:
     fullest = [0.0] * (1 + max(one.stage for one in held))
     for one in held:
         fullest[one.stage] = max(fullest[one.stage], one.fullness(share, sure))
-    fits = max(fullest) <= 1.0 and (host is None or host.fits)
+    on_host = host is None or host.fits
+    predicted = on_host and max(one.fullness(share, AS_PREDICTED) for one in held) <= 1.0
     context = Context(lowered, timing, cluster, name, "full", problem.perturbation)
     report = partial(summarise, context, with_timeline=False)
     most = max(one.held_bytes if share < 1.0 else one.needed_at(sure) for one in held)
-    return Exact(problem, plan, step_s, slope * step_s, fits, most, num_ops, tuple(fullest), report)
+    fits = on_host and max(fullest) <= 1.0
+    return Exact(
+        problem, plan, step_s, slope * step_s, fits, most, predicted, num_ops, tuple(fullest), report
+    )
 
 
-def is_allowed(problem: Problem, result: Result) -> bool:
-    """Whether a simulated plan fits as probably as asked for, with the headroom."""
+def is_allowed(problem: Problem, result: Result, probability: float) -> bool:
+    """Whether a simulated plan fits with some probability, with the headroom asked for."""
     memory, share = result.memory, 1.0 - problem.constraints.headroom
-    sure = problem.constraints.fit_probability
-    probable = sure == AS_PREDICTED or (
-        result.certainty is not None and result.certainty.fit_probability >= sure
+    probable = probability == AS_PREDICTED or (
+        result.certainty is not None and result.certainty.fit_probability >= probability
     )
     return result.fits and probable and memory.peak_reserved_bytes <= share * memory.capacity_bytes
 

@@ -180,20 +180,20 @@ class Frontier:
         pipelines = self.bounds.pipelines
         return pipelines.blocks.key * len(pipelines.shapes.row) + pipelines.shapes.index
 
-    def promising(self, mask: NDArray[np.bool_], near: int) -> NDArray[np.bool_]:
+    def promising(self, mask: NDArray[np.bool_], near: Rows) -> NDArray[np.bool_]:
         """A few of some rows that are likely to have the shortest steps, bounded in whole, unlike most of the others.
 
-        Of families the one of a good row, those in which one degree is half of its or twice, and those with the
-        shortest steps by the row of each that kernels hold for the shortest; of them the rows with the shortest
-        passes. Left out, as far as there are others, are rows that bounds tell little of: tensor ranks that share the
-        links between nodes, and tables that are made for durations.
+        Of families the one of a good row (``near``, of these or of another frontier), those in which one degree is
+        half of its or twice, and those with the shortest steps by the row of each that kernels hold for the shortest;
+        of them the rows with the shortest passes. Left out, as far as there are others, are rows that bounds tell
+        little of: tensor ranks that share the links between nodes, and tables that are made for durations.
         """
         greedy = self.rows.one_of("schedule", *filter(looks_at_costs, map(str, self.rows.domain["schedule"])))
         told = mask & (self.rows.at("tp", ...) <= self.rows.problem.cluster.domain_size) & ~greedy
         rows = np.flatnonzero((told if told.any() else mask) & np.isfinite(self.bound_s))
         family = self.rows.number(FAMILY)
         few = self._in_whole(self._first_of(rows, self.rows.number(UNTOLD)), family)
-        away = sum(np.abs(np.log2(self.rows.at(name, rows) / self.rows.at(name, near))) for name in DEGREES)
+        away = sum(np.abs(np.log2(self.rows.at(name, rows) / near[name])) for name in DEGREES)
         best = np.isin(family[rows], family[self._first_of(few, family)[:FAMILIES]])
         alike = self.rows.number(TOLD, family, int(family.max()) + 1)
         again = self._in_whole(rows[best | (away <= 1.0)], alike)

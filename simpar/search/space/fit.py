@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from simpar.cost.memory.allocator import overhead_bytes, reserve
 from simpar.cost.memory.bound import Scheme, flights, held_of, least_moving_bytes
 from simpar.cost.memory.moments import V_SHAPED
-from simpar.cost.memory.routed import experts_risk_bytes
 from simpar.cost.memory.static import held_memory
 from simpar.cost.stack import resolve, under
 from simpar.models.recompute import OPTIMAL
@@ -33,7 +32,7 @@ from simpar.search.problem import Problem
 from simpar.search.space.axes import ROWS_AT_ONCE, Rows, both_ends, fully_sharded, numbered, undecided
 from simpar.search.space.jobs import counted
 from simpar.search.space.optional_axes import REQUESTED_NAMES
-from simpar.uncertainty.memory import MemoryRisk, Parts
+from simpar.uncertainty.memory import MemoryRisk
 from simpar.uncertainty.table import shipped
 from simpar.units import MIB, Floats, Ints
 
@@ -62,10 +61,18 @@ SEGMENTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 
 @dataclass(frozen=True)
 class Need:
-    """Device memory that each row needs at least, in bytes, and the pipeline rank that needs it, int32[rows]."""
+    """Device memory that each row needs at least, in bytes, and the pipeline rank that needs it, int32[rows].
+
+    ``predicted_bytes`` leave out that predictions err.
+    """
 
     needed_bytes: Floats
     stage: NDArray[np.int32]
+    predicted_bytes: Floats
+
+    def some(self, which: NDArray[np.bool_]) -> Need:
+        """That of some of the rows."""
+        return Need(self.needed_bytes[which], self.stage[which], self.predicted_bytes[which])
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,8 @@ class Least:
     """What pipeline ranks of rows hold at least at a moment of the schedule, arrays [places, rows].
 
     The rank, its layers, most microbatches of a layer in flight; bytes of states, of saved activations, of workspaces
-    beside them, of what lies outside the allocator, and the device memory that all of it takes.
+    beside them, of what lies outside the allocator, and the device memory that all of it takes: as probably as asked
+    for, and as predicted.
     """
 
     rank: Floats
@@ -84,6 +92,7 @@ class Least:
     transient_bytes: Floats
     overhead_bytes: Floats
     needed_bytes: Floats
+    predicted_bytes: Floats
 
 
 def needs(rows: Rows) -> Need:
@@ -92,6 +101,7 @@ def needs(rows: Rows) -> Need:
     Rows that wait for their recomputation need what the most frugal of policies does.
     """
     needed, stage = np.full(rows.count, np.inf), np.zeros(rows.count, dtype=np.int32)
+    predicted = needed.copy()
     for first in range(0, rows.count, ROWS_AT_ONCE):
         part = slice(first, first + ROWS_AT_ONCE)
         some, here = rows.some(part), np.arange(first, min(first + ROWS_AT_ONCE, rows.count))
@@ -100,10 +110,11 @@ def needs(rows: Rows) -> Need:
             found = some.some(mine)
             if policy is not None:
                 found.set("recompute", np.arange(found.count), policy)
-            most, rank = _most(found)
+            (most, least), rank = _most(found)
             better = most < needed[here[mine]]
             needed[here[mine][better]], stage[here[mine][better]] = most[better], rank[better]
-    return Need(needed, stage)
+            predicted[here[mine]] = np.minimum(predicted[here[mine]], least)
+    return Need(needed, stage, predicted)
 
 
 def needed_by_table(rows: Rows, row: int, table: Schedule, problem: Problem | None = None) -> float:
@@ -125,14 +136,18 @@ def _frugal(rows: Rows, waiting: NDArray[np.bool_]) -> Iterator[tuple[str, NDArr
 
 
 def _most(rows: Rows) -> tuple[Floats, Floats]:
-    """What the fullest pipeline rank of every row needs at least, and which it is."""
+    """What the fullest pipeline rank of every row needs at least, and which it is.
+
+    float64[2, rows], as probably as asked for and as predicted, and float64[rows].
+    """
     graph = rows.problem.graph
     places = PLACES_IF_UNLIKE if any(graph.blocks[name].still for name in graph.layers) else PLACES
-    most, rank = np.zeros(rows.count), np.zeros(rows.count)
+    most, rank = np.zeros((2, rows.count)), np.zeros(rows.count)
     for which in _alike(rows) if rows.count else ():
         found = Least(*_of_alike(rows, which, places))
         place = np.argmax(found.needed_bytes, axis=0), np.arange(len(which))
-        most[which], rank[which] = found.needed_bytes[place], found.rank[place]
+        most[:, which] = found.needed_bytes[place], found.predicted_bytes.max(axis=0)
+        rank[which] = found.rank[place]
     return most, rank
 
 
@@ -192,33 +207,26 @@ def _of_alike(
     kept, workspace = least_moving_bytes(graph, flying, shaped, scheme, (plan, stack), sizes)
     saved, beside = kept[:, moving_of], workspace[:, moving_of]
     beside = np.maximum(beside, between - resident - saved)
-    errors, said = (
-        shipped().memory,
-        rows.problem.base.experts.expert_imbalance,
-    )  # also of loads that are drawn
-    asked = plan.model_copy(update={"experts": plan.experts.model_copy(update={"expert_imbalance": said})})
-    experts = experts_risk_bytes(graph, flying, shaped, (asked, stack), sizes, errors.imbalance)
-    unsure = (np.broadcast_to(each, kept.shape)[:, moving_of] for each in experts)
-    parts = Parts(resident, saved + beside, outside, *unsure)
-    needed = _needed_bytes(problem, parts, microbatches > 1)
+    needed = _needed_bytes(problem, resident, saved + beside, outside, microbatches > 1)
     pipelined = (each[:, pipe_of] for each in (flight.rank, flight.counts.sum(axis=0), flight.deepest))
-    return (*pipelined, resident, saved, beside, outside, needed)
+    return (*pipelined, resident, saved, beside, outside, *needed)
 
 
-def _needed_bytes(problem: Problem, parts: Parts, alternates: NDArray[np.bool_]) -> Floats:
-    """What ranks need no more than with the probability asked for.
+def _needed_bytes(
+    problem: Problem, static: Floats, moving: Floats, outside: Floats, alternates: NDArray[np.bool_]
+) -> tuple[Floats, Floats]:
+    """What ranks need no more than with the probability asked for, and what as predicted.
 
     Their allocator takes as little as it can, or where some of the device is to stay free what it reports.
     """
-    outside = parts.outside_bytes
     habits, room = problem.stack.memory.allocator, problem.cluster.device.memory_bytes - outside
-    found = reserve(parts.static_bytes, parts.moving_bytes, habits, alternates=alternates, limit_bytes=room)
+    found = reserve(static, moving, habits, alternates=alternates, limit_bytes=room)
     risk, share = MemoryRisk.of(problem.stack.known_as, shipped()), 1.0 - problem.constraints.headroom
     needed = outside + found.needed_bytes
-    surely = risk.needed_bytes(problem.constraints.fit_probability, needed, parts)
+    surely = risk.needed_bytes(problem.constraints.fit_probability, needed, (static, moving, outside))
     surely = np.maximum(needed, surely - ROUNDING_BYTES)
     reported = found.reserved_bytes if share < 1.0 else 0.0
-    return np.asarray(np.maximum(share * surely, outside + reported))
+    return np.maximum(share * surely, outside + reported), np.maximum(share * needed, outside + reported)
 
 
 def _some(columns: dict[str, NDArray[Any]], which: Ints) -> Layouts:

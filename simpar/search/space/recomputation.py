@@ -18,11 +18,15 @@ from simpar.cost.activations import block_activations
 from simpar.errors import Infeasible
 from simpar.models.graph import Block
 from simpar.program.blocks.rank_view import RankView
+from simpar.program.footprint import ROUNDS
+from simpar.search.problem import Problem
 from simpar.search.space.axes import Rows, undecided
 from simpar.search.space.fit import FIRST, LAST, Least, least
 from simpar.search.space.jobs import plan_of
 from simpar.search.space.rows import ORIGIN
 from simpar.simulation import make_job
+from simpar.uncertainty.memory import MemoryRisk
+from simpar.uncertainty.table import shipped
 from simpar.units import Floats, Ints
 
 if TYPE_CHECKING:
@@ -80,7 +84,7 @@ class RecomputeBounds:
             return found
         none, full = (_under(rows.some(waiting), policy) for policy in ("none", "full"))
         beside = np.minimum(none.transient_bytes, full.transient_bytes)
-        spare = rows.problem.memory_limit_bytes - none.overhead_bytes - none.static_bytes - beside
+        spare = _most_moving_bytes(rows.problem, none) - beside
         most = np.maximum(none.layers * none.deepest, 1.0)
         found[0, :, waiting] = (np.maximum(none.activations_bytes - spare, 0.0) / most).T
         found[1, :, waiting] = none.layers.T
@@ -115,6 +119,16 @@ class RecomputeBounds:
                 points.append((max(whole - kept, 0.0), max(float(times[at] - times[none]), 0.0)))
             self._hulls[known] = _lower_hull(points)
         return self._hulls[known]
+
+
+def _most_moving_bytes(problem: Problem, held: Least) -> Floats:
+    """What may come and go at most beside what stays, so that it fits as probably as asked for; or a little more."""
+    stays, habits = held.overhead_bytes + held.static_bytes, MemoryRisk.of(problem.stack.known_as, shipped())
+    found = most = problem.cluster.device.memory_bytes - stays
+    for _ in range(ROUNDS):  # from below and from above in turn
+        parts = held.static_bytes, np.maximum(found, 0.0), held.overhead_bytes
+        found = most - habits.needed_bytes(problem.constraints.fit_probability, 0.0, parts)
+    return np.minimum(found, problem.memory_limit_bytes - stays)
 
 
 def _under(rows: Rows, policy: str) -> Least:

@@ -52,9 +52,10 @@ def few_rows(problem_of, seed, most=24):
 
 
 def brute_force(problem):
-    """The shortest step of all rows that fit on devices and hosts, every one of them run by the reference engine.
+    """The shortest step of all rows that fit on devices, as surely as is wanted, and hosts.
 
-    Where replicas step on their own a step is the mean of a round of theirs.
+    Every one of them is run by the reference engine. Where replicas step on their own a step is the mean of a round of
+    theirs.
     """
     rows = enumerate_space(problem)
     fit = needs(rows).needed_bytes <= problem.memory_limit_bytes
@@ -64,7 +65,8 @@ def brute_force(problem):
         job = make_job(problem.graph, problem.cluster, plan, problem.training, problem.stack)
         lowered = lower_job(job, problem.cluster, {})
         timing = reference.run(lowered.program)
-        needed = max(one.needed_bytes for one in footprints(lowered, timing, problem.cluster))
+        held = footprints(lowered, timing, problem.cluster)
+        needed = max(one.needed_at(problem.constraints.fit_probability) for one in held)
         host = host_use(lowered, problem.cluster)
         if needed > problem.memory_limit_bytes or not (host is None or host.fits):
             continue

@@ -40,14 +40,15 @@ def tight(problem):
 
 
 def executed_s(problem, plan):
-    """The step of a plan by the reference engine where it fits, else infinity."""
+    """The step of a plan by the reference engine where it fits as surely as is wanted, else infinity."""
+    sure = problem.constraints.fit_probability
     try:
-        job = make_job(problem.graph, problem.cluster, plan, problem.training, problem.stack)
+        job = make_job(problem.graph, problem.cluster, plan, problem.training, problem.stack, sure)
     except Infeasible:
         return np.inf
     lowered = lower_job(job, problem.cluster, {})
     timing = reference.run(lowered.program)
-    needed = max(one.needed_bytes for one in footprints(lowered, timing, problem.cluster))
+    needed = max(one.needed_at(sure) for one in footprints(lowered, timing, problem.cluster))
     step_s = timing.makespan_ns / NS_PER_S + problem.stack.launch.step_overhead_s
     return step_s if needed <= problem.memory_limit_bytes else np.inf
 
