@@ -14,6 +14,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from simpar.errors import BeyondIntegers
 
 Ints = NDArray[np.int64]
+Indices = NDArray[np.int32 | np.int64]
+"""Numbers of ops, classes and the like: Programs have fewer than 2**31 of any of them, and keep them in 32 bits."""
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Numbers = float | Ints | NDArray[np.floating]

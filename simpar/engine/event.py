@@ -15,7 +15,7 @@ import numpy as np
 from simpar.engine.sharing import LinkChange, as_rates, complaint
 from simpar.program.ir.flow import FRACTION_BITS, fixed_point, to_cap, to_rate, to_work
 from simpar.program.ir.program import OpTable, Program, ProgramError, Routes, Timing, edges
-from simpar.units import Ints
+from simpar.units import Indices, Ints
 
 
 class EngineUnavailableError(Exception):
@@ -44,7 +44,7 @@ class Runner:
         self.kernel = _kernel()
         self.program, self.most_visits = program, most_visits
         before, after = edges(program)
-        self.pointer, self.waiting = (np.zeros(len(program) + extra, dtype=np.int64) for extra in (1, 0))
+        self.pointer, self.waiting = (np.zeros(len(program) + extra, dtype=np.int32) for extra in (1, 0))
         follower = np.empty_like(before)
         pairs = self.kernel.follow(before, after, self.pointer, follower, self.waiting)
         self.follower = follower[:pairs].copy()
@@ -107,10 +107,10 @@ class _NodesOfRoutes:
             column[order] for column in (routes.links.item, coefficient, alone)
         )
         self.pointer, self.hops = routes.links.pointer, np.append(np.diff(routes.links.pointer), 0)
-        self.route = np.empty(0, dtype=np.int64)
+        self.route: Indices = np.empty(0, dtype=np.int64)
         self.nodes, self.last = np.empty(0, kernel.NODE), np.empty(0, dtype=np.int64)
 
-    def of(self, route: Ints) -> tuple[Any, Ints]:
+    def of(self, route: Indices) -> tuple[Any, Ints]:
         """Records of every hop of flows with these routes, by what it gives the flow alone; where each flow's end."""
         if not np.array_equal(route, self.route) or not len(route):
             hops = self.hops[route]

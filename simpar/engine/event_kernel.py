@@ -371,7 +371,7 @@ def _pass_on(ops: Records, flows: Records, heap: Ints, lists: Ints, follower: In
 def follow(before: Ints, after: Ints, pointer: Ints, follower: Ints, waiting: Ints) -> int:
     """Whatever waits for every op, op by op behind one another, and how many each waits for; how many pairs there are.
 
-    ``pointer`` int64[ops + 1] begins as zeros; items of op i end up in ``follower[pointer[i]:pointer[i + 1]]``. Pairs
+    ``pointer`` [ops + 1] begins as zeros; items of op i end up in ``follower[pointer[i]:pointer[i + 1]]``. Pairs
     that are named twice (as dependency and by a stream) count once, among the first few of an op.
     """
     for i in range(len(before)):

@@ -21,7 +21,7 @@ from simpar.program.lower_stages import Boundaries, stage_builders, stage_kinds
 from simpar.program.perturbation import Perturbation
 from simpar.program.structure.stages import ActionBuilder, StageBuilder
 from simpar.program.structure.templates import GATHER, REDUCE
-from simpar.units import Ints
+from simpar.units import Indices, Ints
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Lowered:
     layout: Layout
     actions: tuple[ClassActions, ...]
     slots: Slots
-    op_of_slot: Ints
+    op_of_slot: Indices
     stage_of_class: Ints
 
     def apart(self, colours: Ints) -> Lowered:

@@ -19,7 +19,7 @@ from simpar.program.emission.traffic import EMBEDDING_GROUP
 from simpar.report.attribution import BUBBLE, GROUPS, SLOW, UNEQUAL, Excess, Gaps, binding_predecessors
 from simpar.report.idle import OWN, WHY, Idle, Participation, Waiting
 from simpar.report.slot_facts import COMMUNICATION, HOST, INSIDE, PARTS, PASSES, SlotFacts, slot_facts
-from simpar.units import NS_PER_S
+from simpar.units import NS_PER_S, Indices
 
 if TYPE_CHECKING:
     from simpar.program.ir.program import Program, Timing
@@ -52,7 +52,7 @@ class Accounts:
     int64[num_ops] what every op waited for last. What only some reports say of classes is made when it is asked for.
     """
 
-    op_of_slot: Ints
+    op_of_slot: Indices
     timing: Timing
     facts: SlotFacts
     causes_ns: Ints

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.program.ir.program import Program, Timing, stream_edges
+from simpar.units import Indices
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -62,7 +63,7 @@ class Gaps:
         return len(self.begin)
 
     @staticmethod
-    def of(class_id: int, ops: Ints, timing: Timing, excess: Excess) -> Gaps:
+    def of(class_id: int, ops: Indices, timing: Timing, excess: Excess) -> Gaps:
         """The gaps of a class between its compute ``ops``, in order, and the one from the last of them to the end."""
         free = np.append(0, timing.finish_ns[ops])
         end = np.append(timing.start_ns[ops], timing.makespan_ns)

@@ -23,6 +23,7 @@ from simpar.report.attribution import (
     shared_out,
 )
 from simpar.report.slot_facts import COMMUNICATION, HOST
+from simpar.units import Indices
 
 if TYPE_CHECKING:
     from simpar.program.ir.program import Timing
@@ -51,7 +52,7 @@ class Participation:
     num_classes: int
     kinds: tuple[str, ...]
     kind_of_op: Ints
-    class_of_op: Ints
+    class_of_op: Indices
 
     @staticmethod
     def of(lowered: Lowered) -> Participation:
@@ -63,8 +64,8 @@ class Participation:
         joined = np.flatnonzero((kind_of_op < len(OWN))[lowered.op_of_slot])
         message = np.flatnonzero((kind_of_op == OWN.index("pp"))[program.dependencies.item])
         waiting = np.searchsorted(program.dependencies.pointer, message, side="right") - 1
-        op = np.concatenate([lowered.op_of_slot[joined], program.dependencies.item[message]])
-        class_id = np.concatenate([slots.class_id[joined], class_of_op[waiting]])
+        op = np.concatenate([lowered.op_of_slot[joined], program.dependencies.item[message]], dtype=np.int64)
+        class_id = np.concatenate([slots.class_id[joined], class_of_op[waiting]], dtype=np.int64)
         return Participation(op, class_id, lowered.layout.num_classes, kinds, kind_of_op, class_of_op)
 
     @cached_property

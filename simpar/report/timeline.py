@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.program.ir.program import Label, Program, Timing
-from simpar.units import NS_PER_S
+from simpar.units import NS_PER_S, Indices
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -159,9 +159,9 @@ def from_program(
         stream=position[stream],
         start_ns=timing.start_ns[op],
         finish_ns=timing.finish_ns[op],
-        label=program.ops.label[op],
-        stage=program.ops.stage[op],
-        microbatch=program.ops.microbatch[op],
+        label=program.ops.label[op].astype(np.int64),
+        stage=program.ops.stage[op].astype(np.int64),
+        microbatch=program.ops.microbatch[op].astype(np.int64),
         size_bytes=program.ops.work_bytes[op],
         # an op on several streams opens once, on the first of them
         inner=np.where(position[stream] == 0, inner_of_op[op], -1),
@@ -170,7 +170,7 @@ def from_program(
     return Timeline(slices, program.labels, tuple(classes), names, arrows, tuple(memory), inner)
 
 
-def _arrows(program: Program, slices: Slices, op: Ints) -> Ints:
+def _arrows(program: Program, slices: Slices, op: Indices) -> Ints:
     """Rows (message, waiting slice) of every dependency on a pipeline message by an op of another class."""
     row_of_op = np.full(len(program), -1, dtype=np.int64)
     row_of_op[op[::-1]] = np.arange(len(op))[::-1]

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from simpar.program.emission.traffic import Network
 from simpar.program.fold.layout import Layout
 from simpar.program.ir.program import MEMORY_CATEGORIES, Csr, Label, MemoryTable, OpTable, Program
 from simpar.program.structure.templates import BUFFERS, Node, Template
-from simpar.units import Flags, Ints
+from simpar.units import Flags, Indices, Ints
 
 MOST_OPS = 8_000_000
 """Of all classes: with about 0.4 kB each in all that is made of them, 3 GB."""
@@ -58,12 +59,12 @@ class ClassActions:
 
 @dataclass(frozen=True)
 class Slots:
-    """Columns over the slots of all classes: int64[num_slots] each; ``group`` is -1 but for collectives."""
+    """Columns over the slots of all classes: int32[num_slots] each; ``group`` is -1 but for collectives."""
 
-    class_id: Ints
-    action: Ints
-    node: Ints
-    group: Ints
+    class_id: Indices
+    action: Indices
+    node: Indices
+    group: Indices
 
     def of_class(self, class_id: int) -> slice:
         """The slots of a class: classes are added in order of their id."""
@@ -74,8 +75,8 @@ class Slots:
 class _Table:
     """One template in columns.
 
-    ``ops`` int64[6, nodes] are number, group, fixed_ns, work_bytes, route and rate cap of its nodes, ``rows``
-    int64[columns, rows] what hangs on nodes, by name, ``uses`` where its collectives stand.
+    ``ops`` int64[6, nodes] are its nodes, a row for each of ``_OPS``, ``rows`` int64[columns, rows] what hangs on
+    nodes, by name, ``uses`` where its collectives stand.
     """
 
     ops: Ints
@@ -83,6 +84,11 @@ class _Table:
     uses: Mapping[CollectiveUse, list[int]]
 
 
+_OPS = ("node", "group", "fixed_ns", "work_bytes", "route", "rate_cap_bytes_per_s")
+_FLOWS = _OPS[1:]
+"""Columns that a collective has from the groups of its class."""
+_LARGE = ("fixed_ns", "work_bytes", "rate_cap_bytes_per_s")
+"""Columns that 32 bits do not hold."""
 _WIDTH = {"dependency": 2, "stream": 2, "memory": 4, "arrival": 1, "awaits": 4, "frees": 2}
 _NODES = {"dependency": 2, "stream": 1, "memory": 1, "arrival": 1, "awaits": 2, "frees": 1, "exit": 1}
 """Kinds of rows that hang on nodes, or on actions: their columns, and how many of the first of these name nodes."""
@@ -102,85 +108,46 @@ class Emitter:
         self._labels: dict[tuple[str, str, int], int] = {}
         self._tables: dict[int, tuple[Template, _Table]] = {}
         self._labelled: dict[tuple[int, int], Ints] = {}
-        self._columns: dict[tuple[int, int], tuple[ClassActions, dict[str, Ints]]] = {}
+        self._added: list[tuple[Ints, ClassActions]] = []
         self._parts: list[tuple[Ints, dict[str, Ints]]] = []
-        self._total = 0
+        self._begins = np.zeros(network.layout.num_classes + 1, dtype=np.int64)
 
     def add(self, classes: Ints, actions: ClassActions) -> None:
         """Append the slots of classes that are alike; slots stand in order of the ids of their classes.
 
         Raises TooManyOps where all together are more than ``most_ops``: MOST_OPS or those of :func:`at_most`.
         """
-        key = id(actions.templates), id(actions.template)
-        if key not in self._columns:
-            self._columns[key] = actions, self._shared_columns(actions)
-        shared = self._columns[key][1]
-        num_slots = shared["slot"].shape[1]
-        if self._total + num_slots * len(classes) > self.most_ops:
+        lengths = np.array([len(template.nodes) for template in actions.templates])
+        self._begins[classes + 1] = lengths[actions.template].sum()
+        if self._begins.sum() > self.most_ops:
             raise TooManyOps(
                 f"{int(actions.microbatch.max()) + 1:,} microbatches a step: more than {self.most_ops:,} ops; "
                 "allowed: fewer microbatches (a smaller training.global_batch, a larger plan.micro_batch), or, without "
                 "a pipeline, plan.kind ddp with plan.zero 0 or 1, where they become one op"
             )
-        self._total += num_slots * len(classes)
-        slot, action = shared["arrival"]
-        source_class, source_action = actions.source_class[:, action], actions.source_action[action]
-        waiting = np.stack(np.broadcast_arrays(slot[:, None], source_class, source_action))
-        own = {
-            "op": self._ops(classes, actions, shared["op"]),
-            "arrival": waiting.reshape(3, len(classes), -1),
-        }
-        self._parts.append((classes, shared | own))
+        self._added.append((classes, actions))
 
-    def _shared_columns(self, actions: ClassActions) -> dict[str, Ints]:
-        """Columns that classes with the same actions share; slots are counted from the first of the class."""
-        tables = [self._table(template) for template in actions.templates]
-        row, action = _tiling([table.ops for table in tables], actions.template)
-        starts = np.searchsorted(action, np.arange(len(actions.template)))
-        rows = {
-            name: _tile([table.rows[name] for table in tables], actions.template, starts, _NODES[name])
-            for name in _WIDTH
-        }
-        exits, (arrival,) = np.array([template.exit for template in actions.templates]), rows["arrival"]
-        of_actions = (actions.microbatch[action], actions.stage[action])
-        buffers = _buffer_rows(rows["awaits"], rows["frees"])
-        return {
-            "op": np.take(np.concatenate([table.ops for table in tables], axis=1), row, axis=1),
-            "slot": np.stack([action, self._label(actions), *of_actions]),
-            "dependency": np.concatenate([rows["dependency"], buffers], axis=1),
-            "stream": rows["stream"],
-            "memory": rows["memory"],
-            "exit": (starts + exits[actions.template])[None],
-            "arrival": np.stack([arrival, action[arrival]]),
-        }
-
-    def finish(self) -> tuple[Program, Slots, Ints]:
-        """The Program of all slots, the slots, and the op that each slot became (int64[num_slots])."""
+    def finish(self) -> tuple[Program, Slots, Indices]:
+        """The Program of all slots, the slots, and the op that each slot became (int32[num_slots])."""
         network, layout, streams = self.network, self.network.layout, tuple(self._streams)
-        first = self._begins("slot")
-        class_id, action, label, microbatch, stage = self._joined("slot", first)
-        _, node, group, *costs = self._joined("op", first)
-        slots, columns = Slots(class_id, action, node, group), [class_id, *costs, label, microbatch, stage]
+        self._begins = np.cumsum(self._begins)
+        columns = self._columns()
+        slots = Slots(columns["class_id"], columns.pop("action"), columns.pop("node"), columns.pop("group"))
         op, kept = _merge(slots, layout)
         num_ops = int(kept.sum())
         if num_ops < len(op):
-            columns = [column[kept] for column in columns]
-        owner, exits = self._joined("exit", first)
-        _, slot, source_class, source_action = self._joined("arrival", first)
-        real = source_class >= 0
-        slot, source_class, source_action = slot[real], source_class[real], source_action[real]
-        sources = exits[np.searchsorted(owner, source_class) + source_action]
-        _, waiting, waited_for = self._joined("dependency", first)
-        waits = op[np.append(waiting, slot)], op[np.append(waited_for, sources)]
-        del waiting, waited_for
-        owner, slot, stream = self._joined("stream", first)  # slots of a class stand in program order
+            columns = {name: column[kept] for name, column in columns.items()}
+        waits = self._waits(op)
+        dependencies = Csr.of(*waits, num_ops)
+        del waits
+        owner, slot, stream = self._joined("stream")  # slots of a class stand in program order
         stream += owner * len(streams)
-        placed = op[slot]
-        owner, slot, at_finish, delta, category = self._joined("memory", first)
+        placed = Csr.of(stream, op[slot], len(streams) * layout.num_classes)
+        owner, slot, at_finish, delta, category = self._joined("memory", np.int64)
         program = Program(
-            ops=OpTable(*columns),
-            dependencies=Csr.of(*waits, num_ops),
-            streams=Csr.of(stream, placed, len(streams) * layout.num_classes),
+            ops=OpTable(**columns),
+            dependencies=dependencies,
+            streams=placed,
             stream_names=streams * layout.num_classes,
             stream_class=np.repeat(np.arange(layout.num_classes), len(streams)),
             routes=network.program_routes(),
@@ -191,24 +158,78 @@ class Emitter:
         )
         return program, slots, op
 
-    def _begins(self, name: str) -> Ints:
-        """Where the rows of a name of every class begin, and end: int64[num_classes + 1]."""
-        counts = np.zeros(self.network.layout.num_classes, dtype=np.int64)
-        for classes, columns in self._parts:
-            counts[classes] = columns[name].shape[-1]
-        return np.concatenate([[0], np.cumsum(counts)])
+    def _columns(self) -> dict[str, Any]:
+        """Columns of all slots by name; what else hangs on them is kept by class for :meth:`_joined`."""
+        names = ("class_id", "action", "label", "microbatch", "stage", *_OPS)
+        columns = {
+            name: np.empty(self._begins[-1], dtype=np.int64 if name in _LARGE else np.int32) for name in names
+        }
+        known: dict[tuple[int, int], tuple[Ints, dict[str, Ints], dict[str, Ints]]] = {}
+        for classes, actions in self._added:
+            key, tables = (id(actions.templates), id(actions.template)), self._tables_of(actions)
+            if key not in known:
+                known[key] = self._shared_columns(actions, tables)
+            row, shared, rows = known[key]
+            begins = self._begins[classes, None]
+            for name, values in {**shared, "class_id": classes[:, None]}.items():
+                columns[name][_places(begins, len(row))] = values
+            for use, nodes in _uses(tables).items():
+                at = begins + np.flatnonzero(nodes[row])
+                for name, flows in zip(_FLOWS, self.network.flows(classes, use), strict=True):
+                    columns[name][at] = flows[:, None]
+            slot, action = rows["arrival"]
+            source_class, source_action = actions.source_class[:, action], actions.source_action[action]
+            waiting = np.stack(np.broadcast_arrays(slot[:, None], source_class, source_action))
+            self._parts.append((classes, {**rows, "arrival": waiting.reshape(3, len(classes), -1)}))
+        return columns
 
-    def _joined(self, name: str, first: Ints) -> list[Ints]:
+    def _shared_columns(
+        self, actions: ClassActions, tables: Sequence[_Table]
+    ) -> tuple[Ints, dict[str, Ints], dict[str, Ints]]:
+        """What classes with the same actions share: of every slot its place among the nodes of all templates.
+
+        And its columns, and rows that hang on slots, which are counted from the first of the class.
+        """
+        row, action = _tiling([table.ops for table in tables], actions.template)
+        starts = np.searchsorted(action, np.arange(len(actions.template)))
+        rows = {
+            name: _tile([table.rows[name] for table in tables], actions.template, starts, _NODES[name])
+            for name in _WIDTH
+        }
+        exits, (arrival,) = np.array([template.exit for template in actions.templates]), rows["arrival"]
+        buffers = _buffer_rows(rows.pop("awaits"), rows.pop("frees"))
+        rows["dependency"] = np.concatenate([rows["dependency"], buffers], axis=1)
+        rows["exit"] = (starts + exits[actions.template])[None]
+        rows["arrival"] = np.stack([arrival, action[arrival]])
+        slots = {"action": action, "label": self._label(actions)}
+        slots |= {"microbatch": actions.microbatch[action], "stage": actions.stage[action]}
+        ops = np.concatenate([table.ops for table in tables], axis=1)
+        return row, slots | dict(zip(_OPS, np.take(ops, row, axis=1), strict=True)), rows
+
+    def _waits(self, op: Indices) -> tuple[Indices, Indices]:
+        """Ops that wait, and what each waits for: earlier nodes of its action, and the exits of others."""
+        owner, exits = self._joined("exit")
+        _, slot, source_class, source_action = self._joined("arrival")
+        real = source_class >= 0
+        sources = exits[np.searchsorted(owner, source_class[real]) + source_action[real]]
+        _, waiting, waited_for = self._joined("dependency")
+        return op[np.append(waiting, slot[real])], op[np.append(waited_for, sources)]
+
+    def _joined(self, name: str, dtype: type[np.signedinteger[Any]] = np.int32) -> list[Any]:
         """Rows of a name of all classes in turn: the class of each and their columns, with slots counted over all."""
-        begins, parts = self._begins(name), [(classes, columns.pop(name)) for classes, columns in self._parts]
-        owner = np.repeat(np.arange(len(begins) - 1), np.diff(begins))
-        joined = [np.empty(len(owner), dtype=np.int64) for _ in parts[0][1]]
+        counts, parts = (
+            np.zeros_like(self._begins),
+            [(classes, rows.pop(name)) for classes, rows in self._parts],
+        )
         for classes, rows in parts:
-            at = begins[classes, None] + np.arange(rows.shape[-1])
-            for column, row in zip(joined, rows, strict=True):
-                column[at] = row
-        for column in joined[: _NODES.get(name, 0)]:
-            column += first[owner]
+            counts[classes + 1] = rows.shape[-1]
+        begins = np.cumsum(counts)
+        owner = np.repeat(np.arange(len(counts) - 1, dtype=np.int32), counts[1:])
+        joined = [np.empty(len(owner), dtype=dtype) for _ in parts[0][1]]
+        for classes, rows in parts:
+            at = _places(begins[classes, None], rows.shape[-1])
+            for position, (column, row) in enumerate(zip(joined, rows, strict=True)):
+                column[at] = row + self._begins[classes, None] if position < _NODES[name] else row
         return [owner, *joined]
 
     def _label(self, actions: ClassActions) -> Ints:
@@ -228,26 +249,21 @@ class Emitter:
         labels: Ints = _tile(tables, which.ravel(), which.ravel(), 0)[0]
         return labels
 
-    def _table(self, template: Template) -> _Table:
-        if id(template) not in self._tables:
-            self._tables[id(template)] = template, _table(template.nodes, self._streams)
-        return self._tables[id(template)][1]
+    def _tables_of(self, actions: ClassActions) -> list[_Table]:
+        for template in actions.templates:
+            if id(template) not in self._tables:
+                self._tables[id(template)] = template, _table(template.nodes, self._streams)
+        return [self._tables[id(template)][1] for template in actions.templates]
 
-    def _ops(self, classes: Ints, actions: ClassActions, shared: Ints) -> Ints:
-        """Columns of all slots of classes: what they share, and their collectives on the groups of each."""
-        tables = [self._table(template) for template in actions.templates]
-        row, _ = _tiling([table.ops for table in tables], actions.template)
-        begins = np.cumsum([0, *(table.ops.shape[1] for table in tables)])
-        uses: dict[CollectiveUse, int] = {}
-        which = np.full(begins[-1], -1)
-        for begin, table in zip(begins.tolist(), tables, strict=False):
-            for use, at in table.uses.items():
-                which[begin + np.array(at)] = uses.setdefault(use, len(uses))
-        which = which[row]
-        found = np.broadcast_to(shared[:, None], (len(shared), len(classes), len(row))).copy()
-        for use, number in uses.items():
-            found[1:, :, which == number] = self.network.flows(classes, use)[:, :, None]
-        return found
+
+def _uses(tables: Sequence[_Table]) -> dict[CollectiveUse, Flags]:
+    """Collectives of templates, and which of the nodes of all of them in turn are each."""
+    begins = np.cumsum([0, *(table.ops.shape[1] for table in tables)])
+    uses: dict[CollectiveUse, Flags] = {}
+    for begin, table in zip(begins.tolist(), tables, strict=False):
+        for use, at in table.uses.items():
+            uses.setdefault(use, np.zeros(begins[-1], dtype=bool))[begin + np.array(at)] = True
+    return uses
 
 
 def _table(nodes: Sequence[Node], streams: Mapping[str, int]) -> _Table:
@@ -318,15 +334,22 @@ def _buffer_rows(waiting: Ints, freeing: Ints) -> Ints:
     return np.concatenate(found, axis=1)
 
 
-def _merge(slots: Slots, layout: Layout) -> tuple[Ints, Flags]:
+def _places(begins: Ints, count: int) -> Any:
+    """Where ``count`` rows of each of some classes stand that begin at ``begins`` int64[classes, 1]."""
+    first = int(begins[0, 0])
+    return slice(first, first + count) if len(begins) == 1 else begins + np.arange(count)
+
+
+def _merge(slots: Slots, layout: Layout) -> tuple[Indices, Flags]:
     """The op of every slot, and the slots that ops are made of: of a collective its slot in the lowest class.
 
     The k-th slot of a group kind in one member class is the k-th in all others.
     """
-    owner = np.arange(len(slots.group))
+    owner = np.arange(len(slots.group), dtype=np.int32)
     members = np.array([0 if each.directed else len(each.members) for each in layout.groups] + [0])
     joint = np.flatnonzero(members[slots.group] > 1)
-    group, run = slots.group[joint], slots.group[joint] * layout.num_classes + slots.class_id[joint]
+    group = slots.group[joint].astype(np.int64)
+    run = group * layout.num_classes + slots.class_id[joint]
     order, nth = np.argsort(run, kind="stable"), np.empty_like(joint)
     nth[order] = np.arange(len(joint)) - np.searchsorted(run[order], run[order])
     _, first, call, many = np.unique(
@@ -336,5 +359,5 @@ def _merge(slots: Slots, layout: Layout) -> tuple[Ints, Flags]:
         found = layout.groups[group[uneven]]
         raise AssertionError(f"classes {found.members} call the {found.kind} group unequally often")
     owner[joint] = joint[first][call]
-    kept = owner == np.arange(len(owner))
-    return (np.cumsum(kept) - 1)[owner], kept
+    kept = owner == np.arange(len(owner), dtype=np.int32)
+    return (np.cumsum(kept, dtype=np.int32) - 1)[owner], kept

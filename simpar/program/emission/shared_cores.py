@@ -18,7 +18,7 @@ from simpar.program.blocks.phases import COMPUTE
 from simpar.program.emission.emit import Slots
 from simpar.program.fold.layout import Layout
 from simpar.program.ir.program import Csr, Program, Routes, solo_durations_ns
-from simpar.units import NS_PER_S, Floats, Ints
+from simpar.units import NS_PER_S, Floats, Indices
 
 
 def are_shared(cluster: Cluster) -> bool:
@@ -27,7 +27,7 @@ def are_shared(cluster: Cluster) -> bool:
 
 
 def share_cores(
-    program: Program, slots: Slots, op_of_slot: Ints, layout: Layout, cluster: Cluster
+    program: Program, slots: Slots, op_of_slot: Indices, layout: Layout, cluster: Cluster
 ) -> Program:
     """The Program with every kernel, and every collective's own work, on the cores of its node.
 
@@ -56,7 +56,7 @@ def share_cores(
 
 
 def _cores_taken(
-    program: Program, slots: Slots, op_of_slot: Ints, layout: Layout, cluster: Cluster
+    program: Program, slots: Slots, op_of_slot: Indices, layout: Layout, cluster: Cluster
 ) -> Floats:
     """Cores that every op takes on every node, alone and at full speed: float64[num_ops, nodes].
 

@@ -36,7 +36,7 @@ from simpar.program.ir.flow import solo_duration_ns
 from simpar.program.ir.program import Csr, Routes
 from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
 from simpar.program.structure.templates import DRIVE_IN, DRIVE_OUT, GATHER, HOST_OPS, REDUCE
-from simpar.units import US, Flags, Floats, Ints, Numbers, floats
+from simpar.units import US, Flags, Floats, Indices, Ints, Numbers, floats
 
 EMBEDDING_GROUP = "embedding"
 _BLOCK_STREAM = {
@@ -201,7 +201,7 @@ class Network:
     streams_of_kind: Mapping[str, frozenset[str]]
     contention: bool = True
     added: Added = field(default_factory=Added)
-    routes: list[tuple[Ints, Floats]] = field(default_factory=list)
+    routes: list[tuple[Indices, Floats]] = field(default_factory=list)
     algorithms: dict[tuple[str, str], str] = field(default_factory=dict)
     _prices: dict[tuple[int, CollectiveUse], _Priced] = field(default_factory=dict)
     _lines: dict[tuple[int, int, str], list[Line]] = field(default_factory=dict)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from simpar.program.ir.flow import NO_CAP, drained_ns, solo_rates, to_cap
-from simpar.units import NS_PER_S, Flags, Floats, Ints, to_ns
+from simpar.units import NS_PER_S, Flags, Floats, Indices, Ints, to_ns
 
 MEMORY_CATEGORIES = ("activations", "transient", "gradients", "parameters")
 
@@ -46,14 +46,14 @@ class OpTable:
     ``label`` indexes Program.labels; ``microbatch`` and ``stage`` are -1 where they mean nothing.
     """
 
-    class_id: Ints
+    class_id: Indices
     fixed_ns: Ints
     work_bytes: Ints
-    route: Ints
+    route: Indices
     rate_cap_bytes_per_s: Ints
-    label: Ints
-    microbatch: Ints
-    stage: Ints
+    label: Indices
+    microbatch: Indices
+    stage: Indices
 
     def __len__(self) -> int:
         return len(self.fixed_ns)
@@ -64,12 +64,12 @@ class Csr:
     """Ragged rows: row i is ``item[pointer[i]:pointer[i + 1]]``; pointer int64[rows + 1]."""
 
     pointer: Ints
-    item: Ints
+    item: Indices
 
     @staticmethod
     def of(owner: ArrayLike, item: ArrayLike, num_rows: int) -> Csr:
         """Items grouped by owner (0..num_rows-1), in the given order within a row."""
-        owners, items = np.asarray(owner, np.int64), np.asarray(item, np.int64)
+        owners, items = np.asarray(owner), np.asarray(item)
         if (owners[1:] < owners[:-1]).any():
             few = num_rows <= np.iinfo(np.uint16).max  # then numpy sorts them by radix
             items = items[np.argsort(owners.astype(np.uint16) if few else owners, kind="stable")]
@@ -79,13 +79,13 @@ class Csr:
     def __len__(self) -> int:
         return len(self.pointer) - 1
 
-    def row(self, i: int) -> Ints:
+    def row(self, i: int) -> Indices:
         """The items of row i."""
         return self.item[self.pointer[i] : self.pointer[i + 1]]
 
-    def owners(self) -> Ints:
-        """The row of every item."""
-        return np.repeat(np.arange(len(self)), np.diff(self.pointer))
+    def owners(self) -> Indices:
+        """The row of every item, in as many bits as items have."""
+        return np.repeat(np.arange(len(self), dtype=self.item.dtype), np.diff(self.pointer))
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Timing:
         return int(self.finish_ns.max(initial=0))
 
 
-def stream_edges(program: Program) -> tuple[Ints, Ints]:
+def stream_edges(program: Program) -> tuple[Indices, Indices]:
     """(before, after) of every two ops that follow each other on a stream."""
     streams = program.streams
     follows = np.ones(len(streams.item), dtype=bool)
@@ -170,14 +170,14 @@ def stream_edges(program: Program) -> tuple[Ints, Ints]:
     return streams.item[after - 1], streams.item[after]
 
 
-def edges(program: Program) -> tuple[Ints, Ints]:
+def edges(program: Program) -> tuple[Indices, Indices]:
     """(before, after) of every precedence, dependencies first, then streams; a pair may stand in both."""
     before, after = stream_edges(program)
     waits = program.dependencies
     return np.concatenate([waits.item, before]), np.concatenate([waits.owners(), after])
 
 
-def predecessors(program: Program) -> tuple[Ints, Ints]:
+def predecessors(program: Program) -> tuple[Ints, Indices]:
     """CSR (pointer, ops) of what must finish before each op starts: dependencies, then stream order."""
     before, after = edges(program)
     table = Csr.of(after, before, len(program))
