@@ -28,6 +28,7 @@ from scipy.optimize import minimize
 from scipy.special import ndtr
 
 from simpar.files import write_atomic
+from simpar.plan.routing import expected_maximum
 from simpar.uncertainty.memory import MemoryRisk
 from simpar.uncertainty.step_time import lacks
 from simpar.uncertainty.support import Evidence, Traits, support_of
@@ -35,6 +36,9 @@ from simpar.uncertainty.table import PATH, MemoryErrors, Table, TimeErrors
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+FULLEST_EXPERTS, ROUTED_EXPERTS = (0.72, 0.04, 0.52, 0.04), 64
+"""What the fullest of so many experts of a layer has above the mean, in means, over a validation set: models of 1B and
+3B parameters, each balanced by an auxiliary loss and without one (arXiv 2408.15664, tables 2 and 5)."""
 ALSO = "measured_mlperf_dev.csv"
 """Runs that parameters were never fitted to."""
 MOST_RUNS = {"ultrascale-playbook": 100, "Megatron-Bridge performance summary": 80,
@@ -215,7 +219,10 @@ def memory_errors(runs: Sequence[Run]) -> MemoryErrors:
     needed, capacity = (
         np.array([getattr(r, f"{name}_bytes") for r in told]) for name in ("needed", "capacity")
     )
-    moving, fits = np.array([run.parts_bytes[1] for run in told]), np.array([run.fits for run in told])
+    moving, fits = (
+        np.array([run.parts_bytes.moving_bytes for run in told]),
+        np.array([run.fits for run in told]),
+    )
 
     def loss(values: Floats) -> float:
         spread = np.exp(values[1]) * moving
@@ -234,6 +241,7 @@ def memory_errors(runs: Sequence[Run]) -> MemoryErrors:
         bias=float(bias),
         allocator=float(np.exp(allocator)),
         communicators=COMMUNICATORS,
+        imbalance=imbalance(),
         habits=habits,
         low=-1,
         high=1,
@@ -249,6 +257,15 @@ def memory_errors(runs: Sequence[Run]) -> MemoryErrors:
         weight.append(min(1.0, ALIKE_RUNS / counts[run.source]))
     low, high = (percentile(np.array(scaled), np.array(weight), share) for share in (0.05, 0.95))
     return errors.model_copy(update={"low": low, "high": high})
+
+
+def imbalance() -> tuple[float, float]:
+    """(Mean, standard deviation) over published models of how unlike the loads of experts are.
+
+    The largest of that many normals is ``expected_maximum`` standard deviations above their mean.
+    """
+    found = np.array(FULLEST_EXPERTS) / expected_maximum(ROUTED_EXPERTS)
+    return float(found.mean()), float(found.std())
 
 
 def memory_runs(runs: Sequence[Run]) -> dict[str, int]:
@@ -293,10 +310,9 @@ def fit_probability(run: Run, table: Table) -> float:
 def calibrated(runs: Sequence[Run]) -> tuple[Table, Errors, Floats]:
     """The table, errors of runs left out, and their spreads."""
     moved = moved_runs(runs)
-    fitted = np.array([not r.source.startswith("MLPerf") and r.source not in NOT_FITTED for r in moved])
     evidence = evidence_of([run for run in runs if run.error is not None and run.source not in NOT_FITTED])
     conditions = list(lacks(support_of(Traits("", ""), evidence)))
-    folds = list(Refit(moved).folds(fitted))
+    folds = list(folds_of(moved))
     errors = errors_of(moved, folds, conditions)
     logs, low, high = widths(errors)
     spread = np.exp(np.column_stack([np.ones(len(errors.error)), errors.lacked]) @ logs)
@@ -311,6 +327,12 @@ def calibrated(runs: Sequence[Run]) -> tuple[Table, Errors, Floats]:
         memory_runs=memory_runs(runs),
     )
     return table, errors, spread
+
+
+def folds_of(moved: Sequence[Run]) -> Iterator[Fold]:
+    """Every source of some runs left out in turn, then every family, of the parameters that are fitted."""
+    fitted = np.array([not r.source.startswith("MLPerf") and r.source not in NOT_FITTED for r in moved])
+    return Refit(moved).folds(fitted)
 
 
 def moved_runs(runs: Sequence[Run]) -> list[Run]:
@@ -342,18 +364,23 @@ def coverage(
     return found
 
 
+def kept_runs(kept: Path | None) -> list[Run]:
+    """All runs of the development tables: those of a file where there is one, which is else written."""
+    if kept and kept.exists():
+        return list(pickle.loads(kept.read_bytes()))
+    runs = runs_of([DATA / name for name in (*TABLES, ALSO)])
+    if kept:
+        kept.write_bytes(pickle.dumps(runs))
+    return runs
+
+
 def main() -> None:
     """Calibrate, print, and write on request."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--write", action="store_true", help="write the table that travels with the package")
     parser.add_argument("--rows", type=Path, help="file that keeps sensitivities between runs")
     arguments = parser.parse_args()
-    if arguments.rows and arguments.rows.exists():
-        runs = pickle.loads(arguments.rows.read_bytes())
-    else:
-        runs = runs_of([DATA / name for name in (*TABLES, ALSO)])
-        if arguments.rows:
-            arguments.rows.write_bytes(pickle.dumps(runs))
+    runs = kept_runs(arguments.rows)
     table, errors, spread = calibrated(runs)
     print(table.time, table.memory, table.memory_runs, sep="\n")
     groups = coverage(runs, errors, spread, table)

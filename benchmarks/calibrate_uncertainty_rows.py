@@ -13,8 +13,14 @@ import numpy as np
 from fit_runs import NARROW, ONLY_HERE, STACK
 from joblib import Parallel, delayed
 
+from simpar.hardware.cluster import Cluster
 from simpar.program.footprint import footprints
+from simpar.program.ir.program import Timing
+from simpar.program.lower import Lowered
+from simpar.program.perturbation import Perturbation
 from simpar.report.certainty import traits_of
+from simpar.report.summarise import Context, summarise
+from simpar.uncertainty.memory import Parts
 from simpar.uncertainty.support import Traits
 from simpar.units import BITS
 from simpar.validate.cells import Row, Unmodelled, text
@@ -59,7 +65,7 @@ class Run:
 
     ``error`` is log(measured / predicted) of the step time, None where no time or a disturbed one was measured;
     ``slopes`` the value of every parameter and by how much it moves the logarithm of the prediction.
-    ``parts_bytes`` of the rank that needs the most: what stays, comes and goes, and lies outside the allocator.
+    ``parts_bytes`` of the rank that needs the most; ``parts_s`` what the predicted step is made up of.
     """
 
     source: str
@@ -73,8 +79,9 @@ class Run:
     fits: bool | None
     needed_bytes: float
     capacity_bytes: float
-    parts_bytes: tuple[float, float, float]
+    parts_bytes: Parts
     peak_error: float | None
+    parts_s: tuple[float, ...] = ()
 
 
 def run_of(row: Row, *, move: bool) -> Run | None:
@@ -106,7 +113,13 @@ def run_of(row: Row, *, move: bool) -> Run | None:
         capacity_bytes=fullest.capacity_bytes,
         parts_bytes=fullest.parts_bytes,
         peak_error=_peak_error(found, predicted.peak_allocated_bytes, predicted.peak_reserved_bytes),
+        parts_s=_parts_s(lowered, timing, cluster) if error is not None else (),
     )
+
+
+def _parts_s(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[float, ...]:
+    context = Context(lowered, timing, cluster, "sweep", "full", Perturbation())
+    return tuple(summarise(context, with_timeline=False).time_breakdown_s.model_dump().values())
 
 
 def _peak_error(found: Measured, allocated_bytes: float, reserved_bytes: float) -> float | None:

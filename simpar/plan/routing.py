@@ -29,9 +29,31 @@ def fullest_load(experts: int, choice: Experts, ep: Any) -> Any:
         return choice.capacity_factor
     if not choice.expert_imbalance:
         return 1.0
-    most = np.vectorize(expected_maximum, otypes=[float])(ep)
+    most, _ = _of_maxima(ep)
     load = 1.0 + choice.expert_imbalance * np.sqrt(np.asarray(ep) / experts) * most
     return load if np.ndim(ep) else float(load)
+
+
+def excess_of_fullest(experts: int, ep: Any, copies: Any, imbalance: tuple[float, float]) -> tuple[Any, Any]:
+    """(Mean, standard deviation) of what the fullest of ``ep`` ranks has in one layer above the mean, in means.
+
+    ``copies`` of tokens fall to a rank in the mean, ``imbalance`` is the (mean, standard deviation) of how unlike the
+    loads of experts are, c: as likely the one above the mean as below it, as models are that are balanced by a loss or
+    without. Counts are multinomial under popularities that spread so: with M the largest of p normals above their mean,
+    the excess is M sqrt(c^2 p / E + 1 / copies). ``ep`` and ``copies`` are numbers or arrays; alone a rank has all
+    tokens, whatever their experts.
+    """
+    ranks, middle = np.asarray(ep, dtype=np.float64), imbalance[0]
+    most, variance = _of_maxima(ep)
+    variance = variance - 1.0 / ranks  # without that of the mean: the sum is fixed
+    cases = [
+        (middle + way * imbalance[1]) ** 2 * ranks / experts + 1.0 / np.asarray(copies, dtype=np.float64)
+        for way in (-1.0, 1.0)
+    ]
+    mean = most * sum(np.sqrt(case) for case in cases) / 2
+    square = (variance + most**2) * sum(cases) / 2
+    deviation = np.sqrt(np.maximum(square - mean**2, 0.0))
+    return np.where(ranks > 1, mean, 0.0), np.where(ranks > 1, deviation, 0.0)
 
 
 def sampled_loads(graph: ModelGraph, plan: Plan, seed: int) -> NDArray[np.float64]:
@@ -51,14 +73,26 @@ def has_sampled_loads(plan: Plan) -> bool:
     return not even and choice.expert_load == "sampled"
 
 
-@lru_cache(maxsize=64)
 def expected_maximum(count: int) -> float:
-    """Mean of the largest of ``count`` independent standard normals: the integral of x d(Phi(x)^n).
+    """Mean of the largest of ``count`` independent standard normals."""
+    return maximum_moments(count)[0]
 
-    1/sqrt(pi) for two of them, 3/(2 sqrt(pi)) for three.
+
+@lru_cache(maxsize=64)
+def maximum_moments(count: int) -> tuple[float, float]:
+    """(Mean, variance) of the largest of ``count`` independent standard normals: integrals of x and x^2 d(Phi(x)^n).
+
+    1/sqrt(pi) and 1 - 1/pi for two of them, a mean of 3/(2 sqrt(pi)) for three.
     """
     step = 1 / 256
     points = np.arange(-9, 9, step)
     below = np.array([0.5 * (1 + erf(x / sqrt(2))) for x in points])
     density = np.array([exp(-x * x / 2) / sqrt(2 * pi) for x in points])
-    return float(np.sum(points * count * below ** (count - 1) * density) * step)
+    weight = points * count * below ** (count - 1) * density
+    mean = float(np.sum(weight) * step)
+    return mean, float(np.sum(weight * points) * step) - mean**2
+
+
+def _of_maxima(count: Any) -> tuple[Any, Any]:
+    """The moments of :func:`maximum_moments` for a number or an array of them."""
+    return np.vectorize(maximum_moments, otypes=[float, float])(count)  # type: ignore[no-any-return]

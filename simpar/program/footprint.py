@@ -8,14 +8,20 @@ from functools import cached_property
 import numpy as np
 
 from simpar.cost.memory.allocator import Reservation, most_moving_bytes, overhead_bytes, reserve
+from simpar.cost.memory.bound import flights
+from simpar.cost.memory.routed import experts_risk_bytes
 from simpar.cost.memory.static import StaticMemory
 from simpar.cost.offload import HostMemory, host_memory
 from simpar.hardware.cluster import Cluster
+from simpar.plan.check import stage_layers
+from simpar.plan.plan import CUSTOM
+from simpar.plan.schedules import looks_at_costs
 from simpar.program.blocks.rank_view import Job
 from simpar.program.ir.memory import MemoryUse, memory_uses
 from simpar.program.ir.program import Timing
 from simpar.program.lower import Lowered
-from simpar.uncertainty.memory import AS_PREDICTED, MemoryRisk
+from simpar.program.structure.stages import StageBuilder
+from simpar.uncertainty.memory import AS_PREDICTED, MemoryRisk, Parts
 from simpar.uncertainty.table import shipped
 
 ROUNDS = 24
@@ -27,7 +33,8 @@ class Footprint:
     """Memory of one class of ranks in one simulated step of a job.
 
     ``overhead_bytes`` (context and communicators) lie outside the allocator, which grows no further than the device, of
-    ``capacity_bytes``, lets it; ``held_outputs_bytes`` are freed, but in use by another stream.
+    ``capacity_bytes``, lets it; ``held_outputs_bytes`` are freed, but in use by another stream. ``experts_bytes`` is
+    (mean, standard deviation) of what the fullest rank holds of routed tokens beyond that.
     """
 
     job: Job
@@ -37,6 +44,7 @@ class Footprint:
     held_outputs_bytes: float
     overhead_bytes: float
     capacity_bytes: float
+    experts_bytes: tuple[float, float] = (0.0, 0.0)
 
     @property
     def peaks_between(self) -> bool:
@@ -56,7 +64,7 @@ class Footprint:
         rounds = 1 if probability == AS_PREDICTED else ROUNDS
         for _ in range(rounds):  # what is at risk grows with what moves, by far less than that
             found = most_moving_bytes(static, limit_bytes - risk_bytes, habits, alternates=self._alternates)
-            parts = static, max(found, 0.0), self.overhead_bytes
+            parts = Parts(static, max(found, 0.0), self.overhead_bytes, *self.experts_bytes)
             risk_bytes = float(self._error.needed_bytes(probability, 0.0, parts))
         return found
 
@@ -97,9 +105,15 @@ class Footprint:
         return self.overhead_bytes + float(self.reservation.needed_bytes)
 
     @property
-    def parts_bytes(self) -> tuple[float, float, float]:
-        """What stays in the allocator, what comes and goes there, and what lies outside."""
-        return float(self.static.resident_bytes), float(self.moving_bytes), self.overhead_bytes
+    def parts_bytes(self) -> Parts:
+        """What it needs, by what makes that more or less."""
+        inside = float(self.static.resident_bytes), float(self.moving_bytes)
+        return Parts(*inside, self.overhead_bytes, *self.experts_bytes)
+
+    @property
+    def fit_causes(self) -> dict[str, float]:
+        """What part every cause has in what must stay free for this class to fit."""
+        return self._error.shares(self.parts_bytes)
 
     @property
     def _error(self) -> MemoryRisk:
@@ -139,15 +153,40 @@ def footprints(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[Foot
             builders[stage].static_memory(stage),
             builders[stage].held_outputs_bytes(stage),
             float(overhead_bytes(builders[stage].num_communicators, job.stack, cluster)),
+            _experts_risk_bytes(lowered, stage),
         )
         for stage in set(stages)
     }
     found = []
     for stage, device, use in zip(stages, devices, memory_uses(lowered.program, timing), strict=True):
-        static, held, overhead = standing[stage]
+        static, held, overhead, experts = standing[stage]
         capacity = cluster.devices[int(device)].memory_bytes
-        found.append(Footprint(job, stage, static, use, held, overhead, capacity))
+        found.append(Footprint(job, stage, static, use, held, overhead, capacity, experts))
     return tuple(found)
+
+
+def _experts_risk_bytes(lowered: Lowered, stage: int) -> tuple[float, float]:
+    """What the fullest rank of a stage may hold of routed tokens beyond what is predicted: mean, standard deviation.
+
+    By the moment of its schedule, as the search does for columns; of tables that follow from durations, by the table.
+    """
+    builder, graph = lowered.maker.builders[stage], lowered.job.graph
+    if not graph.is_mixture:
+        return 0.0, 0.0
+    assert isinstance(builder, StageBuilder), "no mixture has roles of its own"
+    job, schedule = builder.job, lowered.maker.schedule
+    plan, mesh = job.plan, job.plan.mesh
+    own = schedule if plan.schedule == CUSTOM or looks_at_costs(plan.schedule) else None
+    pipe = np.array([[mesh.pp], [plan.pipeline.vpp], [plan.num_microbatches(job.training.global_batch)]])
+    layers = {(mesh.pp, plan.pipeline.vpp): stage_layers(plan, len(graph.layers))}
+    first = np.zeros(1, dtype=np.int64)
+    flight = flights(
+        graph, ((plan.schedule,), first, own), plan.memory.recompute, tuple(pipe), layers, (stage,)
+    )
+    imbalance = shipped().memory.imbalance
+    found = experts_risk_bytes(graph, flight, builder.view.dims, (plan, job.stack), first, imbalance)
+    mean, deviation = (float(np.max(each)) for each in found)
+    return mean, deviation
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,11 @@ class Certainty(BaseModel):
     """How sure a prediction is, from errors of measured runs that nothing was fitted to.
 
     Nine of ten measured steps lie in ``step_time_interval_s``, nine of ten reserved peaks in
-    ``reserved_memory_interval_bytes``; ``fit_probability`` is that of fitting on every rank. ``support`` counts the
-    pairs of source and family of models that share everything with it; ``unsupported`` says what no run shows, in
-    words. ``layout_spread`` is the standard deviation of the logarithm of a step by which layouts of one job differ.
+    ``reserved_memory_interval_bytes``; ``fit_probability`` is that of fitting on every rank, and ``fit_causes`` says
+    what part every cause has in what must stay free for it (they add up to 1; empty in files that did not say it).
+    ``support`` counts the pairs of source and family of models that share everything with it; ``unsupported`` says
+    what no run shows, in words. ``layout_spread`` is the spread (a mean absolute error) of the logarithm of a step by
+    which layouts of one job differ.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -29,6 +31,7 @@ class Certainty(BaseModel):
     step_time_interval_s: tuple[float, float]
     reserved_memory_interval_bytes: tuple[float, float]
     fit_probability: float
+    fit_causes: dict[str, float] = {}
     support: int
     unsupported: tuple[str, ...] = ()
     layout_spread: float = 0.0
@@ -59,10 +62,12 @@ def certainty_of(
     errors = [StepTimeError.of(support, table.time) for support in supports]
     error, support = max(zip(errors, supports, strict=True), key=lambda one: one[0].spread)
     fullest = max(held, key=lambda one: one.held_bytes)
+    riskiest = min(held, key=lambda one: one.fit_probability)
     return Certainty(
         step_time_interval_s=error.interval_s(step_time_s),
         reserved_memory_interval_bytes=fullest.held_interval_bytes,
-        fit_probability=min(one.fit_probability for one in held),
+        fit_probability=riskiest.fit_probability,
+        fit_causes=riskiest.fit_causes,
         support=support.all,
         unsupported=tuple(support.missing()),
         layout_spread=error.layout,

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 BAR_WIDTH = 32
 SHORT = {"parameters": "params", "gradients": "grads", "optimizer_states": "optimizer"}
 MAX_MEMORY_ROWS = 12
+CAUSES = {
+    "allocator": "gaps of the allocator and workspaces", "stack": "what the stack keeps unseen",
+    "experts": "uneven experts",
+}  # fmt: skip
 UNTRIED = "--advise simulates layouts one or two changes away and says what each would gain."
 MAX_FITTING, MAX_TEMPTING = 6, 4  # simulated neighbours that are listed
 
@@ -210,7 +214,7 @@ def _step_time(result: Result) -> str:
 
 
 def how_sure(result: Result) -> list[str]:
-    """What the intervals rest on, a sentence each: runs that were measured, and what none of them shows."""
+    """What the intervals rest on, a sentence each: measured runs, what none of them shows, and what a fit hangs on."""
     known = result.certainty
     if known is None:
         return []
@@ -225,7 +229,15 @@ def how_sure(result: Result) -> list[str]:
         if known.support
         else f"no measured run is like this one {shared}"
     )
-    return [first, *known.unsupported]
+    return [first, *known.unsupported, *_hangs_on(known.fit_causes)]
+
+
+def _hangs_on(causes: Mapping[str, float]) -> Iterator[str]:
+    """What part every cause has in what must stay free for a fit, the largest first; below 1 % is left out."""
+    parts = sorted(causes.items(), key=lambda item: -item[1])
+    words = ", ".join(f"{CAUSES.get(name, name)} {100 * part:.0f} %" for name, part in parts if part >= 0.01)
+    if words:
+        yield f"what must stay free for it: {words}"
 
 
 def _figures(result: Result, console: Console) -> Table:

@@ -1,8 +1,9 @@
 """The risk of memory: how far what a rank needs may be from what is predicted, by cause, and whether it still fits.
 
 A need is taken for normally distributed around its prediction. Causes are independent of each other: gaps of the
-allocator and workspaces that nobody lists grow with what comes and goes, communicators with their number, and what a
-stack keeps unseen with all that the allocator holds. Sizes are scalars or arrays.
+allocator and workspaces that nobody lists grow with what comes and goes, communicators with their number, what a
+stack keeps unseen with all that the allocator holds, and tokens of experts with what is routed to the fullest rank.
+Sizes are scalars or arrays.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +25,20 @@ AS_PREDICTED = 0.5
 """The probability with which a layout fits that needs all of its device, leaving out that predictions err."""
 WANTED = 0.95
 """How probable it should be that a layout fits, unless something else is asked for."""
+
+
+class Parts(NamedTuple):
+    """Bytes of a need, scalars or arrays: what stays in the allocator, comes and goes there, and lies outside it.
+
+    ``experts_mean_bytes`` and ``experts_bytes`` are the mean and the standard deviation of what the fullest rank holds
+    of routed tokens beyond what is predicted (:mod:`simpar.cost.memory.routed`).
+    """
+
+    static_bytes: Numbers
+    moving_bytes: Numbers
+    outside_bytes: Numbers
+    experts_mean_bytes: Numbers = 0.0
+    experts_bytes: Numbers = 0.0
 
 
 @dataclass(frozen=True)
@@ -43,44 +59,54 @@ class MemoryRisk:
         known, hardly, unknown = errors.habits
         return MemoryRisk(errors, known if count >= MANY else hardly if count >= SOME else unknown)
 
-    def deviation_bytes(
-        self, static_bytes: Numbers, moving_bytes: Numbers, outside_bytes: Numbers
-    ) -> Numbers:
-        """The standard deviation of a need: of what stays, what comes and goes, and what lies outside the allocator."""
-        allocator = self.errors.allocator * moving_bytes
-        habits = self.habits * (static_bytes + moving_bytes)
-        return np.sqrt(allocator**2 + habits**2 + (self.errors.communicators * outside_bytes) ** 2)
+    def causes(self, parts: Parts) -> dict[str, tuple[Numbers, Numbers]]:
+        """By cause the (mean, standard deviation) of what is needed beyond what is predicted, in bytes."""
+        errors = self.errors
+        return {
+            "allocator": (errors.bias * parts.moving_bytes, errors.allocator * parts.moving_bytes),
+            "stack": (0.0, self.habits * (parts.static_bytes + parts.moving_bytes)),
+            "communicators": (0.0, errors.communicators * parts.outside_bytes),
+            "experts": (parts.experts_mean_bytes, parts.experts_bytes),
+        }
 
-    def needed_bytes(
-        self,
-        probability: float,
-        needed_bytes: Numbers,
-        parts_bytes: tuple[Numbers, Numbers, Numbers],
-    ) -> Numbers:
-        """What a rank needs no more than with some probability; ``parts_bytes`` as of :meth:`deviation_bytes`.
+    def excess_bytes(self, parts: Parts) -> tuple[Numbers, Numbers]:
+        """The (mean, standard deviation) of what is needed beyond what is predicted, for all causes together."""
+        means, deviations = zip(*self.causes(parts).values(), strict=True)
+        return sum(means), np.sqrt(sum(each**2 for each in deviations))
 
-        Never less than what is predicted.
-        """
+    def needed_bytes(self, probability: float, needed_bytes: Numbers, parts: Parts) -> Numbers:
+        """What a rank needs no more than with some probability; never less than what is predicted."""
         if probability == AS_PREDICTED:
             return needed_bytes
-        risk = NORMAL.inv_cdf(probability) * self.deviation_bytes(*parts_bytes)
-        return np.maximum(needed_bytes, needed_bytes + self.errors.bias * parts_bytes[1] + risk)
+        mean, deviation = self.excess_bytes(parts)
+        risk = NORMAL.inv_cdf(probability) * deviation
+        return np.maximum(needed_bytes, needed_bytes + mean + risk)
 
-    def fit_probability(
-        self, capacity_bytes: float, needed_bytes: float, parts_bytes: tuple[float, float, float]
-    ) -> float:
+    def fit_probability(self, capacity_bytes: float, needed_bytes: float, parts: Parts) -> float:
         """How probable it is that a rank fits into its device."""
-        left = capacity_bytes - needed_bytes - self.errors.bias * parts_bytes[1]
-        return NORMAL.cdf(left / max(float(self.deviation_bytes(*parts_bytes)), 1.0))
+        mean, deviation = self.excess_bytes(parts)
+        return NORMAL.cdf(float(capacity_bytes - needed_bytes - mean) / max(float(deviation), 1.0))
 
-    def spread(self, parts_bytes: tuple[float, float, float]) -> float:
+    def shares(self, parts: Parts) -> dict[str, float]:
+        """What part every cause has in what must stay free for a rank to fit with WANTED; causes without any left out.
+
+        A deviation counts as its square over that of all together, so that the parts add up.
+        """
+        _, whole = self.excess_bytes(parts)
+        scale = NORMAL.inv_cdf(WANTED) / max(float(whole), 1.0)
+        found = {
+            name: max(float(mean) + scale * float(deviation) ** 2, 0.0)
+            for name, (mean, deviation) in self.causes(parts).items()
+        }
+        total = sum(found.values())
+        return {name: part / total for name, part in found.items() if part > 0.0}
+
+    def spread(self, parts: Parts) -> float:
         """The standard deviation of what the allocator reserves, over it."""
-        static, moving, _ = parts_bytes
-        return float(self.deviation_bytes(static, moving, 0.0)) / max(static + moving, 1.0)
+        _, deviation = self.excess_bytes(parts._replace(outside_bytes=0.0))
+        return float(deviation) / max(float(parts.static_bytes + parts.moving_bytes), 1.0)
 
-    def reserved_interval_bytes(
-        self, reserved_bytes: float, parts_bytes: tuple[float, float, float]
-    ) -> tuple[float, float]:
+    def reserved_interval_bytes(self, reserved_bytes: float, parts: Parts) -> tuple[float, float]:
         """Between which the reserved peak lies in nine of ten cases."""
-        spread = self.spread(parts_bytes)
-        return reserved_bytes * exp(self.errors.low * spread), reserved_bytes * exp(self.errors.high * spread)
+        spread, middle = self.spread(parts), reserved_bytes + float(parts.experts_mean_bytes)
+        return middle * exp(self.errors.low * spread), middle * exp(self.errors.high * spread)

@@ -38,7 +38,8 @@ class MemoryErrors(_Part):
     """Errors of memory, each a standard deviation in shares of what causes it.
 
     ``allocator`` of what comes and goes (blocks that cannot be reused, workspaces that are not listed),
-    ``communicators`` of what lies outside the allocator, ``habits`` of all that the allocator holds: what a stack keeps
+    ``communicators`` of what lies outside the allocator, ``imbalance`` (mean, standard deviation) how unlike the loads
+    of experts are where nobody says it, ``habits`` of all that the allocator holds: what a stack keeps
     that is not known, with many, some and no runs that show its memory. ``bias`` is the part of
     what comes and goes by which needs are overestimated (negative) or underestimated; ``low`` and ``high`` are the 5th
     and 95th percentile of log(measured / predicted) of reserved peaks in their spreads.
@@ -47,6 +48,7 @@ class MemoryErrors(_Part):
     bias: float
     allocator: float = Field(ge=0)
     communicators: float = Field(ge=0)
+    imbalance: tuple[float, float]
     habits: tuple[float, float, float]
     low: float = Field(lt=0)
     high: float = Field(gt=0)

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from simpar.models.catalogue import load_model
 from simpar.plan.plan import Experts, Plan
-from simpar.plan.routing import expected_maximum, fullest_load, has_sampled_loads, sampled_loads
+from simpar.plan.routing import (
+    excess_of_fullest,
+    expected_maximum,
+    fullest_load,
+    has_sampled_loads,
+    maximum_moments,
+    sampled_loads,
+)
 
 GRAPH = load_model("qwen3-30b-a3b")
 
@@ -22,6 +29,48 @@ GRAPH = load_model("qwen3-30b-a3b")
 def test_the_largest_of_normals(count: int, mean: float) -> None:
     """Closed forms for two and three, tables beyond [Harter 1961, Biometrika 48, table 1]."""
     assert expected_maximum(count) == pytest.approx(mean, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("count", "variance"), [(1, 1.0), (2, 1 - 1 / pi), (5, 0.44753), (10, 0.34434), (20, 0.27570)]
+)
+def test_the_variance_of_the_largest_of_normals(count: int, variance: float) -> None:
+    """Closed forms for one and two, tables beyond [Sarhan and Greenberg 1956, Ann. Math. Stat. 27]."""
+    assert maximum_moments(count)[1] == pytest.approx(variance, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("experts", "ep", "copies", "imbalance"),
+    [
+        (64, 8, 4096, (0.0, 0.0)), (64, 8, 512, (0.2, 0.0)), (64, 8, 65536, (0.14, 0.13)),
+        (256, 32, 8192, (0.3, 0.05)), (64, 2, 1024, (0.1, 0.0)), (128, 16, 256, (0.1, 0.03)),
+    ],
+)  # fmt: skip
+def test_the_fullest_of_ranks_is_as_sampled(
+    experts: int, ep: int, copies: int, imbalance: tuple[float, float]
+) -> None:
+    """Counts drawn from a multinomial under popularities that are drawn too: mean and deviation of the fullest."""
+    draws, rng = 6000, np.random.default_rng(7)
+    spread = (imbalance[0] + imbalance[1] * rng.choice([-1, 1], draws))[:, None]
+    popularity = np.maximum(1.0 + spread * rng.standard_normal((draws, experts)), 1e-6)
+    share = (popularity / popularity.sum(axis=1, keepdims=True)).reshape(draws, ep, -1).sum(axis=2)
+    found = rng.multinomial(ep * copies, share).max(axis=1) / copies - 1.0
+    mean, deviation = excess_of_fullest(experts, ep, copies, imbalance)
+    assert found.mean() == pytest.approx(mean, rel=0.05)
+    assert found.std() == pytest.approx(deviation, rel=0.06)
+
+
+def test_what_the_fullest_rank_has_for_arrays_is_that_for_each() -> None:
+    """Columns of layouts; a rank alone has all tokens whatever their experts."""
+    ranks, copies = np.array([1, 2, 8, 64]), np.array([4096, 2048, 512, 64])
+    many = np.array(excess_of_fullest(64, ranks, copies, (0.14, 0.13)))
+    each = [
+        [float(one) for one in excess_of_fullest(64, ep, count, (0.14, 0.13))]
+        for ep, count in zip(ranks.tolist(), copies.tolist(), strict=True)
+    ]
+    assert many.T.tolist() == each
+    assert many[:, 0].tolist() == [0.0, 0.0]
+    assert (np.diff(many[0]) > 0).all()
 
 
 @given(cv=st.floats(0, 2), ep=st.sampled_from([1, 2, 8, 64]))

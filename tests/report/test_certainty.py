@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import json
 
+import pytest
 from rich.console import Console
 
 import simpar
 from simpar.report.result import Result
-from simpar.report.terminal import print_report, probably
+from simpar.report.terminal import how_sure, print_report, probably
 
 
 def _result(stack: str, **plan: object) -> Result:
@@ -75,3 +76,35 @@ def test_words_never_claim_more_than_the_number() -> None:
     assert probably(0.99999) == "over 99 % sure"
     assert probably(0.001) == "less than 1 % sure"
     assert probably(0.614) == "61 % sure"
+
+
+def test_causes_of_what_must_stay_free_are_told_and_kept() -> None:
+    """A mixture names its experts, in words and in JSON; a dense model does not."""
+    dense = _result("nemo")
+    mixture = simpar.simulate(
+        "small-mixture",
+        simpar.Cluster("dgx-h100", nodes=1),
+        simpar.Plan(ep=4, micro_batch=1),
+        simpar.Training(seq_len=4096, global_batch=32),
+        stack="nemo",
+    )
+    for result in (dense, mixture):
+        assert result.certainty is not None
+        causes = result.certainty.fit_causes
+        assert sum(causes.values()) == pytest.approx(1.0)
+        assert ("experts" in causes) == (result is mixture)
+        assert json.loads(result.to_json())["fit_causes"] == causes
+        told = how_sure(result)[-1]
+        assert told.startswith("what must stay free for it: ")
+        assert ("uneven experts" in told) == (result is mixture)
+        assert f"gaps of the allocator and workspaces {100 * causes['allocator']:.0f} %" in told
+
+
+def test_files_that_do_not_say_causes_are_read() -> None:
+    """A result written before causes were told has none, and its report no line of them."""
+    data = json.loads(_result("nemo").to_json())
+    del data["fit_causes"]
+    read = Result.from_dict(data)
+    assert read.certainty is not None
+    assert read.certainty.fit_causes == {}
+    assert not any("stay free" in line for line in how_sure(read))

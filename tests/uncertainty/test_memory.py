@@ -7,29 +7,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simpar.uncertainty.memory import MemoryRisk
+from simpar.uncertainty.memory import WANTED, MemoryRisk, Parts
 from simpar.uncertainty.table import MemoryErrors, shipped
 from simpar.units import GIB
 
-EXACT = MemoryErrors(bias=0.0, allocator=0.1, communicators=0.0, habits=(0.0, 0.0, 0.0), low=-1.6, high=1.6)
+EXACT = MemoryErrors(
+    bias=0.0,
+    allocator=0.1,
+    communicators=0.0,
+    imbalance=(0.0, 0.0),
+    habits=(0.0, 0.0, 0.0),
+    low=-1.6,
+    high=1.6,
+)
 SIZES = st.floats(1.0, 80.0)
 
 
 def test_one_standard_deviation_left_is_as_probable_as_in_a_table_of_the_normal_distribution() -> None:
     """One deviation left is 84 % sure."""
     risk = MemoryRisk(EXACT, 0.0)
-    held = risk.fit_probability(70 * GIB, 66 * GIB, (26 * GIB, 40 * GIB, 0.0))
+    held = risk.fit_probability(70 * GIB, 66 * GIB, Parts(26 * GIB, 40 * GIB, 0.0))
     assert held == pytest.approx(0.8413, abs=1e-4)
 
 
-@given(SIZES, SIZES, st.floats(0.0, 5.0), st.floats(0.55, 0.99))
+@given(SIZES, SIZES, st.floats(0.0, 5.0), st.floats(0.0, 5.0), st.floats(0.55, 0.99))
 def test_what_is_needed_with_a_probability_fits_with_it(
-    static: float, moving: float, outside: float, probability: float
+    static: float, moving: float, outside: float, experts: float, probability: float
 ) -> None:
     """The need with a probability, as a capacity, gives that probability."""
     risk = MemoryRisk.of("megatron", shipped())
-    parts = (static * GIB, moving * GIB, outside * GIB)
-    needed = sum(parts)
+    parts = Parts(static * GIB, moving * GIB, outside * GIB, experts * GIB, experts * GIB)
+    needed = (static + moving + outside) * GIB
     capacity = float(risk.needed_bytes(probability, needed, parts))
     assert capacity >= needed
     assert risk.fit_probability(capacity, needed, parts) >= probability - 1e-9
@@ -40,8 +48,11 @@ def test_arrays_are_many_single_cases(moving: list[float]) -> None:
     """Arrays of sizes give what each of them gives."""
     risk = MemoryRisk.of("nobody's", shipped())
     sizes = np.array(moving) * GIB
-    many = risk.needed_bytes(0.95, sizes + GIB, (GIB, sizes, 0.0))
-    each = [float(risk.needed_bytes(0.95, size + GIB, (GIB, size, 0.0))) for size in sizes.tolist()]
+    many = risk.needed_bytes(0.95, sizes + GIB, Parts(GIB, sizes, 0.0, sizes / 8, sizes / 4))
+    each = [
+        float(risk.needed_bytes(0.95, size + GIB, Parts(GIB, size, 0.0, size / 8, size / 4)))
+        for size in sizes.tolist()
+    ]
     assert np.asarray(many).tolist() == pytest.approx(each)
 
 
@@ -49,5 +60,47 @@ def test_stacks_whose_memory_nobody_measured_are_riskier() -> None:
     """A stack without measured memory is riskier than one with it."""
     table = shipped()
     known = max(table.memory_runs, key=lambda name: table.memory_runs[name], default="")
-    risks = [MemoryRisk.of(name, table).deviation_bytes(10.0, 10.0, 0.0) for name in (known, "nobody's")]
+    risks = [
+        MemoryRisk.of(name, table).excess_bytes(Parts(10.0, 10.0, 0.0))[1] for name in (known, "nobody's")
+    ]
     assert risks[0] < risks[1]
+
+
+@given(SIZES, st.floats(0.01, 5.0), st.floats(0.1, 5.0))
+def test_more_bytes_at_risk_fit_less_probably(moving: float, experts: float, more: float) -> None:
+    """With the same room, more routed tokens beyond the prediction make fitting less probable."""
+    risk, needed = MemoryRisk.of("megatron", shipped()), (moving + 10) * GIB
+    room = needed + 2 * (moving + experts + more) * GIB
+    sure = [
+        risk.fit_probability(room, needed, Parts(10 * GIB, moving * GIB, 0.0, each * GIB, each * GIB))
+        for each in (0.0, experts, experts + more)
+    ]
+    assert sure[0] >= sure[1] >= sure[2]
+
+
+@given(SIZES, SIZES, st.floats(0.0, 5.0), st.just(0.0) | st.floats(0.01, 5.0))
+def test_causes_add_up_to_what_must_stay_free(
+    static: float, moving: float, outside: float, experts: float
+) -> None:
+    """Parts of causes are positive and add up to one; what a model has none of is not named."""
+    risk = MemoryRisk.of("nobody's", shipped())
+    shares = risk.shares(Parts(static * GIB, moving * GIB, outside * GIB, experts * GIB, experts * GIB))
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert all(part > 0 for part in shares.values())
+    assert ("experts" in shares) == (experts > 0)
+
+
+def test_a_cause_alone_is_all_of_what_must_stay_free() -> None:
+    """With a single cause the margin is its deviation times the normal distribution's 1.645."""
+    risk, parts = MemoryRisk(EXACT, 0.0), Parts(GIB, 10 * GIB, 0.0)
+    assert risk.shares(parts) == {"allocator": 1.0}
+    assert float(risk.needed_bytes(WANTED, 0.0, parts)) == pytest.approx(1.6449 * GIB, rel=1e-4)
+    assert risk.shares(Parts(GIB, 0.0, 0.0)) == {}
+
+
+def test_experts_of_the_table_are_as_uneven_as_published() -> None:
+    """The largest of 64 normals (2.3437 deviations, Harter 1961) gives back the published fullest experts' mean."""
+    published = np.array([0.72, 0.04, 0.52, 0.04])
+    mean, deviation = shipped().memory.imbalance
+    assert mean * 2.3437 == pytest.approx(published.mean(), rel=1e-3)
+    assert deviation * 2.3437 == pytest.approx(published.std(), rel=1e-3)

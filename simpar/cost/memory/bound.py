@@ -15,7 +15,7 @@ from dataclasses import astuple, dataclass, fields
 import numpy as np
 
 from simpar.cost.activations import BlockActivations, block_activations
-from simpar.cost.memory.moments import NONE, fullest_moment, moment, stages_of
+from simpar.cost.memory.moments import NONE, fullest_moment, held_stages, moment, stages_of
 from simpar.cost.memory.static import Held
 from simpar.cost.memory.widths import keeps_parameters, kept_gradients, once_a_step, parameter_widths
 from simpar.cost.stack import Stack
@@ -77,7 +77,7 @@ def _in_flight(
     (schedule, ranks, chunks), (codes, before, bounds) = pipe, layers
     at = fullest_moment(table, rank) if table else moment(schedule, rank, ranks, microbatches, chunks)
     number = len(microbatches)
-    stages = np.array(stages_of(schedule, rank, ranks, chunks))
+    stages = held_stages(table, rank) if table else np.array(stages_of(schedule, rank, ranks, chunks))
     begin, end, last = bounds[stages], bounds[stages + 1], stages == len(bounds) - 2
     held = before[:, end] - before[:, begin]  # [kinds, chunks]
     final = np.where(end > begin, codes[end - 1], NONE)

@@ -61,15 +61,14 @@ def fullest_moment(table: Schedule, rank: int) -> Moment:
 
     What a forward saved is there until a B or a W of its microbatch.
     """
-    columns, vpp = table.ranks[rank], len(table.rank_of_stage) // table.num_ranks
-    stages = stages_of(table.name, rank, table.num_ranks, vpp)
-    chunk = np.array([stages.index(stage) for stage in columns.stage.tolist()])
+    columns, stages = table.ranks[rank], held_stages(table, rank)
+    chunk = np.searchsorted(stages, columns.stage)
     change = np.array(CHANGE_IN_FLIGHT)[columns.code]
     number = np.cumsum(change)
     back = np.isin(np.append(columns.code[1:], F), (B, I))  # behind a forward
     at = int(np.argmax(2 * number + (back & (columns.code == F))))
     assert columns.code[at] == F, "only a forward adds to what is in flight"
-    flying = np.bincount(chunk[: at + 1], change[: at + 1], vpp).astype(np.int64)
+    flying = np.bincount(chunk[: at + 1], change[: at + 1], len(stages)).astype(np.int64)
     backward = int(chunk[at + 1]) if back[at] else NONE
     return Moment(flying[None, :], chunk[[at]], backward, table.name in SPLITTING)
 
@@ -79,6 +78,11 @@ def stages_of(schedule: str, rank: int, num_ranks: int, vpp: int) -> tuple[int, 
     if schedule in V_SHAPED:
         return rank, 2 * num_ranks - 1 - rank
     return tuple(chunk * num_ranks + rank for chunk in range(vpp))
+
+
+def held_stages(table: Schedule, rank: int) -> Ints:
+    """Virtual stages of a rank by chunk in a table."""
+    return np.flatnonzero(np.array(table.rank_of_stage) == rank)
 
 
 def most_in_flight(plan: Plan, training: Training, rank: int) -> int:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from simpar.cost.memory.allocator import overhead_bytes, reserve
 from simpar.cost.memory.bound import Scheme, flights, held_of, least_moving_bytes
 from simpar.cost.memory.moments import V_SHAPED
+from simpar.cost.memory.routed import experts_risk_bytes
 from simpar.cost.memory.static import held_memory
 from simpar.cost.stack import resolve, under
 from simpar.models.recompute import OPTIMAL
@@ -32,7 +33,7 @@ from simpar.search.problem import Problem
 from simpar.search.space.axes import ROWS_AT_ONCE, Rows, both_ends, fully_sharded, numbered, undecided
 from simpar.search.space.jobs import counted
 from simpar.search.space.optional_axes import REQUESTED_NAMES
-from simpar.uncertainty.memory import MemoryRisk
+from simpar.uncertainty.memory import MemoryRisk, Parts
 from simpar.uncertainty.table import shipped
 from simpar.units import MIB, Floats, Ints
 
@@ -207,23 +208,28 @@ def _of_alike(
     kept, workspace = least_moving_bytes(graph, flying, shaped, scheme, (plan, stack), sizes)
     saved, beside = kept[:, moving_of], workspace[:, moving_of]
     beside = np.maximum(beside, between - resident - saved)
-    needed = _needed_bytes(problem, resident, saved + beside, outside, microbatches > 1)
+    errors = shipped().memory
+    said = problem.base.experts.expert_imbalance  # also of loads that are drawn
+    asked = plan.model_copy(update={"experts": plan.experts.model_copy(update={"expert_imbalance": said})})
+    experts = experts_risk_bytes(graph, flying, shaped, (asked, stack), sizes, errors.imbalance)
+    unsure = (np.broadcast_to(each, kept.shape)[:, moving_of] for each in experts)
+    parts = Parts(resident, saved + beside, outside, *unsure)
+    needed = _needed_bytes(problem, parts, microbatches > 1)
     pipelined = (each[:, pipe_of] for each in (flight.rank, flight.counts.sum(axis=0), flight.deepest))
     return (*pipelined, resident, saved, beside, outside, *needed)
 
 
-def _needed_bytes(
-    problem: Problem, static: Floats, moving: Floats, outside: Floats, alternates: NDArray[np.bool_]
-) -> tuple[Floats, Floats]:
+def _needed_bytes(problem: Problem, parts: Parts, alternates: NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """What ranks need no more than with the probability asked for, and what as predicted.
 
     Their allocator takes as little as it can, or where some of the device is to stay free what it reports.
     """
+    outside = parts.outside_bytes
     habits, room = problem.stack.memory.allocator, problem.cluster.device.memory_bytes - outside
-    found = reserve(static, moving, habits, alternates=alternates, limit_bytes=room)
+    found = reserve(parts.static_bytes, parts.moving_bytes, habits, alternates=alternates, limit_bytes=room)
     risk, share = MemoryRisk.of(problem.stack.known_as, shipped()), 1.0 - problem.constraints.headroom
     needed = outside + found.needed_bytes
-    surely = risk.needed_bytes(problem.constraints.fit_probability, needed, (static, moving, outside))
+    surely = risk.needed_bytes(problem.constraints.fit_probability, needed, parts)
     surely = np.maximum(needed, surely - ROUNDING_BYTES)
     reported = found.reserved_bytes if share < 1.0 else 0.0
     return np.maximum(share * surely, outside + reported), np.maximum(share * needed, outside + reported)

@@ -25,7 +25,7 @@ from simpar.search.space.fit import FIRST, LAST, Least, least
 from simpar.search.space.jobs import plan_of
 from simpar.search.space.rows import ORIGIN
 from simpar.simulation import make_job
-from simpar.uncertainty.memory import MemoryRisk
+from simpar.uncertainty.memory import MemoryRisk, Parts
 from simpar.uncertainty.table import shipped
 from simpar.units import Floats, Ints
 
@@ -122,11 +122,14 @@ class RecomputeBounds:
 
 
 def _most_moving_bytes(problem: Problem, held: Least) -> Floats:
-    """What may come and go at most beside what stays, so that it fits as probably as asked for; or a little more."""
+    """What may come and go at most beside what stays, so that it fits as probably as asked for; or a little more.
+
+    What experts are sent at risk depends on what is kept of it: left out.
+    """
     stays, habits = held.overhead_bytes + held.static_bytes, MemoryRisk.of(problem.stack.known_as, shipped())
     found = most = problem.cluster.device.memory_bytes - stays
     for _ in range(ROUNDS):  # from below and from above in turn
-        parts = held.static_bytes, np.maximum(found, 0.0), held.overhead_bytes
+        parts = Parts(held.static_bytes, np.maximum(found, 0.0), held.overhead_bytes)
         found = most - habits.needed_bytes(problem.constraints.fit_probability, 0.0, parts)
     return np.minimum(found, problem.memory_limit_bytes - stays)
 

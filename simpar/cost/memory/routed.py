@@ -1,0 +1,72 @@
+"""Bytes of tokens that a rank's experts are sent, and how far they may be from what is predicted.
+
+Without a capacity factor the router decides what a rank holds of routed tokens: their copies, and what grouped products
+save and make of them. Loads of layers are independent, those of microbatches are alike (the popularity of experts
+lasts), so a rank with many layers is less uneven than one layer is. Everything is linear in the load, and evaluated as
+the sizes of tensors are, for arrays of layouts at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, replace
+
+import numpy as np
+
+from simpar.cost.activations import block_activations
+from simpar.cost.memory.bound import Flight
+from simpar.cost.stack import Stack
+from simpar.models.graph import ModelGraph
+from simpar.plan.plan import Plan
+from simpar.plan.routing import excess_of_fullest
+from simpar.plan.sharding import RankDims
+from simpar.units import Floats, Ints, Numbers
+
+
+def experts_risk_bytes(
+    graph: ModelGraph,
+    flight: Flight,
+    dims: RankDims,
+    habits: tuple[Plan, Stack],
+    expand: Ints,
+    imbalance: tuple[float, float],
+) -> tuple[Numbers, Numbers]:
+    """(Mean, standard deviation) of what the fullest rank holds of routed tokens beyond what is predicted, in bytes.
+
+    Arguments as of :func:`simpar.cost.memory.bound.least_moving_bytes`; ``imbalance`` (mean, standard deviation) is
+    what is known of the experts where the plan says nothing. Where it says how unlike they are, the prediction is that
+    of a rank that is fullest in every layer, and the mean is zero. So are both in dense models, where a capacity factor
+    pads, and on a rank that holds all experts.
+    """
+    plan, stated = habits[0], habits[0].experts.expert_imbalance
+    if dims.expert is None or plan.experts.capacity_factor is not None:
+        return 0.0, 0.0
+    experts, local = graph.dims["experts"], dims.expert
+    copies = np.asarray(local["batch"]) * local["seq"] * local["topk"]
+    mean, deviation = excess_of_fullest(
+        experts, experts // np.asarray(dims.tensor["experts"]), copies, (stated, 0.0) if stated else imbalance
+    )
+    routed = _routed_bytes(graph, flight, dims, habits, expand)
+    mean, deviation = (each[expand] if np.ndim(each) else each for each in (mean, deviation))
+    return (0.0 if stated else routed * mean), routed * deviation
+
+
+def _routed_bytes(
+    graph: ModelGraph, flight: Flight, dims: RankDims, habits: tuple[Plan, Stack], expand: Ints
+) -> Floats:
+    """Bytes of a load of 1 in every layer, added up as independent deviations are, beside the largest workspace."""
+    plan, stack = habits
+    assert dims.expert is not None, "only mixtures route tokens"
+    more = replace(dims, expert={**dims.expert, "load": dims.expert["load"] + 1.0})
+    squares, beside = np.zeros(np.shape(flight.deepest)), np.zeros(np.shape(flight.deepest))
+    for number, (name, recompute) in enumerate(flight.kinds):
+        one, two = (
+            astuple(block_activations(graph.blocks[name], each, stack, plan.numerics, recompute))
+            for each in (dims, more)
+        )
+        grown = (np.asarray(high - low, dtype=np.float64) for low, high in zip(one, two, strict=True))
+        saved, again, forward, backward = (each[expand] if each.ndim else each for each in grown)
+        held = flight.counts[number]
+        kept = (1.0 - plan.offload.offload_activations) * saved * flight.flying[number]
+        squares = squares + kept**2 / np.maximum(held, 1)
+        beside = np.where(held > 0, np.maximum(beside, np.maximum(forward, again + backward)), beside)
+    return np.asarray(np.sqrt(squares + beside**2))

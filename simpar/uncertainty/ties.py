@@ -1,0 +1,77 @@
+"""Near ties: how probable it is that each of several layouts is the best, and what choosing it loses on average.
+
+What all layouts of a job have wrong in common changes no order. Otherwise every part of a step (kernels, exposed
+collectives, bubble, ...) errs by a factor of its own that all layouts share, so that layouts whose steps are made up
+alike err together; and each layout errs a little by itself. One time in FAR all of these errors are FURTHER times as
+large: a measured pair is far off more often than a normal distribution has it.
+
+The constants are those under which layouts of runs that nothing was fitted to differ as they were measured to, and the
+predicted faster one of two was the faster one as often as said (``benchmarks/near_ties.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+PART = 8.0
+"""The standard deviation of a part's error, in ``layout_spread``, as if a step were that part alone."""
+OWN = 0.8
+"""That of a layout's own error."""
+FAR, FURTHER = 5, 4.0
+DRAWS = 1 << 14
+"""Errors that are drawn, each with its opposite: probabilities are right to 0.4 %."""
+SEED = 7
+TIED = 1 / 3
+"""Layouts that are so probably the best, over the likeliest one, cannot be told apart from it."""
+ALIKE = 0.001
+"""Expected regrets, as shares of a step, that tell nothing apart."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How each of several layouts stands among them, in their order, each float64[layouts].
+
+    ``best_probability`` is that of having the shortest step of all, ``expected_regret`` the share by which its step is
+    longer than the shortest on average.
+    """
+
+    best_probability: Floats
+    expected_regret: Floats
+
+    @property
+    def tied(self) -> NDArray[np.bool_]:
+        """Those that cannot be told apart: about as probably the best as the likeliest."""
+        return np.asarray(self.best_probability >= TIED * self.best_probability.max())
+
+    def choice(self, complexity: Sequence[tuple[int, ...]]) -> int:
+        """Of those that are tied the one with the least expected regret; of those as good the least ``complexity``."""
+        tied = np.flatnonzero(self.tied)
+        least = self.expected_regret[tied].min()
+        as_good = [at for at in tied.tolist() if self.expected_regret[at] <= least + ALIKE]
+        return min(as_good, key=lambda at: (complexity[at], self.expected_regret[at]))
+
+
+def standing(step_s: Floats, parts_s: Floats, layout_spread: float) -> Standing:
+    """How layouts stand: predicted seconds float64[layouts], of every part of their steps float64[layouts, parts].
+
+    ``layout_spread`` is that of their certainty. Layouts that are alike in all of it err together, and share the
+    probability of being the best. Neither their order nor anything but the input changes what comes out.
+    """
+    seconds = np.column_stack([step_s, parts_s])
+    distinct, which, count = np.unique(seconds, axis=0, return_inverse=True, return_counts=True)
+    which = which.reshape(-1)
+    shares = distinct[:, 1:] / distinct[:, :1]
+    random = np.random.Generator(np.random.Philox(key=SEED))
+    common = random.standard_normal((shares.shape[1], DRAWS // 2))
+    size = np.where(random.integers(FAR, size=DRAWS // 2) == 0, FURTHER, 1.0)
+    own = random.standard_normal((len(shares), DRAWS // 2))
+    errors = layout_spread * size * (PART * (shares - shares[0]) @ common + OWN * own)
+    logs = np.log(distinct[:, :1]) + np.hstack([errors, -errors])
+    behind = logs - logs.min(axis=0)
+    best = (behind == 0.0).mean(axis=1)
+    return Standing((best / best.sum() / count)[which], np.expm1(behind).mean(axis=1)[which])
