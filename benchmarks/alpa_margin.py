@@ -19,6 +19,7 @@ from simpar.models.catalogue import load_model
 from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import read
 from simpar.search.api import search
+from simpar.search.problem import Constraints
 from simpar.search.progress import Progress
 
 LLAMA: dict[str, Any] = {
@@ -69,7 +70,10 @@ def measure(name: str) -> float:
     make, hardware, nodes, seq_len = MODELS[name]
     graph, cluster = make(), simpar.Cluster(hardware, nodes=nodes)
     training = simpar.Training(seq_len=seq_len, global_batch=GLOBAL_BATCH)
-    found = search(graph, cluster, training, space="alpa", progress=Progress(top=1, brief=True))
+    as_predicted = Constraints(fit_probability=0.5)  # spaces are compared, not what they leave free
+    found = search(
+        graph, cluster, training, space="alpa", progress=Progress(top=1, brief=True), constraints=as_predicted
+    )
     uniform, best = found.details["uniform_best_s"], found.best.step_time_s
     margin = uniform / best - 1
     stages = found.best.plan.pipeline.stages

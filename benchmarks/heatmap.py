@@ -20,6 +20,7 @@ from simpar.files import write_atomic
 from simpar.report.grid import load_grid, save_grid_plot
 from simpar.search.problem import Constraints, make_problem
 from simpar.search.sweep import Cell, sweep
+from simpar.search.workers import Workers
 
 MODELS = "llama-3.2-1b,llama-3.2-3b,llama-3-8b,llama-3-70b"
 NODES = "1,2,4,8,16,32,64"
@@ -39,7 +40,9 @@ def search_all(models: list[str], nodes: list[int], jobs: int) -> dict[str, Any]
                 graph, simpar.Cluster(HARDWARE, nodes=count), TRAINING, constraints=ANY_PLAN
             )
             cells.append(Cell({"model": name, "nodes": count}, problem))
-    found = sweep(cells, jobs=jobs, done=lambda count: print(f"{count} of {len(cells)}", flush=True))
+    found = sweep(
+        cells, workers=Workers(jobs), done=lambda count: print(f"{count} of {len(cells)}", flush=True)
+    )
     title = f"{HARDWARE}, {TRAINING.global_batch} x {TRAINING.seq_len} tokens"
     return {"axes": ["model", "nodes"], "cells": found, "title": title, "grid_schema_version": 1}
 

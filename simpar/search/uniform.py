@@ -60,7 +60,7 @@ def _stand_beside(search: BranchAndBound, results: list[Result], more: dict[str,
     if not progress.brief:
         more["naive"] = naive_choices(Beside(field, near), results[0])
         more["pareto"] = front(Beside(field, near), row)
-        more["margin"] = margin(field, row)
+    more["margin"] = margin(field, row)
 
 
 def _searched(problem: Problem, progress: Progress) -> BranchAndBound:

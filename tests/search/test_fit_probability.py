@@ -36,6 +36,32 @@ def test_what_is_listed_fits_as_probably_as_asked_for_and_the_margin_is_told() -
     assert predicted.details["margin"] is None
 
 
+@pytest.mark.parametrize("share", [1.0, 0.85])
+def test_cuts_into_uneven_stages_tell_what_the_margin_costs(share: float) -> None:
+    """The gain is that of the search that asks for no margin, whether stages are even there or not."""
+    cluster = simpar.Cluster("rtx-4090-8")
+    device = cluster.device.model_copy(update={"memory_bytes": share * cluster.device.memory_bytes})
+
+    def found(probability: float) -> simpar.SearchResult:
+        return simpar.search(
+            "llama-3.2-3b",
+            cluster.with_device(device),
+            simpar.Training(seq_len=4096, global_batch=32),
+            stack="megatron",
+            space="uneven",
+            constraints=Constraints(
+                fixed={"tp": 1, "pp": 4, "micro_batch": 1, "recompute": "none"}, fit_probability=probability
+            ),
+        )
+
+    sure, predicted = found(0.95), found(0.5)
+    gain = sure.best.step_time_s / predicted.best.step_time_s - 1
+    assert gain > 0
+    assert sure.best.figures["fit_probability"] >= 0.95
+    assert sure.details["margin"]["gain"] == pytest.approx(gain, rel=1e-9)
+    assert predicted.details["margin"] is None
+
+
 @pytest.mark.parametrize("probability", [0.4, 1.0, -1.0])
 def test_a_probability_that_cannot_be_asked_for_is_refused(probability: float) -> None:
     """Below what is predicted, or certain."""

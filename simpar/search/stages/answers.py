@@ -21,6 +21,7 @@ from simpar.search.progress import Progress
 from simpar.search.result import Counts, SearchResult
 from simpar.search.space.rows import fixed_values, in_order
 from simpar.search.uniform import search_uniform
+from simpar.uncertainty.memory import AS_PREDICTED
 
 Value = int | float | str
 
@@ -82,13 +83,15 @@ class StagesSearch(ABC):
     """State of a search among unlike stages: the shortest step so far, and what was done.
 
     ``values`` are those of every axis. ``open_s`` are seconds below which no plan gets that was left aside, 0 until all
-    are bounded; ``ops`` those of all Programs that were simulated.
+    are bounded; ``ops`` those of all Programs that were simulated. ``unsure_s`` is the shortest step of those that fit
+    as predicted.
     """
 
     problem: Problem
     progress: Progress
     values: dict[str, tuple[Value, ...]] = field(init=False)
     best_s: float = np.inf
+    unsure_s: float = np.inf
     open_s: float = 0.0
     ops: int = 0
     simulated: int = 0
@@ -124,6 +127,8 @@ class StagesSearch(ABC):
         self.ops, self.simulated = self.ops + done.num_ops, self.simulated + 1
         if done.fits:
             self.best_s = min(self.best_s, done.step_time_s)
+        if done.fits_as_predicted:
+            self.unsure_s = min(self.unsure_s, done.step_time_s)
         self.progress.report("simulating", self.counts(), self.best_s if np.isfinite(self.best_s) else None)
         return done
 
@@ -159,6 +164,7 @@ class StagesSearch(ABC):
             "uniform_best_s": even_s if even else None,
             "lower_bound_s": lowest_s,
             "not_built": unbuilt,
+            "margin": self._margin(best_s, even),
             "scope": {
                 "searched": {name: list(values) for name, values in self.values.items() if len(values) > 1},
                 "held": {name: values[0] for name, values in self.values.items() if len(values) == 1},
@@ -171,3 +177,13 @@ class StagesSearch(ABC):
             problem, progress, results, self.counts(), 1 - lowest_s / best_s, not progress.interrupted
         )
         return answer.saying(more)
+
+    def _margin(self, best_s: float, even: SearchResult | None) -> dict[str, object] | None:
+        """What being as sure as asked for that plans fit costs, by those that were simulated; None where nothing is."""
+        if self.problem.constraints.fit_probability == AS_PREDICTED:
+            return None
+        of_even = even.details.get("margin") if even else None
+        unsure_s = min(
+            self.unsure_s, even.best.step_time_s / (1 + of_even["gain"]) if even and of_even else np.inf
+        )
+        return {"fit_probability": AS_PREDICTED, "gain": max(best_s / unsure_s - 1, 0.0)}
