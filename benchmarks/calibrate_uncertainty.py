@@ -32,7 +32,7 @@ from simpar.plan.routing import expected_maximum
 from simpar.uncertainty.memory import MemoryRisk
 from simpar.uncertainty.step_time import lacks
 from simpar.uncertainty.support import Evidence, Traits, support_of
-from simpar.uncertainty.table import PATH, MemoryErrors, Table, TimeErrors
+from simpar.uncertainty.table import PATH, MemoryErrors, Table, TimeErrors, shipped
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -322,6 +322,7 @@ def calibrated(runs: Sequence[Run]) -> tuple[Table, Errors, Floats]:
     table = Table(
         provenance=f"errors of {len(errors.error)} predictions of runs of {count} sources, each left out of its fit",
         time=TimeErrors(base=float(np.exp(logs[0])), lacking=lacking, low=low, high=high, layout=layout),
+        learned=shipped().learned,
         memory=memory_errors(runs),
         evidence=evidence,
         memory_runs=memory_runs(runs),

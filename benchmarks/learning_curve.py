@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +24,15 @@ from fit_runs import DATA, TABLES, UNMODELLED
 from joblib import Parallel, delayed
 from numpy.typing import NDArray
 
-from simpar.learn.answer import NINE_OF_TEN
-from simpar.learn.fit import Observed, Prior, Slopes, doubt, most_probable, slopes_of
+from simpar.learn.fit import Observed, Prior, Slopes, most_probable, slopes_of
 from simpar.learn.parameters import Name, parameter, spread_of
+from simpar.report.certainty import traits_of
+from simpar.uncertainty.own_runs import OwnRuns, after, like
+from simpar.uncertainty.step_time import StepTimeError
+from simpar.uncertainty.support import Traits, support_of
+from simpar.uncertainty.table import LearnedErrors, shipped
 from simpar.validate.cells import Row, Unmodelled, text
+from simpar.validate.predict import cluster_of, job_of
 from simpar.validate.rates import has_rate, with_rates
 from simpar.validate.rows import case, measured
 from simpar.validate.table import read_table, suspect
@@ -41,10 +46,14 @@ MOST_RUNS_OF = {
     "NVIDIA dgxc-benchmarking READMEs": 60,
     "Zero Bubble PP": 20,
 }
+USUALLY = 3  # runs that people have to give
+WEIGHTS = (1, 2, 3, 5, 8, 12)  # that are tried of the spread of before, in layouts
 SCORED = 3  # runs that must be left to score
 NOISE, FAR, PASSES = 0.07, 0.15, 12  # of the fit to the other sources
 
 Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,7 @@ class Run:
     """A measured run: what every parameter does to it around the shipped profiles."""
 
     source: str
+    traits: Traits
     prior: Prior
     error: float
     slopes: Floats
@@ -72,9 +82,11 @@ def run_of(row: Row) -> Run | None:
             return None
         prior = Prior.of([entry])
         known = slopes_of([Observed(entry, found.step_time_s)], prior, prior.values)
+        cluster = cluster_of(entry)
+        traits = traits_of(job_of(entry, cluster), cluster, cluster.device.name)
     except Unmodelled:
         return None
-    return Run(text(row, "source"), prior, float(known.errors[0]), known.slopes[0])
+    return Run(text(row, "source"), traits, prior, float(known.errors[0]), known.slopes[0])
 
 
 def runs_of(paths: Sequence[Path]) -> list[Run]:
@@ -91,12 +103,24 @@ def runs_of(paths: Sequence[Path]) -> list[Run]:
     return [run for run in made if run is not None]
 
 
+@dataclass(frozen=True)
+class Scored:
+    """The error of a run after some others of its source were learnt from: what was known, and what those show."""
+
+    source: str
+    given: int
+    error: float
+    before: StepTimeError
+    own: tuple[OwnRuns, ...]
+
+
 class Everything:
     """All runs over all parameters in one table."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.sources = np.array([run.source for run in runs])
-        self.inside: dict[int, list[tuple[str, float]]] = defaultdict(list)
+        self.traits = [run.traits for run in runs]
+        self.scored: list[Scored] = []
         values = {
             name: value for run in runs for name, value in zip(run.prior.names, run.prior.values, strict=True)
         }
@@ -142,6 +166,10 @@ class Everything:
         if not found:
             return {}
         most = max(found)
+        others = [one for one in shipped().evidence if one.source != source]
+        before = [
+            StepTimeError.of(support_of(self.traits[at], others), shipped().time) for at in mine.tolist()
+        ]
         for _ in range(DRAWS):
             order = generator.permutation(len(mine))
             for count in found:
@@ -150,10 +178,80 @@ class Everything:
                 if count:
                     values = most_probable(prior, known, np.zeros(len(mine)), given)
                 left = errors[scored] - known.slopes[scored] @ (values - prior.values)
-                spread = doubt(prior, known, np.zeros(len(mine)), given)[scored]
-                self.inside[count].append((source, float(np.mean(np.abs(left) <= NINE_OF_TEN * spread))))
+                own = self._own_runs(mine, prior, known, given)
+                self.scored += [
+                    Scored(source, count, float(error), before[at], tuple(like(self.traits[mine[at]], own)))
+                    for at, error in zip(scored.tolist(), left, strict=True)
+                ]
                 found[count].append(float(np.median(np.abs(np.expm1(-left)))))
         return {count: float(np.median(each)) for count, each in found.items()}
+
+    def _own_runs(self, mine: Ints, prior: Prior, known: Slopes, given: Flags) -> list[OwnRuns]:
+        """What runs that were given show, each predicted from the others, as a learnt profile has it."""
+        found: dict[Traits, list[float]] = defaultdict(list)
+        for at in np.flatnonzero(given).tolist():
+            rest = given.copy()
+            rest[at] = False
+            values = prior.values
+            if rest.any():
+                values = most_probable(prior, known, np.zeros(len(mine)), rest)
+            error = known.errors[at] - known.slopes[at] @ (values - prior.values)
+            found[self.traits[mine[at]]].append(float(error))
+        return [
+            OwnRuns(cluster="", traits=traits, layouts=len(e), error=float(np.sqrt(np.mean(np.square(e)))))
+            for traits, e in found.items()
+        ]
+
+
+def halves(scored: Sequence[Scored], learned: LearnedErrors) -> Floats:
+    """Half of nine in ten errors, as logarithms, of runs that were scored."""
+    return np.array([after(one.before, one.own, learned).high for one in scored])
+
+
+def by_source(scored: Sequence[Scored]) -> Floats:
+    """Weights under which sources, and numbers of runs given, count alike."""
+    counts = Counter((one.source, one.given) for one in scored)
+    return np.array([1 / counts[one.source, one.given] for one in scored])
+
+
+def quantile_of(scored: Sequence[Scored], weight: float) -> float:
+    """The spreads within which nine in ten errors lie where the spread of before counts as some layouts."""
+    size = np.abs([one.error for one in scored]) / halves(scored, LearnedErrors(weight=weight, high=1.0))
+    order, share = np.argsort(size), by_source(scored)
+    reached = np.cumsum(share[order]) / share.sum()
+    return float(size[order][np.searchsorted(reached, 0.9)])
+
+
+def learned_errors(scored: Sequence[Scored]) -> LearnedErrors:
+    """The weight under which intervals of nine in ten score best: narrow, and 20 times as dear beyond [Winkler]."""
+    size, share = np.abs([one.error for one in scored]), by_source(scored)
+
+    def score(errors: LearnedErrors) -> float:
+        half = halves(scored, errors)
+        return float(np.sum(share * (2 * half + 20 * np.maximum(size - half, 0.0))))
+
+    tried = [LearnedErrors(weight=weight, high=quantile_of(scored, weight)) for weight in WEIGHTS]
+    return min(tried, key=score)
+
+
+def print_intervals(scored: Sequence[Scored]) -> None:
+    """How often intervals hold, before and after, and how wide they are; the values that the table should have."""
+    learned = shipped().learned
+    usual = [one for one in scored if one.own and one.given == USUALLY]
+    print(f"best values with {USUALLY} given: ", learned_errors(usual))
+    for count in GIVEN[1:]:
+        some = [one for one in scored if one.given == count and one.own]
+        share, half = by_source(some), halves(some, learned)
+        held = np.array(
+            [abs(one.error) <= width for one, width in zip(some, half.tolist(), strict=True)],
+            dtype=np.float64,
+        )
+        was = np.array([one.before.low <= one.error <= one.before.high for one in some], dtype=np.float64)
+        before = np.median([one.before.half_width for one in some])
+        print(
+            f"{count:3d} given: {np.average(held, weights=share):.1%} inside +-{np.median(np.sinh(half)):.1%}, in "
+            f"the interval of before {np.average(was, weights=share):.1%} inside +-{before:.1%}"
+        )
 
 
 def _shared(key: str) -> str:
@@ -193,19 +291,7 @@ def main() -> None:
             {c: f"{v:.1%}" for c, v in medians.items()},
             f"worse with {least}: {worse}",
         )
-    shares = {
-        count: float(
-            np.mean(
-                [
-                    np.mean([share for name, share in found if name == source])
-                    for source in {n for n, _ in found}
-                ]
-            )
-        )
-        for count, found in every.inside.items()
-    }
-    result["inside interval"] = shares
-    print("inside the interval of nine in ten: ", {count: f"{share:.0%}" for count, share in shares.items()})
+    print_intervals(every.scored)
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -95,6 +96,8 @@ def as_written(model: BaseModel) -> dict[str, Any]:
 def _written(value: Any, dimension: str | None) -> Any:
     if isinstance(value, BaseModel):
         return as_written(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, dict):
         return {key: _written(each, dimension) for key, each in value.items()}
     if isinstance(value, tuple):

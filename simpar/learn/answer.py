@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from simpar.learn.fit import Learned, Observed
 from simpar.learn.fit import learn as most_probable_of
 from simpar.learn.runs import Runs, runs_of
 from simpar.profiles import LEARNED, REVISION, as_written, base_name, yaml_text
+from simpar.report.certainty import runs_on, step_time_error, traits_of
+from simpar.uncertainty.own_runs import OwnRuns
+from simpar.uncertainty.support import Traits
 from simpar.units import Floats
 from simpar.validate.chosen import Chosen
-from simpar.validate.predict import changed, changed_stack
+from simpar.validate.predict import changed, changed_stack, cluster_of, job_of
 
-NINE_OF_TEN = 1.645  # standard deviations
 UNEXPLAINED = 0.05
 """An error that stays beyond this is said: no parameter that was learnt explains it."""
 
@@ -56,9 +59,32 @@ class Answer:
         }
 
     def half_intervals(self) -> dict[str, float]:
-        """Half of what nine of ten layouts like these should lie in, before and after, in percent (the median)."""
-        widths = [100.0 * float(np.sinh(NINE_OF_TEN * np.median(each))) for each in self.learned.doubt]
-        return dict(zip(("before", "after"), (round(width, 1) for width in widths), strict=True))
+        """Half of what nine of ten layouts like these should lie in, before and after, in percent (the median).
+
+        As of their predictions: see :mod:`simpar.report.certainty`.
+        """
+        before, after = [], []
+        for run in self.runs.layouts:
+            cluster = cluster_of(run.case)
+            known = runs_on(changed_stack(run.case.stack, {}), cluster.profile.name)
+            traits = _traits(run)
+            before.append(step_time_error(traits, known).half_width)
+            after.append(step_time_error(traits, self.own_runs(run.case.stack, run.case.hardware)).half_width)
+        return {
+            name: round(100 * float(np.median(each)), 1)
+            for name, each in (("before", before), ("after", after))
+        }
+
+    def own_runs(self, stack: str, hardware: str, cluster: str = "") -> tuple[OwnRuns, ...]:
+        """What the layouts on a stack and hardware show of others like them, on what is learnt as ``cluster``."""
+        alike: dict[Traits, list[float]] = defaultdict(list)
+        for run, error in zip(self.runs.layouts, self.learned.left_out.tolist(), strict=True):
+            if (run.case.stack, run.case.hardware) == (stack, hardware):
+                alike[_traits(run)].append(error)
+        return tuple(
+            OwnRuns(cluster=cluster, traits=traits, layouts=len(errors), error=_root_mean_square(errors))
+            for traits, errors in alike.items()
+        )
 
     def changes(self) -> list[dict[str, Any]]:
         """Parameters that moved, the farthest first; ``spreads`` is how far in what shipped profiles differ by."""
@@ -105,19 +131,22 @@ class Answer:
         about = {"simpar": simpar.__version__, "revision": REVISION, "source": self.source, "runs": self.runs.count,
                  "models": list(self.runs.models), "median_error_percent": self.errors()}  # fmt: skip
         document: dict[str, Any] = {LEARNED: about, "stacks": {}, "clusters": {}}
+        several = len(clusters) > 1
+        names = {
+            base: f"{name}#{base_or_file(base, 'clusters', 'hardware')}" if several else name
+            for base in clusters
+        }
         for base in stacks:
             part = base_or_file(base, "stacks", "stack")
+            own_runs = [own for on, called in names.items() for own in self.own_runs(base, on, called)]
             said = {"name": f"{name}#{part}" if len(stacks) > 1 else name, "learned_from": part,
-                    "provenance": self._provenance(base)}  # fmt: skip
+                    "provenance": self._provenance(base), "own_runs": tuple(own_runs)}  # fmt: skip
             document["stacks"][part] = as_written(
                 changed_stack(base, {**values["stack"].get(base, {}), **said})
             )
         for base in clusters:
             part = base_or_file(base, "clusters", "hardware")
-            said = {
-                "name": f"{name}#{part}" if len(clusters) > 1 else name,
-                "provenance": self._provenance(base),
-            }
+            said = {"name": names[base], "provenance": self._provenance(base)}
             document["clusters"][part] = as_written(_cluster(base, values).model_copy(update=said))
         return yaml_text(document)
 
@@ -152,6 +181,17 @@ def learn(*paths: str, stack: str | None = None, hardware: str | None = None) ->
     """
     runs = runs_of(paths, Chosen(stack, hardware))
     return Answer(", ".join(Path(path).name for path in paths), runs, most_probable_of(runs.layouts))
+
+
+def _traits(run: Observed) -> Traits:
+    """What decides how well a layout is known, by the name that its stack will be known as."""
+    cluster = cluster_of(run.case)
+    traits = traits_of(job_of(run.case, cluster), cluster, cluster.device.name)
+    return replace(traits, stack=base_or_file(run.case.stack, "stacks", "stack"))
+
+
+def _root_mean_square(values: Sequence[float]) -> float:
+    return float(f"{np.sqrt(np.mean(np.square(values))):.4g}")
 
 
 def _error_percent(error: Floats | float) -> Floats:

@@ -19,9 +19,6 @@ from simpar.validate.rows import Case
 
 MODEL_ERROR = 0.05
 """Standard deviation of the logarithm of a step that no parameter explains: layouts of one job differ by it."""
-OTHER_LAYOUTS = 0.12
-"""The same of layouts that were not learnt from, whose errors have long tails: so large that nearly nine of ten unseen
-runs lie in the interval of nine in ten (benchmarks/learning_curve.py)."""
 FAR = 0.15  # from this error on a run counts less
 REWEIGHTED, LINEARISED = 12, 4
 SETTLED = 0.02  # of their spread: parameters that move less are found
@@ -136,22 +133,11 @@ def most_probable(prior: Prior, known: Slopes, scatter: Floats, used: Flags | No
     return np.clip(prior.values + found * prior.spread, prior.low, prior.high)
 
 
-def doubt(prior: Prior, known: Slopes, scatter: Floats, used: Flags) -> Floats:
-    """How far layouts like each run may be off once those used are learnt from: standard deviations of logarithms.
-
-    Of its parameters, as far as the runs leave them open, and of what no parameter explains.
-    """
-    slopes = known.slopes * prior.spread
-    told = slopes[used] / np.hypot(MODEL_ERROR, scatter[used])[:, None]
-    left_open = np.linalg.inv(told.T @ told + np.eye(len(prior.names)))
-    return np.asarray(np.sqrt(np.einsum("ij,jk,ik->i", slopes, left_open, slopes) + OTHER_LAYOUTS**2))
-
-
 @dataclass(frozen=True)
 class Learned:
     """What was learnt: the prior, the values found, and each run's error before, after, and where it was left out.
 
-    Errors are log(measured / predicted); ``doubt`` is how far off each may have been expected to be, before and after.
+    Errors are log(measured / predicted).
     """
 
     prior: Prior
@@ -159,7 +145,6 @@ class Learned:
     before: Floats
     after: Floats
     left_out: Floats
-    doubt: tuple[Floats, Floats]
 
     @property
     def tuning(self) -> Tuning:
@@ -179,9 +164,7 @@ def learn(runs: Sequence[Observed], tuning: Tuning = NO_TUNING) -> Learned:
             break
         known = slopes_of(runs, prior, found)
     found = _settled(prior, found)
-    every = np.ones(len(runs), dtype=np.bool_)
-    expected = doubt(prior, known, scatter, ~every), doubt(prior, known, scatter, every)
-    learned = Learned(prior, found, before, _errors(runs, prior, found), before, expected)
+    learned = Learned(prior, found, before, _errors(runs, prior, found), before)
     return replace(learned, left_out=_left_out(runs, learned, known, scatter))
 
 

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
+from simpar.cost.stack import Stack
 from simpar.hardware.cluster import Cluster
 from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import Footprint
+from simpar.uncertainty.own_runs import OwnRuns, after, like
 from simpar.uncertainty.step_time import StepTimeError
 from simpar.uncertainty.support import LONG, Traits, support_of
 from simpar.uncertainty.table import Table, shipped
@@ -23,7 +25,8 @@ class Certainty(BaseModel):
     what part every cause has in what must stay free for it (they add up to 1; empty in files that did not say it).
     ``support`` counts the pairs of source and family of models that share everything with it; ``unsupported`` says
     what no run shows, in words. ``layout_spread`` is the spread (a mean absolute error) of the logarithm of a step by
-    which layouts of one job differ.
+    which layouts of one job differ. ``own_runs`` counts layouts like it that its profiles
+    were learnt from.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -35,6 +38,7 @@ class Certainty(BaseModel):
     support: int
     unsupported: tuple[str, ...] = ()
     layout_spread: float = 0.0
+    own_runs: int = 0
 
 
 def traits_of(job: Job, cluster: Cluster, device: str) -> Traits:
@@ -50,6 +54,20 @@ def traits_of(job: Job, cluster: Cluster, device: str) -> Traits:
     )
 
 
+def runs_on(stack: Stack, cluster: str) -> list[OwnRuns]:
+    """What a stack was learnt from together with a cluster of this name: neither says much without the other."""
+    return [own for own in stack.own_runs if own.cluster == cluster]
+
+
+def step_time_error(
+    traits: Traits, own_runs: Sequence[OwnRuns] = (), table: Table | None = None
+) -> StepTimeError:
+    """How far a step may be off, by published runs and by those that its profiles were learnt from."""
+    table = table or shipped()
+    known = StepTimeError.of(support_of(traits, table.evidence), table.time)
+    return after(known, like(traits, own_runs), table.learned)
+
+
 def certainty_of(
     job: Job, cluster: Cluster, held: Sequence[Footprint], step_time_s: float, table: Table | None = None
 ) -> Certainty:
@@ -57,10 +75,12 @@ def certainty_of(
 
     On several kinds of devices it is no surer than on the kind that is known the least.
     """
-    table = table or shipped()
-    supports = [support_of(traits_of(job, cluster, one.name), table.evidence) for one in cluster.devices]
-    errors = [StepTimeError.of(support, table.time) for support in supports]
-    error, support = max(zip(errors, supports, strict=True), key=lambda one: one[0].spread)
+    own_runs = runs_on(job.stack, cluster.profile.name)
+    everything = [traits_of(job, cluster, one.name) for one in cluster.devices]
+    errors = [step_time_error(traits, own_runs, table) for traits in everything]
+    error, traits = max(zip(errors, everything, strict=True), key=lambda one: one[0].spread)
+    shown = [*(table or shipped()).evidence, *(own.evidence for own in own_runs)]
+    support = support_of(traits, shown)
     fullest = max(held, key=lambda one: one.held_bytes)
     riskiest = min(held, key=lambda one: one.fit_probability)
     return Certainty(
@@ -71,4 +91,5 @@ def certainty_of(
         support=support.all,
         unsupported=tuple(support.missing()),
         layout_spread=error.layout,
+        own_runs=sum(own.layouts for own in like(traits, own_runs)),
     )

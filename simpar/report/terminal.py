@@ -229,7 +229,8 @@ def how_sure(result: Result) -> list[str]:
         if known.support
         else f"no measured run is like this one {shared}"
     )
-    return [first, *known.unsupported, *_hangs_on(known.fit_causes)]
+    own = f"{known.own_runs} layout{'s' * (known.own_runs > 1)} like it taught its profiles"
+    return [first, *([own] if known.own_runs else []), *known.unsupported, *_hangs_on(known.fit_causes)]
 
 
 def _hangs_on(causes: Mapping[str, float]) -> Iterator[str]:

@@ -44,6 +44,11 @@ class StepTimeError:
         spread = errors.base * exp(sum(value for name, value in errors.lacking.items() if missing[name]))
         return StepTimeError(spread, errors.layout * spread, errors.low * spread, errors.high * spread)
 
+    @property
+    def half_width(self) -> float:
+        """Half of the interval, over the prediction."""
+        return (exp(self.high) - exp(self.low)) / 2
+
     def interval_s(self, step_time_s: float) -> tuple[float, float]:
         """Seconds between which the measured step lies in nine of ten cases."""
         return step_time_s * exp(self.low), step_time_s * exp(self.high)

@@ -54,11 +54,23 @@ class MemoryErrors(_Part):
     high: float = Field(gt=0)
 
 
+class LearnedErrors(_Part):
+    """How errors of step times become those of a learnt profile (``benchmarks/learning_curve.py``).
+
+    The spread that published runs give counts as ``weight`` layouts that were learnt from; nine in ten errors lie
+    within ``high`` of the spreads that come out.
+    """
+
+    weight: float = Field(gt=0)
+    high: float = Field(gt=0)
+
+
 class Table(_Part):
     """All of it, with where it comes from."""
 
     provenance: str
     time: TimeErrors
+    learned: LearnedErrors
     memory: MemoryErrors
     evidence: tuple[Evidence, ...]
     memory_runs: dict[str, int]

@@ -7,7 +7,8 @@ group shares the same ports, and where devices are processes on the same cores, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -88,15 +89,28 @@ def predict_time_s(case: Case, tuning: Tuning = NO_TUNING) -> float:
 
 def timed(case: Case, cluster: Cluster, tuning: Tuning = NO_TUNING) -> tuple[Lowered, Timing]:
     """The Program of a case and when its ops run. Raises Unmodelled."""
-    stack = changed_stack(case.stack, {**tuning.stacks.get(case.stack, {}), **case.stack_changes})
-    try:
-        plan = files.parse(Plan, dict(case.plan), source="row")
-        job = _tuned(make_job(case.graph, cluster, plan, case.training, stack), tuning)
+    with _in_words():
+        job = job_of(case, cluster, tuning)
         lowered = lower_job(job, cluster, {}, contention=cluster.profile.scale_up.kind in SHARED)
-    except UserError as error:
-        raise Unmodelled(str(error).splitlines()[0].removeprefix("plan: ")) from None
     _, engine = choose_engine("auto", lowered.program)
     return lowered, engine(lowered.program)
+
+
+def job_of(case: Case, cluster: Cluster, tuning: Tuning = NO_TUNING) -> Job:
+    """What a case trains, and how. Raises Unmodelled."""
+    stack = changed_stack(case.stack, {**tuning.stacks.get(case.stack, {}), **case.stack_changes})
+    with _in_words():
+        plan = files.parse(Plan, dict(case.plan), source="row")
+        return _tuned(make_job(case.graph, cluster, plan, case.training, stack), tuning)
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """What cannot be is Unmodelled, in a line."""
+    try:
+        yield
+    except UserError as error:
+        raise Unmodelled(str(error).splitlines()[0].removeprefix("plan: ")) from None
 
 
 def _step_time_s(lowered: Lowered, timing: Timing) -> float:

@@ -158,6 +158,7 @@ def _certainty(outcome: Outcome) -> dict[str, Any]:
         "fit_probability",
         "support",
         "unsupported",
+        "own_runs",
     )
     return {name: value for name, value in known.model_dump(mode="json").items() if name in names}
 

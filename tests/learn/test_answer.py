@@ -55,6 +55,23 @@ def test_three_runs_make_a_profile_that_predicts_others(tmp_path):
     assert after < 3
 
 
+def test_intervals_are_those_that_were_promised(tmp_path):
+    """Predictions with the file are as sure as the answer says; with one of its two profiles they are not."""
+    runs, ours = table(tmp_path / "runs.csv", LAYOUTS), tmp_path / "ours.yaml"
+    answer = learn(runs, stack="nemo", hardware="dgx-h100")
+    ours.write_text(answer.to_yaml("ours.yaml"))
+    halves = answer.half_intervals()
+    assert halves["after"] < 0.7 * halves["before"]
+    others = table(tmp_path / "others.csv", OTHERS)
+    found = validate(others, jobs=1, chosen=Chosen.learned(str(ours)))
+    assert 100 * found["interval_width_median"] == pytest.approx(halves["after"], abs=0.1)
+    assert found["interval_coverage"] == 1.0
+    assert [row["own_runs"] for row in found["rows_detail"]] == [3, 3, 3]
+    alone = validate(others, jobs=1, chosen=Chosen(str(ours), "dgx-h100"))
+    assert 100 * alone["interval_width_median"] == pytest.approx(halves["before"], abs=0.1)
+    assert not any(row["own_runs"] for row in alone["rows_detail"])
+
+
 def test_the_file_predicts_what_was_learnt(tmp_path):
     """Its stack and its cluster give the errors that were printed, and say where they are from."""
     path = table(tmp_path / "runs.csv", LAYOUTS)

@@ -109,15 +109,6 @@ def test_the_most_probable_values_balance_runs_and_prior():
     assert most_probable(alone, known, np.zeros(1))[0] == pytest.approx(expected, rel=0.02)
 
 
-def test_runs_leave_less_open():
-    """Doubt of a layout shrinks with every run, to what no parameter explains."""
-    runs = measured({CLOCK: 0.7})
-    found = [np.median(learn(runs[:count]).doubt[1]) for count in (1, 3, 5)]
-    before = np.median(learn(runs[:1]).doubt[0])
-    assert before > found[0] > 0.12
-    assert found[2] < 0.16
-
-
 def test_spreads_are_those_of_shipped_profiles():
     """Every parameter has one, and stacks differ in theirs by as much as their files do."""
     assert 0.1 < spread_of("device", "sustained_clock") < 0.3
