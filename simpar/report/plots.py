@@ -69,6 +69,7 @@ IDLE_TITLE = {
     "host": "launches on the host",
 }  # fmt: skip
 INK, FAINT = "#333333", "#E4E4E4"
+BAND_EDGE, BAND_HATCH = "#555555", "...."  # between what nine of ten peaks lie
 MAX_PANELS = 16
 RASTER_ABOVE = 5000  # more blocks than this make an SVG slower to open than it is worth
 SUFFIXES = (".png", ".svg", ".html")
@@ -106,17 +107,18 @@ def plot_timeline(result: Result) -> Figure:
     axes.set_xlim(0, view.step_time_s / scale)
     axes.set_xlabel(f"time ({unit})", color=INK)
     _label_blocks(axes, view, scale)
-    _titles(
-        figure,
-        result,
-        f"step {format_seconds(result.step_time_s)}, bubble {result.bubble_text}",
-    )
+    _titles(figure, result, f"step {_step_words(result)}, bubble {result.bubble_text}")
     _legend(axes, used, idle_causes(view))
     return figure
 
 
 def plot_memory(result: Result) -> Figure:
-    """Memory over time by category, one panel a stage, under the capacity of the device."""
+    """Memory over time by category, one panel a stage, under the capacity of the device.
+
+    A band in the fullest stage's panel is between what nine of ten reserved peaks lie.
+    """
+    from matplotlib.patches import Patch
+
     view = _overview(result)
     stages = _with_memory(view)
     columns = min(4, len(stages))
@@ -126,10 +128,9 @@ def plot_memory(result: Result) -> Figure:
     scale, unit = _time_unit(view.step_time_s)
     for panel, stage in zip(panels.flat, stages, strict=False):
         _draw_memory(panel, stage, result, scale)
-    highest = max(
-        *(one.capacity for one in result.memory.stages),
-        *(float(_curve(stage).total_bytes.max()) for stage in stages),
-    )
+    peaks = [float(_curve(stage).total_bytes.max()) for stage in stages]
+    band = _draw_interval(panels.flat[int(np.argmax(peaks))], result)
+    highest = max(*(one.capacity for one in result.memory.stages), *peaks, *band)
     panels[0, 0].set_ylim(0, 1.06 * highest / GIB)
     for panel in panels.flat[len(stages) :]:
         panel.set_visible(False)
@@ -139,17 +140,33 @@ def plot_memory(result: Result) -> Figure:
         panel.set_xlabel(f"time ({unit})", color=INK)
     shown = f", {len(stages)} of {len(view.stages)} stages" if len(stages) < len(view.stages) else ""
     peak = format_bytes(result.peak_memory_bytes)
-    _titles(figure, result, f"peak {peak} of {format_bytes(result.memory.capacity_bytes)}{shown}")
+    _titles(
+        figure, result, f"peak {peak} of {format_bytes(result.memory.capacity_bytes)}{_sure(result)}{shown}"
+    )
     handles = [_patch(MEMORY_COLOUR[part], part.replace("_", " ")) for part in MEMORY_PARTS]
     handles.append(panels[0, 0].lines[-1])
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
+    if band:
+        handles.append(
+            Patch(
+                facecolor="none",
+                edgecolor=BAND_EDGE,
+                hatch=BAND_HATCH,
+                label="reserved peak, nine of ten cases",
+            )
+        )
+    ncols = len(handles) if columns > 1 else 4
+    figure.legend(handles=handles, loc="outside lower center", ncols=ncols, frameon=False, fontsize=9)
     return figure
 
 
 def plot_breakdown(result: Result) -> Figure:
-    """Where the step of the critical rank goes, as a waterfall from zero to the step time."""
+    """Where the step of the critical rank goes, as a waterfall from zero to the step time.
+
+    An error bar in the last row is between what nine of ten measured steps lie.
+    """
     parts = {name: value for name, value in result.time_breakdown_s.model_dump().items() if value > 0}
-    figure, axes = _canvas(0.42 * len(parts) + 1.5, width=9.0)
+    known, names = result.certainty, [name.replace("_", " ") for name in parts]
+    figure, axes = _canvas(0.42 * (len(parts) + (known is not None)) + 1.5, width=9.0)
     scale, unit = _time_unit(result.step_time_s)
     left = 0.0
     for row, (name, value) in enumerate(parts.items()):
@@ -160,12 +177,20 @@ def plot_breakdown(result: Result) -> Figure:
             color=INK, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
         )  # fmt: skip
         left += value
-    axes.set_yticks(range(len(parts)), [name.replace("_", " ") for name in parts])
+    longest_s = result.step_time_s
+    if known is not None:
+        longest_s = known.step_time_interval_s[1]
+        around = abs(np.array(known.step_time_interval_s) - result.step_time_s)[:, None] / scale
+        names.append("measured step,\nnine of ten cases")
+        axes.errorbar(
+            result.step_time_s / scale, len(parts), xerr=around, fmt="o", ms=4, color=INK, capsize=4
+        )
+    axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.18 * result.step_time_s / scale)
+    axes.set_xlim(0, max(1.18 * result.step_time_s, 1.05 * longest_s) / scale)
     axes.axvline(result.step_time_s / scale, color=INK, lw=0.8, ls=":", zorder=0)
     axes.set_xlabel(f"time ({unit})", color=INK)
-    _titles(figure, result, f"step {format_seconds(result.step_time_s)}, MFU {result.mfu:.1%}")
+    _titles(figure, result, f"step {_step_words(result)}, MFU {result.mfu:.1%}")
     return figure
 
 
@@ -185,11 +210,7 @@ def plot_heatmap(result: Result, bins: int = 240) -> Figure:
     bar.outline.set_visible(False)
     _stage_axis(axes, view)
     axes.set_xlabel(f"time ({unit})", color=INK)
-    _titles(
-        figure,
-        result,
-        f"step {format_seconds(result.step_time_s)}, bubble {result.bubble_text}",
-    )
+    _titles(figure, result, f"step {_step_words(result)}, bubble {result.bubble_text}")
     return figure
 
 
@@ -326,10 +347,33 @@ def _draw_memory(panel: Axes, stage: StageView, result: Result, scale: float) ->
     top = int(np.argmax(total))
     panel.plot(curve.time_s[top] / scale, total[top] / GIB, marker="v", color=INK, ms=4, clip_on=False)
     capacity = result.memory.capacity_of(stage.pipeline_rank) / GIB
-    panel.axhline(capacity, color=COMM, lw=1.2, ls="--", label="capacity")
+    panel.axhline(capacity, color=COMM, lw=1.2, ls="--", label="capacity", zorder=3)
     panel.set_title(f"{stage.name}: {format_bytes(float(total[top]))}", fontsize=9, color=INK, loc="left")
     panel.set_xlim(0, result.step_time_s / scale)
     _clean(panel)
+
+
+def _draw_interval(panel: Axes, result: Result) -> tuple[float, ...]:
+    """The band of reserved peaks of the fullest rank, whose ends it returns; nothing where a result has none."""
+    if result.certainty is None:
+        return ()
+    low, high = result.certainty.reserved_memory_interval_bytes
+    panel.axhspan(
+        low / GIB, high / GIB, facecolor="none", edgecolor=BAND_EDGE, hatch=BAND_HATCH, lw=0.6, zorder=2
+    )
+    return low, high
+
+
+def _sure(result: Result) -> str:
+    from simpar.report.terminal import probably
+
+    return "" if result.certainty is None else f", {probably(result.certainty.fit_probability)} to fit"
+
+
+def _step_words(result: Result) -> str:
+    from simpar.report.terminal import step_time_words
+
+    return step_time_words(result)
 
 
 def _curve(stage: StageView) -> MemoryCurve:

@@ -169,7 +169,7 @@ def figures(result: Result) -> list[tuple[str, str]]:
     """The headline figures as (name, value with unit)."""
     speed = result.speed
     rows = [
-        ("step time", _step_time(result)),
+        ("step time", step_time_words(result)),
         (
             "tokens/s",
             f"{format_count(speed.tokens_per_s)} ({format_count(speed.tokens_per_s_per_device)} per device)",
@@ -204,7 +204,7 @@ def probably(fit_probability: float) -> str:
     )
 
 
-def _step_time(result: Result) -> str:
+def step_time_words(result: Result) -> str:
     """The step time and between what nine of ten measured ones lie."""
     step = format_seconds(result.step_time_s)
     if result.certainty is None:

@@ -58,6 +58,11 @@ def test_a_layout_that_barely_fits_is_not_sure_to() -> None:
     assert roomy.fits
     assert roomy.certainty.fit_probability > 0.95
     assert not full.fits
+    assert full.certainty.reserved_memory_interval_bytes[1] <= full.memory.peak_reserved_bytes * (1 + 1e-9)
+    tight = _result("nemo", micro_batch=1)
+    assert tight.fits
+    assert tight.certainty is not None
+    assert tight.certainty.reserved_memory_interval_bytes[1] <= tight.memory.capacity_bytes
     assert full.certainty.fit_probability < 0.5
 
 

@@ -1,12 +1,16 @@
 """Pictures: they can be drawn for every kind and size, and they say what they show."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from simpar.errors import UserError
+from simpar.report.certainty import Certainty
 from simpar.report.plots import IDLE_COLOUR, KIND_COLOUR, KINDS_OF_PLOT, PART_COLOUR, plot, save_plot
 from simpar.report.result import Result, TimeBreakdown
 from simpar.report.timeline import KINDS
+from simpar.units import GIB
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS_OF_PLOT))
@@ -96,6 +100,29 @@ def test_breakdown_bars_end_at_the_step_time(result):
     """The waterfall's last bar ends where the step ends."""
     bars = plot(result, "breakdown").axes[0].patches
     assert max(bar.get_x() + bar.get_width() for bar in bars) == pytest.approx(result.step_time_s / 1e-3)
+
+
+def test_intervals_are_drawn_where_they_are_known(result):
+    """An error bar from low to high in the breakdown, a band of reserved peaks over memory; neither without them."""
+    step_s, peak = result.step_time_s, result.memory.peak_reserved_bytes
+    known = Certainty(
+        step_time_interval_s=(0.9 * step_s, 1.3 * step_s),
+        reserved_memory_interval_bytes=(0.9 * peak, 1.2 * peak),
+        fit_probability=0.61,
+        support=1,
+    )
+    sure = replace(result, why=result.why.model_copy(update={"certainty": known}))
+    (bar,) = plot(sure, "breakdown").axes[0].collections
+    assert bar.get_segments()[0][:, 0] == pytest.approx([0.9 * step_s / 1e-3, 1.3 * step_s / 1e-3])
+    figure = plot(sure, "memory")
+    (band,) = [patch for axes in figure.axes for patch in axes.patches if patch.get_hatch()]
+    assert band.get_y() == pytest.approx(0.9 * peak / GIB)
+    assert band.get_height() == pytest.approx(0.3 * peak / GIB)
+    assert figure.axes[0].get_ylim()[1] > 1.2 * peak / GIB
+    assert any("61 % sure to fit" in text.get_text() for text in figure.texts)
+    bare = replace(result, why=result.why.model_copy(update={"certainty": None}))
+    assert not plot(bare, "breakdown").axes[0].collections
+    assert not [patch for axes in plot(bare, "memory").axes for patch in axes.patches if patch.get_hatch()]
 
 
 def test_every_part_of_the_step_has_the_colour_of_the_timeline():
