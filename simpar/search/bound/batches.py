@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.search.bound.data_parallel import Configuration
+from simpar.search.bound.data_parallel import Configuration, Moves
 
 if TYPE_CHECKING:
     from simpar.search.bound.steps import StepBounds
@@ -33,15 +33,13 @@ class Batch:
         return self.bounds.pipelines.blocks.key[self.rows]
 
     @cached_property
-    def _unique(self) -> tuple[list[Configuration], Ints]:
-        configurations = self.bounds.configurations
-        unique, index = np.unique(configurations.index[self.rows], return_inverse=True)
-        return [configurations[int(one)] for one in unique], index
+    def _unique(self) -> tuple[Ints, Ints]:
+        return np.unique(self.bounds.configurations.index[self.rows], return_inverse=True)
 
-    @property
+    @cached_property
     def configurations(self) -> list[Configuration]:
         """Distinct configurations."""
-        return self._unique[0]
+        return [self.bounds.configurations[one] for one in self._unique[0].tolist()]
 
     @property
     def configuration(self) -> Ints:
@@ -66,15 +64,13 @@ class Batch:
     def each(self, name: Any, value: Callable[[Configuration], Any]) -> Any:
         """A function of a configuration for every configuration; ``name`` it for reuse."""
         if name not in self._columns:
-            self._columns[name] = np.array([value(configuration) for configuration in self.configurations])
+            self._columns[name] = self.bounds.configurations.each(name, value, self._unique[0])
         return self._columns[name]
 
     def moves(self, name: str, letter: str, *, boundary: bool) -> Floats:
         """What passes of a letter move by kind of block, for every configuration: a part of Moves."""
-        found = self.each(
-            (name, letter, boundary), lambda one: getattr(one.moves(letter, boundary=boundary), name)
-        )
-        return np.asarray(found)
+        found = self.each(("moves", letter, boundary), lambda one: one.moves(letter, boundary=boundary))
+        return np.asarray(found[:, Moves._fields.index(name)])
 
     def pass_times(self, mine: Ints, letter: str, *, boundary: bool) -> Floats:
         """Times of passes by kind, slowed by what runs beside them, [len(mine), kinds]."""

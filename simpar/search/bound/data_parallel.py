@@ -7,10 +7,10 @@ stands for all of them in a lower bound. Experts have ranks of their own that ho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +42,7 @@ CONFIGURATION_AXES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Moves:
+class Moves(NamedTuple):
     """What passes of one kind move for one block by itself, in nanoseconds by kind of block, float64[kinds].
 
     ``gather`` all its parameter gathers; ``first`` its first reductions, which share a stream; ``both`` the longest
@@ -76,9 +75,9 @@ class Configuration:
 
     ``still`` are those that are not trained, and come with the others where these are freed after use; ``rests`` marks
     kinds that run nothing backward and need nothing for it.
-    ``own`` are the links of rank 0. ``crowded`` has of every pipeline rank the seconds that a byte of each (operation,
-    group) takes, float64[links], of the links of the rank that has the fewest of its group beside it in a domain; it
-    is empty where blocks of the mesh and domains nest, so that rank 0 is as crowded as any.
+    ``own`` are the links of rank 0. ``crowded`` has the seconds that a byte of each (operation, group) takes of the
+    links of the rank of every pipeline rank that has the fewest of its group beside it in a domain, float64[ranks,
+    links]; it is empty where blocks of the mesh and domains nest, so that rank 0 is as crowded as any.
     """
 
     sync: Synchronisation
@@ -87,7 +86,7 @@ class Configuration:
     still: Mapping[str, Floats]
     rests: Bools
     own: Ints
-    crowded: tuple[Mapping[tuple[str, str], Floats], ...] = ()
+    crowded: Mapping[tuple[str, str], Floats]
 
     @cached_property
     def policies(self) -> dict[tuple[str, bool], SyncPolicy]:
@@ -148,7 +147,11 @@ class Configuration:
         return {}
 
     @cached_property
-    def _slopes(self) -> dict[SyncPolicy, Floats]:
+    def _own_s(self) -> dict[tuple[str, str], Floats]:
+        return {use: price.slopes_s(self.own) for use, price in self.prices.items()}
+
+    @cached_property
+    def _crowded_s(self) -> dict[tuple[str, bool], Floats]:
         return {}
 
     def cut(self, pieces: tuple[int, ...], policy: SyncPolicy) -> Cut:
@@ -179,19 +182,28 @@ class Configuration:
 
         Of parameters by who holds copies (dense, experts), to gather and to reduce them.
         """
-        policy = self.policies[letter, boundary]
-        if policy not in self._slopes:
-            own = {use: price.slopes_s(self.own) for use, price in self.prices.items()}
-            self._slopes[policy] = self._taken_s(policy, own)
-        return self._slopes[policy]
+        return self._taken_s(self.policies[letter, boundary], self._own_s, (len(self.own),))
 
-    def crowded_s(self, letter: str, *, boundary: bool) -> Floats:
-        """As :meth:`slopes_s`, of the links of the crowded rank of every pipeline rank, float64[ranks, 2, 2, links]."""
-        return np.stack([self._taken_s(self.policies[letter, boundary], each) for each in self.crowded])
+    def crowded_s(self, letter: str, ranks: int, *, boundary: bool) -> Floats:
+        """The same of the links of the crowded rank of every pipeline rank, both added, float64[2, ranks, links].
 
-    def _taken_s(self, policy: SyncPolicy, of_byte: Mapping[tuple[str, str], Floats]) -> Floats:
-        """Seconds a parameter that a pass takes of some links, from what a byte of each (operation, group) does."""
-        found = np.zeros((2, 2, len(self.own)))
+        Zero where none of so many ``ranks`` is crowded.
+        """
+        if (letter, boundary) not in self._crowded_s:
+            policy, size = self.policies[letter, boundary], (ranks, len(self.own))
+            self._crowded_s[letter, boundary] = self._taken_s(policy, self.crowded, size).sum(axis=1)
+        return self._crowded_s[letter, boundary]
+
+    def _taken_s(
+        self, policy: SyncPolicy, of_byte: Mapping[tuple[str, str], Floats], size: tuple[int, ...]
+    ) -> Floats:
+        """Seconds a parameter that a pass takes of some links, from what a byte of each (operation, group) does.
+
+        float64[2, 2, *size] as above; none of links of which nothing is known.
+        """
+        found = np.zeros((2, 2, *size))
+        if not of_byte:
+            return found
         for each in policy.copies:
             gathers, reduces = found[int(each.kind == EXPERTS)]
             if each.gather_group:
@@ -213,6 +225,7 @@ class Configurations:
     row: Ints
     meet: Bools
     _made: dict[int, Configuration] = field(default_factory=dict)
+    _known: dict[Any, dict[int, Any]] = field(default_factory=dict)
     _groups: dict[tuple[Any, ...], tuple[dict[str, Ints], list[Crowded]]] = field(default_factory=dict)
 
     @staticmethod
@@ -227,6 +240,12 @@ class Configurations:
         if index not in self._made:
             self._made[index] = self._make(int(self.row[index]))
         return self._made[index]
+
+    def each(self, name: Any, value: Callable[[Configuration], Any], which: Ints) -> Any:
+        """A function of some configurations, evaluated once for each of them; ``name`` it for reuse."""
+        known, numbers = self._known.setdefault(name, {}), which.tolist()
+        known.update((at, value(self[at])) for at in numbers if at not in known)
+        return np.array([known[at] for at in numbers])
 
     def _make(self, row: int) -> Configuration:
         blocks = self.blocks
@@ -250,7 +269,7 @@ class Configurations:
             still={kind: still[key] for kind, still in blocks.still.items()},
             rests=np.array([kind.block.still for kind in blocks.kinds]),
             own=blocks.prices.own,
-            crowded=tuple(each.taken_s(prices, blocks.prices) for each in crowded),
+            crowded=_taken_of(crowded, prices, blocks.prices),
         )
 
     def _groups_of(self, sync: Synchronisation) -> tuple[dict[str, Ints], list[Crowded]]:
@@ -273,16 +292,20 @@ class Crowded:
     rank: int
     groups: Mapping[str, Ints]
 
-    def taken_s(self, uses: Iterable[tuple[str, str]], prices: Prices) -> dict[tuple[str, str], Floats]:
-        """Seconds that a byte of each (operation, group) takes of the links of the rank, float64[links]."""
-        found = {}
-        for op, name in uses:
-            group = self.groups.get(name, np.zeros(0, dtype=np.int64))
-            moved = self.rank - (
-                int(group[0]) - int(in_first_domain(group, prices.cluster)[0]) if len(group) else 0
-            )
-            found[op, name] = prices.of(op, group, name).slopes_s(prices.ends(moved, moved))
-        return found
+    def taken_s(self, op: str, name: str, prices: Prices) -> Floats:
+        """Seconds that a byte of an operation on a group takes of the links of the rank, float64[links]."""
+        group = self.groups.get(name, np.zeros(0, dtype=np.int64))
+        moved = self.rank - (
+            int(group[0]) - int(in_first_domain(group, prices.cluster)[0]) if len(group) else 0
+        )
+        return prices.of(op, group, name).slopes_s(prices.ends(moved, moved))
+
+
+def _taken_of(
+    crowded: Sequence[Crowded], uses: Iterable[tuple[str, str]], prices: Prices
+) -> dict[tuple[str, str], Floats]:
+    """Seconds that a byte of each (operation, group) takes of the links of ranks, float64[ranks, links], if any."""
+    return {use: np.stack([one.taken_s(*use, prices) for one in crowded]) for use in uses if crowded}
 
 
 def crowded_ranks(mesh: Mesh, kinds: Sequence[GroupKind], cluster: Cluster, copies: int) -> list[Crowded]:

@@ -13,7 +13,7 @@ from simpar.program.emission.collective_prices import FREE, Price, Prices
 from simpar.search.bound.block_costs import BlockCosts
 from simpar.search.bound.paths import Hops, Passes, Path, Stages, path_bound
 from simpar.search.bound.shapes import Shape, Shapes, weigh
-from simpar.search.space.axes import numbered
+from simpar.search.space.axes import numbered, together
 from simpar.search.space.jobs import Jobs
 
 Ints = NDArray[np.int64]
@@ -93,10 +93,8 @@ class Pipelines:
     def by_shape(self, which: Ints) -> Iterator[tuple[Shape, Ints]]:
         """Some pipelines in groups of equal shape: the shape, and positions in ``which``."""
         shape = self.shape[which]
-        order = np.argsort(shape, kind="stable")
-        for mine in np.split(order, np.flatnonzero(np.diff(shape[order])) + 1):
-            if len(mine):
-                yield self.shapes[int(shape[mine[0]])], mine
+        for mine in together(shape):
+            yield self.shapes[int(shape[mine[0]])], mine
 
     def kernels_bound_ns(self) -> tuple[Floats, Floats]:
         """Bounds of all pipelines by kernels alone, and the kernels of their least busy rank."""

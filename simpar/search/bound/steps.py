@@ -20,6 +20,7 @@ from simpar.search.bound.data_parallel import Configuration, Configurations
 from simpar.search.bound.paths import Passes, Stages
 from simpar.search.bound.pipelines import Pipelines
 from simpar.search.bound.shapes import Shape, weigh
+from simpar.search.space.axes import together
 from simpar.units import NS_PER_S, to_ns
 
 Ints = NDArray[np.int64]
@@ -88,8 +89,7 @@ class RowCharge:
     def by_configuration(self) -> Iterator[tuple[Configuration, Ints]]:
         """Rows of equal configuration together."""
         configuration = self.batch.configuration[self.mine]
-        order = np.argsort(configuration, kind="stable")
-        for rows in np.split(order, np.flatnonzero(np.diff(configuration[order])) + 1):
+        for rows in together(configuration):
             yield self.batch.configurations[int(configuration[rows[0]])], rows
 
     def each(self, name: Any, value: Callable[[Configuration], Any]) -> Any:
@@ -244,6 +244,8 @@ class RowCharge:
         none = {kind: np.zeros(1) for kind in self.parameters}
         moves = self.each(name, lambda one: bool(getattr(one.sync, name)(none)))
         for configuration, rows in self.by_configuration() if moves.any() else ():
+            if not moves[rows[0]]:
+                continue
             held = {kind: each[rows[:1]] for kind, each in self.parameters.items()}
             found[rows] = configuration.taken_ns(getattr(configuration.sync, name)(held))
         return found
@@ -334,14 +336,12 @@ class RowCharge:
     def _crowded(self, letter: str, boundary: bool) -> Floats:
         """Seconds that copies of a pass take of the links of crowded ranks, [n, ranks, links]."""
         counts = self.shape.of_rank @ self.shape.by_stage
-        moved = [self._moved(kind, counts) for kind in (DENSE, EXPERTS)]
-        found = np.zeros((*moved[0].shape, len(self.bounds.pipelines.prices.own)))
-        for configuration, mine in self.by_configuration():
-            if len(configuration.crowded) == self.shape.num_ranks:
-                slopes = configuration.crowded_s(letter, boundary=boundary).sum(axis=2)
-                for at, each in enumerate(moved):
-                    found[mine] += each[mine, :, None] * slopes[:, at]
-        return found
+        distinct, which = np.unique(self.batch.configuration[self.mine], return_inverse=True)
+        each = (self.batch.configurations[at] for at in distinct.tolist())
+        held = [one.crowded_s(letter, self.shape.num_ranks, boundary=boundary) for one in each]
+        slopes = np.stack(held)[which]
+        moved = (self._moved(kind, counts)[..., None] for kind in (DENSE, EXPERTS))
+        return np.asarray(sum(size * slopes[:, at] for at, size in enumerate(moved)))
 
     def _inside(self, letter: str, counts: Floats) -> Floats:
         """Seconds that collectives inside blocks take of each of rank 0's links, [n, len(counts), links]."""

@@ -8,7 +8,7 @@ Plan, or stands in PATHS. Axes that are searched on request only are in :mod:`si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,6 +162,15 @@ def numbered(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
     first = np.zeros(size if rows else 0, dtype=np.int64)
     first[code[::-1]] = np.arange(rows)[::-1]  # what is written last stays
     return first, code
+
+
+def together(number: Ints) -> Iterator[Ints]:
+    """Positions of equal numbers in groups, the lowest number first; in order within each."""
+    order, first = np.argsort(number, kind="stable"), 0
+    for end in (*(np.flatnonzero(np.diff(number[order])) + 1).tolist(), len(order)):
+        if end > first:
+            yield order[first:end]
+        first = end
 
 
 def _dense(column: Ints) -> tuple[Ints, int]:

@@ -8,7 +8,7 @@ import pytest
 import simpar
 from simpar.errors import UserError
 from simpar.search import Constraints, make_problem
-from simpar.search.space.axes import numbered
+from simpar.search.space.axes import numbered, together
 from simpar.search.space.rows import enumerate_space
 
 
@@ -34,6 +34,13 @@ def given_degrees(*degrees: int) -> set[int]:
         constraints=constraints,
     )
     return set(enumerate_space(problem)["tp"].tolist())
+
+
+def test_equal_numbers_come_together() -> None:
+    """Each group has the places of one number, in order; of nothing there is none."""
+    groups = [group.tolist() for group in together(np.array([7, 2, 7, 0, 2, 7]))]
+    assert groups == [[3], [1, 4], [0, 2, 5]]
+    assert not list(together(np.zeros(0, dtype=np.int64)))
 
 
 def test_of_given_tensor_degrees_those_stay_that_the_model_allows() -> None:
