@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from simpar.compiled import Loop
 from simpar.plan.schedules.actions import LETTERS, B, F, I, Schedule, W, waits_for
 from simpar.search.bound.paths import Hops
+from simpar.search.space.axes import together
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -131,9 +132,9 @@ class Table:
         if self.whole is not None:
             return self.whole.levels
         depth = np.zeros(len(self.code), dtype=np.int64)
-        DEPTHS(self.before, self.source, self.other, depth)
-        order = np.argsort(depth, kind="stable")
-        return np.split(order, np.flatnonzero(np.diff(depth[order])) + 1)
+        ends = np.flatnonzero(np.diff(self.rank, append=-1)) + 1
+        DEPTHS(ends, self.source, self.other, depth)
+        return list(together(depth))
 
     @cached_property
     def graph(self) -> Graph:
@@ -279,22 +280,29 @@ def _sweep(
             arrival[at, row] = leaves + took
 
 
-def _depths(before: Ints, source: Ints, other: Ints, depth: Ints) -> None:
-    """How many actions at most stand in a chain that ends with each one."""
-    for start in range(len(depth)):
-        stack = [start]
-        while len(stack):
-            at, deepest, known = stack[-1], 0, True
-            for waits in (before[at], source[at], other[at]):
-                if waits >= 0:
-                    deepest = max(deepest, depth[waits])
-                    if depth[waits] == 0:
-                        known = False
-                        stack.append(waits)
-            assert len(stack) <= 3 * len(depth) + 1, "a verified table has no cycle"
-            if known:
-                depth[at] = deepest + 1
-                stack.pop()
+def _depths(ends: Ints, source: Ints, other: Ints, depth: Ints) -> None:
+    """How many actions at most stand in a chain that ends with each one.
+
+    Ranks, whose actions stop before ``ends``, run as far as they can, there and back, until all have run all.
+    """
+    ranks, left = len(ends), len(depth)
+    position, chain = [0 if rank == 0 else ends[rank - 1] for rank in range(ranks)], [0] * ranks
+    while left > 0:
+        before = left
+        for turn in range(2 * ranks):
+            rank = turn if turn < ranks else 2 * ranks - 1 - turn
+            for at in range(position[rank], ends[rank]):
+                one, two, deepest = source[at], other[at], chain[rank]
+                if (one >= 0 and depth[one] == 0) or (two >= 0 and depth[two] == 0):
+                    break
+                if one >= 0:
+                    deepest = max(deepest, depth[one])
+                if two >= 0:
+                    deepest = max(deepest, depth[two])
+                chain[rank] = depth[at] = deepest + 1
+                position[rank] = at + 1
+                left -= 1
+        assert left < before, "a verified table has no cycle"
 
 
 SWEEP = Loop(_sweep)

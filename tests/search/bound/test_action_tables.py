@@ -62,5 +62,6 @@ def test_no_action_waits_for_one_of_its_own_level(name, p, m, chunks):
         assert (level[waits[waits >= 0]] < level[waits >= 0]).all()
     pytest.importorskip("numba")
     found = np.zeros_like(level)
-    action_tables.DEPTHS.compiled()(table.before, table.source, table.other, found)
+    ends = np.cumsum([len(columns) for columns in table.schedule.ranks])
+    action_tables.DEPTHS.compiled()(ends, table.source, table.other, found)
     assert (found == level + 1).all()
