@@ -117,7 +117,8 @@ def list_schedule(name: str, rank_of_stage: tuple[int, ...], m: int, rule: Rule,
         seconds, idle = (forward, gradient, weight), Pipeline.idle(rank_of_stage, m, actions)
         other, quickest = simulate(rank_of_stage, m, rule, seconds)
         actions = other if quickest < MAKESPAN(idle, m, seconds) else actions
-    return Schedule(name, m, rank_of_stage, _by_rank(actions, rank_of_stage, m))
+    ends = 3 * m * np.cumsum(np.bincount(rank_of_stage))
+    return Schedule(name, m, rank_of_stage, _by_rank(actions, rank_of_stage, ends))
 
 
 @lru_cache(maxsize=64)
@@ -126,34 +127,52 @@ def _even_table(rank_of_stage: tuple[int, ...], m: int, rule: Rule) -> Ints:
     return simulate(rank_of_stage, m, rule, UNIT)[0]
 
 
+@lru_cache(maxsize=64)
+def begun(
+    name: str, rank_of_stage: tuple[int, ...], m: int, rule: Rule, costs: Costs, forwards: int
+) -> Schedule:
+    """The table for ``costs`` up to the time when the first stage has begun so many forwards."""
+    pipeline = Pipeline.idle(rank_of_stage, m, rule.order)
+    RUN(pipeline, m, rule.cap, costs, forwards)
+    begins = 3 * m * pipeline.first[:-1]
+    parts = [pipeline.actions[slice(*ends)] for ends in zip(begins, pipeline.written, strict=True)]
+    ranks = _by_rank(np.concatenate(parts), rank_of_stage, np.cumsum(pipeline.written - begins))
+    return Schedule(name, m, rank_of_stage, ranks)
+
+
 def simulate(rank_of_stage: tuple[int, ...], m: int, rule: Rule, costs: Costs) -> tuple[Ints, float]:
     """Run the pipeline; numbers of actions of every rank, rank after rank, and the makespan."""
     pipeline = Pipeline.idle(rank_of_stage, m, rule.order)
-    makespan = RUN(pipeline, m, rule.cap, costs)
+    makespan = RUN(pipeline, m, rule.cap, costs, m + 1)
     assert (pipeline.done == m).all(), "a rule waits for ever"
     return pipeline.actions, makespan
 
 
-def _by_rank(actions: Ints, rank_of_stage: tuple[int, ...], m: int) -> tuple[RankActions, ...]:
-    """Columns of every rank of a table of numbers."""
+def _by_rank(actions: Ints, rank_of_stage: tuple[int, ...], ends: Ints) -> tuple[RankActions, ...]:
+    """Columns of every rank of a table of numbers; where the actions of each end."""
     num = len(rank_of_stage)
     microbatch = np.empty(len(actions), dtype=np.int32)
-    microbatch[np.argsort(actions.astype(np.int32), kind="stable")] = np.tile(np.arange(m), 3 * num)
+    counts = np.bincount(actions, minlength=3 * num)
+    nth = np.arange(len(actions)) - np.repeat(np.cumsum(counts) - counts, counts)
+    microbatch[np.argsort(actions.astype(np.int32), kind="stable")] = nth
     kind, stage = np.divmod(actions, num)
-    ends = 3 * m * np.cumsum(np.bincount(rank_of_stage))[:-1]
     parts = (
-        np.split(column, ends) for column in (CODES[kind].astype(np.int8), stage.astype(np.int32), microbatch)
+        np.split(column, ends[:-1])
+        for column in (CODES[kind].astype(np.int8), stage.astype(np.int32), microbatch)
     )
     return tuple(columns(*each) for each in zip(*parts, strict=True))
 
 
-def _run(state: Pipeline, m: int, cap: int, seconds: Costs) -> float:
-    """Run an idle pipeline to its end by a rule; when its last rank found nothing more to do."""
+def _run(state: Pipeline, m: int, cap: int, seconds: Costs, most: int) -> float:
+    """Run an idle pipeline by a rule; when its last rank found nothing more to do.
+
+    That is its end, or where its first stage has begun the ``most`` forwards that it may.
+    """
     num, rank_of_stage, ready_at, done = len(state.stages), state.rank_of_stage, state.ready_at, state.done
     asleep = [True] * (len(state.first) - 1)
     asleep[rank_of_stage[0]] = False
     now, events = 0.0, [(0.0, rank_of_stage[0])]
-    while len(events):
+    while len(events) and done[0] < most:
         now, rank = heappop(events)
         action = _choice(state, m, cap, rank, now)
         if action == NONE:

@@ -15,7 +15,7 @@ import numpy as np
 
 from simpar.errors import UserError
 from simpar.plan.schedules.actions import F, I, Ints, Schedule
-from simpar.plan.schedules.greedy import UNIT, Costs, Rule, list_schedule
+from simpar.plan.schedules.greedy import UNIT, Costs, Rule, begun, list_schedule
 from simpar.plan.schedules.zb_v import v_placement
 
 INTERVAL = 6
@@ -58,9 +58,14 @@ def v_half(p: int, m: int, vpp: int = 2, *, costs: Costs = UNIT) -> Schedule:
 
 def pattern_times(name: str, rank: int, p: int) -> tuple[int, int]:
     """Units after which a rank of V-Min or V-Half has its first forwards down and up."""
-    pattern = {"v-min": _v_min, "v-half": _v_half}[name](p)
-    (down, *_), (up, *_), *_ = pattern.times(rank, p)
+    (down, *_), (up, *_), *_ = _PATTERNS[name](p).times(rank, p)
     return down, up
+
+
+def beginnings(name: str, p: int, m: int, costs: Costs, forwards: int) -> list[Schedule]:
+    """The tables of which V-Min or V-Half takes one, until the first stage has begun so many forwards."""
+    rule = _rule(_PATTERNS[name](p), p, m)
+    return [begun(name, v_placement(p), m, rule, each, forwards) for each in dict.fromkeys((UNIT, costs))]
 
 
 def _v_min(p: int) -> Pattern:
@@ -69,6 +74,9 @@ def _v_min(p: int) -> Pattern:
 
 def _v_half(p: int) -> Pattern:
     return Pattern((1, 2, 1, 2), (0, 0, 1) if p % 2 else (3, 3, 1), 2 * ((p + 2) // 2))
+
+
+_PATTERNS = {"v-min": _v_min, "v-half": _v_half}
 
 
 def _schedule(name: str, p: int, m: int, vpp: int, pattern: Pattern, costs: Costs) -> Schedule:

@@ -73,9 +73,8 @@ class Table:
             np.concatenate([getattr(columns, name) for columns in schedule.ranks]).astype(np.int64)
             for name in ("code", "stage")
         )
-        starts = np.cumsum([0, *sizes[:-1]])
-        before = np.arange(len(code)) - 1
-        before[starts] = -1
+        rank = np.repeat(np.arange(len(sizes)), sizes)
+        before = np.where(np.diff(rank, prepend=-1) > 0, -1, np.arange(len(code)) - 1)
         source = waits_for(schedule)
         source[code == W] = -1
         marked = _boundary(code, stage)
@@ -90,7 +89,7 @@ class Table:
             schedule,
             code,
             stage,
-            np.repeat(np.arange(len(sizes)), sizes),
+            rank,
             before,
             source,
             other,

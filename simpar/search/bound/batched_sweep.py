@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from simpar.plan.schedules import EVEN_COSTS, looks_at_costs, make_schedule
 from simpar.plan.schedules.actions import LETTERS, F, Schedule
+from simpar.plan.schedules.patterns import beginnings
 from simpar.program.resolve.pass_costs import relative_costs
 from simpar.search.bound.action_tables import Blocked, Pairs, Table, finishes_ns
 from simpar.search.bound.batches import Batch
@@ -28,6 +29,8 @@ Floats = NDArray[np.float64]
 Costs = tuple[float, float, float]
 TableKey = tuple[str, int, int, int, Costs]
 MOST_ACTIONS = 2**17  # of tables that are kept, together
+PART = 5
+"""Of the microbatches of a step one in so many is in the beginning of a table."""
 
 
 @dataclass
@@ -99,6 +102,30 @@ class Sweeps:
             found[charge.mine] = self._table_ns(charge.shape, pipes, table)[where]
         return found
 
+    def begun_ns(self, rows: Ints) -> Floats:
+        """Nanoseconds of rows of V-Min and V-Half by how their tables begin, and what ranks have still to do then.
+
+        A share of what the whole table costs, and enough for most: these fall behind from the first microbatches on.
+        """
+        found, pipelines = np.zeros(len(rows)), self.bounds.pipelines
+        for (name, ranks, microbatches, _, costs), same in self._by_table(rows):
+            tables = beginnings(name, ranks, microbatches, costs, microbatches // PART)
+            for shape, mine in pipelines.by_shape(pipelines.index[rows[same]]):
+                pipes, where = np.unique(pipelines.index[rows[same[mine]]], return_inverse=True)
+                each = [self._begun_ns(shape, pipes, Table.of(table)) for table in tables]
+                found[same[mine]] = np.min(each, axis=0)[where]
+        return found
+
+    def _begun_ns(self, shape: Shape, pipes: Ints, table: Table) -> Floats:
+        """The same of pipelines of one shape, of one table."""
+        left = np.zeros((len(pipes), shape.num_ranks))
+        for letter, took in self._times(shape, pipes).items():
+            begun = np.bincount(table.stage[table.code == LETTERS.index(letter)], minlength=len(shape.pieces))
+            left += weigh(took * (table.schedule.num_microbatches - begun), shape.of_rank)
+        ends = np.zeros((shape.num_ranks, len(pipes)))
+        np.maximum.at(ends, table.rank, self._finishes_ns(shape, pipes, table))
+        return np.asarray((ends.T + left).max(axis=1))
+
     def _tabled(self, rows: Ints) -> Iterator[tuple[RowCharge, Table]]:
         """Rows in groups of one shape and table, with that."""
         pipelines, batch = self.bounds.pipelines, Batch(self.bounds, rows)
@@ -109,14 +136,19 @@ class Sweeps:
 
     def _table_ns(self, shape: Shape, pipes: Ints, table: Table) -> Floats:
         """When the last pass of pipelines of one shape ends in a table, with nothing beside passes."""
-        pipelines = self.bounds.pipelines
-        keys = pipelines.key[pipes]
-        plain = pipelines.blocks.plain_ns(keys, shape.letters)
-        taken = {letter: weigh(plain[letter], shape.by_stage) for letter in shape.letters}
+        return np.asarray(self._finishes_ns(shape, pipes, table).max(axis=0))
+
+    def _finishes_ns(self, shape: Shape, pipes: Ints, table: Table) -> Floats:
+        """When every pass of pipelines of one shape ends in a table, float64[actions, n]."""
+        taken, pipelines = self._times(shape, pipes), self.bounds.pipelines
         times = {(letter, boundary): took for letter, took in taken.items() for boundary in (False, True)}
-        hops = pipelines.hops(shape, pipes)
-        finish = finishes_ns(table, times, hops, pairs=self._pairs(shape, keys, table))
-        return np.asarray(finish.max(axis=0))
+        pairs = self._pairs(shape, pipelines.key[pipes], table)
+        return finishes_ns(table, times, pipelines.hops(shape, pipes), pairs=pairs)
+
+    def _times(self, shape: Shape, pipes: Ints) -> dict[str, Floats]:
+        """Passes of every stage with nothing beside them by letter, [n, stages]."""
+        plain = self.bounds.pipelines.blocks.plain_ns(self.bounds.pipelines.key[pipes], shape.letters)
+        return {letter: weigh(plain[letter], shape.by_stage) for letter in shape.letters}
 
     def _table(self, key: TableKey, apart: Blocked) -> Table:
         if (key, apart) not in self._tables:

@@ -48,6 +48,8 @@ DEGREES = ("tp", "cp", "pp", "ep")
 FAMILY, FAMILIES = (*DEGREES, "zero"), 4
 TOLD = ("schedule", "micro_batch", "recompute")
 PASSED, PROMISING = 512, 48
+MANY_MICROBATCHES = 40
+"""From which on tables that hold little in flight are bounded by how they begin before they are made."""
 KEPT, KEPT_OPS = 6, 200_000
 """Simulated steps that are kept to be reported, the best ones, and how many ops they may have together."""
 
@@ -98,6 +100,12 @@ class Frontier:
     def own(self) -> NDArray[np.bool_]:
         """Rows that are bounded by themselves: in slices of tokens, and pipelines with two ends."""
         return sliced(self.rows) | both_ends(self.rows)
+
+    @cached_property
+    def begun(self) -> NDArray[np.bool_]:
+        """Rows whose tables have been begun, or are looked at as a whole at once."""
+        held = self.rows.one_of("schedule", "v-min", "v-half") & (self.rows.at("pp", ...) > 1)
+        return np.asarray(~held | (self.rows.at("microbatches", ...) < MANY_MICROBATCHES))
 
     @staticmethod
     def of(rows: Rows, needed_bytes: Floats) -> Frontier:
@@ -375,12 +383,20 @@ class Frontier:
         self._raise(rows, self.bounds.of(rows), STEP)
 
     def _tables(self, row: int) -> None:
-        """Bound pipelines of whole steps with the same table by it, as it bounds every row that has them."""
+        """Bound pipelines of whole steps with the same table by it, as it bounds every row that has them.
+
+        By how it begins, first.
+        """
         index, mine = self.bounds.pipelines.index, self.level == STEP
         wanted = np.zeros(len(self.bounds.pipelines.row), dtype=bool)
         wanted[index[self._like(row)]] = True
         rows = np.flatnonzero(mine & wanted[index])
-        self._raise(rows, self.sweeps.tables_ns(rows), TABLED)
+        rows = rows[self.begun[rows] == self.begun[row]]
+        if self.begun[row]:
+            self._raise(rows, self.sweeps.tables_ns(rows), TABLED)
+        else:
+            self._raise(rows, self.sweeps.begun_ns(rows), STEP)
+            self.begun[rows] = True
 
     def _sweep(self, row: int) -> None:
         rows = self._like(row)

@@ -8,6 +8,7 @@ import pytest
 import simpar
 from simpar.engine import sweep
 from simpar.plan.schedules import SCHEDULES
+from simpar.search.bound import batched_sweep
 from simpar.search.bound.batches import Batch
 from simpar.search.bound.shapes import weigh
 from simpar.search.bound.steps import RowCharge
@@ -52,6 +53,20 @@ def test_bounds_hold_where_passes_run_together(seed, problem_of, frontier_of):
         assert passes <= min(step, table) + 1e-12, plan
         assert table <= swept + 1e-12, plan
         assert max(step, swept) <= measure(problem, plan).step_time_s - overhead + 1e-12, plan
+
+
+@pytest.mark.parametrize("schedule", ["v-min", "v-half"])
+@pytest.mark.parametrize("part", [4, 1])
+def test_how_a_table_begins_bounds_the_table(schedule, part, problem_of, frontier_of, monkeypatch):
+    """Between passes and the table, whatever part of the microbatches has begun."""
+    monkeypatch.setattr(batched_sweep, "PART", part)
+    frontier = frontier_of(problem_of(1, schedule=schedule), 1)
+    rows = np.flatnonzero((frontier.rows.at("pp", ...) > 1) & (frontier.rows.at("microbatches", ...) >= 4))
+    begun, tables = frontier.sweeps.begun_ns(rows), frontier.sweeps.tables_ns(rows)
+    passes = frontier.bounds.pipelines.passes_bound_ns(frontier.bounds.pipelines.index[rows])
+    assert len(rows)
+    assert (begun <= tables).all()
+    assert (begun > 0.8 * passes).all()
 
 
 @pytest.mark.parametrize("seed", range(12))
