@@ -140,6 +140,7 @@ def checked(seed: int, end: float = NOTHING, most: int = MOST_PLANS) -> tuple[st
     try:
         found = simpar.search(
             case.model, case.cluster, case.training, stack=case.stack, perturbation=case.perturbation,
+            objective="time",
             constraints=Constraints(
                 case.headroom, case.axes, schedules=case.axes["schedule"], portable="any",
                 fit_probability=case.fit_probability,

@@ -33,6 +33,7 @@ from simpar.units import format_seconds
 
 ANSWERS, REFUSALS = (0,), (2, 3)
 SAME = 1e-12
+ROUNDED = 1e-4  # probabilities of being the best
 ENDED: Counter[int] = Counter()
 """How many commands ended with each exit code."""
 MODELS = ("tiny-llama", "tiny-mixture", "small-llama", "small-mixture", "gpt2")
@@ -53,7 +54,7 @@ FIXES = (
 )  # fmt: skip
 OPTIONS = (
     ("--space", ("uniform", "uneven", "alpa"), 0.3),
-    ("--objective", ("time", "cost", "energy"), 0.25),
+    ("--objective", ("regret", "time", "cost", "energy"), 0.25),
     ("--deadline", ("5 s", "10 ms"), 0.1),
     ("--top", ("1", "3", "20"), 0.3),
     ("--schedules", ("1f1b", "1f1b,zb-h1,gpipe", "interleaved,zb-v"), 0.25),
@@ -181,6 +182,10 @@ def _ranked(data: Mapping[str, Any]) -> list[str]:
     times = [row["step_time_s"] for row in rows]
     if data["objective"] == "time" and times != sorted(times):
         problems.append(f"candidates are not in order: {times}")
+    if any("best_probability" in row for row in rows):
+        odds = [row["best_probability"] for row in rows]
+        if abs(sum(odds) - 1) > ROUNDED * len(rows) or any(row["expected_regret"] < 0 for row in rows):
+            problems.append(f"probabilities of being the best: {odds}")
     if data["certified_optimal"] and data["gap"]:
         problems.append(f"certified with a gap of {data['gap']}")
     if not 0 <= data["gap"] <= 1:

@@ -138,7 +138,7 @@ def searched(number: int, seed: int) -> tuple[str, dict[str, Any]]:
         )
     except (simpar.UserError, simpar.Infeasible, ValueError) as error:
         return name, {"refused": type(error).__name__}
-    best = found.best
+    best = found.shortest
     return name, {
         "plan": best.plan.model_dump(mode="json", exclude_defaults=True, exclude={"predicted"}),
         "step_time_s": best.step_time_s,

@@ -25,7 +25,13 @@ SEARCH_FLAGS = (
         str,
         "uniform, alpa (stages and operators of their own) or uneven (cuts, nodes of several kinds)",
     ),
-    Flag("--objective", "", str, "time, cost, energy or devices (fewest for --deadline)"),
+    Flag(
+        "--objective",
+        "",
+        str,
+        "regret (default: of what cannot be told apart from the shortest step what loses least where predictions err), "
+        "time (the shortest as predicted), cost, energy or devices (fewest for --deadline)",
+    ),
     Flag("--deadline", "", str, "Longest step, such as 5 s"),
     Flag("--top", "", int, "Candidates to show; default 5"),
     Flag(
@@ -111,7 +117,7 @@ def _problem(
 ) -> tuple[Problem, str | None]:
     """The problem that flags and a scenario describe, and the space that they name."""
     from simpar.scenario import load_scenario
-    from simpar.search.problem import make_problem
+    from simpar.search.problem import BY_REGRET, make_problem
 
     settings = list(values["set_"] or [])
     loaded = load_scenario(scenario, dict(flags), settings)
@@ -124,7 +130,7 @@ def _problem(
         stack=inputs["stack"],
         base=_base(loaded),
         perturbation=inputs["perturbation"],
-        objective=values["objective"] or "time",
+        objective=values["objective"] or BY_REGRET,
         constraints=_constraints(values, fixed),
     )
     return problem, values["space"]

@@ -51,9 +51,9 @@ class Candidate:
 class SearchResult:
     """Candidates, best first, and the certificate.
 
-    ``certified_optimal`` says that no plan of the space can beat the best; else ``gap`` is the share of the
-    objective by which one still might. ``details`` holds what more there is to tell: problem, naive choices, Pareto
-    front.
+    ``certified_optimal`` says that no plan of the space can beat the best as predicted (with objective "regret" the
+    ``shortest``); else ``gap`` is the share of the objective by which one still might. ``details`` holds what more
+    there is to tell: problem, naive choices, Pareto front.
     """
 
     candidates: tuple[Candidate, ...]
@@ -70,6 +70,11 @@ class SearchResult:
         if not self.candidates:
             raise Infeasible("the search found no plan")
         return self.candidates[0]
+
+    @property
+    def shortest(self) -> Candidate:
+        """The candidate with the shortest step as predicted: the certificate of a search for time is of that."""
+        return min(self.candidates, key=lambda one: one.step_time_s)
 
     def saying(self, more: Mapping[str, object]) -> SearchResult:
         """The same with more details."""

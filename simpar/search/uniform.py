@@ -92,6 +92,6 @@ def _search(search: BranchAndBound, problem: Problem) -> None:
 def node_counts(problem: Problem) -> list[int]:
     """Numbers of nodes to search: all of them for the time, else halves of it down to one, fewest first."""
     counts = [problem.cluster.nodes]
-    while problem.objective != "time" and counts[-1] % 2 == 0:
+    while not problem.is_of_time and counts[-1] % 2 == 0:
         counts.append(counts[-1] // 2)
     return counts[::-1]

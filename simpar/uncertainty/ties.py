@@ -28,8 +28,8 @@ DRAWS = 1 << 14
 SEED = 7
 TIED = 1 / 3
 """Layouts that are so probably the best, over the likeliest one, cannot be told apart from it."""
-ALIKE = 0.001
-"""Expected regrets, as shares of a step, that tell nothing apart."""
+ALIKE, ALIKE_SHARE = 0.001, 0.05
+"""Differences of expected regrets that tell nothing apart: as shares of a step, and of the least regret."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,9 @@ class Standing:
         """Of those that are tied the one with the least expected regret; of those as good the least ``complexity``."""
         tied = np.flatnonzero(self.tied)
         least = self.expected_regret[tied].min()
-        as_good = [at for at in tied.tolist() if self.expected_regret[at] <= least + ALIKE]
+        as_good = [
+            at for at in tied.tolist() if self.expected_regret[at] <= least + max(ALIKE, ALIKE_SHARE * least)
+        ]
         return min(as_good, key=lambda at: (complexity[at], self.expected_regret[at]))
 
 

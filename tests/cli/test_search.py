@@ -111,7 +111,7 @@ def test_axes_on_request_are_searched_and_said(capsys):
     assert cli.run([*SMALL, *asked]) == 0
     said = capsys.readouterr().out
     assert ", sgd, bucket_bytes " in said.splitlines()[3]
-    assert "certified: no plan of the space has a better time" in said
+    assert "certified: no plan of the space is predicted to be faster than" in said
 
 
 def test_switches_are_an_axis_of_a_grid(capsys):

@@ -52,6 +52,7 @@ def random_problem(seed: int, **fixed: object) -> Problem:
         simpar.Cluster(hardware, nodes=nodes),
         training,
         stack=rng.choice(STACKS),
+        objective="time",
         constraints=Constraints(fixed=fixed),
     )
 

@@ -20,6 +20,7 @@ def _found(probability: float) -> simpar.SearchResult:
         simpar.Cluster("rtx-4090-8"),
         simpar.Training(seq_len=4096, global_batch=32),
         stack="megatron",
+        objective="time",
         constraints=Constraints(fixed=FIXED, schedules=("zb-v", "v-half"), fit_probability=probability),
     )
 

@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.uncertainty.ties import ALIKE, DRAWS, FAR, FURTHER, OWN, PART, TIED, Standing, standing
+from simpar.uncertainty.ties import (
+    ALIKE,
+    ALIKE_SHARE,
+    DRAWS,
+    FAR,
+    FURTHER,
+    OWN,
+    PART,
+    TIED,
+    Standing,
+    standing,
+)
 
 SURE = 4 * 0.5 / sqrt(DRAWS)
 """Four standard deviations of a probability from draws."""
@@ -96,9 +107,12 @@ def test_without_an_error_the_shortest_is_the_best() -> None:
 
 
 def test_the_choice_loses_the_least_and_is_the_simplest_of_what_loses_as_little() -> None:
-    """Complexity decides within ALIKE, and of layouts that are tied alone."""
+    """Complexity decides within ALIKE or ALIKE_SHARE, and of layouts that are tied alone."""
     likely, half, unlikely = 0.5, 0.4, TIED * 0.5 - 0.1
     odds = np.array([likely, half, unlikely])
     assert Standing(odds, np.array([0.01, 0.01 + ALIKE / 2, 0.0])).choice([(2,), (1,), (0,)]) == 1
     assert Standing(odds, np.array([0.01, 0.01 + 2 * ALIKE, 0.0])).choice([(2,), (1,), (0,)]) == 0
     assert Standing(odds, np.array([0.02, 0.01, 0.0])).choice([(1,), (1,), (0,)]) == 1
+    large = 10 * ALIKE / ALIKE_SHARE
+    assert Standing(odds, large * np.array([1, 1 + ALIKE_SHARE / 2, 0])).choice([(2,), (1,), (0,)]) == 1
+    assert Standing(odds, large * np.array([1, 1 + ALIKE_SHARE * 2, 0])).choice([(2,), (1,), (0,)]) == 0

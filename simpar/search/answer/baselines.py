@@ -128,7 +128,7 @@ def margin(field: Field, winner: int) -> dict[str, object] | None:
     shortest; None where nothing is asked for. ``winner`` is a row of the field.
     """
     problem, constraints = field.problem, field.problem.constraints
-    if constraints.fit_probability == AS_PREDICTED or problem.objective != "time":
+    if constraints.fit_probability == AS_PREDICTED or not problem.is_of_time:
         return None
     assert field.frontier is not None, "a plan was simulated in its frontier"
     frontier, near = field.frontier, field.frontier.rows.some([winner])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from simpar.errors import UserError
@@ -13,6 +13,7 @@ from simpar.plan.uniform_stages import as_uniform
 from simpar.report.result import Result
 from simpar.scenario import chosen_cluster
 from simpar.search.answer.explanations import why_it_loses, why_it_wins
+from simpar.search.answer.ties import chosen
 from simpar.search.certify.scope import not_portable
 from simpar.search.problem import Problem
 from simpar.search.progress import Progress
@@ -22,15 +23,19 @@ from simpar.search.result import Candidate, Counts, SearchResult
 def answer_of(
     problem: Problem, progress: Progress, results: Sequence[Result], counts: Counts, gap: float, whole: bool
 ) -> SearchResult:
-    """The answer of ranked results; ``gap`` is the share of the objective by which an unseen plan may be better.
+    """The answer of results, the best as predicted first; the objective may choose another.
 
-    ``whole``: the search was not stopped before it was over.
+    ``gap`` is the share of the objective by which an unseen plan may be better than the first of them, ``whole``: the
+    search was not stopped before it was over.
     """
-    best, *others = results
-    reasons = [why_it_wins(best, others), *(why_it_loses(other, best) for other in others)]
+    choice = chosen(problem, results)
+    best, *others = choice.results
+    reasons = [choice.why + why_it_wins(best, others), *(why_it_loses(other, best) for other in others)]
     candidates = tuple(
-        _candidate(rank, result, why, problem.graph)
-        for rank, (result, why) in enumerate(zip(results, reasons, strict=True), start=1)
+        _candidate(rank, result, figures, why, problem.graph)
+        for rank, (result, figures, why) in enumerate(
+            zip(choice.results, choice.figures, reasons, strict=True), start=1
+        )
     )
     details = {
         "model": best.setup.model,
@@ -48,8 +53,10 @@ def answer_of(
     return SearchResult(candidates, counts, problem.objective, certified, gap, progress.seconds, details)
 
 
-def _candidate(rank: int, result: Result, why: tuple[str, ...], graph: ModelGraph) -> Candidate:
-    """A ranked candidate with its plan, resolved, and the figures predicted for it."""
+def _candidate(
+    rank: int, result: Result, standing: Mapping[str, object], why: tuple[str, ...], graph: ModelGraph
+) -> Candidate:
+    """A ranked candidate with its plan, resolved, the figures predicted for it, and how it stands among others."""
     plan, bill = Plan.model_validate(result.setup.plan), result.bill
     figures = {
         "tokens_per_s": result.tokens_per_s,
@@ -60,6 +67,7 @@ def _candidate(rank: int, result: Result, why: tuple[str, ...], graph: ModelGrap
         "energy_j_per_step": bill.energy_j_per_step,
         "nodes": int(result.setup.cluster["nodes"]),
         **(result.certainty.model_dump(mode="json") if result.certainty else {}),
+        **standing,
     }
     predicted = {
         "step_time_s": result.step_time_s, "mfu": result.mfu, "peak_memory_bytes": result.peak_memory_bytes,

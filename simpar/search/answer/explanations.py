@@ -14,27 +14,29 @@ CAUSES = {"compute": "compute", **WORDS}
 
 
 def why_it_wins(result: Result, others: Sequence[Result]) -> tuple[str, ...]:
-    """Sentences about the winner: where its step goes, its memory, and by what it beats the next."""
+    """Sentences about the first: where its step goes, its memory, and by what it beats, or is beaten by, the next."""
     said = list(result.why.binds)
     if others:
-        lost = format_seconds(others[0].step_time_s - result.step_time_s)
-        said.append(f"the runner-up is slower by {lost}: {_differences(others[0], result)}")
+        lost = others[0].step_time_s - result.step_time_s
+        said.append(
+            f"the runner-up is {'slower' if lost >= 0 else 'faster'} by {format_seconds(abs(lost))}: "
+            f"{_differences(others[0], result)}"
+        )
     return tuple(said)
 
 
 def why_it_loses(result: Result, best: Result) -> tuple[str, ...]:
-    """Sentences about another plan: how many seconds it is slower than the best, and by what."""
+    """Sentences about another plan: how many seconds it is slower than the first, or faster, and by what."""
     lost = result.step_time_s - best.step_time_s
-    if lost <= 0:
+    if lost == 0:
         return ("as fast as the best",)
-    return (
-        f"slower by {format_seconds(lost)} ({lost / best.step_time_s:.1%}): {_differences(result, best)}",
-    )
+    way, size = "slower" if lost > 0 else "predicted faster", abs(lost)
+    return (f"{way} by {format_seconds(size)} ({size / best.step_time_s:.1%}): {_differences(result, best)}",)
 
 
-def _differences(slower: Result, best: Result) -> str:
-    """What the slower plan spends more, and less, than the best, the largest first."""
-    mine, theirs = slower.time_breakdown_s.model_dump(), best.time_breakdown_s.model_dump()
+def _differences(other: Result, best: Result) -> str:
+    """What another plan spends more, and less, than the first, the largest first."""
+    mine, theirs = other.time_breakdown_s.model_dump(), best.time_breakdown_s.model_dump()
     changes = sorted(
         ((mine[name] - theirs[name], words) for name, words in CAUSES.items()), key=lambda c: -abs(c[0])
     )

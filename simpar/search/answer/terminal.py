@@ -9,6 +9,7 @@ from simpar.plan import flat
 from simpar.program.emission.emit import MOST_OPS
 from simpar.report.terminal import layout, probably
 from simpar.search.certify.scope import listed, usual_values
+from simpar.search.problem import BY_REGRET
 from simpar.search.result import Candidate, SearchResult
 from simpar.search.space.optional_axes import REQUESTED_NAMES
 from simpar.uncertainty.memory import WANTED
@@ -38,6 +39,8 @@ EXTRA = {
     "devices": {"nodes": "nodes"},
 }
 """Further columns by objective: title and figure."""
+TITLES = {BY_REGRET: "time"}
+"""What is best by an objective that is not called so."""
 
 
 def print_search(found: SearchResult, console: Console) -> None:
@@ -45,6 +48,8 @@ def print_search(found: SearchResult, console: Console) -> None:
     console.print(_headline(found), style="bold", soft_wrap=True)
     console.print()
     console.print(_candidates(found, console))
+    for line in _ties(found):
+        console.print(line, soft_wrap=True)
     console.print()
     for line in certificate(found):
         console.print(line, soft_wrap=True)
@@ -71,11 +76,13 @@ def certificate(found: SearchResult) -> Iterator[str]:
     if stopped:
         yield f"stopped early ({stopped}): the best of what was simulated so far"
     if found.certified_optimal:
-        yield f"certified: no plan of the space has a better {found.objective}"
+        yield f"certified: no plan of the space {_unbeaten(found)}"
     elif found.gap >= 1:
         yield "not certified: a usual layout, simulated; no other plan had been bounded yet"
     elif found.gap > 0:
-        yield f"not certified: a plan that was not simulated may be better by up to {found.gap:.2%}"
+        first = found.shortest.rank
+        than = f" than candidate {first}" if found.objective == BY_REGRET and first > 1 else ""
+        yield f"not certified: a plan that was not simulated may be better by up to {found.gap:.2%}{than}"
     else:
         yield "not certified: stopped before the whole space was bounded"
     if count := found.details.get("not_built"):
@@ -93,6 +100,21 @@ def certificate(found: SearchResult) -> Iterator[str]:
     if lost := found.details.get("not_portable"):
         target, reasons = lost["target"], "; ".join(lost["reasons"])
         yield f"{target} cannot express the first: {reasons}; --portable {target} finds the best that it can"
+
+
+def _unbeaten(found: SearchResult) -> str:
+    """What is certain: of the model, whichever of the plans that cannot be told apart is chosen."""
+    if found.objective != BY_REGRET:
+        return f"has a better {found.objective}"
+    which = "" if found.shortest is found.best else f" (candidate {found.shortest.rank})"
+    return f"is predicted to be faster than {format_seconds(found.shortest.step_time_s)}{which}"
+
+
+def _ties(found: SearchResult) -> Iterator[str]:
+    """Which candidates cannot be told apart."""
+    tied = sum(bool(one.figures.get("tied")) for one in found.candidates)
+    if tied:
+        yield f"1 {'to' if tied > 2 else 'and'} {tied} cannot be told apart: predictions err by more than they differ"
 
 
 def _scope(found: SearchResult) -> Iterator[str]:
@@ -164,10 +186,10 @@ def _asked(found: SearchResult) -> Iterable[str]:
 def _headline(found: SearchResult) -> str:
     model, cluster = found.details["model"], found.details["cluster"]
     size = f" ({format_count(model['parameters'])})" if model.get("parameters") else ""
-    training = found.details["training"]
+    training, best = found.details["training"], TITLES.get(found.objective, found.objective)
     return (
         f"{model['name']}{size} on {cluster['nodes']} x {cluster['hardware']} ({cluster['devices']:,} "
-        f"{cluster['device']}), {training['global_batch']} x {training['seq_len']} tokens: best {found.objective}"
+        f"{cluster['device']}), {training['global_batch']} x {training['seq_len']} tokens: best {best}"
     )
 
 
@@ -177,14 +199,15 @@ def _candidates(found: SearchResult, console: Console) -> Table:
 
     extra = EXTRA.get(found.objective, {})
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
-    for name in ("", "step", "slower by", "MFU", "GiB", "fits", *extra):
+    compared = "best_probability" in found.best.figures
+    for name in ("", "step", "slower by", *["is best"] * compared, "MFU", "GiB", "fits", *extra):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("plan", justify="left")
-    best = found.best
     for one in found.candidates:
-        lost = one.step_time_s - best.step_time_s
+        lost = one.step_time_s - found.shortest.step_time_s
+        odds = [f"{one.figures['best_probability']:.0%}"] if compared else []
         table.add_row(
-            str(one.rank), format_seconds(one.step_time_s), format_seconds(lost) if lost else "",
+            str(one.rank), format_seconds(one.step_time_s), format_seconds(lost) if lost else "", *odds,
             f"{one.mfu:.1%}", f"{one.peak_memory_bytes / GIB:.1f}", probably(one.figures["fit_probability"]),
             *(_figure(one, name) for name in extra.values()), describe(one.to_dict()["plan"], _asked(found)),
         )  # fmt: skip

@@ -43,9 +43,9 @@ def chosen_values(
             f"plan.recompute = {OPTIMAL}: is not searched with --space {space}; allowed: none, selective, full, or "
             "--space uniform"
         )
-    if problem.objective != "time":
+    if not problem.is_of_time:
         raise UserError(
-            f"objective {problem.objective}: space {space} looks for the shortest step; allowed: time"
+            f"objective {problem.objective}: space {space} looks for the shortest step; allowed: regret, time"
         )
     if problem.held_to is not None:
         raise UserError(f"portable {problem.held_to}: not asked of plans in space {space}; {instead}")

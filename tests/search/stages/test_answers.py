@@ -30,7 +30,13 @@ def problem(headroom: float = 0.0) -> Problem:
     """A tiny model on four processes of a laptop."""
     training = simpar.Training(seq_len=128, global_batch=8)
     constraints = Constraints(headroom=headroom)
-    return make_problem(read(TINY, "tiny"), simpar.Cluster("laptop-cpu-4"), training, constraints=constraints)
+    return make_problem(
+        read(TINY, "tiny"),
+        simpar.Cluster("laptop-cpu-4"),
+        training,
+        objective="time",
+        constraints=constraints,
+    )
 
 
 def uniform_plan(of: Problem, **layout: Any) -> Plan:

@@ -1,0 +1,96 @@
+"""Which of the plans found is chosen where predictions err by more than the plans differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simpar.plan.plan import Plan
+from simpar.report.result import Result
+from simpar.search.problem import BY_REGRET, Problem
+from simpar.uncertainty.ties import Standing, standing
+
+DIGITS = 4
+"""Of probabilities and regrets: further ones are those of the draws."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Results in the order in which they are shown, the chosen one first, then those tied with it.
+
+    ``figures`` and ``why`` are what candidates say of it: numbers of each, and of the first one what decided.
+    """
+
+    results: tuple[Result, ...]
+    figures: tuple[Mapping[str, object], ...]
+    why: tuple[str, ...] = ()
+
+
+def chosen(problem: Problem, results: Sequence[Result]) -> Choice:
+    """The choice among results, the best first; they stay as they are where another objective or none beside is."""
+    if problem.objective != BY_REGRET or len(results) < 2:
+        return Choice(tuple(results), ({},) * len(results))
+    stands = standing(
+        np.array([one.step_time_s for one in results]),
+        np.array([list(one.time_breakdown_s.model_dump().values()) for one in results]),
+        max(one.certainty.layout_spread if one.certainty else 0.0 for one in results),
+    )
+    plans = [Plan.model_validate(one.setup.plan) for one in results]
+    complexity = [_complexity(problem, plan) for plan in plans]
+    first, tied, regret = stands.choice(complexity), stands.tied, stands.expected_regret
+    order = sorted(
+        range(len(results)), key=lambda at: (at != first, not tied[at], regret[at] if tied[at] else at)
+    )
+    figures = tuple(
+        {
+            "best_probability": round(float(stands.best_probability[at]), DIGITS),
+            "expected_regret": round(float(regret[at]), DIGITS),
+            "tied": bool(tied[at] and tied.sum() > 1),
+        }
+        for at in order
+    )
+    why = _what_decided(stands, order, plans, complexity) if tied.sum() > 1 else ()
+    return Choice(tuple(results[at] for at in order), figures, why)
+
+
+def _what_decided(
+    stands: Standing, order: Sequence[int], plans: Sequence[Plan], complexity: Sequence[tuple[int, int]]
+) -> tuple[str, ...]:
+    """Why the first of several that are tied is chosen, in words."""
+    first, *others = [at for at in order if stands.tied[at]]
+    least = min(others, key=lambda at: float(stands.expected_regret[at]))
+    lost = stands.expected_regret
+    said = f"1 {'to' if others[1:] else 'and'} {len(others) + 1} cannot be told apart; it loses "
+    if lost[first] <= lost[least]:
+        return (f"{said}least where predictions err: {lost[first]:.1%} expected, the next {lost[least]:.1%}",)
+    reason = (
+        "no tensor or context group of it spans several scale-up domains"
+        if complexity[first][0] < complexity[least][0]
+        else f"it uses fewer axes: {', '.join(_axes(plans[first])) or 'none'}, not {', '.join(_axes(plans[least]))}"
+    )
+    return (f"{said}as little as any where predictions err ({lost[first]:.1%} expected), and {reason}",)
+
+
+def _axes(plan: Plan) -> list[str]:
+    """The axes of parallelism that a plan uses, and what else makes its stages unlike or many."""
+    mesh, pipeline = plan.mesh, plan.pipeline
+    used = [name for name in ("tp", "cp", "dp", "pp", "ep") if (getattr(mesh, name) or 1) > 1]
+    return [
+        *used,
+        *["vpp"] * (pipeline.vpp > 1),
+        *["hsdp"] * ((plan.data_parallel.hsdp or 1) > 1),
+        *["unlike stages"] * bool(pipeline.stages or len(set(pipeline.layers or ())) > 1),
+    ]
+
+
+def _complexity(problem: Problem, plan: Plan) -> tuple[int, int]:
+    """How hard a plan is to run well: kinds of tensor and context groups that span domains, and axes in use."""
+    if plan.pipeline.stages:  # meshes of their own
+        return 0, len(_axes(plan))
+    domain = problem.cluster.domain_size
+    spanning = [
+        axis for axis in ("tp", "cp") if np.ptp(plan.mesh.groups(axis) // domain, axis=1).any()
+    ]  # fmt: skip
+    return len(spanning), len(_axes(plan))
