@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.errors import TooManyOps
 from simpar.program.emission.emit import at_most
@@ -22,9 +21,9 @@ from simpar.search.space.jobs import counted, plan_of
 from simpar.search.space.portable import refusals
 from simpar.search.space.rows import fixed_values
 from simpar.uncertainty.memory import AS_PREDICTED
+from simpar.units import Flags, Floats
 
-Mask = NDArray[np.bool_]
-Floats = NDArray[np.float64]
+Mask = Flags
 FRONT_SHARES = (0.75, 0.5, 0.25)
 """Of the winner's memory, what points of the front hold at most."""
 FRONT_TRIES = 2

@@ -13,15 +13,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.compiled import Loop
 from simpar.plan.schedules.actions import LETTERS, B, F, I, Schedule, W, waits_for
 from simpar.search.bound.paths import Hops
 from simpar.search.space.axes import together
+from simpar.units import Flags, Floats, Ints
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Blocked = frozenset[tuple[str, bool]]
 
 
@@ -98,7 +96,7 @@ class Table:
         )
 
     @cached_property
-    def boundary(self) -> NDArray[np.bool_]:
+    def boundary(self) -> Flags:
         """The first forward of every stage, and the last action of every other letter."""
         return _boundary(self.code, self.stage)
 
@@ -204,7 +202,7 @@ class Table:
         return tuple((one, LETTERS[code], other) for one, code, other in each)
 
 
-def _boundary(code: Ints, stage: Ints) -> NDArray[np.bool_]:
+def _boundary(code: Ints, stage: Ints) -> Flags:
     num = int(stage.max()) + 1
     key = code * num + stage
     marked = np.zeros(len(key), dtype=bool)

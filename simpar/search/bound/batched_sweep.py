@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.plan.schedules import EVEN_COSTS, looks_at_costs, make_schedule
 from simpar.plan.schedules.actions import LETTERS, F, Schedule
@@ -23,9 +22,8 @@ from simpar.search.bound.data_parallel import Configuration, Cut
 from simpar.search.bound.overlapped_passes import OverlappedPasses
 from simpar.search.bound.shapes import Shape, weigh
 from simpar.search.bound.steps import RowCharge, StepBounds, some
+from simpar.units import Floats, Ints
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Costs = tuple[float, float, float]
 TableKey = tuple[str, int, int, int, Costs]
 MOST_ACTIONS = 2**17  # of tables that are kept, together

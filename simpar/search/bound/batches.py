@@ -8,15 +8,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.search.bound.data_parallel import Configuration, Moves
+from simpar.units import Floats, Ints
 
 if TYPE_CHECKING:
     from simpar.search.bound.steps import StepBounds
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 @dataclass

@@ -12,7 +12,6 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.cost.optimizers import RULES, inner_matrices, matrices_time_s
 from simpar.models.graph import Block, evaluate
@@ -28,13 +27,11 @@ from simpar.program.structure.stages import PASSES
 from simpar.program.structure.synchronisation import DENSE, EXPERTS
 from simpar.search.bound.keys import KEY_AXES, Batch, Keys
 from simpar.search.bound.passes import Passes
-from simpar.units import DTYPE_BYTES, Numbers, to_ns
+from simpar.units import DTYPE_BYTES, Floats, Ints, Numbers, to_ns
 
 if TYPE_CHECKING:
     from simpar.search.bound.shapes import Shape
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 LETTERS = tuple(PASSES)
 AGAIN = "again"
 _PHASES = {**PASSES, AGAIN: AGAIN}

@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.hardware.cluster import Cluster
 from simpar.plan.mesh import Mesh
@@ -29,10 +28,8 @@ from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisa
 from simpar.program.structure.templates import Copies, SyncPolicy
 from simpar.search.bound.block_costs import BlockCosts
 from simpar.search.space.axes import numbered
+from simpar.units import Flags, Floats, Ints
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 CONFIGURATION_AXES = (
     "tp", "cp", "pp", "ep", "order", "precision", "zero", "hsdp", "overlap_grad_reduce", "overlap_param_gather",
     "sequence_parallel", "etp", "tp_method", "tp_depth", "optimizer", "moment_dtype", "grad_dtype", "reduce_dtype",
@@ -84,7 +81,7 @@ class Configuration:
     prices: Mapping[tuple[str, str], Price]
     parameters: Mapping[str, Floats]
     still: Mapping[str, Floats]
-    rests: Bools
+    rests: Flags
     own: Ints
     crowded: Mapping[tuple[str, str], Floats]
 
@@ -223,13 +220,13 @@ class Configurations:
     blocks: BlockCosts
     index: Ints
     row: Ints
-    meet: Bools
+    meet: Flags
     _made: dict[int, Configuration] = field(default_factory=dict)
     _known: dict[Any, dict[int, Any]] = field(default_factory=dict)
     _groups: dict[tuple[Any, ...], tuple[dict[str, Ints], list[Crowded]]] = field(default_factory=dict)
 
     @staticmethod
-    def of(blocks: BlockCosts, meet: Bools) -> Configurations:
+    def of(blocks: BlockCosts, meet: Flags) -> Configurations:
         """Configurations of all rows."""
         code = blocks.jobs.rows.number(CONFIGURATION_AXES, meet, 2)
         row, index = numbered(code)

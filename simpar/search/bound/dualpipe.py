@@ -7,12 +7,9 @@ half the pipeline which it is costed as (:mod:`simpar.plan.mirrored`).
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.search.bound.pipelines import Pipelines
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from simpar.units import Floats, Ints
 
 
 def kernels_bound_ns(pipelines: Pipelines, which: Ints) -> tuple[Floats, Floats]:

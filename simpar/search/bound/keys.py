@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.plan import flat
 from simpar.plan.mesh import Mesh
@@ -23,9 +22,8 @@ from simpar.program.emission.collective_prices import Price, Prices
 from simpar.program.emission.traffic import block_groups, late_per_member_s
 from simpar.search.space.axes import fully_sharded, numbered
 from simpar.search.space.jobs import SIZES, Jobs, column
+from simpar.units import Floats, Ints
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 KEY_AXES = (
     *SIZES, "cp", "sequence_parallel", "tp_overlap", "precision", "tp_method", "tp_depth", "cp_method", "cp_balance",
     "ulysses", "capacity_factor", "ep_overlap", "token_dispatch", "recompute_early",

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.plan.routing import has_sampled_loads
 from simpar.program.blocks.phases import Phase
@@ -20,9 +19,7 @@ from simpar.program.structure.pairs import merged
 from simpar.search.bound.block_costs import BlockCosts
 from simpar.search.bound.keys import Batch
 from simpar.search.bound.passes import Passes
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from simpar.units import Flags, Floats, Ints
 
 
 @dataclass
@@ -88,7 +85,7 @@ class OverlappedPasses:
         slow = stack.launch.kernel_overhead * (1.0 + excess * share)
         return make_segment(merge, price, slowdown=slow).duration_ns
 
-    def _is_exact(self, batch: Batch, phases: Sequence[Phase]) -> NDArray[np.bool_]:
+    def _is_exact(self, batch: Batch, phases: Sequence[Phase]) -> Flags:
         """Whether all ranks merge in the order that rank 0 finds alone: its groups share no link with others of a kind.
 
         Else some may find their collectives dearer, and another order.

@@ -6,15 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.program.blocks.phases import BLOCK_STREAMS, CollectiveUse, Phase
 from simpar.program.blocks.segments import latest, schedule
 from simpar.search.bound.keys import Batch, Keys
-from simpar.units import to_ns
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from simpar.units import Flags, Floats, Ints, to_ns
 
 
 @dataclass(frozen=True)
@@ -27,7 +23,7 @@ class Passes:
     """
 
     phase: Phase
-    kernels: NDArray[np.bool_]
+    kernels: Flags
     seconds: Floats
     prices_ns: Ints
     issue_ns: Ints

@@ -15,12 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.search.bound.shapes import Shape, weigh
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from simpar.units import Floats
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.program.emission.collective_prices import FREE, Price, Prices
 from simpar.search.bound.block_costs import BlockCosts
@@ -15,9 +14,7 @@ from simpar.search.bound.paths import Hops, Passes, Path, Stages, path_bound
 from simpar.search.bound.shapes import Shape, Shapes, weigh
 from simpar.search.space.axes import numbered, together
 from simpar.search.space.jobs import Jobs
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from simpar.units import Flags, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ class Pipelines:
         return self.shapes.index[self.row]
 
     @property
-    def meet(self) -> NDArray[np.bool_]:
+    def meet(self) -> Flags:
         """Rows of which one rank holds embedding and head, where these share a table that is trained."""
         graph = self.jobs.problem.graph
         if not graph.tied_embeddings or graph.embedding.still:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.models.recompute import is_full
 from simpar.plan.schedules import make_schedule
@@ -15,9 +14,8 @@ from simpar.program.structure.stages import virtual_stage_pieces
 from simpar.search.bound.block_costs import BlockCosts
 from simpar.search.space.axes import numbered
 from simpar.search.space.jobs import Jobs
+from simpar.units import Floats, Ints
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 SHAPE_AXES = ("pp", "vpp", "schedule", "recompute")
 
 

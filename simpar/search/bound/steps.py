@@ -8,7 +8,6 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.cost.collectives import host
 from simpar.cost.offload import update_bytes
@@ -21,11 +20,8 @@ from simpar.search.bound.paths import Passes, Stages
 from simpar.search.bound.pipelines import Pipelines
 from simpar.search.bound.shapes import Shape, weigh
 from simpar.search.space.axes import together
-from simpar.units import NS_PER_S, to_ns
+from simpar.units import NS_PER_S, Flags, Floats, Ints, to_ns
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 NEARLY = 0.999
 """Rates of shared links are whole numbers, so a bound leaves them this much."""
 GATHERS, REDUCES, BOTH = slice(0, 1), slice(1, 2), slice(0, 2)
@@ -101,12 +97,12 @@ class RowCharge:
         return self.batch.moves(name, letter, boundary=boundary)[self.batch.configuration[self.mine]]
 
     @cached_property
-    def reshard(self) -> Bools:
+    def reshard(self) -> Flags:
         """Whether parameters are freed after every use."""
         return np.asarray(self.each("reshard", lambda one: one.policies["F", True].reshard))
 
     @cached_property
-    def per_unit(self) -> Bools:
+    def per_unit(self) -> Flags:
         """Whether blocks are gathered and reduced one by one."""
         return np.asarray(self.each("per_unit", lambda one: one.sync.per_unit))
 
@@ -177,7 +173,7 @@ class RowCharge:
         return {DENSE: dense, EXPERTS: experts}
 
     @cached_property
-    def _meet(self) -> Bools:
+    def _meet(self) -> Flags:
         """Whether a tied table is embedding and head of one rank, which is rank 0, [n]."""
         return self.bounds.configurations.meet[self.rows]
 
@@ -358,7 +354,7 @@ class RowCharge:
         return found
 
 
-def some(values: Floats) -> Bools:
+def some(values: Floats) -> Flags:
     """Rows in which anything is not zero, bool[n, 1]."""
     return np.asarray(values.any(axis=1))[:, None]
 

@@ -32,10 +32,8 @@ from simpar.search.space.fit import needed_by_table, needs
 from simpar.search.space.jobs import Jobs, plan_of
 from simpar.search.space.portable import refusals
 from simpar.search.space.recomputation import RecomputeBounds, alike, decide
-from simpar.units import NS_PER_S
+from simpar.units import NS_PER_S, Flags, Floats, Ints
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 KERNELS, PASSES, STEP, TABLED, SWEPT, EXACT = range(6)
 SIZED = ("tp", "cp", "pp", "schedule", "vpp", "zero", "sequence_parallel", "tp_overlap")
 """Axes that decide how many ops a pass has, and how many ranks differ."""
@@ -97,7 +95,7 @@ class Frontier:
         return SliceBounds(self.bounds.pipelines)
 
     @cached_property
-    def own(self) -> NDArray[np.bool_]:
+    def own(self) -> Flags:
         """Rows that are bounded by themselves: in slices of tokens, and pipelines with two ends."""
         return sliced(self.rows) | both_ends(self.rows)
 
@@ -165,7 +163,7 @@ class Frontier:
             self._lowest = self._active, rows, limit
         return rows, worth
 
-    def shortest(self, mask: NDArray[np.bool_], level: int = SWEPT, tries: int | None = None) -> int | None:
+    def shortest(self, mask: Flags, level: int = SWEPT, tries: int | None = None) -> int | None:
         """The best of some rows by the bounds of a level, or None without any; contention is left out.
 
         After so many ``tries`` to find out, sweeps that is, it is the best of those that have come that far.
@@ -188,7 +186,7 @@ class Frontier:
         pipelines = self.bounds.pipelines
         return pipelines.blocks.key * len(pipelines.shapes.row) + pipelines.shapes.index
 
-    def promising(self, mask: NDArray[np.bool_], near: Rows) -> NDArray[np.bool_]:
+    def promising(self, mask: Flags, near: Rows) -> Flags:
         """A few of some rows that are likely to have the shortest steps, bounded in whole, unlike most of the others.
 
         Of families the one of a good row (``near``, of these or of another frontier), those in which one degree is
@@ -296,7 +294,7 @@ class Frontier:
         self.unbuilt = np.union1d(self.unbuilt, rows)
         self._active = np.setdiff1d(self._active, rows)
 
-    def as_large(self, row: int) -> NDArray[np.bool_]:
+    def as_large(self, row: int) -> Flags:
         """Rows of which a step has at least as many ops as one of a row: more microbatches of passes that are alike."""
         rows = self.rows
         found = np.asarray(rows.at("microbatches", ...) >= rows.at("microbatches", row))

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.cost.operators import operator_times
 from simpar.models.graph import Block, Dims
@@ -23,14 +22,12 @@ from simpar.search.bound.pipelines import Pipelines
 from simpar.search.certify.exact import job_of
 from simpar.search.space.axes import SLICED, Rows
 from simpar.search.space.jobs import plan_of
-from simpar.units import Numbers, to_ns
+from simpar.units import Flags, Floats, Ints, Numbers, to_ns
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 SLICES = "slices"
 
 
-def sliced(rows: Rows) -> NDArray[np.bool_]:
+def sliced(rows: Rows) -> Flags:
     """Rows whose sequences go through the pipeline in slices."""
     return np.asarray(rows.one_of("schedule", SLICED) & (rows.at("pp", ...) > 1))
 

@@ -7,7 +7,6 @@ from enum import IntEnum
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.cost.memory.static import weight_terms
 from simpar.cost.memory.widths import parameter_widths
@@ -27,7 +26,7 @@ from simpar.program.blocks.block_view import loss_sums
 from simpar.program.blocks.rank_view import Job
 from simpar.program.structure.synchronisation import DENSE, Replicas, Synchronisation
 from simpar.search.stages.alpa.roles import Pricer, RoleTable, role_table
-from simpar.units import Floats, Ints, Numbers
+from simpar.units import Flags, Floats, Ints, Numbers
 
 
 class Metric(IntEnum):
@@ -49,7 +48,6 @@ class Metric(IntEnum):
     """What a microbatch keeps for its backward."""
 
 
-Bools = NDArray[np.bool_]
 LIGHT = ("norm", "add", "rope", "activation", "gated_activation", "dropout")
 
 
@@ -60,7 +58,7 @@ class Chosen:
     op: Operator
     table: RoleTable
     index: Ints
-    gathered: Bools
+    gathered: Flags
     local: LocalOperator
     time: OperatorTime
     by: dict[str, Ints]
@@ -84,7 +82,7 @@ class OperatorCosts:
         """Combinations of the operator's roles."""
         return role_table(roles_of(op), self.pricer.mesh)
 
-    def choices(self, op: Operator) -> tuple[Ints, Bools]:
+    def choices(self, op: Operator) -> tuple[Ints, Flags]:
         """Combinations that come out whole, twice where weights may be sharded between uses.
 
         Work of heavy operators is repeated only on axes that nothing else can use.
@@ -98,7 +96,7 @@ class OperatorCosts:
         gathered = np.arange(len(index) + len(again)) >= len(index)
         return np.concatenate([index, np.array(again, dtype=np.int64)]), gathered
 
-    def chosen(self, op: Operator, index: Ints, gathered: Bools) -> Chosen:
+    def chosen(self, op: Operator, index: Ints, gathered: Flags) -> Chosen:
         """An operator under some combinations, with its weights gathered for every pass under some of them."""
         table = self.table(op)
         by = {name: values[index] for name, values in table.by.items()}
