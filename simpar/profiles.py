@@ -51,9 +51,10 @@ def parts_of(document: Document, kind: str) -> tuple[str, ...]:
     about = document.data[LEARNED]
     revision = about.get("revision") if isinstance(about, dict) else None
     if revision != REVISION:
-        older = about.get("simpar", "an older version") if isinstance(about, dict) else "an older version"
+        version = about.get("simpar") if isinstance(about, dict) else None
+        older = f"simpar {version}" if version else "an older simpar"
         raise UserError(
-            f"{document.source}: learnt under simpar {older}, whose parameters mean something else today; "
+            f"{document.source}: learnt under {older}, whose parameters mean something else today; "
             "learn again from the same runs"
         )
     found = document.data.get(kind)

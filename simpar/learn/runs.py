@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from simpar.cost.stack import load_stack
 from simpar.errors import UserError
+from simpar.hardware.catalogue import load_cluster
 from simpar.learn.fit import Observed
 from simpar.learn.reports import is_report, reported
 from simpar.models.flops import model_flop_per_token
@@ -25,6 +27,7 @@ from simpar.validate.tuned import settled
 MOST_LAYOUTS = 60
 """Layouts that are learnt from: more say little more of a few parameters, and take minutes."""
 ABSURD = 20.0  # times slower or faster than predicted: another unit, or another run
+MOST_NAMED = 8  # rows that are left out for one reason
 DISAGREE = 0.1  # between repeats of a layout, from where on they are named
 
 
@@ -52,8 +55,12 @@ def runs_of(paths: Sequence[str], chosen: Chosen) -> Runs:
 
     Raises UserError where there is none.
     """
+    if chosen.stack:
+        load_stack(chosen.stack)  # a profile that cannot be read is no fault of the rows
+    if chosen.hardware:
+        load_cluster(chosen.hardware)
     found: list[Observed] = []
-    remarks: list[str] = []
+    left_out: dict[str, list[str]] = defaultdict(list)
     for path in paths:
         if is_report(path):
             named = [(Path(path).name, partial(reported, path, chosen))]
@@ -68,9 +75,11 @@ def runs_of(paths: Sequence[str], chosen: Chosen) -> Runs:
                 _check(one.case, one.time_s)
                 found.append(one)
             except (Unmodelled, UserError) as reason:
-                remarks.append(f"{name} is left out: {str(reason).splitlines()[0]}")
+                left_out[str(reason).splitlines()[0]].append(name)
+    remarks = [_left_out(names, reason) for reason, names in left_out.items()]
     if not found:
-        more = f" ({len(remarks)} runs)" if len(remarks) > 1 else ""
+        count = sum(map(len, left_out.values()))
+        more = f" ({count} runs)" if len(remarks) > 1 else ""
         raise UserError(f"nothing to learn from: {remarks[0]}{more}")
     repeated = _repeated(found)
     spread = _spread(repeated)
@@ -80,6 +89,18 @@ def runs_of(paths: Sequence[str], chosen: Chosen) -> Runs:
         remarks.append(f"{MOST_LAYOUTS} of {len(layouts)} layouts are learnt from, evenly over the table")
         layouts = [layouts[int(i * len(layouts) / MOST_LAYOUTS)] for i in range(MOST_LAYOUTS)]
     return Runs(tuple(layouts), spread, tuple(remarks))
+
+
+def _left_out(names: Sequence[str], reason: str) -> str:
+    """One line for all runs that are left out for a reason."""
+    if len(names) == 1:
+        return f"{names[0]} is left out: {reason}"
+    rows = [name.split(" ")[1] for name in names if name.startswith("row ")]
+    some = (
+        f"rows {', '.join(rows[:MOST_NAMED])}" if len(rows) == len(names) else ", ".join(names[:MOST_NAMED])
+    )
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{some}{more} are left out: {reason}"
 
 
 def _observed(line: int, row: Row, chosen: Chosen) -> Observed:

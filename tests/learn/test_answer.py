@@ -152,6 +152,39 @@ def test_rows_that_cannot_be_learnt_from_are_left_out_and_said(tmp_path, change,
     assert "\n" not in str(error.value)
 
 
+def test_rows_that_are_still_blank_are_one_line(tmp_path):
+    """A table that is filled in run by run: what is not measured yet is left out together; all of it is an error."""
+    blank = [{**changes, "iteration_time_s": ""} for changes in OTHERS]
+    found = runs_of([table(tmp_path / "some.csv", [*LAYOUTS, *blank])], Chosen("nemo", "dgx-h100"))
+    assert found.count == 3
+    assert found.remarks == ("rows 5, 6, 7 are left out: no step time",)
+    with pytest.raises(UserError, match=r"^nothing to learn from: rows 2, 3, 4 are left out: no step time$"):
+        runs_of([table(tmp_path / "none.csv", blank)], Chosen("nemo", "dgx-h100"))
+
+
+def test_what_was_learnt_under_another_version_is_refused(tmp_path, capsys):
+    """Wherever the file is named, with one line that says what to do; a profile is no fault of the rows."""
+    runs, ours = table(tmp_path / "runs.csv", LAYOUTS), tmp_path / "ours.yaml"
+    text = learn(runs, stack="nemo", hardware="dgx-h100").to_yaml("ours.yaml")
+    job = ["simulate", "--model", "llama-2-7b", "--seq-len", "4096", "--global-batch", "64"]
+    for old, words in (
+        (text.replace("revision: 1", "revision: 0"), "simpar 0."),
+        ("learned: yes", "an older"),
+    ):
+        ours.write_text(old)
+        for command in (
+            [*job, "--hardware", "dgx-h100", "--stack", str(ours)], [*job, "--hardware", str(ours)],
+            ["validate", runs, "--using", str(ours)],
+            ["learn", runs, "--stack", str(ours), "-o", str(tmp_path / "more.yaml")],
+            ["learn", runs, "--hardware", str(ours), "-o", str(tmp_path / "more.yaml")],
+        ):  # fmt: skip
+            assert run(command) == 2
+            error = capsys.readouterr().err
+            assert error.startswith(f"{ours}: learnt under {words}")
+            assert "learn again from the same runs" in error
+            assert error.count("\n") == 1
+
+
 def test_a_device_in_other_words_is_what_the_user_says_it_is(tmp_path):
     """Words that name no profile, or none, are those of --hardware; a stack left blank is that of --stack."""
     path = table(tmp_path / "runs.csv", LAYOUTS, gpu_type="our accelerator", stack="nemo")
