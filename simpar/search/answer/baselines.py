@@ -284,7 +284,8 @@ def front(beside: Beside, winner: int) -> list[dict[str, object]]:
     """Points of time and memory, from the winner, a row, down in memory: none is beaten by another.
 
     Of the rows that may hold no more than a share of the winner's memory the one that bounds hold for the quickest is
-    simulated; others are if it turns out to hold more.
+    simulated, among promising ones and those bounded in whole already; others are if it turns out to hold more. That is
+    why tables that are made for durations are left out: they hold more than bounds say.
     """
     frontier = beside.frontier
     best = frontier.simulated[winner]
@@ -292,7 +293,8 @@ def front(beside: Beside, winner: int) -> list[dict[str, object]]:
     for share in FRONT_SHARES:
         limit = share * best.needed_bytes
         if min(one.needed_bytes for one in points.values()) > limit:
-            few = beside.promising(frontier.needed_bytes <= limit)
+            less = frontier.needed_bytes <= limit
+            few = less & (frontier.level >= STEP) & ~frontier.greedy | beside.promising(less)
             for row, found in islice(beside.quickest(np.where(few, np.inf, 0.0)), FRONT_TRIES):
                 points[row] = found
                 if found.needed_bytes <= limit:

@@ -100,6 +100,12 @@ class Frontier:
         return sliced(self.rows) | both_ends(self.rows)
 
     @cached_property
+    def greedy(self) -> NDArray[np.bool_]:
+        """Rows whose tables are made for the durations of their passes."""
+        names = filter(looks_at_costs, map(str, self.rows.domain["schedule"]))
+        return np.asarray(self.rows.one_of("schedule", *names))
+
+    @cached_property
     def begun(self) -> NDArray[np.bool_]:
         """Rows whose tables have been begun, or are looked at as a whole at once."""
         held = self.rows.one_of("schedule", "v-min", "v-half") & (self.rows.at("pp", ...) > 1)
@@ -194,8 +200,7 @@ class Frontier:
         of them the rows with the shortest passes. Left out, as far as there are others, are rows that bounds tell
         little of: tensor ranks that share the links between nodes, and tables that are made for durations.
         """
-        greedy = self.rows.one_of("schedule", *filter(looks_at_costs, map(str, self.rows.domain["schedule"])))
-        told = mask & (self.rows.at("tp", ...) <= self.rows.problem.cluster.domain_size) & ~greedy
+        told = mask & (self.rows.at("tp", ...) <= self.rows.problem.cluster.domain_size) & ~self.greedy
         rows = np.flatnonzero((told if told.any() else mask) & np.isfinite(self.bound_s))
         family = self.rows.number(FAMILY)
         few = self._in_whole(self._first_of(rows, self.rows.number(UNTOLD)), family)

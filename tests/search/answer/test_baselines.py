@@ -8,7 +8,7 @@ import pytest
 
 import simpar
 from simpar.program.emission import emit
-from simpar.search import Constraints
+from simpar.search import Constraints, uniform
 from simpar.search.answer import baselines
 from simpar.search.answer.terminal import certificate
 from simpar.search.certify import exact, frontier
@@ -27,6 +27,23 @@ def test_no_point_of_the_front_is_beaten():
     for more, less in pairwise(front):
         assert less["needed_bytes"] < more["needed_bytes"]
         assert less["step_time_s"] > more["step_time_s"]
+
+
+def test_points_of_less_memory_are_among_rows_that_are_bounded_already(monkeypatch):
+    """Where no row is promising for itself, one is found among those that the certificate has looked at."""
+
+    def bound_in_whole(beside, *_):
+        everything = np.arange(beside.frontier.rows.count)
+        beside.frontier._raise_passes(everything)
+        beside.frontier._raise_steps(everything)
+        return []
+
+    monkeypatch.setattr(uniform, "runners_up", bound_in_whole)
+    monkeypatch.setattr(baselines.Beside, "promising", lambda _, mask: np.zeros_like(mask))
+    model, cluster = simpar.Model("llama-3-8b"), simpar.Cluster("grand-teton-h100")
+    found = simpar.search(model, cluster, simpar.Training(seq_len=8192, global_batch=16), stack="torchtitan")
+    first, *others = found.details["pareto"]
+    assert others[-1]["needed_bytes"] < 0.75 * first["needed_bytes"]
 
 
 def test_runners_up_are_ranked_as_they_were_simulated():
