@@ -165,12 +165,15 @@ class Scheme:
         fsdp = plan.data_parallel.kind == "fsdp" and together
         fetches = plan.offload.offload_parameters != "none"
         comes = (zero == 3) & fsdp & ~keeps_parameters(plan, stack, layouts.pp, zero)
-        makes = (zero >= 2) & fsdp & ~once_a_step(plan, stack, layouts.pp) & ~np.asarray(layouts.late, bool)
+        later = np.asarray(layouts.late, bool) | once_a_step(
+            plan, stack, layouts.pp
+        )  # than in the first backward
+        makes = (zero >= 2) & fsdp & ~later
         dense, experts = layouts.shards > 1, layouts.expert_shards > 1
         away = 1.0 - kept_gradients(plan, zero, layouts.width)
         whole = (fetches | (comes & dense), fetches | (comes & experts), comes & dense & (not fetches))
         made = (makes & dense, makes & experts)
-        sent = away * width.gradient * together * ~np.asarray(layouts.late, bool)
+        sent = away * width.gradient * together * ~later
         there = (np.where(each, width.compute, 0.0) for each in (*whole, *made))
         return Scheme(*np.broadcast_arrays(*there, sent))
 

@@ -27,6 +27,7 @@ from simpar.simulation import lower_job
 from tests.cost.account import stage_static_memory
 
 MODELS = ("gpt2", "llama-3.2-1b", "small-mixture", "nemotron-h-4b", "gemma-3-1b", "deepseek-v2-lite")
+MIXTURES = ("small-mixture", "deepseek-v2-lite", "olmoe-1b-7b", "qwen3-30b-a3b")
 ASKED = (
     {}, {"offload_optimizer": "cpu"}, {"offload_activations": 0.5}, {"offload_parameters": "cpu"},
     {"reshard_after_forward": (True, False)}, {"grad_dtype": ("bf16", "fp32")}, {"recompute_early": (True, False)},
@@ -35,12 +36,12 @@ ALL = tuple(name for name in SCHEDULES if name != "terapipe")
 GREEDY = tuple(filter(looks_at_costs, ALL))
 
 
-def drawn(seed):
+def drawn(seed, models=MODELS):
     """A random problem, and some of its rows; None where the space has none."""
     rng = random.Random(seed)
     fixed = {"recompute": ("none", "full", "every:2", "selective"), **rng.choice(ASKED)}
     problem = Problem(
-        load_model(rng.choice(MODELS)),
+        load_model(rng.choice(models)),
         load_cluster(rng.choice(["dgx-h100", "l4-8"]), rng.choice([1, 2])),
         Training(seq_len=rng.choice([512, 2048]), global_batch=rng.choice([16, 64])),
         load_stack(rng.choice(tuple(files.bundled("stacks")))),
@@ -58,7 +59,7 @@ def drawn(seed):
 def test_never_above_the_program_and_little_below():
     """Over stacks, models, schedules, schemes and what is offloaded: at most what the Program needs."""
     ratios = []
-    for rows in filter(None, map(drawn, range(30))):
+    for rows in filter(None, (*map(drawn, range(30)), *(drawn(seed, MIXTURES) for seed in (117, 355, 357)))):
         problem, needed = rows.problem, needs(rows).needed_bytes
         for row in range(rows.count):
             plan = plan_of(rows, row)
