@@ -260,6 +260,7 @@ class Frontier:
 
     def simulate(self, row: int) -> Exact:
         """The simulated step of a row. Raises TooManyOps where it has more than are built."""
+        self._let_go()  # two large Programs are never held beside the one that is made
         found = measure(self.rows.problem, plan_of(self.rows, row), self.num_ops)
         self.note(row, found)
         return found
@@ -279,14 +280,18 @@ class Frontier:
     def note(self, row: int, found: Exact) -> None:
         """A row was simulated; it is dropped if it does not fit. Only the best steps are kept, and the last one."""
         self.simulated[row], self.num_ops = found, self.num_ops + found.num_ops
+        self._let_go(found)
+        if not found.fits:
+            self.drop(np.array([row]))
+
+    def _let_go(self, last: Exact | None = None) -> None:
+        """Keep the best steps, and the ``last`` one."""
         held = [one for one in self.simulated.values() if one.kept]
         held.sort(key=lambda one: (not one.fits, one.worth))
         ops = np.cumsum([one.num_ops for one in held])
         for at, one in enumerate(held[1:], start=1):
-            if (at >= KEPT or ops[at] > KEPT_OPS) and one is not found:
+            if (at >= KEPT or ops[at] > KEPT_OPS) and one is not last:
                 one.let_go()
-        if not found.fits:
-            self.drop(np.array([row]))
 
     def drop(self, rows: Ints) -> None:
         """Look at rows no more, whatever is asked for: they do not fit."""

@@ -156,6 +156,27 @@ def test_the_best_plans_are_reported_as_they_were_run(most_ops, run_again, monke
     assert len(again) == run_again + (most_ops == 0 and best == rows[-1])
 
 
+def test_beside_the_program_that_is_made_the_best_alone_is_held(monkeypatch):
+    """Steps of many ops are let go before the next is simulated, except the best."""
+    problem = make_problem("gpt2", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=1024, global_batch=64))
+    field, held, run = Field.of(problem).frontier, [], frontier.measure
+    monkeypatch.setattr(frontier, "KEPT_OPS", 0)
+
+    def measured(*what):
+        held.append([one for one in field.simulated.values() if one.kept])
+        return run(*what)
+
+    monkeypatch.setattr(frontier, "measure", measured)
+    rows = np.argsort(-field.bound_s, kind="stable")[
+        -4:
+    ].tolist()  # the longest first: each is the best so far
+    for row in rows:
+        field.simulate(row)
+    assert [len(each) for each in held] == [0, 1, 1, 1]
+    for each in held[1:]:
+        assert each[0] in field.simulated.values()
+
+
 def test_what_is_not_simulated_says_what_was_in_the_way(monkeypatch):
     """The ops of one step, those of the whole list, or the export target: each in its own words."""
     training = simpar.Training(seq_len=1024, global_batch=64)
