@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
 
-from simpar.errors import TooManyOps
+from simpar.errors import Infeasible, TooManyOps
 from simpar.program.emission.emit import at_most
 from simpar.report.result import Result
 from simpar.search.answer.explanations import describe_need, why_it_loses
@@ -138,14 +139,19 @@ def margin(field: Field, winner: int) -> dict[str, object] | None:
         if bound_s >= best_s or tried == MOST_UNSURE:
             break
         if frontier.least_bytes(row, loose) <= loose.memory_limit_bytes:
-            found, tried = measure(loose, plan_of(frontier.rows, row), frontier.num_ops), tried + 1
-            best_s = min([best_s, *([found.step_time_s] if found.fits else [])])
+            tried += 1
+            with suppress(TooManyOps):
+                found = measure(loose, plan_of(frontier.rows, row), frontier.num_ops)
+                best_s = min([best_s, *([found.step_time_s] if found.fits else [])])
     need, limit_bytes = field.need, problem.memory_limit_bytes
     risky = (need.needed_bytes > limit_bytes) & (need.predicted_bytes <= limit_bytes)
     rows, need = field.rows.some(risky), need.some(risky)
     rows.problem = loose
-    more = Field.among(rows, replace(need, needed_bytes=need.predicted_bytes))
-    if more.frontier is not None:
+    try:
+        more = Field.among(rows, replace(need, needed_bytes=need.predicted_bytes))
+    except Infeasible:  # none of them is legal with the other axes, or the target has it
+        more = None
+    if more is not None and more.frontier is not None:
         more.frontier.num_ops = frontier.num_ops  # as many ops as that choose the engine
         beside = Beside(more, near)
         limit_s = np.where(beside.promising(more.frontier.bound_s < best_s), best_s, 0.0)
