@@ -30,7 +30,7 @@ from scipy.special import ndtr
 from simpar.files import write_atomic
 from simpar.plan.routing import expected_maximum
 from simpar.uncertainty.memory import MemoryRisk
-from simpar.uncertainty.step_time import lacks
+from simpar.uncertainty.step_time import StepTimeError, lacks
 from simpar.uncertainty.support import Evidence, Traits, support_of
 from simpar.uncertainty.table import PATH, MemoryErrors, Table, TimeErrors, shipped
 
@@ -318,16 +318,49 @@ def calibrated(runs: Sequence[Run]) -> tuple[Table, Errors, Floats]:
     spread = np.exp(np.column_stack([np.ones(len(errors.error)), errors.lacked]) @ logs)
     lacking = {n: round(float(v), 3) for n, v in zip(conditions, logs[1:], strict=True) if v >= LEAST_LACK}
     layout = layout_share(moved, errors, spread)
+    base = float(np.exp(logs[0]))
+    seen = seen_spreads(runs, (low, high), base)
     count = len({run.source for run in moved})
     table = Table(
         provenance=f"errors of {len(errors.error)} predictions of runs of {count} sources, each left out of its fit",
-        time=TimeErrors(base=float(np.exp(logs[0])), lacking=lacking, low=low, high=high, layout=layout),
+        time=TimeErrors(base=base, lacking=lacking, seen=seen, low=low, high=high, layout=layout),
         learned=shipped().learned,
         memory=memory_errors(runs),
         evidence=evidence,
         memory_runs=memory_runs(runs),
     )
     return table, errors, spread
+
+
+def seen_spreads(runs: Sequence[Run], ends: tuple[float, float], base: float) -> dict[str, dict[str, float]]:
+    """By stack and device the spread in which nine in ten of its own runs lie, where that is above ``base``.
+
+    Of GROUP runs or more. Parameters were fitted to most of them: nothing is surer than what was seen already.
+    """
+    low, high = ends
+    by_kind = defaultdict(list)
+    for run in runs:
+        if run.error is not None and run.source not in NOT_FITTED:
+            by_kind[run.traits.stack, run.traits.device].append(max(run.error / high, run.error / low))
+    found: dict[str, dict[str, float]] = {}
+    for (stack, device), sizes in sorted(by_kind.items()):
+        spread = float(np.percentile(sizes, 90))
+        if len(sizes) >= GROUP and spread > base:
+            found.setdefault(stack, {})[device] = spread
+    return found
+
+
+def fitted_coverage(runs: Sequence[Run], table: Table) -> Iterator[tuple[str, int, float]]:
+    """(Stack and device, runs, share inside the interval) of runs that parameters were fitted to, and all together."""
+    inside = defaultdict(list)
+    for run in runs:
+        if run.error is not None:
+            known = StepTimeError.of(support_of(run.traits, table.evidence), table.time)
+            for name in ("all", f"{run.traits.stack}, {run.traits.device}"):
+                inside[name].append(known.low <= run.error <= known.high)
+    for name, one in inside.items():
+        if len(one) >= GROUP:
+            yield name, len(one), float(np.mean(one))
 
 
 def folds_of(moved: Sequence[Run]) -> Iterator[Fold]:
@@ -387,6 +420,8 @@ def main() -> None:
     groups = coverage(runs, errors, spread, table)
     for group, count, inside, half in groups:
         print(f"{group:60s} {count:5d} {inside:6.1%} +-{half:.0%}")
+    for name, count, inside in fitted_coverage(runs, table):
+        print(f"fitted: {name:52s} {count:5d} {inside:6.1%}")
     for probability in (0.5, 0.8, 0.95):
         print(f"{probability:.0%} sure: {decisions(runs, table, probability)}")
     if arguments.write:
@@ -436,9 +471,11 @@ def _rounded(part: dict[str, Any]) -> dict[str, Any]:
     def short(value: Any) -> Any:
         if isinstance(value, list):
             return [short(one) for one in value]
+        if isinstance(value, dict):
+            return {name: short(one) for name, one in value.items()}
         return float(f"{value:.4g}") if isinstance(value, float) else value
 
-    return {name: value if isinstance(value, dict) else short(value) for name, value in part.items()}
+    return {name: short(value) for name, value in part.items()}
 
 
 if __name__ == "__main__":

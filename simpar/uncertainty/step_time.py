@@ -42,6 +42,7 @@ class StepTimeError:
         """The error of a prediction with some support."""
         missing = lacks(support)
         spread = errors.base * exp(sum(value for name, value in errors.lacking.items() if missing[name]))
+        spread = max(spread, errors.seen.get(support.traits.stack, {}).get(support.traits.device, 0.0))
         return StepTimeError(spread, errors.layout * spread, errors.low * spread, errors.high * spread)
 
     @property

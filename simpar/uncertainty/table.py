@@ -24,11 +24,13 @@ class TimeErrors(_Part):
     The spread of log(measured / predicted) is ``base`` with all the support there can be; what is missing multiplies it
     by exp of the sum of ``lacking``, by aspect and how many pairs there are at most. ``low`` and ``high`` are the 5th
     and the 95th percentile in such spreads, ``layout`` the part of a spread in which layouts of one model on one
-    cluster differ: the rest they have in common.
+    cluster differ: the rest they have in common. No spread is below that of the runs themselves which parameters were
+    fitted to, ``seen`` by stack and device where there are many.
     """
 
     base: float = Field(gt=0)
     lacking: dict[str, float]
+    seen: dict[str, dict[str, float]] = {}
     low: float = Field(lt=0)
     high: float = Field(gt=0)
     layout: float = Field(gt=0, le=1)
