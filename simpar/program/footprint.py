@@ -23,9 +23,7 @@ from simpar.program.lower import Lowered
 from simpar.program.structure.stages import StageBuilder
 from simpar.uncertainty.memory import AS_PREDICTED, MemoryRisk, Parts
 from simpar.uncertainty.table import shipped
-
-ROUNDS = 24
-"""After so many the risk of what moves and what may move agree to a byte."""
+from simpar.units import Numbers
 
 
 @dataclass(frozen=True)
@@ -59,14 +57,14 @@ class Footprint:
     def most_moving_bytes(self, probability: float = AS_PREDICTED) -> float:
         """The most that may come and go on the device, so that it fits with some probability."""
         limit_bytes, habits = self.capacity_bytes - self.overhead_bytes, self.job.stack.memory.allocator
-        static, found = float(self.static.resident_bytes), 0.0
-        risk_bytes = 0.0
-        rounds = 1 if probability == AS_PREDICTED else ROUNDS
-        for _ in range(rounds):  # what is at risk grows with what moves, by far less than that
-            found = most_moving_bytes(static, limit_bytes - risk_bytes, habits, alternates=self._alternates)
-            parts = Parts(static, max(found, 0.0), self.overhead_bytes, *self.experts_bytes)
-            risk_bytes = float(self._error.needed_bytes(probability, 0.0, parts))
-        return found
+        static = float(self.static.resident_bytes)
+
+        def room(risk_bytes: Numbers) -> Numbers:
+            return most_moving_bytes(
+                static, limit_bytes - float(risk_bytes), habits, alternates=self._alternates
+            )
+
+        return float(self._error.most_moving_bytes(probability, self.parts_bytes, room))
 
     @property
     def allocated_bytes(self) -> float:

@@ -8,6 +8,7 @@ Sizes are scalars or arrays.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp
 from statistics import NormalDist
@@ -23,6 +24,8 @@ SOME, MANY = 3, 30
 """Runs that show the memory of a stack: from so many on its habits are known a little, and well."""
 AS_PREDICTED = 0.5
 """The probability with which a layout fits that needs all of its device, leaving out that predictions err."""
+ROUNDS = 24
+"""After so many the risk of what moves and what may move agree: to a byte with WANTED, to a hundred with 99 %."""
 WANTED = 0.95
 """How probable it should be that a layout fits, unless something else is asked for."""
 
@@ -81,6 +84,21 @@ class MemoryRisk:
         mean, deviation = self.excess_bytes(parts)
         risk = NORMAL.inv_cdf(probability) * deviation
         return np.maximum(needed_bytes, needed_bytes + mean + risk)
+
+    def most_moving_bytes(
+        self, probability: float, parts: Parts, room: Callable[[Numbers], Numbers], rounds: int = ROUNDS
+    ) -> Numbers:
+        """The most that may come and go beside the other ``parts``, so that a rank fits with some probability.
+
+        ``room`` says what may as predicted where some bytes are to stay free. What is at risk grows with what moves, by
+        far less than that: an odd number of ``rounds`` ends above the answer, an even one below it.
+        """
+        found = room(0.0)
+        for _ in range(0 if probability == AS_PREDICTED else rounds - 1):
+            found = room(
+                self.needed_bytes(probability, 0.0, parts._replace(moving_bytes=np.maximum(found, 0.0)))
+            )
+        return found
 
     def fit_probability(self, capacity_bytes: float, needed_bytes: float, parts: Parts) -> float:
         """How probable it is that a rank fits into its device."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simpar.uncertainty.memory import WANTED, MemoryRisk, Parts
+from simpar.uncertainty.memory import AS_PREDICTED, WANTED, MemoryRisk, Parts
 from simpar.uncertainty.table import MemoryErrors, shipped
 from simpar.units import GIB
 
@@ -104,3 +104,19 @@ def test_experts_of_the_table_are_as_uneven_as_published() -> None:
     mean, deviation = shipped().memory.imbalance
     assert mean * 2.3437 == pytest.approx(published.mean(), rel=1e-3)
     assert deviation * 2.3437 == pytest.approx(published.std(), rel=1e-3)
+
+
+@given(SIZES, SIZES, st.floats(0.0, 5.0), st.floats(0.55, WANTED))
+def test_the_most_that_may_move_fills_the_device_with_a_probability(
+    static: float, left: float, outside: float, probability: float
+) -> None:
+    """What it needs with the probability is the device, to a byte, in an even and an odd number of rounds."""
+    risk = MemoryRisk.of("megatron", shipped())
+    parts = Parts(static * GIB, 0.0, outside * GIB)
+    for rounds in (24, 25):
+        found = risk.most_moving_bytes(probability, parts, lambda free: left * GIB - free, rounds)
+        needed = (
+            risk.needed_bytes(probability, found, parts._replace(moving_bytes=found)) if found > 0 else None
+        )
+        assert needed is None or needed == pytest.approx(left * GIB, abs=1.0)
+    assert risk.most_moving_bytes(AS_PREDICTED, parts, lambda free: left * GIB - free) == left * GIB

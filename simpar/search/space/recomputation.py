@@ -18,14 +18,13 @@ from simpar.cost.activations import block_activations
 from simpar.errors import Infeasible
 from simpar.models.graph import Block
 from simpar.program.blocks.rank_view import RankView
-from simpar.program.footprint import ROUNDS
 from simpar.search.problem import Problem
 from simpar.search.space.axes import Rows, undecided
 from simpar.search.space.fit import FIRST, LAST, Least, least
 from simpar.search.space.jobs import plan_of
 from simpar.search.space.rows import ORIGIN
 from simpar.simulation import make_job
-from simpar.uncertainty.memory import MemoryRisk, Parts
+from simpar.uncertainty.memory import ROUNDS, MemoryRisk, Parts
 from simpar.uncertainty.table import shipped
 from simpar.units import Floats, Ints
 
@@ -126,11 +125,10 @@ def _most_moving_bytes(problem: Problem, held: Least) -> Floats:
 
     What experts are sent at risk depends on what is kept of it: left out.
     """
-    stays, habits = held.overhead_bytes + held.static_bytes, MemoryRisk.of(problem.stack.known_as, shipped())
-    found = most = problem.cluster.device.memory_bytes - stays
-    for _ in range(ROUNDS):  # from below and from above in turn
-        parts = Parts(held.static_bytes, np.maximum(found, 0.0), held.overhead_bytes)
-        found = most - habits.needed_bytes(problem.constraints.fit_probability, 0.0, parts)
+    habits, sure = MemoryRisk.of(problem.stack.known_as, shipped()), problem.constraints.fit_probability
+    parts, stays = Parts(held.static_bytes, 0.0, held.overhead_bytes), held.static_bytes + held.overhead_bytes
+    most = problem.cluster.device.memory_bytes - stays
+    found = habits.most_moving_bytes(sure, parts, lambda risk: most - risk, ROUNDS + 1)
     return np.minimum(found, problem.memory_limit_bytes - stays)
 
 
