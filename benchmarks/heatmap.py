@@ -37,7 +37,11 @@ def search_all(models: list[str], nodes: list[int], jobs: int) -> dict[str, Any]
         graph = simpar.Model(name)
         for count in nodes:
             problem = make_problem(
-                graph, simpar.Cluster(HARDWARE, nodes=count), TRAINING, constraints=ANY_PLAN
+                graph,
+                simpar.Cluster(HARDWARE, nodes=count),
+                TRAINING,
+                objective="time",
+                constraints=ANY_PLAN,
             )
             cells.append(Cell({"model": name, "nodes": count}, problem))
     found = sweep(

@@ -12,13 +12,15 @@ from simpar.errors import UserError
 from simpar.files import write_atomic
 from simpar.report.plots import INK, SUFFIXES, _figure, _render
 from simpar.report.result import read_object
-from simpar.units import GIB, GIGA
+from simpar.report.terminal import probably
+from simpar.units import GIB, GIGA, format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CELL_WIDTH, CELL_HEIGHT = 1.45, 0.82
+CELL_WIDTH, CELL_HEIGHT = 1.6, 1.02
+WHAT = "MFU and memory; predicted step, and where nine of ten measured ones lie; layout"
 DARK = 0.6  # of the scale: letters on darker cells are white
 
 
@@ -72,6 +74,7 @@ def plot_grid(grid: Mapping[str, Any]) -> Figure:
     axes.set_yticks(np.arange(len(rows) + 1) - 0.5, minor=True)
     axes.grid(which="minor", color="white", lw=2)
     axes.tick_params(which="minor", length=0)
+    axes.set_title(WHAT, loc="left", fontsize=8, color=INK)
     figure.suptitle(
         f"Best layout: {grid['title']}", x=0.01, ha="left", fontsize=11, color=INK, fontweight="bold"
     )
@@ -90,8 +93,23 @@ def _write_cell(axes: Axes, at: tuple[int, int], cell: Mapping[str, Any], top: f
         axes.text(*at, "nothing fits", ha="center", va="center", fontsize=7, color="#999999")
         return
     colour = "white" if best["mfu"] > DARK * top else INK
-    text = f"{best['mfu']:.0%}  {best['peak_reserved_bytes'] / GIB:.0f} GiB\n{layout_words(best['plan'])}"
+    head = f"{best['mfu']:.0%}  {best['peak_reserved_bytes'] / GIB:.0f} GiB"
+    text = "\n".join([head, *_sure_words(best), layout_words(best["plan"])])
     axes.text(*at, text, ha="center", va="center", fontsize=7, color=colour, linespacing=1.35)
+
+
+def _sure_words(best: Mapping[str, Any]) -> list[str]:
+    """The step with what nine of ten measured ones differ by from it at most, and how sure a fit is, in one line.
+
+    Nothing in files of versions that did not say it.
+    """
+    if "step_time_interval_s" not in best:
+        return []
+    step_s, (low_s, high_s) = best["step_time_s"], best["step_time_interval_s"]
+    around = f"{low_s / step_s - 1:+.0%}{high_s / step_s - 1:+.0%}".replace("%+", " +").replace(
+        "-", "\N{MINUS SIGN}"
+    )
+    return [f"{format_seconds(step_s)} {around}", f"{probably(best['fit_probability'])} to fit"]
 
 
 def layout_words(plan: Mapping[str, Any]) -> str:

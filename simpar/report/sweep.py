@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simpar.report.result import SCHEMA_VERSION, Result
+from simpar.report.terminal import interval_words, probably
 from simpar.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 KEPT = (
-    "step_time_s", "tokens_per_s", "mfu", "bubble_fraction", "time_breakdown_s", "communication",
-    "peak_reserved_bytes", "fits",
+    "step_time_s", "step_time_interval_s", "tokens_per_s", "mfu", "bubble_fraction", "time_breakdown_s",
+    "communication", "peak_reserved_bytes", "fits", "fit_probability",
 )  # fmt: skip
 
 
@@ -40,7 +41,8 @@ def to_dict(rows: Sequence[Swept]) -> dict[str, Any]:
 def table(rows: Sequence[Swept]) -> list[tuple[str, ...]]:
     """Names of columns, then a row for every choice: keys, step, MFU, busy and exposed by kind, memory."""
     kinds = list(dict.fromkeys(kind for row in rows if row.result for kind in row.result.communication))
-    head = (*rows[0].choice, "step", "MFU", *(f"{k} busy / exposed" for k in kinds), "memory", "")
+    columns = (f"{kind} busy / exposed" for kind in kinds)
+    head = (*rows[0].choice, "step", "nine of ten", "MFU", *columns, "memory", "")
     lines = [head]
     for row in rows:
         values = tuple(row.choice.values())
@@ -52,9 +54,11 @@ def table(rows: Sequence[Swept]) -> list[tuple[str, ...]]:
             sent = row.result.communication.get(kind)
             cells.append(f"{format_seconds(sent.busy_s)} / {format_seconds(sent.exposed_s)}" if sent else "")
         memory = format_bytes(row.result.memory.peak_reserved_bytes)
-        fits = "fits" if row.result.fits else "does not fit"
+        fits, known = "fits" if row.result.fits else "does not fit", row.result.certainty
+        interval = interval_words(known.step_time_interval_s) if known else ""
+        sure = f", {probably(known.fit_probability)}" if known and row.result.fits else ""
         step = format_seconds(row.result.step_time_s)
-        lines.append((*values, step, f"{row.result.mfu:.1%}", *cells, memory, fits))
+        lines.append((*values, step, interval, f"{row.result.mfu:.1%}", *cells, memory, fits + sure))
     return lines
 
 

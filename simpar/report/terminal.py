@@ -209,8 +209,13 @@ def step_time_words(result: Result) -> str:
     step = format_seconds(result.step_time_s)
     if result.certainty is None:
         return step
-    low_s, high_s = result.certainty.step_time_interval_s
-    return f"{step} ({format_seconds(low_s)} to {format_seconds(high_s)} in nine of ten cases)"
+    return f"{step} ({interval_words(result.certainty.step_time_interval_s)} in nine of ten cases)"
+
+
+def interval_words(interval_s: Sequence[float]) -> str:
+    """Two times, one to the other."""
+    low_s, high_s = interval_s
+    return f"{format_seconds(low_s)} to {format_seconds(high_s)}"
 
 
 def how_sure(result: Result) -> list[str]:

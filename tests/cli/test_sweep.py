@@ -32,7 +32,7 @@ def test_every_combination_is_simulated(tmp_path: Path, capsys: pytest.CaptureFi
     assert cli.run(["simulate", *SMALL, *over, "--json", str(path)]) == 0
     said = capsys.readouterr().out
     assert "dp busy / exposed" in said
-    assert "* fastest that fits" in said
+    assert all(words in said for words in ("* fastest that fits", "nine of ten", "fits, over 99 % sure"))
     rows = json.loads(path.read_text())["sweep"]
     assert len(rows) == 4
     for row in rows:
@@ -42,6 +42,8 @@ def test_every_combination_is_simulated(tmp_path: Path, capsys: pytest.CaptureFi
         assert cli.run(["simulate", *SMALL, *settings, "--json", str(one)]) == 0
         alone = Result.load(one)
         assert row["step_time_s"] == alone.step_time_s
+        assert tuple(row["step_time_interval_s"]) == alone.certainty.step_time_interval_s
+        assert row["fit_probability"] == alone.certainty.fit_probability
         assert row["communication"]["dp"] == alone.communication["dp"].model_dump()
 
 

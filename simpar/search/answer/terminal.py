@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from simpar.plan import flat
 from simpar.program.emission.emit import MOST_OPS
-from simpar.report.terminal import layout, probably
+from simpar.report.terminal import interval_words, layout, probably
 from simpar.search.certify.scope import listed, usual_values
 from simpar.search.problem import BY_REGRET
 from simpar.search.result import Candidate, SearchResult
@@ -232,15 +232,17 @@ def print_grid(grid: Mapping[str, Any], console: Console) -> None:
     from rich.table import Table as RichTable
 
     table = RichTable(box=SIMPLE_HEAD, title=f"Best layouts, {grid['title']}", title_justify="left")
-    for name in (*grid["axes"], "step", "MFU", "GiB", "plan"):
+    for name in (*grid["axes"], "step", "nine of ten", "MFU", "GiB", "fits", "plan"):
         table.add_column(name, overflow="fold")
     for cell in grid["cells"]:
         best = cell["best"]
         at = [str(cell[axis]) for axis in grid["axes"]]
-        figures = ["-", "-", "-", cell["reason"]]
+        figures = ["-", "-", "-", "-", "-", cell["reason"]]
         if best:
-            step, share = format_seconds(best["step_time_s"]), f"{best['mfu']:.1%}"
-            figures = [step, share, f"{best['peak_reserved_bytes'] / GIB:.1f}", describe(best["plan"])]
+            figures = [
+                format_seconds(best["step_time_s"]), interval_words(best["step_time_interval_s"]), f"{best['mfu']:.1%}",
+                f"{best['peak_reserved_bytes'] / GIB:.1f}", probably(best["fit_probability"]), describe(best["plan"]),
+            ]  # fmt: skip
         table.add_row(*at, *figures)
     console.print(table)
     done = [cell for cell in grid["cells"] if cell["best"]]
