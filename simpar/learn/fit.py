@@ -1,12 +1,14 @@
 """The most probable parameters after a few runs: a penalised, robust, bounded least squares of log errors.
 
+Of step times, or of another quantity that runs show (:mod:`simpar.learn.memory`).
+
 Every parameter is moved once for every run; the parameters that are most probable under those slopes are the point
 around which they are taken again. Spreads are those of :mod:`simpar.learn.parameters`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,6 +44,21 @@ class Observed:
     repeats: int = 1
 
 
+Names = Callable[[Case, Tuning], Iterator[Name]]
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What of a run is learnt from: as measured and as predicted, in SI and above zero, and what it depends on."""
+
+    measured: Callable[[Observed], float]
+    predicted: Callable[[Observed, Tuning], float]
+    names: Names
+
+
+STEP_TIME = Quantity(lambda run: run.time_s, lambda run, tuning: predict_time_s(run.case, tuning), names_of)
+
+
 @dataclass(frozen=True)
 class Slopes:
     """What every parameter does to every run around a point.
@@ -67,7 +84,7 @@ class Prior:
     high: Floats
 
     @classmethod
-    def of(cls, cases: Sequence[Case], tuning: Tuning = NO_TUNING) -> Prior:
+    def of(cls, cases: Sequence[Case], tuning: Tuning = NO_TUNING, names_of: Names = names_of) -> Prior:
         """Of all parameters that some cases depend on: as their profiles have them, or the tuning."""
         found = {name: value_of(name, case, tuning) for case in cases for name in names_of(case, tuning)}
         names = tuple(sorted(found))
@@ -87,27 +104,27 @@ def _shared(key: str) -> str:
     return "fusion.attention_rate.others" if key.startswith("fusion.attention_rate") else key
 
 
-def slopes_of(runs: Sequence[Observed], prior: Prior, at: Floats) -> Slopes:
+def slopes_of(runs: Sequence[Observed], prior: Prior, at: Floats, quantity: Quantity = STEP_TIME) -> Slopes:
     """Errors and slopes of runs around values of the prior's parameters. Raises Unmodelled."""
     values = dict(zip(prior.names, at.tolist(), strict=True))
-    rows = [_slopes(run, values) for run in runs]
+    rows = [_slopes(run, values, quantity) for run in runs]
     return Slopes(
         prior.names, at, np.array([error for error, _ in rows]), np.array([slope for _, slope in rows])
     )
 
 
-def _slopes(run: Observed, values: Mapping[Name, float]) -> tuple[float, list[float]]:
+def _slopes(run: Observed, values: Mapping[Name, float], quantity: Quantity) -> tuple[float, list[float]]:
     tuning = tuning_of(values)
-    base_s, mine, found = predict_time_s(run.case, tuning), set(names_of(run.case, tuning)), []
+    base, mine, found = quantity.predicted(run, tuning), set(quantity.names(run.case, tuning)), []
     for name, value in values.items():
         if name not in mine:
             found.append(0.0)
             continue
         known = parameter(name[2])
         step = known.step if value + known.step <= known.high else -known.step
-        moved_s = predict_time_s(run.case, tuning_of({**values, name: value + step}))
-        found.append(float(np.log(moved_s / base_s)) / step)
-    return float(np.log(run.time_s / base_s)), found
+        moved = quantity.predicted(run, tuning_of({**values, name: value + step}))
+        found.append(float(np.log(moved / base)) / step)
+    return float(np.log(quantity.measured(run) / base)), found
 
 
 def most_probable(prior: Prior, known: Slopes, scatter: Floats, used: Flags | None = None) -> Floats:
@@ -152,20 +169,20 @@ class Learned:
         return tuning_of(dict(zip(self.prior.names, self.values.tolist(), strict=True)))
 
 
-def learn(runs: Sequence[Observed], tuning: Tuning = NO_TUNING) -> Learned:
+def learn(runs: Sequence[Observed], tuning: Tuning = NO_TUNING, quantity: Quantity = STEP_TIME) -> Learned:
     """Most probable parameters after some runs, from profiles or a tuning of them. Raises Unmodelled."""
-    prior = Prior.of([run.case for run in runs], tuning)
+    prior = Prior.of([run.case for run in runs], tuning, quantity.names)
     scatter = np.array([run.scatter for run in runs])
-    known = slopes_of(runs, prior, prior.values)
+    known = slopes_of(runs, prior, prior.values, quantity)
     before, found = known.errors, prior.values
     for _ in range(LINEARISED):
         found = most_probable(prior, known, scatter)
         if np.all(np.abs(found - known.at) <= SETTLED * prior.spread):
             break
-        known = slopes_of(runs, prior, found)
+        known = slopes_of(runs, prior, found, quantity)
     found = _settled(prior, found)
-    learned = Learned(prior, found, before, _errors(runs, prior, found), before)
-    return replace(learned, left_out=_left_out(runs, learned, known, scatter))
+    learned = Learned(prior, found, before, _errors(runs, prior, found, quantity), before)
+    return replace(learned, left_out=_left_out(runs, learned, known, scatter, quantity))
 
 
 def _settled(prior: Prior, found: Floats) -> Floats:
@@ -174,12 +191,14 @@ def _settled(prior: Prior, found: Floats) -> Floats:
     return np.where(np.abs(found - prior.values) < LEAST_MOVE * prior.spread, prior.values, rounded)
 
 
-def _errors(runs: Sequence[Observed], prior: Prior, values: Floats) -> Floats:
+def _errors(runs: Sequence[Observed], prior: Prior, values: Floats, quantity: Quantity) -> Floats:
     tuning = tuning_of(dict(zip(prior.names, values.tolist(), strict=True)))
-    return np.array([np.log(run.time_s / predict_time_s(run.case, tuning)) for run in runs])
+    return np.array([np.log(quantity.measured(run) / quantity.predicted(run, tuning)) for run in runs])
 
 
-def _left_out(runs: Sequence[Observed], learned: Learned, known: Slopes, scatter: Floats) -> Floats:
+def _left_out(
+    runs: Sequence[Observed], learned: Learned, known: Slopes, scatter: Floats, quantity: Quantity
+) -> Floats:
     """Errors of runs under parameters that were learnt without them: one at a time, many in ten parts."""
     part = np.arange(len(runs)) % max(min(len(runs), MOST_FOLDS), 1)
     found = np.array(learned.before)
@@ -188,5 +207,6 @@ def _left_out(runs: Sequence[Observed], learned: Learned, known: Slopes, scatter
         if out.all():
             break  # nothing is left to learn from
         values = most_probable(learned.prior, known, scatter, ~out)
-        found[out] = _errors([run for run, one in zip(runs, out, strict=True) if one], learned.prior, values)
+        rest = [run for run, one in zip(runs, out, strict=True) if one]
+        found[out] = _errors(rest, learned.prior, values, quantity)
     return found
