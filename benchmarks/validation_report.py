@@ -47,6 +47,12 @@ WHY = (  # source, words of the run, sign of the error, what the prediction lack
 )  # fmt: skip
 
 
+Point = tuple[float, float, float, float]
+"""What was measured and predicted, and the ends of the interval of nine in ten."""
+RATIOS = {"time": (0.5, 2.2), "memory": (0.5, 2.2)}
+"""Predictions over measurements that are shown."""
+
+
 def main() -> None:
     """Predict every row of every table and write the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -162,44 +168,78 @@ def _why(outcome: Outcome, error: float) -> str:
     return "not known"
 
 
+def _point(outcome: Outcome, what: str) -> Point | None:
+    """A run in a scatter; None where it was not measured, not modelled, or disturbed.
+
+    Peaks of tensors alone are left out: intervals are those of what the allocator reserves.
+    """
+    run, found = outcome.measured, outcome.prediction
+    if run is None or found is None or found.certainty is None or outcome.suspect:
+        return None
+    if what == "time":
+        return (
+            (run.step_time_s, found.step_time_s, *found.certainty.step_time_interval_s)
+            if run.step_time_s
+            else None
+        )
+    if not run.peak_memory_bytes or run.peak_is_allocated:
+        return None
+    low, high = found.certainty.reserved_memory_interval_bytes
+    return run.peak_memory_bytes / GIB, found.peak_reserved_bytes / GIB, low / GIB, high / GIB
+
+
 def _scatter(outcomes: Sequence[Outcome], what: str, path: Path) -> None:
-    """Predicted against measured, one colour per source family, with lines at 10 percent."""
+    """Predicted against measured with bars of nine in ten, and measured over predicted; one colour a source.
+
+    Bars of runs that lie outside of theirs are drawn darker, above the others.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    points: dict[str, list[tuple[float, float]]] = {}
-    for o in outcomes:
-        if o.prediction is None or o.measured is None or o.suspect:
-            continue
-        if what == "time" and o.measured.step_time_s:
-            pair = (o.measured.step_time_s, o.prediction.step_time_s)
-        elif what == "memory" and o.measured.peak_memory_bytes:
-            pair = (o.measured.peak_memory_bytes / GIB, o.prediction.peak_reserved_bytes / GIB)
-        else:
-            continue
-        points.setdefault(o.source, []).append(pair)
+    points: dict[str, list[Point]] = {}
+    for outcome in outcomes:
+        if found := _point(outcome, what):
+            points.setdefault(outcome.source, []).append(found)
     largest = sorted(points, key=lambda name: -len(points[name]))[:9]
-    figure, axes = plt.subplots(figsize=(8, 7))
-    everything = np.array([pair for pairs in points.values() for pair in pairs])
-    low, high = everything.min() * 0.8, everything.max() * 1.25
-    line = np.array([low, high])
-    axes.fill_between(line, line * 0.9, line * 1.1, color="0.9", label="within 10 %")
-    axes.plot(line, line, color="0.5", linewidth=1)
+    groups = {name: np.array(points[name]) for name in largest}
+    if others := [point for name, found in points.items() if name not in largest for point in found]:
+        groups["all others"] = np.array(others)
+    everything = np.concatenate(list(groups.values()))
+    measured, _, low, high = everything.T
+    inside = np.mean((measured >= low) & (measured <= high))
+    figure, (axes, below) = plt.subplots(
+        2, 1, figsize=(8.5, 10), sharex=True, height_ratios=(5, 3), layout="constrained"
+    )
+    ends = np.array([everything[:, :2].min() * 0.8, everything[:, :2].max() * 1.25])
+    axes.plot(ends, ends, color="0.3", linewidth=0.8, zorder=3)
+    below.axhline(1.0, color="0.3", linewidth=0.8, zorder=3)
     colours = [
         colour for colour in mpl.color_sequences["tab10"] if len(set(colour)) > 1
     ]  # grey is for all others
-    for name, colour in zip(largest, colours, strict=False):
-        axes.scatter(*np.array(points[name]).T, s=9, alpha=0.6, label=name, color=colour)
-    if others := [pair for name, pairs in points.items() if name not in largest for pair in pairs]:
-        axes.scatter(*np.array(others).T, s=9, alpha=0.6, label="all others", color="0.6")
+    for (name, found), colour in zip(groups.items(), [*colours[: len(largest)], "0.6"], strict=False):
+        measured, predicted, low, high = found.T
+        out = (measured < low) | (measured > high)
+        for panel, scale in ((axes, 1.0), (below, measured)):
+            for which, alpha in ((~out, 0.12), (out, 0.45)):
+                panel.vlines(
+                    measured[which], (low / scale)[which], (high / scale)[which],
+                    color=colour, alpha=alpha, linewidth=0.6, zorder=1 + alpha, rasterized=True,
+                )  # fmt: skip
+            panel.scatter(
+                measured, predicted / scale, s=5, alpha=0.6, color=colour, lw=0, zorder=2, label=name
+            )
     unit = "step time, s" if what == "time" else "peak memory, GiB"
-    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
-    axes.set_xlabel(f"measured {unit}")
-    axes.set_ylabel(f"predicted {unit}")
-    axes.legend(fontsize=8, frameon=False)
-    figure.tight_layout()
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, ylabel=f"predicted {unit}")
+    below.set(yscale="log", ylim=RATIOS[what], ylabel="predicted / measured", xlabel=f"measured {unit}")
+    ticks = [tick for tick in (0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0) if tick < RATIOS[what][1]]
+    below.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    below.set_yticks([], minor=True)
+    below.grid(axis="y", color="0.9", zorder=0)
+    axes.legend(fontsize=8, frameon=False, markerscale=2.5)
+    said = "bars: where nine of ten measured ones should lie" + "; reserved peaks alone" * (what == "memory")
+    axes.set_title(f"{said}\n{inside:.1%} of {len(everything):,} runs do", fontsize=9, loc="left")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

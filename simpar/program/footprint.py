@@ -129,9 +129,15 @@ class Footprint:
     @property
     def held_interval_bytes(self) -> tuple[float, float]:
         """What the device shows as used at the peak, in nine of ten cases: no more than it has, if it fits."""
+        low, high = self.reserved_interval_bytes
+        return self.overhead_bytes + low, self.overhead_bytes + high
+
+    @property
+    def reserved_interval_bytes(self) -> tuple[float, float]:
+        """What the allocator reports as its peak, in nine of ten cases: no more than is left to it, if it fits."""
         low, high = self._error.reserved_interval_bytes(self.reserved_bytes, self.parts_bytes)
-        most = max(self.capacity_bytes, self.held_bytes)
-        return min(self.overhead_bytes + low, most), min(self.overhead_bytes + high, most)
+        most = max(self.capacity_bytes - self.overhead_bytes, self.reserved_bytes)
+        return min(low, most), min(high, most)
 
     def fullness(self, share: float, probability: float = AS_PREDICTED) -> float:
         """What it takes of the device with some probability, up to 1 where it fits.

@@ -43,7 +43,8 @@ _Part = TypeVar("_Part", bound=BaseModel)
 class Prediction:
     """Predicted seconds a step, and bytes on the fullest rank as the framework's allocator reports them.
 
-    ``certainty`` says how sure they are; nothing is known of that for single kernels and collectives.
+    ``certainty`` says how sure they are, its interval of memory that of ``peak_reserved_bytes``; nothing is known of
+    that for single kernels and collectives.
     """
 
     step_time_s: float
@@ -72,13 +73,15 @@ def predict(case: Case, tuning: Tuning = NO_TUNING) -> Prediction:
     lowered, timing = timed(case, cluster, tuning)
     held = footprints(lowered, timing, cluster)
     step_time_s = _step_time_s(lowered, timing)
+    fullest = max(held, key=lambda one: one.reserved_bytes)
+    interval = {"reserved_memory_interval_bytes": fullest.reserved_interval_bytes}
     return Prediction(
         step_time_s=step_time_s,
         static_memory_bytes=max(float(one.static.total_bytes) for one in held),
         peak_allocated_bytes=max(one.allocated_bytes for one in held),
-        peak_reserved_bytes=max(one.reserved_bytes for one in held),
+        peak_reserved_bytes=fullest.reserved_bytes,
         fits=max(one.needed_bytes for one in held) <= cluster.device.memory_bytes,
-        certainty=certainty_of(lowered.job, cluster, held, step_time_s),
+        certainty=certainty_of(lowered.job, cluster, held, step_time_s).model_copy(update=interval),
     )
 
 

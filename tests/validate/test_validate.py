@@ -50,6 +50,14 @@ def test_row_becomes_the_layout_it_describes() -> None:
     assert predict(found).step_time_s > 0
 
 
+def test_the_interval_of_memory_is_that_of_the_peak_beside_it() -> None:
+    """Of what the allocator reserves, though the device holds some GiB besides."""
+    found = predict(case(ROW))
+    low, high = found.certainty.reserved_memory_interval_bytes
+    assert low < found.peak_reserved_bytes < high
+    assert high - low < 0.5 * found.peak_reserved_bytes
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

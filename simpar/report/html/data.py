@@ -262,9 +262,11 @@ def _series(result: Result) -> dict[str, Any]:
     assert view is not None, "asked for only with a timeline"
     capacity = [result.memory.capacity_of(stage.pipeline_rank) for stage in view.stages]
     fullest = max(range(len(view.stages)), key=lambda index: _peak(view.stages[index]) / capacity[index])
+    known = result.certainty
     return {
         "step_ns": round(view.step_time_s * NS_PER_S),
         "fullest": fullest,
+        "reserved_kib": known and [size / KIB for size in known.reserved_memory_interval_bytes],
         "kinds": [
             {"name": KIND_NAME.get(kind, kind), "colour": KIND_COLOUR[kind], "lane": LANES.get(kind, 0)}
             for kind in KINDS

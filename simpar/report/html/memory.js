@@ -5,7 +5,8 @@ if (simpar) (() => {
   const canvas = document.getElementById("curve"), chooser = document.getElementById("stage"), tip = document.getElementById("curve-tip");
   if (!stages.some((stage) => stage.memory)) { document.getElementById("memory-chart").hidden = true; return; }
   const height = 250, top = 10, bottom = 22, gib = 1048576;
-  const highest = 1.05 * Math.max(...stages.map((stage) => Math.max(stage.capacity, stage.memory ? stage.memory.total.reduce((a, b) => Math.max(a, b), 0) : 0)));
+  const reserved = data.reserved_kib;  // of the fullest stage, in nine of ten cases; null where the result does not say
+  const highest = 1.05 * Math.max(reserved ? reserved[1] : 0, ...stages.map((stage) => Math.max(stage.capacity, stage.memory ? stage.memory.total.reduce((a, b) => Math.max(a, b), 0) : 0)));
   const y = (kib) => height - bottom - (kib / highest) * (height - top - bottom);
   const shown = () => stages[Number(chooser.value)], chosen = () => shown().memory;
 
@@ -41,6 +42,20 @@ if (simpar) (() => {
       context.fillText(t === 0 ? "0" : simpar.time(t, digits), Math.min(Math.max(at.x(t), at.left + 18), at.left + at.inner - 22), height - 6);
     }
   };
+  // Words right above or below a level, at either end of the chart, legible on whatever is behind them.
+  const label = (context, words, x, level, align, colour, palette) => {
+    context.textAlign = align; context.lineWidth = 3; context.strokeStyle = palette.paper;
+    context.strokeText(words, x, level); context.lineWidth = 1;
+    context.fillStyle = colour; context.fillText(words, x, level);
+  };
+  const band = (context, at, palette) => {
+    const [low, high] = reserved, above = y(high), below = y(low);
+    context.fillStyle = simpar.hatch(context, palette.soft); context.globalAlpha = 0.6;
+    context.fillRect(at.left, above, at.inner, below - above);
+    context.globalAlpha = 1; context.strokeStyle = palette.soft;
+    for (const level of [above, below]) { context.beginPath(); context.moveTo(at.left, level); context.lineTo(at.left + at.inner, level); context.stroke(); }
+    label(context, `reserved peak ${simpar.bytes(low)} to ${simpar.bytes(high)} in nine of ten cases`, at.left + 6, Math.min(below + 14, height - bottom - 4), "left", palette.ink, palette);
+  };
   const draw = () => {
     const memory = chosen(), { context, width } = simpar.prepare(canvas, height), at = simpar.scale(width), palette = simpar.palette();
     axes(context, at, palette);
@@ -54,17 +69,16 @@ if (simpar) (() => {
     const { capacity } = shown();
     context.beginPath(); context.moveTo(at.left, y(capacity)); context.lineTo(at.left + at.inner, y(capacity)); context.stroke();
     context.setLineDash([]); context.lineWidth = 1;
-    context.textAlign = "right"; context.lineWidth = 3; context.strokeStyle = palette.paper;
-    const words = `capacity ${simpar.bytes(capacity)}`;
-    context.strokeText(words, at.left + at.inner - 4, y(capacity) + 14);
-    context.fillStyle = palette.bad; context.fillText(words, at.left + at.inner - 4, y(capacity) + 14);
-    context.lineWidth = 1;
+    const hasBand = reserved && Number(chooser.value) === data.fullest;
+    if (hasBand) band(context, at, palette);
+    label(context, `capacity ${simpar.bytes(capacity)}`, at.left + at.inner - 4, y(capacity) + 14, "right", palette.bad, palette);
     if (view.cursor !== null && view.cursor >= view.from && view.cursor <= view.to) {
       context.strokeStyle = palette.crosshair; context.globalAlpha = 0.55;
       context.beginPath(); context.moveTo(at.x(view.cursor), top); context.lineTo(at.x(view.cursor), height - bottom); context.stroke();
       context.globalAlpha = 1;
     }
     canvas.dataset.stage = chooser.value;
+    canvas.dataset.reserved = hasBand ? reserved.map(y).join(" ") : "";
   };
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect(), x = event.clientX - box.left, at = simpar.scale(canvas.clientWidth), memory = chosen();

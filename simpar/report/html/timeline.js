@@ -25,16 +25,6 @@ if (simpar) (() => {
     return index === 0 ? [y, main] : [y + main + (usedLanes.indexOf(index) - 1) * part + 0.5, Math.max(1.5, part - 0.5)];
   };
 
-  const hatch = (context, colour) => {
-    const tile = document.createElement("canvas");
-    tile.width = tile.height = 8;
-    const pen = tile.getContext("2d");
-    pen.strokeStyle = colour;
-    for (const shift of [-8, 0, 8]) { pen.moveTo(shift, 8); pen.lineTo(shift + 8, 0); }
-    pen.stroke();
-    return context.createPattern(tile, "repeat");
-  };
-
   const axis = (context, at, palette) => {
     const step = simpar.tick(view.to - view.from, Math.max(2, at.inner / 110));
     const digits = Math.max(3, Math.ceil(Math.log10(view.to / step)) + 1);
@@ -101,7 +91,7 @@ if (simpar) (() => {
 
   const draw = () => {
     const { context, width } = simpar.prepare(rows, height), at = simpar.scale(width), palette = simpar.palette();
-    const idle = hatch(context, palette.hatch);
+    const idle = simpar.hatch(context, palette.hatch);
     axis(context, at, palette);
     stages.forEach((stage, s) => {
       const [y, tall] = lane(s, 0), end = Math.min(at.left + at.inner, at.x(span));

@@ -97,6 +97,15 @@ const simpar = (() => {
     context.font = "12px system-ui, sans-serif";
     return { context, width };
   };
+  const hatch = (context, colour) => {
+    const tile = document.createElement("canvas");
+    tile.width = tile.height = 8;
+    const pen = tile.getContext("2d");
+    pen.strokeStyle = colour;
+    for (const shift of [-8, 0, 8]) { pen.moveTo(shift, 8); pen.lineTo(shift + 8, 0); }
+    pen.stroke();
+    return context.createPattern(tile, "repeat");
+  };
   const gutter = () => (document.body.clientWidth < 640 ? 58 : 104);
   const scale = (width) => {
     const left = gutter(), inner = Math.max(1, width - left - 8);
@@ -114,5 +123,5 @@ const simpar = (() => {
     box.style.left = `${Math.max(0, x + 16 + box.offsetWidth > room ? x - 16 - box.offsetWidth : x + 16)}px`;
     box.style.top = `${y + 14}px`;
   };
-  return { data, stages, span, view, listeners, redraw, show, zoom, pan, after, time, bytes, tick, palette, lighter, dark, prepare, scale, tip, gutter };
+  return { data, stages, span, view, listeners, redraw, show, zoom, pan, after, time, bytes, tick, palette, lighter, dark, prepare, hatch, scale, tip, gutter };
 })();

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from simpar.report.certainty import Certainty
 from simpar.report.plots import KIND_COLOUR
 from simpar.report.timeline import KINDS
 from simpar.units import NS_PER_S
@@ -179,6 +180,29 @@ def test_memory_shows_the_chosen_stage(visit, result):
     total, *parts = (float(re.search(r"([\d.]+) GiB", line).group(1)) for line in words if "GiB" in line)
     assert len(words) == 7
     assert sum(parts) == pytest.approx(total, abs=0.2)
+
+
+def test_the_fullest_stage_shows_where_its_reserved_peak_may_be(visit, result):
+    """A band from low to high on the scale of the chart; none on other stages, nor where a result does not say."""
+    peak = result.memory.peak_reserved_bytes
+    known = Certainty(
+        step_time_interval_s=(0.9 * result.step_time_s, 1.3 * result.step_time_s),
+        reserved_memory_interval_bytes=(0.9 * peak, 1.2 * peak),
+        fit_probability=0.61,
+        support=1,
+    )
+    page = visit(replace(result, why=result.why.model_copy(update={"certainty": known})))
+    low, high = map(float, page.locator("#curve").get_attribute("data-reserved").split())
+    capacity, bottom, top = result.memory.capacity_bytes, 250 - 22, 10
+    full = 1.05 * max(capacity, 1.2 * peak)
+    assert low == pytest.approx(bottom - 0.9 * peak / full * (bottom - top), abs=0.5)
+    assert high == pytest.approx(bottom - 1.2 * peak / full * (bottom - top), abs=0.5)
+    page.locator("#stage").select_option("3")
+    window(page)
+    assert page.locator("#curve").get_attribute("data-reserved") == ""
+    bare = visit(replace(result, why=result.why.model_copy(update={"certainty": None})))
+    assert bare.locator("#curve").get_attribute("data-reserved") == ""
+    assert "nine of ten" not in bare.locator("#memory").inner_text()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
