@@ -25,7 +25,7 @@ EXPORT_FLAGS = (
         "--fit-probability",
         "",
         float,
-        "How probable it must be that the plan fits as the target runs it; default 0.95",
+        "How probable it must be that the plan fits as the target runs it; default: what its search wanted, else 0.95",
     ),
     Flag("--force", "", bool, "Export even what does not fit so surely"),
     Flag("--model", "", str, "Model, where the plan names none"),
@@ -56,8 +56,9 @@ def export(scenario: str, **values: Any) -> None:
     source = load_source(scenario, Facts(*(values[name] for name in given)))
     job = (source.plan, source.graph, source.training, values["to"])
     made = make(*job, devices_per_node=source.devices_per_node, lossy=values["lossy"])
-    asked = values["fit_probability"]
-    foretold = _predicted_again(source, made.plan, values["to"], WANTED if asked is None else asked)
+    asked, searched = values["fit_probability"], source.plan.search
+    usual = searched.fit_probability if searched else WANTED
+    foretold = _predicted_again(source, made.plan, values["to"], usual if asked is None else asked)
     if foretold and not foretold.is_allowed and not values["force"]:
         raise UserError(f"{foretold.said} (--force exports it all the same)")
     if foretold:

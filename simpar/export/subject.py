@@ -42,7 +42,7 @@ UNDERSTOOD = {
     "numerics": ("precision", "optimizer", *STACK_FIELDS["numerics"]),
 }  # fmt: skip
 OPTIMIZERS = ("adamw", "sgd", "sgd_momentum")
-PASSIVE = ("version", "model", "training", "stack", "cluster", "predicted", "micro_batch")
+PASSIVE = ("version", "model", "training", "stack", "cluster", "search", "predicted", "micro_batch")
 
 
 @dataclass(frozen=True)

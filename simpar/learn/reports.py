@@ -87,6 +87,8 @@ def _flat(plan: Mapping[str, Any]) -> dict[str, object]:
         names = SECTIONS.get(section, ())
         rest = {name: each for name, each in value.items() if name not in names} if names else value
         found |= {name: value[name] for name in names if value.get(name) is not None}
-        if rest not in (None, {}) and section not in ("model", "training", "cluster", "predicted", "stack"):
+        if rest not in (None, {}) and section not in (
+            "model", "training", "cluster", "search", "predicted", "stack",
+        ):  # fmt: skip
             found[section] = rest
     return found

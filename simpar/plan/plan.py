@@ -306,10 +306,17 @@ def _add_flat_keys(schema: dict[str, Any]) -> None:
     schema["properties"]["rank_order"] = {"type": "string", "examples": ["tp-cp-dp-pp"]}
 
 
+class Searched(_Part):
+    """What the search that found a plan was asked for: how probable it had to be that the plan fits."""
+
+    fit_probability: float = Field(ge=0.5, lt=1, allow_inf_nan=False)
+
+
 class Record(_Part):
     """What a plan was made for: model, training shape, cluster, software stack, and what was predicted for it.
 
     ``cluster`` is written as scenarios write theirs; it is where the plan is simulated when nothing else is said.
+    ``search`` is what was wanted where a search found it; None where nobody searched, or did not write it down.
     """
 
     version: Literal["1"] = "1"
@@ -317,6 +324,7 @@ class Record(_Part):
     training: dict[str, Any] | None = None
     cluster: dict[str, Any] | None = None
     stack: str | None = None
+    search: Searched | None = None
     predicted: dict[str, Any] | None = None
 
     @field_validator("version", mode="before")

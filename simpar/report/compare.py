@@ -30,7 +30,7 @@ FIGURES = (
     "step_time_s", "tokens_per_s", "tokens_per_s_per_device", "mfu", "hfu", "tflops_per_device", "bubble_fraction",
     "peak_memory_bytes", "peak_reserved_bytes", "headroom_bytes", "cost_usd_per_step", "energy_j_per_step",
 )  # fmt: skip
-UNASKED = ("predicted", "version", "training", "model", "cluster")
+UNASKED = ("predicted", "search", "version", "training", "model", "cluster")
 SMALL = 0.005  # of the larger step or peak: what is less is not worth a sentence
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -123,7 +124,7 @@ def test_another_stack_predicts_again_and_refuses_what_does_not_fit(tmp_path, ca
 
 
 def test_what_fits_less_surely_than_is_wanted_is_refused(tmp_path, capsys):
-    """Also for the stack that it was made for: 95 % unless told otherwise, with both numbers."""
+    """Also for the stack that it was made for, with both numbers: what its search wanted, or 95 %."""
     plan, out = tmp_path / "plan.json", tmp_path / "out"
     crowded = ["--fix", "zero=2", "--fix", "micro_batch=2", "--fit-probability", "0.5"]
     assert cli.run([*SEARCH, *crowded, "-o", str(plan)]) == 0
@@ -131,6 +132,14 @@ def test_what_fits_less_surely_than_is_wanted_is_refused(tmp_path, capsys):
     assert 0.5 <= sure < WANTED
     capsys.readouterr()
     command = ["export", str(plan), "--to", "megatron", "-o", str(out)]
+    assert cli.run(command) == 0
+    assert "wanted" not in capsys.readouterr().out
+    shutil.rmtree(out)
+    assert cli.run([*command, "--fit-probability", "0.95"]) == 2
+    assert "--fit-probability 0.95 is wanted" in capsys.readouterr().err
+    found = json.loads(plan.read_text())
+    assert found.pop("search") == {"fit_probability": 0.5}
+    plan.write_text(json.dumps(found))
     assert cli.run(command) == 2
     error = capsys.readouterr().err
     assert "Under megatron, the stack of megatron, the plan fits: " in error

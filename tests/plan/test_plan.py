@@ -28,6 +28,7 @@ PLANS = st.builds(
     recompute=st.sampled_from(["none", "full", "selective", "every:3"]),
     sequence_parallel=st.sampled_from([None, True, False]),
     rank_order=st.permutations(AXES).map("-".join),
+    search=st.none() | st.just({"fit_probability": 0.75}),
     predicted=st.none() | st.just({"step_time_s": 1.25}),
 )
 
@@ -136,6 +137,8 @@ def test_microbatches():
         ("rank_order: tp-dp", "/plan.yaml:1: rank_order = ('tp', 'dp'): the rank order names each of"),
         ("function-: 1", "/plan.yaml:1: function- = 1: is no key of a plan"),
         ("pipeline: {function-: 1}", "/plan.yaml:1: unknown key pipeline.function-"),
+        ("search: {fit_probability: 0.9, stack: x}", "unknown key search.stack; allowed: fit_probability"),
+        ("search: {fit_probability: 1.5}", "/plan.yaml:1: search.fit_probability = 1.5: "),
         ("version: 2", "/plan.yaml:1: version = 2: plans of another version cannot be read; allowed: '1'"),
         ("training: {seq_len: 4}", "/plan.yaml:1: training.global_batch is missing"),
         ("tp: 2\ntensor_parallel_size: 4", "tp = 2 and tensor_parallel_size = 4 mean the same; give one"),

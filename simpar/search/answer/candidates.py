@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
-from simpar.plan.plan import Plan
+from simpar.plan.plan import Plan, Searched
 from simpar.plan.torch_roles import refuse_roles
 from simpar.plan.uniform_stages import as_uniform
 from simpar.report.result import Result
@@ -32,7 +32,7 @@ def answer_of(
     best, *others = choice.results
     reasons = [choice.why + why_it_wins(best, others), *(why_it_loses(other, best) for other in others)]
     candidates = tuple(
-        _candidate(rank, result, figures, why, problem.graph)
+        _candidate(problem, rank, result, figures, why)
         for rank, (result, figures, why) in enumerate(
             zip(choice.results, choice.figures, reasons, strict=True), start=1
         )
@@ -54,7 +54,7 @@ def answer_of(
 
 
 def _candidate(
-    rank: int, result: Result, standing: Mapping[str, object], why: tuple[str, ...], graph: ModelGraph
+    problem: Problem, rank: int, result: Result, standing: Mapping[str, object], why: tuple[str, ...]
 ) -> Candidate:
     """A ranked candidate with its plan, resolved, the figures predicted for it, and how it stands among others."""
     plan, bill = Plan.model_validate(result.setup.plan), result.bill
@@ -72,10 +72,13 @@ def _candidate(
     predicted = {
         "step_time_s": result.step_time_s, "mfu": result.mfu, "peak_memory_bytes": result.peak_memory_bytes,
     }  # fmt: skip
-    said = {"predicted": predicted, "cluster": chosen_cluster(result.setup.cluster)}
-    return Candidate(
-        rank, plan.model_copy(update=said), **predicted, figures=figures, why=(*why, *_takers(plan, graph))
-    )
+    said = {
+        "predicted": predicted,
+        "cluster": chosen_cluster(result.setup.cluster),
+        "search": Searched(fit_probability=problem.constraints.fit_probability),
+    }
+    takers = _takers(plan, problem.graph)
+    return Candidate(rank, plan.model_copy(update=said), **predicted, figures=figures, why=(*why, *takers))
 
 
 def _takers(plan: Plan, graph: ModelGraph) -> tuple[str, ...]:

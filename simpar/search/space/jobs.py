@@ -37,7 +37,7 @@ def plan_of(rows: Rows, index: int) -> Plan:
             sections.setdefault(section, {})[field] = value
         else:
             loose[name] = value
-    base = rows.problem.base.model_dump(exclude={"predicted", "cluster"})
+    base = rows.problem.base.model_dump(exclude={"predicted", "cluster", "search"})
     merged = {section: {**base[section], **values} for section, values in sections.items()}
     return Plan.model_validate({**base, **merged, **loose})
 
@@ -58,7 +58,7 @@ def counted(rows: Rows, index: int) -> Plan:
 
 def without_axes(plan: Plan) -> Plan:
     """A plan with everything that is an axis of every space as if nobody had chosen it."""
-    given = plan.model_dump(exclude={"predicted", "cluster"}, exclude_unset=True)
+    given = plan.model_dump(exclude={"predicted", "cluster", "search"}, exclude_unset=True)
     for name in (*AXIS_NAMES, "dp", "layers", "actions"):
         section, field = PATHS.get(name, (flat.SECTION_OF.get(name, ""), name))
         holder = given.get(section, {}) if section else given
