@@ -13,18 +13,21 @@ import numpy as np
 from fit_runs import NARROW, ONLY_HERE, STACK
 from joblib import Parallel, delayed
 
-from simpar.hardware.cluster import Cluster
 from simpar.program.footprint import footprints
-from simpar.program.ir.program import Timing
-from simpar.program.lower import Lowered
-from simpar.program.perturbation import Perturbation
 from simpar.report.certainty import traits_of
-from simpar.report.summarise import Context, summarise
 from simpar.uncertainty.memory import Parts
 from simpar.uncertainty.support import Traits
 from simpar.units import BITS
 from simpar.validate.cells import Row, Unmodelled, text
-from simpar.validate.predict import Tuning, changed_stack, cluster_of, named_profile, predict_time_s, timed
+from simpar.validate.predict import (
+    Tuning,
+    changed_stack,
+    cluster_of,
+    named_profile,
+    predict_time_s,
+    result_of,
+    timed,
+)
 from simpar.validate.rates import has_rate, with_rates
 from simpar.validate.rows import Case, Measured, case, measured
 from simpar.validate.summary import CELL
@@ -113,13 +116,8 @@ def run_of(row: Row, *, move: bool) -> Run | None:
         capacity_bytes=fullest.capacity_bytes,
         parts_bytes=fullest.parts_bytes,
         peak_error=_peak_error(found, predicted.peak_allocated_bytes, predicted.peak_reserved_bytes),
-        parts_s=_parts_s(lowered, timing, cluster) if error is not None else (),
+        parts_s=tuple(dict(result_of(entry).time_breakdown_s).values()) if error is not None else (),
     )
-
-
-def _parts_s(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[float, ...]:
-    context = Context(lowered, timing, cluster, "sweep", "full", Perturbation())
-    return tuple(summarise(context, with_timeline=False).time_breakdown_s.model_dump().values())
 
 
 def _peak_error(found: Measured, allocated_bytes: float, reserved_bytes: float) -> float | None:

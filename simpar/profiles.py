@@ -83,6 +83,15 @@ def base_name(name: str, kind: str, what: str) -> str:
     return names[0] if len(names) == 1 else ""
 
 
+def about_learned(name: str, kind: str, what: str) -> Mapping[str, Any]:
+    """What a learnt file says of where its numbers come from; nothing of any other profile."""
+    file, _, _ = name.partition("#")
+    if file in files.bundled(kind):
+        return {}
+    document = files.load(files.find(file, kind, what))
+    return document.data[LEARNED] if is_learned(document) else {}
+
+
 def as_written(model: BaseModel) -> dict[str, Any]:
     """A model as a file has it: quantities with their units, defaults left out."""
     found: dict[str, Any] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simpar.cli.app import INTERRUPTED, JSON_HELP, app, console, json_out
@@ -73,6 +74,13 @@ SEARCH_FLAGS = (
     Flag("--backend", "", str, "joblib backend of --jobs: loky, dask or ray"),
     Flag("--time-limit", "", str, "Answer after so long with the best so far and its gap: 60, 10min, 2 h"),
     Flag("--output,-o", "", str, "Write the best plan as plan.json"),
+    Flag(
+        "--suggest",
+        "",
+        int,
+        "Name so many layouts that are worth measuring before one is decided on, in a table that simpar learn reads",
+    ),
+    Flag("--suggest-to", "", str, "The table of --suggest; default suggested.csv, with plan files beside it"),
     Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
     Flag("--json", "", str, JSON_HELP),
 )
@@ -99,23 +107,83 @@ def search(scenario: str | None, **values: Any) -> int:
         return _grid(scenario, values)
     from simpar.search.api import find_space
 
-    problem, space = _problem(scenario, values, scenario_flags(values))
+    table = _table_to_fill(values)
+    problem, loaded = _problem(scenario, values, scenario_flags(values))
+    if table:
+        from simpar.learn.suggest import check
+
+        check(problem)
     with _with_progress(values) as progress:
         try:
-            found = find_space(space, problem.cluster)(problem, progress)
+            found = find_space(values["space"], problem.cluster)(problem, progress)
         except Infeasible as reason:
             if not progress.is_user_stop:
                 raise
             sys.stderr.write(f"{reason}\n")
             return INTERRUPTED
+    lines: list[str] = []
+    if table and not progress.is_user_stop:
+        found, lines = _suggested(found, problem, loaded, table, values["suggest"])
     _write(found, values)
+    if values["json_"] != "-":
+        for at, line in enumerate(lines):
+            console().print(line, style=None if at else "bold", soft_wrap=True)
     return INTERRUPTED if progress.is_user_stop else 0
+
+
+def _table_to_fill(values: Mapping[str, Any]) -> Path | None:
+    """The table of --suggest, where it is asked for."""
+    if values["suggest"] is None:
+        if values["suggest_to"]:
+            raise UserError(f"--suggest-to {values['suggest_to']}: needs --suggest, such as --suggest 3")
+        return None
+    from simpar.learn.suggest import refuse_existing
+
+    if values["suggest"] < 1:
+        raise UserError(f"--suggest {values['suggest']}: allowed: at least 1")
+    table = Path(values["suggest_to"] or "suggested.csv")
+    if table.suffix != ".csv":
+        raise UserError(f"--suggest-to {table}: allowed: a name that ends in .csv")
+    refuse_existing(table)
+    return table
+
+
+def _suggested(
+    found: SearchResult, problem: Problem, loaded: Scenario, table: Path, most: int
+) -> tuple[SearchResult, list[str]]:
+    """The answer with what is worth measuring, written to a table, and lines that say so."""
+    from simpar.learn.suggest import STEPS, learned_from, suggestions, write
+    from simpar.report.terminal import layout
+    from simpar.units import HOUR_S, format_seconds
+
+    chosen = suggestions(found, problem, most)
+    found = found.saying({"suggestions": [one.to_dict() for one in chosen]})
+    lines = ["\nWorth measuring"]
+    if not chosen:
+        return found, [*lines, "- nothing: no run that may be made says which of these layouts is faster"]
+    write(chosen, table, loaded.model if isinstance(loaded.model, str) else None)
+    for at, one in enumerate(chosen, start=1):
+        where = f"{one.nodes} node{'s' if one.nodes > 1 else ''}"
+        so_far = "" if at == 1 else " with those above"
+        lines.append(
+            f"- {where}: {layout(one.plan.model_dump(mode='json'))}; {format_seconds(one.step_time_s)} predicted, "
+            f"{STEPS} steps take {one.device_s / HOUR_S:.2g} device hours; what is chosen then is {one.gain:.1%} faster"
+            f"{so_far}"
+        )
+    if len(chosen) < most:
+        lines.append("- nothing else that may be run tells more")
+    runs, stack, hardware = learned_from(loaded.stack or problem.stack.name, str(loaded.cluster.hardware))
+    lines.append(
+        f"fill in iteration_time_s of {table}, then: simpar learn {' '.join([*runs, str(table)])} --stack {stack} "
+        f"--hardware {hardware} -o ours.yaml"
+    )
+    return found, lines
 
 
 def _problem(
     scenario: str | None, values: Mapping[str, Any], flags: Mapping[str, Any]
-) -> tuple[Problem, str | None]:
-    """The problem that flags and a scenario describe, and the space that they name."""
+) -> tuple[Problem, Scenario]:
+    """The problem that flags and a scenario describe, and the scenario that they make."""
     from simpar.scenario import load_scenario
     from simpar.search.problem import BY_REGRET, make_problem
 
@@ -133,7 +201,7 @@ def _problem(
         objective=values["objective"] or BY_REGRET,
         constraints=_constraints(values, fixed),
     )
-    return problem, values["space"]
+    return problem, loaded
 
 
 def _grid(scenario: str | None, values: Mapping[str, Any]) -> int:
@@ -145,6 +213,8 @@ def _grid(scenario: str | None, values: Mapping[str, Any]) -> int:
     from simpar.search.answer.terminal import print_grid
     from simpar.search.sweep import Cell, sweep
 
+    if values["suggest"] is not None:
+        raise UserError("--suggest: is of one search; allowed: without --over")
     if values["output"]:
         raise UserError("--output: a grid of searches has no single best plan; take one from --json")
     axes = dict(map(_over, values["over"]))

@@ -12,7 +12,7 @@ from simpar import files
 from simpar.plan.plan import Plan
 from simpar.plan.staged import has_tensor_ranks
 from simpar.profiles import load_profile
-from simpar.uncertainty.own_runs import OwnRuns
+from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns
 from simpar.units import Bytes, Flags, Floats, Fraction, Numbers, Seconds
 
 GAPS_OF_EXPANDABLE = 0.02  # torchtitan's runs, which expand segments, show 2 % and less
@@ -210,12 +210,13 @@ class Described(_Part):
     """What a profile is called, and where its numbers come from.
 
     ``learned_from`` is the shipped profile that a learnt one was: what is known of that supports it, beside
-    ``own_runs`` of the user's that it was learnt from.
+    ``own_runs`` of the user's that it was learnt from, and every ``measured`` layout of them.
     """
 
     name: str
     learned_from: str = ""
     own_runs: tuple[OwnRuns, ...] = ()
+    measured: tuple[MeasuredLayout, ...] = ()
     description: str
     provenance: str = ""
     sources: tuple[str, ...] = ()

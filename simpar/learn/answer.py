@@ -17,11 +17,12 @@ from simpar.learn.fit import learn as most_probable_of
 from simpar.learn.runs import Runs, runs_of
 from simpar.profiles import LEARNED, REVISION, as_written, base_name, yaml_text
 from simpar.report.certainty import runs_on, step_time_error, traits_of
-from simpar.uncertainty.own_runs import OwnRuns
+from simpar.report.layouts import layout_of, shares_of
+from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns
 from simpar.uncertainty.support import Traits
 from simpar.units import Floats
 from simpar.validate.chosen import Chosen
-from simpar.validate.predict import changed, changed_stack, cluster_of, job_of
+from simpar.validate.predict import changed, changed_stack, cluster_of, job_of, result_of
 
 UNEXPLAINED = 0.05
 """An error that stays beyond this is said: no parameter that was learnt explains it."""
@@ -86,6 +87,25 @@ class Answer:
             for traits, errors in alike.items()
         )
 
+    def _measured(self, stack: str, names: Mapping[str, str]) -> tuple[MeasuredLayout, ...]:
+        """The layouts on a stack, on the clusters that are learnt under some names."""
+        found = []
+        for run, error in zip(self.runs.layouts, self.learned.after.tolist(), strict=True):
+            if run.case.stack == stack:
+                result = result_of(run.case, self.learned.tuning)
+                shares = {part: _rounded(share) for part, share in shares_of(result).items()}
+                found.append(
+                    MeasuredLayout(
+                        cluster=names[run.case.hardware],
+                        layout=layout_of(result),
+                        label=run.label,
+                        shares=shares,
+                        step_time_s=_rounded(run.time_s),
+                        error=_rounded(error),
+                    )
+                )
+        return tuple(found)
+
     def changes(self) -> list[dict[str, Any]]:
         """Parameters that moved, the farthest first; ``spreads`` is how far in what shipped profiles differ by."""
         prior, values = self.learned.prior, self.learned.values
@@ -140,7 +160,8 @@ class Answer:
             part = base_or_file(base, "stacks", "stack")
             own_runs = [own for on, called in names.items() for own in self.own_runs(base, on, called)]
             said = {"name": f"{name}#{part}" if len(stacks) > 1 else name, "learned_from": part,
-                    "provenance": self._provenance(base), "own_runs": tuple(own_runs)}  # fmt: skip
+                    "provenance": self._provenance(base), "own_runs": tuple(own_runs),
+                    "measured": self._measured(base, names)}  # fmt: skip
             document["stacks"][part] = as_written(
                 changed_stack(base, {**values["stack"].get(base, {}), **said})
             )
@@ -191,7 +212,11 @@ def _traits(run: Observed) -> Traits:
 
 
 def _root_mean_square(values: Sequence[float]) -> float:
-    return float(f"{np.sqrt(np.mean(np.square(values))):.4g}")
+    return _rounded(float(np.sqrt(np.mean(np.square(values)))))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def _error_percent(error: Floats | float) -> Floats:

@@ -12,7 +12,7 @@ from simpar.hardware.catalogue import load_cluster
 from simpar.learn.fit import Observed
 from simpar.models.hf_config import read as read_config
 from simpar.models.training import Training
-from simpar.plan.flat import SECTIONS
+from simpar.plan.plan import Plan
 from simpar.tracing.code import is_code
 from simpar.tracing.load import load_model
 from simpar.validate.cells import Unmodelled
@@ -73,22 +73,8 @@ def _case(job: Mapping[str, Any], report: Mapping[str, Any], chosen: Chosen) -> 
         num_devices=ranks,
         devices_per_node=min(ranks, cluster.profile.devices_per_node),
         training=files.parse(Training, job["training"], source=JOB),
-        plan=_flat(job["plan"]),
+        plan=files.parse(Plan, job["plan"], source=JOB).flat_values(),
         stack=chosen.stack or job["plan"]["stack"] or "simpar",
         stack_changes={},
         fabric={},
     )
-
-
-def _flat(plan: Mapping[str, Any]) -> dict[str, object]:
-    """A plan with the fields of its sections beside each other, what it leaves open left out."""
-    found: dict[str, object] = {}
-    for section, value in plan.items():
-        names = SECTIONS.get(section, ())
-        rest = {name: each for name, each in value.items() if name not in names} if names else value
-        found |= {name: value[name] for name in names if value.get(name) is not None}
-        if rest not in (None, {}) and section not in (
-            "model", "training", "cluster", "search", "predicted", "stack",
-        ):  # fmt: skip
-            found[section] = rest
-    return found

@@ -10,7 +10,7 @@ from simpar.cost.stack import Stack
 from simpar.hardware.cluster import Cluster
 from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import Footprint
-from simpar.uncertainty.own_runs import OwnRuns, after, like
+from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns, after, like
 from simpar.uncertainty.step_time import StepTimeError
 from simpar.uncertainty.support import LONG, Traits, support_of
 from simpar.uncertainty.table import Table, shipped
@@ -57,6 +57,11 @@ def traits_of(job: Job, cluster: Cluster, device: str) -> Traits:
 def runs_on(stack: Stack, cluster: str) -> list[OwnRuns]:
     """What a stack was learnt from together with a cluster of this name: neither says much without the other."""
     return [own for own in stack.own_runs if own.cluster == cluster]
+
+
+def measured_on(stack: Stack, cluster: str) -> list[MeasuredLayout]:
+    """Layouts that a stack was learnt from together with a cluster of this name."""
+    return [one for one in stack.measured if one.cluster == cluster]
 
 
 def step_time_error(

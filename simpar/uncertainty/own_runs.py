@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import sqrt
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
 from simpar.uncertainty.step_time import StepTimeError
 from simpar.uncertainty.support import ASPECTS, Evidence, Traits
@@ -34,6 +34,23 @@ class OwnRuns(BaseModel):
     def evidence(self) -> Evidence:
         """The same as measured runs of one source."""
         return Evidence(self.cluster, "", self.layouts, self.traits)
+
+
+class MeasuredLayout(BaseModel):
+    """A layout that a profile was learnt from, on the ``cluster`` profile that was learnt with it.
+
+    ``layout`` names it (:func:`simpar.report.layouts.layout_of`), ``shares`` say what its step is made up of,
+    ``error`` is what is left of log(measured / predicted) with what was learnt.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cluster: str
+    layout: str
+    label: str = ""
+    shares: dict[str, float]
+    step_time_s: PositiveFloat
+    error: float = Field(allow_inf_nan=False)
 
 
 def like(traits: Traits, runs: Sequence[OwnRuns]) -> list[OwnRuns]:

@@ -68,12 +68,32 @@ def standing(step_s: Floats, parts_s: Floats, layout_spread: float) -> Standing:
     distinct, which, count = np.unique(seconds, axis=0, return_inverse=True, return_counts=True)
     which = which.reshape(-1)
     shares = distinct[:, 1:] / distinct[:, :1]
+    found = standing_of(np.log(distinct[:, :1]) + drawn_errors(shares - shares[0], layout_spread), count)
+    return Standing(found.best_probability[which], found.expected_regret[which])
+
+
+def standing_of(logs: Floats, count: NDArray[np.int_] | int = 1) -> Standing:
+    """How layouts stand by draws of the logarithms of their steps float64[layouts, draws], ``count`` of each."""
+    behind = logs - logs.min(axis=0)
+    best = (behind == 0.0).mean(axis=1)
+    return Standing(best / best.sum() / count, np.expm1(behind).mean(axis=1))
+
+
+def drawn_errors(shares: Floats, layout_spread: float) -> Floats:
+    """DRAWS errors of layouts, by what part their steps have more of than a common reference; float64[layouts, DRAWS].
+
+    ``shares`` are float64[layouts, parts]. The second half are the opposites of the first.
+    """
     random = np.random.Generator(np.random.Philox(key=SEED))
     common = random.standard_normal((shares.shape[1], DRAWS // 2))
     size = np.where(random.integers(FAR, size=DRAWS // 2) == 0, FURTHER, 1.0)
     own = random.standard_normal((len(shares), DRAWS // 2))
-    errors = layout_spread * size * (PART * (shares - shares[0]) @ common + OWN * own)
-    logs = np.log(distinct[:, :1]) + np.hstack([errors, -errors])
-    behind = logs - logs.min(axis=0)
-    best = (behind == 0.0).mean(axis=1)
-    return Standing((best / best.sum() / count)[which], np.expm1(behind).mean(axis=1)[which])
+    errors = layout_spread * size * (PART * shares @ common + OWN * own)
+    return np.hstack([errors, -errors])
+
+
+def covariance(shares: Floats, layout_spread: float) -> Floats:
+    """That of the errors that :func:`drawn_errors` draws, float64[layouts, layouts]."""
+    squared_size = (FAR - 1 + FURTHER**2) / FAR
+    alike = PART**2 * shares @ shares.T + OWN**2 * np.eye(len(shares))
+    return np.asarray(squared_size * layout_spread**2 * alike)

@@ -10,6 +10,7 @@ from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.profiles import base_name, is_learned, parts_of
 from simpar.validate.cells import Row, Unmodelled, text
+from simpar.validate.planned import has_plan, planned
 from simpar.validate.rows import Case, case, named_hardware
 
 
@@ -39,10 +40,25 @@ class Chosen:
 
     def case(self, row: Row) -> Case:
         """The simulation input of a row on the chosen profiles. Raises Unmodelled with the reason."""
+        if has_plan(row):
+            return self._planned(row)
         if self.stack and not text(row, "stack"):
             row = {**row, "stack": base_name(self.stack, "stacks", "stack") or "simpar"}
         found = case(row, self._hardware(row))
         return replace(found, stack=self.stack or self._part(self.stacks, found.stack, "stack"))
+
+    def _planned(self, row: Row) -> Case:
+        """That of a row with a plan file."""
+        found = planned(row)
+        base = base_name(found.stack, "stacks", "stack"), base_name(found.hardware, "clusters", "hardware")
+        stack = self.stack or (self._part(self.stacks, base[0], "stack") if self.file else found.stack)
+        hardware = self.hardware or (
+            self._part(self.clusters, base[1], "hardware") if self.file else found.hardware
+        )
+        own, cluster = load_cluster(found.hardware), load_cluster(hardware)
+        if own.device.name != cluster.device.name:
+            raise Unmodelled(f"of another device ({own.device.name}, not {cluster.device.name})")
+        return replace(found, stack=stack, hardware=hardware)
 
     def _hardware(self, row: Row) -> tuple[str, int] | None:
         name = self.hardware

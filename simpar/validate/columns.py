@@ -41,6 +41,7 @@ RUN_COLUMNS: Mapping[str, str] = {
     "overlap_notes": "what overlaps, in words",
     "attention_kernel": "flash or unfused; blank: as the stack and device had it",
     "stack": "name of `simpar list stacks`",
+    "plan": "plan file, from the folder of the table: what ran, on what; the columns above may then be blank",
     "iteration_time_s": "seconds of a step",
     "tokens_per_s_per_gpu": "tokens of a second and device, where no time is known",
     "tflops_per_gpu": "TFLOP/s of a device, where neither is known",

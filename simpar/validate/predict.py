@@ -28,7 +28,10 @@ from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import footprints
 from simpar.program.ir.program import Timing
 from simpar.program.lower import Lowered
+from simpar.program.perturbation import Perturbation
 from simpar.report.certainty import Certainty, certainty_of
+from simpar.report.result import Result
+from simpar.report.summarise import Context, summarise
 from simpar.simulation import lower_job, make_job
 from simpar.units import NS_PER_S
 from simpar.validate.cells import Unmodelled
@@ -88,6 +91,13 @@ def predict(case: Case, tuning: Tuning = NO_TUNING) -> Prediction:
 def predict_time_s(case: Case, tuning: Tuning = NO_TUNING) -> float:
     """The step time of one case alone, in seconds. Raises Unmodelled."""
     return _step_time_s(*timed(case, cluster_of(case, tuning), tuning))
+
+
+def result_of(case: Case, tuning: Tuning = NO_TUNING) -> Result:
+    """A case's step in all its parts, as :func:`predict` predicts it. Raises Unmodelled."""
+    cluster = cluster_of(case, tuning)
+    context = Context(*timed(case, cluster, tuning), cluster, "sweep", "full", Perturbation())
+    return summarise(context, with_timeline=False)
 
 
 def timed(case: Case, cluster: Cluster, tuning: Tuning = NO_TUNING) -> tuple[Lowered, Timing]:

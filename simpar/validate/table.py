@@ -13,6 +13,7 @@ from simpar.units import GIB
 from simpar.validate.cells import Row, Unmodelled, text
 from simpar.validate.chosen import AS_NAMED, Chosen
 from simpar.validate.columns import unread
+from simpar.validate.planned import beside
 from simpar.validate.rates import has_rate, with_rates
 from simpar.validate.rows import measured
 from simpar.validate.single import is_single, single_outcomes
@@ -50,7 +51,7 @@ def read_table(path: str | Path) -> list[Row]:
             stream.seek(0)
             reader = csv.DictReader(stream, delimiter=max(DELIMITERS, key=head.count), skipinitialspace=True)
             reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-            rows: list[Row] = list(reader)
+            rows: list[Row] = [beside(row, path) for row in reader]
             names = reader.fieldnames
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None

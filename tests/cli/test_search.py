@@ -18,6 +18,7 @@ SMALL = [
 FROZEN_FLAGS = {
     "--space", "--objective", "--deadline", "--top", "--fix", "--schedules", "--portable", "--headroom",
     "--fit-probability", "--output,-o", "--set", "--json", "--over", "--jobs", "--backend", "--time-limit",
+    "--suggest", "--suggest-to",
 }  # fmt: skip
 KEYS = {
     "candidates", "space_size", "feasible", "bounded", "swept", "simulated", "certified_optimal", "search_seconds",
@@ -260,3 +261,45 @@ def test_a_grid_of_searches_is_drawn_as_a_heat_map(tmp_path, capsys):
     assert cli.run(["plot", str(grid), "--kind", "heatmap", "-o", str(picture)]) == 0
     assert picture.read_text().startswith("<?xml")
     assert cli.run(["plot", str(grid), "--kind", "timeline", "-o", str(picture)]) == 2
+
+
+def test_what_is_worth_measuring_is_a_table_and_plans_that_simulate_as_they_are(
+    tmp_path, capsys, monkeypatch
+):
+    """The hint names the command that learns from it; a table that is there is never written over."""
+    monkeypatch.chdir(tmp_path)
+    asked = [*SMALL, "--suggest", "2", "--suggest-to", "runs.csv", "--json", "answer.json"]
+    assert cli.run(asked) == 0
+    out = capsys.readouterr().out
+    assert "Worth measuring" in out
+    answer = json.loads((tmp_path / "answer.json").read_text())
+    named = answer["suggestions"]
+    assert 1 <= len(named) <= 2
+    assert "simpar learn runs.csv --stack" in out
+    assert len((tmp_path / "runs.csv").read_text().splitlines()) == 1 + len(named)
+    assert cli.run(["simulate", "runs-1.plan.json", "--json", "again.json"]) == 0
+    again = json.loads((tmp_path / "again.json").read_text())
+    assert again["step_time_s"] == pytest.approx(named[0]["step_time_s"])
+    capsys.readouterr()
+    assert cli.run(["learn", "runs.csv", "--stack", "megatron", "-o", "ours.yaml"]) == 2
+    assert "nothing to learn from" in capsys.readouterr().err
+    assert cli.run(asked) == 2
+    assert "runs.csv: is there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--suggest", "0"], "--suggest 0: allowed: at least 1"),
+        (["--suggest-to", "runs.csv"], "needs --suggest"),
+        (["--suggest", "1", "--suggest-to", "runs.txt"], "ends in .csv"),
+        (["--suggest", "1", "--over", "nodes=1,2"], "--suggest: is of one search"),
+        (["--suggest", "1", "--objective", "energy"], "not energy"),
+    ],
+)
+def test_suggestions_that_cannot_be_are_one_line(flags, why, capsys, tmp_path, monkeypatch):
+    """Before anything is searched."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.run([*SMALL, *flags]) == 2
+    assert why in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

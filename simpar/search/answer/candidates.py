@@ -18,6 +18,7 @@ from simpar.search.certify.scope import not_portable
 from simpar.search.problem import Problem
 from simpar.search.progress import Progress
 from simpar.search.result import Candidate, Counts, SearchResult
+from simpar.units import format_seconds
 
 
 def answer_of(
@@ -57,7 +58,7 @@ def _candidate(
     problem: Problem, rank: int, result: Result, standing: Mapping[str, object], why: tuple[str, ...]
 ) -> Candidate:
     """A ranked candidate with its plan, resolved, the figures predicted for it, and how it stands among others."""
-    plan, bill = Plan.model_validate(result.setup.plan), result.bill
+    plan, bill = plan_of(problem, result), result.bill
     figures = {
         "tokens_per_s": result.tokens_per_s,
         "bubble_fraction": result.bubble_fraction,
@@ -69,16 +70,26 @@ def _candidate(
         **(result.certainty.model_dump(mode="json") if result.certainty else {}),
         **standing,
     }
-    predicted = {
-        "step_time_s": result.step_time_s, "mfu": result.mfu, "peak_memory_bytes": result.peak_memory_bytes,
-    }  # fmt: skip
+    ran_s = figures.get("measured_step_time_s")
+    measured = () if ran_s is None else (f"measured: {format_seconds(float(ran_s))}",)
+    why = (*measured, *why, *_takers(plan, problem.graph))
+    return Candidate(rank, plan, **_predicted(result), figures=figures, why=why)
+
+
+def plan_of(problem: Problem, result: Result) -> Plan:
+    """The plan of a result, resolved, with what was predicted for it, where, and what was wanted of it."""
     said = {
-        "predicted": predicted,
+        "predicted": _predicted(result),
         "cluster": chosen_cluster(result.setup.cluster),
         "search": Searched(fit_probability=problem.constraints.fit_probability),
     }
-    takers = _takers(plan, problem.graph)
-    return Candidate(rank, plan.model_copy(update=said), **predicted, figures=figures, why=(*why, *takers))
+    return Plan.model_validate(result.setup.plan).model_copy(update=said)
+
+
+def _predicted(result: Result) -> dict[str, float]:
+    return {
+        "step_time_s": result.step_time_s, "mfu": result.mfu, "peak_memory_bytes": result.peak_memory_bytes,
+    }  # fmt: skip
 
 
 def _takers(plan: Plan, graph: ModelGraph) -> tuple[str, ...]:

@@ -8,9 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from simpar.plan.plan import Plan
+from simpar.report.certainty import measured_on
+from simpar.report.layouts import layout_of, shares_of
 from simpar.report.result import Result
 from simpar.search.problem import BY_REGRET, Problem
-from simpar.uncertainty.ties import Standing, standing
+from simpar.uncertainty.joint import common_spread, joint_errors
+from simpar.uncertainty.own_runs import MeasuredLayout
+from simpar.uncertainty.ties import Standing, standing, standing_of
 
 DIGITS = 4
 """Of probabilities and regrets: further ones are those of the draws."""
@@ -32,11 +36,8 @@ def chosen(problem: Problem, results: Sequence[Result]) -> Choice:
     """The choice among results, the best first; they stay as they are where another objective or none beside is."""
     if problem.objective != BY_REGRET or len(results) < 2:
         return Choice(tuple(results), ({},) * len(results))
-    stands = standing(
-        np.array([one.step_time_s for one in results]),
-        np.array([list(one.time_breakdown_s.model_dump().values()) for one in results]),
-        max(one.certainty.layout_spread if one.certainty else 0.0 for one in results),
-    )
+    known = measured_on(problem.stack, problem.cluster.profile.name)
+    stands = _standing(results, known)
     plans = [Plan.model_validate(one.setup.plan) for one in results]
     complexity = [_complexity(problem, plan) for plan in plans]
     first, tied, regret = stands.choice(complexity), stands.tied, stands.expected_regret
@@ -48,11 +49,48 @@ def chosen(problem: Problem, results: Sequence[Result]) -> Choice:
             "best_probability": round(float(stands.best_probability[at]), DIGITS),
             "expected_regret": round(float(regret[at]), DIGITS),
             "tied": bool(tied[at] and tied.sum() > 1),
+            **_measured(results[at], known),
         }
         for at in order
     )
-    why = _what_decided(stands, order, plans, complexity) if tied.sum() > 1 else ()
+    why = (
+        _what_decided(stands, order, plans, complexity)
+        if tied.sum() > 1
+        else _what_told(stands, first, results)
+    )
     return Choice(tuple(results[at] for at in order), figures, why)
+
+
+def _standing(results: Sequence[Result], known: Sequence[MeasuredLayout]) -> Standing:
+    """How results stand, after what was measured of them and of others."""
+    step_s = np.array([one.step_time_s for one in results])
+    spread = max(one.certainty.layout_spread if one.certainty else 0.0 for one in results)
+    first = results[0].certainty
+    if not known or first is None:
+        parts_s = [list(one.time_breakdown_s.model_dump().values()) for one in results]
+        return standing(step_s, np.array(parts_s), spread)
+    names = [layout_of(one) for one in results]
+    layouts = {name: shares_of(one) for name, one in zip(names, results, strict=True)}
+    errors = joint_errors(layouts, known, spread, common_spread(first.step_time_interval_s, spread))
+    at = [list(layouts).index(name) for name in names]
+    return standing_of((np.log(step_s) + errors.mean[at])[:, None] + errors.draws[at])
+
+
+def _measured(result: Result, known: Sequence[MeasuredLayout]) -> dict[str, float]:
+    """The measured step of a result, where it is one of those that are known."""
+    if not known:
+        return {}
+    name = layout_of(result)
+    steps_s = [one.step_time_s for one in known if one.layout == name]
+    return {"measured_step_time_s": steps_s[0]} if steps_s else {}
+
+
+def _what_told(stands: Standing, first: int, results: Sequence[Result]) -> tuple[str, ...]:
+    """Why one that is not the shortest as predicted is chosen, where no other is tied with it: runs told so."""
+    if results[first].step_time_s <= min(one.step_time_s for one in results):
+        return ()
+    sure = f"{100 * stands.best_probability[first]:.0f} %"
+    return (f"with what was measured it is the fastest {sure} sure, though not as predicted",)
 
 
 def _what_decided(

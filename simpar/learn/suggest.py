@@ -1,0 +1,241 @@
+"""The layouts that are worth measuring before one of those that a search found is decided on.
+
+May be measured: what the search shows, on its cluster, and the same layouts with fewer replicas on fewer nodes, where
+they fit. What each of them tells is that of :mod:`simpar.uncertainty.experiments`; on fewer nodes a layout tells of the
+parts of a step, and nothing of what the whole one has of its own.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simpar.errors import UserError
+from simpar.files import write_atomic
+from simpar.plan.plan import Plan
+from simpar.profiles import about_learned, base_name
+from simpar.report.certainty import measured_on
+from simpar.report.layouts import layout_of, shares_of
+from simpar.report.result import Result
+from simpar.search.answer.candidates import plan_of
+from simpar.search.problem import BY_REGRET, Problem
+from simpar.search.result import Candidate, SearchResult
+from simpar.simulation import simulate
+from simpar.uncertainty.experiments import Decision
+from simpar.uncertainty.joint import common_spread, joint_errors
+from simpar.units import HOUR_S
+
+SIZES = 3
+"""Of the numbers of nodes on which a layout has fewer replicas, the smallest that are tried."""
+STEPS = 30
+"""Of a run that tells the time of a step; what a suggestion costs is counted for them."""
+COLUMNS = (
+    "source", "model_name", "seq_len", "global_batch_seqs", "n_gpus", "tp", "cp", "ep", "pp", "dp", "plan", "notes",
+    "iteration_time_s", "peak_mem_gib",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A layout to measure.
+
+    ``plan`` is whole: what is trained on which cluster. ``gain`` is the share of a step by which the layout decided on
+    is expected to be faster once this one and those before it are measured, ``device_s`` what STEPS steps of it take
+    of all devices together, ``candidate`` the rank of the candidate that it is, or is of fewer replicas.
+    """
+
+    plan: Plan
+    candidate: int
+    nodes: int
+    devices: int
+    step_time_s: float
+    fit_probability: float
+    gain: float
+    device_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "candidate": self.candidate,
+            "nodes": self.nodes,
+            "devices": self.devices,
+            "step_time_s": self.step_time_s,
+            "fit_probability": self.fit_probability,
+            "expected_gain": round(self.gain, 5),
+            "device_hours": self.device_s / HOUR_S,
+            "steps": STEPS,
+            "plan": self.plan.model_dump(mode="json"),
+        }
+
+
+@dataclass(frozen=True)
+class _Option:
+    """A layout that may be measured: the rank of the candidate that it is of, and its simulated step."""
+
+    candidate: int
+    result: Result
+
+    @property
+    def devices(self) -> int:
+        return int(self.result.setup.cluster["devices"])
+
+    @property
+    def device_s(self) -> float:
+        return STEPS * self.result.step_time_s * self.devices
+
+
+def suggestions(found: SearchResult, problem: Problem, most: int) -> list[Suggestion]:
+    """Layouts worth measuring, in their order, at most so many: none where nothing that may be measured tells more.
+
+    What the problem's stack was learnt from is not measured again. Raises UserError where the search found nothing to
+    decide.
+    """
+    check(problem)
+    if len(found.candidates) < 2:
+        raise UserError(
+            "--suggest: the search shows one layout alone, nothing is to be decided; --top 5 shows more"
+        )
+    whole = [
+        _Option(one.rank, _simulated(one.plan, problem, problem.cluster.nodes)) for one in found.candidates
+    ]
+    options = {layout_of(one.result): one for one in (*whole, *_smaller(found.candidates, problem))}
+    names = list(options)
+    known = measured_on(problem.stack, problem.cluster.profile.name)
+    spread = max(float(one.figures["layout_spread"]) for one in found.candidates)
+    common = common_spread(found.best.figures["step_time_interval_s"], spread)
+    errors = joint_errors(
+        {name: shares_of(one.result) for name, one in options.items()}, known, spread, common
+    )
+    new = [name for name in names if name not in {one.layout for one in known}]
+    decision = Decision(
+        step_s=np.array([one.result.step_time_s for one in whole]),
+        errors=errors,
+        options=[names.index(name) for name in new],
+        costs=np.array([options[name].device_s for name in new]),
+    )
+    return [_suggestion(problem, options[new[at]], gain) for at, gain in decision.worth_measuring(most)]
+
+
+def check(problem: Problem) -> None:
+    """Raises UserError where no layout of a problem can be suggested."""
+    if not problem.is_of_time:
+        raise UserError(
+            f"--suggest: is of the shortest step; allowed: --objective {BY_REGRET} or time, not {problem.objective}"
+        )
+    if problem.cluster.is_mixed:
+        raise UserError(
+            f"--suggest: hardware {problem.cluster.profile.name} has several kinds of nodes; what is learnt is of one"
+        )
+
+
+def _suggestion(problem: Problem, option: _Option, gain: float) -> Suggestion:
+    result = option.result
+    return Suggestion(
+        plan=plan_of(problem, result),
+        candidate=option.candidate,
+        nodes=int(result.setup.cluster["nodes"]),
+        devices=option.devices,
+        step_time_s=result.step_time_s,
+        fit_probability=_sure(result),
+        gain=gain,
+        device_s=option.device_s,
+    )
+
+
+def _sure(result: Result) -> float:
+    return result.certainty.fit_probability if result.certainty else 0.0
+
+
+def _smaller(candidates: Sequence[Candidate], problem: Problem) -> Iterator[_Option]:
+    """What candidates are with fewer replicas on fewer nodes, where that can be and fits as surely as asked for."""
+    for one in candidates:
+        for nodes in _fewer_nodes(one.plan, problem):
+            try:
+                result = _simulated(one.plan, problem, nodes)
+            except UserError:
+                continue  # experts or replicas that need as many ranks as there were
+            if _sure(result) >= problem.constraints.fit_probability:
+                yield _Option(one.rank, result)
+
+
+def _fewer_nodes(plan: Plan, problem: Problem) -> list[int]:
+    """Numbers of nodes on which a layout has fewer of its replicas and as many microbatches in each: the smallest."""
+    cluster, dp = problem.cluster, int(plan.mesh.dp or 1)
+    if plan.pipeline.stages or cluster.is_mixed:
+        return []
+    return [
+        nodes
+        for nodes in range(1, cluster.nodes)
+        if cluster.nodes % nodes == 0
+        and dp % (cluster.nodes // nodes) == 0
+        and problem.training.global_batch % (cluster.nodes // nodes) == 0
+    ][:SIZES]
+
+
+def _simulated(plan: Plan, problem: Problem, nodes: int) -> Result:
+    """The step of a layout on so many nodes, with as many microbatches of each replica. Raises UserError."""
+    fewer = problem.cluster.nodes // nodes
+    global_batch = problem.training.global_batch // fewer
+    return simulate(
+        problem.graph,
+        replace(problem.cluster, nodes=nodes),
+        plan.with_values(dp=int(plan.mesh.dp or 1) // fewer) if fewer > 1 else plan,
+        problem.training.model_copy(update={"global_batch": global_batch}),
+        stack=problem.stack,
+        perturbation=problem.perturbation,
+        with_timeline=False,
+    )
+
+
+def learned_from(stack: str, hardware: str) -> tuple[tuple[str, ...], str, str]:
+    """Tables of runs that a stack was learnt from, and the stack and hardware before that: what to learn anew with."""
+    about = about_learned(stack, "stacks", "stack")
+    if not about:
+        return (), stack, hardware
+    runs = tuple(name.strip() for name in str(about.get("source", "")).split(","))
+    before = base_name(stack, "stacks", "stack"), base_name(hardware, "clusters", "hardware")
+    return runs, before[0] or stack, before[1] or hardware
+
+
+def write(chosen: Sequence[Suggestion], table: Path, model: str | None = None) -> list[Path]:
+    """A table of suggestions to fill in with what was measured, and a plan file beside it for each of them.
+
+    ``model`` is what names the model, where its plan does not. Raises UserError where a file is there already: it may
+    hold measurements.
+    """
+    plans = [table.with_name(f"{table.stem}-{at}.plan.json") for at in range(1, len(chosen) + 1)]
+    refuse_existing(table)
+    rows = io.StringIO()
+    writer = csv.DictWriter(rows, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for path, each in zip(plans, chosen, strict=True):
+        plan = each.plan if model is None else each.plan.model_copy(update={"model": model})
+        plan.save(path)
+        training = plan.training or {}
+        mesh = plan.mesh
+        writer.writerow(
+            {
+                "source": "measured",
+                "model_name": plan.model,
+                "seq_len": training["seq_len"],
+                "global_batch_seqs": training["global_batch"],
+                "n_gpus": each.devices,
+                **{axis: getattr(mesh, axis) for axis in ("tp", "cp", "ep", "pp", "dp")},
+                "plan": path.name,
+                "notes": f"predicted {each.step_time_s:.4g} s",
+            }
+        )
+    write_atomic(table, rows.getvalue())
+    return plans
+
+
+def refuse_existing(table: Path) -> None:
+    """Raises UserError where a table is there already."""
+    if table.exists():
+        raise UserError(f"{table}: is there, and may hold measurements; allowed: a name that is free")

@@ -1,0 +1,66 @@
+"""What measuring a layout is worth before a decision: by how much the one chosen afterwards is expected to be faster.
+
+With a measured step the layout with the shortest expected one is chosen. Its gain on average is the value of
+information (the knowledge gradient with correlated beliefs: Frazier, Powell and Dayanik, INFORMS Journal on Computing
+21, 2009), here for sets of layouts, of which each is the cheapest of those that gain about as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simpar.uncertainty.joint import JointErrors
+from simpar.uncertainty.ties import Floats
+
+AS_MUCH = 0.8
+"""Of the gain of the layout that tells most: a cheaper one that gains so much is taken in its place."""
+NOTHING = 1e-4
+"""A gain, as a share of a step, that is not worth a run."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Layouts among which one is chosen, and those that may be measured before.
+
+    ``step_s`` float64[candidates] are predicted steps of the first of those that ``errors`` are of; ``options`` are
+    those of them that may be measured, at ``costs`` float64[options] of any unit.
+    """
+
+    step_s: Floats
+    errors: JointErrors
+    options: Sequence[int]
+    costs: Floats
+
+    def worth_measuring(self, most: int) -> list[tuple[int, float]]:
+        """Options (their index) in the order to measure them, each with the gain expected of all up to it.
+
+        At most so many; fewer where nothing that is left tells more. A gain is the share of a step by which the layout
+        chosen afterwards is expected to be faster than the one that would be chosen now.
+        """
+        found: list[tuple[int, float]] = []
+        gained = 0.0
+        for _ in range(min(most, len(self.options))):
+            chosen = [at for at, _ in found]
+            gains = {
+                at: self._gain([*chosen, at]) - gained for at in range(len(self.options)) if at not in chosen
+            }
+            most_gained = max(gains.values())
+            if most_gained < NOTHING:
+                break
+            tells = [at for at, gain in gains.items() if gain >= AS_MUCH * most_gained]
+            best = min(tells, key=lambda at: (self.costs[at], -gains[at]))
+            gained += gains[best]
+            found.append((best, gained))
+        return found
+
+    def _gain(self, chosen: Sequence[int]) -> float:
+        """What measuring some options gains."""
+        candidates, measured = len(self.step_s), [self.options[at] for at in chosen]
+        expected = np.log(self.step_s) + self.errors.mean[:candidates]
+        told = self.errors.told_by(measured)[:candidates]
+        then = (expected[:, None] + told @ self.errors.measured(measured)).argmin(axis=0)
+        steps = expected[:, None] + self.errors.draws[:candidates]
+        return float((steps[expected.argmin()] - np.take_along_axis(steps, then[None], axis=0)[0]).mean())

@@ -1,0 +1,112 @@
+"""Layouts worth measuring: from a search to a table, to what is learnt of it, to a search that knows."""
+
+import csv
+
+import pytest
+
+from simpar.cost.stack import load_stack
+from simpar.errors import UserError
+from simpar.hardware.catalogue import load_cluster, make_mixed
+from simpar.hardware.profile import MixedProfile
+from simpar.learn.answer import learn
+from simpar.learn.suggest import COLUMNS, learned_from, suggestions, write
+from simpar.models.training import Training
+from simpar.search.api import find_space
+from simpar.search.problem import Constraints, make_problem
+from simpar.search.progress import Progress
+from simpar.validate.columns import RUN_COLUMNS
+
+FIXED = {
+    "recompute": "none",
+    "hsdp": 1,
+    "micro_batch": "1,2",
+    "cp": 1,
+    "pp": "1,2",
+    "sequence_parallel": False,
+}
+
+
+def _searched(stack="megatron", hardware="dgx-h100", **options):
+    problem = make_problem(
+        "llama-3.2-1b",
+        load_cluster(hardware, 4),
+        Training(seq_len=2048, global_batch=128),
+        stack=stack,
+        constraints=Constraints(fixed=FIXED),
+        **options,
+    )
+    return problem, find_space(None, problem.cluster)(problem, Progress(top=4))
+
+
+def _fill(table, times):
+    """Write measured steps into a table of suggestions."""
+    rows = list(csv.DictReader(table.open(encoding="utf-8")))
+    for row, time_s in zip(rows, times, strict=True):
+        row["iteration_time_s"] = str(time_s)
+    with table.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def test_what_was_suggested_is_learnt_known_and_not_suggested_again(tmp_path):
+    """A runner-up that was measured to be the fastest is chosen then, and says what was measured."""
+    problem, found = _searched()
+    chosen = suggestions(found, problem, 2)
+    assert [one.gain for one in chosen] == sorted(one.gain for one in chosen)
+    assert all(one.fit_probability >= 0.95 and one.devices == 8 * one.nodes for one in chosen)
+    table = tmp_path / "suggested.csv"
+    plans = write(chosen, table)
+    steps_s = [one.step_time_s for one in chosen]
+    slow, fast = 1.25 * min(steps_s), 0.98 * min(steps_s)
+    best = found.shortest.step_time_s
+    times = [slow if step_s == best else fast for step_s in steps_s]
+    assert slow in times
+    assert fast in times
+    _fill(table, times)
+    answer = learn(str(table), stack="megatron", hardware="dgx-h100")
+    assert answer.runs.count == 2
+    ours = tmp_path / "ours.yaml"
+    ours.write_text(answer.to_yaml(ours.name), encoding="utf-8")
+    known_s = [one.step_time_s for one in load_stack(str(ours)).measured]
+    assert known_s == pytest.approx(times, rel=1e-3)
+    problem, again = _searched(str(ours), str(ours))
+    measured = [one for one in again.candidates if "measured_step_time_s" in one.figures]
+    assert measured
+    assert again.best.figures["measured_step_time_s"] == pytest.approx(fast, rel=1e-3)
+    assert again.best.why[0].startswith("measured: ")
+    more = suggestions(again, problem, 4)
+    named = [(one.plan.flat_values(), one.nodes) for one in chosen]
+    assert not [one for one in more if (one.plan.flat_values(), one.nodes) in named]
+    assert learned_from(str(ours), str(ours)) == (("suggested.csv",), "megatron", "dgx-h100")
+    assert len(plans) == 2
+
+
+def test_what_cannot_be_suggested_is_said():
+    """One candidate, another objective, several kinds of nodes."""
+    problem, found = _searched()
+    alone = type(found)(found.candidates[:1], found.counts, found.objective, True, 0.0, 0.0)
+    with pytest.raises(UserError, match="one layout alone"):
+        suggestions(alone, problem, 1)
+    energy, found = _searched(objective="energy")
+    with pytest.raises(UserError, match="allowed: --objective regret or time, not energy"):
+        suggestions(found, energy, 1)
+    groups = MixedProfile.model_validate(
+        {"name": "two", "groups": [{"hardware": name, "nodes": 1} for name in ("dgx-h100", "dgx-a100-80gb")]}
+    )
+    mixed = make_problem("tiny-llama", make_mixed(groups), Training(seq_len=512, global_batch=16))
+    with pytest.raises(UserError, match="several kinds of nodes"):
+        suggestions(found, mixed, 1)
+
+
+def test_a_table_that_is_there_is_left_alone(tmp_path):
+    """It may hold measurements."""
+    problem, found = _searched()
+    chosen = suggestions(found, problem, 1)
+    table = tmp_path / "runs.csv"
+    write(chosen, table)
+    before = table.read_bytes()
+    with pytest.raises(UserError, match=r"runs\.csv: is there, and may hold measurements"):
+        write(chosen, table)
+    assert table.read_bytes() == before
+    assert set(COLUMNS) <= set(RUN_COLUMNS)
