@@ -10,12 +10,15 @@ of an all-reduce over thousands of NICs, those few that a message crosses as wel
 The state of a run is one record an op (`ops`), a flow (`flows`), a link (`links`) and a hop of a flow (`nodes`), a
 heap, and a few lists of integers (`lists`, one row each, their lengths in the last row). Nothing here allocates, so
 nothing is compiled to count references, which takes longer than the work itself.
+
+Of millions of flows few are under way at once. So the record of a flow that has drained, with its hops, becomes that of
+the next one with the same route: there is room for all flows, and only what is used is ever touched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numba import njit
@@ -33,30 +36,54 @@ def _record(short: str, long: str) -> np.dtype[np.void]:
     return np.dtype([*fields, *((name, np.int32) for name in short.split())])
 
 
-OP = _record("first_follower last_follower waiting flow", "fixed_ns ready_ns start_ns finish_ns")
+OP = _record(  # ends_ns: the fixed part until it starts, then its finish (-1: open); flow: its row of DEMAND, or -1
+    "first_follower last_follower waiting flow", "ready_ns ends_ns"
+)
+DEMAND = _record("route", "work cap")  # of an op with work
+HOP = _record("link", "coefficient alone")  # of a route; alone: the rate that the link gives a flow alone
 FLOW = _record(
-    "op first_node last_node shared stamp",  # shared: first of its nodes on links of several flows
+    "op first_node last_node shared stamp next_free",  # shared: first of its nodes on links of several flows
     "remaining cap rate since_ns new_rate limit drained_ns",  # limit: of cap and own links; drained_ns: -1 unforeseen
 )
 LINK = _record("head flows", "rate left load share stamp")  # head: first node of its active flows
 NODE = _record(
     "link flow previous following before behind",  # neighbours on the link, and among the shared nodes of the flow
-    "coefficient alone",  # alone: the rate that the link gives this flow alone
+    "coefficient alone",
 )
 
-# Rows of `lists`: links and flows found in a re-share, stack of ops with a finish, lengths of all of them.
-LINKS, FLOWS, DONE, SIZES = range(4)
-HEAP, STAMP, NOW, VISITS = 4, 5, 6, 7  # further entries of the row SIZES
+STARTED = -1  # what an op is waiting for once it has started
+# Rows of `lists`: links and flows found in a re-share, stack of ops with a finish, last free flow of every route (plus
+# one), lengths of all of them.
+LINKS, FLOWS, DONE, FREE, SIZES = range(5)
+# Further entries of the row SIZES: the last two are how many records of flows and of nodes are used.
+HEAP, STAMP, NOW, VISITS, MADE, NODES = range(5, 11)
 TIME, ENTRY = 0, 1  # columns of the heap; entries are flows that drain, then flows that begin, then changes
 WAYS = 4  # children of an entry of the heap
-FEW = 8  # followers of an op among which twins are looked for
 
 
-def _compiled(function: Function) -> Function:
+class Run(NamedTuple):
+    """What starting ops needs: records, those that ops with work ask for (`demands`), and what follows each op.
+
+    Row r of `routes` bounds the `hops` of route r.
+    """
+
+    ops: Records
+    demands: Records
+    flows: Records
+    nodes: Records
+    heap: Ints
+    lists: Ints
+    hops: Records
+    routes: Ints
+    follower: Ints
+
+
+def compiled(function: Function) -> Function:
+    """A function as numba compiles it, once per machine."""
     return cast("Function", njit(cache=True, _nrt=False)(function))
 
 
-@_compiled
+@compiled
 def _sift_down(heap: Ints, size: int, at: int) -> None:
     time_ns, entry = heap[at, TIME], heap[at, ENTRY]
     while True:
@@ -73,7 +100,7 @@ def _sift_down(heap: Ints, size: int, at: int) -> None:
     heap[at, TIME], heap[at, ENTRY] = time_ns, entry
 
 
-@_compiled
+@compiled
 def _push(flows: Records, heap: Ints, lists: Ints, time_ns: int, entry: int) -> None:
     """Schedule an entry; a full heap first drops what is foreseen otherwise by now."""
     size = lists[SIZES, HEAP]
@@ -98,7 +125,7 @@ def _push(flows: Records, heap: Ints, lists: Ints, time_ns: int, entry: int) -> 
     lists[SIZES, HEAP] = size + 1
 
 
-@_compiled
+@compiled
 def _pop(heap: Ints, lists: Ints) -> int:
     entry: int = heap[0, ENTRY]
     lists[SIZES, HEAP] -= 1
@@ -108,13 +135,13 @@ def _pop(heap: Ints, lists: Ints) -> int:
     return entry
 
 
-@_compiled
+@compiled
 def _foresee(flows: Records, heap: Ints, lists: Ints, flow: int, time_ns: int) -> None:
     flows[flow].drained_ns = time_ns
     _push(flows, heap, lists, time_ns, flow)
 
 
-@_compiled
+@compiled
 def _touch(links: Records, lists: Ints, link: int) -> None:
     if links[link].stamp != lists[SIZES, STAMP]:
         links[link].stamp = lists[SIZES, STAMP]
@@ -122,7 +149,7 @@ def _touch(links: Records, lists: Ints, link: int) -> None:
         lists[SIZES, LINKS] += 1
 
 
-@_compiled
+@compiled
 def _share(flows: Records, nodes: Records, at: int) -> None:
     """A node's link has several flows from now on."""
     flow = flows[nodes[at].flow]
@@ -133,7 +160,7 @@ def _share(flows: Records, nodes: Records, at: int) -> None:
     flow.shared = at
 
 
-@_compiled
+@compiled
 def _unshare(flows: Records, nodes: Records, at: int) -> None:
     node = nodes[at]
     if node.before >= 0:
@@ -144,7 +171,7 @@ def _unshare(flows: Records, nodes: Records, at: int) -> None:
         nodes[node.behind].before = node.before
 
 
-@_compiled
+@compiled
 def _enter(flows: Records, links: Records, nodes: Records, at: int) -> None:
     """A flow is the last on the link of one of its nodes."""
     head = links[nodes[at].link].head
@@ -159,7 +186,7 @@ def _enter(flows: Records, links: Records, nodes: Records, at: int) -> None:
     links[nodes[at].link].flows += 1
 
 
-@_compiled
+@compiled
 def _exit(flows: Records, links: Records, nodes: Records, at: int) -> None:
     """A flow is gone from the link of one of its nodes."""
     previous, following = nodes[at].previous, nodes[at].following
@@ -174,7 +201,7 @@ def _exit(flows: Records, links: Records, nodes: Records, at: int) -> None:
         _unshare(flows, nodes, links[nodes[at].link].head)
 
 
-@_compiled
+@compiled
 def _limit(flows: Records, links: Records, nodes: Records, lists: Ints, found: int, changing: bool) -> None:
     """What a flow may drain at most: its cap, and what the links give that it has to itself.
 
@@ -194,7 +221,7 @@ def _limit(flows: Records, links: Records, nodes: Records, lists: Ints, found: i
                 break
 
 
-@_compiled
+@compiled
 def _join(flows: Records, links: Records, nodes: Records, lists: Ints, begun: int) -> bool:
     """A flow starts to drain; whether it has all its links to itself: then nobody else is touched."""
     flow = flows[begun]
@@ -211,7 +238,7 @@ def _join(flows: Records, links: Records, nodes: Records, lists: Ints, begun: in
     return alone
 
 
-@_compiled
+@compiled
 def _drain(flows: Records, heap: Ints, lists: Ints, alone: int) -> None:
     """A flow without others drains at its limit."""
     flow = flows[alone]
@@ -221,7 +248,7 @@ def _drain(flows: Records, heap: Ints, lists: Ints, alone: int) -> None:
         _foresee(flows, heap, lists, alone, lists[SIZES, NOW] - (-flow.remaining // flow.rate))
 
 
-@_compiled
+@compiled
 def _leave(flows: Records, links: Records, nodes: Records, lists: Ints, drained: int) -> None:
     """A flow has drained; links that it had to itself concern nobody else."""
     for at in range(flows[drained].first_node, flows[drained].last_node):
@@ -232,7 +259,7 @@ def _leave(flows: Records, links: Records, nodes: Records, lists: Ints, drained:
             lists[SIZES, VISITS] += 1
 
 
-@_compiled
+@compiled
 def _component(flows: Records, links: Records, nodes: Records, lists: Ints, changing: bool) -> int:
     """Extend the touched links to all shared links and flows connected to them, and sum up the load of each.
 
@@ -265,7 +292,7 @@ def _component(flows: Records, links: Records, nodes: Records, lists: Ints, chan
     return sharing
 
 
-@_compiled
+@compiled
 def _fair_share(flows: Records, links: Records, lists: Ints) -> int:
     """The smallest share of any link still in use and any limit of a flow without a rate."""
     fair = NO_CAP
@@ -286,7 +313,7 @@ def _fair_share(flows: Records, links: Records, lists: Ints) -> int:
     return fair
 
 
-@_compiled
+@compiled
 def _freeze(flows: Records, links: Records, nodes: Records, frozen: int, rate: int) -> None:
     flows[frozen].new_rate = rate
     at = flows[frozen].shared
@@ -297,7 +324,7 @@ def _freeze(flows: Records, links: Records, nodes: Records, frozen: int, rate: i
         at = nodes[at].behind
 
 
-@_compiled
+@compiled
 def _water_fill(flows: Records, links: Records, nodes: Records, lists: Ints, unfrozen: int) -> None:
     """Max-min rates of the flows found; all links and limits at the minimum freeze together."""
     while unfrozen:
@@ -319,7 +346,7 @@ def _water_fill(flows: Records, links: Records, nodes: Records, lists: Ints, unf
                 unfrozen -= 1
 
 
-@_compiled
+@compiled
 def _settle(flows: Records, links: Records, nodes: Records, heap: Ints, lists: Ints, changing: bool) -> None:
     """Rule 3: re-share the component of the touched links, and foresee its finishes anew."""
     _water_fill(flows, links, nodes, lists, _component(flows, links, nodes, lists, changing))
@@ -340,96 +367,87 @@ def _settle(flows: Records, links: Records, nodes: Records, heap: Ints, lists: I
     lists[SIZES, STAMP] += 1
 
 
-@_compiled
-def _start(ops: Records, flows: Records, heap: Ints, lists: Ints, op: int) -> None:
+@compiled
+def _made(run: Run, route: int) -> int:
+    """A record for a flow on a route, with its nodes: one that is free again, or a new one."""
+    flows, nodes, lists = run.flows, run.nodes, run.lists
+    free: int = lists[FREE, route] - 1
+    if free >= 0:
+        lists[FREE, route] = flows[free].next_free + 1
+        return free
+    made: int = lists[SIZES, MADE]
+    lists[SIZES, MADE] += 1
+    flow = flows[made]
+    flow.stamp = 0
+    flow.first_node = lists[SIZES, NODES]
+    for i in range(run.routes[route], run.routes[route + 1]):
+        node, hop = nodes[lists[SIZES, NODES]], run.hops[i]
+        node.flow, node.link, node.coefficient, node.alone = made, hop.link, hop.coefficient, hop.alone
+        lists[SIZES, NODES] += 1
+    flow.last_node = lists[SIZES, NODES]
+    return made
+
+
+@compiled
+def _start(run: Run, op: int) -> None:
     """Rule 2 of an op that waits for nothing more: its finish is known unless something drains."""
-    begun = ops[op]
-    begun.start_ns = begun.ready_ns
-    if begun.flow >= 0:
-        _push(flows, heap, lists, begun.start_ns + begun.fixed_ns, len(flows) + begun.flow)
-    else:
-        begun.finish_ns = begun.start_ns + begun.fixed_ns
+    lists, begun = run.lists, run.ops[op]
+    begun.waiting = STARTED
+    if begun.flow < 0:
+        begun.ends_ns += begun.ready_ns
         lists[DONE, lists[SIZES, DONE]] = op
         lists[SIZES, DONE] += 1
+        return
+    demand = run.demands[begun.flow]
+    made = _made(run, demand.route)
+    flow = run.flows[made]
+    flow.op, flow.remaining, flow.cap, flow.drained_ns = op, demand.work, demand.cap, -1
+    _push(run.flows, run.heap, lists, begun.ready_ns + begun.ends_ns, len(run.flows) + made)
+    begun.ends_ns = -1
 
 
-@_compiled
-def _pass_on(ops: Records, flows: Records, heap: Ints, lists: Ints, follower: Ints) -> None:
+@compiled
+def _finish(run: Run, drained: int) -> None:
+    """A flow that has drained ends its op, the only one whose finish is new; its record is free."""
+    flow, lists = run.flows[drained], run.lists
+    done = run.ops[flow.op]
+    done.ends_ns = lists[SIZES, NOW]
+    lists[DONE, 0], lists[SIZES, DONE] = flow.op, 1
+    route = run.demands[done.flow].route
+    flow.next_free = lists[FREE, route] - 1
+    lists[FREE, route] = drained + 1
+
+
+@compiled
+def _pass_on(run: Run) -> None:
     """Rule 1: start whatever waited last for an op whose finish is known by now, and so on."""
+    ops, lists = run.ops, run.lists
     while lists[SIZES, DONE] > 0:
         lists[SIZES, DONE] -= 1
         done = ops[lists[DONE, lists[SIZES, DONE]]]
         for i in range(done.first_follower, done.last_follower):
-            after = ops[follower[i]]
-            after.ready_ns = max(after.ready_ns, done.finish_ns)
+            after = ops[run.follower[i]]
+            after.ready_ns = max(after.ready_ns, done.ends_ns)
             after.waiting -= 1
             if after.waiting == 0:
-                _start(ops, flows, heap, lists, follower[i])
+                _start(run, run.follower[i])
 
 
-@_compiled
-def follow(before: Ints, after: Ints, pointer: Ints, follower: Ints, waiting: Ints) -> int:
-    """Whatever waits for every op, op by op behind one another, and how many each waits for; how many pairs there are.
-
-    ``pointer`` [ops + 1] begins as zeros; items of op i end up in ``follower[pointer[i]:pointer[i + 1]]``. Pairs
-    that are named twice (as dependency and by a stream) count once, among the first few of an op.
-    """
-    for i in range(len(before)):
-        pointer[before[i]] += 1
-        waiting[after[i]] += 1
-    for op in range(1, len(pointer)):
-        pointer[op] += pointer[op - 1]
-    for i in range(len(before) - 1, -1, -1):
-        pointer[before[i]] -= 1
-        follower[pointer[before[i]]] = after[i]
-    kept = 0
-    for op in range(len(pointer) - 1):
-        begin, pointer[op] = pointer[op], kept
-        for i in range(begin, pointer[op + 1]):
-            known = False
-            for one in range(pointer[op], min(kept, pointer[op] + FEW)):
-                known |= follower[one] == follower[i]
-            if known:
-                waiting[follower[i]] -= 1
-            else:
-                follower[kept] = follower[i]
-                kept += 1
-    pointer[-1] = kept
-    return kept
-
-
-@_compiled
-def begin(ops: Records, pointer: Ints, waiting: Ints, fixed_ns: Ints, flow: Ints) -> None:
-    """Records of ops before anything happened; ``flow`` is -1 of those without work."""
-    for op in range(len(ops)):
-        fresh = ops[op]
-        fresh.first_follower = pointer[op]
-        fresh.last_follower = pointer[op + 1]
-        fresh.waiting = waiting[op]
-        fresh.fixed_ns = fixed_ns[op]
-        fresh.ready_ns = 0
-        fresh.start_ns = -1
-        fresh.finish_ns = -1
-        fresh.flow = flow[op]
-
-
-@_compiled
-def simulate(
-    ops: Records, flows: Records, links: Records, nodes: Records, heap: Ints, lists: Ints, follower: Ints,
-    changes: Ints,
-) -> None:  # fmt: skip
-    """Run to the end: fills start_ns and finish_ns, -1 where nothing happens any more.
+@compiled
+def simulate(run: Run, links: Records, changes: Ints) -> None:
+    """Run to the end: ops that have started have their start in ``ready_ns``, their finish in ``ends_ns``, -1 if open.
 
     Stops where re-shares have visited as many links as the entry VISITS below zero allowed. `changes` rows are
     (time_ns, link, rate).
     """
+    ops, flows, nodes, heap, lists = run.ops, run.flows, run.nodes, run.heap, run.lists
     changing = len(changes) > 0
     for i in range(len(changes)):
         _push(flows, heap, lists, changes[i, 0], 2 * len(flows) + i)
     for op in range(len(ops)):
-        if ops[op].waiting == 0 and ops[op].start_ns < 0:
-            _start(ops, flows, heap, lists, op)
-            _pass_on(ops, flows, heap, lists, follower)
+        if ops[op].waiting == 0:
+            _start(run, op)
+            _pass_on(run)
     while lists[SIZES, HEAP] > 0 and lists[SIZES, VISITS] <= 0:
         lists[SIZES, NOW] = heap[0, TIME]
         while lists[SIZES, HEAP] > 0 and heap[0, TIME] == lists[SIZES, NOW]:
@@ -444,8 +462,7 @@ def simulate(
             elif flows[entry].drained_ns == lists[SIZES, NOW]:
                 flows[entry].drained_ns = -1
                 _leave(flows, links, nodes, lists, entry)
-                ops[flows[entry].op].finish_ns = lists[SIZES, NOW]
-                lists[DONE, 0], lists[SIZES, DONE] = flows[entry].op, 1
-                _pass_on(ops, flows, heap, lists, follower)
+                _finish(run, entry)
+                _pass_on(run)
         if lists[SIZES, LINKS] > 0:
             _settle(flows, links, nodes, heap, lists, changing)

@@ -59,12 +59,13 @@ def test_a_run_leaves_the_program_as_it_was():
 
 def test_pairs_named_twice_count_once():
     """A dependency that a stream repeats is one pair, whatever stands between its two mentions."""
-    kernel = pytest.importorskip("simpar.engine.event_kernel", exc_type=ImportError)
-    before, after = np.array([0, 1, 0, 0, 1, 0]), np.array([1, 2, 2, 1, 2, 3])
+    order = pytest.importorskip("simpar.engine.event_order", exc_type=ImportError)
+    waits = np.array([0, 0, 2, 3, 3]), np.array([0, 0, 1])
+    streams = np.array([0, 3, 5]), np.array([0, 1, 2, 0, 3])
     pointer, waiting, follower = np.zeros(5, np.int64), np.zeros(4, np.int64), np.zeros(6, np.int64)
-    assert kernel.follow(before, after, pointer, follower, waiting) == 4
-    assert (pointer.tolist(), follower[:4].tolist(), waiting.tolist()) == (
-        [0, 3, 4, 4, 4],
-        [1, 2, 3, 2],
-        [0, 1, 2, 1],
+    assert order.follow(waits, streams, pointer, follower, waiting) == 3
+    assert (pointer.tolist(), follower[:3].tolist(), waiting.tolist()) == (
+        [0, 2, 3, 3, 3],
+        [1, 3, 2],
+        [0, 1, 1, 1],
     )
