@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,9 +72,8 @@ class Gaps:
         idle = np.flatnonzero(end > free)
         behind = np.append(excess.binding[ops], last)[idle]
         past = np.zeros((len(idle), len(excess.own)))
-        for cause, own in enumerate(excess.own):
-            if own.any():
-                past[:, cause] = np.append(0.0, np.cumsum(own[ops]))[idle]
+        for cause in excess.causes:
+            past[:, cause] = np.append(0.0, np.cumsum(excess.own[cause][ops]))[idle]
         return Gaps(np.full(len(idle), class_id), free[idle], end[idle], behind, past)
 
     @staticmethod
@@ -164,12 +164,16 @@ class Excess:
     sort: Ints
     binding: Ints
 
+    @cached_property
+    def causes(self) -> tuple[int, ...]:
+        """Those of the three of which any op has something."""
+        return tuple(np.flatnonzero(self.own.any(axis=1)).tolist())
+
     def chain(self, ops: Ints) -> Floats:
         """Summed over some ops and the chains that lead to them: float64[len(ops), 3]."""
         found = np.zeros((len(ops), len(self.own)))
-        for cause, own in enumerate(self.own):
-            if own.any():
-                found[:, cause] = summed_along(self.binding, own)[ops]
+        for cause in self.causes:
+            found[:, cause] = summed_along(self.binding, self.own[cause])[ops]
         return found
 
     def blamed(self, ops: Ints, cause: int) -> Ints:

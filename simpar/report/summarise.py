@@ -65,7 +65,8 @@ ACTIVE_POWER, WAITING_POWER = 0.8, 0.4  # shares of the power limit while comput
 class Context:
     """What a summary is made from.
 
-    ``nominal_ns`` is the step without slow ranks, where there are any; ``asked`` the plan before it was resolved.
+    ``nominal_ns`` is the step without slow ranks, where there are any; ``asked`` the plan before it was resolved;
+    ``held`` what every class holds, where that is known already.
     """
 
     lowered: Lowered
@@ -77,6 +78,7 @@ class Context:
     jitter: JitterReport | None = None
     nominal_ns: int | None = None
     asked: Plan | None = None
+    held: tuple[Footprint, ...] = ()
 
     @property
     def job(self) -> Job:
@@ -99,7 +101,7 @@ def summarise(context: Context, *, with_timeline: bool = True) -> Result:
         breakdown["jitter" if added_s > 0 else "compute"] += (
             added_s  # few ranks may be faster than on average
         )
-    held = footprints(lowered, timing, context.cluster)
+    held = context.held or footprints(lowered, timing, context.cluster)
     stages = _stage_memory(context, held)
     result = Result(
         speed=_speed(context, step_s, float(accounts.recompute_ns[critical]) / NS_PER_S),

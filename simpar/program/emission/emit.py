@@ -68,7 +68,10 @@ class Slots:
 
     def of_class(self, class_id: int) -> slice:
         """The slots of a class: classes are added in order of their id."""
-        return slice(*np.searchsorted(self.class_id, [class_id, class_id + 1]).tolist())
+        ends = np.array(
+            [class_id, class_id + 1], dtype=self.class_id.dtype
+        )  # of another type it would copy all
+        return slice(*np.searchsorted(self.class_id, ends).tolist())
 
 
 @dataclass(frozen=True)

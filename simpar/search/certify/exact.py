@@ -117,7 +117,7 @@ def measure(problem: Problem, plan: Plan, before: int = 0) -> Exact:
         fullest[one.stage] = max(fullest[one.stage], one.fullness(share, sure))
     on_host = host is None or host.fits
     predicted = on_host and max(one.fullness(share, AS_PREDICTED) for one in held) <= 1.0
-    context = Context(lowered, timing, cluster, name, "full", problem.perturbation)
+    context = Context(lowered, timing, cluster, name, "full", problem.perturbation, held=held)
     report = partial(summarise, context, with_timeline=False)
     most = max(one.held_bytes if share < 1.0 else one.needed_at(sure) for one in held)
     fits = on_host and max(fullest) <= 1.0
