@@ -72,7 +72,13 @@ def measure(name: str) -> float:
     training = simpar.Training(seq_len=seq_len, global_batch=GLOBAL_BATCH)
     as_predicted = Constraints(fit_probability=0.5)  # spaces are compared, not what they leave free
     found = search(
-        graph, cluster, training, space="alpa", progress=Progress(top=1, brief=True), constraints=as_predicted
+        graph,
+        cluster,
+        training,
+        space="alpa",
+        progress=Progress(top=1, brief=True),
+        objective="time",
+        constraints=as_predicted,
     )
     uniform, best = found.details["uniform_best_s"], found.best.step_time_s
     margin = uniform / best - 1

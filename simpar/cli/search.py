@@ -351,9 +351,9 @@ def _with_progress(values: Mapping[str, Any]) -> Iterator[Progress]:
     """A Progress that draws a line of counts on a terminal's standard error."""
     from rich.console import Console
 
-    from simpar.search.progress import Progress
+    from simpar.search.progress import TOP, Progress
 
-    top = 5 if values["top"] is None else values["top"]
+    top = TOP if values["top"] is None else values["top"]
     if top < 1:
         raise UserError(f"--top {top}: allowed: at least 1")
     workers, limit_s = _workers(values), _time_limit_s(values["time_limit"])

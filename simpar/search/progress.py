@@ -17,6 +17,8 @@ from simpar.search.result import Counts
 from simpar.search.workers import Workers
 
 Report = Callable[[str, Counts, float | None], None]
+TOP = 5
+"""Candidates that are shown, unless more or fewer are asked for; as many are compared where fewer are shown."""
 AGAIN_S = 0.05
 """An alarm that rang while nobody could hear it (on the way into or out of the block, in a destructor) rings again."""
 OUTSIDE = (__file__, contextlib.__file__)
@@ -37,7 +39,7 @@ class Progress:
     that is not above 0.
     """
 
-    top: int = 5
+    top: int = TOP
     report: Report = lambda *_: None  # nobody watches
     interrupted: bool = False
     brief: bool = False

@@ -53,7 +53,8 @@ class SearchResult:
 
     ``certified_optimal`` says that no plan of the space can beat the best as predicted (with objective "regret" the
     ``shortest``); else ``gap`` is the share of the objective by which one still might. ``details`` holds what more
-    there is to tell: problem, naive choices, Pareto front.
+    there is to tell: problem, naive choices, Pareto front. ``not_shown`` are further candidates that those were
+    compared with.
     """
 
     candidates: tuple[Candidate, ...]
@@ -63,6 +64,7 @@ class SearchResult:
     gap: float
     search_seconds: float
     details: Mapping[str, Any] = field(default_factory=dict)
+    not_shown: tuple[Candidate, ...] = ()
 
     @property
     def best(self) -> Candidate:
@@ -74,7 +76,12 @@ class SearchResult:
     @property
     def shortest(self) -> Candidate:
         """The candidate with the shortest step as predicted: the certificate of a search for time is of that."""
-        return min(self.candidates, key=lambda one: one.step_time_s)
+        return min((*self.candidates, *self.not_shown), key=lambda one: one.step_time_s)
+
+    @property
+    def tied(self) -> tuple[Candidate, ...]:
+        """Candidates that cannot be told apart; none where the best is clear."""
+        return tuple(one for one in (*self.candidates, *self.not_shown) if one.figures.get("tied"))
 
     def saying(self, more: Mapping[str, object]) -> SearchResult:
         """The same with more details."""

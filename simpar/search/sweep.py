@@ -64,8 +64,8 @@ def search_cell(cell: Cell, space: str | None, time_limit_s: float | None) -> di
         return {**facts, "best": None, "reason": str(reason), **_ended(progress)}
     answer = found.to_dict()
     kept = ("space_size", "feasible", "simulated", "certified_optimal", "gap", "search_seconds")
-    best = answer["candidates"][0]
-    return {**facts, **{name: answer[name] for name in kept}, "best": best, "reason": "", **_ended(progress)}
+    figures = {name: answer[name] for name in kept} | {"tie": answer.get("tie")}
+    return {**facts, **figures, "best": answer["candidates"][0], "reason": "", **_ended(progress)}
 
 
 def _facts(cell: Cell) -> dict[str, Any]:

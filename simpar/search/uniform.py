@@ -11,6 +11,7 @@ from simpar.errors import Infeasible
 from simpar.report.result import Result
 from simpar.search.answer.baselines import Beside, front, margin, naive_choices, runners_up
 from simpar.search.answer.candidates import answer_of
+from simpar.search.answer.ties import num_compared
 from simpar.search.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.search.certify.exact import objective_rates
 from simpar.search.certify.infeasible import no_answer
@@ -45,7 +46,11 @@ def search_uniform(problem: Problem, progress: Progress) -> SearchResult:
     if search.fields:
         more["node_counts"] = [one.problem.cluster.nodes for one in search.fields]
     more |= {"scope": scope(problem, search.left_out()), "not_built": search.unbuilt()}
-    return answer_of(problem, progress, results, counts, gap, whole).saying(more)
+    answer = answer_of(problem, progress, results, counts, gap, whole).saying(more)
+    tie = answer.details.get("tie")
+    if tie is None or tie["limit_s"] is None:
+        return answer
+    return answer.saying({"tie": tie | {"not_simulated": search.unseen(tie["limit_s"])}})
 
 
 def _stand_beside(search: BranchAndBound, results: list[Result], more: dict[str, object]) -> None:
@@ -55,8 +60,8 @@ def _stand_beside(search: BranchAndBound, results: list[Result], more: dict[str,
     assert field.frontier is not None, "a plan was simulated in its frontier"
     taken = [row for row, found in field.frontier.simulated.items() if found.plan == winner.plan]
     row, near = taken[0], field.frontier.rows.some(taken[:1])
-    if progress.top > 1:
-        results += runners_up(Beside(field, near), taken, progress.top - 1)
+    if (count := num_compared(winner.problem, progress.top)) > 1:
+        results += runners_up(Beside(field, near), taken, count - 1)
     if not progress.brief:
         more["naive"] = naive_choices(Beside(field, near), results[0])
         more["pareto"] = front(Beside(field, near), row)

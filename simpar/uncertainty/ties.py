@@ -28,6 +28,8 @@ DRAWS = 1 << 14
 SEED = 7
 TIED = 1 / 3
 """Layouts that are so probably the best, over the likeliest one, cannot be told apart from it."""
+MOST_BEHIND, CLOSE = 2.0, 1e-4
+"""No layout that takes so many times as long is tied; and how closely the longest that are tied are known."""
 ALIKE, ALIKE_SHARE = 0.001, 0.05
 """Differences of expected regrets that tell nothing apart: as shares of a step, and of the least regret."""
 
@@ -97,3 +99,20 @@ def covariance(shares: Floats, layout_spread: float) -> Floats:
     squared_size = (FAR - 1 + FURTHER**2) / FAR
     alike = PART**2 * shares @ shares.T + OWN**2 * np.eye(len(shares))
     return np.asarray(squared_size * layout_spread**2 * alike)
+
+
+def limit_s(step_s: Floats, parts_s: Floats, layout_spread: float) -> float:
+    """Seconds up to which one more layout, made up like the likeliest to be the best, would be tied with it.
+
+    Input as of :func:`standing`. One that is made up in another way may take longer, and be tied all the same.
+    """
+    likeliest = int(np.argmax(standing(step_s, parts_s, layout_spread).best_probability))
+    low, high = 1.0, MOST_BEHIND
+    while high - low > CLOSE:
+        factor = (low + high) / 2
+        more = (
+            np.append(step_s, factor * step_s[likeliest]),
+            np.vstack([parts_s, factor * parts_s[likeliest]]),
+        )
+        low, high = (factor, high) if standing(*more, layout_spread).tied[-1] else (low, factor)
+    return low * float(step_s[likeliest])

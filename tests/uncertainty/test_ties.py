@@ -20,6 +20,7 @@ from simpar.uncertainty.ties import (
     PART,
     TIED,
     Standing,
+    limit_s,
     standing,
 )
 
@@ -116,3 +117,22 @@ def test_the_choice_loses_the_least_and_is_the_simplest_of_what_loses_as_little(
     large = 10 * ALIKE / ALIKE_SHARE
     assert Standing(odds, large * np.array([1, 1 + ALIKE_SHARE / 2, 0])).choice([(2,), (1,), (0,)]) == 1
     assert Standing(odds, large * np.array([1, 1 + ALIKE_SHARE * 2, 0])).choice([(2,), (1,), (0,)]) == 0
+
+
+def test_one_more_layout_is_tied_up_to_the_limit_and_not_beyond() -> None:
+    """Made up like the likeliest best; alone, it is tied where it is the best one time in four."""
+    parts = np.array([[0.9, 0.1]])
+    limit = limit_s(np.ones(1), parts, SPREAD)
+    deviation = OWN * sqrt(2) * SPREAD
+    below = sum(
+        weight * NormalDist().cdf(-log(limit) / (deviation * size))
+        for weight, size in ((1 - 1 / FAR, 1.0), (1 / FAR, FURTHER))
+    )
+    assert below == pytest.approx(TIED / (1 + TIED), abs=SURE)
+    for factor, is_tied in ((0.999, True), (1.001, False)):
+        both = np.array([1.0, factor * limit])
+        assert standing(both, np.vstack([parts, both[1] * parts]), SPREAD).tied[-1] == is_tied
+    assert limit_s(np.ones(1), parts, 0.5 * SPREAD) < limit
+    assert limit_s(np.array([1.0, 1.1]), np.vstack([parts, 1.1 * parts]), SPREAD) == pytest.approx(
+        limit, rel=0.003
+    )

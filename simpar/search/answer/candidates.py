@@ -15,7 +15,7 @@ from simpar.scenario import chosen_cluster
 from simpar.search.answer.explanations import why_it_loses, why_it_wins
 from simpar.search.answer.ties import chosen
 from simpar.search.certify.scope import not_portable
-from simpar.search.problem import Problem
+from simpar.search.problem import BY_REGRET, Problem
 from simpar.search.progress import Progress
 from simpar.search.result import Candidate, Counts, SearchResult
 from simpar.units import format_seconds
@@ -24,7 +24,7 @@ from simpar.units import format_seconds
 def answer_of(
     problem: Problem, progress: Progress, results: Sequence[Result], counts: Counts, gap: float, whole: bool
 ) -> SearchResult:
-    """The answer of results, the best as predicted first; the objective may choose another.
+    """The answer of results, the best as predicted first; the objective may choose another. All are compared.
 
     ``gap`` is the share of the objective by which an unseen plan may be better than the first of them, ``whole``: the
     search was not stopped before it was over.
@@ -50,8 +50,17 @@ def answer_of(
         "not_portable": not_portable(problem, candidates[0].plan),
         "stopped": progress.stopped,
     }
+    if problem.objective == BY_REGRET:
+        tied = sum(bool(one.figures.get("tied")) for one in candidates)
+        shortest_s = min(one.step_time_s for one in candidates)
+        details["tie"] = {
+            "candidates": tied, "shortest_step_time_s": shortest_s, "limit_s": choice.limit_s
+        }  # fmt: skip
     certified = gap <= 0 and whole
-    return SearchResult(candidates, counts, problem.objective, certified, gap, progress.seconds, details)
+    shown, others_compared = candidates[: progress.top], candidates[progress.top :]
+    return SearchResult(
+        shown, counts, problem.objective, certified, gap, progress.seconds, details, others_compared
+    )
 
 
 def _candidate(

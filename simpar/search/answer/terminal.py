@@ -106,15 +106,23 @@ def _unbeaten(found: SearchResult) -> str:
     """What is certain: of the model, whichever of the plans that cannot be told apart is chosen."""
     if found.objective != BY_REGRET:
         return f"has a better {found.objective}"
-    which = "" if found.shortest is found.best else f" (candidate {found.shortest.rank})"
+    rank = found.shortest.rank
+    hidden = f", which --top {rank} shows" if rank > len(found.candidates) else ""
+    which = "" if rank == 1 else f" (candidate {rank}{hidden})"
     return f"is predicted to be faster than {format_seconds(found.shortest.step_time_s)}{which}"
 
 
 def _ties(found: SearchResult) -> Iterator[str]:
-    """Which candidates cannot be told apart."""
-    tied = sum(bool(one.figures.get("tied")) for one in found.candidates)
+    """Which candidates cannot be told apart, and how many plans may be among them that were not simulated."""
+    tied, tie = len(found.tied), found.details.get("tie", {})
     if tied:
-        yield f"1 {'to' if tied > 2 else 'and'} {tied} cannot be told apart: predictions err by more than they differ"
+        hidden = f" (--top {tied} shows them)" if tied > len(found.candidates) else ""
+        which = f"1 {'to' if tied > 2 else 'and'} {tied}"
+        yield f"{which} cannot be told apart{hidden}: predictions err by more than they differ"
+    if count := tie.get("not_simulated"):
+        limit = format_seconds(tie["limit_s"])
+        more = "1 plan that was" if count == 1 else f"up to {count:,} plans that were"
+        yield f"{more} not simulated may be as good: bounded below {limit}"
 
 
 def _scope(found: SearchResult) -> Iterator[str]:

@@ -12,9 +12,11 @@ from simpar.report.certainty import measured_on
 from simpar.report.layouts import layout_of, shares_of
 from simpar.report.result import Result
 from simpar.search.problem import BY_REGRET, Problem
+from simpar.search.progress import TOP
 from simpar.uncertainty.joint import common_spread, joint_errors
 from simpar.uncertainty.own_runs import MeasuredLayout
-from simpar.uncertainty.ties import Standing, standing, standing_of
+from simpar.uncertainty.ties import Standing, limit_s, standing, standing_of
+from simpar.units import Floats
 
 DIGITS = 4
 """Of probabilities and regrets: further ones are those of the draws."""
@@ -24,19 +26,30 @@ DIGITS = 4
 class Choice:
     """Results in the order in which they are shown, the chosen one first, then those tied with it.
 
-    ``figures`` and ``why`` are what candidates say of it: numbers of each, and of the first one what decided.
+    ``figures`` and ``why`` are what candidates say of it: numbers of each, and of the first one what decided. Another
+    layout like the likeliest best would be tied up to ``limit_s`` (None where nothing is chosen, or
+    runs of the user's say more of some layouts than of others).
     """
 
     results: tuple[Result, ...]
     figures: tuple[Mapping[str, object], ...]
     why: tuple[str, ...] = ()
+    limit_s: float | None = None
+
+
+def num_compared(problem: Problem, top: int) -> int:
+    """How many results are wanted to choose among where so many are shown: the choice is that of more shown."""
+    return max(top, TOP) if problem.objective == BY_REGRET else top
 
 
 def chosen(problem: Problem, results: Sequence[Result]) -> Choice:
     """The choice among results, the best first; they stay as they are where another objective or none beside is."""
-    if problem.objective != BY_REGRET or len(results) < 2:
+    if problem.objective != BY_REGRET:
         return Choice(tuple(results), ({},) * len(results))
     known = measured_on(problem.stack, problem.cluster.profile.name)
+    longest_s = None if known else limit_s(*_predicted(results))
+    if len(results) < 2:
+        return Choice(tuple(results), ({},) * len(results), limit_s=longest_s)
     stands = _standing(results, known)
     plans = [Plan.model_validate(one.setup.plan) for one in results]
     complexity = [_complexity(problem, plan) for plan in plans]
@@ -58,22 +71,28 @@ def chosen(problem: Problem, results: Sequence[Result]) -> Choice:
         if tied.sum() > 1
         else _what_told(stands, first, results)
     )
-    return Choice(tuple(results[at] for at in order), figures, why)
+    return Choice(tuple(results[at] for at in order), figures, why, longest_s)
 
 
 def _standing(results: Sequence[Result], known: Sequence[MeasuredLayout]) -> Standing:
     """How results stand, after what was measured of them and of others."""
-    step_s = np.array([one.step_time_s for one in results])
-    spread = max(one.certainty.layout_spread if one.certainty else 0.0 for one in results)
-    first = results[0].certainty
+    first, (step_s, parts_s, spread) = results[0].certainty, _predicted(results)
     if not known or first is None:
-        parts_s = [list(one.time_breakdown_s.model_dump().values()) for one in results]
-        return standing(step_s, np.array(parts_s), spread)
+        return standing(step_s, parts_s, spread)
     names = [layout_of(one) for one in results]
     layouts = {name: shares_of(one) for name, one in zip(names, results, strict=True)}
     errors = joint_errors(layouts, known, spread, common_spread(first.step_time_interval_s, spread))
     at = [list(layouts).index(name) for name in names]
     return standing_of((np.log(step_s) + errors.mean[at])[:, None] + errors.draws[at])
+
+
+def _predicted(results: Sequence[Result]) -> tuple[Floats, Floats, float]:
+    """Predicted steps, their parts, and the spread of layouts, as :func:`standing` takes them."""
+    return (
+        np.array([one.step_time_s for one in results]),
+        np.array([list(one.time_breakdown_s.model_dump().values()) for one in results]),
+        max(one.certainty.layout_spread if one.certainty else 0.0 for one in results),
+    )
 
 
 def _measured(result: Result, known: Sequence[MeasuredLayout]) -> dict[str, float]:

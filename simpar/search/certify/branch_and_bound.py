@@ -188,6 +188,10 @@ class BranchAndBound:
         best = self.best
         return sum(int((one.worth(one.unbuilt) < best).sum()) for one in self.frontiers)
 
+    def unseen(self, limit_s: float) -> int:
+        """Rows bounded below so many seconds that were neither simulated nor dropped or refused."""
+        return sum(one.unseen(limit_s) for one in self.frontiers)
+
     def left_out(self) -> dict[str, list[Any]]:
         """Values of axes that the target left out, on every number of nodes."""
         spaces = [(one.frontier.rows if one.frontier else one.rows).left_out for one in self.fields]

@@ -293,6 +293,12 @@ class Frontier:
             if (at >= KEPT or ops[at] > KEPT_OPS) and one is not last:
                 one.let_go()
 
+    def unseen(self, limit_s: float) -> int:
+        """Rows bounded below so many seconds that were neither simulated nor dropped or refused."""
+        found = (self.bound_s < limit_s) & (self.level < EXACT)
+        found[list(self.simulated)] = False
+        return int(found.sum())
+
     def drop(self, rows: Ints) -> None:
         """Look at rows no more, whatever is asked for: they do not fit."""
         self.bound_s[rows], self.level[rows] = np.inf, EXACT

@@ -14,6 +14,7 @@ from simpar.models.recompute import OPTIMAL
 from simpar.plan.plan import Plan
 from simpar.report.result import Result
 from simpar.search.answer.candidates import answer_of
+from simpar.search.answer.ties import num_compared
 from simpar.search.certify.exact import Exact, exact, measure
 from simpar.search.certify.infeasible import too_large
 from simpar.search.problem import Problem
@@ -71,7 +72,7 @@ def even_optimum(problem: Problem, progress: Progress) -> SearchResult | None:
         return None
     brief = replace(progress, top=1, brief=True)
     try:
-        return search_uniform(problem, brief)
+        return search_uniform(replace(problem, objective="time"), brief)
     except Infeasible:
         return None
     finally:
@@ -144,7 +145,8 @@ class StagesSearch(ABC):
             if not progress.interrupted:
                 self.run()
         found = [exact(problem, even.best.plan)] if even else []
-        found += [done.report() for done in self.ranked()[: progress.top]]
+        count = num_compared(problem, progress.top)
+        found += [done.report() for done in self.ranked()[:count]]
         distinct: dict[tuple[float, float], Result] = {}
         for result in found:
             distinct.setdefault((result.step_time_s, result.peak_memory_bytes), result)
@@ -156,7 +158,7 @@ class StagesSearch(ABC):
                 f"no plan of space {self.space} that was tried fits {problem.graph.name} on "
                 f"{problem.cluster.profile.name}; try more nodes"
             )
-        results = sorted(distinct.values(), key=lambda one: one.step_time_s)[: progress.top]
+        results = sorted(distinct.values(), key=lambda one: one.step_time_s)[:count]
         best_s = results[0].step_time_s
         lowest_s = min(self.lowest_s, best_s, even_s * (1 - even.gap) if even else best_s)
         more = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import simpar
@@ -12,12 +13,14 @@ from simpar import cli
 from simpar.plan.plan import Plan
 from simpar.report.result import Result
 from simpar.search.answer.candidates import answer_of
-from simpar.search.answer.terminal import certificate
+from simpar.search.answer.terminal import _ties, certificate
 from simpar.search.answer.ties import chosen
+from simpar.search.certify.branch_and_bound import fields_of
 from simpar.search.certify.exact import exact
-from simpar.search.problem import Problem, make_problem
+from simpar.search.problem import Constraints, Problem, make_problem
 from simpar.search.progress import Progress
 from simpar.search.result import Counts
+from simpar.search.uniform import search_uniform
 
 TRAINING = simpar.Training(seq_len=128, global_batch=64)
 SMALL = [
@@ -60,6 +63,53 @@ def test_of_what_loses_as_little_the_simplest_is_chosen(problem: Problem) -> Non
     assert said[0] == "certified: no plan of the space is predicted to be faster than 1.00 s (candidate 2)"
     (gap, *_) = certificate(replace(found, certified_optimal=False, gap=0.01))
     assert gap == "not certified: a plan that was not simulated may be better by up to 1.00% than candidate 2"
+
+
+def test_fewer_that_are_shown_are_chosen_among_as_many(problem: Problem) -> None:
+    """The first is the same; the sentences name what is not shown."""
+    results = alike(problem, ({"tp": 2, "pp": 2}, 1.0), ({}, 1.0002), ({"pp": 2}, 1.5))
+    whole = answer_of(problem, Progress(), results, Counts(), 0.0, True)
+    found = answer_of(problem, Progress(top=1), results, Counts(), 0.0, True)
+    assert found.candidates == whole.candidates[:1]
+    assert (found.shortest, found.tied) == (whole.candidates[1], whole.candidates[:2])
+    assert len(found.to_dict()["candidates"]) == 1
+    assert next(certificate(found)).endswith("faster than 1.00 s (candidate 2, which --top 2 shows)")
+    tie = found.details["tie"]
+    assert (tie["candidates"], tie["shortest_step_time_s"]) == (2, 1.0)
+    assert 1.0002 < tie["limit_s"] < 1.5
+    (said,) = _ties(found)
+    assert said.startswith("1 and 2 cannot be told apart (--top 2 shows them): predictions err")
+    for count, words in ((1, "1 plan that was not"), (12345, "up to 12,345 plans that were not"), (0, "")):
+        more = list(_ties(found.saying({"tie": {**tie, "not_simulated": count}})))[1:]
+        assert [line.startswith(f"{words} simulated may be as good: bounded below") for line in more] == [
+            True
+        ] * bool(words)
+    assert (
+        "tie"
+        not in answer_of(replace(problem, objective="time"), Progress(), results, Counts(), 0.0, True).details
+    )
+
+
+def test_plans_that_may_be_tied_are_those_bounded_below_the_limit_and_not_simulated() -> None:
+    """Counted by the bounds of the search; none is simulated for it, and --top 1 chooses what --top 5 does."""
+    problem = make_problem(
+        "tiny-llama", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=512, global_batch=16)
+    )
+    held = Constraints(fixed={"recompute": "none", "hsdp": 1, "schedule": "1f1b"}, portable="any")
+    problem = replace(problem, constraints=held)
+    one, five = (search_uniform(problem, Progress(top=top, brief=True)) for top in (1, 5))
+    assert len(one.candidates) == 1
+    assert one.best.to_dict() == five.best.to_dict()
+    assert one.details["tie"] == five.details["tie"]
+    (field,) = fields_of(problem, [1])
+    assert field.frontier is not None
+    frontier, limit_s = field.frontier, one.details["tie"]["limit_s"]
+    assert 0 < one.details["tie"]["not_simulated"] <= frontier.unseen(limit_s)
+    assert frontier.unseen(np.inf) == frontier.rows.count
+    frontier.simulate(0)
+    frontier.settle(1)
+    assert frontier.unseen(np.inf) == frontier.rows.count - 2
+    assert frontier.unseen(0.0) == 0
 
 
 def test_groups_that_span_domains_are_chosen_last_of_what_loses_as_little(problem: Problem) -> None:
