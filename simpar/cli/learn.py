@@ -54,6 +54,26 @@ def learn(
         console().print(f"wrote {output}: --stack {output} --hardware {output}", soft_wrap=True)
 
 
+def _print_memory(found: Mapping[str, Any], screen: Console) -> None:
+    """Errors of peaks, and how far what a stack keeps unseen may be off."""
+    screen.print(f"\n{'error of peak memory, %':<58}{'before':>11}{'after':>11}{'left out':>9}", style="bold")
+    rows = [
+        (each["label"], each["memory_error_percent"])
+        for each in found["runs_detail"]
+        if "memory_error_percent" in each
+    ]
+    for label, errors in rows:
+        row = f"{label[:57]:<58}{errors['before']:>+11.1f}{errors['after']:>+11.1f}"
+        screen.print(f"{row}{errors['left_out']:>+9.1f}", soft_wrap=True)
+    middle = found["memory"]["median_error_percent"]
+    row = f"{'median of absolute errors':<58}{middle['before']:>11.1f}{middle['after']:>11.1f}"
+    screen.print(f"{row}{middle['left_out']:>9.1f}")
+    for stack, spread in found["memory"]["stack_spread_percent"].items():
+        screen.print(
+            f"what {stack} keeps unseen: {spread['before']:.0f} % of its memory before, {spread['after']:.0f} % now"
+        )
+
+
 def _print(found: Mapping[str, Any], screen: Console) -> None:
     models, noise = found["models"], found["repeats_spread_percent"]
     several = "s" if len(models) > 1 else ""
@@ -85,6 +105,8 @@ def _print(found: Mapping[str, Any], screen: Console) -> None:
     )
     if found["layouts"] > 1 and middle["left_out"] >= middle["before"]:
         screen.print("runs that were left out are predicted no better than before: measure more layouts")
+    if found["memory"]:
+        _print_memory(found, screen)
     unexplained = [each["label"] for each in found["runs_detail"] if not each["explained"]]
     if unexplained:
         screen.print(

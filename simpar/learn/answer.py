@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from simpar.cost.stack import load_stack
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.profile import ClusterProfile
 from simpar.learn.fit import Learned, Observed
 from simpar.learn.fit import learn as most_probable_of
+from simpar.learn.memory import LearnedMemory, learn_memory
 from simpar.learn.runs import Runs, runs_of
 from simpar.profiles import LEARNED, REVISION, as_written, base_name, yaml_text
 from simpar.report.certainty import runs_on, step_time_error, traits_of
 from simpar.report.layouts import layout_of, shares_of
+from simpar.uncertainty.memory import MemoryRisk
 from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns
 from simpar.uncertainty.support import Traits
+from simpar.uncertainty.table import shipped
 from simpar.units import Floats
 from simpar.validate.chosen import Chosen
 from simpar.validate.predict import changed, changed_stack, cluster_of, job_of, result_of
@@ -30,11 +35,15 @@ UNEXPLAINED = 0.05
 
 @dataclass(frozen=True)
 class Answer:
-    """What measured runs taught: the files they are from, the runs, and the parameters under them."""
+    """What measured runs taught: the files they are from, the runs, and the parameters under them.
+
+    ``memory`` is what the peaks among them taught; None where no run has one.
+    """
 
     source: str
     runs: Runs
     learned: Learned
+    memory: LearnedMemory | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON of ``simpar learn``: changes, runs and errors, in SI and percent."""
@@ -46,6 +55,7 @@ class Answer:
             "repeats_spread_percent": _percent_or_none(self.runs.repeats_spread),
             "median_error_percent": self.errors(),
             "half_interval_percent": self.half_intervals(),
+            "memory": self._memory(),
             "changes": self.changes(),
             "runs_detail": [self._detail(at, run) for at, run in enumerate(self.runs.layouts)],
             "remarks": list(self.runs.remarks),
@@ -53,10 +63,26 @@ class Answer:
 
     def errors(self) -> dict[str, float]:
         """Median absolute errors of step time in percent: before, after, and of runs that were left out."""
-        found = self.learned
+        return {name: _median_percent(each) for name, each in _named(self.learned)}
+
+    def _memory(self) -> dict[str, Any] | None:
+        """What peaks of memory taught: layouts, median errors, and by stack the spread of what it keeps unseen."""
+        if self.memory is None:
+            return None
+        stacks = {run.case.stack: load_stack(run.case.stack) for run in self.memory.layouts}
+        own = {name: (load_stack(name).own_runs, self._own_runs_of(name)) for name in stacks}
         return {
-            name: round(float(np.median(np.abs(_error_percent(each)))), 2)
-            for name, each in (("before", found.before), ("after", found.after), ("left_out", found.left_out))
+            "layouts": len(self.memory.layouts),
+            "median_error_percent": {
+                name: _median_percent(each) for name, each in _named(self.memory.learned)
+            },
+            "stack_spread_percent": {
+                stack.known_as: {
+                    when: round(100 * MemoryRisk.of(stack.known_as, shipped(), runs).habits, 1)
+                    for when, runs in zip(("before", "after"), own[name], strict=True)
+                }
+                for name, stack in stacks.items()
+            },
         }
 
     def half_intervals(self) -> dict[str, float]:
@@ -78,14 +104,42 @@ class Answer:
 
     def own_runs(self, stack: str, hardware: str, cluster: str = "") -> tuple[OwnRuns, ...]:
         """What the layouts on a stack and hardware show of others like them, on what is learnt as ``cluster``."""
-        alike: dict[Traits, list[float]] = defaultdict(list)
-        for run, error in zip(self.runs.layouts, self.learned.left_out.tolist(), strict=True):
+        alike: dict[Traits, list[int]] = defaultdict(list)
+        for at, run in enumerate(self.runs.layouts):
             if (run.case.stack, run.case.hardware) == (stack, hardware):
-                alike[_traits(run)].append(error)
-        return tuple(
-            OwnRuns(cluster=cluster, traits=traits, layouts=len(errors), error=_root_mean_square(errors))
-            for traits, errors in alike.items()
-        )
+                alike[_traits(run)].append(at)
+        found, errors = [], self.learned.left_out
+        for traits, places in alike.items():
+            peaks = [self._peak_errors[at]["left_out"] for at in places if at in self._peak_errors]
+            error = _root_mean_square([float(errors[at]) for at in places])
+            peak_error = _root_mean_square(peaks) if peaks else 0.0
+            found.append(
+                OwnRuns(
+                    cluster=cluster,
+                    traits=traits,
+                    layouts=len(places),
+                    error=error,
+                    peaks=len(peaks),
+                    peak_error=peak_error,
+                )
+            )
+        return tuple(found)
+
+    def _own_runs_of(self, stack: str) -> tuple[OwnRuns, ...]:
+        """The same of a stack on whatever hardware."""
+        clusters = dict.fromkeys(run.case.hardware for run in self.runs.layouts)
+        return tuple(own for on in clusters for own in self.own_runs(stack, on))
+
+    @cached_property
+    def _peak_errors(self) -> dict[int, dict[str, float]]:
+        """By the place of a layout that has a peak log(measured / predicted) of it: before, after, and left out."""
+        if self.memory is None:
+            return {}
+        places = [at for at, run in enumerate(self.runs.layouts) if run.peak is not None]
+        return {
+            at: {name: float(each[row]) for name, each in _named(self.memory.learned)}
+            for row, at in enumerate(places)
+        }
 
     def _measured(self, stack: str, names: Mapping[str, str]) -> tuple[MeasuredLayout, ...]:
         """The layouts on a stack, on the clusters that are learnt under some names."""
@@ -108,35 +162,21 @@ class Answer:
 
     def changes(self) -> list[dict[str, Any]]:
         """Parameters that moved, the farthest first; ``spreads`` is how far in what shipped profiles differ by."""
-        prior, values = self.learned.prior, self.learned.values
-        moved = np.abs(values - prior.values) / prior.spread
-        return [
-            {
-                "kind": prior.names[at][0],
-                "profile": prior.names[at][1],
-                "parameter": prior.names[at][2],
-                "was": float(prior.values[at]),
-                "is": float(values[at]),
-                "spreads": round(float((values[at] - prior.values[at]) / prior.spread[at]), 2),
-            }
-            for at in np.argsort(-moved).tolist()
-            if moved[at] > 0
-        ]
+        changes = _changes(self.learned) + (_changes(self.memory.learned) if self.memory else [])
+        return sorted(changes, key=lambda change: -abs(float(change["spreads"])))
 
     def _detail(self, at: int, run: Observed) -> dict[str, Any]:
-        errors = {
-            name: round(float(_error_percent(each[at])), 2)
-            for name, each in (
-                ("before", self.learned.before), ("after", self.learned.after), ("left_out", self.learned.left_out),
-            )
-        }  # fmt: skip
-        return {
+        detail = {
             "rows": list(run.rows),
             "label": run.label,
             "measured_step_time_s": run.time_s,
-            "error_percent": errors,
+            "error_percent": {name: _error_percent(each[at]) for name, each in _named(self.learned)},
             "explained": abs(float(self.learned.after[at])) <= UNEXPLAINED,
         }
+        if run.peak is None:
+            return detail
+        errors = {name: _error_percent(error) for name, error in self._peak_errors[at].items()}
+        return detail | {"measured_peak_bytes": run.peak.size_bytes, "memory_error_percent": errors}
 
     def to_yaml(self, name: str) -> str:
         """The file of learnt profiles, called ``name``: provenance, then stacks and clusters by what they were."""
@@ -150,6 +190,8 @@ class Answer:
         clusters = tuple(dict.fromkeys(case.hardware for case in cases))
         about = {"simpar": simpar.__version__, "revision": REVISION, "source": self.source, "runs": self.runs.count,
                  "models": list(self.runs.models), "median_error_percent": self.errors()}  # fmt: skip
+        if memory := self._memory():
+            about["memory"] = memory
         document: dict[str, Any] = {LEARNED: about, "stacks": {}, "clusters": {}}
         several = len(clusters) > 1
         names = {
@@ -172,11 +214,16 @@ class Answer:
         return yaml_text(document)
 
     def _provenance(self, base: str) -> str:
-        errors, runs = self.errors(), self.runs
+        errors, runs, memory = self.errors(), self.runs, ""
+        if found := self._memory():
+            peaks = found["median_error_percent"]
+            memory = (
+                f"of peak memory {peaks['before']:.1f} % before, {peaks['left_out']:.1f} % where left out; "
+            )
         return (
             f"learnt by simpar learn from {runs.count} run(s) of {self.source} ({', '.join(runs.models)}); median "
             f"absolute error of step time {errors['before']:.1f} % before, {errors['left_out']:.1f} % where left out; "
-            f"before that the profile {base}"
+            f"{memory}before that the profile {base}"
         )
 
 
@@ -201,7 +248,8 @@ def learn(*paths: str, stack: str | None = None, hardware: str | None = None) ->
     Raises UserError.
     """
     runs = runs_of(paths, Chosen(stack, hardware))
-    return Answer(", ".join(Path(path).name for path in paths), runs, most_probable_of(runs.layouts))
+    names = ", ".join(Path(path).name for path in paths)
+    return Answer(names, runs, most_probable_of(runs.layouts), learn_memory(runs.layouts))
 
 
 def _traits(run: Observed) -> Traits:
@@ -219,9 +267,36 @@ def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _error_percent(error: Floats | float) -> Floats:
+def _named(found: Learned) -> tuple[tuple[str, Floats], ...]:
+    """Errors of runs by when: before, after, and left out."""
+    return ("before", found.before), ("after", found.after), ("left_out", found.left_out)
+
+
+def _changes(found: Learned) -> list[dict[str, Any]]:
+    """Parameters that moved, in the order of their names."""
+    prior, values = found.prior, found.values
+    return [
+        {
+            "kind": kind,
+            "profile": profile,
+            "parameter": key,
+            "was": float(prior.values[at]),
+            "is": float(values[at]),
+            "spreads": round(float((values[at] - prior.values[at]) / prior.spread[at]), 2),
+        }
+        for at, (kind, profile, key) in enumerate(prior.names)
+        if values[at] != prior.values[at]
+    ]
+
+
+def _error_percent(error: float) -> float:
     """Predicted over measured less one, in percent, of log(measured / predicted)."""
-    return np.asarray(100.0 * np.expm1(-np.asarray(error)))
+    return round(100.0 * float(np.expm1(-error)), 2)
+
+
+def _median_percent(errors: Floats) -> float:
+    """The median of absolute errors, in percent."""
+    return round(100.0 * float(np.median(np.abs(np.expm1(-errors)))), 2)
 
 
 def _percent_or_none(value: float | None) -> float | None:

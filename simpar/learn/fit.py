@@ -30,10 +30,19 @@ LEAST_MOVE = 0.02  # of its spread: what moves less is left as it was
 
 
 @dataclass(frozen=True)
+class Peak:
+    """Most bytes on the fullest device: ``allocated`` in tensors, else reserved by the allocator."""
+
+    size_bytes: float
+    allocated: bool = False
+
+
+@dataclass(frozen=True)
 class Observed:
     """One layout that was measured: seconds of its step, how sure they are in logarithms, and where it is from.
 
-    ``repeats`` of it were taken together, ``rows`` are their lines of a table.
+    ``peak`` of its memory where that is known; ``repeats`` of it were taken together, ``rows`` are their lines of a
+    table.
     """
 
     case: Case
@@ -42,6 +51,7 @@ class Observed:
     label: str = ""
     rows: tuple[int, ...] = ()
     repeats: int = 1
+    peak: Peak | None = None
 
 
 Names = Callable[[Case, Tuning], Iterator[Name]]

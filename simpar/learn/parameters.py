@@ -19,7 +19,7 @@ from simpar.cost.stack import Stack, load_stack
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.device import Device, load_device
 from simpar.hardware.profile import ClusterProfile
-from simpar.units import CAST_DTYPES, FOUR_BITS, MS, NS, US
+from simpar.units import CAST_DTYPES, FOUR_BITS, GIB, MIB, MS, NS, US
 from simpar.validate.predict import Tuning, changed_stack, cluster_of
 from simpar.validate.rows import Case
 
@@ -62,6 +62,21 @@ ON_CPU = {DISPATCH: Parameter(0.0, 20 * MS, 0.2 * MS, 1 * MS)}
 """Where the host is the device; no shipped profile was measured on one."""
 CAPACITY, SHARED = "host.compute_capacity", Parameter(1.0, 1.0, 0.25, 1.0)
 """How many devices of a host work at full speed at a time: never more than there are."""
+MEMORY = {
+    "memory.extra_saved": Parameter(0.0, 64.0, 1.0, 6.0),
+    "memory.logit_bytes": Parameter(0.5, 20.0, 0.5),
+    "memory.logit_saved_bytes": Parameter(0.0, 12.0, 0.5),
+    "memory.bucket_bytes": Parameter(0.0, 8.0, 0.5),
+    "memory.allocator.workspace_bytes": Parameter(0.0, 16 * GIB, 64 * MIB),
+}
+"""What the memory of a stack depends on, whatever of it is measured. What a stack saves of a layer of Llama 3 8B by the
+habits that profiles name differs by 6 bytes per token and hidden feature: so may what no profile names."""
+RESERVED = {
+    "memory.allocator.fragmentation": Parameter(0.0, 0.6, 0.02),
+    "memory.allocator.churn": Parameter(0.0, 0.6, 0.02),
+    "memory.allocator.held_outputs": Parameter(0.0, 1.0, 0.1),
+}
+"""What an allocator reserves beyond tensors, per byte that comes and goes."""
 _ONLY_WITH = {"launch.host_time_per_collective_s": "tp", "launch.message_s": "pp", DISPATCH: "tp"}
 """Axes without which a parameter does nothing."""
 CLUSTER = ("collectives.port_efficiency", "collectives.nic_efficiency")
@@ -72,7 +87,15 @@ def parameter(key: str) -> Parameter:
     """Bounds and step of a key; rates of attention by device are one parameter."""
     if key in CLOCKS:
         return CLOCK
-    known = {**STACK, **EXPERTS, **ON_CPU, **dict.fromkeys(CLUSTER, SHARE), CAPACITY: SHARED}
+    known = {
+        **STACK,
+        **EXPERTS,
+        **ON_CPU,
+        **MEMORY,
+        **RESERVED,
+        **dict.fromkeys(CLUSTER, SHARE),
+        CAPACITY: SHARED,
+    }
     return known[ATTENTION if key.startswith(ATTENTION) else key]
 
 

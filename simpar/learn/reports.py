@@ -9,7 +9,7 @@ from typing import Any
 from simpar import files
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
-from simpar.learn.fit import Observed
+from simpar.learn.fit import Observed, Peak
 from simpar.models.hf_config import read as read_config
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
@@ -39,10 +39,17 @@ def reported(path: str, chosen: Chosen) -> Observed:
         spread = report["measured"]["step_time_spread_s"]
         time_s = float(report["measured"]["step_time_s"])
         label = f"{report['model']} in {folder.name}"
+        peak = _peak(case, report["measured"])
         scatter = (spread["p90"] - spread["p10"]) / (2 * time_s * report["measured"]["steps_measured"] ** 0.5)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder}: is no folder of simpar run ({error!r})") from None
-    return Observed(case, time_s, scatter=scatter, label=label)
+    return Observed(case, time_s, scatter=scatter, label=label, peak=peak)
+
+
+def _peak(case: Case, measured: Mapping[str, Any]) -> Peak | None:
+    """What the allocator reserved at the peak; on a processor none: what a process grows by is not its tensors."""
+    size_bytes = float(measured.get("peak_reserved_bytes") or 0.0)
+    return Peak(size_bytes) if size_bytes and load_cluster(case.hardware).device.kind != "cpu" else None
 
 
 def _data(path: Path) -> Mapping[str, Any]:

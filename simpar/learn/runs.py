@@ -13,7 +13,8 @@ import numpy as np
 from simpar.cost.stack import load_stack
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
-from simpar.learn.fit import Observed
+from simpar.learn.fit import Observed, Peak
+from simpar.learn.memory import merged_peak, odd_peak
 from simpar.learn.reports import is_report, reported
 from simpar.models.flops import model_flop_per_token
 from simpar.validate.cells import Row, Unmodelled
@@ -61,6 +62,7 @@ def runs_of(paths: Sequence[str], chosen: Chosen) -> Runs:
         load_cluster(chosen.hardware)
     found: list[Observed] = []
     left_out: dict[str, list[str]] = defaultdict(list)
+    odd_peaks: list[str] = []
     for path in paths:
         if is_report(path):
             named = [(Path(path).name, partial(reported, path, chosen))]
@@ -73,6 +75,9 @@ def runs_of(paths: Sequence[str], chosen: Chosen) -> Runs:
             try:
                 one = read()
                 _check(one.case, one.time_s)
+                if odd := odd_peak(one):
+                    odd_peaks.append(f"peak memory of {name} is left out: {odd}")
+                    one = replace(one, peak=None)
                 found.append(one)
             except (Unmodelled, UserError) as reason:
                 left_out[str(reason).splitlines()[0]].append(name)
@@ -83,6 +88,7 @@ def runs_of(paths: Sequence[str], chosen: Chosen) -> Runs:
         raise UserError(f"nothing to learn from: {remarks[0]}{more}")
     repeated = _repeated(found)
     spread = _spread(repeated)
+    remarks += odd_peaks
     remarks += [line for group in repeated for line in _disagreement(group)]
     layouts = [_merged(group, spread) for group in repeated]
     if len(layouts) > MOST_LAYOUTS:
@@ -114,7 +120,8 @@ def _observed(line: int, row: Row, chosen: Chosen) -> Observed:
     time_s = times.step_time_s or with_rates(times, row, entry).step_time_s
     if time_s is None:
         raise Unmodelled("no step time")
-    return Observed(entry, time_s, label=label(row), rows=(line,))
+    peak = Peak(times.peak_memory_bytes, times.peak_is_allocated) if times.peak_memory_bytes else None
+    return Observed(entry, time_s, label=label(row), rows=(line,), peak=peak)
 
 
 def _check(entry: Case, time_s: float) -> None:
@@ -156,7 +163,14 @@ def _merged(group: Sequence[Observed], spread: float | None) -> Observed:
     time_s = float(np.exp(np.mean(np.log([run.time_s for run in group]))))
     rows = tuple(line for run in group for line in run.rows)
     scatter = max(spread or 0.0, *(run.scatter for run in group)) / len(group) ** 0.5
-    return replace(group[0], time_s=time_s, scatter=scatter, rows=rows, repeats=len(group))
+    return replace(
+        group[0],
+        time_s=time_s,
+        scatter=scatter,
+        rows=rows,
+        repeats=len(group),
+        peak=merged_peak(group),
+    )
 
 
 def _disagreement(group: Sequence[Observed]) -> list[str]:

@@ -115,7 +115,8 @@ class Footprint:
 
     @property
     def _error(self) -> MemoryRisk:
-        return MemoryRisk.of(self.job.stack.known_as, shipped())
+        stack = self.job.stack
+        return MemoryRisk.of(stack.known_as, shipped(), stack.own_runs)
 
     @property
     def fit_probability(self) -> float:

@@ -8,14 +8,15 @@ Sizes are scalars or arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from math import exp
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import exp, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
+from simpar.uncertainty.own_runs import OwnRuns
 from simpar.uncertainty.table import MemoryErrors, Table
 from simpar.units import Numbers
 
@@ -52,9 +53,20 @@ class MemoryRisk:
     habits: float
 
     @staticmethod
-    def of(stack: str, table: Table) -> MemoryRisk:
-        """That of a stack, by how many runs show its memory."""
-        return MemoryRisk.of_runs(table.memory_runs.get(stack, 0), table.memory)
+    def of(stack: str, table: Table, own: Sequence[OwnRuns] = ()) -> MemoryRisk:
+        """That of a stack, by how many runs show its memory: published ones, and those that it was learnt from.
+
+        The user's ``own`` count like those, unless they were further off where they were left out: what their number
+        makes it counts as ``table.learned.weight`` layouts, as for step times. None make it larger.
+        """
+        published, peaks = table.memory_runs.get(stack, 0), sum(one.peaks for one in own)
+        before = MemoryRisk.of_runs(published, table.memory)
+        if not peaks:
+            return before
+        weight, after = table.learned.weight, MemoryRisk.of_runs(published + peaks, table.memory)
+        squares = weight * after.habits**2 + sum(one.peaks * one.peak_error**2 for one in own)
+        shown = max(after.habits, sqrt(squares / (weight + peaks)))
+        return replace(after, habits=min(before.habits, shown))
 
     @staticmethod
     def of_runs(count: int, errors: MemoryErrors) -> MemoryRisk:

@@ -20,7 +20,8 @@ from simpar.uncertainty.table import LearnedErrors
 class OwnRuns(BaseModel):
     """Layouts of one kind that a profile was learnt from, on the ``cluster`` profile that was learnt with it.
 
-    ``error`` is the root mean square of log(measured / predicted) of each, predicted from the others alone.
+    ``error`` is the root mean square of log(measured / predicted) of each, predicted from the others alone;
+    ``peak_error`` that of the peak memory of the ``peaks`` of them whose memory was learnt from.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -29,6 +30,8 @@ class OwnRuns(BaseModel):
     traits: Traits
     layouts: int = Field(ge=1)
     error: float = Field(ge=0, allow_inf_nan=False)
+    peaks: int = Field(0, ge=0)
+    peak_error: float = Field(0.0, ge=0, allow_inf_nan=False)
 
     @property
     def evidence(self) -> Evidence:

@@ -57,6 +57,10 @@ class Prediction:
     fits: bool
     certainty: Certainty | None = None
 
+    def peak_bytes(self, *, allocated: bool) -> float:
+        """The peak of what was ``allocated`` in tensors, or of what the allocator reserved."""
+        return self.peak_allocated_bytes if allocated else self.peak_reserved_bytes
+
 
 @dataclass(frozen=True)
 class Tuning:

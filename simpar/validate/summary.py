@@ -47,8 +47,7 @@ class Outcome:
         """Signed relative error of the peak: of tensors or of reserved blocks, whichever was measured."""
         if self.prediction is None or self.measured is None or not self.measured.peak_memory_bytes:
             return None
-        tensors = self.measured.peak_is_allocated
-        found = self.prediction.peak_allocated_bytes if tensors else self.prediction.peak_reserved_bytes
+        found = self.prediction.peak_bytes(allocated=self.measured.peak_is_allocated)
         return found / self.measured.peak_memory_bytes - 1
 
     @property

@@ -21,7 +21,7 @@ TRAINING = {"seq_len": 256, "global_batch": 8}
 HERE = Chosen("simpar", "laptop-cpu-4")
 
 
-def folder(path, plan, *, step_time_s=1.0, spread_s=0.0, **job):
+def folder(path, plan, *, step_time_s=1.0, spread_s=0.0, peak_reserved_bytes=0.0, **job):
     """A folder as ``simpar run`` leaves it on four ranks."""
     path.mkdir(exist_ok=True)
     dumped = Plan.model_validate({"micro_batch": 2, "precision": "fp32", **plan}).model_dump(mode="json")
@@ -30,7 +30,10 @@ def folder(path, plan, *, step_time_s=1.0, spread_s=0.0, **job):
         json.dumps({"plan": dumped, "model": MODEL, "training": TRAINING, "machine": machine, **job})
     )
     spread = {"p10": step_time_s - spread_s, "p90": step_time_s + spread_s}
-    measured = {"step_time_s": step_time_s, "step_time_spread_s": spread, "steps_measured": 4}
+    measured = {
+        "step_time_s": step_time_s, "step_time_spread_s": spread, "steps_measured": 4,
+        "peak_reserved_bytes": peak_reserved_bytes,
+    }  # fmt: skip
     (path / "report.json").write_text(
         json.dumps({"model": "small", "ranks": 4, "hardware": "laptop-cpu-4", "measured": measured})
     )

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.uncertainty.memory import AS_PREDICTED, WANTED, MemoryRisk, Parts
+from simpar.uncertainty.own_runs import OwnRuns
+from simpar.uncertainty.support import Traits
 from simpar.uncertainty.table import MemoryErrors, shipped
 from simpar.units import GIB
 
@@ -54,6 +56,29 @@ def test_arrays_are_many_single_cases(moving: list[float]) -> None:
         for size in sizes.tolist()
     ]
     assert np.asarray(many).tolist() == pytest.approx(each)
+
+
+def test_runs_of_the_users_count_as_far_as_they_predict_one_another() -> None:
+    """Fewer than three tell nothing, thirty all but their own errors; none make the risk larger."""
+    known, hardly, unknown = shipped().memory.habits
+
+    def habits(stack: str, peaks: int, error: float) -> float:
+        runs = (
+            OwnRuns(
+                cluster="", traits=Traits(stack, ""), layouts=40, error=0.1, peaks=peaks, peak_error=error
+            ),
+        )
+        return MemoryRisk.of(stack, shipped(), runs).habits
+
+    assert habits("nobody's", 0, 0.0) == unknown
+    assert habits("nobody's", 2, 0.0) == unknown
+    assert habits("nobody's", 3, 0.0) == hardly
+    assert hardly < habits("nobody's", 3, 0.12) < unknown
+    assert habits("nobody's", 30, 0.0) == known
+    assert habits("nobody's", 30, 0.05) == pytest.approx(0.05 * (30 / 35) ** 0.5)
+    assert habits("nobody's", 30, 0.5) == unknown
+    assert habits("nemo", 27, 0.0) == known
+    assert habits("torchtitan", 3, 0.5) == known
 
 
 def test_stacks_whose_memory_nobody_measured_are_riskier() -> None:

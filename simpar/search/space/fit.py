@@ -227,7 +227,10 @@ def _needed_bytes(problem: Problem, parts: Parts, alternates: NDArray[np.bool_])
     outside = parts.outside_bytes
     habits, room = problem.stack.memory.allocator, problem.cluster.device.memory_bytes - outside
     found = reserve(parts.static_bytes, parts.moving_bytes, habits, alternates=alternates, limit_bytes=room)
-    risk, share = MemoryRisk.of(problem.stack.known_as, shipped()), 1.0 - problem.constraints.headroom
+    risk, share = (
+        MemoryRisk.of(problem.stack.known_as, shipped(), problem.stack.own_runs),
+        1.0 - problem.constraints.headroom,
+    )
     needed = outside + found.needed_bytes
     surely = risk.needed_bytes(problem.constraints.fit_probability, needed, parts)
     surely = np.maximum(needed, surely - ROUNDING_BYTES)

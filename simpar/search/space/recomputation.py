@@ -125,7 +125,8 @@ def _most_moving_bytes(problem: Problem, held: Least) -> Floats:
 
     What experts are sent at risk depends on what is kept of it: left out.
     """
-    habits, sure = MemoryRisk.of(problem.stack.known_as, shipped()), problem.constraints.fit_probability
+    habits = MemoryRisk.of(problem.stack.known_as, shipped(), problem.stack.own_runs)
+    sure = problem.constraints.fit_probability
     parts, stays = Parts(held.static_bytes, 0.0, held.overhead_bytes), held.static_bytes + held.overhead_bytes
     most = problem.cluster.device.memory_bytes - stays
     found = habits.most_moving_bytes(sure, parts, lambda risk: most - risk, ROUNDS + 1)

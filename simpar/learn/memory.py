@@ -1,0 +1,72 @@
+"""What peaks of measured memory say of a stack: what it keeps, and the gaps and workspaces of its allocator.
+
+As step times do of other parameters (:mod:`simpar.learn.fit`). The two are learnt apart: what a stack keeps changes no
+kernel, and no clock changes what is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from simpar.learn.fit import Learned, Observed, Peak, Quantity, learn
+from simpar.learn.parameters import MEMORY, RESERVED, Name
+from simpar.units import GIB
+from simpar.validate.predict import Tuning, cluster_of, predict
+from simpar.validate.rows import Case
+
+ABSURD = 10.0
+"""Times more or less than predicted: in another unit, or of another run."""
+
+
+@dataclass(frozen=True)
+class LearnedMemory:
+    """What peaks taught: the layouts that have one, and the parameters under them; errors are in their order."""
+
+    layouts: tuple[Observed, ...]
+    learned: Learned
+
+
+def learn_memory(layouts: Sequence[Observed]) -> LearnedMemory | None:
+    """The most probable parameters of stacks under the peaks of some layouts; None where no layout has one."""
+    shown = tuple(replace(run, scatter=0.0) for run in layouts if run.peak is not None)
+    return LearnedMemory(shown, learn(shown, quantity=PEAK_MEMORY)) if shown else None
+
+
+def merged_peak(group: Sequence[Observed]) -> Peak | None:
+    """One peak of the repeats of a layout: of the kind that the first of them shows."""
+    peaks = [run.peak for run in group if run.peak is not None]
+    alike = [peak.size_bytes for peak in peaks if peak.allocated == peaks[0].allocated]
+    return replace(peaks[0], size_bytes=float(np.exp(np.mean(np.log(alike))))) if peaks else None
+
+
+def odd_peak(run: Observed) -> str:
+    """Why nothing is learnt from a run's peak, in words; empty where something is, or where it has none."""
+    if run.peak is None:
+        return ""
+    found, has = run.peak.size_bytes / GIB, cluster_of(run.case).device.memory_bytes / GIB
+    if found > has:
+        return f"{found:,.2f} GiB are more than its device has ({has:.1f})"
+    predicted = _predicted(run, Tuning()) / GIB
+    if not 1 / ABSURD < found / predicted < ABSURD:
+        return f"{found:,.2f} GiB measured and {predicted:.1f} predicted: is it in GiB?"
+    return ""
+
+
+def _names(case: Case, _: Tuning) -> Iterator[Name]:
+    return (("stack", case.stack, key) for key in (*MEMORY, *RESERVED))
+
+
+def _predicted(run: Observed, tuning: Tuning) -> float:
+    assert run.peak is not None, "layouts with a peak alone are learnt from"
+    return predict(run.case, tuning).peak_bytes(allocated=run.peak.allocated)
+
+
+def _measured(run: Observed) -> float:
+    assert run.peak is not None, "layouts with a peak alone are learnt from"
+    return run.peak.size_bytes
+
+
+PEAK_MEMORY = Quantity(_measured, _predicted, _names)
