@@ -129,7 +129,7 @@ class MemoryRisk:
             for name, (mean, deviation) in self.causes(parts).items()
         }
         total = sum(found.values())
-        return {name: part / total for name, part in found.items() if part > 0.0}
+        return {name: part / total for name, part in found.items() if total and part / total > 0.0}
 
     def spread(self, parts: Parts) -> float:
         """The standard deviation of what the allocator reserves, over it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from simpar.uncertainty.memory import AS_PREDICTED, WANTED, MemoryRisk, Parts
@@ -103,6 +103,7 @@ def test_more_bytes_at_risk_fit_less_probably(moving: float, experts: float, mor
     assert sure[0] >= sure[1] >= sure[2]
 
 
+@example(1.0, 1.0, 5.4e-163, 0.0)
 @given(SIZES, SIZES, st.floats(0.0, 5.0), st.just(0.0) | st.floats(0.01, 5.0))
 def test_causes_add_up_to_what_must_stay_free(
     static: float, moving: float, outside: float, experts: float
