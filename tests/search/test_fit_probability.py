@@ -6,6 +6,7 @@ import pytest
 
 import simpar
 from simpar.search import Constraints
+from simpar.search.progress import Progress
 
 FIXED = {
     "pp": 4, "cp": (1, 2), "tp": 1, "micro_batch": 1, "schedule": ("zb-v", "v-half"), "zero": (1, 2),
@@ -35,6 +36,35 @@ def test_what_is_listed_fits_as_probably_as_asked_for_and_the_margin_is_told() -
     assert gain > 0
     assert sure.details["margin"] == {"fit_probability": 0.5, "gain": pytest.approx(gain, rel=1e-9)}
     assert predicted.details["margin"] is None
+
+
+def test_recomputation_by_layer_is_chosen_again_for_what_the_margin_costs() -> None:
+    """The same layout with more kept, where less must stay free: 3.7 % faster, as the search without a margin finds."""
+    fixed = {
+        **FIXED,
+        "pp": 2,
+        "cp": 1,
+        "schedule": "1f1b",
+        "zero": 1,
+        "recompute": ("none", "full", "optimal"),
+    }
+    sure, predicted = (
+        simpar.search(
+            "llama-3.2-3b",
+            simpar.Cluster("rtx-4090-8"),
+            simpar.Training(seq_len=4096, global_batch=32),
+            stack="megatron",
+            objective="time",
+            progress=Progress(top=1, brief=True),
+            constraints=Constraints(fixed=fixed, portable="any", fit_probability=probability),
+        )
+        for probability in (0.95, 0.5)
+    )
+    gain = sure.best.step_time_s / predicted.best.step_time_s - 1
+    assert gain > 0.03
+    assert sure.details["margin"] == {"fit_probability": 0.5, "gain": pytest.approx(gain, rel=1e-9)}
+    assert sure.best.plan.mesh == predicted.best.plan.mesh
+    assert sure.best.plan.memory.recompute != predicted.best.plan.memory.recompute
 
 
 @pytest.mark.parametrize("share", [1.0, 0.85])

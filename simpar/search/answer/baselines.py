@@ -17,7 +17,7 @@ from simpar.search.certify.branch_and_bound import Field
 from simpar.search.certify.exact import Exact, measure
 from simpar.search.certify.frontier import STEP, Frontier
 from simpar.search.problem import Problem
-from simpar.search.space.axes import Rows, tensor_degrees
+from simpar.search.space.axes import Rows, tensor_degrees, undecided
 from simpar.search.space.jobs import counted, plan_of
 from simpar.search.space.portable import refusals
 from simpar.search.space.rows import fixed_values
@@ -125,7 +125,8 @@ def margin(field: Field, winner: int) -> dict[str, object] | None:
     """What being as sure as asked for that plans fit costs: the share by which one that fits as predicted is faster.
 
     That is the best of those that were simulated and are not sure enough, and of a few more that are likely to be the
-    shortest; None where nothing is asked for. ``winner`` is a row of the field.
+    shortest; where recomputation is chosen by layer, it is chosen again for what fits as predicted. None where nothing
+    is asked for. ``winner`` is a row of the field.
     """
     problem, constraints = field.problem, field.problem.constraints
     if constraints.fit_probability == AS_PREDICTED or not problem.is_of_time:
@@ -144,7 +145,8 @@ def margin(field: Field, winner: int) -> dict[str, object] | None:
                 found = measure(loose, plan_of(frontier.rows, row), frontier.num_ops)
                 best_s = min([best_s, *([found.step_time_s] if found.fits else [])])
     need, limit_bytes = field.need, problem.memory_limit_bytes
-    risky = (need.needed_bytes > limit_bytes) & (need.predicted_bytes <= limit_bytes)
+    risky = (need.needed_bytes > limit_bytes) | undecided(field.rows)
+    risky &= need.predicted_bytes <= limit_bytes
     rows, need = field.rows.some(risky), need.some(risky)
     rows.problem = loose
     try:
