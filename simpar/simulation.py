@@ -25,7 +25,7 @@ from simpar.plan.sync import apart
 from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import footprints
 from simpar.program.ir.program import check_countable
-from simpar.program.lower import Lowered, lower
+from simpar.program.lower import Lowered, Outline, outline
 from simpar.program.perturbation import Perturbation
 from simpar.program.resolve.checkpointing import with_checkpoints
 from simpar.program.resolve.pass_costs import pass_costs
@@ -248,10 +248,15 @@ def _check_tokens(job: Job) -> None:
 
 def lower_job(job: Job, cluster: Cluster, options: Options, *, contention: bool = True) -> Lowered:
     """Lower a job under the perturbation of the options. Raises UserError for a rank that does not exist."""
+    return outline_job(job, cluster, options, contention=contention).lowered()
+
+
+def outline_job(job: Job, cluster: Cluster, options: Options, *, contention: bool = True) -> Outline:
+    """All of :func:`lower_job` but the Program itself."""
     perturbation = perturbed(options)
     for rank in perturbation.slow_ranks:
         if not 0 <= rank < cluster.world_size:
             raise UserError(f"slow_ranks: rank {rank}: allowed: 0..{cluster.world_size - 1}")
     _check_tokens(job)
     schedule = schedule_of(job.plan, job.training)
-    return lower(job, cluster, schedule, perturbation=perturbation, contention=contention)
+    return outline(job, cluster, schedule, perturbation=perturbation, contention=contention)

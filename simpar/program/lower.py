@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
+from typing import TypedDict, Unpack
 
 from simpar.hardware.cluster import Cluster
 from simpar.plan.schedules.actions import Schedule
@@ -40,27 +41,77 @@ class Lowered:
     def apart(self, colours: Ints) -> Lowered:
         """The same step where only ranks of one colour, int64[world], may be alike, however many ops it has."""
         maker = replace(self.maker, network=self.maker.network.apart(colours))
-        return _emitted(maker, most_ops=inf)
+        return Outline.of(maker, most_ops=inf).lowered()
 
 
-def lower(
-    job: Job,
-    cluster: Cluster,
-    schedule: Schedule,
-    *,
-    perturbation: Perturbation | None = None,
-    collapse: bool = True,
-    contention: bool = True,
-) -> Lowered:
-    """Build the Program of one step.
+@dataclass(frozen=True)
+class Outline:
+    """A step of which everything is decided, before its ops are written out: ``actions`` of every class."""
 
-    ``schedule`` is the plan's action table; ``collapse`` merges the serial steps of a block into one op where
+    maker: ClassMaker
+    emitter: Emitter
+    actions: tuple[ClassActions, ...]
+
+    @staticmethod
+    def of(maker: ClassMaker, **limit: float) -> Outline:
+        """The outline of all classes of ranks. Raises UserError for too many ops."""
+        actions: dict[int, ClassActions] = {}
+        emitter = Emitter(_stream_names(maker), maker.network, **limit)
+        short = with_middle(maker)
+        for classes in short.alike:
+            made = short.actions(classes)
+            emitter.add(classes, made)
+            actions |= dict.fromkeys(classes.tolist(), made)
+        return Outline(
+            maker, emitter, tuple(actions[each] for each in range(maker.network.layout.num_classes))
+        )
+
+    def __len__(self) -> int:
+        """Slots of all classes: at least as many as ops."""
+        return len(self.emitter)
+
+    def digest(self) -> bytes | None:
+        """Steps with the same digest take the same, op by op, and change memory alike; None where nothing tells it."""
+        network = self.maker.network
+        if network.contention and are_shared(network.cluster):
+            return None
+        devices = network.cluster.device_of(network.layout.representative_rank)
+        return self.emitter.digest() + self.maker.stage_of_class.tobytes() + devices.tobytes()
+
+    def lowered(self) -> Lowered:
+        """The Program."""
+        maker, network = self.maker, self.maker.network
+        program, slots, op_of_slot = self.emitter.finish()
+        if network.contention and are_shared(network.cluster):
+            program = share_cores(program, slots, op_of_slot, network.layout, network.cluster)
+        return Lowered(
+            program, maker.job, maker, network.layout, self.actions, slots, op_of_slot, maker.stage_of_class
+        )
+
+
+class How(TypedDict, total=False):
+    """What makes ranks differ, and two ways to write a step: see :func:`outline`."""
+
+    perturbation: Perturbation | None
+    collapse: bool
+    contention: bool
+
+
+def lower(job: Job, cluster: Cluster, schedule: Schedule, **how: Unpack[How]) -> Lowered:
+    """Build the Program of one step, as :func:`outline` decides it."""
+    return outline(job, cluster, schedule, **how).lowered()
+
+
+def outline(job: Job, cluster: Cluster, schedule: Schedule, **how: Unpack[How]) -> Outline:
+    """Decide everything about one step but its ops.
+
+    ``schedule`` is the plan's action table; ``collapse`` (usual) merges the serial steps of a block into one op where
     nothing outside can touch them (exact; see :mod:`simpar.program.blocks.segments`). Without ``contention`` every
     collective has its links to itself: a lower bound, and much smaller where tensor-parallel traffic shares links.
     Many microbatches without a pipeline become few ops where that is exact
     (:mod:`simpar.program.emission.microbatches`). Raises UserError for too many ops.
     """
-    perturbation, cluster, plan = perturbation or Perturbation(), cluster.in_training, job.plan
+    perturbation, cluster, plan = how.get("perturbation") or Perturbation(), cluster.in_training, job.plan
     builders: tuple[ActionBuilder, ...]
     if plan.pipeline.stages:
         builders, uneven = stage_builders(job, cluster, schedule), False
@@ -76,28 +127,11 @@ def lower(
         kinds,
         build_layout(cluster, kinds, colours),
         streams_of(kinds, schedule, syncs),
-        contention,
+        how.get("contention", True),
         Added.of(job.stack, syncs[0].quantise_s_per_byte),
     )
-    maker = ClassMaker(job, builders, network, schedule, perturbation, boundaries, collapse)
-    return _emitted(maker)
-
-
-def _emitted(maker: ClassMaker, **limit: float) -> Lowered:
-    """The Program of all classes of ranks."""
-    network, layout = maker.network, maker.network.layout
-    actions: dict[int, ClassActions] = {}
-    emitter = Emitter(_stream_names(maker), network, **limit)
-    short = with_middle(maker)
-    for classes in short.alike:
-        made = short.actions(classes)
-        emitter.add(classes, made)
-        actions |= dict.fromkeys(classes.tolist(), made)
-    program, slots, op_of_slot = emitter.finish()
-    if network.contention and are_shared(network.cluster):
-        program = share_cores(program, slots, op_of_slot, layout, network.cluster)
-    by_class = tuple(actions[class_id] for class_id in range(layout.num_classes))
-    return Lowered(program, maker.job, maker, layout, by_class, slots, op_of_slot, maker.stage_of_class)
+    maker = ClassMaker(job, builders, network, schedule, perturbation, boundaries, how.get("collapse", True))
+    return Outline.of(maker)
 
 
 def _stream_names(maker: ClassMaker) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ op that sits on the streams of all of them (its rendezvous is its dependencies).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,6 +16,7 @@ from math import inf
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simpar.errors import BeyondIntegers, TooManyOps
 from simpar.program.blocks.phases import CollectiveUse
@@ -87,6 +89,7 @@ class _Table:
     uses: Mapping[CollectiveUse, list[int]]
 
 
+_OF_ACTIONS = ("template", "microbatch", "stage", "source_class", "source_action", "first_layer")
 _OPS = ("node", "group", "fixed_ns", "work_bytes", "route", "rate_cap_bytes_per_s")
 _FLOWS = _OPS[1:]
 """Columns that a collective has from the groups of its class."""
@@ -129,6 +132,39 @@ class Emitter:
                 "a pipeline, plan.kind ddp with plan.zero 0 or 1, where they become one op"
             )
         self._added.append((classes, actions))
+
+    def __len__(self) -> int:
+        """Slots of all classes."""
+        return int(self._begins.sum())
+
+    def digest(self) -> bytes:
+        """A digest of what :meth:`finish` reads: with the same, steps are the same op by op but for names of links."""
+        network, layout = self.network, self.network.layout
+        found = hashlib.sha256(
+            repr((tuple(self._streams), [group.members for group in layout.groups])).encode()
+        )
+        directed = np.array([group.directed for group in layout.groups])
+        parts: list[NDArray[Any]] = [layout.multiplicity, directed]
+        known: dict[int, list[NDArray[Any]]] = {}
+        for classes, actions in self._added:
+            tables = self._tables_of(actions)
+            for template, table in zip(actions.templates, tables, strict=True):
+                if id(template) not in known:
+                    found.update(
+                        repr([(node.kind, node.name, node.layer) for node in template.nodes]).encode()
+                    )
+                    known[id(template)] = [np.array(len(known)), table.ops, *table.rows.values()]
+                    parts += known[id(template)]
+                parts.append(known[id(template)][0])
+            parts += [classes, *(getattr(actions, name) for name in _OF_ACTIONS)]
+            for use, nodes in _uses(tables).items():
+                parts += [nodes, network.flows(classes, use)]
+        routes = network.program_routes()
+        parts += [routes.links.pointer, routes.links.item, routes.coefficient, routes.capacity_bytes_per_s]
+        for part in parts:
+            found.update(repr((part.dtype.str, part.shape)).encode())
+            found.update(np.ascontiguousarray(part).data)
+        return found.digest()
 
     def finish(self) -> tuple[Program, Slots, Indices]:
         """The Program of all slots, the slots, and the op that each slot became (int32[num_slots])."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from simpar.engine import choose_engine_for_many, sweep
 from simpar.errors import UserError
+from simpar.plan.mesh import AXES
 from simpar.plan.plan import Plan
 from simpar.plan.sync import apart
 from simpar.program.blocks.rank_view import Job
@@ -15,7 +16,7 @@ from simpar.program.footprint import footprints, host_use
 from simpar.report.result import Result
 from simpar.report.summarise import ACTIVE_POWER, WAITING_POWER, Context, summarise
 from simpar.search.problem import Problem
-from simpar.simulation import lower_job, make_job, simulate
+from simpar.simulation import lower_job, make_job, outline_job, simulate
 from simpar.uncertainty.memory import AS_PREDICTED
 from simpar.units import HOUR_S, NS_PER_S
 
@@ -80,11 +81,19 @@ class Exact:
         return self
 
 
-def measure(problem: Problem, plan: Plan, before: int = 0) -> Exact:
+Known = MutableMapping[tuple[bytes, str], Exact]
+"""Plans by the digest of their steps and all else that they say."""
+MANY_OPS = 500_000
+"""From which on a step is not run again for a plan that only places ranks elsewhere."""
+
+
+def measure(problem: Problem, plan: Plan, before: int = 0, known: Known | None = None) -> Exact:
     """The simulated step of a plan; without the report where neither the objective nor the plan asks for it.
 
     Where replicas step on their own, a step is the mean over a round of theirs. ``before`` are the ops of plans
-    measured before. Raises TooManyOps where the Program of a step has more than are built.
+    measured before, ``known`` large ones among them: a plan that differs from one of these in the order of ranks alone,
+    and whose step is the same op by op, takes what that one takes. Raises TooManyOps where the Program of a step has
+    more than are built.
     """
     if problem.objective == "energy" or apart(plan):
         result = exact(problem, plan)
@@ -103,7 +112,14 @@ def measure(problem: Problem, plan: Plan, before: int = 0) -> Exact:
             kept=lambda: result,
         )
     cluster = problem.cluster
-    lowered = lower_job(job_of(problem, plan), cluster, {"perturbation": problem.perturbation})
+    outline = outline_job(job_of(problem, plan), cluster, {"perturbation": problem.perturbation})
+    key = None
+    if known is not None and len(outline) > MANY_OPS and (digest := outline.digest()):
+        usual = plan.mesh.model_copy(update={"order": AXES})
+        key = digest, plan.model_copy(update={"mesh": usual}).model_dump_json()
+        if key in known:
+            return replace(known[key], problem=problem, plan=plan)
+    lowered = outline.lowered()
     num_ops = len(lowered.program)
     name, engine = choose_engine_for_many(lowered.program, before + num_ops)
     timing = engine(lowered.program)
@@ -121,9 +137,12 @@ def measure(problem: Problem, plan: Plan, before: int = 0) -> Exact:
     report = partial(summarise, context, with_timeline=False)
     most = max(one.held_bytes if share < 1.0 else one.needed_at(sure) for one in held)
     fits = on_host and max(fullest) <= 1.0
-    return Exact(
+    found = Exact(
         problem, plan, step_s, slope * step_s, fits, most, predicted, num_ops, tuple(fullest), report
     )
+    if known is not None and key is not None:
+        known[key] = replace(found, kept=None)
+    return found
 
 
 def is_allowed(problem: Problem, result: Result, probability: float) -> bool:

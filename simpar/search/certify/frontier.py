@@ -24,7 +24,7 @@ from simpar.search.bound.data_parallel import Configurations
 from simpar.search.bound.dualpipe import kernels_bound_ns
 from simpar.search.bound.pipelines import Pipelines
 from simpar.search.bound.steps import StepBounds
-from simpar.search.certify.exact import Exact, measure, objective_rates, swept_ns
+from simpar.search.certify.exact import Exact, Known, measure, objective_rates, swept_ns
 from simpar.search.certify.token_slices import SliceBounds, sliced, with_slices
 from simpar.search.problem import Problem
 from simpar.search.space.axes import Rows, both_ends, undecided
@@ -87,6 +87,11 @@ class Frontier:
     @cached_property
     def turned_down(self) -> dict[int, float]:
         """Bounds, in seconds, of rows that were dropped because their own tables hold too much."""
+        return {}
+
+    @cached_property
+    def _large(self) -> Known:
+        """Large steps that were simulated."""
         return {}
 
     @cached_property
@@ -261,7 +266,7 @@ class Frontier:
     def simulate(self, row: int) -> Exact:
         """The simulated step of a row. Raises TooManyOps where it has more than are built."""
         self._let_go()  # two large Programs are never held beside the one that is made
-        found = measure(self.rows.problem, plan_of(self.rows, row), self.num_ops)
+        found = measure(self.rows.problem, plan_of(self.rows, row), self.num_ops, self._large)
         self.note(row, found)
         return found
 
