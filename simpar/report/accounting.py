@@ -49,7 +49,7 @@ class Accounts:
 
     ``window_ns`` lies between the first and the last pass of any stage; ``recompute_ns`` is the share of "compute"
     spent on recomputed forwards. ``slowdown`` float64[num_classes] is the factor on the kernels of each, ``binding``
-    int64[num_ops] what every op waited for last. What only some reports say of classes is made when it is asked for.
+    int32[num_ops] what every op waited for last. What only some reports say of classes is made when it is asked for.
     """
 
     op_of_slot: Indices
@@ -59,7 +59,7 @@ class Accounts:
     window_ns: int
     recompute_ns: Ints
     slowdown: Floats
-    binding: Ints
+    binding: Indices
     idle: Idle
 
     @property
@@ -175,51 +175,69 @@ _SORTS = (*COMMUNICATION, "tied embedding")
 """Communication in which ranks are compared: messages are the pipeline's, sums of tied embeddings are not."""
 
 
-def _excess(lowered: Lowered, facts: SlotFacts, slowdown: Floats) -> tuple[Floats, Floats, Ints]:
-    """What every op takes beyond other ranks at full speed, by SLOW, UNEQUAL and GROUPS: float64[3, num_ops] ns.
+def _excess(
+    lowered: Lowered, facts: SlotFacts, slowdown: Floats
+) -> tuple[dict[int, Floats], Floats, NDArray[np.int8]]:
+    """What every op takes beyond other ranks at full speed: float64[num_ops] ns by SLOW, UNEQUAL and GROUPS, if any.
 
     And the share of GROUPS in a class's time of every sort of communication, float64[num_classes, _SORTS], and the
     sort of every op. Ranks are compared over the whole step: where passes take a tenth more than the mean rank's, so
     does each of them. Communication is compared with the rank that has least, hidden or not.
     """
-    node, rows, exposed = facts.node, facts.rows, facts.exposed_inside_ns
-    alone = facts.duration_ns - exposed.sum(axis=1)[node]
-    passes, updates = (
-        np.where((facts.on_compute & np.isin(facts.kind, kinds))[node], alone, 0.0)
-        for kinds in ((*PASSES, HOST), ("optimizer",))
-    )
-    own = np.zeros((BUBBLE, len(node)))
+    rows, exposed = facts.rows, facts.exposed_inside_ns
+    own = dict[int, Floats]()
+
+    def add(cause: int, mine: slice, ns: Floats) -> None:
+        if ns.any():
+            own.setdefault(cause, np.zeros(len(facts.node)))[mine] = ns
+
     for class_id in np.flatnonzero(slowdown > 1).tolist():
-        mine = rows[class_id]
-        kernels = passes[mine] - facts.parts[:, PARTS.index("host")][node[mine]]
-        own[SLOW, mine] = np.where(passes[mine] > 0, kernels, 0.0) * (1 - 1 / slowdown[class_id])
-    passes -= own[SLOW]
+        mine, passes = rows[class_id], _alone_ns(facts, rows[class_id], (*PASSES, HOST))
+        kernels = passes - facts.parts[:, PARTS.index("host")][facts.node[mine]]
+        add(SLOW, mine, np.where(passes > 0, kernels, 0.0) * (1 - 1 / slowdown[class_id]))
+
+    def kernels_ns(mine: slice) -> tuple[Floats, Floats]:
+        """Passes of a class, without what it is slow by, and its updates."""
+        passes = _alone_ns(facts, mine, (*PASSES, HOST))
+        return passes - own[SLOW][mine] if SLOW in own else passes, _alone_ns(facts, mine, ("optimizer",))
+
     sort = _sorts(lowered, facts)
-    share = _shares(lowered, facts, sort, [[each[mine].sum() for mine in rows] for each in (passes, updates)])
+    totals = [[float(each.sum()) for each in kernels_ns(mine)] for mine in rows]
+    share = _shares(lowered, facts, sort, list(zip(*totals, strict=True)))
     for mine, of_class in zip(rows, share, strict=True):
-        own[UNEQUAL, mine] = passes[mine] * of_class[_PASS] + updates[mine] * of_class[_UPDATE]
+        if of_class[_PASS] or of_class[_UPDATE]:
+            passes, updates = kernels_ns(mine)
+            add(UNEQUAL, mine, passes * of_class[_PASS] + updates * of_class[_UPDATE])
         groups = np.append(of_class[_FIRST_SORT:], 0.0)
         if groups.any():
             inside = (exposed * groups[_INSIDE]).sum(axis=1)
-            own[GROUPS, mine] = inside[node[mine]] + facts.duration_ns[mine] * groups[sort[mine]]
-    made = np.flatnonzero(
-        np.diff(np.maximum.accumulate(lowered.op_of_slot), prepend=-1)
-    )  # first slots of ops
-    whole = len(made) == len(node)
-    return own if whole else own[:, made], share[:, _FIRST_SORT:], sort if whole else sort[made]
+            add(GROUPS, mine, inside[facts.node[mine]] + facts.duration_ns[mine] * groups[sort[mine]])
+    if len(lowered.program) < len(facts.node):  # of several slots of an op the first
+        made = np.flatnonzero(np.diff(np.maximum.accumulate(lowered.op_of_slot), prepend=-1))
+        own, sort = {cause: ns[made] for cause, ns in own.items()}, sort[made]
+    return own, share[:, _FIRST_SORT:], sort
 
 
-def _sorts(lowered: Lowered, facts: SlotFacts) -> Ints:
+def _alone_ns(facts: SlotFacts, mine: slice, kinds: Sequence[str]) -> Floats:
+    """What slots of some kinds on the compute stream take without what their blocks wait for; 0 of the others."""
+    node = facts.node[mine]
+    alone = facts.duration_ns[mine] - facts.exposed_inside_ns.sum(axis=1)[node]
+    return np.where((facts.on_compute & np.isin(facts.kind, kinds))[node], alone, 0.0)
+
+
+def _sorts(lowered: Lowered, facts: SlotFacts) -> NDArray[np.int8]:
     """Index in _SORTS of every slot, -1 for what is no communication."""
     kinds = [COMMUNICATION.index(kind) if kind in COMMUNICATION else -1 for kind in facts.kind.tolist()]
-    found = np.array(kinds, dtype=np.int64)[facts.node]
+    found = np.array(kinds, dtype=np.int8)[facts.node]
     tied = [group.kind == EMBEDDING_GROUP for group in lowered.layout.groups]
     if any(tied):
         found[np.array([*tied, False])[lowered.slots.group]] = _SORTS.index("tied embedding")
     return found
 
 
-def _shares(lowered: Lowered, facts: SlotFacts, sort: Ints, kernels_ns: Sequence[Sequence[float]]) -> Floats:
+def _shares(
+    lowered: Lowered, facts: SlotFacts, sort: NDArray[np.int8], kernels_ns: Sequence[Sequence[float]]
+) -> Floats:
     """Which share of a class's time goes beyond other ranks', float64[num_classes, 2 + sorts].
 
     Of its passes and updates, which take ``kernels_ns`` by class, and of every sort of communication.
@@ -241,4 +259,5 @@ def _window_ns(program: Program, timing: Timing) -> int:
     inside = np.isin([label.kind for label in program.labels], _IN_WINDOW)[program.ops.label]
     if not inside.any():
         return 0
-    return int(timing.finish_ns[inside].max() - timing.start_ns[inside].min())
+    first = timing.start_ns.min(where=inside, initial=timing.makespan_ns)
+    return int(timing.finish_ns.max(where=inside, initial=0) - first)

@@ -13,9 +13,8 @@ binding predecessors lead back through time without a hole, so that every nanose
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +31,10 @@ SLOW, UNEQUAL, GROUPS, BUBBLE = range(4)
 WAITS = ("slow rank", "unequal work", "other groups", "bubble")
 
 
-def binding_predecessors(program: Program, timing: Timing) -> Ints:
-    """Of what every op waits for the one that finishes last, the first of equals: int64[num_ops], -1 for none."""
+def binding_predecessors(program: Program, timing: Timing) -> Indices:
+    """Of what every op waits for the one that finishes last, the first of equals: int32[num_ops], -1 for none."""
     waits, (before, after) = program.dependencies, stream_edges(program)
-    found, latest = (np.full(len(program), -1, dtype=np.int64) for _ in range(2))
+    found, latest = np.full(len(program), -1, dtype=np.int32), np.full(len(program), -1, dtype=np.int64)
     owners, finish = waits.owners(), timing.finish_ns
     np.maximum.at(latest, after, finish[before])
     np.maximum.at(latest, owners, finish[waits.item])
@@ -71,9 +70,9 @@ class Gaps:
         last = int(np.argmax(timing.finish_ns)) if len(timing.finish_ns) else -1
         idle = np.flatnonzero(end > free)
         behind = np.append(excess.binding[ops], last)[idle]
-        past = np.zeros((len(idle), len(excess.own)))
-        for cause in excess.causes:
-            past[:, cause] = np.append(0.0, np.cumsum(excess.own[cause][ops]))[idle]
+        past = np.zeros((len(idle), BUBBLE))
+        for cause, own in excess.own.items():
+            past[:, cause] = np.append(0.0, np.cumsum(own[ops]))[idle]
         return Gaps(np.full(len(idle), class_id), free[idle], end[idle], behind, past)
 
     @staticmethod
@@ -85,12 +84,12 @@ class Gaps:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Pieces of gaps: which gap, from when to when, and the op that ran there; columns int64[pieces]."""
+    """Pieces of gaps: which gap, from when to when, and the op that ran there; columns of [pieces]."""
 
     gap: Ints
     begin: Ints
     end: Ints
-    op: Ints
+    op: Indices
 
     def take(self, rows: Ints | Bools | slice) -> Pieces:
         """The pieces at ``rows``."""
@@ -112,10 +111,11 @@ class Pieces:
         return self.end - self.begin
 
 
-def followed_back(gaps: Gaps, timing: Timing, binding: Ints) -> Pieces:
+def followed_back(gaps: Gaps, timing: Timing, binding: Indices) -> Pieces:
     """Every gap cut by the ops of the chain that leads back from its end, the last piece of a gap first."""
     found: list[Pieces] = []
-    active, at, until = np.arange(len(gaps)), gaps.behind, gaps.end
+    active, until = np.arange(len(gaps)), gaps.end
+    at: Indices = gaps.behind
     while len(active):
         known = at >= 0
         active, at, until = active[known], at[known], until[known]
@@ -127,12 +127,15 @@ def followed_back(gaps: Gaps, timing: Timing, binding: Ints) -> Pieces:
     return Pieces.joined(found or [Pieces(*[np.zeros(0, dtype=np.int64)] * 4)])
 
 
-def summed_along(binding: Ints, values: Floats) -> Floats:
+def summed_along(binding: Indices, values: Floats) -> Floats:
     """Sums of ``values`` float64[num_ops] over every op and the chain of its binding predecessors.
 
     By pointer doubling: the rounds are the logarithm of the longest chain.
     """
-    total, hop = np.append(values, 0.0), np.append(binding, -1)  # chains end in a place of no value, the last
+    total, hop = (
+        np.append(values, 0.0),
+        np.append(binding, -1).astype(np.int64),
+    )  # chains end in a place of no value, the last
     more, onward = np.empty_like(total), np.empty_like(hop)  # fresh memory every round costs as much again
     while hop.max() >= 0:
         total += np.take(total, hop, out=more, mode="wrap")
@@ -140,9 +143,9 @@ def summed_along(binding: Ints, values: Floats) -> Floats:
     return total[:-1]
 
 
-def nearest(binding: Ints, flagged: Bools) -> Ints:
+def nearest(binding: Indices, flagged: Bools) -> Ints:
     """The first flagged op of the chain that starts with every op, int64[num_ops]; -1 without one."""
-    found, hop = np.where(flagged, np.arange(len(binding)), -1), binding.copy()
+    found, hop = np.where(flagged, np.arange(len(binding)), -1), binding.astype(np.int64)
     live = np.flatnonzero((found < 0) & (hop >= 0)) if flagged.any() else np.zeros(0, dtype=np.int64)
     while len(live):
         found[live] = found[hop[live]]
@@ -153,32 +156,29 @@ def nearest(binding: Ints, flagged: Bools) -> Ints:
 
 @dataclass(frozen=True)
 class Excess:
-    """What ops take beyond the mean rank at full speed, float64[3, num_ops] ns: by SLOW, UNEQUAL and GROUPS.
+    """What ops take beyond the mean rank at full speed, float64[num_ops] ns by SLOW, UNEQUAL and GROUPS, where any do.
 
     It is followed along the ``binding`` predecessors. ``share`` float64[num_classes, sorts] is that of GROUPS in a
-    class's time of each sort of communication, ``sort`` int64[num_ops] which one an op is (-1: none).
+    class's time of each sort of communication, ``sort`` int8[num_ops] which one an op is (-1: none).
     """
 
-    own: Floats
+    own: Mapping[int, Floats]
     share: Floats
-    sort: Ints
-    binding: Ints
+    sort: NDArray[np.int8]
+    binding: Indices
 
-    @cached_property
-    def causes(self) -> tuple[int, ...]:
-        """Those of the three of which any op has something."""
-        return tuple(np.flatnonzero(self.own.any(axis=1)).tolist())
-
-    def chain(self, ops: Ints) -> Floats:
+    def chain(self, ops: Indices) -> Floats:
         """Summed over some ops and the chains that lead to them: float64[len(ops), 3]."""
-        found = np.zeros((len(ops), len(self.own)))
-        for cause in self.causes:
-            found[:, cause] = summed_along(self.binding, self.own[cause])[ops]
+        found = np.zeros((len(ops), BUBBLE))
+        for cause, own in self.own.items():
+            found[:, cause] = summed_along(self.binding, own)[ops]
         return found
 
     def blamed(self, ops: Ints, cause: int) -> Ints:
         """The nearest op that has any, of the chains that lead to some ops: int64[len(ops)], -1 without one."""
-        return nearest(self.binding, self.own[cause] >= 1.0)[ops] if len(ops) else ops
+        if cause not in self.own or not len(ops):
+            return np.full(len(ops), -1)
+        return nearest(self.binding, self.own[cause] >= 1.0)[ops]
 
 
 def shared_out(wait_ns: Ints, surplus: Floats) -> Ints:

@@ -12,7 +12,7 @@ from simpar.program.ir.program import Program, Timing
 from simpar.report.result import Cooperation, HostReport, Result, StageMemory
 from simpar.report.timeline import MEMORY_PARTS
 from simpar.report.waits import slow_hints, waited_for
-from simpar.units import NS_PER_S, format_bytes, format_seconds
+from simpar.units import NS_PER_S, Indices, format_bytes, format_seconds
 
 WORDS = {
     "exposed_tp": "exposed tensor-parallel communication",
@@ -30,7 +30,7 @@ WORDS = {
 WORTH_NAMING = 0.01  # share of the step below which it is not said for whom a rank waits
 
 
-def critical_path(binding: NDArray[np.int64], timing: Timing) -> NDArray[np.int64]:
+def critical_path(binding: Indices, timing: Timing) -> NDArray[np.int64]:
     """Ops of one longest chain, first to last, int64[n].
 
     Walks back from the op that finishes last, always through the ``binding`` predecessor, which finished last
@@ -45,7 +45,7 @@ def critical_path(binding: NDArray[np.int64], timing: Timing) -> NDArray[np.int6
     return np.array(chain[::-1], dtype=np.int64)
 
 
-def critical_path_s(program: Program, timing: Timing, binding: NDArray[np.int64]) -> dict[str, float]:
+def critical_path_s(program: Program, timing: Timing, binding: Indices) -> dict[str, float]:
     """Seconds of every kind of op on the critical path, largest first; "wait" is what no op on it covers."""
     chain = critical_path(binding, timing)
     start, finish = timing.start_ns[chain], timing.finish_ns[chain]

@@ -43,15 +43,15 @@ _Number = TypeVar("_Number", np.int64, np.float64)
 class Participation:
     """Which classes take part in which ops of kinds in OWN, as columns ``op`` and ``class_id``; some pairs stand twice.
 
-    A message has its sender and whoever waits for it. ``kind_of_op`` int64[num_ops] numbers ``kinds``, ``class_of_op``
+    A message has its sender and whoever waits for it. ``kind_of_op`` int16[num_ops] numbers ``kinds``, ``class_of_op``
     is the class in which an op is made.
     """
 
-    op: Ints
-    class_id: Ints
+    op: Indices
+    class_id: Indices
     num_classes: int
     kinds: tuple[str, ...]
-    kind_of_op: Ints
+    kind_of_op: NDArray[np.int16]
     class_of_op: Indices
 
     @staticmethod
@@ -59,22 +59,22 @@ class Participation:
         """Read from the slots of all classes and from what depends on messages."""
         program, slots = lowered.program, lowered.slots
         kinds = tuple(dict.fromkeys((*OWN, *(label.kind for label in program.labels))))
-        of_label = np.array([kinds.index(label.kind) for label in program.labels], dtype=np.int64)
+        of_label = np.array([kinds.index(label.kind) for label in program.labels], dtype=np.int16)
         kind_of_op, class_of_op = of_label[program.ops.label], program.ops.class_id
         joined = np.flatnonzero((kind_of_op < len(OWN))[lowered.op_of_slot])
         message = np.flatnonzero((kind_of_op == OWN.index("pp"))[program.dependencies.item])
         waiting = np.searchsorted(program.dependencies.pointer, message, side="right") - 1
-        op = np.concatenate([lowered.op_of_slot[joined], program.dependencies.item[message]], dtype=np.int64)
-        class_id = np.concatenate([slots.class_id[joined], class_of_op[waiting]], dtype=np.int64)
+        op = np.concatenate([lowered.op_of_slot[joined], program.dependencies.item[message]])
+        class_id = np.concatenate([slots.class_id[joined], class_of_op[waiting]])
         return Participation(op, class_id, lowered.layout.num_classes, kinds, kind_of_op, class_of_op)
 
     @cached_property
     def _of_others(self) -> Ints:
         """Sorted keys op * num_classes + class of those pairs in which the class is not the one of the op."""
         rows = np.flatnonzero(self.class_id != self.class_of_op[self.op])
-        return np.sort(self.op[rows] * self.num_classes + self.class_id[rows])
+        return np.sort(self.op[rows].astype(np.int64) * self.num_classes + self.class_id[rows])
 
-    def has(self, op: Ints, class_id: Ints) -> Bools:
+    def has(self, op: Indices, class_id: Ints) -> Bools:
         """Whether each class takes part in each op, and the op is of a kind in OWN."""
         found = (self.class_of_op[op] == class_id) & (self.kind_of_op[op] < len(OWN))
         if len(self._of_others):
@@ -86,7 +86,7 @@ class Participation:
     def under_way(self, kind: str, timing: Timing) -> UnderWay:
         """When every class takes part in something of a kind of OWN."""
         rows, span = np.flatnonzero(self.kind_of_op[self.op] == OWN.index(kind)), timing.makespan_ns + 1
-        op, offset = self.op[rows], self.class_id[rows] * span
+        op, offset = self.op[rows], self.class_id[rows].astype(np.int64) * span
         return UnderWay.of(timing.start_ns[op] + offset, timing.finish_ns[op] + offset, span)
 
     def busy_ns(self, timing: Timing) -> Ints:

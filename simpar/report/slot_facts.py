@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from simpar.program.blocks.phases import COMPUTE
 from simpar.program.structure.templates import Node
+from simpar.units import Indices
 
 if TYPE_CHECKING:
     from simpar.program.ir.program import Timing
@@ -29,7 +30,7 @@ PARTS = ("forward", "backward", "input_gradient", "weight_gradient", "recompute"
 
 @dataclass(frozen=True)
 class SlotFacts:
-    """Which ``node`` int64[num_slots] of a template every slot is, and its ``duration_ns`` int64[num_slots].
+    """Which ``node`` int32[num_slots] of a template every slot is, and its ``duration_ns`` int64[num_slots].
 
     ``rows`` are the slots of every class. The other columns are over nodes, those of all distinct templates in turn:
     which sit on the compute stream, kinds, inner parts, communication. ``parts`` int64[nodes, PARTS] splits the
@@ -37,7 +38,7 @@ class SlotFacts:
     ``size_bytes`` those of a node's own.
     """
 
-    node: Ints
+    node: Indices
     duration_ns: Ints
     rows: tuple[slice, ...]
     on_compute: NDArray[np.bool_]
@@ -66,19 +67,19 @@ def slot_facts(lowered: Lowered, timing: Timing) -> SlotFacts:
     op, slots = lowered.op_of_slot, lowered.slots
     nodes: list[Node] = []
     first: dict[int, int] = {}  # classes share templates
-    found = np.empty(len(op), dtype=np.int64)
+    found = np.empty(len(op), dtype=np.int32)
     rows = tuple(slots.of_class(class_id) for class_id in range(len(lowered.actions)))
     for mine, actions in zip(rows, lowered.actions, strict=True):
         for template in actions.templates:
             if id(template) not in first:
                 first[id(template)] = len(nodes)
                 nodes += template.nodes
-        begins = np.array([first[id(template)] for template in actions.templates], dtype=np.int64)
+        begins = np.array([first[id(template)] for template in actions.templates], dtype=np.int32)
         np.add(begins[actions.template][slots.action[mine]], slots.node[mine], out=found[mine])
     num = len(nodes)
     return SlotFacts(
         node=found,
-        duration_ns=timing.finish_ns[op] - timing.start_ns[op],
+        duration_ns=(timing.finish_ns - timing.start_ns)[op],
         rows=rows,
         on_compute=np.array([COMPUTE in node.streams for node in nodes], dtype=bool),
         kind=np.array([node.kind for node in nodes], dtype=np.str_),
