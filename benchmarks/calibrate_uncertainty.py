@@ -365,8 +365,12 @@ def fitted_coverage(runs: Sequence[Run], table: Table) -> Iterator[tuple[str, in
 
 def folds_of(moved: Sequence[Run]) -> Iterator[Fold]:
     """Every source of some runs left out in turn, then every family, of the parameters that are fitted."""
-    fitted = np.array([not r.source.startswith("MLPerf") and r.source not in NOT_FITTED for r in moved])
-    return Refit(moved).folds(fitted)
+    return Refit(moved).folds(np.array([is_fitted(run.source) for run in moved]))
+
+
+def is_fitted(source: str) -> bool:
+    """Whether the parameters that are shipped were fitted to runs of a source."""
+    return not source.startswith("MLPerf") and source not in NOT_FITTED
 
 
 def moved_runs(runs: Sequence[Run]) -> list[Run]:
