@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 40
 """Rows of a table that are listed one by one."""
+MOST_READ = 4
+"""Kinds of clusters and software that are named for a source."""
 
 
 def print_validation(found: Mapping[str, Any], console: Console) -> None:
@@ -25,6 +27,9 @@ def print_validation(found: Mapping[str, Any], console: Console) -> None:
         console.print(_validation_rows(rows, console))
         console.print()
     console.print(_validation_sources(found, console))
+    for name, figures in found["by_source"].items():
+        if read := figures.get("read_as"):
+            console.print(f"read as, {name}: {_read(read)}", soft_wrap=True)
     for name, meant in found.get("columns_not_read", {}).items():
         console.print(f"column {name} is not read{'; ' if meant else ''}{meant}", soft_wrap=True)
     for title, counts in (("Not modelled", found["unmodelled_reasons"]), ("Suspect", found["suspect_rows"])):
@@ -68,6 +73,13 @@ def _validation_sources(found: Mapping[str, Any], console: Console) -> Table:
     for name, figures_of in (*found["by_source"].items(), ("all", found)):
         table.add_row(name, *(_blank_or_three(figures_of[key]) for key in columns.values()))
     return table
+
+
+def _read(counts: Mapping[str, int]) -> str:
+    """What words of a source were read as, the most frequent first."""
+    shown = [f"{words} ({rows})" for words, rows in list(counts.items())[:MOST_READ]]
+    rest = len(counts) - MOST_READ
+    return "; ".join(shown) + (f"; and {rest} more" if rest > 0 else "")
 
 
 def _blank_or_three(value: float | None) -> str:

@@ -156,6 +156,8 @@ def cluster_of(case: Case, tuning: Tuning = NO_TUNING) -> Cluster:
         profile = changed(profile, key.split("."), value)
     if case.devices_per_node != profile.devices_per_node:
         profile = _resized(profile, case.devices_per_node)
+    if case.network and profile.scale_out:
+        profile = profile.model_copy(update={"scale_out": case.network.laid_over(profile.scale_out)})
     nodes = case.num_devices // case.devices_per_node
     try:
         cluster = make_cluster(_in_segments(profile, nodes), nodes)

@@ -37,6 +37,17 @@ def entry(row: Row) -> str | None:
     return next((known for pattern, known in _NAMES if re.search(pattern, name, re.IGNORECASE)), None)
 
 
+def _named(row: Row) -> str | None:
+    """The same, or the model of the catalogue that is called so but for spelling."""
+    plain = _plain(text(row, "model_name").partition("(")[0])
+    return entry(row) or next((known for known in catalogue() if _plain(known) == plain), None)
+
+
+def _plain(name: str) -> str:
+    """A name without what people write differently."""
+    return re.sub(r"[^a-z0-9.]", "", name.lower())
+
+
 def config(name: str) -> dict[str, Any]:
     """A copy of a released config."""
     return dict(catalogue()[name])
@@ -44,7 +55,7 @@ def config(name: str) -> dict[str, Any]:
 
 def unsized(row: Row) -> ModelGraph | None:
     """The released model of a row that says nothing of sizes; None where it says some, or nothing is known."""
-    known = None if text(row, "hidden") or text(row, "n_layers") else entry(row)
+    known = None if text(row, "hidden") or text(row, "n_layers") else _named(row)
     return None if known is None else read(config(known), text(row, "model_name"))
 
 

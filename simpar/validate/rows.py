@@ -11,8 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from simpar import files
-from simpar.cost.stack import load_stack
+from simpar.hardware.catalogue import load_cluster
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import MODULES
 from simpar.models.training import Documents, Training
@@ -22,12 +21,18 @@ from simpar.validate.cells import Row, Unmodelled, measurement, number, text, th
 from simpar.validate.clusters import devices_of_node, profile_of
 from simpar.validate.dense import is_mixture, model, sequence, unfused
 from simpar.validate.mixtures import expert_plan, mixture, overlap_words, recipe_layers
+from simpar.validate.networks import Network, network_of
 from simpar.validate.released import unsized
+from simpar.validate.stacks import fused_experts, is_nemo, stack_of
 
 
 @dataclass(frozen=True)
 class Case:
-    """One measured run as simulation input; ``open`` names what its row does not print and a tuner would choose."""
+    """One measured run as simulation input.
+
+    ``open`` names what its row does not print and a tuner would choose; ``network`` is that of its words where it is
+    not the profile's.
+    """
 
     graph: ModelGraph
     hardware: str
@@ -39,6 +44,15 @@ class Case:
     stack_changes: Mapping[str, object]
     fabric: Mapping[str, float]
     open: tuple[str, ...] = ()
+    network: Network | None = None
+
+    @property
+    def read_as(self) -> str:
+        """What the words of a row for its cluster and its software were taken for."""
+        known = self.stack_changes.get("name")
+        nearest = f", the nearest to {known}" if known else ""
+        network = f" with {self.network.words} a node" if self.network else ""
+        return f"{self.hardware}{network}, stack {self.stack}{nearest}"
 
 
 @dataclass(frozen=True)
@@ -66,15 +80,20 @@ def case(row: Row, on: tuple[str, int] | None = None) -> Case:
     devices = whole(row, "n_gpus")
     hardware, per_node = _hardware(row, devices, on)
     plan = _plan(row, devices)
-    layers = recipe_layers(graph, int(str(plan["pp"])) * int(str(plan["vpp"]))) if _is_nemo(row) else None
+    layers = recipe_layers(graph, int(str(plan["pp"])) * int(str(plan["vpp"]))) if is_nemo(row) else None
     if layers is not None:
         plan["layers"] = layers
     training = Training(
         seq_len=sequence(row), global_batch=_global_batch(row, plan, devices), documents=_documents(row)
     )
-    stack, changes = _stack(row)
-    changes |= _fused_experts(graph, stack, plan, changes)
-    return Case(graph, hardware, devices, per_node, training, plan, stack, changes, _fabric(row), _open(row))
+    stack, changes = stack_of(row)
+    changes |= fused_experts(graph, stack, plan, changes)
+    network = None
+    if devices > per_node:
+        network = network_of(text(row, "interconnect"), per_node, load_cluster(hardware).profile.scale_out)
+    return Case(
+        graph, hardware, devices, per_node, training, plan, stack, changes, _fabric(row), _open(row), network
+    )
 
 
 def _documents(row: Row) -> Documents | None:
@@ -136,7 +155,7 @@ MEGATRONS = frozenset(
 
 
 def _plan(row: Row, devices: int) -> dict[str, object]:
-    if not text(row, "tp") and not text(row, "pp") and _stack(row)[0] in MEGATRONS and devices > 1:
+    if not text(row, "tp") and not text(row, "pp") and stack_of(row)[0] in MEGATRONS and devices > 1:
         raise Unmodelled("tp and pp not published")
     tp, pp, cp = whole(row, "tp", 1), whole(row, "pp", 1), whole(row, "cp", 1)
     if devices % (tp * cp * pp):
@@ -187,7 +206,7 @@ def _usual_vpp(row: Row, pp: int) -> int:
     if text(row, "stack") == "torchtitan" and "interleaved" in text(row, "schedule").lower():
         return 2
     layers = whole(row, "n_layers", 0)
-    return layers // pp if _is_nemo(row) and not is_mixture(row) and layers % pp == 0 else 1
+    return layers // pp if is_nemo(row) and not is_mixture(row) and layers % pp == 0 else 1
 
 
 def _micro_batch(row: Row, dp: int) -> int | None:
@@ -245,7 +264,7 @@ def _recompute(row: Row) -> str:
     words = text(row, "recompute").lower()
     if not words and text(row, "stack") == "torchtitan":
         return "selective"  # its default
-    if not words and _stack(row)[0] == "maxtext":
+    if not words and stack_of(row)[0] == "maxtext":
         return "full"  # its remat_policy
     if not words or words.startswith("none") or words in OFF:
         return "none"
@@ -343,92 +362,7 @@ def _sharding(row: Row, dp: int, *, per_node: int, sharded: bool) -> dict[str, o
     return {"zero": 0}
 
 
-# --- the stack -------------------------------------------------------------------------------------------------
-
-
-def _stack(row: Row) -> tuple[str, dict[str, object]]:
-    """Stack profile, and what the row's words change about it."""
-    words = text(row, "stack").lower()
-    notes = f"{overlap_words(row)} {text(row, 'model_name')}".lower()
-    known = {
-        "megatron-deepspeed": "megatron-deepspeed", "megatron": "megatron", "nanotron": "nanotron",
-        "llm-foundry": "llm-foundry", "torchtitan": "torchtitan", "fsdp": "fsdp", "llama3": "llama3",
-        "maxtext": "maxtext",
-    }  # fmt: skip
-    if not words:
-        raise Unmodelled("stack not published")
-    if words not in known and words not in files.bundled("stacks"):
-        raise Unmodelled(
-            f"no profile for stack {words}{files.suggest(words, (*known, *files.bundled('stacks')))}"
-        )
-    name = known.get(words, words)
-    if name == "megatron" and re.search("maxtext|paxml", notes):
-        name = "maxtext"
-    elif name == "megatron" and _is_nemo(row):
-        name = _nemo(row)
-    elif name == "megatron" and re.search(r"megatron-core r0\.[5-9]", text(row, "notes").lower()):
-        name = "nemo-24"  # releases of 2024
-    if name == "torchtitan" and re.search(r"no compile|compile=false", notes):
-        name = "torchtitan-eager"
-    if name in ("megatron", "nemo") and "deepspeed" in text(row, "zero_stage_or_fsdp").lower():
-        name = "deepspeed-21"
-    elif name in ("megatron", "nemo") and unfused(row):
-        early = re.search(
-            r"sc21|2104\.04473|202[01]", f"{text(row, 'source')} {text(row, 'citation')}".lower()
-        )
-        name = "megatron-sc21" if early else "megatron-22"
-    changes: dict[str, object] = {}
-    if name == "torchtitan" and re.search("2024", f"{text(row, 'citation')} {text(row, 'attention_kernel')}"):
-        changes |= load_stack(name).variants["before_compiled_loss"]
-    if text(row, "slow_pipeline_bug").lower() == "true" and whole(row, "pp", 1) > 1:
-        changes |= load_stack(name).variants.get("slow_pipeline", {})
-    if "no tp/dp overlap" in notes:
-        changes["overlap.tensor_backward"] = False
-    if graphs := _graphs(notes):
-        changes["launch.graphs"] = graphs
-    return name, changes
-
-
-def _fused_experts(
-    graph: ModelGraph, stack: str, plan: Mapping[str, object], changes: Mapping[str, object]
-) -> Mapping[str, object]:
-    """What a stack does of experts in one kernel where a step in MXFP8 is captured whole; theirs must have no biases.
-
-    Source: NVIDIA Megatron-Bridge 0.6.2, perf_recipes, cutedsl_fused_grouped_mlp.
-    """
-    graphs = changes.get("launch.graphs")
-    captured = isinstance(graphs, tuple) and "step" in graphs
-    products = [
-        op for block in graph.blocks.values() for op in block.operators if op.kind == "grouped_matmul"
-    ]
-    if not captured or plan["precision"] != "mxfp8" or any(len(op.weights) > 1 for op in products):
-        return {}
-    return load_stack(stack).variants.get("fused_experts", {})
-
-
-def _graphs(notes: str) -> tuple[str, ...]:
-    """What CUDA graphs capture, in Megatron-Core's words: "none" before a scope switches them off."""
-    if not re.search(r"cuda graph|\bcg\b", notes) or "cuda graph none" in notes or "no cuda graph" in notes:
-        return ()
-    if re.search("cuda graph full|full_iteration|full cg", notes):
-        return ("step",)
-    scopes = {"attn": "attention", "mamba": "mamba", "mlp": "mlp", "moe_router|router/preprocess": "router"}
-    named = tuple(part for word, part in scopes.items() if re.search(rf"\b({word})\b", notes))
-    return named or tuple(scopes.values())
-
-
-def _nemo(row: Row) -> str:
-    """Automodel trains with torch's own FSDP; releases of NeMo to 24.07 are slower than those since."""
-    words = f"{text(row, 'source')} {text(row, 'notes')}".lower()
-    if "automodel" in words:
-        return "automodel"
-    return "nemo-24" if re.search(r"launcher|summary 24", words) else "nemo"
-
-
-def _is_nemo(row: Row) -> bool:
-    """Recipes of NeMo and Megatron-Bridge, which NVIDIA's benchmarks run too, on top of Megatron-Core."""
-    words = f"{text(row, 'source')} {text(row, 'citation')}".lower()
-    return re.search(r"nemo|megatron-bridge|dgxc", words) is not None
+# --- what was measured -----------------------------------------------------------------------------------------
 
 
 def measured(row: Row) -> Measured:

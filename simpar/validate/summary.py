@@ -18,7 +18,10 @@ CELL = ("model_name", "n_layers", "hidden", "gpu_type", "n_gpus", "seq_len", "gl
 
 @dataclass(frozen=True)
 class Outcome:
-    """One row of a table: its cell (what is compared for regret), measurement, and prediction or reason."""
+    """One row of a table: its cell (what is compared for regret), measurement, and prediction or reason.
+
+    ``read_as`` says what its words for cluster and software were taken for.
+    """
 
     row: int
     source: str
@@ -28,6 +31,7 @@ class Outcome:
     prediction: Prediction | None
     reason: str = ""
     suspect: str = ""
+    read_as: str = ""
 
     @property
     def time_error(self) -> float | None:
@@ -78,6 +82,7 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "rows": len(outcomes),
         "modelled": len(modelled),
         "unmodelled_reasons": dict(Counter(o.reason for o in outcomes if o.prediction is None).most_common()),
+        "read_as": dict(Counter(o.read_as for o in modelled if o.read_as).most_common()),
         "suspect_rows": dict(Counter(o.suspect for o in modelled if o.suspect)),
         "time_rows": len(times),
         "time_ape_median": _percent(times, median),

@@ -101,7 +101,8 @@ def outcome(line: int, row: Row, chosen: Chosen = AS_NAMED) -> Outcome:
     except (Unmodelled, UserError) as reason:
         why = str(reason).partition("\n")[0]
         return Outcome(**words, cell=cell, measured=None, prediction=None, reason=why)  # type: ignore[arg-type]
-    return Outcome(**words, cell=cell, measured=actual, prediction=prediction, suspect=suspect(row))  # type: ignore[arg-type]
+    known_as = {"suspect": suspect(row), "read_as": entry.read_as}
+    return Outcome(**words, **known_as, cell=cell, measured=actual, prediction=prediction)  # type: ignore[arg-type]
 
 
 def label(row: Row) -> str:

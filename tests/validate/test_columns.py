@@ -93,7 +93,6 @@ def test_every_column_that_is_read_is_documented():
         ({"schedule": "chimera"}, "schedule 'chimera' is no word that is known"),
         ({"zero_stage_or_fsdp": "sharded"}, "sharding 'sharded' is no word that is known"),
         ({"zero_stage_or_fsdp": "HSDP"}, "HSDP degree not published"),
-        ({"stack": "megatrn"}, "no profile for stack megatrn; did you mean 'megatron'?"),
         ({"gpu_type": "Gaudi 3"}, "no profile for gaudi 3"),
         ({"gpu_type": "V100 16GB"}, "no profile for v100 16gb"),
         ({"dp": "4"}, "tp x cp x pp x dp is not n_gpus"),

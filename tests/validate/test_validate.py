@@ -161,6 +161,51 @@ def test_measured_fabric_is_the_state_of_the_cluster() -> None:
     assert predict(case(slow)).step_time_s > predict(case(ROW)).step_time_s
 
 
+@pytest.mark.parametrize(
+    ("words", "tp", "nearest"),
+    [
+        ("MegaScale", "8", "megatron"), ("fsdp2", "1", "fsdp"), ("torchtune", "1", "fsdp"), ("axlearn", "1", "maxtext"),
+        ("our own", "2", "megatron"), ("our own", "1", "fsdp"), ("", "2", "megatron"),
+    ],
+)  # fmt: skip
+def test_an_unknown_stack_is_predicted_as_the_nearest_and_is_wide(words: str, tp: str, nearest: str) -> None:
+    """Nothing measured supports it, whatever supports the profile in its place; what it was read as says so."""
+    row = {**ROW, "stack": words, "tp": tp, "dp": ""}
+    known, found = case({**row, "stack": nearest}), case(row)
+    assert found.stack == nearest
+    name = words.lower() or "an unnamed stack"
+    assert found.read_as.endswith(f"stack {nearest}, the nearest to {name}")
+    assert predict(found).step_time_s == predict(known).step_time_s
+    certainty, usual = predict(found).certainty, predict(known).certainty
+    assert certainty
+    assert usual
+    assert certainty.support == 0
+    assert certainty.step_time_interval_s[1] > usual.step_time_interval_s[1]
+    assert any(name in words for words in certainty.unsupported)
+
+
+def test_words_of_a_network_are_the_cluster_and_what_was_read_is_said(tmp_path: Path) -> None:
+    """A quarter of the NICs make a step that communicates longer; inside one node they make none."""
+    few = {**ROW, "interconnect": "NVLink; 2x100 Gb/s RoCE"}
+    found = case(few)
+    assert cluster_of(found).profile.scale_out.nics_per_node == 2  # type: ignore[union-attr]
+    assert predict(found).step_time_s > predict(case(ROW)).step_time_s
+    alone = {**few, "n_gpus": "8", "dp": "", "global_batch_seqs": "8"}
+    assert case(alone).network is None
+    result = validate(write(tmp_path / "t.csv", [few, ROW]), jobs=1)
+    read = result["by_source"]["test"]["read_as"]
+    assert sorted(read.values()) == [1, 1]
+    assert any("with 2 NICs of 100 Gb/s a node" in words for words in read)
+
+
+def test_a_model_without_sizes_is_the_one_of_its_name() -> None:
+    """However a paper writes it."""
+    sizes = ("n_layers", "hidden", "n_heads", "n_kv_heads", "ffn_hidden", "vocab")
+    row = {name: value for name, value in ROW.items() if name not in sizes}
+    for name, layers in (("GPT3-1.3B", 24), ("GPT-3 175B", 96), ("LLaMA 65B", 80), ("OPT-175B (BF16)", 96)):
+        assert len(case({**row, "model_name": name}).graph.layers) == layers
+
+
 def test_every_row_is_counted(tmp_path: Path) -> None:
     """Modelled and unmodelled rows add up; the result is plain JSON with the promised keys."""
     table = write(tmp_path / "t.csv", [ROW, {**ROW, "n_experts": "8"}, {**ROW, "tp": "4", "dp": "4"}])

@@ -1,0 +1,90 @@
+"""Words of a table for the network between nodes as numbers: NICs of a node, and the rate of each."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import gcd
+
+from simpar.hardware.profile import ScaleOut
+from simpar.units import GIGA, TERA
+
+BITS_OF_BYTE = 8
+RATE = r"(\d+(?:\.\d+)?)\s*([TG])(b(?:/s|ps|it/s|\b)|B/s)"
+"""A rate with its unit: Gb/s, Gbps and Gbit/s are bits, GB/s bytes."""
+_CLAUSES, _INSIDE = re.compile(r"[;,|+]"), re.compile(r"nvlink|nvswitch|xgmi|pcie", re.IGNORECASE)
+"""What separates words for one network from those for another, and what names the links inside a node."""
+_NICS = re.compile(rf"(\d+)\s*(?:x|NICs? (?:of|at))\s*{RATE}")
+_OF_DEVICE = re.compile(rf"{RATE}[^;,|]*?(?:per|/)\s*(?:GPU|device|accelerator|chip)", re.IGNORECASE)
+_OF_NODE = re.compile(rf"{RATE}[^;,|]*?(?:(?:per|/)\s*node|inter-?node|between nodes|across nodes)")
+_CARDS = re.compile(
+    r"(\d+)\s*(?:x\s*)?(?:Mellanox |NVIDIA |Intel )?(ConnectX-?\d|CX-?\d|XDR|NDR|HDR|EDR|FDR|Omni-?Path|OPA)",
+    re.IGNORECASE,
+)
+CARDS_BITS_PER_S = {
+    "connectx4": 100 * GIGA, "connectx5": 100 * GIGA, "connectx6": 200 * GIGA, "connectx7": 400 * GIGA,
+    "connectx8": 800 * GIGA, "fdr": 56 * GIGA, "edr": 100 * GIGA, "hdr": 200 * GIGA, "ndr": 400 * GIGA,
+    "xdr": 800 * GIGA, "omnipath": 100 * GIGA, "opa": 100 * GIGA,
+}  # fmt: skip
+"""Rates of a port: InfiniBand's generations (four lanes), NVIDIA's adapters at their fastest, Intel Omni-Path 100."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """The NICs of a node, and bytes/s of each and direction."""
+
+    nics: int
+    nic_bandwidth: float
+
+    @property
+    def words(self) -> str:
+        """As a report says it."""
+        rate = self.nic_bandwidth * BITS_OF_BYTE / GIGA
+        return f"{self.nics} NIC{'s' * (self.nics > 1)} of {rate:g} Gb/s"
+
+    def laid_over(self, network: ScaleOut) -> ScaleOut:
+        """A profile's network with these NICs."""
+        return network.model_copy(update={"nics_per_node": self.nics, "nic_bandwidth": self.nic_bandwidth})
+
+
+def network_of(words: str, devices: int, usual: ScaleOut | None) -> Network | None:
+    """What words say of the NICs of a node of so many devices; None where they say nothing, or the profile's.
+
+    A rate of a whole node is spread over as many NICs of the profile's rate as make it.
+    """
+    if usual is None:
+        return None
+    found = _named(words, devices, usual)
+    if found is None or found == Network(usual.nics_per_node, usual.nic_bandwidth):
+        return None
+    return _even(found, devices)
+
+
+def _named(words: str, devices: int, usual: ScaleOut) -> Network | None:
+    for clause in (each for each in _CLAUSES.split(words) if not _INSIDE.search(each)):
+        if nics := _NICS.search(clause):
+            return Network(int(nics[1]), _bytes_per_s(nics[2], nics[3], nics[4]))
+        if cards := _CARDS.search(clause):
+            name = cards[2].lower().replace("-", "").replace("cx", "connectx")
+            if name in CARDS_BITS_PER_S:
+                return Network(int(cards[1]), CARDS_BITS_PER_S[name] / BITS_OF_BYTE)
+        if each := _OF_DEVICE.search(clause):
+            return Network(devices, _bytes_per_s(*each.groups()))
+        if whole := _OF_NODE.search(clause):
+            total = _bytes_per_s(*whole.groups())
+            count = max(1, round(total / usual.nic_bandwidth))
+            return Network(count, total / count)
+    return None
+
+
+def _even(found: Network, devices: int) -> Network:
+    """NICs that devices share evenly, as fast together."""
+    if found.nics % devices == 0 or devices % found.nics == 0:
+        return found
+    nics = gcd(found.nics, devices)
+    return Network(nics, found.nics * found.nic_bandwidth / nics)
+
+
+def _bytes_per_s(number: str, prefix: str, unit: str) -> float:
+    scale = TERA if prefix.upper() == "T" else GIGA
+    return float(number) * scale / (1 if unit.startswith("B") else BITS_OF_BYTE)

@@ -1,0 +1,115 @@
+"""Software stacks by the words of a row: which profile, and what the words change about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from simpar import files
+from simpar.cost.stack import load_stack
+from simpar.models.graph import ModelGraph
+from simpar.validate.cells import Row, text, whole
+from simpar.validate.dense import unfused
+from simpar.validate.mixtures import overlap_words
+
+
+def stack_of(row: Row) -> tuple[str, dict[str, object]]:
+    """Stack profile, and what the row's words change about it."""
+    words = text(row, "stack").lower()
+    notes = f"{overlap_words(row)} {text(row, 'model_name')}".lower()
+    known = {
+        "megatron-deepspeed": "megatron-deepspeed", "megatron": "megatron", "nanotron": "nanotron",
+        "llm-foundry": "llm-foundry", "torchtitan": "torchtitan", "fsdp": "fsdp", "llama3": "llama3",
+        "maxtext": "maxtext",
+    }  # fmt: skip
+    if words not in known and words not in files.bundled("stacks"):
+        # known as what it is, so that nothing measured supports it
+        return _nearest(row, words), {"name": words or UNNAMED}
+    name = known.get(words, words)
+    if name == "megatron" and re.search("maxtext|paxml", notes):
+        name = "maxtext"
+    elif name == "megatron" and is_nemo(row):
+        name = _nemo(row)
+    elif name == "megatron" and re.search(r"megatron-core r0\.[5-9]", text(row, "notes").lower()):
+        name = "nemo-24"  # releases of 2024
+    if name == "torchtitan" and re.search(r"no compile|compile=false", notes):
+        name = "torchtitan-eager"
+    if name in ("megatron", "nemo") and "deepspeed" in text(row, "zero_stage_or_fsdp").lower():
+        name = "deepspeed-21"
+    elif name in ("megatron", "nemo") and unfused(row):
+        early = re.search(
+            r"sc21|2104\.04473|202[01]", f"{text(row, 'source')} {text(row, 'citation')}".lower()
+        )
+        name = "megatron-sc21" if early else "megatron-22"
+    changes: dict[str, object] = {}
+    if name == "torchtitan" and re.search("2024", f"{text(row, 'citation')} {text(row, 'attention_kernel')}"):
+        changes |= load_stack(name).variants["before_compiled_loss"]
+    if text(row, "slow_pipeline_bug").lower() == "true" and whole(row, "pp", 1) > 1:
+        changes |= load_stack(name).variants.get("slow_pipeline", {})
+    if "no tp/dp overlap" in notes:
+        changes["overlap.tensor_backward"] = False
+    if graphs := _graphs(notes):
+        changes["launch.graphs"] = graphs
+    return name, changes
+
+
+UNNAMED = "an unnamed stack"
+_NEAREST = (
+    (r"nemo|bridge", "nemo"),
+    (r"deepspeed", "deepspeed"),
+    (r"mega|primus|colossal|mindspeed|zero.?bubble", "megatron"),
+    (r"jax|xla|flax|t5x|levanter|axlearn|maxtext", "maxtext"),
+    (r"titan", "torchtitan"),
+    (r"foundry|composer|mosaic", "llm-foundry"),
+    (r"fsdp|torch|lightning|accelerate|transformers|trl|factory|axolotl|olmo", "fsdp"),
+)
+"""Words of stacks that nobody profiled, and the profile of their kind."""
+
+
+def _nearest(row: Row, words: str) -> str:
+    """The profile of the kind of a stack that has none: by its name, else by whether tensors or stages are split."""
+    splits = whole(row, "tp", 1) * whole(row, "pp", 1) > 1
+    named = (profile for pattern, profile in _NEAREST if re.search(pattern, words))
+    return next(named, "megatron" if splits else "fsdp")
+
+
+def fused_experts(
+    graph: ModelGraph, stack: str, plan: Mapping[str, object], changes: Mapping[str, object]
+) -> Mapping[str, object]:
+    """What a stack does of experts in one kernel where a step in MXFP8 is captured whole; theirs must have no biases.
+
+    Source: NVIDIA Megatron-Bridge 0.6.2, perf_recipes, cutedsl_fused_grouped_mlp.
+    """
+    graphs = changes.get("launch.graphs")
+    captured = isinstance(graphs, tuple) and "step" in graphs
+    products = [
+        op for block in graph.blocks.values() for op in block.operators if op.kind == "grouped_matmul"
+    ]
+    if not captured or plan["precision"] != "mxfp8" or any(len(op.weights) > 1 for op in products):
+        return {}
+    return load_stack(stack).variants.get("fused_experts", {})
+
+
+def _graphs(notes: str) -> tuple[str, ...]:
+    """What CUDA graphs capture, in Megatron-Core's words: "none" before a scope switches them off."""
+    if not re.search(r"cuda graph|\bcg\b", notes) or "cuda graph none" in notes or "no cuda graph" in notes:
+        return ()
+    if re.search("cuda graph full|full_iteration|full cg", notes):
+        return ("step",)
+    scopes = {"attn": "attention", "mamba": "mamba", "mlp": "mlp", "moe_router|router/preprocess": "router"}
+    named = tuple(part for word, part in scopes.items() if re.search(rf"\b({word})\b", notes))
+    return named or tuple(scopes.values())
+
+
+def _nemo(row: Row) -> str:
+    """Automodel trains with torch's own FSDP; releases of NeMo to 24.07 are slower than those since."""
+    words = f"{text(row, 'source')} {text(row, 'notes')}".lower()
+    if "automodel" in words:
+        return "automodel"
+    return "nemo-24" if re.search(r"launcher|summary 24", words) else "nemo"
+
+
+def is_nemo(row: Row) -> bool:
+    """Recipes of NeMo and Megatron-Bridge, which NVIDIA's benchmarks run too, on top of Megatron-Core."""
+    words = f"{text(row, 'source')} {text(row, 'citation')}".lower()
+    return re.search(r"nemo|megatron-bridge|dgxc", words) is not None
