@@ -4,7 +4,8 @@ Usage: python benchmarks/learning_curve.py [--rows FILE] [--json FILE]
 
 Every source of the development tables is unseen once: the parameters of all stacks, devices and clusters are fitted
 to the other sources (what nothing is left to tell of returns to what others of its kind are like), and simpar.learn
-is given 0, 1, 3, 5 and 10 of its runs, drawn DRAWS times; the rest is scored. Each parameter is moved once for each
+is given 0, 1, 3, 5 and 10 of its runs, drawn DRAWS times; the rest is scored. How far learning can lead at all says
+the error of each run where all others of its source are given. Each parameter is moved once for each
 run, and fits are of what these slopes say: seconds instead of hours. --rows keeps the slopes for another run.
 """
 
@@ -150,8 +151,8 @@ class Everything:
         low, high = np.array([(parameter(key).low, parameter(key).high) for _, _, key in self.names]).T
         return np.clip(self.values + moved, np.minimum(low, self.values), np.maximum(high, self.values))
 
-    def curve(self, source: str, generator: np.random.Generator) -> dict[int, float]:
-        """The median absolute error of a source's runs by how many others of it were given."""
+    def _unseen(self, source: str) -> tuple[Ints, Prior, Slopes]:
+        """A source's runs, what is known of its parameters without it, and what they do to its runs."""
         mine = np.flatnonzero(self.sources == source)
         used = np.flatnonzero(np.any(self.slopes[mine] != 0, axis=0))
         start = self.without(source)
@@ -161,7 +162,18 @@ class Everything:
         prior = Prior(
             names, start[used], self.spread[used], np.minimum(low, start[used]), np.maximum(high, start[used])
         )
-        known = Slopes(names, start[used], errors, self.slopes[np.ix_(mine, used)])
+        return mine, prior, Slopes(names, start[used], errors, self.slopes[np.ix_(mine, used)])
+
+    def least(self, source: str) -> tuple[float, float]:
+        """The median absolute error of a source's runs with none given, and each with all the others."""
+        mine, prior, known = self._unseen(source)
+        left = np.array([_left(prior, known, np.arange(len(mine)) != at)[at] for at in range(len(mine))])
+        before, after = (float(np.median(np.abs(np.expm1(-each)))) for each in (known.errors, left))
+        return before, after
+
+    def curve(self, source: str, generator: np.random.Generator) -> dict[int, float]:
+        """The median absolute error of a source's runs by how many others of it were given."""
+        mine, prior, known = self._unseen(source)
         found: dict[int, list[float]] = {count: [] for count in GIVEN if len(mine) >= count + SCORED}
         if not found:
             return {}
@@ -174,10 +186,7 @@ class Everything:
             order = generator.permutation(len(mine))
             for count in found:
                 given, scored = np.isin(np.arange(len(mine)), order[:count]), order[most:]
-                values = prior.values
-                if count:
-                    values = most_probable(prior, known, np.zeros(len(mine)), given)
-                left = errors[scored] - known.slopes[scored] @ (values - prior.values)
+                left = _left(prior, known, given)[scored]
                 own = self._own_runs(mine, prior, known, given)
                 self.scored += [
                     Scored(source, count, float(error), before[at], tuple(like(self.traits[mine[at]], own)))
@@ -192,15 +201,19 @@ class Everything:
         for at in np.flatnonzero(given).tolist():
             rest = given.copy()
             rest[at] = False
-            values = prior.values
-            if rest.any():
-                values = most_probable(prior, known, np.zeros(len(mine)), rest)
-            error = known.errors[at] - known.slopes[at] @ (values - prior.values)
-            found[self.traits[mine[at]]].append(float(error))
+            found[self.traits[mine[at]]].append(float(_left(prior, known, rest)[at]))
         return [
             OwnRuns(cluster="", traits=traits, layouts=len(e), error=float(np.sqrt(np.mean(np.square(e)))))
             for traits, e in found.items()
         ]
+
+
+def _left(prior: Prior, known: Slopes, given: Flags) -> Floats:
+    """Errors of all runs after some were learnt from."""
+    values = prior.values
+    if given.any():
+        values = most_probable(prior, known, np.zeros(len(given)), given)
+    return known.errors - known.slopes @ (values - prior.values)
 
 
 def halves(scored: Sequence[Scored], learned: LearnedErrors) -> Floats:
@@ -272,24 +285,30 @@ def main() -> None:
             arguments.rows.write_bytes(pickle.dumps(runs))
     every, generator = Everything(runs), np.random.default_rng(0)
     curves: dict[str, Mapping[int, float]] = {}
-    print(f"{'source':44s} runs " + "".join(f"{count:8d}" for count in GIVEN))
+    least = {}
+    print(f"{'source':44s} runs " + "".join(f"{count:8d}" for count in GIVEN) + "  others")
     for source in sorted(set(every.sources.tolist())):
         curve = curves[source] = every.curve(source, generator)
         if curve:
             figures = "".join(f"{curve[count]:8.1%}" if count in curve else " " * 8 for count in GIVEN)
-            print(f"{source[:44]:44s} {np.sum(every.sources == source):4d} {figures}")
-    result: dict[str, Any] = {"sources": curves}
-    for least in GIVEN[2:]:
-        some = [curve for curve in curves.values() if least in curve]
+            least[source] = every.least(source)
+            print(f"{source[:44]:44s} {np.sum(every.sources == source):4d} {figures}{least[source][1]:8.1%}")
+    result: dict[str, Any] = {"sources": curves, "all others given": least}
+    for most in GIVEN[2:]:
+        some = {source: curve for source, curve in curves.items() if most in curve}
         medians = {
-            count: float(np.median([curve[count] for curve in some])) for count in GIVEN if count <= least
+            count: float(np.median([curve[count] for curve in some.values()]))
+            for count in GIVEN
+            if count <= most
         }
-        worse = sum(curve[least] > curve[0] for curve in some)
-        result[f"of at least {least}"] = {"median": medians, "worse": worse, "sources": len(some)}
+        worse = sum(curve[most] > curve[0] for curve in some.values())
+        before, after = np.array([least[source] for source in some]).T
+        result[f"of at least {most}"] = {"median": medians, "worse": worse, "sources": len(some)}
         print(
-            f"{len(some)} sources with {least} and more to give: ",
+            f"{len(some)} sources with {most} and more to give: ",
             {c: f"{v:.1%}" for c, v in medians.items()},
-            f"worse with {least}: {worse}",
+            f"worse with {most}: {worse}; all others given {np.median(after):.1%}, "
+            f"worse: {np.sum(after > before)}",
         )
     print_intervals(every.scored)
     if arguments.json:
