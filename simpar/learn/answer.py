@@ -20,7 +20,7 @@ from simpar.learn.memory import LearnedMemory, learn_memory
 from simpar.learn.runs import Runs, runs_of
 from simpar.profiles import LEARNED, REVISION, as_written, base_name, yaml_text
 from simpar.report.certainty import runs_on, step_time_error, traits_of
-from simpar.report.layouts import layout_of, shares_of
+from simpar.report.layouts import kin_of, layout_of, shares_of
 from simpar.uncertainty.memory import MemoryRisk
 from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns
 from simpar.uncertainty.support import Traits
@@ -152,6 +152,7 @@ class Answer:
                     MeasuredLayout(
                         cluster=names[run.case.hardware],
                         layout=layout_of(result),
+                        kin=kin_of(result),
                         label=run.label,
                         shares=shares,
                         step_time_s=_rounded(run.time_s),

@@ -1,8 +1,7 @@
 """The layouts that are worth measuring before one of those that a search found is decided on.
 
 May be measured: what the search shows, on its cluster, and the same layouts with fewer replicas on fewer nodes, where
-they fit. What each of them tells is that of :mod:`simpar.uncertainty.experiments`; on fewer nodes a layout tells of the
-parts of a step, and nothing of what the whole one has of its own.
+they fit. What each of them tells is that of :mod:`simpar.uncertainty.experiments`.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from simpar.files import write_atomic
 from simpar.plan.plan import Plan
 from simpar.profiles import about_learned, base_name
 from simpar.report.certainty import measured_on
-from simpar.report.layouts import layout_of, shares_of
+from simpar.report.layouts import known_of, layout_of
 from simpar.report.result import Result
 from simpar.search.answer.candidates import plan_of
 from simpar.search.problem import BY_REGRET, Problem
@@ -110,7 +110,7 @@ def suggestions(found: SearchResult, problem: Problem, most: int) -> list[Sugges
     spread = max(float(one.figures["layout_spread"]) for one in found.candidates)
     common = common_spread(found.best.figures["step_time_interval_s"], spread)
     errors = joint_errors(
-        {name: shares_of(one.result) for name, one in options.items()}, known, spread, common
+        {name: known_of(one.result) for name, one in options.items()}, known, spread, common
     )
     new = [name for name in names if name not in {one.layout for one in known}]
     decision = Decision(
@@ -153,19 +153,22 @@ def _sure(result: Result) -> float:
 
 
 def _smaller(candidates: Sequence[Candidate], problem: Problem) -> Iterator[_Option]:
-    """What candidates are with fewer replicas on fewer nodes, where that can be and fits as surely as asked for."""
+    """What candidates are with fewer replicas on fewer nodes: the smallest that fit as surely as asked for."""
     for one in candidates:
-        for nodes in _fewer_nodes(one.plan, problem):
-            try:
-                result = _simulated(one.plan, problem, nodes)
-            except UserError:
-                continue  # experts or replicas that need as many ranks as there were
-            if _sure(result) >= problem.constraints.fit_probability:
-                yield _Option(one.rank, result)
+        found = (_tried(one, problem, nodes) for nodes in _fewer_nodes(one.plan, problem))
+        yield from islice((option for option in found if option is not None), SIZES)
+
+
+def _tried(one: Candidate, problem: Problem, nodes: int) -> _Option | None:
+    try:
+        result = _simulated(one.plan, problem, nodes)
+    except UserError:
+        return None  # experts or replicas that need as many ranks as there were
+    return _Option(one.rank, result) if _sure(result) >= problem.constraints.fit_probability else None
 
 
 def _fewer_nodes(plan: Plan, problem: Problem) -> list[int]:
-    """Numbers of nodes on which a layout has fewer of its replicas and as many microbatches in each: the smallest."""
+    """Numbers of nodes on which a layout has fewer of its replicas and as many microbatches in each."""
     cluster, dp = problem.cluster, int(plan.mesh.dp or 1)
     if plan.pipeline.stages or cluster.is_mixed:
         return []
@@ -175,7 +178,7 @@ def _fewer_nodes(plan: Plan, problem: Problem) -> list[int]:
         if cluster.nodes % nodes == 0
         and dp % (cluster.nodes // nodes) == 0
         and problem.training.global_batch % (cluster.nodes // nodes) == 0
-    ][:SIZES]
+    ]
 
 
 def _simulated(plan: Plan, problem: Problem, nodes: int) -> Result:

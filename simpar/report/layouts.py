@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
 from simpar.plan.plan import Plan
 from simpar.report.result import Result
+from simpar.uncertainty.joint import Known
 
 DIGITS = 16
 
@@ -14,9 +16,26 @@ DIGITS = 16
 def layout_of(result: Result) -> str:
     """The name of a simulated layout: the same for the same model, devices, training shape and plan."""
     setup = result.setup
-    plan = Plan.model_validate(setup.plan).flat_values()
-    said = [setup.model["name"], setup.cluster["devices"], setup.training, plan]
+    return _name(setup.model["name"], setup.cluster["devices"], setup.training, _plan(result))
+
+
+def kin_of(result: Result) -> str:
+    """A name that a layout shares with itself on any number of nodes, with any batch: but for its replicas."""
+    plan = {key: value for key, value in _plan(result).items() if key != "dp"}
+    return _name(result.setup.model["name"], result.setup.training["seq_len"], plan)
+
+
+def _plan(result: Result) -> dict[str, Any]:
+    return Plan.model_validate(result.setup.plan).flat_values()
+
+
+def _name(*said: object) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:DIGITS]
+
+
+def known_of(result: Result) -> Known:
+    """What is known of a layout before it is measured."""
+    return Known(kin_of(result), shares_of(result))
 
 
 def shares_of(result: Result) -> dict[str, float]:

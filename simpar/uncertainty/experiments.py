@@ -15,7 +15,7 @@ import numpy as np
 from simpar.uncertainty.joint import JointErrors
 from simpar.uncertainty.ties import Floats
 
-AS_MUCH = 0.8
+AS_MUCH = 0.5
 """Of the gain of the layout that tells most: a cheaper one that gains so much is taken in its place."""
 NOTHING = 1e-4
 """A gain, as a share of a step, that is not worth a run."""

@@ -1,7 +1,8 @@
 """Errors of layouts together, and what measuring some of them says of the others.
 
-They err as in :mod:`simpar.uncertainty.ties`: by parts of a step that all share, and each by something of its own;
-beside that all by one common factor, which changes no order but hides in every measurement. A measured step moves what
+They err as in :mod:`simpar.uncertainty.ties`: by parts of a step that all share, and each by something of its own, of
+which a layout has KIN in common with itself on another number of nodes; beside that all by one common factor, which
+changes no order but hides in every measurement. A measured step moves what
 is expected of another layout as far as the two err together (a regression on it), and so much less is left to chance.
 """
 
@@ -14,10 +15,17 @@ from math import log, sqrt
 import numpy as np
 
 from simpar.uncertainty.own_runs import MeasuredLayout
-from simpar.uncertainty.ties import DRAWS, SEED, Floats, covariance, drawn_errors
+from simpar.uncertainty.ties import DRAWS, SEED, Floats, covariance, drawn_together
 
 NOISE = 0.01
 """By how much the logarithm of a measured step scatters when it is measured again."""
+KIN = 0.6
+"""Of the variance of a layout's own error: what it shares with the same layout on more or fewer nodes.
+
+Errors of one layout on different numbers of nodes correlate by 0.66 over the development tables and by 0.69 in a grid
+of A100 runs (those of other layouts of the same model by 0.06 and 0.01), by 0.2 in the Ultra-Scale Playbook, whose
+network changed from job to job.
+"""
 NINE_OF_TEN = 1.645
 """Standard deviations of a normal distribution from its middle to the ends of what nine of ten lie in."""
 
@@ -35,15 +43,19 @@ class JointErrors:
     spread: Floats
 
     @classmethod
-    def of(cls, shares: Floats, layout_spread: float, common: float) -> JointErrors:
+    def of(cls, shares: Floats, kin: Sequence[str], layout_spread: float, common: float) -> JointErrors:
         """Before anything is measured, by what part float64[layouts, parts] of a step every part of it takes.
 
-        ``layout_spread`` is that of a layout's certainty, ``common`` the standard deviation of what all err by.
+        Those of one ``kin`` are the same on different numbers of nodes. ``layout_spread`` is that of a layout's
+        certainty, ``common`` the standard deviation of what all err by.
         """
+        names = sorted(set(kin))
+        family = np.array([[each == name for name in names] for each in kin], dtype=np.float64)
+        together = np.hstack([np.sqrt(1 - KIN) * np.eye(len(kin)), np.sqrt(KIN) * family])
         random = np.random.Generator(np.random.Philox(key=SEED + 1))
         drawn = common * random.standard_normal(DRAWS // 2)
-        draws = drawn_errors(shares, layout_spread) + np.hstack([drawn, -drawn])
-        return cls(np.zeros(len(shares)), draws, covariance(shares, layout_spread) + common**2)
+        draws = drawn_together(shares, layout_spread, together) + np.hstack([drawn, -drawn])
+        return cls(np.zeros(len(shares)), draws, covariance(shares, layout_spread, together) + common**2)
 
     def told_by(self, seen: Sequence[int]) -> Floats:
         """How much of the measured errors of some layouts each is expected to share, float64[layouts, seen]."""
@@ -66,26 +78,36 @@ class JointErrors:
         )
 
 
+@dataclass(frozen=True)
+class Known:
+    """What is known of a layout before it is measured: its ``kin``, and what its step is made up of."""
+
+    kin: str
+    shares: Mapping[str, float]
+
+
 def joint_errors(
-    layouts: Mapping[str, Mapping[str, float]],
-    known: Sequence[MeasuredLayout],
-    layout_spread: float,
-    common: float,
+    layouts: Mapping[str, Known], measured: Sequence[MeasuredLayout], layout_spread: float, common: float
 ) -> JointErrors:
-    """Errors of layouts, by name, that are made up of shares of parts, after those of them or others that are known."""
-    everything = {**{one.layout: one.shares for one in known}, **layouts}
-    names = [*layouts, *(name for name in everything if name not in layouts)]
-    parts = sorted({part for shares in everything.values() for part in shares})
-    table = np.array([[everything[name].get(part, 0.0) for part in parts] for name in names])
-    found = JointErrors.of(table - table[: len(layouts)].mean(axis=0), layout_spread, common)
-    if not known:
+    """Errors of layouts by name, in their order, after those of them and of others that were measured."""
+    everything = dict(layouts)
+    for one in measured:
+        everything.setdefault(one.layout, Known(one.kin, one.shares))
+    names = list(everything)
+    parts = sorted({part for each in everything.values() for part in each.shares})
+    table = np.array([[each.shares.get(part, 0.0) for part in parts] for each in everything.values()])
+    shares = table - table[: len(layouts)].mean(axis=0)
+    found = JointErrors.of(shares, [each.kin for each in everything.values()], layout_spread, common)
+    if not measured:
         return found
-    return found.after([names.index(one.layout) for one in known], np.array([one.error for one in known]))
+    return found.after(
+        [names.index(one.layout) for one in measured], np.array([one.error for one in measured])
+    )
 
 
 def common_spread(interval_s: tuple[float, float], layout_spread: float) -> float:
     """The standard deviation of what layouts err by together: what their own errors leave of the interval of a step."""
     low_s, high_s = interval_s
     whole = log(high_s / low_s) / (2 * NINE_OF_TEN)
-    own = float(covariance(np.zeros((1, 1)), layout_spread)[0, 0])
+    own = float(covariance(np.zeros((1, 1)), layout_spread, np.ones((1, 1)))[0, 0])
     return sqrt(max(whole**2 - own, 0.0))

@@ -42,14 +42,15 @@ class OwnRuns(BaseModel):
 class MeasuredLayout(BaseModel):
     """A layout that a profile was learnt from, on the ``cluster`` profile that was learnt with it.
 
-    ``layout`` names it (:func:`simpar.report.layouts.layout_of`), ``shares`` say what its step is made up of,
-    ``error`` is what is left of log(measured / predicted) with what was learnt.
+    ``layout`` names it and ``kin`` the same on any number of nodes (:mod:`simpar.report.layouts`), ``shares`` say what
+    its step is made up of, ``error`` is what is left of log(measured / predicted) with what was learnt.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     cluster: str
     layout: str
+    kin: str
     label: str = ""
     shares: dict[str, float]
     step_time_s: PositiveFloat

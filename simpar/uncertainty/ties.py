@@ -86,18 +86,26 @@ def drawn_errors(shares: Floats, layout_spread: float) -> Floats:
 
     ``shares`` are float64[layouts, parts]. The second half are the opposites of the first.
     """
+    return drawn_together(shares, layout_spread, np.eye(len(shares)))
+
+
+def drawn_together(shares: Floats, layout_spread: float, together: Floats) -> Floats:
+    """The same where layouts share some of what each has of its own: ``together`` float64[layouts, causes].
+
+    A row is what part a layout has in every cause; the squares of each add up to 1.
+    """
     random = np.random.Generator(np.random.Philox(key=SEED))
     common = random.standard_normal((shares.shape[1], DRAWS // 2))
     size = np.where(random.integers(FAR, size=DRAWS // 2) == 0, FURTHER, 1.0)
-    own = random.standard_normal((len(shares), DRAWS // 2))
+    own = together @ random.standard_normal((together.shape[1], DRAWS // 2))
     errors = layout_spread * size * (PART * shares @ common + OWN * own)
     return np.hstack([errors, -errors])
 
 
-def covariance(shares: Floats, layout_spread: float) -> Floats:
-    """That of the errors that :func:`drawn_errors` draws, float64[layouts, layouts]."""
+def covariance(shares: Floats, layout_spread: float, together: Floats) -> Floats:
+    """That of the errors that :func:`drawn_together` draws, float64[layouts, layouts]."""
     squared_size = (FAR - 1 + FURTHER**2) / FAR
-    alike = PART**2 * shares @ shares.T + OWN**2 * np.eye(len(shares))
+    alike = PART**2 * shares @ shares.T + OWN**2 * together @ together.T
     return np.asarray(squared_size * layout_spread**2 * alike)
 
 

@@ -1,6 +1,7 @@
 """Layouts worth measuring: from a search to a table, to what is learnt of it, to a search that knows."""
 
 import csv
+from dataclasses import replace
 
 import pytest
 
@@ -55,14 +56,14 @@ def test_what_was_suggested_is_learnt_known_and_not_suggested_again(tmp_path):
     chosen = suggestions(found, problem, 2)
     assert [one.gain for one in chosen] == sorted(one.gain for one in chosen)
     assert all(one.fit_probability >= 0.95 and one.devices == 8 * one.nodes for one in chosen)
+    shown = found.candidates[:2]
+    whole = [
+        replace(chosen[0], plan=one.plan, nodes=4, devices=32, step_time_s=one.step_time_s) for one in shown
+    ]
     table = tmp_path / "suggested.csv"
-    plans = write(chosen, table)
-    steps_s = [one.step_time_s for one in chosen]
-    slow, fast = 1.25 * min(steps_s), 0.98 * min(steps_s)
-    best = found.shortest.step_time_s
-    times = [slow if step_s == best else fast for step_s in steps_s]
-    assert slow in times
-    assert fast in times
+    plans = write(whole, table)
+    fast = 0.98 * min(one.step_time_s for one in shown)
+    times = [1.25 * one.step_time_s if one is found.shortest else fast for one in shown]
     _fill(table, times)
     answer = learn(str(table), stack="megatron", hardware="dgx-h100")
     assert answer.runs.count == 2
@@ -76,7 +77,7 @@ def test_what_was_suggested_is_learnt_known_and_not_suggested_again(tmp_path):
     assert again.best.figures["measured_step_time_s"] == pytest.approx(fast, rel=1e-3)
     assert again.best.why[0].startswith("measured: ")
     more = suggestions(again, problem, 4)
-    named = [(one.plan.flat_values(), one.nodes) for one in chosen]
+    named = [(one.plan.flat_values(), one.nodes) for one in whole]
     assert not [one for one in more if (one.plan.flat_values(), one.nodes) in named]
     assert learned_from(str(ours), str(ours)) == (("suggested.csv",), "megatron", "dgx-h100")
     assert len(plans) == 2
@@ -110,3 +111,24 @@ def test_a_table_that_is_there_is_left_alone(tmp_path):
         write(chosen, table)
     assert table.read_bytes() == before
     assert set(COLUMNS) <= set(RUN_COLUMNS)
+
+
+def test_what_is_suggested_is_as_small_as_tells():
+    """The same layouts on fewer nodes cost less and tell most of what they would; batches shrink with replicas."""
+    problem, found = _searched()
+    chosen = suggestions(found, problem, 3)
+    by_rank = {one.rank: one for one in found.candidates}
+    assert any(one.nodes < problem.cluster.nodes for one in chosen)
+    for one in chosen:
+        plan, whole = one.plan, by_rank[one.candidate].plan
+        assert plan.cluster["nodes"] == one.nodes
+        assert (
+            plan.training["global_batch"] * problem.cluster.nodes == problem.training.global_batch * one.nodes
+        )
+        assert plan.mesh.dp * problem.cluster.nodes == whole.mesh.dp * one.nodes
+        assert (plan.mesh.tp, plan.mesh.pp, plan.micro_batch) == (
+            whole.mesh.tp,
+            whole.mesh.pp,
+            whole.micro_batch,
+        )
+        assert one.to_dict()["device_hours"] == pytest.approx(30 * one.step_time_s * one.devices / 3600)

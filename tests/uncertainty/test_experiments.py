@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.uncertainty.experiments import Decision
-from simpar.uncertainty.joint import NOISE, JointErrors, joint_errors
+from simpar.uncertainty.joint import NOISE, JointErrors, Known, joint_errors
 from simpar.uncertainty.own_runs import MeasuredLayout
 from simpar.uncertainty.ties import DRAWS, FAR, FURTHER, OWN
 
@@ -19,7 +19,7 @@ NORMAL = NormalDist()
 
 def _alike(count, common=0.0):
     """Layouts that differ in their own errors alone."""
-    return JointErrors.of(np.zeros((count, 1)), SPREAD, common)
+    return JointErrors.of(np.zeros((count, 1)), [str(at) for at in range(count)], SPREAD, common)
 
 
 def _gain(apart, deviation, told):
@@ -51,14 +51,16 @@ def test_what_all_err_by_hides_in_one_measurement_and_not_in_two():
     assert hidden[1][1] == pytest.approx(alone[1][1], rel=0.1)
 
 
-def test_a_cheaper_layout_that_tells_as_much_is_taken():
-    """Parts that err tell of the candidate from afar; errors of its own it has for itself."""
-    shares = {"a": {"x": 1.0}, "b": {"y": 1.0}, "small a": {"x": 1.0}}
-    errors = joint_errors(shares, [], SPREAD, 0.0)
-    decision = Decision(np.array([1.0, 1.01]), errors, [0, 2], np.array([100.0, 1.0]))
-    assert decision.worth_measuring(1)[0][0] == 1  # the second option
-    own = Decision(np.array([1.0, 1.01]), _alike(3), [0, 2], np.array([100.0, 1.0]))
-    assert own.worth_measuring(1)[0][0] == 0  # the cheap one has nothing in common with either
+def test_a_cheaper_layout_that_tells_about_as_much_is_taken():
+    """The same one on fewer nodes shares most of its own error; one that is alike in its parts alone does not."""
+    shares = {"x": 1.0}
+    steps, costs = np.array([1.0, 1.01]), np.array([100.0, 1.0])
+    layouts = {"a": Known("a", shares), "b": Known("b", shares), "small a": Known("a", shares)}
+    small = Decision(steps, joint_errors(layouts, [], SPREAD, 0.0), [0, 2], costs)
+    assert small.worth_measuring(1)[0][0] == 1  # the second option
+    layouts["small a"] = Known("c", shares)
+    other = Decision(steps, joint_errors(layouts, [], SPREAD, 0.0), [0, 2], costs)
+    assert other.worth_measuring(1)[0][0] == 0
 
 
 def test_what_is_known_is_worth_nothing_more():
@@ -73,8 +75,8 @@ def test_what_is_known_is_worth_nothing_more():
 @given(st.lists(st.floats(1.0, 1.2), min_size=2, max_size=5), st.integers(1, 4), st.floats(0.0, 0.2))
 def test_more_runs_never_gain_less(steps, most, common):
     """Gains are those of all runs up to one, grow with each, and no run is named twice."""
-    known = MeasuredLayout(cluster="", layout="l0", shares={"x": 1.0}, step_time_s=1.0, error=0.02)
-    shares = {f"l{at}": {"x": 1 / (1 + at), "y": at / (1 + at)} for at in range(len(steps))}
+    known = MeasuredLayout(cluster="", layout="l0", kin="l0", shares={"x": 1.0}, step_time_s=1.0, error=0.02)
+    shares = {f"l{at}": Known(f"l{at}", {"x": 1 / (1 + at), "y": at / (1 + at)}) for at in range(len(steps))}
     errors = joint_errors(shares, [known], SPREAD, common)
     options = list(range(1, len(steps)))
     decision = Decision(np.array(steps), errors, options, np.arange(1.0, len(steps)))

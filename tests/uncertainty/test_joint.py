@@ -3,33 +3,41 @@
 import numpy as np
 import pytest
 
-from simpar.uncertainty.joint import NINE_OF_TEN, NOISE, JointErrors, common_spread, joint_errors
+from simpar.uncertainty.joint import KIN, NINE_OF_TEN, NOISE, JointErrors, Known, common_spread, joint_errors
 from simpar.uncertainty.own_runs import MeasuredLayout
 from simpar.uncertainty.ties import covariance
 
 SPREAD, COMMON = 0.02, 0.06
-ALIKE = {"a": {"compute": 0.9, "bubble": 0.1}, "b": {"compute": 0.9, "bubble": 0.1}}
-UNLIKE = {**ALIKE, "c": {"compute": 0.6, "exposed_dp": 0.4}}
+ALIKE = {name: Known(name, {"compute": 0.9, "bubble": 0.1}) for name in "ab"}
+UNLIKE = {**ALIKE, "c": Known("c", {"compute": 0.6, "exposed_dp": 0.4})}
 
 
-def _measured(name, error, shares=None):
+def _measured(name, error, shares=None, kin=None):
     return MeasuredLayout(
-        cluster="here", layout=name, shares=shares or UNLIKE[name], step_time_s=1.0, error=error
+        cluster="here",
+        layout=name,
+        kin=kin or name,
+        shares=shares or UNLIKE[name].shares,
+        step_time_s=1.0,
+        error=error,
     )
 
 
 def test_draws_have_the_covariance_that_is_said_of_them():
     """To what 16,384 draws can tell of a distribution with far errors."""
     shares = np.array([[0.1, 0.0], [0.1, 0.0], [-0.2, 0.4]])
-    found = JointErrors.of(shares, SPREAD, COMMON)
-    assert found.spread == pytest.approx(covariance(shares, SPREAD) + COMMON**2)
+    found = JointErrors.of(shares, ["a", "b", "b"], SPREAD, COMMON)
+    own = float(covariance(np.zeros((1, 1)), SPREAD, np.ones((1, 1)))[0, 0])
+    of_parts = covariance(shares, SPREAD, np.zeros((3, 1)))
+    shared = own * np.array([[1, 0, 0], [0, 1, KIN], [0, KIN, 1]])
+    assert found.spread == pytest.approx(of_parts + shared + COMMON**2)
     assert np.cov(found.draws) == pytest.approx(found.spread, rel=0.08)
     assert found.draws.mean(axis=1) == pytest.approx(0.0, abs=1e-12)  # each with its opposite
 
 
 def test_a_measured_layout_tells_of_the_others_what_they_share_with_it():
     """Layouts that are made up alike share the common factor alone: a regression on one value, by hand."""
-    own, common = float(covariance(np.zeros((1, 1)), SPREAD)[0, 0]), COMMON**2
+    own, common = float(covariance(np.zeros((1, 1)), SPREAD, np.ones((1, 1)))[0, 0]), COMMON**2
     found = joint_errors(ALIKE, [_measured("a", 0.1)], SPREAD, COMMON)
     seen = own + common + NOISE**2
     assert found.mean == pytest.approx([0.1 * (own + common) / seen, 0.1 * common / seen])
@@ -41,7 +49,7 @@ def test_a_measured_layout_tells_of_the_others_what_they_share_with_it():
 def test_two_at_once_are_one_after_the_other():
     """In either order."""
     errors = np.array([0.05, -0.02])
-    prior = JointErrors.of(np.array([[0.1, 0.0], [0.0, 0.0], [-0.1, 0.2]]), SPREAD, COMMON)
+    prior = JointErrors.of(np.array([[0.1, 0.0], [0.0, 0.0], [-0.1, 0.2]]), "aba", SPREAD, COMMON)
     both = prior.after([0, 2], errors)
     for first, second in ((0, 1), (1, 0)):
         at = [0, 2]
@@ -58,6 +66,15 @@ def test_a_layout_that_is_none_of_those_asked_about_tells_by_its_parts():
     assert found.mean[2] > 0.1 > found.mean[0]
 
 
+def test_a_layout_on_fewer_nodes_tells_some_of_its_own_error():
+    """By hand: a regression on one run that shares the common factor and KIN of what the layout has of its own."""
+    own, common = float(covariance(np.zeros((1, 1)), SPREAD, np.ones((1, 1)))[0, 0]), COMMON**2
+    small = _measured("small a", 0.1, ALIKE["a"].shares, kin="a")
+    found = joint_errors(ALIKE, [small], SPREAD, COMMON)
+    assert found.mean[0] == pytest.approx(0.1 * (KIN * own + common) / (own + common + NOISE**2))
+    assert found.mean[1] == pytest.approx(0.1 * common / (own + common + NOISE**2))
+
+
 def test_nothing_measured_moves_nothing():
     """And all layouts keep their order."""
     found = joint_errors(UNLIKE, [], SPREAD, COMMON)
@@ -66,7 +83,7 @@ def test_nothing_measured_moves_nothing():
 
 def test_the_common_part_is_what_own_errors_leave_of_an_interval():
     """And nothing where they alone are as wide."""
-    whole = np.hypot(COMMON, np.sqrt(covariance(np.zeros((1, 1)), SPREAD)[0, 0]))
+    whole = np.hypot(COMMON, np.sqrt(covariance(np.zeros((1, 1)), SPREAD, np.ones((1, 1)))[0, 0]))
     interval_s = (np.exp(-NINE_OF_TEN * whole), np.exp(NINE_OF_TEN * whole))
     assert common_spread(interval_s, SPREAD) == pytest.approx(COMMON)
     assert common_spread((0.99, 1.01), SPREAD) == 0.0

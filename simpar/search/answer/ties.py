@@ -9,7 +9,7 @@ import numpy as np
 
 from simpar.plan.plan import Plan
 from simpar.report.certainty import measured_on
-from simpar.report.layouts import layout_of, shares_of
+from simpar.report.layouts import known_of, layout_of
 from simpar.report.result import Result
 from simpar.search.problem import BY_REGRET, Problem
 from simpar.search.progress import TOP
@@ -80,7 +80,7 @@ def _standing(results: Sequence[Result], known: Sequence[MeasuredLayout]) -> Sta
     if not known or first is None:
         return standing(step_s, parts_s, spread)
     names = [layout_of(one) for one in results]
-    layouts = {name: shares_of(one) for name, one in zip(names, results, strict=True)}
+    layouts = {name: known_of(one) for name, one in zip(names, results, strict=True)}
     errors = joint_errors(layouts, known, spread, common_spread(first.step_time_interval_s, spread))
     at = [list(layouts).index(name) for name in names]
     return standing_of((np.log(step_s) + errors.mean[at])[:, None] + errors.draws[at])
