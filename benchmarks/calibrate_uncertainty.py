@@ -53,7 +53,28 @@ GROUP = 30  # runs that are enough to say how often intervals hold
 LEAST_LACK = 0.005  # what multiplies a spread by less is left out of the table
 LEAST_LAYOUTS = 2  # of a cell that says what a choice comes to
 MOST_UNKNOWN = 0.3  # a source whose memory is farther off counts as one that is so far
-COMMUNICATORS = 0.1  # of their own size: what they take is measured to a tenth
+COMMUNICATORS = 0.1  # of stacks whose sizes are those under which layouts ran out of memory as published
+REPORTED_GB = (
+    (
+        1.0 + 0.544,
+        1.0 + 0.4,
+    ),  # all-reduce of 2 A100 (NVIDIA/nccl issue 964), communicators alone as all without "all"
+    (1.0 + 0.688, 1.0 + 0.4),  # of 3 and 4 (there)
+    (1.6, 1.0 + 0.4),  # one communicator, all that the device shows (NVIDIA/nccl issue 864)
+    (6.0, 1.0 + 3 * 0.4),  # three, all (there)
+    (4.34, 1.0 + 0.4),  # all-to-all of 8 H100, all but tensors (NVIDIA/nccl issue 1685)
+    (1.2 + 7.0, 1.2 + 3 * 0.4),  # Megatron tp 2, pp 2, dp 2 on 8 H100 (verl pull request 6408)
+    (1.2 + 9.5, 1.2 + 4 * 0.4),  # the same with experts (there)
+    (
+        1.0 + 2.47,
+        1.0 + 3 * 0.4,
+    ),  # three of RCCL, 1 GiB and 0.65 GiB for each further one (LUMI-AI-Guide issue 111)
+    (1.0 + 1.0, 1.0 + 2 * 0.4),  # tp and ep of 8 devices in inference (vllm pull request 46234)
+)
+"""What lay outside of the allocator, and what stacks say of it: context, and 0.4 GB a kind of groups.
+
+Where a report is of communicators alone, the context is taken as predicted.
+"""
 DOUBT = 0.01  # share of verdicts on memory that have another cause
 PENALTY = 1.0
 """Of the square of what a lack multiplies spreads by, as a logarithm: a lack that few runs show counts little."""
@@ -240,7 +261,7 @@ def memory_errors(runs: Sequence[Run]) -> MemoryErrors:
     errors = MemoryErrors(
         bias=float(bias),
         allocator=float(np.exp(allocator)),
-        communicators=COMMUNICATORS,
+        communicators=(COMMUNICATORS, unseen_communicators()),
         imbalance=imbalance(),
         habits=habits,
         low=-1,
@@ -249,14 +270,20 @@ def memory_errors(runs: Sequence[Run]) -> MemoryErrors:
     shown, counts = memory_runs(runs), Counter(run.source for run, _ in peaks)
     scaled, weight = [], []
     for run, error in peaks:
-        risk = MemoryRisk.of_runs(
-            shown[run.traits.stack] - counts[run.source], errors
-        )  # its own are left out
+        risk = MemoryRisk.of_runs(  # its own are left out
+            shown[run.traits.stack] - counts[run.source], errors, False
+        )
         spread = risk.spread(run.parts_bytes)
         scaled.append(error / spread)
         weight.append(min(1.0, ALIKE_RUNS / counts[run.source]))
     low, high = (percentile(np.array(scaled), np.array(weight), share) for share in (0.05, 0.95))
     return errors.model_copy(update={"low": low, "high": high})
+
+
+def unseen_communicators() -> float:
+    """The root mean square of reported errors of what lies outside the allocator, in shares of what is predicted."""
+    measured, predicted = np.array(REPORTED_GB).T
+    return float(np.sqrt(np.mean((measured / predicted - 1) ** 2)))
 
 
 def imbalance() -> tuple[float, float]:
@@ -328,6 +355,7 @@ def calibrated(runs: Sequence[Run]) -> tuple[Table, Errors, Floats]:
         memory=memory_errors(runs),
         evidence=evidence,
         memory_runs=memory_runs(runs),
+        refused=tuple(sorted({run.traits.stack for run in runs if run.fits is False})),
     )
     return table, errors, spread
 

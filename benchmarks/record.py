@@ -140,7 +140,7 @@ def searched(number: int, seed: int) -> tuple[str, dict[str, Any]]:
         return name, {"refused": type(error).__name__}
     best = found.shortest
     return name, {
-        "plan": best.plan.model_dump(mode="json", exclude_defaults=True, exclude={"predicted"}),
+        "plan": best.plan.model_dump(mode="json", exclude_defaults=True, exclude={"predicted", "search"}),
         "step_time_s": best.step_time_s,
         "space": found.counts.space_size,
         "feasible": found.counts.feasible,

@@ -7,7 +7,13 @@ from functools import cached_property
 
 import numpy as np
 
-from simpar.cost.memory.allocator import Reservation, most_moving_bytes, overhead_bytes, reserve
+from simpar.cost.memory.allocator import (
+    Reservation,
+    memory_risk,
+    most_moving_bytes,
+    overhead_bytes,
+    reserve,
+)
 from simpar.cost.memory.bound import flights
 from simpar.cost.memory.routed import experts_risk_bytes
 from simpar.cost.memory.static import StaticMemory
@@ -32,7 +38,7 @@ class Footprint:
 
     ``overhead_bytes`` (context and communicators) lie outside the allocator, which grows no further than the device, of
     ``capacity_bytes``, lets it; ``held_outputs_bytes`` are freed, but in use by another stream. ``experts_bytes`` is
-    (mean, standard deviation) of what the fullest rank holds of routed tokens beyond that.
+    (mean, standard deviation) of what the fullest rank holds of routed tokens beyond that, ``risk`` is of all else.
     """
 
     job: Job
@@ -42,6 +48,7 @@ class Footprint:
     held_outputs_bytes: float
     overhead_bytes: float
     capacity_bytes: float
+    risk: MemoryRisk
     experts_bytes: tuple[float, float] = (0.0, 0.0)
 
     @property
@@ -64,7 +71,7 @@ class Footprint:
                 static, limit_bytes - float(risk_bytes), habits, alternates=self._alternates
             )
 
-        return float(self._error.most_moving_bytes(probability, self.parts_bytes, room))
+        return float(self.risk.most_moving_bytes(probability, self.parts_bytes, room))
 
     @property
     def allocated_bytes(self) -> float:
@@ -111,21 +118,16 @@ class Footprint:
     @property
     def fit_causes(self) -> dict[str, float]:
         """What part every cause has in what must stay free for this class to fit."""
-        return self._error.shares(self.parts_bytes)
-
-    @property
-    def _error(self) -> MemoryRisk:
-        stack = self.job.stack
-        return MemoryRisk.of(stack.known_as, shipped(), stack.own_runs)
+        return self.risk.shares(self.parts_bytes)
 
     @property
     def fit_probability(self) -> float:
         """How probable it is that this class fits into its device."""
-        return self._error.fit_probability(self.capacity_bytes, self.needed_bytes, self.parts_bytes)
+        return self.risk.fit_probability(self.capacity_bytes, self.needed_bytes, self.parts_bytes)
 
     def needed_at(self, probability: float) -> float:
         """The device memory that this class runs in with some probability."""
-        return float(self._error.needed_bytes(probability, self.needed_bytes, self.parts_bytes))
+        return float(self.risk.needed_bytes(probability, self.needed_bytes, self.parts_bytes))
 
     @property
     def held_interval_bytes(self) -> tuple[float, float]:
@@ -136,7 +138,7 @@ class Footprint:
     @property
     def reserved_interval_bytes(self) -> tuple[float, float]:
         """What the allocator reports as its peak, in nine of ten cases: no more than is left to it, if it fits."""
-        low, high = self._error.reserved_interval_bytes(self.reserved_bytes, self.parts_bytes)
+        low, high = self.risk.reserved_interval_bytes(self.reserved_bytes, self.parts_bytes)
         most = max(self.capacity_bytes - self.overhead_bytes, self.reserved_bytes)
         return min(low, most), min(high, most)
 
@@ -163,11 +165,11 @@ def footprints(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[Foot
         )
         for stage in set(stages)
     }
-    found = []
+    found, risk = [], memory_risk(job.stack, cluster)
     for stage, device, use in zip(stages, devices, memory_uses(lowered.program, timing), strict=True):
         static, held, overhead, experts = standing[stage]
         capacity = cluster.devices[int(device)].memory_bytes
-        found.append(Footprint(job, stage, static, use, held, overhead, capacity, experts))
+        found.append(Footprint(job, stage, static, use, held, overhead, capacity, risk, experts))
     return tuple(found)
 
 

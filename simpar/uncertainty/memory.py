@@ -1,9 +1,9 @@
 """The risk of memory: how far what a rank needs may be from what is predicted, by cause, and whether it still fits.
 
 A need is taken for normally distributed around its prediction. Causes are independent of each other: gaps of the
-allocator and workspaces that nobody lists grow with what comes and goes, communicators with their number, what a
-stack keeps unseen with all that the allocator holds, and tokens of experts with what is routed to the fullest rank.
-Sizes are scalars or arrays.
+allocator and workspaces that nobody lists grow with what comes and goes, communicators with all that lies outside the
+allocator, what a stack keeps unseen with all that it holds, and tokens of experts with what is routed to the fullest
+rank. Sizes are scalars or arrays.
 """
 
 from __future__ import annotations
@@ -47,32 +47,48 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryRisk:
-    """How a rank's need spreads around its prediction: errors by cause, and ``habits``, the spread of its stack's."""
+    """How a rank's need spreads around its prediction: errors by cause, and those that depend on its stack.
+
+    ``habits`` is the spread of what the stack keeps, ``communicators`` that of what lies outside the allocator.
+    """
 
     errors: MemoryErrors
     habits: float
+    communicators: float
 
     @staticmethod
-    def of(stack: str, table: Table, own: Sequence[OwnRuns] = ()) -> MemoryRisk:
+    def of(
+        stack: str, table: Table, own: Sequence[OwnRuns] = (), *, has_few_channels: bool = False
+    ) -> MemoryRisk:
         """That of a stack, by how many runs show its memory: published ones, and those that it was learnt from.
+
+        Where links are slow communicators have few channels, whose buffers are what the stack says, or less.
 
         The user's ``own`` count like those, unless they were further off where they were left out: what their number
         makes it counts as ``table.learned.weight`` layouts, as for step times. None make it larger.
         """
         published, peaks = table.memory_runs.get(stack, 0), sum(one.peaks for one in own)
-        before = MemoryRisk.of_runs(published, table.memory)
+        knows_outside = has_few_channels or stack in table.refused
+        before = MemoryRisk.of_runs(published, table.memory, knows_outside)
         if not peaks:
             return before
-        weight, after = table.learned.weight, MemoryRisk.of_runs(published + peaks, table.memory)
+        weight, after = (
+            table.learned.weight,
+            MemoryRisk.of_runs(published + peaks, table.memory, knows_outside),
+        )
         squares = weight * after.habits**2 + sum(one.peaks * one.peak_error**2 for one in own)
         shown = max(after.habits, sqrt(squares / (weight + peaks)))
         return replace(after, habits=min(before.habits, shown))
 
     @staticmethod
-    def of_runs(count: int, errors: MemoryErrors) -> MemoryRisk:
-        """That of a stack whose memory so many runs show."""
+    def of_runs(count: int, errors: MemoryErrors, knows_outside: bool) -> MemoryRisk:
+        """That of a stack whose memory so many runs show, and whether it is known what lies outside the allocator.
+
+        Peaks do not show that: runs that ran out of memory do.
+        """
         known, hardly, unknown = errors.habits
-        return MemoryRisk(errors, known if count >= MANY else hardly if count >= SOME else unknown)
+        habits = known if count >= MANY else hardly if count >= SOME else unknown
+        return MemoryRisk(errors, habits, errors.communicators[0 if knows_outside else 1])
 
     def causes(self, parts: Parts) -> dict[str, tuple[Numbers, Numbers]]:
         """By cause the (mean, standard deviation) of what is needed beyond what is predicted, in bytes."""
@@ -80,7 +96,7 @@ class MemoryRisk:
         return {
             "allocator": (errors.bias * parts.moving_bytes, errors.allocator * parts.moving_bytes),
             "stack": (0.0, self.habits * (parts.static_bytes + parts.moving_bytes)),
-            "communicators": (0.0, errors.communicators * parts.outside_bytes),
+            "communicators": (0.0, self.communicators * parts.outside_bytes),
             "experts": (parts.experts_mean_bytes, parts.experts_bytes),
         }
 

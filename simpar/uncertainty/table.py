@@ -40,7 +40,8 @@ class MemoryErrors(_Part):
     """Errors of memory, each a standard deviation in shares of what causes it.
 
     ``allocator`` of what comes and goes (blocks that cannot be reused, workspaces that are not listed),
-    ``communicators`` of what lies outside the allocator, ``imbalance`` (mean, standard deviation) how unlike the loads
+    ``communicators`` of what lies outside the allocator, of a stack that ran out of memory in published runs and of
+    another, ``imbalance`` (mean, standard deviation) how unlike the loads
     of experts are where nobody says it, ``habits`` of all that the allocator holds: what a stack keeps
     that is not known, with many, some and no runs that show its memory. ``bias`` is the part of
     what comes and goes by which needs are overestimated (negative) or underestimated; ``low`` and ``high`` are the 5th
@@ -49,7 +50,7 @@ class MemoryErrors(_Part):
 
     bias: float
     allocator: float = Field(ge=0)
-    communicators: float = Field(ge=0)
+    communicators: tuple[float, float]
     imbalance: tuple[float, float]
     habits: tuple[float, float, float]
     low: float = Field(lt=0)
@@ -68,7 +69,7 @@ class LearnedErrors(_Part):
 
 
 class Table(_Part):
-    """All of it, with where it comes from."""
+    """All of it, with where it comes from. ``refused`` are stacks of published runs some of which ran out of memory."""
 
     provenance: str
     time: TimeErrors
@@ -76,6 +77,7 @@ class Table(_Part):
     memory: MemoryErrors
     evidence: tuple[Evidence, ...]
     memory_runs: dict[str, int]
+    refused: tuple[str, ...]
 
 
 @lru_cache(maxsize=1)

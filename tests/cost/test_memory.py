@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from simpar.cost.memory.allocator import overhead_bytes, reserve
+from simpar.cost.memory.allocator import memory_risk, overhead_bytes, reserve
 from simpar.cost.memory.static import BETWEEN
 from simpar.cost.stack import Stack, load_stack, resolve
 from simpar.hardware.catalogue import load_cluster
@@ -14,6 +14,7 @@ from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
+from simpar.uncertainty.table import shipped
 from simpar.units import GB, MIB
 from tests.cost.account import stage_static_memory, static_memory
 
@@ -186,3 +187,18 @@ def test_overhead_counts_communicators() -> None:
     three = overhead_bytes(Layouts.of(Plan(tp=2, dp=2, pp=4)).communicators, habits, cluster)
     assert three - one == 3 * habits.memory.allocator.communicator_bytes
     assert overhead_bytes(Layouts.of(Plan(dp=1)).communicators, habits, load_cluster("laptop-cpu", 1)) == 0
+
+
+@pytest.mark.parametrize(
+    ("hardware", "stack", "is_known"),
+    [
+        ("dgx-h100", "megatron", False), ("dgx-h100", "nanotron", True), ("rtx-4090-8", "megatron", True),
+        ("a100-pcie-8", "fsdp", True),
+    ],
+)  # fmt: skip
+def test_what_lies_outside_the_allocator_is_hardly_known_on_fast_links(
+    hardware: str, stack: str, is_known: bool
+) -> None:
+    """Channels are as many as links are worth; some stacks ran out of memory as published."""
+    risk = memory_risk(load_stack(stack), load_cluster(hardware, 2))
+    assert risk.communicators == shipped().memory.communicators[0 if is_known else 1]

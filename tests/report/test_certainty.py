@@ -87,9 +87,9 @@ def test_causes_of_what_must_stay_free_are_told_and_kept() -> None:
     """A mixture names its experts, in words and in JSON; a dense model does not."""
     dense = _result("nemo")
     mixture = simpar.simulate(
-        "small-mixture",
-        simpar.Cluster("dgx-h100", nodes=1),
-        simpar.Plan(ep=4, micro_batch=1),
+        "mixtral-8x7b",
+        simpar.Cluster("dgx-h100", nodes=2),
+        simpar.Plan(ep=8, micro_batch=1, zero=1),
         simpar.Training(seq_len=4096, global_batch=32),
         stack="nemo",
     )

@@ -16,9 +16,13 @@ from simpar.cost.stack import AllocatorHabits, Stack
 from simpar.hardware.cluster import Cluster
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
+from simpar.uncertainty.memory import MemoryRisk
+from simpar.uncertainty.table import shipped
 from simpar.units import MIB, Flags, Numbers
 
 _SEGMENT = 2 * MIB
+MANY_CHANNELS = ("nvswitch", "mesh")
+"""Kinds of links for which communicators open many channels."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,15 @@ def overhead_bytes(communicators: Numbers, stack: Stack, cluster: Cluster) -> Nu
     if cluster.device.kind == "cpu":
         return 0.0
     return stack.memory.allocator.context_bytes + communicators * stack.memory.allocator.communicator_bytes
+
+
+def memory_risk(stack: Stack, cluster: Cluster) -> MemoryRisk:
+    """How far needs under a stack on a cluster may be from what is predicted.
+
+    Communicators have as many channels as the links in a domain are worth [maintainers in NVIDIA/nccl issue 986].
+    """
+    few = cluster.profile.scale_up.kind not in MANY_CHANNELS
+    return MemoryRisk.of(stack.known_as, shipped(), stack.own_runs, has_few_channels=few)
 
 
 def held_outputs_bytes(

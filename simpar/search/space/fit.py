@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.memory.allocator import overhead_bytes, reserve
+from simpar.cost.memory.allocator import memory_risk, overhead_bytes, reserve
 from simpar.cost.memory.bound import Scheme, flights, held_of, least_moving_bytes
 from simpar.cost.memory.moments import V_SHAPED
 from simpar.cost.memory.routed import experts_risk_bytes
@@ -33,7 +33,7 @@ from simpar.search.problem import Problem
 from simpar.search.space.axes import ROWS_AT_ONCE, Rows, both_ends, fully_sharded, numbered, undecided
 from simpar.search.space.jobs import counted
 from simpar.search.space.optional_axes import REQUESTED_NAMES
-from simpar.uncertainty.memory import MemoryRisk, Parts
+from simpar.uncertainty.memory import Parts
 from simpar.uncertainty.table import shipped
 from simpar.units import MIB, Floats, Ints
 
@@ -227,10 +227,7 @@ def _needed_bytes(problem: Problem, parts: Parts, alternates: NDArray[np.bool_])
     outside = parts.outside_bytes
     habits, room = problem.stack.memory.allocator, problem.cluster.device.memory_bytes - outside
     found = reserve(parts.static_bytes, parts.moving_bytes, habits, alternates=alternates, limit_bytes=room)
-    risk, share = (
-        MemoryRisk.of(problem.stack.known_as, shipped(), problem.stack.own_runs),
-        1.0 - problem.constraints.headroom,
-    )
+    risk, share = memory_risk(problem.stack, problem.cluster), 1.0 - problem.constraints.headroom
     needed = outside + found.needed_bytes
     surely = risk.needed_bytes(problem.constraints.fit_probability, needed, parts)
     surely = np.maximum(needed, surely - ROUNDING_BYTES)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simpar.cost.activations import block_activations
+from simpar.cost.memory.allocator import memory_risk
 from simpar.errors import Infeasible
 from simpar.models.graph import Block
 from simpar.program.blocks.rank_view import RankView
@@ -24,8 +25,7 @@ from simpar.search.space.fit import FIRST, LAST, Least, least
 from simpar.search.space.jobs import plan_of
 from simpar.search.space.rows import ORIGIN
 from simpar.simulation import make_job
-from simpar.uncertainty.memory import ROUNDS, MemoryRisk, Parts
-from simpar.uncertainty.table import shipped
+from simpar.uncertainty.memory import ROUNDS, Parts
 from simpar.units import Floats, Ints
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _most_moving_bytes(problem: Problem, held: Least) -> Floats:
 
     What experts are sent at risk depends on what is kept of it: left out.
     """
-    habits = MemoryRisk.of(problem.stack.known_as, shipped(), problem.stack.own_runs)
+    habits = memory_risk(problem.stack, problem.cluster)
     sure = problem.constraints.fit_probability
     parts, stays = Parts(held.static_bytes, 0.0, held.overhead_bytes), held.static_bytes + held.overhead_bytes
     most = problem.cluster.device.memory_bytes - stays

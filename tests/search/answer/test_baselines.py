@@ -93,7 +93,7 @@ def small_search(*pp):
     """Some thousand plans, of which those in pipelines have a few hundred ops."""
     training, constraints = (
         simpar.Training(seq_len=1024, global_batch=64),
-        Constraints(fixed=SMALL | {"pp": pp}),
+        Constraints(fixed=SMALL | {"pp": pp}, fit_probability=0.5),
     )
     return simpar.search(
         "gpt2", simpar.Cluster("dgx-h100"), training, objective="time", constraints=constraints

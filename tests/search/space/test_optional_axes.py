@@ -217,7 +217,7 @@ def test_memory_of_grids_is_that_of_the_program(method):
     exact = simpar.simulate(
         problem.graph, problem.cluster, plan_of(rows, 0), problem.training, stack=problem.stack
     )
-    needed = float(needs(rows).needed_bytes[0])
+    needed = float(needs(rows).predicted_bytes[0])
     assert needed == pytest.approx(exact.memory.peak_reserved_bytes, rel=0.1)
 
 
