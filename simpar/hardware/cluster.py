@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 MAX_DEVICES = 2**21
+LATE = ("member_us", "far_member_us")
+"""Parameters of the time that a collective waits for the last of its members: near ones, and far ones."""
 OF_NODE = ("host_memory", "nvme_read", "nvme_write")
 
 
@@ -42,16 +44,31 @@ class Cluster:
     scaling: Mapping[str, float] = field(default_factory=dict)
     state: Mapping[str, float] = field(default_factory=dict)
 
-    @property
+    def __getstate__(self) -> dict[str, object]:
+        """What a copy elsewhere begins with: nothing that was found out here."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    @cached_property
+    def offered(self) -> dict[tuple[str, bytes], object]:
+        """What :func:`simpar.cost.collectives.choice.offers` has answered, by operation and group."""
+        return {}
+
+    @cached_property
     def in_training(self) -> Cluster:
         """The cluster as collectives inside a training step find it; what a job measured counts more."""
         return replace(self, state={**self.profile.jobs.in_training, **self.state})
 
-    def without_state(self, *names: str) -> Cluster:
-        """The cluster with some parameters as its profile has them."""
-        if self.state.keys().isdisjoint(names):
+    @property
+    def whole(self) -> Cluster:
+        """The cluster with degraded links as they should be."""
+        return replace(self, scaling={}) if self.scaling else self
+
+    @cached_property
+    def punctual(self) -> Cluster:
+        """The cluster without what its state adds for members that are late."""
+        if self.state.keys().isdisjoint(LATE):
             return self
-        return replace(self, state={key: value for key, value in self.state.items() if key not in names})
+        return replace(self, state={key: value for key, value in self.state.items() if key not in LATE})
 
     @property
     def world_size(self) -> int:

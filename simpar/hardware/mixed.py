@@ -41,14 +41,15 @@ class MixedCluster(Cluster):
             _joined(name, parts), sum(part.nodes for part in parts), parts=parts, between=between
         )
 
-    @property
+    @cached_property
     def in_training(self) -> Cluster:
         """Every part as collectives inside a training step find it."""
         return replace(self, parts=tuple(part.in_training for part in self.parts))
 
-    def without_state(self, *names: str) -> Cluster:
-        """The cluster with some parameters as the profiles have them."""
-        return replace(self, parts=tuple(part.without_state(*names) for part in self.parts))
+    @cached_property
+    def punctual(self) -> Cluster:
+        """Every part without what its state adds for members that are late."""
+        return replace(self, parts=tuple(part.punctual for part in self.parts))
 
     def reducing(self, *, nvls: bool | None = None, sharp: bool | None = None) -> Cluster:
         """Reduction in the switches of every part, on or off. Raises UserError where a part has no such switches."""

@@ -78,7 +78,7 @@ class Participation:
         """Whether each class takes part in each op, and the op is of a kind in OWN."""
         found = (self.class_of_op[op] == class_id) & (self.kind_of_op[op] < len(OWN))
         if len(self._of_others):
-            key = op * self.num_classes + class_id
+            key = op.astype(np.int64) * self.num_classes + class_id
             at = np.minimum(np.searchsorted(self._of_others, key), len(self._of_others) - 1)
             found |= self._of_others[at] == key
         return np.asarray(found)

@@ -26,7 +26,6 @@ from simpar.units import Numbers, to_ns
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-LATE = ("member_us", "far_member_us")
 
 
 def is_tensor_parallel(kind: str) -> bool:
@@ -77,7 +76,7 @@ def on_time(cluster: Cluster, kind: str) -> Cluster:
 
     Who is late to a tensor-parallel collective holds up the host that launches it, not the device.
     """
-    return cluster.without_state(*LATE) if is_tensor_parallel(kind) else cluster
+    return cluster.punctual if is_tensor_parallel(kind) else cluster
 
 
 def in_first_domain(ranks: Ints, cluster: Cluster) -> Ints:
@@ -152,7 +151,7 @@ class Prices:
     @staticmethod
     def of_job(job: Job, cluster: Cluster) -> Prices:
         """Prices of the collectives of a job inside blocks, and of its messages; degraded links count as whole."""
-        return Prices(replace(cluster, scaling={}), Added.of(job.stack))
+        return Prices(cluster.whole, Added.of(job.stack))
 
     @cached_property
     def own(self) -> Ints:

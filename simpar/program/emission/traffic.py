@@ -10,7 +10,7 @@ import numpy as np
 
 from simpar.cost.collectives.choice import fastest, occupied_s_per_byte, offers
 from simpar.cost.collectives.lines import Line
-from simpar.hardware.cluster import Cluster
+from simpar.hardware.cluster import LATE, Cluster
 from simpar.models.graph import Block
 from simpar.plan.grid import grid_of
 from simpar.plan.mesh import Mesh
@@ -22,7 +22,6 @@ from simpar.program.blocks.grid import COLUMN, DEPTH, ROW, grid_kinds
 from simpar.program.blocks.phases import CONTEXT, EXPERT, TENSOR, CollectiveUse
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.emission.collective_prices import (
-    LATE,
     Added,
     calls_ns,
     in_first_domain,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -121,7 +121,7 @@ class Frontier:
         """All rows bounded by their kernels, and by those of a rank that is slow, wherever it stands in a pipeline."""
         problem, rows = rows.problem, with_slices(rows)
         pipelines = Pipelines.of(
-            Jobs(rows), Prices(replace(problem.cluster.in_training, scaling={}), Added.of(problem.stack))
+            Jobs(rows), Prices(problem.cluster.in_training.whole, Added.of(problem.stack))
         )
         sweeps = Sweeps(StepBounds(pipelines, Configurations.of(pipelines.blocks, pipelines.meet)))
         bound, least = pipelines.kernels_bound_ns()
