@@ -87,13 +87,19 @@ MANY_OPS = 500_000
 """From which on a step is not run again for a plan that only places ranks elsewhere."""
 
 
-def measure(problem: Problem, plan: Plan, before: int = 0, known: Known | None = None) -> Exact:
+def measure(
+    problem: Problem,
+    plan: Plan,
+    before: int = 0,
+    known: Known | None = None,
+    make_room: Callable[[], None] = lambda: None,
+) -> Exact:
     """The simulated step of a plan; without the report where neither the objective nor the plan asks for it.
 
     Where replicas step on their own, a step is the mean over a round of theirs. ``before`` are the ops of plans
     measured before, ``known`` large ones among them: a plan that differs from one of these in the order of ranks alone,
-    and whose step is the same op by op, takes what that one takes. Raises TooManyOps where the Program of a step has
-    more than are built.
+    and whose step is the same op by op, takes what that one takes. ``make_room`` is
+    called before ops are written. Raises TooManyOps where the Program of a step has more than are built.
     """
     if problem.objective == "energy" or apart(plan):
         result = exact(problem, plan)
@@ -119,6 +125,7 @@ def measure(problem: Problem, plan: Plan, before: int = 0, known: Known | None =
         key = digest, plan.model_copy(update={"mesh": usual}).model_dump_json()
         if key in known:
             return replace(known[key], problem=problem, plan=plan)
+    make_room()
     lowered = outline.lowered()
     num_ops = len(lowered.program)
     name, engine = choose_engine_for_many(lowered.program, before + num_ops)

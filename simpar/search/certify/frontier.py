@@ -265,8 +265,10 @@ class Frontier:
 
     def simulate(self, row: int) -> Exact:
         """The simulated step of a row. Raises TooManyOps where it has more than are built."""
-        self._let_go()  # two large Programs are never held beside the one that is made
-        found = measure(self.rows.problem, plan_of(self.rows, row), self.num_ops, self._large)
+        # two large Programs are never held beside the one that is made
+        found = measure(
+            self.rows.problem, plan_of(self.rows, row), self.num_ops, self._large, make_room=self._let_go
+        )
         self.note(row, found)
         return found
 
@@ -285,7 +287,8 @@ class Frontier:
     def note(self, row: int, found: Exact) -> None:
         """A row was simulated; it is dropped if it does not fit. Only the best steps are kept, and the last one."""
         self.simulated[row], self.num_ops = found, self.num_ops + found.num_ops
-        self._let_go(found)
+        if found.kept:
+            self._let_go(found)
         if not found.fits:
             self.drop(np.array([row]))
 
