@@ -89,6 +89,8 @@ class _Table:
     uses: Mapping[CollectiveUse, list[int]]
 
 
+_Read = tuple[Ints, Ints]
+"""Values, and of every slot which of them it has."""
 _OF_ACTIONS = ("template", "microbatch", "stage", "source_class", "source_action", "first_layer")
 _OPS = ("node", "group", "fixed_ns", "work_bytes", "route", "rate_cap_bytes_per_s")
 _FLOWS = _OPS[1:]
@@ -157,8 +159,8 @@ class Emitter:
                     parts += known[id(template)]
                 parts.append(known[id(template)][0])
             parts += [classes, *(getattr(actions, name) for name in _OF_ACTIONS)]
-            for use, nodes in _uses(tables).items():
-                parts += [nodes, network.flows(classes, use)]
+            uses, use_of_node = _uses(tables)
+            parts += [use_of_node, *(network.flows(classes, use) for use in uses)]
         routes = network.program_routes()
         parts += [routes.links.pointer, routes.links.item, routes.coefficient, routes.capacity_bytes_per_s]
         for part in parts:
@@ -203,19 +205,28 @@ class Emitter:
         columns = {
             name: np.empty(self._begins[-1], dtype=np.int64 if name in _LARGE else np.int32) for name in names
         }
-        known: dict[tuple[int, int], tuple[Ints, dict[str, Ints], dict[str, Ints]]] = {}
+        known: dict[tuple[int, int], tuple[Ints, dict[str, _Read], dict[str, Ints]]] = {}
         for classes, actions in self._added:
             key, tables = (id(actions.templates), id(actions.template)), self._tables_of(actions)
             if key not in known:
                 known[key] = self._shared_columns(actions, tables)
             row, shared, rows = known[key]
             begins = self._begins[classes, None]
-            for name, values in {**shared, "class_id": classes[:, None]}.items():
-                columns[name][_places(begins, len(row))] = values
-            for use, nodes in _uses(tables).items():
-                at = begins + np.flatnonzero(nodes[row])
-                for name, flows in zip(_FLOWS, self.network.flows(classes, use), strict=True):
-                    columns[name][at] = flows[:, None]
+            places = _places(begins, len(row))
+            columns["class_id"][places] = classes[:, None]
+            for name, (values, at) in shared.items():
+                column, values = columns[name], values.astype(columns[name].dtype)
+                if isinstance(places, slice):
+                    np.take(values, at, out=column[places], mode="clip")
+                else:
+                    column[places] = values[at]
+            uses, use_of_node = _uses(tables)
+            if uses:
+                flows = np.stack([self.network.flows(classes, use) for use in uses])
+                at = np.flatnonzero(use_of_node[row] >= 0)
+                use = use_of_node[row[at]]
+                for number, name in enumerate(_FLOWS):
+                    columns[name][begins + at] = flows[use, number].T
             slot, action = rows["arrival"]
             source_class, source_action = actions.source_class[:, action], actions.source_action[action]
             waiting = np.stack(np.broadcast_arrays(slot[:, None], source_class, source_action))
@@ -224,13 +235,14 @@ class Emitter:
 
     def _shared_columns(
         self, actions: ClassActions, tables: Sequence[_Table]
-    ) -> tuple[Ints, dict[str, Ints], dict[str, Ints]]:
+    ) -> tuple[Ints, dict[str, _Read], dict[str, Ints]]:
         """What classes with the same actions share: of every slot its place among the nodes of all templates.
 
-        And its columns, and rows that hang on slots, which are counted from the first of the class.
+        And what its columns are read from, and rows that hang on slots, which are counted from the first of the class.
         """
         row, action = _tiling([table.ops for table in tables], actions.template)
-        starts = np.searchsorted(action, np.arange(len(actions.template)))
+        lengths = np.array([table.ops.shape[1] for table in tables])
+        starts = np.cumsum(lengths[actions.template]) - lengths[actions.template]
         rows = {
             name: _tile([table.rows[name] for table in tables], actions.template, starts, _NODES[name])
             for name in _WIDTH
@@ -240,10 +252,13 @@ class Emitter:
         rows["dependency"] = np.concatenate([rows["dependency"], buffers], axis=1)
         rows["exit"] = (starts + exits[actions.template])[None]
         rows["arrival"] = np.stack([arrival, action[arrival]])
-        slots = {"action": action, "label": self._label(actions)}
-        slots |= {"microbatch": actions.microbatch[action], "stage": actions.stage[action]}
+        labels, first = self._label(actions)
+        bases = (np.cumsum(lengths) - lengths)[actions.template]
+        slots = {"action": np.arange(len(starts)), "microbatch": actions.microbatch, "stage": actions.stage}
+        read = {name: (values, action) for name, values in slots.items()}
+        read["label"] = labels, row + (first - bases)[action]
         ops = np.concatenate([table.ops for table in tables], axis=1)
-        return row, slots | dict(zip(_OPS, np.take(ops, row, axis=1), strict=True)), rows
+        return row, read | {name: (values, row) for name, values in zip(_OPS, ops, strict=True)}, rows
 
     def _waits(self, op: Indices) -> tuple[Indices, Indices]:
         """Ops that wait, and what each waits for: earlier nodes of its action, and the exits of others."""
@@ -271,22 +286,21 @@ class Emitter:
                 column[at] = row + self._begins[classes, None] if position < _NODES[name] else row
         return [owner, *joined]
 
-    def _label(self, actions: ClassActions) -> Ints:
-        """Labels of all slots of a class: those of the nodes, with layers counted from the first of their stage."""
-        pairs, which = np.unique(
-            np.stack([actions.template, actions.first_layer]), axis=1, return_inverse=True
-        )
+    def _label(self, actions: ClassActions) -> tuple[Ints, Ints]:
+        """Labels of nodes, with layers counted from the first of their stage, and where those of every action begin."""
+        count = int(actions.first_layer.max()) + 1
+        pairs, which = np.unique(actions.template * count + actions.first_layer, return_inverse=True)
         tables = []
-        for number, first in pairs.T.tolist():
+        for number, first in (divmod(pair, count) for pair in pairs.tolist()):
             template = actions.templates[number]
             if (id(template), first) not in self._labelled:
                 keys = ((node.kind, node.name, moved_layer(node.layer, first)) for node in template.nodes)
-                self._labelled[id(template), first] = _rows(
-                    [(self._labels.setdefault(key, len(self._labels)),) for key in keys], 1
+                self._labelled[id(template), first] = np.array(
+                    [self._labels.setdefault(key, len(self._labels)) for key in keys], dtype=np.int64
                 )
             tables.append(self._labelled[id(template), first])
-        labels: Ints = _tile(tables, which.ravel(), which.ravel(), 0)[0]
-        return labels
+        lengths = np.array([len(table) for table in tables])
+        return np.concatenate(tables), (np.cumsum(lengths) - lengths)[which]
 
     def _tables_of(self, actions: ClassActions) -> list[_Table]:
         for template in actions.templates:
@@ -295,14 +309,14 @@ class Emitter:
         return [self._tables[id(template)][1] for template in actions.templates]
 
 
-def _uses(tables: Sequence[_Table]) -> dict[CollectiveUse, Flags]:
-    """Collectives of templates, and which of the nodes of all of them in turn are each."""
-    begins = np.cumsum([0, *(table.ops.shape[1] for table in tables)])
-    uses: dict[CollectiveUse, Flags] = {}
-    for begin, table in zip(begins.tolist(), tables, strict=False):
+def _uses(tables: Sequence[_Table]) -> tuple[list[CollectiveUse], Ints]:
+    """Collectives of templates, and which of them each of the nodes of all in turn is, -1 for none."""
+    uses: dict[CollectiveUse, int] = {}
+    found = [np.full(table.ops.shape[1], -1) for table in tables]
+    for of_node, table in zip(found, tables, strict=True):
         for use, at in table.uses.items():
-            uses.setdefault(use, np.zeros(begins[-1], dtype=bool))[begin + np.array(at)] = True
-    return uses
+            of_node[at] = uses.setdefault(use, len(uses))
+    return list(uses), np.concatenate(found)
 
 
 def _table(nodes: Sequence[Node], streams: Mapping[str, int]) -> _Table:
@@ -351,7 +365,9 @@ def _tiling(tables: Sequence[Ints], template: Ints) -> tuple[Ints, Ints]:
     lengths = np.array([table.shape[1] for table in tables], dtype=np.int64)
     counts, bases = lengths[template], (np.cumsum(lengths) - lengths)[template]
     action = np.repeat(np.arange(len(counts)), counts)
-    return np.repeat(bases - np.cumsum(counts) + counts, counts) + np.arange(len(action)), action
+    row = np.repeat(bases - np.cumsum(counts) + counts, counts)
+    row += np.arange(len(row))
+    return row, action
 
 
 def _tile(tables: Sequence[Ints], template: Ints, starts: Ints, nodes: int) -> Ints:
