@@ -49,8 +49,8 @@ class Cluster:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @cached_property
-    def offered(self) -> dict[tuple[str, bytes], object]:
-        """What :func:`simpar.cost.collectives.choice.offers` has answered, by operation and group."""
+    def known(self) -> dict[tuple[str, bytes], object]:
+        """What was asked of this cluster and is asked again: offers for operations on groups, layouts of groups."""
         return {}
 
     @cached_property

@@ -105,7 +105,7 @@ def _lines(op: str, placed: Placement, algorithm: str) -> list[Line]:
 
 def offers(op: str, group: Ints, cluster: Cluster) -> list[Line]:
     """What the library considers for an op on one group int64[N], whatever the size; a cluster is asked once."""
-    known = cluster.offered.get((op, group.tobytes()))
+    known = cluster.known.get((op, group.tobytes()))
     return cast("list[Line]", known) if known else offers_and_loads(op, group, cluster)[0]
 
 
@@ -121,7 +121,7 @@ def offers_and_loads(op: str, group: Ints, cluster: Cluster) -> tuple[list[Line]
         edges = unit_loads(op, placed, algorithm)
         found += lines(candidate(op, placed, algorithm, edges), values)
         loads[algorithm.NAME] = _moved(edges, home)
-    cluster.offered[op, group.tobytes()] = found
+    cluster.known[op, group.tobytes()] = found
     return found, loads
 
 

@@ -7,9 +7,11 @@ divide splits exactly the classes that it must.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 
@@ -21,6 +23,9 @@ from simpar.program.fold.refinement import refine
 from simpar.program.ir.flow import quantise
 from simpar.program.ir.program import Csr
 from simpar.units import Flags, Floats, Ints
+
+LAYOUT, KEPT = "layout", 8
+"""The word under which a cluster knows its layouts, and how many."""
 
 
 @dataclass(frozen=True)
@@ -125,10 +130,24 @@ def build_layout(
     ``rank_colour`` int64[world_size] distinguishes ranks that run different programs or at different speed
     (pipeline stage, straggler factor); everything else follows from groups and links. ``orbits`` uses the
     symmetry of mesh and fabric to refine one rank of each orbit; without it all ranks are refined, with the
-    same result.
+    same result. The last few layouts of a cluster are kept: plans that differ in schedule or batch have the same.
     """
-    graph = build_graph(cluster, kinds, rank_colour, orbits=orbits)
-    return _read_back(cluster, graph, refine(graph.incidence).class_of)
+    key = LAYOUT, _digest(kinds, rank_colour, orbits)
+    if key not in cluster.known:
+        for oldest in [each for each in cluster.known if each[0] == LAYOUT][: 1 - KEPT]:
+            del cluster.known[oldest]
+        graph = build_graph(cluster, kinds, rank_colour, orbits=orbits)
+        cluster.known[key] = _read_back(cluster, graph, refine(graph.incidence).class_of)
+    return cast(Layout, cluster.known[key])
+
+
+def _digest(kinds: Sequence[GroupKind], rank_colour: Ints, orbits: bool) -> bytes:
+    """What a layout on a cluster follows from."""
+    said = [(kind.name, kind.ops, kind.directed, kind.groups.shape) for kind in kinds]
+    found = hashlib.sha256(repr((said, orbits)).encode())
+    for each in (rank_colour, *(kind.groups for kind in kinds)):
+        found.update(np.ascontiguousarray(each, dtype=np.int64).data)
+    return found.digest()
 
 
 def _read_back(cluster: Cluster, graph: Graph, class_of: Ints) -> Layout:
