@@ -149,6 +149,7 @@ PositiveWatts = Annotated[float, _quantity("watts"), _POSITIVE]
 Hertz = Annotated[float, _quantity("hertz"), _POSITIVE]
 UsdPerHour = Annotated[float, _quantity("usd_per_hour"), _NON_NEGATIVE]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+PositiveFraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 
 

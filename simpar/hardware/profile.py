@@ -8,7 +8,17 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simpar.hardware.device import Device
-from simpar.units import Bytes, BytesPerS, Count, Fraction, LinkRate, Seconds, UsdPerHour, Watts
+from simpar.units import (
+    Bytes,
+    BytesPerS,
+    Count,
+    Fraction,
+    LinkRate,
+    PositiveFraction,
+    Seconds,
+    UsdPerHour,
+    Watts,
+)
 
 
 class _Part(BaseModel):
@@ -58,6 +68,31 @@ class ScaleOut(_Part):
     sharp: bool = False
 
 
+class NodePower(_Part):
+    """What a node draws besides its devices, by parts; :mod:`simpar.cost.power` adds them up.
+
+    ``processors`` are the limits of all sockets, of which training takes a share; ``memory``, ``switches`` (of the
+    scale-up fabric), ``network`` (cards and transceivers) and ``drives`` of a whole node; ``other`` what is not listed,
+    whatever the load. ``fans`` draw that share of everything that they cool, and power supplies turn
+    ``supply_efficiency`` of what they take into what all these draw. A single quantity instead of parts is all of it,
+    fans and losses included, whatever the load.
+    """
+
+    processors: Watts = 0.0
+    memory: Watts = 0.0
+    switches: Watts = 0.0
+    network: Watts = 0.0
+    drives: Watts = 0.0
+    other: Watts = 0.0
+    fans: Fraction = 0.0
+    supply_efficiency: PositiveFraction = 1.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_quantity(cls, data: object) -> object:
+        return {"other": data} if isinstance(data, str | int | float) else data
+
+
 class Host(_Part):
     """The host side of a node: memory, drives, and the PCIe link of each device.
 
@@ -80,7 +115,7 @@ class Host(_Part):
     nvme_bandwidth: LinkRate | None = None
     nvme_write_bandwidth: LinkRate | None = None
     update_efficiency: Fraction = 0.5
-    power: Watts = 0.0
+    power: NodePower = NodePower()
     compute_capacity: float | None = Field(None, ge=1, allow_inf_nan=False)
     collective_load: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
 

@@ -85,6 +85,16 @@ class Accounts:
         found[:, _INSIDE] += self.facts.summed(self.facts.inside[:, :, 1])
         return found
 
+    def kernels_s(self) -> Floats:
+        """Seconds of every class in products, and in kernels bound by memory: float64[num_classes, 2].
+
+        The latter are those of passes that stream through it, and the optimizer's.
+        """
+        compute, optimizer = (self.causes_ns[:, CAUSES.index(name)] for name in ("compute", "optimizer"))
+        streaming = self.facts.summed(self.facts.streaming_ns)
+        found: Floats = np.stack([compute - streaming, streaming + optimizer], axis=1) / NS_PER_S
+        return found
+
     def critical_class(self) -> int:
         """The class that the step is explained on: of those at full speed (if any is) the one with least waiting."""
         idle = self.causes_ns[:, [CAUSES.index("bubble"), CAUSES.index("waiting")]].sum(axis=1)

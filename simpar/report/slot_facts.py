@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.cost.power import streaming_operators
 from simpar.program.blocks.phases import COMPUTE
 from simpar.program.structure.templates import Node
 from simpar.units import Indices
@@ -35,7 +37,8 @@ class SlotFacts:
     ``rows`` are the slots of every class. The other columns are over nodes, those of all distinct templates in turn:
     which sit on the compute stream, kinds, inner parts, communication. ``parts`` int64[nodes, PARTS] splits the
     compute stream of a block; ``inside`` int64[nodes, INSIDE, 2] holds busy ns and bytes of collectives in blocks,
-    ``size_bytes`` those of a node's own.
+    ``size_bytes`` those of a node's own. ``streaming_ns`` int64[nodes] is what of the compute stream kernels take that
+    are bound by memory, inside passes.
     """
 
     node: Indices
@@ -46,6 +49,7 @@ class SlotFacts:
     parts: Ints
     inside: Ints
     size_bytes: Ints
+    streaming_ns: Ints
 
     @property
     def exposed_inside_ns(self) -> Ints:
@@ -76,7 +80,7 @@ def slot_facts(lowered: Lowered, timing: Timing) -> SlotFacts:
                 nodes += template.nodes
         begins = np.array([first[id(template)] for template in actions.templates], dtype=np.int32)
         np.add(begins[actions.template][slots.action[mine]], slots.node[mine], out=found[mine])
-    num = len(nodes)
+    num, streaming = len(nodes), streaming_operators(lowered.job.graph)
     return SlotFacts(
         node=found,
         duration_ns=(timing.finish_ns - timing.start_ns)[op],
@@ -86,6 +90,7 @@ def slot_facts(lowered: Lowered, timing: Timing) -> SlotFacts:
         parts=np.array([_inner_parts(node) for node in nodes], dtype=np.int64).reshape(num, len(PARTS)),
         inside=np.array([_inside(node) for node in nodes], dtype=np.int64).reshape(num, len(INSIDE), 2),
         size_bytes=np.array([_bytes_moved(node) for node in nodes], dtype=np.int64),
+        streaming_ns=np.array([_streaming_ns(node, streaming) for node in nodes], dtype=np.int64),
     )
 
 
@@ -108,6 +113,18 @@ def _inside(node: Node) -> list[list[int]]:
                 found[step.kind][0] += node.repeats * int(finish - start)
                 found[step.kind][1] += node.repeats * step.collective.moved_bytes
     return list(found.values())
+
+
+def _streaming_ns(node: Node, streaming: Collection[str]) -> int:
+    """What the kernels of some operators take on the compute stream of a node."""
+    if not node.segments:
+        return node.duration_ns if COMPUTE in node.streams and node.name in streaming else 0
+    found = 0
+    for _, segment in node.segments:
+        for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True):
+            if step.stream == COMPUTE and step.name in streaming:
+                found += node.repeats * int(finish - start)
+    return found
 
 
 def _bytes_moved(node: Node) -> int:

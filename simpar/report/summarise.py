@@ -11,6 +11,7 @@ import numpy as np
 
 import simpar
 from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES
+from simpar.cost.power import device_w, input_w
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.mixed import MixedCluster
 from simpar.models.documents import packing_of
@@ -58,7 +59,6 @@ _KIND_OF_GROUP = {
 }  # fmt: skip
 BETWEEN_STEPS = "the gather of updated parameters"
 REDUCTIONS = ("reduce_scatter", "all_reduce")
-ACTIVE_POWER, WAITING_POWER = 0.8, 0.4  # shares of the power limit while computing and while waiting
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def summarise(context: Context, *, with_timeline: bool = True) -> Result:
         ),
         communication=_communication(context, accounts, critical, breakdown),
         memory=_memory(context, stages, held),
-        bill=_bill(context, step_s, breakdown),
+        bill=_bill(context, accounts, step_s),
         setup=_setup(context),
     )
     if not with_timeline:
@@ -361,16 +361,24 @@ def _host(use: HostUse | None) -> HostReport | None:
     )
 
 
-def _bill(context: Context, step_s: float, breakdown: Mapping[str, float]) -> Bill:
-    """Rental price of the devices, and energy: 0.8 of the power limit computing, 0.4 waiting, plus the hosts."""
-    busy = breakdown["compute"] + breakdown["optimizer"]
-    active = ACTIVE_POWER * busy + WAITING_POWER * (step_s - busy)
+def _bill(context: Context, accounts: Accounts, step_s: float) -> Bill:
+    """Rental price of the devices, and energy of whole nodes by what their devices run (:mod:`simpar.cost.power`)."""
+    cluster, layout = context.cluster, context.lowered.layout
+    kind = cluster.device_of(layout.representative_rank)
+    kernels_s = accounts.kernels_s()
+    whole_s = np.maximum(step_s, kernels_s.sum(axis=1))  # jitter may make a step shorter than its kernels
+    products, streaming = (kernels_s / whole_s[:, None]).T
     cost, energy = 0.0, 0.0
-    for part in context.cluster.parts:
+    for part in cluster.parts:
         price = part.profile.price_per_device_hour or part.device.price_per_hour or nan
-        power = part.device.power.limit if part.device.power else nan
         cost += price * part.world_size * step_s / HOUR_S
-        energy += part.world_size * (power * active) + part.nodes * part.profile.host.power * step_s
+        if (power := part.device.power) is None:
+            energy = nan
+            continue
+        here = kind == cluster.devices.index(part.device)
+        each_w = np.broadcast_to(device_w(power, products[here], streaming[here]), here.sum())
+        mean_w = float(np.average(each_w, weights=layout.multiplicity[here]))
+        energy += input_w(part.profile.host, part.world_size * mean_w, part.nodes) * step_s
     return Bill(
         cost_usd_per_step=None if isnan(cost) else cost, energy_j_per_step=None if isnan(energy) else energy
     )

@@ -76,6 +76,7 @@ def test_every_nanosecond_has_one_cause(layout: dict[str, object], setting: tupl
         return
     assert (found.causes_ns.sum(axis=1) == found.step_ns).all()
     assert (found.causes_ns >= 0).all()
+    assert (found.kernels_s() >= 0).all()
     assert (found.causes_ns[:, EXPOSED] <= found.busy_ns).all()
     assert layout["pp"] > 1 or not found.causes_ns[:, BUBBLE].any()
     for class_id in range(len(found.causes_ns)):
@@ -85,6 +86,29 @@ def test_every_nanosecond_has_one_cause(layout: dict[str, object], setting: tupl
         assert (end[:-1] <= begin[1:]).all()
         for cause in (BUBBLE, WAITING):
             assert (end - begin)[why == cause].sum() == found.causes_ns[class_id, cause]
+
+
+@pytest.mark.parametrize(
+    "values", [{"zero": 1}, {"tp": 4, "pp": 2, "recompute": "full"}, {"cp": 2, "zero": 3}]
+)
+def test_kernels_are_told_apart(values: dict[str, object]) -> None:
+    """Products and kernels bound by memory are all kernels there are, and the same where blocks are written out."""
+    job = make_job(
+        load_model("llama-3.2-1b", seq_len=512),
+        load_cluster("dgx-h100"),
+        Plan(micro_batch=1, **values),
+        Training(seq_len=512, global_batch=32),
+    )
+    both = []
+    for collapse in (True, False):
+        lowered = lower_job(job, load_cluster("dgx-h100"), {"collapse": collapse})
+        found = account(lowered, choose_engine("auto", lowered.program)[1](lowered.program))
+        kernels_s, causes = found.kernels_s(), [CAUSES.index(cause) for cause in ("compute", "optimizer")]
+        assert kernels_s.sum(axis=1) * 1e9 == pytest.approx(found.causes_ns[:, causes].sum(axis=1))
+        assert (kernels_s[:, 0] > kernels_s[:, 1]).all()
+        assert (kernels_s[:, 1] > 0).all()
+        both.append(kernels_s)
+    assert both[0] == pytest.approx(both[1], rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ A *key* is one combination of the axes that decide them; a *kind* is a block and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simpar.cost.optimizers import RULES, inner_matrices, matrices_time_s
+from simpar.cost.power import beyond_waiting, streaming_operators
 from simpar.models.graph import Block, evaluate
 from simpar.models.recompute import OPTIMAL
 from simpar.program.blocks.block_view import RankBlock
-from simpar.program.blocks.phases import BLOCK_STREAMS
+from simpar.program.blocks.phases import BLOCK_STREAMS, Step
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.blocks.segments import slowed_beside
 from simpar.program.blocks.steps import block_steps
@@ -27,7 +28,7 @@ from simpar.program.structure.stages import PASSES
 from simpar.program.structure.synchronisation import DENSE, EXPERTS
 from simpar.search.bound.keys import KEY_AXES, Batch, Keys
 from simpar.search.bound.passes import Passes
-from simpar.units import DTYPE_BYTES, Floats, Ints, Numbers, to_ns
+from simpar.units import DTYPE_BYTES, NS_PER_S, Floats, Ints, Numbers, to_ns
 
 if TYPE_CHECKING:
     from simpar.search.bound.shapes import Shape
@@ -195,6 +196,20 @@ class BlockCosts(Keys):
         """Kernels alone by letter, int64[keys, kinds]: less than any pass takes, whatever is communicated."""
         return {letter: self._tables[letter].kernels_ns for letter in LETTERS}
 
+    @cached_property
+    def asked_ns(self) -> dict[str, Floats]:
+        """Kernels by letter, each times the share of power that it asks for beyond waiting, float64[keys, kinds]."""
+        problem = self.jobs.problem
+        slow, streaming = problem.stack.launch.kernel_overhead, streaming_operators(problem.graph)
+        found = {letter: np.zeros((len(self.row), len(self.kinds))) for letter in LETTERS}
+        for batch in self.all_batches:
+            for kind, letter, passes in self._passes(batch, range(len(self.kinds)), LETTERS):
+                kernels = [step for step in passes.phase.steps if step.collective is None]
+                asked = np.array([_asked(step, streaming) for step in kernels])
+                asked_ns = NS_PER_S * slow * (asked @ passes.seconds) - asked.sum()  # as they are rounded
+                found[letter][batch.keys, kind] = np.maximum(asked_ns, 0.0)
+        return found
+
     def plain_ns(self, keys: Ints, letters: Sequence[str] = LETTERS) -> dict[str, Ints]:
         """Times of passes with nothing beside them by letter, int64[len(keys), kinds]."""
         return {letter: self._tables[letter].plain_ns[keys] for letter in letters}
@@ -246,6 +261,11 @@ class BlockCosts(Keys):
         for kind, _, passes in self._passes(batch, missing, (letter,)):
             self._kept[first, kind, letter] = passes
         return {kind: self._kept[first, kind, letter] for kind in kinds}
+
+
+def _asked(step: Step, streaming: Collection[str]) -> float:
+    """Power beyond waiting that a step which is no collective asks for: nothing where the host holds it up."""
+    return 0.0 if step.kind == "host" else beyond_waiting(streaming=step.name in streaming)
 
 
 def _choices(policy: str, block: Block) -> tuple[str, ...]:

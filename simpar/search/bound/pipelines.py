@@ -109,6 +109,16 @@ class Pipelines:
             least[mine] = self.microbatches(mine) * each.min(axis=1)
         return found, least
 
+    def asked_bound_ns(self) -> Floats:
+        """Kernels of the rank of every pipeline that asks for the least power, as :attr:`BlockCosts.asked_ns`."""
+        least = np.zeros(len(self.row))
+        for shape, mine in self.by_shape(np.arange(len(self.row))):
+            times = {letter: table[self.key[mine]] for letter, table in self.blocks.asked_ns.items()}
+            passes = self.passes(shape, times)
+            each = weigh(passes.forward + passes.backward, shape.of_rank)
+            least[mine] = self.microbatches(mine) * each.min(axis=1)
+        return least
+
     def path(self, shape: Shape, which: Ints, stages: Stages) -> Path:
         """Bounds of pipelines of one shape by their passes and messages."""
         return path_bound(shape, stages, self.hops(shape, which), self.microbatches(which))
@@ -119,7 +129,7 @@ class Pipelines:
             times, alone = (self.passes(shape, one) for one in each)
             yield self.path(shape, which, Stages(times, times, alone))
 
-    def passes(self, shape: Shape, times: Mapping[str, Ints]) -> Passes:
+    def passes(self, shape: Shape, times: Mapping[str, Ints | Floats]) -> Passes:
         """Passes of the stages of a shape, from times by letter, int64[n, kinds]."""
         return Passes.of({one: weigh(times[one], shape.by_stage) for one in shape.letters})
 

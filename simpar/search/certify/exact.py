@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 
+from simpar.cost.power import device_w, input_w
 from simpar.engine import choose_engine_for_many, sweep
 from simpar.errors import UserError
 from simpar.plan.mesh import AXES
@@ -14,7 +16,7 @@ from simpar.plan.sync import apart
 from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import footprints, host_use
 from simpar.report.result import Result
-from simpar.report.summarise import ACTIVE_POWER, WAITING_POWER, Context, summarise
+from simpar.report.summarise import Context, summarise
 from simpar.search.problem import Problem
 from simpar.simulation import lower_job, make_job, outline_job, simulate
 from simpar.uncertainty.memory import AS_PREDICTED
@@ -103,9 +105,10 @@ def measure(
     """
     if problem.objective == "energy" or apart(plan):
         result = exact(problem, plan)
-        slope, _ = objective_rates(problem)
         joules = result.bill.energy_j_per_step
-        worth = joules if problem.objective == "energy" else slope * result.step_time_s
+        worth = (
+            joules if problem.objective == "energy" else objective_rates(problem).per_s * result.step_time_s
+        )
         assert worth is not None, "energy is no objective without the device's power"
         return Exact(
             problem,
@@ -133,7 +136,7 @@ def measure(
     held = footprints(lowered, timing, cluster)
     host = host_use(lowered, cluster)
     step_s = timing.makespan_ns / NS_PER_S + problem.stack.launch.step_overhead_s
-    slope, _ = objective_rates(problem)
+    per_s = objective_rates(problem).per_s
     share, sure = 1.0 - problem.constraints.headroom, problem.constraints.fit_probability
     fullest = [0.0] * (1 + max(one.stage for one in held))
     for one in held:
@@ -145,7 +148,7 @@ def measure(
     most = max(one.held_bytes if share < 1.0 else one.needed_at(sure) for one in held)
     fits = on_host and max(fullest) <= 1.0
     found = Exact(
-        problem, plan, step_s, slope * step_s, fits, most, predicted, num_ops, tuple(fullest), report
+        problem, plan, step_s, per_s * step_s, fits, most, predicted, num_ops, tuple(fullest), report
     )
     if known is not None and key is not None:
         known[key] = replace(found, kept=None)
@@ -169,11 +172,24 @@ def measured_elsewhere(task: tuple[Problem, Plan]) -> Exact | None:
         return None  # whoever needs this plan runs it again and says why
 
 
-def objective_rates(problem: Problem) -> tuple[float, float]:
-    """What the objective costs per second of the step, and more per second that a device computes.
+@dataclass(frozen=True)
+class Rates:
+    """What an objective costs: ``per_s`` a second of the step, and for energy what is beyond waiting, up to a limit.
 
-    Raises UserError where the hardware profile lacks the price or the power.
+    ``asked_per_s`` a second of kernels that ask for all of limit - idle, ``most_per_s`` a second with all devices at
+    their limits.
     """
+
+    per_s: float
+    asked_per_s: float = 0.0
+    most_per_s: float = inf
+
+
+BY_TIME = Rates(1.0)
+
+
+def objective_rates(problem: Problem) -> Rates:
+    """What the objective costs. Raises UserError where the hardware profile lacks the price or the power."""
     cluster, profile = problem.cluster, problem.cluster.profile
     if problem.objective == "cost":
         price = profile.price_per_device_hour or cluster.device.price_per_hour
@@ -181,11 +197,13 @@ def objective_rates(problem: Problem) -> tuple[float, float]:
             raise UserError(
                 f"objective cost: hardware {profile.name} has no price; set price_per_device_hour"
             )
-        return price * cluster.world_size / HOUR_S, 0.0
+        return Rates(price * cluster.world_size / HOUR_S)
     if problem.objective == "energy":
-        if cluster.device.power is None:
+        if (power := cluster.device.power) is None:
             raise UserError(f"objective energy: device {cluster.device.name} has no power; set power.limit")
-        watts = cluster.device.power.limit * cluster.world_size
-        waiting = WAITING_POWER * watts + cluster.nodes * profile.host.power
-        return waiting, (ACTIVE_POWER - WAITING_POWER) * watts
-    return 1.0, 0.0
+        each_w = (power.idle, float(device_w(power, 0.0, 0.0)), power.limit)
+        idle_w, waiting_w, most_w = (
+            input_w(profile.host, cluster.world_size * one, cluster.nodes) for one in each_w
+        )
+        return Rates(waiting_w, most_w - idle_w, most_w)
+    return BY_TIME

@@ -15,16 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.cost.power import beyond_waiting
 from simpar.errors import TooManyOps
 from simpar.plan.schedules import looks_at_costs
 from simpar.plan.sync import apart
 from simpar.program.emission.collective_prices import Added, Prices
 from simpar.search.bound.batched_sweep import Sweeps
 from simpar.search.bound.data_parallel import Configurations
-from simpar.search.bound.dualpipe import kernels_bound_ns
+from simpar.search.bound.dualpipe import asked_bound_ns, kernels_bound_ns
 from simpar.search.bound.pipelines import Pipelines
 from simpar.search.bound.steps import StepBounds
-from simpar.search.certify.exact import Exact, Known, measure, objective_rates, swept_ns
+from simpar.search.certify.exact import BY_TIME, Exact, Known, Rates, measure, objective_rates, swept_ns
 from simpar.search.certify.token_slices import SliceBounds, sliced, with_slices
 from simpar.search.problem import Problem
 from simpar.search.space.axes import Rows, both_ends, undecided
@@ -56,9 +57,10 @@ KEPT, KEPT_OPS = 6, 200_000
 class Frontier:
     """Rows that fit, the seconds that bound each, how that was found, and the device memory that each needs.
 
-    The objective of a row is at least ``slope`` times its seconds plus its ``offset``; ``simulated`` are rows
-    that were simulated, in Programs of ``num_ops`` ops; those that do not fit are dropped. ``unbuilt`` are rows whose
-    Programs have more ops than are built: they stay as they are bounded.
+    The objective of a row is at least what ``rates`` make of its seconds and, for energy, of ``asked_s``, the seconds
+    of kernels times the share of power that they ask for beyond waiting. ``simulated`` are rows that were simulated,
+    in Programs of ``num_ops`` ops; those that do not fit are dropped. ``unbuilt`` are rows whose Programs have more
+    ops than are built: they stay as they are bounded.
     """
 
     rows: Rows
@@ -66,8 +68,8 @@ class Frontier:
     bound_s: Floats
     level: NDArray[np.int8]
     needed_bytes: Floats
-    slope: float = 1.0
-    offset: Floats | float = 0.0
+    rates: Rates = BY_TIME
+    asked_s: Floats | None = None
     swept: int = 0
     simulated: dict[int, Exact] = field(default_factory=dict)
     num_ops: int = 0
@@ -133,10 +135,13 @@ class Frontier:
             bound = np.maximum(bound, max(problem.perturbation.slow_ranks.values(), default=1.0) * least)
         bound_s = (bound / NS_PER_S + problem.stack.launch.step_overhead_s)[pipelines.index]
         level = np.full(rows.count, KERNELS, dtype=np.int8)
-        slope, busy = objective_rates(problem)
-        offset = busy * (least / NS_PER_S)[pipelines.index] if busy else 0.0
-        active = np.arange(rows.count)
-        return Frontier(rows, sweeps, bound_s, level, needed_bytes, slope, offset, _active=active)
+        rates, active, asked_s = objective_rates(problem), np.arange(rows.count), None
+        if rates.asked_per_s:
+            asked = pipelines.asked_bound_ns()
+            asked[cut] = least[cut] * min(beyond_waiting(streaming=each) for each in (True, False))
+            asked[ends] = asked_bound_ns(pipelines, ends)
+            asked_s = (asked / NS_PER_S)[pipelines.index]
+        return Frontier(rows, sweeps, bound_s, level, needed_bytes, rates, asked_s, _active=active)
 
     @property
     def bounds(self) -> StepBounds:
@@ -145,8 +150,11 @@ class Frontier:
 
     def worth(self, rows: Any) -> Any:
         """What the objective of rows is at least."""
-        offset = self.offset if isinstance(self.offset, float) else self.offset[rows]
-        return self.slope * self.bound_s[rows] + offset
+        worth = self.rates.per_s * self.bound_s[rows]
+        if self.asked_s is None:
+            return worth
+        busy = self.rates.asked_per_s * self.asked_s[rows]
+        return np.minimum(worth + busy, self.rates.most_per_s * self.bound_s[rows])
 
     def forget(self, best: float) -> None:
         """Look no more at rows that cannot beat the best."""

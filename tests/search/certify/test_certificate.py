@@ -1,6 +1,7 @@
 """The certified optimum is the optimum: small spaces are simulated in full by the reference engine."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from simpar.engine import reference
 from simpar.plan.sync import apart
 from simpar.program.footprint import footprints, host_use
 from simpar.search.certify.branch_and_bound import BranchAndBound, fields_of
+from simpar.search.certify.exact import exact
+from simpar.search.certify.frontier import SWEPT, Frontier
 from simpar.search.progress import Progress
 from simpar.search.space.fit import needs
 from simpar.search.space.jobs import plan_of
@@ -99,3 +102,24 @@ def test_search_finds_what_brute_force_finds(seed, problem_of):
     problem = few_rows(problem_of, seed)
     under_way = assert_certified(problem)
     assert under_way.counts().simulated <= under_way.counts().space_size
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_search_finds_the_least_energy(seed, problem_of):
+    """The bounds of the energy of every row, from kernels to sweeps, are bounds; the certified best is the least."""
+    problem = replace(few_rows(problem_of, 100 + seed, most=16), objective="energy")
+    rows = enumerate_space(problem)
+    needed = needs(rows).needed_bytes
+    frontier, least = Frontier.of(rows, needed), np.inf
+    for row in range(rows.count):
+        joules = exact(problem, plan_of(rows, row)).bill.energy_j_per_step
+        assert frontier.worth(row) <= joules * (1 + 1e-12)
+        while frontier.level[row] < SWEPT and np.isfinite(frontier.bound_s[row]):
+            frontier.sharpen(row)
+            assert frontier.worth(row) <= joules * (1 + 1e-12)
+        if needed[row] <= problem.memory_limit_bytes:
+            least = min(least, joules)
+    under_way = BranchAndBound(fields_of(problem, [problem.cluster.nodes]), Progress())
+    under_way.run()
+    assert under_way.gap() == 0
+    assert under_way.best == pytest.approx(least, rel=1e-12)
