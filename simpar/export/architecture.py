@@ -57,7 +57,7 @@ def architecture(graph: ModelGraph, config: Mapping[str, Any]) -> Architecture:
         positions="rope" if "rope" in ops else "learned" if graph.dims.get("positions") else "none",
         qk_norm=_qk_norm(ops.get("qk_norm")),
         residual=_residual(ops),
-        windows=tuple(_window(graph, layer) for layer in graph.layers),
+        windows=_windows(graph),
         tied=graph.tied_embeddings,
         dropout=any(op.kind == "dropout" for op in every),
         experts=_experts(graph),
@@ -95,9 +95,13 @@ def _residual(ops: Mapping[str, Operator]) -> str:
     return "pre"
 
 
-def _window(graph: ModelGraph, layer: str) -> int | None:
-    found = (op.attention for op in graph.blocks[layer].operators if op.attention)
-    return next((attention.window for attention in found), None)
+def _windows(graph: ModelGraph) -> tuple[int | None, ...]:
+    """The attention window of every layer; layers share few blocks."""
+    every = {
+        name: next((op.attention.window for op in block.operators if op.attention), None)
+        for name, block in graph.blocks.items()
+    }
+    return tuple(every[layer] for layer in graph.layers)
 
 
 def _experts(graph: ModelGraph) -> tuple[bool, ...]:

@@ -27,7 +27,7 @@ from simpar.program.structure.templates import BUFFERS, Node, Template
 from simpar.units import Flags, Indices, Ints
 
 MOST_OPS = 8_000_000
-"""Of all classes: with about 0.4 kB each in all that is made of them, 3 GB."""
+"""Of all classes: with about 0.25 kB each in all that is made of them, 2 GB."""
 _AT_MOST: ContextVar[float] = ContextVar("most ops of a Program that is built now", default=inf)
 
 
