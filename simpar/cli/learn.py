@@ -76,8 +76,8 @@ def _print_memory(found: Mapping[str, Any], screen: Console) -> None:
 
 def _print(found: Mapping[str, Any], screen: Console) -> None:
     models, noise = found["models"], found["repeats_spread_percent"]
-    several = "s" if len(models) > 1 else ""
-    counts = f"{found['runs']} runs of {found['layouts']} layouts, {len(models)} model{several}: "
+    runs, layouts = (_counted(found[what], what) for what in ("runs", "layouts"))
+    counts = f"{runs} of {layouts}, {_counted(len(models), 'models')}: "
     screen.print(counts + ", ".join(models), style="bold", soft_wrap=True)
     if len(models) > 1:
         screen.print(
@@ -112,3 +112,8 @@ def _print(found: Mapping[str, Any], screen: Console) -> None:
         screen.print(
             f"not explained (more than 5 % off after learning): {'; '.join(unexplained)}", soft_wrap=True
         )
+
+
+def _counted(count: int, what: str) -> str:
+    """A number of things, by their plural."""
+    return f"{count} {what if count != 1 else what.removesuffix('s')}"

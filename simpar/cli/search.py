@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from simpar.cli.flags import SCENARIO_FLAGS, Flag, scenario_flags, with_flags
 from simpar.errors import Infeasible, UserError
 
 if TYPE_CHECKING:
+    from simpar.learn.suggest import Suggestion
     from simpar.scenario import Scenario
     from simpar.search.problem import Problem
     from simpar.search.progress import Progress
@@ -121,13 +122,18 @@ def search(scenario: str | None, **values: Any) -> int:
                 raise
             sys.stderr.write(f"{reason}\n")
             return INTERRUPTED
-    lines: list[str] = []
+    chosen: list[Suggestion] = []
     if table and not progress.is_user_stop:
-        found, lines = _suggested(found, problem, loaded, table, values["suggest"])
+        from simpar.learn.suggest import suggestions
+
+        chosen = suggestions(found, problem, values["suggest"])
+        found = found.saying({"suggestions": [one.to_dict() for one in chosen]})
     _write(found, values)
-    if values["json_"] != "-":
-        for at, line in enumerate(lines):
-            console().print(line, style=None if at else "bold", soft_wrap=True)
+    if table and not progress.is_user_stop:
+        lines = _suggested(chosen, table, values["suggest"], loaded)
+        if values["json_"] != "-":
+            for at, line in enumerate(lines):
+                console().print(line, style=None if at else "bold", soft_wrap=True)
     return INTERRUPTED if progress.is_user_stop else 0
 
 
@@ -141,6 +147,8 @@ def _table_to_fill(values: Mapping[str, Any]) -> Path | None:
 
     if values["suggest"] < 1:
         raise UserError(f"--suggest {values['suggest']}: allowed: at least 1")
+    if values["top"] == 1:
+        raise UserError("--suggest: needs several candidates to tell apart; allowed: --top from 2")
     table = Path(values["suggest_to"] or "suggested.csv")
     if table.suffix != ".csv":
         raise UserError(f"--suggest-to {table}: allowed: a name that ends in .csv")
@@ -148,19 +156,15 @@ def _table_to_fill(values: Mapping[str, Any]) -> Path | None:
     return table
 
 
-def _suggested(
-    found: SearchResult, problem: Problem, loaded: Scenario, table: Path, most: int
-) -> tuple[SearchResult, list[str]]:
-    """The answer with what is worth measuring, written to a table, and lines that say so."""
-    from simpar.learn.suggest import STEPS, learned_from, suggestions, write
+def _suggested(chosen: Sequence[Suggestion], table: Path, most: int, loaded: Scenario) -> list[str]:
+    """Write what is worth measuring to a table; lines that say so."""
+    from simpar.learn.suggest import STEPS, learned_from, write
     from simpar.report.terminal import layout
     from simpar.units import HOUR_S, format_seconds
 
-    chosen = suggestions(found, problem, most)
-    found = found.saying({"suggestions": [one.to_dict() for one in chosen]})
     lines = ["\nWorth measuring"]
     if not chosen:
-        return found, [*lines, "- nothing: no run that may be made says which of these layouts is faster"]
+        return [*lines, "- nothing: no run that may be made changes what is chosen"]
     write(chosen, table, loaded.model if isinstance(loaded.model, str) else None)
     for at, one in enumerate(chosen, start=1):
         where = f"{one.nodes} node{'s' if one.nodes > 1 else ''}"
@@ -172,12 +176,14 @@ def _suggested(
         )
     if len(chosen) < most:
         lines.append("- nothing else that may be run tells more")
-    runs, stack, hardware = learned_from(loaded.stack or problem.stack.name, str(loaded.cluster.hardware))
+    runs, stack, hardware = learned_from(
+        loaded.stack or str(chosen[0].plan.stack), str(loaded.cluster.hardware)
+    )
     lines.append(
         f"fill in iteration_time_s of {table}, then: simpar learn {' '.join([*runs, str(table)])} --stack {stack} "
         f"--hardware {hardware} -o ours.yaml"
     )
-    return found, lines
+    return lines
 
 
 def _problem(

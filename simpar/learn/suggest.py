@@ -93,14 +93,12 @@ class _Option:
 def suggestions(found: SearchResult, problem: Problem, most: int) -> list[Suggestion]:
     """Layouts worth measuring, in their order, at most so many: none where nothing that may be measured tells more.
 
-    What the problem's stack was learnt from is not measured again. Raises UserError where the search found nothing to
-    decide.
+    What the problem's stack was learnt from is not measured again. One candidate alone leaves nothing to decide. Raises
+    UserError where nothing can be suggested for such a problem.
     """
     check(problem)
     if len(found.candidates) < 2:
-        raise UserError(
-            "--suggest: the search shows one layout alone, nothing is to be decided; --top 5 shows more"
-        )
+        return []
     whole = [
         _Option(one.rank, _simulated(one.plan, problem, problem.cluster.nodes)) for one in found.candidates
     ]

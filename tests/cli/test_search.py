@@ -293,6 +293,7 @@ def test_what_is_worth_measuring_is_a_table_and_plans_that_simulate_as_they_are(
         (["--suggest", "0"], "--suggest 0: allowed: at least 1"),
         (["--suggest-to", "runs.csv"], "needs --suggest"),
         (["--suggest", "1", "--suggest-to", "runs.txt"], "ends in .csv"),
+        (["--suggest", "1", "--top", "1"], "needs several candidates"),
         (["--suggest", "1", "--over", "nodes=1,2"], "--suggest: is of one search"),
         (["--suggest", "1", "--objective", "energy"], "not energy"),
     ],
