@@ -84,7 +84,7 @@ def test_a_row_that_was_being_simulatedtays_open(problem, monkeypatch):
     frontier = under_way.frontiers[0]
     row = frontier.shortest(frontier.bound_s > 0, STEP)
 
-    def stopped(*_):
+    def stopped(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(frontier_module, "measure", stopped)
