@@ -24,9 +24,9 @@ from simpar.report.certainty import measured_on
 from simpar.report.layouts import known_of, layout_of
 from simpar.report.result import Result
 from simpar.search.answer.candidates import plan_of
+from simpar.search.certify.exact import exact, is_allowed
 from simpar.search.problem import BY_REGRET, Problem
 from simpar.search.result import Candidate, SearchResult
-from simpar.simulation import simulate
 from simpar.uncertainty.experiments import Decision
 from simpar.uncertainty.joint import common_spread, joint_errors
 from simpar.units import HOUR_S
@@ -140,14 +140,10 @@ def _suggestion(problem: Problem, option: _Option, gain: float) -> Suggestion:
         nodes=int(result.setup.cluster["nodes"]),
         devices=option.devices,
         step_time_s=result.step_time_s,
-        fit_probability=_sure(result),
+        fit_probability=result.certainty.fit_probability if result.certainty else 0.0,
         gain=gain,
         device_s=option.device_s,
     )
-
-
-def _sure(result: Result) -> float:
-    return result.certainty.fit_probability if result.certainty else 0.0
 
 
 def _smaller(candidates: Sequence[Candidate], problem: Problem) -> Iterator[_Option]:
@@ -162,7 +158,8 @@ def _tried(one: Candidate, problem: Problem, nodes: int) -> _Option | None:
         result = _simulated(one.plan, problem, nodes)
     except UserError:
         return None  # experts or replicas that need as many ranks as there were
-    return _Option(one.rank, result) if _sure(result) >= problem.constraints.fit_probability else None
+    allowed = is_allowed(problem, result, problem.constraints.fit_probability)
+    return _Option(one.rank, result) if allowed else None
 
 
 def _fewer_nodes(plan: Plan, problem: Problem) -> list[int]:
@@ -182,16 +179,9 @@ def _fewer_nodes(plan: Plan, problem: Problem) -> list[int]:
 def _simulated(plan: Plan, problem: Problem, nodes: int) -> Result:
     """The step of a layout on so many nodes, with as many microbatches of each replica. Raises UserError."""
     fewer = problem.cluster.nodes // nodes
-    global_batch = problem.training.global_batch // fewer
-    return simulate(
-        problem.graph,
-        replace(problem.cluster, nodes=nodes),
-        plan.with_values(dp=int(plan.mesh.dp or 1) // fewer) if fewer > 1 else plan,
-        problem.training.model_copy(update={"global_batch": global_batch}),
-        stack=problem.stack,
-        perturbation=problem.perturbation,
-        with_timeline=False,
-    )
+    training = problem.training.model_copy(update={"global_batch": problem.training.global_batch // fewer})
+    smaller = replace(problem, cluster=replace(problem.cluster, nodes=nodes), training=training)
+    return exact(smaller, plan.with_values(dp=int(plan.mesh.dp or 1) // fewer) if fewer > 1 else plan)
 
 
 def learned_from(stack: str, hardware: str) -> tuple[tuple[str, ...], str, str]:
