@@ -22,9 +22,9 @@ NOISE = 0.01
 KIN = 0.6
 """Of the variance of a layout's own error: what it shares with the same layout on more or fewer nodes.
 
-Errors of one layout on different numbers of nodes correlate by 0.66 over the development tables and by 0.69 in a grid
-of A100 runs (those of other layouts of the same model by 0.06 and 0.01), by 0.2 in the Ultra-Scale Playbook, whose
-network changed from job to job.
+Errors of one layout on different numbers of devices correlate by 0.66 over the development tables and by 0.76 in a grid
+of A100 runs (those of other layouts of the same model by 0.05), by 0.20 in the Ultra-Scale Playbook, whose network
+changed from job to job (benchmarks/kin_errors.py).
 """
 NINE_OF_TEN = 1.645
 """Standard deviations of a normal distribution from its middle to the ends of what nine of ten lie in."""
