@@ -20,6 +20,7 @@ from simpar.uncertainty.support import Traits
 from simpar.units import BITS
 from simpar.validate.cells import Row, Unmodelled, text
 from simpar.validate.predict import (
+    Prediction,
     Tuning,
     changed_stack,
     cluster_of,
@@ -115,17 +116,15 @@ def run_of(row: Row, *, move: bool) -> Run | None:
         needed_bytes=fullest.needed_bytes,
         capacity_bytes=fullest.capacity_bytes,
         parts_bytes=fullest.parts_bytes,
-        peak_error=_peak_error(found, predicted.peak_allocated_bytes, predicted.peak_reserved_bytes),
+        peak_error=_peak_error(found, predicted),
         parts_s=tuple(dict(result_of(entry).time_breakdown_s).values()) if error is not None else (),
     )
 
 
-def _peak_error(found: Measured, allocated_bytes: float, reserved_bytes: float) -> float | None:
+def _peak_error(found: Measured, predicted: Prediction) -> float | None:
     if not found.peak_memory_bytes:
         return None
-    return float(
-        np.log(found.peak_memory_bytes / (allocated_bytes if found.peak_is_allocated else reserved_bytes))
-    )
+    return float(np.log(found.peak_memory_bytes / predicted.peak_bytes(found.peak_counts)))
 
 
 def _family(model: str) -> str:

@@ -211,7 +211,7 @@ def _point(outcome: Outcome, what: str) -> Point | None:
             if run.step_time_s
             else None
         )
-    if not run.peak_memory_bytes or run.peak_is_allocated:
+    if not run.peak_memory_bytes or run.peak_counts != "reserved":
         return None
     low, high = found.certainty.reserved_memory_interval_bytes
     return run.peak_memory_bytes / GIB, found.peak_reserved_bytes / GIB, low / GIB, high / GIB

@@ -18,6 +18,7 @@ from simpar.learn.parameters import Name, names_of, parameter, spread_of, tuning
 from simpar.units import Flags, Floats
 from simpar.validate.predict import NO_TUNING, Tuning, predict_time_s
 from simpar.validate.rows import Case
+from simpar.validate.words import PeakCounts
 
 MODEL_ERROR = 0.05
 """Standard deviation of the logarithm of a step that no parameter explains: layouts of one job differ by it."""
@@ -31,10 +32,10 @@ LEAST_MOVE = 0.02  # of its spread: what moves less is left as it was
 
 @dataclass(frozen=True)
 class Peak:
-    """Most bytes on the fullest device: ``allocated`` in tensors, else reserved by the allocator."""
+    """Most bytes on the fullest device, and what of them it ``counts``."""
 
     size_bytes: float
-    allocated: bool = False
+    counts: PeakCounts = "reserved"
 
 
 @dataclass(frozen=True)

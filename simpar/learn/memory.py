@@ -38,7 +38,7 @@ def learn_memory(layouts: Sequence[Observed]) -> LearnedMemory | None:
 def merged_peak(group: Sequence[Observed]) -> Peak | None:
     """One peak of the repeats of a layout: of the kind that the first of them shows."""
     peaks = [run.peak for run in group if run.peak is not None]
-    alike = [peak.size_bytes for peak in peaks if peak.allocated == peaks[0].allocated]
+    alike = [peak.size_bytes for peak in peaks if peak.counts == peaks[0].counts]
     return replace(peaks[0], size_bytes=float(np.exp(np.mean(np.log(alike))))) if peaks else None
 
 
@@ -61,7 +61,7 @@ def _names(case: Case, _: Tuning) -> Iterator[Name]:
 
 def _predicted(run: Observed, tuning: Tuning) -> float:
     assert run.peak is not None, "layouts with a peak alone are learnt from"
-    return predict(run.case, tuning).peak_bytes(allocated=run.peak.allocated)
+    return predict(run.case, tuning).peak_bytes(run.peak.counts)
 
 
 def _measured(run: Observed) -> float:

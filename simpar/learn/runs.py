@@ -120,7 +120,7 @@ def _observed(line: int, row: Row, chosen: Chosen) -> Observed:
     time_s = times.step_time_s or with_rates(times, row, entry).step_time_s
     if time_s is None:
         raise Unmodelled("no step time")
-    peak = Peak(times.peak_memory_bytes, times.peak_is_allocated) if times.peak_memory_bytes else None
+    peak = Peak(times.peak_memory_bytes, times.peak_counts) if times.peak_memory_bytes else None
     return Observed(entry, time_s, label=label(row), rows=(line,), peak=peak)
 
 

@@ -3,30 +3,56 @@
 from __future__ import annotations
 
 import re
+from math import gcd
 
 from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import read
-from simpar.validate.cells import Row, Unmodelled, text, whole
-from simpar.validate.released import config, entry, recipe_words
+from simpar.validate.cells import Row, Unmodelled, number, text, whole
+from simpar.validate.released import config, entry, recipe_words, sized
+from simpar.validate.words import dense_layers
 
-_SIZES = {"hidden": "hidden", "n_heads": "heads", "n_experts": "num_experts", "topk": "topk"}
+USUAL_VOCABULARY = 32000  # Llama's and Mixtral's
+_OWN_LAYERS = re.compile(
+    r"deepseek.?v4|jamba|mamba|hybrid|next|linear|gshard|switch|bert|t5|gpt", re.IGNORECASE
+)
+"""Names of mixtures whose layers no row describes by sizes alone."""
 
 
 def mixture(row: Row) -> ModelGraph:
-    """The released mixture that a row names, with as many layers as the row has. Raises Unmodelled."""
+    """The released mixture that a row names, with the sizes that the row has. Raises Unmodelled.
+
+    One of another name is a decoder like Llama with experts in all layers, where the row prints all sizes.
+    """
     name = text(row, "model_name")
     known = entry(row)
     if known is None:
-        raise Unmodelled(f"mixture whose config is not released ({name})")
-    sizes = config(known)
-    sizes["n_layers" if known == "dbrx" else "num_hidden_layers"] = whole(row, "n_layers")
+        return _by_sizes(row)
+    released = config(known)
+    sizes = sized(row, released)
+    if dense := released.get("first_k_dense_replace"):
+        layers, of = (int(each["num_hidden_layers"]) for each in (sizes, released))
+        sizes["first_k_dense_replace"] = dense_layers(row, dense, layers=layers, of=of)
     if not _predicts_further(row):
         sizes.pop("num_nextn_predict_layers", None)
-    graph = read(sizes, name)
-    for column, dim in _SIZES.items():
-        if whole(row, column, graph.dims[dim]) != graph.dims[dim]:
-            raise Unmodelled(f"{column} differs from the released config")
-    return graph
+    return read(sizes, name)
+
+
+def _by_sizes(row: Row) -> ModelGraph:
+    """A mixture of which nothing is known but what its row prints. Raises Unmodelled."""
+    name = text(row, "model_name")
+    if _OWN_LAYERS.search(name):
+        raise Unmodelled(f"mixture whose config is not released ({name})")
+    columns = ("n_layers", "hidden", "n_heads", "ffn_hidden", "n_experts", "topk")
+    if missing := [column for column in columns if number(row, column) is None]:
+        raise Unmodelled(f"mixture whose config is not released ({name}), and {missing[0]} not published")
+    shape = {
+        "model_type": "mixtral", "num_hidden_layers": whole(row, "n_layers"), "hidden_size": whole(row, "hidden"),
+        "num_attention_heads": whole(row, "n_heads"),
+        "num_key_value_heads": whole(row, "n_kv_heads", whole(row, "n_heads")),
+        "intermediate_size": whole(row, "ffn_hidden"), "vocab_size": whole(row, "vocab", USUAL_VOCABULARY),
+        "num_local_experts": whole(row, "n_experts"), "num_experts_per_tok": whole(row, "topk"),
+    }  # fmt: skip
+    return read(shape, name)
 
 
 def _predicts_further(row: Row) -> bool:
@@ -70,9 +96,18 @@ def recipe_layers(graph: ModelGraph, stages: int) -> tuple[int, ...] | None:
     return (*layers, left + further) if all(layers) else None
 
 
-def expert_plan(row: Row) -> dict[str, object]:
-    """The plan's share of a mixture: how experts are spread, capped and overlapped."""
-    plan: dict[str, object] = {"ep": whole(row, "ep", 1)}
+def usual_ep(num_experts: int, ranks: int, *, spread: bool) -> int:
+    """Over how many of a stage's ranks experts are spread where a row leaves it blank.
+
+    Megatron-LM, torchtitan and FSDP do not spread them unless told to. Recipes of NeMo and Megatron-Bridge, Automodel
+    and MaxText ``spread`` them over as many ranks as share them evenly: so do 110 of 155 rows that print it.
+    """
+    return gcd(num_experts, ranks) if spread else 1
+
+
+def expert_plan(row: Row, default: int = 1) -> dict[str, object]:
+    """The plan's share of a mixture: how experts are spread (by ``default`` where it is blank), capped, overlapped."""
+    plan: dict[str, object] = {"ep": whole(row, "ep", default)}
     words = f"{text(row, 'notes')} {text(row, 'model_name')} {overlap_words(row)}".lower()
     sliced = re.search(r"(?:etp ?= ?|expert tp ?= ?)(\d+)", words)
     if sliced:

@@ -36,6 +36,7 @@ from simpar.simulation import lower_job, make_job
 from simpar.units import NS_PER_S
 from simpar.validate.cells import Unmodelled
 from simpar.validate.rows import Case
+from simpar.validate.words import PeakCounts
 
 SHARED = ("pcie", "shared_memory")
 """Fabrics of nodes on which all groups, or all devices, share what there is."""
@@ -56,10 +57,16 @@ class Prediction:
     peak_reserved_bytes: float
     fits: bool
     certainty: Certainty | None = None
+    peak_device_bytes: float = 0.0
 
-    def peak_bytes(self, *, allocated: bool) -> float:
-        """The peak of what was ``allocated`` in tensors, or of what the allocator reserved."""
-        return self.peak_allocated_bytes if allocated else self.peak_reserved_bytes
+    def peak_bytes(self, counts: PeakCounts) -> float:
+        """The peak of tensors, of what the allocator reserved, or of what the device shows as used."""
+        known = {
+            "allocated": self.peak_allocated_bytes,
+            "reserved": self.peak_reserved_bytes,
+            "device": self.peak_device_bytes,
+        }
+        return known[counts]
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,7 @@ def predict(case: Case, tuning: Tuning = NO_TUNING) -> Prediction:
         peak_reserved_bytes=fullest.reserved_bytes,
         fits=max(one.needed_bytes for one in held) <= cluster.device.memory_bytes,
         certainty=certainty_of(lowered.job, cluster, held, step_time_s).model_copy(update=interval),
+        peak_device_bytes=max(one.held_bytes for one in held),
     )
 
 

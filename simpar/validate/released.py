@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from simpar.models.catalogue import catalogue
 from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import read
-from simpar.validate.cells import Row, text
+from simpar.validate.cells import Row, number, text, whole
 
 _NAMES = (  # what a table calls a model, and its name in the catalogue
     (r"deepseek.?v3", "deepseek-v3"), (r"deepseek.?v2.?lite", "deepseek-v2-lite"),
@@ -54,9 +55,63 @@ def config(name: str) -> dict[str, Any]:
 
 
 def unsized(row: Row) -> ModelGraph | None:
-    """The released model of a row that says nothing of sizes; None where it says some, or nothing is known."""
-    known = None if text(row, "hidden") or text(row, "n_layers") else _named(row)
-    return None if known is None else read(config(known), text(row, "model_name"))
+    """The released model of a row that says nothing of its width; None where it does, or nothing is known.
+
+    Of layers it has as many as the row says.
+    """
+    sizes = text(row, "hidden") or (text(row, "n_layers") and text(row, "n_experts"))
+    known = None if sizes else _named(row)
+    return None if known is None else read(sized(row, config(known)), text(row, "model_name"))
+
+
+_FIELDS = {
+    "n_layers": ("num_hidden_layers", "n_layers", "n_layer"),
+    "hidden": ("hidden_size", "d_model", "n_embd"),
+    "n_heads": ("num_attention_heads", "n_heads", "n_head"),
+    "n_kv_heads": ("num_key_value_heads", "kv_n_heads"),
+    "vocab": ("vocab_size",),
+    "n_experts": ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
+    "topk": ("num_experts_per_tok", "moe_top_k"),
+}
+"""Columns, and what configs call the same."""
+_WIDTHS = ("intermediate_size", "moe_intermediate_size", "ffn_hidden_size", "n_inner")
+_EXPERTS = ("moe_intermediate_size", "ffn_hidden_size", "intermediate_size")
+
+
+def sized(row: Row, released: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with the sizes that a row prints in place of the released ones: they beat its model's name.
+
+    Keys and values of latent attention have heads of their own; of a mixture the width is that of an expert, unless it
+    is one of the released ones.
+    """
+    found, flat = {**released}, dict(_leaves(released))
+    for column, names in _FIELDS.items():
+        if number(row, column) is None or (column == "n_kv_heads" and "kv_lora_rank" in flat):
+            continue
+        name = next((each for each in names if each in flat), None)
+        if name is not None and flat[name] != whole(row, column):
+            found = _replaced(found, name, whole(row, column))
+    width = number(row, "ffn_hidden")
+    if width is not None and width not in (flat.get(name) for name in _WIDTHS):
+        name = next((each for each in _EXPERTS if each in flat), None)
+        found = found if name is None else _replaced(found, name, whole(row, "ffn_hidden"))
+    return found
+
+
+def _leaves(part: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Fields of a config and of its sections."""
+    for name, value in part.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value)
+        else:
+            yield name, value
+
+
+def _replaced(part: Mapping[str, Any], name: str, value: int) -> dict[str, Any]:
+    return {
+        key: _replaced(old, name, value) if isinstance(old, Mapping) else value if key == name else old
+        for key, old in part.items()
+    }
 
 
 _SCRIPTS = {"simumax": "no tp/dp overlap; capacity factor 1"}

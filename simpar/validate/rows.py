@@ -11,19 +11,21 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from simpar.cost.stack import load_stack
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import MODULES
 from simpar.models.training import Documents, Training
-from simpar.plan.schedules import SCHEDULES
-from simpar.units import GB, GIB
+from simpar.plan.schedules import known_name, natural_vpp
+from simpar.units import GB
 from simpar.validate.cells import Row, Unmodelled, measurement, number, text, throttled, whole
 from simpar.validate.clusters import devices_of_node, profile_of
 from simpar.validate.dense import is_mixture, model, sequence, unfused
-from simpar.validate.mixtures import expert_plan, mixture, overlap_words, recipe_layers
+from simpar.validate.mixtures import expert_plan, mixture, overlap_words, recipe_layers, usual_ep
 from simpar.validate.networks import Network, network_of
-from simpar.validate.released import unsized
+from simpar.validate.released import config, entry, unsized
 from simpar.validate.stacks import fused_experts, is_nemo, stack_of
+from simpar.validate.words import PeakCounts, gradient_dtypes, memory_unit, peak_counts
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Case:
     """One measured run as simulation input.
 
     ``open`` names what its row does not print and a tuner would choose; ``network`` is that of its words where it is
-    not the profile's.
+    not the profile's; ``supposed`` says what else words, or their silence, were taken for.
     """
 
     graph: ModelGraph
@@ -45,21 +47,22 @@ class Case:
     fabric: Mapping[str, float]
     open: tuple[str, ...] = ()
     network: Network | None = None
+    supposed: tuple[str, ...] = ()
 
     @property
     def read_as(self) -> str:
-        """What the words of a row for its cluster and its software were taken for."""
+        """What the words of a row for its cluster, its software and its model were taken for."""
         known = self.stack_changes.get("name")
         nearest = f", the nearest to {known}" if known else ""
         network = f" with {self.network.words} a node" if self.network else ""
-        return f"{self.hardware}{network}, stack {self.stack}{nearest}"
+        return ", ".join([f"{self.hardware}{network}", f"stack {self.stack}{nearest}", *self.supposed])
 
 
 @dataclass(frozen=True)
 class Measured:
     """What a row says about its run; None where it does not.
 
-    ``peak_is_allocated`` where the peak counts tensors, not the blocks that the allocator keeps.
+    ``peak_counts`` says what the peak of memory is of.
     """
 
     step_time_s: float | None
@@ -68,7 +71,7 @@ class Measured:
     peer_step_time_s: float | None
     peer_memory_bytes: float | None
     fits: bool | None
-    peak_is_allocated: bool = False
+    peak_counts: PeakCounts = "reserved"
 
 
 def case(row: Row, on: tuple[str, int] | None = None) -> Case:
@@ -79,7 +82,7 @@ def case(row: Row, on: tuple[str, int] | None = None) -> Case:
     graph = unsized(row) or (mixture(row) if is_mixture(row) else model(row))
     devices = whole(row, "n_gpus")
     hardware, per_node = _hardware(row, devices, on)
-    plan = _plan(row, devices)
+    plan = _plan(row, devices, graph)
     layers = recipe_layers(graph, int(str(plan["pp"])) * int(str(plan["vpp"]))) if is_nemo(row) else None
     if layers is not None:
         plan["layers"] = layers
@@ -92,8 +95,27 @@ def case(row: Row, on: tuple[str, int] | None = None) -> Case:
     if devices > per_node:
         network = network_of(text(row, "interconnect"), per_node, load_cluster(hardware).profile.scale_out)
     return Case(
-        graph, hardware, devices, per_node, training, plan, stack, changes, _fabric(row), _open(row), network
-    )
+        graph, hardware, devices, per_node, training, plan, stack, changes, _fabric(row), _open(row), network,
+        _supposed(row, graph, plan),
+    )  # fmt: skip
+
+
+def _supposed(row: Row, graph: ModelGraph, plan: Mapping[str, object]) -> tuple[str, ...]:
+    """In words what a reader of a table would want to know: where gradients, experts and layers come from."""
+    found = []
+    said = {"added up": plan.get("grad_dtype"), "reduced": plan.get("reduce_dtype")}
+    if dtypes := [f"{how} in {dtype}" for how, dtype in said.items() if dtype]:
+        found.append(f"gradients {' and '.join(dtypes)}")
+    if graph.is_mixture and not text(row, "ep"):
+        found.append(f"experts over {plan['ep']} ranks")
+    dense = sum(name == "layer" for name in graph.layers)
+    known = entry(row)
+    if graph.is_mixture and known and dense != config(known).get("first_k_dense_replace", dense):
+        found.append(f"{dense} of {len(graph.layers)} layers without experts")
+    counts = peak_counts(row)
+    if number(row, "peak_mem_gib") is not None and counts == "device":
+        found.append("memory of the device")
+    return tuple(found)
 
 
 def _documents(row: Row) -> Documents | None:
@@ -152,9 +174,11 @@ _OFFLOADED = re.compile(r"activation cpu offload (\d+) layers")
 MEGATRONS = frozenset(
     ["megatron", "megatron-sc21", "megatron-22", "megatron-deepspeed", "nemo", "nemo-24", "deepspeed-21"]
 )
+SPREAD_EXPERTS = frozenset(["nemo", "nemo-24", "automodel", "maxtext"])
+"""Stacks whose recipes spread experts over ranks: where a row leaves ep blank, it is not 1."""
 
 
-def _plan(row: Row, devices: int) -> dict[str, object]:
+def _plan(row: Row, devices: int, graph: ModelGraph) -> dict[str, object]:
     if not text(row, "tp") and not text(row, "pp") and stack_of(row)[0] in MEGATRONS and devices > 1:
         raise Unmodelled("tp and pp not published")
     tp, pp, cp = whole(row, "tp", 1), whole(row, "pp", 1), whole(row, "cp", 1)
@@ -171,8 +195,14 @@ def _plan(row: Row, devices: int) -> dict[str, object]:
     plan |= _sharding(
         row, devices // (tp * pp), per_node=whole(row, "gpus_per_node", 8), sharded=_shards_by_default(row)
     )
-    if is_mixture(row):
-        plan |= expert_plan(row)
+    if graph.is_mixture:
+        sliced = expert_plan(row)  # experts have tp slices, or ranks of their own
+        spread = stack_of(row)[0] in SPREAD_EXPERTS
+        ranks = devices // (pp * int(str(sliced.get("etp", 1))))
+        plan |= expert_plan(row, usual_ep(graph.dims["num_experts"], ranks, spread=spread))
+    stack = load_stack(stack_of(row)[0])
+    said = gradient_dtypes(row, one_buffer=stack.name in MEGATRONS)
+    plan |= {name: dtype for name, dtype in said.items() if dtype != getattr(stack.numerics, name)}
     if "lora" in text(row, "model_name").lower():
         plan |= {"lora_rank": 32, "lora_targets": ("q_proj", "k_proj", "v_proj")}  # NeMo's default
     if offloaded := _OFFLOADED.fullmatch(text(row, "recompute").lower()):
@@ -203,6 +233,8 @@ def _usual_vpp(row: Row, pp: int) -> int:
 
     NeMo's recipes of dense models interleave single layers, torchtitan's two stages a rank.
     """
+    if named := _named_schedule(text(row, "schedule").lower()):
+        return natural_vpp(named)
     if text(row, "stack") == "torchtitan" and "interleaved" in text(row, "schedule").lower():
         return 2
     layers = whole(row, "n_layers", 0)
@@ -313,16 +345,28 @@ def _precision(row: Row) -> str:
     return "fp16" if words.startswith("fp16") and "v100" in text(row, "gpu_type").lower() else "bf16"
 
 
+_ZERO_BUBBLE = {
+    "v-half": r"v[- ]?half|half-?v\b", "v-min": r"v[- ]?min\b|min-?v\b",
+    "zb-v": r"zb[- ]?v(?!-?(?:half|min))|v-zb|zero.?bubble[- ]?v\b|v[- ]shape\w* zero.?bubble",
+    "zb-h2": r"zb-?2p|zb-?h2", "zb-h1": r"zb-?1p|zb-?h1|zbb|zero.?bubble|\bzb\b",
+}  # fmt: skip
+"""What papers and frameworks call schedules whose gradients of inputs and of weights run apart."""
+
+
 def _schedule(row: Row, vpp: int) -> str:
     words = text(row, "schedule").lower()
-    for pattern, name in (("zb-1p", "zb-h1"), ("zb-2p", "zb-h2"), ("zb-v", "zb-v")):
-        if pattern in words:
-            return name
-    if words in SCHEDULES and words not in ("interleaved", "1f1b"):
-        return words
-    if words and words not in OFF and not re.search("none|1f1b|interleaved", words):
+    if named := _named_schedule(words):
+        return named
+    if words and words not in OFF and not re.search("none|1f1b|interleaved|pipedream-?flush|dapple", words):
         raise Unmodelled(f"schedule {words!r} is no word that is known")
     return "interleaved" if vpp > 1 else "1f1b"
+
+
+def _named_schedule(words: str) -> str | None:
+    """A schedule that words name, None where that is 1F1B of as many chunks as the row says."""
+    known = next((name for name, pattern in _ZERO_BUBBLE.items() if re.search(pattern, words)), None)
+    known = known or known_name(words.partition("(")[0])
+    return known if known not in ("interleaved", "1f1b") else None
 
 
 def _shards_by_default(row: Row) -> bool:
@@ -370,7 +414,7 @@ def measured(row: Row) -> Measured:
 
     def memory(name: str) -> float | None:
         value = measurement(row, name)
-        return None if value is None else value * GIB
+        return None if value is None else value * memory_unit(row)
 
     return Measured(
         step_time_s=_step_time(row),
@@ -379,16 +423,8 @@ def measured(row: Row) -> Measured:
         peer_step_time_s=measurement(row, "peer_pred_iteration_time_s"),
         peer_memory_bytes=memory("peer_pred_mem_gib"),
         fits=re.search(r"\boom\b|out.of.memory", text(row, "status").lower()) is None,
-        peak_is_allocated=_counts_tensors(row),
+        peak_counts=peak_counts(row),
     )
-
-
-def _counts_tensors(row: Row) -> bool:
-    """Megatron logs the most bytes in tensors, others the most that the allocator reserved; notes may say so."""
-    notes = text(row, "notes").lower()
-    if re.search("allocated|reserved|device memory|memory_usage", notes):
-        return re.search(r"max allocated|\(allocated(?! \d)", notes) is not None
-    return text(row, "stack").startswith("megatron")
 
 
 def _step_time(row: Row) -> float | None:

@@ -48,10 +48,10 @@ class Outcome:
 
     @property
     def memory_error(self) -> float | None:
-        """Signed relative error of the peak: of tensors or of reserved blocks, whichever was measured."""
+        """Signed relative error of the peak: of tensors, reserved blocks or the device, whichever was measured."""
         if self.prediction is None or self.measured is None or not self.measured.peak_memory_bytes:
             return None
-        found = self.prediction.peak_bytes(allocated=self.measured.peak_is_allocated)
+        found = self.prediction.peak_bytes(self.measured.peak_counts)
         return found / self.measured.peak_memory_bytes - 1
 
     @property

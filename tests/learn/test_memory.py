@@ -55,23 +55,20 @@ def table(path, rows):
     return str(path)
 
 
-def observed(layouts, *, allocated=False):
+def observed(layouts, *, counts="reserved"):
     """Layouts with the peaks of the truth."""
     found = []
     for changes in layouts:
         entry = case({**ROW, "stack": "nemo", **changes})
         known = predict(entry, Tuning({}, {"nemo": KEEPS}))
-        found.append(Observed(entry, 1.0, peak=Peak(known.peak_bytes(allocated=allocated), allocated)))
+        found.append(Observed(entry, 1.0, peak=Peak(known.peak_bytes(counts), counts)))
     return found
 
 
 def errors_of(runs, tuning):
     """log(measured / predicted) of peaks."""
     return np.array(
-        [
-            np.log(run.peak.size_bytes / predict(run.case, tuning).peak_bytes(allocated=run.peak.allocated))
-            for run in runs
-        ]
+        [np.log(run.peak.size_bytes / predict(run.case, tuning).peak_bytes(run.peak.counts)) for run in runs]
     )
 
 
@@ -90,7 +87,7 @@ def test_what_a_stack_keeps_is_learnt_back():
 
 def test_peaks_of_tensors_say_nothing_of_the_allocator():
     """What is saved is found back from allocated peaks as well; gaps stay as they were."""
-    learned = learn_memory(observed((*LAYOUTS, *DEEP), allocated=True)).learned
+    learned = learn_memory(observed((*LAYOUTS, *DEEP), counts="allocated")).learned
     changed = {
         key for (_, _, key), is_, was in zip(learned.prior.names, learned.values, learned.prior.values, strict=True)
         if is_ != was
@@ -170,7 +167,7 @@ def test_odd_peaks_are_left_out_and_said(tmp_path, peak, words):
 def test_repeats_are_one_peak():
     """The geometric mean of those of one kind."""
     first = observed(LAYOUTS[:1])[0]
-    peaks = (Peak(10.0), None, Peak(40.0), Peak(5.0, allocated=True))
+    peaks = (Peak(10.0), None, Peak(40.0), Peak(5.0, "allocated"))
     assert merged_peak([replace(first, peak=peak) for peak in peaks]).size_bytes == pytest.approx(20.0)
     assert merged_peak([replace(first, peak=None)]) is None
 

@@ -52,14 +52,41 @@ def test_only_bridge_s_recipes_predict_further_tokens() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"model_name": "Secret-MoE"}, "not released"),
-        ({"topk": "4"}, "topk differs from the released config"),
+        ({"model_name": "Secret-MoE"}, "not released.* ffn_hidden not published"),
+        ({"model_name": "DeepSeek-V4-Pro", "ffn_hidden": "3072"}, "not released"),
     ],
 )
 def test_other_mixtures_have_a_reason(change: dict[str, str], reason: str) -> None:
-    """A name that is not known, or sizes that are not its own."""
+    """A name that is not known and sizes that are not all there, or layers that no row describes."""
     with pytest.raises(Unmodelled, match=reason):
         mixture({**ROW, **change})
+
+
+def test_a_row_s_sizes_beat_its_model_s_name() -> None:
+    """Half the hidden size, fewer and narrower experts, another vocabulary: what the row prints, no matter the name."""
+    own = {"hidden": "3584", "n_experts": "64", "topk": "4", "ffn_hidden": "1024", "vocab": "32000"}
+    dims = mixture({**ROW, **own}).dims
+    assert [dims[name] for name in ("hidden", "num_experts", "topk", "expert_ffn", "vocab")] == [
+        3584, 64, 4, 1024, 32000,
+    ]  # fmt: skip
+    assert mixture({**ROW, "ffn_hidden": "18432"}).dims["expert_ffn"] == 2048, "that of its dense layers"
+
+
+def test_mixtures_of_other_names_are_what_they_print() -> None:
+    """Experts in all layers of a decoder like Llama."""
+    sizes = {
+        "n_layers": "16",
+        "hidden": "2048",
+        "n_heads": "16",
+        "n_kv_heads": "4",
+        "ffn_hidden": "1408",
+        "vocab": "50000",
+    }
+    graph = mixture({**ROW, "model_name": "OurMoE", **sizes, "n_experts": "16", "topk": "2"})
+    assert graph.layers == ("layer_moe",) * 16
+    assert graph.num_parameters() == pytest.approx(
+        2 * 50000 * 2048 + 16 * (16 * 3 * 2048 * 1408 + 2.5 * 2048**2), rel=0.01
+    )
 
 
 def test_words_of_a_row() -> None:

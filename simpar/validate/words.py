@@ -1,0 +1,85 @@
+"""Words of a row for dtypes of gradients, for what its peak of memory counts, and for layers without experts."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from simpar.units import GB, GIB
+from simpar.validate.cells import Row, text
+
+PeakCounts = Literal["allocated", "reserved", "device"]
+"""What a peak counts: tensors, blocks that the allocator keeps, or all that the device shows as used (nvidia-smi)."""
+_DTYPE = r"(?:(fp32|float32|32-bit)|(?:bf16|bfloat16|fp16|float16|16-bit))"
+_GRADS = r"(?:main )?grad(?:ient)?s?"
+_REDUCTION = r"(?:all-?reduc\w+|reduce-?scatter\w*|reduc\w+|sync\w*)"
+_ADDED = (
+    rf"{_DTYPE} {_GRADS}[ -]accum\w+",
+    rf"{_DTYPE} main {_GRADS}",
+    rf"{_GRADS} (?:are )?accumulated? in {_DTYPE}",
+    rf"{_GRADS}[ -]accumulation in {_DTYPE}",
+    r"accumulate[-_]allreduce[-_]grads[-_]in[-_](fp32)",
+)
+_REDUCED = (
+    rf"{_DTYPE} {_GRADS}[ -]{_REDUCTION}",
+    rf"{_DTYPE} {_GRADS}[ -]accum\w+ and {_REDUCTION}",
+    rf"{_GRADS}[ -](?:are )?{_REDUCTION} in {_DTYPE}",
+    rf"{_DTYPE} reduce-?scatter",
+    r"accumulate[-_]allreduce[-_]grads[-_]in[-_](fp32)",
+    r"grad[-_]reduce[-_]in[-_](fp32)(?! ?[=:]? ?(?:false|off|no))",
+)
+
+
+def gradient_dtypes(row: Row, *, one_buffer: bool) -> dict[str, object]:
+    """A plan's dtypes of gradients where a row says them: what they are added up in, and what is reduced.
+
+    ``one_buffer`` where a stack reduces what it adds up, so that a word for one is for both.
+    """
+    words = " ".join(text(row, name) for name in ("precision", "overlap_notes", "notes")).lower()
+    found = {
+        name: _dtype(words, any_of) for name, any_of in (("grad_dtype", _ADDED), ("reduce_dtype", _REDUCED))
+    }
+    if one_buffer:
+        both = found["grad_dtype"] or found["reduce_dtype"]
+        found = {name: dtype or both for name, dtype in found.items()}
+    return {name: dtype for name, dtype in found.items() if dtype}
+
+
+def _dtype(words: str, patterns: tuple[str, ...]) -> str | None:
+    said = next((match for pattern in patterns if (match := re.search(pattern, words))), None)
+    return None if said is None else "fp32" if said[1] else "bf16"
+
+
+def peak_counts(row: Row) -> PeakCounts:
+    """What the peak of a row counts: notes say so; else Megatron logs tensors, others what is reserved."""
+    notes = text(row, "notes").lower()
+    if re.search(r"nvidia-smi|rocm-smi|device memory|nvml", notes):
+        return "device"
+    if re.search("allocated|reserved|memory_usage", notes):
+        return "allocated" if re.search(r"max allocated|\(allocated(?! \d)", notes) else "reserved"
+    return "allocated" if text(row, "stack").startswith("megatron") else "reserved"
+
+
+def memory_unit(row: Row) -> float:
+    """Bytes of what a row's columns of memory count in: GiB, whatever they print, unless they say decimal GB.
+
+    Frameworks divide by 2^30: a table that prints GB of tensors is 2.5 % off as GiB and 4.6 % as GB (Zero Bubble).
+    """
+    decimal = r"decimal gb|gb \(?(?:decimal|10\^9|1e9|10\*\*9|1000\^3)"
+    return GB if re.search(decimal, text(row, "notes").lower()) else GIB
+
+
+def dense_layers(row: Row, released: int, *, layers: int, of: int) -> int:
+    """How many first layers have no experts: what the row says, else as released.
+
+    A proxy of fewer ``layers`` than ``of`` keeps its share of them, and at least one, so that it has both kinds.
+    """
+    words = f"{text(row, 'model_name')} {text(row, 'notes')}".lower()
+    if re.search(r"no dense layer|all(?: layers)?(?: are)? moe\b|moe layers only|only moe layers", words):
+        return 0
+    said = re.search(
+        r"first_k_dense(?:_replace)? ?[=:]? ?(\d+)|\b(\d+) dense (?:first )?(?:layers?|\+)", words
+    )
+    if said:
+        return int(said[1] or said[2])
+    return max(1, round(released * layers / of)) if released and layers < of else released

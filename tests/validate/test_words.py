@@ -1,0 +1,93 @@
+"""Words of rows: dtypes of gradients, what a peak of memory counts, layers without experts, schedules of papers."""
+
+from __future__ import annotations
+
+import pytest
+
+from simpar.units import GB, GIB
+from simpar.validate.rows import case, measured
+from simpar.validate.words import dense_layers, gradient_dtypes, memory_unit, peak_counts
+from tests.validate.test_validate import MIXTURE, ROW
+
+
+@pytest.mark.parametrize(
+    ("words", "one_buffer", "found"),
+    [
+        ("bf16 (fp32 grad accumulation and reduce-scatter)", False, {"grad_dtype": "fp32", "reduce_dtype": "fp32"}),
+        ("fp32 gradient accumulation", False, {"grad_dtype": "fp32"}),
+        ("fp32 gradient accumulation", True, {"grad_dtype": "fp32", "reduce_dtype": "fp32"}),
+        ("gradients are accumulated in bf16", False, {"grad_dtype": "bf16"}),
+        ("no TP/DP overlap; fp32 grad reduce; sync p2p", True, {"grad_dtype": "fp32", "reduce_dtype": "fp32"}),
+        ("overlapped grad reduce and param gather", True, {}),
+        ("grad_reduce_in_fp32=true", False, {"reduce_dtype": "fp32"}),
+        ("grad_reduce_in_fp32=false", False, {}),
+        ("bf16", True, {}),
+    ],
+)  # fmt: skip
+def test_dtypes_of_gradients(words: str, one_buffer: bool, found: dict[str, str]) -> None:
+    """What gradients are added up in, and what is sent, in words of any of three columns."""
+    for column in ("precision", "overlap_notes", "notes"):
+        assert gradient_dtypes({column: words}, one_buffer=one_buffer) == found
+
+
+def test_a_plan_says_dtypes_only_where_its_stack_has_others() -> None:
+    """A word for the stack's usual changes nothing."""
+    assert "grad_dtype" not in case({**ROW, "notes": "fp32 grad accumulation"}).plan
+    halved = case({**ROW, "notes": "bf16 grad reduce"})
+    assert (halved.plan["grad_dtype"], halved.plan["reduce_dtype"]) == ("bf16", "bf16")
+    assert halved.read_as.endswith("gradients added up in bf16 and reduced in bf16")
+
+
+@pytest.mark.parametrize(
+    ("stack", "notes", "counts"),
+    [
+        ("megatron", "", "allocated"),
+        ("torchtitan", "", "reserved"),
+        ("megatron", "peak by nvidia-smi", "device"),
+        ("torchtitan", "memory unit printed GB (device memory)", "device"),
+        ("megatron", "max reserved", "reserved"),
+        ("fsdp", "torch max allocated", "allocated"),
+    ],
+)
+def test_what_a_peak_counts(stack: str, notes: str, counts: str) -> None:
+    """The word decides, else the stack's habit."""
+    assert peak_counts({"stack": stack, "notes": notes}) == counts
+
+
+def test_units_of_memory() -> None:
+    """GiB, which tables print as GB, unless they say that they mean 10^9."""
+    assert memory_unit({"notes": "memory printed GB (max over stages)"}) == GIB
+    row = {**ROW, "peak_mem_gib": "70", "notes": "memory in GB (10^9)"}
+    assert memory_unit(row) == GB
+    assert measured(row).peak_memory_bytes == 70 * GB
+
+
+@pytest.mark.parametrize(
+    ("notes", "layers", "dense"),
+    [("", 61, 3), ("", 4, 1), ("", 40, 2), ("4 layers, all MoE", 4, 0), ("2 dense layers", 4, 2),
+     ("first_k_dense_replace=3", 4, 3)],
+)  # fmt: skip
+def test_proxies_keep_their_share_of_dense_layers(notes: str, layers: int, dense: int) -> None:
+    """Four layers of DeepSeek-V3 are not three without experts and one with them, unless the row says so."""
+    assert dense_layers({"notes": notes}, 3, layers=layers, of=61) == dense
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "chunks"),
+    [("zbb", "zb-h1", 1), ("ZBV", "zb-v", 2), ("zb-v", "zb-v", 2), ("V-Half", "v-half", 2), ("zbv-min", "v-min", 2),
+     ("ZB-2p", "zb-h2", 1), ("Zero Bubble", "zb-h1", 1), ("DualPipeV", "dualpipev", 2), ("GPipe", "gpipe", 1),
+     ("DAPPLE", "1f1b", 1), ("1F1B (PipeDream-Flush)", "1f1b", 1)],
+)  # fmt: skip
+def test_schedules_of_papers(words: str, name: str, chunks: int) -> None:
+    """Names of schedules, and how many chunks they have where no column says."""
+    plan = case({**ROW, "pp": "2", "dp": "4", "vpp": "", "schedule": words}).plan
+    assert (plan["schedule"], plan["vpp"]) == (name, chunks)
+
+
+def test_experts_are_spread_where_recipes_spread_them() -> None:
+    """NeMo's are over the ranks that share them evenly, Megatron-LM's on every rank; both are said."""
+    row = {**ROW, **MIXTURE, "micro_batch": "1", "ep": ""}
+    assert case(row).plan["ep"] == 1
+    recipe = case({**row, "source": "NeMo recipe"})
+    assert recipe.plan["ep"] == 8
+    assert "experts over 8 ranks" in recipe.read_as
