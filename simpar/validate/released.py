@@ -57,11 +57,14 @@ def config(name: str) -> dict[str, Any]:
 def unsized(row: Row) -> ModelGraph | None:
     """The released model of a row that says nothing of its width; None where it does, or nothing is known.
 
-    Of layers it has as many as the row says.
+    Of layers it has as many as the row says; patterns of unlike layers are not cut.
     """
     sizes = text(row, "hidden") or (text(row, "n_layers") and text(row, "n_experts"))
     known = None if sizes else _named(row)
-    return None if known is None else read(sized(row, config(known)), text(row, "model_name"))
+    if known is None:
+        return None
+    graph = read(sized(row, config(known)), text(row, "model_name"))
+    return graph if whole(row, "n_layers", len(graph.layers)) == len(graph.layers) else None
 
 
 _FIELDS = {

@@ -32,7 +32,10 @@ def test_a_name_stands_for_its_released_sizes(name: str, billions: float) -> Non
 def test_sizes_of_the_row_come_first() -> None:
     """A row with sizes of its own is read by those; unknown names stay unknown."""
     assert unsized({**ROW, "hidden": "2048"}) is None
-    assert unsized({**ROW, "n_layers": "16"}) is None
+    assert unsized({**ROW, "n_layers": "16"}) is None, "a pattern of unlike layers"
+    shorter = unsized({**ROW, "model_name": "Llama 3.1 8B", "n_layers": "16"})
+    assert shorter is not None
+    assert len(shorter.layers) == 16
     assert unsized({"model_name": "MaxText-256B"}) is None
     assert entry({"model_name": "nemotron-15b"}) is None
 
