@@ -62,7 +62,7 @@ def test_the_interval_of_memory_is_that_of_the_peak_beside_it() -> None:
     ("change", "reason"),
     [
         ({"n_experts": "8"}, "config is not released"), ({"cp": "3"}, "tp x cp x pp does not divide"),
-        ({"hidden": ""}, "hidden not published"), (MIXTURE, "micro_batch not published"),
+        ({"hidden": "", "model_name": "ours"}, "hidden not published"), (MIXTURE, "micro_batch not published"),
         ({"tp": "3"}, "does not divide"), ({"gpu_type": "Gaudi 3"}, "no profile"), ({"n_gpus": "many"}, "no number"),
         ({"gpu_type": "TPU v6e"}, "no profile"), ({"tp": "", "pp": ""}, "tp and pp not published"),
     ],
