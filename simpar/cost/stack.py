@@ -88,12 +88,14 @@ class ExpertHabits(_Part):
     four copies of a layer, whatever its length. Where no cap says how many tokens go where, the host waits ``sync_s``
     before each dispatch of a forward to learn it, and needs ``exchange_host_s`` for each exchange of copies between
     ranks: splits, padding and permutation, which a library that sends a token once to a rank does on the device.
+    ``exchange_sms`` multiprocessors run an exchange, and are missing to the kernels beside it.
     """
 
     overhead: float = Field(1.0, gt=0, allow_inf_nan=False)
     row_s: Seconds = 0.0
     sync_s: Seconds = 0.0
     exchange_host_s: Seconds = 0.0
+    exchange_sms: int = Field(20, ge=0)
 
 
 class Overlap(_Part):

@@ -115,7 +115,7 @@ def _experts(s: Subject, style: Architecture) -> Options:
     if not style.experts:
         return {}
     dims, choice, mesh = s.graph.dims, s.plan.experts, s.plan.mesh
-    once = choice.token_dispatch == "per_rank"
+    once = choice.token_dispatch != "per_expert"
     found: Options = {
         "--num-experts": dims["num_experts"],
         "--moe-ffn-hidden-size": dims["expert_ffn"],

@@ -127,7 +127,7 @@ def _mesh(given: Arguments) -> dict[str, Any]:
     if given.has("--num-experts"):
         found["etp"] = given.number("--expert-tensor-parallel-size")
         found["capacity_factor"] = given.text("--moe-expert-capacity-factor")
-        found["token_dispatch"] = "per_rank" if given.text("--moe-token-dispatcher-type") == "flex" else None
+        found["token_dispatch"] = "per_node" if given.text("--moe-token-dispatcher-type") == "flex" else None
         found["ep_overlap"] = True if given.has("--overlap-moe-expert-parallel-comm") else None
     overlap = given.has("--tp-comm-overlap")
     if (found["tp"] or 1) > 1:

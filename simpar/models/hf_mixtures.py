@@ -91,6 +91,8 @@ def _deepseek(config: Config, name: str) -> ModelGraph:
         width,
         shared_ffn=width * config.size("n_shared_experts") if shared else 0,
         router_bias=str(config.data.get("topk_method")) == "noaux_tc",
+        groups=(groups := config.size("n_group") if config.data.get("n_group") else 1),
+        chosen_groups=config.size("topk_group") if groups > 1 else 1,
     )
     bias = config.flag("attention_bias", default=False)
     dense = _first_dense(config)

@@ -25,7 +25,8 @@ class Mixture:
 
     ``bias`` on experts, ``router_bias`` and ``shared_gate`` (a sigmoid in front of the shared expert) as the family has
     them. Experts are ``gated`` or plain MLPs; ``latent`` is the width of the tokens that they read, 0 the model's.
-    ``clamped``: what enters their activation is limited.
+    ``clamped``: what enters their activation is limited. Of ``groups`` of experts a token chooses ``chosen_groups``
+    first, and its experts among theirs (1: among all) [DeepSeek-AI 2024, arXiv 2405.04434, section 2.2.2].
     """
 
     experts: int
@@ -38,6 +39,8 @@ class Mixture:
     gated: bool = True
     latent: int = 0
     clamped: bool = False
+    groups: int = 1
+    chosen_groups: int = 1
 
     @property
     def dims(self) -> dict[str, int]:
@@ -46,6 +49,8 @@ class Mixture:
             "experts": self.experts, "num_experts": self.experts, "topk": self.topk, "expert_ffn": self.expert_ffn,
             "shared_ffn": self.shared_ffn,
         }  # fmt: skip
+        if self.groups > 1:
+            sizes |= {"expert_groups": self.groups, "chosen_groups": self.chosen_groups}
         return {**sizes, "expert_hidden": self.latent} if self.latent else sizes
 
     @property

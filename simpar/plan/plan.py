@@ -185,14 +185,14 @@ class Experts(_Part):
     ``expert_load`` "expected" gives every rank the expected load of the fullest one; "sampled" draws each rank's load
     from the seed. ``ep_overlap`` runs the exchange of one microbatch beside the compute of another.
     ``token_dispatch`` "per_expert" sends a copy of a token to each of its experts, "per_rank" one to each rank that
-    holds some of them (DeepEP, HybridEP).
+    holds some of them, "per_node" one to each scale-up domain that does, forwarded inside it (DeepEP, HybridEP).
     """
 
     capacity_factor: float | None = Field(None, gt=0, le=64, allow_inf_nan=False)
     expert_imbalance: float = Field(0.0, ge=0, le=16, allow_inf_nan=False)
     expert_load: Literal["expected", "sampled"] = "expected"
     ep_overlap: bool | None = None
-    token_dispatch: Literal["per_expert", "per_rank"] = "per_expert"
+    token_dispatch: Literal["per_expert", "per_rank", "per_node"] = "per_expert"
 
 
 class MemoryPolicy(_Part):

@@ -1,5 +1,7 @@
 """How tokens spread over expert-parallel ranks: evenly, or with the fullest rank in expectation or by a seeded draw.
 
+:class:`Routing` says how many ranks, or nodes, hold any of the experts of a token.
+
 With load X_e of expert e (mean 1, standard deviation c) a rank of E/p experts has the mean of theirs: for many experts
 a normal with standard deviation c sqrt(p / E). The fullest of p ranks has, in expectation, 1 + that times the expected
 maximum of p standard normals [David and Nagaraja 2003, Order Statistics, section 4.2]; that all loads sum to p shifts
@@ -8,8 +10,10 @@ every one of them by the same, and changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
 from functools import lru_cache
-from math import erf, exp, pi, sqrt
+from math import comb, erf, exp, pi, prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -18,6 +22,59 @@ from numpy.typing import NDArray
 from simpar.models.graph import ModelGraph
 from simpar.plan.plan import Experts, Plan
 from simpar.units import agreed
+
+
+@dataclass(frozen=True)
+class Routing:
+    """A token's ``topk`` of ``experts``, chosen evenly among those of ``chosen`` of ``groups`` of them.
+
+    By default one of one: everything that a part holds a share of.
+    """
+
+    topk: int = 1
+    experts: int = 1
+    chosen: int = 1
+    groups: int = 1
+
+    @staticmethod
+    def of_dims(dims: Mapping[str, int]) -> Routing:
+        """That of a model with experts, by its named dims."""
+        return Routing(
+            dims["topk"], dims["num_experts"], dims.get("chosen_groups", 1), dims.get("expert_groups", 1)
+        )
+
+    @property
+    def op(self) -> str:
+        """The name of the collective that dispatches tokens so."""
+        return " ".join(["dispatch", *map(str, astuple(self))])
+
+    @staticmethod
+    def of_op(op: str) -> Routing:
+        """What the name of a dispatch says; the default without numbers."""
+        return Routing(*map(int, op.split()[1:]))
+
+    def holds(self, share: float) -> float:
+        """Probability that a part with a share of the experts holds any of a token's.
+
+        A part of e of n experts holds none of k drawn without replacement with probability C(n - e, k) / C(n, k). With
+        groups n is that of the chosen ones: a part inside a group takes part in chosen / groups of the cases, one of
+        several groups with as many as are chosen of its own (hypergeometric).
+        """
+        held, pool, in_group = share * self.experts, self.experts, self.experts / self.groups
+        if self.groups == 1:
+            return 1.0 - self._misses(held, pool)
+        pool = self.experts * self.chosen // self.groups
+        if held <= in_group:
+            return self.chosen / self.groups * (1.0 - self._misses(held, pool))
+        mine = round(held / in_group)
+        return sum(
+            comb(mine, each) * comb(self.groups - mine, self.chosen - each) / comb(self.groups, self.chosen)
+            * (1.0 - self._misses(each * in_group, pool))
+            for each in range(1, min(mine, self.chosen) + 1)
+        )  # fmt: skip
+
+    def _misses(self, held: float, pool: float) -> float:
+        return prod(max(pool - held - i, 0.0) / (pool - i) for i in range(self.topk)) if pool > held else 0.0
 
 
 def fullest_load(experts: int, choice: Experts, ep: Any) -> Any:

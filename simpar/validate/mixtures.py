@@ -120,5 +120,5 @@ def expert_plan(row: Row, default: int = 1) -> dict[str, object]:
     if re.search(r"moe all-to-all overlap|ep overlap", words):
         plan["ep_overlap"] = True
     if re.search(r"hybridep|deepep", words):
-        plan["token_dispatch"] = "per_rank"
+        plan["token_dispatch"] = "per_node"
     return plan

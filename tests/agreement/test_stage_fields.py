@@ -71,7 +71,7 @@ CASES = {
         "expert_imbalance": [{"expert_imbalance": 0.5}],
         "expert_load": [{"expert_imbalance": 0.5, "expert_load": "sampled"}],
         "ep_overlap": [{"ep_overlap": True}],
-        "token_dispatch": [{"token_dispatch": "per_rank"}],
+        "token_dispatch": [{"token_dispatch": "per_rank"}, {"token_dispatch": "per_node"}],
     },
     "memory": {
         "recompute": [{"recompute": "selective"}, {"recompute": "full"}, {"recompute": "every:2"}],

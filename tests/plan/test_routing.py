@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from simpar.models.catalogue import load_model
 from simpar.plan.plan import Experts, Plan
 from simpar.plan.routing import (
+    Routing,
     excess_of_fullest,
     expected_maximum,
     fullest_load,
@@ -109,3 +110,24 @@ def test_samples_are_seeded() -> None:
     plan = Plan(ep=8, expert_imbalance=0.4, expert_load="sampled")
     assert sampled_loads(GRAPH, plan, 3).tolist() == sampled_loads(GRAPH, plan, 3).tolist()
     assert sampled_loads(GRAPH, plan, 3).tolist() != sampled_loads(GRAPH, plan, 4).tolist()
+
+
+@pytest.mark.parametrize("routing", [Routing(8, 256), Routing(8, 256, 4, 8), Routing(6, 160, 3, 8)])
+@pytest.mark.parametrize("parts", [2, 4, 8, 16, 32])
+def test_parts_that_hold_any_of_a_tokens_experts(routing: Routing, parts: int) -> None:
+    """As many as drawing groups, and experts among theirs, finds."""
+    draw, count = np.random.default_rng(parts), 20_000
+    order = draw.random((count, routing.groups)).argsort(axis=1)
+    allowed = np.repeat(order < routing.chosen, routing.experts // routing.groups, axis=1)
+    keys = np.where(allowed, draw.random((count, routing.experts)), 2.0)
+    experts = keys.argsort(axis=1)[:, : routing.topk]
+    held = np.zeros((count, parts), dtype=bool)
+    held[np.arange(count)[:, None], experts // (routing.experts // parts)] = True
+    assert parts * routing.holds(1 / parts) == pytest.approx(held.sum(axis=1).mean(), rel=0.01)
+
+
+def test_the_name_of_a_dispatch_says_how_tokens_are_routed() -> None:
+    """A routing comes back from it; without numbers everything goes everywhere once."""
+    routing = Routing(8, 256, 4, 8)
+    assert Routing.of_op(routing.op) == routing == Routing.of_dims(load_model("deepseek-v3").dims)
+    assert Routing.of_op("dispatch").holds(0.25) == 0.25

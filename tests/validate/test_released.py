@@ -45,7 +45,7 @@ def test_a_hybrid_s_row_becomes_a_case() -> None:
     found = case(ROW)
     assert len(found.graph.layers) == 52
     assert found.plan["ep"] == 8
-    assert found.plan["token_dispatch"] == "per_rank"
+    assert found.plan["token_dispatch"] == "per_node"
     assert found.stack_changes["launch.graphs"] == ("attention", "mamba", "router")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from simpar.cost.collectives.algorithm import Algorithm
 from simpar.cost.collectives.direct import Direct
+from simpar.cost.collectives.dispatch import Dispatch
 from simpar.cost.collectives.halving_doubling import HalvingDoubling
 from simpar.cost.collectives.hierarchical import Hierarchical
 from simpar.cost.collectives.nvls import Nvls
@@ -20,6 +21,16 @@ from simpar.cost.collectives.tree import Tree
 
 ALGORITHMS: dict[str, Algorithm] = {
     each.NAME: each
-    for each in (Ring(), Tree(), HalvingDoubling(), Hierarchical(), Nvls(), Sharp(), Star(), Direct())
+    for each in (
+        Ring(),
+        Tree(),
+        HalvingDoubling(),
+        Hierarchical(),
+        Nvls(),
+        Sharp(),
+        Star(),
+        Direct(),
+        Dispatch(),
+    )
 }
 OPS = tuple(sorted({op for each in ALGORITHMS.values() for op in each.OPS}))

@@ -23,7 +23,7 @@ class Algorithm(ABC):
 
     def refuses(self, op: str, placement: Placement) -> str | None:
         """Why a group cannot use the algorithm, or None."""
-        return self.needs(op, placement) if op in self.OPS else f"{op} has no {self.NAME} form"
+        return self.needs(op, placement) if named(op) in self.OPS else f"{op} has no {self.NAME} form"
 
     def needs(self, _op: str, _placement: Placement) -> str | None:
         """What a group lacks for one of its operations, or None."""
@@ -49,3 +49,13 @@ class Algorithm(ABC):
 def rounds(op: str) -> float:
     """How often data go round: an all-reduce is a reduce-scatter and an all-gather."""
     return 2.0 if op == "all_reduce" else 1.0
+
+
+def named(op: str) -> str:
+    """The operation without what follows its name: of a dispatch, how tokens are routed."""
+    return op.partition(" ")[0]
+
+
+def is_exchange(op: str) -> bool:
+    """Whether every member sends something else to every other."""
+    return named(op) in ("all_to_all", "dispatch")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simpar.cost.collectives import ALGORITHMS, OPS, host
-from simpar.cost.collectives.algorithm import rounds
+from simpar.cost.collectives.algorithm import named, rounds
 from simpar.cost.collectives.lines import (
     Line,
     candidate,
@@ -58,11 +58,11 @@ def collective(
     """Latency and link loads of a collective on groups int64[G, N], all at once.
 
     ``size_bytes`` is the full tensor: what all_gather produces, reduce_scatter consumes, one rank of an
-    all_to_all sends in total, a message (every one of a permute) carries. ``algorithm`` is "auto" (fastest at
-    that size) or a name.
+    all_to_all sends in total, a message (every one of a permute) carries; for a dispatch see its file.
+    ``algorithm`` is "auto" (fastest at that size) or a name.
     The first member is the root. Raises UserError: unknown op, wrong group, an algorithm that cannot do it.
     """
-    choose(op, OPS, "collective")
+    choose(named(op), OPS, "collective")
     taken, edges = list[Line](), list[Edges]()
     for part, home in _by_shape(groups, cluster):
         line = fastest(_lines(op, part, algorithm), size_bytes)
@@ -113,7 +113,7 @@ def offers_and_loads(op: str, group: Ints, cluster: Cluster) -> tuple[list[Line]
     """What the library considers for an op on one group int64[N], and by algorithm what :func:`link_loads` says."""
     if op in host.LINKS:
         return [host.line(op, int(group[0]), cluster)], {host.NAME: host.loads(op, group[:1], cluster)}
-    choose(op, OPS, "collective")
+    choose(named(op), OPS, "collective")
     home = cluster.homes(group[None, :])[0]
     placed, values = place(home.ranks, home.cluster), parameters(home.cluster)
     found, loads = list[Line](), dict[str, Edges]()
@@ -138,7 +138,7 @@ def link_loads(op: str, groups: Ints, cluster: Cluster) -> dict[str, Edges]:
     """
     if op in host.LINKS:
         return {host.NAME: host.loads(op, groups[:, 0], cluster)}
-    choose(op, OPS, "collective")
+    choose(named(op), OPS, "collective")
     found: dict[str, list[Edges]] = {}
     for part, home in _by_shape(groups, cluster):
         for algorithm in considered(op, part):
@@ -168,7 +168,7 @@ def collective_time_s(
 
     ``shape`` is a Shape or (number of domains, members in each). Raises UserError.
     """
-    choose(op, OPS, "collective")
+    choose(named(op), OPS, "collective")
     shape = shape if isinstance(shape, Shape) else regular(*shape)
     sizes = np.asarray(size_bytes, dtype=np.float64)
     if shape.members == 1:

@@ -55,19 +55,19 @@ def _exchange(placement: Placement) -> Edges:
     """Loads of an all-to-all: S/N to every other member, counted by domain, rail and pod (not by pair)."""
     cluster, ranks, members = placement.cluster, placement.ranks, placement.members
     far = (members - placement.beside) / members
-    near = (placement.beside - 1) / members * _mean_hops(placement)
+    near = (placement.beside - 1) / members * mean_hops(placement)
     forwarded = _forwarded(placement) if cluster.hands_over else np.zeros(ranks.shape)
     pieces = [member_edges(link(ranks), near + forwarded) for link in (cluster.port_tx, cluster.port_rx)]
     pieces += [member_edges(link(ranks), far) for link in (cluster.nic_tx, cluster.nic_rx)]
     for level in cluster.levels:
         # handed over to the receiver's rail, a message stays under its leaf
         where = level.place if cluster.hands_over else level.switch
-        beyond = _far_unequal(placement, where(ranks)) / members
+        beyond = far_unequal(placement, where(ranks)) / members
         pieces += [member_edges(cluster.link_of(link, ranks), beyond) for link in (level.up, level.down)]
     return concatenate(pieces)
 
 
-def _mean_hops(placement: Placement) -> float:
+def mean_hops(placement: Placement) -> float:
     """Links of a device-to-device path inside a domain, on average: more than one only in a torus."""
     if placement.cluster.profile.scale_up.kind != "torus":
         return 1.0
@@ -81,7 +81,7 @@ def _forwarded(placement: Placement) -> Floats:
     """Share of S that a member hands to neighbours on other rails: far members not on its own rail."""
     rail = placement.cluster.rail_of(placement.ranks)
     alone = placement.beside == _near_equal(placement, rail)
-    return np.where(alone, 0.0, _far_unequal(placement, rail) / placement.members)
+    return np.where(alone, 0.0, far_unequal(placement, rail) / placement.members)
 
 
 def _near_equal(placement: Placement, key: Ints) -> Ints:
@@ -89,7 +89,7 @@ def _near_equal(placement: Placement, key: Ints) -> Ints:
     return count_equal(placement.position * (int(key.max()) + 1) + key)
 
 
-def _far_unequal(placement: Placement, key: Ints) -> Ints:
+def far_unequal(placement: Placement, key: Ints) -> Ints:
     """Members of other domains with another key."""
     far_equal = count_equal(key) - _near_equal(placement, key)
     return placement.members - placement.beside - far_equal

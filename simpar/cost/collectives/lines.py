@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.collectives import ALGORITHMS
-from simpar.cost.collectives.algorithm import Algorithm
+from simpar.cost.collectives.algorithm import Algorithm, is_exchange, named
 from simpar.cost.collectives.placement import Placement, Shape
 from simpar.cost.collectives.traffic import Edges, is_port, occupancy
 from simpar.errors import UserError
@@ -80,7 +80,9 @@ def candidates(op: str, placed: Placement, algorithm: str = "auto") -> list[Cand
 
 def considered(op: str, placed: Placement) -> list[Algorithm]:
     """The algorithms that the library considers by itself, for groups of one shape. Raises UserError."""
-    asked = [each for each in ALGORITHMS.values() if op in each.OPS and each.automatic(op, placed.shape)]
+    asked = [
+        each for each in ALGORITHMS.values() if named(op) in each.OPS and each.automatic(op, placed.shape)
+    ]
     refused = {each.NAME: each.refuses(op, placed) for each in asked}
     able = [each for each in asked if refused[each.NAME] is None]
     if not able:
@@ -150,7 +152,7 @@ def _bridge_share(candidate: Candidate, values: Mapping[str, float]) -> float:
     n^2/4 flows, which carry n/4 of what a member sends.
     """
     members = candidate.shape.per_domain
-    exchange = candidate.op == "all_to_all"
+    exchange = is_exchange(candidate.op)
     flows = members * members / 4 if exchange else 1.0
     crossing = flows / (members - 1) if exchange else 1.0  # bytes on the bridge for one on a port
     flows *= candidate.on_bridge

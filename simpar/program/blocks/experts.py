@@ -7,12 +7,13 @@
 
 Without expert parallelism tokens are gathered before they are copied. Backward mirrors it. The fullest rank sets the
 time of an exchange. Run beside the compute of another microbatch, an exchange is only waited for at the end of the
-block [Megatron Core's token dispatcher; DeepSeek-AI 2024, arXiv 2412.19437, section 3.2].
+block, and kernels do without the multiprocessors that it holds [Megatron Core's token dispatcher; DeepSeek-AI 2024,
+arXiv 2412.19437, section 3.2].
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simpar.cost.operators import OperatorTime
 from simpar.models.graph import Operator
@@ -79,10 +80,14 @@ class Exchange:
         if self._sizes_found_late and choice.token_dispatch == "per_expert":
             steps.host_s += self.view.job.stack.experts.exchange_host_s
         step = Step.moving(
-            f"{name}all_to_all", CollectiveUse(RANKS, "all_to_all", self.view.routed_bytes), EXPERT
+            f"{name}all_to_all", CollectiveUse(RANKS, self.view.exchange_op, self.view.routed_bytes), EXPERT
+        )
+        step = replace(
+            step, sms=self.view.job.stack.experts.exchange_sms / self.view.job.kernels.device.num_sms
         )
         if choice.ep_overlap:
             earlier = [index for index, other in enumerate(steps.steps) if other.stream == EXPERT]
+            steps.shared = True
             steps.add(step, after=tuple(earlier[-1:]), join=False)
         else:
             steps.add(step)

@@ -43,7 +43,8 @@ class CollectiveUse:
 class Step:
     """A kernel (``duration_s`` on the device) or a collective of one block; ``after`` are earlier positions.
 
-    ``layer`` is said where the step belongs to another layer than the segment that it stands in.
+    ``sms`` is the share of the device's multiprocessors that a collective holds where kernels run beside it. ``layer``
+    is said where the step belongs to another layer than the segment that it stands in.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Step:
     collective: CollectiveUse | None = None
     after: tuple[int, ...] = ()
     layer: int | None = None
+    sms: float = 0.0
 
     @staticmethod
     def kernel(name: str, kind: str, duration_s: Numbers) -> Step:
@@ -82,13 +84,14 @@ class StepList:
     """Steps under construction; the next serial step waits for everything in ``frontier``.
 
     Steps in ``beside`` run next to the coming serial step, and what follows waits for them too. ``host_s`` is the
-    host's time for them beyond launches.
+    host's time for them beyond launches; ``shared`` as in :class:`Phase`.
     """
 
     steps: list[Step] = field(default_factory=list)
     frontier: tuple[int, ...] = ()
     beside: tuple[int, ...] = ()
     host_s: float = 0.0
+    shared: bool = False
 
     @property
     def num_collectives(self) -> int:
@@ -110,10 +113,14 @@ class StepList:
 
 @dataclass(frozen=True)
 class Phase:
-    """Steps of one pass through a block and ``issue_s``, the host's time to launch all its kernels."""
+    """Steps of one pass through a block and ``issue_s``, the host's time to launch all its kernels.
+
+    ``shared``: kernels run beside its exchanges of tokens.
+    """
 
     steps: tuple[Step, ...]
     issue_s: Numbers = 0.0
+    shared: bool = False
 
     @property
     def collectives(self) -> list[CollectiveUse]:
@@ -122,15 +129,17 @@ class Phase:
 
     def of(self, index: int) -> Phase:
         """The phase of one of a batch."""
-        return Phase(tuple(step.of(index) for step in self.steps), _one(self.issue_s, index))
+        return replace(
+            self, steps=tuple(step.of(index) for step in self.steps), issue_s=_one(self.issue_s, index)
+        )
 
     def then(self, other: Phase) -> Phase:
         """Both phases in turn: the opening steps of ``other`` wait for the last steps here."""
         if not self.steps:
-            return Phase(other.steps, self.issue_s + other.issue_s)
+            return replace(other, issue_s=self.issue_s + other.issue_s)
         ends, offset = terminals(self.steps), len(self.steps)
         moved = [step.behind(tuple(at + offset for at in step.after) or ends) for step in other.steps]
-        return Phase((*self.steps, *moved), self.issue_s + other.issue_s)
+        return Phase((*self.steps, *moved), self.issue_s + other.issue_s, self.shared or other.shared)
 
 
 def _one(value: Numbers, index: int) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import comb
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from simpar.cost.stack import Stack
 from simpar.models.graph import Block, Dims, ModelGraph, Operator, evaluate
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
-from simpar.plan.routing import fullest_load
+from simpar.plan.routing import Routing, fullest_load
 from simpar.plan.sharding import RankDims, rank_dims
 from simpar.units import DTYPE_BYTES, Numbers, agreed, floats, handed_dtype
 
@@ -88,6 +87,16 @@ class RankView:
         return replace(self, dims=dims, fullest_load=fullest)
 
     @cached_property
+    def routing(self) -> Routing:
+        """Where the experts of a token may be."""
+        return Routing.of_dims(self.job.graph.dims)
+
+    @property
+    def exchange_op(self) -> str:
+        """The operation that brings tokens to their experts, and back."""
+        return self.routing.op if self.job.plan.experts.token_dispatch == "per_node" else "all_to_all"
+
+    @cached_property
     def routed_bytes(self) -> Numbers:
         """Bytes of all copies of the rank's own tokens, as many as the fullest rank receives."""
         tokens = self.sequence["batch"] * self.sequence["seq"] * self._copies
@@ -95,16 +104,12 @@ class RankView:
 
     @property
     def _copies(self) -> Numbers:
-        """Copies of a token that travel: one for each of its experts, or for each rank expected to hold some.
-
-        A rank holds none of k experts drawn from E without replacement with probability C(E - e, k) / C(E, k).
-        """
-        chosen, experts = int(self.sequence["topk"]), self.job.graph.dims["num_experts"]
+        """Copies of a token that travel: one for each of its experts, or for each rank expected to hold some."""
         if self.job.plan.experts.token_dispatch == "per_expert":
-            return chosen
+            return int(self.sequence["topk"])
 
         def expected(ranks: int) -> float:
-            return ranks * (1.0 - comb(experts - experts // ranks, chosen) / comb(experts, chosen))
+            return ranks * self.routing.holds(1 / ranks)
 
         return floats(np.vectorize(expected, otypes=[float])(self.job.plan.mesh.ep))
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from simpar.program.blocks.phases import COMPUTE, CollectiveUse, Phase, Step, terminals
-from simpar.units import Floats, Ints, to_ns
+from simpar.units import NS_PER_S, Floats, Ints, Numbers, floats, to_ns
 
 Time = TypeVar("Time", int, Ints)
 Priced = Callable[[CollectiveUse], int]  # solo duration in ns
@@ -42,7 +42,12 @@ class Segment:
 def make_segment(phase: Phase, price: Priced, *, slowdown: float = 1.0) -> Segment:
     """Schedule a phase; ``slowdown`` multiplies kernel durations (a slow device, SMs taken by collectives)."""
     steps = list(phase.steps)
-    durations = [price(s.collective) if s.collective else int(to_ns(s.duration_s * slowdown)) for s in steps]
+    prices = [price(step.collective) if step.collective else 0 for step in steps]
+    slow = slowdown * without_held(phase, prices, [float(step.duration_s) * slowdown for step in steps])
+    durations = [
+        took if step.collective else int(to_ns(step.duration_s * slow))
+        for step, took in zip(steps, prices, strict=True)
+    ]
     starts, finishes = schedule(steps, durations)
     gap = to_ns(phase.issue_s) - max(finishes, default=0)
     if gap > 0:
@@ -93,6 +98,20 @@ def slowed_beside(excess: float, busy_ns: int | Floats, compute_ns: float | Floa
     shape. Source: measured overlap slowdowns, arXiv 2507.03114.
     """
     return 1.0 + excess * np.minimum(1.0, busy_ns / np.where(compute_ns > 0, compute_ns, np.inf))
+
+
+def without_held(phase: Phase, prices_ns: Sequence[Time], kernels_s: Sequence[Numbers]) -> Numbers:
+    """How many times longer the kernels of a phase take without the multiprocessors that exchanges beside them hold.
+
+    A collective that holds a share s of them for t takes s t from the kernels, whose rate falls to 1 - s at worst.
+    ``prices_ns`` of collectives and ``kernels_s`` of kernels are those of all steps: numbers, or arrays of one shape.
+    """
+    most = max((step.sms for step in phase.steps), default=0.0) if phase.shared else 0.0
+    if not most:
+        return 1.0
+    lost_ns = sum(step.sms * took for step, took in zip(phase.steps, prices_ns, strict=True))
+    compute_ns = np.maximum(sum(kernels_s) * NS_PER_S, 1.0)
+    return floats(np.minimum(1.0 + lost_ns / compute_ns, 1.0 / (1.0 - most)))
 
 
 def _parts(

@@ -133,7 +133,7 @@ def block_groups(view: RankView) -> list[GroupKind]:
         ops = ("permute",) if view.tensor["gathered"] == 1 else ("all_gather", "reduce_scatter")
         kinds.append(GroupKind(RING, across, ops))
     if view.job.graph.is_mixture and mesh.ep > 1:
-        kinds.append(GroupKind(RANKS, mesh.groups("ep"), ("all_to_all",)))
+        kinds.append(GroupKind(RANKS, mesh.groups("ep"), (view.exchange_op,)))
     if view.job.graph.is_mixture and mesh.expert_tensor_parallel > 1:
         kinds.append(GroupKind(SLICES, mesh.groups("etp"), sums))
     return kinds

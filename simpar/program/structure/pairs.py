@@ -60,13 +60,13 @@ def merge(forward: Phase, backward: Phase, duration: Durations) -> Phase:
         )
         for _, which, _, step in ordered
     ]
-    return Phase(tuple(steps), forward.issue_s + backward.issue_s)
+    return Phase(tuple(steps), forward.issue_s + backward.issue_s, shared=True)
 
 
 def merged(forward: Phase, backward: Phase, price: Priced) -> tuple[Phase, float]:
     """Both phases as one, and the share of its kernels' time beside which collectives run, at most 1.
 
-    Collectives have their links to themselves.
+    Collectives have their links to themselves. Those that hold multiprocessors of their own slow kernels by that.
     """
 
     def duration(step: Step) -> float:
@@ -74,7 +74,7 @@ def merged(forward: Phase, backward: Phase, price: Priced) -> tuple[Phase, float
 
     steps = (*forward.steps, *backward.steps)
     kernels = sum(duration(step) for step in steps if step.stream == COMPUTE)
-    hidden = sum(duration(step) for step in steps if step.stream != COMPUTE)
+    hidden = sum(duration(step) for step in steps if step.stream != COMPUTE and not step.sms)
     return merge(forward, backward, duration), min(1.0, hidden / kernels)
 
 

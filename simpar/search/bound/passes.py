@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from simpar.program.blocks.phases import BLOCK_STREAMS, CollectiveUse, Phase
-from simpar.program.blocks.segments import latest, schedule
+from simpar.program.blocks.segments import latest, schedule, without_held
 from simpar.search.bound.keys import Batch, Keys
 from simpar.units import Flags, Floats, Ints, to_ns
 
@@ -55,10 +55,14 @@ class Passes:
         return np.asarray(sum(self.seconds, np.zeros(len(self.issue_ns))))
 
     def spans_ns(self, which: Ints | slice, slow: float | Floats) -> Ints:
-        """Nanoseconds of every step for some keys, int64[steps, which]; kernels take ``slow`` times as long."""
-        found = np.empty((len(self.kernels), len(self.issue_ns[which])), dtype=np.int64)
-        found[self.kernels] = to_ns(self.seconds[:, which] * slow)
+        """Nanoseconds of every step for some keys, int64[steps, which]; kernels take ``slow`` times as long.
+
+        Longer still where exchanges beside them hold multiprocessors.
+        """
+        found = np.zeros((len(self.kernels), len(self.issue_ns[which])), dtype=np.int64)
         found[~self.kernels] = self.prices_ns[:, which]
+        seconds = self.seconds[:, which] * slow
+        found[self.kernels] = to_ns(seconds * without_held(self.phase, list(found), list(seconds)))
         return found
 
     def carried_ns(self, which: Ints | slice, slow: float | Floats) -> Ints:

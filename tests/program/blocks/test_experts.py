@@ -15,6 +15,7 @@ from simpar.plan.plan import Plan
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import Phase
 from simpar.program.blocks.rank_view import Job, RankView
+from simpar.program.blocks.segments import make_segment, without_held
 from simpar.program.blocks.steps import BlockSteps, block_steps
 from simpar.program.lower import Lowered, lower
 from simpar.program.perturbation import Perturbation
@@ -84,6 +85,33 @@ def test_a_token_travels_once_to_a_rank(ep: int) -> None:
     ranks = sum(len({expert // (8 // ep) for expert in pair}) for pair in pairs) / len(pairs)
     ((_, size), _) = sent(steps(ep=ep, token_dispatch="per_rank").forward, "ep")
     assert size == pytest.approx(2.0 * SEQ * ranks * HIDDEN)
+
+
+def test_a_token_is_dispatched_once_to_a_node() -> None:
+    """As many bytes as to ranks, by an operation that says how tokens are routed; inside a node it takes as long."""
+    for model, op in (("mixtral-8x7b", "dispatch 2 8 1 1"), ("deepseek-v3", "dispatch 8 256 4 8")):
+        phases = []
+        for kind in ("per_rank", "per_node"):
+            made = job(2, model, ep=8, token_dispatch=kind)
+            block = RankBlock.of(made.graph.blocks["layer_moe"], RankView.of(made))
+            phases.append(sent(block_steps(block).forward, "ep"))
+        assert [size for _, size in phases[0]] == [size for _, size in phases[1]]
+        assert [name for name, _ in phases[1]] == [op] * 2
+
+
+@pytest.mark.parametrize(("ep", "faster"), [(8, 1.0), (16, 0.9)])
+def test_dispatch_across_nodes_is_faster(ep: int, faster: float) -> None:
+    """The same to a part in a thousand inside a node, where only what small messages do differs."""
+    times = [
+        simulate(
+            "qwen3-30b-a3b",
+            load_cluster("dgx-h100", 2),
+            Plan(ep=ep, token_dispatch=kind, recompute="full"),
+            Training(seq_len=SEQ, global_batch=16),
+        ).step_time_s
+        for kind in ("per_rank", "per_node")
+    ]
+    assert times[1] / times[0] == pytest.approx(faster, rel=1e-3) if ep == 8 else times[1] < faster * times[0]
 
 
 def test_tensor_parallel_ranks_route_their_own_rows() -> None:
@@ -180,6 +208,27 @@ def test_exchanges_are_reported() -> None:
     assert beside.communication["ep"].bytes_per_rank == plain.communication["ep"].bytes_per_rank
     assert beside.time_breakdown_s.exposed_ep < 0.7 * plain.time_breakdown_s.exposed_ep
     assert beside.step_time_s < plain.step_time_s
+
+
+def test_an_exchange_holds_multiprocessors_of_the_kernels_beside_it() -> None:
+    """Kernels lose the share that it holds for as long as it runs; one that is waited for takes nothing from them."""
+    exchange_ns = 1_000_000
+    for overlap, share in ((True, 20 / 132), (False, 0.0)):
+        phase = steps(ep=8, ep_overlap=overlap).forward
+        segment = make_segment(phase, lambda use: exchange_ns if use.group == "ep" else 0)
+        alone_s = sum(step.duration_s for step in phase.steps if step.collective is None)
+        times = zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True)
+        kernels_ns = sum(int(finish - start) for step, start, finish in times if step.collective is None)
+        assert kernels_ns == pytest.approx(alone_s * 1e9 + 2 * exchange_ns * share, rel=1e-4)
+
+
+def test_kernels_keep_what_exchanges_leave_them() -> None:
+    """However long an exchange takes, kernels slow down by what it holds at most."""
+    phase = steps(ep=8, ep_overlap=True).forward
+    kernels_s = [float(step.duration_s) for step in phase.steps]
+    for took_ns, slow in ((10**12, 132 / 112), (0, 1.0)):
+        prices_ns = [took_ns if step.collective else 0 for step in phase.steps]
+        assert without_held(phase, prices_ns, kernels_s) == pytest.approx(slow)
 
 
 def test_a_wait_for_one_exchange_behind_another_is_no_bubble() -> None:

@@ -35,7 +35,11 @@ SMALL = {
     "rms_norm_eps": 0.00001, "hidden_act": "silu", "max_position_embeddings": 4096, "num_local_experts": 4,
     "num_experts_per_tok": 2,
 }  # fmt: skip
-EXCHANGE = {"ep": (1, 2, 4), "ep_overlap": (False, True), "token_dispatch": ("per_rank", "per_expert")}
+EXCHANGE = {
+    "ep": (1, 2, 4),
+    "ep_overlap": (False, True),
+    "token_dispatch": ("per_node", "per_rank", "per_expert"),
+}
 RINGS = {
     "cp": (1, 2, 4), "cp_method": ("ring", "all_gather", "ulysses"), "cp_balance": ("zigzag", "contiguous"),
 }  # fmt: skip

@@ -35,7 +35,7 @@ VALUES = {
     "reduce_dtype": ("fp32", "bf16", "fp8"), "gather_dtype": ("fp32", "fp8"), "tp_method": ("1d", "2d"),
     "tp_depth": (1, 2), "cp_method": ("ring", "all_gather"), "cp_balance": ("zigzag", "contiguous"), "ulysses": (1, 2),
     "etp": (1, 2), "capacity_factor": (1.0, 2.0), "ep_overlap": (True, False),
-    "token_dispatch": ("per_expert", "per_rank"), "sync": ("bsp", "local-sgd"), "sync_every": (4, 16),
+    "token_dispatch": ("per_expert", "per_rank", "per_node"), "sync": ("bsp", "local-sgd"), "sync_every": (4, 16),
     "staleness": (1, 3), "servers": (1, 2), "reshard_after_forward": (True, False),
     "offload_optimizer": ("none", "cpu"), "offload_ratio": (0.5, 1.0), "offload_delayed": (False, True),
     "offload_gradients": (False, True), "offload_parameters": ("none", "cpu"), "offload_activations": (0.0, 0.5),

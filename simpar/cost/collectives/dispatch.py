@@ -1,0 +1,57 @@
+"""Dispatch: a token goes once to each domain that holds any of its experts, and is forwarded there to their devices.
+
+Source: DeepSeek-AI, DeepEP, README and csrc/kernels/internode.cu: a token crosses the network to the device on its own
+rail, which hands copies to its neighbours over NVLink; combining goes the same way back, and sums on the way. The
+kernels are their own, with rings of buffers instead of NCCL's channels.
+
+The size of the operation is a copy of each token of a rank for every rank that holds any of its experts, as of an
+all-to-all of them. How many domains these are in depends on how many experts a token has, and on where they may be,
+which the name of the operation says: :class:`simpar.plan.routing.Routing`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simpar.cost.collectives.algorithm import Algorithm
+from simpar.cost.collectives.direct import far_unequal, mean_hops
+from simpar.cost.collectives.placement import Placement, Shape
+from simpar.cost.collectives.traffic import Edges, concatenate, member_edges
+from simpar.plan.routing import Routing
+from simpar.units import Floats
+
+
+class Dispatch(Algorithm):
+    """One copy of a token a domain, forwarded inside it."""
+
+    NAME = "dispatch"
+    OPS = ("dispatch",)
+    PROTOCOLS = ("simple",)
+    RATES = ("exchange_efficiency", "exchange_nic_efficiency")
+
+    def hops(self, _op: str, shape: Shape) -> dict[str, float]:
+        """One message; neighbours in the domain and the device of the own rail in every other are peers."""
+        hop = "port_hop_us" if shape.num_domains == 1 else "tree_hop_us"
+        return {hop: 1.0, "near_peer_us": shape.per_domain - 1.0, "peer_us": shape.num_domains - 1.0}
+
+    def loads(self, op: str, placement: Placement) -> Edges:
+        """Copies by domain on NICs, by device on ports, which they reach from the device on their rail."""
+        routing, cluster, ranks = Routing.of_op(op), placement.cluster, placement.ranks
+        members, beside = placement.members, placement.beside
+        shares, which = np.unique(beside / members, return_inverse=True)
+        copies = routing.holds(1 / members) * members
+        touched = np.array([routing.holds(float(share)) / copies for share in shares])[which].reshape(
+            beside.shape
+        )
+        sent = (touched / beside).sum(axis=1, keepdims=True) - touched
+        received = (members - beside) * touched / beside
+        forwarded = (beside - 1) / beside * mean_hops(placement)
+        pieces = [member_edges(link(ranks), forwarded) for link in (cluster.port_tx, cluster.port_rx)]
+        pieces += [member_edges(cluster.nic_tx(ranks), sent), member_edges(cluster.nic_rx(ranks), received)]
+        for level in cluster.levels:
+            beyond: Floats = far_unequal(placement, level.place(ranks)) / np.maximum(members - beside, 1)
+            pieces += [
+                member_edges(cluster.link_of(level.up, ranks), sent * beyond),
+                member_edges(cluster.link_of(level.down, ranks), received * beyond),
+            ]
+        return concatenate(pieces)
