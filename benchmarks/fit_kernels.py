@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gzip
 import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from scipy.optimize import least_squares
 
 from simpar.cost.kernels import DEFAULTS
 from simpar.hardware.device import Device, load_device
+from simpar.units import MS
 from simpar.validate.cells import Unmodelled
 from simpar.validate.kernels import Kernel, beyond_peak, kernel, times_s
 
@@ -29,6 +31,9 @@ PROFILES = Path(__file__).resolve().parent.parent / "hardware_profiles" / "devic
 DATA = Path(os.environ.get("SIMPAR_DATA", Path(__file__).resolve().parent.parent.parent / "shared" / "data"))
 
 DEVICES = ("a100-pcie-80gb", "a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm", "b200-sxm", "b200-sxm-throttled")
+PRODUCTS_TABLE = "kernels_aic_gemm.csv.gz"
+ALONE = {"NVIDIA L40S": "l40s"}
+"""Devices of that database of products that no other table has, and their profiles."""
 GEMM = {
     "gemm_efficiency": (0.3, 1.0), "gemm_prologue_k": (0.0, 1500.0), "gemm_wave_overlap": (0.0, 1.0),
     "gemm_small_tile_loss": (0.0, 0.3), "kernel_latency_us": (1.0, 12.0),
@@ -60,6 +65,19 @@ def read(path: Path) -> dict[str, list[Kernel]]:
                 continue
             if each.device in DEVICES:
                 found[each.device].append(each)
+    return found
+
+
+def read_products(path: Path) -> dict[str, list[Kernel]]:
+    """Products of the devices that one large database alone has measured."""
+    found: dict[str, list[Kernel]] = defaultdict(list)
+    with gzip.open(path, "rt", newline="", encoding="utf-8") as stream:
+        for row in csv.DictReader(stream):
+            if row["device"] in ALONE and row["gemm_dtype"] in ("bfloat16", "fp8"):
+                shape = (*(float(row[name]) for name in "mnk"), 1.0)
+                dtype, time_s = row["gemm_dtype"].replace("bfloat16", "bf16"), float(row["latency_ms"]) * MS
+                device = ALONE[row["device"]]
+                found[device].append(Kernel("NVIDIA AIConfigurator", device, "gemm", dtype, time_s, shape))
     return found
 
 
@@ -120,9 +138,12 @@ def main() -> None:
     """Fit, print errors, and write on request."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", nargs="?", default=DATA / "kernels.csv", type=Path)
+    parser.add_argument("--products", default=DATA / PRODUCTS_TABLE, type=Path)
+    parser.add_argument("--only", help="one device")
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     table = read(arguments.table)
+    table |= read_products(arguments.products)
     # the one whole pass of FlashAttention-3 was measured on the sibling with the same compute
     table["h100-sxm-80gb"] += [k for k in table["h200-sxm"] if k.op == "flash_attention_3:both"]
     # attention by length was measured on the throttled one alone
@@ -130,6 +151,8 @@ def main() -> None:
     fitted: dict[str, dict[str, float]] = {}
     notes: dict[str, str] = {}
     for name, kernels in sorted(table.items()):
+        if arguments.only not in (None, name):
+            continue
         device = load_device(name)
         kernels = possible(device, kernels)
         values = fit_device(device, kernels)
@@ -154,9 +177,11 @@ def main() -> None:
         for name, values in fitted.items():
             write(name, values, notes[name])
         for name, sibling in SIBLINGS.items():
+            if sibling not in fitted:
+                continue
             write(
                 name,
-                fitted.get(sibling, {}),
+                fitted[sibling],
                 f"kernels derived from {sibling}: same architecture, same shares of peak",
             )
 

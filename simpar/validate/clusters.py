@@ -36,6 +36,8 @@ _HARDWARE = (  # device pattern, interconnect pattern, profile; the first match 
     (r"tpu v4", r"", "tpu-v4-pod"),
     (r"tpu v5e", r"", "tpu-v5e-pod"),
     (r"tpu v5p", r"", "tpu-v5p-pod"),
+    (r"tpu v6e|trillium", r"", "tpu-v6e-pod"),
+    (r"trainium ?2|trn2", r"", "trn2"),
     (r"mi250x", r"", "mi250x-8"),
     (r"l40s", r"", "l40s-8"),
     (r"\bl4\b", r"", "l4-8"),
@@ -59,4 +61,4 @@ def profile_of(device: str, network: str) -> str:
 
 def devices_of_node(device: str) -> int:
     """Devices that a node has where a table does not say."""
-    return 4 if _FOUR.search(device) else 8
+    return 4 if _FOUR.search(device) else 16 if "trn2" in device or "trainium" in device else 8

@@ -25,7 +25,7 @@ from simpar.validate.mixtures import expert_plan, mixture, overlap_words, recipe
 from simpar.validate.networks import Network, network_of
 from simpar.validate.released import config, entry, unsized
 from simpar.validate.stacks import fused_experts, is_nemo, stack_of
-from simpar.validate.words import PeakCounts, gradient_dtypes, memory_unit, peak_counts
+from simpar.validate.words import PeakCounts, adapters, gradient_dtypes, memory_unit, peak_counts
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def _plan(row: Row, devices: int, graph: ModelGraph) -> dict[str, object]:
     said = gradient_dtypes(row, one_buffer=stack.name in MEGATRONS)
     plan |= {name: dtype for name, dtype in said.items() if dtype != getattr(stack.numerics, name)}
     if "lora" in text(row, "model_name").lower():
-        plan |= {"lora_rank": 32, "lora_targets": ("q_proj", "k_proj", "v_proj")}  # NeMo's default
+        plan |= adapters(row)
     if offloaded := _OFFLOADED.fullmatch(text(row, "recompute").lower()):
         plan["offload_activations"] = int(offloaded.group(1)) / whole(row, "n_layers")
     if cp > 1 and "cp all-to-all" in overlap_words(row):

@@ -57,7 +57,7 @@ UNNAMED = "an unnamed stack"
 _NEAREST = (
     (r"nemo|bridge", "nemo"),
     (r"deepspeed", "deepspeed"),
-    (r"mega|primus|colossal|mindspeed|zero.?bubble", "megatron"),
+    (r"mega|primus|neuron|colossal|mindspeed|zero.?bubble", "megatron"),
     (r"jax|xla|flax|t5x|levanter|axlearn|maxtext", "maxtext"),
     (r"titan", "torchtitan"),
     (r"foundry|composer|mosaic", "llm-foundry"),

@@ -1,4 +1,4 @@
-"""Words of a row for dtypes of gradients, for what its peak of memory counts, and for layers without experts."""
+"""Words of a row for dtypes of gradients, adapters, what its peak of memory counts, and layers without experts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from simpar.validate.cells import Row, text
 
 PeakCounts = Literal["allocated", "reserved", "device"]
 """What a peak counts: tensors, blocks that the allocator keeps, or all that the device shows as used (nvidia-smi)."""
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _DTYPE = r"(?:(fp32|float32|32-bit)|(?:bf16|bfloat16|fp16|float16|16-bit))"
 _GRADS = r"(?:main )?grad(?:ient)?s?"
 _REDUCTION = r"(?:all-?reduc\w+|reduce-?scatter\w*|reduc\w+|sync\w*)"
@@ -83,3 +84,18 @@ def dense_layers(row: Row, released: int, *, layers: int, of: int) -> int:
     if said:
         return int(said[1] or said[2])
     return max(1, round(released * layers / of)) if released and layers < of else released
+
+
+_RANK = re.compile(r"(?:lora )?rank[ =]?(\d+)|\br ?= ?(\d+)")
+_ADAPTED = (
+    (r"all linear|linear layers|attention and mlp", (*ATTENTION, "gate_proj", "up_proj", "down_proj")),
+    (r"attention (?:projections|layers|matrices)|qkvo|q,? ?k,? ?v,? ?o", ATTENTION),
+)
+
+
+def adapters(row: Row) -> dict[str, object]:
+    """A plan's low-rank adapters: rank and projections as notes say, else NeMo's default, 32 beside the packed qkv."""
+    words = text(row, "notes").lower()
+    rank = _RANK.search(words)
+    said = next((parts for pattern, parts in _ADAPTED if re.search(pattern, words)), ATTENTION[:3])
+    return {"lora_rank": int(rank[1] or rank[2]) if rank else 32, "lora_targets": said}

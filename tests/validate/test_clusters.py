@@ -15,6 +15,7 @@ from simpar.validate.clusters import devices_of_node, profile_of
         ("h100 sxm 80gb", "", "dgx-h100"), ("h100 sxm 80gb", "efa v2", "aws-p5"), ("h800", "ib", "hgx-h800"),
         ("a800 sxm 80gb", "", "hgx-a800"), ("h20", "", "hgx-h20"), ("h200 sxm", "", "hgx-h200"),
         ("gb200 nvl72", "", "gb200-nvl72"), ("b200 sxm", "", "hgx-b200"), ("a100 pcie 80gb", "", "a100-pcie-8"),
+        ("tpu v6e (trillium)", "ICI", "tpu-v6e-pod"), ("trainium2 (trn2.48xlarge)", "", "trn2"),
     ],
 )  # fmt: skip
 def test_words_name_shipped_profiles(device: str, network: str, profile: str) -> None:
@@ -23,7 +24,7 @@ def test_words_name_shipped_profiles(device: str, network: str, profile: str) ->
     assert profile in files.bundled("clusters")
 
 
-@pytest.mark.parametrize("device", ["", "gaudi 3", "v100 16gb"])
+@pytest.mark.parametrize("device", ["", "gaudi 3", "v100 16gb", "trainium (trn1)"])
 def test_unknown_devices_are_reasons(device: str) -> None:
     """Not a guess at something like it."""
     with pytest.raises(Unmodelled):
@@ -32,4 +33,5 @@ def test_unknown_devices_are_reasons(device: str) -> None:
 
 def test_nodes_of_four_devices() -> None:
     """Grace Blackwell trays and boards of TPUs; all else has eight."""
-    assert [devices_of_node(device) for device in ("gb300", "tpu v5p", "b300", "h100 sxm")] == [4, 4, 8, 8]
+    named = ("gb300", "tpu v5p", "b300", "h100 sxm", "tpu v6e", "trainium2")
+    assert [devices_of_node(device) for device in named] == [4, 4, 8, 8, 8, 16]

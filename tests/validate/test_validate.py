@@ -64,7 +64,7 @@ def test_the_interval_of_memory_is_that_of_the_peak_beside_it() -> None:
         ({"n_experts": "8"}, "config is not released"), ({"cp": "3"}, "tp x cp x pp does not divide"),
         ({"hidden": "", "model_name": "ours"}, "hidden not published"), (MIXTURE, "micro_batch not published"),
         ({"tp": "3"}, "does not divide"), ({"gpu_type": "Gaudi 3"}, "no profile"), ({"n_gpus": "many"}, "no number"),
-        ({"gpu_type": "TPU v6e"}, "no profile"), ({"tp": "", "pp": ""}, "tp and pp not published"),
+        ({"gpu_type": "TPU v3"}, "no profile"), ({"tp": "", "pp": ""}, "tp and pp not published"),
     ],
 )  # fmt: skip
 def test_rows_outside_the_model_have_a_reason(change: dict[str, str], reason: str) -> None:

@@ -84,6 +84,16 @@ def test_schedules_of_papers(words: str, name: str, chunks: int) -> None:
     assert (plan["schedule"], plan["vpp"]) == (name, chunks)
 
 
+@pytest.mark.parametrize(
+    ("notes", "rank", "targets"),
+    [("", 32, 3), ("LoRA rank 16, attention projections", 16, 4), ("r=8, all linear layers", 8, 7)],
+)  # fmt: skip
+def test_adapters(notes: str, rank: int, targets: int) -> None:
+    """Rank and projections stand in the notes, else they are NeMo's."""
+    plan = case({**ROW, "model_name": "Llama-2-7B LoRA", "notes": notes}).plan
+    assert (plan["lora_rank"], len(tuple(plan["lora_targets"]))) == (rank, targets)  # type: ignore[arg-type]
+
+
 def test_experts_are_spread_where_recipes_spread_them() -> None:
     """NeMo's are over the ranks that share them evenly, Megatron-LM's on every rank; both are said."""
     row = {**ROW, **MIXTURE, "micro_batch": "1", "ep": ""}

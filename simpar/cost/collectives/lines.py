@@ -19,6 +19,8 @@ from simpar.units import GB, GIB, US
 
 _OWN_SHARES = {"all_gather": "gather_share", "reduce_scatter": "scatter_share"}
 
+DEVICES_OF_SOCKET = 4  # of PCIe nodes: what one socket, or its switch, has lanes for
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -120,11 +122,14 @@ def candidate(op: str, placed: Placement, algorithm: Algorithm, loads: Edges) ->
 
 
 def _on_bridge(shape: Shape, per_node: int) -> int:
-    """Groups that cross between the two halves of a node beside each other, this one included; 0: it does not cross."""
+    """Groups that cross between the sockets of a node beside each other, this one included; 0: it does not cross.
+
+    A node has two, of at least DEVICES_OF_SOCKET: all devices of a smaller one, or of part of one, are on one.
+    """
     if shape.per_domain == 1:
         return 0
     span = shape.stride * (shape.per_domain - 1) + 1
-    return max(shape.stride, 1) if 2 * span > per_node else 0
+    return max(shape.stride, 1) if 2 * span > max(per_node, 2 * DEVICES_OF_SOCKET) else 0
 
 
 def _shares(candidate: Candidate, values: Mapping[str, float]) -> tuple[float, float]:
