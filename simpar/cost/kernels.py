@@ -100,7 +100,7 @@ class KernelModel:
     def peak(self, dtype: str) -> float:
         """Dense peak FLOP/s. Raises UserError where the device cannot compute in that dtype."""
         rates = self.device.peak_flop_per_s
-        found = "fp4" if dtype in FOUR_BITS else "fp8" if dtype == "mxfp8" else dtype
+        found = "fp4" if dtype in FOUR_BITS else "fp8" if dtype in CAST_DTYPES else dtype
         if found not in rates or (dtype == "mxfp8" and "fp4" not in rates):  # scaled blocks came with 4 bits
             raise UserError(
                 f"device {self.device.name}: no {dtype} arithmetic; allowed precision: {', '.join(rates)}"

@@ -12,10 +12,16 @@ from simpar.cost.stack import Stack
 from simpar.cost.state_space import BACKWARD, FORWARD, scan_time_s
 from simpar.models.graph import Attention, Dims, Operator, evaluate
 from simpar.plan.sharding import RankDims
-from simpar.units import BLOCK_SCALED, CAST_DTYPES, DTYPE_BYTES, Numbers
+from simpar.units import BLOCK_SCALED, CAST_DTYPES, DTYPE_BYTES, MICROSCALED, Numbers
 
 BLOCK_CAST_RATE = 0.75
 """Speed of a cast in blocks over that of a copy: 5.1 TB/s on a B200 [NVIDIA Transformer Engine, pull request 3137]."""
+LONG_BLOCK_CAST_RATE = 0.6
+"""The same of blocks of 128: on Hopper 1.4 TB/s in vLLM, 1.8 in rows and 2.6 in columns [deepseek-ai/profile-data]."""
+WEIGHTS_IN_BLOCKS = {"fp8_blockwise": 1.54}
+"""Time of weight gradients over that of other products: where no tensor core applies the scales, those of both operands
+change along the contraction. 1.47 to 1.52 ms for what takes 0.90 to 0.94 forward, 1.04 of which is how they add into
+fp32 [deepseek-ai/profile-data, output projection of 4,096 tokens]."""
 SWIZZLES = 2
 """Kernels before a product that lay out the scales of its operands' blocks as tensor cores read them [NVIDIA
 Transformer Engine, swizzle_scaling_factors]."""
@@ -87,30 +93,37 @@ def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     """Three products. In 8 and 4 bits the output projection and routers stay in bf16, as everywhere in practice.
 
     8-bit inputs are cast by the norms and activations that write them, gradients in passes of their own, which read
-    bf16 and write fp8. Where blocks share scales inputs have such passes too, and scales are laid out anew.
+    bf16 and write fp8. Where blocks share scales inputs have such passes too, and scales that tensor cores apply are
+    laid out anew.
     """
     m, n, k = (evaluate(size, sizes.dims) for size in (op.rows, op.columns, op.contraction))
     kernels = sizes.kernels
     input_s: Numbers = 0.0
     gradient_s: Numbers = 0.0
-    casts, swizzles = 0, 0
+    columns_s: Numbers = 0.0
+    casts, later, swizzles = 0, 0, 0
     if kernels.precision in CAST_DTYPES and (op.name == "lm_head" or op.kind == "router"):
         kernels = replace(kernels, precision="bf16")
     elif kernels.precision == "fp8":
         gradient_s = kernels.memory_time_s(m * n * (DTYPE_BYTES["bf16"] + DTYPE_BYTES["fp8"]))
     elif kernels.precision in BLOCK_SCALED:
-        casts, swizzles = 1, SWIZZLES
-        moved = block_cast(kernels) / BLOCK_CAST_RATE
-        input_s, gradient_s = (kernels.memory_time_s(m * width * moved) for width in (k, n))
+        cast = BlockCasts.of(kernels, sizes.stack)
+        casts, later, swizzles = 1, cast.kernels_later, SWIZZLES * (kernels.precision in MICROSCALED)
+        input_s = kernels.memory_time_s(m * k * cast.first)
+        gradient_s = kernels.memory_time_s(m * n * cast.first + k * n * cast.weights)
+        columns_s = kernels.memory_time_s(m * (k * cast.inputs + n * cast.gradients), kernels=later)
     frozen, widen_s, swizzled_s = _is_frozen(op), _widen_s(op, sizes), swizzles * kernels.latency_s
     fused = sizes.stack.numerics.gradient_accumulation_fusion
+    in_blocks = WEIGHTS_IN_BLOCKS.get(kernels.precision, 1.0)
     return OperatorTime(
         op.name,
         kernels.gemm_time_s(m, n, k) + input_s + swizzled_s + widen_s,
         kernels.gemm_time_s(m, k, n) + gradient_s + swizzled_s + widen_s,
-        0.0 if frozen else kernels.gemm_time_s(k, n, m, accumulate=fused) + swizzled_s,
+        0.0
+        if frozen
+        else in_blocks * kernels.gemm_time_s(k, n, m, accumulate=fused) + swizzled_s + columns_s,
         casts + 1 + swizzles,
-        casts + (1 if frozen else 2) * (1 + swizzles),
+        casts + (1 + swizzles if frozen else 2 * (1 + swizzles) + later),
     )
 
 
@@ -138,29 +151,67 @@ def block_cast(kernels: KernelModel) -> float:
     return reads * kernels.activation_bytes + 2 * DTYPE_BYTES[kernels.precision]
 
 
+@dataclass(frozen=True)
+class BlockCasts:
+    """Bytes that casts in blocks move for an element, at the speed of a copy.
+
+    ``first`` for an input or a gradient when a product reads it; ``inputs`` and ``gradients`` for what the product of
+    the weights' gradients reads, in ``kernels_later`` kernels; ``weights`` to turn them for the gradients of inputs.
+    """
+
+    first: float
+    inputs: float = 0.0
+    gradients: float = 0.0
+    weights: float = 0.0
+    kernels_later: int = 0
+
+    @staticmethod
+    def of(kernels: KernelModel, stack: Stack) -> BlockCasts:
+        """Rows and columns at once, or apart: kept inputs are then 8-bit rows already, gradients are read once more."""
+        rate = BLOCK_CAST_RATE if kernels.precision in MICROSCALED else LONG_BLOCK_CAST_RATE
+        if not stack.numerics.casts_apart:
+            return BlockCasts(block_cast(kernels) / rate)
+        narrow = DTYPE_BYTES[kernels.precision]
+        read_wide = (kernels.activation_bytes + narrow) / rate
+        return BlockCasts(read_wide, 2 * narrow / rate, read_wide, 2 * narrow, kernels_later=2)
+
+
 def _grouped_matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     """One product an expert, all of them in one launch or one each, as the stack has it.
 
     With 8-bit and 4-bit floats the arriving rows are cast first, in rows for one product and in columns for the other:
     an expert's at a time where products are [NVIDIA Transformer Engine, multi_tensor_quantize]; scales of blocks are
     laid out for all experts at once. These kernels run side by side, so that only the host feels their number.
-    With epilogues the first product casts for the second, and backward the second for the first.
+    With epilogues the first product casts for the second, and backward the second for the first. What was sent cast
+    is not cast in rows again.
     """
     rows, n, k = (evaluate(size, sizes.dims) for size in (op.rows, op.columns, op.contraction))
     kernels, experts = sizes.kernels, sizes.dims["experts"]
     m, fused = rows / experts, sizes.stack.numerics.gradient_accumulation_fusion
     launches = 1 if sizes.stack.fusion.grouped_products else experts
-    cast = kernels.activation_bytes + 2 * DTYPE_BYTES["fp8"] if kernels.precision == "fp8" else 0.0
-    cast = block_cast(kernels) / BLOCK_CAST_RATE if kernels.precision in BLOCK_SCALED else cast
-    casts = launches if cast else 0
-    each = launches + SWIZZLES * (kernels.precision in BLOCK_SCALED)
-    done = {"expert_down": 0, "expert_up": 1}.get(op.name) if sizes.stack.fusion.expert_epilogues else None
+    at_once = kernels.activation_bytes + 2 * DTYPE_BYTES["fp8"] if kernels.precision == "fp8" else 0.0
+    scaled = kernels.precision in BLOCK_SCALED
+    cast = BlockCasts.of(kernels, sizes.stack) if scaled else BlockCasts(at_once)
+    casts = launches if cast.first else 0
+    each = launches + SWIZZLES * (kernels.precision in MICROSCALED)
+    done = {("expert_down", 0), ("expert_up", 1)} if sizes.stack.fusion.expert_epilogues else set()
+    if arrived := sizes.stack.experts.sends_cast and scaled:
+        done |= {("expert_up", 0), ("expert_down", 1)}
     cast_s = [
-        0.0 if side == done else kernels.memory_time_s(cast * rows * width, kernels=int(cast > 0))
+        0.0
+        if (op.name, side) in done
+        else kernels.memory_time_s(cast.first * rows * width, kernels=int(cast.first > 0))
         for side, width in enumerate((k, n))
     ]
+    cast_s[1] = cast_s[1] + kernels.memory_time_s(cast.weights * experts * k * n, kernels=0)
     overhead, frozen, widen_s = sizes.stack.experts.overhead, _is_frozen(op), _widen_s(op, sizes)
-    weights_s = 0.0 if frozen else kernels.gemm_time_s(k, n, m, batch=experts, accumulate=fused)
+    # gradients that arrived cast are in rows, as inputs are
+    columns = k * cast.inputs + n * (cast.inputs if arrived and op.name == "expert_down" else cast.gradients)
+    weights_s: Numbers = 0.0
+    in_blocks = WEIGHTS_IN_BLOCKS.get(kernels.precision, 1.0)
+    if not frozen:
+        weights_s = in_blocks * kernels.gemm_time_s(k, n, m, batch=experts, accumulate=fused)
+        weights_s = weights_s + kernels.memory_time_s(rows * columns, kernels=cast.kernels_later)
     bias = _weighted_bias(op, sizes)
     return OperatorTime(
         op.name,
@@ -205,27 +256,34 @@ def _router(op: Operator, sizes: Sizes) -> OperatorTime:
 
 def _dispatch(op: Operator, sizes: Sizes) -> OperatorTime:
     """Copy every token once for each of its experts; backward adds the copies' gradients up."""
-    return _moved(op, sizes, _elements(op, sizes))
+    return _moved(op, sizes, _elements(op, sizes), outward="forward")
 
 
 def _combine(op: Operator, sizes: Sizes) -> OperatorTime:
     """Add the weighted copies of every token up; backward copies the gradient to them."""
-    return _moved(op, sizes, _elements(op, sizes) * sizes.dims["topk"])
+    return _moved(op, sizes, _elements(op, sizes) * sizes.dims["topk"], outward="backward")
 
 
-def _moved(op: Operator, sizes: Sizes, elements: Numbers) -> OperatorTime:
+def _moved(op: Operator, sizes: Sizes, elements: Numbers, *, outward: str) -> OperatorTime:
     """Routed tokens copied into the order of ranks and, where a rank has several experts, of experts.
 
-    Fused into the exchange they are copied once.
+    Fused into the exchange they are copied once. Stacks that send them cast do so in front of the ``outward`` pass.
     """
     dims, habits = sizes.dims, sizes.stack.experts
     copies, launches = np.where(np.asarray(dims["experts"]) > 1, 4.0, 2.0), 5
     if sizes.stack.fusion.permutation:
         copies, launches = np.asarray(2.0), 2
-    moved = copies * (elements * sizes.kernels.activation_bytes)
+    kernels = sizes.kernels
+    moved = copies * (elements * kernels.activation_bytes)
     rows_s = dims["batch"] * dims["seq"] * dims["topk"] * habits.row_s
-    took_s = habits.overhead * sizes.kernels.memory_time_s(moved, kernels=launches) + rows_s
-    return OperatorTime(op.name, took_s, took_s, 0.0, launches, launches)
+    took_s = habits.overhead * kernels.memory_time_s(moved, kernels=launches) + rows_s
+    if not habits.sends_cast or kernels.precision not in BLOCK_SCALED:
+        return OperatorTime(op.name, took_s, took_s, 0.0, launches, launches)
+    narrow = DTYPE_BYTES[kernels.precision]
+    cast = elements / dims["topk"] * BlockCasts.of(kernels, sizes.stack).first
+    sent_s = kernels.memory_time_s(copies * elements * narrow + cast, kernels=launches + 1)
+    forward_s, backward_s = (sent_s, took_s) if outward == "forward" else (took_s, sent_s)
+    return OperatorTime(op.name, forward_s, backward_s, 0.0, launches + 1, launches + 1)
 
 
 def _attention(op: Operator, sizes: Sizes) -> OperatorTime:

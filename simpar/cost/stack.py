@@ -89,6 +89,7 @@ class ExpertHabits(_Part):
     before each dispatch of a forward to learn it, and needs ``exchange_host_s`` for each exchange of copies between
     ranks: splits, padding and permutation, which a library that sends a token once to a rank does on the device.
     ``exchange_sms`` multiprocessors run an exchange, and are missing to the kernels beside it.
+    With ``sends_cast`` tokens, and gradients of what comes back, leave for the experts as 8-bit products read them.
     """
 
     overhead: float = Field(1.0, gt=0, allow_inf_nan=False)
@@ -96,6 +97,7 @@ class ExpertHabits(_Part):
     sync_s: Seconds = 0.0
     exchange_host_s: Seconds = 0.0
     exchange_sms: int = Field(20, ge=0)
+    sends_cast: bool = False
 
 
 class Overlap(_Part):
@@ -127,13 +129,18 @@ class Context(_Part):
 
 
 class StackNumerics(_Part):
-    """Dtypes of gradients and states, and whether weight gradients accumulate in the GEMM."""
+    """Dtypes of gradients and states, and whether weight gradients accumulate in the GEMM.
+
+    Where 8-bit products have scales of blocks, ``casts_apart`` casts rows when a product reads them and columns when
+    the product of the weights' gradients does, in kernels of their own; else both are written at once.
+    """
 
     grad_dtype: Dtype = "fp32"
     reduce_dtype: Dtype = "fp32"
     parameter_dtype: Dtype = "bf16"
     master_weights: bool = True
     gradient_accumulation_fusion: bool = True
+    casts_apart: bool = False
 
 
 class Buckets(_Part):

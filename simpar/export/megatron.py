@@ -20,7 +20,11 @@ FLAG = None
 ORDER, MAPPED_ORDER = "tp-cp-dp-pp", "tp-cp-pp-dp"
 CP_TYPES = {"ring": "p2p", "all_gather": "allgather", "ulysses": "a2a"}
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
-FP8_RECIPES = {"fp8": ("hybrid", "delayed"), "mxfp8": ("e4m3", "mxfp8")}
+FP8_RECIPES = {
+    "fp8": ("hybrid", "delayed"),
+    "fp8_blockwise": ("e4m3", "blockwise"),
+    "mxfp8": ("e4m3", "mxfp8"),
+}
 
 
 def losses(s: Subject) -> Iterator[Loss]:

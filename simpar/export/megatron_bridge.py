@@ -83,7 +83,7 @@ SWITCHES: dict[str, dict[str, bool]] = {
 }  # fmt: skip
 PRECISIONS = {
     "bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_delayed_scaling_mixed",
-    "mxfp8": "bf16_with_mxfp8_mixed",
+    "fp8_blockwise": "bf16_with_fp8_subchannel_scaling_mixed", "mxfp8": "bf16_with_mxfp8_mixed",
 }  # fmt: skip
 CLASSES = {
     "model": "GPTModelProvider",

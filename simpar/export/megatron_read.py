@@ -16,6 +16,9 @@ from simpar.models.recompute import MODULES
 from simpar.plan.plan import Plan
 from simpar.units import DTYPE_BYTES
 
+EIGHT_BITS = {"mxfp8": "mxfp8", "blockwise": "fp8_blockwise"}
+"""Precisions by recipes of 8-bit floats; any other has a scale a tensor."""
+
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 _ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
 _STRAGGLERS = {"(", ")", "\\", ";", "&&", "exec"}
@@ -279,7 +282,7 @@ def _numerics(given: Arguments) -> dict[str, Any]:
     if optimizer not in names:
         raise UserError(f"{given.source}: --optimizer = {optimizer}: allowed: {', '.join(names)}")
     return {
-        "precision": ("mxfp8" if recipe == "mxfp8" else "fp8") if given.has("--fp8-format") else half,
+        "precision": EIGHT_BITS.get(recipe or "", "fp8") if given.has("--fp8-format") else half,
         "grad_dtype": None if half == "fp32" else "bf16" if low else "fp32",
         "optimizer": names[optimizer],
     }

@@ -31,7 +31,7 @@ from simpar.units import Bytes, Count
 
 VERSION = "1"
 CUSTOM = "custom"
-Precision = Literal["bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4", "mxfp4"]
+Precision = Literal["bf16", "fp16", "fp32", "fp8", "fp8_blockwise", "mxfp8", "nvfp4", "mxfp4"]
 Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 Home = Literal["none", "cpu", "nvme"]
 Optimizer = Literal["adamw", "sgd", "sgd_momentum", "lion", "adamw_8bit", "adafactor", "muon", "shampoo"]

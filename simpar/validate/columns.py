@@ -24,7 +24,7 @@ RUN_COLUMNS: Mapping[str, str] = {
     "gpus_per_node": "devices of a node; blank: 8, or 4 on GB200, GB300 and TPUs",
     "n_gpus": "devices of the job",
     "interconnect": "network in words, such as InfiniBand, RoCE or EFA",
-    "precision": "bf16, fp16, fp32, fp8, MXFP8, NVFP4 or MXFP4",
+    "precision": "bf16, fp16, fp32, fp8, fp8 blockwise, MXFP8, NVFP4 or MXFP4",
     "tp": "tensor-parallel degree",
     "pp": "pipeline-parallel degree",
     "vpp": "model chunks of a pipeline rank",

@@ -337,7 +337,9 @@ def _precision(row: Row) -> str:
         return "mxfp4" if "mxfp4" in words else "nvfp4"
     if re.search(r"fp8|float8", words):
         blackwell = re.search(r"\bg?b[23]00", text(row, "gpu_type").lower())
-        return "mxfp8" if "mx" in words or ("fine-grained" in words and blackwell) else "fp8"
+        if "mx" in words or ("fine-grained" in words and blackwell):
+            return "mxfp8"
+        return "fp8_blockwise" if re.search("fine-grained|block|subchannel", words) else "fp8"
     if words and not re.search(r"bf16|fp16|bfloat16|float16|half|mixed|amp", words):
         if words in ("fp32", "float32"):
             return "fp32"

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.cost.kernels import KernelModel
-from simpar.cost.operators import BLOCK_CAST_RATE, block_cast, operator_times
+from simpar.cost.operators import (
+    BLOCK_CAST_RATE,
+    LONG_BLOCK_CAST_RATE,
+    WEIGHTS_IN_BLOCKS,
+    block_cast,
+    operator_times,
+)
 from simpar.cost.stack import Fusion, load_stack
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
@@ -162,7 +168,12 @@ def test_four_bits_need_a_device_that_has_them() -> None:
 
 @pytest.mark.parametrize(
     ("precision", "moved"),
-    [("nvfp4", 2 + 2 + 2 + 2 * 9 / 16), ("mxfp4", 2 + 2 * 17 / 32), ("mxfp8", 2 + 2 * 33 / 32)],
+    [
+        ("nvfp4", 2 + 2 + 2 + 2 * 9 / 16),
+        ("mxfp4", 2 + 2 * 17 / 32),
+        ("mxfp8", 2 + 2 * 33 / 32),
+        ("fp8_blockwise", 2 + 2 * 132 / 128),
+    ],
 )
 def test_casts_in_blocks(precision: str, moved: float) -> None:
     """Read once, written in rows and columns; NVFP4 looks for the largest value, and reads again to rotate columns."""
@@ -194,6 +205,30 @@ def test_products_in_blocks_cast_both_operands_and_lay_out_their_scales() -> Non
     cast_s = model.memory_time_s(rows * hidden * block_cast(model) / BLOCK_CAST_RATE)
     assert own["o_proj"].forward_s == pytest.approx(float(product_s + cast_s + 2 * model.latency_s))
     assert own["router"] == half["router"] == tensor["router"]
+
+
+@pytest.mark.parametrize(("stack", "kernels"), [("megatron", (2, 3)), ("hai-llm", (2, 5))])
+def test_casts_in_long_blocks(stack: str, kernels: tuple[int, int]) -> None:
+    """Of blocks of 128, which Hopper has too: rows and columns at once, or columns in their own time."""
+    graph, plan, device = load_model("llama-2-7b"), Plan(), load_device("h100-sxm-80gb")
+    dims = rank_dims(graph, plan, Training(seq_len=4096, global_batch=16))
+    model, size = KernelModel(device, "fp8_blockwise"), 4096.0
+    times = operator_times(graph.blocks[graph.layers[0]].operators, dims, model, load_stack(stack))
+    found = next(each for each in times if each.name == "o_proj")
+    assert (found.forward_kernels, found.backward_kernels) == kernels
+    apart, narrow = stack == "hai-llm", 132 / 128
+    moved = size**2 * (2 + narrow * (1 if apart else 2)) / LONG_BLOCK_CAST_RATE
+    product_s = float(model.gemm_time_s(size, size, size))
+    weights_s = WEIGHTS_IN_BLOCKS["fp8_blockwise"] * float(
+        model.gemm_time_s(size, size, size, accumulate=True)
+    )
+    assert found.forward_s == pytest.approx(product_s + float(model.memory_time_s(moved)))
+    turned = 2 * narrow * size**2 * apart
+    assert found.backward_input_s == pytest.approx(product_s + float(model.memory_time_s(moved + turned)))
+    later = size**2 * (2 + 3 * narrow) / LONG_BLOCK_CAST_RATE if apart else 0.0
+    assert found.backward_weight_s == pytest.approx(
+        weights_s + float(model.memory_time_s(later, kernels=2 * apart))
+    )
 
 
 def test_a_step_in_four_bits() -> None:

@@ -43,6 +43,7 @@ PLANS = {
     "selective": {"dp": 8, "zero": 1, "recompute": "selective"},
     "every-second": {"pp": 2, "dp": 4, "recompute": "every:2"},
     "fp8": {"tp": 2, "dp": 4, "zero": 1, "precision": "fp8"},
+    "fp8-blockwise": {"tp": 2, "dp": 4, "zero": 1, "precision": "fp8_blockwise"},
     "mxfp8": {"tp": 2, "dp": 4, "zero": 1, "precision": "mxfp8"},
     "fp16": {"dp": 8, "zero": 1, "precision": "fp16"},
     "fp32": {"dp": 8, "precision": "fp32", "optimizer": "sgd"},

@@ -46,12 +46,12 @@ class Exchange:
                 self._count_tokens(steps)
             steps.add(kernel)
             if spread:
-                self._between_ranks(steps, name)
+                self._between_ranks(steps, name, view.sent_bytes)
                 self._slices(steps, name, "all_gather", view.routed_bytes * self._sharers)
             return
         if spread:
             self._slices(steps, name, "reduce_scatter", view.routed_bytes * self._sharers)
-            self._between_ranks(steps, name)
+            self._between_ranks(steps, name, view.routed_bytes)
         steps.add(kernel)
         if not spread:
             summed = "reduce_scatter" if view.sequence_parallel else "all_reduce"
@@ -74,13 +74,13 @@ class Exchange:
         job = self.view.job
         return job.plan.experts.capacity_factor is None and "step" not in job.stack.launch.graphs
 
-    def _between_ranks(self, steps: StepList, name: str) -> None:
+    def _between_ranks(self, steps: StepList, name: str, size_bytes: Numbers) -> None:
         """One all-to-all of the copies of a rank's own tokens; overlapped, only exchanges wait for exchanges."""
         choice = self.view.job.plan.experts
         if self._sizes_found_late and choice.token_dispatch == "per_expert":
             steps.host_s += self.view.job.stack.experts.exchange_host_s
         step = Step.moving(
-            f"{name}all_to_all", CollectiveUse(RANKS, self.view.exchange_op, self.view.routed_bytes), EXPERT
+            f"{name}all_to_all", CollectiveUse(RANKS, self.view.exchange_op, size_bytes), EXPERT
         )
         step = replace(
             step, sms=self.view.job.stack.experts.exchange_sms / self.view.job.kernels.device.num_sms

@@ -18,7 +18,7 @@ from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.plan.routing import Routing, fullest_load
 from simpar.plan.sharding import RankDims, rank_dims
-from simpar.units import DTYPE_BYTES, Numbers, agreed, floats, handed_dtype
+from simpar.units import BLOCK_SCALED, DTYPE_BYTES, Numbers, agreed, floats, handed_dtype
 
 ANY = -1
 
@@ -101,6 +101,14 @@ class RankView:
         """Bytes of all copies of the rank's own tokens, as many as the fullest rank receives."""
         tokens = self.sequence["batch"] * self.sequence["seq"] * self._copies
         return floats(tokens) * self.job.graph.expert_hidden * self.compute_bytes * self.fullest_load
+
+    @cached_property
+    def sent_bytes(self) -> Numbers:
+        """The same of what goes out to the experts, which some stacks cast to the dtype of products first."""
+        precision = self.job.plan.numerics.precision
+        if precision not in BLOCK_SCALED or not self.job.stack.experts.sends_cast:
+            return self.routed_bytes
+        return self.routed_bytes * DTYPE_BYTES[precision] / self.compute_bytes
 
     @property
     def _copies(self) -> Numbers:

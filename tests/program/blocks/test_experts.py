@@ -7,6 +7,7 @@ from itertools import combinations
 
 import pytest
 
+from simpar.cost.stack import load_stack
 from simpar.engine import reference
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.training import Training
@@ -25,6 +26,7 @@ from tests.cost.account import stage_static_memory
 
 MODEL, SEQ = "mixtral-8x7b", 4096
 HIDDEN, FFN, TOPK, LAYERS = 4096, 14336, 2, 32
+STACK = load_stack("megatron")
 
 
 def job(nodes: int = 1, model: str = MODEL, **plan: object) -> Job:
@@ -253,3 +255,23 @@ def test_a_layer_of_one_expert_is_a_dense_layer() -> None:
     dims = {**mixture.dims, "experts": 1, "num_experts": 1}
     dense = HIDDEN * (HIDDEN + 2 * 1024) + HIDDEN * HIDDEN + 3 * HIDDEN * FFN + 2 * HIDDEN
     assert block.parameters(dims) - HIDDEN == dense
+
+
+def test_tokens_are_sent_in_the_bits_of_products() -> None:
+    """Out in 8 bits and a scale for 128, back in 16; cast a token, not a copy, and not again where it arrives."""
+    found, block = {}, {}
+    cast = STACK.model_copy(update={"experts": STACK.experts.model_copy(update={"sends_cast": True})})
+    for name, stack in (("wide", STACK), ("cast", cast)):
+        made = make_job(
+            MODEL, load_cluster("dgx-h100", 1), Plan(ep=8, precision="fp8_blockwise"),
+            Training(seq_len=SEQ, global_batch=64), stack,
+        )  # fmt: skip
+        view = RankBlock.of(made.graph.blocks["layer_moe"], RankView.of(made))
+        found[name], block[name] = block_steps(view), {time.name: time for time in view.times}
+    size, narrow = 2.0 * SEQ * TOPK * HIDDEN, 132 / 128
+    assert sent(found["wide"].forward, "ep") == [("all_to_all", size)] * 2
+    for phase in (found["cast"].forward, found["cast"].backward):
+        assert [use for _, use in sent(phase, "ep")] == pytest.approx([size * narrow / 2, size])
+    assert block["cast"]["expert_up"].forward_s < block["wide"]["expert_up"].forward_s
+    assert block["cast"]["expert_down"].backward_input_s < block["wide"]["expert_down"].backward_input_s
+    assert block["cast"]["expert_down"].forward_s == block["wide"]["expert_down"].forward_s
