@@ -37,7 +37,9 @@ UNDERSTOOD = {
     "data_parallel": ("zero", "hsdp", *STACK_FIELDS["data_parallel"]),
     "tensor_parallel": STACK_FIELDS["tensor_parallel"],
     "context_parallel": (*STACK_FIELDS["context_parallel"], "ulysses"),
-    "experts": ("capacity_factor", "expert_imbalance", "expert_load", "ep_overlap", "token_dispatch"),
+    "experts": (
+        "capacity_factor", "expert_imbalance", "expert_distribution", "expert_load", "ep_overlap", "token_dispatch",
+    ),
     "memory": ("recompute",),
     "numerics": ("precision", "optimizer", *STACK_FIELDS["numerics"]),
 }  # fmt: skip

@@ -24,7 +24,9 @@ SECTIONS = {
     ),
     "tensor_parallel": ("sequence_parallel", "tp_method", "tp_depth"),
     "context_parallel": ("cp_method", "cp_balance", "ulysses"),
-    "experts": ("capacity_factor", "expert_imbalance", "expert_load", "ep_overlap", "token_dispatch"),
+    "experts": (
+        "capacity_factor", "expert_imbalance", "expert_distribution", "expert_load", "ep_overlap", "token_dispatch",
+    ),
     "memory": ("recompute", "recompute_early"),
     "offload": (
         "offload_optimizer", "offload_ratio", "offload_gradients", "offload_delayed", "offload_parameters",

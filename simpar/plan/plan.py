@@ -181,7 +181,8 @@ class Experts(_Part):
     """Mixture of experts: how tokens spread over experts, and what runs beside their exchange.
 
     ``capacity_factor`` pads (and drops) to that many times the mean; without it nothing is dropped.
-    ``expert_imbalance`` is the standard deviation of the experts' loads over their mean (0: forced balance).
+    ``expert_imbalance`` is the standard deviation of the experts' loads over their mean (0: forced balance); under the
+    ``expert_distribution`` "power_law" it is the exponent, and loads are spread as in measured routing.
     ``expert_load`` "expected" gives every rank the expected load of the fullest one; "sampled" draws each rank's load
     from the seed. ``ep_overlap`` runs the exchange of one microbatch beside the compute of another.
     ``token_dispatch`` "per_expert" sends a copy of a token to each of its experts, "per_rank" one to each rank that
@@ -190,6 +191,7 @@ class Experts(_Part):
 
     capacity_factor: float | None = Field(None, gt=0, le=64, allow_inf_nan=False)
     expert_imbalance: float = Field(0.0, ge=0, le=16, allow_inf_nan=False)
+    expert_distribution: Literal["normal", "power_law"] = "normal"
     expert_load: Literal["expected", "sampled"] = "expected"
     ep_overlap: bool | None = None
     token_dispatch: Literal["per_expert", "per_rank", "per_node"] = "per_expert"

@@ -5,7 +5,8 @@
 With load X_e of expert e (mean 1, standard deviation c) a rank of E/p experts has the mean of theirs: for many experts
 a normal with standard deviation c sqrt(p / E). The fullest of p ranks has, in expectation, 1 + that times the expected
 maximum of p standard normals [David and Nagaraja 2003, Order Statistics, section 4.2]; that all loads sum to p shifts
-every one of them by the same, and changes nothing.
+every one of them by the same, and changes nothing. Under a power law [NVIDIA AIConfigurator, collector/helper.py] few
+experts have most tokens, and the expectation is that over draws, always the same.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from numpy.typing import NDArray
 from simpar.models.graph import ModelGraph
 from simpar.plan.plan import Experts, Plan
 from simpar.units import agreed
+
+_SPAN = 0.8 * 2**14
+"""The largest load of a power law over the smallest, as AIConfigurator draws loads of 16,384 tokens."""
+_DRAWS = 1000
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ class Routing:
         return prod(max(pool - held - i, 0.0) / (pool - i) for i in range(self.topk)) if pool > held else 0.0
 
 
-def fullest_load(experts: int, choice: Experts, ep: Any) -> Any:
+def fullest_load(routing: Routing, choice: Experts, ep: Any) -> Any:
     """Tokens that the fullest of ``ep`` ranks (an int or an array) works on, over the mean; at least 1.
 
     With a capacity factor every rank works on its whole capacity, padding included.
@@ -86,9 +91,55 @@ def fullest_load(experts: int, choice: Experts, ep: Any) -> Any:
         return choice.capacity_factor
     if not choice.expert_imbalance:
         return 1.0
-    most, _ = _of_maxima(ep)
-    load = 1.0 + choice.expert_imbalance * np.sqrt(np.asarray(ep) / experts) * most
+    if choice.expert_distribution == "power_law":
+        load = np.vectorize(lambda ranks: _fullest_of_power_law(routing, choice.expert_imbalance, ranks)[0])(
+            ep
+        )
+    else:
+        load = 1.0 + choice.expert_imbalance * np.sqrt(np.asarray(ep) / routing.experts) * _of_maxima(ep)[0]
     return load if np.ndim(ep) else float(load)
+
+
+def fullest_deviation(routing: Routing, choice: Experts, ranks: int) -> float:
+    """Standard deviation of what :func:`fullest_load` is the mean of, between layers and steps; 0 where it is known."""
+    if choice.capacity_factor is not None or not choice.expert_imbalance or ranks == 1:
+        return 0.0
+    if choice.expert_distribution == "power_law":
+        return _fullest_of_power_law(routing, choice.expert_imbalance, ranks)[1]
+    variance = maximum_moments(ranks)[1] - 1.0 / ranks  # without that of the mean: the sum is fixed
+    return choice.expert_imbalance * sqrt(ranks / routing.experts * max(variance, 0.0))
+
+
+def spread(routing: Routing, choice: Experts) -> float:
+    """Standard deviation of the loads of experts over their mean."""
+    if choice.expert_distribution == "power_law" and choice.expert_imbalance:
+        return float(np.std(_power_law(routing, choice.expert_imbalance, _DRAWS, 0), axis=1).mean())
+    return choice.expert_imbalance
+
+
+def _power_law(routing: Routing, exponent: float, draws: int, seed: int) -> NDArray[np.float64]:
+    """Loads of experts over their mean, float64[draws, experts]: density x^-exponent from 1 to ``_SPAN``.
+
+    None has more than every token once.
+    """
+    uniform = np.random.Generator(np.random.Philox(key=[seed, routing.experts])).random(
+        (draws, routing.experts)
+    )
+    power = 1.0 - exponent
+    drawn = (
+        _SPAN**uniform if np.isclose(power, 0.0) else ((_SPAN**power - 1.0) * uniform + 1.0) ** (1.0 / power)
+    )
+    for _ in range(4):  # what no expert can take falls to the others
+        drawn = np.minimum(drawn / drawn.mean(axis=1, keepdims=True), routing.experts / routing.topk)
+    return np.asarray(drawn / drawn.mean(axis=1, keepdims=True))
+
+
+@lru_cache(maxsize=64)
+def _fullest_of_power_law(routing: Routing, exponent: float, ranks: int) -> tuple[float, float]:
+    """(Mean, standard deviation) of the load of the fullest of ``ranks`` ranks over the mean."""
+    loads = _power_law(routing, exponent, _DRAWS, 0)
+    fullest = loads.reshape(_DRAWS, int(ranks), -1).mean(axis=2).max(axis=1)
+    return float(fullest.mean()), float(fullest.std())
 
 
 def excess_of_fullest(experts: int, ep: Any, copies: Any, imbalance: tuple[float, float]) -> tuple[Any, Any]:
@@ -114,8 +165,15 @@ def excess_of_fullest(experts: int, ep: Any, copies: Any, imbalance: tuple[float
 
 
 def sampled_loads(graph: ModelGraph, plan: Plan, seed: int) -> NDArray[np.float64]:
-    """Load of every expert rank over the mean, float64[ep]: lognormal loads of experts, the same for equal seeds."""
-    experts, ranks = graph.dims["experts"], plan.mesh.ep
+    """Load of every expert rank over the mean, float64[ep]: the same for equal seeds.
+
+    Loads of experts are lognormal, or those of a power law.
+    """
+    routing, ranks = Routing.of_dims(graph.dims), plan.mesh.ep
+    experts = routing.experts
+    if plan.experts.expert_distribution == "power_law":
+        drawn = _power_law(routing, plan.experts.expert_imbalance, 1, seed)
+        return np.asarray(drawn.reshape(ranks, -1).mean(axis=1))
     sigma = sqrt(np.log1p(plan.experts.expert_imbalance**2))
     draws = np.random.Generator(np.random.Philox(key=[seed, ranks])).standard_normal(experts)
     loads = np.exp(sigma * draws)

@@ -20,7 +20,7 @@ from simpar.models.graph import SHARDED_DIMS, Block, Dims, ModelGraph, Operator
 from simpar.models.training import Training
 from simpar.plan.layouts import Layouts
 from simpar.plan.plan import ContextParallel, Plan
-from simpar.plan.routing import fullest_load
+from simpar.plan.routing import Routing, fullest_load
 from simpar.units import Numbers
 
 VOCAB_MULTIPLE = 128
@@ -89,7 +89,7 @@ def dims_of(
     sequence = {name: size // ranks if is_rows(name) else size for name, size in tensor.items()}
     if not graph.is_mixture:
         return RankDims(tensor, sequence)
-    share = fullest_load(graph.dims["experts"], plan.experts, layouts.ep) if load is None else load
+    share = fullest_load(Routing.of_dims(graph.dims), plan.experts, layouts.ep) if load is None else load
     rows = np.minimum(
         sequence["seq"] * etp, tensor["seq"]
     )  # whole where they are on every tensor-parallel rank

@@ -85,6 +85,11 @@ def _binds(result: Result) -> Iterator[str]:
     ]
     yield f"{sentence}; lost to {', '.join(worst[:3])}" if worst else f"{sentence}; nothing else reaches 1 %"
     yield from _waiting_sentences(result)
+    if load := result.why.expert_load:
+        yield (
+            f"the fullest of {load.ranks} expert ranks has {load.fullest:.2f} times the mean load"
+            + (" in this draw" if load.sampled else f", give or take {load.deviation:.2f} by layer")
+        )
     yield _memory_sentence(result)
     if result.speed.useful_share < 1.0:
         useful = result.speed.useful_share

@@ -15,7 +15,7 @@ from simpar.errors import UserError
 from simpar.files import write_atomic
 from simpar.report.certainty import Certainty
 from simpar.report.timeline import Overview, Timeline
-from simpar.report.waits import SlowRanks, Waited
+from simpar.report.waits import ExpertLoad, SlowRanks, Waited
 from simpar.scenario import Published
 
 if TYPE_CHECKING:
@@ -271,8 +271,8 @@ class Why(_Part):
 
     ``trials`` are neighbouring layouts, best first, where they were simulated (:mod:`simpar.neighbours`). ``waiting``
     says for whom the critical rank waits, longest first, and sums to that part of the step; ``slow_ranks`` what the
-    step is without them. ``certainty`` says how sure the figures are, None in files of versions that did not say it;
-    the JSON has it beside them.
+    step is without them; ``expert_load`` how unevenly tokens spread over expert ranks. ``certainty`` says how sure the
+    figures are, None in files of versions that did not say it; the JSON has it beside them.
     """
 
     binds: tuple[str, ...] = ()
@@ -281,6 +281,7 @@ class Why(_Part):
     trials: tuple[Trial, ...] = ()
     waiting: tuple[Waited, ...] = ()
     slow_ranks: SlowRanks | None = None
+    expert_load: ExpertLoad | None = None
     certainty: Certainty | None = None
 
 

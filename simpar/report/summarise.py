@@ -19,6 +19,7 @@ from simpar.models.documents import packing_of
 from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.plan.mirrored import unfolded
 from simpar.plan.plan import Plan
+from simpar.plan.routing import Routing, fullest_deviation, fullest_load, has_sampled_loads, sampled_loads
 from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import Footprint, HostUse, footprints, host_use
 from simpar.program.ir.program import MEMORY_CATEGORIES, Label, Timing
@@ -52,7 +53,7 @@ from simpar.report.timeline import (
     overview,
     shown_classes,
 )
-from simpar.report.waits import MOST_NAMED, SlowRanks, Waited
+from simpar.report.waits import MOST_NAMED, ExpertLoad, SlowRanks, Waited
 from simpar.units import HOUR_S, NS_PER_S, TERA
 
 _KIND_OF_GROUP = {
@@ -111,6 +112,7 @@ def summarise(context: Context, *, with_timeline: bool = True) -> Result:
         why=Why(
             waiting=_waiting(context, accounts, critical),
             slow_ranks=_slow_ranks(context, step_s),
+            expert_load=_expert_load(context),
             certainty=certainty_of(context.job, context.cluster, held, step_s),
         ),
         communication=_communication(context, accounts, critical, breakdown),
@@ -210,6 +212,25 @@ def _slow_ranks(context: Context, step_s: float) -> SlowRanks | None:
         return None
     added_s = (context.timing.makespan_ns - context.nominal_ns) / NS_PER_S
     return SlowRanks(factors=slow, step_time_without_s=step_s - added_s)
+
+
+def _expert_load(context: Context) -> ExpertLoad | None:
+    """How unevenly tokens spread over expert ranks; None where they are balanced."""
+    graph, plan = context.job.graph, context.job.plan
+    choice, ranks = plan.experts, plan.mesh.ep
+    if (
+        not graph.is_mixture
+        or ranks == 1
+        or not choice.expert_imbalance
+        or choice.capacity_factor is not None
+    ):
+        return None
+    routing, sampled = Routing.of_dims(graph.dims), has_sampled_loads(plan)
+    drawn = sampled_loads(graph, plan, context.perturbation.seed).max() if sampled else 0.0
+    fullest = float(drawn or fullest_load(routing, choice, ranks))
+    return ExpertLoad(
+        ranks=ranks, fullest=fullest, deviation=fullest_deviation(routing, choice, ranks), sampled=sampled
+    )
 
 
 def _waiting(context: Context, accounts: Accounts, critical: int) -> tuple[Waited, ...]:

@@ -42,6 +42,18 @@ class SlowRanks(_Part):
     step_time_without_s: float
 
 
+class ExpertLoad(_Part):
+    """Tokens of the fullest of ``ranks`` expert ranks over the mean; their standard ``deviation`` by layer and step.
+
+    A step takes the mean of it in every layer, or the ``sampled`` load of one draw.
+    """
+
+    ranks: int
+    fullest: float
+    deviation: float
+    sampled: bool = False
+
+
 def slow_hints(slow: SlowRanks | None, step_time_s: float) -> Iterator[str]:
     """What the step is without slow ranks, which was simulated; nothing where they cost next to nothing."""
     if slow is None or slow.step_time_without_s > (1 - WORTH_A_HINT) * step_time_s:

@@ -69,6 +69,7 @@ CASES = {
     "experts": {
         "capacity_factor": [{"capacity_factor": 1.5}],
         "expert_imbalance": [{"expert_imbalance": 0.5}],
+        "expert_distribution": [{"expert_imbalance": 1.2, "expert_distribution": "power_law"}],
         "expert_load": [{"expert_imbalance": 0.5, "expert_load": "sampled"}],
         "ep_overlap": [{"ep_overlap": True}],
         "token_dispatch": [{"token_dispatch": "per_rank"}, {"token_dispatch": "per_node"}],

@@ -15,6 +15,7 @@ from simpar.plan.routing import (
     Routing,
     excess_of_fullest,
     expected_maximum,
+    fullest_deviation,
     fullest_load,
     has_sampled_loads,
     maximum_moments,
@@ -77,22 +78,22 @@ def test_what_the_fullest_rank_has_for_arrays_is_that_for_each() -> None:
 @given(cv=st.floats(0, 2), ep=st.sampled_from([1, 2, 8, 64]))
 def test_more_spread_more_on_the_fullest(cv: float, ep: int) -> None:
     """A forced balance is 1; the fullest rank gets more with the spread, and nothing is fuller than all."""
-    load = fullest_load(128, Experts(expert_imbalance=cv), ep)
+    load = fullest_load(Routing(8, 128), Experts(expert_imbalance=cv), ep)
     assert load >= 1
-    assert fullest_load(128, Experts(expert_imbalance=2 * cv), ep) >= load
-    assert fullest_load(128, Experts(), ep) == 1
+    assert fullest_load(Routing(8, 128), Experts(expert_imbalance=2 * cv), ep) >= load
+    assert fullest_load(Routing(8, 128), Experts(), ep) == 1
 
 
 def test_arrays_of_ranks() -> None:
     """Columns of layouts give what single plans give."""
     choice = Experts(expert_imbalance=0.5)
-    many = fullest_load(128, choice, np.array([1, 8, 64]))
-    assert many.tolist() == [fullest_load(128, choice, ep) for ep in (1, 8, 64)]
+    many = fullest_load(Routing(8, 128), choice, np.array([1, 8, 64]))
+    assert many.tolist() == [fullest_load(Routing(8, 128), choice, ep) for ep in (1, 8, 64)]
 
 
 def test_capacity_is_what_every_rank_works_on() -> None:
     """Padding to 1.25 times the mean costs 1.25 times, whatever the balance."""
-    assert fullest_load(128, Experts(capacity_factor=1.25, expert_imbalance=1.0), 8) == 1.25
+    assert fullest_load(Routing(8, 128), Experts(capacity_factor=1.25, expert_imbalance=1.0), 8) == 1.25
     assert not has_sampled_loads(Plan(ep=8, capacity_factor=1.0, expert_imbalance=1.0, expert_load="sampled"))
 
 
@@ -101,7 +102,7 @@ def test_the_expectation_is_the_mean_of_the_samples() -> None:
     plan = Plan(ep=8, expert_imbalance=0.4, expert_load="sampled")
     loads = np.array([sampled_loads(GRAPH, plan, seed) for seed in range(400)])
     assert loads.sum(axis=1) == pytest.approx(8)
-    expected = fullest_load(128, plan.experts, 8)
+    expected = fullest_load(Routing(8, 128), plan.experts, 8)
     assert loads.max(axis=1).mean() - 1 == pytest.approx(expected - 1, rel=0.1)
 
 
@@ -131,3 +132,46 @@ def test_the_name_of_a_dispatch_says_how_tokens_are_routed() -> None:
     routing = Routing(8, 256, 4, 8)
     assert Routing.of_op(routing.op) == routing == Routing.of_dims(load_model("deepseek-v3").dims)
     assert Routing.of_op("dispatch").holds(0.25) == 0.25
+
+
+MEASURED = {  # (experts, exponent): time of power-law over balanced routing by ranks
+    (256, 1.01): {16: 1.66, 32: 2.28, 64: 3.57, 128: 5.03, 256: 6.54},
+    (256, 1.2): {16: 2.07, 32: 3.28, 64: 5.53, 128: 8.85, 256: 14.45},
+    (128, 1.01): {16: 1.87, 32: 2.79, 64: 4.60, 128: 7.50},
+    (128, 1.2): {16: 2.21, 32: 3.82, 64: 6.81, 128: 12.27},
+}
+"""NVIDIA AIConfigurator, SGLang's fused experts (Triton), 16,384 tokens, top 8: medians over H100, H200, B200, GB200.
+
+Its kernels activate and add up the rows of all tokens on every rank, so a fixed part of their time does not grow.
+"""
+
+
+@pytest.mark.parametrize("case", MEASURED)
+def test_loads_of_a_power_law_are_as_measured(case: tuple[int, float]) -> None:
+    """Time beyond balanced routing grows as the load of the fullest rank does: by half of it to 0.85."""
+    experts, exponent = case
+    choice = Experts(expert_imbalance=exponent, expert_distribution="power_law")
+    for ranks, ratio in MEASURED[case].items():
+        load = fullest_load(Routing(8, experts), choice, ranks)
+        assert 0.5 < (ratio - 1) / (load - 1) < 0.85, (ranks, load)
+
+
+def test_a_power_law_of_all_experts_on_a_rank_is_balanced() -> None:
+    """One rank has all tokens; more ranks and larger exponents are less even; none has more than every token once."""
+    routing = Routing(8, 128)
+    choices = [Experts(expert_imbalance=a, expert_distribution="power_law") for a in (1.0, 1.0001, 1.2)]
+    loads = [[fullest_load(routing, choice, ranks) for ranks in (1, 8, 64, 128)] for choice in choices]
+    assert all(row == sorted(row) and row[0] == pytest.approx(1) for row in loads)
+    assert loads[0] == pytest.approx(loads[1], rel=0.002)
+    assert all(low < high < 128 / 8 * 1.1 for low, high in zip(loads[1][1:], loads[2][1:], strict=True))
+
+
+@pytest.mark.parametrize(("kind", "imbalance"), [("normal", 0.3), ("power_law", 1.2)])
+def test_drawn_loads_spread_as_said(kind: str, imbalance: float) -> None:
+    """The fullest of drawn loads has the mean and the deviation that are reported; all loads average to one."""
+    plan = Plan(ep=16, expert_imbalance=imbalance, expert_distribution=kind, expert_load="sampled")
+    drawn = np.array([sampled_loads(GRAPH, plan, seed) for seed in range(400)])
+    routing = Routing.of_dims(GRAPH.dims)
+    assert drawn.mean(axis=1) == pytest.approx(1.0)
+    assert drawn.max(axis=1).mean() == pytest.approx(fullest_load(routing, plan.experts, 16), rel=0.07)
+    assert drawn.max(axis=1).std() == pytest.approx(fullest_deviation(routing, plan.experts, 16), rel=0.35)

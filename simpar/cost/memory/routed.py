@@ -17,7 +17,7 @@ from simpar.cost.memory.bound import Flight
 from simpar.cost.stack import Stack
 from simpar.models.graph import ModelGraph
 from simpar.plan.plan import Plan
-from simpar.plan.routing import excess_of_fullest
+from simpar.plan.routing import Routing, excess_of_fullest, spread
 from simpar.plan.sharding import RankDims
 from simpar.units import Floats, Ints, Numbers
 
@@ -37,10 +37,11 @@ def experts_risk_bytes(
     of a rank that is fullest in every layer, and the mean is zero. So are both in dense models, where a capacity factor
     pads, and on a rank that holds all experts.
     """
-    plan, stated = habits[0], habits[0].experts.expert_imbalance
+    plan, routing = habits[0], Routing.of_dims(graph.dims)
+    stated = spread(routing, plan.experts)
     if dims.expert is None or plan.experts.capacity_factor is not None:
         return 0.0, 0.0
-    experts, local = graph.dims["experts"], dims.expert
+    experts, local = routing.experts, dims.expert
     copies = np.asarray(local["batch"]) * local["seq"] * local["topk"]
     mean, deviation = excess_of_fullest(
         experts, experts // np.asarray(dims.tensor["experts"]), copies, (stated, 0.0) if stated else imbalance

@@ -63,7 +63,7 @@ class RankView:
         plan, graph = job.plan, job.graph
         fullest: Numbers = 1.0
         if graph.is_mixture:
-            fullest = floats(fullest_load(graph.dims["experts"], plan.experts, plan.mesh.ep))
+            fullest = floats(fullest_load(Routing.of_dims(graph.dims), plan.experts, plan.mesh.ep))
         dims = rank_dims(graph, plan, job.training)
         return RankView(job, dims, late_s=late_per_member_s * plan.mesh.tp, fullest_load=fullest)
 

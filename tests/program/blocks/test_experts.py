@@ -212,6 +212,18 @@ def test_exchanges_are_reported() -> None:
     assert beside.step_time_s < plain.step_time_s
 
 
+def test_the_load_of_the_fullest_rank_is_reported() -> None:
+    """With its spread, where tokens are routed unevenly; a step under a power law is the slower one."""
+    even = result(ep=8)
+    uneven = result(ep=8, expert_imbalance=1.2, expert_distribution="power_law")
+    assert even.why.expert_load is None
+    assert uneven.why.expert_load is not None
+    assert uneven.why.expert_load.fullest > 1 + uneven.why.expert_load.deviation > 1.1
+    assert uneven.step_time_s > even.step_time_s
+    assert any("expert ranks" in line for line in uneven.why.binds)
+    assert Result.from_dict(uneven.to_dict()).why.expert_load == uneven.why.expert_load
+
+
 def test_an_exchange_holds_multiprocessors_of_the_kernels_beside_it() -> None:
     """Kernels lose the share that it holds for as long as it runs; one that is waited for takes nothing from them."""
     exchange_ns = 1_000_000
