@@ -70,9 +70,12 @@ SEARCH_FLAGS = (
         "--jobs",
         "",
         int,
-        "Processes that share the work; -1 is all cores. The answer is the same with any number",
+        "Processes that share the work; -1 is all cores. Default: up to 8 of them for one search on Linux, else 1. "
+        "The answer is the same with any number",
     ),
-    Flag("--backend", "", str, "joblib backend of --jobs: loky, dask or ray"),
+    Flag(
+        "--backend", "", str, "How --jobs are made: fork (default on Linux), or by joblib: loky, dask or ray"
+    ),
     Flag("--time-limit", "", str, "Answer after so long with the best so far and its gap: 60, 10min, 2 h"),
     Flag("--output,-o", "", str, "Write the best plan as plan.json"),
     Flag(
@@ -324,13 +327,16 @@ def _constraints(values: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
 
 
 def _workers(values: Mapping[str, Any]) -> Workers:
-    """The processes that --jobs and --backend ask for."""
-    from simpar.search.workers import LOKY, Workers
+    """The processes that --jobs and --backend ask for. A grid that nobody gives a number has one: it can be stopped."""
+    from simpar.search.workers import Workers
 
-    jobs = 1 if values["jobs"] is None else values["jobs"]
+    jobs, usual = values["jobs"], Workers.usual()
+    if jobs is None and not values["backend"]:
+        return Workers() if values["over"] else usual
+    jobs = usual.jobs if jobs is None else jobs
     if jobs < -1 or jobs == 0:
         raise UserError(f"--jobs {jobs}: allowed: at least 1, or -1 for all cores")
-    return Workers(jobs, values["backend"] or LOKY)
+    return Workers(jobs, values["backend"] or usual.backend)
 
 
 def _time_limit_s(text: str | None) -> float | None:

@@ -49,9 +49,9 @@ def search(
     the fields of :class:`simpar.search.Problem`: ``objective``, ``constraints``, ``base``, ``perturbation``.
 
     After ``time_limit_s`` seconds the answer is the best plan so far with its gap, not certified. ``jobs`` processes
-    (-1: all cores) of a joblib ``backend`` ("loky", "dask", "ray") simulate plans side by side: the answer is the same
-    with any number of them. ``progress`` has a limit and workers of its own. Raises UserError for bad input and
-    Infeasible where no plan meets the constraints.
+    (-1: all cores) of a ``backend`` ("fork", on Linux; joblib's "loky", "dask", "ray") simulate plans side by side: the
+    answer is the same with any number of them. ``progress`` has a limit and workers of its own. Raises UserError for
+    bad input and Infeasible where no plan meets the constraints.
     """
     searcher = find_space(space, cluster)
     problem = make_problem(model, cluster, training, **options)

@@ -13,7 +13,7 @@ from simpar.search.answer.baselines import Beside, front, margin, naive_choices,
 from simpar.search.answer.candidates import answer_of
 from simpar.search.answer.ties import num_compared
 from simpar.search.certify.branch_and_bound import BranchAndBound, fields_of
-from simpar.search.certify.exact import objective_rates
+from simpar.search.certify.exact import objective_rates, reports
 from simpar.search.certify.infeasible import no_answer
 from simpar.search.certify.scope import scope
 from simpar.search.certify.seeds import first_plan
@@ -61,7 +61,7 @@ def _stand_beside(search: BranchAndBound, results: list[Result], more: dict[str,
     taken = [row for row, found in field.frontier.simulated.items() if found.plan == winner.plan]
     row, near = taken[0], field.frontier.rows.some(taken[:1])
     if (count := num_compared(winner.problem, progress.top)) > 1:
-        results += runners_up(Beside(field, near), taken, count - 1)
+        results += reports(runners_up(Beside(field, near), taken, count - 1), progress.workers)
     if not progress.brief:
         more["naive"] = naive_choices(Beside(field, near), results[0])
         more["pareto"] = front(Beside(field, near), row)

@@ -1,11 +1,15 @@
-"""Processes that share the work of a search: one call maps a function over plans on a joblib backend, in order."""
+"""Processes that share the work of a search: forked ones, which know all that this one knows, or a joblib backend's."""
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from simpar.errors import UserError
 from simpar.files import choose
@@ -13,23 +17,30 @@ from simpar.files import choose
 if TYPE_CHECKING:
     from joblib import Parallel
 
-LOKY = "loky"
-BACKENDS = (LOKY, "dask", "ray")
+FORK, LOKY = "fork", "loky"
+BACKENDS = (FORK, LOKY, "dask", "ray")
+MOST_USUAL = 8
+"""Processes of a search that nobody has given a number of: what is simulated ahead is needed less and less surely."""
+SOON_ENOUGH_S = 0.3
+"""Seconds of simulations before such a search asks for others: what forks cost, about."""
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
 @dataclass
 class Workers:
-    """``jobs`` processes of a joblib ``backend``, -1 for all cores; one job is this process.
+    """``jobs`` processes, this one included, of a ``backend``, -1 for all cores; one job is this process alone.
 
-    Used as a context they stay alive between calls. Who asks must get the same answer from any number of them: they
-    are asked ahead of time for what is likely to be needed (:meth:`at_once` at a time), and what was not is dropped.
-    Raises UserError for a number that is not allowed, an unknown backend or one that is not installed.
+    "fork" makes copies of this process in no time (Linux); the others are joblib's. Used as a context, joblib's stay
+    alive between calls. ``patience_s`` are the seconds of work of the kind that it shares that a search does by itself
+    first. Who asks must get the same answer from any number of processes: they are asked ahead of time for what is
+    likely to be needed, and what was not is dropped. Raises UserError for a number that is not allowed, an unknown
+    backend or one that is not installed.
     """
 
     jobs: int = 1
     backend: str = LOKY
+    patience_s: float = 0.0
     _pool: Parallel | None = None
     _open: ExitStack = field(default_factory=ExitStack)
 
@@ -37,12 +48,21 @@ class Workers:
         choose(self.backend, BACKENDS, "backend")
         if self.jobs < -1 or self.jobs == 0:
             raise UserError(f"jobs = {self.jobs}: allowed: at least 1, or -1 for all cores")
+        if self.backend == FORK and not can_fork():
+            raise UserError(f"backend fork: not on {sys.platform}; allowed: {', '.join(BACKENDS[1:])}")
+
+    @staticmethod
+    def usual() -> Workers:
+        """As many as there are cores, up to a few, where processes can be forked; elsewhere this one alone."""
+        return Workers(min(num_cores(), MOST_USUAL), FORK, SOON_ENOUGH_S) if can_fork() else Workers()
 
     @property
     def at_once(self) -> int:
         """How many calls run side by side."""
         if self.jobs > 0:
             return self.jobs
+        if self.backend == FORK:
+            return num_cores()
         from joblib import effective_n_jobs
 
         self._started()
@@ -60,16 +80,19 @@ class Workers:
         return list(self.stream(function, items) if len(items) > 1 else map(function, items))
 
     def stream(self, function: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
-        """The same, each as soon as it and those before it are there; on other backends than loky when all are."""
+        """The same, each as soon as it and those before it are there; on dask and ray when all are."""
         if self.jobs == 1:
             yield from map(function, items)
-            return
-        from joblib import delayed
+        elif self.backend == FORK:
+            with Forks(function, self.at_once) as forks:
+                yield from forks.map(items)
+        else:
+            from joblib import delayed
 
-        yield from self._started()(delayed(function)(item) for item in items)
+            yield from self._started()(delayed(function)(item) for item in items)
 
     def _started(self) -> Parallel:
-        """The pool of processes."""
+        """The pool of joblib's processes."""
         if self._pool is None:
             from joblib import Parallel
 
@@ -78,6 +101,70 @@ class Workers:
             pool = Parallel(n_jobs=self.jobs, return_as=lazily, batch_size=1)
             self._pool = self._open.enter_context(pool)
         return self._pool
+
+
+class Forks(Generic[Item, Answer]):
+    """Copies of this process, made at the first call, that know a function and all that it refers to.
+
+    Items and answers alone are sent. Behind the context nothing of them is left, whatever they were doing.
+    """
+
+    def __init__(self, function: Callable[[Item], Answer], processes: int) -> None:
+        from concurrent.futures import ProcessPoolExecutor
+        from multiprocessing import get_context
+
+        self._pool = ProcessPoolExecutor(processes, get_context("fork"), _inherit, (function,))
+        self._mine: list[Any] = []
+
+    def __enter__(self) -> Forks[Item, Answer]:
+        return self
+
+    def submit(self, item: Item) -> Future[Answer]:
+        """The answer for an item, once it is there."""
+        from multiprocessing import active_children
+
+        if self._mine:
+            return self._pool.submit(_answer, item)
+        others = set(active_children())
+        found: Future[Answer] = self._pool.submit(_answer, item)
+        self._mine = [each for each in active_children() if each not in others]
+        return found
+
+    def map(self, items: Iterable[Item]) -> Iterator[Answer]:
+        """The answers for some items, in their order."""
+        for future in [self.submit(item) for item in items]:
+            yield future.result()
+
+    def __exit__(self, *_error: object) -> None:
+        for each in self._mine:
+            each.kill()
+        self._pool.shutdown(cancel_futures=True)
+
+
+class _Inherited:
+    """What a forked process calls: what is sent to it can only name what a module has."""
+
+    function: Callable[[Any], Any]
+
+
+def _inherit(function: Callable[[Any], Any]) -> None:
+    """In a forked process: know the function, and leave Ctrl-C to the process that forked it."""
+    _Inherited.function = staticmethod(function)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _answer(item: Any) -> Any:
+    return _Inherited.function(item)
+
+
+def can_fork() -> bool:
+    """Whether copies of a process that has used its libraries are sound: on Linux."""
+    return sys.platform == "linux"
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if can_fork() else os.cpu_count() or 1
 
 
 @contextmanager

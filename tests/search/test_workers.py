@@ -1,18 +1,22 @@
 """Several processes find what one finds, to the last byte, on every backend that is installed."""
 
+from dataclasses import replace
+from multiprocessing import active_children
+
 import numpy as np
 import pytest
 
 import simpar
 from simpar.errors import UserError
-from simpar.search.certify import branch_and_bound
-from simpar.search.certify.exact import measure, measured_elsewhere
+from simpar.search.certify import ahead, branch_and_bound, exact
+from simpar.search.certify.ahead import Ahead, measured_elsewhere
+from simpar.search.certify.exact import measure
 from simpar.search.certify.frontier import Frontier
 from simpar.search.progress import Progress
 from simpar.search.space.jobs import plan_of
 from simpar.search.space.rows import enumerate_space
 from simpar.search.uniform import search_uniform
-from simpar.search.workers import Workers
+from simpar.search.workers import FORK, LOKY, Forks, Workers, can_fork, num_cores
 
 
 def answer(problem, **options):
@@ -25,16 +29,14 @@ def answer(problem, **options):
 HELD = {"hsdp": 1, "tp": (1, 2), "micro_batch": (1, 2), "recompute": ("none", "full"), "tp_overlap": False}
 
 
-def test_two_processes_find_what_one_finds(problem_of, monkeypatch):
+@pytest.mark.parametrize("backend", [FORK, LOKY])
+def test_two_processes_find_what_one_finds(problem_of, monkeypatch, backend):
     """Candidates, reasons, lists, counts and certificate; rows that were simulated ahead for nothing are not told."""
-    problem = problem_of(5, **HELD)
-    sent = []
-    usual = Workers.map
-    monkeypatch.setattr(
-        Workers, "map", lambda self, *given: sent.append(len(given[1])) or usual(self, *given)
-    )
-    assert answer(problem, workers=Workers(2)) == answer(problem)
-    assert max(sent) == 2
+    problem, asked = problem_of(5, **HELD), []
+    usual = Ahead._likely
+    monkeypatch.setattr(Ahead, "_likely", lambda self, now: asked.append(now) or usual(self, now))
+    assert answer(problem, workers=Workers(2, backend)) == answer(problem)
+    assert asked
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -67,14 +69,43 @@ def test_rows_ahead_are_kept_until_their_turn(problem_of, monkeypatch, seed):
     """No row is simulated twice, and a search that asks for eight at once takes the same way."""
     problem, asked = problem_of(seed, **HELD), []
 
-    def counted(task):
+    def counted(problems, before, task):
         asked.append(task[1].model_dump_json())
-        return measured_elsewhere(task)
+        return measured_elsewhere(problems, before, task)
 
-    monkeypatch.setattr(branch_and_bound, "measured_elsewhere", counted)
+    monkeypatch.setattr(ahead, "measured_elsewhere", counted)
     monkeypatch.setattr(Workers, "map", lambda _, function, items: [function(item) for item in items])
     assert answer(problem, workers=Workers(8)) == answer(problem)
     assert len(set(asked)) == len(asked) > 0
+
+
+@pytest.mark.parametrize("seed", [13, 18])
+def test_forked_processes_are_gone_behind_a_search(problem_of, seed):
+    """Whatever they were doing: of eight most are not asked to the end."""
+    problem, before = problem_of(seed, **HELD), set(active_children())
+    assert answer(problem, workers=Workers(8, FORK)) == answer(problem)
+    assert set(active_children()) <= before
+
+
+def test_a_search_without_a_number_begins_alone(problem_of, monkeypatch):
+    """Processes are asked for when simulations have taken a while, and no sooner."""
+    problem = problem_of(5, **HELD)
+    monkeypatch.setattr(Forks, "__init__", lambda *_: pytest.fail("forked"))
+    assert answer(problem, workers=replace(Workers.usual(), patience_s=1e9)) == answer(problem)
+    if can_fork() and num_cores() > 1:
+        with pytest.raises(pytest.fail.Exception, match="forked"):
+            answer(problem, workers=replace(Workers.usual(), patience_s=0.0))
+
+
+def test_large_reports_are_made_by_several_processes(problem_of, monkeypatch):
+    """They are those that one process makes."""
+    problem = problem_of(5, **HELD)
+    alone = answer(problem)
+    monkeypatch.setattr(exact, "MANY_OPS", 0)
+    monkeypatch.setattr(
+        Frontier, "_let_go", lambda self, *_: [one.let_go() for one in self.simulated.values()]
+    )
+    assert answer(problem, workers=Workers(2, FORK)) == alone
 
 
 def test_only_rows_that_may_fit_are_sent_ahead(problem_of, monkeypatch):
@@ -98,12 +129,12 @@ def test_figures_are_those_of_the_measure(problem_of):
     """What a process sends back stands for the plan's own measure; a plan that cannot be has none."""
     problem = problem_of(3, hsdp=1, pp=2)
     plan = plan_of(enumerate_space(problem), 0)
-    mine, sent = measure(problem, plan), measured_elsewhere((problem, plan))
+    mine, sent = measure(problem, plan), measured_elsewhere([problem], 0, (0, plan))
     assert (mine.step_time_s, mine.worth, mine.fits, mine.num_ops) == (
         sent.step_time_s, sent.worth, sent.fits, sent.num_ops
     )  # fmt: skip
     assert mine.report().step_time_s == sent.report().step_time_s
-    assert measured_elsewhere((problem, plan.with_values(tp=3))) is None
+    assert measured_elsewhere([problem], 0, (0, plan.with_values(tp=3))) is None
 
 
 def test_numbers_and_backends_that_are_not_allowed_are_refused():

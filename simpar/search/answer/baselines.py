@@ -252,7 +252,7 @@ def _together(problem: Problem, layout: Mapping[str, tuple[int, ...]]) -> str:
     )
 
 
-def runners_up(beside: Beside, taken: list[int], count: int) -> list[Result]:
+def runners_up(beside: Beside, taken: list[int], count: int) -> list[Exact]:
     """The best of other layouts than those taken, simulated: of each the variant that is the shortest by the sweep.
 
     What the search has simulated competes as it is. Others are simulated in the order of the sweep, which leaves
@@ -285,7 +285,7 @@ def runners_up(beside: Beside, taken: list[int], count: int) -> list[Result]:
         found[layout[row]] = one.step_time_s, row, one
         limit_s[layout == layout[row]] = 0.0
         np.minimum(limit_s, limit(), out=limit_s)
-    return [one.report() for _, _, one in best()]
+    return [one for _, _, one in best()]
 
 
 def front(beside: Beside, winner: int) -> list[dict[str, object]]:

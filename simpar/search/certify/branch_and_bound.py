@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from simpar.errors import Infeasible, TooManyOps
-from simpar.search.certify.exact import Exact, measured_elsewhere
+from simpar.search.certify.ahead import Ahead
+from simpar.search.certify.exact import Exact
 from simpar.search.certify.frontier import SWEPT, Frontier
 from simpar.search.problem import Problem
 from simpar.search.progress import Progress
 from simpar.search.result import Counts
 from simpar.search.space.axes import Rows
 from simpar.search.space.fit import Need, needs
-from simpar.search.space.jobs import plan_of
 from simpar.search.space.portable import refusals
 from simpar.search.space.rows import ORIGIN, late_count, memory_rows, with_late_axes
 
@@ -62,7 +60,7 @@ class BranchAndBound:
     progress: Progress
     found: list[Exact] = field(default_factory=list)
     is_bounded: bool = True
-    _ahead: dict[tuple[int, int], Exact | None] = field(default_factory=dict)
+    _ahead: Ahead | None = None
 
     @property
     def frontiers(self) -> list[Frontier]:
@@ -98,6 +96,10 @@ class BranchAndBound:
 
     def run(self, most: int | None = None) -> None:
         """Until nothing can beat the best, or so many plans are simulated."""
+        with Ahead(self.frontiers, self.progress.workers) as self._ahead:
+            self._run(most)
+
+    def _run(self, most: int | None) -> None:
         before = len(self.found)
         while (lowest := self.lowest()) is not None and (most is None or len(self.found) - before < most):
             self.progress.check()
@@ -133,44 +135,10 @@ class BranchAndBound:
         return found
 
     def _measured(self, frontier: Frontier, row: int) -> Exact:
-        """The simulated step of a row; with several workers those of rows that are likely to be next, as well.
-
-        What these find is kept until their turn comes, so that the search takes the same way with any number of
-        workers.
-        """
-        workers = self.progress.workers
-        if workers.jobs == 1:
+        """The simulated step of a row, which another process may have found."""
+        if self._ahead is None:
             return frontier.simulate(row)
-        frontiers = self.frontiers
-        place = frontiers.index(frontier)
-        if (place, row) not in self._ahead:
-            rows = [(place, row), *islice(self._likely(workers.at_once, place, row), workers.at_once - 1)]
-            plans = [(frontiers[at].rows.problem, plan_of(frontiers[at].rows, each)) for at, each in rows]
-            self._ahead.update(zip(rows, workers.map(measured_elsewhere, plans), strict=True))
-        elsewhere = self._ahead.pop((place, row))
-        if elsewhere is None:
-            return frontier.simulate(row)
-        found = replace(elsewhere, problem=frontier.rows.problem)
-        frontier.note(row, found)
-        return found
-
-    def _likely(self, most: int, place: int, now: int) -> Iterator[tuple[int, int]]:
-        """Frontiers and rows that are swept, have the lowest bounds of those not simulated yet, and would be.
-
-        Asked like a row whose turn has come, which is ``now`` in the frontier at ``place``; none is dropped before it.
-        """
-        frontiers, best = self.frontiers, self.best
-        found = [
-            (float(frontier.worth(row)), at, row)
-            for at, frontier in enumerate(frontiers)
-            for row in frontier.nearest(SWEPT, 2 * most)
-            if (at, row) not in self._ahead and (at, row) != (place, now)
-        ]
-        for worth, at, row in sorted(found):
-            rows = frontiers[at].rows
-            room = worth < best and frontiers[at].least_bytes(row) <= rows.problem.memory_limit_bytes
-            if room and not refusals(rows, row):
-                yield at, row
+        return self._ahead.simulate(self.frontiers.index(frontier), row, self.best)
 
     def gap(self) -> float:
         """The share of the best objective by which an unseen plan might still beat it; 1 where none is bounded."""

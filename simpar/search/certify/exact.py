@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -18,6 +18,7 @@ from simpar.program.footprint import footprints, host_use
 from simpar.report.result import Result
 from simpar.report.summarise import Context, summarise
 from simpar.search.problem import Problem
+from simpar.search.workers import Workers
 from simpar.simulation import lower_job, make_job, outline_job, simulate
 from simpar.uncertainty.memory import AS_PREDICTED
 from simpar.units import HOUR_S, NS_PER_S
@@ -86,7 +87,7 @@ class Exact:
 Known = MutableMapping[tuple[bytes, str], Exact]
 """Plans by the digest of their steps and all else that they say."""
 MANY_OPS = 500_000
-"""From which on a step is not run again for a plan that only places ranks elsewhere."""
+"""From which on a step is not run again for a plan that only places ranks elsewhere, or side by side with others."""
 
 
 def measure(
@@ -155,6 +156,19 @@ def measure(
     return found
 
 
+def reports(found: Sequence[Exact], workers: Workers) -> list[Result]:
+    """The whole results of some plans; large steps that have to be run again for that side by side."""
+    again = [one for one in found if one.num_ops > MANY_OPS and one.kept is None and one._result is None]
+    results = workers.map(_result, [(one.problem, one.plan) for one in again])
+    for one, result in zip(again, results, strict=True):
+        one._result = result
+    return [one.report() for one in found]
+
+
+def _result(task: tuple[Problem, Plan]) -> Result:
+    return exact(*task)
+
+
 def is_allowed(problem: Problem, result: Result, probability: float) -> bool:
     """Whether a simulated plan fits with some probability, with the headroom asked for."""
     memory, share = result.memory, 1.0 - problem.constraints.headroom
@@ -162,14 +176,6 @@ def is_allowed(problem: Problem, result: Result, probability: float) -> bool:
         result.certainty is not None and result.certainty.fit_probability >= probability
     )
     return result.fits and probable and memory.peak_reserved_bytes <= share * memory.capacity_bytes
-
-
-def measured_elsewhere(task: tuple[Problem, Plan]) -> Exact | None:
-    """The measure of a plan, a function of what a process is sent; None where it cannot be simulated."""
-    try:
-        return measure(*task).let_go()
-    except UserError:
-        return None  # whoever needs this plan runs it again and says why
 
 
 @dataclass(frozen=True)

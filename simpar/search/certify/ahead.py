@@ -1,0 +1,147 @@
+"""Simulations of rows that are likely to be next, by other processes while a search goes its way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from time import perf_counter
+from typing import TypeAlias
+
+from simpar.errors import UserError
+from simpar.plan.plan import Plan
+from simpar.search.certify.exact import Exact, measure
+from simpar.search.certify.frontier import SWEPT, Frontier
+from simpar.search.problem import Problem
+from simpar.search.space.jobs import plan_of
+from simpar.search.space.portable import refusals
+from simpar.search.workers import FORK, Forks, Workers
+
+Place: TypeAlias = tuple[int, int]
+"""The number of a frontier, and a row of it."""
+Task: TypeAlias = tuple[int, Plan]
+"""The number of a frontier, and the plan of a row of it."""
+QUEUED = 2
+"""Tasks of a forked process: the one that it runs and the next."""
+
+
+def measured_elsewhere(problems: Sequence[Problem], before: int, task: Task) -> Exact | None:
+    """The measure of a plan, made by another process; None where it cannot be simulated.
+
+    ``problems`` are those of the frontiers; ``before`` ops were simulated so far, which choose the engine.
+    """
+    place, plan = task
+    try:
+        return measure(problems[place], plan, before).let_go()
+    except UserError:
+        return None  # whoever needs this plan runs it again and says why
+
+
+@dataclass
+class Ahead:
+    """What other processes find is kept until its turn comes: the way of a search is the same with any number of them.
+
+    The frontiers are those of a search, which do not change in number.
+    """
+
+    frontiers: Sequence[Frontier]
+    workers: Workers
+    best: float = float("inf")
+    _alone_s: float = 0.0
+    _found: dict[Place, Future[Exact | None]] = field(default_factory=dict)
+    _forks: Forks[Task, Exact | None] | None = None
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._forks is not None:
+            self._forks.__exit__(*error)
+
+    def simulate(self, place: int, row: int, best: float) -> Exact:
+        """The simulated step of a row, whose turn has come; rows worth no less than ``best`` are none that may be next.
+
+        Raises TooManyOps where it has more ops than are built.
+        """
+        self.best = best
+        frontier, alone = self.frontiers[place], self.workers.jobs == 1
+        if alone or self._alone_s < self.workers.patience_s:
+            began = perf_counter()
+            found = frontier.simulate(row)
+            self._alone_s += perf_counter() - began
+            return found
+        self._ask((place, row))
+        elsewhere = self._taken((place, row))
+        if elsewhere is None:
+            return frontier.simulate(row)
+        found = replace(elsewhere, problem=frontier.rows.problem)
+        frontier.note(row, found)
+        return found
+
+    def _ask(self, now: Place) -> None:
+        """Ask others for rows that are likely to be next; joblib's processes for the one whose turn it is, as well."""
+        if self.workers.backend == FORK:
+            queued = sum(not each.done() for each in self._found.values())
+            room = QUEUED * (self.workers.at_once - 1) - queued
+            for each in islice(self._likely(now), max(room, 0)):
+                self._found[each] = self._forked().submit(self._task(each))
+        elif now not in self._found:
+            places = [now, *islice(self._likely(now), self.workers.at_once - 1)]
+            for each, found in zip(
+                places, self.workers.map(self._function(), list(map(self._task, places))), strict=True
+            ):
+                self._found[each] = _done(found)
+
+    def _taken(self, now: Place) -> Exact | None:
+        """What another process finds for a row, or None where it is for this one to run.
+
+        While that takes its time, this one looks at other rows itself.
+        """
+        future = self._found.pop(now, None)
+        if future is None or future.cancel():
+            return None
+        while not future.done() and (each := next(self._likely(now), None)) is not None:
+            self._found[each] = _done(self._function()(self._task(each)))
+        return future.result()
+
+    def _function(self) -> Callable[[Task], Exact | None]:
+        problems = [each.rows.problem for each in self.frontiers]
+        return partial(measured_elsewhere, problems, max(each.num_ops for each in self.frontiers))
+
+    def _forked(self) -> Forks[Task, Exact | None]:
+        if self._forks is None:
+            self._forks = Forks(self._function(), self.workers.at_once - 1)
+        return self._forks
+
+    def _task(self, at: Place) -> Task:
+        place, row = at
+        return place, plan_of(self.frontiers[place].rows, row)
+
+    def _likely(self, now: Place) -> Iterator[Place]:
+        """Rows that are swept, have the lowest bounds of those not simulated yet, and would be.
+
+        Asked like a row whose turn has come, which is ``now``; none is dropped before it.
+        """
+        most = 2 * QUEUED * self.workers.at_once
+        found = [
+            (float(frontier.worth(row)), at, row)
+            for at, frontier in enumerate(self.frontiers)
+            for row in frontier.nearest(SWEPT, most)
+            if (at, row) not in self._found and (at, row) != now
+        ]
+        for worth, at, row in sorted(found):
+            rows = self.frontiers[at].rows
+            room = (
+                worth < self.best and self.frontiers[at].least_bytes(row) <= rows.problem.memory_limit_bytes
+            )
+            if room and not refusals(rows, row):
+                yield at, row
+
+
+def _done(found: Exact | None) -> Future[Exact | None]:
+    """A future that has come."""
+    future: Future[Exact | None] = Future()
+    future.set_result(found)
+    return future
