@@ -37,10 +37,11 @@ def experts_risk_bytes(
     of a rank that is fullest in every layer, and the mean is zero. So are both in dense models, where a capacity factor
     pads, and on a rank that holds all experts.
     """
-    plan, routing = habits[0], Routing.of_dims(graph.dims)
-    stated = spread(routing, plan.experts)
+    plan = habits[0]
     if dims.expert is None or plan.experts.capacity_factor is not None:
         return 0.0, 0.0
+    routing = Routing.of_dims(graph.dims)
+    stated = spread(routing, plan.experts)
     experts, local = routing.experts, dims.expert
     copies = np.asarray(local["batch"]) * local["seq"] * local["topk"]
     mean, deviation = excess_of_fullest(
