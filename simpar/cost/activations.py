@@ -135,6 +135,8 @@ class _Sizes:
             return self._own(op, what)
         if op is not None and any(key in loss.inputs for loss in self._all("loss")):
             return 0.0  # logits are the loss's, with its own width
+        if op is not None and self._again(op):
+            return 0.0
         size = self._residual(key, op) if op is None or op.region == "sequence" else self._output(op)
         return size * self._as_kept(key)
 
@@ -246,7 +248,7 @@ class _Sizes:
         if habits.eager_copies:
             norms = sum(1 for op in self.block.operators if op.kind == "norm" and op.region == "sequence")
             total = total + norms * rows * sequence["hidden"] * _FLOAT
-        if habits.eager_copies or habits.activation_output:
+        if habits.eager_copies or habits.gate == "all":
             total = total + sum(
                 self._output(op) for op in self.block.operators if op.kind == "gated_activation"
             )
@@ -272,7 +274,7 @@ class _Sizes:
         """Gradients of one operator's output and inputs, what it gathers again, and the residual's gradient."""
         inner = [op for op in self.block.operators if op.kind != "loss" and op.name != "lm_head"]
         return self.boundary + _largest(
-            self._output(op) + self._input(op) + self._gathered(op) + self._query_sum(op)
+            (1.0 + self._again(op)) * self._output(op) + self._input(op) + self._gathered(op) + self._query_sum(op)
             + self._exchanged(op, backward=True) + self._empty_gradient(op)
             for op in inner
         )  # fmt: skip
@@ -296,6 +298,10 @@ class _Sizes:
         if self.stack.memory.transformer_engine and op.name != "lm_head":
             return 0.0
         return sum(evaluate(weight.size, self.dims.tensor) for weight in op.weights) * self.width
+
+    def _again(self, op: Operator) -> bool:
+        """Whether an operator's output is not kept because the kernel of its backward computes it once more."""
+        return op.kind == "gated_activation" and self.stack.memory.gate == "inputs"
 
     def _query_sum(self, op: Operator) -> Numbers:
         """Flash attention sums the query's gradient in fp32."""

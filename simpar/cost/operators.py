@@ -365,11 +365,11 @@ _PASSES: dict[str, Callable[[Operator, Stack], tuple[float, float, int]]] = {
     # fused: read x, write y; backward reads x, dy and writes dx. Eager repeats in fp32 for every small op
     "norm": lambda _, stack: (2.0, 3.0, 1) if stack.fusion.norm else (11.0, 16.0, 6),
     # per output element: read gate and up, write; eager keeps the silu output as a tensor of its own. Of experts with
-    # epilogues the product before does it, backward the product behind
+    # epilogues the product before does it, backward the product behind. Backward writes an output that was not kept
     "gated_activation": lambda op, stack: (
         _NO_PASSES
         if stack.fusion.expert_epilogues and op.region == "expert"
-        else ((3.0, 5.0, 1) if stack.fusion.activation else (5.0, 8.0, 2))
+        else ((3.0, 5.0 + (stack.memory.gate == "inputs"), 1) if stack.fusion.activation else (5.0, 8.0, 2))
     ),
     # read, write; the bias in front is a pass of its own unless fused
     "activation": lambda _, stack: (2.0, 3.0, 1) if stack.fusion.activation else (4.0, 5.0, 2),

@@ -105,7 +105,8 @@ class Overlap(_Part):
 
     Without ``grad_reduce_zero1`` sharded optimizers reduce all gradients at once after the last backward. With
     ``once_in_pipelines`` FSDP gathers a stage once a step, keeps it, and reduces its whole gradients once behind the
-    last backward, as torch's pipeline runtime has it do.
+    last backward, as torch's pipeline runtime has it do. With ``reduce_runs`` it sums the gradients of a chunk over the
+    microbatches whose backwards follow one another there, whole, and reduces them behind the last of each such run.
     """
 
     grad_reduce: bool = True
@@ -118,6 +119,7 @@ class Overlap(_Part):
     scatter_gather_p2p: bool = True
     all_reduce_zero1: bool = False
     once_in_pipelines: bool = False
+    reduce_runs: bool = False
     compute_slowdown_while_comm: float = Field(1.0, ge=1)
 
 
@@ -182,9 +184,10 @@ class MemoryHabits(_Part):
     """What the stack keeps.
 
     Of the loss, per logit: ``logit_bytes`` at its peak, ``logit_saved_bytes`` from forward to backward. Of a
-    layer: ``pins_packed_qkv`` (views keep the packed projection alive), ``activation_output`` (of the gate, not
-    fused with its product), ``eager_copies`` (that, and fp32 copies in norms), ``extra_saved`` bytes per token and
-    hidden feature. For the whole run:
+    layer: ``pins_packed_qkv`` (views keep the packed projection alive), ``gate`` (of a gated activation "inputs" alone,
+    whose product backward computes again in the kernel that reads them anyway, the "product" as well, or "all", where
+    the activated gate is a tensor of its own), ``eager_copies`` (that, and fp32 copies in norms), ``extra_saved`` bytes
+    per token and hidden feature. For the whole run:
     ``gather_buffers`` of one full residual stream each under sequence parallelism, ``bucket_bytes`` per parameter
     for gradient buckets apart from the gradients, ``gather_copies`` (flat copies made to gather sharded parameters
     after the update stay until the next pass), and ``transformer_engine`` (empty weight gradients of its products,
@@ -196,7 +199,7 @@ class MemoryHabits(_Part):
     logit_bytes: float = Field(6.0, ge=0, allow_inf_nan=False)
     logit_saved_bytes: float = Field(2.0, ge=0, allow_inf_nan=False)
     pins_packed_qkv: bool = False
-    activation_output: bool = False
+    gate: Literal["inputs", "product", "all"] = "product"
     eager_copies: bool = False
     extra_saved: float = Field(0.0, ge=0, allow_inf_nan=False)
     selective: Literal["attention", "operators"] = "attention"
@@ -271,10 +274,12 @@ def load_stack(name: str) -> Stack:
 def under(stack: Stack, plan: Plan) -> Stack:
     """The habits under a resolved plan: FSDP hands gradients to its reduction, so nothing accumulates in place.
 
-    A rank without others to share with reduces nothing, and accumulates as it always does.
+    A rank without others to share with reduces nothing, and accumulates as it always does; so does one that reduces
+    by runs.
     """
     alone = plan.mesh.dp == 1 and plan.mesh.cp == 1
-    if plan.data_parallel.kind != "fsdp" or alone or not stack.numerics.gradient_accumulation_fusion:
+    sums = alone or stack.overlap.reduce_runs
+    if plan.data_parallel.kind != "fsdp" or sums or not stack.numerics.gradient_accumulation_fusion:
         return stack
     numerics = stack.numerics.model_copy(update={"gradient_accumulation_fusion": False})
     return stack.model_copy(update={"numerics": numerics})

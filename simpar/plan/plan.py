@@ -97,9 +97,9 @@ class Pipeline(_Part):
 class DataParallel(_Part):
     """Data parallelism. What is None is decided by the software stack.
 
-    ``zero`` 1 shards optimizer states, 2 also gradients, 3 also parameters. With 2 and 3
-    gradients are reduced after every microbatch, unless the stack does so once a step in pipelines; parameters
-    are gathered for every microbatch with 3 where they are resharded after forward.
+    ``zero`` 1 shards optimizer states, 2 also gradients, 3 also parameters. With 2 and 3 gradients are reduced after
+    every microbatch, unless the stack does so once a step in pipelines or once for microbatches that a chunk runs in
+    turn; parameters are gathered for every microbatch with 3 where they are resharded after forward.
     """
 
     kind: Literal["ddp", "fsdp", "single_process"] | None = None

@@ -27,7 +27,7 @@ from simpar.program.resolve.token_slices import slice_ends, slice_view
 from simpar.program.structure.flatten import flatten
 from simpar.program.structure.one_process import OneProcess
 from simpar.program.structure.pairs import HANDOVER
-from simpar.program.structure.stages import ActionBuilder, Key, Pricing, StageBuilder, rests
+from simpar.program.structure.stages import FLAGS, ActionBuilder, Key, Pricing, StageBuilder, flags_of, rests
 from simpar.program.structure.templates import REDUCE, Node, Template, followed, received
 from simpar.units import Ints
 
@@ -65,7 +65,7 @@ def rank_colours(plan: Plan, cluster: Cluster, perturbation: Perturbation, *, un
 class _Order:
     """What a pipeline rank does in turn, its actions and then the tail of the step.
 
-    ``keys`` are letters, virtual stages and whether it is their boundary microbatch in the order in which they come,
+    ``keys`` are letters, virtual stages and flags in the order in which they come,
     ``key`` int64[n - 1] the one of every action; of all, int64[n], ``stage`` and ``microbatch`` (-1: of the tail) and
     the ``first_layer`` of the stage. An arrival waits for the action ``awaited`` int64[n] (-1: none) of a stage: of
     each of ``ways``, pairs of a stage and that it waits for (-1: none), the one that ``way`` int64[n] says.
@@ -229,10 +229,11 @@ class ClassMaker:
             awaited = np.full(len(stage), -1)
             awaited[waits] = self._positions[gradient[waits], source[waits], microbatch[waits]]
             ways, way = _distinct(stage * (num + 1) + source + 1)
-            boundary = _boundaries(code, here)
-            each, key = _distinct((here * len(LETTERS) + code) * 2 + boundary)
+            flags = flags_of(code, here, by_runs=self.builders[rank].sync.by_runs)
+            each, key = _distinct((here * len(LETTERS) + code) * FLAGS + flags)
             keys = [
-                (LETTERS[one // 2 % len(LETTERS)], one // 2 // len(LETTERS), bool(one % 2)) for one in each
+                (LETTERS[one // FLAGS % len(LETTERS)], one // FLAGS // len(LETTERS), one % FLAGS)
+                for one in each
             ]
             layers = np.array([self.builders[rank].first_layer(each) for each in range(num)])
             first_layer = np.append(layers[here], 0)
@@ -463,16 +464,6 @@ class ClassMaker:
             way = np.where(columns.code[at] == F, 0, 1)
             found[way, columns.stage[at], columns.microbatch[at]] = at
         return found
-
-
-def _boundaries(code: Ints, stage: Ints) -> Ints:
-    """Whether an action is the first forward or the last of each backward-type ones of a virtual stage: 0 or 1."""
-    kind, found = stage * len(LETTERS) + code, np.zeros(len(code), dtype=np.int64)
-    first, last = (np.unique(column, return_index=True)[1] for column in (kind, kind[::-1]))
-    found[first[code[first] == F]] = 1
-    last = len(code) - 1 - last
-    found[last[code[last] != F]] = 1
-    return found
 
 
 def _distinct(values: Ints) -> tuple[list[int], Ints]:

@@ -60,5 +60,7 @@ def _choices(entry: Case) -> Iterator[Case]:
 
 
 def _virtual_stages(entry: Case) -> tuple[int, ...]:
-    each = len(entry.graph.layers) // int(str(entry.plan["pp"]))
-    return tuple(count for count in range(1, each + 1) if each % count == 0)
+    """Chunks a rank that cut its layers evenly; also where embedding and head count as one each."""
+    layers, ranks = len(entry.graph.layers), int(str(entry.plan["pp"]))
+    each = [layers // ranks, *([(layers + 2) // ranks] if (layers + 2) % ranks == 0 else [])]
+    return tuple(n for n in range(1, max(each) + 1) if any(size % n == 0 for size in each))

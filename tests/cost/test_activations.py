@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from simpar.cost.activations import block_activations
+from simpar.cost.kernels import KernelModel
+from simpar.cost.operators import operator_times
 from simpar.cost.stack import MemoryHabits, Overlap, Stack, StackNumerics, load_stack
+from simpar.hardware.device import load_device
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Numerics, Plan
@@ -92,6 +95,27 @@ def test_packed_qkv_pins_two_and_a_half_more() -> None:
     pinned = CLEAN.model_copy(update={"memory": MemoryHabits(pins_packed_qkv=True)})
     extra = saved("llama-3-8b", pinned) - saved("llama-3-8b", CLEAN)
     assert extra == pytest.approx(2.5 * S * B * 4096)
+
+
+def test_a_product_that_is_computed_again_is_not_kept() -> None:
+    """2f bytes a token less; backward holds them while it runs, and its kernel writes them."""
+    again = CLEAN.model_copy(update={"memory": MemoryHabits(gate="inputs")})
+    graph, f = load_model("llama-3-8b"), 14336
+    plan, training = Plan(micro_batch=B), Training(seq_len=S, global_batch=B)
+    dims, block = rank_dims(graph, plan, training), graph.blocks[graph.layers[0]]
+    kept, not_kept = (block_activations(block, dims, stack, Numerics()) for stack in (CLEAN, again))
+    assert kept.saved_bytes - not_kept.saved_bytes == 2 * f * S * B
+    assert (
+        not_kept.backward_workspace_bytes >= (2 * f + 2 * f + 4 * f) * S * B
+    )  # it, its gradient, both inputs'
+    kernels = KernelModel(load_device("h100-sxm-80gb"))
+    kept_times, again_times = (
+        {each.name: each for each in operator_times(block.operators, dims, kernels, stack)}
+        for stack in (CLEAN, again)
+    )
+    longer = again_times["activation"].backward_input_s - kept_times["activation"].backward_input_s
+    assert longer == pytest.approx(2 * f * S * B / kernels.bandwidth)
+    assert again_times["mlp_down"] == kept_times["mlp_down"]
 
 
 def test_eager_llama_keeps_49_sbh() -> None:

@@ -48,6 +48,16 @@ def test_peaks_are_close(outcomes: list[Outcome]) -> None:
     assert found["memory_ape_median"] < 6.0
 
 
+@pytest.mark.parametrize("num_devices", [8192, 16384])
+def test_llama_3_405b_trains_as_published(num_devices: int) -> None:
+    """Within 5 % and in memory without recomputation, by a stack of which no number is fitted to these runs."""
+    scenario = load_scenario(f"llama-3.1-405b-{num_devices}-h100")
+    assert scenario.published is not None
+    found = simulate(**scenario.inputs())
+    assert found.fits
+    assert found.speed.tflops_per_device == pytest.approx(scenario.published.tflops_per_device, rel=0.05)
+
+
 def test_deepseek_v3_trains_as_published() -> None:
     """2,048 H800 with DualPipe and experts over 64 ranks: tokens a second within 5 %, in software never fitted."""
     scenario = load_scenario("deepseek-v3-2048-h800")

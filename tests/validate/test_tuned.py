@@ -31,6 +31,27 @@ def test_the_fastest_micro_batch_that_fits() -> None:
     assert prediction.step_time_s == pytest.approx(min(one.step_time_s for one in every if one.fits))
 
 
+def test_embedding_and_head_may_count_as_layers() -> None:
+    """14 layers on 4 ranks: 16 things in chunks of 4, 2 or 1, of which the fastest that fits is taken."""
+    row = {
+        **OPEN,
+        "n_layers": "14",
+        "pp": "4",
+        "dp": "2",
+        "recompute": "none",
+        "schedule": "interleaved 1F1B",
+    }
+    found, prediction = settled(case(row))
+    assert "vpp" in case(row).open
+    every = [
+        predict(replace(found, plan={**found.plan, "micro_batch": size, "vpp": chunks}))
+        for size in (1, 2, 4, 8)
+        for chunks in (2, 4)
+    ]
+    assert prediction.step_time_s <= min(one.step_time_s for one in every if one.fits)
+    assert found.plan["vpp"] in (2, 4)
+
+
 def test_too_large_a_model_takes_what_needs_least() -> None:
     """Where nothing fits, the smallest need is predicted, and that it does not fit."""
     large = {

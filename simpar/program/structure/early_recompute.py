@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from simpar.program.blocks.segments import Segment
-from simpar.program.structure.templates import MemoryChange, Template, Unit, compute_node, forward_memory
+from simpar.program.structure.hooks import Unit
+from simpar.program.structure.templates import MemoryChange, Template, compute_node, forward_memory
 
 
 def live(units: Sequence[Unit]) -> list[Unit]:

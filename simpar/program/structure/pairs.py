@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, Phase, Step
 from simpar.program.blocks.segments import Priced, Segment
-from simpar.program.structure.templates import Node, Template, Unit, backward_memory, forward_memory
+from simpar.program.structure.hooks import Unit
+from simpar.program.structure.templates import Node, Template, backward_memory, forward_memory
 from simpar.units import NS_PER_S
 
 PAIR = "forward_backward"

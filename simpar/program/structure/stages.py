@@ -20,21 +20,27 @@ from simpar.models import recompute
 from simpar.models.graph import Block, evaluate, is_row_parallel
 from simpar.plan.check import stage_layers
 from simpar.plan.layouts import Layouts
+from simpar.plan.schedules.actions import LETTERS, B, F, W
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import CollectiveUse, Phase
 from simpar.program.blocks.rank_view import Job, RankView
 from simpar.program.blocks.segments import Segment, make_segment, slowed_beside
 from simpar.program.blocks.steps import BlockSteps, block_steps
 from simpar.program.structure.early_recompute import live, with_early_recompute
+from simpar.program.structure.hooks import SyncPolicy, Unit
 from simpar.program.structure.pairs import AHEAD, Pass, merged, pair_template
 from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
-from simpar.program.structure.templates import SyncPolicy, Template, Unit, backward_template, forward_template
-from simpar.units import to_ns
+from simpar.program.structure.templates import Template, backward_template, forward_template
+from simpar.units import Ints, to_ns
 
 if TYPE_CHECKING:
     from simpar.program.structure.stage_builder import StageView
 
-Key = tuple[str, int, bool]
+Key = tuple[str, int, int]
+BOUNDARY, OPENS = 1, 2
+"""Flags of a pass, added up: it is the first forward of its stage (before which parameters may be gathered) or the
+last backward, or that of a run (behind which gradients are reduced); and it is the first backward of a run."""
+FLAGS = 4
 EMBEDDING_LAYER = -1
 PASSES = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
 
@@ -56,6 +62,27 @@ class Piece:
 def rests(pieces: Sequence[Piece]) -> bool:
     """Whether a stage runs nothing backward and nobody sends it gradients: all it holds is below what is trained."""
     return bool(pieces) and all(piece.block.still for piece in pieces)
+
+
+def flags_of(code: Ints, stage: Ints, *, by_runs: bool) -> Ints:
+    """Flags of a rank's actions, int64[n] as their ``code`` and ``stage``.
+
+    The first forward and the last of each backward-type ones of a virtual stage are its boundary.
+    Reduced by runs, gradients of a stage are made in turn until those of another are, and each such run has a first
+    and a last pass, whatever forwards run between them.
+    """
+    kind, found = stage * len(LETTERS) + code, np.zeros(len(code), dtype=np.int64)
+    first, last = (np.unique(column, return_index=True)[1] for column in (kind, kind[::-1]))
+    found[first[code[first] == F]] = BOUNDARY
+    last = len(code) - 1 - last
+    found[last[code[last] != F]] = BOUNDARY
+    if by_runs:
+        makes = np.flatnonzero((code == B) | (code == W))
+        changes = np.flatnonzero(np.diff(stage[makes]))
+        found[makes] = 0
+        found[makes[np.append(changes, -1)]] = BOUNDARY
+        found[makes[np.append(0, changes + 1)]] += OPENS
+    return found
 
 
 def virtual_stage_pieces(job: Job) -> tuple[tuple[Piece, ...], ...]:
@@ -226,18 +253,16 @@ class ActionBuilder(ABC):
         return replace(self._units[piece.kind], layer=layer)
 
     def template(self, key: Key, pricing: Pricing) -> Template:
-        """Template of an action: letter F, B, I or W, virtual stage, and whether it is the boundary microbatch.
+        """Template of an action: letter F, B, I or W, virtual stage, and flags.
 
-        The boundary microbatch is the first for F (parameters may have to be gathered) and the last for
-        backward (gradients are reduced). Layers are counted from ``first_layer``, so that stages that are ``alike``
-        have the same templates.
+        Layers are counted from ``first_layer``, so that stages that are ``alike`` have the same templates.
         """
-        letter, stage, boundary = key
+        letter, stage, flags = key
         kind, pieces = PASSES[letter], self.pieces[stage]
         if stage not in self._units_of:
             first = self.first_layer(stage)
             self._units_of[stage] = [self.unit(piece, first=first) for piece in pieces]
-        units, sync = self._units_of[stage], self.sync.policy(kind, boundary=boundary)
+        units, sync = self._units_of[stage], self._policy(kind, flags)
         distinct = {piece.kind: (piece, unit) for piece, unit in zip(pieces, units, strict=True)}
 
         def segments(kind: str, sync: SyncPolicy) -> list[Segment]:
@@ -254,15 +279,14 @@ class ActionBuilder(ABC):
     def pair(self, forward: Key, backward: Key, pricing: Pricing) -> Template | None:
         """Template of the forward of one stage and the backward (B or I) of another that run together.
 
-        Each is (letter, stage, whether it is the boundary microbatch). None where parameters are gathered or
-        gradients reduced in between: such passes run in turn.
+        Each is (letter, stage, flags). None where parameters are gathered in between, or gradients reduced or held for
+        it: such passes run in turn.
         """
         kinds = [PASSES[letter] for letter, _, _ in (forward, backward)]
         policies = [
-            self.sync.policy(kind, boundary=key[2])
-            for kind, key in zip(kinds, (forward, backward), strict=True)
+            self._policy(kind, flags) for kind, (_, _, flags) in zip(kinds, (forward, backward), strict=True)
         ]
-        if any(policy.gathers or policy.reduces for policy in policies):
+        if any(policy.gathers or policy.reduces or policy.holds for policy in policies):
             return None
         pieces = (self.pieces[forward[1]], self.pieces[backward[1]][::-1])
         passes = [
@@ -277,6 +301,9 @@ class ActionBuilder(ABC):
             self._pair_segment(ahead, back, kinds[1], pricing) for ahead, back in zip(*pieces, strict=False)
         ]
         return pair_template(passes[0], passes[1], together)
+
+    def _policy(self, kind: str, flags: int) -> SyncPolicy:
+        return self.sync.policy(kind, boundary=bool(flags & BOUNDARY), opens=bool(flags & OPENS))
 
     def _pair_segment(self, ahead: Piece, back: Piece, kind: str, pricing: Pricing) -> Segment:
         key: tuple[object, ...] = (*ahead.kind, *back.kind, kind)

@@ -8,6 +8,7 @@
 | FSDP zero 2 | first forward gathers and keeps | every microbatch | reduce-scatter per unit |
 | FSDP zero 3 | every pass gathers and frees | every microbatch | reduce-scatter per unit |
 | FSDP in torch's pipelines | first forward gathers and keeps | the last microbatch | reduce-scatter per unit |
+| FSDP 2, 3 that reduce by runs | as above | the last of microbatches in turn | reduce-scatter per unit |
 
 Experts are held by fewer ranks than the rest of a stage and are gathered, reduced and sharded among those.
 With HSDP the shards live in groups of dp/replicas ranks and an all-reduce across the replicas follows
@@ -27,8 +28,9 @@ from simpar.plan.plan import Plan
 from simpar.plan.sync import apart, num_replicas
 from simpar.program.blocks.phases import COMPUTE, CollectiveUse
 from simpar.program.blocks.rank_view import Job
+from simpar.program.structure.hooks import Copies, SyncPolicy, Whole
 from simpar.program.structure.host_update import HostUpdate
-from simpar.program.structure.templates import DELAYED, GATHER, HOST_OPS, REDUCE, Copies, Node, SyncPolicy
+from simpar.program.structure.templates import DELAYED, GATHER, HOST_OPS, REDUCE, Node
 from simpar.units import DTYPE_BYTES, Numbers, to_ns
 
 DENSE, EXPERTS = "dp", "edp"
@@ -182,8 +184,21 @@ class Synchronisation:
             "all_reduce": reduced,
         }
 
-    def policy(self, kind: str, *, boundary: bool) -> SyncPolicy:
-        """Hooks of one pass; ``boundary`` is the first microbatch of a forward, the last of a backward."""
+    @property
+    def by_runs(self) -> bool:
+        """Whether gradients of a chunk are summed over the microbatches that run through it in turn, then reduced."""
+        data, habits = self.job.plan.data_parallel, self.job.stack.overlap
+        sharded = all(each.zero >= 2 for each in self.replicas if each.width > 1) and self.zero >= 2
+        once = once_a_step(self.job.plan, self.job.stack, self.job.plan.mesh.pp)
+        if not (habits.reduce_runs and self.per_unit and data.overlap_grad_reduce) or once:
+            return False
+        return sharded and not self.job.plan.offload.is_used
+
+    def policy(self, kind: str, *, boundary: bool, opens: bool = True) -> SyncPolicy:
+        """Hooks of one pass; ``boundary`` is the first microbatch of a forward, the last of a backward or of a run.
+
+        Where gradients are reduced by runs, a backward that does not open one adds to the gradients of those before.
+        """
         data = self.job.plan.data_parallel
         offload, host = self.job.plan.offload, self.host
         if self.single_process:
@@ -194,19 +209,25 @@ class Synchronisation:
             drives=offload.offload_parameters == "nvme",
             held_bytes=host.gradient_bytes * offload.ratio if offload.offload_gradients else 0.0,
             accumulates=host.accumulation if several else 0.0,
-            copies=tuple(self._copies(each, kind, boundary=boundary) for each in self.replicas),
+            copies=tuple(self._copies(each, kind, boundary=boundary, opens=opens) for each in self.replicas),
             bucket_bytes=float(data.bucket_bytes or 0),
             first_bucket_bytes=float(data.first_bucket_bytes or 0),
         )
 
-    def _copies(self, replicas: Replicas, kind: str, *, boundary: bool) -> Copies:
+    def _copies(self, replicas: Replicas, kind: str, *, boundary: bool, opens: bool) -> Copies:
         plan, host, zero = self.job.plan, self.host, replicas.zero
         data, own_units = plan.data_parallel, self.per_unit or replicas.gathered
         forgets = bool(data.reshard_after_forward)
         frees = replicas.gathered or (zero == 3 and forgets)  # gathered parameters, after every pass
-        every = zero >= 2 and not once_a_step(plan, self.job.stack, plan.mesh.pp)
+        runs = self.by_runs and zero >= 2 and not replicas.gathered
+        every = zero >= 2 and not runs and not once_a_step(plan, self.job.stack, plan.mesh.pp)
         beside = replicas.gathered or data.overlap_grad_reduce
-        reduces = kind in ("backward", "weight_gradient") and (boundary or every) and beside
+        makes = kind in ("backward", "weight_gradient") and beside
+        reduces = makes and (boundary or every)
+        held = own_units and zero >= 2 and (reduces or (makes and runs))
+        kept = max(self.gradient_bytes, self.compute_bytes) if runs else self.gradient_bytes
+        in_place = runs and self.job.stack.numerics.gradient_accumulation_fusion
+        made = kept * opens if in_place else self.compute_bytes
         first = kind == "forward" and boundary and (self.per_unit or data.overlap_param_gather)
         gathers = kind != "weight_gradient" and zero > 0 and (frees or first)
         return Copies(
@@ -217,7 +238,7 @@ class Synchronisation:
             fetched_bytes=host.fetched_bytes(replicas.shards, kind),
             sent_bytes=host.sent_bytes(replicas.shards, kind, boundary=boundary),
             gradient_bytes=self.gradient_bytes,
-            whole_bytes=self.compute_bytes if own_units and zero >= 2 else 0.0,
+            whole=Whole(made, kept, adds=runs and not opens) if held else Whole(),
             reduce_ops=self.reduce_ops(replicas) if reduces else (),
             reshard=host.fetches or replicas.gathered or (self.zero == 3 and forgets),
             per_unit=own_units,

@@ -14,12 +14,13 @@ schedule's actions; this module decides what stands in them. The data-parallel r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, TENSOR, CollectiveUse
 from simpar.program.blocks.segments import Segment
-from simpar.program.structure.buckets import Bucket, buckets
+from simpar.program.structure.buckets import Bucket
+from simpar.program.structure.hooks import Copies, SyncPolicy, Unit
 
 HOST_OUT, HOST_IN, HOST_UPDATE = "host_out", "host_in", "host_update"
 DRIVE_IN, DRIVE_OUT = "drive_in", "drive_out"
@@ -104,122 +105,6 @@ class Template:
     exit: int
 
 
-@dataclass(frozen=True)
-class Unit:
-    """One block of a virtual stage with the memory it moves and the parameters it holds.
-
-    Bytes are those of one rank: ``saved`` live from forward to backward, ``recomputed`` only during the
-    backward of this block, workspaces during the pass. ``parameters`` counts them by the ranks that hold copies of
-    them ("dp", and "edp" for experts), whole, before sharding; ``frozen`` those that are not trained, by their bytes.
-    A ``still`` one runs nothing backward.
-    """
-
-    layer: int
-    name: str
-    saved_bytes: float
-    recomputed_bytes: float
-    forward_workspace_bytes: float
-    backward_workspace_bytes: float
-    parameters: Mapping[str, float] = field(default_factory=dict, hash=False)
-    frozen: Mapping[str, float] = field(default_factory=dict, hash=False)
-    still: bool = False
-
-
-@dataclass(frozen=True)
-class Copies:
-    """What is done with the parameters that one kind of ranks holds copies of.
-
-    ``gather_group`` all-gathers ``gathered_bytes`` a parameter before use ("": nothing is gathered), of which
-    ``buffer_bytes`` are a buffer of its own. ``reduce_ops`` are the collectives that reduce ``gradient_bytes`` a
-    parameter in turn: (group, operation, share of the bytes); empty where this pass reduces nothing. ``whole_bytes``
-    of a gradient live in a buffer of their own from the pass that makes it until it is reduced. ``fetched_bytes``
-    a parameter come from the host before the gather, ``sent_bytes`` of gradient go there behind the reduction.
-    ``reshard`` frees gathered parameters after use; gradients are reduced in flat buckets or ``per_unit``.
-    """
-
-    kind: str
-    gather_group: str = ""
-    gathered_bytes: float = 0.0
-    buffer_bytes: float = 0.0
-    gradient_bytes: float = 0.0
-    whole_bytes: float = 0.0
-    reduce_ops: tuple[tuple[str, str, float], ...] = ()
-    fetched_bytes: float = 0.0
-    sent_bytes: float = 0.0
-    reshard: bool = False
-    per_unit: bool = False
-
-    @property
-    def arrives(self) -> bool:
-        """Whether parameters come from elsewhere before use."""
-        return bool(self.gather_group) or self.fetched_bytes > 0
-
-    def arriving(self, unit: Unit) -> float:
-        """Parameters that must come before a pass: frozen ones too, where they are sharded like the others."""
-        frozen = unit.frozen.get(self.kind, 0.0) if self.buffer_bytes else 0.0
-        return self.parameters(unit) + frozen
-
-    def parameters(self, unit: Unit) -> float:
-        """Parameters of a unit that this kind of ranks holds."""
-        return unit.parameters.get(self.kind, 0.0)
-
-
-@dataclass(frozen=True)
-class SyncPolicy:
-    """How data parallelism hooks into an action.
-
-    ``activations`` is the share of saved bytes that waits on the host, ``drives`` whether parameters come from
-    drives; gradients of ``held_bytes`` a parameter live only until they are sent; ``accumulates`` are the bytes that
-    adding them up on the host moves, for each that is sent.
-    """
-
-    copies: tuple[Copies, ...] = ()
-    bucket_bytes: float = 0.0
-    first_bucket_bytes: float = 0.0
-    activations: float = 0.0
-    drives: bool = False
-    held_bytes: float = 0.0
-    accumulates: float = 0.0
-
-    @property
-    def reshard(self) -> bool:
-        """Whether any gathered parameters are freed after use."""
-        return any(each.reshard for each in self.copies)
-
-    @property
-    def sends(self) -> bool:
-        """Whether gradients go to the host in this action."""
-        return any(each.sent_bytes for each in self.copies)
-
-    @property
-    def gathers(self) -> bool:
-        """Whether any parameters are gathered in this action."""
-        return any(each.gather_group for each in self.copies)
-
-    @property
-    def reduces(self) -> bool:
-        """Whether any gradients are reduced in this action."""
-        return any(each.reduce_ops for each in self.copies)
-
-    def buckets(self, copies: Copies, units: Iterable[Unit]) -> list[Bucket]:
-        """How the gradients of units, in the order of their backward, are reduced."""
-        sizes = [copies.parameters(unit) * copies.gradient_bytes for unit in units]
-        return buckets(sizes, self.first_bucket_bytes, self.bucket_bytes, per_unit=copies.per_unit)
-
-    def uses(self, unit: Unit) -> list[CollectiveUse]:
-        """What the action moves for one unit by itself."""
-        moved = []
-        for each in self.copies:
-            count = each.parameters(unit)
-            moved += [
-                CollectiveUse(group, op, count * each.gradient_bytes * share)
-                for group, op, share in each.reduce_ops
-            ]
-            if each.gather_group:
-                moved.append(CollectiveUse(each.gather_group, "all_gather", count * each.gathered_bytes))
-        return [use for use in moved if use.size_bytes > 0]
-
-
 def forward_template(units: Sequence[Unit], segments: Sequence[Segment], sync: SyncPolicy) -> Template:
     """Forward of one virtual stage: units in order, each behind the gather of its parameters if sharded."""
     if not any(each.arrives for each in sync.copies) and not sync.activations:
@@ -255,7 +140,8 @@ def backward_template(
     backwards, passes = list(reversed(units)), list(reversed(segments))
     arriving = any(each.arrives and each.reshard for each in sync.copies)
     returning = kind != "weight_gradient" and sync.activations > 0
-    if not arriving and not sync.gathers and not sync.reduces and not sync.sends and not returning:
+    makes = any(each.whole.made_bytes for each in sync.copies)
+    if not (arriving or returning or makes or sync.gathers or sync.reduces or sync.sends):
         node = compute_node(kind, backwards, passes, memory=backward_memory(kind, backwards))
         return Template((replace(node, arrival=True),), 0)
     nodes, computes, reduces, sent = Nodes(), list[int](), list[int](), list[int]()
@@ -302,7 +188,7 @@ def backward_template(
 
 def _reduce(nodes: Nodes, bucket: Bucket, copies: Copies, *, after: int) -> int:
     """Append the collectives in turn that reduce a bucket behind a node; the position of the last."""
-    gone = (MemoryChange(True, -bucket.size_bytes, "transient"),) if copies.whole_bytes else ()
+    gone = _transient(0.0, -bucket.size_bytes / copies.gradient_bytes * copies.whole.kept_bytes)
     for number, (group, op, share) in enumerate(copies.reduce_ops):
         use = CollectiveUse(group, op, bucket.size_bytes * share / bucket.count, bucket.count)
         streams = (f"{REDUCE}.{group}" if number else REDUCE,)
@@ -321,7 +207,7 @@ def forward_memory(units: Sequence[Unit]) -> tuple[MemoryChange, ...]:
     for unit in units:
         saved += unit.saved_bytes
         peak = max(peak, saved + unit.forward_workspace_bytes)
-    return (MemoryChange(False, saved, "activations"), *_workspace(peak - saved))
+    return (MemoryChange(False, saved, "activations"), *_transient(peak - saved, saved - peak))
 
 
 def backward_memory(kind: str, units: Sequence[Unit]) -> tuple[MemoryChange, ...]:
@@ -335,13 +221,13 @@ def backward_memory(kind: str, units: Sequence[Unit]) -> tuple[MemoryChange, ...
         peak = max(peak, remaining + unit.recomputed_bytes + unit.backward_workspace_bytes)
         remaining -= unit.saved_bytes
     release = () if kind == "input_gradient" else (MemoryChange(True, -saved, "activations"),)
-    return (*_workspace(peak - saved), *release)
+    return (*_transient(peak - saved, saved - peak), *release)
 
 
-def _workspace(size_bytes: float) -> tuple[MemoryChange, ...]:
-    if size_bytes <= 0:
-        return ()
-    return (MemoryChange(False, size_bytes, "transient"), MemoryChange(True, -size_bytes, "transient"))
+def _transient(start_bytes: float, finish_bytes: float) -> tuple[MemoryChange, ...]:
+    """Changes of transient bytes when a node starts and when it finishes, those that are any."""
+    changes = (MemoryChange(False, start_bytes, "transient"), MemoryChange(True, finish_bytes, "transient"))
+    return tuple(change for change in changes if change.delta_bytes)
 
 
 def host_copy(
@@ -372,7 +258,7 @@ def _arrivals(
         count = each.arriving(unit)
         if not each.arrives or not count:
             continue
-        held = (MemoryChange(False, count * each.buffer_bytes, "transient"),) if each.buffer_bytes else ()
+        held = _transient(count * each.buffer_bytes, 0.0)
         waits, begin = after if each.reshard else (), len(nodes)
         if each.fetched_bytes:
             size = count * each.fetched_bytes
@@ -418,14 +304,14 @@ class _Outbox:
         """Gradients that the pass of a unit makes and that have no place of their own on the device."""
         size = self._sync.held_bytes * sum(each.parameters(unit) for each in self._sync.copies)
         self._held += size if self._sync.sends else 0.0
-        return (MemoryChange(False, size, "transient"),) if size and self._sync.sends else ()
+        return _transient(size * self._sync.sends, 0.0)
 
     def send(self, nodes: Nodes, unit: Unit, *, closed: bool) -> int | None:
         """Append the copy of what is ready once a unit is done; its position, None where nothing is."""
         self._size += sum(each.parameters(unit) * each.sent_bytes for each in self._sync.copies)
         if not self._size or (self._waits and not closed):
             return None
-        gone = (MemoryChange(True, -self._held, "transient"),) if self._held else ()
+        gone = _transient(0.0, -self._held)
         sent = nodes.add(host_copy("gradients to host", self._size, after=(len(nodes) - 1,), memory=gone))
         if self._sync.accumulates:
             moved = self._size * self._sync.accumulates
@@ -435,21 +321,16 @@ class _Outbox:
 
 
 def _made(unit: Unit, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
-    """Whole gradients that the pass of a unit makes, and then hands over in a buffer as wide as what is sent."""
-    counts = [(each.parameters(unit), each) for each in sync.copies if each.whole_bytes and each.reduce_ops]
-    size = sum(count * each.whole_bytes for count, each in counts)
-    wider = sum(count * each.gradient_bytes for count, each in counts) - size
-    if not size:
-        return ()
-    later = (MemoryChange(True, wider, "transient"),) if wider else ()
-    return (MemoryChange(False, size, "transient"), *later)
+    """Whole gradients that the pass of a unit makes, then leaves in a buffer of their own or adds to earlier ones."""
+    each = [(copies.parameters(unit), copies.whole) for copies in sync.copies]
+    made = sum(count * whole.made_bytes for count, whole in each)
+    return _transient(made, sum(count * whole.kept_bytes for count, whole in each if not whole.adds) - made)
 
 
 def _freed(unit: Unit, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
     """Parameters that came for a pass and go again after it."""
     freed = (each for each in sync.copies if each.arrives and each.reshard)
-    size = sum(each.arriving(unit) * each.buffer_bytes for each in freed)
-    return (MemoryChange(True, -size, "transient"),) if size else ()
+    return _transient(0.0, -sum(each.arriving(unit) * each.buffer_bytes for each in freed))
 
 
 def compute_node(

@@ -23,9 +23,9 @@ from simpar.program.emission.collective_prices import FREE, Added, Price, Prices
 from simpar.program.emission.traffic import EMBEDDING_GROUP, embedding_sum, group_kinds
 from simpar.program.fold.group_routes import GroupKind
 from simpar.program.structure.buckets import buckets
+from simpar.program.structure.hooks import Copies, SyncPolicy
 from simpar.program.structure.stages import PASSES
 from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
-from simpar.program.structure.templates import Copies, SyncPolicy
 from simpar.search.bound.block_costs import BlockCosts
 from simpar.search.space.axes import numbered
 from simpar.units import Flags, Floats, Ints
@@ -96,8 +96,10 @@ class Configuration:
 
     @cached_property
     def apart(self) -> frozenset[tuple[str, bool]]:
-        """Passes that run together with no other, because parameters are gathered or gradients reduced in them."""
-        return frozenset(key for key, policy in self.policies.items() if policy.gathers or policy.reduces)
+        """Passes that run together with no other: parameters are gathered, gradients reduced or held in them."""
+        return frozenset(
+            key for key, policy in self.policies.items() if policy.gathers or policy.reduces or policy.holds
+        )
 
     def moves(self, letter: str, *, boundary: bool) -> Moves:
         """What passes move, found once for those that move the same."""

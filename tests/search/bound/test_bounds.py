@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import simpar
+from simpar.cost.stack import load_stack
 from simpar.engine import sweep
 from simpar.plan.schedules import SCHEDULES
 from simpar.search.bound import batched_sweep
@@ -13,6 +14,7 @@ from simpar.search.bound.batches import Batch
 from simpar.search.bound.shapes import weigh
 from simpar.search.bound.steps import RowCharge
 from simpar.search.certify.exact import measure
+from simpar.search.space.fit import needs
 from simpar.search.space.jobs import plan_of
 from simpar.simulation import lower_job, make_job
 from simpar.units import NS_PER_S
@@ -87,6 +89,25 @@ def test_bounds_are_lower_bounds_of_the_contended_step(seed, problem_of, frontie
         assert passes <= min(step, table) + tiny, plan
         assert table <= swept + tiny, plan
         assert max(step, swept, alone) <= exact + tiny, plan
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "breadth-first", "zb-h1", "dualpipev"])
+def test_bounds_hold_where_gradients_are_reduced_by_runs(schedule, problem_of, frontier_of):
+    """Of time as above, and of memory."""
+    problem = replace(problem_of(3, schedule=schedule, zero=(2, 3)), stack=load_stack("llama3"))
+    frontier = frontier_of(problem, 3)
+    overhead, needed = problem.stack.launch.step_overhead_s, needs(frontier.rows).needed_bytes
+    assert frontier.rows.count > 3
+    for row in range(frontier.rows.count):
+        plan = plan_of(frontier.rows, row)
+        kernels, passes, step, table, swept = bounds_of(frontier, row)
+        found = measure(problem, plan)
+        exact = found.step_time_s - overhead
+        tiny = 1e-12 * exact
+        assert kernels <= passes + tiny, plan
+        assert passes <= min(step, table) + tiny, plan
+        assert max(step, table, swept) <= exact + tiny, plan
+        assert needed[row] <= found.needed_bytes, plan
 
 
 def test_streams_and_chains_are_sharp_where_passes_run_together(frontier_of):
