@@ -23,11 +23,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import simpar
 from simpar.search.problem import Constraints
+from simpar.search.workers import Workers
 
 CLUSTERS = ("dgx-h100", "a100-pcie-8", "rtx-3090-8", "dgx-v100", "l4-8", "dgx-a100-80gb")
 STACKS = (
@@ -114,12 +116,12 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
-    from joblib import Parallel, delayed
-
-    end = time.time() + options.seconds
-    calls = (delayed(checked)(seed, end) for seed in range(options.first, options.last))
+    workers = Workers(options.jobs, Workers.usual().backend)
+    cases = workers.stream(
+        partial(checked, end=time.time() + options.seconds), range(options.first, options.last)
+    )
     count: Counter[str] = Counter()
-    for verdict, note in Parallel(n_jobs=options.jobs, return_as="generator")(calls):
+    for verdict, note in cases:
         count[verdict] += 1
         if verdict not in ("holds", "empty", "late") or options.verbose:
             print(verdict, note, flush=True)

@@ -1,6 +1,6 @@
 """Answers of several processes against those of one: the random small problems of ``certificate.py``.
 
-Usage: python benchmarks/fuzz_jobs.py [--first 0] [--last 20] [--jobs 2]
+Usage: python benchmarks/fuzz_jobs.py [--first 0] [--last 20] [--jobs 2] [--backend fork]
 
 Everything that a search answers must be the same but for its seconds: candidates with their plans, times and reasons,
 lists beside the winner, counts and certificate. Exit code 1 where something differs.
@@ -16,6 +16,7 @@ from certificate import Case, brute_force, drawn, tightened
 
 import simpar
 from simpar.search.problem import Constraints
+from simpar.search.workers import BACKENDS, Workers
 
 MOST_PLANS = 60
 """Plans that a device is shrunk by, so that the fullest of them do not fit."""
@@ -27,12 +28,13 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--last", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--backend", choices=BACKENDS, default=Workers.usual().backend)
     options = parser.parse_args()
     bad = 0
     for seed in range(options.first, options.last):
         sold = drawn(seed, MOST_PLANS)
         case = tightened(sold, brute_force(sold))
-        one, several = (answer(case, jobs) for jobs in (1, options.jobs))
+        one, several = (answer(case, jobs, options.backend) for jobs in (1, options.jobs))
         unlike = [key for key in one if one[key] != several.get(key)]
         bad += bool(unlike)
         if unlike:
@@ -41,11 +43,12 @@ def main() -> int:
     return int(bad > 0)
 
 
-def answer(case: Case, jobs: int) -> dict[str, Any]:
+def answer(case: Case, jobs: int, backend: str) -> dict[str, Any]:
     """What a search says of a case, but for its seconds."""
     try:
         found = simpar.search(
             case.model, case.cluster, case.training, stack=case.stack, perturbation=case.perturbation, jobs=jobs,
+            backend=backend,
             constraints=Constraints(case.headroom, case.axes, schedules=case.axes["schedule"], portable="any"),
         ).to_dict()  # fmt: skip
     except simpar.Infeasible as error:
