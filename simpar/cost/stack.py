@@ -13,7 +13,7 @@ from simpar.plan.plan import Plan
 from simpar.plan.staged import has_tensor_ranks
 from simpar.profiles import load_profile
 from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns
-from simpar.units import Bytes, Flags, Floats, Fraction, Numbers, Seconds
+from simpar.units import MS, NS, Bytes, Flags, Floats, Fraction, Numbers, Seconds
 
 GAPS_OF_EXPANDABLE = 0.02  # torchtitan's runs, which expand segments, show 2 % and less
 Dtype = Literal["fp32", "bf16"]
@@ -84,6 +84,8 @@ class Launch(_Part):
 class ExpertHabits(_Part):
     """What experts cost besides the listed kernels.
 
+    By default what stacks with runs of mixtures need in the geometric mean (nemo, nemo-24, megatron; the last field of
+    nemo alone): one prior for every stack that nobody has measured with experts.
     ``overhead`` multiplies their kernels and those of their exchange; every routed row takes ``row_s`` in each of the
     four copies of a layer, whatever its length. Where no cap says how many tokens go where, the host waits ``sync_s``
     before each dispatch of a forward to learn it, and needs ``exchange_host_s`` for each exchange of copies between
@@ -92,10 +94,10 @@ class ExpertHabits(_Part):
     With ``sends_cast`` tokens, and gradients of what comes back, leave for the experts as 8-bit products read them.
     """
 
-    overhead: float = Field(1.0, gt=0, allow_inf_nan=False)
-    row_s: Seconds = 0.0
-    sync_s: Seconds = 0.0
-    exchange_host_s: Seconds = 0.0
+    overhead: float = Field(1.24, gt=0, allow_inf_nan=False)
+    row_s: Seconds = 1.9 * NS
+    sync_s: Seconds = 0.32 * MS
+    exchange_host_s: Seconds = 1.0 * MS
     exchange_sms: int = Field(20, ge=0)
     sends_cast: bool = False
 

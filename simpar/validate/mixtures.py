@@ -119,6 +119,11 @@ def expert_plan(row: Row, default: int = 1) -> dict[str, object]:
         plan["capacity_factor"] = float(capped.group(1)) if capped else 1.0
     if re.search(r"moe all-to-all overlap|ep overlap", words):
         plan["ep_overlap"] = True
-    if re.search(r"hybridep|deepep", words):
+    if re.search(r"hybridep|deepep", words) or is_sync_free(words):
         plan["token_dispatch"] = "per_node"
     return plan
+
+
+def is_sync_free(notes: str) -> bool:
+    """Whether a flag of Primus leaves the sizes of what is routed on the device, from its second stage on."""
+    return re.search(r"turbo_sync_free_moe_stage: [23]", notes) is not None

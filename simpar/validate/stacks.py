@@ -10,7 +10,7 @@ from simpar.cost.stack import load_stack
 from simpar.models.graph import ModelGraph
 from simpar.validate.cells import Row, text, whole
 from simpar.validate.dense import unfused
-from simpar.validate.mixtures import overlap_words
+from simpar.validate.mixtures import is_sync_free, overlap_words
 
 
 def stack_of(row: Row) -> tuple[str, dict[str, object]]:
@@ -46,11 +46,28 @@ def stack_of(row: Row) -> tuple[str, dict[str, object]]:
         changes |= load_stack(name).variants["before_compiled_loss"]
     if text(row, "slow_pipeline_bug").lower() == "true" and whole(row, "pp", 1) > 1:
         changes |= load_stack(name).variants.get("slow_pipeline", {})
+    if name == "automodel" and re.search(r"kernel opts: te\b", text(row, "notes").lower()):
+        changes["fusion.attention"] = (
+            "flash"  # Transformer Engine's, in place of that of Hugging Face's models
+        )
     if "no tp/dp overlap" in notes:
         changes["overlap.tensor_backward"] = False
     if graphs := _graphs(notes):
         changes["launch.graphs"] = graphs
-    return name, changes
+    return name, changes | _turbo(text(row, "notes").lower())
+
+
+def _turbo(notes: str) -> dict[str, object]:
+    """What flags of Primus change for mixtures: products of all local experts in one kernel, no wait for their sizes.
+
+    Source: AMD Primus, primus/backends/megatron/training/global_vars.py, _get_sync_free_moe_options: from its second
+    stage on (:func:`simpar.validate.mixtures.is_sync_free`) both come with tokens that are sent once to a rank.
+    """
+    free = is_sync_free(notes)
+    changes: dict[str, object] = {"experts.sync_s": 0.0} if free else {}
+    if free or re.search(r"use_turbo_grouped_(gemm|mlp): true", notes):
+        changes["fusion.grouped_products"] = True
+    return changes
 
 
 UNNAMED = "an unnamed stack"

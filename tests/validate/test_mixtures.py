@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from simpar.cost.stack import ExpertHabits, load_stack
 from simpar.validate.cells import Unmodelled
 from simpar.validate.mixtures import expert_plan, mixture, overlap_words, recipe_layers
+from simpar.validate.stacks import stack_of
 
 ROW = {
     "source": "a table", "model_name": "DeepSeekV3", "n_layers": "61", "hidden": "7168", "n_heads": "128",
@@ -96,6 +98,44 @@ def test_words_of_a_row() -> None:
     assert expert_plan({**ROW, "notes": "expert TP=4"})["etp"] == 4
     assert expert_plan({**ROW, "overlap_notes": "MoE all-to-all overlap; x"})["ep_overlap"] is True
     assert expert_plan({**ROW, "model_name": "DeepSeekV3 (tokendrop)"})["capacity_factor"] == 1.0
+
+
+def test_flags_of_primus() -> None:
+    """From its second stage on nothing of what is routed waits for the host, and a token is sent once to a rank."""
+    changes = {
+        flags: stack_of({**ROW, "source": "Primus", "stack": "megatron", "notes": flags})[1]
+        for flags in (
+            "x",
+            "use_turbo_grouped_gemm: true",
+            "turbo_sync_free_moe_stage: 1",
+            "turbo_sync_free_moe_stage: 2",
+        )
+    }
+    none, grouped, first, second = changes.values()
+    assert none == first == {}
+    assert grouped == {"fusion.grouped_products": True}
+    assert second == {"fusion.grouped_products": True, "experts.sync_s": 0.0}
+    plans = [expert_plan({**ROW, "notes": flags}) for flags in changes]
+    assert ["token_dispatch" in plan for plan in plans] == [False, False, False, True]
+
+
+def test_attention_of_transformer_engine_in_automodel() -> None:
+    """Where its kernels are Transformer Engine's, attention is no longer that of Hugging Face's models."""
+    row = {**ROW, "source": "NeMo Automodel performance summary", "stack": "megatron"}
+    assert stack_of({**row, "notes": "kernel opts: TE + DeepEP"}) == (
+        "automodel",
+        {"fusion.attention": "flash"},
+    )
+    assert stack_of({**row, "notes": "kernel opts: -"}) == ("automodel", {})
+
+
+def test_stacks_without_runs_of_mixtures_have_the_costs_of_those_with_some() -> None:
+    """The prior lies among what was fitted, and is what a stack has that says nothing of experts."""
+    fitted = [load_stack(name).experts for name in ("nemo", "nemo-24", "megatron")]
+    assert load_stack("torchtitan").experts == load_stack("fsdp").experts == ExpertHabits()
+    for name in ("overhead", "row_s", "sync_s"):
+        values = [getattr(each, name) for each in fitted]
+        assert min(values) <= getattr(ExpertHabits(), name) <= max(values), name
 
 
 @pytest.mark.parametrize(
