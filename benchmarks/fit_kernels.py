@@ -1,9 +1,11 @@
 """Fit the kernel parameters of devices to measured GEMM and attention times.
 
-Usage: python benchmarks/fit_kernels.py [kernels.csv] [--write]
+Usage: python benchmarks/fit_kernels.py [kernels.csv] [--only DEVICE] [--write]
 
-One set of parameters a device, by least squares on the logarithm of time with a robust loss; deterministic, and
-re-running changes nothing. With --write the parameters and their provenance go into the device profiles.
+Beside that table a large database of short, unthrottled inference kernels is read, thinned evenly: its 16-bit products
+and forward attention. One set of parameters a device, by least squares on the logarithm of time with a robust loss;
+deterministic, and re-running changes nothing. With --write the parameters and their provenance go into the device
+profiles.
 """
 
 from __future__ import annotations
@@ -25,26 +27,40 @@ from simpar.cost.kernels import DEFAULTS
 from simpar.hardware.device import Device, load_device
 from simpar.units import MS
 from simpar.validate.cells import Unmodelled
-from simpar.validate.kernels import Kernel, beyond_peak, kernel, times_s
+from simpar.validate.kernels import LAUNCH_BOUND_S, THROTTLED_S, Kernel, beyond_peak, kernel, times_s
 
 PROFILES = Path(__file__).resolve().parent.parent / "hardware_profiles" / "devices"
 DATA = Path(os.environ.get("SIMPAR_DATA", Path(__file__).resolve().parent.parent.parent / "shared" / "data"))
 
 DEVICES = ("a100-pcie-80gb", "a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm", "b200-sxm", "b200-sxm-throttled")
-PRODUCTS_TABLE = "kernels_aic_gemm.csv.gz"
-ALONE = {"NVIDIA L40S": "l40s"}
-"""Devices of that database of products that no other table has, and their profiles."""
+DATABASE = "NVIDIA AIConfigurator"
+PRODUCTS_TABLE, ATTENTION_TABLE = "kernels_aic_gemm.csv.gz", "kernels_aic_attention_fwd.csv.gz"
+SYSTEMS = {
+    "a100_sxm": "a100-sxm-80gb", "h100_sxm": "h100-sxm-80gb", "h200_sxm": "h200-sxm", "b200_sxm": "b200-sxm",
+    "gb200": "gb200", "b300_sxm": "b300-sxm", "gb300": "gb300", "l40s": "l40s",
+}  # fmt: skip
+"""Devices of that database by its own names."""
+NARROW_TOO = ("l40s",)  # elsewhere tables without casts in front of the product tell 8-bit products
+MOST = 800  # rows of a device and kind of kernel
+LONGEST_PRODUCT_S = 10 * MS  # products repeated for longer run at a throttled clock
+LEAST_SEQ = 4096
+SHARED_HEADS = 8  # queries a key: with fewer, writing keys and values to an inference cache shows
 GEMM = {
     "gemm_efficiency": (0.3, 1.0), "gemm_prologue_k": (0.0, 1500.0), "gemm_wave_overlap": (0.0, 1.0),
     "gemm_small_tile_loss": (0.0, 0.3), "kernel_latency_us": (1.0, 12.0),
 }  # fmt: skip
-CLOCKS = ("sustained_clock", "sustained_clock_fp8")  # whole runs tell
+CLOCKS = ("sustained_clock", "sustained_clock_fp8", "sustained_clock_fp4")  # whole runs tell
 ATTENTION = {
-    # no published kernel passes three quarters of the peak forward or two thirds backward, however long the sequence
-    "attention_forward_efficiency": (0.1, 0.75), "attention_backward_efficiency": (0.1, 0.66),
+    # no published kernel passes four fifths of the peak forward or two thirds backward, however long the sequence
+    "attention_forward_efficiency": (0.1, 0.8), "attention_backward_efficiency": (0.1, 0.66),
     "attention_half_seq": (0.0, 3000.0),
 }  # fmt: skip
+DIMS = {"attention_score_dim": (0.0, 128.0), "attention_least_dim": (0.0, 256.0)}
+STARTS = {"attention_least_dim": 160.0}  # from 0 nothing tells it to move
 FLASH2 = {"flash2_forward_efficiency": (0.1, 1.0), "flash2_backward_efficiency": (0.1, 1.0)}
+BACKWARD, LENGTH = "attention_backward_efficiency", "attention_half_seq"
+BY_LENGTH = ("l40s",)
+"""Devices of which no other table has attention: the database tells how it depends on the sequence, too."""
 SIBLINGS = {  # devices without measurements: same architecture, so the same shares of their own peaks
     "a100-sxm-40gb": "a100-sxm-80gb", "h100-sxm-96gb-500w": "h100-sxm-80gb", "h100-pcie": "h100-sxm-80gb",
     "b200-sxm-limited": "b200-sxm", "gb200": "b200-sxm", "b300-sxm": "b200-sxm", "gb300": "b200-sxm",
@@ -68,17 +84,42 @@ def read(path: Path) -> dict[str, list[Kernel]]:
     return found
 
 
-def read_products(path: Path) -> dict[str, list[Kernel]]:
-    """Products of the devices that one large database alone has measured."""
+def read_database(folder: Path) -> dict[str, list[Kernel]]:
+    """Kernels of the large database by device: 16-bit products, and causal forward attention in 16 bits."""
     found: dict[str, list[Kernel]] = defaultdict(list)
-    with gzip.open(path, "rt", newline="", encoding="utf-8") as stream:
-        for row in csv.DictReader(stream):
-            if row["device"] in ALONE and row["gemm_dtype"] in ("bfloat16", "fp8"):
-                shape = (*(float(row[name]) for name in "mnk"), 1.0)
-                dtype, time_s = row["gemm_dtype"].replace("bfloat16", "bf16"), float(row["latency_ms"]) * MS
-                device = ALONE[row["device"]]
-                found[device].append(Kernel("NVIDIA AIConfigurator", device, "gemm", dtype, time_s, shape))
+    for name, each in ((PRODUCTS_TABLE, _database_product), (ATTENTION_TABLE, _database_attention)):
+        kinds: dict[str, list[Kernel]] = defaultdict(list)
+        with gzip.open(folder / name, "rt", newline="", encoding="utf-8") as stream:
+            for row in csv.DictReader(stream):
+                if row["system"] in SYSTEMS and (entry := each(row)):
+                    kinds[entry.device].append(entry)
+        for device, kernels in kinds.items():
+            step = max(1.0, len(kernels) / MOST)
+            found[device] += [kernels[int(i * step)] for i in range(int(len(kernels) / step))]
     return found
+
+
+def _database_product(row: Mapping[str, str]) -> Kernel | None:
+    device, dtype = SYSTEMS[row["system"]], row["gemm_dtype"].replace("bfloat16", "bf16")
+    time_s = float(row["latency_ms"]) * MS
+    if not (dtype == "bf16" or (dtype == "fp8" and device in NARROW_TOO)) or time_s > LONGEST_PRODUCT_S:
+        return None
+    return Kernel(DATABASE, device, "gemm", dtype, time_s, (*(float(row[name]) for name in "mnk"), 1.0))
+
+
+def _database_attention(row: Mapping[str, str]) -> Kernel | None:
+    shared = int(row["num_heads"]) / int(row["num_key_value_heads"])
+    own = not row["kernel_source"].endswith(
+        ("triton_attn", "fa4")
+    )  # what these devices run for other dtypes or dims
+    time_s = float(row["latency"]) * MS
+    if row["kv_cache_dtype"] != "bfloat16" or not own or shared < SHARED_HEADS:
+        return None
+    if not LAUNCH_BOUND_S < time_s < THROTTLED_S or int(row["head_dim"]) > 256:
+        return None
+    shape = tuple(float(row[name]) for name in ("batch_size", "isl", "num_heads", "head_dim"))
+    op = "flash_attention_3:fwd" if row["kernel_source"].endswith("fa3") else "attention:fwd"
+    return Kernel(DATABASE, SYSTEMS[row["system"]], op, "bf16", time_s, shape, True, (shape[3], shape[3]))
 
 
 def fit(
@@ -96,7 +137,7 @@ def fit(
         changed = device.model_copy(update={"kernels": {**device.kernels, **values}})
         return np.asarray(weight * (np.log(times_s(changed, kernels)) - measured))
 
-    start = (np.array([DEFAULTS[name] for name in names]) - low) / (high - low)
+    start = (np.array([STARTS.get(name, DEFAULTS[name]) for name in names]) - low) / (high - low)
     best = least_squares(
         residuals, np.clip(start, 0.02, 0.98), bounds=(0, 1), loss="soft_l1", f_scale=0.1, diff_step=1e-3
     )
@@ -104,21 +145,48 @@ def fit(
 
 
 def fit_device(device: Device, kernels: Sequence[Kernel]) -> dict[str, float]:
-    """GEMM parameters in bf16, then the fp8 efficiency, then attention, each on its own rows."""
-    values = {name: device.kernels[name] for name in CLOCKS if name in device.kernels}
+    """GEMM parameters in bf16, then the fp8 efficiency, then attention, each on its own rows.
+
+    The database tells how attention depends on the dim of a head, and all that no other table measured.
+    """
+    clocks = {name: device.kernels[name] for name in CLOCKS if name in device.kernels}
+    values = dict(clocks)
+    flash = [k for k in kernels if ":" in k.op and not second_best(device, k)]
+    by_dim = [k for k in flash if k.source == DATABASE]
+    own = others(flash)
+    if (
+        own != by_dim
+    ):  # its FlashAttention-3 is what training runs; short sequences show its inference library
+        own += [k for k in by_dim if k.op.startswith("flash_attention_3") and k.shape[1] >= LEAST_SEQ]
     rows = {
-        "bf16": [k for k in kernels if k.op in ("gemm", "wgrad") and k.dtype == "bf16"],
+        "bf16": others([k for k in kernels if k.op in ("gemm", "wgrad") and k.dtype == "bf16"]),
         "fp8": [k for k in kernels if k.op in ("gemm", "wgrad") and k.dtype == "fp8"],
-        "attention": [k for k in kernels if ":" in k.op and not second_best(device, k)],
+        "dims": by_dim if len({k.shape[3] for k in by_dim}) > 1 else [],
+        "attention": own,
         "flash2": [k for k in kernels if second_best(device, k)],
     }
+    told = (*DIMS, *((LENGTH,) if device.name in BY_LENGTH else ()))
+    passes = {k.op.split(":")[1] for k in own}
+    rates = {
+        name: bounds
+        for name, bounds in ATTENTION.items()
+        if name not in told and not (name == BACKWARD and passes == {"fwd"})
+    }
     steps: tuple[tuple[str, Mapping[str, tuple[float, float]]], ...] = (
-        ("bf16", GEMM), ("fp8", {"gemm_efficiency_fp8": (0.2, 0.85)}), ("attention", ATTENTION), ("flash2", FLASH2),
+        ("bf16", GEMM), ("fp8", {"gemm_efficiency_fp8": (0.2, 0.85)}),
+        ("dims", {name: bounds for name, bounds in {**ATTENTION, **DIMS}.items() if name != BACKWARD}),
+        ("attention", rates), ("flash2", FLASH2),
     )  # fmt: skip
     for name, bounds in steps:
         if len(rows[name]) > len(bounds):
-            values |= fit(device.model_copy(update={"kernels": values}), rows[name], bounds)
+            found = fit(device.model_copy(update={"kernels": values}), rows[name], bounds)
+            values |= {key: found[key] for key in (told if name == "dims" else bounds)}
     return values
+
+
+def others(kernels: Sequence[Kernel]) -> list[Kernel]:
+    """Kernels of other tables than the database, where there are any."""
+    return [each for each in kernels if each.source != DATABASE] or list(kernels)
 
 
 def second_best(device: Device, kernel: Kernel) -> bool:
@@ -138,12 +206,12 @@ def main() -> None:
     """Fit, print errors, and write on request."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", nargs="?", default=DATA / "kernels.csv", type=Path)
-    parser.add_argument("--products", default=DATA / PRODUCTS_TABLE, type=Path)
     parser.add_argument("--only", help="one device")
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     table = read(arguments.table)
-    table |= read_products(arguments.products)
+    for name, kernels in read_database(arguments.table.parent).items():
+        table.setdefault(name, []).extend(kernels)
     # the one whole pass of FlashAttention-3 was measured on the sibling with the same compute
     table["h100-sxm-80gb"] += [k for k in table["h200-sxm"] if k.op == "flash_attention_3:both"]
     # attention by length was measured on the throttled one alone
@@ -175,6 +243,8 @@ def main() -> None:
         )
     if arguments.write:
         for name, values in fitted.items():
+            if name in SIBLINGS:
+                continue  # the sibling's; its own in the database are other libraries', and no backward
             write(name, values, notes[name])
         for name, sibling in SIBLINGS.items():
             if sibling not in fitted:
@@ -191,13 +261,14 @@ def write(name: str, values: Mapping[str, Any], note: str) -> None:
     from ruamel.yaml import YAML
 
     parser = YAML()
-    parser.width = 200
+    parser.width = 10_000
     path = PROFILES / f"{name}.yaml"
     document = parser.load(path.read_text())
     kept = dict(document.get("kernels") or {})
-    ours = {*GEMM, *ATTENTION, *FLASH2, "gemm_efficiency_fp8"}
+    ours = {*GEMM, *ATTENTION, *DIMS, *FLASH2, "gemm_efficiency_fp8"}
     document["kernels"] = {**values, **{k: v for k, v in kept.items() if k not in ours}}
-    document["provenance"] = note
+    told = str(document.get("provenance", "")).partition("; sustained clock")
+    document["provenance"] = note + told[1] + told[2]
     with path.open("w") as stream:
         parser.dump(document, stream)
 

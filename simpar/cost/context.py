@@ -77,7 +77,8 @@ def block_times_s(
     attention, blocks = _of(op), split.blocks
     ulysses = dims["ulysses"]
     rows, heads = dims["seq"] * ulysses, dims["heads"] // ulysses
-    width = (evaluate(attention.key_dim, dims) + evaluate(attention.value_dim, dims)) / 2
+    both = (evaluate(attention.key_dim, dims), evaluate(attention.value_dim, dims))
+    width = kernels.head_dim(*both, backward=backward)
     shape = (dims["batch"], rows, heads, width)
 
     def seconds(context: Numbers, seen: Numbers) -> Numbers:

@@ -44,6 +44,10 @@ DEFAULTS: dict[str, float] = {
     # the same of FlashAttention-2 where the device has faster kernels; 0: they are the same
     "flash2_forward_efficiency": 0.0,
     "flash2_backward_efficiency": 0.0,
+    # work of a score beside its products (exponentials), as so many elements of the dim of a head; FlashAttention-2's
+    "attention_score_dim": 12.0,
+    # what a score takes at least, in the same elements: exponentials bound heads of a small dim
+    "attention_least_dim": 0.0,
     # sequence length at which attention reaches half of that (pipeline fill of one block row), tokens
     "attention_half_seq": 350.0,
     # share of 16-bit peak in the products of a state-space scan's kernels, see docs/modeling.md
@@ -67,8 +71,9 @@ class KernelModel:
     """Kernel times of a device at a precision.
 
     ``attention`` names the kernel family: "flash" (the fastest that the device has), "flash2" (FlashAttention-2,
-    as in PyTorch's scaled dot product) or "unfused". ``sustained`` applies the clock of long steps; without it
-    times are those of short benchmarks. ``attention_rate`` multiplies the speed of its flash kernels.
+    as in PyTorch's scaled dot product), "latent" (the fastest, with heads of two widths) or "unfused". ``sustained``
+    applies the clock of long steps; without it times are those of short benchmarks. ``attention_rate`` multiplies the
+    speed of its flash kernels.
     """
 
     device: Device
@@ -156,6 +161,12 @@ class KernelModel:
             share = p["gemm_efficiency_fp4"] or share
         return self.rate(self.precision) * share
 
+    def head_dim(self, key_dim: Numbers, value_dim: Numbers, *, backward: bool) -> Numbers:
+        """The dim that products of attention have in the mean: of scores ``key_dim``, of outputs ``value_dim``."""
+        if backward and self.attention in ("flash", "flash2"):  # at the dim of the wider
+            return np.maximum(key_dim, value_dim)
+        return (np.asarray(key_dim) + value_dim) / 2
+
     def attention_time_s(self, shape: Heads, *, context: Numbers, seen: Numbers, backward: bool) -> Numbers:
         """Seconds of core attention over ``context`` keys.
 
@@ -168,11 +179,16 @@ class KernelModel:
             kept = np.asarray(seen, dtype=np.float64) / keys
             return self._unfused_attention_s((batch, seq, heads, head_dim), keys, kept, backward=backward)
         p, direction = self.parameters, "backward" if backward else "forward"
-        second = p[f"flash2_{direction}_efficiency"] if self.attention == "flash2" else 0.0
-        share = second or p[f"attention_{direction}_efficiency"]
+        second = self.attention == "flash2" and p["flash2_forward_efficiency"]
+        share = p[f"{'flash2' if second else 'attention'}_{direction}_efficiency"]
+        shape_of = DEFAULTS if second else p  # FlashAttention-2 is the same kernel wherever others are faster
         row = np.minimum(keys, 2.0 * np.asarray(seen, dtype=np.float64))  # of a causal mask, or of its window
-        ramp = row / (row + p["attention_half_seq"])
-        width = np.minimum(head_dim / 128.0, 1.0) ** 0.3
+        ramp = row / (row + shape_of["attention_half_seq"])
+        usual, own = (
+            np.maximum(dim + shape_of["attention_score_dim"], shape_of["attention_least_dim"])
+            for dim in (128.0, head_dim)
+        )
+        width = usual / 128.0 * head_dim / own
         flop = 4.0 * batch * seq * seen * heads * head_dim * (2.5 if backward else 1.0)
         return self.latency_s + flop / (
             self.rate(self.activation_dtype) * share * self.attention_rate * ramp * width

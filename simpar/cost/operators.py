@@ -290,12 +290,16 @@ def _attention(op: Operator, sizes: Sizes) -> OperatorTime:
     """All keys at once; under context parallelism the blocks of :mod:`simpar.cost.context` add up to a little more."""
     assert op.attention is not None, "an attention operator carries its mask"
     dims, mask = sizes.dims, op.attention
-    width = (evaluate(mask.key_dim, dims) + evaluate(mask.value_dim, dims)) / 2
-    shape, context = (dims["batch"], dims["seq"], dims["heads"], width), dims[mask.context]
+    widths, context = (evaluate(mask.key_dim, dims), evaluate(mask.value_dim, dims)), dims[mask.context]
     if mask.document is not None and sizes.kernels.attention != "unfused":
         context = np.minimum(context, mask.document)  # kernels work document by document
     both = [
-        sizes.kernels.attention_time_s(shape, context=context, seen=seen_keys(mask, dims), backward=backward)
+        sizes.kernels.attention_time_s(
+            (dims["batch"], dims["seq"], dims["heads"], sizes.kernels.head_dim(*widths, backward=backward)),
+            context=context,
+            seen=seen_keys(mask, dims),
+            backward=backward,
+        )
         for backward in (False, True)
     ]
     if np.any(dims.get("before", 0)):

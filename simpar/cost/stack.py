@@ -26,6 +26,7 @@ class _Part(BaseModel):
 class Fusion(_Part):
     """Which kernels are one pass over memory, and which attention.
 
+    ``attention`` "latent": the backward kernel knows heads whose keys are wider than their values.
     ``attention_rate`` is the speed of the stack's attention kernel over that of its family, by device and of all
     "others" (1 where neither is given). Of a
     mixture of experts: ``grouped_products`` runs the products of all local experts in one kernel, ``permutation`` sorts
@@ -43,7 +44,7 @@ class Fusion(_Part):
     permutation: bool = True
     router: bool = True
     expert_epilogues: bool = False
-    attention: Literal["flash", "flash2", "unfused"] = "flash"
+    attention: Literal["flash", "flash2", "latent", "unfused"] = "flash"
     attention_rate: dict[str, PositiveFloat] = {}
 
     def rate_on(self, device: str) -> float:

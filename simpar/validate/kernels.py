@@ -33,7 +33,10 @@ DEVICES = (
 
 @dataclass(frozen=True)
 class Kernel:
-    """One measured kernel; the shape is (m, n, k, batch) of a product, (batch, seq, heads, head_dim) of attention."""
+    """One measured kernel; the shape is (m, n, k, batch) of a product, (batch, seq, heads, head_dim) of attention.
+
+    The dim of a head is the mean of ``head_dims``, those of keys and values, where they differ.
+    """
 
     source: str
     device: str
@@ -42,6 +45,7 @@ class Kernel:
     time_s: float
     shape: tuple[float, ...]
     causal: bool = False
+    head_dims: tuple[float, float] = (0.0, 0.0)
 
 
 def kernel(row: Row) -> Kernel:
@@ -133,7 +137,8 @@ def _attention(row: Row, device: str) -> Kernel:
     whole = "full attention FLOP" in text(row, "layout") + text(row, "causal")
     causal = whole or text(row, "causal").lower() in ("true", "1")
     value_dim = re.search(r"v_head_dim=(\d+)", text(row, "notes"))
-    width = (head_dim + float(value_dim.group(1))) / 2 if value_dim else head_dim
+    head_dims = (head_dim, float(value_dim.group(1)) if value_dim else head_dim)
+    width = sum(head_dims) / 2
     flop = 4 * batch * seq**2 * heads * width * (0.5 if causal and not whole else 1.0)
     words = text(row, "direction")
     direction = "both" if "fwd+bwd" in words else ("bwd" if "bwd" in words else "fwd")
@@ -143,7 +148,8 @@ def _attention(row: Row, device: str) -> Kernel:
     if time > THROTTLED_S:
         raise Unmodelled("long enough to run at a throttled clock")
     op = f"{text(row, 'op')}:{direction}"
-    return Kernel(text(row, "source"), device, op, "bf16", time, (batch, seq, heads, width), causal)
+    shape = (batch, seq, heads, width)
+    return Kernel(text(row, "source"), device, op, "bf16", time, shape, causal, head_dims)
 
 
 def _times(model: KernelModel, op: str, kernels: Sequence[Kernel]) -> NDArray[np.float64]:
@@ -154,9 +160,11 @@ def _times(model: KernelModel, op: str, kernels: Sequence[Kernel]) -> NDArray[np
     total = np.zeros(len(kernels))
     for causal in (False, True):
         mask = np.array([each.causal == causal for each in kernels])
-        b, s, a, d = columns[:, mask]
+        b, s, a, _ = columns[:, mask]
+        both = np.array([each.head_dims for each in kernels])[mask].T
         for backward in {"fwd": (False,), "bwd": (True,), "both": (False, True)}[op.split(":")[1]]:
+            dim = model.head_dim(*both, backward=backward)
             total[mask] += model.attention_time_s(
-                (b, s, a, d), context=s, seen=s / 2 if causal else s, backward=backward
+                (b, s, a, dim), context=s, seen=s / 2 if causal else s, backward=backward
             )
     return total

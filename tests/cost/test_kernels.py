@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -259,6 +261,37 @@ def test_a_window_fills_the_pipeline_no_further_than_its_keys() -> None:
 
     assert per_key_s(128) / per_key_s(2048) == pytest.approx((1 + half / 256) / (1 + half / 4096))
     assert per_key_s(4096) == pytest.approx(per_key_s(2048))
+
+
+def _rate(model: KernelModel, head_dim: float) -> float:
+    """Elements of heads that forward attention computes a second, of 128 queries' worth of work."""
+    took_s = model.attention_time_s((1, 8192, 64, head_dim), context=8192, seen=4096, backward=False)
+    return head_dim / float(took_s - model.latency_s)
+
+
+@pytest.mark.parametrize(
+    ("device", "narrow", "wide"),
+    [("h100-sxm-80gb", 0.79, 1.17), ("h200-sxm", 0.79, 1.17), ("b200-sxm", 0.61, 1.13)],
+)
+def test_narrow_heads_are_slower_and_wide_ones_faster(device: str, narrow: float, wide: float) -> None:
+    """Heads of 64 and of 256 against 128, medians of forward kernels of 16,384 tokens in AIConfigurator's database."""
+    model = KernelModel(load_device(device))
+    assert _rate(model, 64) / _rate(model, 128) == pytest.approx(narrow, abs=0.03)
+    assert _rate(model, 256) / _rate(model, 128) == pytest.approx(wide, abs=0.03)
+
+
+def test_flash_attention_2_is_one_kernel_everywhere() -> None:
+    """Where others are faster its rate depends on shapes as on devices that have nothing else."""
+    second = KernelModel(load_device("h100-sxm-80gb"), attention="flash2")
+    assert _rate(second, 64) / _rate(second, 128) == pytest.approx((128 + 12) / 128 * 64 / (64 + 12))
+
+
+def test_backward_kernels_pay_for_the_wider_of_keys_and_values() -> None:
+    """Latent attention of 192 and 128; forward, in unfused kernels and in stacks with one of their own it does not."""
+    assert MODEL.head_dim(192, 128, backward=False) == 160
+    assert MODEL.head_dim(192, 128, backward=True) == 192
+    for exempt in ("unfused", load_stack("hai-llm").fusion.attention):
+        assert replace(MODEL, attention=exempt).head_dim(192, 128, backward=True) == 160
 
 
 def test_a_stack_s_attention_has_a_rate_of_its_own_on_a_device() -> None:
