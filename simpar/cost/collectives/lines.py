@@ -15,6 +15,7 @@ from simpar.cost.collectives.placement import Placement, Shape
 from simpar.cost.collectives.traffic import Edges, is_port, occupancy
 from simpar.errors import UserError
 from simpar.files import choose
+from simpar.plan.routing import Routing
 from simpar.units import GB, GIB, US
 
 _OWN_SHARES = {"all_gather": "gather_share", "reduce_scatter": "scatter_share"}
@@ -188,7 +189,16 @@ def lines(candidate: Candidate, values: Mapping[str, float]) -> list[Line]:
 
 
 def _rate_cap(candidate: Candidate, values: Mapping[str, float]) -> float | None:
-    """Channels bound every message between domains, also those that make up an all-to-all."""
+    """Channels bound every message between domains, also those that make up an all-to-all.
+
+    The kernels of a dispatch hand on every copy by rank and by domain on the multiprocessors that they hold.
+    """
+    shape = candidate.shape
+    if candidate.algorithm == "dispatch" and shape.num_domains > 1:
+        routing = Routing.of_op(candidate.op)
+        by_rank, by_domain = (n * routing.holds(1 / n) for n in (shape.members, shape.num_domains))
+        near, far = values["dispatch_gb_per_s"] * GB, values["dispatch_far_gb_per_s"] * GB
+        return 1.0 / (1.0 / near + by_domain / by_rank / far)
     if candidate.algorithm != "direct" or candidate.shape.num_domains == 1:
         return None
     messages = candidate.shape.members if candidate.op == "all_to_all" else 1

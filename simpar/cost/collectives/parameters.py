@@ -48,6 +48,14 @@ PARAMETERS: dict[str, tuple[float, str]] = {
     "exchange_efficiency": (0.77, "share of the scale-up port that an all-to-all reaches"),
     "nic_efficiency": (0.94, "share of the NICs that rings and trees reach"),
     "exchange_nic_efficiency": (0.92, "share of the NICs that an all-to-all reaches"),
+    "dispatch_gb_per_s": (
+        371.0,
+        "copies by rank that kernels of a dispatch over several domains move, alone",
+    ),
+    "dispatch_far_gb_per_s": (
+        180.0,
+        "copies by domain that they move, alone (both: benchmarks/fit_dispatch.py)",
+    ),
     "nic_scale_loss": (0.0, "share of NIC bandwidth lost per doubling of the domains beyond two"),
     "gather_scale_loss": (0.0, "the same of gathers and scatters alone, beside nic_scale_loss"),
     "send_efficiency": (0.81, "share of the scale-up port that a point-to-point message reaches"),

@@ -19,7 +19,7 @@ IDEAL = {
     "pair_loss": 0.0, "far_port_share": 1.0, "host_bridge_share": 1e9, "host_bridge_flows": 1e-9,
     "nvls_efficiency": 1.0,
     "exchange_efficiency": 1.0, "nic_efficiency": 1.0, "exchange_nic_efficiency": 1.0, "nic_scale_loss": 0.0,
-    "send_efficiency": 1.0, "p2p_channel_gb_per_s": 1000.0,
+    "send_efficiency": 1.0, "p2p_channel_gb_per_s": 1000.0, "dispatch_gb_per_s": 1e6, "dispatch_far_gb_per_s": 1e6,
 }  # fmt: skip
 
 ToyMaker = Callable[..., Cluster]

@@ -81,3 +81,22 @@ def test_measured_on_four_nodes(tokens: int, dispatch_us: float, combine_us: flo
         size = width * tokens * 32 * routing.holds(1 / 32)
         cost = collective(routing.op, np.arange(32)[None, :], cluster, size_bytes=size)
         assert cost.solo_time_s(size, cluster) * 1e6 == pytest.approx(measured_us, rel=0.09)
+
+
+@pytest.mark.parametrize(("tokens", "both_us"), [(4096, 3043), (8192, 5720)])
+def test_on_two_nodes_multiprocessors_are_the_limit(tokens: int, both_us: float) -> None:
+    """The same source on two nodes: dispatch and combine together, which NICs alone would do in two thirds of it."""
+    cluster, routing = load_cluster("dgx-h100", 2), Routing(8, 256)
+    found_s = 0.0
+    for width in (HIDDEN * (1 + 4 / 128), 2.0 * HIDDEN):
+        size = width * tokens * 16 * routing.holds(1 / 16)
+        cost = collective(routing.op, np.arange(16)[None, :], cluster, size_bytes=size)
+        assert cost.rate_cap_bytes_per_s is not None
+        found_s += cost.solo_time_s(size, cluster)
+    assert found_s * 1e6 == pytest.approx(both_us, rel=0.1)
+
+
+def test_a_dispatch_inside_a_domain_has_ports_alone(toy: ToyMaker) -> None:
+    """Libraries differ there; that of NVLink racks is not held to what another needs to reach a network."""
+    cost = collective("dispatch 8 256 1 1", np.arange(8)[None, :], toy(1), size_bytes=1e9)
+    assert cost.rate_cap_bytes_per_s is None
