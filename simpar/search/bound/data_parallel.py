@@ -57,7 +57,7 @@ class Cut:
     """First reductions of one backward pass over a stage, in the order of their queue.
 
     ``rest`` float64[b] nanoseconds of each and all that queue behind it, ``total`` of all; ``behind`` float64[b, kinds]
-    blocks that run their backward after a bucket is full; ``second`` nanoseconds of the last second reduction.
+    blocks that run their backward after a bucket is full; ``second`` nanoseconds of the second reduction of the last.
     """
 
     rest: Floats
@@ -346,8 +346,11 @@ def _uses(sync: Synchronisation) -> list[tuple[str, str]]:
 
 
 def _cut(configuration: Configuration, pieces: tuple[int, ...], policy: SyncPolicy) -> Cut:
-    """First reductions of a stage in the order of their queue, and the last second one."""
-    backwards, second = np.array(pieces[::-1]), 0.0
+    """First reductions of a stage in the order of their queue, and the second one of the last of them.
+
+    Those of who else holds copies may be over by then: their last bucket may have left the queue long before.
+    """
+    backwards, second = np.array(pieces[::-1]), list[Ints]()
     left = np.eye(len(configuration.rests))[backwards][::-1].cumsum(axis=0)[::-1]  # with the block itself
     took: list[Ints] = []
     closing: list[Ints] = []
@@ -360,12 +363,12 @@ def _cut(configuration: Configuration, pieces: tuple[int, ...], policy: SyncPoli
         times = configuration.reduction_ns(copies, size, count)
         took.append(times[0])
         closing.append(np.array([one.at for one in each], dtype=np.int64))
-        if len(times) > 1 and each:
-            second = float(times[1][-1])
+        second.append(times[1] if len(times) > 1 else np.zeros_like(times[0]))
     if not took:
         return Cut(np.zeros(0), left[:0], 0.0, 0.0)
     at = np.concatenate(closing)
     order = np.argsort(at, kind="stable")
     times_ns = np.concatenate(took)[order].astype(np.float64)
     behind = left[at[order]] - np.eye(len(configuration.rests))[backwards[at[order]]]
-    return Cut(np.cumsum(times_ns[::-1])[::-1], behind, float(times_ns.sum()), second)
+    last_ns = float(np.concatenate(second)[order][-1]) if len(order) else 0.0
+    return Cut(np.cumsum(times_ns[::-1])[::-1], behind, float(times_ns.sum()), last_ns)

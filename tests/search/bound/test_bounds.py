@@ -110,6 +110,26 @@ def test_bounds_hold_where_gradients_are_reduced_by_runs(schedule, problem_of, f
         assert needed[row] <= found.needed_bytes, plan
 
 
+@pytest.mark.parametrize("hsdp", [2, 4])
+def test_bounds_hold_where_experts_are_reduced_before_the_rest(hsdp, frontier_of):
+    """What replicas of shards add up behind the last reduction is that of the embedding's, and experts' is over."""
+    problem = simpar.search.make_problem(
+        "small-mixture",
+        simpar.Cluster("dgx-h100", nodes=2),
+        simpar.Training(seq_len=512, global_batch=16),
+        stack="torchtitan",
+        constraints=simpar.search.Constraints(
+            fixed={"zero": 3, "hsdp": hsdp, "schedule": ("v-min", "zb-v", "zb-h1", "1f1b"), "pp": 2}
+        ),
+    )
+    frontier = frontier_of(problem, 4)
+    overhead = problem.stack.launch.step_overhead_s
+    for row in range(frontier.rows.count):
+        plan = plan_of(frontier.rows, row)
+        exact = measure(problem, plan).step_time_s - overhead
+        assert max(bounds_of(frontier, row)) <= exact * (1 + 1e-12), plan
+
+
 def test_streams_and_chains_are_sharp_where_passes_run_together(frontier_of):
     """Communication inside passes counts on its stream, and where other ranks wait for a pass to end."""
     problem = simpar.search.make_problem(
