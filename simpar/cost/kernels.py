@@ -20,6 +20,8 @@ _TILES = np.array(
 ).T
 """Rows and columns of what a multiprocessor computes at a time, and how often they halve the largest."""
 
+HEAD_STEP = 32
+"""Dims of heads that flash kernels are compiled for are multiples of it: others are padded [flash-attention, csrc]."""
 Heads = tuple[Numbers, Numbers, Numbers, Numbers]
 """Shape of attention: batch, queries, heads and the dim of a head."""
 
@@ -178,6 +180,7 @@ class KernelModel:
         if self.attention == "unfused":
             kept = np.asarray(seen, dtype=np.float64) / keys
             return self._unfused_attention_s((batch, seq, heads, head_dim), keys, kept, backward=backward)
+        head_dim = HEAD_STEP * np.ceil(head_dim / HEAD_STEP)
         p, direction = self.parameters, "backward" if backward else "forward"
         second = self.attention == "flash2" and p["flash2_forward_efficiency"]
         share = p[f"{'flash2' if second else 'attention'}_{direction}_efficiency"]
