@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import Literal
 
@@ -9,6 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
 from simpar import files
+from simpar.errors import UserError
 from simpar.plan.plan import Plan
 from simpar.plan.staged import has_tensor_ranks
 from simpar.profiles import load_profile
@@ -247,7 +249,8 @@ class Stack(Described):
 
     ``passes`` are measured (forward, backward) passes over memory of memory-bound operators by kind, each of the
     operator's output, in place of those that ``fusion`` implies.
-    ``variants`` name releases or settings that differ, by dotted key, in SI.
+    ``variants`` name releases or settings that differ, by dotted key, in SI. ``earlier`` names the profiles of releases
+    up to some year and month, where they have one of their own.
     """
 
     data_parallel: Literal["ddp", "fsdp"] = "ddp"
@@ -262,6 +265,7 @@ class Stack(Described):
     memory: MemoryHabits = MemoryHabits()
     passes: dict[str, tuple[PositiveFloat, PositiveFloat]] = Field(default_factory=dict)
     variants: dict[str, dict[str, bool | float]] = Field(default_factory=dict)
+    earlier: dict[str, str] = Field(default_factory=dict)
 
 
 DEFAULT_STACK = "megatron"
@@ -270,7 +274,17 @@ ALL_AT_ONCE = float(2**50)  # bytes of a bucket that nothing fills
 
 @lru_cache(maxsize=32)
 def load_stack(name: str) -> Stack:
-    """A stack by bundled name or by the path of its YAML, of a learnt file by its part. Raises UserError."""
+    """A stack by bundled name or by the path of its YAML, of a learnt file by its part. Raises UserError.
+
+    A bundled name may say a release by year and month ("nemo@24.05"); without one it is the newest.
+    """
+    named, at, release = str(name).partition("@")
+    if at and named in files.bundled("stacks"):
+        if not re.fullmatch(r"\d\d\.\d\d(\.\d+)?", release):
+            raise UserError(f"stack = {name!r}: a release is a year and a month, such as {named}@24.05")
+        newest = load_stack(named)
+        until = next((last for last in sorted(newest.earlier) if release[:5] <= last), None)
+        return newest if until is None else load_stack(newest.earlier[until])
     return files.parse(Stack, load_profile(name, "stacks", "stack")[0])
 
 

@@ -40,7 +40,7 @@ RUN_COLUMNS: Mapping[str, str] = {
     "seq_parallel": "true or false; blank: as the stack does it",
     "overlap_notes": "what overlaps, in words",
     "attention_kernel": "flash or unfused; blank: as the stack and device had it",
-    "stack": "name of `simpar list stacks`",
+    "stack": "name of `simpar list stacks`, with a release where it is not the newest, such as nemo@24.05",
     "plan": "plan file, from the folder of the table: what ran, on what; the columns above may then be blank",
     "iteration_time_s": "seconds of a step",
     "tokens_per_s_per_gpu": "tokens of a second and device, where no time is known",

@@ -16,6 +16,7 @@ from simpar.validate.mixtures import is_sync_free, overlap_words
 def stack_of(row: Row) -> tuple[str, dict[str, object]]:
     """Stack profile, and what the row's words change about it."""
     words = text(row, "stack").lower()
+    words = load_stack(words).name if "@" in words else words
     notes = f"{overlap_words(row)} {text(row, 'model_name')}".lower()
     known = {
         "megatron-deepspeed": "megatron-deepspeed", "megatron": "megatron", "nanotron": "nanotron",
@@ -119,11 +120,28 @@ def _graphs(notes: str) -> tuple[str, ...]:
 
 
 def _nemo(row: Row) -> str:
-    """Automodel trains with torch's own FSDP; releases of NeMo to 24.07 are slower than those since."""
-    words = f"{text(row, 'source')} {text(row, 'notes')}".lower()
-    if "automodel" in words:
+    """Automodel trains with torch's own FSDP; releases of NeMo to 24.07 are slower than those since.
+
+    A row that does not say its release is of the newest.
+    """
+    if "automodel" in f"{text(row, 'source')} {text(row, 'notes')}".lower():
         return "automodel"
-    return "nemo-24" if re.search(r"launcher|summary 24", words) else "nemo"
+    return "nemo-24" if (released(row) or NEMO_24) < NEMO_24 else "nemo"
+
+
+NEMO_24 = (
+    2024.75  # until when releases are nemo-24: 24.07's last revision of what it measures is of September
+)
+_CALENDAR = re.compile(r"(?:container release|tags?|release|summary|@)[ :=]*v?(2\d)\.(\d\d)\b")
+"""NeMo's, Megatron-Bridge's and dgxc-benchmarking's releases are named by year and month."""
+
+
+def released(row: Row) -> float | None:
+    """When the software of a row came out, in years (2025.25 is April 2025); None where nothing says it."""
+    named = _CALENDAR.search(
+        " ".join(text(row, name) for name in ("source", "stack", "notes", "citation")).lower()
+    )
+    return 2000 + int(named[1]) + (int(named[2]) - 1) / 12 if named else None
 
 
 def is_nemo(row: Row) -> bool:
