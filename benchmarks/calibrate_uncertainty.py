@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import pickle
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from calibrate_uncertainty_rows import Run, runs_of
-from fit_runs import DATA, ROOT, TABLES
+from calibrate_uncertainty_rows import ROOT, Run, kept_runs
 from numpy.typing import NDArray
+from pooled import Pool
 from scipy.optimize import minimize
 from scipy.special import ndtr
 
@@ -39,15 +38,9 @@ Bools = NDArray[np.bool_]
 FULLEST_EXPERTS, ROUTED_EXPERTS = (0.72, 0.04, 0.52, 0.04), 64
 """What the fullest of so many experts of a layer has above the mean, in means, over a validation set: models of 1B and
 3B parameters, each balanced by an auxiliary loss and without one (arXiv 2408.15664, tables 2 and 5)."""
-ALSO = "measured_mlperf_dev.csv"
-"""Runs that parameters were never fitted to."""
-MOST_RUNS = {"ultrascale-playbook": 100, "Megatron-Bridge performance summary": 80,
-             "NVIDIA dgxc-benchmarking READMEs": 60}  # fmt: skip
-USUAL_RUNS, ALIKE_RUNS = 40, 60
-"""Runs of one source that count as so many in a fit, and in the spread of errors, whatever there are."""
-NOISE, FAR = 0.07, 0.15  # spread of a run in a fit, and from where on a run counts less
-PASSES = 12  # of the robust fit
-NOT_FITTED = ("Megatron-FSDP GB200",)  # its exchange is another than Megatron-Core's
+ALIKE_RUNS = 60
+"""Runs of one source that count as so many in the spread of errors, whatever there are."""
+NOT_SUPPORT = ("Megatron-FSDP GB200",)  # its exchange is another than Megatron-Core's
 PLAYBOOK = ("ultrascale-playbook",)  # prints layouts that ran out of memory beside those that ran
 GROUP = 30  # runs that are enough to say how often intervals hold
 LEAST_LACK = 0.005  # what multiplies a spread by less is left out of the table
@@ -90,56 +83,17 @@ class Fold:
     evidence: tuple[Evidence, ...]
 
 
-class Refit:
-    """The fit of all parameters as a penalised robust least squares of sensitivities."""
-
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self.runs = runs
-        self.names = sorted({name for run in runs for name in run.slopes})
-        place = {name: at for at, name in enumerate(self.names)}
-        self.slopes = np.zeros((len(runs), len(self.names)))
-        values = np.zeros(len(self.names))
-        for at, run in enumerate(runs):
-            for name, (value, slope) in run.slopes.items():
-                self.slopes[at, place[name]], values[place[name]] = slope, value
-        self.errors = np.array([run.error for run in runs], dtype=np.float64)
-        counts = Counter(run.source for run in runs)
-        self.weight = np.array(
-            [min(1.0, MOST_RUNS.get(r.source, USUAL_RUNS) / counts[r.source]) for r in runs]
-        )
-        by_key = defaultdict(list)
-        for (_, _, key), value in zip(self.names, values, strict=True):
-            by_key[key].append(value)
-        usual = {key: float(np.median(found)) for key, found in by_key.items()}
-        spread = {
-            key: max(float(np.std(found)), 0.1 * abs(usual[key])) if len(found) > 2 else 0.5 * abs(found[0])
-            for key, found in by_key.items()
-        }
-        self.pull = np.array([usual[key] for _, _, key in self.names]) - values
-        self.spread = np.array([max(spread[key], 1e-9) for _, _, key in self.names])
-
-    def errors_under(self, used: Bools) -> Floats:
-        """Errors of all runs under parameters that were fitted to some."""
-        moved, slopes, errors = np.zeros(len(self.names)), self.slopes[used], self.errors[used]
-        for _ in range(PASSES):
-            left = errors - slopes @ moved
-            weight = self.weight[used] / (1.0 + (left / FAR) ** 2) / NOISE**2
-            normal = (slopes * weight[:, None]).T @ slopes + np.diag(1.0 / self.spread**2)
-            moved = np.linalg.solve(
-                normal, (slopes * weight[:, None]).T @ errors + self.pull / self.spread**2
-            )
-        return np.asarray(self.errors - self.slopes @ moved)
-
-    def folds(self, fitted: Bools) -> Iterator[Fold]:
-        """Every source left out in turn, then every family."""
-        for kind in ("source", "family"):
-            names = np.array([getattr(run, kind) for run in self.runs])
-            for name in sorted(set(names)):
-                left_out = names == name
-                used = fitted & ~left_out
-                kept = [run for run, use in zip(self.runs, used, strict=True) if use]
-                errors = self.errors_under(used)
-                yield Fold(f"{kind} {name}", np.flatnonzero(left_out), errors[left_out], evidence_of(kept))
+def folds(pool: Pool, fitted: Bools) -> Iterator[Fold]:
+    """Every source left out in turn, then every family; spreads of departures are those under all fitted runs."""
+    spreads = pool.fit(fitted).spreads
+    for kind in ("source", "family"):
+        names = np.array([getattr(run, kind) for run in pool.runs])
+        for name in sorted(set(names)):
+            left_out = names == name
+            used = fitted & ~left_out
+            kept = [run for run, use in zip(pool.runs, used, strict=True) if use]
+            errors = pool.errors_under(used, spreads)
+            yield Fold(f"{kind} {name}", np.flatnonzero(left_out), errors[left_out], evidence_of(kept))
 
 
 def evidence_of(runs: Sequence[Run]) -> tuple[Evidence, ...]:
@@ -337,7 +291,7 @@ def fit_probability(run: Run, table: Table) -> float:
 def calibrated(runs: Sequence[Run]) -> tuple[Table, Errors, Floats]:
     """The table, errors of runs left out, and their spreads."""
     moved = moved_runs(runs)
-    evidence = evidence_of([run for run in runs if run.error is not None and run.source not in NOT_FITTED])
+    evidence = evidence_of([run for run in runs if run.error is not None and run.source not in NOT_SUPPORT])
     conditions = list(lacks(support_of(Traits("", ""), evidence)))
     folds = list(folds_of(moved))
     errors = errors_of(moved, folds, conditions)
@@ -368,7 +322,7 @@ def seen_spreads(runs: Sequence[Run], ends: tuple[float, float], base: float) ->
     low, high = ends
     by_kind = defaultdict(list)
     for run in runs:
-        if run.error is not None and run.source not in NOT_FITTED:
+        if run.error is not None and run.source not in NOT_SUPPORT:
             by_kind[run.traits.stack, run.traits.device].append(max(run.error / high, run.error / low))
     found: dict[str, dict[str, float]] = {}
     for (stack, device), sizes in sorted(by_kind.items()):
@@ -393,12 +347,7 @@ def fitted_coverage(runs: Sequence[Run], table: Table) -> Iterator[tuple[str, in
 
 def folds_of(moved: Sequence[Run]) -> Iterator[Fold]:
     """Every source of some runs left out in turn, then every family, of the parameters that are fitted."""
-    return Refit(moved).folds(np.array([is_fitted(run.source) for run in moved]))
-
-
-def is_fitted(source: str) -> bool:
-    """Whether the parameters that are shipped were fitted to runs of a source."""
-    return not source.startswith("MLPerf") and source not in NOT_FITTED
+    return folds(Pool(moved), np.array([run.fitted for run in moved]))
 
 
 def moved_runs(runs: Sequence[Run]) -> list[Run]:
@@ -428,16 +377,6 @@ def coverage(
                 share, width = float(inside[mine].mean()), float(np.median(half[mine]))
                 found.append((f"{kind} {name}", len(set(errors.run[mine].tolist())), share, width))
     return found
-
-
-def kept_runs(kept: Path | None) -> list[Run]:
-    """All runs of the development tables: those of a file where there is one, which is else written."""
-    if kept and kept.exists():
-        return list(pickle.loads(kept.read_bytes()))
-    runs = runs_of([DATA / name for name in (*TABLES, ALSO)])
-    if kept:
-        kept.write_bytes(pickle.dumps(runs))
-    return runs
 
 
 def main() -> None:

@@ -1,7 +1,16 @@
-"""Measured runs with their predictions, and how much every fitted parameter moves these (calibrate_uncertainty.py)."""
+"""Measured runs with their predictions, and how much every fitted parameter moves these.
+
+Usage: python benchmarks/calibrate_uncertainty_rows.py FILE [--slopes OLDER]
+
+Writes what fit_runs.py, calibrate_uncertainty.py and validation_report.py read (--rows FILE). With --slopes runs are
+predicted anew and sensitivities are those of an older file, where parameters have moved a little.
+"""
 
 from __future__ import annotations
 
+import argparse
+import os
+import pickle
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,23 +19,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fit_runs import NARROW, ONLY_HERE, STACK
 from joblib import Parallel, delayed
 
+from simpar.learn.parameters import ATTENTION, EXPERTS, Name, names_of, parameter, tuning_of, value_of
 from simpar.program.footprint import footprints
+from simpar.program.perturbation import Perturbation
 from simpar.report.certainty import traits_of
+from simpar.report.summarise import Context, summarise
 from simpar.uncertainty.memory import Parts
 from simpar.uncertainty.support import Traits
-from simpar.units import BITS
+from simpar.units import FOUR_BITS
 from simpar.validate.cells import Row, Unmodelled, text
 from simpar.validate.predict import (
+    NO_TUNING,
     Prediction,
-    Tuning,
     changed_stack,
     cluster_of,
     named_profile,
     predict_time_s,
-    result_of,
     timed,
 )
 from simpar.validate.rates import has_rate, with_rates
@@ -35,19 +45,27 @@ from simpar.validate.summary import CELL
 from simpar.validate.table import read_table, suspect
 from simpar.validate.tuned import settled
 
-Name = tuple[str, str, str]
-"""Kind of profile, its name, the parameter's dotted key."""
+ROOT = Path(__file__).resolve().parent.parent
+DATA = Path(os.environ.get("SIMPAR_DATA", ROOT.parent / "shared" / "data"))
+TABLES = ("measured_runs_dev.csv", "measured_playbook_dev.csv")
+ALSO = "measured_mlperf_dev.csv"  # nothing is fitted to its runs
 THINNED = {"ultrascale-playbook": 4, "vTrain ground truth (A100)": 8}
 """Sources of which the parameters of only one run in so many are moved: grids of a thousand."""
-EXPERTS = ("experts.overhead", "experts.sync_s", "experts.row_s", "experts.exchange_host_s")
-STEPS = {
-    "sustained_clock": 0.03, "launch.host_time_per_kernel_s": 4e-6, "launch.kernel_overhead": 0.04,
-    "launch.step_overhead_s": 0.005, "overlap.compute_slowdown_while_comm": 0.03, "experts.overhead": 0.05,
-    "experts.sync_s": 5e-5, "experts.row_s": 5e-10, "experts.exchange_host_s": 1e-4,
-    "launch.host_time_per_collective_s": 2e-5, "launch.message_s": 3e-4, "fusion.attention_rate": 0.03,
-    "jobs.in_training.far_hop_us": 8.0, "jobs.disturbed.collectives": 20.0,
-}  # fmt: skip
-"""How far a parameter is moved, by the beginning of its key."""
+NEVER = re.compile(r"MLPerf|Megatron-FSDP GB200|Llama 3 405B")
+"""Sources that nothing is fitted to: to compare with, and one whose exchange of tokens is not Megatron-Core's."""
+JOBS: dict[str, dict[str, float]] = {
+    "aws-p5": {
+        "jobs.in_training.far_hop_us": 8.0,
+        "jobs.disturbed.collectives.member_us": 20.0,
+        "jobs.disturbed.collectives.far_member_us": 20.0,
+    }
+}
+"""Latencies of clusters that only runs show, and how far they are moved."""
+FITTED = frozenset(
+    ["launch.host_time_per_kernel_s", "launch.kernel_overhead", "launch.step_overhead_s", "launch.message_s",
+     "launch.host_time_per_collective_s", *EXPERTS]
+)  # fmt: skip
+"""Parameters of stacks that whole runs tell: those of which a profile says that they are nothing stay nothing."""
 FAMILIES = (
     "deepseek",
     "mixtral",
@@ -69,7 +87,8 @@ class Run:
 
     ``error`` is log(measured / predicted) of the step time, None where no time or a disturbed one was measured;
     ``slopes`` the value of every parameter and by how much it moves the logarithm of the prediction.
-    ``parts_bytes`` of the rank that needs the most; ``parts_s`` what the predicted step is made up of.
+    ``parts_bytes`` of the rank that needs the most; ``parts_s`` what the predicted step is made up of. ``fitted`` says
+    whether parameters are fitted to it, ``row`` its table and its place there.
     """
 
     source: str
@@ -86,10 +105,12 @@ class Run:
     parts_bytes: Parts
     peak_error: float | None
     parts_s: tuple[float, ...] = ()
+    fitted: bool = False
+    row: tuple[str, int] = ("", 0)
 
 
-def run_of(row: Row, *, move: bool) -> Run | None:
-    """One row as a run, its parameters moved if asked for; None where it is not modelled."""
+def run_of(row: Row, place: tuple[str, int], older: Run | None, *, move: bool) -> Run | None:
+    """One row as a run, its parameters moved if asked for, or as an older one knows them; None if not modelled."""
     try:
         found = measured(row)
         entry, predicted = settled(case(row))
@@ -99,6 +120,7 @@ def run_of(row: Row, *, move: bool) -> Run | None:
         lowered, timing = timed(entry, cluster)
     except Unmodelled:
         return None
+    shown = summarise(Context(lowered, timing, cluster, "sweep", "full", Perturbation()), with_timeline=False)
     fullest = max(footprints(lowered, timing, cluster), key=lambda one: one.needed_bytes)
     error = None
     if found.step_time_s and not suspect(row) and not text(row, "notes").startswith("tier C"):
@@ -109,7 +131,9 @@ def run_of(row: Row, *, move: bool) -> Run | None:
         cell=tuple(text(row, name) for name in CELL),
         traits=traits_of(lowered.job, cluster, cluster.device.name),
         error=error,
-        slopes=_slopes(entry, cluster.device.name) if move and error is not None else {},
+        slopes=_slopes(entry, predicted.step_time_s, older) if move and error is not None else {},
+        fitted=error is not None and is_fitted(text(row, "source"), entry, predicted),
+        row=place,
         predicted_s=predicted.step_time_s,
         measured_s=found.step_time_s,
         fits=None if suspect(row) else found.fits,
@@ -117,7 +141,7 @@ def run_of(row: Row, *, move: bool) -> Run | None:
         capacity_bytes=fullest.capacity_bytes,
         parts_bytes=fullest.parts_bytes,
         peak_error=_peak_error(found, predicted),
-        parts_s=tuple(dict(result_of(entry).time_breakdown_s).values()) if error is not None else (),
+        parts_s=tuple(dict(shown.time_breakdown_s).values()) if error is not None else (),
     )
 
 
@@ -132,52 +156,97 @@ def _family(model: str) -> str:
     return next((name for name in FAMILIES if re.search(name, model.lower())), model.lower())
 
 
-def _names(entry: Case, device: str) -> Iterator[Name]:
-    """Parameters that a case may depend on."""
-    yield "device", device, "sustained_clock"
-    bits = BITS.get(str(entry.plan["precision"]), 16)
-    for clock, *_ in NARROW[: (bits <= 8) + (bits <= 4)]:
-        yield "device", device, clock
-    for key in (*STACK, *(EXPERTS if entry.graph.is_mixture else ())):
-        yield "stack", entry.stack, key
-    for kind, name, key in ONLY_HERE:
-        if name == {"stack": entry.stack, "cluster": entry.hardware}[kind] and key not in EXPERTS:
-            yield kind, name, key
+def names(entry: Case) -> Iterator[Name]:
+    """Parameters that a case may depend on and that runs tell."""
+    for kind, part, key in names_of(entry, NO_TUNING):
+        fitted = kind == "stack" and key in FITTED
+        if kind == "device" or (fitted and value_of((kind, part, key), entry, NO_TUNING) > 0):
+            yield kind, part, key
+    if rates := changed_stack(entry.stack, {}).fusion.attention_rate:
+        device = cluster_of(entry).device.name
+        yield "stack", entry.stack, f"{ATTENTION}.{device if device in rates else 'others'}"
+    for key in JOBS.get(entry.hardware, {}):
+        yield "cluster", entry.hardware, key
 
 
-def _slopes(entry: Case, device: str) -> dict[Name, tuple[float, float]]:
+def _slopes(entry: Case, base_s: float, older: Run | None) -> dict[Name, tuple[float, float]]:
     """Value and sensitivity of every parameter of a case."""
-    base_s, found = predict_time_s(entry), {}
-    for name in _names(entry, device):
-        kind, part, key = name
-        value = _value(entry, name)
-        step = next(size for start, size in STEPS.items() if key.startswith(start))
-        moved_s = predict_time_s(entry, Tuning(**{f"{kind}s": {part: {key: value + step}}}))
-        found[name] = value, float(np.log(moved_s / base_s)) / step
+    found = {}
+    for name in names(entry):
+        known = value(entry, name)
+        if older and name in older.slopes:
+            found[name] = known, older.slopes[name][1]
+            continue
+        if name[2] == "launch.step_overhead_s":  # it is added to the step
+            found[name] = known, 1 / base_s
+            continue
+        step = JOBS[name[1]][name[2]] if name[0] == "cluster" else parameter(name[2]).step
+        moved_s = predict_time_s(entry, tuning_of({name: known + step}))
+        found[name] = known, float(np.log(moved_s / base_s)) / step
     return found
 
 
-def _value(entry: Case, name: Name) -> float:
-    """A parameter as the profiles have it; clocks of fewer bits fall back on wider ones."""
-    kind, _, key = name
-    if kind == "device":
-        kernels = cluster_of(entry).device.kernels
-        keys = (key, "sustained_clock_fp8", "sustained_clock")
-        return float(next(kernels[one] for one in keys if one in kernels)) if kernels else 1.0
-    part: Any = changed_stack(entry.stack, {}) if kind == "stack" else named_profile(entry.hardware)
-    for step in key.split("."):
+def value(entry: Case, name: Name) -> float:
+    """A parameter as the profiles have it."""
+    if name[0] != "cluster":
+        return value_of(name, entry, NO_TUNING)
+    part: Any = named_profile(entry.hardware)
+    for step in name[2].split("."):
         part = part.get(step) if isinstance(part, Mapping) else getattr(part, step)
     return float(part)
 
 
-def runs_of(paths: Sequence[Path]) -> list[Run]:
-    """All rows of tables that are modelled, on all cores."""
-    tasks = []
+def is_fitted(source: str, entry: Case, predicted: Prediction) -> bool:
+    """Whether parameters are fitted to a run.
+
+    Not where its row leaves open what the fitted numbers choose, offloads, or recomputes some layers only (rare: they
+    check what is fitted to others); nor where an uncaptured host runs two microbatches at a time, or products of 4 bits
+    belong to another stack than NeMo's, which are not modelled; nor where it needs more memory than there was while it
+    could recompute more: it did, and its row does not say so.
+    """
+    plan = entry.plan
+    partial = entry.open or "offload_activations" in plan or "layers:" in str(plan["recompute"])
+    two = "ep_overlap" in plan and "launch.graphs" not in entry.stack_changes
+    narrow = plan["precision"] in FOUR_BITS and not entry.stack.startswith("nemo")
+    fits = predicted.fits or plan["recompute"] == "full"
+    return bool(not NEVER.match(source) and not (partial or two or narrow) and fits)
+
+
+def runs_of(paths: Sequence[Path], older: Sequence[Run] = ()) -> list[Run]:
+    """All rows of tables that are modelled, on all cores, with the sensitivities of older ones where there are any."""
+    known, tasks = {run.row: run for run in older}, []
     for path in paths:
         counts: Counter[str] = Counter()
-        for row in read_table(path):
-            source = text(row, "source")
+        for at, row in enumerate(read_table(path)):
+            place, source = (path.name, at), text(row, "source")
             counts[source] += 1
-            tasks.append((row, counts[source] % THINNED.get(source, 1) == 0))
-    found = Parallel(n_jobs=-1, batch_size=8)(delayed(run_of)(row, move=move) for row, move in tasks)
+            tasks.append((row, place, known.get(place), counts[source] % THINNED.get(source, 1) == 0))
+    found = Parallel(n_jobs=-1, batch_size=8)(delayed(run_of)(*one, move=move) for *one, move in tasks)
     return [run for run in found if run is not None]
+
+
+def kept_runs(kept: Path | None, slopes: Path | None = None) -> list[Run]:
+    """All runs of the development tables: those of a file where there is one, which is else written."""
+    if kept and kept.exists():
+        return list(pickle.loads(kept.read_bytes()))
+    older = kept_runs(slopes) if slopes else ()
+    runs = runs_of([DATA / name for name in (*TABLES, ALSO)], older)
+    if kept:
+        kept.write_bytes(pickle.dumps(runs))
+    return runs
+
+
+def main() -> None:
+    """Write a file of runs."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--slopes", type=Path, help="an older file, whose sensitivities are taken")
+    arguments = parser.parse_args()
+    arguments.file.unlink(missing_ok=True)
+    print(f"{len(kept_runs(arguments.file, arguments.slopes))} runs")
+
+
+if __name__ == "__main__":
+    import calibrate_uncertainty_rows  # runs are kept under the name that others read them by
+
+    calibrate_uncertainty_rows.main()

@@ -16,7 +16,7 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-from fit_runs import DATA, TABLES
+from calibrate_uncertainty_rows import DATA, TABLES
 
 from simpar.validate.cells import Row, text
 from simpar.validate.table import outcomes_of, read_table

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fit_runs import DATA, TABLES, UNMODELLED
+from calibrate_uncertainty_rows import DATA, NEVER, TABLES
 from joblib import Parallel, delayed
 from numpy.typing import NDArray
 
@@ -70,7 +70,7 @@ class Run:
 
 def run_of(row: Row) -> Run | None:
     """One row as a run; None where it has no time that is modelled."""
-    if suspect(row) or text(row, "notes").startswith("tier C") or text(row, "source") in UNMODELLED:
+    if suspect(row) or text(row, "notes").startswith("tier C") or NEVER.match(text(row, "source")):
         return None
     try:
         found = measured(row)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from calibrate_uncertainty import folds_of, is_fitted, moved_runs
+from calibrate_uncertainty import folds_of, moved_runs
 from calibrate_uncertainty_rows import Run
 from numpy.typing import NDArray
 
@@ -43,7 +43,7 @@ class LeftOut:
             {kind: np.abs(np.expm1(-each)) for kind, each in found.items()},
             np.array([run.source for run in moved]),
             np.array([run.traits.mixture for run in moved]),
-            np.array([is_fitted(run.source) for run in moved]),
+            np.array([run.fitted for run in moved]),
         )
 
     def medians(self, source: str | None) -> dict[str, float]:

@@ -17,9 +17,8 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-from calibrate_uncertainty import Fold, folds_of, kept_runs, moved_runs
-from calibrate_uncertainty_rows import Run
-from fit_runs import ROOT
+from calibrate_uncertainty import Fold, folds_of, moved_runs
+from calibrate_uncertainty_rows import ROOT, Run, kept_runs
 
 from simpar.uncertainty.step_time import StepTimeError
 from simpar.uncertainty.support import support_of

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from calibrate_uncertainty import kept_runs
+from calibrate_uncertainty_rows import kept_runs
 from left_out import KINDS, LeftOut
 
 from simpar.units import GIB

@@ -227,7 +227,8 @@ class Described(_Part):
     """What a profile is called, and where its numbers come from.
 
     ``learned_from`` is the shipped profile that a learnt one was: what is known of that supports it, beside
-    ``own_runs`` of the user's that it was learnt from, and every ``measured`` layout of them.
+    ``own_runs`` of the user's that it was learnt from, and every ``measured`` layout of them. ``earlier`` names the
+    profiles of releases up to some year and month, where they have one of their own.
     """
 
     name: str
@@ -237,6 +238,7 @@ class Described(_Part):
     description: str
     provenance: str = ""
     sources: tuple[str, ...] = ()
+    earlier: dict[str, str] = {}
 
     @property
     def known_as(self) -> str:
@@ -249,8 +251,7 @@ class Stack(Described):
 
     ``passes`` are measured (forward, backward) passes over memory of memory-bound operators by kind, each of the
     operator's output, in place of those that ``fusion`` implies.
-    ``variants`` name releases or settings that differ, by dotted key, in SI. ``earlier`` names the profiles of releases
-    up to some year and month, where they have one of their own.
+    ``variants`` name releases or settings that differ, by dotted key, in SI.
     """
 
     data_parallel: Literal["ddp", "fsdp"] = "ddp"
@@ -265,7 +266,6 @@ class Stack(Described):
     memory: MemoryHabits = MemoryHabits()
     passes: dict[str, tuple[PositiveFloat, PositiveFloat]] = Field(default_factory=dict)
     variants: dict[str, dict[str, bool | float]] = Field(default_factory=dict)
-    earlier: dict[str, str] = Field(default_factory=dict)
 
 
 DEFAULT_STACK = "megatron"

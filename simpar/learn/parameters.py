@@ -1,14 +1,17 @@
 """Parameters of stacks, devices and clusters that whole runs tell: names, values, bounds, and how far profiles differ.
 
-A spread is the root mean square by which the shipped profiles differ from their median: it is what may be expected
-of a stack or a cluster that nobody has measured.
+A spread is what may be expected of a stack or a cluster that nobody has measured: of what runs were fitted to, what was
+found there (``spreads.json``, benchmarks/fit_runs.py), of all else the root mean square by which shipped profiles
+differ from their median.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -153,6 +156,12 @@ def _of_cluster(profile: ClusterProfile, key: str) -> float:
     return profile.collectives.get(name, PARAMETERS[name][0])
 
 
+@cache
+def _fitted() -> dict[str, float]:
+    """Spreads of logarithms that a fit to whole runs found, by key."""
+    return dict(json.loads((Path(__file__).parent / "spreads.json").read_text()))
+
+
 @lru_cache(maxsize=64)
 def spread_of(kind: str, key: str) -> float:
     """How far the shipped profiles of a kind differ in a parameter, in its own unit."""
@@ -169,6 +178,8 @@ def spread_of(kind: str, key: str) -> float:
     values = np.array([value for value in stated if value is not None])
     usual = float(np.median(values))
     differ = float(np.sqrt(np.mean((values - usual) ** 2)))
+    if known := _fitted().get(key):
+        differ = known * float(np.median(values[values > 0]))
     return max(differ, LEAST_SPREAD * usual, parameter(key).least_spread)
 
 
