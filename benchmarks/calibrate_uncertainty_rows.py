@@ -113,7 +113,8 @@ def run_of(row: Row, place: tuple[str, int], older: Run | None, *, move: bool) -
     """One row as a run, its parameters moved if asked for, or as an older one knows them; None if not modelled."""
     try:
         found = measured(row)
-        entry, predicted = settled(case(row))
+        asked = case(row)
+        entry, predicted = settled(asked)
         if not found.step_time_s and has_rate(row):
             found = with_rates(found, row, entry)
         cluster = cluster_of(entry)
@@ -132,7 +133,7 @@ def run_of(row: Row, place: tuple[str, int], older: Run | None, *, move: bool) -
         traits=traits_of(lowered.job, cluster, cluster.device.name),
         error=error,
         slopes=_slopes(entry, predicted.step_time_s, older) if move and error is not None else {},
-        fitted=error is not None and is_fitted(text(row, "source"), entry, predicted),
+        fitted=error is not None and not asked.open and is_fitted(text(row, "source"), entry, predicted),
         row=place,
         predicted_s=predicted.step_time_s,
         measured_s=found.step_time_s,
@@ -199,13 +200,13 @@ def value(entry: Case, name: Name) -> float:
 def is_fitted(source: str, entry: Case, predicted: Prediction) -> bool:
     """Whether parameters are fitted to a run.
 
-    Not where its row leaves open what the fitted numbers choose, offloads, or recomputes some layers only (rare: they
-    check what is fitted to others); nor where an uncaptured host runs two microbatches at a time, or products of 4 bits
-    belong to another stack than NeMo's, which are not modelled; nor where it needs more memory than there was while it
-    could recompute more: it did, and its row does not say so.
+    Not where it offloads, or recomputes some layers only (rare: they check what is fitted to others); nor where an
+    uncaptured host runs two microbatches at a time, or products of 4 bits belong to another stack than NeMo's, which
+    are not modelled; nor where it needs more memory than there was while it could recompute more: it did, and its row
+    does not say so.
     """
     plan = entry.plan
-    partial = entry.open or "offload_activations" in plan or "layers:" in str(plan["recompute"])
+    partial = "offload_activations" in plan or "layers:" in str(plan["recompute"])
     two = "ep_overlap" in plan and "launch.graphs" not in entry.stack_changes
     narrow = plan["precision"] in FOUR_BITS and not entry.stack.startswith("nemo")
     fits = predicted.fits or plan["recompute"] == "full"

@@ -20,7 +20,7 @@ import numpy as np
 from calibrate_uncertainty_rows import DATA, ROOT, Run, kept_runs
 from joblib import Parallel, delayed
 from numpy.typing import NDArray
-from pooled import Fitted, Pool, architecture, effects_of
+from pooled import BY_KIND, Fitted, Pool, architecture, effects_of
 
 from simpar import files
 from simpar.learn.parameters import CLOCKS, Name, parameter, tuning_of
@@ -34,6 +34,8 @@ Floats = NDArray[np.float64]
 IN_MS = ("step_overhead_s", "message_s", "sync_s", "exchange_host_s")
 TIMES = ("host_time_per_kernel_s", "host_time_per_collective_s")
 SPREADS = ROOT / "simpar" / "learn" / "spreads.json"
+UNSEEN = {"deepspeed": "fsdp", "llama3": "fsdp"}
+"""Stacks that nothing is fitted to, and what kind their kernels are of: eager or compiled PyTorch."""
 STEPS = (1.0, 0.5, 0.25)
 """How much of the way to the most probable values is gone, until the runs are met better."""
 ROUNDS = 3
@@ -52,6 +54,7 @@ def main() -> None:
     pool = Pool(runs)
     pool = pool.at(pool.values, predicted_errors(runs, pool.names, pool.values))
     used = np.ones(len(runs), dtype=bool)
+    print("as the profiles are:", in_sum(pool))
     for _ in range(arguments.rounds):
         pool = improved(pool, pool.fit(used))
     found = pool.fit(used)
@@ -112,15 +115,25 @@ def report(pool: Pool, found: Fitted) -> None:
     print("spreads of departures:", {key: round(value, 3) for key, value in found.spreads.items()})
     general = int((~pool.departs).sum())
     print(f"{general} general effects, {len(found.spreads)} spreads; runs tell {found.told:.0f} numbers")
+    print("as they are found:", in_sum(pool))
     errors = np.abs(np.expm1(-pool.errors))
     sources = np.array([run.source for run in pool.runs])
-    print(f"all: n {len(errors)} median {np.median(errors):.2%} p90 {np.percentile(errors, 90):.1%}")
     for source in sorted(set(sources)):
         own, bias = errors[sources == source], np.median(np.expm1(-pool.errors[sources == source]))
         print(
             f"{source[:46]:46s} n {len(own):4d} median {np.median(own):6.1%} "
             f"p90 {np.percentile(own, 90):6.1%} bias {bias:+6.1%}"
         )
+
+
+def in_sum(pool: Pool) -> str:
+    """Errors of all runs, and the mean of medians of sources, in words."""
+    errors, sources = np.abs(np.expm1(-pool.errors)), np.array([run.source for run in pool.runs])
+    middles = [np.median(errors[sources == source]) for source in set(sources)]
+    return (
+        f"{len(errors)} runs, median {np.median(errors):.2%}, p90 {np.percentile(errors, 90):.1%}, "
+        f"mean of sources {np.mean(middles):.2%}"
+    )
 
 
 def write(pool: Pool) -> None:
@@ -142,8 +155,12 @@ def write(pool: Pool) -> None:
 
 
 def write_alike(pool: Pool, found: Fitted) -> None:
-    """Clocks of devices that no run is of, by their power and what others of their architecture show: at most 1."""
+    """What no run tells: clocks of devices by power and architecture (at most 1), and costs of stacks by their kind."""
     known = dict(zip(pool.effects, found.effects.tolist(), strict=True))
+    for stack, kind in UNSEEN.items():
+        values = {key: float(np.exp(known[f"{key} like {kind}"])) for key in BY_KIND}
+        note = f"no number is fitted to runs of its own; launch costs are those of all stacks like {kind}"
+        _update(ROOT / "hardware_profiles" / "stacks" / f"{stack}.yaml", "stack", values, note)
     for device in files.bundled("devices"):
         parts = list(effects_of(("device", device, CLOCKS[1])))
         if (
