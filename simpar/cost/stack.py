@@ -87,8 +87,8 @@ class Launch(_Part):
 class ExpertHabits(_Part):
     """What experts cost besides the listed kernels.
 
-    By default what stacks with runs of mixtures need in the geometric mean (nemo, nemo-24, megatron; the last field of
-    nemo alone): one prior for every stack that nobody has measured with experts.
+    By default what the pooled fit finds in general (benchmarks/fit_runs.py): one prior for every stack that nobody has
+    measured with experts.
     ``overhead`` multiplies their kernels and those of their exchange; every routed row takes ``row_s`` in each of the
     four copies of a layer, whatever its length. Where no cap says how many tokens go where, the host waits ``sync_s``
     before each dispatch of a forward to learn it, and needs ``exchange_host_s`` for each exchange of copies between
@@ -97,10 +97,10 @@ class ExpertHabits(_Part):
     With ``sends_cast`` tokens, and gradients of what comes back, leave for the experts as 8-bit products read them.
     """
 
-    overhead: float = Field(1.24, gt=0, allow_inf_nan=False)
-    row_s: Seconds = 1.9 * NS
-    sync_s: Seconds = 0.32 * MS
-    exchange_host_s: Seconds = 1.0 * MS
+    overhead: float = Field(1.23, gt=0, allow_inf_nan=False)
+    row_s: Seconds = 2.4 * NS
+    sync_s: Seconds = 0.14 * MS
+    exchange_host_s: Seconds = 0.95 * MS
     exchange_sms: int = Field(20, ge=0)
     sends_cast: bool = False
 
