@@ -87,6 +87,22 @@ def test_forked_processes_are_gone_behind_a_search(problem_of, seed):
     assert set(active_children()) <= before
 
 
+@pytest.mark.skipif(not can_fork(), reason="no forks")
+def test_a_search_goes_on_without_processes_that_were_killed(problem_of, monkeypatch):
+    """As the system kills them for memory: the answer is the same."""
+    problem, killed = problem_of(13, **HELD), []
+    usual = Forks.submit
+
+    def submit(self, item):
+        found = usual(self, item)
+        killed.extend(each.kill() for each in self._mine)
+        return found
+
+    monkeypatch.setattr(Forks, "submit", submit)
+    assert answer(problem, workers=Workers(3, FORK)) == answer(problem)
+    assert killed
+
+
 def test_a_search_without_a_number_begins_alone(problem_of, monkeypatch):
     """Processes are asked for when simulations have taken a while, and no sooner."""
     problem = problem_of(5, **HELD)

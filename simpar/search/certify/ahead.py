@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -72,8 +73,11 @@ class Ahead:
             found = frontier.simulate(row)
             self._alone_s += perf_counter() - began
             return found
-        self._ask((place, row))
-        elsewhere = self._taken((place, row))
+        try:
+            self._ask((place, row))
+            elsewhere = self._taken((place, row))
+        except BrokenProcessPool:  # the system took a process away, as it does for memory: go on alone
+            self.workers, elsewhere = Workers(), None
         if elsewhere is None:
             return frontier.simulate(row)
         found = replace(elsewhere, problem=frontier.rows.problem)
