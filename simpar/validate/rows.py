@@ -106,6 +106,8 @@ def _supposed(row: Row, graph: ModelGraph, plan: Mapping[str, object]) -> tuple[
     said = {"added up": plan.get("grad_dtype"), "reduced": plan.get("reduce_dtype")}
     if dtypes := [f"{how} in {dtype}" for how, dtype in said.items() if dtype]:
         found.append(f"gradients {' and '.join(dtypes)}")
+    if plan["recompute"] == "full" and not text(row, "recompute"):
+        found.append("all layers recomputed")
     if graph.is_mixture and not text(row, "ep"):
         found.append(f"experts over {plan['ep']} ranks")
     dense = sum(name == "layer" for name in graph.layers)
@@ -119,7 +121,12 @@ def _supposed(row: Row, graph: ModelGraph, plan: Mapping[str, object]) -> tuple[
 
 
 def _documents(row: Row) -> Documents | None:
-    """Fine-tuning packs short questions and answers (NeMo's documentation uses Dolly and SQuAD), all else one text."""
+    """Fine-tuning packs short questions and answers (NeMo's documentation uses Dolly and SQuAD), all else one text.
+
+    NeMo Automodel's benchmarks are of whole sequences (examples/llm_benchmark, MockIterableDataset).
+    """
+    if stack_of(row)[0] == "automodel":
+        return None
     words = f"{text(row, 'model_name')} {text(row, 'notes')}".lower()
     return Documents(mean=200) if re.search(r"\(sft\)|\(lora\)|packed sequences", words) else None
 
@@ -204,7 +211,7 @@ def _plan(row: Row, devices: int, graph: ModelGraph) -> dict[str, object]:
     said = gradient_dtypes(row, one_buffer=stack.name in MEGATRONS)
     plan |= {name: dtype for name, dtype in said.items() if dtype != getattr(stack.numerics, name)}
     if "lora" in text(row, "model_name").lower():
-        plan |= adapters(row)
+        plan |= adapters(row, recipe=stack.name)
     if offloaded := _OFFLOADED.fullmatch(text(row, "recompute").lower()):
         plan["offload_activations"] = int(offloaded.group(1)) / whole(row, "n_layers")
     if cp > 1 and "cp all-to-all" in overlap_words(row):
@@ -298,6 +305,8 @@ def _recompute(row: Row) -> str:
         return "selective"  # its default
     if not words and stack_of(row)[0] == "maxtext":
         return "full"  # its remat_policy
+    if not words and stack_of(row)[0] == "automodel" and whole(row, "n_gpus") > 1:
+        return "full"  # activation_checkpointing of its recipes but those for one device
     if not words or words.startswith("none") or words in OFF:
         return "none"
     if re.search(r"every other|every n-th", words):

@@ -47,15 +47,30 @@ def stack_of(row: Row) -> tuple[str, dict[str, object]]:
         changes |= load_stack(name).variants["before_compiled_loss"]
     if text(row, "slow_pipeline_bug").lower() == "true" and whole(row, "pp", 1) > 1:
         changes |= load_stack(name).variants.get("slow_pipeline", {})
-    if name == "automodel" and re.search(r"kernel opts: te\b", text(row, "notes").lower()):
-        changes["fusion.attention"] = (
-            "flash"  # Transformer Engine's, in place of that of Hugging Face's models
-        )
+    if name == "automodel":
+        changes |= _automodel(row)
     if "no tp/dp overlap" in notes:
         changes["overlap.tensor_backward"] = False
     if graphs := _graphs(notes):
         changes["launch.graphs"] = graphs
     return name, changes | _turbo(text(row, "notes").lower())
+
+
+def _automodel(row: Row) -> dict[str, object]:
+    """Which kernels of Hugging Face's models NeMo Automodel replaces, by the words of its table.
+
+    Transformer Engine brings attention and norms; recipes that prefetch parameters compile layers, and mixtures have
+    modules of its own (nemo_automodel/components/moe). All else runs operator by operator.
+    """
+    words = text(row, "notes").lower()
+    own = re.search(r"kernel opts: te\b", words) is not None
+    changes: dict[str, object] = {"fusion.attention": "flash"} if own else {}
+    if "fsdp2_prefetch" in words:
+        changes["fusion.rope"] = True
+    elif not text(row, "n_experts"):
+        changes |= load_stack("automodel").variants["eager_activations"]
+        changes |= {} if own else load_stack("automodel").variants["eager_norms"]
+    return changes
 
 
 def _turbo(notes: str) -> dict[str, object]:

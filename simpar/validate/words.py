@@ -87,15 +87,20 @@ def dense_layers(row: Row, released: int, *, layers: int, of: int) -> int:
 
 
 _RANK = re.compile(r"(?:lora )?rank[ =]?(\d+)|\br ?= ?(\d+)")
+EVERYWHERE = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 _ADAPTED = (
-    (r"all linear|linear layers|attention and mlp", (*ATTENTION, "gate_proj", "up_proj", "down_proj")),
+    (r"all linear|linear layers|attention and mlp", EVERYWHERE),
     (r"attention (?:projections|layers|matrices)|qkvo|q,? ?k,? ?v,? ?o", ATTENTION),
 )
 
 
-def adapters(row: Row) -> dict[str, object]:
-    """A plan's low-rank adapters: rank and projections as notes say, else NeMo's default, 32 beside the packed qkv."""
+def adapters(row: Row, *, recipe: str = "") -> dict[str, object]:
+    """A plan's low-rank adapters: rank and projections as notes say, else as recipes of the framework have them.
+
+    NeMo's: 32 beside the packed qkv. Those of "automodel": 16 at all projections.
+    """
+    rank_of, parts_of = (16, EVERYWHERE) if recipe == "automodel" else (32, ATTENTION[:3])
     words = text(row, "notes").lower()
     rank = _RANK.search(words)
-    said = next((parts for pattern, parts in _ADAPTED if re.search(pattern, words)), ATTENTION[:3])
-    return {"lora_rank": int(rank[1] or rank[2]) if rank else 32, "lora_targets": said}
+    said = next((parts for pattern, parts in _ADAPTED if re.search(pattern, words)), parts_of)
+    return {"lora_rank": int(rank[1] or rank[2]) if rank else rank_of, "lora_targets": said}

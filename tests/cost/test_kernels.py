@@ -209,6 +209,22 @@ def test_products_in_blocks_cast_both_operands_and_lay_out_their_scales() -> Non
     assert own["router"] == half["router"] == tensor["router"]
 
 
+@pytest.mark.parametrize(("trained", "backward"), [(True, 42.0), (False, 38.0)])
+def test_norms_operator_by_operator_move_every_intermediate(trained: bool, backward: float) -> None:
+    """In fp32 between narrow ends: 18 passes of two bytes forward; backward four more where weights are trained."""
+    graph, plan, device = load_model("llama-2-7b"), Plan(), load_device("h100-sxm-80gb")
+    norm = next(op for op in graph.blocks[graph.layers[0]].operators if op.kind == "norm")
+    weights = tuple(replace(weight, trainable=trained) for weight in norm.weights)
+    dims, model = rank_dims(graph, plan, Training(seq_len=4096, global_batch=16)), KernelModel(device)
+    stack = load_stack("fsdp")
+    eager = stack.model_copy(update={"fusion": stack.fusion.model_copy(update={"norm": False})})
+    (found,) = operator_times([replace(norm, weights=weights)], dims, model, eager)
+    moved = 4096**2 * model.activation_bytes
+    assert (found.forward_kernels, found.backward_kernels) == (8, 16)
+    assert found.forward_s == pytest.approx(float(model.memory_time_s(18 * moved, kernels=8)))
+    assert found.backward_input_s == pytest.approx(float(model.memory_time_s(backward * moved, kernels=8)))
+
+
 @pytest.mark.parametrize(("stack", "kernels"), [("megatron", (2, 3)), ("hai-llm", (2, 5))])
 def test_casts_in_long_blocks(stack: str, kernels: tuple[int, int]) -> None:
     """Of blocks of 128, which Hopper has too: rows and columns at once, or columns in their own time."""

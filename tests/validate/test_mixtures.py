@@ -119,16 +119,6 @@ def test_flags_of_primus() -> None:
     assert ["token_dispatch" in plan for plan in plans] == [False, False, False, True]
 
 
-def test_attention_of_transformer_engine_in_automodel() -> None:
-    """Where its kernels are Transformer Engine's, attention is no longer that of Hugging Face's models."""
-    row = {**ROW, "source": "NeMo Automodel performance summary", "stack": "megatron"}
-    assert stack_of({**row, "notes": "kernel opts: TE + DeepEP"}) == (
-        "automodel",
-        {"fusion.attention": "flash"},
-    )
-    assert stack_of({**row, "notes": "kernel opts: -"}) == ("automodel", {})
-
-
 def test_stacks_without_runs_of_mixtures_have_the_costs_of_those_with_some() -> None:
     """The prior lies among what was fitted, and is what a stack has that says nothing of experts."""
     fitted = [load_stack(name).experts for name in ("nemo", "nemo-24", "megatron")]
