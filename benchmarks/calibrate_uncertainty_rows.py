@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from joblib import Parallel, delayed
+from numpy.typing import NDArray
 
 from simpar.learn.parameters import ATTENTION, EXPERTS, Name, names_of, parameter, tuning_of, value_of
 from simpar.program.footprint import footprints
@@ -33,6 +34,7 @@ from simpar.validate.cells import Row, Unmodelled, text
 from simpar.validate.predict import (
     NO_TUNING,
     Prediction,
+    Tuning,
     changed_stack,
     cluster_of,
     named_profile,
@@ -224,6 +226,20 @@ def runs_of(paths: Sequence[Path], older: Sequence[Run] = ()) -> list[Run]:
             tasks.append((row, place, known.get(place), counts[source] % THINNED.get(source, 1) == 0))
     found = Parallel(n_jobs=-1, batch_size=8)(delayed(run_of)(*one, move=move) for *one, move in tasks)
     return [run for run in found if run is not None]
+
+
+def errors_under(runs: Sequence[Run], tunings: Sequence[Sequence[Tuning]]) -> NDArray[np.float64]:
+    """log(measured / predicted), float64[runs, k], each run predicted anew under k values of parameters of its own."""
+    rows = {path: read_table(DATA / path) for path in {run.row[0] for run in runs}}
+    tasks = [(rows[run.row[0]][run.row[1]], run, some) for run, some in zip(runs, tunings, strict=True)]
+    found = Parallel(n_jobs=-1, batch_size=16)(delayed(_errors_under)(*task) for task in tasks)
+    return np.array(found, dtype=np.float64)
+
+
+def _errors_under(row: Row, run: Run, tunings: Sequence[Tuning]) -> list[float]:
+    """What a row leaves open is what it is under the profiles."""
+    entry, _ = settled(case(row))
+    return [float(np.log((run.measured_s or np.nan) / predict_time_s(entry, tuning))) for tuning in tunings]
 
 
 def kept_runs(kept: Path | None, slopes: Path | None = None) -> list[Run]:

@@ -17,18 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from calibrate_uncertainty_rows import DATA, ROOT, Run, kept_runs
-from joblib import Parallel, delayed
+from calibrate_uncertainty_rows import ROOT, Run, errors_under, kept_runs
 from numpy.typing import NDArray
 from pooled import BY_KIND, Fitted, Pool, architecture, effects_of
 
 from simpar import files
 from simpar.learn.parameters import CLOCKS, Name, parameter, tuning_of
 from simpar.units import NS, US
-from simpar.validate.cells import Row
-from simpar.validate.predict import Tuning, predict_time_s
-from simpar.validate.rows import case
-from simpar.validate.table import read_table
 
 Floats = NDArray[np.float64]
 IN_MS = ("step_overhead_s", "message_s", "sync_s", "exchange_host_s")
@@ -84,16 +79,7 @@ def improved(pool: Pool, found: Fitted) -> Pool:
 def predicted_errors(runs: Sequence[Run], names: Sequence[Name], values: Floats) -> Floats:
     """log(measured / predicted) of runs under values of parameters."""
     tuning = tuning_of(dict(zip(names, values.tolist(), strict=True)))
-    rows = {path: read_table(DATA / path) for path in {run.row[0] for run in runs}}
-    tasks = [(rows[run.row[0]][run.row[1]], run) for run in runs]
-    chunks = [tasks[at : at + 24] for at in range(0, len(tasks), 24)]
-    return np.concatenate(Parallel(n_jobs=-1)(delayed(_errors)(chunk, tuning) for chunk in chunks))
-
-
-def _errors(tasks: Sequence[tuple[Row, Run]], tuning: Tuning) -> Floats:
-    return np.array(
-        [np.log((run.measured_s or np.nan) / predict_time_s(case(row), tuning)) for row, run in tasks]
-    )
+    return errors_under(runs, [[tuning]] * len(runs))[:, 0]
 
 
 def at_an_end(name: Name, value: float) -> bool:

@@ -1,8 +1,8 @@
 """Errors of step times whose source, or whose family of models, nothing was fitted to: what a prediction is worth.
 
 The pooled parameters of devices and stacks are fitted again without each source, and without each family, to what all
-the other runs say (linearised: calibrate_uncertainty.py); nothing is left out of the model or of its kernels'
-measurements. A source that was never fitted to is as it is.
+the other runs say (linearised refits), and what was left out is predicted with them (calibrate_uncertainty.py);
+nothing is left out of the model or of its kernels' measurements. A source that was never fitted to is as it is.
 """
 
 from __future__ import annotations

@@ -258,10 +258,6 @@ class Pool:
             spread[self.departs & (np.array(self.keys) == key)] = known
         return mean, spread
 
-    def errors_under(self, used: Bools, spreads: Mapping[str, float]) -> Floats:
-        """Errors of all runs under parameters that were fitted to some."""
-        return np.asarray(self.errors - self.moved(self.fit(used, spreads).values))
-
 
 @dataclass(frozen=True)
 class Fitted:

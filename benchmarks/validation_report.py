@@ -34,9 +34,9 @@ COLUMNS = (
 NEVER_SEEN = (
     "A prediction is worth what it is on runs that nothing was fitted to: the pooled parameters of devices and",
     "stacks are fitted again without each source, then without each family of models, and predict what was left",
-    "out (`benchmarks/left_out.py`; refits are linearised). No run is fitted by itself; fitted to are all but those",
-    "of the last line, grids thinned: MLPerf, Megatron-FSDP, Llama 3 405B, and rows that leave open what a tuner",
-    "chooses, recompute or offload in part, or print settings that need more memory than there was.",
+    "out (`benchmarks/left_out.py`; refits are linearised, predictions exact). No run is fitted by itself; fitted to",
+    "are all but those of the last line, grids thinned: MLPerf, Megatron-FSDP, Llama 3 405B, and rows that leave open",
+    "what a tuner chooses, recompute or offload in part, or print settings that need more memory than there was.",
 )
 COLUMNS_LEFT_OUT = (
     "Left out is the median of a source that was left out of the fit, family that of its runs whose family of",
