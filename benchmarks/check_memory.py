@@ -12,15 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from simpar import files
-from simpar.engine import choose_engine
 from simpar.errors import UserError
-from simpar.plan.plan import Plan
-from simpar.program.footprint import footprints
-from simpar.simulation import lower_job, make_job
 from simpar.validate.cells import Row, Unmodelled, text
-from simpar.validate.predict import changed_stack, cluster_of
-from simpar.validate.rows import Case, case, measured
+from simpar.validate.predict import predict
+from simpar.validate.rows import case, measured
 from simpar.validate.table import read_table
 
 
@@ -38,36 +33,18 @@ class Check:
 
 def check(row: Row) -> Check:
     """Predict one row. Raises Unmodelled or UserError."""
-    found, actual = case(row), measured(row)
-    static, allocated, reserved, fits = predicted(found)
+    found, actual = predict(case(row)), measured(row)
 
     def ratio(value: float, known: float | None) -> float | None:
         return value / known if known else None
 
     return Check(
         source=text(row, "source"),
-        static=ratio(static, actual.static_memory_bytes),
-        allocated=ratio(allocated, actual.peak_memory_bytes),
-        reserved=ratio(reserved, actual.peak_memory_bytes),
-        fits=fits,
+        static=ratio(found.static_memory_bytes, actual.static_memory_bytes),
+        allocated=ratio(found.peak_allocated_bytes, actual.peak_memory_bytes),
+        reserved=ratio(found.peak_reserved_bytes, actual.peak_memory_bytes),
+        fits=found.fits,
         measured_fits=actual.fits,
-    )
-
-
-def predicted(found: Case) -> tuple[float, float, float, bool]:
-    """(static, allocated, reserved) bytes of the fullest ranks, and whether the layout fits."""
-    cluster = cluster_of(found)
-    stack = changed_stack(found.stack, found.stack_changes)
-    plan = files.parse(Plan, dict(found.plan), source="row")
-    job = make_job(found.graph, cluster, plan, found.training, stack)
-    lowered = lower_job(job, cluster, {})
-    timing = choose_engine("auto", lowered.program)[1](lowered.program)
-    held = footprints(lowered, timing, cluster)
-    return (
-        max(float(one.static.total_bytes) for one in held),
-        max(one.allocated_bytes for one in held),
-        max(one.reserved_bytes for one in held),
-        all(one.fits_in(1.0) for one in held),
     )
 
 

@@ -118,8 +118,9 @@ def _whole_table(plan: Plan, training: Training) -> Schedule:
 def layers_by_cost(graph: ModelGraph, stages: int) -> tuple[int, ...] | None:
     """Layers of every stage when the output projection counts with its parameters, as nanotron spreads them.
 
-    A stage is full once the running cost passes its share of the total. None where a stage between the ends
-    would stay empty.
+    A stage is full once the running cost passes its share of the total. Where the head alone fills more than the last
+    stage, nanotron leaves the stages behind it without layers; here each of them but the last takes one from the
+    nearest stage before it that has more, which the head outlasts. None where there are too few.
     """
     costs = [int(graph.blocks[name].parameters(graph.dims)) for name in graph.layers]
     share = (sum(costs) + int(graph.head.parameters(graph.dims))) / stages
@@ -129,7 +130,13 @@ def layers_by_cost(graph: ModelGraph, stages: int) -> tuple[int, ...] | None:
         running += cost
         if running > share * (stage + 1) and stage < stages - 1:
             stage += 1
-    return tuple(counts) if all(counts[:-1]) else None
+    for empty in range(stages - 2, 0, -1):
+        if not counts[empty]:
+            full = next((before for before in range(empty - 1, -1, -1) if counts[before] > 1), None)
+            if full is None:
+                return None
+            counts[empty], counts[full] = 1, counts[full] - 1
+    return tuple(counts)
 
 
 def _recompute(plan: Plan, target: Target) -> None:

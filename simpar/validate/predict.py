@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
+import numpy as np
 from pydantic import BaseModel
 
 from simpar import files
@@ -45,7 +46,9 @@ _Part = TypeVar("_Part", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted seconds a step, and bytes on the fullest rank as the framework's allocator reports them.
+    """Predicted seconds a step, and bytes as the framework's allocator reports them on the rank that its log shows.
+
+    That is the fullest, or rank 0 alone (``Case.first_rank_reports``); ``fits`` is of all.
 
     ``certainty`` says how sure they are, its interval of memory that of ``peak_reserved_bytes``; nothing is known of
     that for single kernels and collectives.
@@ -87,16 +90,18 @@ def predict(case: Case, tuning: Tuning = NO_TUNING) -> Prediction:
     lowered, timing = timed(case, cluster, tuning)
     held = footprints(lowered, timing, cluster)
     step_time_s = _step_time_s(lowered, timing)
-    fullest = max(held, key=lambda one: one.reserved_bytes)
+    first = int(np.argmin(lowered.layout.representative_rank))
+    shown = (held[first],) if case.first_rank_reports else held
+    fullest = max(shown, key=lambda one: one.reserved_bytes)
     interval = {"reserved_memory_interval_bytes": fullest.reserved_interval_bytes}
     return Prediction(
         step_time_s=step_time_s,
-        static_memory_bytes=max(float(one.static.total_bytes) for one in held),
-        peak_allocated_bytes=max(one.allocated_bytes for one in held),
+        static_memory_bytes=max(float(one.static.total_bytes) for one in shown),
+        peak_allocated_bytes=max(one.allocated_bytes for one in shown),
         peak_reserved_bytes=fullest.reserved_bytes,
         fits=max(one.needed_bytes for one in held) <= cluster.device.memory_bytes,
         certainty=certainty_of(lowered.job, cluster, held, step_time_s).model_copy(update=interval),
-        peak_device_bytes=max(one.held_bytes for one in held),
+        peak_device_bytes=max(one.held_bytes for one in shown),
     )
 
 

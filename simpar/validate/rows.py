@@ -25,7 +25,14 @@ from simpar.validate.mixtures import expert_plan, mixture, overlap_words, recipe
 from simpar.validate.networks import Network, network_of
 from simpar.validate.released import config, entry, unsized
 from simpar.validate.stacks import fused_experts, is_nemo, stack_of
-from simpar.validate.words import PeakCounts, adapters, gradient_dtypes, memory_unit, peak_counts
+from simpar.validate.words import (
+    LOG_FIRST_RANK,
+    PeakCounts,
+    adapters,
+    gradient_dtypes,
+    memory_unit,
+    peak_counts,
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,11 @@ class Case:
     open: tuple[str, ...] = ()
     network: Network | None = None
     supposed: tuple[str, ...] = ()
+
+    @property
+    def first_rank_reports(self) -> bool:
+        """Whether its memory is that of rank 0 alone, not of the fullest."""
+        return self.stack in LOG_FIRST_RANK
 
     @property
     def read_as(self) -> str:

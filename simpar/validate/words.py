@@ -10,6 +10,8 @@ from simpar.validate.cells import Row, text
 
 PeakCounts = Literal["allocated", "reserved", "device"]
 """What a peak counts: tensors, blocks that the allocator keeps, or all that the device shows as used (nvidia-smi)."""
+LOG_FIRST_RANK = frozenset(["nanotron"])
+"""Stacks that log the memory of rank 0 alone, on the first stage [nanotron, ``logging/base.py: log_memory``]."""
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _DTYPE = r"(?:(fp32|float32|32-bit)|(?:bf16|bfloat16|fp16|float16|16-bit))"
 _GRADS = r"(?:main )?grad(?:ient)?s?"

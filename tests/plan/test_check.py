@@ -8,7 +8,7 @@ from simpar.cost.stack import load_stack, resolve
 from simpar.errors import UserError
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
-from simpar.plan.check import Target, check, schedule_of, stage_layers
+from simpar.plan.check import Target, check, layers_by_cost, schedule_of, stage_layers
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import make_schedule
 
@@ -139,6 +139,19 @@ def test_llama_3_405b_has_one_layer_fewer_at_both_ends():
     """126 layers in 64 chunks are 2 each, 1 in the first and in the last [arXiv 2407.21783, 3.3.2]."""
     counts = stage_layers(Plan(pp=16, vpp=4), 126)
     assert counts == (1, *[2] * 62, 1)
+
+
+@pytest.mark.parametrize(
+    ("stages", "expected"),
+    [
+        (2, (18, 14)),  # the head counts as 2.4 layers, and a stage ends with the layer that fills it
+        (32, (2, *30 * (1,), 0)),
+        (34, None),
+    ],
+)
+def test_layers_by_cost_leave_no_stage_empty_before_the_last(stages, expected):
+    """The head is more than a stage's share of 32: nanotron leaves stages behind it without layers."""
+    assert layers_by_cost(load_model("llama-3-8b"), stages) == expected
 
 
 def test_layers_as_given(target):

@@ -12,7 +12,7 @@ import pytest
 from simpar.errors import UserError
 from simpar.units import GB, GIB
 from simpar.validate.cells import Unmodelled
-from simpar.validate.predict import Prediction, cluster_of, predict
+from simpar.validate.predict import Prediction, cluster_of, predict, result_of
 from simpar.validate.rows import Measured, case, measured
 from simpar.validate.summary import Outcome, figures, kendall_tau, regret_by_cell
 from simpar.validate.table import outcomes_of, read_table, suspect, validate
@@ -56,6 +56,21 @@ def test_the_interval_of_memory_is_that_of_the_peak_beside_it() -> None:
     low, high = found.certainty.reserved_memory_interval_bytes
     assert low < found.peak_reserved_bytes < high
     assert high - low < 0.5 * found.peak_reserved_bytes
+
+
+def test_memory_is_of_the_rank_that_a_stack_logs() -> None:
+    """With one microbatch the last stage is the fullest, for its logits; nanotron's log shows the first."""
+    row = {
+        **ROW,
+        "stack": "nanotron",
+        "n_gpus": "8",
+        "tp": "1",
+        "pp": "2",
+        "dp": "4",
+        "global_batch_seqs": "16",
+    }
+    asked = case({**row, "model_name": "ours", "n_layers": "8", "vocab": "128256", "micro_batch": "4"})
+    assert predict(asked).peak_reserved_bytes < 0.95 * result_of(asked).memory.peak_reserved_bytes
 
 
 @pytest.mark.parametrize(
