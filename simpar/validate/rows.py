@@ -276,13 +276,18 @@ def _micro_batch(row: Row, dp: int) -> int | None:
 
 
 def _open(row: Row) -> tuple[str, ...]:
-    """What a tuner would choose: the micro-batch where no column tells it, and what else is blank then."""
-    stages = whole(row, "pp", 1)
-    if _micro_batch(row, whole(row, "n_gpus") // (whole(row, "tp", 1) * stages * whole(row, "cp", 1))):
-        return ()
+    """What a tuner would choose: the micro-batch where no column tells it, and what else is blank then.
+
+    Submissions to MLPerf tune the kernels and settings that the benchmark's rules leave free: how ranks share keys too.
+    """
+    stages, cp = whole(row, "pp", 1), whole(row, "cp", 1)
+    contest = re.search(r"mlperf|mlcommons", f"{text(row, 'source')} {text(row, 'citation')}".lower())
+    free = ["cp_method"] if contest and cp > 1 and "cp all-to-all" not in overlap_words(row) else []
+    if _micro_batch(row, whole(row, "n_gpus") // (whole(row, "tp", 1) * stages * cp)):
+        return tuple(free)
     if is_mixture(row):
         raise Unmodelled("micro_batch not published")  # its dispatch depends on it, and on how it is done
-    found = ["micro_batch"]
+    found = ["micro_batch", *free]
     if number(row, "global_batch_seqs") is None and number(row, "grad_accum") is None:
         found.append("global_batch")
     if number(row, "vpp") is None and stages > 1:

@@ -1,7 +1,8 @@
 """What a row does not print and its authors tuned: chosen as a tuner would, the fastest a token of what fits.
 
 A published run is the outcome of somebody's tuning, so that what it leaves open (the micro-batch, and with it the
-number of virtual stages and the recomputation) is more likely the best choice than any fixed one.
+number of virtual stages and the recomputation; in a contest how ranks share keys) is more likely the best choice than
+any fixed one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from simpar.validate.predict import Prediction, predict
 from simpar.validate.rows import Case
 
 MOST_SEQUENCES = 64
+CP_METHODS = ("ring", "ulysses", "all_gather")  # Megatron-Core's cp_comm_type: p2p, a2a, all_gather
 RECOMPUTE = ("none", "selective", "every:4", "every:2", "full")
 
 
@@ -48,10 +50,15 @@ def _choices(entry: Case) -> Iterator[Case]:
     free_batch = "global_batch" in entry.open
     sizes = [1 << power for power in range(MOST_SEQUENCES.bit_length())]
     batches = [size for size in sizes if free_batch or steps % size == 0]
+    if "micro_batch" not in entry.open:
+        batches = [int(str(plan["micro_batch"]))]
     stages = _virtual_stages(entry) if "vpp" in entry.open else (int(str(plan["vpp"])),)
     recompute = RECOMPUTE if "recompute" in entry.open else (str(plan["recompute"]),)
-    for size, vpp, again in product(batches, stages, recompute):
-        chosen = {"micro_batch": size, "vpp": vpp, "recompute": again}
+    methods = CP_METHODS if "cp_method" in entry.open else (None,)
+    for size, vpp, again, method in product(batches, stages, recompute, methods):
+        chosen = {"micro_batch": size, "vpp": vpp, "recompute": again} | (
+            {"cp_method": method} if method else {}
+        )
         if "vpp" in entry.open:
             chosen["schedule"] = "interleaved" if vpp > 1 else "1f1b"
         batch = entry.training.global_batch * (size if free_batch else 1)

@@ -31,6 +31,24 @@ def test_the_fastest_micro_batch_that_fits() -> None:
     assert prediction.step_time_s == pytest.approx(min(one.step_time_s for one in every if one.fits))
 
 
+def test_contests_share_keys_by_the_fastest_way() -> None:
+    """Of a ring, heads exchanged and keys gathered; rows of other tables share them as their stack does."""
+    row = {
+        **ROW, "citation": "mlcommons/training_results_v5.0", "tp": "1", "cp": "8", "dp": "2", "micro_batch": "1",
+        "seq_len": "8192",
+    }  # fmt: skip
+    assert case({**row, "citation": "", "source": "a table"}).open == ()
+    assert case(row).open == ("cp_method",)
+    found, prediction = settled(case(row))
+    every = {
+        method: predict(replace(case(row), plan={**case(row).plan, "cp_method": method}, open=()))
+        for method in ("ring", "ulysses", "all_gather")
+    }
+    assert found.plan["cp_method"] == min(every, key=lambda method: every[method].step_time_s)
+    assert found.plan["micro_batch"] == 1
+    assert prediction.step_time_s == min(one.step_time_s for one in every.values())
+
+
 def test_embedding_and_head_may_count_as_layers() -> None:
     """14 layers on 4 ranks: 16 things in chunks of 4, 2 or 1, of which the fastest that fits is taken."""
     row = {
