@@ -56,3 +56,12 @@ def whole(row: Row, name: str, default: int | None = None) -> int:
     if value < 1 or value != int(value):
         raise Unmodelled(f"{name} = {value:g} is no positive integer")
     return int(value)
+
+
+_PAPER = re.compile(r"arxiv[ :]*(\d\d)(\d\d)\.\d{4,5}")
+
+
+def paper_release(row: Row) -> str | None:
+    """Year and month ("22.05") of the arXiv paper that a row cites, None where it cites none."""
+    found = _PAPER.search(text(row, "citation").lower())
+    return f"{found[1]}.{found[2]}" if found else None

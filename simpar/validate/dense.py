@@ -6,7 +6,7 @@ import re
 
 from simpar.models.graph import ModelGraph
 from simpar.models.transformer import Shape, Style, build
-from simpar.validate.cells import Row, Unmodelled, number, text, whole
+from simpar.validate.cells import Row, Unmodelled, number, paper_release, text, whole
 from simpar.validate.released import unsized
 
 _GATED = re.compile(r"llama|qwen|mistral|gemma|deepseek|olmo|granite|internlm|yi-|baichuan", re.IGNORECASE)
@@ -20,6 +20,9 @@ _VOCABULARIES = (
     (re.compile(r"mpt", re.IGNORECASE), 50368),
 )
 _GPT_VOCABULARY = 51200
+FUSED_SINCE = "23.01"
+"""From when on software that a paper does not name has fused attention: its first kernel is of May 2022 (arXiv
+2205.14135), Megatron-LM's and PyTorch's own of 2023."""
 
 
 def model(row: Row) -> ModelGraph:
@@ -80,6 +83,8 @@ def unfused(row: Row) -> bool:
         return True
     if kernel:
         return False
+    if not text(row, "stack") and (paper_release(row) or FUSED_SINCE) < FUSED_SINCE:
+        return True
     if is_mixture(row) or _GATED.search(text(row, "model_name")):
         return False
     # Megatron-LM's own attention, before models with gated layers and Hopper brought fused kernels by default

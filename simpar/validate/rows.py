@@ -24,7 +24,7 @@ from simpar.validate.dense import is_mixture, model, sequence, unfused
 from simpar.validate.mixtures import expert_plan, mixture, overlap_words, recipe_layers, usual_ep
 from simpar.validate.networks import Network, network_of
 from simpar.validate.released import config, entry, unsized
-from simpar.validate.stacks import fused_experts, is_nemo, stack_of
+from simpar.validate.stacks import fused_experts, is_nemo, is_primus, stack_of
 from simpar.validate.words import (
     LOG_FIRST_RANK,
     PeakCounts,
@@ -120,6 +120,8 @@ def _supposed(row: Row, graph: ModelGraph, plan: Mapping[str, object]) -> tuple[
         found.append(f"gradients {' and '.join(dtypes)}")
     if plan["recompute"] == "full" and not text(row, "recompute"):
         found.append("all layers recomputed")
+    if not text(row, "stack") and not text(row, "attention_kernel") and unfused(row):
+        found.append("attention not fused")
     if graph.is_mixture and not text(row, "ep"):
         found.append(f"experts over {plan['ep']} ranks")
     dense = sum(name == "layer" for name in graph.layers)
@@ -324,6 +326,8 @@ def _recompute(row: Row) -> str:
         return "full"  # its remat_policy
     if not words and stack_of(row)[0] == "automodel" and whole(row, "n_gpus") > 1:
         return "full"  # activation_checkpointing of its recipes but those for one device
+    if not words and is_primus(row) and "fsdp" in text(row, "zero_stage_or_fsdp").lower():
+        return "full"  # use_torch_fsdp2 and recompute_granularity of its configs (llama3.1_70B-BF16-pretrain.yaml)
     if not words or words.startswith("none") or words in OFF:
         return "none"
     if re.search(r"every other|every n-th", words):

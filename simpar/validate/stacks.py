@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from simpar import files
 from simpar.cost.stack import load_stack
 from simpar.models.graph import ModelGraph
-from simpar.validate.cells import Row, text, whole
+from simpar.validate.cells import Row, paper_release, text, whole
 from simpar.validate.dense import unfused
 from simpar.validate.mixtures import is_sync_free, overlap_words
 
@@ -25,7 +25,8 @@ def stack_of(row: Row) -> tuple[str, dict[str, object]]:
     }  # fmt: skip
     if words not in known and words not in files.bundled("stacks"):
         # known as what it is, so that nothing measured supports it
-        return _nearest(row, words), {"name": words or UNNAMED}
+        eager = {"fusion.attention": "unfused"} if unfused(row) else {}
+        return _nearest(row, words), {"name": words or UNNAMED, **eager}
     name = known.get(words, words)
     if name == "megatron" and re.search("maxtext|paxml", notes):
         name = "maxtext"
@@ -51,6 +52,8 @@ def stack_of(row: Row) -> tuple[str, dict[str, object]]:
         changes |= _automodel(row)
     if "no tp/dp overlap" in notes:
         changes["overlap.tensor_backward"] = False
+    if re.fullmatch(r"flash ?attention([ -]?1)?", text(row, "attention_kernel").lower()):
+        changes["fusion.attention_rate.others"] = FIRST_FLASH_RATE
     if graphs := _graphs(notes):
         changes["launch.graphs"] = graphs
     return name, changes | _turbo(text(row, "notes").lower())
@@ -86,6 +89,8 @@ def _turbo(notes: str) -> dict[str, object]:
     return changes
 
 
+FIRST_FLASH_RATE = 0.5
+"""Speed of FlashAttention over that of its second version [arXiv 2307.08691, abstract]."""
 UNNAMED = "an unnamed stack"
 _NEAREST = (
     (r"nemo|bridge", "nemo"),
@@ -100,10 +105,15 @@ _NEAREST = (
 
 
 def _nearest(row: Row, words: str) -> str:
-    """The profile of the kind of a stack that has none: by its name, else by whether tensors or stages are split."""
+    """The profile of the kind of a stack that has none: by its name, else by whether tensors or stages are split.
+
+    Of a stack without a name it is the release of when its paper came out.
+    """
     splits = whole(row, "tp", 1) * whole(row, "pp", 1) > 1
     named = (profile for pattern, profile in _NEAREST if re.search(pattern, words))
-    return next(named, "megatron" if splits else "fsdp")
+    kind = next(named, "megatron" if splits else "fsdp")
+    release = None if words else paper_release(row)
+    return load_stack(f"{kind}@{release}" if release else kind).name
 
 
 def fused_experts(
@@ -160,6 +170,15 @@ def released(row: Row) -> float | None:
 
 
 def is_nemo(row: Row) -> bool:
-    """Recipes of NeMo and Megatron-Bridge, which NVIDIA's benchmarks run too, on top of Megatron-Core."""
+    """Recipes of NeMo and Megatron-Bridge, which NVIDIA's benchmarks run too, on top of Megatron-Core.
+
+    Megatron-LM's example of Llama 3 in 8 bits follows NeMo's performance scripts [Megatron-LM, examples/llama].
+    """
     words = f"{text(row, 'source')} {text(row, 'citation')}".lower()
-    return re.search(r"nemo|megatron-bridge|dgxc", words) is not None
+    said = "nemo settings" in text(row, "notes").lower()
+    return said or re.search(r"nemo|megatron-bridge|dgxc", words) is not None
+
+
+def is_primus(row: Row) -> bool:
+    """Configs of AMD's Primus, on top of Megatron-LM."""
+    return "primus" in f"{text(row, 'source')} {text(row, 'citation')}".lower()

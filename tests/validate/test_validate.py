@@ -12,7 +12,7 @@ import pytest
 from simpar.errors import UserError
 from simpar.units import GB, GIB
 from simpar.validate.cells import Unmodelled
-from simpar.validate.predict import Prediction, cluster_of, predict, result_of
+from simpar.validate.predict import Prediction, changed_stack, cluster_of, predict, result_of
 from simpar.validate.rows import Measured, case, measured
 from simpar.validate.summary import Outcome, figures, kendall_tau, regret_by_cell
 from simpar.validate.table import outcomes_of, read_table, suspect, validate
@@ -197,6 +197,46 @@ def test_an_unknown_stack_is_predicted_as_the_nearest_and_is_wide(words: str, tp
     assert certainty.support == 0
     assert certainty.step_time_interval_s[1] > usual.step_time_interval_s[1]
     assert any(name in words for words in certainty.unsupported)
+
+
+@pytest.mark.parametrize(
+    ("citation", "tp", "stack", "kernel"),
+    [
+        ("arXiv 2205.01068", "1", "fsdp", "unfused"), ("arXiv 2210.02414", "2", "megatron-22", "unfused"),
+        ("arXiv 2104.04473", "2", "megatron-sc21", "unfused"), ("arXiv 2402.15627", "2", "megatron", "flash"),
+    ],
+)  # fmt: skip
+def test_software_that_a_paper_does_not_name_is_what_there_was_then(
+    citation: str, tp: str, stack: str, kernel: str
+) -> None:
+    """Of its time, without fused attention before there was any; a stack that is named is not dated by its paper."""
+    row = {**ROW, "stack": "", "citation": citation, "tp": tp, "dp": ""}
+    found = case(row)
+    assert found.stack == stack
+    assert changed_stack(found.stack, found.stack_changes).fusion.attention == kernel
+    assert ("attention not fused" in found.read_as) == (kernel == "unfused")
+    assert case({**row, "stack": "fsdp"}).stack_changes == {}
+
+
+def test_the_first_flash_attention_is_half_as_fast_as_its_second_version() -> None:
+    """The kernels of a row that names one without a version are the first's."""
+    first, second = ({**ROW, "attention_kernel": name} for name in ("FlashAttention", "FlashAttention-2"))
+    rates = [
+        changed_stack(found.stack, found.stack_changes).fusion.rate_on("x")
+        for found in map(case, (first, second))
+    ]
+    assert rates == [0.5, 1.0]
+    assert predict(case(first)).step_time_s > predict(case(second)).step_time_s
+
+
+def test_what_configs_of_published_software_say_is_read_where_a_row_is_silent() -> None:
+    """Primus recomputes all layers under torch's FSDP; Megatron-LM's example of Llama 3 runs as NeMo's recipes do."""
+    row = {**ROW, "source": "Primus", "stack": "megatron", "zero_stage_or_fsdp": "FSDP", "recompute": ""}
+    assert case(row).plan["recompute"] == "full"
+    assert case({**row, "zero_stage_or_fsdp": "DDP"}).plan["recompute"] == "none"
+    assert case({**row, "source": "test"}).plan["recompute"] == "none"
+    example = {**ROW, "stack": "megatron", "notes": "legend copies NeMo settings"}
+    assert case(example).stack == "nemo"
 
 
 def test_words_of_a_network_are_the_cluster_and_what_was_read_is_said(tmp_path: Path) -> None:
