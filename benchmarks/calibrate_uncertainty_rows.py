@@ -42,6 +42,7 @@ from simpar.validate.predict import (
     timed,
 )
 from simpar.validate.rates import has_rate, with_rates
+from simpar.validate.recipes import completed
 from simpar.validate.rows import Case, Measured, case, measured
 from simpar.validate.summary import CELL
 from simpar.validate.table import read_table, suspect
@@ -125,6 +126,7 @@ def run_of(row: Row, place: tuple[str, int], older: Run | None, *, move: bool) -
         return None
     shown = summarise(Context(lowered, timing, cluster, "sweep", "full", Perturbation()), with_timeline=False)
     fullest = max(footprints(lowered, timing, cluster), key=lambda one: one.needed_bytes)
+    said = not asked.open and not completed(row)[1]  # its whole plan
     error = None
     if found.step_time_s and not suspect(row) and not text(row, "notes").startswith("tier C"):
         error = float(np.log(found.step_time_s / predicted.step_time_s))
@@ -135,7 +137,7 @@ def run_of(row: Row, place: tuple[str, int], older: Run | None, *, move: bool) -
         traits=traits_of(lowered.job, cluster, cluster.device.name),
         error=error,
         slopes=_slopes(entry, predicted.step_time_s, older) if move and error is not None else {},
-        fitted=error is not None and not asked.open and is_fitted(text(row, "source"), entry, predicted),
+        fitted=error is not None and said and is_fitted(text(row, "source"), entry, predicted),
         row=place,
         predicted_s=predicted.step_time_s,
         measured_s=found.step_time_s,

@@ -46,6 +46,7 @@ RUN_COLUMNS: Mapping[str, str] = {
     "tokens_per_s_per_gpu": "tokens of a second and device, where no time is known",
     "tflops_per_gpu": "TFLOP/s of a device, where neither is known",
     "mfu_pct": "percent of the dense peak, where none of these is known",
+    "hfu_pct": "the same with what runs twice, which tells partial recomputation",
     "status": "ok, or oom where it ran out of memory",
     "static_mem_gib": "GiB allocated between steps on the fullest device (nanotron: on rank 0)",
     "peak_mem_gib": "GiB at the peak of the same device, reserved unless notes say allocated",
@@ -58,7 +59,7 @@ RUN_COLUMNS: Mapping[str, str] = {
     "peer_pred_mem_gib": "GiB that another tool predicted",
     "notes": "anything else, in words",
 }
-UNREAD = frozenset(["hfu_pct", "fabric_reducescatter_gbs", "intra_reducescatter_gbs"])
+UNREAD = frozenset(["fabric_reducescatter_gbs", "intra_reducescatter_gbs"])
 """Columns that say nothing which the others do not."""
 
 

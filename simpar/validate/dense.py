@@ -9,7 +9,9 @@ from simpar.models.transformer import Shape, Style, build
 from simpar.validate.cells import Row, Unmodelled, number, paper_release, text, whole
 from simpar.validate.released import unsized
 
-_GATED = re.compile(r"llama|qwen|mistral|gemma|deepseek|olmo|granite|internlm|yi-|baichuan", re.IGNORECASE)
+_GATED = re.compile(
+    r"llama|qwen|mistral|gemma|deepseek|olmo|granite|internlm|yi-|baichuan|palm", re.IGNORECASE
+)
 _PLAIN = re.compile(r"gpt|megatron|bloom|opt|neox|nlg|turing|bert|t5", re.IGNORECASE)
 _VOCABULARIES = (
     (re.compile(r"llama[- _]?(v)?3|llama3", re.IGNORECASE), 128256),
@@ -23,6 +25,7 @@ _GPT_VOCABULARY = 51200
 FUSED_SINCE = "23.01"
 """From when on software that a paper does not name has fused attention: its first kernel is of May 2022 (arXiv
 2205.14135), Megatron-LM's and PyTorch's own of 2023."""
+MAXTEXT_HEAD_DIM = 128
 
 
 def model(row: Row) -> ModelGraph:
@@ -37,8 +40,7 @@ def model(row: Row) -> ModelGraph:
         ffn = 4 * hidden
     if not gated and not _PLAIN.search(name) and not re.search("mpt|nemotron", name, re.IGNORECASE):
         gated = abs(ffn - 4 * hidden) > hidden // 8
-    if hidden % heads:
-        raise Unmodelled("hidden is no multiple of n_heads")
+    head_dim = _head_dim(row, name, hidden, heads)
     shape = Shape(
         vocab=whole(row, "vocab", _vocabulary(name)),
         hidden=hidden,
@@ -46,10 +48,24 @@ def model(row: Row) -> ModelGraph:
         layers=whole(row, "n_layers"),
         heads=heads,
         kv_heads=whole(row, "n_kv_heads", heads),
-        head_dim=hidden // heads,
+        head_dim=head_dim,
         positions=0 if gated or "mpt" in name.lower() else sequence(row),
     )
     return build(name, shape, _style(row, name, gated=gated), dropout=not gated and unfused(row))
+
+
+def _head_dim(row: Row, name: str, hidden: int, heads: int) -> int:
+    """Width of a head: what notes say, MaxText's own, which no scale changes, else hidden over heads.
+
+    Source: AI-Hypercomputer/maxtext, base.yml, head_dim beside global_parameter_scale.
+    """
+    if said := re.search(r"head_dim[ =]?(\d+)", text(row, "notes").lower()):
+        return int(said[1])
+    if name.lower().startswith("maxtext"):
+        return MAXTEXT_HEAD_DIM
+    if hidden % heads:
+        raise Unmodelled("hidden is no multiple of n_heads")
+    return hidden // heads
 
 
 def _vocabulary(name: str) -> int:
@@ -58,6 +74,10 @@ def _vocabulary(name: str) -> int:
 
 def _style(row: Row, name: str, *, gated: bool) -> Style:
     tied = text(row, "tied_embeddings").lower()
+    if (
+        "palm" in name.lower()
+    ):  # one norm for both branches [Chowdhery et al. 2022, arXiv 2204.02311, section 2]
+        return Style(tied=True, parallel=True, norms=1)
     if gated:
         bias = bool(re.search("qwen(1.5|2)", name, re.IGNORECASE))
         return Style(tied=tied == "true", qkv_bias=bias)

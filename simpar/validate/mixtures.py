@@ -105,6 +105,15 @@ def usual_ep(num_experts: int, ranks: int, *, spread: bool) -> int:
     return gcd(num_experts, ranks) if spread else 1
 
 
+def most_ep(printed: int, ranks: int) -> int:
+    """The expert parallelism that a row printed, or as much of it as so many ranks of a stage can have.
+
+    Two rows of Megatron-Bridge's summary print EP 64 beside pipelines that leave stages 32 ranks. The recipes of these
+    pipelines spread experts over 32 [NVIDIA/dgxc-benchmarking@59689f59, deepseek_v3/pretrain/launch.sh].
+    """
+    return printed if printed <= ranks else gcd(printed, ranks)
+
+
 def expert_plan(row: Row, default: int = 1) -> dict[str, object]:
     """The plan's share of a mixture: how experts are spread (by ``default`` where it is blank), capped, overlapped."""
     plan: dict[str, object] = {"ep": whole(row, "ep", default)}

@@ -21,8 +21,9 @@ from simpar.units import GB
 from simpar.validate.cells import Row, Unmodelled, measurement, number, text, throttled, whole
 from simpar.validate.clusters import devices_of_node, profile_of
 from simpar.validate.dense import is_mixture, model, sequence, unfused
-from simpar.validate.mixtures import expert_plan, mixture, overlap_words, recipe_layers, usual_ep
+from simpar.validate.mixtures import expert_plan, mixture, most_ep, overlap_words, recipe_layers, usual_ep
 from simpar.validate.networks import Network, network_of
+from simpar.validate.recipes import completed
 from simpar.validate.released import config, entry, unsized
 from simpar.validate.stacks import fused_experts, is_nemo, is_primus, stack_of
 from simpar.validate.words import (
@@ -89,8 +90,10 @@ class Measured:
 def case(row: Row, on: tuple[str, int] | None = None) -> Case:
     """The simulation input of a row, ``on`` a profile and its devices per node where that is not the row's to say.
 
-    Raises Unmodelled with the reason.
+    Blanks are what the row's authors published elsewhere says (:mod:`simpar.validate.recipes`). Raises Unmodelled with
+    the reason.
     """
+    row, filled = completed(row)
     graph = unsized(row) or (mixture(row) if is_mixture(row) else model(row))
     devices = whole(row, "n_gpus")
     hardware, per_node = _hardware(row, devices, on)
@@ -108,7 +111,7 @@ def case(row: Row, on: tuple[str, int] | None = None) -> Case:
         network = network_of(text(row, "interconnect"), per_node, load_cluster(hardware).profile.scale_out)
     return Case(
         graph, hardware, devices, per_node, training, plan, stack, changes, _fabric(row), _open(row), network,
-        _supposed(row, graph, plan),
+        (*_supposed(row, graph, plan), *filled),
     )  # fmt: skip
 
 
@@ -122,7 +125,7 @@ def _supposed(row: Row, graph: ModelGraph, plan: Mapping[str, object]) -> tuple[
         found.append("all layers recomputed")
     if not text(row, "stack") and not text(row, "attention_kernel") and unfused(row):
         found.append("attention not fused")
-    if graph.is_mixture and not text(row, "ep"):
+    if graph.is_mixture and number(row, "ep") != plan["ep"]:
         found.append(f"experts over {plan['ep']} ranks")
     dense = sum(name == "layer" for name in graph.layers)
     known = entry(row)
@@ -160,6 +163,7 @@ def _hardware(row: Row, devices: int, on: tuple[str, int] | None) -> tuple[str, 
 
 def named_hardware(row: Row) -> str:
     """The cluster profile of a row's words. Raises Unmodelled."""
+    row, _ = completed(row)
     device, network = text(row, "gpu_type").lower(), text(row, "interconnect").lower()
     return "hgx-b200-throttled" if throttled(row) else profile_of(device, network)
 
@@ -191,6 +195,7 @@ OFF, ON = (
     frozenset(["no", "off", "false", "0", "disabled", "-", "n/a"]),
     frozenset(["yes", "on", "true", "1"]),
 )
+ROUNDED = 0.01  # of printed shares
 _OFFLOADED = re.compile(r"activation cpu offload (\d+) layers")
 MEGATRONS = frozenset(
     ["megatron", "megatron-sc21", "megatron-22", "megatron-deepspeed", "nemo", "nemo-24", "deepspeed-21"]
@@ -221,6 +226,7 @@ def _plan(row: Row, devices: int, graph: ModelGraph) -> dict[str, object]:
         spread = stack_of(row)[0] in SPREAD_EXPERTS
         ranks = devices // (pp * int(str(sliced.get("etp", 1))))
         plan |= expert_plan(row, usual_ep(graph.dims["num_experts"], ranks, spread=spread))
+        plan["ep"] = most_ep(int(str(plan["ep"])), ranks)
     stack = load_stack(stack_of(row)[0])
     said = gradient_dtypes(row, one_buffer=stack.name in MEGATRONS)
     plan |= {name: dtype for name, dtype in said.items() if dtype != getattr(stack.numerics, name)}
@@ -318,6 +324,19 @@ def _first_layers(row: Row, count: int) -> str:
     return "layers:" + ",".join([f"full*{count},none*{kept}"] * stages)
 
 
+def _share_again(row: Row) -> int | None:
+    """How many layers of a virtual stage run forward twice, where FLOP/s of hardware and of the model tell it apart.
+
+    A forward is a third of what a model's FLOP count.
+    """
+    model, hardware = measurement(row, "mfu_pct"), measurement(row, "hfu_pct")
+    if model is None or hardware is None or not model < hardware <= model * 4 / 3 * (1 + ROUNDED):
+        return None
+    pp = whole(row, "pp", 1)
+    stages = pp * (whole(row, "vpp", _usual_vpp(row, pp)) if pp > 1 else 1)
+    return max(1, round(3 * (hardware / model - 1) * whole(row, "n_layers") / stages))
+
+
 def _recompute(row: Row) -> str:
     words = text(row, "recompute").lower()
     if not words and text(row, "stack") == "torchtitan":
@@ -341,6 +360,8 @@ def _recompute(row: Row) -> str:
         return _first_layers(row, int(some.group(1)))
     if _OFFLOADED.fullmatch(words):
         return "none"
+    if "partial" in words and (again := _share_again(row)):
+        return _first_layers(row, again)
     if "offload" in words or re.search(r"of \d+ layers|remateri", words):
         raise Unmodelled("partial recompute or offload")
     named = set(re.findall(r"[a-z_]+", words.partition("selective")[2])) - {
@@ -422,8 +443,8 @@ def _sharding(row: Row, dp: int, *, per_node: int, sharded: bool) -> dict[str, o
     if stage and "fsdp" not in words:
         return {"zero": int(stage[stage.lastindex or 1])} if dp > 1 else {"zero": 0}
     if re.search("[fh]sdp", words) or (stage and stage[stage.lastindex or 1] == "3"):
-        width = re.search(r"(?:fsdp[ =]|degree )(\d+)", words)
-        shards = int(width.group(1)) if width else dp
+        width = re.search(r"(?:fsdp[ =]|degree )(\d+)|(\d+)-way fsdp", words)
+        shards = int(width[1] or width[2]) if width else dp
         if shards * whole(row, "ep", 1) == dp:
             shards = dp  # beside experts: what is not spread over their ranks is sharded over both
         if "hsdp" in words:

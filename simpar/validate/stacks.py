@@ -38,7 +38,7 @@ def stack_of(row: Row) -> tuple[str, dict[str, object]]:
         name = "torchtitan-eager"
     if name in ("megatron", "nemo") and "deepspeed" in text(row, "zero_stage_or_fsdp").lower():
         name = "deepspeed-21"
-    elif name in ("megatron", "nemo") and unfused(row):
+    elif name in ("megatron", "nemo", "nemo-24") and unfused(row):
         early = re.search(
             r"sc21|2104\.04473|202[01]", f"{text(row, 'source')} {text(row, 'citation')}".lower()
         )
@@ -50,6 +50,8 @@ def stack_of(row: Row) -> tuple[str, dict[str, object]]:
         changes |= load_stack(name).variants.get("slow_pipeline", {})
     if name == "automodel":
         changes |= _automodel(row)
+    if re.search(r"no [a-z/]*scatter-gather", text(row, "notes").lower()):
+        changes["overlap.scatter_gather_p2p"] = False
     if "no tp/dp overlap" in notes:
         changes["overlap.tensor_backward"] = False
     if re.fullmatch(r"flash ?attention([ -]?1)?", text(row, "attention_kernel").lower()):

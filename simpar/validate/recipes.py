@@ -1,0 +1,87 @@
+"""What a row leaves blank and its authors published elsewhere: configurations by source and model, with citations.
+
+Facts of configurations only: columns that a row has stay its own, and nothing here was measured.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from simpar import files
+from simpar.validate.cells import Row, number, text
+
+GPUS_OF_A_NODE = 8
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Columns that a configuration says, the columns by which its rows are known, and where it is published.
+
+    ``model`` is the catalogue's name of the model ("": the row's own name says it); ``notes`` stand beside the row's.
+    """
+
+    row: Mapping[str, str | float]
+    says: Mapping[str, str]
+    of: str
+    model: str = ""
+    notes: str = ""
+
+    def is_of(self, row: Row) -> bool:
+        """Whether a row is of this configuration: words match anywhere, numbers are equal."""
+        return all(
+            re.search(known, text(row, name), re.IGNORECASE) is not None
+            if isinstance(known, str)
+            else number(row, name) == known
+            for name, known in self.row.items()
+        )
+
+
+@lru_cache(maxsize=1)
+def recipes() -> tuple[Recipe, ...]:
+    """All of them, the more special first."""
+    document = files.load(Path(__file__).with_name("recipes.yaml"))
+    return tuple(
+        Recipe(
+            each["row"],
+            {name: str(value) for name, value in each["says"].items()},
+            each["of"],
+            each.get("model", ""),
+            each.get("notes", ""),
+        )
+        for each in document.data["recipes"]
+    )
+
+
+def completed(row: Row) -> tuple[Row, tuple[str, ...]]:
+    """A row with its blanks filled, and in words with what (none where nothing is)."""
+    found = next((each for each in recipes() if each.is_of(row)), None) or _model_parallel(row)
+    if found is None:
+        return row, ()
+    filled = {name: value for name, value in found.says.items() if not text(row, name)}
+    if not filled:
+        return row, ()
+    named = {"model_name": found.model} if found.model else {}
+    noted = {"notes": f"{text(row, 'notes')}; {found.notes}"} if found.notes else {}
+    said = ", ".join(f"{name} {value}" for name, value in filled.items())
+    return {**row, **filled, **named, **noted}, (f"{said} [{found.of}]",)
+
+
+def _model_parallel(row: Row) -> Recipe | None:
+    """A model-parallel size alone: Megatron-LM splits tensors up to the GPUs of a node, and stages beyond.
+
+    Source: Narayanan et al. 2021, arXiv 2104.04473, takeaway 1 in section 5.4.1, and all runs of its table 1.
+    """
+    size = re.search(r"model-parallel size (\d+)", text(row, "notes").lower())
+    if size is None or text(row, "tp") or text(row, "pp"):
+        return None
+    tp = min(int(size[1]), GPUS_OF_A_NODE)
+    if int(size[1]) % tp:
+        return None
+    says = {"tp": str(tp), "pp": str(int(size[1]) // tp)}
+    if "no interleaving" in text(row, "notes").lower():
+        says["vpp"] = "1"
+    return Recipe({}, says, "arXiv 2104.04473, section 5.4.1")

@@ -1,0 +1,79 @@
+"""Rows whose blanks configurations fill: what is filled, what stays the row's own, and what is said of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from simpar.validate.cells import Unmodelled
+from simpar.validate.columns import RUN_COLUMNS
+from simpar.validate.recipes import completed, recipes
+from simpar.validate.rows import case
+from tests.validate.test_validate import MIXTURE, ROW
+
+T5 = {
+    "source": "NeMo-Framework-Launcher A100 SuperPOD scaling", "model_name": "mT5-3B", "seq_len": "512",
+    "gpu_type": "A100 SXM 80GB", "gpus_per_node": "8", "n_gpus": "16", "stack": "megatron",
+    "citation": "NVIDIA/NeMo-Framework-Launcher:README.md@23.08.03", "tokens_per_s_per_gpu": "11000",
+}  # fmt: skip
+
+
+def test_every_recipe_is_known_by_columns_fills_columns_and_is_cited() -> None:
+    """No measured column is among them."""
+    measured = {"iteration_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct", "peak_mem_gib"}
+    for recipe in recipes():
+        assert set(recipe.row) <= set(RUN_COLUMNS)
+        assert set(recipe.says) <= set(RUN_COLUMNS) - measured
+        assert "/" in recipe.of
+
+
+def test_blanks_are_filled_and_the_row_s_own_cells_are_not() -> None:
+    """What a configuration says stands where a row says nothing."""
+    found = case(T5)
+    assert len(found.graph.layers) == 24 + 1 + 24
+    assert (found.plan["tp"], found.plan["micro_batch"], found.training.global_batch) == (2, 24, 1920)
+    assert "tp 2" in found.read_as
+    assert found.read_as.endswith("launcher_scripts/conf/training/mt5/3b.yaml]")
+    own = case({**T5, "tp": "4"})
+    assert own.plan["tp"] == 4
+    assert "tp 4" not in own.read_as
+
+
+def test_a_row_that_no_configuration_is_of_stays_as_it_is() -> None:
+    """The same cells, and nothing said."""
+    assert completed(ROW) == (ROW, ())
+    with pytest.raises(Unmodelled, match="tp and pp"):
+        case({**T5, "model_name": "GPT3-175B", "hidden": "12288", "n_heads": "96", "n_layers": "96"})
+
+
+@pytest.mark.parametrize(("size", "layout"), [(4, (4, 1)), (8, (8, 1)), (32, (8, 4)), (280, (8, 35))])
+def test_a_model_parallel_size_is_split_as_megatron_does(size: int, layout: tuple[int, int]) -> None:
+    """Tensors up to the GPUs of a node, stages beyond; a row's own split comes first."""
+    silent = {"notes": f"model-parallel size {size}, no interleaving", "tp": "", "pp": ""}
+    row, said = completed(silent)
+    assert (int(row["tp"]), int(row["pp"]), row["vpp"]) == (*layout, "1")
+    assert "2104.04473" in said[0]
+    assert completed({**silent, "tp": "2"})[0]["pp"] == ""
+
+
+def test_flop_tell_the_share_of_layers_that_run_twice() -> None:
+    """Half of a forward is a sixth of a model's FLOP; words without figures stay a reason."""
+    row = {**ROW, "n_layers": "8", "recompute": "rematerialisation (partial)"}
+    some = case({**row, "mfu_pct": "48", "hfu_pct": "56"})
+    assert some.plan["recompute"] == "layers:full*4,none*4"
+    with pytest.raises(Unmodelled, match="partial recompute"):
+        case(row)
+
+
+def test_experts_are_spread_over_no_more_ranks_than_a_stage_has() -> None:
+    """As many as share what was printed evenly, and the report says so."""
+    found = case({**ROW, **MIXTURE, "micro_batch": "1", "ep": "64", "pp": "2"})
+    assert found.plan["ep"] == 8
+    assert "experts over 8 ranks" in found.read_as
+
+
+def test_heads_have_the_width_that_notes_or_their_trainer_say() -> None:
+    """MaxText scales the number of heads, never their width."""
+    sized = {**ROW, "hidden": "8192", "n_heads": "128", "ffn_hidden": "57344", "n_kv_heads": ""}
+    assert case(sized).graph.dims["head_dim"] == 64
+    assert case({**sized, "model_name": "MaxText-128B"}).graph.dims["head_dim"] == 128
+    assert case({**sized, "notes": "parallel block; head_dim 256"}).graph.dims["head_dim"] == 256
