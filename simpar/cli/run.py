@@ -93,6 +93,8 @@ def run(plan: str, steps: int, **values: Any) -> int:
     ready = make_ready(request, values["nproc"], nodes.count, options)
     if ready.job.own_code:
         sys.stderr.write(f"model: running the code of {ready.job.model}\n")
+    if (graph := ready.job.graph()) is not None and graph.details.unread:
+        sys.stderr.write(f"{graph.details.said}\n")
     try:
         with _progress(steps) as advance:
             options = {"max_restarts": values["max_restarts"], "trace": values["trace"]}

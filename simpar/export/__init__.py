@@ -169,7 +169,8 @@ def export(
     if lost and not lossy:
         reasons = "; ".join(map(str, lost))
         raise UserError(f"{target} cannot express {reasons} (--lossy exports without)")
-    notes = (*_stack_note(plan, found), *found.notes(s))
+    unread = (model.details.said,) if model.details.unread else ()
+    notes = (*_stack_note(plan, found), *unread, *found.notes(s))
     page = readme(s, target=target, version=found.version, how=found.how, lost=lost, notes=notes)
     written = {**found.files(s, found.options(s)), "plan.json": original, "README.md": page}
     return Exported(s.plan, written, lost, notes)

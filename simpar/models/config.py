@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,77 @@ from simpar.models.transformer import Shape
 MAX_SIZE = 2**31
 
 
+class Seen(dict[str, Any]):
+    """Fields of a config that remember which of them somebody asked for."""
+
+    def __init__(self, fields: Mapping[str, Any], asked: set[str] | None = None) -> None:
+        super().__init__(fields)
+        self.asked = set() if asked is None else asked
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a field, or the default."""
+        self.asked.add(name)
+        return super().get(name, default)
+
+    def __getitem__(self, name: str) -> Any:
+        self.asked.add(name)
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        self.asked.add(str(name))
+        return super().__contains__(name)
+
+
 @dataclass(frozen=True)
 class Config:
-    """A config with checked access: every number is a positive integer in range, or the default."""
+    """A config with checked access: sizes are positive integers in range, numbers are finite, or the default."""
 
     data: Mapping[str, Any]
     source: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.data, Seen):
+            object.__setattr__(self, "data", Seen(self.data))
+
+    def having(self, fields: Mapping[str, Any], *, unless_given: bool = False) -> Config:
+        """The config with other fields, or with those that it lacks; what is asked of either is asked of both."""
+        own: Seen = self.data  # type: ignore[assignment]
+        return Config(Seen({**fields, **own} if unless_given else {**own, **fields}, own.asked), self.source)
+
+    def unread(self, silent: Collection[str]) -> tuple[str, ...]:
+        """Fields with a value that nobody has asked for and that are not ``silent``, by name."""
+        own: Seen = self.data  # type: ignore[assignment]
+        return tuple(sorted(
+            name for name, value in own.items()
+            if value not in (None, False, "", [], {}) and name not in own.asked and name not in silent
+        ))  # fmt: skip
+
+    def mapping(self, name: str) -> Mapping[str, Any] | None:
+        """A field that is a mapping; None where it is absent. Raises UserError."""
+        value = self.data.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise UserError(f"{self.source}: {name} = {value!r}: allowed: a mapping")
+        return value
+
+    def optional(self, *names: str, default: float | None = None) -> float | None:
+        """The first of the named numbers that is present (null: None), positive and finite. Raises UserError."""
+        for name in names:
+            if name not in self.data:
+                continue
+            value = self.data.get(name)
+            if value is None:
+                return None
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise UserError(f"{self.source}: {name} = {value!r}: allowed: a number above 0")
+            return float(value)
+        return default
+
+    def number(self, *names: str, default: float) -> float:
+        """The same where null and absent are the default. Raises UserError."""
+        for name in names:
+            if (value := self.optional(name)) is not None:
+                return value
+        return default
 
     def size(self, *names: str, default: int | None = None) -> int:
         """The first of the named fields that is present and not null. Raises UserError."""
@@ -102,11 +167,10 @@ def llama_shape(config: Config, **defaults: int) -> Shape:
 
 def windows_of(config: Config, layers: int, *, default: bool) -> tuple[int | None, ...]:
     """Sliding windows by layer: ``layer_types`` decides, else one window for all layers."""
-    window = config.data.get("sliding_window")
+    window, kinds = config.data.get("sliding_window"), config.data.get("layer_types")
     if window is None or not config.flag("use_sliding_window", default=default):
         return ()
     size = config.size("sliding_window")
-    kinds = config.data.get("layer_types")
     if isinstance(kinds, list) and len(kinds) == layers:
         return tuple(size if "sliding" in str(kind) else None for kind in kinds)
     return (size,) * layers

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from simpar.models.details import Details
 from simpar.units import Numbers
 
 Dims = Mapping[str, Numbers]
@@ -221,8 +222,9 @@ class Block:
 class ModelGraph:
     """A model: global dims, the kinds of blocks, and the block of every layer in order.
 
-    ``embedding`` comes before the layers; ``head`` (final norm, output projection, loss) after them. ``auxiliary``
-    names blocks that only training has (multi-token prediction): parameter counts leave them out, as published.
+    ``embedding`` comes before the layers; ``head`` (final norm, output projection, loss) after them. ``details`` are
+    what no cost depends on. ``auxiliary`` names blocks that only training has (multi-token prediction): parameter
+    counts leave them out, as published.
     """
 
     name: str
@@ -233,6 +235,7 @@ class ModelGraph:
     head: Block
     tied_embeddings: bool
     facts: Mapping[str, Any] = field(default_factory=dict)
+    details: Details = field(default_factory=Details)
     auxiliary: tuple[str, ...] = ()
 
     def num_parameters(self) -> int:

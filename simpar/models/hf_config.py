@@ -10,6 +10,7 @@ from simpar.errors import UserError
 from simpar.files import allowed, suggest
 from simpar.models.config import Config, Family, llama_shape, shape_of, windows_of
 from simpar.models.graph import ModelGraph
+from simpar.models.hf_details import details
 from simpar.models.hf_hybrids import HYBRIDS
 from simpar.models.hf_mixtures import MIXTURES
 from simpar.models.hf_towers import towers
@@ -38,19 +39,9 @@ def read(config: Mapping[str, Any], name: str = "model") -> ModelGraph:
         raise UserError(
             f"{name}: model_type = {kind!r} is not known{suggest(kind, families) or allowed(families)}"
         )
-    graph = families[kind](Config(config, name), name)
-    return replace(graph, facts={**graph.facts, **_facts(Config(config, name))})
-
-
-def _facts(config: Config) -> dict[str, Any]:
-    """What sizes and costs do not depend on and a real run needs: the activation, rotary base, dropout rate."""
-    activation = (
-        config.text("hidden_act") or config.text("mlp_hidden_act") or config.text("activation_function")
-    )
-    theta = config.data.get("rope_theta")
-    rate = config.rate("resid_pdrop", "attn_pdrop", "embd_pdrop")
-    found = {"activation": activation, "rope_theta": theta, "dropout": rate}
-    return {name: value for name, value in found.items() if value}
+    fields = Config(config, name)
+    graph = families[kind](fields, name)
+    return replace(graph, details=details(fields, graph))
 
 
 def _llama(config: Config, name: str) -> ModelGraph:
@@ -107,8 +98,8 @@ def _gemma2(config: Config, name: str) -> ModelGraph:
 
 
 def _gemma3(config: Config, name: str) -> ModelGraph:
-    data = {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, **config.data}
-    config = Config(data, config.source)
+    sizes = {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4}
+    config = config.having(sizes, unless_given=True)
     shape = llama_shape(config, head_dim=256)
     style = Style(tied=config.flag("tie_word_embeddings", default=True), norms=4, qk_norm="head")
     period = config.size("sliding_window_pattern", "_sliding_window_pattern", default=6)
@@ -174,7 +165,9 @@ def _biased(*, tied: bool, rotary: bool = False, **more: Any) -> Style:
 def _gpt_neox(config: Config, name: str) -> ModelGraph:
     parallel = config.flag("use_parallel_residual", default=True)
     style = _biased(tied=config.flag("tie_word_embeddings", default=False), rotary=True, parallel=parallel)
-    return build(name, llama_shape(config), style)
+    bias = config.flag("attention_bias", default=True)
+    shape = llama_shape(config.having({"num_key_value_heads": None}))  # the family has none
+    return build(name, shape, replace(style, qkv_bias=bias, output_bias=bias))
 
 
 def _falcon(config: Config, name: str) -> ModelGraph:
@@ -187,7 +180,7 @@ def _falcon(config: Config, name: str) -> ModelGraph:
         layers=config.size("num_hidden_layers"), heads=heads, kv_heads=kv_heads,
     )  # fmt: skip
     bias = config.flag("bias", default=False)
-    parallel = new or config.flag("parallel_attn", default=True)
+    parallel = config.flag("parallel_attn", default=True) or new
     norms = 2 if new and config.size("num_ln_in_parallel_attn", default=2) == 2 else (1 if parallel else 2)
     style = Style(
         norm="layer", gated=False, tied=config.flag("tie_word_embeddings", default=True), qkv_bias=bias,
@@ -198,15 +191,18 @@ def _falcon(config: Config, name: str) -> ModelGraph:
 
 def _mpt(config: Config, name: str) -> ModelGraph:
     hidden = config.size("d_model", "hidden_size")
+    learned = config.flag("learned_pos_emb", default=False) and not (config.mapping("attn_config") or {}).get(
+        "alibi"
+    )
     shape = shape_of(
         config, hidden=hidden, ffn=hidden * config.size("expansion_ratio", default=4),
         layers=config.size("n_layers", "num_hidden_layers"), heads=config.size("n_heads", "num_attention_heads"),
-        positions=config.size("max_seq_len") if config.flag("learned_pos_emb", default=False) else 0,
+        positions=config.size("max_seq_len") if learned else 0,
     )  # fmt: skip
     plain = config.flag("no_bias", default=True)
     style = Style(
-        norm="weight" if plain else "layer", gated=False, tied=True, rotary=False, qkv_bias=not plain,
-        output_bias=not plain, mlp_bias=not plain,
+        norm="weight" if plain else "layer", gated=False, rotary=False, qkv_bias=not plain, output_bias=not plain,
+        mlp_bias=not plain, tied=config.flag("tie_word_embeddings", default=True),
     )  # fmt: skip
     return build(name, shape, style)
 
@@ -217,7 +213,19 @@ def _opt(config: Config, name: str) -> ModelGraph:
         config, hidden=hidden, ffn=config.size("ffn_dim", default=4 * hidden), layers=config.size("num_hidden_layers"),
         heads=config.size("num_attention_heads"), positions=config.size("max_position_embeddings", default=2048) + 2,
     )  # fmt: skip
-    return build(name, shape, _biased(tied=config.flag("tie_word_embeddings", default=True)))
+    if not config.flag("do_layer_norm_before", default=True):
+        raise UserError(
+            f"{name}: do_layer_norm_before = false: norms behind attention and MLP are not modelled"
+        )
+    if config.size("word_embed_proj_dim", default=hidden) != hidden:
+        raise UserError(
+            f"{name}: word_embed_proj_dim: allowed: hidden_size, {hidden}; projections are not modelled"
+        )
+    style = _biased(tied=config.flag("tie_word_embeddings", default=True))
+    bias = config.flag("enable_bias", default=True)
+    plain = not config.flag("layer_norm_elementwise_affine", default=True)
+    style = replace(style, qkv_bias=bias, output_bias=bias, mlp_bias=bias, norm="none" if plain else "layer")
+    return build(name, shape, style)
 
 
 def _bloom(config: Config, name: str) -> ModelGraph:
@@ -226,12 +234,15 @@ def _bloom(config: Config, name: str) -> ModelGraph:
         config, hidden=hidden, ffn=4 * hidden, layers=config.size("n_layer", "num_hidden_layers"),
         heads=config.size("n_head", "num_attention_heads"),
     )  # fmt: skip
-    return build(name, shape, _biased(tied=True, extra={"embedding_norm": True}))
+    tied = config.flag("tie_word_embeddings", default=True)
+    return build(name, shape, _biased(tied=tied, extra={"embedding_norm": True}))
 
 
 def _starcoder2(config: Config, name: str) -> ModelGraph:
     shape = llama_shape(config, kv_heads=2)
     style = _biased(tied=config.flag("tie_word_embeddings", default=True), rotary=True)
+    bias = config.flag("use_bias", default=True)
+    style = replace(style, qkv_bias=bias, output_bias=bias, mlp_bias=bias)
     return build(name, shape, style, layers=windowed(windows_of(config, shape.layers, default=True)))
 
 

@@ -115,10 +115,8 @@ def _operators(kind: str, source: str, shape: Shape, style: Style) -> tuple[list
 def _nemotron_h(config: Config, name: str) -> ModelGraph:
     """Nemotron-H, Nemotron Nano 2 and Nemotron 3, which has experts instead of MLPs."""
     pattern = _pattern(config)
-    sized = {**config.data, "num_hidden_layers": len(pattern)}
-    shape = llama_shape(
-        Config({**sized, "intermediate_size": sized.get("intermediate_size") or 1}, config.source)
-    )
+    width = config.data.get("intermediate_size") or 1
+    shape = llama_shape(config.having({"num_hidden_layers": len(pattern), "intermediate_size": width}))
     if "-" in pattern:
         config.size("intermediate_size")
     experts = _experts(config) if "E" in pattern else None

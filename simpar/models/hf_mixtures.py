@@ -26,9 +26,7 @@ def _with(shape: Shape, mixture: Mixture, *, ffn: int = 0, **parts: Any) -> Shap
 
 def _sized(config: Config, field: str, **defaults: int) -> Shape:
     """The attention part of a Llama-like shape; ``field`` is the width that is read for the checks only."""
-    return llama_shape(
-        Config({**config.data, "intermediate_size": config.size(field)}, config.source), **defaults
-    )
+    return llama_shape(config.having({"intermediate_size": config.size(field)}), **defaults)
 
 
 def _mixtral(config: Config, name: str) -> ModelGraph:
@@ -55,24 +53,27 @@ def _qwen_moe(config: Config, name: str, style: Style, mixture: Mixture, **defau
     shape = _sized(config, "moe_intermediate_size", **defaults)
     sparse = _sparse_layers(config, shape.layers)
     ffn = 0 if all(sparse) else config.size("intermediate_size")
-    layers = tuple(Layer(experts=experts) for experts in sparse)
+    windows = windows_of(config, shape.layers, default=False) or (None,) * shape.layers
+    layers = tuple(Layer(window, experts=experts) for window, experts in zip(windows, sparse, strict=True))
     return build(name, _with(shape, mixture, ffn=ffn), style, layers=layers)
 
 
 def _qwen2_moe(config: Config, name: str) -> ModelGraph:
     mixture = Mixture(
-        config.size("num_experts", default=60),
+        config.size("num_experts", "num_local_experts", default=60),
         config.size("num_experts_per_tok", default=4),
         config.size("moe_intermediate_size"),
         shared_ffn=config.size("shared_expert_intermediate_size"),
         shared_gate=True,
     )
-    return _qwen_moe(config, name, Style(tied=_tied(config), qkv_bias=True), mixture)
+    return _qwen_moe(
+        config, name, Style(tied=_tied(config), qkv_bias=config.flag("qkv_bias", default=True)), mixture
+    )
 
 
 def _qwen3_moe(config: Config, name: str) -> ModelGraph:
     mixture = Mixture(
-        config.size("num_experts", default=128),
+        config.size("num_experts", "num_local_experts", default=128),
         config.size("num_experts_per_tok", default=8),
         config.size("moe_intermediate_size"),
     )
@@ -85,14 +86,15 @@ def _deepseek(config: Config, name: str) -> ModelGraph:
     """DeepSeek MoE (plain attention), V2 and V3, and Kimi K2 (latent attention)."""
     shape = _sized(config, "moe_intermediate_size")
     width, shared = config.size("moe_intermediate_size"), config.data.get("n_shared_experts")
+    usual = "noaux_tc" if config.text("model_type") in ("deepseek_v3", "kimi_k2") else "greedy"
     mixture = Mixture(
-        config.size("n_routed_experts"),
+        config.size("n_routed_experts", "num_local_experts"),
         config.size("num_experts_per_tok"),
         width,
         shared_ffn=width * config.size("n_shared_experts") if shared else 0,
-        router_bias=str(config.data.get("topk_method")) == "noaux_tc",
-        groups=(groups := config.size("n_group") if config.data.get("n_group") else 1),
-        chosen_groups=config.size("topk_group") if groups > 1 else 1,
+        router_bias=config.text("topk_method", usual) == "noaux_tc",
+        groups=config.size("n_group", default=1),
+        chosen_groups=_chosen_groups(config),
     )
     bias = config.flag("attention_bias", default=False)
     dense = _first_dense(config)
@@ -100,6 +102,12 @@ def _deepseek(config: Config, name: str) -> ModelGraph:
     full = _with(shape, mixture, ffn=ffn, latent=_latent(config))
     style = Style(tied=_tied(config), qkv_bias=bias, output_bias=bias)
     return build(name, full, style, layers=_dense_first(config, shape.layers, dense))
+
+
+def _chosen_groups(config: Config) -> int:
+    """How many groups of experts a token chooses from."""
+    chosen = config.size("topk_group", default=1)
+    return chosen if config.size("n_group", default=1) > 1 else 1
 
 
 def _latent(config: Config) -> Latent | None:
@@ -130,11 +138,13 @@ def _glm4_moe(config: Config, name: str) -> ModelGraph:
     shape = _sized(config, "moe_intermediate_size")
     width = config.size("moe_intermediate_size")
     mixture = Mixture(
-        config.size("n_routed_experts"),
+        config.size("n_routed_experts", "num_local_experts"),
         config.size("num_experts_per_tok"),
         width,
         shared_ffn=width * config.size("n_shared_experts", default=1),
         router_bias=True,
+        groups=config.size("n_group", default=1),
+        chosen_groups=_chosen_groups(config),
     )
     dense = _first_dense(config)
     style = Style(
@@ -157,6 +167,9 @@ def _gpt_oss(config: Config, name: str) -> ModelGraph:
         router_bias=True,
         clamped=True,
     )
+    for field, value in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
+        if config.number(field, default=value) != value:
+            raise UserError(f"{name}: {field} = {config.data[field]}: allowed: {value}, as published")
     bias = config.flag("attention_bias", default=True)
     style = Style(tied=_tied(config), qkv_bias=bias, output_bias=bias, extra={"sinks": True})
     window = config.size("sliding_window", default=128)
@@ -194,7 +207,7 @@ def _llama4(config: Config, name: str) -> ModelGraph:
 def _olmoe(config: Config, name: str) -> ModelGraph:
     shape = _sized(config, "intermediate_size")
     mixture = Mixture(
-        config.size("num_experts", default=64),
+        config.size("num_experts", "num_local_experts", default=64),
         config.size("num_experts_per_tok", default=8),
         config.size("intermediate_size"),
     )

@@ -41,11 +41,6 @@ def _reason(op: Operator, roles: tuple[Role, ...], mesh: tuple[int, ...], graph:
     if op.kind == "norm" and parts > 1 and whole:
         return "it normalises over all heads at once; allowed: batch, sequence, replicate"
     shared = prod(size for role, size in zip(roles, mesh, strict=True) if role.name == "sequence")
-    if (
-        op.attention is not None
-        and op.attention.dropout
-        and shared > 1
-        and float(graph.facts.get("dropout", 0.1))
-    ):
+    if op.attention is not None and op.attention.dropout and shared > 1 and graph.details.dropout.attention:
         return "attention across parts of a sequence drops nothing out; allowed: batch, heads, replicate"
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from simpar.models.details import Details, Rope
 from simpar.models.graph import Attention as Mask
 from simpar.runtime.context import Context
 from simpar.runtime.context import attention as context_attention
@@ -42,11 +44,15 @@ class Place:
 
 
 class Rotary(nn.Module):
-    """Rotary position embedding of queries and keys, halves rotated [Su et al. 2021, arXiv 2104.09864]."""
+    """Rotary position embedding of queries and keys [Su et al. 2021, arXiv 2104.09864].
 
-    def __init__(self, head_dim: int, theta: float, place: Place) -> None:
+    Of a head's features the first ``rope.turned`` turn: one half with the other, or neighbours.
+    """
+
+    def __init__(self, head_dim: int, rope: Rope, place: Place) -> None:
         super().__init__()
-        self.head_dim, self.theta, self.place = head_dim, theta, place
+        self.head_dim, self.rope, self.place = head_dim, rope, place
+        self.frequencies = rope.frequencies(head_dim)
         self._cached: tuple[Any, Tensor, Tensor] | None = None
 
     def forward(self, qkv: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -56,22 +62,28 @@ class Rotary(nn.Module):
         return self._rotate(query, cosine, sine), self._rotate(key, cosine, sine), value
 
     def _tables(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Cosine and sine by position and half feature: [seq, 1, head_dim / 2], kept between calls.
+        """Cosine and sine by position and pair of features: [seq, 1, turned / 2], kept between calls.
 
         ``positions`` are those of the whole part of the sequence that this rank works on, where they are left out.
         """
         wanted = (x.shape[1], x.dtype, x.device)
         if self._cached is None or self._cached[0] != wanted:
-            exponent = torch.arange(0, self.head_dim, 2, device=x.device, dtype=torch.float64) / self.head_dim
             at = self.place.positions(x.shape[1], x.device) if positions is None else positions
-            angle = torch.outer(at.double(), self.theta**-exponent).unsqueeze(1)
-            self._cached = wanted, angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+            frequencies = torch.from_numpy(self.frequencies).to(x.device)
+            angle, size = torch.outer(at.double(), frequencies).unsqueeze(1), self.rope.magnitude
+            self._cached = wanted, (angle.cos() * size).to(x.dtype), (angle.sin() * size).to(x.dtype)
         return self._cached[1], self._cached[2]
 
     def _rotate(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        first, second = x.unflatten(-1, (-1, self.head_dim)).chunk(2, dim=-1)
-        rotated = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
-        return rotated.flatten(-2)
+        heads, turned = x.unflatten(-1, (-1, self.head_dim)), 2 * cosine.shape[-1]
+        turning, still = heads[..., :turned], heads[..., turned:]
+        if self.rope.interleaved:
+            first, second = turning.unflatten(-1, (-1, 2)).unbind(-1)
+        else:
+            first, second = turning.chunk(2, dim=-1)
+        pair = first * cosine - second * sine, second * cosine + first * sine
+        rotated = torch.stack(pair, dim=-1).flatten(-2) if self.rope.interleaved else torch.cat(pair, dim=-1)
+        return torch.cat((rotated, still), dim=-1).flatten(-2) if still.shape[-1] else rotated.flatten(-2)
 
 
 class Attention(nn.Module):
@@ -81,12 +93,17 @@ class Attention(nn.Module):
     """
 
     def __init__(
-        self, mask: Mask | None, head_dim: int, place: Place, dropout: float, *, sinks: int = 0
+        self, mask: Mask | None, head_dim: int, place: Place, details: Details, *, sinks: int = 0
     ) -> None:
         super().__init__()
         assert mask is not None, "an attention operator carries its mask"
         self.mask, self.head_dim, self.place = mask, head_dim, place
-        self.dropout = dropout if mask.dropout else 0.0
+        self.dropout = details.dropout.attention if mask.dropout else 0.0
+        self.scale, self.cap, self.alibi = (
+            details.scales.attention,
+            details.caps.attention,
+            details.positions.alibi,
+        )
         self.recompute = False
         self.sinks = nn.Parameter(torch.empty(sinks)) if sinks else None
         self.part = (0, 1)  # which of how many parts of the heads are here
@@ -105,18 +122,53 @@ class Attention(nn.Module):
         if self.place.context.cp > 1 or self.sinks is not None:
             here, parts = self.part
             sinks = None if self.sinks is None else self.sinks.chunk(parts)[here]
+            usual = query.shape[-1] ** -0.5
+            query = query if self.scale is None else query * (self.scale / usual)
             return context_attention(query, key, value, self.place.context, self.mask.window, sinks)
         groups = query.shape[1] // key.shape[1]
         if groups > 1:
             key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-        window = self.mask.window
-        banded = window is not None and window < key.shape[2]
+        window, length = self.mask.window, key.shape[2]
+        banded = window is not None and window < length
+        if self.cap is not None:
+            return self._capped(query, key, value, int(window or length))
+        masked = banded or self.alibi
         return functional.scaled_dot_product_attention(
             query, key, value,
-            attn_mask=_band(key.shape[2], int(window or 0), query.device) if banded else None,
+            attn_mask=self._mask(query, int(window or length)) if masked else None,
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=self.mask.causal and not banded,
+            is_causal=self.mask.causal and not masked,
+            scale=self.scale,
         )  # fmt: skip
+
+    def _mask(self, query: Tensor, window: int) -> Tensor:
+        """What queries see, bool[seq, seq], or what is added to their scores, [heads, seq, seq]."""
+        length, heads = query.shape[2], query.shape[1]
+        seen = _band(length, window, query.device)
+        if not self.alibi:
+            return seen
+        here, parts = self.part
+        slopes = _slopes(heads * parts)[here * heads : (here + 1) * heads].to(query)
+        position = torch.arange(length, device=query.device)
+        falling = slopes[:, None, None] * (position[None, :] - position[:, None])
+        return falling.masked_fill(~seen, -torch.inf)
+
+    def _capped(self, query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
+        """Attention whose scores stay below the cap; the softmax is at least in fp32."""
+        assert self.cap is not None, "only called with a cap"
+        scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
+        scores = self.cap * torch.tanh(query @ key.transpose(-1, -2) * (scale / self.cap))
+        scores = scores.masked_fill(~_band(key.shape[2], window, query.device), -torch.inf)
+        wide = torch.promote_types(scores.dtype, torch.float32)
+        weights = torch.softmax(scores, dim=-1, dtype=wide).to(query.dtype)
+        return functional.dropout(weights, self.dropout, self.training) @ value
+
+
+def _slopes(heads: int) -> Tensor:
+    """How fast scores of every head fall with the distance [Press et al. 2021, arXiv 2108.12409, section 3]."""
+    whole = 2 ** math.ceil(math.log2(heads))
+    every = 2.0 ** (-8.0 * torch.arange(1, whole + 1, dtype=torch.float64) / whole)
+    return every if whole == heads else torch.cat((every[1::2], every[::2]))[:heads]
 
 
 def _band(length: int, window: int, device: Any) -> Tensor:

@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from simpar.errors import UserError
+from simpar.models.details import Details
 from simpar.models.graph import INPUT, Block, ModelGraph, Operator, evaluate
 from simpar.models.recompute import of_layer
 from simpar.runtime import latent, mamba, prediction
@@ -26,10 +27,8 @@ from simpar.runtime.attention import Attention, Place, Rotary
 from simpar.runtime.experts import Combine, Dispatch, ExpertActivation, ExpertClamp, Experts, Router
 
 Tensor = Any
-INIT_STD = 0.02  # of matrices and embeddings [Radford et al. 2019]
-NORM_EPS = 1e-5
 SHARED_GATE = "shared_gate.weight"
-DROPOUT = 0.1
+USUAL = Details()
 TABLE = "embedding.token_embedding.weight"
 OUTPUT = "head.lm_head.parts.0.weight"
 ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
@@ -41,6 +40,7 @@ ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
     "gelu_fast": lambda x: functional.gelu(x, approximate="tanh"),
     "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
 }
 
 
@@ -123,20 +123,25 @@ class GatedProjection(Projection):
 class Norm(nn.Module):
     """RMSNorm, or LayerNorm with a weight and a bias, a weight alone or neither."""
 
-    def __init__(self, op: Operator, width: int, kind: str) -> None:
+    def __init__(self, op: Operator, width: int, kind: str, details: Details) -> None:
         super().__init__()
-        self.width, self.kind = (width,), kind
+        self.width, self.kind, self.eps, self.offset = (width,), kind, details.norm_eps, details.norm_offset
         names = [weight.name.rsplit(".", 1)[-1] for weight in op.weights]
         self.weight = nn.Parameter(torch.empty(width)) if "weight" in names else None
         self.bias = nn.Parameter(torch.empty(width)) if "bias" in names else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dim, in the dtype of ``x``."""
-        weight = None if self.weight is None else self.weight.to(x.dtype)
+        weight = None if self.weight is None else _shifted(self.weight, self.offset).to(x.dtype)
         if self.kind == "rms":
-            return functional.rms_norm(x, self.width, weight, NORM_EPS)
+            return functional.rms_norm(x, self.width, weight, self.eps)
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        return functional.layer_norm(x, self.width, weight, bias, NORM_EPS)
+        return functional.layer_norm(x, self.width, weight, bias, self.eps)
+
+
+def _shifted(weight: Tensor, offset: float) -> Tensor:
+    """The factor of a norm, whose parameter may be its distance from one."""
+    return weight + offset if offset else weight
 
 
 class LatentNorm(Norm):
@@ -150,8 +155,9 @@ class LatentNorm(Norm):
 class HeadNorm(nn.Module):
     """RMSNorm of queries and keys before attention: of every head, or of all heads' features together."""
 
-    def __init__(self, op: Operator, dims: Mapping[str, int]) -> None:
+    def __init__(self, op: Operator, dims: Mapping[str, int], details: Details) -> None:
         super().__init__()
+        self.eps, self.offset = details.norm_eps, details.norm_offset
         per_head = all(names == ("head_dim",) for _, names in op.weights[0].size)
         self.head_dim = dims["head_dim"] if per_head else None
         keys, queries = dims["kv_heads"] * dims["head_dim"], dims["heads"] * dims["head_dim"]
@@ -165,7 +171,8 @@ class HeadNorm(nn.Module):
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         split = x if self.head_dim is None else x.unflatten(-1, (-1, self.head_dim))
-        normed = functional.rms_norm(split, tuple(weight.shape), weight.to(x.dtype), NORM_EPS)
+        factor = _shifted(weight, self.offset).to(x.dtype)
+        normed = functional.rms_norm(split, tuple(weight.shape), factor, self.eps)
         return normed.reshape(x.shape)
 
 
@@ -185,36 +192,43 @@ class Activation(nn.Module):
 
 
 class Add(nn.Module):
-    """A sum of residual streams."""
+    """A sum of residual streams; what comes out of branches counts ``scale`` times."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
 
     def forward(self, first: Tensor, *others: Tensor) -> Tensor:
         """Equal shapes in and out."""
         for other in others:
-            first = first + other
+            first = first + (other if self.scale == 1.0 else other * self.scale)
         return first
 
 
 class TokenEmbedding(nn.Embedding):
-    """Token indices to rows of the table in the dtype of the computation."""
+    """Token indices to rows of the table in the dtype of the computation, times a ``scale``."""
 
     compute_dtype: Any = None
+    scale = 1.0
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Shape int64[batch, seq] to [batch, seq, hidden]."""
-        return functional.embedding(tokens, self.weight).to(self.compute_dtype or self.weight.dtype)
+        rows = functional.embedding(tokens, self.weight).to(self.compute_dtype or self.weight.dtype)
+        return rows if self.scale == 1.0 else rows * self.scale
 
 
 class PositionEmbedding(nn.Module):
     """Adds the learned embedding of every token's position."""
 
-    def __init__(self, positions: int, hidden: int, place: Place) -> None:
+    def __init__(self, positions: int, hidden: int, place: Place, offset: int) -> None:
         super().__init__()
-        self.place = place
+        self.place, self.offset = place, offset
         self.weight = nn.Parameter(torch.empty(positions, hidden))
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape [batch, seq, hidden] in and out."""
-        return x + self.weight[self.place.residual_positions(x.shape[1], x.device)].to(x.dtype)
+        rows = self.place.residual_positions(x.shape[1], x.device) + self.offset
+        return x + self.weight[rows].to(x.dtype)
 
 
 class PlacedBlock(Protocol):
@@ -309,13 +323,16 @@ class Decoder(nn.Module):
     def __init__(self, graph: ModelGraph, part: Part, place: Place, recompute: Recompute) -> None:
         super().__init__()
         makers = _makers(graph, place)
+        self.details = graph.details
         self.further = [str(i) for i in part.layers if graph.layers[i] in graph.auxiliary]
         self.copies_table = bool(self.further) and not part.embedding
         embeds = part.embedding or self.copies_table
         self.embedding = BlockModule(graph.embedding, makers) if embeds else None
         self.layers = nn.ModuleDict()
         for layer in part.layers:
-            block = _layer(graph.blocks[graph.layers[layer]], makers, predicts=str(layer) in self.further)
+            own = graph.blocks[graph.layers[layer]]
+            makers = _makers(graph, place, _window(own))
+            block = _layer(own, makers, predicts=str(layer) in self.further)
             _set_recompute(block, recompute.of_layer(layer), recompute.selective)
             self.layers[str(layer)] = block
         self.head = BlockModule(graph.head, makers) if part.head else None
@@ -339,8 +356,14 @@ class Decoder(nn.Module):
         if self.head is None:
             return x
         if further is None or not self.further:
-            return self.head(x)
-        return self.head(x), *self._predicted(x, further)
+            return self._logits(self.head(x))
+        return self._logits(self.head(x)), *self._predicted(x, further)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """Products of the head, scaled and below their cap."""
+        scale, cap = self.details.scales.logits, self.details.caps.logits
+        x = x if scale == 1.0 else x * scale
+        return x if cap is None else torch.tanh(x / cap) * cap
 
     def _predicted(self, state: Tensor, tokens: Tensor) -> Iterator[Tensor]:
         """Logits of every further token, whose layers work one on the other's state."""
@@ -349,7 +372,7 @@ class Decoder(nn.Module):
         for depth, name in enumerate(self.further):
             embedded = self.embedding(tokens[:, depth].clamp(min=0))
             state, normed = self.layers[name](state, embedded)
-            yield self.head.lm_head(normed)
+            yield self._logits(self.head.lm_head(normed))
 
 
 def _layer(
@@ -372,33 +395,47 @@ def _set_recompute(block: BlockModule, kind: str, selective: str) -> None:
         block.recompute = kind
 
 
-def _makers(graph: ModelGraph, place: Place) -> dict[str, Callable[[Operator], nn.Module]]:
-    """How to make a module of every kind of operator."""
-    dims, facts = graph.dims, graph.facts
-    rate, theta = float(facts.get("dropout", DROPOUT)), float(facts.get("rope_theta", 10_000.0))
-    of_latents = latent.makers(dims, theta, place, rate) if "qk_dim" in dims else {}
+def _window(block: Block) -> int | None:
+    """The window of a layer's attention."""
+    return next((op.attention.window for op in block.operators if op.attention), None)
 
+
+def _makers(
+    graph: ModelGraph, place: Place, window: int | None = None
+) -> dict[str, Callable[[Operator], nn.Module]]:
+    """How to make a module of every kind of operator of a layer with or without a window."""
+    dims, details = graph.dims, graph.details
+    of_latents = latent.makers(dims, details, place) if "qk_dim" in dims else {}
     of_mixers = mamba.makers(dims) if "mamba_heads" in dims else {}
 
     def norm(op: Operator) -> nn.Module:
         if op.name == mamba.MIXER_NORM:
-            return mamba.GroupNorm(dims, NORM_EPS)
+            return mamba.GroupNorm(dims, details.norm_eps)
         if op.region == "tensor":
-            return HeadNorm(op, dims)
+            return HeadNorm(op, dims, details)
         kind = LatentNorm if op.name == "kv_norm" else Norm
-        return kind(op, int(evaluate(op.columns, dims)), str(facts.get("norm", "rms")))
+        return kind(op, int(evaluate(op.columns, dims)), str(graph.facts.get("norm", "rms")), details)
 
     def add(op: Operator) -> nn.Module:
         if not op.weights:
-            return Add()
-        return PositionEmbedding(dims["positions"], dims["hidden"], place)
+            return Add(details.scales.residual)
+        return PositionEmbedding(dims["positions"], dims["hidden"], place, details.positions.offset)
 
     def gated(op: Operator) -> nn.Module:
-        activation = Activation(_activation(facts, "silu"))
+        activation = Activation(_activation(details))
         return ExpertActivation(activation) if op.region == "expert" else activation
 
+    def table(_: Operator) -> nn.Module:
+        found = TokenEmbedding(dims["vocab"], dims["hidden"])
+        found.scale = details.scales.embedding
+        return found
+
+    def dropout(op: Operator) -> nn.Module:
+        rates = details.dropout
+        return nn.Dropout(rates.embedding if op.name == "embedding_dropout" else rates.residual)
+
     return {
-        "router": lambda op: Router(op, dims),
+        "router": lambda op: Router(op, dims, details.gating),
         "dispatch": lambda _: Dispatch(dims["num_experts"]),
         "grouped_matmul": lambda op: Experts(op, dims),
         "combine": lambda _: Combine(),
@@ -406,14 +443,14 @@ def _makers(graph: ModelGraph, place: Place) -> dict[str, Callable[[Operator], n
         "matmul": lambda op: _product(op)(op, dims),
         "norm": norm,
         "add": add,
-        "embedding": lambda _: TokenEmbedding(dims["vocab"], dims["hidden"]),
-        "rope": lambda _: Rotary(dims["head_dim"], theta, place),
+        "embedding": table,
+        "rope": lambda _: Rotary(dims["head_dim"], details.positions.rope_of(window), place),
         "attention": lambda op: Attention(
-            op.attention, dims["head_dim"], place, rate, sinks=dims["heads"] if op.weights else 0
+            op.attention, dims["head_dim"], place, details, sinks=dims["heads"] if op.weights else 0
         ),
-        "activation": lambda _: Activation(_activation(facts, "gelu")),
+        "activation": lambda _: Activation(_activation(details)),
         "gated_activation": gated,
-        "dropout": lambda _: nn.Dropout(rate),
+        "dropout": dropout,
         **of_latents,
         **of_mixers,
     }
@@ -426,18 +463,17 @@ def _product(op: Operator) -> type[Projection]:
     return GatedProjection if gated else Projection
 
 
-def _activation(facts: Mapping[str, Any], default: str) -> str:
-    name = str(facts.get("activation") or default)
-    if name not in ACTIVATIONS:
-        raise UserError(f"hidden_act = {name}: the runtime knows {', '.join(ACTIVATIONS)}")
-    return name
+def _activation(details: Details) -> str:
+    if details.activation not in ACTIVATIONS:
+        raise UserError(f"hidden_act = {details.activation}: the runtime knows {', '.join(ACTIVATIONS)}")
+    return details.activation
 
 
 @torch.no_grad()
-def initial_value(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
+def initial_value(name: str, shape: tuple[int, ...], seed: int, details: Details = USUAL) -> Tensor:
     """The whole fp32 tensor that a parameter starts from: the same in every layout, because only its name counts.
 
-    Vectors named weight (of norms) are one, biases and the outer halves of adapters zero, other matrices normal.
+    Norms start as factors of one, biases and the outer halves of adapters from zero, other matrices are normal.
     """
     if name.endswith("lora_up"):
         return torch.zeros(shape)
@@ -447,5 +483,5 @@ def initial_value(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     if of_mixer is not None:
         return of_mixer
     if len(shape) == 1:
-        return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
-    return torch.normal(0.0, INIT_STD, shape, generator=generator)
+        return torch.zeros(shape) if name.endswith("bias") else torch.full(shape, 1.0 - details.norm_offset)
+    return torch.normal(0.0, details.init_std, shape, generator=generator)

@@ -1,9 +1,10 @@
 """A mixture of experts on one rank: routing, exchange of tokens between the ranks that share it, grouped products.
 
-Every token goes to the ``topk`` experts with the highest softmax score, weighted by their scores divided by their sum
-[Jiang et al. 2024, arXiv 2401.04088, section 2.1]. Experts are sharded by number over expert-parallel ranks, and their
-features over expert-tensor-parallel ones, as DTensors, so that checkpoints know where the parts belong. Copies are
-ordered by expert, sent, gathered where ranks hold slices of the same experts, worked on, and sent back.
+Every token goes to the ``topk`` experts with the highest scores, weighted by them as the family has it: divided by
+their sum in Mixtral [Jiang et al. 2024, arXiv 2401.04088, section 2.1]. Experts are sharded by number over
+expert-parallel ranks, and their features over expert-tensor-parallel ones, as DTensors, so that checkpoints know where
+the parts belong. Copies are ordered by expert, sent, gathered where ranks hold slices of the same experts, worked on,
+and sent back.
 
 Without a capacity factor nothing is dropped and nothing is padded. With one, an expert takes from every rank and
 microbatch as many copies as the factor times the mean, those with the highest scores; the others are dropped, their
@@ -25,6 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn import functional
 
+from simpar.models.details import Gating
 from simpar.models.graph import Operator
 from simpar.runtime.exchange import Exchange, Shared, Spread, Summed
 
@@ -99,22 +101,44 @@ class Routing:
 
 
 class Router(nn.Module):
-    """Scores of experts, in at least fp32: the weights and numbers of the best ``topk``."""
+    """Scores of experts, in at least fp32: the weights and numbers of the best ``topk``.
 
-    def __init__(self, op: Operator, dims: Mapping[str, int]) -> None:
+    A bias that only chooses has no gradient; among groups of experts, those of the best groups are chosen from.
+    """
+
+    def __init__(self, op: Operator, dims: Mapping[str, int], gating: Gating) -> None:
         super().__init__()
-        self.topk = dims["topk"]
+        self.topk, self.gating = dims["topk"], gating
+        self.groups = dims.get("expert_groups", 1), dims.get("chosen_groups", 1)
         self.weight = nn.Parameter(torch.empty(dims["num_experts"], dims["hidden"]))
         has_bias = any(weight.kind == "vector" for weight in op.weights)
         self.bias = nn.Parameter(torch.empty(dims["num_experts"])) if has_bias else None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Shape [batch, seq, hidden] to scores [tokens, topk] in the dtype of ``x`` and experts int64[tokens, topk]."""
-        wide = torch.promote_types(x.dtype, torch.float32)
+        wide, how = torch.promote_types(x.dtype, torch.float32), self.gating
         bias = None if self.bias is None else self.bias.to(wide)
-        logits = functional.linear(x.flatten(0, -2).to(wide), self.weight.to(wide), bias)
-        best, experts = torch.topk(torch.softmax(logits, dim=-1), self.topk, dim=-1)
-        return (best / best.sum(dim=-1, keepdim=True)).to(x.dtype), experts
+        added = bias if how.bias == "added" else None
+        logits = functional.linear(x.flatten(0, -2).to(wide), self.weight.to(wide), added)
+        scores = torch.sigmoid(logits) if how.score == "sigmoid" else torch.softmax(logits, dim=-1)
+        chosen_by = scores.detach() if bias is None or added is not None else (scores + bias).detach()
+        experts = torch.topk(self._in_groups(chosen_by), self.topk, dim=-1).indices
+        best = scores.gather(-1, experts)
+        if how.normalised:
+            best = best / best.sum(dim=-1, keepdim=True)
+        if bias is not None and added is None:
+            best = best + 0.0 * bias.sum()  # every parameter has a gradient, as data parallelism expects
+        return (best * how.factor).to(x.dtype), experts
+
+    def _in_groups(self, scores: Tensor) -> Tensor:
+        """The scores [tokens, experts] of the best groups, those of others below all of them."""
+        groups, chosen = self.groups
+        if groups == 1:
+            return scores
+        split = scores.unflatten(-1, (groups, -1))
+        of_group = split.topk(2, dim=-1).values.sum(-1) if self.gating.pairs else split.amax(-1)
+        kept = torch.zeros_like(of_group, dtype=torch.bool).scatter(-1, of_group.topk(chosen).indices, True)
+        return split.masked_fill(~kept.unsqueeze(-1), -torch.inf).flatten(-2)
 
 
 def choose(scores: Tensor, experts: Tensor, num_experts: int, factor: float | None) -> Chosen:
@@ -242,14 +266,14 @@ class Experts(nn.Module):
 
 
 class ExpertClamp(nn.Module):
-    """Gates limited from above, what they gate from both sides [OpenAI 2025, arXiv 2508.10925, section 2.2]."""
+    """Gates limited from above; what they gate from both sides, and one added [gpt-oss, arXiv 2508.10925, 2.2]."""
 
     LIMIT = 7.0
 
     def forward(self, copies: tuple[Any, ...]) -> tuple[Any, ...]:
         """([copies, ffn], [copies, ffn], routing), as it came in shape."""
         gate, up, routing = copies
-        return gate.clamp(max=self.LIMIT), up.clamp(-self.LIMIT, self.LIMIT), routing
+        return gate.clamp(max=self.LIMIT), up.clamp(-self.LIMIT, self.LIMIT) + 1.0, routing
 
 
 class ExpertActivation(nn.Module):

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from simpar.models.details import Details, Rope
 from simpar.models.graph import Operator
 from simpar.runtime.attention import Attention, Place, Rotary
 
@@ -33,8 +34,8 @@ class KeyRotary(Rotary):
 class LatentRotary(Rotary):
     """Queries and keys of all local heads: plain features first, then rotary ones, the key's the same in all."""
 
-    def __init__(self, plain: int, rotary: int, theta: float, place: Place) -> None:
-        super().__init__(rotary, theta, place)
+    def __init__(self, plain: int, rotary: int, rope: Rope, place: Place) -> None:
+        super().__init__(rotary, rope, place)
         self.plain = plain
         self.share: Callable[[Tensor], Tensor] = lambda key: key
 
@@ -62,8 +63,8 @@ class Values(nn.Module):
 class LatentAttention(Attention):
     """Causal attention whose values have a width of their own."""
 
-    def __init__(self, mask: Any, widths: tuple[int, int], place: Place, dropout: float) -> None:
-        super().__init__(mask, widths[0], place, dropout)
+    def __init__(self, mask: Any, widths: tuple[int, int], place: Place, details: Details) -> None:
+        super().__init__(mask, widths[0], place, details)
         self.value_dim = widths[1]
 
     def forward(self, query_key: tuple[Tensor, Tensor], value: Tensor) -> Tensor:  # type: ignore[override]
@@ -77,18 +78,18 @@ class LatentAttention(Attention):
 
 
 def makers(
-    dims: Mapping[str, int], theta: float, place: Place, dropout: float
+    dims: Mapping[str, int], details: Details, place: Place
 ) -> dict[str, Callable[[Operator], nn.Module]]:
     """How to make a module of every kind of operator that is not as in other attention."""
 
     def rope(op: Operator) -> nn.Module:
         if op.region == "sequence":
-            return KeyRotary(dims["rotary_dim"], theta, place)
-        return LatentRotary(dims["plain_dim"], dims["rotary_dim"], theta, place)
+            return KeyRotary(dims["rotary_dim"], details.positions.rope, place)
+        return LatentRotary(dims["plain_dim"], dims["rotary_dim"], details.positions.rope, place)
 
     widths = dims["qk_dim"], dims["value_dim"]
     return {
         "rope": rope,
-        "attention": lambda op: LatentAttention(op.attention, widths, place, dropout),
+        "attention": lambda op: LatentAttention(op.attention, widths, place, details),
         "copy": lambda _: Values(),
     }

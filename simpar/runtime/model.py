@@ -20,7 +20,16 @@ from simpar.plan.plan import Plan
 from simpar.runtime import adapters, experts, placed, tensor_parallel
 from simpar.runtime.attention import Place
 from simpar.runtime.context import Context
-from simpar.runtime.decoder import OUTPUT, TABLE, Decoder, Part, Recompute, TokenEmbedding, initial_value
+from simpar.runtime.decoder import (
+    OUTPUT,
+    TABLE,
+    USUAL,
+    Decoder,
+    Part,
+    Recompute,
+    TokenEmbedding,
+    initial_value,
+)
 from simpar.runtime.offload import save_on_host
 from simpar.runtime.ranks import Ranks, StageRanks
 from simpar.runtime.strategy import Strategy
@@ -191,10 +200,11 @@ def _placement(parameter: nn.Parameter, shards: int) -> Shard | None:
 @torch.no_grad()
 def fill(model: nn.Module, seed: int) -> None:
     """Give every parameter, or the shard of it that is here, its initial value; both copies of a table the same."""
+    details = getattr(model, "details", USUAL)
     for name, parameter in model.named_parameters():
         local, here = local_part(parameter)
         origin = TABLE if name == OUTPUT and getattr(model, "tied", False) else name
-        local.copy_(initial_value(origin, tuple(parameter.shape), seed)[here])
+        local.copy_(initial_value(origin, tuple(parameter.shape), seed, details)[here])
 
 
 def local_part(tensor: Any) -> tuple[Any, tuple[slice, ...]]:

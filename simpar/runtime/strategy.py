@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from simpar.errors import UserError
+from simpar.models.details import ROPE_TYPES, SCORES
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import OPTIMAL
 from simpar.plan.check import stage_layers
@@ -183,10 +184,33 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
         raise UserError(
             f"model {graph.name}: has two towers; the runtime trains decoders, or a module:function"
         )
+    _refuse_details(plan, graph)
     if "mamba_heads" in graph.dims:
         _refuse_mixers(plan, graph)
     if mesh.tp > 1:
         _refuse_tensor(mesh.tp, graph)
+
+
+def _refuse_details(plan: Plan, graph: ModelGraph) -> None:
+    """What a config says that the runtime does not compute, or not in parts of a sequence."""
+    details = graph.details
+    if graph.is_mixture and details.gating.score not in SCORES:
+        raise UserError(
+            f"model {graph.name}: its router scores by {details.gating.score}; the runtime knows {', '.join(SCORES)}"
+        )
+    if details.positions.rope.kind not in ROPE_TYPES:
+        kind = details.positions.rope.kind
+        raise UserError(
+            f"model {graph.name}: rope_scaling.rope_type = {kind}: the runtime knows {', '.join(ROPE_TYPES)}"
+        )
+    for has, what in (
+        (details.caps.attention, "a cap of attention scores"),
+        (details.positions.alibi, "ALiBi"),
+    ):
+        if has and plan.mesh.cp > 1:
+            raise UserError(
+                f"plan.cp = {plan.mesh.cp} with {what}: attention to parts of a sequence has none; allowed: 1"
+            )
 
 
 def _refuse_tuning(plan: Plan, graph: ModelGraph | None) -> None:

@@ -1,0 +1,382 @@
+"""Names and layouts of released weights: which tensors of a Hugging Face checkpoint are which parameters here.
+
+A family says how its modules are called and which of them are stored as one; everything else follows from the
+parameters that the model has. Layouts are those of the checkpoints of transformers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from simpar.errors import UserError
+
+Tensor = Any
+Tensors = Sequence[Any]
+QKV = tuple(f"qkv.parts.{part}" for part in range(3))
+UP = ("mlp_up.parts.0", "mlp_up.parts.1")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How some parameters lie in tensors of a checkpoint: ``read`` and ``write``, the inverse, get the dims."""
+
+    read: Callable[[Tensors, Mapping[str, int]], Tensors]
+    write: Callable[[Tensors, Mapping[str, int]], Tensors]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Parameters ``ours`` that are tensors ``theirs`` in another layout."""
+
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+    layout: Layout
+
+    def read(self, tensors: Tensors, dims: Mapping[str, int]) -> dict[str, Tensor]:
+        """The parameters, from the tensors in their order."""
+        return dict(zip(self.ours, self.layout.read(tensors, dims), strict=True))
+
+    def write(self, parameters: Tensors, dims: Mapping[str, int]) -> dict[str, Tensor]:
+        """The tensors, from the parameters in their order."""
+        return dict(zip(self.theirs, self.layout.write(parameters, dims), strict=True))
+
+
+def _heads(dims: Mapping[str, int]) -> tuple[int, int, int]:
+    """Rows of queries, of keys and of values."""
+    keys = dims["kv_heads"] * dims["head_dim"]
+    return dims["heads"] * dims["head_dim"], keys, keys
+
+
+def _each(turn: Callable[[Tensor], Tensor]) -> Layout:
+    return Layout(
+        lambda found, _: [turn(each) for each in found], lambda own, _: [turn(each) for each in own]
+    )
+
+
+def _rows_of_qkv(found: Tensors, dims: Mapping[str, int]) -> Tensors:
+    queries, keys, values = found[0].split(_heads(dims))
+    return [queries, keys, values]
+
+
+def _by_group(found: Tensors, dims: Mapping[str, int]) -> Tensors:
+    """Rows are [key-value heads, their query heads and the two, head_dim]."""
+    whole, groups = found[0], dims["kv_heads"]
+    split = whole.unflatten(0, (groups, -1, dims["head_dim"]))
+    parts = split[:, :-2], split[:, -2:-1], split[:, -1:]
+    return [part.flatten(0, 2) for part in parts]
+
+
+def _to_groups(own: Tensors, dims: Mapping[str, int]) -> Tensors:
+    split = [part.unflatten(0, (dims["kv_heads"], -1, dims["head_dim"])) for part in own]
+    return [torch.cat(split, dim=1).flatten(0, 2)]
+
+
+def _latent(found: Tensors, dims: Mapping[str, int]) -> Tensors:
+    """Rows of a product out of the latent are [heads, plain and value features]."""
+    split = found[0].unflatten(0, (dims["heads"], -1)).split((dims["plain_dim"], dims["value_dim"]), dim=1)
+    return [part.flatten(0, 1) for part in split]
+
+
+def _to_latent(own: Tensors, dims: Mapping[str, int]) -> Tensors:
+    return [torch.cat([part.unflatten(0, (dims["heads"], -1)) for part in own], dim=1).flatten(0, 1)]
+
+
+def _mixed(found: Tensors, _: Mapping[str, int]) -> Tensors:
+    """Outputs of a gate and of what it gates take turns: [experts, hidden, 2 ffn] or [experts, 2 ffn]."""
+    whole = found[0].unflatten(-1, (-1, 2))
+    return [whole.movedim(-1, 1).transpose(2, 3) if whole.ndim > 3 else whole.movedim(-1, 1)]
+
+
+def _to_mixed(own: Tensors, _: Mapping[str, int]) -> Tensors:
+    whole = own[0].transpose(2, 3) if own[0].ndim > 3 else own[0]
+    return [whole.movedim(1, -1).flatten(-2)]
+
+
+def _stacked(found: Tensors, dims: Mapping[str, int]) -> Tensors:
+    """One tensor an expert, or a pair of them: gates first, then what they gate."""
+    count = dims["num_experts"]
+    parts = [torch.stack(list(found[at : at + count])) for at in range(0, len(found), count)]
+    return [parts[0] if len(parts) == 1 else torch.stack(parts, dim=1)]
+
+
+def _apart(own: Tensors, _: Mapping[str, int]) -> Tensors:
+    whole = own[0]
+    return (
+        [*whole.unbind(0)]
+        if whole.ndim == 3
+        else [each for part in whole.unbind(1) for each in part.unbind(0)]
+    )
+
+
+def _joined_experts(found: Tensors, dims: Mapping[str, int]) -> Tensors:
+    """Tensors [experts x ffn, hidden], two for a product up, one that is used transposed for the one down."""
+    split = [each.unflatten(0, (dims["num_experts"], -1)) for each in found]
+    return [torch.stack(split, dim=1) if len(split) > 1 else split[0].transpose(1, 2)]
+
+
+def _to_joined(own: Tensors, _: Mapping[str, int]) -> Tensors:
+    parts = own[0].unbind(1) if own[0].ndim > 3 else (own[0].transpose(1, 2),)
+    return [part.flatten(0, 1) for part in parts]
+
+
+SAME = _each(lambda x: x)
+TURNED = _each(lambda x: x.transpose(-1, -2) if x.ndim > 1 else x)
+ROWS = Layout(_rows_of_qkv, lambda own, _: [torch.cat(list(own))])
+HALVES = Layout(lambda found, _: found[0].chunk(2), lambda own, _: [torch.cat(list(own))])
+GROUPS = Layout(_by_group, _to_groups)
+LATENT = Layout(_latent, _to_latent)
+LATENT_KEY = Layout(
+    lambda found, dims: found[0].split((dims["kv_rank"], dims["rotary_dim"])),
+    lambda own, _: [torch.cat(list(own))],
+)
+MIXED = Layout(_mixed, _to_mixed)
+STACKED = Layout(_stacked, _apart)
+JOINED = Layout(_joined_experts, _to_joined)
+SWAPPED = _each(lambda x: torch.cat([*reversed(x.chunk(2, dim=1))], dim=1))
+"""Of a product of two inputs side by side, checkpoints have the embedding's columns first."""
+TURNED_ROWS = Layout(
+    lambda found, dims: _rows_of_qkv(TURNED.read(found, dims), dims),
+    lambda own, dims: TURNED.write([torch.cat(list(own))], dims),
+)
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a family calls its modules.
+
+    ``layer`` are modules of layers, by ours; ``ends`` those outside of them; ``fused`` are several of ours that are one
+    of theirs, with its layout; ``experts`` the modules of one expert's gate, up and down products, under
+    ``experts_in``; ``turned`` ours whose matrices are stored transposed; ``whole`` names theirs that have no leaf.
+    """
+
+    layers: str
+    layer: Mapping[str, str]
+    ends: Mapping[str, str]
+    fused: Mapping[tuple[str, ...], tuple[str, Layout]] = field(default_factory=dict)
+    experts_in: str = "mlp.experts"
+    experts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    turned: frozenset[str] = frozenset()
+    whole: Mapping[str, tuple[str, Layout]] = field(default_factory=dict)
+
+
+def _changed(names: Names, **changes: Any) -> Names:
+    """A family with some modules called otherwise."""
+    merged = {
+        key: {**getattr(names, key), **value} if isinstance(value, dict) else value
+        for key, value in changes.items()
+    }
+    fields = {name: getattr(names, name) for name in names.__dataclass_fields__}
+    return Names(**{**fields, **merged})
+
+
+LLAMA = Names(
+    layers="model.layers",
+    layer={
+        "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
+        "qkv.parts.0": "self_attn.q_proj", "qkv.parts.1": "self_attn.k_proj", "qkv.parts.2": "self_attn.v_proj",
+        "qk_norm.query": "self_attn.q_norm", "qk_norm.key": "self_attn.k_norm", "o_proj.parts.0": "self_attn.o_proj",
+        "mlp_up.parts.0": "mlp.gate_proj", "mlp_up.parts.1": "mlp.up_proj", "mlp_down.parts.0": "mlp.down_proj",
+        "router": "mlp.gate", "shared_up.parts.0": "mlp.shared_experts.gate_proj",
+        "shared_up.parts.1": "mlp.shared_experts.up_proj", "shared_down.parts.0": "mlp.shared_experts.down_proj",
+        "q_down.parts.0": "self_attn.q_a_proj", "q_norm": "self_attn.q_a_layernorm",
+        "kv_norm": "self_attn.kv_a_layernorm", "state_norm": "hnorm", "embedding_norm": "enorm",
+        "final_norm": "shared_head.norm",
+    },
+    ends={
+        "embedding.token_embedding": "model.embed_tokens", "head.final_norm": "model.norm",
+        "head.lm_head.parts.0": "lm_head",
+    },
+    fused={
+        ("kv_down.parts.0", "kv_down.parts.1"): ("self_attn.kv_a_proj_with_mqa", LATENT_KEY),
+        ("kv_up.parts.0", "kv_up.parts.1"): ("self_attn.kv_b_proj", LATENT), ("join.parts.0",): ("eh_proj", SWAPPED),
+    },
+)  # fmt: skip
+SANDWICH = _changed(
+    LLAMA,
+    layer={
+        "attention_post_norm": "post_attention_layernorm", "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    },
+)  # fmt: skip
+LATENT_LLAMA = _changed(LLAMA, layer={"q_up.parts.0": "self_attn.q_b_proj"})
+CHOOSING = {"router.bias": ("mlp.gate.e_score_correction_bias", SAME)}
+PLAIN_MLP = {"mlp_up.parts.0": "mlp.dense_h_to_4h", "mlp_down.parts.0": "mlp.dense_4h_to_h"}
+FAMILIES: Mapping[str, Names] = {
+    **dict.fromkeys(
+        ("llama", "mistral", "qwen2", "qwen3", "gemma", "olmo", "qwen3_moe", "olmoe"), LLAMA
+    ),
+    **dict.fromkeys(("gemma2", "gemma3", "gemma3_text", "olmo2"), SANDWICH),
+    "phi3": _changed(
+        LLAMA, fused={QKV: ("self_attn.qkv_proj", ROWS), UP: ("mlp.gate_up_proj", HALVES)}
+    ),
+    "phi": _changed(
+        LLAMA,
+        layer={"o_proj.parts.0": "self_attn.dense", "mlp_up.parts.0": "mlp.fc1", "mlp_down.parts.0": "mlp.fc2"},
+        ends={"head.final_norm": "model.final_layernorm"},
+    ),
+    "starcoder2": _changed(LLAMA, layer={"mlp_up.parts.0": "mlp.c_fc", "mlp_down.parts.0": "mlp.c_proj"}),
+    "gpt2": Names(
+        "transformer.h",
+        {
+            "attention_norm": "ln_1", "mlp_norm": "ln_2", "o_proj.parts.0": "attn.c_proj",
+            "mlp_up.parts.0": "mlp.c_fc", "mlp_down.parts.0": "mlp.c_proj",
+        },
+        {
+            "embedding.token_embedding": "transformer.wte", "embedding.position_embedding": "transformer.wpe",
+            "head.final_norm": "transformer.ln_f", "head.lm_head.parts.0": "lm_head",
+        },
+        fused={QKV: ("attn.c_attn", TURNED_ROWS)},
+        turned=frozenset({"o_proj.parts.0", "mlp_up.parts.0", "mlp_down.parts.0"}),
+    ),
+    "gpt_neox": Names(
+        "gpt_neox.layers",
+        {
+            "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
+            "o_proj.parts.0": "attention.dense", **PLAIN_MLP,
+        },
+        {
+            "embedding.token_embedding": "gpt_neox.embed_in", "head.final_norm": "gpt_neox.final_layer_norm",
+            "head.lm_head.parts.0": "embed_out",
+        },
+        fused={QKV: ("attention.query_key_value", GROUPS)},
+    ),
+    "falcon": Names(
+        "transformer.h",
+        {
+            "attention_norm": "ln_attn", "mlp_norm": "ln_mlp", "o_proj.parts.0": "self_attention.dense",
+            **PLAIN_MLP,
+        },
+        {
+            "embedding.token_embedding": "transformer.word_embeddings", "head.final_norm": "transformer.ln_f",
+            "head.lm_head.parts.0": "lm_head",
+        },
+        fused={QKV: ("self_attention.query_key_value", GROUPS)},
+    ),
+    "mpt": Names(
+        "transformer.blocks",
+        {
+            "attention_norm": "norm_1", "mlp_norm": "norm_2", "o_proj.parts.0": "attn.out_proj",
+            "mlp_up.parts.0": "ffn.up_proj", "mlp_down.parts.0": "ffn.down_proj",
+        },
+        {
+            "embedding.token_embedding": "transformer.wte", "head.final_norm": "transformer.norm_f",
+            "head.lm_head.parts.0": "lm_head",
+        },
+        fused={QKV: ("attn.Wqkv", ROWS)},
+    ),
+    "opt": Names(
+        "model.decoder.layers",
+        {
+            "attention_norm": "self_attn_layer_norm", "mlp_norm": "final_layer_norm",
+            "qkv.parts.0": "self_attn.q_proj", "qkv.parts.1": "self_attn.k_proj", "qkv.parts.2": "self_attn.v_proj",
+            "o_proj.parts.0": "self_attn.out_proj", "mlp_up.parts.0": "fc1", "mlp_down.parts.0": "fc2",
+        },
+        {
+            "embedding.token_embedding": "model.decoder.embed_tokens",
+            "embedding.position_embedding": "model.decoder.embed_positions",
+            "head.final_norm": "model.decoder.final_layer_norm", "head.lm_head.parts.0": "lm_head",
+        },
+    ),
+    "bloom": Names(
+        "transformer.h",
+        {
+            "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
+            "o_proj.parts.0": "self_attention.dense", **PLAIN_MLP,
+        },
+        {
+            "embedding.token_embedding": "transformer.word_embeddings",
+            "embedding.embedding_norm": "transformer.word_embeddings_layernorm",
+            "head.final_norm": "transformer.ln_f", "head.lm_head.parts.0": "lm_head",
+        },
+        fused={QKV: ("self_attention.query_key_value", GROUPS)},
+    ),
+    "mixtral": _changed(
+        LLAMA, layer={"router": "block_sparse_moe.gate"}, experts_in="block_sparse_moe.experts",
+        experts=("w1", "w3", "w2"),
+    ),
+    "qwen2_moe": _changed(
+        LLAMA,
+        layer={
+            "shared_up.parts.0": "mlp.shared_expert.gate_proj", "shared_up.parts.1": "mlp.shared_expert.up_proj",
+            "shared_down.parts.0": "mlp.shared_expert.down_proj",
+        },
+        whole={"shared_up.score": ("mlp.shared_expert_gate.weight", SAME)},
+    ),
+    "deepseek": LLAMA, "deepseek_v2": LATENT_LLAMA,
+    **dict.fromkeys(("deepseek_v3", "kimi_k2"), _changed(LATENT_LLAMA, whole=CHOOSING)),
+    "glm4_moe": _changed(LLAMA, whole=CHOOSING),
+    "gpt_oss": _changed(
+        LLAMA, layer={"router": "mlp.router"},
+        whole={
+            "attention.sinks": ("self_attn.sinks", SAME),
+            "expert_up.weight": ("mlp.experts.gate_up_proj", MIXED),
+            "expert_up.bias": ("mlp.experts.gate_up_proj_bias", MIXED),
+            "expert_down.weight": ("mlp.experts.down_proj", TURNED),
+            "expert_down.bias": ("mlp.experts.down_proj_bias", SAME),
+        },
+    ),
+}  # fmt: skip
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+
+
+def rules(family: str, parameters: Sequence[str], dims: Mapping[str, int]) -> list[Rule]:
+    """Which tensors the named parameters of a model are. Raises UserError for a family whose files are not known."""
+    if family not in FAMILIES:
+        raise UserError(
+            f"model_type = {family or 'none'}: its weight files are not known; allowed: {', '.join(sorted(FAMILIES))}"
+        )
+    names = FAMILIES[family]
+    if family == "falcon" and not any("mlp_norm" in name for name in parameters):
+        names = _changed(names, layer={"attention_norm": "input_layernorm"})  # one norm for both branches
+    return [*_rules(names, family, list(parameters), dims)]
+
+
+def _rules(names: Names, family: str, parameters: list[str], dims: Mapping[str, int]) -> Iterator[Rule]:
+    done: set[str] = set()
+    plain_query = "q_rank" in dims and not dims["q_rank"]
+    for name in parameters:
+        if name in done:
+            continue
+        found = _LAYER.fullmatch(name)
+        if found is None:
+            module, _, leaf = name.rpartition(".")
+            yield Rule((name,), (f"{names.ends[module]}.{leaf}",), SAME)
+            continue
+        layer, own = found.groups()
+        rule = _in_layer(names, own, dims, plain_query=plain_query)
+        if rule is None:
+            raise UserError(f"{name}: files of {family} have no such tensor that the reader knows")
+        yield Rule(
+            tuple(f"layers.{layer}.{each}" for each in rule.ours),
+            tuple(f"{names.layers}.{layer}.{each}" for each in rule.theirs),
+            rule.layout,
+        )
+        done |= {f"layers.{layer}.{each}" for each in rule.ours}
+
+
+def _in_layer(names: Names, own: str, dims: Mapping[str, int], *, plain_query: bool) -> Rule | None:
+    """The rule of one parameter of a layer, and of those that are stored with it."""
+    if own in names.whole:
+        theirs, layout = names.whole[own]
+        return Rule((own,), (theirs,), layout)
+    module, _, leaf = own.rpartition(".")
+    if module in ("expert_up", "expert_down"):
+        gate, up, down = names.experts
+        kinds = (gate, up) if module == "expert_up" else (down,)
+        each = [f"{names.experts_in}.{e}.{kind}.{leaf}" for kind in kinds for e in range(dims["num_experts"])]
+        return Rule((own,), tuple(each), STACKED)
+    for ours, (theirs, layout) in names.fused.items():
+        if module in ours:
+            return Rule(tuple(f"{part}.{leaf}" for part in ours), (f"{theirs}.{leaf}",), layout)
+    if module == "q_up.parts.0" and plain_query:
+        return Rule((own,), (f"self_attn.q_proj.{leaf}",), SAME)
+    if own in names.layer:  # a parameter that is a module of theirs
+        return Rule((own,), (f"{names.layer[own]}.weight",), SAME)
+    if module not in names.layer:
+        return None
+    return Rule((own,), (f"{names.layer[module]}.{leaf}",), TURNED if module in names.turned else SAME)
