@@ -86,7 +86,9 @@ SET = ("architecture", "sustained_clock_fp8", "sustained_clock_fp4")
 """Spreads that are what was expected: one die at one limit ends at the same power in 16 bits and in 8, which two
 devices of few runs would outvote."""
 BY_KIND = ("launch.kernel_overhead", "launch.step_overhead_s")
-"""What stacks like Megatron and stacks like FSDP have a general effect of their own of."""
+"""What stacks like Megatron, stacks like FSDP and those of a compiler have a general effect of their own of."""
+COMPILED = ("maxtext",)
+"""Stacks whose whole step a compiler lowers: no module runs by itself, with copies and casts in front of it."""
 POWER = 0.5  # W a TFLOP/s of 16 bits, of which the general clock is
 
 
@@ -103,6 +105,11 @@ def architecture(device: str) -> str:
     return next((name for pattern, name in ARCHITECTURES if re.match(pattern, device)), f"the board {device}")
 
 
+def kind_of(stack: str) -> str:
+    """Whose kernels those of a stack are like."""
+    return "xla" if stack in COMPILED else load_stack(stack).data_parallel
+
+
 def effects_of(name: Name) -> Iterator[tuple[str, str, float]]:
     """(Key of the general effect or of the spread, effect, factor) that a parameter's logarithm is the sum of."""
     kind, part, key = name
@@ -117,7 +124,7 @@ def effects_of(name: Name) -> Iterator[tuple[str, str, float]]:
         yield "architecture", f"sustained_clock of {architecture(part)}", 1.0
         yield "sustained_clock power", "sustained_clock power", float(np.log(power_of(part) / POWER))
         return
-    shared = f"{key} like {load_stack(part).data_parallel}" if key in BY_KIND else key
+    shared = f"{key} like {kind_of(part)}" if key in BY_KIND else key
     yield key, shared if key != ATTENTION else ".".join(name), 1.0
     if key in EXPECTED:
         yield key, f"{key} of {part}", 1.0
