@@ -25,7 +25,8 @@ BLOCK_STREAMS = (COMPUTE, TENSOR, CONTEXT, EXPERT)
 class CollectiveUse:
     """One call of a collective: which process group, which operation, bytes of the whole tensor, how often.
 
-    Of a batch, or of many ranks, sizes and counts are arrays.
+    A count below one is the part of a call that several share. Of a batch, or of many ranks, sizes and counts are
+    arrays.
     """
 
     group: str

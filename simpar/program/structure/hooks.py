@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.structure.buckets import Bucket, buckets
+from simpar.units import Numbers
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,8 @@ class Copies:
     """What is done with the parameters that one kind of ranks holds copies of.
 
     ``gather_group`` all-gathers ``gathered_bytes`` a parameter before use ("": nothing is gathered), of which
-    ``buffer_bytes`` are a buffer of its own. ``reduce_ops`` are the collectives that reduce ``gradient_bytes`` a
+    ``buffer_bytes`` are a buffer of its own; units of less than ``gather_bucket_bytes`` are gathered together, each
+    for its part of a full call. ``reduce_ops`` are the collectives that reduce ``gradient_bytes`` a
     parameter in turn: (group, operation, share of the bytes); empty where this pass reduces nothing. ``whole``
     gradients wait for that in buffers of their own. ``fetched_bytes`` a parameter come from the host before the gather,
     ``sent_bytes`` of gradient go there behind the reduction. ``reshard`` frees gathered parameters after use; gradients
@@ -59,6 +63,7 @@ class Copies:
     gather_group: str = ""
     gathered_bytes: float = 0.0
     buffer_bytes: float = 0.0
+    gather_bucket_bytes: float = 0.0
     gradient_bytes: float = 0.0
     whole: Whole = Whole()
     reduce_ops: tuple[tuple[str, str, float], ...] = ()
@@ -76,6 +81,15 @@ class Copies:
         """Parameters that must come before a pass: frozen ones too, where they are sharded like the others."""
         frozen = unit.frozen.get(self.kind, 0.0) if self.buffer_bytes else 0.0
         return self.parameters(unit) + frozen
+
+    def gather(self, parameters: Numbers) -> CollectiveUse:
+        """The gather of so many parameters of a unit: a call of its own, or its part of that of a full bucket."""
+        size = np.asarray(parameters * self.gathered_bytes, dtype=np.float64)
+        call = np.maximum(size, self.gather_bucket_bytes)
+        part = np.divide(size, call, out=np.ones_like(size), where=call > 0)
+        if size.ndim:
+            return CollectiveUse(self.gather_group, "all_gather", call, part)
+        return CollectiveUse(self.gather_group, "all_gather", float(call), float(part))
 
     def parameters(self, unit: Unit) -> float:
         """Parameters of a unit that this kind of ranks holds."""
@@ -139,5 +153,5 @@ class SyncPolicy:
                 for group, op, share in each.reduce_ops
             ]
             if each.gather_group:
-                moved.append(CollectiveUse(each.gather_group, "all_gather", count * each.gathered_bytes))
-        return [use for use in moved if use.size_bytes > 0]
+                moved.append(each.gather(count))
+        return [use for use in moved if use.count * use.size_bytes > 0]

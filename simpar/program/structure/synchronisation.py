@@ -3,7 +3,7 @@
 | scheme | before use | after the backward of | with |
 |---|---|---|---|
 | DDP (zero 0) | - | the last microbatch | all-reduce in buckets |
-| ZeRO-1 | first forward (or step end) gathers parameters | the last microbatch | reduce-scatter in buckets |
+| ZeRO-1 | first forward (or step end) gathers parameters in buckets | the last microbatch | reduce-scatter in buckets |
 | ZeRO-2 | as ZeRO-1 | every microbatch | reduce-scatter in buckets |
 | FSDP zero 2 | first forward gathers and keeps | every microbatch | reduce-scatter per unit |
 | FSDP zero 3 | every pass gathers and frees | every microbatch | reduce-scatter per unit |
@@ -24,6 +24,7 @@ import numpy as np
 
 from simpar.cost.memory.widths import once_a_step
 from simpar.cost.optimizers import RULES, Matrix, optimizer_time_s, products_time_s
+from simpar.cost.stack import ALL_AT_ONCE
 from simpar.plan.plan import Plan
 from simpar.plan.sync import apart, num_replicas
 from simpar.program.blocks.phases import COMPUTE, CollectiveUse
@@ -230,10 +231,13 @@ class Synchronisation:
         made = kept * opens if in_place else self.compute_bytes
         first = kind == "forward" and boundary and (self.per_unit or data.overlap_param_gather)
         gathers = kind != "weight_gradient" and zero > 0 and (frees or first)
+        bucket = float(data.bucket_bytes or 0) / self.gradient_bytes  # parameters; all at once fill none
+        in_buckets = not own_units and data.bucket_bytes != ALL_AT_ONCE
         return Copies(
             kind=replicas.kind,
             gather_group=replicas.shard_group if gathers else "",
             gathered_bytes=self.parameter_bytes,
+            gather_bucket_bytes=bucket * self.parameter_bytes if in_buckets else 0.0,
             buffer_bytes=self.compute_bytes if frees or host.fetches else 0.0,
             fetched_bytes=host.fetched_bytes(replicas.shards, kind),
             sent_bytes=host.sent_bytes(replicas.shards, kind, boundary=boundary),

@@ -267,7 +267,7 @@ def _arrivals(
             copy = host_copy("parameters from host", size, op="to_device", after=waits, memory=held)
             held, waits = (), (nodes.add(copy),)
         if each.gather_group:
-            use = CollectiveUse(each.gather_group, "all_gather", count * each.gathered_bytes)
+            use = each.gather(count)
             nodes.append(
                 Node("dp", "all_gather parameters", (GATHER,), collective=use, after=waits, memory=held)
             )

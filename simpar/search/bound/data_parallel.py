@@ -117,8 +117,9 @@ class Configuration:
                 price = self.prices["all_gather", copies.gather_group]
                 comes = count + self.still[copies.kind] * (copies.buffer_bytes > 0)
                 comes = comes if ahead else np.where(self.rests, 0.0, comes)
-                gather += np.where(comes > 0, price.time_ns(comes * copies.gathered_bytes), 0)
-                occupied += np.where(count > 0, price.occupied_ns(count * copies.gathered_bytes), 0)
+                call, own = copies.gather(comes), copies.gather(count)
+                gather += np.where(comes > 0, price.time_ns(call.size_bytes, call.count), 0)
+                occupied += np.where(count > 0, price.occupied_ns(own.size_bytes, own.count), 0)
             in_turn = none.copy()
             for position, took in enumerate(self.reduction_ns(copies, count * copies.gradient_bytes)):
                 spent = np.where(count > 0, took, 0)

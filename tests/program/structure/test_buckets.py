@@ -68,3 +68,27 @@ def test_small_buckets_pay_latency_and_large_ones_wait() -> None:
     busy, exposed = [one.busy_s for one in found], [one.exposed_s for one in found]
     assert busy == sorted(busy, reverse=True)
     assert exposed[1] < min(exposed[0], exposed[2])
+
+
+def test_blocks_of_few_parameters_are_gathered_in_full_buckets() -> None:
+    """Adapters of 32 layers: all bytes once, and the latency of as many calls as they fill buckets; own calls else."""
+    size, rank = 10 * MB, 8
+    plan = simpar.Plan(zero=1, micro_batch=1, bucket_bytes=size, overlap_param_gather=True, lora_rank=rank)
+    job = make_job("llama-3-8b", CLUSTER, plan, TRAINING)
+    entry = lower_job(job, CLUSTER, {})
+    (actions,) = entry.actions
+    nodes = [node for index in actions.template for node in actions.templates[index].nodes]
+    uses = [node.collective for node in nodes if node.name == "all_gather parameters" and node.collective]
+    trained = sum(each.moved_bytes for each in uses)
+    assert len(uses) == 32
+    assert {use.size_bytes for use in uses} == {
+        size * 2 / 4
+    }  # as many parameters, of two bytes instead of four
+    assert sum(float(use.count) for use in uses) == pytest.approx(trained / (size / 2))
+    whole = make_job(
+        "llama-3-8b", CLUSTER, plan.model_copy(update={"tuning": simpar.Plan().tuning}), TRAINING
+    )
+    (actions,) = lower_job(whole, CLUSTER, {}).actions
+    nodes = [node for index in actions.template for node in actions.templates[index].nodes]
+    uses = [node.collective for node in nodes if node.name == "all_gather parameters" and node.collective]
+    assert {use.count for use in uses} == {1.0}
