@@ -187,9 +187,10 @@ class _Sizes:
     def _loss_bytes(self) -> list[tuple[Numbers, Numbers]]:
         """(saved, peak) bytes of the logits of every loss."""
         sizes = ((op.rows, op.columns) for op in self._all("loss"))
-        logits = (
-            evaluate(rows, self.dims.tensor) * evaluate(columns, self.dims.tensor) for rows, columns in sizes
-        )
+        dims = self.dims.tensor
+        if self.stack.memory.whole_vocabulary:
+            dims = {**dims, "vocab": dims["whole_vocab"]}
+        logits = (evaluate(rows, dims) * evaluate(columns, dims) for rows, columns in sizes)
         return [self.stack.memory.loss_bytes(number) for number in logits]
 
     def _scores(self) -> Numbers:

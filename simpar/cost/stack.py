@@ -138,6 +138,7 @@ class Context(_Part):
 class StackNumerics(_Part):
     """Dtypes of gradients and states, and whether weight gradients accumulate in the GEMM.
 
+    ``moment_dtype`` is that of optimizer states (None: fp32) where parameters are stored as they are computed with.
     Where 8-bit products have scales of blocks, ``casts_apart`` casts rows when a product reads them and columns when
     the product of the weights' gradients does, in kernels of their own; else both are written at once.
     """
@@ -146,6 +147,7 @@ class StackNumerics(_Part):
     reduce_dtype: Dtype = "fp32"
     parameter_dtype: Dtype = "bf16"
     master_weights: bool = True
+    moment_dtype: Dtype | None = None
     gradient_accumulation_fusion: bool = True
     casts_apart: bool = False
 
@@ -185,14 +187,33 @@ class AllocatorHabits(_Part):
         return np.minimum(self.gaps(alternates), GAPS_OF_EXPANDABLE if self.expandable else np.inf)
 
 
-class MemoryHabits(_Part):
+class LossHabits(_Part):
+    """What the stack keeps of the loss.
+
+    Per logit ``logit_bytes`` at its peak, ``logit_saved_bytes`` from forward to backward; with ``whole_vocabulary``
+    tensor-parallel ranks hold the whole table of words each, and gather all logits.
+    """
+
+    logit_bytes: float = Field(6.0, ge=0, allow_inf_nan=False)
+    logit_saved_bytes: float = Field(2.0, ge=0, allow_inf_nan=False)
+    whole_vocabulary: bool = False
+
+    def loss_bytes(self, num_logits: Numbers) -> tuple[Numbers, Numbers]:
+        """(saved, peak) bytes of ``num_logits`` logits and their loss.
+
+        At the peak plain PyTorch with an fp32 loss holds 14 bytes a logit, a bf16 loss 6, eight chunks 1.6,
+        Megatron's vocabulary-parallel loss 2 + 4 and 2..4 more in backward.
+        """
+        return self.logit_saved_bytes * num_logits, self.logit_bytes * num_logits
+
+
+class MemoryHabits(LossHabits):
     """What the stack keeps.
 
-    Of the loss, per logit: ``logit_bytes`` at its peak, ``logit_saved_bytes`` from forward to backward. Of a
-    layer: ``pins_packed_qkv`` (views keep the packed projection alive), ``gate`` (of a gated activation "inputs" alone,
-    whose product backward computes again in the kernel that reads them anyway, the "product" as well, or "all", where
-    the activated gate is a tensor of its own), ``eager_copies`` (that, and fp32 copies in norms), ``extra_saved`` bytes
-    per token and hidden feature. For the whole run:
+    Of a layer: ``pins_packed_qkv`` (views keep the packed projection alive), ``gate`` (of a gated activation "inputs"
+    alone, whose product backward computes again in the kernel that reads them anyway, the "product" as well, or "all",
+    where the activated gate is a tensor of its own), ``eager_copies`` (that, and fp32 copies in norms),
+    ``extra_saved`` bytes per token and hidden feature. For the whole run:
     ``gather_buffers`` of one full residual stream each under sequence parallelism, ``bucket_bytes`` per parameter
     for gradient buckets apart from the gradients, ``gather_copies`` (flat copies made to gather sharded parameters
     after the update stay until the next pass), and ``transformer_engine`` (empty weight gradients of its products,
@@ -201,8 +222,6 @@ class MemoryHabits(_Part):
     torchtitan keeps attention and every other matmul and recomputes the rest.
     """
 
-    logit_bytes: float = Field(6.0, ge=0, allow_inf_nan=False)
-    logit_saved_bytes: float = Field(2.0, ge=0, allow_inf_nan=False)
     pins_packed_qkv: bool = False
     gate: Literal["inputs", "product", "all"] = "product"
     eager_copies: bool = False
@@ -213,14 +232,6 @@ class MemoryHabits(_Part):
     gather_copies: bool = False
     transformer_engine: bool = False
     allocator: AllocatorHabits = AllocatorHabits()
-
-    def loss_bytes(self, num_logits: Numbers) -> tuple[Numbers, Numbers]:
-        """(saved, peak) bytes of ``num_logits`` logits and their loss.
-
-        At the peak plain PyTorch with an fp32 loss holds 14 bytes a logit, a bf16 loss 6, eight chunks 1.6,
-        Megatron's vocabulary-parallel loss 2 + 4 and 2..4 more in backward.
-        """
-        return self.logit_saved_bytes * num_logits, self.logit_bytes * num_logits
 
 
 class Described(_Part):
@@ -331,6 +342,7 @@ def resolve(plan: Plan, stack: Stack) -> Plan:
             numerics,
             grad_dtype=stack.numerics.grad_dtype if low else "fp32",
             master_weights=stack.numerics.master_weights and low,
+            moment_dtype=stack.numerics.moment_dtype if low else None,
         ),
     }
     return plan.model_copy(update=decided)

@@ -69,8 +69,9 @@ def dims_of(
     """Dims of all regions, of one layout or of many as columns, in place of those of the plan.
 
     Rows of region "tensor" are whole; those of region "sequence" are divided under sequence parallelism. Under tensor
-    parallelism the vocabulary is padded to a multiple of VOCAB_MULTIPLE x tp, as Megatron does. Experts are the rank's
-    own, their ffn its share; their tokens those of all ranks that share one, times the load.
+    parallelism the vocabulary is padded to a multiple of VOCAB_MULTIPLE x tp, as Megatron does; "whole_vocab" is that
+    of all ranks. Experts are the rank's own, their ffn its share; their tokens those of all ranks that share one, times
+    the load.
     """
     copies = plan.tensor_parallel.copies
     tp, cp = np.asarray(layouts.tp) // copies, np.asarray(layouts.cp)
@@ -81,6 +82,7 @@ def dims_of(
     }
     tensor = {name: _local_size(name, size, tp, cp) for name, size in whole.items()}
     tensor |= context_dims(plan.context_parallel, cp)
+    tensor["whole_vocab"] = graph.dims.get("vocab", 0)
     etp = layouts.expert_tensor_parallel
     if graph.is_mixture:
         tensor["experts"] = graph.dims["experts"] // np.asarray(layouts.ep)

@@ -25,11 +25,12 @@ from simpar.validate.mixtures import expert_plan, mixture, most_ep, overlap_word
 from simpar.validate.networks import Network, network_of
 from simpar.validate.recipes import completed
 from simpar.validate.released import config, entry, unsized
-from simpar.validate.stacks import fused_experts, is_nemo, is_primus, stack_of
+from simpar.validate.stacks import copies_of_batch, fused_experts, is_nemo, is_primus, stack_of
 from simpar.validate.words import (
     LOG_FIRST_RANK,
     PeakCounts,
     adapters,
+    forward_again,
     gradient_dtypes,
     memory_unit,
     peak_counts,
@@ -195,7 +196,6 @@ OFF, ON = (
     frozenset(["no", "off", "false", "0", "disabled", "-", "n/a"]),
     frozenset(["yes", "on", "true", "1"]),
 )
-ROUNDED = 0.01  # of printed shares
 _OFFLOADED = re.compile(r"activation cpu offload (\d+) layers")
 MEGATRONS = frozenset(
     ["megatron", "megatron-sc21", "megatron-22", "megatron-deepspeed", "nemo", "nemo-24", "deepspeed-21"]
@@ -308,33 +308,25 @@ def _open(row: Row) -> tuple[str, ...]:
 def _global_batch(row: Row, plan: Mapping[str, object], devices: int) -> int:
     known = number(row, "global_batch_seqs")
     if known is not None:
-        return whole(row, "global_batch_seqs")
+        return whole(row, "global_batch_seqs") * copies_of_batch(row)
     dp = devices // (int(str(plan["tp"])) * int(str(plan["cp"])) * int(str(plan["pp"])))
     once = 1 if plan["pp"] == 1 else None  # microbatches are for pipelines where nothing else is said
     return dp * int(str(plan["micro_batch"])) * whole(row, "grad_accum", once)
 
 
+def _stages(row: Row) -> int:
+    """Model chunks of all pipeline ranks."""
+    pp = whole(row, "pp", 1)
+    return pp * (whole(row, "vpp", _usual_vpp(row, pp)) if pp > 1 else 1)
+
+
 def _first_layers(row: Row, count: int) -> str:
     """So many layers of every virtual stage, as Megatron counts them (recompute_num_layers)."""
-    pp = whole(row, "pp", 1)
-    stages = pp * (whole(row, "vpp", _usual_vpp(row, pp)) if pp > 1 else 1)
+    stages = _stages(row)
     kept = whole(row, "n_layers") // stages - count
     if kept <= 0:
         return "full"
     return "layers:" + ",".join([f"full*{count},none*{kept}"] * stages)
-
-
-def _share_again(row: Row) -> int | None:
-    """How many layers of a virtual stage run forward twice, where FLOP/s of hardware and of the model tell it apart.
-
-    A forward is a third of what a model's FLOP count.
-    """
-    model, hardware = measurement(row, "mfu_pct"), measurement(row, "hfu_pct")
-    if model is None or hardware is None or not model < hardware <= model * 4 / 3 * (1 + ROUNDED):
-        return None
-    pp = whole(row, "pp", 1)
-    stages = pp * (whole(row, "vpp", _usual_vpp(row, pp)) if pp > 1 else 1)
-    return max(1, round(3 * (hardware / model - 1) * whole(row, "n_layers") / stages))
 
 
 def _recompute(row: Row) -> str:
@@ -360,8 +352,8 @@ def _recompute(row: Row) -> str:
         return _first_layers(row, int(some.group(1)))
     if _OFFLOADED.fullmatch(words):
         return "none"
-    if "partial" in words and (again := _share_again(row)):
-        return _first_layers(row, again)
+    if "partial" in words and (share_again := forward_again(row)):
+        return _first_layers(row, max(1, round(share_again * whole(row, "n_layers") / _stages(row))))
     if "offload" in words or re.search(r"of \d+ layers|remateri", words):
         raise Unmodelled("partial recompute or offload")
     named = set(re.findall(r"[a-z_]+", words.partition("selective")[2])) - {

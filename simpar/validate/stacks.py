@@ -9,7 +9,7 @@ from simpar import files
 from simpar.cost.stack import load_stack
 from simpar.models.graph import ModelGraph
 from simpar.validate.cells import Row, paper_release, text, whole
-from simpar.validate.dense import unfused
+from simpar.validate.dense import is_mixture, unfused
 from simpar.validate.mixtures import is_sync_free, overlap_words
 
 
@@ -34,7 +34,11 @@ def stack_of(row: Row) -> tuple[str, dict[str, object]]:
         name = _nemo(row)
     elif name == "megatron" and re.search(r"megatron-core r0\.[5-9]", text(row, "notes").lower()):
         name = "nemo-24"  # releases of 2024
-    if name == "torchtitan" and re.search(r"no compile|compile=false", notes):
+    compiled = re.search(r"no compile|compile=false", notes) is None
+    if "kempnerforge" in text(row, "source").lower():
+        forge = load_stack("kempnerforge")
+        return forge.name, {} if compiled and not is_mixture(row) else dict(forge.variants["eager"])
+    if name == "torchtitan" and not compiled:
         name = "torchtitan-eager"
     if name in ("megatron", "nemo") and "deepspeed" in text(row, "zero_stage_or_fsdp").lower():
         name = "deepspeed-21"
@@ -76,6 +80,14 @@ def _automodel(row: Row) -> dict[str, object]:
         changes |= load_stack("automodel").variants["eager_activations"]
         changes |= {} if own else load_stack("automodel").variants["eager_norms"]
     return changes
+
+
+def copies_of_batch(row: Row) -> int:
+    """Ranks that train on the same sequences and are counted once: those of KempnerForge's experts.
+
+    Source: KempnerInstitute/KempnerForge, kempnerforge/training/data_pipeline.py (samplers know dp_size alone).
+    """
+    return whole(row, "ep", 1) if stack_of(row)[0] == "kempnerforge" else 1
 
 
 def _turbo(notes: str) -> dict[str, object]:

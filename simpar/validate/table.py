@@ -117,6 +117,8 @@ def suspect(row: Row) -> str:
     """Rows that their source calls disturbed; they are modelled and counted, and listed apart."""
     if text(row, "slow_pipeline_bug").lower() == "true":
         return "slow pipeline bug of the trainer"
+    if "implementation-bound" in text(row, "notes"):
+        return "bound by its implementation, not by the machine"
     return "abnormal by its authors" if "abnormally" in text(row, "notes") else ""
 
 

@@ -6,7 +6,7 @@ import re
 from typing import Literal
 
 from simpar.units import GB, GIB
-from simpar.validate.cells import Row, text
+from simpar.validate.cells import Row, measurement, text
 
 PeakCounts = Literal["allocated", "reserved", "device"]
 """What a peak counts: tensors, blocks that the allocator keeps, or all that the device shows as used (nvidia-smi)."""
@@ -54,13 +54,17 @@ def _dtype(words: str, patterns: tuple[str, ...]) -> str | None:
 
 
 def peak_counts(row: Row) -> PeakCounts:
-    """What the peak of a row counts: notes say so; else Megatron logs tensors, others what is reserved."""
+    """What the peak of a row counts: notes say so; else Megatron and KempnerForge log tensors, others what is reserved.
+
+    Source: KempnerInstitute/KempnerForge, kempnerforge/metrics/tracker.py ("mem" is max_memory_allocated).
+    """
     notes = text(row, "notes").lower()
     if re.search(r"nvidia-smi|rocm-smi|device memory|nvml", notes):
         return "device"
     if re.search("allocated|reserved|memory_usage", notes):
         return "allocated" if re.search(r"max allocated|\(allocated(?! \d)", notes) else "reserved"
-    return "allocated" if text(row, "stack").startswith("megatron") else "reserved"
+    tensors = text(row, "stack").startswith("megatron") or "kempnerforge" in text(row, "source").lower()
+    return "allocated" if tensors else "reserved"
 
 
 def memory_unit(row: Row) -> float:
@@ -86,6 +90,20 @@ def dense_layers(row: Row, released: int, *, layers: int, of: int) -> int:
     if said:
         return int(said[1] or said[2])
     return max(1, round(released * layers / of)) if released and layers < of else released
+
+
+ROUNDED = 0.01  # of printed shares
+
+
+def forward_again(row: Row) -> float | None:
+    """Share of a forward that runs twice, where FLOP/s of the hardware and of the model tell it; None where not.
+
+    A forward is a third of what a model's FLOP count.
+    """
+    model, hardware = measurement(row, "mfu_pct"), measurement(row, "hfu_pct")
+    if model is None or hardware is None or not model < hardware <= model * 4 / 3 * (1 + ROUNDED):
+        return None
+    return 3 * (hardware / model - 1)
 
 
 _RANK = re.compile(r"(?:lora )?rank[ =]?(\d+)|\br ?= ?(\d+)")

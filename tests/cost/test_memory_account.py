@@ -122,3 +122,17 @@ def test_more_ranks_than_experts_cut_experts_apart() -> None:
     graph, habits = load_model("mixtral-8x7b"), load_stack("torchtitan")
     held = stage_static_memory(graph, resolve(Plan(dp=32, ep=8, zero=3), habits), TRAINING, habits, 0)
     assert held.bytes_of("parameters") == pytest.approx(4 * graph.num_parameters() / 32, rel=1e-3)
+
+
+def test_tensor_ranks_may_each_have_the_whole_vocabulary() -> None:
+    """KempnerForge: eight bytes a parameter; every rank of tensor parallelism holds the table, and all logits."""
+    forge, graph = load_stack("kempnerforge"), load_model("small-llama")
+    split = forge.model_copy(update={"memory": forge.memory.model_copy(update={"whole_vocabulary": False})})
+    plan, cluster = Plan(tp=2, dp=4, zero=3, micro_batch=2), load_cluster("dgx-h100", 1)
+    whole, shared = (simulate(graph, cluster, plan, TRAINING, stack=stack) for stack in (forge, split))
+    table, rows = graph.dims["vocab"] * graph.dims["hidden"], 2 * TRAINING.seq_len
+    static = [found.memory.static_memory_bytes for found in (whole, shared)]
+    assert static[0] - static[1] == table // 2 * 8 // 4
+    peak = [found.peak_memory_bytes for found in (whole, shared)]
+    logits = rows * graph.dims["vocab"] // 2 * 8
+    assert peak[0] - peak[1] > logits / 2

@@ -7,7 +7,8 @@ import pytest
 from simpar.validate.cells import Unmodelled
 from simpar.validate.columns import RUN_COLUMNS
 from simpar.validate.recipes import completed, recipes
-from simpar.validate.rows import case
+from simpar.validate.rows import case, measured
+from simpar.validate.table import suspect
 from tests.validate.test_validate import MIXTURE, ROW
 
 T5 = {
@@ -77,3 +78,20 @@ def test_heads_have_the_width_that_notes_or_their_trainer_say() -> None:
     assert case(sized).graph.dims["head_dim"] == 64
     assert case({**sized, "model_name": "MaxText-128B"}).graph.dims["head_dim"] == 128
     assert case({**sized, "notes": "parallel block; head_dim 256"}).graph.dims["head_dim"] == 256
+
+
+def test_kempnerforge_s_ranks_of_experts_share_a_batch_and_its_log_is_of_tensors() -> None:
+    """The batch of its data-parallel ranks, once for each rank of experts; steps are apart that no machine bounds."""
+    row = {
+        **ROW, **MIXTURE, "source": "KempnerForge MoE packed", "model_name": "Llama-3-MoE-64e", "gpu_type": "H200",
+        "n_experts": "64", "ffn_hidden": "", "gpus_per_node": "4", "n_gpus": "8", "ep": "4", "micro_batch": "1",
+        "global_batch_seqs": "2", "zero_stage_or_fsdp": "FSDP2 degree 2 x EP 4", "stack": "torchtitan",
+        "peak_mem_gib": "40", "notes": "implementation-bound, use with care",
+    }  # fmt: skip
+    found = case(row)
+    assert (found.stack, found.training.global_batch) == ("kempnerforge", 8)
+    assert found.stack_changes["memory.eager_copies"]
+    assert measured(row).peak_counts == "allocated"
+    assert "implementation" in suspect(row)
+    dense = case({**ROW, "source": "KempnerForge H200", "overlap_notes": "torch.compile=true"})
+    assert (dense.stack, dict(dense.stack_changes)) == ("kempnerforge", {})

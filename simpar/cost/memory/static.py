@@ -181,6 +181,9 @@ def held_memory(
     layouts = layouts or Layouts.of(plan)
     tied = graph.tied_embeddings * held.ends_meet * dims["vocab"] * dims["hidden"]
     parts = _parts(held, dims, plan, layouts, tied * (not graph.embedding.still))
+    if stack.memory.whole_vocabulary:
+        others = held.embedding * (dims["whole_vocab"] - dims["vocab"]) * dims["hidden"]
+        parts[0] = _with_table(parts[0], others, plan, layouts)
     residual = dims["batch"] * dims["seq"] * dims["hidden"] * activation_bytes(plan.numerics)
     terms = parts_terms(parts, plan, stack, layouts, residual_bytes=residual)
     frozen = Term("parameters", "frozen", _frozen(graph, held, dims, parameter_widths(plan, stack), layouts))
@@ -210,6 +213,13 @@ def _parts(held: Held, dims: Dims, plan: Plan, layouts: Layouts, tied: Numbers) 
     else:
         shard = [flat_shard(*each) for each in zip(elements, shards, strict=True)]
     return [Part(*each) for each in zip(elements, shard, moments, strict=True)]
+
+
+def _with_table(part: Part, elements: Numbers, plan: Plan, layouts: Layouts) -> Part:
+    """A part with so many more elements of the table of words: those that other tensor-parallel ranks have too."""
+    moments = elements * moment_bytes(plan.numerics, other=True)
+    shard = -(-elements // np.asarray(layouts.shards))
+    return Part(part.elements + elements, part.shard + shard, part.moments_bytes + moments)
 
 
 def flat_shard(elements: Numbers, shards: Numbers) -> Numbers:
