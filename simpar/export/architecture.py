@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,11 @@ GELU_GATED = ("gemma", "gemma2", "gemma3", "gemma3_text")
 class Architecture:
     """Style of a decoder.
 
-    ``norm`` is "rms", "layer" or "none"; ``biases`` is a subset of qkv, output, mlp, head; ``positions`` is "rope",
-    "learned" or "none"; ``qk_norm`` is "", "head" or "full"; ``residual`` is "pre", "post", "both" (norms before and
-    after every branch) or "parallel"; ``windows`` has each layer's attention window; ``experts`` says which layers
-    have experts, () for none; ``beyond`` names what neither a plain decoder nor one with experts has.
+    ``norm`` is "rms", "layer", "weight" (without a bias) or "none"; ``biases`` is a subset of qkv, output, mlp, head;
+    ``positions`` is "rope", "learned" or "none"; ``qk_norm`` is "", "head" or "full"; ``residual`` is "pre", "post",
+    "both" (norms before and after every branch) or "parallel"; ``windows`` has each layer's attention window;
+    ``experts`` says which layers have experts, () for none; ``beyond`` names what neither a plain decoder nor one with
+    experts has.
     """
 
     norm: str
@@ -50,7 +51,7 @@ def architecture(graph: ModelGraph, config: Mapping[str, Any]) -> Architecture:
     biases = {what for name, what in names if name in ops and _has_bias(ops[name])}
     biases |= {"head"} if any(_has_bias(op) for op in graph.head.operators if op.kind == "matmul") else set()
     return Architecture(
-        norm=_norm(graph.head.operators[0]),
+        norm=_norm(graph),
         activation=_activation(config, gated),
         gated=gated,
         biases=frozenset(biases),
@@ -61,7 +62,7 @@ def architecture(graph: ModelGraph, config: Mapping[str, Any]) -> Architecture:
         tied=graph.tied_embeddings,
         dropout=any(op.kind == "dropout" for op in every),
         experts=_experts(graph),
-        beyond=tuple(sorted(_beyond(every, ops))),
+        beyond=tuple(sorted(_beyond(every, ops, graph.embedding.operators))),
     )
 
 
@@ -69,8 +70,9 @@ def _has_bias(op: Operator) -> bool:
     return any(weight.name.endswith(".bias") for weight in op.weights)
 
 
-def _norm(op: Operator) -> str:
-    return "none" if not op.weights else "layer" if _has_bias(op) else "rms"
+def _norm(graph: ModelGraph) -> str:
+    op = graph.head.operators[0]
+    return str(graph.facts.get("norm") or ("none" if not op.weights else "layer" if _has_bias(op) else "rms"))
 
 
 def _activation(config: Mapping[str, Any], gated: bool) -> str:
@@ -110,8 +112,9 @@ def _experts(graph: ModelGraph) -> tuple[bool, ...]:
     return found if any(found) else ()
 
 
-def _beyond(every: list[Operator], layer: Mapping[str, Operator]) -> set[str]:
+def _beyond(every: list[Operator], layer: Mapping[str, Operator], before: Sequence[Operator]) -> set[str]:
     strange = {op.kind for op in every if op.kind not in PLAIN_KINDS | EXPERT_KINDS}
-    strange |= {op.name for op in every if op.name in ("embedding_norm", "kv_down", "join", "shared_up")}
+    strange |= {op.name for op in every if op.name in ("kv_down", "join", "shared_up")}
+    strange |= {"embedding_norm" for op in before if op.name == "embedding_norm"}
     strange |= {"attention that is not causal" for op in every if op.attention and not op.attention.causal}
     return strange if "qkv" in layer or strange else {"attention without a QKV product"}

@@ -7,7 +7,17 @@ from collections.abc import Iterator
 from simpar.export.architecture import Architecture
 from simpar.export.subject import Loss
 
-MIXTURES = ("mixtral", "qwen3_moe")  # softmax over the chosen experts, no shared one
+MIXTURES = (
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "deepseek",
+    "deepseek_v2",
+    "deepseek_v3",
+    "kimi_k2",
+    "glm4_moe",
+)
+BUILT = {"copy", "kv_down", "shared_up", "join"}  # latent attention, shared experts, layers that predict
 BIASES = (frozenset({"qkv", "output", "mlp"}), frozenset({"qkv"}), frozenset[str]())
 
 
@@ -19,10 +29,11 @@ def megatron_core_losses(style: Architecture, family: str) -> Iterator[Loss]:
             f"experts of {family or 'an unknown family'}",
             f"the exporter knows {', '.join(MIXTURES)}",
         )
-    for name in style.beyond:
+    for name in sorted(set(style.beyond) - BUILT):
         yield Loss("model", name, "the exporter does not know how this target builds it")
-    if style.norm == "none":
-        yield Loss("model", "norms without weights", "norms are LayerNorm or RMSNorm")
+    if style.norm in ("none", "weight"):
+        without = "weights" if style.norm == "none" else "biases"
+        yield Loss("model", f"norms without {without}", "norms are LayerNorm or RMSNorm")
     if style.residual != "pre":
         yield Loss(
             "model", f"{style.residual} residual", "norms stand before attention and MLP, one after the other"

@@ -47,7 +47,9 @@ def config_json(s: Subject) -> str:
     config: dict[str, Any] = {**s.config, "use_cache": False}
     longest = int(config.get("max_position_embeddings") or 0)
     if "n_positions" not in config and "max_seq_len" not in config:
-        config["max_position_embeddings"] = max(longest, s.training.seq_len)
+        rows = s.graph.dims.get("positions", 0)  # a table of learned positions keeps its size
+        learned = rows - s.graph.details.positions.offset
+        config["max_position_embeddings"] = learned if rows else max(longest, s.training.seq_len)
     return json.dumps(config, indent=2) + "\n"
 
 

@@ -15,7 +15,10 @@ def _shipped() -> dict[str, dict[str, int]]:
     found = {}
     for name in catalogue():
         graph = load_model(name)
-        found[name] = {**{size: graph.dims.get(size, 0) for size in SIZES[1:]}, "layers": len(graph.layers)}
+        found[name] = {
+            **{size: graph.dims.get(size, 0) for size in SIZES[1:]},
+            "layers": sum(kind not in graph.auxiliary for kind in graph.layers),
+        }
     return found
 
 
@@ -24,6 +27,13 @@ def models_with(sizes: Mapping[str, int]) -> list[str]:
     return [
         name for name, own in _shipped().items() if all(own[key] == value for key, value in sizes.items())
     ]
+
+
+def with_rope(names: list[str], theta: float, *, scaled: bool) -> list[str]:
+    """Those of the models with a rotary base, and with or without scaled positions; all where none has them."""
+    ropes = {name: load_model(name).details.positions.rope for name in names}
+    same = [n for n, rope in ropes.items() if rope.theta == theta and (rope.kind != "default") == scaled]
+    return same or names
 
 
 def model_note(found: list[str], sizes: Mapping[str, int]) -> str:

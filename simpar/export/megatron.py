@@ -9,7 +9,8 @@ from simpar.export import rules
 from simpar.export.architecture import Architecture, architecture
 from simpar.export.decoder import megatron_core_losses, period
 from simpar.export.launch import launchers, words
-from simpar.export.megatron_hybrid import SCRIPT, hybrid_arguments, hybrid_losses
+from simpar.export.megatron_details import detail_arguments, detail_losses, router_arguments
+from simpar.export.megatron_hybrid import SCRIPT, hybrid_arguments, hybrid_losses, predictions
 from simpar.export.megatron_read import read
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
@@ -33,6 +34,7 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield from hybrid_losses(s)
     else:
         yield from megatron_core_losses(architecture(s.graph, s.config), str(s.config.get("model_type", "")))
+        yield from detail_losses(s)
     positions = s.graph.dims.get("positions")
     if positions and positions < s.training.seq_len:
         yield Loss("seq_len", s.training.seq_len, f"the model's learned positions end at {positions}")
@@ -85,7 +87,7 @@ def model_arguments(s: Subject) -> Options:
     """The network: sizes and style."""
     dims, style = s.graph.dims, architecture(s.graph, s.config)
     found: Options = {
-        "--num-layers": len(s.graph.layers),
+        "--num-layers": len(s.graph.layers) - predictions(s),
         "--hidden-size": dims["hidden"],
         "--ffn-hidden-size": dims["ffn"] or dims["expert_ffn"],
         "--num-attention-heads": dims["heads"],
@@ -97,8 +99,6 @@ def model_arguments(s: Subject) -> Options:
     }
     if dims["kv_heads"] < dims["heads"]:
         found |= {"--group-query-attention": FLAG, "--num-query-groups": dims["kv_heads"]}
-    if "rope_theta" in s.config:
-        found["--rotary-base"] = int(s.config["rope_theta"])
     switches = {
         "--swiglu": style.gated,
         "--untie-embeddings-and-output-weights": not style.tied,
@@ -107,7 +107,11 @@ def model_arguments(s: Subject) -> Options:
         "--qk-layernorm": bool(style.qk_norm),
     }
     found |= {name: FLAG for name, on in switches.items() if on}
-    found |= _windows(style) | _dropout(style) | _experts(s, style)
+    found |= _windows(style) | _dropout(s) | _experts(s, style) | detail_arguments(s)
+    if "qk_dim" in dims:  # the width of a head is said by its parts
+        del found["--kv-channels"]
+    if predictions(s) and not s.graph.has_state:
+        found |= {"--mtp-num-layers": predictions(s), "--mtp-loss-scaling-factor": 0.3}
     if s.graph.has_state:  # the pattern says how many layers there are, and which
         del found["--num-layers"]
         found.pop("--moe-layer-freq", None)
@@ -130,8 +134,9 @@ def _experts(s: Subject, style: Architecture) -> Options:
         "--moe-token-dispatcher-type": "flex" if once else "alltoall",
         "--expert-tensor-parallel-size": mesh.expert_tensor_parallel,
     }
-    if not all(style.experts):
-        pattern = ",".join(str(int(has)) for has in style.experts)
+    main = style.experts[: len(style.experts) - predictions(s)]
+    if not all(main):
+        pattern = ",".join(str(int(has)) for has in main)
         found["--moe-layer-freq"] = f"([{pattern}])"
     if choice.capacity_factor:
         found |= {
@@ -142,7 +147,7 @@ def _experts(s: Subject, style: Architecture) -> Options:
         found["--moe-flex-dispatcher-backend"] = "deepep"
     if choice.ep_overlap and mesh.ep > 1:
         found["--overlap-moe-expert-parallel-comm"] = FLAG
-    return found
+    return found if s.graph.has_state else found | router_arguments(s)
 
 
 def _windows(style: Architecture) -> Options:
@@ -154,9 +159,9 @@ def _windows(style: Architecture) -> Options:
     return found | ({"--window-attn-skip-freq": every} if every else {})
 
 
-def _dropout(style: Architecture) -> Options:
-    rate = 0.1 if style.dropout else 0.0
-    return {"--attention-dropout": rate, "--hidden-dropout": rate}
+def _dropout(s: Subject) -> Options:
+    rates = s.graph.details.dropout
+    return {"--attention-dropout": rates.attention, "--hidden-dropout": max(rates.residual, rates.embedding)}
 
 
 def _layout(s: Subject) -> Options:
@@ -189,20 +194,28 @@ def _context(s: Subject) -> Options:
 def _pipeline(s: Subject) -> Options:
     if s.plan.mesh.pp == 1 or s.graph.has_state:
         return {}
-    if not s.even:
-        return {"--pipeline-model-parallel-layout": layout(s.layers)}
+    if not s.even or predictions(s):
+        return {"--pipeline-model-parallel-layout": layout(s.layers, predictions(s))}
     if s.plan.pipeline.vpp > 1:
         return {"--num-virtual-stages-per-pipeline-rank": s.plan.pipeline.vpp}
     return {}
 
 
-def layout(layers: tuple[int, ...]) -> str:
-    """The layout string of virtual stages: E embedding, t layer, L loss, a bar between stages, runs as (...)*N."""
-    stages = ["" if n == 0 else "t" if n == 1 else f"t*{n}" for n in layers]
+def layout(layers: tuple[int, ...], further: int = 0) -> str:
+    """The layout string of virtual stages: E embedding, t layer, L loss, a bar between stages, runs as (...)*N.
+
+    The last ``further`` layers predict further tokens: m.
+    """
+    stages = [_run("t", n) for n in (*layers[:-1], layers[-1] - further)]
+    stages[-1] = ",".join(filter(None, (stages[-1], _run("m", further))))
     stages[0] = f"E{',' if stages[0] else ''}{stages[0]}"
     stages[-1] = f"{stages[-1]}{',' if stages[-1] else ''}L"
     runs = [(stage, len(list(same))) for stage, same in groupby(stages)]
     return "".join(f"{stage}|" if n == 1 else f"({stage}|)*{n}" for stage, n in runs).removesuffix("|")
+
+
+def _run(letter: str, count: int) -> str:
+    return "" if count == 0 else letter if count == 1 else f"{letter}*{count}"
 
 
 def _data_parallel(s: Subject) -> Options:
@@ -284,7 +297,6 @@ def _training(s: Subject) -> Options:
         "--eval-iters": 0,
         "--distributed-timeout-minutes": 10,
         "--log-throughput": FLAG,
-        "--init-method-std": 0.02,
         "--make-vocab-size-divisible-by": 128,
     }
 
@@ -307,7 +319,7 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
 def notes(s: Subject) -> Iterator[str]:
     """What to know about the arguments."""
     yield "Mock data and a null tokenizer: replace `--mock-data` and `--tokenizer-type` with your own."
-    yield "Learning rate, number of iterations and initialisation are placeholders: a plan does not say them."
+    yield "Learning rate and number of iterations are placeholders: a plan does not say them."
     if s.plan.memory.recompute.startswith("every:"):
         yield (
             f"{s.plan.memory.recompute} becomes `block`: as many layers a stage are recomputed, but the first ones."

@@ -27,6 +27,10 @@ PLAIN = {
     "--position-embedding-type": "model.position_embedding_type",
     "--num-query-groups": "model.num_query_groups",
     "--rotary-base": "model.rotary_base",
+    "--rotary-percent": "model.rotary_percent",
+    "--rotary-seq-len-interpolation-factor": "model.seq_len_interpolation_factor",
+    "--norm-epsilon": "model.layernorm_epsilon",
+    "--init-method-std": "model.init_method_std",
     "--attention-dropout": "model.attention_dropout",
     "--hidden-dropout": "model.hidden_dropout",
     "--window-attn-skip-freq": "model.window_attn_skip_freq",
@@ -39,6 +43,15 @@ PLAIN = {
     "--moe-ffn-hidden-size": "model.moe_ffn_hidden_size",
     "--moe-router-topk": "model.moe_router_topk",
     "--moe-router-load-balancing-type": "model.moe_router_load_balancing_type",
+    "--moe-router-score-function": "model.moe_router_score_function",
+    "--moe-router-topk-scaling-factor": "model.moe_router_topk_scaling_factor",
+    "--moe-router-num-groups": "model.moe_router_num_groups",
+    "--moe-router-group-topk": "model.moe_router_group_topk",
+    "--moe-router-dtype": "model.moe_router_dtype",
+    "--moe-shared-expert-intermediate-size": "model.moe_shared_expert_intermediate_size",
+    "--rope-scaling-factor": "model.rope_scaling_factor",
+    "--mtp-num-layers": "model.mtp_num_layers",
+    "--mtp-loss-scaling-factor": "model.mtp_loss_scaling_factor",
     "--moe-aux-loss-coeff": "model.moe_aux_loss_coeff",
     "--moe-token-dispatcher-type": "model.moe_token_dispatcher_type",
     "--moe-flex-dispatcher-backend": "model.moe_flex_dispatcher_backend",
@@ -64,6 +77,13 @@ PLAIN = {
 }
 SWITCHES: dict[str, dict[str, bool]] = {
     "--add-qkv-bias": {"model.add_qkv_bias": True},
+    "--apply-layernorm-1p": {"model.layernorm_zero_centered_gamma": True},
+    "--rotary-interleaved": {"model.rotary_interleaved": True},
+    "--no-bias-gelu-fusion": {"model.bias_activation_fusion": False},
+    "--use-rope-scaling": {"model.rope_scaling": True},
+    "--moe-router-enable-expert-bias": {"model.moe_router_enable_expert_bias": True},
+    "--moe-router-pre-softmax": {"model.moe_router_pre_softmax": True},
+    "--moe-shared-expert-gate": {"model.moe_shared_expert_gate": True},
     "--disable-bias-linear": {"model.add_bias_linear": False},
     "--qk-layernorm": {"model.qk_layernorm": True},
     "--moe-grouped-gemm": {"model.moe_grouped_gemm": True},
@@ -111,6 +131,8 @@ def losses(s: Subject) -> Iterator[Loss]:
     """What the config cannot say: Megatron-Core's limits, and Bridge's own."""
     if s.graph.has_state:
         yield Loss("model", s.graph.name, "the exporter builds GPT models for it, no hybrids")
+    if "qk_dim" in s.graph.dims:
+        yield Loss("model", s.graph.name, "latent attention has providers of its own; --to megatron says it")
     yield from megatron.losses(s)
     positions = s.graph.dims.get("positions")
     if positions and positions > s.training.seq_len:

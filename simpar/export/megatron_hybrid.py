@@ -23,14 +23,14 @@ def hybrid_losses(s: Subject) -> Iterator[Loss]:
     for dim, size in BUILT_IN.items():
         if s.graph.dims[dim] != size:
             yield Loss(f"model.{dim}", s.graph.dims[dim], f"Megatron-Core's mixers have {size}")
-    if _predictions(s) > s.layers[-1] or 0 in _main_layers(s):
+    if predictions(s) > s.layers[-1] or 0 in _main_layers(s):
         yield Loss(
             "layers",
             list(s.layers),
             "every stage has layers of the pattern, the last also those that predict",
         )
-    if str(s.config.get("mlp_hidden_act") or s.config.get("hidden_act") or "relu2") != "relu2":
-        yield Loss("model", s.config.get("mlp_hidden_act"), "the exporter knows the squared ReLU of hybrids")
+    if s.graph.details.activation != "relu2":
+        yield Loss("model", s.graph.details.activation, "the exporter knows the squared ReLU of hybrids")
 
 
 def hybrid_arguments(s: Subject) -> Options:
@@ -72,7 +72,7 @@ def pattern(s: Subject) -> str:
     for count in _main_layers(s):
         stages.append(letters[:count])
         letters = letters[count:]
-    return STAGE_END.join(stages) + f"{PASS}{PREDICTION}" * _predictions(s)
+    return STAGE_END.join(stages) + f"{PASS}{PREDICTION}" * predictions(s)
 
 
 def layers_of_pattern(text: str) -> tuple[int, ...]:
@@ -83,10 +83,11 @@ def layers_of_pattern(text: str) -> tuple[int, ...]:
 
 
 def _main_layers(s: Subject) -> Sequence[int]:
-    return [*s.layers[:-1], s.layers[-1] - _predictions(s)]
+    return [*s.layers[:-1], s.layers[-1] - predictions(s)]
 
 
-def _predictions(s: Subject) -> int:
+def predictions(s: Subject) -> int:
+    """Layers that predict further tokens."""
     return sum(name in s.graph.auxiliary for name in s.graph.layers)
 
 

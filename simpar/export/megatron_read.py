@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simpar.errors import UserError
-from simpar.export.match import model_note, models_with
+from simpar.export.match import model_note, models_with, with_rope
 from simpar.export.megatron_hybrid import STAGE_END, layers_of_pattern
 from simpar.export.target import Imported
 from simpar.models.recompute import MODULES
@@ -79,6 +79,8 @@ def read(text: str, name: str) -> Imported:
         values |= {key: value for key, value in part(given).items() if value is not None}
     sizes = _sizes(given)
     models = models_with(sizes) if sizes else []
+    if len(models) > 1 and (base := given.number("--rotary-base")):
+        models = with_rope(models, base, scaled=given.has("--use-rope-scaling"))
     if models:
         values["model"] = models[0]
     notes = [model_note(models, sizes)] if sizes else []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from simpar.export.architecture import Architecture
 from simpar.export.subject import STACK_FIELDS, Loss, Subject
+from simpar.models.details import Caps, Scales
 
 
 def no_axis(s: Subject, axis: str, reason: str) -> Iterator[Loss]:
@@ -43,6 +44,28 @@ def chosen(s: Subject, **reasons: str) -> Iterator[Loss]:
         for name, reason in reasons.items():
             if s.chose(name) and hasattr(part, name):
                 yield Loss(name, getattr(part, name), reason)
+
+
+def plain_details(
+    s: Subject, *, ropes: Collection[str] = ("default",), fraction: bool = False, eps: float | None = None
+) -> Iterator[Loss]:
+    """Details of a model that a target of plain decoders has no word for.
+
+    It scales rotary positions by one of ``ropes``, turns a ``fraction`` of a head or all of it, and its norms add
+    ``eps`` (None: any).
+    """
+    details = s.graph.details
+    positions, rope = details.positions, details.positions.rope
+    if rope.kind not in ropes:
+        yield Loss("rope_scaling", rope.kind, f"the target knows {', '.join(ropes)}")
+    if rope.fraction != 1.0 and not fraction:
+        yield Loss("partial_rotary_factor", rope.fraction, "heads turn whole")
+    if positions.alibi or positions.windowed not in (None, rope):
+        yield Loss("model", "positions by distance or by layer", "all layers have one rotary base")
+    if details.scales != Scales() or details.caps != Caps() or details.norm_offset:
+        yield Loss("model", "scales, caps or shifted norms", "the target builds plain decoders")
+    if eps is not None and details.norm_eps != eps:
+        yield Loss("rms_norm_eps", details.norm_eps, f"norms add {eps:g}")
 
 
 def no_single_process(s: Subject) -> Iterator[Loss]:

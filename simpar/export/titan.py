@@ -16,7 +16,7 @@ from simpar.plan.schedules.actions import LETTERS
 
 FLAVORS = {
     "llama3": {
-        "1B": "llama-3.2-1b", "3B": "llama-3.2-3b", "8B": "llama-3-8b", "70B": "llama-3-70b",
+        "1B": "llama-3.2-1b", "3B": "llama-3.2-3b", "8B": "llama-3.1-8b", "70B": "llama-3.1-70b",
         "405B": "llama-3.1-405b",
     },
     "qwen3": {
@@ -24,6 +24,13 @@ FLAVORS = {
         "32B": "qwen3-32b",
     },
 }  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+ROPES: dict[str, tuple[float, dict[str, Any]]] = {"llama3": (500_000.0, LLAMA3), "qwen3": (1_000_000.0, {})}
+"""Base and scaling of every flavour of a model folder."""
+EPSILONS = {"llama3": 0.00001, "qwen3": 0.000001}
 SCHEDULES = {
     "1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "breadth-first": "LoopedBFS",
     "zb-v": "ZBVZeroBubble", "dualpipev": "DualPipeV",
@@ -45,6 +52,9 @@ def family(style: Architecture) -> str | None:
 
 def flavor(s: Subject, name: str) -> str | None:
     """The flavour of a model folder with exactly the model's sizes."""
+    rope = s.graph.details.positions.rope
+    if (rope.theta, dict(rope.scaling)) != ROPES[name]:
+        return None
     for found, shipped in FLAVORS[name].items():
         graph = load_model(shipped)
         if (graph.dims, graph.layers, graph.tied_embeddings) == (
@@ -59,8 +69,11 @@ def flavor(s: Subject, name: str) -> str | None:
 def losses(s: Subject) -> Iterator[Loss]:
     """What no generation of torchtitan has an option for."""
     style = architecture(s.graph, s.config)
-    if family(style) is None:
+    built = family(style)
+    if built is None:
         yield Loss("model", s.graph.name, "dense models are Llama 3 and Qwen3 decoders")
+    else:
+        yield from rules.plain_details(s, ropes=("default", "llama3"), eps=EPSILONS[built])
     if module_names(s.plan.memory.recompute):
         yield Loss("recompute", s.plan.memory.recompute, "modules are not chosen by name")
     yield from rules.no_single_process(s)

@@ -11,10 +11,15 @@ from simpar.export.architecture import architecture
 from simpar.export.launch import comment, launchers
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
+from simpar.models.details import ROPE_TYPES
 from simpar.plan.check import schedule_of
 from simpar.plan.schedules.actions import B, F, Schedule
 from simpar.units import MIB
 
+ACTIVATIONS = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}  # fmt: skip
 SCRIPT = Path(__file__).with_name("torch_script.py")
 
 
@@ -49,14 +54,22 @@ def _model(s: Subject) -> Iterator[Loss]:
     yield from rules.no_experts(style)
     for name in style.beyond:
         yield Loss("model", name, "the script has no such operator")
-    if style.residual != "pre" or style.norm == "none" or style.qk_norm == "full" or "head" in style.biases:
+    yield from rules.plain_details(s, ropes=ROPE_TYPES, fraction=True)
+    if s.graph.details.positions.rope.interleaved and style.positions == "rope":
+        yield Loss("model", "neighbouring features that turn together", "halves of a head turn together")
+    if (
+        style.residual != "pre"
+        or style.norm not in ("rms", "layer")
+        or style.qk_norm == "full"
+        or "head" in style.biases
+    ):
         yield Loss("model", s.graph.name, "the script has RMSNorm or LayerNorm before attention and MLP")
     if style.positions == "none" or set(style.windows) != {None}:
         yield Loss(
             "model", s.graph.name, "the script has rotary or learned positions and full causal attention"
         )
-    if style.activation not in ("silu", "gelu", "relu"):
-        yield Loss("model", style.activation, "activations are silu, gelu and relu")
+    if _activation(s) not in ACTIVATIONS.values():
+        yield Loss("model", s.graph.details.activation, f"activations are {', '.join(ACTIVATIONS)}")
     tp, kv_heads = s.plan.mesh.tp, s.graph.dims["kv_heads"]
     if tp > 1 and kv_heads % tp:
         yield Loss("tp", tp, f"key-value heads are not copied: a divisor of {kv_heads}")
@@ -87,16 +100,20 @@ def _split(table: Schedule) -> bool:
 def options(s: Subject) -> Options:
     """The settings of the script by dotted name."""
     mesh, data, dims = s.plan.mesh, s.plan.data_parallel, s.graph.dims
-    style = architecture(s.graph, s.config)
+    style, rope = architecture(s.graph, s.config), s.graph.details.positions.rope
     sizes = ("hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab")
     table = schedule_of(s.plan, s.training) if mesh.pp > 1 else None
     return {
         **{f"model.{name}": dims[name] for name in sizes},
         "model.positions": dims.get("positions", 0) if style.positions == "learned" else 0,
-        "model.rope_theta": float(s.config.get("rope_theta", 10000.0)) if style.positions == "rope" else 0.0,
+        "model.frequencies": rope.frequencies(dims["head_dim"]).tolist() if style.positions == "rope" else [],
+        "model.magnitude": rope.magnitude if style.positions == "rope" else 1.0,
+        "model.position_offset": s.graph.details.positions.offset,
+        "model.eps": s.graph.details.norm_eps,
+        "model.init_std": s.graph.details.init_std,
         "model.norm": style.norm,
         "model.gated": style.gated,
-        "model.activation": style.activation,
+        "model.activation": _activation(s),
         "model.biases": sorted(style.biases),
         "model.qk_norm": bool(style.qk_norm),
         "model.tied": s.graph.tied_embeddings,
@@ -119,6 +136,11 @@ def options(s: Subject) -> Options:
         "precision": s.plan.numerics.precision,
         "optimizer": s.plan.numerics.optimizer,
     }
+
+
+def _activation(s: Subject) -> str:
+    """What the script calls the activation."""
+    return ACTIVATIONS.get(s.graph.details.activation, "")
 
 
 def _reduction(s: Subject, table: Schedule | None) -> str:

@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,6 @@ from torch.utils.checkpoint import checkpoint
 
 Tensor = Any
 HERE = Path(__file__).parent
-EPS, INIT_STD = 1e-5, 0.02
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -56,8 +56,9 @@ class Linear(nn.Linear):
 class Norm(nn.Module):
     """RMSNorm, or LayerNorm where there is a bias."""
 
-    def __init__(self, width: int, kind: str) -> None:
+    def __init__(self, width: int, kind: str, eps: float) -> None:
         super().__init__()
+        self.eps = eps
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width)) if kind == "layer" else None
 
@@ -65,8 +66,8 @@ class Norm(nn.Module):
         """Normalise the last dim."""
         weight = self.weight.to(x.dtype)
         if self.bias is None:
-            return functional.rms_norm(x, tuple(weight.shape), weight, EPS)
-        return functional.layer_norm(x, tuple(weight.shape), weight, self.bias.to(x.dtype), EPS)
+            return functional.rms_norm(x, tuple(weight.shape), weight, self.eps)
+        return functional.layer_norm(x, tuple(weight.shape), weight, self.bias.to(x.dtype), self.eps)
 
 
 class Table(nn.Embedding):
@@ -85,12 +86,15 @@ class Embedding(nn.Module):
     def __init__(self, m: dict[str, Any]) -> None:
         super().__init__()
         self.tokens = Table(m["vocab"], m["hidden"])
+        self.offset = m["position_offset"]
         self.positions = nn.Parameter(torch.empty(m["positions"], m["hidden"])) if m["positions"] else None
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Shape int64[batch, seq] to [batch, seq, hidden]."""
         x = self.tokens(tokens)
-        return x if self.positions is None else x + self.positions[: x.shape[1]].to(x.dtype)
+        if self.positions is None:
+            return x
+        return x + self.positions[self.offset : self.offset + x.shape[1]].to(x.dtype)
 
 
 class Attention(nn.Module):
@@ -98,15 +102,15 @@ class Attention(nn.Module):
 
     def __init__(self, m: dict[str, Any]) -> None:
         super().__init__()
-        self.head_dim, self.theta = m["head_dim"], m["rope_theta"]
+        self.head_dim, self.frequencies, self.magnitude = m["head_dim"], m["frequencies"], m["magnitude"]
         heads, kv = m["heads"] * self.head_dim, m["kv_heads"] * self.head_dim
         bias = "qkv" in m["biases"]
         self.query = Linear(m["hidden"], heads, bias=bias)
         self.key = Linear(m["hidden"], kv, bias=bias)
         self.value = Linear(m["hidden"], kv, bias=bias)
         self.output = Linear(heads, m["hidden"], bias="output" in m["biases"])
-        self.query_norm = Norm(self.head_dim, "rms") if m["qk_norm"] else None
-        self.key_norm = Norm(self.head_dim, "rms") if m["qk_norm"] else None
+        self.query_norm = Norm(self.head_dim, "rms", m["eps"]) if m["qk_norm"] else None
+        self.key_norm = Norm(self.head_dim, "rms", m["eps"]) if m["qk_norm"] else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape [batch, seq, hidden] in and out."""
@@ -117,21 +121,21 @@ class Attention(nn.Module):
         query, key, value = split
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
-        if self.theta:
-            query, key = rotate(query, self.theta), rotate(key, self.theta)
+        if self.frequencies:
+            query, key = (rotate(x, self.frequencies, self.magnitude) for x in (query, key))
         grouped = query.shape[1] != key.shape[1]
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
 
-def rotate(x: Tensor, theta: float) -> Tensor:
-    """Rotary positions of [batch, heads, seq, head_dim]: the first half of the features with the second."""
-    half = x.shape[-1] // 2
-    frequency = theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+def rotate(x: Tensor, frequencies: list[float], magnitude: float) -> Tensor:
+    """Rotary positions of [batch, heads, seq, head_dim]: of the features that turn, one half with the other."""
+    frequency = torch.tensor(frequencies, device=x.device, dtype=torch.float32)
     angle = torch.outer(torch.arange(x.shape[2], device=x.device, dtype=torch.float32), frequency)
-    cosine, sine = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+    cosine, sine = (angle.cos() * magnitude).to(x.dtype), (angle.sin() * magnitude).to(x.dtype)
+    first, second = x[..., : 2 * len(frequencies)].chunk(2, dim=-1)
+    turned = first * cosine - second * sine, second * cosine + first * sine
+    return torch.cat([*turned, x[..., 2 * len(frequencies) :]], dim=-1)
 
 
 class MLP(nn.Module):
@@ -143,7 +147,10 @@ class MLP(nn.Module):
         self.gate: Any = Linear(m["hidden"], m["ffn"], bias=bias) if m["gated"] else None
         self.up = Linear(m["hidden"], m["ffn"], bias=bias)
         self.down = Linear(m["ffn"], m["hidden"], bias=bias)
-        known = {"silu": functional.silu, "gelu": functional.gelu, "relu": functional.relu}
+        known = {
+            "silu": functional.silu, "gelu": functional.gelu, "relu": functional.relu,
+            "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+        }  # fmt: skip
         self.act: Any = known[m["activation"]]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -157,7 +164,7 @@ class Layer(nn.Module):
 
     def __init__(self, m: dict[str, Any], *, again: bool) -> None:
         super().__init__()
-        self.attention_norm, self.mlp_norm = Norm(m["hidden"], m["norm"]), Norm(m["hidden"], m["norm"])
+        self.attention_norm, self.mlp_norm = (Norm(m["hidden"], m["norm"], m["eps"]) for _ in range(2))
         self.attention, self.mlp = Attention(m), MLP(m)
         self.again = again
 
@@ -187,9 +194,10 @@ class Stage(nn.Module):
             }
         )
         last = index == len(sizes) - 1
-        self.norm = Norm(m["hidden"], m["norm"]) if last else None
+        self.norm = Norm(m["hidden"], m["norm"], m["eps"]) if last else None
         self.head = Linear(m["hidden"], m["vocab"], bias=False) if last else None
         self.tied = m["tied"] and last and index == 0
+        self.init_std = m["init_std"]
         self.reset()
 
     def reset(self) -> None:
@@ -198,7 +206,7 @@ class Stage(nn.Module):
             if parameter.dim() > 1:
                 generator = torch.Generator().manual_seed(int.from_bytes(name.encode()[-8:], "little") >> 1)
                 with torch.no_grad():
-                    parameter.normal_(0.0, INIT_STD, generator=generator)
+                    parameter.normal_(0.0, self.init_std, generator=generator)
         self.tie()
 
     def tie(self) -> None:

@@ -46,7 +46,7 @@ def _model():
             n_heads={heads},
             n_kv_heads={kv_heads},
             hidden_dim={ffn},
-            rope=llama3.ComplexRoPE.Config(dim={head_dim}, max_seq_len={positions}, theta={theta}, scaling="none"),
+            rope=llama3.ComplexRoPE.Config(dim={head_dim}, max_seq_len={positions}, theta={theta}, {scaling}),
             attn_backend="flex",
         ),
     )
@@ -133,14 +133,19 @@ def _keyword(name: str, value: Any) -> list[str]:
 
 
 def _custom(s: Subject) -> str:
-    dims = s.graph.dims
+    dims, rope = s.graph.dims, s.graph.details.positions.rope
+    scaling: dict[str, Any] = {"scaling": "none"}
+    if rope.kind == "llama3":
+        numbers = {name: value for name, value in rope.scaling.items() if name not in ("rope_type", "factor")}
+        scaling = {"scaling": "llama", "scaling_factor": rope.scaling["factor"], **numbers}
     return _CUSTOM.format(
         **{name: dims[name] for name in ("hidden", "vocab", "heads", "kv_heads", "ffn", "head_dim")},
         layers=len(s.graph.layers),
         tied="\n        enable_weight_tying=True," if s.graph.tied_embeddings else "",
         embedding_init="_EMBEDDING_SKIP_INIT" if s.graph.tied_embeddings else "_EMBEDDING_INIT",
         positions=max(s.training.seq_len, 8192),
-        theta=float(s.config.get("rope_theta", 10000.0)),
+        theta=rope.theta,
+        scaling=", ".join(f"{name}={value!r}" for name, value in scaling.items()),
     )
 
 

@@ -25,7 +25,10 @@ def losses(s: Subject) -> Iterator[Loss]:
     yield from titan.losses(s)
     family = titan.family(architecture(s.graph, s.config))
     if family and titan.flavor(s, family) in (None, "1B", "3B"):
-        yield Loss("model", s.graph.name, "models come in the sizes of their flavours only")
+        yield Loss(
+            "model", s.graph.name, "models come in the sizes of their flavours only, with the rotary base and "
+            "scaling of Llama 3.1 or Qwen3"
+        )  # fmt: skip
     mesh = s.plan.mesh
     if mesh.tp > 1 and s.plan.tensor_parallel.sequence_parallel is False:
         yield Loss("sequence_parallel", False, "tensor parallelism brings sequence parallelism")

@@ -156,7 +156,11 @@ def test_bad_arguments_are_one_line(arguments, words):
         ("llama-3-8b", {"tp": 2, "dp": 4, "rank_order": "dp-tp-cp-pp"}, "rank_order"),
         ("llama-3-8b", {"dp": 8, "first_bucket_bytes": "1 MiB"}, "first_bucket_bytes"),
         ("llama-3-8b", {"dp": 8, "kind": "single_process"}, "single_process"),
-        ("deepseek-v3", {"dp": 8, "ep": 8}, "kv_down"),
+        ("deepseek-v3", {"dp": 8, "ep": 8}, None),
+        ("kimi-k2", {"dp": 8, "ep": 8}, "beta_fast = 1: 32.0 is built in"),
+        ("gpt-oss-20b", {"dp": 8, "ep": 8}, "rope_scaling = yarn"),
+        ("gemma-3-1b", {"dp": 8}, "rope_local_base_freq"),
+        ("mpt-7b", {"dp": 8}, "norms without biases"),
         ("gpt2", {"dp": 8}, None),
         ("mistral-7b", {"dp": 8}, None),
         ("qwen3-8b", {"dp": 8}, None),
@@ -189,3 +193,58 @@ def test_parameters_are_gathered_late_where_gradients_are_reduced_late():
     assert "--overlap" not in command(**late)
     alone = checked(dp=1, tp=8, zero=1, overlap_grad_reduce=False, overlap_param_gather=True)
     assert not unsupported(alone, load_model("llama-3-8b"), TRAINING, "megatron")
+
+
+def arguments(model, **values):
+    """The arguments of a model's command, by flag."""
+    plan = checked(model=model, **{"dp": 8, **values})
+    lines = [line.strip(" \\") for line in exported("megatron", plan)["command.sh"].splitlines()]
+    return {line.split()[0]: " ".join(line.split()[1:]) for line in lines if line.startswith("--")}
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("llama-3-8b", {"--rotary-base": "500000", "--norm-epsilon": "1e-05", "--use-rope-scaling": None}),
+        ("llama-3.1-8b", {"--rotary-base": "500000", "--use-rope-scaling": "", "--rope-scaling-factor": "8.0"}),
+        ("llama-3.2-1b", {"--rope-scaling-factor": "32.0"}),
+        ("qwen3-8b", {"--rotary-base": "1000000", "--norm-epsilon": "1e-06", "--no-bias-gelu-fusion": None}),
+        ("gpt3-6.7b", {"--rotary-base": None, "--no-bias-gelu-fusion": None, "--hidden-dropout": "0.0"}),
+        ("megatron-7.5b", {"--hidden-dropout": "0.1", "--attention-dropout": "0.1"}),
+        ("mixtral-8x7b", {"--rotary-base": "1000000", "--moe-router-pre-softmax": None}),
+        ("qwen3-30b-a3b", {"--moe-router-pre-softmax": None, "--moe-router-score-function": None}),
+        ("qwen1.5-moe-a2.7b", {"--moe-router-pre-softmax": "", "--moe-shared-expert-gate": "",
+                               "--moe-shared-expert-intermediate-size": "5632"}),
+        ("glm-4.5-air", {"--rotary-percent": "0.5", "--moe-router-score-function": "sigmoid",
+                         "--moe-router-enable-expert-bias": "", "--mtp-num-layers": "1", "--num-layers": "46"}),
+        ("deepseek-v3", {
+            "--multi-latent-attention": "", "--q-lora-rank": "1536", "--kv-lora-rank": "512", "--qk-head-dim": "128",
+            "--qk-pos-emb-head-dim": "64", "--v-head-dim": "128", "--kv-channels": None, "--rope-type": "yarn",
+            "--rotary-scaling-factor": "40.0", "--mscale": "1.0", "--mscale-all-dim": "1.0",
+            "--moe-router-score-function": "sigmoid", "--moe-router-topk-scaling-factor": "2.5",
+            "--moe-router-num-groups": "8", "--moe-router-group-topk": "4", "--moe-router-enable-expert-bias": "",
+            "--moe-shared-expert-intermediate-size": "2048", "--mtp-num-layers": "1", "--num-layers": "61",
+            "--rotary-base": "10000", "--rotary-interleaved": None,
+        }),
+    ],
+)  # fmt: skip
+def test_the_architecture_travels_whole(model, expected):
+    """Bases, scalings, epsilons, latent attention and routers are said; what the model has not is not."""
+    found = arguments(model)
+    assert {flag: found.get(flag) for flag in expected} == expected
+    pattern = found.get("--moe-layer-freq")
+    if model == "deepseek-v3":
+        assert pattern == f"'([{','.join(['0'] * 3 + ['1'] * 58)}])'"
+
+
+def test_layers_that_predict_have_a_letter_in_the_layout():
+    """With a pipeline the last stage ends in them."""
+    found = arguments("deepseek-v3", pp=2, dp=4)
+    assert found["--pipeline-model-parallel-layout"] == "'E,t*31|t*30,m,L'"
+
+
+def test_a_model_is_told_by_its_rotary_base_where_sizes_are_shared():
+    """Llama 3 and 3.1 have the same sizes."""
+    for model in ("llama-3-8b", "llama-3.1-8b"):
+        text = exported("megatron", checked(model=model, dp=8))["command.sh"]
+        assert read(text, "command.sh", "megatron").plan.model == model

@@ -7,6 +7,7 @@ from ruamel.yaml import YAML
 
 from simpar.export import unsupported
 from simpar.models.catalogue import load_model
+from simpar.models.hf_config import read as read_config
 from simpar.plan.plan import Plan
 
 from .conftest import TRAINING, checked, exported
@@ -112,3 +113,20 @@ def test_what_they_cannot_say_is_named(target, model, values, words):
     reasons = unsupported(Plan.model_validate(values), load_model(model), TRAINING, target)
     assert (words is None) == (not reasons), reasons
     assert words is None or any(words in reason for reason in reasons)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("target", ["deepspeed", "accelerate", "sagemaker"])
+@pytest.mark.parametrize(
+    "model", ["llama-3-8b", "llama-3.1-8b", "qwen3-8b", "gemma-2-2b", "gpt-neox-20b", "opt-1.3b"]
+)
+def test_the_config_says_the_model_to_transformers(target, model):
+    """What transformers makes of the written config.json has every detail of the model, and its sizes."""
+    transformers = pytest.importorskip("transformers")
+    config = json.loads(exported(target, checked(model=model, dp=8, zero=3))["config.json"])
+    theirs = transformers.AutoConfig.for_model(**config).to_dict()
+    graph = read_config({key: value for key, value in theirs.items() if value is not None}, model)
+    own = load_model(model)
+    assert (graph.dims, graph.details.positions) == (own.dims, own.details.positions)
+    for name in ("activation", "norm_eps", "norm_offset", "scales", "caps"):
+        assert getattr(graph.details, name) == getattr(own.details, name), name

@@ -1,0 +1,119 @@
+"""What Megatron-LM is told of a model beside its sizes: positions, norms, latent attention, how its routers score."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from simpar.export.subject import Loss, Subject
+from simpar.export.target import Options
+from simpar.models.details import Caps, Scales
+
+FLAG = None
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 4096}
+"""What Megatron-Core has built in beside the factor of a scaling."""
+
+
+def detail_losses(s: Subject) -> Iterator[Loss]:
+    """What of a model's details no argument says."""
+    details, latent = s.graph.details, "qk_dim" in s.graph.dims
+    rope, gating = details.positions.rope, details.gating
+    known = ("default", "linear", "llama3", *(["yarn"] if latent else []))
+    if rope.kind not in known:
+        yield Loss("rope_scaling", rope.kind, f"rotary positions are scaled by {', '.join(known[1:])}")
+    built_in = {"llama3": LLAMA3, "yarn": YARN}.get(rope.kind, {})
+    for name, value in built_in.items():
+        if rope.scaling.get(name, value) != value:
+            yield Loss(f"rope_scaling.{name}", rope.scaling[name], f"{value} is built in")
+    if rope.kind == "linear" and float(rope.scaling["factor"]) % 1:
+        yield Loss("rope_scaling.factor", rope.scaling["factor"], "positions are divided by a whole number")
+    if details.positions.windowed not in (None, rope):
+        yield Loss("rope_local_base_freq", details.positions.windowed.theta, "all layers have one base")
+    if details.positions.alibi:
+        yield Loss("alibi", True, "positions are rotary or learned")
+    scales = details.scales
+    if latent and rope.kind == "yarn":  # its scale follows from mscale_all_dim, there as here
+        scales = Scales(scales.embedding, scales.residual, scales.logits)
+    if scales != Scales():
+        yield Loss("model", "scales of embeddings, residuals or scores", "they are those of a plain decoder")
+    if details.caps != Caps():
+        yield Loss("model", "caps of scores or logits", "scores and logits are not capped")
+    if s.graph.is_mixture:
+        if gating.score not in ("softmax", "sigmoid"):
+            yield Loss("router", gating.score, "scores are a softmax or a sigmoid")
+        if gating.score == "sigmoid" and not gating.normalised:
+            yield Loss("norm_topk_prob", False, "sigmoid scores are divided by their sum")
+
+
+def detail_arguments(s: Subject) -> Options:
+    """Arguments of a model's details."""
+    details, dims = s.graph.details, s.graph.dims
+    found: Options = {"--norm-epsilon": details.norm_eps, "--init-method-std": details.init_std}
+    if details.norm_offset:
+        found["--apply-layernorm-1p"] = FLAG
+    if details.activation == "gelu":
+        found["--no-bias-gelu-fusion"] = FLAG  # the fused one is the tanh approximation
+    if any(op.kind == "rope" for block in s.graph.blocks.values() for op in block.operators):
+        found |= _rotary(s)
+    if "qk_dim" in dims:
+        found |= _latent(s)
+    return found
+
+
+def _rotary(s: Subject) -> Options:
+    rope, latent = s.graph.details.positions.rope, "qk_dim" in s.graph.dims
+    found: Options = {"--rotary-base": int(rope.theta)}
+    if rope.fraction != 1.0:
+        found["--rotary-percent"] = rope.fraction
+    if rope.interleaved and not latent:  # latent attention turns neighbours in any case
+        found["--rotary-interleaved"] = FLAG
+    if rope.kind == "linear":
+        found["--rotary-seq-len-interpolation-factor"] = int(rope.scaling["factor"])
+    if rope.kind == "llama3":
+        found |= {"--use-rope-scaling": FLAG, "--rope-scaling-factor": rope.scaling["factor"]}
+    return found
+
+
+def _latent(s: Subject) -> Options:
+    dims, rope = s.graph.dims, s.graph.details.positions.rope
+    found: Options = {
+        "--multi-latent-attention": FLAG,
+        "--kv-lora-rank": dims["kv_rank"],
+        "--qk-head-dim": dims["plain_dim"],
+        "--qk-pos-emb-head-dim": dims["rotary_dim"],
+        "--v-head-dim": dims["value_dim"],
+        "--qk-layernorm": FLAG,
+        "--rope-type": "yarn" if rope.kind == "yarn" else "rope",
+    }
+    if dims["q_rank"]:
+        found["--q-lora-rank"] = dims["q_rank"]
+    if rope.kind == "yarn":
+        found["--rotary-scaling-factor"] = rope.scaling["factor"]
+        names = {"--mscale": "mscale", "--mscale-all-dim": "mscale_all_dim"}
+        found |= {flag: rope.scaling[name] for flag, name in names.items() if name in rope.scaling}
+    return found
+
+
+def router_arguments(s: Subject) -> Options:
+    """How a router's logits become weights, and what stands beside its experts."""
+    gating, dims = s.graph.details.gating, s.graph.dims
+    found: Options = {}
+    if gating.score == "sigmoid":
+        found["--moe-router-score-function"] = "sigmoid"
+    elif not gating.normalised:
+        found["--moe-router-pre-softmax"] = FLAG  # the softmax is over all experts, its best are not divided
+    if gating.factor != 1.0:
+        found["--moe-router-topk-scaling-factor"] = gating.factor
+    weights = {w.name for block in s.graph.blocks.values() for op in block.operators for w in op.weights}
+    if gating.bias == "chooses" and "router.bias" in weights:
+        found |= {"--moe-router-enable-expert-bias": FLAG, "--moe-router-dtype": "fp32"}
+    if dims.get("expert_groups"):
+        found |= {
+            "--moe-router-num-groups": dims["expert_groups"],
+            "--moe-router-group-topk": dims["chosen_groups"],
+        }
+    if dims.get("shared_ffn"):
+        found["--moe-shared-expert-intermediate-size"] = dims["shared_ffn"]
+        if "shared_gate.weight" in weights:
+            found["--moe-shared-expert-gate"] = FLAG
+    return found
