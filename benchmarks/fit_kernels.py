@@ -2,10 +2,11 @@
 
 Usage: python benchmarks/fit_kernels.py [kernels.csv] [--only DEVICE] [--write]
 
-Beside that table a large database of short, unthrottled inference kernels is read, thinned evenly: its 16-bit products
-and forward attention. One set of parameters a device, by least squares on the logarithm of time with a robust loss;
-deterministic, and re-running changes nothing. With --write the parameters and their provenance go into the device
-profiles.
+Beside that table the charts of published_attention.csv are read, and a large database of short, unthrottled inference
+kernels, thinned evenly: its 16-bit products and forward attention. One set of parameters a device, by least squares on
+the logarithm of time with a robust loss; what was timed inside training steps is predicted at their clock, as the
+profile has it. Deterministic, and re-running changes nothing. With --write the parameters and their provenance go into
+the device profiles.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import gzip
 import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from simpar.cost.kernels import DEFAULTS
+from simpar.cost.kernels import DEFAULTS, QUERY_ROWS
 from simpar.hardware.device import Device, load_device
 from simpar.units import MS
 from simpar.validate.cells import Unmodelled
-from simpar.validate.kernels import LAUNCH_BOUND_S, THROTTLED_S, Kernel, beyond_peak, kernel, times_s
+from simpar.validate.kernels import LAUNCH_BOUND_S, Kernel, beyond_peak, kernel, times_s
 
+CHARTS = Path(__file__).resolve().parent / "published_attention.csv"
 PROFILES = Path(__file__).resolve().parent.parent / "hardware_profiles" / "devices"
 DATA = Path(os.environ.get("SIMPAR_DATA", Path(__file__).resolve().parent.parent.parent / "shared" / "data"))
 
@@ -42,7 +45,7 @@ SYSTEMS = {
 """Devices of that database by its own names."""
 NARROW_TOO = ("l40s",)  # elsewhere tables without casts in front of the product tell 8-bit products
 MOST = 800  # rows of a device and kind of kernel
-LONGEST_PRODUCT_S = 10 * MS  # products repeated for longer run at a throttled clock
+LONGEST_S = 10 * MS  # what is repeated for longer runs at a throttled clock in that database
 LEAST_SEQ = 4096
 SHARED_HEADS = 8  # queries a key: with fewer, writing keys and values to an inference cache shows
 GEMM = {
@@ -57,6 +60,12 @@ ATTENTION = {
 }  # fmt: skip
 DIMS = {"attention_score_dim": (0.0, 128.0), "attention_least_dim": (0.0, 256.0)}
 STARTS = {"attention_least_dim": 160.0}  # from 0 nothing tells it to move
+TAIL, BACKWARD_TAIL = "attention_tail", "attention_backward_tail"
+NEWEST = "flash_attention_4"  # no stack of the tables calls it yet
+MANY_BLOCKS = 8  # a multiprocessor, from where on their tail, which the dim of a head changes, hardly counts
+USUAL_DIM = 128  # of a head
+VARIED = 8  # times as many blocks of queries in one kernel as in another tell how the last ones end
+TAILS = {TAIL: (0.0, 3.0), BACKWARD_TAIL: (0.0, 3.0)}
 FLASH2 = {"flash2_forward_efficiency": (0.1, 1.0), "flash2_backward_efficiency": (0.1, 1.0)}
 BACKWARD, LENGTH = "attention_backward_efficiency", "attention_half_seq"
 BY_LENGTH = ("l40s",)
@@ -102,7 +111,7 @@ def read_database(folder: Path) -> dict[str, list[Kernel]]:
 def _database_product(row: Mapping[str, str]) -> Kernel | None:
     device, dtype = SYSTEMS[row["system"]], row["gemm_dtype"].replace("bfloat16", "bf16")
     time_s = float(row["latency_ms"]) * MS
-    if not (dtype == "bf16" or (dtype == "fp8" and device in NARROW_TOO)) or time_s > LONGEST_PRODUCT_S:
+    if not (dtype == "bf16" or (dtype == "fp8" and device in NARROW_TOO)) or time_s > LONGEST_S:
         return None
     return Kernel(DATABASE, device, "gemm", dtype, time_s, (*(float(row[name]) for name in "mnk"), 1.0))
 
@@ -115,7 +124,7 @@ def _database_attention(row: Mapping[str, str]) -> Kernel | None:
     time_s = float(row["latency"]) * MS
     if row["kv_cache_dtype"] != "bfloat16" or not own or shared < SHARED_HEADS:
         return None
-    if not LAUNCH_BOUND_S < time_s < THROTTLED_S or int(row["head_dim"]) > 256:
+    if not LAUNCH_BOUND_S < time_s < LONGEST_S or int(row["head_dim"]) > 256:
         return None
     shape = tuple(float(row[name]) for name in ("batch_size", "isl", "num_heads", "head_dim"))
     op = "flash_attention_3:fwd" if row["kernel_source"].endswith("fa3") else "attention:fwd"
@@ -151,8 +160,9 @@ def fit_device(device: Device, kernels: Sequence[Kernel]) -> dict[str, float]:
     """
     clocks = {name: device.kernels[name] for name in CLOCKS if name in device.kernels}
     values = dict(clocks)
-    flash = [k for k in kernels if ":" in k.op and not second_best(device, k)]
+    flash = [k for k in kernels if ":" in k.op and not second_best(device, k) and not k.op.startswith(NEWEST)]
     by_dim = [k for k in flash if k.source == DATABASE]
+    many = [k for k in by_dim if np.prod(k.shape[:3]) >= MANY_BLOCKS * QUERY_ROWS * device.num_sms]
     own = others(flash)
     if (
         own != by_dim
@@ -161,27 +171,38 @@ def fit_device(device: Device, kernels: Sequence[Kernel]) -> dict[str, float]:
     rows = {
         "bf16": others([k for k in kernels if k.op in ("gemm", "wgrad") and k.dtype == "bf16"]),
         "fp8": [k for k in kernels if k.op in ("gemm", "wgrad") and k.dtype == "fp8"],
-        "dims": by_dim if len({k.shape[3] for k in by_dim}) > 1 else [],
+        "tail": [k for k in by_dim if k.shape[3] == USUAL_DIM],
+        "dims": many if len({k.shape[3] for k in many}) > 1 else [],
         "attention": own,
         "flash2": [k for k in kernels if second_best(device, k)],
     }
-    told = (*DIMS, *((LENGTH,) if device.name in BY_LENGTH else ()))
+    dims = {**DIMS, **({LENGTH: ATTENTION[LENGTH]} if device.name in BY_LENGTH else {})}
+    told = {**({TAIL: TAILS[TAIL]} if rows["tail"] else {}), **(dims if rows["dims"] else {})}
     passes = {k.op.split(":")[1] for k in own}
-    rates = {
-        name: bounds
-        for name, bounds in ATTENTION.items()
-        if name not in told and not (name == BACKWARD and passes == {"fwd"})
-    }
+    forward = {name: bounds for name, bounds in ATTENTION.items() if name != BACKWARD}
+    rates = {**ATTENTION, **(TAILS if varies_blocks(own) else {})}
+    rates = {name: bounds for name, bounds in rates.items() if name not in told}
+    if passes == {"fwd"}:
+        rates = {name: bounds for name, bounds in rates.items() if name not in (BACKWARD, BACKWARD_TAIL)}
     steps: tuple[tuple[str, Mapping[str, tuple[float, float]]], ...] = (
         ("bf16", GEMM), ("fp8", {"gemm_efficiency_fp8": (0.2, 0.85)}),
-        ("dims", {name: bounds for name, bounds in {**ATTENTION, **DIMS}.items() if name != BACKWARD}),
+        ("tail", {**forward, TAIL: TAILS[TAIL]}), ("dims", {**forward, **dims}),
         ("attention", rates), ("flash2", FLASH2),
     )  # fmt: skip
     for name, bounds in steps:
         if len(rows[name]) > len(bounds):
             found = fit(device.model_copy(update={"kernels": values}), rows[name], bounds)
-            values |= {key: found[key] for key in (told if name == "dims" else bounds)}
+            values |= {key: found[key] for key in {"tail": (TAIL,), "dims": tuple(dims)}.get(name, bounds)}
     return values
+
+
+def varies_blocks(kernels: Sequence[Kernel]) -> bool:
+    """Whether a table has backward kernels of few and of many queries times heads, which tell their tail."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for each in kernels:
+        if each.op.endswith(":bwd"):
+            found[each.source].append(float(np.prod(each.shape[:3])))
+    return any(max(sizes) >= VARIED * min(sizes) for sizes in found.values())
 
 
 def others(kernels: Sequence[Kernel]) -> list[Kernel]:
@@ -210,12 +231,18 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     table = read(arguments.table)
+    for name, kernels in read(CHARTS).items():
+        table[name] += kernels
     for name, kernels in read_database(arguments.table.parent).items():
         table.setdefault(name, []).extend(kernels)
-    # the one whole pass of FlashAttention-3 was measured on the sibling with the same compute
-    table["h100-sxm-80gb"] += [k for k in table["h200-sxm"] if k.op == "flash_attention_3:both"]
-    # attention by length was measured on the throttled one alone
+    # cuDNN's, which training stacks call, were timed on the throttled one alone, which products throttle: attention is
+    # as fast as in the database of the other one. FlashAttention-4 is faster, and only checked
     table["b200-sxm"] += [k for k in table["b200-sxm-throttled"] if ":" in k.op]
+    # what was timed in steps of the sibling with the same compute, at that one's clock
+    clock = load_device("h200-sxm").kernels["sustained_clock"]
+    table["h100-sxm-80gb"] += [
+        replace(k, time_s=k.time_s * clock, in_step=False) for k in table["h200-sxm"] if k.in_step
+    ]
     fitted: dict[str, dict[str, float]] = {}
     notes: dict[str, str] = {}
     for name, kernels in sorted(table.items()):

@@ -20,6 +20,8 @@ _TILES = np.array(
 ).T
 """Rows and columns of what a multiprocessor computes at a time, and how often they halve the largest."""
 
+QUERY_ROWS = 128
+"""Queries of a head that one thread block of flash kernels works on (backward: keys) [flash-attention, csrc]."""
 HEAD_STEP = 32
 """Dims of heads that flash kernels are compiled for are multiples of it: others are padded [flash-attention, csrc]."""
 Heads = tuple[Numbers, Numbers, Numbers, Numbers]
@@ -50,8 +52,11 @@ DEFAULTS: dict[str, float] = {
     "attention_score_dim": 12.0,
     # what a score takes at least, in the same elements: exponentials bound heads of a small dim
     "attention_least_dim": 0.0,
-    # sequence length at which attention reaches half of that (pipeline fill of one block row), tokens
+    # length of a causal sequence at which attention reaches half of that (pipeline fill of one block row), tokens
     "attention_half_seq": 350.0,
+    # share of its longest block row by which a multiprocessor is busy beyond the mean; backward, if not 0, another one
+    "attention_tail": 0.45,
+    "attention_backward_tail": 0.0,
     # share of 16-bit peak in the products of a state-space scan's kernels, see docs/modeling.md
     "scan_forward_efficiency": 0.137,
     "scan_backward_efficiency": 0.036,
@@ -172,8 +177,9 @@ class KernelModel:
     def attention_time_s(self, shape: Heads, *, context: Numbers, seen: Numbers, backward: bool) -> Numbers:
         """Seconds of core attention over ``context`` keys.
 
-        A query sees ``seen`` of them on average. FLOP: 4 b s a d x seen forward, 2.5 times that backward; unfused
-        kernels compute masked scores too.
+        A query sees ``seen`` of them on average. FLOP: 4 b s a d x seen forward, 2.5 times that backward. Every block
+        of queries also pays for filling its pipeline, and the last ones leave multiprocessors idle: few heads of a
+        short sequence are few blocks. Unfused kernels compute masked scores too.
         """
         batch, seq, heads, head_dim = (np.asarray(x, dtype=np.float64) for x in shape)
         keys = np.asarray(context, dtype=np.float64)
@@ -185,16 +191,20 @@ class KernelModel:
         second = self.attention == "flash2" and p["flash2_forward_efficiency"]
         share = p[f"{'flash2' if second else 'attention'}_{direction}_efficiency"]
         shape_of = DEFAULTS if second else p  # FlashAttention-2 is the same kernel wherever others are faster
-        row = np.minimum(keys, 2.0 * np.asarray(seen, dtype=np.float64))  # of a causal mask, or of its window
-        ramp = row / (row + shape_of["attention_half_seq"])
+        seen = np.asarray(seen, dtype=np.float64)
+        fill = shape_of["attention_half_seq"] / 2.0 / seen
+        blocks = batch * seq * heads / QUERY_ROWS
+        longest = np.minimum(keys, 2.0 * seen) / seen  # a causal mask's last row is twice as long as the mean
+        tail = ((backward and shape_of["attention_backward_tail"]) or shape_of["attention_tail"]) * longest
+        stretched = 1.0 + fill + tail * self.device.num_sms / blocks
         usual, own = (
             np.maximum(dim + shape_of["attention_score_dim"], shape_of["attention_least_dim"])
             for dim in (128.0, head_dim)
         )
         width = usual / 128.0 * head_dim / own
         flop = 4.0 * batch * seq * seen * heads * head_dim * (2.5 if backward else 1.0)
-        return self.latency_s + flop / (
-            self.rate(self.activation_dtype) * share * self.attention_rate * ramp * width
+        return self.latency_s + flop * stretched / (
+            self.rate(self.activation_dtype) * share * self.attention_rate * width
         )
 
     def _unfused_attention_s(self, shape: Heads, keys: Numbers, kept: Numbers, *, backward: bool) -> Numbers:

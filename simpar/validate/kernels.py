@@ -35,7 +35,8 @@ DEVICES = (
 class Kernel:
     """One measured kernel; the shape is (m, n, k, batch) of a product, (batch, seq, heads, head_dim) of attention.
 
-    The dim of a head is the mean of ``head_dims``, those of keys and values, where they differ.
+    The dim of a head is the mean of ``head_dims``, those of keys and values, where they differ. What was timed inside
+    training steps (``in_step``) ran at the clock of those.
     """
 
     source: str
@@ -46,6 +47,7 @@ class Kernel:
     shape: tuple[float, ...]
     causal: bool = False
     head_dims: tuple[float, float] = (0.0, 0.0)
+    in_step: bool = False
 
 
 def kernel(row: Row) -> Kernel:
@@ -63,14 +65,14 @@ def kernel(row: Row) -> Kernel:
 
 
 def times_s(device: Device, kernels: Sequence[Kernel]) -> NDArray[np.float64]:
-    """Predicted seconds of kernels of one device at the clock of a short benchmark, float64[n]."""
+    """Predicted seconds of kernels of one device, at the clock of a short benchmark or of steps, float64[n]."""
     result = np.zeros(len(kernels))
-    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    groups: dict[tuple[str, str, bool], list[int]] = defaultdict(list)
     for index, each in enumerate(kernels):
-        groups[each.dtype, each.op].append(index)
-    for (dtype, op), mine in groups.items():
+        groups[each.dtype, each.op, each.in_step].append(index)
+    for (dtype, op, in_step), mine in groups.items():
         family = "flash2" if op.startswith("flash_attention_2") else "flash"
-        model = KernelModel(device, dtype, family, sustained=False)
+        model = KernelModel(device, dtype, family, sustained=in_step)
         result[mine] = _times(model, op, [kernels[i] for i in mine])
     return result
 
@@ -149,7 +151,8 @@ def _attention(row: Row, device: str) -> Kernel:
         raise Unmodelled("long enough to run at a throttled clock")
     op = f"{text(row, 'op')}:{direction}"
     shape = (batch, seq, heads, width)
-    return Kernel(text(row, "source"), device, op, "bf16", time, shape, causal, head_dims)
+    in_step = "inside a training step" in text(row, "statistic")
+    return Kernel(text(row, "source"), device, op, "bf16", time, shape, causal, head_dims, in_step)
 
 
 def _times(model: KernelModel, op: str, kernels: Sequence[Kernel]) -> NDArray[np.float64]:

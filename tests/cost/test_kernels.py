@@ -27,7 +27,7 @@ from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.plan.sharding import rank_dims
 from simpar.simulation import simulate
-from simpar.units import DTYPE_BYTES, PETA
+from simpar.units import DTYPE_BYTES, MS, PETA, TERA
 
 MODEL = KernelModel(load_device("h100-sxm-80gb"))
 SIZE = st.integers(1, 20_000)
@@ -268,7 +268,8 @@ def test_a_step_in_four_bits() -> None:
 
 def test_a_window_fills_the_pipeline_no_further_than_its_keys() -> None:
     """FLOP for FLOP a window of 128 keys is as slow as a causal row of 256, one as wide as the sequence as the mask."""
-    model = KernelModel(load_device("gb300"))
+    device = load_device("gb300")
+    model = KernelModel(device.model_copy(update={"kernels": {**device.kernels, "attention_tail": 0.0}}))
     half = model.parameters["attention_half_seq"]
 
     def per_key_s(seen: float) -> float:
@@ -276,7 +277,47 @@ def test_a_window_fills_the_pipeline_no_further_than_its_keys() -> None:
         return float(time - model.latency_s) / seen
 
     assert per_key_s(128) / per_key_s(2048) == pytest.approx((1 + half / 256) / (1 + half / 4096))
-    assert per_key_s(4096) == pytest.approx(per_key_s(2048))
+    assert per_key_s(4096) / per_key_s(2048) == pytest.approx((1 + half / 8192) / (1 + half / 4096))
+
+
+@pytest.mark.parametrize(
+    ("device", "measured"), [("a100-pcie-80gb", (0.214, 0.284, 0.446, 0.778, 1.484)),
+                             ("b200-sxm-throttled", (None, None, None, 0.168, 0.286))],
+)  # fmt: skip
+def test_few_heads_leave_multiprocessors_idle(device: str, measured: tuple[float | None, ...]) -> None:
+    """Forward, causal, 4,096 tokens and 4 to 64 heads of 128: ms of SimuMax's tables of operators."""
+    model = KernelModel(load_device(device), sustained=False)
+    heads = np.array([4, 8, 16, 32, 64])
+    times_s = model.attention_time_s((1, 4096, heads, 128), context=4096, seen=2048, backward=False)
+    for found, expected in zip(np.asarray(times_s) / MS, measured, strict=True):
+        assert expected is None or found == pytest.approx(expected, rel=0.12)
+
+
+def test_the_last_blocks_end_by_their_longest_row() -> None:
+    """The tail is a share of the longest block row: twice the mean under a causal mask, and as many rows as devices."""
+    alone = {"attention_half_seq": 0.0, "attention_tail": 0.5, "kernel_latency_us": 0.0}
+    device = MODEL.device.model_copy(update={"kernels": alone})
+    model = KernelModel(device)
+
+    def time_s(heads: int, seen: float) -> float:
+        return float(model.attention_time_s((1, 4096, heads, 128), context=4096, seen=seen, backward=False))
+
+    blocks = 8 * 4096 / 128
+    assert time_s(8, 2048) / time_s(8_000_000, 2048) * 1e6 == pytest.approx(
+        1 + device.num_sms / blocks, rel=1e-4
+    )
+    assert time_s(8, 4096) / time_s(8_000_000, 4096) * 1e6 == pytest.approx(
+        1 + 0.5 * device.num_sms / blocks, rel=1e-4
+    )
+
+
+def test_backward_of_hopper_reaches_its_charts() -> None:
+    """TFLOP/s of FlashAttention-3 and cuDNN backward, heads of 128, no mask [arXiv 2407.08608, figure 6]."""
+    model = KernelModel(load_device("h100-sxm-80gb"), sustained=False)
+    for seq, charts in ((2048, (465, 501)), (4096, (499, 542)), (8192, (518, 559)), (16384, (516, 561))):
+        shape = (16384 // seq, seq, 16, 128)
+        took_s = float(model.attention_time_s(shape, context=seq, seen=seq, backward=True))
+        assert 2.5 * 4 * 16384 * seq * 2048 / took_s / TERA == pytest.approx(np.mean(charts), rel=0.08)
 
 
 def _rate(model: KernelModel, head_dim: float) -> float:

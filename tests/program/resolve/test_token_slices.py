@@ -90,8 +90,10 @@ def test_the_price_of_later_slices_grows_with_their_keys() -> None:
         - kernels.latency_s
         for b, e in (ends[0], ends[-1])
     ]
-    half = kernels.parameters["attention_half_seq"]
-    assert times[1] / times[0] == pytest.approx(15 * (1 + half / 8192) / (1 + half / 1024), rel=1e-3)
+    fill, blocks = kernels.parameters["attention_half_seq"] / 2, 32 * 1024 / 128
+    tail = kernels.parameters["attention_tail"] * kernels.device.num_sms / blocks
+    first, last = (1 + fill / 512 + 2 * tail, 1 + fill / 7680 + 8192 / 7680 * tail)
+    assert times[1] / times[0] == pytest.approx(15 * last / first, rel=1e-3)
 
 
 @pytest.mark.parametrize(
