@@ -135,7 +135,7 @@ def test_streams_and_chains_are_sharp_where_passes_run_together(frontier_of):
     problem = simpar.search.make_problem(
         "llama-3-8b",
         simpar.Cluster("dgx-h100", nodes=8),
-        simpar.Training(seq_len=4096, global_batch=64),
+        simpar.Training(seq_len=2048, global_batch=64),
         constraints=simpar.search.Constraints(
             fixed={"schedule": "dualpipev", "tp": 16, "pp": (2, 4), "zero": 1, "micro_batch": 1}
         ),
