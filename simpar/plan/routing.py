@@ -100,6 +100,20 @@ def fullest_load(routing: Routing, choice: Experts, ep: Any) -> Any:
     return load if np.ndim(ep) else float(load)
 
 
+def fullest_arrivals(routing: Routing, load: Any, ranks: Any) -> Any:
+    """Tokens that reach the fullest of ``ranks`` ranks over the mean, each once however many of its experts are there.
+
+    Each of a token's k experts is on a rank of ``load`` times the mean's rows with probability load / ranks, so that
+    it goes there with 1 - (1 - load / ranks)^k: where ranks are few nearly all tokens go to all of them, and only
+    their rows are skewed. Numbers or arrays.
+    """
+    ranks = np.asarray(ranks, dtype=np.float64)
+    arrived, usual = (
+        1.0 - (1.0 - np.minimum(each / ranks, 1.0)) ** routing.topk for each in (np.asarray(load), 1.0)
+    )
+    return arrived / usual
+
+
 def fullest_deviation(routing: Routing, choice: Experts, ranks: int) -> float:
     """Standard deviation of what :func:`fullest_load` is the mean of, between layers and steps; 0 where it is known."""
     if choice.capacity_factor is not None or not choice.expert_imbalance or ranks == 1:

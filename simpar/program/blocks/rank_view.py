@@ -16,7 +16,7 @@ from simpar.cost.stack import Stack
 from simpar.models.graph import Block, Dims, ModelGraph, Operator, evaluate
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
-from simpar.plan.routing import Routing, fullest_load
+from simpar.plan.routing import Routing, fullest_arrivals, fullest_load
 from simpar.plan.sharding import RankDims, rank_dims
 from simpar.units import BLOCK_SCALED, DTYPE_BYTES, Numbers, agreed, floats, handed_dtype
 
@@ -100,7 +100,7 @@ class RankView:
     def routed_bytes(self) -> Numbers:
         """Bytes of all copies of the rank's own tokens, as many as the fullest rank receives."""
         tokens = self.sequence["batch"] * self.sequence["seq"] * self._copies
-        return floats(tokens) * self.job.graph.expert_hidden * self.compute_bytes * self.fullest_load
+        return floats(tokens) * self.job.graph.expert_hidden * self.compute_bytes * self._fullest_share
 
     @cached_property
     def sent_bytes(self) -> Numbers:
@@ -109,6 +109,14 @@ class RankView:
         if precision not in BLOCK_SCALED or not self.job.stack.experts.sends_cast:
             return self.routed_bytes
         return self.routed_bytes * DTYPE_BYTES[precision] / self.compute_bytes
+
+    @property
+    def _fullest_share(self) -> Numbers:
+        """What the fullest rank receives over the mean; padding to a capacity travels as it is computed."""
+        choice = self.job.plan.experts
+        if choice.token_dispatch == "per_expert" or choice.capacity_factor is not None:
+            return self.fullest_load
+        return floats(fullest_arrivals(self.routing, self.fullest_load, self.job.plan.mesh.ep))
 
     @property
     def _copies(self) -> Numbers:
