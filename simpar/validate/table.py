@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from simpar.units import GIB
 from simpar.validate.cells import Row, Unmodelled, text
 from simpar.validate.chosen import AS_NAMED, Chosen
 from simpar.validate.columns import unread
+from simpar.validate.layers import layer_time_s, of_a_layer
 from simpar.validate.planned import beside
 from simpar.validate.rates import has_rate, with_rates
 from simpar.validate.rows import measured
@@ -92,6 +94,12 @@ def outcome(line: int, row: Row, chosen: Chosen = AS_NAMED) -> Outcome:
     cell = tuple(text(row, name) for name in CELL)
     try:
         actual = measured(row)
+        if (of_layer_s := layer_time_s(row)) is not None:
+            entry = chosen.case(row)
+            actual = replace(actual, step_time_s=of_layer_s, fits=None)
+            read_as = f"{entry.read_as}, one layer"
+            found = of_a_layer(entry)
+            return Outcome(**words, cell=cell, measured=actual, prediction=found, read_as=read_as)  # type: ignore[arg-type]
         known = actual.step_time_s is not None or actual.peak_memory_bytes is not None or not actual.fits
         if not known and not has_rate(row):
             raise Unmodelled("nothing measured (no step time, no memory)")

@@ -1,0 +1,31 @@
+"""Rows that time one layer instead of a step: forward and backward of a layer, without embedding, head and update."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from simpar.units import MS
+from simpar.validate.cells import Row, text
+from simpar.validate.predict import Prediction, predict, result_of
+from simpar.validate.rows import Case
+
+_TIMED = re.compile(r"layer-level timing: forward (\d+(?:\.\d+)?) ms, backward (\d+(?:\.\d+)?) ms")
+
+
+def layer_time_s(row: Row) -> float | None:
+    """Seconds of a layer's forward and backward that notes print; None where a row is of a step."""
+    timed = _TIMED.search(text(row, "notes").lower())
+    return None if timed is None else (float(timed[1]) + float(timed[2])) * MS
+
+
+def of_a_layer(entry: Case) -> Prediction:
+    """A case whose step time is what another layer adds to its passes. Raises Unmodelled.
+
+    Nothing is known of how sure such a difference is.
+    """
+    twice = replace(entry, graph=replace(entry.graph, layers=entry.graph.layers * 2))
+    one_s, two_s = (
+        found.step_time_s - found.time_breakdown_s.optimizer for found in map(result_of, (entry, twice))
+    )
+    return replace(predict(entry), step_time_s=(two_s - one_s) / len(entry.graph.layers), certainty=None)
