@@ -163,17 +163,19 @@ class AllocatorHabits(_Part):
     """What the process holds beyond what it allocated for tensors.
 
     ``fragmentation``: blocks that cannot be reused, per byte that moves during a step; ``churn``: more of it where
-    passes of different microbatches alternate; ``expandable``: its recipes turn on segments that expand where
-    memory is tight, which leaves next to no gaps; ``held_outputs``: share of the partial sums of row-parallel
-    products that a communication stream still holds after they are freed, because the host runs ahead.
+    passes of different microbatches alternate; ``settling``: more of it in the first steps, which a layout has to get
+    through and logs of later ones do not show; ``expandable``: its recipes turn on segments that expand where
+    memory is tight, which leaves next to no gaps; ``held_outputs``: how many partial sums of row-parallel products
+    a communication stream still holds after they are freed, because the host runs ahead by a queue of launches.
     ``context_bytes`` of the device context and its kernels, ``communicator_bytes`` per communicator,
     ``workspace_bytes`` of the GEMM libraries (allocated through the same allocator).
     """
 
     fragmentation: Fraction = 0.05
     churn: Fraction = 0.05
+    settling: Fraction = 0.0
     expandable: bool = False
-    held_outputs: Fraction = 0.0
+    held_outputs: float = Field(0.0, ge=0, allow_inf_nan=False)
     context_bytes: Bytes = 0.0
     communicator_bytes: Bytes = 0.0
     workspace_bytes: Bytes = 0.0
@@ -183,8 +185,9 @@ class AllocatorHabits(_Part):
         return self.fragmentation + self.churn * np.asarray(alternates, dtype=np.float64)
 
     def least_gaps(self, alternates: bool | Flags) -> Floats:
-        """The same where memory is tight."""
-        return np.minimum(self.gaps(alternates), GAPS_OF_EXPANDABLE if self.expandable else np.inf)
+        """The same where memory is tight, in the first steps too."""
+        most = GAPS_OF_EXPANDABLE if self.expandable else np.inf
+        return np.minimum(self.gaps(alternates) + self.settling, most)
 
 
 class LossHabits(_Part):

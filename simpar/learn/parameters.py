@@ -77,7 +77,7 @@ habits that profiles name differs by 6 bytes per token and hidden feature: so ma
 RESERVED = {
     "memory.allocator.fragmentation": Parameter(0.0, 0.6, 0.02),
     "memory.allocator.churn": Parameter(0.0, 0.6, 0.02),
-    "memory.allocator.held_outputs": Parameter(0.0, 1.0, 0.1),
+    "memory.allocator.held_outputs": Parameter(0.0, 200.0, 5.0),
 }
 """What an allocator reserves beyond tensors, per byte that comes and goes."""
 _ONLY_WITH = {"launch.host_time_per_collective_s": "tp", "launch.message_s": "pp", DISPATCH: "tp"}

@@ -348,6 +348,11 @@ class ClassMaker:
             comm_slowdown=self.job.stack.overlap.compute_slowdown_while_comm,
         )
 
+    def waits_for_host(self, class_id: int) -> bool:
+        """Whether a layer takes the host of a class clearly longer than its device."""
+        stage, price = int(self.stage_of_class[class_id]), self._pricing(class_id).price
+        return self._builder(class_id).waits_for_host(stage, price)
+
     def collapsible(self, class_id: int) -> bool:
         """Whether nothing outside touches the collectives of a class's blocks, so that blocks are single ops."""
         kinds, cluster = self.network.block_kinds, self.network.cluster

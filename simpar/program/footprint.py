@@ -159,7 +159,7 @@ def footprints(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[Foot
     standing = {
         stage: (
             builders[stage].static_memory(stage),
-            builders[stage].held_outputs_bytes(stage),
+            builders[stage].held_outputs_bytes(stage, held_up=_held_up(lowered, stage, cluster)),
             float(overhead_bytes(builders[stage].num_communicators, job.stack, cluster)),
             _experts_risk_bytes(lowered, stage),
         )
@@ -171,6 +171,13 @@ def footprints(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[Foot
         capacity = cluster.devices[int(device)].memory_bytes
         found.append(Footprint(job, stage, static, use, held, overhead, capacity, risk, experts))
     return tuple(found)
+
+
+def _held_up(lowered: Lowered, stage: int, cluster: Cluster) -> bool:
+    """Whether late members of collectives hold up the host of a stage so much that its device waits for it."""
+    if not cluster.state.get("member_us") or not lowered.job.stack.memory.allocator.held_outputs:
+        return False
+    return lowered.maker.waits_for_host(lowered.stage_of_class.tolist().index(stage))
 
 
 def _experts_risk_bytes(lowered: Lowered, stage: int) -> tuple[float, float]:

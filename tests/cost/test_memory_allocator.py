@@ -37,11 +37,23 @@ def test_cached_blocks_are_given_back() -> None:
 
 def test_segments_that_expand_need_less_where_it_is_tight() -> None:
     """Recipes turn them on near the limit: the reservation gives its gaps back, down to two percent."""
-    tight = AllocatorHabits(fragmentation=0.1, churn=0.2, expandable=True)
+    tight = AllocatorHabits(fragmentation=0.1, churn=0.2, settling=0.1, expandable=True)
     roomy = reserve(GIB, 10 * GIB, tight)
     assert roomy.reserved_bytes == reserve(GIB, 10 * GIB, HABITS).reserved_bytes
     assert roomy.needed_bytes == pytest.approx(11.2 * GIB, abs=SEGMENT)
     assert reserve(GIB, 10 * GIB, tight, limit_bytes=12 * GIB).reserved_bytes == 12 * GIB
+
+
+def test_first_steps_need_more_than_later_ones_report() -> None:
+    """What fits has to get through them; a peak that is printed is that of a later step."""
+    settling = AllocatorHabits(fragmentation=0.1, churn=0.2, settling=0.05)
+    found = reserve(GIB, 10 * GIB, settling)
+    assert found.reserved_bytes == reserve(GIB, 10 * GIB, HABITS).reserved_bytes
+    assert found.needed_bytes == pytest.approx(14.5 * GIB, abs=SEGMENT)
+    assert (
+        reserve(GIB, 10 * GIB, settling, held_bytes=5 * GIB, limit_bytes=12 * GIB).reserved_bytes
+        == found.needed_bytes
+    )
 
 
 def test_arrays_give_what_scalars_give() -> None:

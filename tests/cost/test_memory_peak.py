@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from simpar.cost.collectives.measured import calibrated
 from simpar.cost.memory.moments import most_in_flight
 from simpar.cost.stack import load_stack, resolve
+from simpar.engine import choose_engine
 from simpar.errors import UserError
+from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES, make_schedule
+from simpar.program.footprint import footprints
+from simpar.simulation import lower_job, make_job
 from tests.cost.account import builder_of
 
 TRAINING = Training(seq_len=512, global_batch=32)
@@ -36,12 +41,33 @@ def test_in_flight_is_the_table_s(name: str) -> None:
 
 
 def test_held_outputs_need_tensor_parallelism_and_a_host_that_runs_ahead() -> None:
-    """Partial sums pile up under tp without a pipeline or in its warm-up, not with tp = 1 or two stages."""
+    """As many partial sums as the queue of launches holds, whatever the stage; held up, only while stages wait."""
     graph, habits = load_model("llama-3-8b"), load_stack("nanotron")
 
-    def held(**plan: int) -> float:
+    def held(*, held_up: bool = False, **plan: int) -> float:
         resolved = resolve(Plan(dp=1, **plan), habits)
-        return builder_of(graph, resolved, TRAINING, habits).held_outputs_bytes(0)
+        return builder_of(graph, resolved, TRAINING, habits).held_outputs_bytes(0, held_up=held_up)
 
-    assert held(tp=1, pp=1) == held(tp=8, pp=2) == 0
-    assert held(tp=8, pp=1) > held(tp=8, pp=4) > 0
+    each = TRAINING.seq_len * graph.dims["hidden"] * 2
+    assert held(tp=1, pp=1) == 0
+    assert held(tp=8, pp=1) == held(tp=8, pp=2) == habits.memory.allocator.held_outputs * each
+    assert held(tp=8, pp=1, micro_batch=2) == 2 * held(tp=8, pp=1)
+    waiting = [held(held_up=True, tp=8, pp=pp) for pp in (1, 2, 4, 8)]
+    assert waiting[:2] == [0, 0]
+    assert 0 < waiting[2] < waiting[3] == held(tp=8, pp=8)
+
+
+@pytest.mark.parametrize(("micro_batch", "waits"), [(1, True), (16, False)])
+def test_late_members_keep_the_host_behind_small_microbatches(micro_batch: int, waits: bool) -> None:
+    """On a disturbed node the host is held up by collectives as long as kernels are short; elsewhere it never is."""
+    graph, stack = load_model("llama-3-8b"), load_stack("nanotron")
+    plan, training = Plan(tp=8, dp=1, micro_batch=micro_batch), Training(seq_len=4096, global_batch=32)
+    reserved = []
+    for intra in (457e9, 425e9):
+        cluster = calibrated(load_cluster("aws-p5", 1), {"intra_all_reduce": intra})
+        job = make_job(graph, cluster, plan, training, stack)
+        lowered = lower_job(job, cluster, {})
+        found = footprints(lowered, choose_engine("auto", lowered.program)[1](lowered.program), cluster)
+        reserved.append(found[0].held_outputs_bytes)
+    assert reserved[0] > 0
+    assert (reserved[1] == 0) == waits

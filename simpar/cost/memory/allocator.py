@@ -21,13 +21,15 @@ from simpar.uncertainty.table import shipped
 from simpar.units import MIB, Flags, Numbers
 
 _SEGMENT = 2 * MIB
+FULL_QUEUE = 3.0
+"""Microbatches in flight beyond two after which a host that is held up has filled its queue while the device waits."""
 MANY_CHANNELS = ("nvswitch", "mesh")
 """Kinds of links for which communicators open many channels."""
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """Bytes of the allocator at its peak: ``needed`` cannot be less, ``reserved`` is what it reports."""
+    """Bytes of the allocator at its peak: ``needed`` cannot be less, ``reserved`` is what it reports of later steps."""
 
     needed_bytes: Numbers
     reserved_bytes: Numbers
@@ -45,7 +47,7 @@ def reserve(
     """What the allocator needs and reserves; sizes are scalars or arrays.
 
     ``static_bytes`` stay all step, ``moving_bytes`` is the highest total of the rest, ``alternates`` whether
-    passes of several microbatches do, ``held_bytes`` are freed but in use by another stream, ``limit_bytes`` is
+    passes of several microbatches do, ``held_bytes`` are freed but in use by another stream, ``limit_bytes`` are
     what the device leaves: blocks beyond it are given back.
     """
     needed = _segments(static_bytes + moving_bytes * (1.0 + habits.least_gaps(alternates)))
@@ -79,19 +81,26 @@ def memory_risk(stack: Stack, cluster: Cluster) -> MemoryRisk:
 
 
 def held_outputs_bytes(
-    plan: Plan, training: Training, stack: Stack, rank: int, partial_sums_bytes: float
+    plan: Plan,
+    training: Training,
+    stack: Stack,
+    rank: int,
+    partial_sum_bytes: float,
+    *,
+    held_up: bool = False,
 ) -> float:
     """Freed outputs of row-parallel products that a communication stream still uses on a pipeline rank.
 
-    They are not released where the host runs ahead of the device: freely without a pipeline; with one it waits for
-    messages, except in the warm-up. ``partial_sums_bytes`` are those of one microbatch through all its layers.
+    The host launches ahead of the device until the queue of launches is full, whatever they work on, so that as many
+    outputs wait in it, of ``partial_sum_bytes`` each. A host that is ``held_up`` by collectives gets ahead only while
+    the device waits for its first gradient, which more stages behind it make longer.
     """
     habits = stack.memory.allocator
     if not habits.held_outputs:
         return 0.0
-    microbatches = most_in_flight(plan, training, rank) / plan.pipeline.vpp
-    ahead = 1.0 if plan.mesh.pp == 1 else max(microbatches - 2.0, 0.0) / max(microbatches, 1.0)
-    return habits.held_outputs * ahead * microbatches * partial_sums_bytes
+    waiting = most_in_flight(plan, training, rank) / plan.pipeline.vpp - 2.0
+    ahead = min(max(waiting / FULL_QUEUE, 0.0), 1.0) if held_up else 1.0
+    return habits.held_outputs * ahead * partial_sum_bytes
 
 
 def _segments(size_bytes: Numbers) -> Numbers:

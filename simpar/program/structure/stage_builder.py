@@ -367,15 +367,16 @@ class RolesBuilder(ActionBuilder):
             if size > 1 and any(each[axis] not in SHARDED for each in states)
         ]
 
-    def _partial_sums_bytes(self, _pipeline_rank: int) -> float:
-        total = 0.0
+    def _partial_sum_bytes(self, _pipeline_rank: int) -> float:
+        largest = 0.0
         for block in self.blocks:
             view, layer = self._views[block.name], block.name in self.view.job.graph.blocks
             for op in block.operators if layer else ():
                 if is_row_parallel(op) and view.axes(op, "row"):
                     local = view.local(op)
-                    total += float(local.rows) * float(local.columns) * self.view.compute_bytes
-        return total
+                    size = float(local.rows) * float(local.columns) * self.view.compute_bytes
+                    largest = max(largest, size)
+        return largest
 
     def _placeholder_bytes(self) -> float:
         """One empty weight gradient of each shape, see :func:`simpar.cost.memory.static.placeholder_bytes`."""

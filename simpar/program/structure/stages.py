@@ -24,7 +24,7 @@ from simpar.plan.schedules.actions import LETTERS, B, F, W
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import CollectiveUse, Phase
 from simpar.program.blocks.rank_view import Job, RankView
-from simpar.program.blocks.segments import Segment, make_segment, slowed_beside
+from simpar.program.blocks.segments import Priced, Segment, make_segment, slowed_beside
 from simpar.program.blocks.steps import BlockSteps, block_steps
 from simpar.program.structure.early_recompute import live, with_early_recompute
 from simpar.program.structure.hooks import SyncPolicy, Unit
@@ -42,6 +42,9 @@ BOUNDARY, OPENS = 1, 2
 last backward, or that of a run (behind which gradients are reduced); and it is the first backward of a run."""
 FLAGS = 4
 EMBEDDING_LAYER = -1
+HELD_UP = 0.75
+"""A host is held up where the device takes less than this part of its time: what late members of collectives cost it
+is known to a quarter (which jobs of the Playbook hold freed outputs, and which do not)."""
 PASSES = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
 
 
@@ -204,13 +207,26 @@ class ActionBuilder(ABC):
         """Bytes that a pipeline rank holds between steps."""
 
     @abstractmethod
-    def _partial_sums_bytes(self, pipeline_rank: int) -> float:
-        """Outputs of row-parallel products of all layers on one rank, for one microbatch."""
+    def _partial_sum_bytes(self, pipeline_rank: int) -> float:
+        """The largest output of a row-parallel product of a rank's layers, for one microbatch."""
 
-    def held_outputs_bytes(self, pipeline_rank: int) -> float:
-        """Outputs of row-parallel products that are freed but not released."""
-        job, size_bytes = self.job, self._partial_sums_bytes(pipeline_rank)
-        return held_outputs_bytes(job.plan, job.training, job.stack, pipeline_rank, size_bytes)
+    def held_outputs_bytes(self, pipeline_rank: int, *, held_up: bool = False) -> float:
+        """Outputs of row-parallel products, freed but not released; ``held_up``: the device waits for its host."""
+        job, size_bytes = self.job, self._partial_sum_bytes(pipeline_rank)
+        return held_outputs_bytes(
+            job.plan, job.training, job.stack, pipeline_rank, size_bytes, held_up=held_up
+        )
+
+    def waits_for_host(self, stage: int, price: Priced) -> bool:
+        """Whether both passes of a layer take the host clearly longer than the device, under prices of collectives."""
+        layers = len(self.job.graph.layers)
+        piece = next((piece for piece in self.pieces[stage] if 0 <= piece.layer < layers), None)
+        if piece is None:
+            return False
+        steps = self.steps(piece)
+        phases = (steps.forward, steps.backward)
+        device_ns = sum(make_segment(replace(phase, issue_s=0.0), price).duration_ns for phase in phases)
+        return bool(device_ns < HELD_UP * to_ns(sum(float(phase.issue_s) for phase in phases)))
 
     @property
     def num_communicators(self) -> int:
@@ -426,10 +442,10 @@ class StageBuilder(ActionBuilder):
         held = Held(tuple((block, count[name]) for name, block in known.items()), *ends)
         return held_memory(job.graph, held, self.view.tensor, job.plan, job.stack)
 
-    def _partial_sums_bytes(self, pipeline_rank: int) -> float:
+    def _partial_sum_bytes(self, pipeline_rank: int) -> float:
         graph, dims = self.job.graph, self.view.tensor
         if dims["heads"] == graph.dims["heads"]:
             return 0.0
         blocks = (p.block for p in self.held(pipeline_rank) if 0 <= p.layer < len(graph.layers))
-        sums = sum(is_row_parallel(op) for block in blocks for op in block.operators)
+        sums = any(is_row_parallel(op) for block in blocks for op in block.operators)
         return sums * float(dims["batch"] * dims["seq"] * dims["hidden"] * self.view.compute_bytes)
