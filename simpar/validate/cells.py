@@ -46,6 +46,11 @@ def throttled(row: Row) -> bool:
     return re.search(r"\bb200", device) is not None and "simumax" in source
 
 
+def is_primus(row: Row) -> bool:
+    """Whether a run is of AMD's Primus, on top of Megatron-LM."""
+    return "primus" in f"{text(row, 'source')} {text(row, 'citation')}".lower()
+
+
 def whole(row: Row, name: str, default: int | None = None) -> int:
     """A column as a positive integer. Raises Unmodelled where it is missing and has no default."""
     value = number(row, name)

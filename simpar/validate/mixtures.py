@@ -7,7 +7,7 @@ from math import gcd
 
 from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import read
-from simpar.validate.cells import Row, Unmodelled, number, text, whole
+from simpar.validate.cells import Row, Unmodelled, is_primus, number, text, whole
 from simpar.validate.released import config, entry, recipe_words, sized
 from simpar.validate.words import dense_layers
 
@@ -128,9 +128,15 @@ def expert_plan(row: Row, default: int = 1) -> dict[str, object]:
         plan["capacity_factor"] = float(capped.group(1)) if capped else 1.0
     if re.search(r"moe all-to-all overlap|ep overlap", words):
         plan["ep_overlap"] = True
-    if re.search(r"hybridep|deepep", words) or is_sync_free(words):
+    if re.search(r"hybridep|deepep", words) or is_sync_free(words) or _primus_deepep(row):
         plan["token_dispatch"] = "per_node"
     return plan
+
+
+def _primus_deepep(row: Row) -> bool:
+    """Models whose configs of Primus have use_turbo_deepep (examples/megatron/configs/MI355X)."""
+    model = text(row, "model_name").lower()
+    return is_primus(row) and re.search(r"deepseek.?v3|qwen3.?235b", model) is not None
 
 
 def is_sync_free(notes: str) -> bool:

@@ -18,14 +18,21 @@ from simpar.models.recompute import MODULES
 from simpar.models.training import Documents, Training
 from simpar.plan.schedules import known_name, natural_vpp
 from simpar.units import GB
-from simpar.validate.cells import Row, Unmodelled, measurement, number, text, throttled, whole
+from simpar.validate.cells import Row, Unmodelled, is_primus, measurement, number, text, throttled, whole
 from simpar.validate.clusters import devices_of_node, profile_of
 from simpar.validate.dense import is_mixture, model, sequence, unfused
-from simpar.validate.mixtures import expert_plan, mixture, most_ep, overlap_words, recipe_layers, usual_ep
+from simpar.validate.mixtures import (
+    expert_plan,
+    mixture,
+    most_ep,
+    overlap_words,
+    recipe_layers,
+    usual_ep,
+)
 from simpar.validate.networks import Network, network_of
 from simpar.validate.recipes import completed
 from simpar.validate.released import config, entry, unsized
-from simpar.validate.stacks import copies_of_batch, fused_experts, is_nemo, is_primus, stack_of
+from simpar.validate.stacks import copies_of_batch, fused_experts, is_nemo, stack_of
 from simpar.validate.words import (
     LOG_FIRST_RANK,
     PeakCounts,

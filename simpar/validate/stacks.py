@@ -191,8 +191,3 @@ def is_nemo(row: Row) -> bool:
     words = f"{text(row, 'source')} {text(row, 'citation')}".lower()
     said = "nemo settings" in text(row, "notes").lower()
     return said or re.search(r"nemo|megatron-bridge|dgxc", words) is not None
-
-
-def is_primus(row: Row) -> bool:
-    """Configs of AMD's Primus, on top of Megatron-LM."""
-    return "primus" in f"{text(row, 'source')} {text(row, 'citation')}".lower()

@@ -6,7 +6,7 @@ import re
 from typing import Literal
 
 from simpar.units import GB, GIB
-from simpar.validate.cells import Row, measurement, text
+from simpar.validate.cells import Row, is_primus, measurement, text
 
 PeakCounts = Literal["allocated", "reserved", "device"]
 """What a peak counts: tensors, blocks that the allocator keeps, or all that the device shows as used (nvidia-smi)."""
@@ -45,7 +45,11 @@ def gradient_dtypes(row: Row, *, one_buffer: bool) -> dict[str, object]:
     if one_buffer:
         both = found["grad_dtype"] or found["reduce_dtype"]
         found = {name: dtype or both for name, dtype in found.items()}
-    return {name: dtype for name, dtype in found.items() if dtype}
+    said: dict[str, object] = {name: dtype for name, dtype in found.items() if dtype}
+    # main_grads_dtype or grad_reduce_in_bf16 of its configs of mixtures
+    if is_primus(row) and text(row, "n_experts"):
+        return {"grad_dtype": "bf16", "reduce_dtype": "bf16"} | said
+    return said
 
 
 def _dtype(words: str, patterns: tuple[str, ...]) -> str | None:

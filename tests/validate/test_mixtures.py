@@ -7,6 +7,7 @@ import pytest
 from simpar.cost.stack import ExpertHabits, load_stack
 from simpar.validate.cells import Unmodelled
 from simpar.validate.mixtures import expert_plan, mixture, overlap_words, recipe_layers
+from simpar.validate.rows import case
 from simpar.validate.stacks import stack_of
 
 ROW = {
@@ -117,6 +118,28 @@ def test_flags_of_primus() -> None:
     assert second == {"fusion.grouped_products": True, "experts.sync_s": 0.0}
     plans = [expert_plan({**ROW, "notes": flags}) for flags in changes]
     assert ["token_dispatch" in plan for plan in plans] == [False, False, False, True]
+
+
+def test_configs_of_primus_send_tokens_by_deepep_where_they_do() -> None:
+    """Its large models; gpt-oss has exchanges between all, and so have other frameworks that do not say."""
+    names = {"deepseek-v3": True, "Qwen3-235B-A22B (best configuration)": True, "GPT-OSS 20B": False}
+    for name, sends in names.items():
+        row = {**ROW, "source": "Primus MoE", "model_name": name}
+        assert ("token_dispatch" in expert_plan(row)) == sends
+        assert "token_dispatch" not in expert_plan({**row, "source": "a table"})
+
+
+def test_configs_of_primus_add_up_gradients_of_mixtures_in_16_bits() -> None:
+    """Unless a row says otherwise; dense models keep Megatron-LM's 32 bits."""
+    row = {
+        **ROW, "source": "Primus MoE", "stack": "megatron", "gpu_type": "MI355X", "n_gpus": "64", "tp": "1", "pp": "1",
+        "ep": "8", "seq_len": "4096", "micro_batch": "1", "global_batch_seqs": "64",
+    }  # fmt: skip
+    plan = case(row).plan
+    assert (plan["grad_dtype"], plan["reduce_dtype"]) == ("bf16", "bf16")
+    assert "gradients added up in bf16" in case(row).read_as
+    assert "grad_dtype" not in case({**row, "source": "a table"}).plan
+    assert "grad_dtype" not in case({**row, "notes": "accumulate-allreduce-grads-in-fp32"}).plan
 
 
 def test_stacks_without_runs_of_mixtures_have_the_costs_of_those_with_some() -> None:
