@@ -15,6 +15,7 @@ benchmark, by rows an expert, in 8 bits on Hopper, whose kernels are tuned (in 1
 
 from __future__ import annotations
 
+import argparse
 import csv
 import gzip
 import os
@@ -50,6 +51,7 @@ SHAPE = (
 
 def main() -> None:
     """Print measured and expected loads by exponent and ranks, and times of products over the model's by rows."""
+    argparse.ArgumentParser(description=str(__doc__).splitlines()[0]).parse_args()
     times: dict[tuple[str, ...], dict[tuple[str, int], float]] = defaultdict(dict)
     with gzip.open(DATA / "kernels_aic_moe.csv.gz", "rt", newline="", encoding="utf-8") as stream:
         for row in csv.DictReader(stream):
