@@ -32,6 +32,7 @@ _HARDWARE = (  # device pattern, interconnect pattern, profile; the first match 
     (r"mi325x", r"", "mi325x-8"),
     (r"mi355x", r"", "mi355x-8"),
     (r"v100.*16 ?gb", r"", ""),
+    (r"v100.*dgx-2|dgx-2.*v100", r"", "dgx-2-v100"),
     (r"v100", r"", "dgx-v100"),
     (r"tpu v4", r"", "tpu-v4-pod"),
     (r"tpu v5e", r"", "tpu-v5e-pod"),
@@ -61,4 +62,4 @@ def profile_of(device: str, network: str) -> str:
 
 def devices_of_node(device: str) -> int:
     """Devices that a node has where a table does not say."""
-    return 4 if _FOUR.search(device) else 16 if "trn2" in device or "trainium" in device else 8
+    return 4 if _FOUR.search(device) else 16 if re.search("trn2|trainium|dgx-2", device) else 8

@@ -140,8 +140,8 @@ def _supposed(row: Row, graph: ModelGraph, plan: Mapping[str, object]) -> tuple[
     if graph.is_mixture and known and dense != config(known).get("first_k_dense_replace", dense):
         found.append(f"{dense} of {len(graph.layers)} layers without experts")
     counts = peak_counts(row)
-    if number(row, "peak_mem_gib") is not None and counts == "device":
-        found.append("memory of the device")
+    if number(row, "peak_mem_gib") is not None:
+        found.append("memory of the device" if counts == "device" else f"memory {counts}")
     return tuple(found)
 
 

@@ -35,3 +35,10 @@ def test_nodes_of_four_devices() -> None:
     """Grace Blackwell trays and boards of TPUs; all else has eight."""
     named = ("gb300", "tpu v5p", "b300", "h100 sxm", "tpu v6e", "trainium2")
     assert [devices_of_node(device) for device in named] == [4, 4, 8, 8, 8, 16]
+
+
+def test_a_dgx_2_is_its_own_node() -> None:
+    """Sixteen devices behind a switch, not the eight of a DGX-1."""
+    assert profile_of("v100 (dgx-2)", "nvswitch intra-node") == "dgx-2-v100"
+    assert profile_of("v100 sxm2 32gb", "") == "dgx-v100"
+    assert devices_of_node("v100 (dgx-2)") == 16

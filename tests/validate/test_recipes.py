@@ -92,6 +92,7 @@ def test_kempnerforge_s_ranks_of_experts_share_a_batch_and_its_log_is_of_tensors
     assert (found.stack, found.training.global_batch) == ("kempnerforge", 8)
     assert found.stack_changes["memory.eager_copies"]
     assert measured(row).peak_counts == "allocated"
+    assert "memory allocated" in found.read_as
     assert "implementation" in suspect(row)
     dense = case({**ROW, "source": "KempnerForge H200", "overlap_notes": "torch.compile=true"})
     assert (dense.stack, dict(dense.stack_changes)) == ("kempnerforge", {})
