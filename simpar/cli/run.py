@@ -35,6 +35,8 @@ RUN_FLAGS = (
     Flag("--threads", "machine.threads", int, "Threads of each rank (default: cores / ranks)"),
     Flag("--timeout", "machine.timeout_s", float, "Seconds after which a silent rank counts as dead"),
     Flag("--port", "machine.port", int, "Where rank 0 listens (default: a free one, on localhost)"),
+    Flag("--init-from", "weights.init_from", str, "Folder of Hugging Face weights to start from"),
+    Flag("--save-to", "weights.save_to", str, "New folder to leave the weights in, as Hugging Face has them"),
     Flag("--checkpoint", "checkpoints.folder", str, "Folder to save states in, and to go on from"),
     Flag(
         "--checkpoint-every",

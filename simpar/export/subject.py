@@ -14,9 +14,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from simpar import files
 from simpar.cost.stack import Stack, load_stack, resolve
-from simpar.models.catalogue import catalogue
+from simpar.models.catalogue import config_of
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.plan.check import stage_layers
@@ -181,7 +180,7 @@ def subject(
         for name in names
         if getattr(getattr(plan, section), name) is not None
     }
-    config = config_of(graph)
+    config = config_of(graph.name)
     shared = gcd(devices_per_node, settled.mesh.world_size)
     per_node = min(devices_per_node, settled.mesh.world_size)
     return Subject(
@@ -193,14 +192,6 @@ def subject(
         config=config,
         devices_per_node=per_node if settled.mesh.world_size % per_node == 0 else shared,
     )
-
-
-def config_of(graph: ModelGraph) -> dict[str, Any]:
-    """The Hugging Face config that a graph was read from; empty for a graph built by hand. Raises UserError."""
-    found: Any = catalogue().get(graph.name)
-    if found is None and graph.name.endswith((".json", ".yaml")):
-        found = files.load(graph.name).data
-    return {key: value for key, value in (found or {}).items() if key != "source"}
 
 
 def not_understood(plan: Plan, stack: str, known: Collection[str] = ()) -> Iterator[Loss]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,14 @@ def catalogue() -> dict[str, dict[str, Any]]:
         for name, own in family["models"].items():
             configs[name] = {**shared, **own}
     return configs
+
+
+def config_of(model: str | Mapping[str, Any]) -> dict[str, Any]:
+    """The config behind a shipped name, a file or a config itself; empty where there is none. Raises UserError."""
+    found: Any = model if isinstance(model, Mapping) else catalogue().get(model)
+    if found is None and isinstance(model, str) and model.endswith((".json", ".yaml")):
+        found = files.load(Path(model)).data
+    return {key: value for key, value in (found or {}).items() if key not in ("source", "name")}
 
 
 def load_model(name: str) -> ModelGraph:

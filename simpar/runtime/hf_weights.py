@@ -2,6 +2,7 @@
 
 A family says how its modules are called and which of them are stored as one; everything else follows from the
 parameters that the model has. Layouts are those of the checkpoints of transformers.
+No torch until tensors are read or written.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
 
 from simpar.errors import UserError
 
@@ -46,6 +45,18 @@ class Rule:
         return dict(zip(self.theirs, self.layout.write(parameters, dims), strict=True))
 
 
+def _cat(parts: Tensors, dim: int = 0) -> Tensor:
+    import torch
+
+    return torch.cat(list(parts), dim=dim)
+
+
+def _stack(parts: Tensors, dim: int = 0) -> Tensor:
+    import torch
+
+    return torch.stack(list(parts), dim=dim)
+
+
 def _heads(dims: Mapping[str, int]) -> tuple[int, int, int]:
     """Rows of queries, of keys and of values."""
     keys = dims["kv_heads"] * dims["head_dim"]
@@ -73,7 +84,7 @@ def _by_group(found: Tensors, dims: Mapping[str, int]) -> Tensors:
 
 def _to_groups(own: Tensors, dims: Mapping[str, int]) -> Tensors:
     split = [part.unflatten(0, (dims["kv_heads"], -1, dims["head_dim"])) for part in own]
-    return [torch.cat(split, dim=1).flatten(0, 2)]
+    return [_cat(split, dim=1).flatten(0, 2)]
 
 
 def _latent(found: Tensors, dims: Mapping[str, int]) -> Tensors:
@@ -83,7 +94,7 @@ def _latent(found: Tensors, dims: Mapping[str, int]) -> Tensors:
 
 
 def _to_latent(own: Tensors, dims: Mapping[str, int]) -> Tensors:
-    return [torch.cat([part.unflatten(0, (dims["heads"], -1)) for part in own], dim=1).flatten(0, 1)]
+    return [_cat([part.unflatten(0, (dims["heads"], -1)) for part in own], dim=1).flatten(0, 1)]
 
 
 def _mixed(found: Tensors, _: Mapping[str, int]) -> Tensors:
@@ -100,8 +111,8 @@ def _to_mixed(own: Tensors, _: Mapping[str, int]) -> Tensors:
 def _stacked(found: Tensors, dims: Mapping[str, int]) -> Tensors:
     """One tensor an expert, or a pair of them: gates first, then what they gate."""
     count = dims["num_experts"]
-    parts = [torch.stack(list(found[at : at + count])) for at in range(0, len(found), count)]
-    return [parts[0] if len(parts) == 1 else torch.stack(parts, dim=1)]
+    parts = [_stack(list(found[at : at + count])) for at in range(0, len(found), count)]
+    return [parts[0] if len(parts) == 1 else _stack(parts, dim=1)]
 
 
 def _apart(own: Tensors, _: Mapping[str, int]) -> Tensors:
@@ -116,7 +127,7 @@ def _apart(own: Tensors, _: Mapping[str, int]) -> Tensors:
 def _joined_experts(found: Tensors, dims: Mapping[str, int]) -> Tensors:
     """Tensors [experts x ffn, hidden], two for a product up, one that is used transposed for the one down."""
     split = [each.unflatten(0, (dims["num_experts"], -1)) for each in found]
-    return [torch.stack(split, dim=1) if len(split) > 1 else split[0].transpose(1, 2)]
+    return [_stack(split, dim=1) if len(split) > 1 else split[0].transpose(1, 2)]
 
 
 def _to_joined(own: Tensors, _: Mapping[str, int]) -> Tensors:
@@ -126,22 +137,22 @@ def _to_joined(own: Tensors, _: Mapping[str, int]) -> Tensors:
 
 SAME = _each(lambda x: x)
 TURNED = _each(lambda x: x.transpose(-1, -2) if x.ndim > 1 else x)
-ROWS = Layout(_rows_of_qkv, lambda own, _: [torch.cat(list(own))])
-HALVES = Layout(lambda found, _: found[0].chunk(2), lambda own, _: [torch.cat(list(own))])
+ROWS = Layout(_rows_of_qkv, lambda own, _: [_cat(list(own))])
+HALVES = Layout(lambda found, _: found[0].chunk(2), lambda own, _: [_cat(list(own))])
 GROUPS = Layout(_by_group, _to_groups)
 LATENT = Layout(_latent, _to_latent)
 LATENT_KEY = Layout(
     lambda found, dims: found[0].split((dims["kv_rank"], dims["rotary_dim"])),
-    lambda own, _: [torch.cat(list(own))],
+    lambda own, _: [_cat(list(own))],
 )
 MIXED = Layout(_mixed, _to_mixed)
 STACKED = Layout(_stacked, _apart)
 JOINED = Layout(_joined_experts, _to_joined)
-SWAPPED = _each(lambda x: torch.cat([*reversed(x.chunk(2, dim=1))], dim=1))
+SWAPPED = _each(lambda x: _cat([*reversed(x.chunk(2, dim=1))], dim=1))
 """Of a product of two inputs side by side, checkpoints have the embedding's columns first."""
 TURNED_ROWS = Layout(
     lambda found, dims: _rows_of_qkv(TURNED.read(found, dims), dims),
-    lambda own, dims: TURNED.write([torch.cat(list(own))], dims),
+    lambda own, dims: TURNED.write([_cat(list(own))], dims),
 )
 
 

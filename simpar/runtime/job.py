@@ -72,6 +72,13 @@ class Checkpoints(_Part):
     background: bool = True
 
 
+class Weights(_Part):
+    """Folders of weights as Hugging Face releases them: what a run starts from, and what it leaves."""
+
+    init_from: str | None = None
+    save_to: str | None = None
+
+
 class Machine(_Part):
     """Where ranks run: device, threads of each, seconds until a silent peer counts as dead."""
 
@@ -92,6 +99,7 @@ class Job(Handed):
     learning: Learning = Learning()
     data: Data = Data()
     checkpoints: Checkpoints | None = None
+    weights: Weights = Weights()
     machine: Machine = Machine()
     warmup: int = Field(2, ge=0, description="steps at the start that are not measured")
     trace_steps: int = Field(0, ge=0, description="steps of the Kineto trace, after the warm-up")

@@ -32,7 +32,9 @@ from simpar.runtime.decoder import (
 )
 from simpar.runtime.offload import save_on_host
 from simpar.runtime.ranks import Ranks, StageRanks
+from simpar.runtime.released import Released
 from simpar.runtime.strategy import Strategy
+from simpar.runtime.weights import Source
 
 Dtype = Any
 DTYPES: Mapping[str, Dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -58,7 +60,7 @@ class Dtypes:
 class Blueprint:
     """What building needs beside the stage: resolved plan, strategy, dtypes, switches.
 
-    ``graph`` is None for a module of the user's.
+    ``graph`` is None for a module of the user's; parameters start from ``released`` weights where there are any.
     """
 
     graph: ModelGraph | None
@@ -67,6 +69,7 @@ class Blueprint:
     dtypes: Dtypes
     recompute: Recompute
     seed: int = 0
+    released: Released | None = None
 
     @property
     def fetches(self) -> bool:
@@ -121,7 +124,7 @@ def build_stage(blueprint: Blueprint, part: Part, ranks: Ranks) -> Decoder:
         save_on_host(layers if part.head else layers[:-1], plan.offload.offload_activations)
     model.to_empty(device="cpu" if blueprint.fetches else ranks.device)
     model.tie()
-    fill(model, blueprint.seed)
+    fill(model, blueprint.seed, blueprint.graph, blueprint.released)
     return model
 
 
@@ -198,13 +201,29 @@ def _placement(parameter: nn.Parameter, shards: int) -> Shard | None:
 
 
 @torch.no_grad()
-def fill(model: nn.Module, seed: int) -> None:
-    """Give every parameter, or the shard of it that is here, its initial value; both copies of a table the same."""
+def fill(
+    model: nn.Module, seed: int, graph: ModelGraph | None = None, released: Released | None = None
+) -> None:
+    """Give every parameter, or the shard of it that is here, its initial value; both copies of a table the same.
+
+    Of ``released`` weights of the graph all but adapters. Raises UserError where these do not have a parameter.
+    """
     details = getattr(model, "details", USUAL)
-    for name, parameter in model.named_parameters():
+    named = [(name, _origin(name, model), parameter) for name, parameter in model.named_parameters()]
+    source = None
+    if graph is not None and released is not None:
+        source = Source.of(released, graph, [origin for _, origin, _ in named if "lora_" not in origin])
+    for _, origin, parameter in named:
         local, here = local_part(parameter)
-        origin = TABLE if name == OUTPUT and getattr(model, "tied", False) else name
+        if source is not None and origin in source.by_name:
+            local.copy_(source.part(origin, tuple(parameter.shape), here))
+            continue
         local.copy_(initial_value(origin, tuple(parameter.shape), seed, details)[here])
+
+
+def _origin(name: str, model: nn.Module) -> str:
+    """The name that a parameter's value goes by: tied tables have one."""
+    return TABLE if name == OUTPUT and getattr(model, "tied", False) else name
 
 
 def local_part(tensor: Any) -> tuple[Any, tuple[slice, ...]]:

@@ -14,12 +14,15 @@ from pydantic import BaseModel, ConfigDict
 from simpar.errors import UserError
 from simpar.files import parse
 from simpar.hardware.cluster import Cluster
+from simpar.models.catalogue import config_of
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.report.result import Result
 from simpar.runtime.data import open_source
+from simpar.runtime.hf_weights import rules
 from simpar.runtime.job import Job
 from simpar.runtime.prepare import STACK, Prepared, prepare
+from simpar.runtime.released import Released, check_target
 from simpar.runtime.saved import check_continuation
 from simpar.scenario import ClusterChoice, Perturbations, Published, read_as
 from simpar.tracing.code import consented
@@ -92,10 +95,34 @@ def make_ready(request: Request, nproc: int | None, nodes: int, options: Mapping
             "these differ or are on servers; allowed: no checkpoints"
         )
     check_continuation(job)
+    _check_weights(job, prepared)
     graph = job.graph()
     if graph is not None:
         open_source(job.data, job.training, graph.dims["vocab"], job.learning.seed)
     return Ready(job, prepared, world_size, cluster)
+
+
+def _check_weights(job: Job, prepared: Prepared) -> None:
+    """Raise UserError where a run cannot start from the weights it is given, or leave any."""
+    graph = job.graph()
+    for flag, folder in (("--init-from", job.weights.init_from), ("--save-to", job.weights.save_to)):
+        if folder is not None and graph is None:
+            raise UserError(
+                f"{flag} {folder}: a model of your own reads and writes its weights itself; allowed: none"
+            )
+    if graph is None:
+        return
+    if job.weights.init_from is not None:
+        Released.of(Path(job.weights.init_from), graph)
+    if job.weights.save_to is not None:
+        if prepared.strategy.alone:
+            raise UserError("--save-to: replicas that step on their own differ; allowed: plan.sync = bsp")
+        if job.plan.tuning.lora_rank is not None:
+            raise UserError(
+                "--save-to: adapters have no place in files of the whole model; allowed: --checkpoint"
+            )
+        rules(str(config_of(job.model).get("model_type") or ""), (), graph.dims)
+        check_target(Path(job.weights.save_to))
 
 
 def _counted(plan: Plan, prepared: Prepared, nodes: int) -> Plan:

@@ -13,6 +13,7 @@ import torch
 
 from simpar.errors import UserError
 from simpar.files import write_atomic
+from simpar.models.catalogue import config_of
 from simpar.runtime.assemble import make_engine, make_own_engine
 from simpar.runtime.checkpoint import Contents, Store
 from simpar.runtime.data import Loader, open_source
@@ -25,10 +26,12 @@ from simpar.runtime.one_process import as_one_rank
 from simpar.runtime.prediction import layers_of, next_tokens
 from simpar.runtime.prepare import Prepared, prepare
 from simpar.runtime.ranks import Ranks, ranks_of
+from simpar.runtime.released import Released
 from simpar.runtime.saved import next_step
 from simpar.runtime.states import loaded, named_tensors
 from simpar.runtime.strategy import replicas_inside
 from simpar.runtime.update import Update
+from simpar.runtime.weights import save
 from simpar.tracing.code import own_module
 
 Tensor = Any
@@ -74,6 +77,10 @@ def train(job: Job, rank: int, world_size: int, device: Any) -> dict[str, Any]:
             saving.after(step)
             traced()
     saving.finish()
+    graph = job.graph()
+    if job.weights.save_to is not None and graph is not None:
+        dtype = Dtypes.of(session.prepared.plan).compute
+        save(session.engine.stages, graph, config_of(job.model), Path(job.weights.save_to), dtype)
     return {"rank": rank, "steps": rows, **memory.peak()}
 
 
@@ -144,7 +151,7 @@ def start(job: Job, rank: int, world_size: int, device: Any) -> Session:
     seed = job.learning.seed
     blueprint = Blueprint(
         graph, plan, prepared.strategy, Dtypes.of(plan), Recompute(plan.memory.recompute, prepared.selective),
-        seed=seed,
+        seed=seed, released=_released(job),
     )  # fmt: skip
     clock = Clock(device)
     if graph is None or prepared.schedule is None:
@@ -161,6 +168,14 @@ def start(job: Job, rank: int, world_size: int, device: Any) -> Session:
     source = open_source(job.data, job.training, vocab, seed)
     loader = Loader(source, job.training.global_batch, ranks.data_rank, int(plan.mesh.dp or 1), seed)
     return Session(job, prepared, ranks, engine, loader, clock)
+
+
+def _released(job: Job) -> Released | None:
+    """The weights that a job starts from. Raises UserError."""
+    graph = job.graph()
+    if job.weights.init_from is None or graph is None:
+        return None
+    return Released.of(Path(job.weights.init_from), graph)
 
 
 def vocabulary(model: Any) -> int:

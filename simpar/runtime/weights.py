@@ -1,0 +1,159 @@
+"""Weights between a model's shards and files of transformers: each rank reads its part, one rank a stage writes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.models.graph import ModelGraph
+from simpar.runtime.decoder import OUTPUT
+from simpar.runtime.hf_weights import SAME, Rule, rules
+from simpar.runtime.released import CONFIG, INDEX, Released, opener
+from simpar.units import GIB
+
+Tensor = Any
+SHARD_BYTES = 4 * GIB
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass
+class Source:
+    """Where the parameters of a stage come from; several that are stored as one tensor are read together once."""
+
+    released: Released
+    graph: ModelGraph
+    by_name: Mapping[str, Rule]
+    _last: dict[str, Tensor] = field(default_factory=dict)
+
+    @staticmethod
+    def of(released: Released, graph: ModelGraph, names: Sequence[str]) -> Source:
+        """The source of the named parameters. Raises UserError for a family whose files are not known."""
+        found = rules(released.family, names, graph.dims)
+        return Source(released, graph, {name: rule for rule in found for name in rule.ours})
+
+    def part(self, name: str, shape: tuple[int, ...], here: tuple[slice, ...]) -> Tensor:
+        """A rank's part of a parameter of a whole shape. Raises UserError."""
+        rule = self.by_name[name]
+        if rule.layout is SAME:
+            return self._read(rule.theirs[0], shape, here)
+        if name not in self._last:
+            tensors = [self._read(each) for each in rule.theirs]
+            self._last = rule.read(tensors, self.graph.dims)
+        whole = self._last[name]
+        self._fits(name, tuple(whole.shape), shape)
+        return whole[here]
+
+    def _read(
+        self, name: str, shape: tuple[int, ...] | None = None, here: tuple[slice, ...] | None = None
+    ) -> Tensor:
+        path = self.released.file_of(name)
+        with opener()(path, framework="pt") as file:
+            if name not in file.keys():  # noqa: SIM118 - the file is no mapping
+                raise UserError(f"{path}: has no {name}, which the index says")
+            if shape is None or here is None:
+                found = file.get_tensor(name)
+            else:
+                kept = file.get_slice(name)
+                self._fits(name, tuple(kept.get_shape()), shape)
+                found = kept[here]
+        if found.dtype not in FLOATS:
+            allowed = ", ".join(map(_said, FLOATS))
+            raise UserError(f"{path}: {name} is {_said(found.dtype)}; allowed: {allowed}")
+        return found
+
+    def _fits(self, name: str, there: tuple[int, ...], here: tuple[int, ...]) -> None:
+        if there != here:
+            raise UserError(
+                f"--init-from {self.released.folder}: {name} has shape {list(there)} there, {list(here)} here"
+            )
+
+
+def _said(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def whole(tensor: Any) -> Tensor:
+    """A parameter put together from all ranks that share it; every one of them must ask."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def save(
+    stages: Mapping[int, Any], graph: ModelGraph, config: Mapping[str, Any], folder: Path, dtype: Any
+) -> None:
+    """Write the parameters of a model, whose virtual stages by number are on several ranks, and its config.
+
+    Every rank calls it. The lowest rank that has a stage writes its files, each of up to SHARD_BYTES; the folder gets
+    its name when all are written. Raises UserError where nothing can be written.
+    """
+    rank, half = dist.get_rank(), folder.with_name(f"{folder.name}.partial")
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, sorted(stages))
+    if rank == 0:
+        shutil.rmtree(half, ignore_errors=True)
+        half.mkdir(parents=True)
+    dist.barrier()
+    written: dict[str, str] = {}
+    size = 0
+    for stage in sorted(stages):
+        first = next(other for other, held in enumerate(every) if stage in held) == rank
+        for number, tensors in enumerate(_shards(stages[stage], graph, str(config["model_type"]), dtype)):
+            if first:
+                name = f"model-{stage:03d}-{number:05d}.safetensors"
+                _write(half / name, tensors)
+                written |= dict.fromkeys(tensors, name)
+                size += sum(each.numel() * each.element_size() for each in tensors.values())
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, (written, size))
+    if rank == 0:
+        places = {name: file for part, _ in parts for name, file in part.items()}
+        total = {"total_size": sum(each for _, each in parts)}
+        index = {"metadata": total, "weight_map": dict(sorted(places.items()))}
+        files.write_atomic(half / INDEX, json.dumps(index, indent=2) + "\n")
+        said = {**config, "dtype": _said(dtype)}
+        files.write_atomic(half / CONFIG, json.dumps(said, indent=2) + "\n")
+        if folder.exists():
+            folder.rmdir()
+        half.rename(folder)
+    dist.barrier()
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except Exception as error:  # noqa: BLE001 - a full disk raises the library's own class
+        raise UserError(
+            f"--save-to {path.parent}: cannot be written ({str(error).splitlines()[0]})"
+        ) from None
+
+
+def _shards(stage: Any, graph: ModelGraph, family: str, dtype: Any) -> Iterator[dict[str, Tensor]]:
+    """Tensors of a stage under their names in files, some at a time."""
+    own = {
+        name: parameter for name, parameter in stage.named_parameters()
+        if not (name == OUTPUT and graph.tied_embeddings)
+    }  # fmt: skip
+    if getattr(stage, "copies_table", False):
+        own = {name: parameter for name, parameter in own.items() if not name.startswith("embedding.")}
+    tensors: dict[str, Tensor] = {}
+    size = 0
+    for rule in rules(family, list(own), graph.dims):
+        found = rule.write([whole(own[name]).cpu() for name in rule.ours], graph.dims)
+        tensors |= {name: each.to(dtype).contiguous().clone() for name, each in found.items()}
+        size += sum(each.numel() * each.element_size() for each in found.values())
+        if size > SHARD_BYTES:
+            yield tensors
+            tensors, size = {}, 0
+    if tensors:
+        yield tensors

@@ -1,0 +1,174 @@
+"""Runs that start from files of transformers and leave files of transformers."""
+
+import json
+import shutil
+
+import pytest
+
+torch = pytest.importorskip("torch")
+safetensors = pytest.importorskip("safetensors.torch")
+
+from simpar import cli  # noqa: E402
+from simpar.models.hf_config import read  # noqa: E402
+from simpar.runtime.attention import Place  # noqa: E402
+from simpar.runtime.decoder import Decoder, Part, Recompute  # noqa: E402
+from simpar.runtime.hf_weights import rules  # noqa: E402
+from simpar.runtime.model import fill  # noqa: E402
+
+from .tiny_models import LLAMA, MODELS  # noqa: E402
+
+
+def files_of(family, config, folder):
+    """A folder of weights as transformers would have written it, in two shards."""
+    config = {"model_type": family, **config}
+    graph = read(config, family)
+    model = Decoder(graph, Part(range(len(graph.layers)), embedding=True, head=True), Place(), Recompute())
+    fill(model, 3)
+    own = dict(model.named_parameters())
+    tensors = {}
+    for rule in rules(family, [n for n in own if not (graph.tied_embeddings and "lm_head" in n)], graph.dims):
+        tensors |= rule.write([own[name].detach() for name in rule.ours], graph.dims)
+    tensors = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+    folder.mkdir()
+    names = sorted(tensors)
+    halves = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, part in halves.items():
+        safetensors.save_file({name: tensors[name] for name in part}, folder / file)
+    index = {"weight_map": {name: file for file, part in halves.items() for name in part}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text(json.dumps(config))
+    return tensors
+
+
+def flags(folder, *more):
+    """A run of one step that changes nothing."""
+    shape = [
+        "--model",
+        str(folder / "config.json"),
+        "--seq-len",
+        "16",
+        "--global-batch",
+        "8",
+        "--micro-batch",
+        "1",
+    ]
+    exact = ["--precision", "fp32", "--optimizer", "sgd", "--learning-rate", "1e-30"]
+    return [
+        "gpt2-laptop",
+        *shape,
+        *exact,
+        "--set",
+        "cluster=null",
+        "--steps",
+        "1",
+        "--init-from",
+        str(folder),
+        *more,
+    ]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        pytest.param("llama-llama3", ["--nproc", "1"], marks=pytest.mark.slow),
+        ("qwen2", ["--nproc", "2", "--tp", "2", "--sequence-parallel"]),
+        ("gpt2", ["--nproc", "2", "--pp", "2"]),
+        pytest.param("phi3", ["--nproc", "2", "--zero", "3"], marks=pytest.mark.slow),
+        ("gpt_neox", ["--nproc", "4", "--tp", "2", "--zero", "3"]),
+        pytest.param("mixtral", ["--nproc", "2", "--ep", "2"], marks=pytest.mark.slow),
+        pytest.param("deepseek_v3", ["--nproc", "2", "--zero", "2"], marks=pytest.mark.slow),
+        ("gpt_oss", ["--nproc", "2", "--ep", "2", "--zero", "3"]),
+    ],
+)
+def test_weights_come_in_and_go_out_in_every_layout(simpar_run, tmp_path, name, layout):
+    """What a run is given, whole or a shard a rank, is what it leaves after a step that changes nothing."""
+    family = name.split("-")[0]
+    expected = files_of(family, MODELS[name], tmp_path / "in")
+    done = simpar_run(*flags(tmp_path / "in", *layout, "--save-to", "out", "-o", "log"))
+    assert done.returncode == 0, done.stderr
+    index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
+    found = {}
+    for file in set(index["weight_map"].values()):
+        found |= safetensors.load_file(tmp_path / "out" / file)
+    assert set(index["weight_map"]) == set(found) == set(expected)
+    for key, tensor in expected.items():  # biases of zero leave by a gradient times the smallest rate
+        torch.testing.assert_close(found[key], tensor, rtol=0, atol=1e-25)
+    assert index["metadata"]["total_size"] == sum(4 * tensor.numel() for tensor in expected.values())
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config == {**json.loads((tmp_path / "in/config.json").read_text()), "dtype": "float32"}
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_run_starts_from_the_weights_it_is_given(simpar_run, tmp_path):
+    """The first loss is that of the files' model, not of fresh weights."""
+    files_of("llama", MODELS["llama"], tmp_path / "in")
+    losses = []
+    for more in ([], ["--init-from", str(tmp_path / "in")]):
+        given = [flag for flag in flags(tmp_path / "in") if flag not in ("--init-from", str(tmp_path / "in"))]
+        done = simpar_run(*given, *more, "--seed", "3" if not more else "5", "-o", f"log{len(more)}")
+        assert done.returncode == 0, done.stderr
+        losses.append(
+            json.loads((tmp_path / f"log{len(more)}/report.json").read_text())["measured"]["losses"][0]
+        )
+    assert losses[0] != losses[1]
+
+
+def broken(folder, kind):
+    """Damage a folder in one way."""
+    config = json.loads((folder / "config.json").read_text())
+    if kind == "shard":
+        (folder / "b.safetensors").unlink()
+    elif kind == "index":
+        (folder / "model.safetensors.index.json").unlink()
+    elif kind == "config":
+        (folder / "config.json").unlink()
+    elif kind == "base":
+        (folder / "config.json").write_text(json.dumps({**config, "rope_theta": 1.0}))
+    elif kind == "size":
+        (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 64}))
+    elif kind == "quantised":
+        (folder / "config.json").write_text(
+            json.dumps({**config, "quantization_config": {"quant_method": "fp8"}})
+        )
+    elif kind == "torn":
+        path = folder / "a.safetensors"
+        (folder / "model.safetensors.index.json").unlink()
+        path.rename(folder / "model.safetensors")
+        (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:100])
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("shard", "b.safetensors: is missing, model.safetensors.index.json names it"),
+        ("index", "has neither model.safetensors nor model.safetensors.index.json"),
+        ("config", "has no config.json"),
+        ("base", "weights of another model: positions = "),
+        ("size", "weights of another model: ffn = 64 there, 48 here"),
+        ("quantised", "weights are quantised"),
+        ("torn", "is no whole safetensors file"),
+    ],
+)
+def test_what_cannot_be_started_from_is_said_in_one_line(tmp_path, capsys, monkeypatch, kind, words):
+    """Before torch starts, with exit code 2, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    files_of("llama", LLAMA, tmp_path / "in")
+    shutil.copytree(tmp_path / "in", tmp_path / "bad")
+    broken(tmp_path / "bad", kind)
+    given = [
+        str(tmp_path / "bad") if flag == str(tmp_path / "in") else flag for flag in flags(tmp_path / "in")
+    ]
+    assert cli.run(["run", *given, "--nproc", "1", "-o", "log"]) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_folder_that_is_there_is_not_written_over(tmp_path, capsys, monkeypatch):
+    """Weights of earlier runs stay."""
+    monkeypatch.chdir(tmp_path)
+    files_of("llama", LLAMA, tmp_path / "in")
+    assert cli.run(["run", *flags(tmp_path / "in", "--save-to", str(tmp_path / "in")), "--nproc", "1"]) == 2
+    assert "is already there; allowed: a new folder" in capsys.readouterr().err
