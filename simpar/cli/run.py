@@ -24,9 +24,14 @@ RUN_FLAGS = (
     Flag("--weight-decay", "learning.weight_decay", float, "Of the optimizer (0)"),
     Flag("--clip-norm", "learning.clip_norm", float, "Clip the gradient to this norm"),
     Flag("--seed", "learning.seed", int, "Of initial weights, data order and dropout"),
-    Flag("--warmup", "warmup", int, "Steps at the start that are not measured (2)"),
+    Flag("--warmup", "measuring.warmup", int, "Steps at the start that are not measured (2)"),
     Flag("--trace", "", str, "Write the simulated and the measured step as one trace for Perfetto"),
-    Flag("--trace-steps", "trace_steps", int, "Steps to trace with Kineto, one file a rank (1 with --trace)"),
+    Flag(
+        "--trace-steps",
+        "measuring.trace_steps",
+        int,
+        "Steps to trace with Kineto, one file a rank (1 with --trace)",
+    ),
     Flag("--tokens", "", str, "Train on a flat binary file of token numbers"),
     Flag("--token-dtype", "data.dtype", str, "Of that file: uint16, uint32, int32 or int64"),
     Flag("--text", "", str, "Train on a text file"),
@@ -117,8 +122,8 @@ def _job_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     for flag in RUN_FLAGS:
         if flag.key and values[flag.name] is not None:
             fields = with_value(fields, flag.key, values[flag.name])
-    if values["trace"] and not fields.get("trace_steps"):
-        fields["trace_steps"] = 1
+    if values["trace"] and not fields.get("measuring", {}).get("trace_steps"):
+        fields = with_value(fields, "measuring.trace_steps", 1)
     for kind in ("tokens", "text"):
         if values[kind] is not None:
             fields = with_value(

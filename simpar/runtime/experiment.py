@@ -59,9 +59,9 @@ def make_report(
 
     graph, plan, training = job.graph(), ready.prepared.plan, job.training
     if ready.prepared.strategy.reduction == "servers":
-        found = measured_apart(ranks, training, warmup=job.warmup)
+        found = measured_apart(ranks, training, warmup=job.measuring.warmup)
     else:
-        found = measured(ranks, training, warmup=job.warmup)
+        found = measured(ranks, training, warmup=job.measuring.warmup)
         found["losses"] = [row["loss"] for row in read_log(Path(job.folder) / LOG)]
     if graph is not None and ready.cluster is not None:
         peak = ready.cluster.device.peak_flop_per_s[plan.numerics.precision]

@@ -88,6 +88,13 @@ class Machine(_Part):
     port: int | None = Field(None, ge=1, le=65535, description="where rank 0 listens; default a free one")
 
 
+class Measuring(_Part):
+    """Which steps are measured and traced."""
+
+    warmup: int = Field(2, ge=0, description="steps at the start that are not measured")
+    trace_steps: int = Field(0, ge=0, description="steps of the Kineto trace, after the warm-up")
+
+
 class Job(Handed):
     """One run of a checked and resolved plan: ``steps`` optimizer steps, results in ``folder``."""
 
@@ -101,8 +108,7 @@ class Job(Handed):
     checkpoints: Checkpoints | None = None
     weights: Weights = Weights()
     machine: Machine = Machine()
-    warmup: int = Field(2, ge=0, description="steps at the start that are not measured")
-    trace_steps: int = Field(0, ge=0, description="steps of the Kineto trace, after the warm-up")
+    measuring: Measuring = Measuring()
     selective: Literal["attention", "operators"] = "attention"
 
     @property

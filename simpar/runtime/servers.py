@@ -242,5 +242,5 @@ def serve_job(job: Job, rank: int, replicas: int) -> dict[str, Any]:
     server = serve(terms)
     return {
         "rank": rank, "server": rank - replicas, "updates": server.version, "most_ahead": server.ahead,
-        "staleness": counted(server.updates, replicas, job.steps, job.warmup),
+        "staleness": counted(server.updates, replicas, job.steps, job.measuring.warmup),
     }  # fmt: skip

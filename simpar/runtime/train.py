@@ -68,8 +68,8 @@ def train(job: Job, rank: int, world_size: int, device: Any) -> dict[str, Any]:
     first = saving.resume()
     rows: list[dict[str, Any]] = []
     log = _open_log(session, first) if rank == 0 else None
-    path = session.folder / KINETO.format(rank=rank) if job.trace_steps else None
-    with tracing(path, wait=job.warmup, steps=job.trace_steps) as traced:
+    path = session.folder / KINETO.format(rank=rank) if job.measuring.trace_steps else None
+    with tracing(path, wait=job.measuring.warmup, steps=job.measuring.trace_steps) as traced:
         for step in range(first, job.steps):
             rows.append(train_step(session, step))
             if log is not None:
