@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from simpar.cli.app import JSON_HELP, OUR_FAULT, app, console, json_out
+from simpar.cli.app import INTERRUPTED, JSON_HELP, OUR_FAULT, app, console, json_out
 from simpar.cli.flags import SCENARIO_FLAGS, Flag, parameter, scenario_flags
 from simpar.errors import UserError
 
@@ -21,6 +21,11 @@ RUN_FLAGS = (
     Flag("--json", "", str, JSON_HELP),
     Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
     Flag("--learning-rate", "learning.learning_rate", float, "Of the optimizer (1e-4)"),
+    Flag("--lr-schedule", "learning.schedule", str, "After the warm-up: constant, cosine, linear or wsd"),
+    Flag("--lr-warmup", "learning.warmup_steps", int, "Steps over which the rate rises (0)"),
+    Flag("--lr-decay", "learning.decay_steps", int, "Steps at the end in which wsd falls (a tenth)"),
+    Flag("--lr-steps", "learning.schedule_steps", int, "Steps of the schedule, over resumes (--steps)"),
+    Flag("--min-learning-rate", "learning.least_rate", float, "Where the schedule ends (0)"),
     Flag("--weight-decay", "learning.weight_decay", float, "Of the optimizer (0)"),
     Flag("--clip-norm", "learning.clip_norm", float, "Clip the gradient to this norm"),
     Flag("--seed", "learning.seed", int, "Of initial weights, data order and dropout"),
@@ -84,7 +89,7 @@ def _signature(command: Callable[..., Any]) -> Callable[..., Any]:
 @_signature
 def run(plan: str, steps: int, **values: Any) -> int:
     """Train a plan with torch; report measured beside predicted."""
-    from simpar.runtime.experiment import conduct
+    from simpar.runtime.experiment import Interrupted, conduct
     from simpar.runtime.launch import Nodes, WorkerFailure, require_torch
     from simpar.runtime.request import default_folder, load_request, make_ready
 
@@ -109,6 +114,10 @@ def run(plan: str, steps: int, **values: Any) -> int:
     except WorkerFailure as failure:
         sys.stderr.write(f"{failure}\n")
         return OUR_FAULT
+    except Interrupted as ended:
+        if not json_out(ended.report, values["json_"]):
+            _print_interrupted(ended.report, folder)
+        return INTERRUPTED
     if report is not None and not json_out(report, values["json_"]):
         _print(report, folder)
     return 0
@@ -153,6 +162,19 @@ def _progress(steps: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
             bar.update(task, completed=row["step"] + 1, description=words)
 
         yield advance
+
+
+def _print_interrupted(report: Mapping[str, Any], folder: Path) -> None:
+    """What was done of a run that the user ended, and how it goes on."""
+    screen, losses = console(), report["losses"]
+    screen.print(f"interrupted after {report['steps_done']} of {report['steps_asked']} steps", soft_wrap=True)
+    if losses:
+        screen.print(f"loss {losses[0]:.4f} at first, {losses[-1]:.4f} at last", soft_wrap=True)
+    kept = report["checkpoint"]
+    screen.print(
+        f"the same command goes on from {kept}" if kept else "no checkpoint was written", soft_wrap=True
+    )
+    screen.print(f"wrote {folder}", soft_wrap=True)
 
 
 def _print(report: Mapping[str, Any], folder: Path) -> None:

@@ -15,7 +15,8 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +30,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 
 from simpar import files
 from simpar.errors import UserError
-from simpar.runtime.saved import DELAYED, MANIFEST, PREFIX, VERSION, newest, whole_checkpoints
+from simpar.runtime.saved import DELAYED, MANIFEST, PREFIX, VERSION, read_manifest, whole_checkpoints
 from simpar.units import MIB
 
 PARTIAL, INDEX = ".partial", ".metadata"
@@ -71,14 +72,37 @@ class Store:
         dist.barrier(store.group)
         return store
 
-    def latest(self) -> tuple[Path, dict[str, Any]] | None:
-        """The newest whole checkpoint and its manifest, the same on every rank. Raises UserError."""
+    def sound(self) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """Whole checkpoints and their manifests, newest first, the same on every rank.
+
+        Of one that is damaged only the reason is said, on the error stream of rank 0; where all are, the last one's
+        is raised. Raises UserError.
+        """
         found: list[Any] = [None]
         if dist.get_rank() == 0:
-            found = [_attempt(lambda: newest(self.folder))]
+            found = [[str(path) for path in reversed(whole_checkpoints(self.folder))]]
         dist.broadcast_object_list(found, src=0, group=self.group)
-        chosen: tuple[Path, dict[str, Any]] | None = _agreed([found[0]])[0]
-        return chosen
+        for place, name in enumerate(found[0]):
+            path = Path(name)
+            reason = self._damage(path)
+            if reason is None:
+                yield path, read_manifest(path)
+            elif place == len(found[0]) - 1:
+                raise UserError(reason)
+            elif dist.get_rank() == 0:
+                sys.stderr.write(f"{reason}; going on with the one before\n")
+
+    def _damage(self, path: Path) -> str | None:
+        """Why a checkpoint cannot be loaded, whichever rank finds out; None where it is as it was written."""
+        rank, world = dist.get_rank(), dist.get_world_size()
+
+        def check() -> None:
+            files_of = read_manifest(path)["files"]
+            _check_files(path, files_of, sorted(files_of)[rank::world])
+
+        every: list[Any] = [None] * world
+        dist.all_gather_object(every, _attempt(check), group=self.group)
+        return next((str(value) for kind, value in every if kind == "failed"), None)
 
     def save(self, tensors: Tensors, contents: Contents) -> None:
         """Write a checkpoint; returns once the tensors are copied. Raises what the previous save failed with."""
@@ -92,9 +116,21 @@ class Store:
 
     def wait(self) -> None:
         """Until nothing is being written."""
-        if self._saving is not None:
-            saving, self._saving = self._saving, None
+        if self._saving is None:
+            return
+        saving, self._saving = self._saving, None
+        try:
             saving.result()
+        except BaseException as error:  # torch's CheckpointException is no Exception
+            reason = _system_error(error)
+            if reason is None:
+                raise
+            kept = whole_checkpoints(self.folder)
+            left = f"the newest whole one is {kept[-1]}" if kept else "there is none yet"
+            raise UserError(
+                f"--checkpoint {self.folder}: a checkpoint cannot be written ({reason}); {left}; allowed: a folder "
+                "with space for two"
+            ) from error
 
     def _commit(self, writing: Future[Any], half: Path, contents: Contents) -> None:
         """When every rank has written: digests of all files into the manifest, then the name that counts."""
@@ -121,17 +157,12 @@ class Store:
                 shutil.rmtree(old)
         dist.barrier(self.group)
 
-    def load(self, path: Path, manifest: Mapping[str, Any], tensors: Sequence[Tensors]) -> None:
-        """Fill tensors from a checkpoint, whatever layout made it; one set after the other, where names repeat.
+    def load(self, path: Path, tensors: Sequence[Tensors]) -> None:
+        """Fill tensors from a sound checkpoint, whatever layout made it; one set after the other, where names repeat.
 
-        Raises UserError: corrupt, or of another model.
+        Raises UserError for one of another model.
         """
-        rank, world = dist.get_rank(), dist.get_world_size()
-        mine = sorted(manifest["files"])[rank::world]
-        outcome = _attempt(lambda: _check_files(path, manifest["files"], mine))
-        every: list[Any] = [None] * world
-        dist.all_gather_object(every, outcome, group=self.group)
-        _agreed(every)
+        every: list[Any] = [None] * dist.get_world_size()
         reader = SafeReader(path)
         for part in tensors:
             outcome = _attempt(partial(_check_names, path, reader.read_metadata(), part))
@@ -139,6 +170,22 @@ class Store:
             _agreed(every)
             with torch.no_grad():
                 dcp.load(dict(part), storage_reader=reader, process_group=self.group)
+
+
+def _system_error(error: BaseException) -> str | None:
+    """What the system says of a write that failed, on whichever rank; None where something else did."""
+    failures = [
+        each[0] if isinstance(each, tuple) else each for each in getattr(error, "failures", {}).values()
+    ]
+    for each in (error, error.__cause__, *failures):
+        if isinstance(each, OSError) and each.strerror:
+            return each.strerror
+        # torch's writer raises RuntimeErrors of its own for streams that take no more
+        if isinstance(each, RuntimeError) and (
+            "file write failed" in str(each) or "No space left" in str(each)
+        ):
+            return "No space left on device"
+    return None
 
 
 def digest(path: Path) -> list[Any]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from simpar.files import write_atomic
 from simpar.runtime.job import KINETO, LOG, Job, read_log
 from simpar.runtime.launch import Nodes, launch
 from simpar.runtime.request import Ready, on_machine, predicted, simulated
+from simpar.runtime.saved import newest
 from simpar.runtime.strategy import replicas_inside
 from simpar.runtime.summary import errors, measured, measured_apart, utilisation
 from simpar.runtime.traces import write_both
@@ -38,9 +40,12 @@ def conduct(
     servers = int(ready.job.plan.data_parallel.servers or 0)
     job = on_machine(ready.job, processes, servers=servers, devices=devices)
     result = simulated(ready)
-    follow = _follow(Path(job.folder), advance) if advance else None
+    follow = _follow(Path(job.folder), advance, keeps=job.checkpoints is not None) if advance else None
     restarts = (RESTARTS if job.checkpoints else 0) if max_restarts is None else max_restarts
-    ranks = launch(job, processes + servers, nodes=nodes, max_restarts=restarts, follow=follow)
+    try:
+        ranks = launch(job, processes + servers, nodes=nodes, max_restarts=restarts, follow=follow)
+    except KeyboardInterrupt:
+        raise Interrupted(interrupted(ready, job)) from None
     if nodes.rank:
         return None
     report = make_report(ready, job, ranks, predicted(ready, result))
@@ -48,6 +53,35 @@ def conduct(
     if trace is not None:
         files = [Path(job.folder) / KINETO.format(rank=rank) for rank in range(ready.world_size)]
         write_both(trace, result.timeline if result else None, files)
+    return report
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run that the user ended; ``report`` is what was done until then."""
+
+    def __init__(self, report: dict[str, Any]) -> None:
+        super().__init__()
+        self.report = report
+
+
+def interrupted(ready: Ready, job: Job) -> dict[str, Any]:
+    """What rank 0's log knows of a run that was ended, written as its report: steps, losses, where to go on."""
+    rows = read_log(Path(job.folder) / LOG)
+    saved = newest(Path(job.checkpoints.folder)) if job.checkpoints else None
+    graph = job.graph()
+    report = {
+        "model": graph.name if graph else job.model,
+        "interrupted": True,
+        "steps_done": len(rows),
+        "steps_asked": job.steps,
+        "losses": [row["loss"] for row in rows],
+        "step_time_s": float(median(row["step_time_s"] for row in rows[job.measuring.warmup :] or rows))
+        if rows
+        else None,
+        "checkpoint": str(saved[0]) if saved else None,
+        "ranks": ready.world_size,
+    }
+    write_atomic(Path(job.folder) / REPORT, json.dumps(report, indent=2) + "\n")
     return report
 
 
@@ -90,10 +124,16 @@ def _torch_version() -> str:
     return metadata.version("torch")
 
 
-def _follow(folder: Path, advance: Callable[[Mapping[str, Any]], None]) -> Callable[[], None]:
-    """Report new lines of rank 0's log as they come; a restart may take lines back."""
+def _follow(folder: Path, advance: Callable[[Mapping[str, Any]], None], *, keeps: bool) -> Callable[[], None]:
+    """Report new lines of rank 0's log as they come; a restart may take lines back.
+
+    A run that goes on from a checkpoint ``keeps`` the lines of the steps behind it.
+    """
     path, seen = folder / LOG, [0]
-    path.unlink(missing_ok=True)
+    if not keeps:
+        path.unlink(missing_ok=True)
+    elif path.exists():
+        seen[0] = len(path.read_text(encoding="utf-8").splitlines())
 
     def follow() -> None:
         if not path.exists():

@@ -44,13 +44,27 @@ class Handed(_Part):
 
 
 class Learning(_Part):
-    """The optimizer's numbers, and the seed of initial weights, data order and dropout."""
+    """The optimizer's numbers, and the seed of initial weights, data order and dropout.
+
+    After ``warmup_steps`` the rate follows its ``schedule`` down to ``least_rate`` over ``schedule_steps`` (None: those
+    of the run); under "wsd" over the last ``decay_steps`` of them (None: a tenth).
+    """
 
     learning_rate: float = Field(1e-4, gt=0, allow_inf_nan=False)
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
     momentum: float = Field(0.9, ge=0, lt=1, description="of sgd_momentum")
     clip_norm: float | None = Field(None, gt=0, allow_inf_nan=False, description="largest gradient norm")
     seed: int = Field(0, ge=0, lt=2**31)
+    schedule: Literal["constant", "cosine", "linear", "wsd"] = "constant"
+    warmup_steps: int = Field(0, ge=0)
+    decay_steps: Count | None = None
+    schedule_steps: Count | None = None
+    least_rate: float = Field(0.0, ge=0, allow_inf_nan=False)
+
+    @property
+    def varies(self) -> bool:
+        """Whether steps have rates of their own."""
+        return self.schedule != "constant" or self.warmup_steps > 0
 
 
 class Data(_Part):

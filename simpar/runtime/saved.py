@@ -39,9 +39,16 @@ def whole_checkpoints(folder: Path) -> list[Path]:
 
 
 def newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The newest whole checkpoint and its manifest. Raises UserError."""
-    found = whole_checkpoints(folder)
-    return (found[-1], read_manifest(found[-1])) if found else None
+    """The newest whole checkpoint with a manifest that can be read, and that. Raises UserError where none has one."""
+    fault = None
+    for path in reversed(whole_checkpoints(folder)):
+        try:
+            return path, read_manifest(path)
+        except UserError as error:
+            fault = error
+    if fault is not None:
+        raise fault
+    return None
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

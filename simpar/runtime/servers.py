@@ -66,6 +66,11 @@ class RemoteUpdate:
     """The update of a replica whose optimizer is elsewhere: gradients out, parameters in."""
 
     def __init__(self, scope: Scope, owned: Sequence[Owned], dtypes: Dtypes) -> None:
+        if scope.learning.varies:
+            raise UserError(
+                f"learning.schedule = {scope.learning.schedule} with plan.servers: servers update at one rate; "
+                "allowed: constant, without warm-up"
+            )
         if scope.learning.clip_norm is not None:
             raise UserError(
                 f"learning.clip_norm = {scope.learning.clip_norm} with plan.servers: no server sees a whole "

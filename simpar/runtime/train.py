@@ -26,6 +26,7 @@ from simpar.runtime.one_process import as_one_rank
 from simpar.runtime.prediction import layers_of, next_tokens
 from simpar.runtime.prepare import Prepared, prepare
 from simpar.runtime.ranks import Ranks, ranks_of
+from simpar.runtime.rates import rate
 from simpar.runtime.released import Released
 from simpar.runtime.saved import next_step
 from simpar.runtime.states import loaded, named_tensors
@@ -108,15 +109,14 @@ class Saving:
         return Saving(session, store)
 
     def resume(self) -> int:
-        """Load the newest checkpoint, if there is one; the step to go on with. Raises UserError."""
-        found = self.store.latest() if self.store is not None else None
-        if self.store is None or found is None:
-            return 0
-        path, manifest = found
-        step = next_step(path, manifest, self.session.job)
-        self.store.load(path, manifest, named_tensors(self.update))
-        loaded(self.update, step)
-        return step
+        """Load the newest sound checkpoint, if there is one; the step to go on with. Raises UserError."""
+        for path, manifest in self.store.sound() if self.store is not None else ():
+            step = next_step(path, manifest, self.session.job)
+            assert self.store is not None, "its checkpoints were just read"
+            self.store.load(path, named_tensors(self.update))
+            loaded(self.update, step)
+            return step
+        return 0
 
     def after(self, step: int) -> None:
         """Save where it is due: on schedule, and after the last step."""
@@ -192,12 +192,17 @@ def train_step(session: Session, step: int) -> dict[str, Any]:
     clock, ranks = session.clock, session.ranks
     seed_step(session, step)
     begin = clock.now()
+    learning, update = session.job.learning, session.engine.update
+    if learning.varies and isinstance(update, Update):
+        update.set_rate(rate(learning, step, session.job.steps))
     with clock.phase("data"):
         tokens, targets = local_batch(session, step)
     loss, norm = session.engine.step(tokens, targets)
     mean = float(loss) if session.by_servers and loss is not None else average_loss(loss, ranks, ranks.device)
     end = clock.now()
     row = {"step": step, "loss": mean, "step_time_s": end - begin, "phases_s": clock.take()}
+    if learning.varies:
+        row["learning_rate"] = rate(learning, step, session.job.steps)
     return row if norm is None else {**row, "gradient_norm": norm}
 
 

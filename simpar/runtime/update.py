@@ -181,6 +181,12 @@ class Update:
             if each.parameter.grad is not None:
                 self._send(each)
 
+    def set_rate(self, rate: float) -> None:
+        """The learning rate of the next step."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+
     def step(self, clock: Clock) -> float | None:
         """Complete the gradients, clip, update, forget the gradients. The gradient norm where it was asked for."""
         with clock.phase("communication"):

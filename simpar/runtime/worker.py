@@ -47,7 +47,9 @@ def serve(folder: Path, work: Callable[[], dict[str, Any]]) -> int:
         measured = work()
     except UserError as error:
         return fail(folder, rank, "user", str(error), BAD_INPUT)
-    except Exception as error:  # noqa: BLE001 - the reason must reach the user whatever it is
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - the reason must reach the user; torch's CheckpointException is one
         traceback.print_exc()
         return fail(folder, rank, "crash", f"{type(error).__name__}: {first_line(error)}", FAILED)
     write_atomic(folder / f"rank{rank}.json", json.dumps(measured) + "\n")
@@ -62,7 +64,22 @@ def run(job: Job) -> dict[str, Any]:
     rank = int(os.environ["RANK"])
     trained = int(os.environ["WORLD_SIZE"]) - int(job.plan.data_parallel.servers or 0)
     with joined(job.machine, Path(job.folder), on_host=rank >= trained) as device:
-        return train(job, rank, trained, device) if rank < trained else serve_job(job, rank, trained)
+        found = train(job, rank, trained, device) if rank < trained else serve_job(job, rank, trained)
+        if os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
+            _bring_home(found, Path(job.folder))
+        return found
+
+
+def _bring_home(found: dict[str, Any], folder: Path) -> None:
+    """Leave on the first node what ranks of other nodes measured, whose folders may be others."""
+    import torch.distributed as dist
+
+    rank, here = dist.get_rank(), int(os.environ["LOCAL_WORLD_SIZE"])
+    every: list[Any] | None = [None] * dist.get_world_size() if rank == 0 else None
+    dist.gather_object(found, every)
+    for other, each in enumerate(every or ()):
+        if other >= here:
+            write_atomic(folder / f"rank{other}.json", json.dumps(each) + "\n")
 
 
 @contextmanager
@@ -151,7 +168,7 @@ def fail(folder: Path, rank: int, kind: str, message: str, code: int) -> int:
     return code
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an error's text."""
     return (str(error).strip().splitlines() or [""])[0]
 

@@ -73,10 +73,10 @@ def test_what_is_saved_is_loaded(store):
     for step in (1, 2, 3):
         store.save(tensors(step), Contents("tiny", "adamw", step, {"mesh": {"dp": 1}}))
     assert [path.name for path in whole_checkpoints(store.folder)] == ["step-00000002", "step-00000003"]
-    path, manifest = store.latest()
+    path, manifest = next(store.sound())
     assert (manifest["step"], manifest["model"], manifest["plan"]) == (3, "tiny", {"mesh": {"dp": 1}})
     found = {name: torch.zeros_like(tensor) for name, tensor in tensors().items()}
-    store.load(path, manifest, [found])
+    store.load(path, [found])
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors(3.0).items())
 
 
@@ -87,9 +87,9 @@ def test_a_half_written_checkpoint_is_not_one(store, tmp_path):
     shutil.copytree(whole, store.folder / "step-00000009.partial")
     shutil.copytree(whole, store.folder / "step-00000008")
     (store.folder / "step-00000008/manifest.json").unlink()
-    assert store.latest()[0] == whole
+    assert next(store.sound())[0] == whole
     again = Store.open(store.folder, keep=2, background=False)
-    assert again.latest()[0] == whole
+    assert next(again.sound())[0] == whole
     assert not (store.folder / "step-00000009.partial").exists()
 
 
@@ -98,7 +98,7 @@ def test_a_half_written_checkpoint_is_not_one(store, tmp_path):
 def test_corrupt_files_are_named(store, name, damage):
     """A file that is shorter, different or gone is found by its digest before anything is read from it."""
     store.save(tensors(), CONTENTS)
-    path, manifest = store.latest()
+    path, _ = next(store.sound())
     file = path / name
     data = bytearray(file.read_bytes())
     if damage == "remove":
@@ -109,7 +109,42 @@ def test_corrupt_files_are_named(store, name, damage):
         data[len(data) // 2] ^= 1
         file.write_bytes(data)
     with pytest.raises(UserError, match=rf"{name}: is (corrupt|missing); remove the checkpoint"):
-        store.load(path, manifest, [tensors()])
+        next(store.sound())
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "manifest.json"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(store, name, capsys):
+    """One line says why; where all are damaged, the oldest one's reason is the error."""
+    for step in (1, 2):
+        store.save(tensors(step), Contents("tiny", "adamw", step, {}))
+    older, newer = whole_checkpoints(store.folder)
+    (newer / name).write_bytes((newer / name).read_bytes()[:-9])
+    path, manifest = next(store.sound())
+    assert (path, manifest["step"]) == (older, 1)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"{newer / name}" in said
+    assert "; going on with the one before" in said
+    (older / name).write_bytes((older / name).read_bytes()[:-9])
+    with pytest.raises(UserError, match=str(older / name)):
+        next(store.sound())
+
+
+def test_a_full_disk_is_said_and_the_last_checkpoint_kept(store, monkeypatch):
+    """Torch's exception about it is no Exception: it becomes one line, with the folder and what is left."""
+    store.save(tensors(1), Contents("tiny", "adamw", 1, {}))
+    kept = whole_checkpoints(store.folder)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("torch.distributed.checkpoint.filesystem._write_item", full)
+    with pytest.raises(
+        UserError, match=r"cannot be written \(No space left on device\); the newest whole one is"
+    ) as said:
+        store.save(tensors(2), Contents("tiny", "adamw", 2, {}))
+    assert len(str(said.value).splitlines()) == 1
+    assert whole_checkpoints(store.folder) == kept
 
 
 @pytest.mark.parametrize(
@@ -126,9 +161,9 @@ def test_corrupt_files_are_named(store, name, damage):
 def test_checkpoints_of_another_model_are_refused(store, wanted, words):
     """The first tensor that differs is named with both shapes."""
     store.save(tensors(), CONTENTS)
-    path, manifest = store.latest()
+    path, _ = next(store.sound())
     with pytest.raises(UserError, match=words):
-        store.load(path, manifest, [wanted])
+        store.load(path, [wanted])
 
 
 class Evil:
@@ -144,31 +179,25 @@ class Evil:
 @pytest.mark.parametrize("make", [Evil, lambda target: {"x": Evil(target)}])
 def test_an_index_cannot_run_code(store, tmp_path, make):
     """An index with code in it, its digest forged to match, is refused and not executed."""
-    from simpar.runtime.checkpoint import digest
-
     store.save(tensors(), CONTENTS)
-    path, manifest = store.latest()
+    path, _ = next(store.sound())
     (path / ".metadata").write_bytes(pickle.dumps(make(tmp_path / "ran")))
-    manifest["files"][".metadata"] = digest(path / ".metadata")
     with pytest.raises(UserError, match="is no index of a checkpoint"):
-        store.load(path, manifest, [tensors()])
+        store.load(path, [tensors()])
     assert not (tmp_path / "ran").exists()
 
 
 def test_an_index_with_pickled_bytes_is_refused(store):
     """Entries that are no tensors would be unpickled by torch: they are refused by name."""
-    from simpar.runtime.checkpoint import digest
-
     store.save(tensors(), CONTENTS)
-    path, manifest = store.latest()
+    path, _ = next(store.sound())
     index = pickle.loads((path / ".metadata").read_bytes())
     from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
     index.state_dict_metadata["model.a"] = BytesStorageMetadata()
     (path / ".metadata").write_bytes(pickle.dumps(index))
-    manifest["files"][".metadata"] = digest(path / ".metadata")
     with pytest.raises(UserError, match=r"model\.a is no tensor"):
-        store.load(path, manifest, [tensors()])
+        store.load(path, [tensors()])
 
 
 def losses(folder):

@@ -3,7 +3,10 @@
 import json
 import os
 import re
+import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from simpar.errors import UserError
 from simpar.report.trace import check_trace
 from simpar.runtime import launch as launching
 from simpar.runtime.traces import MEASURED_PID
+from tests.runtime.conftest import LIMIT_S, environment
 
 TINY = [
     "gpt2-laptop",
@@ -235,3 +239,90 @@ def test_a_torch_that_is_too_old_is_refused(monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda _: "2.4.1+cpu")
     with pytest.raises(UserError, match=r"torch 2.4.1\+cpu: allowed: 2.11 or newer"):
         launching.require_torch()
+
+
+def test_an_interrupted_run_says_what_was_done_and_goes_on(simpar_run, tmp_path):
+    """Ctrl-C: exit code 130, steps and losses printed and written; the same command goes on, its log whole."""
+    flags = [
+        *TINY,
+        "--nproc",
+        "1",
+        "--set",
+        "cluster=null",
+        "-o",
+        "here",
+        "--checkpoint",
+        "ck",
+        "--checkpoint-every",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "simpar",
+        "run",
+        *flags,
+        "2",
+        "--lr-schedule",
+        "wsd",
+        "--lr-steps",
+        "900",
+    ]
+    process = subprocess.Popen(
+        [*command, "--steps", "900"], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    log = tmp_path / "here/log.jsonl"
+    deadline = time.monotonic() + LIMIT_S
+    while not log.exists() or len(log.read_text().splitlines()) < 5:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130
+    report = json.loads((tmp_path / "here/report.json").read_text())
+    done = report["steps_done"]
+    assert report["interrupted"]
+    assert done >= 5
+    assert f"interrupted after {done} of 900 steps" in said
+    assert f"the same command goes on from {report['checkpoint']}" in said
+    assert alive(tmp_path / "here") == []
+    before = [json.loads(line) for line in log.read_text().splitlines()]
+    again = simpar_run(*flags, "2", "--lr-schedule", "wsd", "--lr-steps", "900", "--steps", str(done + 2))
+    assert again.returncode == 0, again.stderr
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(done + 2))
+    kept = int(report["checkpoint"].rsplit("-", 1)[1])
+    assert rows[:kept] == before[:kept]
+    assert [row["loss"] for row in rows[kept:done]] == [row["loss"] for row in before[kept:done]]
+    assert {row["learning_rate"] for row in rows} == {1e-4}
+
+
+@pytest.mark.slow
+def test_nodes_with_folders_of_their_own_report_all_ranks(tmp_path):
+    """The first node's report has what ranks of the second one measured."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = [
+        *TINY,
+        "--nproc",
+        "1",
+        "--set",
+        "cluster=null",
+        "--nnodes",
+        "2",
+        "--rendezvous",
+        f"127.0.0.1:{port}",
+    ]
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "simpar", "run", *flags, "--node-rank", str(node), "--steps", "3", "-o", f"n{node}"],
+            cwd=tmp_path, env=environment(),
+        )
+        for node in range(2)
+    ]  # fmt: skip
+    assert [node.wait(LIMIT_S) for node in nodes] == [0, 0]
+    report = json.loads((tmp_path / "n0/report.json").read_text())
+    assert len(report["measured"]["peak_memory_bytes_by_rank"]) == report["ranks"] == 2
+    assert len(report["measured"]["phases_s_by_rank"]) == 2
