@@ -120,6 +120,7 @@ def run(plan: str, steps: int, **values: Any) -> int:
         return INTERRUPTED
     if report is not None and not json_out(report, values["json_"]):
         _print(report, folder)
+        _warn(ready, report)
     return 0
 
 
@@ -162,6 +163,19 @@ def _progress(steps: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
             bar.update(task, completed=row["step"] + 1, description=words)
 
         yield advance
+
+
+def _warn(ready: Any, report: Mapping[str, Any]) -> None:
+    """Where the prediction was for another machine than this one: in what, and what measures this one."""
+    from simpar.runtime.request import unlike_this_machine
+
+    if ready.cluster is None or report["machine"]["device"] != "cpu":
+        return
+    if said := unlike_this_machine(ready.cluster, report["ranks"]):
+        name = ready.cluster.profile.name
+        sys.stderr.write(
+            f"hardware {name} is not this machine ({said}): simpar calibrate -o here.yaml --ranks {report['ranks']}\n"
+        )
 
 
 def _print_interrupted(report: Mapping[str, Any], folder: Path) -> None:

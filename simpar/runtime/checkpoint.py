@@ -27,10 +27,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
 from simpar import files
 from simpar.errors import UserError
 from simpar.runtime.saved import DELAYED, MANIFEST, PREFIX, VERSION, read_manifest, whole_checkpoints
+from simpar.runtime.sharded import like
 from simpar.units import MIB
 
 PARTIAL, INDEX = ".partial", ".metadata"
@@ -108,7 +110,7 @@ class Store:
         """Write a checkpoint; returns once the tensors are copied. Raises what the previous save failed with."""
         self.wait()
         half = self.folder / f"{PREFIX}{contents.step:08d}{PARTIAL}"
-        copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        copies = {name: staged(tensor.detach()) for name, tensor in tensors.items()}
         writing = dcp.async_save(copies, storage_writer=dcp.FileSystemWriter(half), process_group=self.group)
         self._saving = self._thread.submit(self._commit, writing, half, contents)
         if not self.background:
@@ -170,6 +172,16 @@ class Store:
             _agreed(every)
             with torch.no_grad():
                 dcp.load(dict(part), storage_reader=reader, process_group=self.group)
+
+
+def staged(tensor: Any) -> Any:
+    """A copy on the host, in pinned memory where the tensor is on a device: nothing more is kept there."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if local.device.type == "cpu":
+        return tensor.clone()
+    copy = torch.empty(local.shape, dtype=local.dtype, pin_memory=True)
+    copy.copy_(local)
+    return like(copy, tensor)
 
 
 def _system_error(error: BaseException) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,10 @@ from simpar.runtime.released import Released, check_target
 from simpar.runtime.saved import check_continuation
 from simpar.scenario import ClusterChoice, Perturbations, Published, read_as
 from simpar.tracing.code import consented
+from simpar.units import format_bytes
 
+DRIVERS = ("nvidia[0-9]*", "kfd", "dxg")
+MEMORY_DIFFERS = 0.1  # what a kernel keeps for itself is less
 NEEDS = ("model", "training.seq_len", "training.global_batch")
 
 
@@ -180,13 +182,27 @@ def usable_cores() -> int:
 
 
 def accelerators() -> int:
-    """NVIDIA devices of this node that CUDA_VISIBLE_DEVICES lets through, without importing torch."""
-    there = len([path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()])
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if shown is None:
-        return there
-    named = list(takewhile(lambda name: name and not name.startswith("-"), map(str.strip, shown.split(","))))
-    return min(there, len(named))  # CUDA ignores what stands behind an invalid name
+    """Devices that torch's CUDA backend sees: NVIDIA's, AMD's, those of WSL.
+
+    Torch is asked, and so imported, only where the system has the file of such a driver.
+    """
+    if not any(path for pattern in DRIVERS for path in Path("/dev").glob(pattern)):
+        return 0
+    import torch
+
+    return int(torch.cuda.device_count())
+
+
+def unlike_this_machine(cluster: Cluster, ranks: int) -> str:
+    """In what a profile of ranks on a machine's processors is not this machine; empty where nothing shows."""
+    host = cluster.profile.host
+    memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    found = []
+    if host.compute_capacity is None and ranks > 1:
+        found.append(f"{ranks} ranks with processors of their own, here on {usable_cores()} cores")
+    if abs(float(host.memory_bytes) / memory - 1) > MEMORY_DIFFERS:
+        found.append(f"{format_bytes(host.memory_bytes)} of memory, here {format_bytes(memory)}")
+    return "; ".join(found)
 
 
 def simulated(ready: Ready) -> Result | None:

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from simpar.runtime.decoder import TABLE
 from simpar.runtime.offload import OnHost
 from simpar.runtime.saved import DELAYED
+from simpar.runtime.sharded import like
 from simpar.runtime.update import Owned, Update
 
 MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": (), "sgd_momentum": ("momentum_buffer",)}
@@ -41,11 +40,11 @@ def _tensors(update: Update) -> Iterator[tuple[Owned, str, Any]]:
         yield each, f"model.{_name(each)}", each.parameter.detach()
     for each, home, state in _remembered(update):
         if update.scope.plan.offload.offload_delayed and home is not each.local:
-            yield each, f"{DELAYED}.{_name(each)}", _like(home.detach(), each.parameter)
+            yield each, f"{DELAYED}.{_name(each)}", like(home.detach(), each.parameter)
         for moment in MOMENTS[update.scope.plan.numerics.optimizer]:
             if state.get(moment) is None:
                 state[moment] = torch.zeros_like(home)
-            yield each, f"optimizer.{_name(each)}.{moment}", _like(state[moment], each.parameter)
+            yield each, f"optimizer.{_name(each)}.{moment}", like(state[moment], each.parameter)
 
 
 def loaded(update: Update, steps: int) -> None:
@@ -84,12 +83,3 @@ def _remembered(update: Update) -> Iterator[tuple[Owned, Any, dict[str, Any]]]:
         if optimizer is not None:
             home = optimizer.copies[each.local] if isinstance(optimizer, OnHost) else each.local
             yield each, home, optimizer.state[each.local]
-
-
-def _like(local: Any, parameter: Any) -> Any:
-    """A local tensor, on the device or the host, as a shard of what the parameter is a shard of."""
-    if not isinstance(parameter, DTensor):
-        return local
-    whole = TensorMeta(parameter.shape, parameter.stride(), local.dtype)
-    spec = DTensorSpec(parameter.device_mesh, parameter.placements, tensor_meta=whole)
-    return DTensor(local, spec, requires_grad=False)  # from_local would move it to the device

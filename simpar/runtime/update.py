@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -262,18 +262,20 @@ class Update:
             return None
         norm = self.norm()
         if norm > self.scope.learning.clip_norm:
-            for each in self.owned:
-                self.gradients[each.local].mul_(self.scope.learning.clip_norm / norm)
+            every = [self.gradients[each.local] for each in self.owned]
+            torch._foreach_mul_(every, self.scope.learning.clip_norm / norm)
         return norm
 
     def norm(self) -> float:
         """L2 norm of the gradient of the whole model, every element counted once."""
         total = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
-        for each in self.owned:
-            if not each.twin:
-                copies = self._copies(each.parameter)
-                square = self.gradients[each.local].double().square().sum()
-                total += square.to(total.device) / copies
+        counted = [each for each in self.owned if not each.twin]
+        # a norm a tensor, in fp32 or more, without a copy of any; only the norms are squared and added in fp64
+        every = [self.gradients[each.local] for each in counted]
+        wide = reduce(torch.promote_types, (gradient.dtype for gradient in every), torch.float32)
+        norms = torch._foreach_norm(every, 2, dtype=wide) if every else []
+        for each, norm in zip(counted, norms, strict=True):
+            total += norm.to(total.device, torch.float64).square() / self._copies(each.parameter)
         if self.ranks.world_size > 1:
             dist.all_reduce(total)
         return math.sqrt(float(total))

@@ -1,37 +1,54 @@
 """What a run takes of a machine: devices that are there and shown, cores shared out."""
 
-from pathlib import Path
+from dataclasses import replace
+from fnmatch import fnmatch
 
 import pytest
 
 from simpar.errors import UserError
+from simpar.hardware.catalogue import load_cluster
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.runtime import request
 from simpar.runtime.job import Job, Machine
 
 
-class EightDevices:
-    """A /dev with eight NVIDIA devices and their control files."""
+class Driver:
+    """A /dev with the file of one driver, or none."""
+
+    name = ""
 
     def __init__(self, _):
         pass
 
-    def glob(self, _):
-        """What ls /dev/nvidia* finds."""
-        return [Path(f"/dev/nvidia{end}") for end in (*range(8), "ctl", "-uvm")]
+    def glob(self, pattern):
+        """What ls finds."""
+        return [self.name] if fnmatch(self.name, pattern) else []
 
 
 @pytest.mark.parametrize(
-    ("shown", "count"), [(None, 8), ("0,3", 2), ("", 0), ("-1", 0), ("1,-1,2", 1), ("GPU-5ebe9fc8, GPU-2", 2)]
+    ("driver", "count"), [("nvidia0", 3), ("kfd", 3), ("dxg", 3), ("nvidiactl", 0), ("", 0)]
 )
-def test_devices_are_those_that_cuda_shows(monkeypatch, shown, count):
-    """CUDA_VISIBLE_DEVICES hides devices; behind an invalid entry nothing counts."""
-    monkeypatch.setattr(request, "Path", EightDevices)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if shown is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+def test_devices_are_those_that_torch_counts(monkeypatch, driver, count):
+    """Where a driver's file is, NVIDIA's, AMD's or that of WSL; elsewhere torch is not asked."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(Driver, "name", driver)
+    monkeypatch.setattr(request, "Path", Driver)
     assert request.accelerators() == count
+
+
+def test_a_profile_that_is_another_machine_is_told(monkeypatch):
+    """Ranks without shared cores, and another memory; a profile with both says nothing."""
+    monkeypatch.setattr(request, "usable_cores", lambda: 2)
+    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 8 * 2**18}
+    monkeypatch.setattr(request.os, "sysconf", pages.get)
+    laptop = load_cluster("laptop-cpu-4", 1)
+    said = request.unlike_this_machine(laptop, 4)
+    assert said == "4 ranks with processors of their own, here on 2 cores; 16.0 GiB of memory, here 8.00 GiB"
+    host = laptop.profile.host.model_copy(update={"compute_capacity": 2.0, "memory_bytes": 8.2 * 2**30})
+    own = replace(laptop, profile=laptop.profile.model_copy(update={"host": host}))
+    assert request.unlike_this_machine(own, 4) == ""
 
 
 def job(**machine):

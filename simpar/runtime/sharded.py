@@ -1,0 +1,17 @@
+"""Local tensors as shards of what other tensors are shards of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+
+def like(local: Any, parameter: Any) -> Any:
+    """A local tensor, on the device or the host, as a shard of what the parameter is a shard of."""
+    if not isinstance(parameter, DTensor):
+        return local
+    whole = TensorMeta(parameter.shape, parameter.stride(), local.dtype)
+    spec = DTensorSpec(parameter.device_mesh, parameter.placements, tensor_meta=whole)
+    return DTensor(local, spec, requires_grad=False)  # from_local would move it to the device
