@@ -78,7 +78,7 @@ def test_runs_of_the_users_count_as_far_as_they_predict_one_another() -> None:
     assert habits("nobody's", 30, 0.05) == pytest.approx(0.05 * (30 / 35) ** 0.5)
     assert habits("nobody's", 30, 0.5) == unknown
     assert habits("nemo", 27, 0.0) == known
-    assert habits("torchtitan", 3, 0.5) == known
+    assert habits("megatron", 3, 0.5) == known
 
 
 def test_communicators_are_known_where_runs_ran_out_of_memory_or_links_are_slow() -> None:
