@@ -89,6 +89,15 @@ def simulate(
     return cooperate(context, result, perturbation, options.get("noise_scale_tokens")) if alone else result
 
 
+def refuse_whole_vocabulary(stack: Stack) -> None:
+    """Raise UserError for a stack that keeps whole what operators in roles of their own split."""
+    if stack.memory.whole_vocabulary:
+        raise UserError(
+            f"stack {stack.name}: keeps the vocabulary whole on every tensor-parallel rank, operators in roles of "
+            "their own split it; allowed: stages without a sharding of their own, or another stack"
+        )
+
+
 def make_job(
     model: ModelGraph | str,
     cluster: Cluster,
@@ -105,6 +114,8 @@ def make_job(
             f"hardware {cluster.profile.name}: replicas on several kinds of nodes step together; allowed: "
             "plan.sync = bsp without servers, plan.kind ddp or fsdp"
         )
+    if any(stage.sharding for stage in plan.pipeline.stages or ()):
+        refuse_whole_vocabulary(habits)
     graph = tuned_graph(plan, graph)
     target = Target(graph, training, cluster.world_size, cluster.profile.devices_per_node)
     checked = check(balanced(resolve(plan, habits), graph, habits), target)

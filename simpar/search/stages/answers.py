@@ -22,6 +22,7 @@ from simpar.search.progress import Progress
 from simpar.search.result import Counts, SearchResult
 from simpar.search.space.rows import fixed_values, in_order
 from simpar.search.uniform import search_uniform
+from simpar.simulation import refuse_whole_vocabulary
 from simpar.uncertainty.memory import AS_PREDICTED
 
 Value = int | float | str
@@ -48,6 +49,8 @@ def chosen_values(
         raise UserError(
             f"objective {problem.objective}: space {space} looks for the shortest step; allowed: regret, time"
         )
+    if space == "alpa":
+        refuse_whole_vocabulary(problem.stack)
     if problem.held_to is not None:
         raise UserError(f"portable {problem.held_to}: not asked of plans in space {space}; {instead}")
     if constraints.deadline_s is not None:
