@@ -241,6 +241,11 @@ def test_a_torch_that_is_too_old_is_refused(monkeypatch):
         launching.require_torch()
 
 
+def heard():
+    """Let Ctrl-C end a command even where these tests run in the background of a shell, which ignores it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interrupted_run_says_what_was_done_and_goes_on(simpar_run, tmp_path):
     """Ctrl-C: exit code 130, steps and losses printed and written; the same command goes on, its log whole."""
     flags = [
@@ -269,7 +274,7 @@ def test_an_interrupted_run_says_what_was_done_and_goes_on(simpar_run, tmp_path)
     ]
     process = subprocess.Popen(
         [*command, "--steps", "900"], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True,
-        start_new_session=True,
+        start_new_session=True, preexec_fn=heard,
     )  # fmt: skip
     log = tmp_path / "here/log.jsonl"
     deadline = time.monotonic() + LIMIT_S
