@@ -246,6 +246,7 @@ def heard():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_says_what_was_done_and_goes_on(simpar_run, tmp_path):
     """Ctrl-C: exit code 130, steps and losses printed and written; the same command goes on, its log whole."""
     flags = [
