@@ -88,7 +88,7 @@ def details(config: Config, graph: ModelGraph) -> Details:
         init_std=config.number("initializer_range", "init_std", default=usual.init_std),
         positions=positions,
         dropout=_dropout(config) if _drops(graph) else Dropout(),
-        scales=_scales(config, graph, usual),
+        scales=_scales(config, graph, usual, positions.rope.temperature),
         caps=Caps(
             config.optional("attn_logit_softcapping", default=usual.caps.attention),
             config.optional("final_logit_softcapping", default=usual.caps.logits),
@@ -154,14 +154,13 @@ def _drops(graph: ModelGraph) -> bool:
     return any(op.kind == "dropout" for op in graph.embedding.operators)
 
 
-def _scales(config: Config, graph: ModelGraph, usual: Details) -> Scales:
-    """Factors of the residual stream and of scores."""
+def _scales(config: Config, graph: ModelGraph, usual: Details, temperature: float) -> Scales:
+    """Factors of the residual stream and of scores; ``temperature`` is what longer positions scale scores by."""
     attention = config.optional("attention_multiplier", default=usual.scales.attention)
     if scalar := config.optional("query_pre_attn_scalar"):
         attention = scalar**-0.5
     if not config.flag("scale_attn_weights", default=True):
         attention = 1.0
-    temperature = _positions(config, usual.positions).rope.temperature
     if temperature != 1.0 and "qk_dim" in graph.dims:
         attention = graph.dims["qk_dim"] ** -0.5 * temperature
     root = math.sqrt(graph.dims["hidden"]) if usual.norm_offset else 1.0

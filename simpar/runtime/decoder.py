@@ -29,6 +29,8 @@ from simpar.runtime.experts import Combine, Dispatch, ExpertActivation, ExpertCl
 Tensor = Any
 SHARED_GATE = "shared_gate.weight"
 USUAL = Details()
+Makers = Mapping[str, Callable[[Operator], nn.Module]]
+"""How to make a module of every kind of operator."""
 TABLE = "embedding.token_embedding.weight"
 OUTPUT = "head.lm_head.parts.0.weight"
 ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
@@ -251,7 +253,7 @@ class BlockModule(nn.Module):
     def __init__(
         self,
         block: Block,
-        makers: Mapping[str, Callable[[Operator], nn.Module]],
+        makers: Makers,
         *,
         reads: tuple[str, ...] = (INPUT,),
         returns: tuple[str, ...] = (),
@@ -323,6 +325,7 @@ class Decoder(nn.Module):
     def __init__(self, graph: ModelGraph, part: Part, place: Place, recompute: Recompute) -> None:
         super().__init__()
         makers = _makers(graph, place)
+        in_layers: dict[int | None, Makers] = {None: makers}  # by window
         self.details = graph.details
         self.further = [str(i) for i in part.layers if graph.layers[i] in graph.auxiliary]
         self.copies_table = bool(self.further) and not part.embedding
@@ -331,8 +334,10 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleDict()
         for layer in part.layers:
             own = graph.blocks[graph.layers[layer]]
-            makers = _makers(graph, place, _window(own))
-            block = _layer(own, makers, predicts=str(layer) in self.further)
+            window = _window(own)
+            if window not in in_layers:
+                in_layers[window] = _makers(graph, place, window)
+            block = _layer(own, in_layers[window], predicts=str(layer) in self.further)
             _set_recompute(block, recompute.of_layer(layer), recompute.selective)
             self.layers[str(layer)] = block
         self.head = BlockModule(graph.head, makers) if part.head else None
@@ -375,9 +380,7 @@ class Decoder(nn.Module):
             yield self._logits(self.head.lm_head(normed))
 
 
-def _layer(
-    block: Block, makers: Mapping[str, Callable[[Operator], nn.Module]], *, predicts: bool
-) -> BlockModule:
+def _layer(block: Block, makers: Makers, *, predicts: bool) -> BlockModule:
     if not predicts:
         return BlockModule(block, makers)
     own = prediction.executed(block)
@@ -400,9 +403,7 @@ def _window(block: Block) -> int | None:
     return next((op.attention.window for op in block.operators if op.attention), None)
 
 
-def _makers(
-    graph: ModelGraph, place: Place, window: int | None = None
-) -> dict[str, Callable[[Operator], nn.Module]]:
+def _makers(graph: ModelGraph, place: Place, window: int | None = None) -> Makers:
     """How to make a module of every kind of operator of a layer with or without a window."""
     dims, details = graph.dims, graph.details
     of_latents = latent.makers(dims, details, place) if "qk_dim" in dims else {}

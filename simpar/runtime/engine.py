@@ -18,6 +18,7 @@ from simpar.runtime.measure import Clock
 from simpar.runtime.pipeline import Pipeline
 from simpar.runtime.ranks import Ranks
 from simpar.runtime.servers import RemoteUpdate
+from simpar.runtime.sharded import plain
 from simpar.runtime.stage_pipeline import StagePipeline
 from simpar.runtime.update import Owned, Update
 
@@ -85,11 +86,6 @@ class Engine:
         self.clock = clock
         if self.pipeline is not None:
             self.pipeline.measure(clock)
-
-
-def plain(tensor: Tensor) -> Tensor:
-    """A tensor without its mesh."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def average_loss(loss: Tensor | None, ranks: Ranks, device: Any) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simpar.errors import UserError
@@ -111,7 +111,7 @@ def _to_mixed(own: Tensors, _: Mapping[str, int]) -> Tensors:
 def _stacked(found: Tensors, dims: Mapping[str, int]) -> Tensors:
     """One tensor an expert, or a pair of them: gates first, then what they gate."""
     count = dims["num_experts"]
-    parts = [_stack(list(found[at : at + count])) for at in range(0, len(found), count)]
+    parts = [_stack(found[at : at + count]) for at in range(0, len(found), count)]
     return [parts[0] if len(parts) == 1 else _stack(parts, dim=1)]
 
 
@@ -124,35 +124,24 @@ def _apart(own: Tensors, _: Mapping[str, int]) -> Tensors:
     )
 
 
-def _joined_experts(found: Tensors, dims: Mapping[str, int]) -> Tensors:
-    """Tensors [experts x ffn, hidden], two for a product up, one that is used transposed for the one down."""
-    split = [each.unflatten(0, (dims["num_experts"], -1)) for each in found]
-    return [_stack(split, dim=1) if len(split) > 1 else split[0].transpose(1, 2)]
-
-
-def _to_joined(own: Tensors, _: Mapping[str, int]) -> Tensors:
-    parts = own[0].unbind(1) if own[0].ndim > 3 else (own[0].transpose(1, 2),)
-    return [part.flatten(0, 1) for part in parts]
+def _side_by_side(own: Tensors, _: Mapping[str, int]) -> Tensors:
+    return [_cat(own)]
 
 
 SAME = _each(lambda x: x)
 TURNED = _each(lambda x: x.transpose(-1, -2) if x.ndim > 1 else x)
-ROWS = Layout(_rows_of_qkv, lambda own, _: [_cat(list(own))])
-HALVES = Layout(lambda found, _: found[0].chunk(2), lambda own, _: [_cat(list(own))])
+ROWS = Layout(_rows_of_qkv, _side_by_side)
+HALVES = Layout(lambda found, _: found[0].chunk(2), _side_by_side)
 GROUPS = Layout(_by_group, _to_groups)
 LATENT = Layout(_latent, _to_latent)
-LATENT_KEY = Layout(
-    lambda found, dims: found[0].split((dims["kv_rank"], dims["rotary_dim"])),
-    lambda own, _: [_cat(list(own))],
-)
+LATENT_KEY = Layout(lambda found, dims: found[0].split((dims["kv_rank"], dims["rotary_dim"])), _side_by_side)
 MIXED = Layout(_mixed, _to_mixed)
 STACKED = Layout(_stacked, _apart)
-JOINED = Layout(_joined_experts, _to_joined)
 SWAPPED = _each(lambda x: _cat([*reversed(x.chunk(2, dim=1))], dim=1))
 """Of a product of two inputs side by side, checkpoints have the embedding's columns first."""
 TURNED_ROWS = Layout(
     lambda found, dims: _rows_of_qkv(TURNED.read(found, dims), dims),
-    lambda own, dims: TURNED.write([_cat(list(own))], dims),
+    lambda own, dims: TURNED.write(_side_by_side(own, dims), dims),
 )
 
 
@@ -177,12 +166,11 @@ class Names:
 
 def _changed(names: Names, **changes: Any) -> Names:
     """A family with some modules called otherwise."""
-    merged = {
+    merged: dict[str, Any] = {
         key: {**getattr(names, key), **value} if isinstance(value, dict) else value
         for key, value in changes.items()
     }
-    fields = {name: getattr(names, name) for name in names.__dataclass_fields__}
-    return Names(**{**fields, **merged})
+    return replace(names, **merged)
 
 
 LLAMA = Names(
@@ -216,7 +204,20 @@ SANDWICH = _changed(
 )  # fmt: skip
 LATENT_LLAMA = _changed(LLAMA, layer={"q_up.parts.0": "self_attn.q_b_proj"})
 CHOOSING = {"router.bias": ("mlp.gate.e_score_correction_bias", SAME)}
-PLAIN_MLP = {"mlp_up.parts.0": "mlp.dense_h_to_4h", "mlp_down.parts.0": "mlp.dense_4h_to_h"}
+FUSED = Names(
+    "transformer.h",
+    {
+        "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
+        "o_proj.parts.0": "self_attention.dense", "mlp_up.parts.0": "mlp.dense_h_to_4h",
+        "mlp_down.parts.0": "mlp.dense_4h_to_h",
+    },
+    {
+        "embedding.token_embedding": "transformer.word_embeddings", "head.final_norm": "transformer.ln_f",
+        "head.lm_head.parts.0": "lm_head",
+    },
+    fused={QKV: ("self_attention.query_key_value", GROUPS)},
+)  # fmt: skip
+"""Families that store queries, keys and values of every group of heads together."""
 FAMILIES: Mapping[str, Names] = {
     **dict.fromkeys(
         ("llama", "mistral", "qwen2", "qwen3", "gemma", "olmo", "qwen3_moe", "olmoe"), LLAMA
@@ -244,30 +245,15 @@ FAMILIES: Mapping[str, Names] = {
         fused={QKV: ("attn.c_attn", TURNED_ROWS)},
         turned=frozenset({"o_proj.parts.0", "mlp_up.parts.0", "mlp_down.parts.0"}),
     ),
-    "gpt_neox": Names(
-        "gpt_neox.layers",
-        {
-            "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
-            "o_proj.parts.0": "attention.dense", **PLAIN_MLP,
-        },
-        {
+    "gpt_neox": _changed(
+        FUSED, layers="gpt_neox.layers", layer={"o_proj.parts.0": "attention.dense"},
+        ends={
             "embedding.token_embedding": "gpt_neox.embed_in", "head.final_norm": "gpt_neox.final_layer_norm",
             "head.lm_head.parts.0": "embed_out",
         },
         fused={QKV: ("attention.query_key_value", GROUPS)},
     ),
-    "falcon": Names(
-        "transformer.h",
-        {
-            "attention_norm": "ln_attn", "mlp_norm": "ln_mlp", "o_proj.parts.0": "self_attention.dense",
-            **PLAIN_MLP,
-        },
-        {
-            "embedding.token_embedding": "transformer.word_embeddings", "head.final_norm": "transformer.ln_f",
-            "head.lm_head.parts.0": "lm_head",
-        },
-        fused={QKV: ("self_attention.query_key_value", GROUPS)},
-    ),
+    "falcon": _changed(FUSED, layer={"attention_norm": "ln_attn", "mlp_norm": "ln_mlp"}),
     "mpt": Names(
         "transformer.blocks",
         {
@@ -293,19 +279,7 @@ FAMILIES: Mapping[str, Names] = {
             "head.final_norm": "model.decoder.final_layer_norm", "head.lm_head.parts.0": "lm_head",
         },
     ),
-    "bloom": Names(
-        "transformer.h",
-        {
-            "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
-            "o_proj.parts.0": "self_attention.dense", **PLAIN_MLP,
-        },
-        {
-            "embedding.token_embedding": "transformer.word_embeddings",
-            "embedding.embedding_norm": "transformer.word_embeddings_layernorm",
-            "head.final_norm": "transformer.ln_f", "head.lm_head.parts.0": "lm_head",
-        },
-        fused={QKV: ("self_attention.query_key_value", GROUPS)},
-    ),
+    "bloom": _changed(FUSED, ends={"embedding.embedding_norm": "transformer.word_embeddings_layernorm"}),
     "mixtral": _changed(
         LLAMA, layer={"router": "block_sparse_moe.gate"}, experts_in="block_sparse_moe.experts",
         experts=("w1", "w3", "w2"),

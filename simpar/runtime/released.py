@@ -47,10 +47,6 @@ class Released:
             raise UserError(f"--init-from {self.folder}: no file has {name}, which the model needs")
         return self.folder / self.places[name]
 
-    def has(self, name: str) -> bool:
-        """Whether there is such a tensor."""
-        return name in self.places
-
 
 def _same_model(there: ModelGraph, here: ModelGraph, folder: Path) -> None:
     """Raises UserError with the first thing in which the weights' model is another one."""

@@ -14,6 +14,7 @@ from simpar.errors import UserError
 from simpar.files import parse
 from simpar.hardware.cluster import Cluster
 from simpar.models.catalogue import config_of
+from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.report.result import Result
@@ -84,7 +85,8 @@ def make_ready(request: Request, nproc: int | None, nodes: int, options: Mapping
         plan = plan.model_copy(update={"stack": request.stack or STACK})
     fields = {"plan": plan, "model": request.model, "training": request.training, **options}
     job = parse(Job, fields, source="simpar run")
-    prepared = prepare(plan, job.graph(), request.training, world_size)
+    graph = job.graph()
+    prepared = prepare(plan, graph, request.training, world_size)
     job = job.model_copy(update={"plan": _counted(plan, prepared, nodes)})
     if cluster is not None and cluster.world_size != world_size:
         raise UserError(
@@ -97,16 +99,14 @@ def make_ready(request: Request, nproc: int | None, nodes: int, options: Mapping
             "these differ or are on servers; allowed: no checkpoints"
         )
     check_continuation(job)
-    _check_weights(job, prepared)
-    graph = job.graph()
+    _check_weights(job, prepared, graph)
     if graph is not None:
         open_source(job.data, job.training, graph.dims["vocab"], job.learning.seed)
     return Ready(job, prepared, world_size, cluster)
 
 
-def _check_weights(job: Job, prepared: Prepared) -> None:
+def _check_weights(job: Job, prepared: Prepared, graph: ModelGraph | None) -> None:
     """Raise UserError where a run cannot start from the weights it is given, or leave any."""
-    graph = job.graph()
     for flag, folder in (("--init-from", job.weights.init_from), ("--save-to", job.weights.save_to)):
         if folder is not None and graph is None:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Local tensors as shards of what other tensors are shards of."""
+"""Tensors with and without their mesh: put together, and local ones as shards of what others are shards of."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+
+def plain(tensor: Any) -> Any:
+    """A tensor without its mesh, put together from all ranks that share it; every one of them must ask."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def like(local: Any, parameter: Any) -> Any:

@@ -193,8 +193,9 @@ def train_step(session: Session, step: int) -> dict[str, Any]:
     seed_step(session, step)
     begin = clock.now()
     learning, update = session.job.learning, session.engine.update
+    own_rate = rate(learning, step, session.job.steps)
     if learning.varies and isinstance(update, Update):
-        update.set_rate(rate(learning, step, session.job.steps))
+        update.set_rate(own_rate)
     with clock.phase("data"):
         tokens, targets = local_batch(session, step)
     loss, norm = session.engine.step(tokens, targets)
@@ -202,7 +203,7 @@ def train_step(session: Session, step: int) -> dict[str, Any]:
     end = clock.now()
     row = {"step": step, "loss": mean, "step_time_s": end - begin, "phases_s": clock.take()}
     if learning.varies:
-        row["learning_rate"] = rate(learning, step, session.job.steps)
+        row["learning_rate"] = own_rate
     return row if norm is None else {**row, "gradient_norm": norm}
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from simpar import files
 from simpar.errors import UserError
@@ -19,6 +18,7 @@ from simpar.models.graph import ModelGraph
 from simpar.runtime.decoder import OUTPUT
 from simpar.runtime.hf_weights import SAME, Rule, rules
 from simpar.runtime.released import CONFIG, INDEX, Released, opener
+from simpar.runtime.sharded import plain
 from simpar.units import GIB
 
 Tensor = Any
@@ -34,6 +34,7 @@ class Source:
     graph: ModelGraph
     by_name: Mapping[str, Rule]
     _last: dict[str, Tensor] = field(default_factory=dict)
+    _open: dict[Path, Any] = field(default_factory=dict)
 
     @staticmethod
     def of(released: Released, graph: ModelGraph, names: Sequence[str]) -> Source:
@@ -57,15 +58,17 @@ class Source:
         self, name: str, shape: tuple[int, ...] | None = None, here: tuple[slice, ...] | None = None
     ) -> Tensor:
         path = self.released.file_of(name)
-        with opener()(path, framework="pt") as file:
-            if name not in file.keys():  # noqa: SIM118 - the file is no mapping
-                raise UserError(f"{path}: has no {name}, which the index says")
-            if shape is None or here is None:
-                found = file.get_tensor(name)
-            else:
-                kept = file.get_slice(name)
-                self._fits(name, tuple(kept.get_shape()), shape)
-                found = kept[here]
+        if path not in self._open:
+            self._open[path] = opener()(path, framework="pt")
+        file = self._open[path]
+        if name not in file.keys():  # noqa: SIM118 - the file is no mapping
+            raise UserError(f"{path}: has no {name}, which the index says")
+        if shape is None or here is None:
+            found = file.get_tensor(name)
+        else:
+            kept = file.get_slice(name)
+            self._fits(name, tuple(kept.get_shape()), shape)
+            found = kept[here]
         if found.dtype not in FLOATS:
             allowed = ", ".join(map(_said, FLOATS))
             raise UserError(f"{path}: {name} is {_said(found.dtype)}; allowed: {allowed}")
@@ -80,11 +83,6 @@ class Source:
 
 def _said(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def whole(tensor: Any) -> Tensor:
-    """A parameter put together from all ranks that share it; every one of them must ask."""
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def save(
@@ -149,7 +147,7 @@ def _shards(stage: Any, graph: ModelGraph, family: str, dtype: Any) -> Iterator[
     tensors: dict[str, Tensor] = {}
     size = 0
     for rule in rules(family, list(own), graph.dims):
-        found = rule.write([whole(own[name]).cpu() for name in rule.ours], graph.dims)
+        found = rule.write([plain(own[name]).detach().cpu() for name in rule.ours], graph.dims)
         tensors |= {name: each.to(dtype).contiguous().clone() for name, each in found.items()}
         size += sum(each.numel() * each.element_size() for each in found.values())
         if size > SHARD_BYTES:
