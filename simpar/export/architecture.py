@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from simpar.models.graph import ModelGraph, Operator
 
@@ -12,8 +11,6 @@ PLAIN_KINDS = {
     "norm", "matmul", "attention", "rope", "gated_activation", "activation", "add", "dropout", "embedding", "loss",
 }  # fmt: skip
 EXPERT_KINDS = {"router", "dispatch", "grouped_matmul", "clamp", "combine"}
-ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
-GELU_GATED = ("gemma", "gemma2", "gemma3", "gemma3_text")
 
 
 @dataclass(frozen=True)
@@ -41,8 +38,8 @@ class Architecture:
     beyond: tuple[str, ...]
 
 
-def architecture(graph: ModelGraph, config: Mapping[str, Any]) -> Architecture:
-    """Read the style of a model off its operators; the name of the activation is in its config."""
+def architecture(graph: ModelGraph) -> Architecture:
+    """Read the style of a model off its operators; the activation is one of its details."""
     block = graph.blocks[graph.layers[0]]
     ops = {op.name: op for op in block.operators}
     every = [*(op for b in graph.blocks.values() for op in b.operators), *graph.embedding.operators]
@@ -52,7 +49,7 @@ def architecture(graph: ModelGraph, config: Mapping[str, Any]) -> Architecture:
     biases |= {"head"} if any(_has_bias(op) for op in graph.head.operators if op.kind == "matmul") else set()
     return Architecture(
         norm=_norm(graph),
-        activation=_activation(config, gated),
+        activation=_activation(graph),
         gated=gated,
         biases=frozenset(biases),
         positions="rope" if "rope" in ops else "learned" if graph.dims.get("positions") else "none",
@@ -75,12 +72,10 @@ def _norm(graph: ModelGraph) -> str:
     return str(graph.facts.get("norm") or ("none" if not op.weights else "layer" if _has_bias(op) else "rms"))
 
 
-def _activation(config: Mapping[str, Any], gated: bool) -> str:
-    named = next((str(config[key]) for key in ACTIVATIONS if config.get(key)), None)
-    if named is None:
-        gelu = not gated or config.get("model_type") in GELU_GATED
-        named = "relu" if config.get("model_type") == "opt" else "gelu" if gelu else "silu"
-    return "gelu" if named.startswith("gelu") else named
+def _activation(graph: ModelGraph) -> str:
+    """The model's activation; all forms of GELU are one here."""
+    name = graph.details.activation
+    return "gelu" if name.startswith("gelu") else name
 
 
 def _qk_norm(op: Operator | None) -> str:

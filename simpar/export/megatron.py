@@ -33,7 +33,7 @@ def losses(s: Subject) -> Iterator[Loss]:
     if s.graph.has_state:
         yield from hybrid_losses(s)
     else:
-        yield from megatron_core_losses(architecture(s.graph, s.config), str(s.config.get("model_type", "")))
+        yield from megatron_core_losses(architecture(s.graph), str(s.config.get("model_type", "")))
         yield from detail_losses(s)
     positions = s.graph.dims.get("positions")
     if positions and positions < s.training.seq_len:
@@ -85,7 +85,7 @@ def options(s: Subject) -> Options:
 
 def model_arguments(s: Subject) -> Options:
     """The network: sizes and style."""
-    dims, style = s.graph.dims, architecture(s.graph, s.config)
+    dims, style = s.graph.dims, architecture(s.graph)
     found: Options = {
         "--num-layers": len(s.graph.layers) - predictions(s),
         "--hidden-size": dims["hidden"],

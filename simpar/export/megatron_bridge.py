@@ -155,7 +155,7 @@ def options(s: Subject) -> Options:
     if "--swiglu" in arguments:
         found |= {"model.gated_linear_unit": True, "model.activation_func": Code("functional.silu")}
     if "--moe-layer-freq" in arguments:
-        found["model.moe_layer_freq"] = [int(has) for has in architecture(s.graph, s.config).experts]
+        found["model.moe_layer_freq"] = [int(has) for has in architecture(s.graph).experts]
     if "--window-size" in arguments:
         found["model.window_size"] = tuple(int(size) for size in arguments["--window-size"].split(","))
     if "--recompute-modules" in arguments:

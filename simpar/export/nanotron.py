@@ -22,7 +22,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 def losses(s: Subject) -> Iterator[Loss]:
     """What nanotron has no option for."""
-    style = architecture(s.graph, s.config)
+    style = architecture(s.graph)
     llama = (
         style.norm == "rms" and style.gated and style.activation == "silu" and style.positions == "rope"
         and not style.qk_norm and style.residual == "pre" and not style.dropout and not (style.beyond or style.experts)

@@ -68,7 +68,7 @@ def flavor(s: Subject, name: str) -> str | None:
 
 def losses(s: Subject) -> Iterator[Loss]:
     """What no generation of torchtitan has an option for."""
-    style = architecture(s.graph, s.config)
+    style = architecture(s.graph)
     built = family(style)
     if built is None:
         yield Loss("model", s.graph.name, "dense models are Llama 3 and Qwen3 decoders")

@@ -50,7 +50,7 @@ def losses(s: Subject) -> Iterator[Loss]:
 
 
 def _model(s: Subject) -> Iterator[Loss]:
-    style = architecture(s.graph, s.config)
+    style = architecture(s.graph)
     yield from rules.no_experts(style)
     for name in style.beyond:
         yield Loss("model", name, "the script has no such operator")
@@ -100,7 +100,7 @@ def _split(table: Schedule) -> bool:
 def options(s: Subject) -> Options:
     """The settings of the script by dotted name."""
     mesh, data, dims = s.plan.mesh, s.plan.data_parallel, s.graph.dims
-    style, rope = architecture(s.graph, s.config), s.graph.details.positions.rope
+    style, rope = architecture(s.graph), s.graph.details.positions.rope
     sizes = ("hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab")
     table = schedule_of(s.plan, s.training) if mesh.pp > 1 else None
     return {

@@ -56,7 +56,7 @@ def _model():
 def losses(s: Subject) -> Iterator[Loss]:
     """What torchtitan 0.3 has no option for."""
     yield from titan.losses(s)
-    style = architecture(s.graph, s.config)
+    style = architecture(s.graph)
     dims = s.graph.dims
     if titan.family(style) == "qwen3" and titan.flavor(s, "qwen3") is None:
         yield Loss("model", s.graph.name, "Qwen3 comes in the sizes of its flavours only")
@@ -89,7 +89,7 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
 
 
 def _module(s: Subject, given: Options) -> str:
-    family = titan.family(architecture(s.graph, s.config)) or "llama3"
+    family = titan.family(architecture(s.graph)) or "llama3"
     flavor = titan.flavor(s, family)
     fp8 = s.plan.numerics.precision == "fp8"
     quantization = "from torchtitan.components.quantization import Float8LinearConverter\n" if fp8 else ""

@@ -23,7 +23,7 @@ FILE = "torchtitan.toml"
 def losses(s: Subject) -> Iterator[Loss]:
     """What the job config of torchtitan 0.2 cannot say."""
     yield from titan.losses(s)
-    family = titan.family(architecture(s.graph, s.config))
+    family = titan.family(architecture(s.graph))
     if family and titan.flavor(s, family) in (None, "1B", "3B"):
         yield Loss(
             "model", s.graph.name, "models come in the sizes of their flavours only, with the rotary base and "
@@ -38,7 +38,7 @@ def losses(s: Subject) -> Iterator[Loss]:
 
 def options(s: Subject) -> Options:
     """Options by their dotted names."""
-    family = titan.family(architecture(s.graph, s.config)) or "llama3"
+    family = titan.family(architecture(s.graph)) or "llama3"
     found: Options = {"model.name": family, "model.flavor": titan.flavor(s, family) or "debugmodel"}
     if s.plan.numerics.precision == "fp8":
         found["model.converters"] = ["quantize.linear.float8"]

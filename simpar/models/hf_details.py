@@ -79,7 +79,7 @@ SILENT = {
 def details(config: Config, graph: ModelGraph) -> Details:
     """The details of a config that its family has read as a graph. Raises UserError."""
     kind = config.text("model_type")
-    usual = DEFAULTS.get(ALIASES.get(kind, kind), Details())
+    usual = DEFAULTS.get(ALIASES.get(kind, kind)) or Details("silu" if _is_gated(graph) else "gelu")
     positions = _positions(config, usual.positions)
     found = Details(
         activation=_activation(config, kind, usual.activation),
@@ -148,6 +148,10 @@ def _dropout(config: Config) -> Dropout:
         config.rate("attn_pdrop", "attention_dropout"),
         config.rate("resid_pdrop", "hidden_dropout", "residual_dropout"),
     )
+
+
+def _is_gated(graph: ModelGraph) -> bool:
+    return any(op.kind == "gated_activation" for block in graph.blocks.values() for op in block.operators)
 
 
 def _drops(graph: ModelGraph) -> bool:
