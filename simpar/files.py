@@ -154,6 +154,11 @@ def _json_lines(text: str) -> Mapping[Location, int]:
         return {}
 
 
+def read_yaml(text: str, source: str) -> Any:
+    """Plain data of a YAML 1.2 text; ``source`` names it in errors. Raises UserError."""
+    return _read_yaml(text, source)[0]
+
+
 def _read_yaml(text: str, source: str) -> tuple[Any, dict[Location, int]]:
     """Data, and the line of every key and list item. Only the parser's node tree is used: it builds no objects."""
     from ruamel.yaml import YAML

@@ -8,6 +8,7 @@ from functools import cache
 from simpar.models.catalogue import catalogue, load_model
 
 SIZES = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "num_experts", "expert_ffn")
+TELLING = ("hidden", "heads")
 
 
 @cache
@@ -23,7 +24,12 @@ def _shipped() -> dict[str, dict[str, int]]:
 
 
 def models_with(sizes: Mapping[str, int]) -> list[str]:
-    """Names of the shipped models with all the given sizes (keys of :data:`SIZES`), in the catalogue's order."""
+    """Names of the shipped models with all the given sizes (keys of :data:`SIZES`), in the catalogue's order.
+
+    None where sizes that tell models apart (:data:`TELLING`) are not given.
+    """
+    if not set(TELLING) <= set(sizes):
+        return []
     return [
         name for name, own in _shipped().items() if all(own[key] == value for key, value in sizes.items())
     ]
@@ -38,6 +44,8 @@ def with_rope(names: list[str], theta: float, *, scaled: bool) -> list[str]:
 
 def model_note(found: list[str], sizes: Mapping[str, int]) -> str:
     """What to tell about the model that was found, or not; "" for exactly one."""
+    if absent := [name for name in TELLING if name not in sizes]:
+        return f"The file does not say the model's {', '.join(absent)}: give --model when the plan is used."
     if not found:
         shape = ", ".join(f"{name} {size}" for name, size in sizes.items())
         return f"No shipped model has {shape}: give --model when the plan is used."

@@ -1,126 +1,49 @@
-"""Megatron-LM arguments back to a plan: a shell script or a bare list of arguments, as people have them."""
+"""Megatron-LM arguments back to a plan: a shell script, a bare list of arguments or YAML, as people have them."""
 
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from simpar.errors import UserError
 from simpar.export.match import model_note, models_with, with_rope
+from simpar.export.megatron_arguments import AXES, SIZES, Arguments, read_arguments
 from simpar.export.megatron_hybrid import STAGE_END, layers_of_pattern
 from simpar.export.target import Imported
 from simpar.models.recompute import MODULES
 from simpar.plan.plan import Plan
 from simpar.units import DTYPE_BYTES
 
-EIGHT_BITS = {"mxfp8": "mxfp8", "blockwise": "fp8_blockwise"}
-"""Precisions by recipes of 8-bit floats; any other has a scale a tensor."""
+RECIPES = {
+    "--fp8-format": {"delayed": "fp8", "tensorwise": "fp8", "mxfp8": "mxfp8", "blockwise": "fp8_blockwise"},
+    "--fp4-format": {"nvfp4": "nvfp4"},
+}
+"""Precisions by the recipe (the first where none is named) of floats of 8 and 4 bits."""
+MAIN_GRADIENTS = "--megatron-fsdp-main-grads-dtype"
 
-_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
-_ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
-_STRAGGLERS = {"(", ")", "\\", ";", "&&", "exec"}
-SIZES = {
-    "--num-layers": "layers", "--hidden-size": "hidden", "--ffn-hidden-size": "ffn", "--num-attention-heads": "heads",
-    "--num-query-groups": "kv_heads", "--vocab-size": "vocab", "--num-experts": "num_experts",
-    "--moe-ffn-hidden-size": "expert_ffn",
-}  # fmt: skip
-AXES = {
-    "--tensor-model-parallel-size": "tp", "--pipeline-model-parallel-size": "pp", "--context-parallel-size": "cp",
-    "--expert-model-parallel-size": "ep",
-}  # fmt: skip
 CP_METHODS = {"p2p": "ring", "allgather": "all_gather", "a2a": "ulysses", "a2a+p2p": "ring"}
 STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
 
-@dataclass
-class Arguments:
-    """Arguments by flag, and which of them somebody has asked for."""
-
-    values: Mapping[str, list[str]]
-    source: str
-    used: set[str] = field(default_factory=set)
-
-    def has(self, flag: str) -> bool:
-        """Whether a switch is there."""
-        self.used.add(flag)
-        return flag in self.values
-
-    def text(self, flag: str) -> str | None:
-        """The value of an option, None where it is not there. Raises UserError for a switch without its value."""
-        if not self.has(flag):
-            return None
-        values = self.values[flag]
-        if not values:
-            raise UserError(f"{self.source}: {flag} has no value")
-        if "$" in values[0]:
-            raise UserError(f"{self.source}: {flag} = {values[0]}: a variable that the file does not set")
-        return values[0]
-
-    def number(self, flag: str) -> int | None:
-        """The value of an option as a positive integer. Raises UserError."""
-        text = self.text(flag)
-        if text is None:
-            return None
-        if not text.isascii() or not text.isdigit() or int(text) < 1:
-            raise UserError(f"{self.source}: {flag} = {text}: allowed: a positive integer")
-        return int(text)
-
-
 def read(text: str, name: str) -> Imported:
     """The plan that Megatron-LM arguments describe. Raises UserError naming file, argument and value."""
-    given = Arguments(_flags(text, name), name)
-    if not any(flag in given.values for flag in (*AXES, "--micro-batch-size")):
-        raise UserError(f"{name}: no Megatron-LM arguments, such as --tensor-model-parallel-size 8")
+    given = read_arguments(text, name)
     values: dict[str, Any] = {"stack": "megatron"}
     for part in (_mesh, _pipeline, _data_parallel, _recompute, _numerics, _shape):
         values |= {key: value for key, value in part(given).items() if value is not None}
     sizes = _sizes(given)
-    models = models_with(sizes) if sizes else []
-    if len(models) > 1 and (base := given.number("--rotary-base")):
-        models = with_rope(models, base, scaled=given.has("--use-rope-scaling"))
+    models = models_with(sizes)
+    if len(models) > 1 and (base := given.text("--rotary-base")):
+        models = with_rope(
+            models, _real(given, "--rotary-base", base), scaled=given.has("--use-rope-scaling")
+        )
     if models:
         values["model"] = models[0]
-    notes = [model_note(models, sizes)] if sizes else []
-    ignored = tuple(flag for flag in given.values if flag not in given.used)
-    return Imported(Plan.model_validate(values), ignored, tuple(filter(None, [*notes, *_notes(given)])))
-
-
-def _flags(text: str, source: str) -> dict[str, list[str]]:
-    """Arguments by flag; variables that the file sets are put in."""
-    try:
-        tokens = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise UserError(f"{source}: not shell text ({error})") from None
-    variables: dict[str, str] = {}
-    found: dict[str, list[str]] = {}
-    flag = ""
-    for token in _resolved(tokens, variables):
-        if token.startswith("--") and len(token) > 2:
-            flag, equals, value = token.partition("=")
-            found[flag] = [value] if equals else []
-        elif flag and token not in _STRAGGLERS:
-            found[flag].append(token)
-        elif token in _STRAGGLERS:
-            flag = ""
-    return found
-
-
-def _resolved(tokens: list[str], variables: dict[str, str]) -> Iterator[str]:
-    for token in tokens:
-        assigned = _ASSIGNMENT.fullmatch(token)
-        if assigned and not token.startswith("--"):
-            if assigned.group(2) != "(":
-                variables[assigned.group(1)] = _put_in(assigned.group(2), variables)
-            yield ")"  # ends the values of a flag before it
-            continue
-        yield from _put_in(token, variables).split() if "$" in token else [token]
-
-
-def _put_in(text: str, variables: Mapping[str, str]) -> str:
-    return _VARIABLE.sub(lambda match: variables.get(match.group(1), match.group(0)), text)
+    notes = [model_note(models, sizes)]
+    return Imported(
+        Plan.model_validate(values), given.rest(), tuple(filter(None, [*notes, *_notes(given), *given.notes]))
+    )
 
 
 def _mesh(given: Arguments) -> dict[str, Any]:
@@ -275,19 +198,32 @@ def _every(given: Arguments, number: int) -> str:
 
 
 def _numerics(given: Arguments) -> dict[str, Any]:
-    low = given.has("--grad-reduce-in-bf16")
+    low = given.has("--grad-reduce-in-bf16") or given.text(MAIN_GRADIENTS) == "bf16"
     given.has("--accumulate-allreduce-grads-in-fp32")
-    half = "bf16" if given.has("--bf16") else "fp16" if given.has("--fp16") else "fp32"
-    momentum, recipe = given.text("--sgd-momentum"), given.text("--fp8-recipe")
-    optimizer = given.text("--optimizer") or "adam"
-    names = {"adam": "adamw", "sgd": "sgd" if momentum and float(momentum) == 0 else "sgd_momentum"}
+    precision = "bf16" if given.has("--bf16") else "fp16" if given.has("--fp16") else "fp32"
+    gradients = None if precision == "fp32" else "bf16" if low else "fp32"
+    for flag, recipes in RECIPES.items():
+        if given.has(flag):
+            named = f"{flag.removesuffix('format')}recipe"
+            recipe = given.text(named) or next(iter(recipes))
+            if recipe not in recipes:
+                raise UserError(
+                    f"{given.source}: {given.name(named)} = {recipe}: allowed: {', '.join(recipes)}"
+                )
+            precision = recipes[recipe]
+    optimizer, momentum = given.text("--optimizer") or "adam", given.text("--sgd-momentum")
+    still = momentum is not None and _real(given, "--sgd-momentum", momentum) == 0
+    names = {"adam": "adamw", "sgd": "sgd" if still else "sgd_momentum"}
     if optimizer not in names:
         raise UserError(f"{given.source}: --optimizer = {optimizer}: allowed: {', '.join(names)}")
-    return {
-        "precision": EIGHT_BITS.get(recipe or "", "fp8") if given.has("--fp8-format") else half,
-        "grad_dtype": None if half == "fp32" else "bf16" if low else "fp32",
-        "optimizer": names[optimizer],
-    }
+    return {"precision": precision, "grad_dtype": gradients, "optimizer": names[optimizer]}
+
+
+def _real(given: Arguments, flag: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"{given.source}: {given.name(flag)} = {text}: allowed: a number") from None
 
 
 def _shape(given: Arguments) -> dict[str, Any]:

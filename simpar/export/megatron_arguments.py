@@ -1,0 +1,172 @@
+"""Megatron-LM's arguments by flag, from a shell script, a bare list of arguments or a YAML file."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.export.shell import UNKNOWN, Script
+
+SIZES = {
+    "--num-layers": "layers", "--hidden-size": "hidden", "--ffn-hidden-size": "ffn", "--num-attention-heads": "heads",
+    "--num-query-groups": "kv_heads", "--vocab-size": "vocab", "--num-experts": "num_experts",
+    "--moe-ffn-hidden-size": "expert_ffn",
+}  # fmt: skip
+AXES = {
+    "--tensor-model-parallel-size": "tp", "--pipeline-model-parallel-size": "pp", "--context-parallel-size": "cp",
+    "--expert-model-parallel-size": "ep",
+}  # fmt: skip
+TELLING = (*AXES, "--micro-batch-size")
+"""Flags of which a command of Megatron-LM has one."""
+CORE_NAMES = {
+    "num_moe_experts": "num_experts", "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
+    "layernorm_epsilon": "norm_epsilon", "gated_linear_unit": "swiglu", "fp8": "fp8_format", "fp4": "fp4_format",
+    "activation_func": "", "init_method": "", "output_layer_init_method": "",
+}  # fmt: skip
+"""Fields of Megatron-Core's config, which ``--yaml-cfg`` takes, by the argument that says the same ("" for none)."""
+YAML_SECTIONS = ("ARGS", "MODEL_ARGS", "language_model", "model_parallel")
+_ENDS = {"(", ")", "\\", ";", "&&", "||", "|", "&", "exec", "2>&1", ">", ">>"}
+
+
+@dataclass
+class Arguments:
+    """Arguments by flag, and which of them somebody has asked for.
+
+    ``names`` are what the file calls them, where that is not the flag.
+    """
+
+    values: Mapping[str, list[str]]
+    source: str
+    notes: Sequence[str] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+
+    def has(self, flag: str) -> bool:
+        """Whether a switch is there."""
+        self.used.add(flag)
+        return flag in self.values
+
+    def name(self, flag: str) -> str:
+        """What the file calls a flag."""
+        return self.names.get(flag, flag)
+
+    def text(self, flag: str) -> str | None:
+        """The value of an option, None where it is not there. Raises UserError for a switch without its value."""
+        if not self.has(flag):
+            return None
+        values = self.values[flag]
+        if not values:
+            raise UserError(f"{self.source}: {self.name(flag)} has no value")
+        if UNKNOWN.search(values[0]):
+            raise UserError(
+                f"{self.source}: {self.name(flag)} = {values[0]}: a variable that the file does not set"
+            )
+        return values[0]
+
+    def number(self, flag: str) -> int | None:
+        """The value of an option as a positive integer. Raises UserError."""
+        text = self.text(flag)
+        if text is None:
+            return None
+        if not text.isascii() or not text.isdigit() or int(text) < 1:
+            raise UserError(f"{self.source}: {self.name(flag)} = {text}: allowed: a positive integer")
+        return int(text)
+
+    def rest(self) -> tuple[str, ...]:
+        """What nobody has asked for, as the file calls it."""
+        return tuple(self.name(flag) for flag in self.values if flag not in self.used)
+
+
+def read_arguments(text: str, source: str) -> Arguments:
+    """The arguments of the one command of Megatron-LM that a file has. Raises UserError."""
+    is_yaml = source.endswith((".yaml", ".yml"))
+    given = _from_yaml(text, source) if is_yaml else _from_shell(text, source)
+    if not any(flag in given.values for flag in TELLING):
+        raise UserError(f"{source}: no Megatron-LM arguments, such as --tensor-model-parallel-size 8")
+    return given
+
+
+def _from_shell(text: str, source: str) -> Arguments:
+    script = Script(text, source)
+    commands = [_by_flag(_words(command)) for command in script.commands]
+    telling = [found for found in commands if any(flag in found for flag in TELLING)]
+    if not telling:  # a file that another one sources has the arguments in variables
+        words = [word for variable in script.variables.values() for word in variable if word]
+        telling = [_by_flag(_words(words))]
+    different = [found for found in telling if found != telling[0]]
+    if different:
+        flags = [flag for flag in telling[0] | different[0] if telling[0].get(flag) != different[0].get(flag)]
+        raise UserError(
+            f"{source}: {len(telling)} commands of Megatron-LM, which differ in {', '.join(flags[:4])}: allowed: one"
+        )
+    return Arguments(telling[0], source, tuple(script.notes))
+
+
+def _words(words: Iterable[str]) -> list[str]:
+    """Words of a command; of a text for another shell (``bash -c``) and of flags quoted together, its own words."""
+    found: list[str] = []
+    for word in words:
+        if "--" in word and len(word.split()) > 1:
+            try:
+                inner = shlex.split(word, comments=True)
+            except ValueError:
+                inner = word.split()
+            found += inner if inner == [word] else _words(inner)
+        else:
+            found.append(word)
+    return found
+
+
+def _by_flag(words: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    flag = ""
+    for word in words:
+        token = word.rstrip(";")
+        if token.startswith("--") and len(token) > 2:
+            flag, equals, value = token.partition("=")
+            flag = flag.replace("_", "-")
+            found[flag] = [value] if equals else []
+        elif word in _ENDS:
+            flag = ""
+        elif flag:
+            found[flag].append(token)
+        if token != word:
+            flag = ""
+    return found
+
+
+def _from_yaml(text: str, source: str) -> Arguments:
+    """``true`` is a switch; false and null are what is not there."""
+    data = files.read_yaml(text, source)
+    if not isinstance(data, dict):
+        raise UserError(f"{source}: no Megatron-LM arguments: allowed: a mapping")
+    flat = {str(key): value for key, value in data.items() if not isinstance(value, dict)}
+    if isinstance(data.get("ARGS"), dict) or isinstance(data.get("MODEL_ARGS"), dict):
+        flat = {}
+    for section in YAML_SECTIONS:
+        if isinstance(part := data.get(section), dict):
+            flat |= {str(key): value for key, value in part.items()}
+    values: dict[str, list[str]] = {}
+    names: dict[str, str] = {}
+    for key, value in flat.items():
+        plain = key.removeprefix("--").replace("-", "_")
+        argument = CORE_NAMES.get(plain, plain)
+        flag = f"--{argument.replace('_', '-')}"
+        if not argument or value is None or value is False:
+            continue
+        values[flag], names[flag] = _scalars(value), key
+    if "--num-query-groups" in values and "language_model" in data:  # Megatron-Core's own fields: no switch
+        values.setdefault("--group-query-attention", [])
+    return Arguments(values, source, names=names)
+
+
+def _scalars(value: Any) -> list[str]:
+    if value is True:
+        return []
+    return [word for item in (value if isinstance(value, list) else [value])
+            for word in re.split(r"\s+", str(item).strip())]  # fmt: skip
