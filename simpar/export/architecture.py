@@ -59,7 +59,7 @@ def architecture(graph: ModelGraph) -> Architecture:
         tied=graph.tied_embeddings,
         dropout=any(op.kind == "dropout" for op in every),
         experts=_experts(graph),
-        beyond=tuple(sorted(_beyond(every, ops, graph.embedding.operators))),
+        beyond=tuple(sorted(_beyond(every, ops, graph.embedding.operators) | _rare(graph))),
     )
 
 
@@ -105,6 +105,17 @@ def _experts(graph: ModelGraph) -> tuple[bool, ...]:
     kinds = {name: {op.kind for op in block.operators} for name, block in graph.blocks.items()}
     found = tuple(bool(kinds[layer] & EXPERT_KINDS) for layer in graph.layers)
     return found if any(found) else ()
+
+
+def _rare(graph: ModelGraph) -> set[str]:
+    """What targets have no word for: positions in some layers alone, heads normed after they turned, and the like."""
+    inside = [[op.name for op in block.operators] for block in graph.blocks.values()]
+    turning = {"rope" in names for names in inside if "attention" in names and "qkv" in names}
+    found = {"rotary positions in some layers only"} if len(turning) > 1 else set()
+    for names in inside:
+        if {"rope", "qk_norm"} <= {*names} and names.index("rope") < names.index("qk_norm"):
+            found.add("heads that are normed after they turned")
+    return found | set(graph.details.unbuilt)
 
 
 def _beyond(every: list[Operator], layer: Mapping[str, Operator], before: Sequence[Operator]) -> set[str]:

@@ -183,7 +183,7 @@ class Details:
 
     ``activation`` goes by its name in transformers. Norms add ``norm_eps`` to the mean square and multiply with
     ``norm_offset`` + weight. Matrices start from a normal distribution of standard deviation ``init_std``. ``unread``
-    are fields of the config that nothing here understands.
+    are fields of the config that nothing here understands, ``unbuilt`` parts that are simulated and not run.
     """
 
     activation: str = "silu"
@@ -196,6 +196,7 @@ class Details:
     caps: Caps = field(default_factory=Caps)
     gating: Gating = field(default_factory=Gating)
     unread: tuple[str, ...] = ()
+    unbuilt: tuple[str, ...] = ()
 
     @property
     def said(self) -> str:

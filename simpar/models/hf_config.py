@@ -10,6 +10,7 @@ from simpar.errors import UserError
 from simpar.files import allowed, suggest
 from simpar.models.config import Config, Family, llama_shape, shape_of, windows_of
 from simpar.models.graph import ModelGraph
+from simpar.models.hf_dense import DENSE
 from simpar.models.hf_details import details
 from simpar.models.hf_hybrids import HYBRIDS
 from simpar.models.hf_mixtures import MIXTURES
@@ -250,5 +251,5 @@ FAMILIES: dict[str, Family] = {
     "llama": _llama, "mistral": _mistral, "qwen2": _qwen2, "qwen3": _qwen3, "gemma": _gemma, "gemma2": _gemma2,
     "gemma3": _gemma3, "gemma3_text": _gemma3, "phi3": _phi3, "phi": _phi, "olmo": _olmo, "olmo2": _olmo2,
     "gpt2": _gpt2, "gpt_neox": _gpt_neox, "falcon": _falcon, "mpt": _mpt, "opt": _opt, "bloom": _bloom,
-    "starcoder2": _starcoder2, **MIXTURES, **HYBRIDS,
+    "starcoder2": _starcoder2, **DENSE, **MIXTURES, **HYBRIDS,
 }  # fmt: skip

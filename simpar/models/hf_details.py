@@ -16,7 +16,7 @@ from simpar.models.details import Caps, Details, Dropout, Gating, Positions, Rop
 from simpar.models.graph import ModelGraph
 
 ACTIVATION_FIELDS = ("hidden_activation", "hidden_act", "mlp_hidden_act", "activation_function", "activation")
-EPSILON_FIELDS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+EPSILON_FIELDS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 TANH = "gelu_pytorch_tanh"
 
 
@@ -34,6 +34,15 @@ _YARN = {
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 4096,
 }  # fmt: skip
+_LLAMA3 = {
+    "rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+_MINISTRAL = {
+    "rope_type": "yarn", "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 16384,
+}  # fmt: skip
+_GLM = Details(norm_eps=1.5625e-7, positions=_turning(fraction=0.5, interleaved=True))
 DEFAULTS: Mapping[str, Details] = {
     "llama": _MISTRAL, "mistral": _MISTRAL, "qwen2": _MISTRAL, "qwen3": _MISTRAL,
     "gemma": _GEMMA,
@@ -58,10 +67,30 @@ DEFAULTS: Mapping[str, Details] = {
     "phimoe": Details(positions=_turning(1_000_000.0), gating=Gating("sparse_mixer")),
     "dbrx": Details(), "grok-1": Details("gelu", gating=_PLAIN),
     "nemotron_h": Details("relu2", gating=_CHOSEN),
+    "granite": replace(_MISTRAL, scales=Scales(attention=1.0)), "ministral": _MISTRAL,
+    "seed_oss": replace(_MISTRAL, dropout=Dropout(0.0, 0.1, 0.1)),
+    "smollm3": replace(_MISTRAL, positions=_turning(2_000_000.0)),
+    "ernie4_5": Details(positions=_turning(500_000.0, interleaved=True)),
+    "helium": Details(norm_eps=1e-8, positions=_turning(100_000.0, interleaved=True)),
+    "cwm": Details(positions=_turning(1_000_000.0, scaling=_LLAMA3)),
+    "ministral3": Details(positions=_turning(1_000_000.0, scaling=_MINISTRAL)),
+    "cohere": Details(positions=_turning(500_000.0, interleaved=True), scales=Scales(logits=0.0625)),
+    "cohere2": Details(positions=_turning(interleaved=True), scales=Scales(logits=0.0625)),
+    "glm": _GLM, "glm4": _GLM, "olmo3": Details(positions=Positions(Rope(500_000.0), Rope(500_000.0))),
+    "stablelm": Details(positions=_turning(fraction=0.25)), "arcee": Details("relu2"), "jais2": Details("relu2"),
+    "nemotron": Details("relu2", norm_offset=1.0, init_std=0.0134, positions=_turning(fraction=0.5)),
+    "persimmon": Details("relu2", positions=_turning(fraction=0.5)),
+    "apertus": Details("xielu", positions=_turning(12_000_000.0, scaling={**_LLAMA3, "factor": 8.0})),
+    "gptj": Details("gelu_new", positions=_turning(fraction=0.25, interleaved=True)),
+    "gpt_neo": Details("gelu_new", scales=Scales(attention=1.0)),
+    "gpt_bigcode": Details(TANH, dropout=Dropout(0.1, 0.1, 0.1)), "internlm3": Details(), "exaone4": Details(),
+    "hunyuan_v1_dense": Details(),
 }  # fmt: skip
 ALIASES = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
 LISTED_AS = {"gemma": ("gelu", TANH), "gemma2": ("gelu", TANH), "gpt_oss": ("silu", "quick_gelu")}
 """Activations that configs of a family name, and those that its code takes instead."""
+BY_ROOT = {"gemma", "gemma2", "gemma3", "gemma3_text"}
+"""Families whose embeddings are multiplied with the root of the hidden size."""
 SILENT = {
     "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "use_cache", "model_type", "source",
     "name", "_name_or_path", "pretraining_tp", "tokenizer_class", "id2label", "label2id", "is_encoder_decoder",
@@ -72,6 +101,7 @@ SILENT = {
     "cache_implementation", "output_router_logits", "classifier_dropout", "init_device", "max_window_layers",
     "original_max_position_embeddings", "vision_config",
     "qk_head_dim", "max_seq_len", "embedding_fraction", "norm_type",
+    "eod_token_id", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",
 }  # fmt: skip
 """Fields that say nothing about what a model computes in training, beside those that a reader asks for."""
 
@@ -80,14 +110,14 @@ def details(config: Config, graph: ModelGraph) -> Details:
     """The details of a config that its family has read as a graph. Raises UserError."""
     kind = config.text("model_type")
     usual = DEFAULTS.get(ALIASES.get(kind, kind)) or Details("silu" if _is_gated(graph) else "gelu")
-    positions = _positions(config, usual.positions)
+    positions = _positions(config, usual.positions, graph.dims["head_dim"])
     found = Details(
         activation=_activation(config, kind, usual.activation),
         norm_eps=config.number(*EPSILON_FIELDS, default=usual.norm_eps),
         norm_offset=usual.norm_offset,
         init_std=config.number("initializer_range", "init_std", default=usual.init_std),
         positions=positions,
-        dropout=_dropout(config) if _drops(graph) else Dropout(),
+        dropout=_dropout(config, usual.dropout) if _drops(graph) else Dropout(),
         scales=_scales(config, graph, usual, positions.rope.temperature),
         caps=Caps(
             config.optional("attn_logit_softcapping", default=usual.caps.attention),
@@ -95,7 +125,7 @@ def details(config: Config, graph: ModelGraph) -> Details:
         ),
         gating=_gating(config, usual.gating),
     )
-    return replace(found, unread=config.unread(SILENT))
+    return replace(found, unread=config.unread(SILENT), unbuilt=graph.details.unbuilt)
 
 
 def _activation(config: Config, kind: str, usual: str) -> str:
@@ -104,8 +134,11 @@ def _activation(config: Config, kind: str, usual: str) -> str:
     return meant if named == old else named
 
 
-def _positions(config: Config, usual: Positions) -> Positions:
+def _positions(config: Config, usual: Positions, head_dim: int) -> Positions:
     """Rotary positions of layers without and with a window: fields of the config or of its ``rope_parameters``."""
+    if turned := config.optional("rotary_dim"):
+        share = _share(turned, head_dim)
+        usual = replace(usual, rope=replace(usual.rope, fraction=share))
     said = config.mapping("rope_parameters"), config.mapping("rope_scaling")
     given = {name: value for fields in said for name, value in (fields or {}).items()}
     if not any(said):
@@ -122,6 +155,12 @@ def _positions(config: Config, usual: Positions) -> Positions:
     windowed = _rope(by_layer.get("sliding_attention", {}), near)
     alibi = usual.alibi and bool((config.mapping("attn_config") or {}).get("alibi", True))
     return replace(usual, rope=rope, windowed=windowed if by_layer or usual.windowed else None, alibi=alibi)
+
+
+def _share(turned: float, head_dim: int) -> float:
+    """The fraction of a head that so many features are, not below it by rounding."""
+    share = turned / head_dim
+    return share if share * head_dim >= turned else math.nextafter(share, 1.0)
 
 
 def _near(usual: Positions, theta: float) -> float:
@@ -142,11 +181,15 @@ def _rope(given: Mapping[str, Any], plain: Rope) -> Rope:
     return replace(plain, theta=float(theta), fraction=float(fraction), scaling=fields if scaled else {})
 
 
-def _dropout(config: Config) -> Dropout:
+def _dropout(config: Config, usual: Dropout) -> Dropout:
+    def rate(default: float, *names: str) -> float:
+        given = any(config.data.get(name) is not None for name in names)
+        return config.rate(*names) if given else default
+
     return Dropout(
-        config.rate("embd_pdrop", "emb_pdrop", "embedding_dropout"),
-        config.rate("attn_pdrop", "attention_dropout"),
-        config.rate("resid_pdrop", "hidden_dropout", "residual_dropout"),
+        rate(usual.embedding, "embd_pdrop", "emb_pdrop", "embedding_dropout", "embed_dropout"),
+        rate(usual.attention, "attn_pdrop", "attention_dropout"),
+        rate(usual.residual, "resid_pdrop", "hidden_dropout", "residual_dropout", "resid_dropout"),
     )
 
 
@@ -155,7 +198,8 @@ def _is_gated(graph: ModelGraph) -> bool:
 
 
 def _drops(graph: ModelGraph) -> bool:
-    return any(op.kind == "dropout" for op in graph.embedding.operators)
+    blocks = (graph.embedding, *graph.blocks.values())
+    return any(op.kind == "dropout" for block in blocks for op in block.operators)
 
 
 def _scales(config: Config, graph: ModelGraph, usual: Details, temperature: float) -> Scales:
@@ -167,11 +211,12 @@ def _scales(config: Config, graph: ModelGraph, usual: Details, temperature: floa
         attention = 1.0
     if temperature != 1.0 and "qk_dim" in graph.dims:
         attention = graph.dims["qk_dim"] ** -0.5 * temperature
-    root = math.sqrt(graph.dims["hidden"]) if usual.norm_offset else 1.0
+    root = math.sqrt(graph.dims["hidden"]) if config.text("model_type") in BY_ROOT else usual.scales.embedding
     return Scales(
         embedding=config.number("embedding_multiplier", default=root),
         residual=config.number("residual_multiplier", default=1.0),
-        logits=config.number("logit_scale", default=1.0) / config.number("logits_scaling", default=1.0),
+        logits=config.number("logit_scale", default=usual.scales.logits)
+        / config.number("logits_scaling", default=1.0),
         attention=attention,
     )
 

@@ -69,7 +69,8 @@ class Style:
 
     ``norms`` per layer is 2 (pre-norm), 4 (before and after both halves) or 1 (parallel branches on one norm);
     ``qk_norm`` is "", "head" (one weight of head_dim) or "full" (one weight per feature). ``extra`` holds rarer flags:
-    "embedding_norm", "post_norm_only", "bidirectional" (nothing is masked), "sinks" (a logit a head that no key has).
+    "embedding_norm", "post_norm_only", "bidirectional" (nothing is masked), "sinks" (a logit a head that no key has),
+    "qk_norm_last" (after rotation), "qk_norm_bias", "embedding_kept" (not dropped), "activation_parameters" (a layer).
     """
 
     norm: str = "rms"
@@ -109,7 +110,7 @@ def build(
         dims=dims,
         blocks=blocks,
         layers=tuple(kind.name for kind in kinds),
-        embedding=embedding(shape, style, dropout),
+        embedding=embedding(shape, style, dropout and not style.extra.get("embedding_kept")),
         head=head(style),
         tied_embeddings=style.tied,
         facts={"norm": style.norm},
@@ -148,25 +149,14 @@ def product(left: Size, right: Size) -> Size:
 def attention(source: str, style: Style, kind: Layer, dropout: bool) -> list[Operator]:
     """The attention branch from its packed projection to the output projection."""
     ops = [matmul("qkv", source, HIDDEN, QKV, product(HIDDEN, QKV), style.qkv_bias)]
-    if style.qk_norm:
-        width = {"head": term("head_dim", times=2), "full": (*QUERY, *term("kv_heads", "head_dim"))}[
-            style.qk_norm
-        ]
-        weights = (Weight("qk_norm.weight", width, "vector"),)
-        ops.append(
-            Operator(
-                "qk_norm",
-                "norm",
-                TOKENS,
-                QKV,
-                "tensor",
-                weights=weights,
-                inputs=("qkv",),
-                saves=("qkv", "stats"),
-            )
-        )
-    if style.rotary and kind.rotary:
+    turns = style.rotary and kind.rotary
+    last = bool(style.extra.get("qk_norm_last"))
+    if style.qk_norm and not last:
+        ops.append(_qk_norm(style, ops[-1].name))
+    if turns:
         ops.append(Operator("rope", "rope", TOKENS, QKV, "tensor", inputs=(ops[-1].name,)))
+    if style.qk_norm and last:
+        ops.append(_qk_norm(style, ops[-1].name))
     causal = not style.extra.get("bidirectional", False)
     core = Attention(causal=causal, window=kind.window, chunked=kind.chunked, dropout=dropout)
     sinks = (Weight("sinks", term("heads"), "vector"),) if style.extra.get("sinks") else ()
@@ -187,12 +177,41 @@ def attention(source: str, style: Style, kind: Layer, dropout: bool) -> list[Ope
     return ops
 
 
+def _qk_norm(style: Style, source: str) -> Operator:
+    """The norm of queries and keys: one weight (and bias) of a head's width, or one of all heads' features."""
+    sizes = {"head": term("head_dim", times=2), "full": (*QUERY, *term("kv_heads", "head_dim"))}
+    weights = [Weight("qk_norm.weight", sizes[style.qk_norm], "vector")]
+    if style.extra.get("qk_norm_bias"):
+        weights.append(Weight("qk_norm.bias", sizes[style.qk_norm], "vector"))
+    return Operator(
+        "qk_norm",
+        "norm",
+        TOKENS,
+        QKV,
+        "tensor",
+        weights=tuple(weights),
+        inputs=(source,),
+        saves=(source, "stats"),
+    )
+
+
 def mlp(source: str, style: Style) -> list[Operator]:
     """The MLP branch, gated or plain."""
     width = term("ffn", times=2 if style.gated else 1)
     up = matmul("mlp_up", source, HIDDEN, width, product(HIDDEN, width), style.mlp_bias)
     kind = "gated_activation" if style.gated else "activation"
-    act = Operator("activation", kind, TOKENS, term("ffn"), "tensor", inputs=("mlp_up",), saves=("mlp_up",))
+    learnt = int(style.extra.get("activation_parameters", 0))
+    weights = (Weight("activation.weight", term(times=learnt), "vector"),) if learnt else ()
+    act = Operator(
+        "activation",
+        kind,
+        TOKENS,
+        term("ffn"),
+        "tensor",
+        weights=weights,
+        inputs=("mlp_up",),
+        saves=("mlp_up",),
+    )
     down = matmul("mlp_down", "activation", term("ffn"), HIDDEN, product(term("ffn"), HIDDEN), style.mlp_bias)
     return [up, act, down]
 

@@ -218,11 +218,36 @@ FUSED = Names(
     fused={QKV: ("self_attention.query_key_value", GROUPS)},
 )  # fmt: skip
 """Families that store queries, keys and values of every group of heads together."""
+GPT2 = Names(
+    "transformer.h",
+    {
+        "attention_norm": "ln_1", "mlp_norm": "ln_2", "o_proj.parts.0": "attn.c_proj", "mlp_up.parts.0": "mlp.c_fc",
+        "mlp_down.parts.0": "mlp.c_proj",
+    },
+    {
+        "embedding.token_embedding": "transformer.wte", "embedding.position_embedding": "transformer.wpe",
+        "head.final_norm": "transformer.ln_f", "head.lm_head.parts.0": "lm_head",
+    },
+)  # fmt: skip
 FAMILIES: Mapping[str, Names] = {
     **dict.fromkeys(
-        ("llama", "mistral", "qwen2", "qwen3", "gemma", "olmo", "qwen3_moe", "olmoe"), LLAMA
+        (
+            "llama", "mistral", "qwen2", "qwen3", "gemma", "olmo", "qwen3_moe", "olmoe", "granite", "ernie4_5",
+            "internlm3", "seed_oss", "helium", "ministral", "ministral3", "cwm", "cohere", "cohere2", "smollm3",
+            "stablelm",
+        ),
+        LLAMA,
     ),
-    **dict.fromkeys(("gemma2", "gemma3", "gemma3_text", "olmo2"), SANDWICH),
+    **dict.fromkeys(("gemma2", "gemma3", "gemma3_text", "olmo2", "olmo3", "exaone4"), SANDWICH),
+    **dict.fromkeys(("arcee", "nemotron", "jais2"), _changed(LLAMA, layer={"mlp_up.parts.0": "mlp.up_proj"})),
+    "hunyuan_v1_dense": _changed(
+        LLAMA, layer={"qk_norm.query": "self_attn.query_layernorm", "qk_norm.key": "self_attn.key_layernorm"}
+    ),
+    "glm": _changed(LLAMA, fused={UP: ("mlp.gate_up_proj", HALVES)}),
+    "glm4": _changed(
+        LLAMA, fused={UP: ("mlp.gate_up_proj", HALVES)},
+        layer={"attention_post_norm": "post_self_attn_layernorm", "mlp_post_norm": "post_mlp_layernorm"},
+    ),
     "phi3": _changed(
         LLAMA, fused={QKV: ("self_attn.qkv_proj", ROWS), UP: ("mlp.gate_up_proj", HALVES)}
     ),
@@ -232,18 +257,33 @@ FAMILIES: Mapping[str, Names] = {
         ends={"head.final_norm": "model.final_layernorm"},
     ),
     "starcoder2": _changed(LLAMA, layer={"mlp_up.parts.0": "mlp.c_fc", "mlp_down.parts.0": "mlp.c_proj"}),
-    "gpt2": Names(
-        "transformer.h",
-        {
-            "attention_norm": "ln_1", "mlp_norm": "ln_2", "o_proj.parts.0": "attn.c_proj",
-            "mlp_up.parts.0": "mlp.c_fc", "mlp_down.parts.0": "mlp.c_proj",
-        },
-        {
-            "embedding.token_embedding": "transformer.wte", "embedding.position_embedding": "transformer.wpe",
-            "head.final_norm": "transformer.ln_f", "head.lm_head.parts.0": "lm_head",
-        },
-        fused={QKV: ("attn.c_attn", TURNED_ROWS)},
+    "gpt2": replace(
+        GPT2, fused={QKV: ("attn.c_attn", TURNED_ROWS)},
         turned=frozenset({"o_proj.parts.0", "mlp_up.parts.0", "mlp_down.parts.0"}),
+    ),
+    "gpt_bigcode": replace(GPT2, fused={QKV: ("attn.c_attn", ROWS)}),
+    "gpt_neo": _changed(
+        GPT2,
+        layer={
+            "qkv.parts.0": "attn.attention.q_proj", "qkv.parts.1": "attn.attention.k_proj",
+            "qkv.parts.2": "attn.attention.v_proj", "o_proj.parts.0": "attn.attention.out_proj",
+        },
+    ),
+    "gptj": _changed(
+        GPT2,
+        layer={
+            "qkv.parts.0": "attn.q_proj", "qkv.parts.1": "attn.k_proj", "qkv.parts.2": "attn.v_proj",
+            "o_proj.parts.0": "attn.out_proj", "mlp_up.parts.0": "mlp.fc_in", "mlp_down.parts.0": "mlp.fc_out",
+        },
+    ),
+    "persimmon": _changed(
+        LLAMA,
+        layer={
+            "o_proj.parts.0": "self_attn.dense", "mlp_up.parts.0": "mlp.dense_h_to_4h",
+            "mlp_down.parts.0": "mlp.dense_4h_to_h",
+        },
+        ends={"head.final_norm": "model.final_layernorm"},
+        fused={QKV: ("self_attn.query_key_value", GROUPS)},
     ),
     "gpt_neox": _changed(
         FUSED, layers="gpt_neox.layers", layer={"o_proj.parts.0": "attention.dense"},
@@ -318,6 +358,8 @@ def rules(family: str, parameters: Sequence[str], dims: Mapping[str, int]) -> li
     names = FAMILIES[family]
     if family == "falcon" and not any("mlp_norm" in name for name in parameters):
         names = _changed(names, layer={"attention_norm": "input_layernorm"})  # one norm for both branches
+    if family == "gpt_bigcode" and dims["kv_heads"] > 1:
+        names = replace(names, fused={QKV: ("attn.c_attn", GROUPS)})  # heads of their own lie together
     return [*_rules(names, family, list(parameters), dims)]
 
 

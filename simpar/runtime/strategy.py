@@ -194,6 +194,10 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
 def _refuse_details(plan: Plan, graph: ModelGraph) -> None:
     """What a config says that the runtime does not compute, or not in parts of a sequence."""
     details = graph.details
+    if details.unbuilt:
+        raise UserError(
+            f"model {graph.name}: {', '.join(details.unbuilt)}: simulated, no run computes it; allowed: models without"
+        )
     if graph.is_mixture and details.gating.score not in SCORES:
         raise UserError(
             f"model {graph.name}: its router scores by {details.gating.score}; the runtime knows {', '.join(SCORES)}"

@@ -91,6 +91,15 @@ def test_what_cannot_run_is_refused_with_the_reason(values, words):
         strategy(**values)
 
 
+def test_a_part_of_a_model_that_no_run_computes_is_named(tmp_path):
+    """Apertus is simulated; its activation has parameters of its own, which no run has."""
+    sizes = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "apertus", "num_attention_heads": 4, **sizes}))
+    with pytest.raises(UserError, match=r"xIELU, whose shape is learnt: simulated, no run computes it"):
+        strategy(model=str(path), dp=4)
+
+
 def test_a_model_of_ones_own_is_data_parallel_only():
     """Without a graph nothing can be split but the batch."""
     assert prepare(Plan(zero=3, precision="fp32"), None, TRAINING, 4).strategy.reduction == "fsdp"

@@ -7,6 +7,7 @@ LLAMA = {
     "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 WIDE = {**LLAMA, "head_dim": 8}
+DEEP = {**LLAMA, "num_hidden_layers": 4}
 LATENT = {
     **LLAMA, "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 8,
     "qk_rope_head_dim": 4, "v_head_dim": 8, "n_routed_experts": 8, "moe_intermediate_size": 16,
@@ -50,5 +51,25 @@ MODELS: dict[str, dict[str, Any]] = {
                  "head_dim": 8, "use_qk_norm": True, "attention_bias": True},
     "gpt_oss": {**WIDE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
     "olmoe": {**LLAMA, "num_experts": 4, "num_experts_per_tok": 2},
+    "granite": {**LLAMA, "embedding_multiplier": 6.0, "logits_scaling": 4.0, "residual_multiplier": 0.3,
+                "attention_multiplier": 0.2},
+    "arcee": LLAMA, "ernie4_5": {**WIDE, "use_bias": True},
+    "internlm3": {**WIDE, "attention_bias": True, "mlp_bias": True},
+    "seed_oss": {**WIDE, "attention_dropout": 0.0, "residual_dropout": 0.0}, "helium": {**WIDE, "attention_bias": True},
+    "ministral": {**WIDE, "sliding_window": 8},
+    "ministral3": {**WIDE, "rope_parameters": {**YARN, "rope_theta": 1e6, "llama_4_scaling_beta": 0.0}},
+    "cwm": {**WIDE, "sliding_window": 8}, "cohere": {**LLAMA, "attention_bias": True},
+    "cohere2": {**DEEP, "sliding_window": 8}, "glm": WIDE, "glm4": WIDE,
+    "olmo3": {**DEEP, "sliding_window": 8, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    "exaone4": {**DEEP, "sliding_window": 8}, "smollm3": DEEP,
+    "smollm3-windowed": {**DEEP, "use_sliding_window": True, "sliding_window": 8, "no_rope_layers": [1, 0, 1, 0]},
+    "stablelm": {**LLAMA, "use_qkv_bias": True}, "stablelm-parallel": {**LLAMA, "use_parallel_residual": True},
+    "nemotron": LLAMA, "jais2": LLAMA, "hunyuan_v1_dense": WIDE,
+    "persimmon": {**{key: LLAMA[key] for key in LLAMA if key != "num_key_value_heads"}, "qk_layernorm": False},
+    "gptj": {**ENDS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4},
+    "gpt_neo": {**ENDS, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 8,
+                "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 64},
+    "gpt_bigcode": {**ENDS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "resid_pdrop": 0.0,
+                    "attn_pdrop": 0.0, "embd_pdrop": 0.0},
 }  # fmt: skip
 """By model_type, after a dash what is special about a variant."""
