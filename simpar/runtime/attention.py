@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from simpar.models.details import Details, Rope
 from simpar.models.graph import Attention as Mask
+from simpar.runtime import banded
 from simpar.runtime.context import Context
 from simpar.runtime.context import attention as context_attention
 
@@ -119,26 +120,30 @@ class Attention(nn.Module):
 
     def _core(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Shapes [batch, heads, seq, head_dim]."""
-        if self.place.context.cp > 1 or self.sinks is not None:
+        window, length = self.mask.window, key.shape[2]
+        windowed = window is not None and window < length
+        masked = windowed or self.alibi
+        plain = not (self.alibi or self.cap or (self.dropout and self.training))
+        in_kernel = windowed and plain and banded.is_fused(query)
+        if self.place.context.cp > 1 or self.sinks is not None or in_kernel:
             here, parts = self.part
             sinks = None if self.sinks is None else self.sinks.chunk(parts)[here]
             usual = query.shape[-1] ** -0.5
             query = query if self.scale is None else query * (self.scale / usual)
-            return context_attention(query, key, value, self.place.context, self.mask.window, sinks)
+            return context_attention(query, key, value, self.place.context, window, sinks)
         groups = query.shape[1] // key.shape[1]
-        if groups > 1:
+        shares = not (masked or self.cap) and (query.device.type == "cpu" or banded.is_fused(query))
+        if groups > 1 and not shares:
             key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-        window, length = self.mask.window, key.shape[2]
-        banded = window is not None and window < length
         if self.cap is not None:
             return self._capped(query, key, value, int(window or length))
-        masked = banded or self.alibi
         return functional.scaled_dot_product_attention(
             query, key, value,
             attn_mask=self._mask(query, int(window or length)) if masked else None,
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=self.mask.causal and not masked,
             scale=self.scale,
+            enable_gqa=groups > 1 and shares,
         )  # fmt: skip
 
     def _mask(self, query: Tensor, window: int) -> Tensor:

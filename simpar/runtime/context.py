@@ -2,44 +2,24 @@
 
 Groups of ``ulysses`` neighbouring ranks exchange heads for tokens [Jacobs et al. 2023, arXiv 2309.14509]; between
 those groups keys and values go round a ring while attention to the block at hand is computed [Liu et al. 2023, arXiv
-2310.01889], or are gathered first. Partial results are joined by their log-sum-exp, and backward recomputes each
-block's probabilities from the joined one [Dao 2023, arXiv 2307.08691].
+2310.01889], or are gathered first. Partial results are joined by their log-sum-exp.
 
-A rank's tokens are one or two runs of evenly spaced positions, so every pair of runs is seen fully, causally or not
-at all, without a mask in memory; only sliding windows need one.
+A rank's tokens are one or two runs of evenly spaced positions, so of every pair of runs a band is seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn import functional
+
+from simpar.runtime import banded
+from simpar.runtime.banded import Band, Run, band
 
 Tensor = Any
-Known = tuple[Tensor, Tensor, Tensor]  # gradient of the output, output, log-sum-exp
-NONE, FULL, CAUSAL, STRICT, MASKED = "none", "full", "causal", "strict", "masked"
-
-
-@dataclass(frozen=True)
-class Run:
-    """Evenly spaced positions: ``start``, ``start + step``, ... (``length`` of them)."""
-
-    start: int
-    step: int
-    length: int
-
-    @property
-    def last(self) -> int:
-        """The largest position."""
-        return self.start + self.step * (self.length - 1)
-
-    def positions(self) -> Tensor:
-        """All of them: int64[length]."""
-        return torch.arange(self.start, self.last + 1, self.step)
 
 
 def runs(group: int, groups: int, seq_len: int, balance: str) -> tuple[Run, ...]:
@@ -54,9 +34,6 @@ def runs(group: int, groups: int, seq_len: int, balance: str) -> tuple[Run, ...]
         return (Run(group, groups, size),)
     half = size // 2
     return Run(group * half, 1, half), Run((2 * groups - 1 - group) * half, 1, half)
-
-
-Place = tuple[Run, Run, int | None]  # queries, keys, window
 
 
 @dataclass(frozen=True)
@@ -93,21 +70,6 @@ class Context:
         """Positions of this rank's ``length`` tokens in the whole sequence: int64[length]."""
         whole = torch.cat([run.positions() for run in self.runs(self.group, length * self.cp)])
         return whole.chunk(self.ulysses)[self.rank % self.ulysses]
-
-
-def visibility(query: Run, key: Run, window: int | None) -> str:
-    """How a run of queries sees a run of keys under a causal mask, and a window where there is one."""
-    if query.last < key.start or (window and query.start - key.last >= window):
-        return NONE
-    inside = not window or query.last - key.start < window
-    if inside and query.start >= key.last:
-        return FULL
-    aligned = (query.step, query.length) == (key.step, key.length)
-    if inside and aligned and 0 <= query.start - key.start < query.step:
-        return CAUSAL
-    if inside and aligned and -query.step < query.start - key.start < 0:
-        return STRICT
-    return MASKED
 
 
 def attention(
@@ -166,14 +128,12 @@ class _Attention(torch.autograd.Function):
         mine = context.runs(context.group, seq_len)
         out, lse = _empty(query)
         for group, block in _travel(torch.stack((key, value)), context):
-            for (rows, q), (columns, k) in _pairs(mine, context.runs(group, seq_len)):
-                kind = visibility(q, k, window)
-                if kind != NONE:
-                    ours, theirs = query[:, :, rows], _expand(block[:, :, :, columns], query)
-                    _join(out, lse, rows, _forward(ours, theirs, kind, (q, k, window)), kind)
+            for seen in _seen(mine, context.runs(group, seq_len), window):
+                rows, (keys, values) = seen.rows, block[:, :, :, seen.columns].unbind(0)
+                _join(out, lse, rows, banded.forward(query[:, :, rows], keys, values, seen))
         if sinks is not None:
-            seen, lse = lse, torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
-            out *= (seen - lse).exp().unsqueeze(-1)
+            without, lse = lse, torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
+            out *= (without - lse).exp().unsqueeze(-1)
         out = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, sinks, out, lse)
         ctx.context, ctx.window = context, window
@@ -190,14 +150,13 @@ class _Attention(torch.autograd.Function):
         home = _Homecoming(context, torch.stack((key, value)))
         for group, block in _travel(torch.stack((key, value)), context):
             d_block = torch.zeros_like(block, dtype=lse.dtype)
-            for (rows, q), (columns, k) in _pairs(mine, context.runs(group, seq_len)):
-                kind = visibility(q, k, window)
-                if kind != NONE:
-                    ours, theirs = query[:, :, rows], _expand(block[:, :, :, columns], query)
-                    known = (gradient[:, :, rows], out[:, :, rows], lse[:, :, rows])
-                    d_ours, d_theirs = _backward(ours, theirs, known, kind, (q, k, window))
-                    d_query[:, :, rows] += d_ours
-                    d_block[:, :, :, columns] += _reduce(d_theirs, key)
+            for seen in _seen(mine, context.runs(group, seq_len), window):
+                rows, (keys, values) = seen.rows, block[:, :, :, seen.columns].unbind(0)
+                known = (gradient[:, :, rows], out[:, :, rows], lse[:, :, rows])
+                d_ours, *d_theirs = banded.backward(query[:, :, rows], keys, values, known, seen)
+                d_query[:, :, rows] += d_ours
+                for place, each in zip(d_block.unbind(0), d_theirs, strict=True):
+                    place[:, :, seen.columns] += each
             home.add(group, d_block)
         d_key, d_value = home.arrived().unbind(0)
         d_sinks = None if sinks is None else _of_sinks(sinks, gradient, out, lse)
@@ -218,19 +177,22 @@ def _empty(query: Tensor) -> tuple[Tensor, Tensor]:
     return torch.zeros_like(query, dtype=wide), lse
 
 
-def _pairs(
-    rows: tuple[Run, ...], columns: tuple[Run, ...]
-) -> Iterator[tuple[tuple[slice, Run], tuple[slice, Run]]]:
-    """Every run of queries with every run of keys, each with its place in the local tensors."""
-    for row in _placed(rows):
-        for column in _placed(columns):
-            yield row, column
+def _seen(rows: tuple[Run, ...], columns: tuple[Run, ...], window: int | None) -> Iterator[Band]:
+    """What every run of queries sees of every run of keys, in places of the local tensors."""
+    for at, row in _placed(rows):
+        for there, column in _placed(columns):
+            if (found := band(row, column, window)) is not None:
+                yield replace(found, rows=_moved(found.rows, at), columns=_moved(found.columns, there))
 
 
-def _placed(every: tuple[Run, ...]) -> Iterator[tuple[slice, Run]]:
+def _moved(part: slice, start: int) -> slice:
+    return slice(start + part.start, start + part.stop)
+
+
+def _placed(every: tuple[Run, ...]) -> Iterator[tuple[int, Run]]:
     start = 0
     for run in every:
-        yield slice(start, start + run.length), run
+        yield start, run
         start += run.length
 
 
@@ -309,87 +271,11 @@ class _Homecoming:
         return self.total if self.coming is None else self.coming.wait()
 
 
-def _expand(block: Tensor, query: Tensor) -> Tensor:
-    """Key-value heads repeated for the query heads that share them: [2, batch, heads, keys, head_dim]."""
-    return block.repeat_interleave(query.shape[1] // block.shape[2], dim=2)
-
-
-def _reduce(gradient: Tensor, key: Tensor) -> Tensor:
-    """Gradients of repeated heads added up."""
-    return gradient.unflatten(2, (key.shape[1], -1)).sum(3)
-
-
-def _forward(query: Tensor, block: Tensor, kind: str, place: Place) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of one block; a strict block's are those of all queries but the first."""
-    if kind == STRICT:
-        query, block, kind = query[:, :, 1:], block[:, :, :, :-1], CAUSAL
-    if kind == MASKED or query.device.type != "cpu":
-        return _plain_forward(query, block, _seen(kind, query, place))
-    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    out, lse = flash(query, block[0], block[1], 0.0, kind == CAUSAL)
-    return out, lse
-
-
-def _backward(query: Tensor, block: Tensor, known: Known, kind: str, place: Place) -> tuple[Tensor, Tensor]:
-    """Gradients of queries and of a block from the joined output and log-sum-exp."""
-    if kind == STRICT:
-        gradient, out, lse = (x[:, :, 1:] for x in known)
-        inner = _backward(query[:, :, 1:], block[:, :, :, :-1], (gradient, out, lse), CAUSAL, place)
-        return functional.pad(inner[0], (0, 0, 1, 0)), functional.pad(inner[1], (0, 0, 0, 1))
-    gradient, out, lse = known
-    if kind == MASKED or query.device.type != "cpu":
-        return _plain_backward(query, block, known, _seen(kind, query, place))
-    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    dq, dk, dv = flash(gradient.contiguous(), query, block[0], block[1], out, lse, 0.0, kind == CAUSAL)
-    return dq, torch.stack((dk, dv))
-
-
-def _join(out: Tensor, lse: Tensor, rows: slice, part: tuple[Tensor, Tensor], kind: str) -> None:
+def _join(out: Tensor, lse: Tensor, rows: slice, part: tuple[Tensor, Tensor]) -> None:
     """Add a block to what is seen: both weighted by their share of the joined sum of exponentials."""
-    if kind == STRICT:
-        rows = slice(rows.start + 1, rows.stop)
     block, block_lse = part
     before = lse[:, :, rows]
     joined = torch.logaddexp(before, block_lse.to(before.dtype))
-    old, new = ((x - joined).exp().nan_to_num(0.0).unsqueeze(-1) for x in (before, block_lse))
+    old, new = ((x - joined).exp().unsqueeze(-1) for x in (before, block_lse))
     out[:, :, rows] = out[:, :, rows] * old + block * new
     lse[:, :, rows] = joined
-
-
-def _seen(kind: str, query: Tensor, place: Place) -> Tensor | None:
-    """Which keys a query sees: bool[queries, keys], or None for all."""
-    if kind == FULL:
-        return None
-    if kind == CAUSAL:
-        size = query.shape[2]
-        return torch.ones(size, size, dtype=torch.bool, device=query.device).tril()
-    rows, columns, window = place
-    distance = rows.positions()[:, None] - columns.positions()[None, :]
-    return ((distance >= 0) & (distance < (window or torch.iinfo(torch.int64).max))).to(query.device)
-
-
-def _plain_forward(query: Tensor, block: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
-    scores = _scores(query, block[0], seen)
-    lse = scores.logsumexp(-1)
-    weights = (scores - lse.unsqueeze(-1)).exp().nan_to_num(0.0)
-    return weights.to(block.dtype) @ block[1], lse
-
-
-def _plain_backward(query: Tensor, block: Tensor, known: Known, seen: Tensor | None) -> tuple[Tensor, Tensor]:
-    gradient, out, lse = known
-    key, value = block.unbind(0)
-    weights = (_scores(query, key, seen) - lse.unsqueeze(-1)).exp().nan_to_num(0.0)
-    delta = (gradient.to(lse.dtype) * out.to(lse.dtype)).sum(-1, keepdim=True)
-    d_scores = (
-        weights * ((gradient @ value.transpose(-1, -2)).to(lse.dtype) - delta) * query.shape[-1] ** -0.5
-    )
-    d_scores, weights = d_scores.to(query.dtype), weights.to(query.dtype)
-    d_block = torch.stack((d_scores.transpose(-1, -2) @ query, weights.transpose(-1, -2) @ gradient))
-    return d_scores @ key, d_block
-
-
-def _scores(query: Tensor, key: Tensor, seen: Tensor | None) -> Tensor:
-    """Scaled scores, at least in fp32, minus infinity where nothing is seen."""
-    wide = torch.promote_types(query.dtype, torch.float32)
-    scores = (query @ key.transpose(-1, -2)).to(wide) * query.shape[-1] ** -0.5
-    return scores if seen is None else scores.masked_fill(~seen, -torch.inf)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ from simpar.models.graph import Operator
 from simpar.runtime.exchange import Exchange, Shared, Spread, Summed
 
 Tensor = Any
+ALIGNED_BYTES = 16
+GROUPED_MAJORS = (9, 10)  # Hopper and Blackwell of data centres
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class Routing:
 
     ``scores`` [tokens, topk] weigh the ``chosen`` copies of a tensor of ``shape``; ``sent`` and ``received`` are rows
     by rank of the exchange, ``gathered`` rows by slice, ``arrived`` sorts what came by expert, ``counts`` are rows of
-    each local expert.
+    each local expert, int64[experts].
     """
 
     chosen: Chosen
@@ -97,7 +100,7 @@ class Routing:
     received: list[int]
     gathered: list[int]
     arrived: Tensor
-    counts: list[int]
+    counts: Tensor
 
 
 class Router(nn.Module):
@@ -178,8 +181,9 @@ class Dispatch(nn.Module):
         if peers.exchange is not None:
             coming = torch.empty_like(counts)
             dist.all_to_all_single(coming, counts, group=peers.exchange)
-        sent, received = counts.sum(1).tolist(), coming.sum(1).tolist()
+        sent = received = [len(rows)]
         if peers.exchange is not None:
+            sent, received = counts.sum(1).tolist(), coming.sum(1).tolist()
             rows = Exchange.apply(rows, sent, received, peers.exchange)
         gathered = [len(rows)]
         if peers.num_slices > 1:
@@ -189,9 +193,9 @@ class Dispatch(nn.Module):
             alike = [len(rows)] * peers.num_slices
             rows = Exchange.apply(rows.repeat(peers.num_slices, 1), alike, gathered, peers.slices)
         local = torch.arange(counts.shape[1], device=x.device).repeat(len(coming))
-        arrived = torch.argsort(torch.repeat_interleave(local, coming.flatten()), stable=True)
-        of_experts = coming.sum(0).tolist()
-        routing = Routing(chosen, scores, tuple(x.shape), sent, received, gathered, arrived, of_experts)
+        of_rows = torch.repeat_interleave(local, coming.flatten(), output_size=len(rows))
+        arrived = torch.argsort(of_rows, stable=True)
+        routing = Routing(chosen, scores, tuple(x.shape), sent, received, gathered, arrived, coming.sum(0))
         return rows[arrived], routing
 
 
@@ -254,15 +258,42 @@ class Experts(nn.Module):
         """([rows, in], routing) to ([rows, out], routing), or with the two outputs of a gate apart."""
         x, routing = copies
         weight = _local(self.weight).to(x.dtype).flatten(1, -2)
-        pieces = zip(x.split(routing.counts), weight, self._biases(x, len(weight)), strict=True)
-        y = torch.cat([functional.linear(*each) for each in pieces])
+        y = grouped_product(x, weight, self._bias(x), routing.counts)
         return (*y.chunk(self.splits, dim=-1), routing)
 
-    def _biases(self, x: Tensor, count: int) -> Any:
+    def _bias(self, x: Tensor) -> Tensor | None:
         if self.bias is None:
-            return [None] * count
+            return None
         bias = _local(self.bias).to(x.dtype).flatten(1)
         return bias if self.splits > 1 else Shared.apply(bias, self.slices)
+
+
+def grouped_product(x: Tensor, weight: Tensor, bias: Tensor | None, counts: Tensor) -> Tensor:
+    """Rows [rows, in] of every expert, ``counts`` int64[experts] of them one after the other, times its own matrix.
+
+    ``weight`` is [experts, out, in], ``bias`` [experts, out]; the result [rows, out]. One kernel where torch has it
+    for what is given, else a product for each expert, whose counts the host then waits for.
+    """
+    if is_grouped(x, weight):
+        y = torch._grouped_mm(x, weight.transpose(-1, -2), offs=counts.cumsum(0, dtype=torch.int32))
+        return y if bias is None else y + torch.repeat_interleave(bias, counts, dim=0, output_size=len(x))
+    biases = [None] * len(weight) if bias is None else bias
+    pieces = zip(x.split(counts.tolist()), weight, biases, strict=True)
+    return torch.cat([functional.linear(*each) for each in pieces])
+
+
+def is_grouped(x: Tensor, weight: Tensor) -> bool:
+    """Whether torch's grouped product takes them: its device has the kernel, bf16, rows of whole 16 bytes."""
+    aligned = all(size * weight.element_size() % ALIGNED_BYTES == 0 for size in weight.shape[1:])
+    return bool(x.dtype == torch.bfloat16 and aligned and has_grouped(x.device))
+
+
+@cache
+def has_grouped(device: Any) -> bool:
+    """Whether a device has a kernel for products by group; elsewhere torch has a loop of its own."""
+    if device.type != "cuda" or torch.version.hip is not None or not hasattr(torch, "_grouped_mm"):
+        return False
+    return torch.cuda.get_device_capability(device)[0] in GROUPED_MAJORS
 
 
 class ExpertClamp(nn.Module):

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from simpar.runtime.context import CAUSAL, FULL, NONE, STRICT, Context, Run, attention, runs, visibility  # noqa: E402
+from simpar.runtime.context import Context, attention, runs  # noqa: E402
 
 BALANCES = ("contiguous", "zigzag", "striped")
 
@@ -22,29 +22,6 @@ def test_every_token_is_on_one_rank(groups, ulysses, chunk, balance):
     ranks = [Context(cp, rank, ulysses, balance=balance).positions(length) for rank in range(cp)]
     assert {len(each) for each in ranks} == {length}
     assert sorted(torch.cat(ranks).tolist()) == list(range(cp * length))
-
-
-@given(
-    start=st.tuples(st.integers(0, 12), st.integers(0, 12)), step=st.integers(1, 3), length=st.integers(1, 5),
-    window=st.one_of(st.none(), st.integers(1, 9)),
-)  # fmt: skip
-def test_visibility_is_what_the_positions_say(start, step, length, window):
-    """No mask where none is needed: every kind equals the mask written out."""
-    query, key = (Run(each, step, length) for each in start)
-    distance = query.positions()[:, None] - key.positions()[None, :]
-    seen = (distance >= 0) & (distance < (window or 1000))
-    square = torch.ones(length, length, dtype=torch.bool)
-    written = {
-        NONE: ~square,
-        FULL: square,
-        CAUSAL: square.tril(),
-        STRICT: square.tril(-1),
-    }
-    kind = visibility(query, key, window)
-    if kind in written:
-        assert torch.equal(seen, written[kind])
-    if window is None and not seen.any():
-        assert kind == NONE or (kind == STRICT and length == 1)
 
 
 def test_zigzag_gives_every_rank_the_same_work():

@@ -6,7 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from simpar.runtime.experts import Combine, Dispatch, choose, limit  # noqa: E402
+from simpar.runtime import experts  # noqa: E402
+from simpar.runtime.experts import Combine, Dispatch, choose, grouped_product, limit  # noqa: E402
 
 SCORES = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.8, 0.2]])
 EXPERTS = torch.tensor([[0, 1], [0, 2], [0, 1], [0, 3]])
@@ -59,3 +60,31 @@ def test_a_limit_that_nothing_reaches_changes_nothing():
     scores = torch.softmax(torch.randn(10, 2, generator=generator), -1)
     experts = torch.stack([torch.randperm(4, generator=generator)[:2] for _ in range(10)])
     torch.testing.assert_close(mixture(4.0)(x, (scores, experts)), mixture(None)(x, (scores, experts)))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_one_kernel_for_all_experts_gives_the_numbers_of_a_loop(bias, monkeypatch):
+    """Output and gradients of torch's grouped product, an expert without rows included; a bias is rounded apart."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(20, 16), torch.randn(4, 24, 16)
+    leaves = [each.bfloat16().requires_grad_() for each in (x, weight, torch.randn(4, 24))]
+    found, upstream = {}, torch.randn(20, 24).bfloat16().float()
+    for grouped in (False, True):
+        monkeypatch.setattr(experts, "has_grouped", lambda _, grouped=grouped: grouped)
+        given = leaves if bias else [*leaves[:2], None]
+        y = grouped_product(*given, torch.tensor([5, 0, 7, 8]))
+        wanted = leaves if bias else leaves[:2]
+        found[grouped] = (y, *torch.autograd.grad((y.float() * upstream).sum(), wanted))
+    for ours, theirs in zip(found[True], found[False], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.016, atol=0.02 if bias else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out", "taken"),
+    [(torch.bfloat16, 24, True), (torch.float32, 24, False), (torch.bfloat16, 20, False)],
+)
+def test_the_kernel_is_asked_only_for_what_it_takes(dtype, out, taken, monkeypatch):
+    """bf16 in rows of whole 16 bytes on a device that has it."""
+    monkeypatch.setattr(experts, "has_grouped", lambda _: True)
+    x, weight = torch.empty(20, 16, dtype=dtype), torch.empty(4, out, 16, dtype=dtype)
+    assert experts.is_grouped(x, weight) == taken
