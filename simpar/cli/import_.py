@@ -11,7 +11,12 @@ from simpar.cli.app import JSON_HELP, app, console, json_out
 
 @app.command("import", epilog="Example: simpar import train.sh --from megatron -o plan.json")
 def import_plan(
-    file: Annotated[str, typer.Argument(help="Arguments or config of the other framework", metavar="FILE")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            help="Arguments or config of the other framework; FILE.py:RECIPE of several", metavar="FILE"
+        ),
+    ],
     source: Annotated[str, typer.Option("--from", help="Where it comes from, such as megatron")],
     output: Annotated[str, typer.Option("-o", "--output", help="Plan to write")] = "plan.json",
     model: Annotated[str | None, typer.Option("--model", help="Model, where the file names none")] = None,
@@ -22,9 +27,10 @@ def import_plan(
     Nothing in the file is executed.
     """
     from simpar.export import read
+    from simpar.export.recipes import split_name
     from simpar.files import read_text
 
-    found = read(read_text(file), file, source)
+    found = read(read_text(split_name(file)[0]), file, source)
     plan = found.plan if model is None else found.plan.model_copy(update={"model": model})
     plan.save(output)
     report = {"plan": output, "ignored": list(found.ignored), "notes": list(found.notes)}

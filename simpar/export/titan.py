@@ -183,13 +183,6 @@ def modules(layers: tuple[int, ...], head: str) -> list[list[str]]:
     return parts
 
 
-def layers_of(parts: Any) -> tuple[int, ...] | None:
-    """Transformer layers of every stage from the modules of every stage; None where there are none."""
-    if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
-        return None
-    return tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
-
-
 def training(s: Subject) -> Options:
     """Options of the section ``training``: batches in sequences."""
     local = s.plan.micro_batch * (s.microbatches if s.plan.mesh.pp > 1 else 1)
@@ -220,52 +213,3 @@ def notes(s: Subject) -> Iterator[str]:
         yield "zero 2 becomes FSDP that keeps gathered parameters until the backward pass."
     if s.plan.numerics.precision == "fp8":
         yield "fp8 needs torchao."
-
-
-def plan_values(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Plan fields from options by dotted name, those that both generations have."""
-    get = given.get
-    replicate = int(get("parallelism.data_parallel_replicate_degree", 1))
-    shard = int(get("parallelism.data_parallel_shard_degree", -1))
-    reshard = get("parallelism.fsdp_reshard_after_forward", "default")
-    pp = int(get("parallelism.pipeline_parallel_degree", 1))
-    alone = shard == 1 and int(get("parallelism.context_parallel_degree", 1)) == 1
-    zero = 0 if alone else 2 if reshard == "never" else 3
-    names = {name: ours for ours, name in SCHEDULES.items()}
-    schedule = names.get(str(get("parallelism.pipeline_parallel_schedule", "1F1B")))
-    layers = layers_of(get("parallelism.module_fqns_per_model_part"))
-    chunks = len(layers) // pp if layers else 1
-    values: dict[str, Any] = {
-        "tp": get("parallelism.tensor_parallel_degree"),
-        "cp": get("parallelism.context_parallel_degree"),
-        "ep": get("parallelism.expert_parallel_degree"),
-        "pp": pp,
-        "dp": replicate * shard if shard > 0 else None,
-        "zero": zero,
-        "hsdp": replicate if zero else 1,
-        "schedule": schedule if pp > 1 else None,
-        "vpp": chunks if pp > 1 and layers else None,
-        "layers": layers if layers and pp > 1 and len(set(layers)) > 1 else None,
-    }
-    if int(values["cp"] or 1) > 1:
-        balanced = get("parallelism.context_parallel_load_balancer", "headtail")
-        values |= {"cp_method": "all_gather", "cp_balance": "zigzag" if balanced else "contiguous"}
-    if int(values["tp"] or 1) > 1:  # 0.3 compiles it, 0.2 has it beside the degrees
-        name = "enable_async_tensor_parallel"
-        values["tensor_parallel"] = {
-            "overlap": any(get(f"{part}.{name}") for part in ("compile", "parallelism"))
-        }
-    if get("training.enable_cpu_offload"):
-        values |= {"offload_optimizer": "cpu", "offload_parameters": "cpu"}
-    return {**values, **_shape(given, pp)}
-
-
-def _shape(given: Mapping[str, Any], pp: int) -> dict[str, Any]:
-    local, whole = given.get("training.local_batch_size"), given.get("training.global_batch_size")
-    seq_len = given.get("training.seq_len")
-    micro = given.get("parallelism.pipeline_parallel_microbatch_size", 1) if pp > 1 else local
-    known = isinstance(whole, int) and whole > 0 and seq_len
-    return {
-        "micro_batch": micro,
-        "training": {"seq_len": seq_len, "global_batch": whole} if known else None,
-    }

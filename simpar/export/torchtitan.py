@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from simpar.errors import UserError
 from simpar.export import titan
 from simpar.export.architecture import architecture
 from simpar.export.launch import comment, launchers
 from simpar.export.subject import Loss, Subject
-from simpar.export.target import Imported, Options, Target
-from simpar.plan.plan import Plan
+from simpar.export.target import Options, Target
+from simpar.export.titan_read import read
 
 MODULE, FUNCTION, HEAD = "simpar_recipe", "plan", "lm_head"
 SECTIONS = {"parallelism": "ParallelismConfig", "training": "TrainingConfig", "compile": "CompileConfig"}
@@ -147,81 +145,6 @@ def _custom(s: Subject) -> str:
         theta=rope.theta,
         scaling=", ".join(f"{name}={value!r}" for name, value in scaling.items()),
     )
-
-
-def read(text: str, name: str) -> Imported:
-    """The plan in a config function (.py) or in the TOML of 0.2. A Python file is parsed, never executed.
-
-    Raises UserError.
-    """
-    if not name.endswith(".py"):
-        from simpar.export.torchtitan_toml import read as read_toml
-
-        return read_toml(text, name)
-    given = _literals(text, name)
-    if not any(key.startswith("parallelism.") for key in given):
-        raise UserError(f"{name}: no ParallelismConfig with values that are written out")
-    values = titan.plan_values(given)
-    values["recompute"] = given.get("activation_checkpoint", "selective")
-    values["sequence_parallel"] = given.get("parallelism.enable_sequence_parallel", True)
-    if int(values["tp"] or 1) == 1:
-        values.pop("sequence_parallel")
-    half = given.get("training.mixed_precision_param", "bfloat16")
-    fp8 = "Float8LinearConverter" in text
-    values["precision"] = "fp8" if fp8 else "bf16" if half == "bfloat16" else "fp32"
-    model = titan_model(given.get("module"), given.get("flavor"))
-    plan = {"stack": "torchtitan", "model": model, **values}
-    return Imported(
-        Plan.model_validate({key: value for key, value in plan.items() if value is not None}),
-        notes=tuple(titan_notes(given, model)),
-    )
-
-
-def titan_model(module: Any, flavor: Any) -> str | None:
-    """The shipped name of a flavour of a model folder."""
-    return titan.FLAVORS.get(str(module), {}).get(str(flavor))
-
-
-def titan_notes(given: Mapping[str, Any], model: str | None) -> Iterator[str]:
-    """What a plan could not take over."""
-    if model is None:
-        yield f"The model {given.get('module', '')} {given.get('flavor', '')} is not shipped: give --model."
-    if given.get("parallelism.pipeline_parallel_schedule_csv"):
-        yield "The action table is in a file of its own: put its text into pipeline.actions."
-
-
-def _literals(text: str, name: str) -> dict[str, Any]:
-    """Literal keyword arguments of the config classes, by dotted name, without running anything."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise UserError(f"{name}: not Python ({str(error).splitlines()[0]})") from None
-    sections = {config: section for section, config in SECTIONS.items()}
-    found: dict[str, Any] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            called = ast.unparse(node.func).rsplit(".", 1)[-1]
-            if called in sections:
-                prefix = sections[called]
-                found |= {f"{prefix}.{k.arg}": _literal(k.value, name, k.arg) for k in node.keywords if k.arg}
-            elif called == "model_registry" and node.args and isinstance(node.args[0], ast.Constant):
-                found["flavor"] = node.args[0].value
-                found["module"] = ast.unparse(node.func).split(".", maxsplit=1)[0]
-        if isinstance(node, ast.keyword) and node.arg == "activation_checkpoint":
-            kinds = {text.split(".")[0]: kind for kind, text in CHECKPOINTING.items()}
-            found["activation_checkpoint"] = kinds.get(ast.unparse(node.value).split(".")[0], "selective")
-    if "def _model(" in text:
-        found.pop("flavor", None)
-    return found
-
-
-def _literal(node: ast.expr, name: str, key: str) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, RecursionError):
-        raise UserError(
-            f"{name}:{node.lineno}: {key} = {ast.unparse(node)[:40]}: allowed: a value, no code"
-        ) from None
 
 
 TORCHTITAN = Target(

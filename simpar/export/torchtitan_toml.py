@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-from simpar.errors import UserError
 from simpar.export import titan
 from simpar.export.architecture import architecture
 from simpar.export.launch import comment, launchers
 from simpar.export.subject import Loss, Subject
-from simpar.export.target import Imported, Options, Target
-from simpar.plan.plan import Plan
+from simpar.export.target import Options, Target
+from simpar.export.titan_read import read_toml as read
 
 HEAD = "output"
 FILE = "torchtitan.toml"
@@ -71,43 +69,6 @@ def _toml(value: Any) -> str:
     if isinstance(value, list) and value and isinstance(value[0], list):
         return "[\n" + "".join(f"    {json.dumps(part)},\n" for part in value) + "]"
     return json.dumps(value)
-
-
-def read(text: str, name: str) -> Imported:
-    """The plan in a job config of torchtitan up to 0.2. Raises UserError naming file, option and value."""
-    try:
-        data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UserError(f"{name}: not valid TOML ({error})") from None
-    given = {f"{section}.{key}": v for section, part in data.items() if isinstance(part, dict)
-             for key, v in part.items()}  # fmt: skip
-    if not any(key.startswith("parallelism.") for key in given):
-        raise UserError(f"{name}: no section [parallelism], as torchtitan's job configs have")
-    for key, value in given.items():
-        if key.endswith(("_degree", "batch_size", "seq_len")) and (not isinstance(value, int) or value < -1):
-            raise UserError(f"{name}: {key} = {value!r}: allowed: a positive integer")
-    flavor = titan.FLAVORS.get(str(given.get("model.name")), {}).get(str(given.get("model.flavor")))
-    half = given.get("training.mixed_precision_param", "bfloat16")
-    fp8 = any("float8" in str(converter) for converter in given.get("model.converters", []))
-    values = titan.plan_values(given) | {
-        "recompute": _recompute(given),
-        "precision": "fp8" if fp8 else "bf16" if half == "bfloat16" else "fp32",
-        "stack": "torchtitan",
-        "model": flavor,
-    }
-    plan = Plan.model_validate({key: value for key, value in values.items() if value is not None})
-    unread = ("job", "profiling", "metrics", "optimizer", "lr_scheduler", "checkpoint", "comm", "compile")
-    ignored = tuple(key for key in given if key.split(".")[0] in unread)
-    missing = () if flavor else (f"The model {given.get('model.flavor')} is not shipped: give --model.",)
-    return Imported(plan, ignored, missing)
-
-
-def _recompute(given: Mapping[str, Any]) -> str:
-    mode = str(given.get("activation_checkpoint.mode", "selective"))
-    option = str(given.get("activation_checkpoint.selective_ac_option", "2"))
-    if mode == "selective":
-        return "selective" if option == "op" else f"every:{option}"
-    return mode if mode in ("none", "full") else "selective"
 
 
 TORCHTITAN_TOML = Target(

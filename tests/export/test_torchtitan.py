@@ -125,11 +125,11 @@ def mine():
     ("text", "name", "words"),
     [
         ("def (", "a.py", "not Python"),
-        ("x = 1", "a.py", "no ParallelismConfig"),
+        ("x = 1", "a.py", "no function returns a config"),
         (
-            "ParallelismConfig(tensor_parallel_degree=degree())",
+            "def f():\n    return Trainer.Config(parallelism=ParallelismConfig(tensor_parallel_degree=degree()))",
             "a.py",
-            "a.py:1: tensor_parallel_degree = degree()",
+            "a.py:2: parallelism.tensor_parallel_degree = degree()",
         ),
         ("[parallelism", "a.toml", "not valid TOML"),
         ("[training]\nseq_len = 1", "a.toml", "no section [parallelism]"),
@@ -192,3 +192,97 @@ def test_context_ranks_share_states_as_replicas_do(values, field):
         reason.startswith(field)
         for reason in unsupported(plan, load_model("llama-3.1-8b"), TRAINING, "torchtitan")
     )
+
+
+REGISTRY = """
+from . import model_registry
+LENGTH = 2 * 4096
+def llama3_8b(steps=10):
+    config = Trainer.Config(
+        model_spec=model_registry("8B"),
+        training=TrainingConfig(local_batch_size=2, seq_len=LENGTH, steps=steps),
+        activation_checkpoint=SelectiveAC.Config(),
+    )
+    return config
+def llama3_8b_float8():
+    config = llama3_8b()
+    config.model_spec = model_registry("8B", converters=[Float8LinearConverter.Config(fqns=["layers"])])
+    config.parallelism.tensor_parallel_degree = 2 if LENGTH > 4096 else 1
+    config.parallelism.data_parallel_shard_degree = 4
+    config.activation_checkpoint = None
+    return config
+def newer():
+    return Trainer.Config(
+        model_spec=llama3.model_registry("70B"),
+        training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank=2 * LENGTH, max_context_length=LENGTH,
+                                num_tokens_per_train_step=64 * LENGTH),
+        parallelism=ParallelismConfig(pipeline_parallel_degree=4, pipeline_parallel_layers_per_stage=7,
+                                      pipeline_parallel_schedule="Interleaved1F1B"),
+        activation_checkpoint=policy(),
+    )
+def helper():
+    return 3
+"""
+
+
+def test_a_registry_is_read_one_recipe_at_a_time():
+    """Functions that build on others, constants and fields that are set later are followed; which one must be said."""
+    name = "torchtitan/models/llama3/config_registry.py"
+    with pytest.raises(UserError, match=r"has 3 recipes: .*llama3_8b, llama3_8b_float8, newer"):
+        read(REGISTRY, name, "torchtitan")
+    with pytest.raises(UserError, match="did you mean 'llama3_8b'"):
+        read(REGISTRY, f"{name}:llama3_8", "torchtitan")
+    found = read(REGISTRY, f"{name}:llama3_8b", "torchtitan")
+    assert (found.plan.model, found.plan.micro_batch) == ("llama-3.1-8b", 2)
+    assert found.plan.training == {"seq_len": 8192}
+    assert any("2 sequences a data-parallel rank" in note for note in found.notes)
+    assert found.ignored == ("training.steps",)
+    found = read(REGISTRY, f"{name}:llama3_8b_float8", "torchtitan")
+    assert (found.plan.mesh.tp, found.plan.numerics.precision, found.plan.memory.recompute) == (
+        2,
+        "fp8",
+        "none",
+    )
+    assert found.plan.training == {"seq_len": 8192, "global_batch": 8}
+    assert any("for some layers only" in note for note in found.notes)
+    with pytest.raises(UserError, match="activation_checkpoint = policy"):
+        read(REGISTRY, f"{name}:newer", "torchtitan")
+
+
+def test_newer_configs_count_tokens():
+    """Sequences follow from the length of the context, stages from layers where the edges count as one each."""
+    text = REGISTRY.replace("policy()", "FullAC.Config()")
+    plan = read(text, "recipes.py:newer", "torchtitan").plan
+    assert plan.training == {"seq_len": 8192, "global_batch": 64}
+    assert (plan.model, plan.micro_batch, plan.pipeline.vpp) == ("llama-3.1-70b", 2, 3)
+    assert plan.pipeline.layers == (6, *[7] * 9, 6, 5)
+
+
+def test_a_job_config_says_everything_or_is_listed():
+    """Lengths without a batch, converters as text, tensor parallelism that overlaps, what is no part of a plan."""
+    text = """
+[model]
+name = "llama3"
+flavor = "405B"
+converters = "float8"
+[training]
+batch_size = 2
+seq_len = 8192
+compile = true
+[parallelism]
+tensor_parallel_degree = 8
+enable_async_tensor_parallel = true
+[activation_checkpoint]
+mode = "full"
+[float8]
+filter_fqns = "output"
+"""
+    found = read(text, "llama3_405b.toml", "torchtitan-0.2")
+    plan = found.plan
+    assert (plan.model, plan.numerics.precision, plan.tensor_parallel.overlap) == (
+        "llama-3.1-405b",
+        "fp8",
+        True,
+    )
+    assert (plan.micro_batch, plan.training) == (2, {"seq_len": 8192})
+    assert found.ignored == ("training.compile", "float8.filter_fqns")
