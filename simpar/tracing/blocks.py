@@ -56,10 +56,13 @@ class BlockReader:
     def read(self) -> Traced:
         """The operators in order, the block's output last."""
         output = self._last_product if self.place == HEAD else ""
-        self.roles = find_roles(self.segment.drafts, self.segment.memory, output)
+        live = {self.segment.output, *self.segment.carried}
+        self.roles = find_roles(self.segment.drafts, self.segment.memory, output, live)
         self.made = dict(makers(self.roles.drafts))
         self.dims = self._dims()
         self._name_all()
+        if self.place == HEAD:
+            self.roles.drafts = _without_passes_on(self.roles.drafts, output)
         operators = [self._operator(draft) for draft in self.roles.drafts]
         if self.place == HEAD and all(op.kind != "loss" for op in operators):
             operators.append(self._loss(operators))
@@ -282,6 +285,18 @@ class BlockReader:
             rows = term("batch", MEMORY) if value == self.segment.memory else draft.rows
             total = (*total, *times(rows, self._size(_width(draft))))
         return total
+
+
+def _without_passes_on(drafts: list[Draft], output: str) -> list[Draft]:
+    """The drafts of a head without caps of its logits: the loss reads and writes these in any case."""
+    logits = {value for draft in drafts if draft.name == output for value in draft.outputs}
+    found = []
+    for draft in drafts:
+        if draft.kind in ("activation", "add") and draft.inputs and logits.issuperset(draft.inputs):
+            logits.update(draft.outputs)
+        else:
+            found.append(draft)
+    return found
 
 
 def _width(draft: Draft) -> int:

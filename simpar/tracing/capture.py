@@ -54,7 +54,7 @@ def capture(name: str, seq_len: int) -> Capture:
     module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, torch.nn.Module):
         raise UserError(f"model = {name}: returns {type(module).__name__}; {ALLOWED}")
-    module = module.to("meta").train()
+    module = _without_cache(module).to("meta").train()
     examples = _Examples.of(name, inputs, seq_len)
     traces = [_Trace.of(name, module, examples, shape) for shape in examples.shapes]
     return _joined(name, traces, examples, _identities(module))
@@ -68,6 +68,14 @@ def _made(name: str) -> Any:
         raise
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises
         raise UserError(f"model = {name}: cannot be built without weights ({_line(error)})") from None
+
+
+def _without_cache(module: Any) -> Any:
+    """The module with the caches of its configs switched off: training keeps no keys and values of earlier calls."""
+    for each in module.modules():
+        if getattr(getattr(each, "config", None), "use_cache", False) is True:
+            each.config.use_cache = False
+    return module
 
 
 def _line(error: Exception) -> str:

@@ -13,7 +13,7 @@ from simpar.models.graph import Size
 from simpar.tracing import vocabulary as known
 from simpar.tracing.capture import Capture
 from simpar.tracing.clusters import Cluster, classify
-from simpar.tracing.nodes import DATA, INDEX, WEIGHTS, Mask, Node, Ref, divided, times, whole
+from simpar.tracing.nodes import CONSTANT, DATA, INDEX, WEIGHTS, Mask, Node, Ref, divided, times, whole
 from simpar.tracing.raw_operators import INPUT_VALUE, Core, Draft, Piece
 
 _SOFT = known.POINTWISE | known.VIEWS | known.DROPOUTS | known.COPIES
@@ -85,6 +85,8 @@ class _Reader:
             return self._eager_attention(node)
         if op == known.ATTENTION:
             return self._attention(node)
+        if self._is_view(node):
+            return None
         if op in known.PRODUCTS:
             return self._product(node, op)
         if op == "embedding" or (op in ("index", "index_select", "gather") and self._pieces(node, (0,))):
@@ -118,10 +120,24 @@ class _Reader:
             op = known.base(node.op)
             if node.op == "placeholder" or not node.floating:
                 return INPUT_VALUE
-            if op in known.VIEWS or (op in known.DROPOUTS and not self._drops(node)):
+            if self._is_view(node) or (op in known.DROPOUTS and not self._drops(node)):
                 name = next(ref for ref in node.refs if self.nodes[ref].kind == node.kind)
             else:
                 return name
+
+    def _is_view(self, node: Node) -> bool:
+        """Whether a call is another look at a tensor: a view, a constant part of it, or it times one number."""
+        op = known.base(node.op)
+        if op in known.VIEWS:
+            return True
+        data = [ref for ref in node.refs if self.nodes[ref].kind == node.kind]
+        if node.kind != DATA or len(data) != 1:
+            return False
+        others = [self.nodes[ref] for ref in node.refs if ref != data[0]]
+        if op in ("mul", "div"):
+            return all(other.kind == CONSTANT and prod(other.sizes) == 1 for other in others)
+        picks = op in ("index", "index_select") and all(other.kind == CONSTANT for other in others)
+        return picks and prod(node.sizes) < prod(self.nodes[data[0]].sizes)
 
     def _value(self, arg: Any) -> str:
         return self.value(arg.name) if isinstance(arg, Ref) else INPUT_VALUE
@@ -286,7 +302,7 @@ class _Reader:
         if len(node.sizes) == 3:  # batch and heads are one dim
             heads = max(1, node.sizes[0] // max(1, self._batch(node)))
         least = prod(node.sizes)
-        while known.base(self.nodes[name].op) in known.VIEWS and self.nodes[name].refs:
+        while self._is_view(self.nodes[name]) and self.nodes[name].refs:
             name = self.nodes[name].refs[0]
             if self.nodes[name].sizes:
                 least = min(least, prod(self.nodes[name].sizes))
@@ -367,12 +383,11 @@ class _Reader:
     def _inside(self, node: Node) -> bool:
         """Whether a call only arranges parts of one open cluster and of what that was made from."""
         values = self._values(node)
-        clusters = {id(c): c for v in values if (c := self.member.get(v)) is not None}
-        if len(clusters) != 1:
+        here = {v: c for v in values if (c := self.member.get(v)) and c.path == node.path and not c.closed}
+        if len({id(cluster) for cluster in here.values()}) != 1:
             return False
-        (cluster,) = clusters.values()
-        rest = [value for value in values if value not in self.member]
-        return cluster.path == node.path and not cluster.closed and all(v in cluster.sources for v in rest)
+        sources = next(iter(here.values())).sources
+        return all(value in here or value in sources for value in values)
 
     def _related(self, values: tuple[str, ...]) -> bool:
         """Whether summands are of one piece: parts of a cluster, or a cluster and what it was made from."""

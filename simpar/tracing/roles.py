@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
 
 from simpar.models.graph import Size, term
 from simpar.tracing.raw_operators import Core, Draft, makers, merged
@@ -40,12 +41,13 @@ class Roles:
         self.names[draft.name] = found
 
 
-def find_roles(drafts: Sequence[Draft], memory: str, output: str = "") -> Roles:
+def find_roles(drafts: Sequence[Draft], memory: str, output: str = "", live: Set[str] = frozenset()) -> Roles:
     """Recognise attention branches and MLPs of one block.
 
-    ``memory`` is a value from another tower, ``output`` the model's output projection, which ends no MLP.
+    ``memory`` is a value from another tower, ``output`` the model's output projection, which ends no MLP, ``live`` are
+    values that other blocks read.
     """
-    joined = _joined(list(drafts))
+    joined = _joined(_summed(list(drafts), live))
     roles = Roles(joined)
     made = dict(makers(joined))
     for draft in joined:
@@ -56,6 +58,28 @@ def find_roles(drafts: Sequence[Draft], memory: str, output: str = "") -> Roles:
             _mlp(roles, made, draft, output)
     _norms_and_sums(roles, made)
     return roles
+
+
+def _summed(drafts: list[Draft], live: Set[str]) -> list[Draft]:
+    """A sum of a sum that nothing else reads as one sum, as of branches side by side; ``live`` is read elsewhere."""
+    readers = Counter(value for draft in drafts for value in draft.inputs)
+    found: dict[str, Draft] = {}
+    for draft in drafts:
+        made = makers(list(found.values()))
+        inner = [made[value] for value in draft.inputs if value in made and _is_sum(made[value])]
+        passing = [each for each in inner if readers[each.outputs[-1]] == 1 and not live & {*each.outputs}]
+        if _is_sum(draft) and len(passing) == 1:
+            first = passing[0]
+            del found[first.name]
+            own = (value for value in draft.inputs if value not in first.outputs)
+            inputs = tuple(dict.fromkeys((*first.inputs, *own)))
+            draft = replace(draft, inputs=inputs, outputs=(*first.outputs, *draft.outputs))
+        found[draft.name] = draft
+    return list(found.values())
+
+
+def _is_sum(draft: Draft) -> bool:
+    return draft.kind == "add" and len(draft.inputs) > 1 and not draft.pieces
 
 
 def _joined(drafts: list[Draft]) -> list[Draft]:
@@ -133,13 +157,14 @@ def added(*sizes: Size) -> Size:
 def _attention(roles: Roles, made: dict[str, Draft], draft: Draft, memory: str) -> None:
     core = draft.core
     assert core is not None, "called for core attention"
-    sizes = {"heads": core.heads, "kv_heads": core.kv_heads, "head_dim": core.key_dim}
+    paths = [list(_path(source, made)) for source in draft.inputs]
+    products = {path[-1].name: path[-1] for path in paths if path and path[-1].kind == "matmul"}
+    kv_heads = _kv_heads(core, list(products.values()))
+    sizes = {"heads": core.heads, "kv_heads": kv_heads, "head_dim": core.key_dim}
     if any(roles.dims.get(name, size) != size for name, size in sizes.items()):
         roles.refusal = "attentions of several shapes"
     roles.dims = {**sizes, **roles.dims}
     query, key, value = _widths(core)
-    paths = [list(_path(source, made)) for source in draft.inputs]
-    products = {path[-1].name: path[-1] for path in paths if path and path[-1].kind == "matmul"}
     crosses = bool(memory) and any(memory in product.inputs for product in products.values())
     prefix = "cross_" if crosses else ""
     wanted = _shares(paths, (query, key, value))
@@ -173,6 +198,14 @@ def _attention(roles: Roles, made: dict[str, Draft], draft: Draft, memory: str) 
         roles.columns[each.name], roles.rows[each.name] = roles.columns[draft.name], draft.rows
     roles.contractions[product.name] = roles.columns[draft.name]
     roles.name(product, f"{prefix}o_proj")
+
+
+def _kv_heads(core: Core, products: list[Draft]) -> int:
+    """Key-value heads: those that one product for all three has columns for, had they been copied behind it."""
+    if len(products) != 1 or core.key_dim != core.value_dim:
+        return core.kv_heads
+    held, rest = divmod(products[0].columns - core.heads * core.key_dim, 2 * core.key_dim)
+    return held if not rest and 0 < held < core.kv_heads and core.heads % held == 0 else core.kv_heads
 
 
 def _shares(paths: list[list[Draft]], widths: tuple[Size, Size, Size]) -> dict[str, Size]:
