@@ -72,10 +72,10 @@ def flags(folder, *more):
     ("name", "layout"),
     [
         pytest.param("llama-llama3", ["--nproc", "1"], marks=pytest.mark.slow),
-        ("qwen2", ["--nproc", "2", "--tp", "2", "--sequence-parallel"]),
+        pytest.param("qwen2", ["--nproc", "2", "--tp", "2", "--sequence-parallel"], marks=pytest.mark.slow),
         ("gpt2", ["--nproc", "2", "--pp", "2"]),
         pytest.param("phi3", ["--nproc", "2", "--zero", "3"], marks=pytest.mark.slow),
-        ("gpt_neox", ["--nproc", "4", "--tp", "2", "--zero", "3"]),
+        pytest.param("gpt_neox", ["--nproc", "4", "--tp", "2", "--zero", "3"], marks=pytest.mark.slow),
         pytest.param("mixtral", ["--nproc", "2", "--ep", "2"], marks=pytest.mark.slow),
         pytest.param("deepseek_v3", ["--nproc", "2", "--zero", "2"], marks=pytest.mark.slow),
         ("gpt_oss", ["--nproc", "2", "--ep", "2", "--zero", "3"]),

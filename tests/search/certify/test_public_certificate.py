@@ -11,6 +11,9 @@ from simpar.search.problem import Constraints
 
 ROOT = Path(__file__).parents[3]
 FEW_PLANS = 32
+LARGE = (17, 19, 22, 29)
+"""Cases whose spaces take longest, run with the slow tests."""
+LONG = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +27,9 @@ def certificate():
     del sys.modules["certificate"]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize(
+    "seed", (pytest.param(seed, marks=LONG if seed in LARGE else ()) for seed in range(30))
+)
 def test_no_plan_of_the_space_beats_the_certified_one(seed, certificate):
     """Of all plans that simulate takes and says to fit none is faster, and what is listed fits and is simulate's."""
     verdict, note = certificate.checked(seed, most=FEW_PLANS)

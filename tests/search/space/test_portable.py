@@ -35,7 +35,7 @@ def layout(rows, row):
     return plan.model_dump_json()
 
 
-@pytest.mark.parametrize("stack", [None, "megatron"])
+@pytest.mark.parametrize("stack", [None, pytest.param("megatron", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_layout_that_a_target_can_express_is_left_out(target, stack):
     """Of the whole space those that it takes are rows, with schedules that it takes without replicas alone."""

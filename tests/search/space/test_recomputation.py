@@ -53,7 +53,7 @@ def executed_s(problem, plan):
     return step_s if needed <= problem.memory_limit_bytes else np.inf
 
 
-@pytest.mark.parametrize("seed", [1, 4, 7])
+@pytest.mark.parametrize("seed", [1, 4, pytest.param(7, marks=pytest.mark.slow)])
 def test_search_finds_what_brute_force_finds(seed, problem_of):
     """With memory that binds, the certified best step is the best of all rows, each chosen and run by itself."""
     problem = tight(problem_of(seed, **HELD))

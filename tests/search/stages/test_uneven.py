@@ -93,7 +93,7 @@ TRAINING = Training(seq_len=2048, global_batch=64)
 FIXED = {"tp": "1", "micro_batch": "1", "recompute": "none", "rank_order": "tp-cp-dp-pp"}
 
 
-@pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.parametrize("pp", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_search_finds_what_trying_every_cut_finds(pp: int) -> None:
     """On nodes of two kinds the found cut is as fast as the best of all cuts simulated."""
     constraints = Constraints(fixed={**FIXED, "pp": str(pp)})
@@ -186,7 +186,9 @@ def nothing_even(_problem: Problem, _watch: Progress) -> None:
     """A uniform space in which nothing fits."""
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [*(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 1)), 2, 3, 4, 5]
+)
 def test_no_cut_beats_the_certified_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random tiny models on one machine, with little memory or a slow rank: the best of brute force, no other."""
     monkeypatch.setattr(uneven, "even_optimum", nothing_even)
