@@ -184,7 +184,8 @@ class Experts(_Part):
     ``expert_imbalance`` is the standard deviation of the experts' loads over their mean (0: forced balance); under the
     ``expert_distribution`` "power_law" it is the exponent, and loads are spread as in measured routing.
     ``expert_load`` "expected" gives every rank the expected load of the fullest one; "sampled" draws each rank's load
-    from the seed. ``ep_overlap`` runs the exchange of one microbatch beside the compute of another.
+    from the seed. ``ep_overlap`` runs the exchange of one microbatch beside the compute of another (passes that run in
+    pairs, as in DualPipe, have each other for that, with or without it).
     ``token_dispatch`` "per_expert" sends a copy of a token to each of its experts, "per_rank" one to each rank that
     holds some of them, "per_node" one to each scale-up domain that does, forwarded inside it (DeepEP, HybridEP).
     """

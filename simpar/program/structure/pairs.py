@@ -3,6 +3,10 @@
 Kernels of both take turns on the device, collectives of both take turns on their streams, each pass keeps its own
 order. Blocks meet in the order in which the two passes reach them; where one stage has more blocks, the rest run
 alone behind [DeepSeek-V3, arXiv 2412.19437, section 3.2.1].
+
+Where tokens are exchanged, attention, dispatch, experts and combine of a pass still wait for each other: an exchange
+is hidden by what the other pass has to compute meanwhile, and by gradients of weights, which nothing waits for
+(figure 4 there, whose order this is).
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, Phase, Step
+from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, EXPERT, Phase, Step
 from simpar.program.blocks.segments import Priced, Segment
 from simpar.program.structure.hooks import Unit
 from simpar.program.structure.templates import Node, Template, backward_memory, forward_memory
@@ -34,23 +38,36 @@ def merge(forward: Phase, backward: Phase, duration: Durations) -> Phase:
     """Both phases as one: of the next step of either, the one that can start first comes first.
 
     ``duration`` decides the order only, which has to be the same on all ranks of a group. Steps of the forward
-    get AHEAD as their layer.
+    get AHEAD as their layer. Where either exchanges tokens, a pass goes on until it waits for an exchange of its own,
+    the backward first, and gradients of weights fill in where both wait.
     """
+    phases = (forward, backward)
+    by_turns = exchanges(forward) or exchanges(backward)
+    if by_turns:
+        phases = (in_turn(forward), in_turn(backward))
+    strands = [[(which, at) for at in range(len(phase.steps))] for which, phase in enumerate(phases)]
+    if by_turns:
+        ahead, back = strands
+        filling = [(1, at) for at, step in enumerate(backward.steps) if _fills(step)]
+        strands = [[each for each in back if each not in filling], ahead, filling]
+    turn = -1
     merged: list[tuple[float, int, int, Step]] = []
     free: dict[str, float] = {}
-    finishes: tuple[list[float], list[float]] = ([], [])
-    phases = (forward.steps, backward.steps)
-    while any(len(done) < len(steps) for done, steps in zip(finishes, phases, strict=True)):
-        waiting = [
-            (max([free.get(step.stream, 0.0), *(finishes[which][i] for i in step.after)]), which)
-            for which, steps in enumerate(phases)
-            for step in steps[len(finishes[which]) : len(finishes[which]) + 1]
-        ]
-        start, which = min(waiting)
-        step = phases[which][len(finishes[which])]
-        merged.append((start, which, len(finishes[which]), step))
-        finishes[which].append(start + duration(step))
-        free[step.stream] = finishes[which][-1]
+    finishes: dict[tuple[int, int], float] = {}
+    while any(strands):
+        waiting = []
+        for strand, ((which, at), *_) in ((number, rest) for number, rest in enumerate(strands) if rest):
+            step = phases[which].steps[at]
+            if all((which, before) in finishes for before in step.after):
+                ends = (finishes[which, before] for before in step.after)
+                waiting.append((max([free.get(step.stream, 0.0), *ends]), strand != turn, strand))
+        start, _, strand = min(waiting)
+        which, at = strands[strand].pop(0)
+        step = phases[which].steps[at]
+        merged.append((start, which, at, step))
+        finishes[which, at] = free[step.stream] = start + duration(step)
+        if by_turns and not _fills(step):
+            turn = strand
     ordered = sorted(merged, key=lambda entry: entry[0])
     position = {(which, index): at for at, (_, which, index, _) in enumerate(ordered)}
     steps = [
@@ -62,6 +79,37 @@ def merge(forward: Phase, backward: Phase, duration: Durations) -> Phase:
         for _, which, _, step in ordered
     ]
     return Phase(tuple(steps), forward.issue_s + backward.issue_s, shared=True)
+
+
+def exchanges(phase: Phase) -> bool:
+    """Whether tokens travel to experts in a pass."""
+    return any(step.stream == EXPERT for step in phase.steps)
+
+
+def in_turn(phase: Phase) -> Phase:
+    """A pass whose exchanges wait for what they send, its kernels for what arrives, and nothing for weights' gradients.
+
+    Alone, the plan may have exchanges run beside any compute (``ep_overlap``); here the other pass is that compute.
+    """
+    steps: list[Step] = []
+    running: tuple[int, ...] = ()
+    for at, step in enumerate(phase.steps):
+        waits = (steps[before].after if _fills(steps[before]) else (before,) for before in step.after)
+        after = {before for some in waits for before in some}
+        if step.stream == EXPERT:
+            running = (*running, at)
+        elif running and not _fills(step):
+            for each in running:
+                sent = {*steps[each].after, *(before for before in after if before < each)}
+                steps[each] = steps[each].behind(tuple(sorted(sent)))
+            after, running = {*after, *running}, ()
+        steps.append(step.behind(tuple(sorted(after))))
+    return replace(phase, steps=tuple(steps))
+
+
+def _fills(step: Step) -> bool:
+    """Whether no later step waits for a step where passes go by turns."""
+    return step.kind == "weight_gradient"
 
 
 def merged(forward: Phase, backward: Phase, price: Priced) -> tuple[Phase, float]:

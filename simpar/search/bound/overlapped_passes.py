@@ -1,7 +1,8 @@
 """Pairs of passes that run together (DualPipe): what a forward and a backward take in one without contention.
 
 Blocks that meet are merged as in the Program. Where its order may be another one, because groups of a kind share links,
-they take at least what each stream carries of both, and what each takes alone.
+they take at least what each stream carries of both, and what each takes alone (of those that exchange tokens the
+forward: gradients of weights leave their place in the backward).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from simpar.plan.routing import has_sampled_loads
 from simpar.program.blocks.phases import Phase
 from simpar.program.blocks.segments import make_segment
-from simpar.program.structure.pairs import merged
+from simpar.program.structure.pairs import exchanges, merged
 from simpar.search.bound.block_costs import BlockCosts
 from simpar.search.bound.keys import Batch
 from simpar.search.bound.passes import Passes
@@ -69,7 +70,8 @@ class OverlappedPasses:
         if len(least):
             slow = self.blocks.jobs.problem.stack.launch.kernel_overhead
             carried = np.sum([passes.carried_ns(least, slow) for passes in both], axis=0)
-            found[~exact] = np.max([*carried, *(passes.took_ns(least, slow) for passes in both)], axis=0)
+            alone = both[:1] if any(exchanges(passes.phase) for passes in both) else both
+            found[~exact] = np.max([*carried, *(passes.took_ns(least, slow) for passes in alone)], axis=0)
         return found
 
     def _merged_ns(self, phases: Sequence[Phase], prices_ns: Sequence[Ints]) -> int:

@@ -14,7 +14,7 @@ from simpar.hardware.catalogue import load_cluster
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
-from simpar.program.blocks.phases import COMPUTE, TENSOR, CollectiveUse, Phase, Step
+from simpar.program.blocks.phases import COMPUTE, EXPERT, TENSOR, CollectiveUse, Phase, Step
 from simpar.program.blocks.segments import make_segment
 from simpar.program.lower import Lowered, lower
 from simpar.program.structure.pairs import AHEAD, merge, merged
@@ -81,6 +81,79 @@ def test_a_pair_takes_less_than_both_in_turn_and_more_than_its_busiest_stream(
     )
     found = length(together)
     assert max(busiest, length(forward), length(backward)) <= found <= length(forward) + length(backward)
+
+
+def exchanging(*texts: str, floating: bool = False) -> Phase:
+    """The same chains where "e2" is an exchange of tokens of 2 s and "w3" a gradient of weights.
+
+    Exchanges that are ``floating`` wait for each other only, as under ``ep_overlap``, and nothing waits for them.
+    """
+    kinds = {"k": ("forward", COMPUTE), "w": ("weight_gradient", COMPUTE), "e": ("ep", EXPERT)}
+    steps: list[Step] = []
+    frontier: tuple[int, ...] = ()
+    running: tuple[int, ...] = ()
+    for index, text in enumerate(texts):
+        kind, stream = kinds[text[0]]
+        exchange = stream == EXPERT
+        after = running if exchange and floating else frontier
+        message = MESSAGE if exchange else None
+        steps.append(Step(text, kind, stream, float(text[1:]), message, after))
+        frontier = frontier if exchange and floating else (index,)
+        running = (index,) if exchange else running
+    return Phase(tuple(steps), issue_s=0.0)
+
+
+def names(phase: Phase) -> list[str]:
+    """Names of the steps of a pair, those of the forward with a dash."""
+    return [step.name + "'" * (step.layer == AHEAD) for step in phase.steps]
+
+
+@pytest.mark.parametrize("floating", [False, True])
+def test_exchanges_hide_behind_the_other_pass_in_the_published_order(floating: bool) -> None:
+    """DeepSeek-V3, figure 4: each exchange runs beside compute of the other pass, gradients of weights fill in."""
+    forward = exchanging("k4", "e2", "k3", "e4", "k1", floating=floating)
+    backward = exchanging("k1", "e3", "k5", "w2", "e4", "k6", "w3", floating=floating)
+    together = merge(forward, backward, seconds)
+    kernels = [name for name in names(together) if name[0] != "e"]
+    assert kernels == ["k1", "k4'", "k5", "k3'", "w2", "k6", "k1'", "w3"]
+    assert [name for name in names(together) if name[0] == "e"] == ["e3", "e2'", "e4", "e4'"]
+    assert length(together) == 25
+
+
+def test_what_no_kernel_is_left_for_is_exposed() -> None:
+    """An exchange of 9 s beside 3 s of the other pass and 2 s of weights' gradients; the next one waits behind it."""
+    together = merge(exchanging("k3", "e1", "k1"), exchanging("k1", "w2", "e9", "k1"), seconds)
+    assert length(together) == 1 + 9 + 1 + 1
+
+
+def test_without_exchanges_gradients_of_weights_stay_where_they_are() -> None:
+    """Tensor-parallel passes are what they were."""
+    backward = exchanging("k1", "w9", "k1")
+    assert names(merge(exchanging("k2"), backward, seconds)) == ["k2'", "k1", "w9", "k1"]
+
+
+exchanging_chains = st.lists(
+    st.tuples(st.sampled_from("kwe"), st.integers(1, 9)), min_size=1, max_size=10
+).map(lambda items: exchanging(*(f"{kind}{size}" for kind, size in items)))
+
+
+@given(forward=chains, backward=exchanging_chains)
+@settings(max_examples=150, deadline=None)
+def test_pairs_that_exchange_keep_their_order_and_are_never_idle(forward: Phase, backward: Phase) -> None:
+    """Steps wait for earlier ones only; a pair takes no more than all its steps, no less than its busiest stream."""
+    together = merge(forward, backward, seconds)
+    assert sorted(names(together)) == sorted(
+        [f"{s.name}'" for s in forward.steps] + [s.name for s in backward.steps]
+    )
+    assert all(before < at for at, step in enumerate(together.steps) for before in step.after)
+    chain = [step.name for step in together.steps if step.layer != AHEAD and step.kind != "weight_gradient"]
+    assert chain == [step.name for step in backward.steps if step.kind != "weight_gradient"]
+    took = [step.duration_s for step in together.steps]
+    busiest = max(
+        sum(step.duration_s for step in together.steps if step.stream == stream)
+        for stream in (COMPUTE, TENSOR, EXPERT)
+    )
+    assert max(busiest, length(forward)) <= length(together) <= sum(took)
 
 
 def dualpipe(**changes: object) -> Lowered:

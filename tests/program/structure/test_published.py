@@ -22,10 +22,13 @@ from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
 from simpar.plan.sharding import rank_dims
-from simpar.program.blocks.phases import COMPUTE
-from simpar.program.blocks.rank_view import Job
+from simpar.program.blocks.block_view import RankBlock
+from simpar.program.blocks.phases import COMPUTE, Step
+from simpar.program.blocks.rank_view import Job, RankView
+from simpar.program.blocks.segments import schedule
+from simpar.program.blocks.steps import block_steps
 from simpar.program.lower import lower
-from simpar.program.structure.pairs import PAIR
+from simpar.program.structure.pairs import PAIR, merge
 from simpar.program.structure.templates import Node
 from simpar.simulation import make_job
 from simpar.units import MS, NS_PER_S
@@ -35,8 +38,16 @@ DENSE_S, GROUPED_S, WEIGHTS_S = 18.84 * MS, 22.93 * MS, 32.76 * MS
 """Products of blocks forward and backward to inputs, of experts, and those of the gradients of weights."""
 CASTS_S = (13.76 + 1.82) * MS
 """Casts and transposes beside other kernels; 1.08 ms more run among the exchanges."""
-EXPOSED_S = 4.2 * MS
-"""Exchanges while no kernel runs."""
+GAPS_S, START_S, WAITS_S = 1.38 * MS, 0.79 * MS, 2.03 * MS
+"""Exchanges while no kernel runs, 4.2 ms: between kernels (up to 15 us), while the host launches the first ones behind
+an idle queue, and twice in the last layer, where the backward waits for tokens: for 0.27 and 1.76 ms."""
+EXCHANGES_S = {
+    "combine.gradient_all_to_all": (4.33 * MS, 4.89 * MS, 5.86 * MS, 6.92 * MS),
+    "dispatch.all_to_all": (6.06 * MS, 5.71 * MS, 7.08 * MS, 7.92 * MS),
+    "dispatch.gradient_all_to_all": (7.30 * MS, 7.91 * MS, 7.27 * MS, 7.47 * MS),
+    "combine.all_to_all": (7.33 * MS, 8.26 * MS, 9.52 * MS, 9.63 * MS),
+}
+"""Exchanges of the four layers, in this order on one stream, with the waits for other ranks' counts ahead of them."""
 LAYERS = 4
 
 
@@ -67,6 +78,21 @@ class Pair:
         return times * float(activations_s), times * float(in_blocks * weights_s)
 
     @property
+    def view(self) -> RankBlock:
+        """The layer on a rank."""
+        return RankBlock.of(self.block, RankView.of(self.job).first)
+
+    @property
+    def latencies_s(self) -> float:
+        """Seconds in which a kernel starts and none works."""
+        again = recomputed(self.job.plan.memory.recompute)
+        kernels = sum(
+            (1 + (op.name in again)) * time.forward_kernels + time.backward_kernels
+            for op, time in zip(self.block.operators, self.view.times, strict=True)
+        )
+        return LAYERS * float(kernels) * self.job.kernels.latency_s
+
+    @property
     def slowdown(self) -> float:
         """How many times longer kernels take than alone: what the stack adds, and what exchanges hold."""
         kernels = [
@@ -95,7 +121,7 @@ def pair() -> Pair:
     graph = replace(whole, layers=(whole.layers[-2],) * 4 * LAYERS)
     cluster, training = load_cluster("hgx-h800", 16), Training(seq_len=4096, global_batch=512)
     plan = Plan(
-        pp=2, vpp=2, ep=64, schedule="dualpipev", micro_batch=1, zero=1, ep_overlap=True, token_dispatch="per_node",
+        pp=2, vpp=2, ep=64, schedule="dualpipev", micro_batch=1, zero=1, token_dispatch="per_node",
         recompute="modules:layernorm+mla_up_proj+moe_act", precision="fp8_blockwise",
     )  # fmt: skip
     job = make_job(graph, cluster, plan, training, "hai-llm")
@@ -129,7 +155,39 @@ def test_casts_take_as_long_as_traced() -> None:
     assert found.spent_s("matmul", "grouped_matmul") - products_s == pytest.approx(CASTS_S, rel=0.1)
 
 
-def test_exchanges_are_hidden_but_for_a_few_milliseconds() -> None:
-    """4.2 ms were exposed, most of them where ranks waited for each other's counts; here none are."""
-    waits = sum(segment.parts_ns.get("ep", 0) for _, segment in pair().node.segments) / NS_PER_S
-    assert abs(waits - EXPOSED_S) < 0.05 * SPAN_S
+def test_exchanges_of_ranks_that_are_alike_are_hidden() -> None:
+    """Of 4.2 ms exposed what is no wait for other ranks nor the trace's start: latencies of kernels beside exchanges.
+
+    Ranks are all alike here, as slow as the slowest: none waits for another's counts.
+    """
+    found = pair()
+    parts = [segment.parts_ns for _, segment in found.node.segments]
+    exchanges_s = sum(
+        float(finish - start) / NS_PER_S
+        for _, segment in found.node.segments
+        for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True)
+        if step.collective
+    )
+    beside = exchanges_s * NS_PER_S / found.node.duration_ns
+    exposed_s = sum(part.get("ep", 0) for part in parts) / NS_PER_S + beside * found.latencies_s
+    assert exposed_s == pytest.approx(GAPS_S, rel=0.25)
+    assert exposed_s < GAPS_S + START_S + WAITS_S
+
+
+def test_exchanges_as_long_as_traced_expose_no_less_than_traced() -> None:
+    """From above: layers are joined here, and in the trace the exchanges of one run beside the end of another."""
+    found = pair()
+    phases = block_steps(found.view, recompute=found.job.plan.memory.recompute)
+    exposed_s = 0.0
+    for layer in range(LAYERS):
+
+        def duration_s(step: Step, layer: int = layer) -> float:
+            alone = float(step.duration_s) * found.slowdown
+            return EXCHANGES_S[step.name][layer] if step.collective else alone
+
+        together = merge(phases.forward, phases.backward, duration_s)
+        took = [duration_s(step) for step in together.steps]
+        ends = schedule(together.steps, [int(s * NS_PER_S) for s in took])[1]
+        kernels_s = sum(s for s, step in zip(took, together.steps, strict=True) if step.stream == COMPUTE)
+        exposed_s += max(ends) / NS_PER_S - kernels_s
+    assert WAITS_S < exposed_s < WAITS_S + 0.06 * SPAN_S

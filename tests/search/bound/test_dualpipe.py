@@ -59,6 +59,34 @@ def test_search_finds_what_brute_force_finds(seed, problem_of):
     assert_certified(problem)
 
 
+@pytest.mark.parametrize("cluster", ["dgx-h100", "a100-pcie-8"])
+def test_pairs_that_exchange_tokens_are_bounded(cluster):
+    """On links of their own and on shared ones: what the other pass leaves of an exchange is in the certified best."""
+    fixed = {
+        **NARROW,
+        "schedule": ("1f1b", "dualpipev"),
+        "tp": 1,
+        "cp": 1,
+        "pp": (2, 4),
+        "ep": (2, 4),
+        "zero": (0, 1),
+        "hsdp": 1,
+        "micro_batch": 1,
+        "ep_overlap": (False, True),
+        "recompute": ("none", "full"),
+    }
+    problem = make_problem(
+        "olmoe-1b-7b",
+        simpar.Cluster(cluster),
+        simpar.Training(seq_len=1024, global_batch=16),
+        constraints=Constraints(fixed=fixed, portable="any"),
+    )
+    rows = enumerate_space(problem)
+    assert rows.one_of("schedule", "dualpipev").any()
+    assert rows.count <= 60
+    assert_certified(problem)
+
+
 def test_memory_is_that_of_the_program():
     """Two copies of every stage and what is in flight: the closed form, and a little above the Program."""
     fixed = {"schedule": "dualpipe", "micro_batch": 1, "recompute": ("none", "full"), "tp": 1, "cp": 1}
