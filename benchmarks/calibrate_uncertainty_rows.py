@@ -204,17 +204,15 @@ def value(entry: Case, name: Name) -> float:
 def is_fitted(source: str, entry: Case, predicted: Prediction) -> bool:
     """Whether parameters are fitted to a run.
 
-    Not where it offloads, or recomputes some layers only (rare: they check what is fitted to others); nor where an
-    uncaptured host runs two microbatches at a time, or products of 4 bits belong to another stack than NeMo's, which
-    are not modelled; nor where it needs more memory than there was while it could recompute more: it did, and its row
-    does not say so.
+    Not where it offloads, or recomputes some layers only (rare: they check what is fitted to others); nor where
+    products of 4 bits belong to another stack than NeMo's, which are not modelled; nor where it needs more memory than
+    there was while it could recompute more: it did, and its row does not say so.
     """
     plan = entry.plan
     partial = "offload_activations" in plan or "layers:" in str(plan["recompute"])
-    two = "ep_overlap" in plan and "launch.graphs" not in entry.stack_changes
     narrow = plan["precision"] in FOUR_BITS and not entry.stack.startswith("nemo")
     fits = predicted.fits or plan["recompute"] == "full"
-    return bool(not NEVER.match(source) and not (partial or two or narrow) and fits)
+    return bool(not NEVER.match(source) and not (partial or narrow) and fits)
 
 
 def runs_of(paths: Sequence[Path], older: Sequence[Run] = ()) -> list[Run]:

@@ -265,8 +265,11 @@ def _plan(row: Row, devices: int, graph: ModelGraph) -> dict[str, object]:
 def _usual_vpp(row: Row, pp: int) -> int:
     """Where a table has no column for it.
 
-    NeMo's recipes of dense models interleave single layers, torchtitan's two stages a rank.
+    Notes of overlap say it, or a schedule; NeMo's recipes of dense models interleave single layers, torchtitan's two
+    stages a rank.
     """
+    if said := re.search(r"\bvpp ?=? ?(\d+)", text(row, "overlap_notes").lower()):
+        return int(said[1])
     if named := _named_schedule(text(row, "schedule").lower()):
         return natural_vpp(named)
     if text(row, "stack") == "torchtitan" and "interleaved" in text(row, "schedule").lower():

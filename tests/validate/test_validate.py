@@ -104,6 +104,8 @@ def test_what_rows_leave_to_their_framework() -> None:
     assert tuned.training.documents is not None
     assert (case(nemo).stack, case(nemo).plan["vpp"]) == ("nemo", 8)
     assert case({**nemo, "source": "a paper"}).plan["vpp"] == 1
+    words = {**nemo, "source": "a paper", "overlap_notes": "EP overlap; VPP2", "schedule": "interleaved 1F1B"}
+    assert (case(words).plan["vpp"], case(words).plan["schedule"]) == (2, "interleaved")
     assert predict(tuned).step_time_s < predict(case(nemo)).step_time_s
 
 

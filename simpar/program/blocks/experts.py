@@ -64,9 +64,13 @@ class Exchange:
 
     def _count_tokens(self, steps: StepList) -> None:
         """The device idles until the host knows the sizes of what it launches next."""
-        wait_s = self.view.job.stack.experts.sync_s
-        if wait_s and self._sizes_found_late:
-            steps.add(Step("token counts", "host", COMPUTE, wait_s))
+        if self._host_asks:
+            steps.add(Step("token counts", "host", COMPUTE, self.view.job.stack.experts.sync_s))
+
+    @property
+    def _host_asks(self) -> bool:
+        """Whether the host reads counts of tokens back, and launches nothing meanwhile."""
+        return self._sizes_found_late and self.view.job.stack.experts.sync_s > 0
 
     @property
     def _sizes_found_late(self) -> bool:
@@ -87,7 +91,7 @@ class Exchange:
         )
         if choice.ep_overlap:
             earlier = [index for index, other in enumerate(steps.steps) if other.stream == EXPERT]
-            steps.shared = True
+            steps.shared, steps.in_turns = True, self._host_asks
             steps.add(step, after=tuple(earlier[-1:]), join=False)
         else:
             steps.add(step)

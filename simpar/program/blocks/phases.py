@@ -85,7 +85,7 @@ class StepList:
     """Steps under construction; the next serial step waits for everything in ``frontier``.
 
     Steps in ``beside`` run next to the coming serial step, and what follows waits for them too. ``host_s`` is the
-    host's time for them beyond launches; ``shared`` as in :class:`Phase`.
+    host's time for them beyond launches; ``shared`` and ``in_turns`` as in :class:`Phase`.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -93,6 +93,7 @@ class StepList:
     beside: tuple[int, ...] = ()
     host_s: float = 0.0
     shared: bool = False
+    in_turns: bool = False
 
     @property
     def num_collectives(self) -> int:
@@ -116,12 +117,14 @@ class StepList:
 class Phase:
     """Steps of one pass through a block and ``issue_s``, the host's time to launch all its kernels.
 
-    ``shared``: kernels run beside its exchanges of tokens.
+    ``shared``: kernels run beside its exchanges of tokens. ``in_turns``: the host launches while the device idles, and
+    waits while it works.
     """
 
     steps: tuple[Step, ...]
     issue_s: Numbers = 0.0
     shared: bool = False
+    in_turns: bool = False
 
     @property
     def collectives(self) -> list[CollectiveUse]:
@@ -137,10 +140,15 @@ class Phase:
     def then(self, other: Phase) -> Phase:
         """Both phases in turn: the opening steps of ``other`` wait for the last steps here."""
         if not self.steps:
-            return replace(other, issue_s=self.issue_s + other.issue_s)
+            return self.launched_with(other, other.steps)
         ends, offset = terminals(self.steps), len(self.steps)
         moved = [step.behind(tuple(at + offset for at in step.after) or ends) for step in other.steps]
-        return Phase((*self.steps, *moved), self.issue_s + other.issue_s, self.shared or other.shared)
+        return self.launched_with(other, (*self.steps, *moved))
+
+    def launched_with(self, other: Phase, steps: tuple[Step, ...]) -> Phase:
+        """Both phases as ``steps``, launched by one host."""
+        issue_s, shared = self.issue_s + other.issue_s, self.shared or other.shared
+        return Phase(steps, issue_s, shared, self.in_turns or other.in_turns)
 
 
 def _one(value: Numbers, index: int) -> float:

@@ -22,6 +22,8 @@ Time = TypeVar("Time", int, Ints)
 Priced = Callable[[CollectiveUse], int]  # solo duration in ns
 LAUNCH = "launch"
 """Name of a segment's last step where the host launches longer than the device works."""
+TURN = "launch in turn"
+"""The same where it launches while the device idles."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,13 @@ def make_segment(phase: Phase, price: Priced, *, slowdown: float = 1.0) -> Segme
         for step, took in zip(steps, prices, strict=True)
     ]
     starts, finishes = schedule(steps, durations)
-    gap = to_ns(phase.issue_s) - max(finishes, default=0)
+    ended = max(finishes, default=0)
+    gap = int(launched_ns(phase, ended, to_ns(phase.issue_s))) - ended
     if gap > 0:
-        steps.append(Step(name=LAUNCH, kind="host", stream=COMPUTE, after=terminals(steps)))
-        starts.append(max(finishes, default=0))
-        finishes.append(starts[-1] + int(gap))
+        name = TURN if phase.in_turns else LAUNCH
+        steps.append(Step(name=name, kind="host", stream=COMPUTE, after=terminals(steps)))
+        starts.append(ended)
+        finishes.append(ended + gap)
     duration = max(finishes, default=0)
     return Segment(
         steps=tuple(steps),
@@ -62,6 +66,14 @@ def make_segment(phase: Phase, price: Priced, *, slowdown: float = 1.0) -> Segme
         duration_ns=int(duration),
         parts_ns=_parts(steps, starts, finishes, duration),
     )
+
+
+def launched_ns(phase: Phase, device_ns: Time, issue_ns: Time) -> Time:
+    """How long a phase takes whose steps alone take the device so long, and its launches the host.
+
+    Both work side by side, unless the phase has them take turns; numbers, or arrays of one shape.
+    """
+    return device_ns + issue_ns if phase.in_turns else np.maximum(device_ns, issue_ns)
 
 
 def schedule(steps: Sequence[Step], durations: Sequence[Time]) -> tuple[list[Time], list[Time]]:

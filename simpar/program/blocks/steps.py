@@ -167,7 +167,7 @@ class _Walk:
 
     def _phase(self, sequence: StepList, block: Block, kernels: Iterable[Numbers]) -> Phase:
         issue_s = self.view.issue_s(block, kernels, sequence.num_collectives) + sequence.host_s
-        return Phase(tuple(sequence.steps), issue_s, sequence.shared)
+        return Phase(tuple(sequence.steps), issue_s, sequence.shared, sequence.in_turns)
 
     def _ahead(self, sequence: StepList, reader: str, change: Change) -> None:
         """What a change moves in forward, in front of its first reader."""

@@ -78,7 +78,7 @@ def merge(forward: Phase, backward: Phase, duration: Durations) -> Phase:
         )
         for _, which, _, step in ordered
     ]
-    return Phase(tuple(steps), forward.issue_s + backward.issue_s, shared=True)
+    return replace(forward.launched_with(backward, tuple(steps)), shared=True)
 
 
 def exchanges(phase: Phase) -> bool:

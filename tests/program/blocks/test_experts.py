@@ -22,6 +22,7 @@ from simpar.program.lower import Lowered, lower
 from simpar.program.perturbation import Perturbation
 from simpar.report.result import Result
 from simpar.simulation import make_job, simulate
+from simpar.units import to_ns
 from tests.cost.account import stage_static_memory
 
 MODEL, SEQ = "mixtral-8x7b", 4096
@@ -228,12 +229,37 @@ def test_an_exchange_holds_multiprocessors_of_the_kernels_beside_it() -> None:
     """Kernels lose the share that it holds for as long as it runs; one that is waited for takes nothing from them."""
     exchange_ns = 1_000_000
     for overlap, share in ((True, 20 / 132), (False, 0.0)):
-        phase = steps(ep=8, ep_overlap=overlap).forward
+        phase = replace(steps(ep=8, ep_overlap=overlap).forward, issue_s=0.0)
         segment = make_segment(phase, lambda use: exchange_ns if use.group == "ep" else 0)
         alone_s = sum(step.duration_s for step in phase.steps if step.collective is None)
         times = zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True)
         kernels_ns = sum(int(finish - start) for step, start, finish in times if step.collective is None)
         assert kernels_ns == pytest.approx(alone_s * 1e9 + 2 * exchange_ns * share, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("plan", "graphs", "sync_s", "in_turns"),
+    [
+        ({}, (), 0.1e-3, True), ({}, ("attention",), 0.1e-3, True), ({"token_dispatch": "per_node"}, (), 0.1e-3, True),
+        ({"ep_overlap": False}, (), 0.1e-3, False), ({}, ("step",), 0.1e-3, False), ({}, (), 0.0, False),
+        ({"capacity_factor": 1.0}, (), 0.1e-3, False),
+    ],
+)  # fmt: skip
+def test_host_and_device_take_turns_where_counts_are_read_back_between_two_microbatches(
+    plan: dict[str, object], graphs: tuple[str, ...], sync_s: float, in_turns: bool
+) -> None:
+    """Else they work side by side: without overlap, where a cap or a captured step leaves nothing to read."""
+    made = job(**{"ep": 8, "ep_overlap": True, **plan})
+    experts = made.stack.experts.model_copy(update={"sync_s": sync_s})
+    launch = made.stack.launch.model_copy(update={"graphs": graphs, "host_time_per_kernel_s": 1e-3})
+    stack = made.stack.model_copy(update={"experts": experts, "launch": launch})
+    found = block_steps(RankBlock.of(made.graph.blocks["layer_moe"], RankView.of(replace(made, stack=stack))))
+    for phase in (found.forward, found.backward, found.forward.then(found.backward)):
+        device = make_segment(replace(phase, issue_s=0.0), lambda _: 1_000_000).duration_ns
+        both = make_segment(phase, lambda _: 1_000_000)
+        issue_ns = to_ns(phase.issue_s)
+        assert both.duration_ns == (device + issue_ns if in_turns else max(device, issue_ns))
+        assert both.parts_ns.get("host", 0) >= issue_ns * in_turns
 
 
 def test_kernels_keep_what_exchanges_leave_them() -> None:
