@@ -28,7 +28,7 @@ def certificate():
 
 
 @pytest.mark.parametrize(
-    "seed", (pytest.param(seed, marks=LONG if seed in LARGE else ()) for seed in range(30))
+    "seed", [pytest.param(seed, marks=LONG if seed in LARGE else ()) for seed in range(30)]
 )
 def test_no_plan_of_the_space_beats_the_certified_one(seed, certificate):
     """Of all plans that simulate takes and says to fit none is faster, and what is listed fits and is simulate's."""
