@@ -27,6 +27,7 @@ ROUNDS = 4
 STRIDES = 7
 ENDLESS = 1 << 40  # samples of a source without an end
 BYTES = "bytes"
+SPLITMIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 class Source(Protocol):
@@ -162,8 +163,8 @@ def _mix(value: Ints, key: str) -> Ints:
     salt = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
     with np.errstate(over="ignore"):
         x = value.astype(np.uint64) + np.uint64(salt)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(SPLITMIX[0])
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(SPLITMIX[1])
         return np.asarray((x ^ (x >> np.uint64(31))) >> np.uint64(1)).astype(np.int64)
 
 

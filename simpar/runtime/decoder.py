@@ -7,7 +7,6 @@ key and value; gate and up) is several Linears, so that tensor parallelism can s
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -28,7 +27,6 @@ from simpar.runtime.experts import Combine, Dispatch, ExpertActivation, ExpertCl
 
 Tensor = Any
 SHARED_GATE = "shared_gate.weight"
-USUAL = Details()
 Makers = Mapping[str, Callable[[Operator], nn.Module]]
 """How to make a module of every kind of operator."""
 TABLE = "embedding.token_embedding.weight"
@@ -468,21 +466,3 @@ def _activation(details: Details) -> str:
     if details.activation not in ACTIVATIONS:
         raise UserError(f"hidden_act = {details.activation}: the runtime knows {', '.join(ACTIVATIONS)}")
     return details.activation
-
-
-@torch.no_grad()
-def initial_value(name: str, shape: tuple[int, ...], seed: int, details: Details = USUAL) -> Tensor:
-    """The whole fp32 tensor that a parameter starts from: the same in every layout, because only its name counts.
-
-    Norms start as factors of one, biases and the outer halves of adapters from zero, other matrices are normal.
-    """
-    if name.endswith("lora_up"):
-        return torch.zeros(shape)
-    digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-    of_mixer = mamba.initial(name, shape, generator)
-    if of_mixer is not None:
-        return of_mixer
-    if len(shape) == 1:
-        return torch.zeros(shape) if name.endswith("bias") else torch.full(shape, 1.0 - details.norm_offset)
-    return torch.normal(0.0, details.init_std, shape, generator=generator)

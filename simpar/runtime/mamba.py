@@ -134,14 +134,17 @@ def makers(dims: Mapping[str, int]) -> dict[str, Callable[[Operator], nn.Module]
     }
 
 
-def initial(name: str, shape: tuple[int, ...], generator: Any) -> Tensor | None:
-    """The whole fp32 tensor that a parameter of a mixer starts from; None for other parameters and the skip, one."""
+def initial(name: str, shape: tuple[int, ...], uniform: Callable[[float, float], Tensor]) -> Tensor | None:
+    """What a parameter of a mixer of a whole ``shape`` starts from; None for other parameters and the skip, one.
+
+    ``uniform`` draws the part that is wanted evenly between two numbers, fp32.
+    """
     if name.endswith("scan.decay"):
-        return torch.empty(shape).uniform_(*DECAYS, generator=generator).log()
+        return uniform(*DECAYS).log()
     if name.endswith("scan.step_bias"):
-        size = 10.0 ** torch.empty(shape).uniform_(*STEP_DECADES, generator=generator)
+        size = 10.0 ** uniform(*STEP_DECADES)
         return size + torch.log(-torch.expm1(-size))  # the inverse of softplus
     if name.endswith("conv.weight"):
         bound = shape[-1] ** -0.5
-        return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+        return uniform(-bound, bound)
     return None

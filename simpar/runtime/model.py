@@ -23,13 +23,12 @@ from simpar.runtime.context import Context
 from simpar.runtime.decoder import (
     OUTPUT,
     TABLE,
-    USUAL,
     Decoder,
     Part,
     Recompute,
     TokenEmbedding,
-    initial_value,
 )
+from simpar.runtime.initial import USUAL, initial_value
 from simpar.runtime.offload import save_on_host
 from simpar.runtime.ranks import Ranks, StageRanks
 from simpar.runtime.released import Released
@@ -218,7 +217,8 @@ def fill(
         if source is not None and origin in source.by_name:
             local.copy_(source.part(origin, tuple(parameter.shape), here))
             continue
-        local.copy_(initial_value(origin, tuple(parameter.shape), seed, details)[here])
+        whole = tuple(parameter.shape)
+        local.copy_(initial_value(origin, whole, seed, details, part=here, device=local.device))
 
 
 def _origin(name: str, model: nn.Module) -> str:

@@ -16,8 +16,8 @@ from simpar.runtime.decoder import (  # noqa: E402
     Decoder,
     Part,
     Recompute,
-    initial_value,
 )
+from simpar.runtime.initial import initial_value  # noqa: E402
 from simpar.runtime.strategy import is_decoder  # noqa: E402
 
 TINY = {

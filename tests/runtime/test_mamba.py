@@ -8,7 +8,8 @@ from torch.nn import functional  # noqa: E402
 
 from simpar.models.hf_config import read  # noqa: E402
 from simpar.runtime.attention import Place  # noqa: E402
-from simpar.runtime.decoder import Decoder, Part, Recompute, initial_value  # noqa: E402
+from simpar.runtime.decoder import Decoder, Part, Recompute  # noqa: E402
+from simpar.runtime.initial import initial_value  # noqa: E402
 from simpar.runtime.mamba import GroupNorm, scan  # noqa: E402
 
 TINY = {
