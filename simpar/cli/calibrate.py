@@ -34,7 +34,7 @@ def calibrate(
     from simpar.calibrate.measure import known_facts, make_request, summary
     from simpar.calibrate.profile import write
     from simpar.errors import UserError
-    from simpar.runtime.launch import WorkerFailure
+    from simpar.runtime.failures import WorkerFailure
 
     path = Path(output)
     if path.suffix not in (".yaml", ".yml"):

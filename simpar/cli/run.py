@@ -37,11 +37,23 @@ RUN_FLAGS = (
         int,
         "Steps to trace with Kineto, one file a rank (1 with --trace)",
     ),
+    Flag("--eval-every", "measuring.evaluate_every", int, "Steps between losses on held-out data (none)"),
+    Flag("--eval-batches", "measuring.evaluate_batches", int, "Global batches of such a loss (1)"),
+    Flag("--held-out", "measuring.held_out", str, "File like that of --tokens or --text to evaluate on"),
+    Flag("--tensorboard/--no-tensorboard", "measuring.tensorboard", bool, "Figures for TensorBoard as well"),
+    Flag("--wandb", "measuring.wandb", str, "Figures to this project of Weights & Biases as well"),
+    Flag(
+        "--memory-snapshot/--no-memory-snapshot",
+        "measuring.memory_snapshot",
+        bool,
+        "Record allocations on CUDA, one file a rank (no)",
+    ),
     Flag("--tokens", "", str, "Train on a flat binary file of token numbers"),
     Flag("--token-dtype", "data.dtype", str, "Of that file: uint16, uint32, int32 or int64"),
     Flag("--text", "", str, "Train on a text file"),
     Flag("--tokenizer", "data.tokenizer", str, "For --text: bytes, or a tokenizer.json"),
     Flag("--device", "machine.device", str, "cpu or cuda (default: cuda where there are enough)"),
+    Flag("--compile/--no-compile", "machine.compile", bool, "Compile every layer with torch.compile (no)"),
     Flag("--threads", "machine.threads", int, "Threads of each rank (default: cores / ranks)"),
     Flag("--timeout", "machine.timeout_s", float, "Seconds after which a silent rank counts as dead"),
     Flag("--port", "machine.port", int, "Where rank 0 listens (default: a free one, on localhost)"),
@@ -90,7 +102,8 @@ def _signature(command: Callable[..., Any]) -> Callable[..., Any]:
 def run(plan: str, steps: int, **values: Any) -> int:
     """Train a plan with torch; report measured beside predicted."""
     from simpar.runtime.experiment import Interrupted, conduct
-    from simpar.runtime.launch import Nodes, WorkerFailure, require_torch
+    from simpar.runtime.failures import WorkerFailure
+    from simpar.runtime.launch import Nodes, require_torch
     from simpar.runtime.request import default_folder, load_request, make_ready
 
     require_torch()
@@ -139,6 +152,8 @@ def _job_fields(values: Mapping[str, Any]) -> dict[str, Any]:
             fields = with_value(
                 with_value(fields, "data.kind", kind), "data.path", str(Path(values[kind]).resolve())
             )
+    if values["held_out"] is not None:
+        fields = with_value(fields, "measuring.held_out", str(Path(values["held_out"]).resolve()))
     if "checkpoints" in fields:
         folder = fields["checkpoints"].get("folder")
         if folder is None:
@@ -204,4 +219,8 @@ def _print(report: Mapping[str, Any], folder: Path) -> None:
         screen.print(f"{name:<16}{predicted:>14}{measured:>14}{error:>10}", soft_wrap=True)
     if losses:
         screen.print(f"loss            {losses[0]:.4f} at first, {losses[-1]:.4f} after {len(losses)} steps")
+    if held := found.get("evaluations"):
+        screen.print(
+            f"held-out loss   {held[min(held)]:.4f} after {min(held)}, {held[max(held)]:.4f} after {max(held)} steps"
+        )
     screen.print(f"wrote {folder}", soft_wrap=True)

@@ -94,6 +94,9 @@ def make_own_engine(
             unit.forward = partial(checkpoint, unit.forward, use_reentrant=False)
     if plan.offload.offload_activations:
         save_on_host(units, plan.offload.offload_activations)
+    if blueprint.compiled:
+        for unit in units:
+            unit.compile()
     if blueprint.strategy.reduction == "fsdp":
         shard(model, units, blueprint, ranks)
     elif dtypes.compute != dtypes.storage:

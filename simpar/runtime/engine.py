@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
@@ -56,13 +57,12 @@ class Engine:
             return self._accumulate(tokens, targets)
 
     def _accumulate(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        model, total = self.wrapped[0], torch.zeros((), dtype=torch.float64, device=tokens.device)
+        total = torch.zeros((), dtype=torch.float64, device=tokens.device)
         batches = list(zip(tokens.chunk(self.microbatches), targets.chunk(self.microbatches), strict=True))
         for number, (inputs, wanted) in enumerate(batches):
             with self._synchronised(last=number == len(batches) - 1):
                 with self.clock.phase("forward"):
-                    outputs = model(inputs, wanted[:, :-1]) if wanted.ndim > inputs.ndim else model(inputs)
-                    loss = mean_loss(outputs, wanted) / self.microbatches
+                    loss = mean_loss(self._outputs(inputs, wanted), wanted) / self.microbatches
                 with self.clock.phase("backward"):
                     loss.backward()
                     self.update.collect()
@@ -80,6 +80,40 @@ class Engine:
     def step(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor | None, float | None]:
         """One optimizer step; this rank's mean loss (None but on the last stage), the gradient norm if asked for."""
         return self.forward_backward(tokens, targets), self.update.step(self.clock)
+
+    @torch.no_grad()
+    def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
+        """The mean loss of sequences without dropout and without gradients; None but on the last stage.
+
+        Shapes are those of :meth:`forward_backward`.
+        """
+        for module in (*self.stages.values(), *self.wrapped.values()):
+            module.eval()
+        with self._loss_context():
+            if isinstance(self.pipeline, Pipeline):
+                losses = self.pipeline.evaluate(tokens, targets)
+            else:
+                assert self.pipeline is None, "stages of their own are refused"
+                losses = list(self._losses(tokens, targets))
+        for module in (*self.stages.values(), *self.wrapped.values()):
+            module.train()
+            for unit in module.modules():
+                if isinstance(unit, FSDPModule):
+                    unit.reshard()
+        return torch.stack([plain(loss).double() for loss in losses]).sum() if losses else None
+
+    def _losses(self, tokens: Tensor, targets: Tensor) -> Iterator[Tensor]:
+        """The share of every microbatch in the mean loss."""
+        for inputs, wanted in zip(
+            tokens.chunk(self.microbatches), targets.chunk(self.microbatches), strict=True
+        ):
+            outputs = self._outputs(inputs, wanted)
+            yield mean_loss(outputs, wanted) / self.microbatches
+
+    def _outputs(self, inputs: Tensor, wanted: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Logits of a microbatch, of further tokens as well where those are wanted."""
+        model = self.wrapped[0]
+        return model(inputs, wanted[:, :-1]) if wanted.ndim > inputs.ndim else model(inputs)
 
     def measure(self, clock: Clock) -> None:
         """Count the time of forward, backward, communication after it, and update on a clock."""

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from simpar.files import write_atomic
+from simpar.runtime.failures import OutOfMemory, WorkerFailure
 from simpar.runtime.job import KINETO, LOG, Job, read_log
 from simpar.runtime.launch import Nodes, launch
 from simpar.runtime.request import Ready, on_machine, predicted, simulated
@@ -39,11 +40,15 @@ def conduct(
     processes = devices // replicas_inside(ready.prepared.plan)
     servers = int(ready.job.plan.data_parallel.servers or 0)
     job = on_machine(ready.job, processes, servers=servers, devices=devices)
+    everybody = {"processes": (processes + servers) * nodes.count}
+    job = job.model_copy(update={"machine": job.machine.model_copy(update=everybody)})
     result = simulated(ready)
     follow = _follow(Path(job.folder), advance, keeps=job.checkpoints is not None) if advance else None
     restarts = (RESTARTS if job.checkpoints else 0) if max_restarts is None else max_restarts
     try:
         ranks = launch(job, processes + servers, nodes=nodes, max_restarts=restarts, follow=follow)
+    except OutOfMemory as failure:
+        raise WorkerFailure(failure.told(ready.prepared.plan, result)) from None
     except KeyboardInterrupt:
         raise Interrupted(interrupted(ready, job)) from None
     if nodes.rank:
@@ -96,7 +101,11 @@ def make_report(
         found = measured_apart(ranks, training, warmup=job.measuring.warmup)
     else:
         found = measured(ranks, training, warmup=job.measuring.warmup)
-        found["losses"] = [row["loss"] for row in read_log(Path(job.folder) / LOG)]
+        rows = read_log(Path(job.folder) / LOG) or ranks[0]["steps"]  # another node's disk may have the log
+        found["losses"] = [row["loss"] for row in rows]
+        found["evaluations"] = {
+            row["step"] + 1: row["evaluation_loss"] for row in rows if "evaluation_loss" in row
+        }
     if graph is not None and ready.cluster is not None:
         peak = ready.cluster.device.peak_flop_per_s[plan.numerics.precision]
         found["mfu"] = utilisation(

@@ -19,6 +19,7 @@ from simpar.units import Count
 
 LOG = "log.jsonl"
 KINETO = "trace-rank{rank}.json"
+SNAPSHOT = "memory-rank{rank}.pickle"
 
 
 class _Part(BaseModel):
@@ -94,19 +95,33 @@ class Weights(_Part):
 
 
 class Machine(_Part):
-    """Where ranks run: device, threads of each, seconds until a silent peer counts as dead."""
+    """Where ranks run: device, threads of each, seconds until a silent peer counts as dead.
+
+    ``processes`` are those of all nodes together; layers are compiled on request.
+    """
 
     device: Literal["cpu", "cuda"] = "cpu"
     threads: Count = 1
     timeout_s: float = Field(300.0, gt=0, allow_inf_nan=False)
     port: int | None = Field(None, ge=1, le=65535, description="where rank 0 listens; default a free one")
+    processes: Count | None = None
+    compile: bool = False
 
 
 class Measuring(_Part):
-    """Which steps are measured and traced."""
+    """Which steps are measured, traced and evaluated, and where figures go beside the log.
+
+    ``held_out`` is a file like the one that is trained on; ``wandb`` names a project.
+    """
 
     warmup: int = Field(2, ge=0, description="steps at the start that are not measured")
     trace_steps: int = Field(0, ge=0, description="steps of the Kineto trace, after the warm-up")
+    memory_snapshot: bool = False
+    evaluate_every: Count | None = None
+    evaluate_batches: Count = 1
+    held_out: str | None = None
+    tensorboard: bool = False
+    wandb: str | None = Field(None, min_length=1)
 
 
 class Job(Handed):

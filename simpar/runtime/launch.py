@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from simpar.errors import UserError
+from simpar.runtime.failures import RECORDED, OutOfMemory, WorkerFailure, of_torchrun, recorded
 from simpar.runtime.job import Job, Machine
 from simpar.runtime.worker import PORT, die_with_parent, listen
 
@@ -23,6 +24,11 @@ GRACE_S = 10.0
 POLL_S = 0.1
 LOCALHOST = "127.0.0.1"
 MIN_TORCH = (2, 11)
+ORDER = ("user", "memory", "crash")
+RECORDER = {
+    "TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+}  # fmt: skip
+"""NCCL's flight recorder: the last collectives of every rank, kept, and written when one takes too long."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +50,6 @@ class Nodes:
             raise UserError(
                 f"--rendezvous {self.rendezvous}: {self.count} nodes meet at a port of one; allowed: HOST:PORT"
             )
-
-
-class WorkerFailure(RuntimeError):
-    """A worker failed through no fault of the user's input."""
 
 
 def require_torch() -> None:
@@ -105,16 +107,16 @@ def start(
     require_torch()
     where, folder = nodes or Nodes(), workers.folder
     folder.mkdir(parents=True, exist_ok=True)
-    for pattern in ("rank*.json", "failed*.json", "rank*.pid", PORT.format(attempt="*")):
+    for pattern in (f"{RECORDED}*", "rank*.json", "failed*.json", "rank*.pid", PORT.format(attempt="*")):
         for old in folder.glob(pattern):
             old.unlink()
     command = torchrun(workers, processes, where, max_restarts)
-    with _running(command, _environment(workers.machine, where), folder / "torchrun.log") as process:
+    with _running(command, _environment(workers, where), folder / "torchrun.log") as process:
         while process.poll() is None:
             time.sleep(POLL_S)
             if follow is not None:
                 follow()
-    _raise_failure(folder, process.returncode)
+    _raise_failure(folder, process.returncode, where.count)
     return [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"), key=_number)]
 
 
@@ -138,11 +140,16 @@ def torchrun(workers: Workers, processes: int, nodes: Nodes, max_restarts: int) 
     ]  # fmt: skip
 
 
-def _environment(machine: Machine, nodes: Nodes) -> dict[str, str]:
-    found = {**os.environ, "OMP_NUM_THREADS": str(machine.threads)}
+def _environment(workers: Workers, nodes: Nodes) -> dict[str, str]:
+    found = {**os.environ, "OMP_NUM_THREADS": str(workers.machine.threads)}
     found["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # the agent would listen on every interface
     path = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
     found["PYTHONPATH"] = os.pathsep.join(path)
+    if workers.machine.device == "cuda":
+        for name, value in RECORDER.items():
+            found.setdefault(name, value)
+        for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+            found.setdefault(name, str(workers.folder / RECORDED))
     if nodes.count == 1 and sys.platform == "linux":
         for library in ("GLOO", "NCCL"):
             found.setdefault(f"{library}_SOCKET_IFNAME", "lo")
@@ -174,20 +181,21 @@ def stop(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def _raise_failure(folder: Path, code: int) -> None:
-    """Tell the cause: what the user can mend first, else the first failure in time."""
+def _raise_failure(folder: Path, code: int, nodes: int) -> None:
+    """Tell the cause: what the user can mend first, then memory, else the first failure in time."""
     if code == 0:
         return
     reasons = [json.loads(path.read_text()) for path in folder.glob("failed*.json")]
-    for reason in sorted(reasons, key=lambda each: (each["kind"] != "user", each["time"])):
+    for reason in sorted(reasons, key=lambda each: (ORDER.index(each["kind"]), each["time"])):
+        rank, message, logs = reason["rank"], reason["message"], f"(logs: {folder / 'logs'})"
         if reason["kind"] == "user":
-            raise UserError(reason["message"])
-        raise WorkerFailure(f"rank {reason['rank']}: {reason['message']} (logs: {folder / 'logs'})")
-    lines = (folder / "torchrun.log").read_text(encoding="utf-8", errors="replace").splitlines()
-    last = next(
-        (line for line in reversed(lines) if "Error" in line or "rror:" in line), "no reason was left"
-    )
-    raise WorkerFailure(f"torchrun ended with {code}: {last.strip()[:300]} (log: {folder / 'torchrun.log'})")
+            raise UserError(message)
+        if reason["kind"] == "memory":
+            raise OutOfMemory(rank, f"{message} {logs}")
+        raise WorkerFailure(f"rank {rank}: {message} {logs}{recorded(folder)}")
+    log = folder / "torchrun.log"
+    said = of_torchrun(log.read_text(encoding="utf-8", errors="replace"), log, nodes)
+    raise WorkerFailure(f"torchrun ended with {code}: {said}{recorded(folder)}")
 
 
 def _number(path: Path) -> int:

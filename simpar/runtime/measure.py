@@ -16,6 +16,8 @@ from torch.profiler import record_function
 
 from simpar.units import KIB, MS
 
+ALLOCATIONS = 100_000  # the last that a snapshot has
+
 
 @dataclass
 class Clock:
@@ -95,6 +97,20 @@ class Memory:
 
 def _resident_peak_bytes() -> int:
     return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * KIB
+
+
+@contextmanager
+def recording_memory(path: Path | None) -> Iterator[None]:
+    """Record every allocation on CUDA and leave them in a file for pytorch.org/memory_viz, after a failure as well."""
+    if path is None:
+        yield
+        return
+    torch.cuda.memory._record_memory_history(max_entries=ALLOCATIONS)
+    try:
+        yield
+    finally:
+        torch.cuda.memory._dump_snapshot(str(path))
+        torch.cuda.memory._record_memory_history(enabled=None)
 
 
 @contextmanager

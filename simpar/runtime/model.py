@@ -69,6 +69,7 @@ class Blueprint:
     recompute: Recompute
     seed: int = 0
     released: Released | None = None
+    compiled: bool = False
 
     @property
     def fetches(self) -> bool:
@@ -112,6 +113,9 @@ def build_stage(blueprint: Blueprint, part: Part, ranks: Ranks) -> Decoder:
         experts.limit(model, plan.experts.capacity_factor)
         if axes := [axis for axis, size in sizes.items() if size > 1]:
             experts.spread(model, ranks.expert_submesh(*axes), same_tokens=not sequence)
+    if blueprint.compiled:
+        for layer in model.layers.values():
+            layer.compile()
     if blueprint.strategy.reduction == "fsdp":
         units = [*model.layers.values()]
         if not (model.tied or model.further):  # what is used twice belongs to the whole

@@ -23,6 +23,7 @@ BACKWARD = (
     _ComputationType.FULL_BACKWARD, _ComputationType.BACKWARD_INPUT, _ComputationType.BACKWARD_WEIGHT,
     _ComputationType.RECV_B, _ComputationType.REDUCE_GRAD,
 )  # fmt: skip
+BACKWARD_PARTS = (*BACKWARD, _ComputationType.SEND_B)
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,27 @@ class Pipeline:
 
         Targets are int64[batch, seq], or [batch, 1 + further, seq] for a model that predicts further tokens.
         """
+        return self._run(self.runtime.step, tokens, targets)
+
+    def evaluate(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
+        """The same losses with the forwards of the table alone."""
+        table = self.runtime.pipeline_order_with_comms
+        forwards = {
+            rank: [each for each in actions if each.computation_type not in BACKWARD_PARTS]
+            for rank, actions in table.items()
+        }
+        self.runtime.pipeline_order_with_comms = forwards
+        try:
+            return self._run(self.runtime.eval, tokens, targets)
+        finally:
+            self.runtime.pipeline_order_with_comms = table
+
+    def _run(self, call: Callable[..., object], tokens: Tensor, targets: Tensor) -> list[Tensor]:
         losses: list[Tensor] = []
         inputs = (tokens,) if self.first else ()
         wanted = targets if self.last else None
         named = {"further": targets[:, :-1]} if self.last and targets.ndim > 2 else {}
-        self.runtime.step(*inputs, target=wanted, losses=losses, return_outputs=False, **named)
+        call(*inputs, target=wanted, losses=losses, return_outputs=False, **named)
         return losses
 
     def measure(self, clock: Clock) -> None:

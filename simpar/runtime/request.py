@@ -19,11 +19,14 @@ from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.report.result import Result
 from simpar.runtime.data import open_source
+from simpar.runtime.evaluate import held_out
 from simpar.runtime.hf_weights import rules
 from simpar.runtime.job import Job
+from simpar.runtime.metrics import check_installed
 from simpar.runtime.prepare import STACK, Prepared, prepare
 from simpar.runtime.released import Released, check_target
 from simpar.runtime.saved import check_continuation
+from simpar.runtime.strategy import is_split
 from simpar.scenario import ClusterChoice, Perturbations, Published, read_as
 from simpar.tracing.code import consented
 from simpar.units import format_bytes
@@ -99,10 +102,50 @@ def make_ready(request: Request, nproc: int | None, nodes: int, options: Mapping
             "these differ or are on servers; allowed: no checkpoints"
         )
     check_continuation(job)
+    check_installed(job)
+    _check_evaluation(job, prepared, graph)
+    if job.machine.compile:
+        _check_compiled(prepared)
     _check_weights(job, prepared, graph)
     if graph is not None:
         open_source(job.data, job.training, graph.dims["vocab"], job.learning.seed)
     return Ready(job, prepared, world_size, cluster)
+
+
+def _check_evaluation(job: Job, prepared: Prepared, graph: ModelGraph | None) -> None:
+    """Raise UserError where a run cannot be evaluated on what it is given."""
+    every, strategy = job.measuring.evaluate_every, prepared.strategy
+    if every is None:
+        if job.measuring.held_out is not None:
+            raise UserError(f"--held-out {job.measuring.held_out}: allowed: with --eval-every N")
+        return
+    if strategy.alone:
+        raise UserError(
+            f"--eval-every with plan.sync = {job.plan.data_parallel.sync}: replicas that step on their own differ; "
+            "allowed: bsp"
+        )
+    if strategy.reduction == "stages":
+        raise UserError(
+            "--eval-every: stages of their own run forward and backward only together; allowed: none"
+        )
+    if graph is not None:
+        held_out(job, graph.dims["vocab"])
+
+
+def _check_compiled(prepared: Prepared) -> None:
+    """Raise UserError where torch.compile does not take the layers."""
+    if prepared.strategy.reduction in ("stages", "one_process"):
+        what = "stages of their own" if prepared.strategy.reduction == "stages" else "kind = single_process"
+        raise UserError(f"--compile with {what}: layers are not called as they stand; allowed: none")
+    if (tp := prepared.plan.mesh.tp) > 1:
+        raise UserError(
+            f"--compile with tp = {tp}: torch loses the mesh of gradients between compiled layers; allowed: 1"
+        )
+    if prepared.schedule is not None and is_split(prepared.schedule):
+        raise UserError(
+            f"--compile with schedule {prepared.plan.schedule}: a compiled backward cannot be split into I and W; "
+            "allowed: a schedule without W"
+        )
 
 
 def _check_weights(job: Job, prepared: Prepared, graph: ModelGraph | None) -> None:
@@ -172,6 +215,10 @@ def on_machine(job: Job, processes: int, *, servers: int = 0, devices: int | Non
             "allowed: cpu, or one device a rank"
         )
     threads = job.machine.threads if "threads" in chosen else max(1, usable_cores() // (processes + servers))
+    if job.measuring.memory_snapshot and device != "cuda":
+        raise UserError(
+            "--memory-snapshot: torch records allocations on CUDA only; allowed: with --device cuda"
+        )
     machine = job.machine.model_copy(update={"device": device, "threads": threads})
     return job.model_copy(update={"machine": machine})
 

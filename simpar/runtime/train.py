@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ from simpar.runtime.checkpoint import Contents, Store
 from simpar.runtime.data import Loader, open_source
 from simpar.runtime.decoder import Recompute
 from simpar.runtime.engine import Engine, average_loss
-from simpar.runtime.job import KINETO, LOG, Job, read_log
-from simpar.runtime.measure import Clock, Memory, tracing
+from simpar.runtime.evaluate import Evaluation
+from simpar.runtime.job import KINETO, LOG, SNAPSHOT, Job, read_log
+from simpar.runtime.measure import Clock, Memory, recording_memory, tracing
+from simpar.runtime.metrics import Sink, figures, open_sinks
 from simpar.runtime.model import Blueprint, Dtypes, place_of
 from simpar.runtime.one_process import as_one_rank
 from simpar.runtime.prediction import layers_of, next_tokens
@@ -48,6 +50,7 @@ class Session:
     engine: Engine
     loader: Loader
     clock: Clock
+    evaluation: Evaluation | None = None
 
     @property
     def by_servers(self) -> bool:
@@ -63,21 +66,29 @@ class Session:
 def train(job: Job, rank: int, world_size: int, device: Any) -> dict[str, Any]:
     """Run a job on this rank and return what it measured. Raises UserError."""
     torch.set_num_threads(job.machine.threads)
+    snapshot = Path(job.folder) / SNAPSHOT.format(rank=rank) if job.measuring.memory_snapshot else None
+    with recording_memory(snapshot):
+        return _train(job, rank, world_size, device)
+
+
+def _train(job: Job, rank: int, world_size: int, device: Any) -> dict[str, Any]:
     memory = Memory.start(device)
     session = start(job, rank, world_size, device)
     saving = Saving.open(session)
     first = saving.resume()
     rows: list[dict[str, Any]] = []
-    log = _open_log(session, first) if rank == 0 else None
+    log = Log.open(session, first) if rank == 0 else None
     path = session.folder / KINETO.format(rank=rank) if job.measuring.trace_steps else None
     with tracing(path, wait=job.measuring.warmup, steps=job.measuring.trace_steps) as traced:
         for step in range(first, job.steps):
-            rows.append(train_step(session, step))
+            rows.append({**train_step(session, step), **_evaluated(session, step + 1)})
             if log is not None:
-                log(rows[-1])
+                log.append(rows[-1])
             saving.after(step)
             traced()
     saving.finish()
+    if log is not None:
+        log.close()
     graph = job.graph()
     if job.weights.save_to is not None and graph is not None:
         dtype = Dtypes.of(session.prepared.plan).compute
@@ -151,7 +162,7 @@ def start(job: Job, rank: int, world_size: int, device: Any) -> Session:
     seed = job.learning.seed
     blueprint = Blueprint(
         graph, plan, prepared.strategy, Dtypes.of(plan), Recompute(plan.memory.recompute, prepared.selective),
-        seed=seed, released=_released(job),
+        seed=seed, released=_released(job), compiled=job.machine.compile,
     )  # fmt: skip
     clock = Clock(device)
     if graph is None or prepared.schedule is None:
@@ -166,8 +177,9 @@ def start(job: Job, rank: int, world_size: int, device: Any) -> Session:
         vocab = graph.dims["vocab"]
     engine.measure(clock)
     source = open_source(job.data, job.training, vocab, seed)
-    loader = Loader(source, job.training.global_batch, ranks.data_rank, int(plan.mesh.dp or 1), seed)
-    return Session(job, prepared, ranks, engine, loader, clock)
+    shares = ranks.data_rank, int(plan.mesh.dp or 1)
+    loader = Loader(source, job.training.global_batch, *shares, seed)
+    return Session(job, prepared, ranks, engine, loader, clock, Evaluation.of(job, vocab, *shares))
 
 
 def _released(job: Job) -> Released | None:
@@ -212,7 +224,24 @@ def local_batch(session: Session, step: int) -> tuple[Tensor, Tensor]:
 
     Of a model that predicts further tokens the second are int64[sequences, 1 + further, part].
     """
-    samples = torch.from_numpy(session.loader.batch(step)).to(session.ranks.device)
+    return _shared_out(session, session.loader.batch(step))
+
+
+def _evaluated(session: Session, done: int) -> dict[str, float]:
+    """The loss on held-out data where it is due when so many steps are done."""
+    evaluation, ranks = session.evaluation, session.ranks
+    if evaluation is None or not evaluation.is_due(done):
+        return {}
+
+    def of_batch(samples: Any) -> float:
+        return average_loss(session.engine.evaluate(*_shared_out(session, samples)), ranks, ranks.device)
+
+    return {"evaluation_loss": evaluation.loss(of_batch)}
+
+
+def _shared_out(session: Session, drawn: Any) -> tuple[Tensor, Tensor]:
+    """Its part of sequences int64[sequences, seq_len + 1] on a rank, as :func:`local_batch` gives it."""
+    samples = torch.from_numpy(drawn).to(session.ranks.device)
     length = session.job.training.seq_len // session.ranks.mesh.cp
     here = place_of(session.prepared.plan, session.ranks).positions(length, samples.device)
     return samples[:, here], next_tokens(samples, here, layers_of(session.job.graph()))
@@ -230,14 +259,30 @@ def seed_step(session: Session, step: int) -> None:
     torch.manual_seed(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "little"))
 
 
-def _open_log(session: Session, first: int) -> Callable[[dict[str, Any]], None]:
-    """Rank 0's log, a line a step; lines of steps that will be run again are dropped."""
-    path = session.folder / LOG
-    kept = [row for row in read_log(path) if row["step"] < first]
-    write_atomic(path, "".join(json.dumps(row) + "\n" for row in kept))
+@dataclass(frozen=True)
+class Log:
+    """Rank 0's log, a line of JSON a step, and what else the figures of steps go to."""
 
-    def append(row: dict[str, Any]) -> None:
-        with path.open("a", encoding="utf-8") as stream:
+    path: Path
+    sinks: Sequence[Sink]
+    tokens_per_step: int
+
+    @staticmethod
+    def open(session: Session, first: int) -> Log:
+        """Go on with the log from a step; lines of steps that will be run again are dropped."""
+        path = session.folder / LOG
+        kept = [row for row in read_log(path) if row["step"] < first]
+        write_atomic(path, "".join(json.dumps(row) + "\n" for row in kept))
+        return Log(path, open_sinks(session.job, first), session.job.training.tokens_per_step)
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Add a step."""
+        with self.path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(row) + "\n")
+        for sink in self.sinks:
+            sink.write(row["step"], figures(row, self.tokens_per_step))
 
-    return append
+    def close(self) -> None:
+        """No more will come."""
+        for sink in self.sinks:
+            sink.close()

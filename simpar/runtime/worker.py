@@ -21,6 +21,7 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.files import write_atomic
+from simpar.runtime.failures import is_memory
 from simpar.runtime.job import Job, Machine
 
 PR_SET_PDEATHSIG = 1
@@ -41,8 +42,9 @@ def serve(folder: Path, work: Callable[[], dict[str, Any]]) -> int:
     """Do a rank's work and leave what it measured, or why it failed, in a folder; the exit code."""
     rank = int(os.environ["RANK"])
     write_atomic(folder / f"rank{rank}.pid", f"{os.getpid()}\n")
-    if any('"kind": "user"' in path.read_text() for path in folder.glob("failed*.json")):
-        return BAD_INPUT  # starting again does not mend it
+    for path in folder.glob("failed*.json"):  # starting again does not mend these
+        if (kind := json.loads(path.read_text())["kind"]) != "crash":
+            return BAD_INPUT if kind == "user" else FAILED
     try:
         measured = work()
     except UserError as error:
@@ -51,6 +53,8 @@ def serve(folder: Path, work: Callable[[], dict[str, Any]]) -> int:
         raise
     except BaseException as error:  # noqa: BLE001 - the reason must reach the user; torch's CheckpointException is one
         traceback.print_exc()
+        if is_memory(error):
+            return fail(folder, rank, "memory", f"out of memory ({first_line(error)[:200]})", FAILED)
         return fail(folder, rank, "crash", f"{type(error).__name__}: {first_line(error)}", FAILED)
     write_atomic(folder / f"rank{rank}.json", json.dumps(measured) + "\n")
     return 0
@@ -58,6 +62,11 @@ def serve(folder: Path, work: Callable[[], dict[str, Any]]) -> int:
 
 def run(job: Job) -> dict[str, Any]:
     """Join the other ranks, train or serve parameters, and leave. Raises UserError."""
+    if job.machine.processes not in (None, int(os.environ["WORLD_SIZE"])):
+        raise UserError(
+            f"--nproc, --nnodes: this node's command says {job.machine.processes} ranks in all, "
+            f"{os.environ['WORLD_SIZE']} have met; allowed: the same on every node"
+        )
     from simpar.runtime.servers import serve_job
     from simpar.runtime.train import train
 
@@ -96,6 +105,8 @@ def joined(machine: Machine, folder: Path, *, on_host: bool = False) -> Iterator
     device = torch.device("cuda", local_rank) if accelerated else torch.device("cpu")
     if accelerated:
         torch.cuda.set_device(device)
+        # sums over parts of a product stay in fp32 until they are rounded once
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     backend = "cuda:nccl,cpu:gloo" if machine.device == "cuda" else "gloo"
     world_size, timeout = int(os.environ["WORLD_SIZE"]), timedelta(seconds=machine.timeout_s)
     store = meet(machine, folder, rank, world_size)

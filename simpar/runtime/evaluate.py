@@ -1,0 +1,69 @@
+"""How good a model is between its steps: the mean loss on batches that it is not trained on, the same every time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from simpar.errors import UserError
+from simpar.models.training import Training
+from simpar.runtime.data import Loader, Source, open_source
+from simpar.runtime.job import Job
+
+SEED_APART = 1 << 31  # beyond all seeds of runs
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The first ``batches`` global batches of held-out data, after ``every`` steps and after the last one."""
+
+    every: int
+    batches: int
+    last: int
+    loader: Loader
+
+    @staticmethod
+    def of(job: Job, vocab: int, rank: int, ranks: int) -> Evaluation | None:
+        """What a data-parallel rank of so many evaluates on; None for a job that does not. Raises UserError."""
+        wanted = job.measuring
+        if wanted.evaluate_every is None:
+            return None
+        loader = Loader(held_out(job, vocab), job.training.global_batch, rank, ranks, job.learning.seed)
+        return Evaluation(wanted.evaluate_every, wanted.evaluate_batches, job.steps, loader)
+
+    def is_due(self, done: int) -> bool:
+        """Whether the model is evaluated when so many steps are done."""
+        return done % self.every == 0 or done == self.last
+
+    def loss(self, of_batch: Callable[[Any], float]) -> float:
+        """The mean over the batches, given the loss of one: of this rank's samples int64[samples, seq_len + 1]."""
+        return sum(of_batch(self.loader.batch(number)) for number in range(self.batches)) / self.batches
+
+
+def held_out(job: Job, vocab: int) -> Source:
+    """The data that a job is evaluated on: a file of its own, or synthetic sequences of another seed.
+
+    Raises UserError where there are too few sequences, or a file is trained on that has no such beside it.
+    """
+    training, data, path = job.training, job.data, job.measuring.held_out
+    if data.kind == "synthetic":
+        if path is not None:
+            raise UserError(
+                f"--held-out {path}: the run trains on synthetic tokens; allowed: with --tokens or --text"
+            )
+        return open_source(data, training, vocab, job.learning.seed + SEED_APART)
+    if path is None:
+        raise UserError(f"--eval-every: nothing is held out of {data.path}; allowed: with --held-out FILE")
+    source = open_source(data.model_copy(update={"path": path}), training, vocab, job.learning.seed)
+    needed = _sequences(training, job.measuring.evaluate_batches)
+    if len(source) < needed:
+        raise UserError(
+            f"--held-out {path}: {len(source)} sequences of {training.seq_len} tokens; allowed: {needed} or more, "
+            f"--eval-batches {job.measuring.evaluate_batches} of {training.global_batch}"
+        )
+    return source
+
+
+def _sequences(training: Training, batches: int) -> int:
+    return training.global_batch * batches

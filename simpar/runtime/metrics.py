@@ -1,0 +1,97 @@
+"""Where the figures of every step go beside the log (JSON lines, always): TensorBoard, Weights & Biases. No torch here.
+
+Both are written by rank 0, need a package of their own, and go on after a resume where the run left off.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from simpar.errors import UserError
+from simpar.files import write_atomic
+from simpar.runtime.job import Job
+
+FIGURES = ("loss", "evaluation_loss", "learning_rate", "gradient_norm", "step_time_s")
+TENSORBOARD, WANDB_ID = "tensorboard", "wandb.id"
+FLUSH_S = 10
+
+
+class Sink(Protocol):
+    """Takes the figures of steps."""
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Figures of a step by name."""
+
+    def close(self) -> None:
+        """No more will come."""
+
+
+def check_installed(job: Job) -> None:
+    """Raise UserError where a job's figures are to go where no package writes them."""
+    for wanted, flag, package in (
+        (job.measuring.tensorboard, "--tensorboard", "tensorboard"),
+        (job.measuring.wandb is not None, "--wandb", "wandb"),
+    ):
+        if wanted and importlib.util.find_spec(package) is None:
+            raise UserError(f"{flag}: {package} is not installed: pip install {package}")
+
+
+def open_sinks(job: Job, first: int) -> list[Sink]:
+    """What a job's figures go to from step ``first`` on."""
+    found: list[Sink] = []
+    if job.measuring.tensorboard:
+        found.append(TensorBoard(Path(job.folder) / TENSORBOARD, first))
+    if job.measuring.wandb is not None:
+        found.append(WeightsAndBiases(job, first))
+    return found
+
+
+def figures(row: Mapping[str, Any], tokens_per_step: int) -> dict[str, float]:
+    """What is shown of a row of the log: losses, rates, seconds, and tokens a second."""
+    shown = {name: float(row[name]) for name in FIGURES if name in row}
+    return {**shown, "tokens_per_s": tokens_per_step / float(row["step_time_s"])}
+
+
+class TensorBoard:
+    """Files of events that ``tensorboard --logdir`` shows."""
+
+    def __init__(self, folder: Path, first: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer: Any = SummaryWriter(str(folder), purge_step=first, flush_secs=FLUSH_S)
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Figures of a step by name."""
+        for name, value in figures.items():
+            self.writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self.writer.close()
+
+
+class WeightsAndBiases:
+    """A run of a project at Weights & Biases, or on disk where ``WANDB_MODE=offline`` says so."""
+
+    def __init__(self, job: Job, first: int) -> None:
+        wandb: Any = importlib.import_module("wandb")
+        kept = Path(job.folder) / WANDB_ID
+        known = kept.read_text().strip() if first and kept.exists() else uuid.uuid4().hex
+        write_atomic(kept, f"{known}\n")
+        self.run: Any = wandb.init(
+            project=job.measuring.wandb, dir=job.folder, id=known, resume="allow",
+            config=job.model_dump(mode="json", include={"plan", "model", "training", "learning"}),
+        )  # fmt: skip
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Figures of a step by name."""
+        self.run.log(dict(figures), step=step)
+
+    def close(self) -> None:
+        """Send what is left."""
+        self.run.finish()

@@ -1,0 +1,144 @@
+"""What failed, in one line: which rank and stage ran out of memory, what was predicted, what to change."""
+
+import json
+import re
+
+import pytest
+
+from simpar import simulate
+from simpar.hardware.catalogue import load_cluster
+from simpar.models.training import Training
+from simpar.plan.plan import Plan
+from simpar.runtime import launch
+from simpar.runtime.failures import OutOfMemory, WorkerFailure, is_memory, less_memory, of_torchrun, stage_of
+from simpar.runtime.job import Machine
+from simpar.runtime.launch import Nodes, Workers
+
+
+def failed(folder, **reasons):
+    """A folder where ranks left reasons: kind by rank."""
+    for number, (rank, kind) in enumerate(reasons.items()):
+        text = {"rank": int(rank[1:]), "kind": kind, "message": f"said by {rank}", "time": 10 - number}
+        (folder / f"failed{rank}.json").write_text(json.dumps(text))
+    (folder / "torchrun.log").write_text("")
+
+
+def test_memory_is_told_before_what_fails_of_it(tmp_path):
+    """Peers lose their connection first in time; the rank that ran out is the cause."""
+    failed(tmp_path, r3="memory", r0="crash")
+    with pytest.raises(OutOfMemory) as found:
+        launch._raise_failure(tmp_path, 1, 1)
+    assert found.value.rank == 3
+
+
+def test_running_out_names_rank_stage_prediction_and_flags():
+    """One line: nothing of it has to be looked up."""
+    plan = Plan(pp=2, dp=2, tp=1, micro_batch=4)
+    result = simulate("gpt2", load_cluster("laptop-cpu-4"), plan, Training(seq_len=64, global_batch=16))
+    said = OutOfMemory(3, "out of memory (CUDA out of memory. Tried to allocate 2.00 GiB)").told(plan, result)
+    assert "\n" not in said
+    assert re.match(r"rank 3 \(stage 1 of 2\): out of memory \(CUDA .*\); predicted [\d.]+ [MG]iB of", said)
+    assert said.endswith(
+        "less with --micro-batch 2, --zero 1, --recompute full, --set plan.offload_optimizer=cpu"
+    )
+    assert "nothing was predicted" in OutOfMemory(0, "out of memory").told(plan, None)
+
+
+def test_flags_that_are_taken_are_not_proposed():
+    """What the plan already does is left out; at the end more devices."""
+    plan = Plan(dp=2, zero=3, micro_batch=1, recompute="full", offload_optimizer="cpu")
+    assert less_memory(plan) == ["more devices (--tp, --pp)"]
+    assert stage_of(Plan(dp=2, pp=2, tp=1), 1) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("error", "memory"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (ValueError("out of memory"), False),
+        (RuntimeError("shape"), False),
+    ],
+)
+def test_errors_of_allocators_are_known(error, memory):
+    """Those of devices and hosts, and no others."""
+    assert is_memory(error) == memory
+
+
+def test_torchs_error_is_one_of_them():
+    """By its class, whatever it says."""
+    torch = pytest.importorskip("torch")
+    assert is_memory(torch.OutOfMemoryError("x"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("traceback : Signal 9 (SIGKILL) received by PID 7\n", "host's memory runs out; less with"),
+        (
+            "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError\n",
+            "2 nodes did not meet .*--nnodes",
+        ),
+        ("a\nValueError: odd\nb\n", "ValueError: odd"),
+        ("", "no reason was left"),
+    ],
+)
+def test_what_torchrun_says_is_read(tmp_path, text, words):
+    """A rank that the system ended, nodes that did not meet, else its last error."""
+    assert re.search(words, of_torchrun(text, tmp_path / "torchrun.log", 2))
+
+
+def test_collectives_are_recorded_on_cuda(tmp_path, monkeypatch):
+    """NCCL's flight recorder is on unless the user says otherwise, and where it wrote is named."""
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "7")
+    workers = [Workers("m", tmp_path, tmp_path, Machine(device=device)) for device in ("cuda", "cpu")]
+    on, off = (launch._environment(each, Nodes()) for each in workers)
+    assert on["TORCH_FR_BUFFER_SIZE"] == "7"
+    assert on["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+    assert on["TORCH_FR_DUMP_TEMP_FILE"] == on["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == str(tmp_path / "nccl-")
+    assert "TORCH_NCCL_DUMP_ON_TIMEOUT" not in off
+    failed(tmp_path, r0="crash")
+    (tmp_path / "nccl-0").touch()
+    with pytest.raises(WorkerFailure, match=r"said by r0 .*nccl-\*, read by torchfrtrace"):
+        launch._raise_failure(tmp_path, 1, 1)
+
+
+def test_memory_that_ran_out_is_not_tried_again(tmp_path, monkeypatch):
+    """A worker started again beside such a reason ends at once, with the code of its kind."""
+    pytest.importorskip("torch")
+    from simpar.runtime.worker import serve
+
+    monkeypatch.setenv("RANK", "1")
+    failed(tmp_path, r0="memory")
+    assert serve(tmp_path, lambda: pytest.fail("must not work")) == 1
+
+
+def test_a_worker_leaves_the_kind_of_its_failure(tmp_path, monkeypatch, capsys):
+    """Out of memory is said as such, its first line only."""
+    torch = pytest.importorskip("torch")
+    from simpar.runtime.worker import serve
+
+    def work():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried\nmore")
+
+    monkeypatch.setenv("RANK", "2")
+    assert serve(tmp_path, work) == 1
+    left = json.loads((tmp_path / "failed2.json").read_text())
+    assert (left["kind"], left["message"]) == ("memory", "out of memory (CUDA out of memory. Tried)")
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_nodes_that_disagree_are_told_so(tmp_path, monkeypatch):
+    """A job for two ranks among four: one line, before anything is joined."""
+    pytest.importorskip("torch")
+    from simpar.errors import UserError
+    from simpar.runtime import worker
+    from simpar.runtime.job import Job
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    job = Job(folder=str(tmp_path), plan=Plan(), model="gpt2", training={"seq_len": 8, "global_batch": 2}, steps=1,
+              machine=Machine(processes=2))  # fmt: skip
+    with pytest.raises(UserError, match="says 2 ranks in all, 4 have met"):
+        worker.run(job)
