@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 
+from pydantic import ValidationError
+
 from simpar import files
 from simpar.cost.stack import Stack
 from simpar.errors import UserError
@@ -192,7 +194,11 @@ def read(text: str, name: str, target: str) -> Imported:
     found = load_target(target)
     if found.read is None:
         raise UserError(f"{name}: nothing reads files of {target}{files.allowed(readable())}")
-    return found.read(text, name)
+    try:
+        return found.read(text, name)
+    except ValidationError as error:  # a value that no plan can have
+        told = error.errors()[0]
+        raise UserError(f"{name}: {files.dotted(told['loc'])} = {told['input']!r}: {told['msg']}") from None
 
 
 def readable() -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from simpar.export import hugging_face, rules
+from simpar.export.accelerate_read import read
 from simpar.export.launch import LOCAL_HEAD, SLURM_HEAD, comment
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
@@ -176,5 +177,6 @@ ACCELERATE = Target(
     options=options,
     files=files,
     notes=notes,
+    read=read,
     features=("offload",),
 )

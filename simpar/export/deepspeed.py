@@ -6,18 +6,15 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from simpar import files as file_tools
-from simpar.errors import UserError
 from simpar.export import hugging_face, rules
+from simpar.export.deepspeed_read import PARTS, read
 from simpar.export.launch import launchers
 from simpar.export.subject import Loss, Subject
-from simpar.export.target import Imported, Options, Target
-from simpar.plan.plan import Plan
+from simpar.export.target import Options, Target
 from simpar.units import DTYPE_BYTES
 
 CONFIG = "ds_config.json"
 NVME = "/local_nvme"
-PARTS = {"offload_optimizer": "offload_optimizer", "offload_parameters": "offload_param"}
 DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 _MAIN = '''
 
@@ -161,110 +158,6 @@ def notes(s: Subject) -> Iterator[str]:
     yield from hugging_face.notes(s)
     if "nvme" in (s.plan.offload.offload_optimizer, s.plan.offload.offload_parameters):
         yield f"`nvme_path` is a placeholder, {NVME}: a folder on the drives of every node."
-
-
-def read(text: str, name: str) -> Imported:
-    """The plan in a DeepSpeed config. Raises UserError naming file, option and value."""
-    try:
-        data = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{name}: not valid JSON ({str(error).splitlines()[0]})") from None
-    sections = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16")
-    if not isinstance(data, dict) or not any(key in data for key in sections):
-        raise UserError(f"{name}: no DeepSpeed config, such as one with zero_optimization")
-    given = _Config(data, name)
-    batch = given.number("train_batch_size")
-    micro, accumulation = (
-        given.number("train_micro_batch_size_per_gpu"),
-        given.number("gradient_accumulation_steps"),
-    )
-    dp = None
-    if batch and micro and accumulation:
-        dp, rest = divmod(batch, micro * accumulation)
-        if rest or not dp:
-            raise UserError(
-                f"{name}: train_batch_size = {batch}: allowed: a multiple of train_micro_batch_size_per_gpu x "
-                f"gradient_accumulation_steps = {micro} x {accumulation}"
-            )
-    values = {"stack": "deepspeed", "dp": dp, "micro_batch": micro, **_zero(given), **_numerics(given)}
-    tp = given.number("tensor_parallel.autotp_size")
-    if tp and tp > 1:
-        values |= {"tp": tp, "sequence_parallel": False}
-    notes = ["A DeepSpeed config names no model and no sequence length: give --model and --seq-len later."]
-    if batch:
-        notes.append(f"The global batch is {batch} sequences.")
-    if given.has("activation_checkpointing"):
-        notes.append("Which layers are recomputed is code: set memory.recompute in the plan.")
-    plan = Plan.model_validate({key: value for key, value in values.items() if value is not None})
-    return Imported(plan, tuple(key for key in data if key not in given.used), tuple(notes))
-
-
-class _Config:
-    """Checked access to a config by dotted name; "auto" counts as absent."""
-
-    def __init__(self, data: Mapping[str, Any], source: str) -> None:
-        self.data, self.source = data, source
-        self.used: set[str] = set()
-
-    def get(self, key: str) -> Any:
-        value: Any = self.data
-        self.used.add(key.split(".")[0])
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        return None if value == "auto" else value
-
-    def has(self, key: str) -> bool:
-        return self.get(key) is not None
-
-    def number(self, key: str) -> int | None:
-        value = self.get(key)
-        if isinstance(value, float) and value == int(value):
-            value = int(value)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-            raise UserError(f"{self.source}: {key} = {value!r}: allowed: a whole number")
-        return value
-
-
-def _zero(given: _Config) -> dict[str, Any]:
-    stage = given.number("zero_optimization.stage") or 0
-    if stage > 3:
-        raise UserError(f"{given.source}: zero_optimization.stage = {stage}: allowed: 0, 1, 2, 3")
-    overlap = given.get("zero_optimization.overlap_comm")
-    bucket = given.number("zero_optimization.reduce_bucket_size")
-    low = given.get("data_types.grad_accum_dtype") in (None, "bf16", "bfloat16", "fp16")
-    size = DTYPE_BYTES["bf16" if low else "fp32"]
-    return {
-        "zero": stage,
-        "overlap_grad_reduce": overlap if stage and isinstance(overlap, bool) else None,
-        **_offload(given),
-        "bucket_bytes": f"{int(bucket * size)} B" if bucket else None,
-    }
-
-
-def _offload(given: _Config) -> dict[str, Any]:
-    """What waits on the host or on drives. Raises UserError."""
-    found: dict[str, Any] = {}
-    for name, part in PARTS.items():
-        home = given.get(f"zero_optimization.{part}.device")
-        if home not in (None, "none", "cpu", "nvme"):
-            raise UserError(
-                f"{given.source}: zero_optimization.{part}.device = {home!r}: allowed: none, cpu, nvme"
-            )
-        found[name] = home
-    ratio = given.get("zero_optimization.offload_optimizer.ratio")
-    return found | {"offload_ratio": ratio if found["offload_optimizer"] not in (None, "none") else None}
-
-
-def _numerics(given: _Config) -> dict[str, Any]:
-    half = "bf16" if given.get("bf16.enabled") else "fp16" if given.get("fp16.enabled") else "fp32"
-    names = {"fp32": "fp32", "float32": "fp32", "bf16": "bf16", "bfloat16": "bf16"}
-    kind = str(given.get("optimizer.type") or "AdamW").lower()
-    momentum = given.get("optimizer.params.momentum")
-    optimizers = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd_momentum" if momentum else "sgd"}
-    if kind not in optimizers:
-        raise UserError(f"{given.source}: optimizer.type = {kind!r}{file_tools.allowed(optimizers)}")
-    grads = names.get(str(given.get("data_types.grad_accum_dtype")))
-    return {"precision": half, "grad_dtype": None if half == "fp32" else grads, "optimizer": optimizers[kind]}
 
 
 DEEPSPEED = Target(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 
@@ -50,3 +51,20 @@ def model_note(found: list[str], sizes: Mapping[str, int]) -> str:
         shape = ", ".join(f"{name} {size}" for name, size in sizes.items())
         return f"No shipped model has {shape}: give --model when the plan is used."
     return f"The sizes are those of {', '.join(found)}: the first is taken." if len(found) > 1 else ""
+
+
+def layers_in(model: str) -> int:
+    """Layers of a shipped model, without those that predict further tokens."""
+    return _shipped()[model]["layers"]
+
+
+def named(text: str) -> str | None:
+    """The shipped model that others call ``org/Meta-Llama-3-8B`` or ``Llama3Config8B``; None where none is."""
+    plain = re.sub(r"[^a-z0-9]", "", text.rpartition("/")[2].lower().replace("config", ""))
+    plain = re.sub(r"^meta|(hf|base|instruct|v\d+|v01|bf16)+$", "", plain) or plain
+    found = [name for name in _shipped() if re.sub(r"[^a-z0-9]", "", name) in (plain, _whole(text))]
+    return found[0] if found else None
+
+
+def _whole(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.rpartition("/")[2].lower().replace("config", ""))

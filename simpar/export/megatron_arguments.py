@@ -64,7 +64,7 @@ class Arguments:
             raise UserError(f"{self.source}: {self.name(flag)} has no value")
         if UNKNOWN.search(values[0]):
             raise UserError(
-                f"{self.source}: {self.name(flag)} = {values[0]}: a variable that the file does not set"
+                f"{self.source}: {self.name(flag)} = {values[0]}: a value that the file does not say"
             )
         return values[0]
 

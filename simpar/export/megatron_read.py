@@ -28,22 +28,24 @@ STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params":
 
 def read(text: str, name: str) -> Imported:
     """The plan that Megatron-LM arguments describe. Raises UserError naming file, argument and value."""
-    given = read_arguments(text, name)
+    return plan_of(read_arguments(text, name))
+
+
+def plan_of(given: Arguments, model: str | None = None) -> Imported:
+    """The plan of arguments; ``model`` is a shipped one that is said by name. Raises UserError."""
     values: dict[str, Any] = {"stack": "megatron"}
     for part in (_mesh, _pipeline, _data_parallel, _recompute, _numerics, _shape):
         values |= {key: value for key, value in part(given).items() if value is not None}
     sizes = _sizes(given)
-    models = models_with(sizes)
+    models = [model] if model else models_with(sizes)
     if len(models) > 1 and (base := given.text("--rotary-base")):
         models = with_rope(
             models, _real(given, "--rotary-base", base), scaled=given.has("--use-rope-scaling")
         )
     if models:
         values["model"] = models[0]
-    notes = [model_note(models, sizes)]
-    return Imported(
-        Plan.model_validate(values), given.rest(), tuple(filter(None, [*notes, *_notes(given), *given.notes]))
-    )
+    notes = ["" if model else model_note(models, sizes), *_notes(given), *given.notes]
+    return Imported(Plan.model_validate(values), given.rest(), tuple(filter(None, notes)))
 
 
 def _mesh(given: Arguments) -> dict[str, Any]:
@@ -128,7 +130,7 @@ def _ends(given: Arguments, pp: int, vpp: int, layers: int | None) -> tuple[int,
 
 
 def layers_of(text: str, source: str = "layout") -> tuple[int, ...]:
-    """Transformer layers of every stage of a layout string such as "E,t*3|(t|)*2t,L". Raises UserError."""
+    """Layers of every stage, those that predict further tokens included, of a layout string: "E,t*3|(t|)*2t,m,L"."""
     flat = text.replace(",", "").replace(" ", "")
     fault = UserError(f"{source}: --pipeline-model-parallel-layout = {text}: allowed: E, t, m, L, |, (...)*N")
     if len(flat) > 10_000:
@@ -138,9 +140,9 @@ def layers_of(text: str, source: str = "layout") -> tuple[int, ...]:
             flat = flat[: match.start()] + match.group(1) * int(match.group(2)) + flat[match.end() :]
             if len(flat) > 100_000:
                 raise fault
-    if re.fullmatch(r"[EtL|]*", flat) is None or flat[:1] != "E" or flat[-1:] != "L":
+    if re.fullmatch(r"[EtmL|]*", flat) is None or flat[:1] != "E" or flat[-1:] != "L":
         raise fault
-    return tuple(stage.count("t") for stage in flat.split("|"))
+    return tuple(stage.count("t") + stage.count("m") for stage in flat.split("|"))
 
 
 def _data_parallel(given: Arguments) -> dict[str, Any]:

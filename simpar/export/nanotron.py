@@ -10,6 +10,7 @@ from simpar.export import rules
 from simpar.export.architecture import architecture
 from simpar.export.deepspeed import nested
 from simpar.export.launch import comment, launchers
+from simpar.export.nanotron_read import read
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
 from simpar.plan.check import layers_by_cost
@@ -201,5 +202,6 @@ NANOTRON = Target(
     options=options,
     files=files,
     notes=notes,
+    read=read,
     how="Set `NANOTRON` to a checkout of nanotron; then `./local.sh` on one node or `sbatch slurm.sh`.",
 )

@@ -107,6 +107,16 @@ class Given(Mapping[str, Any]):
         return tuple(key for key in self.values_ if key not in self.used)
 
 
+def flat(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested sections as dotted names; a section without entries is a value."""
+    return dict(_sections(data).flat())
+
+
+def _sections(data: Mapping[str, Any]) -> Made:
+    fields = {str(key): _sections(value) if isinstance(value, dict) else value for key, value in data.items()}
+    return Made("", [], fields)
+
+
 class Recipes:
     """The functions of a Python file; ``notes`` say which calls were not followed."""
 
@@ -225,11 +235,14 @@ class Recipes:
 
     def _effect(self, node: ast.Call, scope: dict[str, Any]) -> None:
         """A call for what it does: of the file's own functions it is followed."""
+        holder = self.value(node.func.value, scope) if isinstance(node.func, ast.Attribute) else None
+        if isinstance(holder, list) and isinstance(node.func, ast.Attribute) and node.func.attr == "append":
+            holder.extend(self.value(arg, scope) for arg in node.args)
+            return
         value = self.value(node, scope)
         own = isinstance(node.func, ast.Name) and node.func.id in self.functions
         touched = [self.value(arg, scope) for arg in node.args]
-        if isinstance(node.func, ast.Attribute):
-            touched.append(self.value(node.func.value, scope))
+        touched.append(holder)
         if not own and isinstance(value, Made) and any(isinstance(each, Made) for each in touched):
             self.notes.append(f"Line {node.lineno}: what {ast.unparse(node)[:60]} changes is not read.")
 
@@ -309,6 +322,7 @@ class Recipes:
             return _SIGNS[type(node.op)](left, right)
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             left, right = (_known(self.value(each, scope)) for each in (node.left, node.comparators[0]))
+            left = _hashable(left) if isinstance(right, dict) else left
             return _ORDERS[type(node.ops[0])](left, _items(right) if isinstance(right, list) else right)
         if isinstance(node, ast.Subscript):
             base, key = self.value(node.value, scope), _known(self.value(node.slice, scope))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
 from simpar.errors import UserError
-from simpar.export.recipes import Given, Made, Recipes, Unknown, split_name
+from simpar.export.recipes import Given, Made, Recipes, Unknown, flat, split_name
 from simpar.export.target import Imported
 from simpar.export.titan import FLAVORS, SCHEDULES
 from simpar.models.catalogue import load_model
@@ -123,7 +123,7 @@ def read_toml(text: str, name: str) -> Imported:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UserError(f"{name}: not valid TOML ({error})") from None
-    given = Given(dict(Made("", [], _sections(data)).flat()), name)
+    given = Given(flat(data), name)
     if not any(key.startswith("parallelism.") for key in given):
         raise UserError(f"{name}: no section [parallelism], as torchtitan's job configs have")
     converters = given.get("model.converters") or []
@@ -135,13 +135,6 @@ def read_toml(text: str, name: str) -> Imported:
         "model": _families().get(family, {}).get(flavor),
     }
     return _imported(given, values, f"{family} {flavor}", ())
-
-
-def _sections(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: Made("", [], _sections(value)) if isinstance(value, dict) else value
-        for key, value in data.items()
-    }
 
 
 def _recompute(given: Given) -> str:

@@ -101,7 +101,8 @@ def test_a_config_of_a_user_is_read():
     assert (plan.mesh.dp, plan.micro_batch, plan.data_parallel.zero) == (64, 4, 3)
     assert (plan.numerics.precision, plan.numerics.optimizer) == ("fp16", "adamw")
     assert plan.data_parallel.bucket_bytes == 1e9
-    assert found.ignored == ("wall_clock_breakdown",)
+    assert found.ignored == ("optimizer.params.lr", "wall_clock_breakdown")
+    assert any("bf16.enabled, zero_optimization.stage3_prefetch_bucket_size" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_a_script_of_a_user_is_read():
     ("arguments", "words"),
     [
         ("--tensor-model-parallel-size many", "--tensor-model-parallel-size = many"),
-        ("--tensor-model-parallel-size $TP", "a variable that the file does not set"),
+        ("--tensor-model-parallel-size $TP", "a value that the file does not say"),
         ("--tensor-model-parallel-size", "has no value"),
         ("--micro-batch-size 1 --optimizer muon", "--optimizer = muon"),
         ("--micro-batch-size 1 --data-parallel-sharding-strategy x --use-megatron-fsdp", "sharding-strategy = x"),

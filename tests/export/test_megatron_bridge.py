@@ -4,13 +4,13 @@ import ast
 
 import pytest
 
-from simpar.export import load_target, unsupported
+from simpar.export import unsupported
+from simpar.export.bridge_names import PLAIN, SWITCHES
 from simpar.export.megatron import options as arguments
-from simpar.export.megatron_bridge import PLAIN, SWITCHES
 from simpar.export.subject import subject
 from simpar.models.catalogue import load_model
 
-from .conftest import PLANS, TRAINING, checked, exported
+from .conftest import PLANS, TRAINING, checked, comes_back, exported
 
 ELSEWHERE = {
     "--group-query-attention", "--max-position-embeddings", "--swiglu", "--untie-embeddings-and-output-weights",
@@ -66,4 +66,11 @@ def test_learned_positions_must_be_as_long_as_sequences():
     plan = checked(model="gpt3-6.7b", dp=8)
     reasons = unsupported(plan, load_model("gpt3-6.7b"), TRAINING, "megatron-bridge")
     assert any("2048" in reason for reason in reasons)
-    assert load_target("megatron-bridge").read is None
+
+
+@pytest.mark.parametrize(
+    "label", ["3d", "pp-uneven", "interleaved", "cp-hybrid", "zero-3", "every-second", "mxfp8"]
+)
+def test_a_recipe_comes_back(label):
+    """Export and import give the same plan, though nothing is run."""
+    assert comes_back("megatron-bridge", checked(**PLANS[label]), "simpar_recipe.py")

@@ -63,7 +63,7 @@ def test_what_only_running_would_tell_is_listed():
     assert not found.plan.tensor_parallel.sequence_parallel
     assert any("Line 3: " in note and "--sequence-parallel" in note for note in found.notes)
     assert any("settings.sh" in note for note in found.notes)
-    with pytest.raises(UserError, match="a variable that the file does not set"):
+    with pytest.raises(UserError, match="a value that the file does not say"):
         read(f"{text.rstrip()} --pipeline-model-parallel-size $PP", "a.sh", "megatron")
 
 

@@ -5,12 +5,12 @@ import json
 import pytest
 from ruamel.yaml import YAML
 
-from simpar.export import unsupported
+from simpar.export import read, unsupported
 from simpar.models.catalogue import load_model
 from simpar.models.hf_config import read as read_config
 from simpar.plan.plan import Plan
 
-from .conftest import TRAINING, checked, exported
+from .conftest import PLANS, TRAINING, checked, comes_back, exported
 
 
 def yaml_of(target, name, **values):
@@ -130,3 +130,18 @@ def test_the_config_says_the_model_to_transformers(target, model):
     assert (graph.dims, graph.details.positions) == (own.dims, own.details.positions)
     for name in ("activation", "norm_eps", "norm_offset", "scales", "caps"):
         assert getattr(graph.details, name) == getattr(own.details, name), name
+
+
+@pytest.mark.parametrize("label", ["ddp", "tp-without-sp", "gpipe", "fp32", "buckets"])
+def test_a_config_of_nanotron_comes_back(label):
+    """Export and import give the same plan."""
+    assert comes_back("nanotron", checked(**PLANS[label]), "nanotron.yaml")
+
+
+@pytest.mark.parametrize("label", ["ddp", "zero-3", "hsdp", "offloaded"])
+def test_a_config_of_accelerate_comes_back(label):
+    """Ranks and what they share; the model and the batch are in no config of Accelerate."""
+    plan = checked(**PLANS[label])
+    back = read(exported("accelerate", plan)["accelerate.yaml"], "accelerate.yaml", "accelerate").plan
+    for name in ("dp", "zero", "hsdp", "precision", "offload_parameters", "cp"):
+        assert back.flat_values().get(name) == plan.flat_values().get(name), name

@@ -1,0 +1,117 @@
+"""A DeepSpeed config back to a plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from simpar.errors import UserError
+from simpar.export.recipes import Given, flat
+from simpar.export.target import Imported
+from simpar.plan.plan import Plan
+from simpar.units import DTYPE_BYTES
+
+SECTIONS = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16")
+PARTS = {"offload_optimizer": "offload_optimizer", "offload_parameters": "offload_param"}
+"""What of a plan is offloaded, as DeepSpeed calls it."""
+AUTO = "auto"
+
+
+def read(text: str, name: str) -> Imported:
+    """The plan in a DeepSpeed config. Raises UserError naming file, option and value.
+
+    What is "auto" is filled in by who starts DeepSpeed: it is listed, and the plan has no value from it.
+    """
+    try:
+        data = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{name}: not valid JSON ({str(error).splitlines()[0]})") from None
+    if not isinstance(data, dict) or not any(key in data for key in SECTIONS):
+        raise UserError(f"{name}: no DeepSpeed config, such as one with zero_optimization")
+    whole = flat(data)
+    given = Given({key: value for key, value in whole.items() if value != AUTO}, name)
+    auto = [key for key, value in whole.items() if value == AUTO]
+    batch, dp = _batch(given)
+    micro = given.whole("train_micro_batch_size_per_gpu")
+    values = {"stack": "deepspeed", "dp": dp, "micro_batch": micro, **_zero(given), **_numerics(given, auto)}
+    tp = given.whole("tensor_parallel.autotp_size")
+    if tp and tp > 1:
+        values |= {"tp": tp, "sequence_parallel": False}
+    plan = Plan.model_validate({key: value for key, value in values.items() if value is not None})
+    return Imported(plan, given.rest(), tuple(_notes(given, batch, auto)))
+
+
+def _batch(given: Given) -> tuple[int | None, int | None]:
+    """Sequences of a step, and the data-parallel ranks that follow from them."""
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    batch, micro, accumulation = (given.whole(key) for key in names)
+    if not batch or not micro or not accumulation:
+        return batch, None
+    dp, rest = divmod(batch, micro * accumulation)
+    if rest or not dp:
+        raise UserError(
+            f"{given.source}: train_batch_size = {batch}: allowed: a multiple of train_micro_batch_size_per_gpu x "
+            f"gradient_accumulation_steps = {micro} x {accumulation}"
+        )
+    return batch, dp
+
+
+def _notes(given: Given, batch: int | None, auto: list[str]) -> Iterator[str]:
+    yield "A DeepSpeed config names no model and no sequence length: give --model and --seq-len later."
+    if batch:
+        yield f"The global batch is {batch} sequences."
+    if auto:
+        yield f"Filled in by who starts it (auto), and not read: {', '.join(auto)}."
+    if {"bf16.enabled", "fp16.enabled"} & set(auto):
+        yield "The precision is not said: the plan has bf16; set numerics.precision where it is another."
+    if any(key.startswith("activation_checkpointing") for key in given):
+        yield "Which layers are recomputed is code: set memory.recompute in the plan."
+
+
+def _zero(given: Given) -> dict[str, Any]:
+    stage = given.whole("zero_optimization.stage", 0) or 0
+    if stage > 3:
+        raise UserError(f"{given.source}: zero_optimization.stage = {stage}: allowed: 0, 1, 2, 3")
+    overlap = given.get("zero_optimization.overlap_comm")
+    bucket = given.whole("zero_optimization.reduce_bucket_size")
+    low = given.get("data_types.grad_accum_dtype") in (None, "bf16", "bfloat16", "fp16")
+    size = DTYPE_BYTES["bf16" if low else "fp32"]
+    return {
+        "zero": stage,
+        "overlap_grad_reduce": overlap if stage and isinstance(overlap, bool) else None,
+        **_offload(given),
+        "bucket_bytes": f"{int(bucket * size)} B" if bucket else None,
+    }
+
+
+def _offload(given: Given) -> dict[str, Any]:
+    """What waits on the host or on drives. Raises UserError."""
+    found: dict[str, Any] = {}
+    for name, part in PARTS.items():
+        home = given.get(f"zero_optimization.{part}.device")
+        if home not in (None, "none", "cpu", "nvme"):
+            raise UserError(
+                f"{given.source}: zero_optimization.{part}.device = {home!r}: allowed: none, cpu, nvme"
+            )
+        found[name] = home
+    ratio = given.get("zero_optimization.offload_optimizer.ratio")
+    return found | {"offload_ratio": ratio if found["offload_optimizer"] not in (None, "none") else None}
+
+
+def _numerics(given: Given, auto: list[str]) -> dict[str, Any]:
+    half = "bf16" if given.get("bf16.enabled") else "fp16" if given.get("fp16.enabled") else "fp32"
+    if half == "fp32" and {"bf16.enabled", "fp16.enabled"} & set(auto):
+        half = "bf16"
+    names = {"fp32": "fp32", "float32": "fp32", "bf16": "bf16", "bfloat16": "bf16"}
+    kind = str(given.get("optimizer.type") or "AdamW").lower()
+    momentum = given.get("optimizer.params.momentum")
+    optimizers = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd_momentum" if momentum else "sgd"}
+    if kind not in optimizers:
+        raise UserError(f"{given.source}: optimizer.type = {kind!r}: allowed: {', '.join(optimizers)}")
+    grads = names.get(str(given.get("data_types.grad_accum_dtype")))
+    return {
+        "precision": half,
+        "grad_dtype": None if half == "fp32" else grads,
+        "optimizer": optimizers[kind],
+    }
