@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from simpar.errors import UserError
 from simpar.models.graph import INPUT, Attention, Block, Operator, Size, Weight, evaluate, term
+from simpar.tracing.expert_roles import expert_weights
+from simpar.tracing.latent_roles import latent_mask
 from simpar.tracing.nodes import divided, times
 from simpar.tracing.raw_operators import INPUT_VALUE, Draft, Piece, makers
 from simpar.tracing.roles import find_roles
@@ -134,10 +136,11 @@ class BlockReader:
         rows = self._rows(roles.rows.get(draft.name, draft.rows), draft)
         columns = roles.columns.get(draft.name) or self._size(draft.columns, draft)
         contraction: Size = ()
-        if draft.kind == "matmul":
+        if draft.contraction:
             contraction = roles.contractions.get(draft.name) or self._size(draft.contraction)
         name = roles.names[draft.name]
-        region = _REGIONS.get(draft.kind, "tensor" if draft.name in roles.inner else "sequence")
+        usual = _REGIONS.get(draft.kind, "tensor" if draft.name in roles.inner else "sequence")
+        region = roles.regions.get(draft.name, usual)
         saves = tuple(dict.fromkeys(self._saved(each, draft) for each in draft.saves))
         if draft.kind == "matmul" and self.place == EMBEDDING and draft.inputs == (INPUT_VALUE,):
             saves = ()
@@ -199,7 +202,7 @@ class BlockReader:
         same = core.key_dim == core.value_dim
         rows = self._rows(draft.rows, draft)
         context, window, chunked = self._keys(draft, rows)
-        return Attention(
+        found = Attention(
             causal=core.causal,
             window=window or core.window,
             chunked=chunked,
@@ -208,6 +211,7 @@ class BlockReader:
             value_dim=term("head_dim") if same else ((core.value_dim, ()),),
             context=context,
         )
+        return latent_mask(found) if "qk_dim" in self.dims else found
 
     def _keys(self, draft: Draft, rows: Size) -> tuple[str, int | None, bool]:
         """The dim that counts the keys of a query; windows that do not slide where sequences are cut up."""
@@ -229,12 +233,14 @@ class BlockReader:
     def _weights(self, draft: Draft, columns: Size, contraction: Size) -> tuple[Weight, ...]:
         """Parameters by kind, with named sizes where they are those of the product."""
         name = self.roles.names[draft.name]
+        if draft.kind == "grouped_matmul":
+            return expert_weights(name, draft, contraction, columns)
         found: list[Weight] = []
         for kind in ("matrix", "embedding", "vector"):
             for shared, pieces in self._split(draft, kind):
                 numel = sum(piece.numel for piece in pieces)
                 size = self._weight_size(draft, numel, columns, contraction)
-                has_bias = kind == "vector" and draft.kind in ("matmul", "norm")
+                has_bias = kind == "vector" and draft.kind in ("matmul", "norm", "router")
                 suffix = "weight" if not found else "bias" if has_bias else f"other_{kind}"
                 found.append(Weight(f"{name}.{suffix}", size, "shared" if shared else kind))
         return tuple(found)
@@ -258,6 +264,8 @@ class BlockReader:
         candidates = [columns, term("hidden"), term("hidden", times=2)]
         if contraction:
             candidates.insert(0, times(contraction, columns))
+        if draft.core is not None:
+            candidates.insert(0, term("heads"))
         if draft.kind == "embedding" and draft.table == self.sharing.vocab:
             candidates.insert(0, term("vocab", "hidden"))
         return next((size for size in candidates if evaluate(size, dims) == numel), ((numel, ()),))

@@ -11,6 +11,7 @@ from simpar.models.catalogue import load_model as load_known
 from simpar.models.graph import ModelGraph
 from simpar.tracing.blocks import EMBEDDING, HEAD, LAYER, BlockReader, Sharing, Traced, as_block
 from simpar.tracing.code import is_code
+from simpar.tracing.expert_roles import NAMES as EXPERT_DIMS
 from simpar.tracing.raw_operators import Draft
 from simpar.tracing.segments import Segment
 
@@ -154,6 +155,8 @@ def _model_dims(traced: list[Traced]) -> dict[str, int]:
     found = dict(max(long.items(), key=lambda item: item[1])[0])
     for name in ("seq", "context"):
         found.pop(name, None)
+    for key in counts:  # layers with experts and layers without share what they have in common
+        found = {**{name: size for name, size in key if name in EXPERT_DIMS}, **found}
     hidden = found["hidden"]
     return {"heads": 1, "kv_heads": 1, "head_dim": hidden, "ffn": hidden, "positions": 0, **found}
 

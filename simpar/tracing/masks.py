@@ -18,6 +18,7 @@ class Constants:
 
     calls: Sequence[Any]
     known: dict[str, Any] = field(default_factory=dict)
+    masks: dict[tuple[str, bool], Mask | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._by_name = {call.name: call for call in self.calls}
@@ -25,8 +26,14 @@ class Constants:
     def mask(self, name: str, *, hides: bool) -> Mask | None:
         """What a constant mask [..., queries, keys] shows: true (or near 0) is seen, with ``hides`` the reverse.
 
-        None where its values are unknown (a buffer made with the module) or it is no mask of a known form.
+        None where its values are unknown (a buffer made with the module) or it is no mask of a known form. Layers share
+        masks, which are looked at once.
         """
+        if (name, hides) not in self.masks:
+            self.masks[name, hides] = self._mask(name, hides=hides)
+        return self.masks[name, hides]
+
+    def _mask(self, name: str, *, hides: bool) -> Mask | None:
         import torch
 
         value = self._value(name)

@@ -13,6 +13,7 @@ from simpar.models.graph import Size
 from simpar.tracing import vocabulary as known
 from simpar.tracing.capture import Capture
 from simpar.tracing.clusters import Cluster, classify
+from simpar.tracing.experts import drafts_of, mixtures
 from simpar.tracing.nodes import CONSTANT, DATA, INDEX, WEIGHTS, Mask, Node, Ref, divided, times, whole
 from simpar.tracing.raw_operators import INPUT_VALUE, Core, Draft, Piece
 
@@ -51,7 +52,9 @@ class _Reader:
             if known.base(node.op) in ("matmul", "bmm") and self._is_data(node.args[1]):
                 self._note_eager(node)
         order: list[tuple[str, Draft | Cluster]] = []
+        mixed = self._mixtures()
         for node in self.nodes.values():
+            order += [(draft.name, draft) for draft in mixed.get(node.name, ())]
             if node.name in self.taken:
                 continue
             self._check(node)
@@ -68,6 +71,15 @@ class _Reader:
             elif last.get(id(self.member[name])) == name:
                 drafts += self._closed(self.member[name])
         return self._with_unread(drafts)
+
+    def _mixtures(self) -> dict[str, list[Draft]]:
+        """Operators of every mixture, by the calls in whose place they stand."""
+        found: dict[str, list[Draft]] = {}
+        for mixture in mixtures(self.nodes):
+            router, *rest = drafts_of(mixture, self.value(mixture.source), self._pieces)
+            found |= {mixture.router.name: [router], mixture.end.name: rest}
+            self.taken |= {node.name for node in mixture.between}
+        return found
 
     def _check(self, node: Node) -> None:
         """Refuse operators without a rule, and products that touch parameters alone."""
@@ -324,8 +336,17 @@ class _Reader:
         if softmax:
             mask = next((self.nodes[name].mask for name in between if self.nodes[name].mask), None)
             self.eager[node.name] = (scores, mask)
-            self.taken.update(between)
-            self.taken.add(scores)
+            self.taken.update(self._beside(scores, between, node.name))
+
+    def _beside(self, scores: str, between: list[str], end: str) -> set[str]:
+        """The product of scores, the calls between it and the values, and what these read of it (its largest ones)."""
+        names = list(self.nodes)
+        found = {scores, *between}
+        for name in names[names.index(scores) : names.index(end)]:
+            node = self.nodes[name]
+            if node.floating and known.base(node.op) in _SOFT and found & {*node.refs}:
+                found.add(name)
+        return found
 
     def _scores(self, name: str) -> tuple[str, list[str], bool] | None:
         """The product behind weights of attention, the calls between, and whether a softmax is among them."""
@@ -355,7 +376,9 @@ class _Reader:
         between = [self.nodes[name] for name in found[1]] if found else []
         dropout = any(known.base(each.op) in known.DROPOUTS and self._drops(each) for each in between)
         value = self.nodes[node.args[1].name]
-        return self._core(node, (query, flipped, value), mask or Mask(), dropout=dropout)
+        core = self._core(node, (query, flipped, value), mask or Mask(), dropout=dropout)
+        sinks = [each for each in between if known.base(each.op) == "cat"]  # a logit a head that no key has
+        return replace(core, pieces=tuple(piece for each in sinks for piece in self._pieces(each)))
 
     # pointwise
 

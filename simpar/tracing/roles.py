@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from simpar.models.graph import Size, term
+from simpar.tracing.expert_roles import mixture_roles, without_shared_gate
+from simpar.tracing.latent_roles import latent_roles, latents
 from simpar.tracing.raw_operators import Core, Draft, makers, merged
 
 _UNARY = ("rope", "norm", "activation", "copy", "dropout", "add")
@@ -25,6 +27,7 @@ class Roles:
     columns: dict[str, Size] = field(default_factory=dict)
     rows: dict[str, Size] = field(default_factory=dict)
     contractions: dict[str, Size] = field(default_factory=dict)
+    regions: dict[str, str] = field(default_factory=dict)
     inner: set[str] = field(default_factory=set)
     dims: dict[str, int] = field(default_factory=dict)
     covers: dict[str, str] = field(default_factory=dict)
@@ -47,11 +50,17 @@ def find_roles(drafts: Sequence[Draft], memory: str, output: str = "", live: Set
     ``memory`` is a value from another tower, ``output`` the model's output projection, which ends no MLP, ``live`` are
     values that other blocks read.
     """
-    joined = _joined(_summed(list(drafts), live))
+    joined = _joined(_turned(_summed(list(drafts), live)))
+    joined, compressed = latents(without_shared_gate(joined))
     roles = Roles(joined)
     made = dict(makers(joined))
+    mixture_roles(roles, made)
+    for each in compressed:
+        latent_roles(roles, each)
     for draft in joined:
-        if draft.core is not None:
+        if draft.name in roles.names and draft.core is not None:
+            _output(roles, made, draft, prefix="")
+        elif draft.core is not None:
             _attention(roles, made, draft, memory)
     for draft in joined:
         if draft.kind in ("activation", "gated_activation") and draft.name not in roles.names:
@@ -74,6 +83,21 @@ def _summed(drafts: list[Draft], live: Set[str]) -> list[Draft]:
             own = (value for value in draft.inputs if value not in first.outputs)
             inputs = tuple(dict.fromkeys((*first.inputs, *own)))
             draft = replace(draft, inputs=inputs, outputs=(*first.outputs, *draft.outputs))
+        found[draft.name] = draft
+    return list(found.values())
+
+
+def _turned(drafts: list[Draft]) -> list[Draft]:
+    """Halves of one tensor that are rotated one by one and put together, as one rotation."""
+    found: dict[str, Draft] = {}
+    for draft in drafts:
+        made = makers(list(found.values()))
+        parts = [made[v] for v in draft.inputs if v in made and made[v].kind == "rope"]
+        sources = {value for part in parts for value in part.inputs}
+        rest = {*draft.inputs} - {value for part in parts for value in part.outputs}
+        if draft.kind == "copy" and len(sources) == 1 and rest <= sources:
+            found = {name: each for name, each in found.items() if each not in parts}
+            draft = replace(draft, kind="rope", inputs=tuple(sources))
         found[draft.name] = draft
     return list(found.values())
 
@@ -189,6 +213,11 @@ def _attention(roles: Roles, made: dict[str, Draft], draft: Draft, memory: str) 
             roles.name(each, prefix + {"norm": "qk_norm"}.get(each.kind, each.kind))
     roles.name(draft, f"{prefix}attention")
     roles.columns[draft.name] = query if core.key_dim == core.value_dim else ((core.value_dim, ("heads",)),)
+    _output(roles, made, draft, prefix=prefix)
+
+
+def _output(roles: Roles, made: dict[str, Draft], draft: Draft, *, prefix: str) -> None:
+    """The product behind an attention."""
     between, product = _behind(roles, made, draft)
     if product is None or product.contraction != draft.columns:
         roles.refusal = roles.refusal or "an attention without a product behind it"
@@ -243,27 +272,36 @@ def _mlp(roles: Roles, made: dict[str, Draft], draft: Draft, output: str) -> Non
     )
     if not plain or down is None or down.contraction != draft.columns or up.columns % draft.columns:
         return
+    shared = any(each.kind == "router" for each in roles.drafts)
+    ffn, prefix = ("shared_ffn", "shared") if shared else ("ffn", "mlp")
     if (
         down.name == output
-        or roles.dims.get("ffn", draft.columns) != draft.columns
+        or roles.dims.get(ffn, draft.columns) != draft.columns
         or down.name in roles.contractions
     ):
         return
-    roles.dims["ffn"] = draft.columns
-    roles.columns[up.name] = term("ffn", times=up.columns // draft.columns)
-    roles.columns[draft.name] = roles.contractions[down.name] = term("ffn")
+    roles.dims[ffn] = draft.columns
+    roles.columns[up.name] = term(ffn, times=up.columns // draft.columns)
+    roles.columns[draft.name] = roles.contractions[down.name] = term(ffn)
     roles.inner.add(draft.name)
     for each in between:
         roles.inner.add(each.name)
-        roles.columns[each.name] = term("ffn")
-    for each, name in ((up, "mlp_up"), (draft, "activation"), (down, "mlp_down")):
+        roles.columns[each.name] = term(ffn)
+    activation = "shared_activation" if shared else "activation"
+    for each, name in ((up, f"{prefix}_up"), (draft, activation), (down, f"{prefix}_down")):
         roles.name(each, name)
 
 
 def _norms_and_sums(roles: Roles, made: dict[str, Draft]) -> None:
     """Names of what stands around the branches."""
-    branch = {"qkv": "attention", "q": "attention", "cross_q": "cross", "mlp_up": "mlp"}
-    ends = {"o_proj": "attention", "cross_o_proj": "cross", "mlp_down": "mlp"}
+    branch = {"qkv": "attention", "q": "attention", "cross_q": "cross", "mlp_up": "mlp", "router": "mlp"}
+    ends = {
+        "o_proj": "attention",
+        "cross_o_proj": "cross",
+        "mlp_down": "mlp",
+        "combine": "mlp",
+        "shared_down": "mlp",
+    }
     for draft in roles.drafts:
         read_by = {roles.names.get(reader.name, "") for reader in _readers(roles, draft)}
         behind = {roles.names.get(d.name, "") for v in draft.inputs for d in _path(v, made)}

@@ -1,0 +1,103 @@
+"""Which operators of a block are those of a mixture of experts, and how their sizes are called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from simpar.models.graph import Size, Weight, term
+from simpar.tracing.nodes import times
+from simpar.tracing.raw_operators import Draft, makers
+
+if TYPE_CHECKING:
+    from simpar.tracing.roles import Roles
+
+ROUTED: Size = term("batch", "seq", "topk", "load")
+ROUTED_KINDS = ("dispatch", "grouped_matmul", "clamp")
+NAMES = ("experts", "num_experts", "topk", "expert_ffn", "shared_ffn", "ffn")
+"""Dims that a layer with experts or without has beside those of all layers."""
+
+
+def mixture_roles(roles: Roles, made: Mapping[str, Draft]) -> None:
+    """Names and sizes of the operators of mixtures; several of one block share theirs."""
+    by_kind = {draft.kind: draft for draft in reversed(roles.drafts)}
+    if "router" not in by_kind:
+        return
+    router, dispatch = by_kind["router"], by_kind["dispatch"]
+    up, down = [draft for draft in roles.drafts if draft.kind == "grouped_matmul"][:2]
+    roles.dims |= {
+        "experts": router.columns, "num_experts": router.columns, "expert_ffn": down.contraction,
+        "topk": dispatch.rows[0][0] // router.rows[0][0],
+    }  # fmt: skip
+    wide = term("expert_ffn", times=up.columns // down.contraction)
+    for draft in roles.drafts:
+        before = _made_by(made, draft)
+        if draft.kind == "router":
+            roles.columns[draft.name] = term("num_experts")
+            roles.name(draft, "router")
+        elif draft.kind in ("dispatch", "combine"):
+            roles.name(draft, draft.kind)
+        elif draft.kind == "grouped_matmul" and before == "dispatch":
+            roles.columns[draft.name] = wide
+            roles.name(draft, "expert_up")
+        elif draft.kind == "grouped_matmul":
+            roles.contractions[draft.name] = term("expert_ffn")
+            roles.name(draft, "expert_down")
+        elif draft.kind == "clamp":
+            roles.columns[draft.name] = wide
+            roles.name(draft, "expert_clamp")
+        elif draft.kind in ("activation", "gated_activation") and before in ("grouped_matmul", "clamp"):
+            roles.columns[draft.name] = term("expert_ffn")
+            roles.name(draft, "expert_activation")
+        if draft.kind in ROUTED_KINDS or roles.names.get(draft.name, "").startswith("expert_activation"):
+            roles.rows[draft.name], roles.regions[draft.name] = ROUTED, "expert"
+
+
+def _made_by(made: Mapping[str, Draft], draft: Draft) -> str:
+    """The kind of operator that makes what a draft reads first."""
+    return made[draft.inputs[0]].kind if draft.inputs and draft.inputs[0] in made else ""
+
+
+def expert_weights(name: str, draft: Draft, contraction: Size, columns: Size) -> tuple[Weight, ...]:
+    """The stacks of matrices of a grouped product, and of biases where it has them."""
+    sizes = {"weight": times(term("experts"), contraction, columns), "bias": times(term("experts"), columns)}
+    pieces = zip(sizes.items(), draft.pieces, strict=False)
+    return tuple(Weight(f"{name}.{leaf}", size, "expert") for (leaf, size), _ in pieces)
+
+
+def without_shared_gate(drafts: list[Draft]) -> list[Draft]:
+    """The drafts with the score of a shared expert as a weight of its product, as fused kernels compute it.
+
+    It is a product of one column whose sigmoid multiplies the expert's output [Qwen2, arXiv 2407.10671].
+    """
+    made = makers(drafts)
+    if all(draft.kind != "router" for draft in drafts):
+        return drafts
+    for gate in drafts:
+        scaled = [draft for draft in drafts if gate.outputs[0] in draft.inputs]
+        others = (
+            [value for value in scaled[0].inputs if value not in gate.outputs] if len(scaled) == 1 else []
+        )
+        if gate.kind != "matmul" or gate.columns != 1 or len(others) != 1 or others[0] not in made:
+            continue
+        product = made[others[0]]
+        up = _up(made, product)
+        if up is None:
+            continue
+        pieces = tuple(replace(piece, kind="vector") for piece in gate.pieces)
+        swap = {up.name: replace(up, pieces=(*up.pieces, *pieces))}
+        last = replace(product, outputs=(*product.outputs, *scaled[0].outputs))
+        swap[product.name] = last
+        kept = (draft for draft in drafts if draft.name not in (gate.name, scaled[0].name))
+        return [swap.get(draft.name, draft) for draft in kept]
+    return drafts
+
+
+def _up(made: Mapping[str, Draft], down: Draft) -> Draft | None:
+    """The product in front of the activation that a product reads."""
+    draft = made.get(down.inputs[0])
+    if draft is None or "activation" not in draft.kind or draft.inputs[0] not in made:
+        return None
+    up = made[draft.inputs[0]]
+    return up if up.kind == "matmul" else None

@@ -1,0 +1,161 @@
+"""Mixtures of experts in a trace: from the router's product to the weighted sum of what its experts made.
+
+The calls between (scores, the best of them, sorting tokens by expert and back) are what a router, a dispatch and a
+combine stand for. Experts are two grouped products: of a stack of matrices each with the rows of its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from simpar.models.graph import Size
+from simpar.tracing import vocabulary as known
+from simpar.tracing.nodes import CONSTANT, WEIGHTS, Node, divided
+from simpar.tracing.raw_operators import Draft, Piece
+
+GROUPED = frozenset(["grouped_mm_fallback", "_grouped_mm", "grouped_mm"])
+"""Grouped products of torch, and of transformers where torch has none."""
+SUMS = frozenset(["sum", "index_add", "scatter_add"])
+PICKS = frozenset(["index", "index_select", "gather"])
+Pieces = Callable[[Node], tuple[Piece, ...]]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """One mixture: its router's product, what it reads, both grouped products, the sum at its end, the calls between.
+
+    Tokens are ``hidden`` wide, what enters the product down is ``narrow``.
+    """
+
+    router: Node
+    source: str
+    up: Node
+    down: Node
+    end: Node
+    between: tuple[Node, ...]
+    hidden: int
+    narrow: int
+
+
+def mixtures(nodes: Mapping[str, Node]) -> Iterator[Mixture]:
+    """Every mixture of a trace, in order."""
+    readers: dict[str, list[Node]] = {}
+    done: set[str] = set()
+    for node in nodes.values():
+        for ref in node.refs:
+            readers.setdefault(ref, []).append(node)
+    for node in nodes.values():
+        if known.base(node.op) in GROUPED and node.name not in done:
+            found = _mixture(nodes, readers, node)
+            if found is not None:
+                done |= {found.up.name, found.down.name}
+                yield found
+
+
+def _source(nodes: Mapping[str, Node], name: str) -> Node:
+    """The call behind views."""
+    node = nodes[name]
+    while known.base(node.op) in known.VIEWS and node.refs:
+        node = nodes[node.refs[0]]
+    return node
+
+
+def _mixture(nodes: Mapping[str, Node], readers: Mapping[str, list[Node]], up: Node) -> Mixture | None:
+    picked = _source(nodes, up.refs[0])
+    if known.base(picked.op) not in PICKS:
+        return None
+    source = _source(nodes, picked.refs[0])
+    down = _next(readers, up, lambda node: known.base(node.op) in GROUPED)
+    if down is None:
+        return None
+    size = prod(source.sizes)
+    end = _next(readers, down, lambda node: known.base(node.op) in SUMS and prod(node.sizes) == size)
+    if end is None:
+        return None
+    count = nodes[up.refs[1]].sizes[0]
+    before = _before(nodes, end, source.name)
+    products = [node for node in before if known.base(node.op) in known.PRODUCTS and node.sizes[-1] == count]
+    if not products:
+        return None
+    behind = {products[-1].name}
+    for node in before:
+        if behind & {*node.refs} or node.name == picked.name:
+            behind.add(node.name)
+    between = tuple(node for node in before if node.name in behind)
+    narrow = nodes[down.refs[1]].sizes[-2]
+    return Mixture(products[-1], source.name, up, down, end, between, source.sizes[-1], narrow)
+
+
+def _next(readers: Mapping[str, list[Node]], start: Node, wanted: Callable[[Node], bool]) -> Node | None:
+    """The nearest call behind one that is wanted."""
+    waiting, seen = [start], {start.name}
+    while waiting:
+        node = waiting.pop(0)
+        for reader in readers.get(node.name, ()):
+            if wanted(reader):
+                return reader
+            if reader.name not in seen:
+                seen.add(reader.name)
+                waiting.append(reader)
+    return None
+
+
+def _before(nodes: Mapping[str, Node], end: Node, source: str) -> list[Node]:
+    """What the sum depends on of what depends on the batch, from behind the source on, in order."""
+    found, waiting = {end.name}, [end]
+    while waiting:
+        for ref in waiting.pop().refs:
+            node = nodes[ref]
+            inside = node.kind not in (WEIGHTS, CONSTANT) and node.op != "placeholder"
+            if inside and ref not in found and _source(nodes, ref).name != source:
+                found.add(ref)
+                waiting.append(node)
+    return [node for name, node in nodes.items() if name in found]
+
+
+def drafts_of(mixture: Mixture, source: str, pieces: Pieces) -> list[Draft]:
+    """Its operators, of which the first is the router; it reads the value ``source``."""
+    router, up, end = mixture.router, mixture.up, mixture.end
+    experts, hidden, wide, narrow = router.sizes[-1], mixture.hidden, up.sizes[-1], mixture.narrow
+    tokens, rows = divided(router.numel, experts), divided(up.numel, wide)
+    own = pieces(router)
+    held = dict.fromkeys(piece for node in mixture.between for piece in pieces(node) if piece not in own)
+    up_pieces, down_pieces, rest = _shared_out(list(held), mixture)
+    sized = [replace(each, kind="matrix" if each.numel == experts * hidden else "vector") for each in own]
+    others = [replace(piece, kind="vector") for piece in rest]
+
+    def draft(name: str, kind: str, size: tuple[Size, int], *inputs: str) -> Draft:
+        return Draft(name, kind, *size, inputs, (name,), end.owners, saves=inputs)
+
+    dispatch, enter, clamp, act, leave = (f"{end.name}.{part}" for part in range(5))
+    clamps = any(known.base(node.op).startswith("clamp") for node in mixture.between)
+    first = draft(router.name, "router", (tokens, experts), source)
+    entering = draft(enter, "grouped_matmul", (rows, wide), dispatch)
+    leaving = draft(leave, "grouped_matmul", (rows, hidden), act)
+    return [
+        replace(first, contraction=hidden, pieces=(*sized, *others), saves=(source, router.name), owners=router.owners),
+        replace(draft(dispatch, "dispatch", (rows, hidden), source, router.name), saves=()),
+        replace(entering, contraction=hidden, pieces=tuple(up_pieces)),
+        *([draft(clamp, "clamp", (rows, wide), enter)] if clamps else []),
+        draft(
+            act, "gated_activation" if wide == 2 * narrow else "activation", (rows, narrow), clamp if clamps else enter
+        ),
+        replace(leaving, contraction=narrow, pieces=tuple(down_pieces)),
+        replace(draft(end.name, "combine", (tokens, hidden), leave), saves=()),
+    ]  # fmt: skip
+
+
+def _shared_out(held: Sequence[Piece], mixture: Mixture) -> tuple[list[Piece], list[Piece], list[Piece]]:
+    """Parameters of the product up, of the product down, and what is left: by their sizes."""
+    experts, rest = mixture.router.sizes[-1], list(held)
+    found: list[list[Piece]] = []
+    for contraction, columns in ((mixture.hidden, mixture.up.sizes[-1]), (mixture.narrow, mixture.hidden)):
+        found.append([])
+        for size in (experts * contraction * columns, experts * columns):
+            piece = next((each for each in rest if each.numel == size), None)
+            if piece is not None:
+                rest.remove(piece)
+                found[-1].append(replace(piece, kind="expert"))
+    return found[0], found[1], rest

@@ -1,0 +1,151 @@
+"""Latent attention in a trace [DeepSeek-AI 2024, arXiv 2405.04434, section 2.1], found by the widths of its products.
+
+Keys and values come out of one product that reads a normed latent; the product that makes the latent makes a key, too,
+that all heads share and that alone is rotated. What stands between (parts taken out, rotated, put together) is what the
+model's own operators of rotation and copy stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from simpar.models.graph import Attention, Size, term
+from simpar.tracing.raw_operators import Draft, makers
+
+if TYPE_CHECKING:
+    from simpar.tracing.roles import Roles
+
+_SOFT = ("rope", "copy", "add", "activation")
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Drafts by role, and the widths."""
+
+    core: Draft
+    query: Draft
+    down: Draft
+    norm: Draft
+    up: Draft
+    query_down: Draft | None
+    query_norm: Draft | None
+    dims: Mapping[str, int]
+
+
+def latents(drafts: list[Draft]) -> tuple[list[Draft], list[Latent]]:
+    """All latent attentions, and the drafts with three operators between the products and the core of each."""
+    found = []
+    for draft in drafts:
+        latent = _latent(drafts, draft) if draft.core is not None else None
+        if latent is not None:
+            drafts = _plain(drafts, latent)
+            found.append(latent)
+    return drafts, found
+
+
+def _latent(drafts: list[Draft], draft: Draft) -> Latent | None:
+    core, made = draft.core, makers(drafts)
+    assert core is not None, "called for core attention"
+    products = _reached(made, draft)
+    for up in products:
+        norm = made.get(up.inputs[0])
+        down = made.get(norm.inputs[0]) if norm is not None and norm.kind == "norm" else None
+        query = next((each for each in products if each.columns == core.heads * core.key_dim), None)
+        if down is None or query is None or down.kind != "matmul":
+            continue
+        rotary = down.columns - up.contraction
+        plain = core.key_dim - rotary
+        if rotary <= 0 or plain <= 0 or up.columns != core.heads * (plain + core.value_dim):
+            continue
+        first = made.get(query.inputs[0])
+        before = made.get(first.inputs[0]) if first is not None and first.kind == "norm" else None
+        compressed = before is not None and before.kind == "matmul" and before.columns == query.contraction
+        dims = {
+            "heads": core.heads, "kv_heads": core.heads, "head_dim": core.key_dim, "kv_rank": up.contraction,
+            "q_rank": query.contraction if compressed else 0, "plain_dim": plain, "rotary_dim": rotary,
+            "qk_dim": core.key_dim, "value_dim": core.value_dim,
+        }  # fmt: skip
+        assert norm is not None, "a product behind a norm"
+        return Latent(
+            draft, query, down, norm, up, before if compressed else None, first if compressed else None, dims
+        )
+    return None
+
+
+def _reached(made: Mapping[str, Draft], draft: Draft) -> list[Draft]:
+    """The products behind copies and rotations in front of an attention."""
+    found: dict[str, Draft] = {}
+    waiting = [*draft.inputs]
+    seen = set(waiting)
+    while waiting:
+        each = made.get(waiting.pop())
+        if each is None:
+            continue
+        if each.kind == "matmul":
+            found[each.name] = each
+        elif each.kind in _SOFT:
+            waiting += [value for value in each.inputs if value not in seen]
+            seen.update(each.inputs)
+    return list(found.values())
+
+
+def _plain(drafts: list[Draft], latent: Latent) -> list[Draft]:
+    """The drafts with a rotation of the shared key, one of all heads, and a copy of the values."""
+    query, down, up, core = latent.query, latent.down, latent.up, latent.core
+    behind = {value for each in (query, down, up) for value in each.outputs}
+    gone: set[str] = set()
+    at = drafts.index(core)
+    for draft in drafts[:at]:
+        if draft.kind in _SOFT and draft.inputs and behind.issuperset(draft.inputs):
+            behind.update(draft.outputs)
+            gone.add(draft.name)
+    heads, dims = latent.dims["heads"], latent.dims
+
+    def made(name: str, kind: str, columns: int, *inputs: str) -> Draft:
+        own = f"{core.name}.{name}"
+        return Draft(own, kind, down.rows, columns, inputs, (own,), core.owners)
+
+    key = made("k_rotary", "rope", dims["rotary_dim"], down.outputs[0])
+    turned = made("rope", "rope", 2 * heads * dims["qk_dim"], query.outputs[0], up.outputs[0], key.outputs[0])
+    value = made("value", "copy", heads * dims["value_dim"], up.outputs[0])
+    reads = (turned.outputs[0], value.outputs[0])
+    attention = replace(core, inputs=reads, saves=(*reads, core.name, "lse"))
+    kept = [draft for draft in drafts[:at] if draft.name not in gone]
+    return [*kept, key, turned, value, attention, *drafts[at + 1 :]]
+
+
+def latent_roles(roles: Roles, found: Latent) -> None:
+    """Names and sizes of the operators of one latent attention but its output projection."""
+    roles.dims |= found.dims
+    core = found.core.name
+    both: Size = (*term("heads", "plain_dim"), *term("heads", "value_dim"))
+    whole = (
+        (found.query_down, "q_down", term("q_rank"), None), (found.query_norm, "q_norm", term("q_rank"), None),
+        (found.query, "q_up", term("heads", "qk_dim"), term("q_rank") if found.query_down else None),
+        (found.down, "kv_down", (*term("kv_rank"), *term("rotary_dim")), None),
+        (found.norm, "kv_norm", term("kv_rank"), None), (found.up, "kv_up", both, term("kv_rank")),
+    )  # fmt: skip
+    for draft, name, columns, contraction in whole:
+        if draft is not None:
+            roles.name(draft, name)
+            roles.columns[draft.name] = columns
+            roles.regions[draft.name] = "tensor" if name.endswith("up") else "sequence"
+            if contraction is not None:
+                roles.contractions[draft.name] = contraction
+    sizes = {"k_rotary": term("rotary_dim"), "rope": term("heads", "qk_dim", times=2)}
+    for draft in roles.drafts:
+        part = draft.name.removeprefix(f"{core}.")
+        if part in ("k_rotary", "rope", "value") and draft.name != part:
+            roles.name(draft, part)
+            roles.columns[draft.name] = sizes.get(part, term("heads", "value_dim"))
+            roles.regions[draft.name] = "sequence" if part == "k_rotary" else "tensor"
+        if draft.name == core:
+            roles.name(draft, "attention")
+            roles.columns[core] = term("heads", "value_dim")
+
+
+def latent_mask(found: Attention) -> Attention:
+    """The core of latent attention, whose keys and values differ in width and belong to one head each."""
+    return replace(found, key_dim=term("qk_dim"), value_dim=term("value_dim"), kv_heads=term("heads"))
