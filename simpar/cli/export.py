@@ -119,6 +119,7 @@ def _write(made: Exported, folder: Path) -> None:
         raise UserError(f"--output {folder}: is a file; allowed: a folder, made where it is missing")
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in made.files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         write_atomic(folder / name, text)
         if text.startswith("#!"):
             (folder / name).chmod(0o755)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 
@@ -112,6 +112,18 @@ def _one_layout(plan: Plan, model: ModelGraph) -> Plan:
         raise NotOneLayout(str(error)) from None
 
 
+def _said_gradients(s: Subject, plan: Plan) -> Subject:
+    """With the dtype of gradients that a plan says itself, be it the habit of the stack it was made for.
+
+    What a search wrote down (with what it predicted) is as its stack had it.
+    """
+    said = plan.numerics.grad_dtype
+    if said is None or plan.predicted is not None or said == s.plan.numerics.grad_dtype:
+        return s
+    numerics = s.plan.numerics.model_copy(update={"grad_dtype": said})
+    return replace(s, plan=s.plan.model_copy(update={"numerics": numerics}), chosen=s.chosen | {"grad_dtype"})
+
+
 def _losses(target: Target, s: Subject) -> tuple[Loss, ...]:
     known = ("offload",) if "offload" in target.features else ()
     return (*not_understood(s.plan, target.habits(s.plan), known), *target.losses(s))
@@ -166,15 +178,16 @@ def export(
     except NotOneLayout as error:
         raise UserError(f"{target} cannot express {error}") from None
     plan, unknown = _expressible(plan, found)
-    s = subject(plan, model, training, found.habits(plan), devices_per_node)
+    s = _said_gradients(subject(plan, model, training, found.habits(plan), devices_per_node), plan)
     lost = (*unknown, *_losses(found, s), *_of_data(training))
     if lost and not lossy:
         reasons = "; ".join(map(str, lost))
         raise UserError(f"{target} cannot express {reasons} (--lossy exports without)")
     unread = (model.details.said,) if model.details.unread else ()
     notes = (*_stack_note(plan, found), *unread, *found.notes(s))
-    page = readme(s, target=target, version=found.version, how=found.how, lost=lost, notes=notes)
-    written = {**found.files(s, found.options(s)), "plan.json": original, "README.md": page}
+    made = dict(found.files(s, found.options(s)))
+    page = readme(s, found, made, lost, notes)
+    written = {**made, "plan.json": original, "README.md": page}
     return Exported(s.plan, written, lost, notes)
 
 

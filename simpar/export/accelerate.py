@@ -8,7 +8,7 @@ from typing import Any
 
 from simpar.export import hugging_face, rules
 from simpar.export.accelerate_read import read
-from simpar.export.launch import LOCAL_HEAD, SLURM_HEAD, comment
+from simpar.export.launch import LOCAL_HEAD, SLURM_HEAD, comment, job
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
 
@@ -61,6 +61,9 @@ exec srun bash -c 'accelerate launch --config_file {config} --machine_rank "$SLU
     --main_process_ip "$HEAD_NODE" --main_process_port 29500 train.py'
 """
 )
+
+_POD = f"""exec accelerate launch --config_file {CONFIG} --machine_rank "$RANK" \\
+                    --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT" train.py"""
 
 
 def losses(s: Subject) -> Iterator[Loss]:
@@ -150,6 +153,7 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
         "config.json": hugging_face.config_json(s),
         "train.py": hugging_face.script(s, main),
         "slurm.sh": _SLURM.format(**shape),
+        **job(s, _POD),
     }
     return found | ({"local.sh": _LOCAL.format(**shape)} if s.nodes == 1 else {})
 

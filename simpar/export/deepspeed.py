@@ -14,6 +14,10 @@ from simpar.export.target import Options, Target
 from simpar.units import DTYPE_BYTES
 
 CONFIG = "ds_config.json"
+_SHARDED = """    from transformers.integrations import HfDeepSpeedConfig
+
+    keeper = HfDeepSpeedConfig("{config}")  # while it lives, models are built in shards: deepspeed.zero.Init
+"""
 NVME = "/local_nvme"
 DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 _MAIN = '''
@@ -23,7 +27,7 @@ def main():
     import deepspeed
 
     deepspeed.init_distributed()
-    model = AutoModelForCausalLM.from_config(CONFIG)
+{sharded}    model = AutoModelForCausalLM.from_config(CONFIG)
 {recompute}    engine, _, _, _ = deepspeed.initialize(
         model=model, model_parameters=model.parameters(), config="{config}"
     )
@@ -145,17 +149,25 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
     """The config, the model's config, the script and the launchers."""
     full = s.plan.memory.recompute == "full"
     recompute = "    model.gradient_checkpointing_enable()\n" if full else ""
+    sharded = _SHARDED.format(config=CONFIG) if _builds_shards(s) else ""
     return {
         CONFIG: json.dumps(nested(given), indent=2) + "\n",
         "config.json": hugging_face.config_json(s),
-        "train.py": hugging_face.script(s, _MAIN.format(recompute=recompute, config=CONFIG)),
+        "train.py": hugging_face.script(s, _MAIN.format(recompute=recompute, sharded=sharded, config=CONFIG)),
         **launchers(s, ["train.py"]),
     }
+
+
+def _builds_shards(s: Subject) -> bool:
+    """Whether no rank ever holds the whole model, not even while it is built."""
+    return s.plan.data_parallel.zero == 3 and s.plan.mesh.tp == 1
 
 
 def notes(s: Subject) -> Iterator[str]:
     """What to know about the files."""
     yield from hugging_face.notes(s)
+    if _builds_shards(s):
+        yield "The model is built in shards (zero.Init), which transformers does with `accelerate` installed."
     if "nvme" in (s.plan.offload.offload_optimizer, s.plan.offload.offload_parameters):
         yield f"`nvme_path` is a placeholder, {NVME}: a folder on the drives of every node."
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import simpar
 from simpar.export.subject import Loss, Subject
+from simpar.export.target import Target
 from simpar.units import format_bytes, format_seconds
 
 LOCAL_HEAD = """#!/usr/bin/env bash
@@ -42,11 +43,70 @@ exec srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node {devices} --rdzv-ba
 """
 )
 
+_JOB = """apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata:
+  name: simpar
+spec:
+  nprocPerNode: "{devices}"
+  pytorchReplicaSpecs:
+"""
+_NODES = """    {role}:
+      replicas: {replicas}
+      restartPolicy: OnFailure
+      template:
+        spec:
+          containers:
+            - name: pytorch
+              image: {image}
+              workingDir: /simpar
+              command: [bash, -c]
+              args:
+                - |
+                  {start}
+              resources:
+                limits:
+                  nvidia.com/gpu: {devices}
+              volumeMounts:
+                - {{name: simpar, mountPath: /simpar}}
+                - {{name: memory, mountPath: /dev/shm}}
+          volumes:
+            - name: simpar
+              persistentVolumeClaim: {{claimName: simpar}}
+            - name: memory
+              emptyDir: {{medium: Memory}}
+"""
+IMAGE = "pytorch/pytorch:latest"
+_TORCHRUN = """source ./command.sh
+                  exec torchrun --nnodes {nodes} --nproc-per-node {devices} --node-rank "$RANK" \\
+                    --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" "${{COMMAND[@]}}\""""
+STARTS = {
+    "local.sh": "`./local.sh` starts it on this machine",
+    "slurm.sh": "`sbatch slurm.sh` under SLURM",
+    "pytorchjob.yaml": (
+        "`kubectl apply -f pytorchjob.yaml` on Kubernetes with Kubeflow's trainer, where a volume claim `simpar` has "
+        f"this folder and `{IMAGE}` is replaced by an image with the framework"
+    ),
+}
+"""How launchers are started, by file."""
+
+
+def job(s: Subject, start: str = _TORCHRUN) -> dict[str, str]:
+    """A PyTorchJob of Kubeflow with a pod a node; ``start`` is shell text with ``nodes`` and ``devices``.
+
+    The operator sets MASTER_ADDR, MASTER_PORT and RANK, the node's number [Kubeflow Training Operator, PyTorchJob].
+    """
+    shape = {"nodes": s.nodes, "devices": s.devices_per_node}
+    text, given = start.format(**shape), {"image": IMAGE, "devices": s.devices_per_node}
+    roles = {"Master": 1, "Worker": s.nodes - 1}
+    nodes = [_NODES.format(role=role, replicas=n, start=text, **given) for role, n in roles.items() if n]
+    return {"pytorchjob.yaml": "\n".join([*comment(s), _JOB.format(**given) + "".join(nodes)])}
+
 
 def launchers(
     s: Subject, command: Iterable[str], environment: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """``command.sh`` (environment and command), ``slurm.sh``, and ``local.sh`` where one node is enough.
+    """``command.sh`` (environment and command), ``slurm.sh``, ``pytorchjob.yaml``, and ``local.sh`` for one node.
 
     The words of ``command`` stand as they are: quote what comes from the user with :func:`words`.
     """
@@ -54,7 +114,7 @@ def launchers(
     lines = [*comment(s), *exports, "COMMAND=(", *(f"    {word}" for word in command), ")"]
     shape = {"nodes": s.nodes, "devices": s.devices_per_node}
     found = {"command.sh": "\n".join(lines) + "\n", "slurm.sh": _SLURM.format(**shape)}
-    return found | ({"local.sh": _LOCAL.format(**shape)} if s.nodes == 1 else {})
+    return found | job(s) | ({"local.sh": _LOCAL.format(**shape)} if s.nodes == 1 else {})
 
 
 def words(option: str, value: Any = None) -> str:
@@ -95,16 +155,18 @@ def predicted(s: Subject) -> str:
 
 
 def readme(
-    s: Subject, *, target: str, version: str, how: str, lost: Iterable[Loss], notes: Iterable[str]
+    s: Subject, target: Target, files: Iterable[str], lost: Iterable[Loss], notes: Iterable[str]
 ) -> str:
-    """The page beside the files: version, how to start, what was lost, what to know."""
+    """The page beside the files: version, how to start with what is there, what was lost, what to know."""
+    there = [text for name, text in STARTS.items() if name in set(files)]
+    start = f"{'; '.join(there)}." if there else ""
     lines = [
-        f"# {s.graph.name} for {target}",
+        f"# {s.graph.name} for {target.name}",
         "",
         *comment(s, "-"),
-        f"- Checked against {version}.",
+        f"- Checked against {target.version}.",
         "",
-        how.strip(),
+        " ".join(filter(None, (target.how.strip(), start))),
     ]
     gone = [f"- {loss}" for loss in lost]
     if gone:

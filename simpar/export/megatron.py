@@ -337,7 +337,7 @@ MEGATRON = Target(
     options=options,
     files=files,
     notes=notes,
-    how="Set `MEGATRON` to a checkout of Megatron-LM; then `./local.sh` on one node or `sbatch slurm.sh`.",
+    how="Set `MEGATRON` to a checkout of Megatron-LM.",
     read=read,
     features=("block scales",),
 )

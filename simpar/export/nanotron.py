@@ -203,5 +203,5 @@ NANOTRON = Target(
     files=files,
     notes=notes,
     read=read,
-    how="Set `NANOTRON` to a checkout of nanotron; then `./local.sh` on one node or `sbatch slurm.sh`.",
+    how="Set `NANOTRON` to a checkout of nanotron.",
 )

@@ -11,6 +11,7 @@ from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
 
 CONFIG = "smp.json"
+SDK, TRANSFORMERS = "sagemaker>=2.232,<3", "transformers>=4.56,<5"
 INSTANCES = {8: "ml.p5.48xlarge", 1: "ml.p5.4xlarge"}
 TENSOR_PARALLEL = ("llama", "gpt_neox", "mistral", "mixtral")
 _MAIN = '''
@@ -55,7 +56,10 @@ _RECOMPUTE = """    from torch.distributed.algorithms._checkpoint import checkpo
 
     checkpoint_wrapper.apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, layer))
 """
-_JOB = '''"""Start the training job: python job.py ROLE_ARN. Needs the SageMaker Python SDK and credentials."""
+_JOB = '''"""Start the training job: python job.py ROLE_ARN. Needs credentials, and version 2 of SageMaker's Python SDK.
+
+That is pip install "{sdk}": version 3 has no estimators.
+"""
 
 import json
 import sys
@@ -134,13 +138,13 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
         model_ranks=s.plan.mesh.tp,
     )
     instance = INSTANCES.get(s.devices_per_node, INSTANCES[8])
-    job = _JOB.format(instance=instance, nodes=s.nodes, config=CONFIG)
+    job = _JOB.format(instance=instance, nodes=s.nodes, config=CONFIG, sdk=SDK)
     return {
         CONFIG: json.dumps(given, indent=2) + "\n",
         "config.json": hugging_face.config_json(s),
         "train.py": hugging_face.script(s, main),
         "job.py": "\n".join(comment(s)) + "\n" + job,
-        "requirements.txt": "transformers\n",
+        "requirements.txt": f"{TRANSFORMERS}\n",
     }
 
 
@@ -160,5 +164,8 @@ SAGEMAKER = Target(
     options=options,
     files=files,
     notes=notes,
-    how="`python job.py ROLE_ARN` starts the job; on HyperPod run `train.py` with torchrun and the library's init.",
+    how=(
+        f"`pip install '{SDK}'`, then `python job.py ROLE_ARN` starts the job; on HyperPod run `train.py` with "
+        "torchrun and the library's init."
+    ),
 )

@@ -67,8 +67,10 @@ def load_source(name: str, facts: Facts) -> Source:
     if isinstance(data.get("candidates"), list):
         best = _best(data["candidates"], document.source)
         return _from_plan(best, document.source, path.parent, facts, where)
-    if isinstance(data.get("plan"), dict):
-        return _from_plan(data["plan"], document.source, path.parent, facts, where)
+    if isinstance(data.get("plan"), dict):  # as it was asked for: what it left to the stack is open
+        asked = data.get("asked")
+        found = asked if isinstance(asked, dict) else data["plan"]
+        return _from_plan(found, document.source, path.parent, facts, where)
     plan = files.parse(Plan, document)
     return _complete(plan, document.source, path.parent, facts)
 

@@ -33,9 +33,9 @@ class Target:
 
     ``stack`` is the software stack whose habits it has. ``losses`` yields what it cannot express, ``options`` the
     options it is given by their own names, ``files`` the text of every file from a subject and its options. ``notes``
-    tells what the user should know. ``read`` takes the text of one of its files, and the file's name, back to a plan.
-    ``also`` are stacks that it starts too: plans made for them are told with their habits. ``features`` are of
-    :data:`FEATURES`.
+    tells what the user should know, ``how`` what to do before it is started. ``read`` takes the text of one of its
+    files, and the file's name, back to a plan. ``also`` are stacks that it starts too: plans made for them are told
+    with their habits. ``features`` are of :data:`FEATURES`.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Target:
     options: Callable[[Subject], Options]
     files: Callable[[Subject, Options], Mapping[str, str]]
     notes: Callable[[Subject], Iterable[str]] = lambda _: ()
-    how: str = "Start with `./local.sh` on one node (where it is there) or `sbatch slurm.sh` on a cluster."
+    how: str = ""
     read: Callable[[str, str], Imported] | None = field(default=None)
     also: tuple[str, ...] = ()
     features: tuple[str, ...] = ()

@@ -206,7 +206,9 @@ def schedule_file(s: Subject) -> Mapping[str, str]:
 
 def notes(s: Subject) -> Iterator[str]:
     """What to know in both generations."""
-    yield "The tokenizer, data set, learning rate and number of steps are placeholders: a plan does not say them."
+    yield (
+        "Tokenizer (a byte a token), texts, learning rate and steps are placeholders: a plan does not say them."
+    )
     if s.plan.memory.recompute == "selective":
         yield "selective is per operator, as torchtitan does it: attention and every second matmul are kept."
     if s.plan.data_parallel.zero == 2:

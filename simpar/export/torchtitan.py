@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from simpar.export import titan
+from simpar.export import placeholder_data, titan
 from simpar.export.architecture import architecture
 from simpar.export.launch import comment, launchers
 from simpar.export.subject import Loss, Subject
@@ -83,7 +83,12 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
     """The module, the table of the schedule where it needs one, and the launchers."""
     command = ["-m torchtitan.train", f"--module {MODULE}", f"--config {FUNCTION}"]
     environment = {"PYTHONPATH": '"$PWD:${PYTHONPATH:-}"', "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    return {f"{MODULE}.py": _module(s, given), **titan.schedule_file(s), **launchers(s, command, environment)}
+    return {
+        f"{MODULE}.py": _module(s, given),
+        **titan.schedule_file(s),
+        **launchers(s, command, environment),
+        **placeholder_data.files(),
+    }
 
 
 def _module(s: Subject, given: Options) -> str:
@@ -112,7 +117,10 @@ def _config(given: Options) -> str:
         "        model_spec=model_spec,",
         "        loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config(global_vocab_size=vocab_size)),",
         "        optimizer=default_adamw(lr=3e-4),",
-        '        dataloader=HuggingFaceTextDataLoader.Config(dataset="c4_test"),',
+        f'        hf_assets_path="./{placeholder_data.TOKENIZER}",',
+        "        dataloader=HuggingFaceTextDataLoader.Config(",
+        f'            dataset="c4_test", dataset_path="./{placeholder_data.TEXT}"',
+        "        ),",
         f"        activation_checkpoint={CHECKPOINTING[given['activation_checkpoint']]},",
     ]
     for section, name in SECTIONS.items():

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-from simpar.export import titan
+from simpar.export import placeholder_data, titan
 from simpar.export.architecture import architecture
 from simpar.export.launch import comment, launchers
 from simpar.export.subject import Loss, Subject
@@ -38,6 +38,11 @@ def options(s: Subject) -> Options:
     """Options by their dotted names."""
     family = titan.family(architecture(s.graph)) or "llama3"
     found: Options = {"model.name": family, "model.flavor": titan.flavor(s, family) or "debugmodel"}
+    found |= {
+        "model.hf_assets_path": f"./{placeholder_data.TOKENIZER}",
+        "training.dataset": "c4_test",
+        "training.dataset_path": f"./{placeholder_data.TEXT}",
+    }
     if s.plan.numerics.precision == "fp8":
         found["model.converters"] = ["quantize.linear.float8"]
     found |= titan.parallelism(s, HEAD) | titan.training(s)
@@ -61,7 +66,12 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
         lines += [f"{key.split('.', 1)[1]} = {_toml(value)}" for key, value in entries]
     command = ["-m torchtitan.train", f"--job.config_file {FILE}"]
     environment = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    return {FILE: "\n".join(lines) + "\n", **titan.schedule_file(s), **launchers(s, command, environment)}
+    return {
+        FILE: "\n".join(lines) + "\n",
+        **titan.schedule_file(s),
+        **launchers(s, command, environment),
+        **placeholder_data.files(),
+    }
 
 
 def _toml(value: Any) -> str:

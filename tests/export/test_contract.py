@@ -1,15 +1,18 @@
 """The contract of every export target: known options only, shell that parses, losses told, plans that come back."""
 
+import re
 import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from simpar import files
 from simpar.errors import UserError
 from simpar.export import TARGETS, export, load_target, read, unsupported
+from simpar.export.launch import STARTS
 from simpar.export.subject import subject
 from simpar.export.target import FEATURES
 from simpar.models.catalogue import load_model
@@ -144,3 +147,73 @@ def test_nothing_is_read_from_a_target_that_cannot():
     for name in unreadable:
         with pytest.raises(UserError, match="megatron"):
             read("", "file", name)
+
+
+def written(target, world_size=8, **values):
+    """The files of a plan for a target that can say it, on nodes of eight devices."""
+    model = "llama-3.1-8b"
+    plan = Plan.model_validate({**values, "model": model, "training": TRAINING.model_dump()})
+    graph = load_model(model)
+    checked = check(plan, Target(graph, TRAINING, world_size, 8))
+    return export(checked, graph, TRAINING, target, lossy=True).files
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("target", TARGETS)
+def test_pages_name_only_files_that_are_there(target, nodes):
+    """Every file that README.md speaks of is one of the export, and every way to start it is spoken of."""
+    made = written(target, 8 * nodes, dp=8 * nodes, zero=3)
+    page = "\n".join(
+        line for line in made["README.md"].splitlines() if not line.startswith("- Checked against")
+    )
+    named = {
+        name.removeprefix("./") for name in re.findall(r"[\w./]+\.(?:sh|py|json|yaml|toml|csv|txt)\b", page)
+    }
+    assert named <= set(made)
+    assert {name for name in made if name in STARTS} <= named
+    assert ("local.sh" in made) == ("local.sh" in named) == (nodes == 1 and "slurm.sh" in made)
+
+
+@pytest.mark.parametrize("target", [name for name in TARGETS if name != "sagemaker"])
+def test_jobs_of_kubernetes_have_a_pod_a_node(target):
+    """A PyTorchJob that parses: replicas, devices, and a start that is shell."""
+    job = YAML(typ="safe", pure=True).load(written(target, 32, dp=32, zero=3)["pytorchjob.yaml"])
+    replicas = job["spec"]["pytorchReplicaSpecs"]
+    assert (replicas["Master"]["replicas"], replicas["Worker"]["replicas"]) == (1, 3)
+    for node in replicas.values():
+        (container,) = node["template"]["spec"]["containers"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
+        assert container["volumeMounts"][0]["mountPath"] == container["workingDir"]
+        subprocess.run(["bash", "-n"], input=container["args"][0], text=True, check=True)
+    alone = YAML(typ="safe", pure=True).load(written(target, 8, dp=8, zero=3)["pytorchjob.yaml"])
+    assert set(alone["spec"]["pytorchReplicaSpecs"]) == {"Master"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_dtype_of_gradients_that_a_plan_says_is_kept_or_lost_aloud(target, dtype):
+    """Be it a habit of the stack that the plan was made for; a search's plan has its stack's habits."""
+    graph = load_model("llama-3.1-8b")
+    values = {
+        "dp": 8,
+        "zero": 3,
+        "model": "llama-3.1-8b",
+        "training": TRAINING.model_dump(),
+        "grad_dtype": dtype,
+    }
+    stack = {"fp32": "megatron", "bf16": "deepspeed"}[dtype]  # of which it is the habit
+    plan = check(Plan.model_validate({**values, "stack": stack}), Target(graph, TRAINING, 8, 8))
+    made = export(plan, graph, TRAINING, target, lossy=True)
+    lost = "grad_dtype" in {loss.field for loss in made.lost}
+    assert lost or made.plan.numerics.grad_dtype == dtype
+    assert not lost or load_target(target).name in (
+        "torch",
+        "torchtitan",
+        "torchtitan-0.2",
+        "accelerate",
+        "sagemaker",
+    )
+    found = plan.model_copy(update={"predicted": {"step_time_s": 1.0}})
+    assert not any(
+        loss.field == "grad_dtype" for loss in export(found, graph, TRAINING, target, lossy=True).lost
+    )

@@ -149,3 +149,12 @@ def test_what_deepspeed_cannot_say_is_named(model, values, words):
     reasons = unsupported(Plan.model_validate(values), load_model(model), TRAINING, "deepspeed")
     assert (words is None) == (not reasons), reasons
     assert words is None or any(words in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(("values", "there"), [({"zero": 3}, True), ({"zero": 2}, False)])
+def test_sharded_models_are_built_in_shards(values, there):
+    """Under ZeRO-3 no rank builds the whole model: transformers enters zero.Init where its config object lives."""
+    text = exported("deepspeed", checked(dp=8, **values))["train.py"]
+    compile(text, "train.py", "exec")
+    assert ('HfDeepSpeedConfig("ds_config.json")' in text) is there
+    assert not there or text.index("HfDeepSpeedConfig(") < text.index("from_config(CONFIG")

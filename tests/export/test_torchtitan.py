@@ -1,6 +1,7 @@
 """torchtitan's config module (0.3) and job config (0.2): out, back in, and as people write them."""
 
 import ast
+import json
 import tomllib
 
 import pytest
@@ -286,3 +287,22 @@ filter_fqns = "output"
     )
     assert (plan.micro_batch, plan.training) == (2, {"seq_len": 8192})
     assert found.ignored == ("training.compile", "float8.filter_fqns")
+
+
+@pytest.mark.parametrize("target", FILES)
+def test_tokenizer_and_texts_are_where_the_config_says(target, tmp_path):
+    """The export starts from its own folder: a tokenizer that encodes bytes, and lines of text."""
+    tokenizers = pytest.importorskip("tokenizers")
+    made = exported(target, checked(model="llama-3.1-8b", dp=8, zero=3))
+    config = made[FILES[target]]
+    assert '"./tokenizer"' in config
+    assert '"./data"' in config
+    path = tmp_path / "tokenizer.json"
+    path.write_text(made["tokenizer/tokenizer.json"])
+    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    text = "Bytes: ä and \n"
+    assert tokenizer.encode(text).ids == [tokenizer.token_to_id(t) for t in tokenizer.encode(text).tokens]
+    assert len(tokenizer.encode(text).ids) == len(text.encode())
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    assert tokenizer.token_to_id(json.loads(made["tokenizer/tokenizer_config.json"])["eos_token"]) == 257
+    assert all("text" in json.loads(line) for line in made["data/text.jsonl"].splitlines())
