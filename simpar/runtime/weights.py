@@ -59,7 +59,7 @@ class Source:
     ) -> Tensor:
         path = self.released.file_of(name)
         if path not in self._open:
-            self._open[path] = opener()(path, framework="pt")
+            self._open[path] = _opened(path)
         file = self._open[path]
         if name not in file.keys():  # noqa: SIM118 - the file is no mapping
             raise UserError(f"{path}: has no {name}, which the index says")
@@ -79,6 +79,17 @@ class Source:
             raise UserError(
                 f"--init-from {self.released.folder}: {name} has shape {list(there)} there, {list(here)} here"
             )
+
+
+def _opened(path: Path) -> Any:
+    """A file of weights. Raises UserError for one that is cut short or something else."""
+    opened = opener()
+    try:
+        return opened(path, framework="pt")
+    except Exception as error:  # noqa: BLE001 - the library raises one class of its own, which it does not export
+        raise UserError(
+            f"{path}: is no whole safetensors file ({str(error).splitlines()[0]}); allowed: the shard as released"
+        ) from None
 
 
 def _said(dtype: Any) -> str:

@@ -80,14 +80,18 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def _bring_home(found: dict[str, Any], folder: Path) -> None:
-    """Leave on the first node what ranks of other nodes measured, whose folders may be others."""
+    """Leave on every node what ranks of the others measured, whose folders may be others.
+
+    Which node has rank 0 is torchrun's choice, so the one that reports needs them all.
+    """
     import torch.distributed as dist
 
-    rank, here = dist.get_rank(), int(os.environ["LOCAL_WORLD_SIZE"])
-    every: list[Any] | None = [None] * dist.get_world_size() if rank == 0 else None
-    dist.gather_object(found, every)
-    for other, each in enumerate(every or ()):
-        if other >= here:
+    local, here = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    first = dist.get_rank() - local
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, found)
+    for other, each in enumerate(every):
+        if local == 0 and not first <= other < first + here:
             write_atomic(folder / f"rank{other}.json", json.dumps(each) + "\n")
 
 

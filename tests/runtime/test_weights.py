@@ -9,11 +9,13 @@ torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
 
 from simpar import cli  # noqa: E402
+from simpar.errors import UserError  # noqa: E402
 from simpar.models.hf_config import read  # noqa: E402
 from simpar.runtime.attention import Place  # noqa: E402
 from simpar.runtime.decoder import Decoder, Part, Recompute  # noqa: E402
 from simpar.runtime.hf_weights import rules  # noqa: E402
 from simpar.runtime.model import fill  # noqa: E402
+from simpar.runtime.released import Released  # noqa: E402
 
 from .tiny_models import LLAMA, MODELS  # noqa: E402
 
@@ -172,3 +174,16 @@ def test_a_folder_that_is_there_is_not_written_over(tmp_path, capsys, monkeypatc
     files_of("llama", LLAMA, tmp_path / "in")
     assert cli.run(["run", *flags(tmp_path / "in", "--save-to", str(tmp_path / "in")), "--nproc", "1"]) == 2
     assert "is already there; allowed: a new folder" in capsys.readouterr().err
+
+
+def test_a_shard_that_is_cut_short_is_said_in_one_line(tmp_path):
+    """A download that broke off: the file is named, before anything is computed."""
+    files_of("llama", LLAMA, tmp_path / "there")
+    graph = read({"model_type": "llama", **LLAMA}, "llama")
+    whole = (tmp_path / "there/b.safetensors").read_bytes()
+    (tmp_path / "there/b.safetensors").write_bytes(whole[: len(whole) // 2])
+    model = Decoder(graph, Part(range(len(graph.layers)), embedding=True, head=True), Place(), Recompute())
+    with pytest.raises(
+        UserError, match=r"b\.safetensors: is no whole safetensors file \(.*; allowed: the shard"
+    ):
+        fill(model, 0, graph, Released.of(tmp_path / "there", graph))
