@@ -21,6 +21,7 @@ EXPORT_FLAGS = (
     Flag("--to", "", str, "Target (simpar list targets)"),
     Flag("--output,-o", "", str, "Folder for the files"),
     Flag("--lossy", "", bool, "Export even what loses a part of the plan; the loss is listed"),
+    Flag("--nearest", "", bool, "Where the target cannot express the plan: export the nearest that it can"),
     Flag(
         "--fit-probability",
         "",
@@ -45,6 +46,7 @@ EXPORT_FLAGS = (
 @with_flags(EXPORT_FLAGS, "A plan, a result or a scenario", metavar="PLAN.json")
 def export(scenario: str, **values: Any) -> None:
     """Write the files that make another framework train a plan."""
+    from simpar.export import Inexpressible
     from simpar.export import export as make
     from simpar.export.source import Facts, load_source
     from simpar.uncertainty.memory import WANTED
@@ -54,8 +56,21 @@ def export(scenario: str, **values: Any) -> None:
             raise UserError(f"--{flag} is missing: simpar export PLAN.json --to TARGET -o FOLDER")
     given = ("model", "seq_len", "global_batch", "nodes", "gpus_per_node", "hardware", "stack")
     source = load_source(scenario, Facts(*(values[name] for name in given)))
-    job = (source.plan, source.graph, source.training, values["to"])
-    made = make(*job, devices_per_node=source.devices_per_node, lossy=values["lossy"])
+
+    def made_of(plan: Plan) -> Exported:
+        job = (plan, source.graph, source.training, values["to"])
+        return make(*job, devices_per_node=source.devices_per_node, lossy=values["lossy"])
+
+    try:
+        made = made_of(source.plan)
+    except Inexpressible as error:
+        plan, said = _nearest(source, values["to"])
+        if plan is None or not values["nearest"]:
+            more = f"; the nearest that it can: {said} (--nearest exports it)" if plan else ""
+            raise UserError(f"{error}{more}") from None
+        source = replace(source, plan=plan)
+        made = made_of(plan)
+        made = replace(made, notes=(*made.notes, f"Not the plan but the nearest that can be said: {said}."))
     asked, searched = values["fit_probability"], source.plan.search
     usual = searched.fit_probability if searched else WANTED
     foretold = _predicted_again(source, made.plan, values["to"], usual if asked is None else asked)
@@ -65,6 +80,41 @@ def export(scenario: str, **values: Any) -> None:
         made = replace(made, notes=(*made.notes, foretold.said))
     _write(made, Path(values["output"]))
     _tell(made, values)
+
+
+def _nearest(source: Source, target: str) -> tuple[Plan | None, str]:
+    """The quickest of the nearest plans that a target can express, what it changes, and what that costs."""
+    from simpar.export import load_target
+    from simpar.export.nearest import Job, nearest
+    from simpar.simulation import simulate
+    from simpar.units import format_seconds
+
+    found = nearest(source.plan, Job(source.graph, source.training, target, source.devices_per_node))
+    if not found or source.cluster is None:
+        return (found[0].plan, f"{'; '.join(found[0].changes)}, not predicted: the plan names no cluster") if found \
+            else (None, "")  # fmt: skip
+    cluster = source.cluster
+
+    def run(plan: Plan, habits: Stack | None) -> Result | None:
+        try:
+            return simulate(source.graph, cluster, plan, source.training, stack=habits, with_timeline=False)
+        except UserError:
+            return None
+
+    timed = []
+    for near in found:
+        habit = load_target(target).habits(near.plan)
+        if (result := run(near.plan.model_copy(update={"stack": habit}), None)) is not None:
+            timed.append((not result.fits, result.step_time_s, near, habit))
+    if not timed:
+        return None, ""
+    misses, seconds, near, habit = min(timed, key=lambda each: each[:2])
+    said = f"{'; '.join(near.changes)}: {format_seconds(seconds)} a step under {habit}"
+    base = run(source.plan, source.stack)
+    if base is not None:
+        change = seconds / base.step_time_s - 1
+        said += f", {abs(change):.1%} {'more' if change >= 0 else 'less'} than the plan takes"
+    return near.plan, said + (", and does not fit" if misses else "")
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,10 @@ def unsupported(plan: Plan, model: ModelGraph, training: Training, target: str) 
         return [str(error)]
 
 
+class Inexpressible(UserError):
+    """A target has no word for something that a plan says."""
+
+
 class NotOneLayout(UserError):
     """Stages of a plan have layouts of their own, which no target knows."""
 
@@ -182,7 +186,7 @@ def export(
     lost = (*unknown, *_losses(found, s), *_of_data(training))
     if lost and not lossy:
         reasons = "; ".join(map(str, lost))
-        raise UserError(f"{target} cannot express {reasons} (--lossy exports without)")
+        raise Inexpressible(f"{target} cannot express {reasons} (--lossy exports without)")
     unread = (model.details.said,) if model.details.unread else ()
     notes = (*_stack_note(plan, found), *unread, *found.notes(s))
     made = dict(found.files(s, found.options(s)))
@@ -223,6 +227,7 @@ __all__ = [
     "TARGETS",
     "Exported",
     "Imported",
+    "Inexpressible",
     "Loss",
     "Target",
     "export",

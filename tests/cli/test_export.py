@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 
@@ -179,3 +180,22 @@ def test_a_stack_of_ones_own_is_named_by_its_file(tmp_path, capsys):
     assert "--stack FILE" in capsys.readouterr().err
     assert cli.run([*command, "--stack", str(stack)]) == 0
     assert "under ours, for which it was made" in capsys.readouterr().out
+
+
+def test_the_nearest_plan_is_offered_with_what_it_costs(tmp_path, capsys):
+    """Refused in one line with its predicted time; with --nearest it is exported, and the page says so."""
+    plan = tmp_path / "plan.json"
+    facts = {"model": "llama-3.2-1b", "training": {"seq_len": 1024, "global_batch": 16}, "stack": "megatron"}
+    Plan(dp=8, zero=1, cluster={"hardware": "dgx-h100", "nodes": 1}, **facts).save(plan)
+    command = ["export", str(plan), "--to", "accelerate", "-o", str(tmp_path / "out")]
+    assert cli.run(command) == 2
+    error = capsys.readouterr().err
+    assert re.search(
+        r"the nearest that it can: zero = [023]: .* a step under fsdp, .*% (more|less) than", error
+    )
+    assert error.count("\n") == 1
+    assert cli.run([*command, "--nearest", "--force"]) == 0
+    assert "note: Not the plan but the nearest that can be said: zero = " in capsys.readouterr().out
+    Plan(dp=8, zero=1, **facts).save(plan)
+    assert cli.run(command) == 2
+    assert "not predicted: the plan names no cluster" in capsys.readouterr().err

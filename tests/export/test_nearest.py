@@ -1,0 +1,43 @@
+"""Where a target cannot express a plan, the nearest that it can is a plan, whole, and on as many devices."""
+
+import pytest
+
+from simpar.export import TARGETS, unsupported
+from simpar.export.nearest import Job, nearest
+from simpar.models.catalogue import load_model
+
+from .conftest import TRAINING, checked
+
+PLAN = {"tp": 2, "pp": 2, "dp": 2, "zero": 1, "recompute": "selective", "schedule": "zb-h1"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_nearest_can_be_said(target):
+    """Nothing of it is lost; a model that a target cannot build has no plan near it."""
+    model = "llama-3.1-8b" if target == "torchtitan-0.2" else "llama-3-8b"
+    plan, graph = checked(model, **PLAN), load_model(model)
+    assert unsupported(plan, graph, TRAINING, target)
+    found = nearest(plan, Job(graph, TRAINING, target, 8))
+    assert found
+    for near in found:
+        assert not unsupported(near.plan, graph, TRAINING, target)
+        assert near.plan.mesh.world_size == plan.mesh.world_size
+        assert near.changes
+    assert len({len(near.changes) for near in found}) == 1
+
+
+def test_as_little_is_changed_as_can_be():
+    """One field where one is enough, with the values that are near before those that are far."""
+    graph = load_model("llama-3-8b")
+    found = nearest(checked("llama-3-8b", dp=8, zero=1), Job(graph, TRAINING, "torchtitan", 8))
+    assert [near.changes for near in found] == [("zero = 2",), ("zero = 0",), ("zero = 3",)]
+    whole = checked("llama-3-8b", dp=8, zero=3)
+    assert [(near.plan, near.changes) for near in nearest(whole, Job(graph, TRAINING, "torchtitan", 8))] == [
+        (whole, ())
+    ]
+
+
+def test_models_have_no_nearest():
+    """A loss that is the model is none of a plan's fields."""
+    plan = checked("falcon-7b", dp=8)
+    assert nearest(plan, Job(load_model("falcon-7b"), TRAINING, "megatron", 8)) == []
