@@ -89,7 +89,7 @@ def model_arguments(s: Subject) -> Options:
     found: Options = {
         "--num-layers": len(s.graph.layers) - predictions(s),
         "--hidden-size": dims["hidden"],
-        "--ffn-hidden-size": dims["ffn"] or dims["expert_ffn"],
+        "--ffn-hidden-size": dims["ffn"] or dims.get("expert_ffn", dims["hidden"]),
         "--num-attention-heads": dims["heads"],
         "--kv-channels": dims["head_dim"],
         "--normalization": "LayerNorm" if style.norm == "layer" else "RMSNorm",

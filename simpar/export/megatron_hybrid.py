@@ -20,6 +20,10 @@ FLAG = None
 
 def hybrid_losses(s: Subject) -> Iterator[Loss]:
     """What of a hybrid Megatron-Core has no option for."""
+    if "pattern" not in s.graph.facts:
+        yield Loss(
+            "model", s.graph.name, "a layer of a hybrid is a mixer, attention, an MLP or experts, one of them"
+        )
     for dim, size in BUILT_IN.items():
         if s.graph.dims[dim] != size:
             yield Loss(f"model.{dim}", s.graph.dims[dim], f"Megatron-Core's mixers have {size}")
@@ -68,7 +72,7 @@ def _experts(s: Subject) -> Options:
 
 def pattern(s: Subject) -> str:
     """The model's layers by letter, stage by stage, and its predictions."""
-    letters, stages = str(s.graph.facts["pattern"]), []
+    letters, stages = str(s.graph.facts.get("pattern", "")), []
     for count in _main_layers(s):
         stages.append(letters[:count])
         letters = letters[count:]

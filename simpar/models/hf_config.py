@@ -12,8 +12,10 @@ from simpar.models.config import Config, Family, llama_shape, shape_of, windows_
 from simpar.models.graph import ModelGraph
 from simpar.models.hf_dense import DENSE
 from simpar.models.hf_details import details
+from simpar.models.hf_experts import FURTHER_MIXTURES
 from simpar.models.hf_hybrids import HYBRIDS
 from simpar.models.hf_mixtures import MIXTURES
+from simpar.models.hf_state_space import STATE_SPACE
 from simpar.models.hf_towers import towers
 from simpar.models.transformer import Style, build, windowed
 
@@ -251,5 +253,6 @@ FAMILIES: dict[str, Family] = {
     "llama": _llama, "mistral": _mistral, "qwen2": _qwen2, "qwen3": _qwen3, "gemma": _gemma, "gemma2": _gemma2,
     "gemma3": _gemma3, "gemma3_text": _gemma3, "phi3": _phi3, "phi": _phi, "olmo": _olmo, "olmo2": _olmo2,
     "gpt2": _gpt2, "gpt_neox": _gpt_neox, "falcon": _falcon, "mpt": _mpt, "opt": _opt, "bloom": _bloom,
-    "starcoder2": _starcoder2, **DENSE, **MIXTURES, **HYBRIDS,
+    "starcoder2": _starcoder2, **DENSE, **MIXTURES, **FURTHER_MIXTURES, **HYBRIDS,
+    **STATE_SPACE,
 }  # fmt: skip

@@ -67,7 +67,17 @@ DEFAULTS: Mapping[str, Details] = {
     "phimoe": Details(positions=_turning(1_000_000.0), gating=Gating("sparse_mixer")),
     "dbrx": Details(), "grok-1": Details("gelu", gating=_PLAIN),
     "nemotron_h": Details("relu2", gating=_CHOSEN),
-    "granite": replace(_MISTRAL, scales=Scales(attention=1.0)), "ministral": _MISTRAL,
+    **dict.fromkeys(
+        ("granite", "granitemoe", "granitemoeshared", "granitemoehybrid"),
+        replace(_MISTRAL, scales=Scales(attention=1.0)),
+    ),
+    "dots1": replace(_MISTRAL, gating=replace(_CHOSEN, normalised=False)),
+    "flex_olmo": replace(_MISTRAL, positions=_turning(500_000.0), gating=_PLAIN),
+    "minimax_m2": replace(_MISTRAL, positions=_turning(5_000_000.0), gating=Gating("sigmoid", bias="chooses")),
+    "ernie4_5_moe": Details(positions=_turning(500_000.0, interleaved=True), gating=Gating(bias="chooses")),
+    "hunyuan_v1_moe": Details(), "falcon_h1": Details(), "bamba": Details(positions=_turning(fraction=0.5)),
+    "mamba2": Details(init_std=0.1),
+    "ministral": _MISTRAL,
     "seed_oss": replace(_MISTRAL, dropout=Dropout(0.0, 0.1, 0.1)),
     "smollm3": replace(_MISTRAL, positions=_turning(2_000_000.0)),
     "ernie4_5": Details(positions=_turning(500_000.0, interleaved=True)),
@@ -101,7 +111,9 @@ SILENT = {
     "cache_implementation", "output_router_logits", "classifier_dropout", "init_device", "max_window_layers",
     "original_max_position_embeddings", "vision_config",
     "qk_head_dim", "max_seq_len", "embedding_fraction", "norm_type",
-    "eod_token_id", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",
+    "num_logits_to_keep", "use_mamba_kernels", "residual_in_fp32", "rescale_prenorm_residual", "time_step_rank",
+    "time_step_min", "time_step_max", "time_step_floor", "moe_norm_min",
+    "eod_token_id", "sep_token_id", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",
 }  # fmt: skip
 """Fields that say nothing about what a model computes in training, beside those that a reader asks for."""
 
@@ -215,7 +227,7 @@ def _scales(config: Config, graph: ModelGraph, usual: Details, temperature: floa
     return Scales(
         embedding=config.number("embedding_multiplier", default=root),
         residual=config.number("residual_multiplier", default=1.0),
-        logits=config.number("logit_scale", default=usual.scales.logits)
+        logits=config.number("logit_scale", "lm_head_multiplier", default=usual.scales.logits)
         / config.number("logits_scaling", default=1.0),
         attention=attention,
     )

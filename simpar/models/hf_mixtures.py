@@ -17,20 +17,20 @@ def _tied(config: Config, *, default: bool = False) -> bool:
     return config.flag("tie_word_embeddings", default=default)
 
 
-def _with(shape: Shape, mixture: Mixture, *, ffn: int = 0, **parts: Any) -> Shape:
+def with_experts(shape: Shape, mixture: Mixture, *, ffn: int = 0, **parts: Any) -> Shape:
     """The shape with experts; ``ffn`` is the width of its dense layers, 0 where it has none."""
     if mixture.topk > mixture.experts:
         raise UserError(f"experts per token = {mixture.topk}: allowed: at most the {mixture.experts} experts")
     return replace(shape, ffn=ffn, mixture=mixture, **parts)
 
 
-def _sized(config: Config, field: str, **defaults: int) -> Shape:
+def sized(config: Config, field: str, **defaults: int) -> Shape:
     """The attention part of a Llama-like shape; ``field`` is the width that is read for the checks only."""
     return llama_shape(config.having({"intermediate_size": config.size(field)}), **defaults)
 
 
 def _mixtral(config: Config, name: str) -> ModelGraph:
-    shape = _sized(config, "intermediate_size", kv_heads=8)
+    shape = sized(config, "intermediate_size", kv_heads=8)
     mixture = Mixture(
         config.size("num_local_experts", default=8),
         config.size("num_experts_per_tok", default=2),
@@ -40,7 +40,7 @@ def _mixtral(config: Config, name: str) -> ModelGraph:
         Layer(window, experts=True)
         for window in windows_of(config, shape.layers, default=True) or (None,) * shape.layers
     )
-    return build(name, _with(shape, mixture), Style(tied=_tied(config)), layers=layers)
+    return build(name, with_experts(shape, mixture), Style(tied=_tied(config)), layers=layers)
 
 
 def _sparse_layers(config: Config, count: int) -> tuple[bool, ...]:
@@ -50,12 +50,12 @@ def _sparse_layers(config: Config, count: int) -> tuple[bool, ...]:
 
 
 def _qwen_moe(config: Config, name: str, style: Style, mixture: Mixture, **defaults: int) -> ModelGraph:
-    shape = _sized(config, "moe_intermediate_size", **defaults)
+    shape = sized(config, "moe_intermediate_size", **defaults)
     sparse = _sparse_layers(config, shape.layers)
     ffn = 0 if all(sparse) else config.size("intermediate_size")
     windows = windows_of(config, shape.layers, default=False) or (None,) * shape.layers
     layers = tuple(Layer(window, experts=experts) for window, experts in zip(windows, sparse, strict=True))
-    return build(name, _with(shape, mixture, ffn=ffn), style, layers=layers)
+    return build(name, with_experts(shape, mixture, ffn=ffn), style, layers=layers)
 
 
 def _qwen2_moe(config: Config, name: str) -> ModelGraph:
@@ -84,7 +84,7 @@ def _qwen3_moe(config: Config, name: str) -> ModelGraph:
 
 def _deepseek(config: Config, name: str) -> ModelGraph:
     """DeepSeek MoE (plain attention), V2 and V3, and Kimi K2 (latent attention)."""
-    shape = _sized(config, "moe_intermediate_size")
+    shape = sized(config, "moe_intermediate_size")
     width, shared = config.size("moe_intermediate_size"), config.data.get("n_shared_experts")
     usual = "noaux_tc" if config.text("model_type") in ("deepseek_v3", "kimi_k2") else "greedy"
     mixture = Mixture(
@@ -93,15 +93,19 @@ def _deepseek(config: Config, name: str) -> ModelGraph:
         width,
         shared_ffn=width * config.size("n_shared_experts") if shared else 0,
         router_bias=config.text("topk_method", usual) == "noaux_tc",
-        groups=config.size("n_group", default=1),
-        chosen_groups=_chosen_groups(config),
     )
     bias = config.flag("attention_bias", default=False)
     dense = _first_dense(config)
     ffn = config.size("intermediate_size") if dense else 0
-    full = _with(shape, mixture, ffn=ffn, latent=_latent(config))
+    full = with_experts(shape, in_groups(config, mixture), ffn=ffn, latent=_latent(config))
     style = Style(tied=_tied(config), qkv_bias=bias, output_bias=bias)
-    return build(name, full, style, layers=_dense_first(config, shape.layers, dense))
+    return build(name, full, style, layers=dense_first(config, shape.layers, dense))
+
+
+def in_groups(config: Config, mixture: Mixture) -> Mixture:
+    """The mixture with its groups of experts, and how many of them a token chooses from."""
+    count = config.size("n_group", default=1)
+    return replace(mixture, groups=count, chosen_groups=_chosen_groups(config))
 
 
 def _chosen_groups(config: Config) -> int:
@@ -127,7 +131,7 @@ def _first_dense(config: Config) -> int:
     return config.size("first_k_dense_replace") if config.data.get("first_k_dense_replace") else 0
 
 
-def _dense_first(config: Config, count: int, dense: int) -> tuple[Layer, ...]:
+def dense_first(config: Config, count: int, dense: int) -> tuple[Layer, ...]:
     """Dense layers, layers with experts, and layers that predict further tokens."""
     further = config.size("num_nextn_predict_layers") if config.data.get("num_nextn_predict_layers") else 0
     plain = [Layer(experts=i >= dense) for i in range(count)]
@@ -135,7 +139,7 @@ def _dense_first(config: Config, count: int, dense: int) -> tuple[Layer, ...]:
 
 
 def _glm4_moe(config: Config, name: str) -> ModelGraph:
-    shape = _sized(config, "moe_intermediate_size")
+    shape = sized(config, "moe_intermediate_size")
     width = config.size("moe_intermediate_size")
     mixture = Mixture(
         config.size("n_routed_experts", "num_local_experts"),
@@ -143,8 +147,6 @@ def _glm4_moe(config: Config, name: str) -> ModelGraph:
         width,
         shared_ffn=width * config.size("n_shared_experts", default=1),
         router_bias=True,
-        groups=config.size("n_group", default=1),
-        chosen_groups=_chosen_groups(config),
     )
     dense = _first_dense(config)
     style = Style(
@@ -152,13 +154,14 @@ def _glm4_moe(config: Config, name: str) -> ModelGraph:
         qkv_bias=config.flag("attention_bias", default=False),
         qk_norm="head" if config.flag("use_qk_norm", default=False) else "",
     )
-    full = _with(shape, mixture, ffn=config.size("intermediate_size") if dense else 0)
-    return build(name, full, style, layers=_dense_first(config, shape.layers, dense))
+    ffn = config.size("intermediate_size") if dense else 0
+    full = with_experts(shape, in_groups(config, mixture), ffn=ffn)
+    return build(name, full, style, layers=dense_first(config, shape.layers, dense))
 
 
 def _gpt_oss(config: Config, name: str) -> ModelGraph:
     """Alternating windows, attention sinks, biases everywhere, and activations of experts that read clamped inputs."""
-    shape = _sized(config, "intermediate_size", head_dim=64)
+    shape = sized(config, "intermediate_size", head_dim=64)
     mixture = Mixture(
         config.size("num_local_experts"),
         config.size("num_experts_per_tok", "experts_per_token", default=4),
@@ -176,12 +179,12 @@ def _gpt_oss(config: Config, name: str) -> ModelGraph:
     listed = windows_of(config, shape.layers, default=True) if config.data.get("layer_types") else ()
     windows = listed or tuple(window if i % 2 == 0 else None for i in range(shape.layers))
     layers = tuple(Layer(each, experts=True) for each in windows)
-    return build(name, _with(shape, mixture), style, layers=layers)
+    return build(name, with_experts(shape, mixture), style, layers=layers)
 
 
 def _llama4(config: Config, name: str) -> ModelGraph:
     """Chunked attention with positions, every fourth layer without; experts in every ``interleave``-th layer."""
-    shape = _sized(config, "intermediate_size")
+    shape = sized(config, "intermediate_size")
     width = config.size("intermediate_size")
     mixture = Mixture(
         config.size("num_local_experts"),
@@ -201,21 +204,21 @@ def _llama4(config: Config, name: str) -> ModelGraph:
         for i in range(shape.layers)
     )
     ffn = config.size("intermediate_size_mlp") if step > 1 else 0
-    return build(name, _with(shape, mixture, ffn=ffn), Style(tied=_tied(config)), layers=layers)
+    return build(name, with_experts(shape, mixture, ffn=ffn), Style(tied=_tied(config)), layers=layers)
 
 
 def _olmoe(config: Config, name: str) -> ModelGraph:
-    shape = _sized(config, "intermediate_size")
+    shape = sized(config, "intermediate_size")
     mixture = Mixture(
         config.size("num_experts", "num_local_experts", default=64),
         config.size("num_experts_per_tok", default=8),
         config.size("intermediate_size"),
     )
-    return build(name, _with(shape, mixture), Style(tied=_tied(config), qk_norm="full"))
+    return build(name, with_experts(shape, mixture), Style(tied=_tied(config), qk_norm="full"))
 
 
 def _phimoe(config: Config, name: str) -> ModelGraph:
-    shape = _sized(config, "intermediate_size")
+    shape = sized(config, "intermediate_size")
     mixture = Mixture(
         config.size("num_local_experts", default=16),
         config.size("num_experts_per_tok", default=2),
@@ -226,7 +229,7 @@ def _phimoe(config: Config, name: str) -> ModelGraph:
         norm="layer", tied=_tied(config), qkv_bias=bias, output_bias=bias,
         head_bias=config.flag("lm_head_bias", default=False),
     )  # fmt: skip
-    return build(name, _with(shape, mixture), style)
+    return build(name, with_experts(shape, mixture), style)
 
 
 def _dbrx(config: Config, name: str) -> ModelGraph:
@@ -240,19 +243,19 @@ def _dbrx(config: Config, name: str) -> ModelGraph:
     mixture = Mixture(
         inner.size("moe_num_experts"), inner.size("moe_top_k", default=1), inner.size("ffn_hidden_size")
     )
-    return build(name, _with(shape, mixture), Style(norm="weight", tied=_tied(config)))
+    return build(name, with_experts(shape, mixture), Style(norm="weight", tied=_tied(config)))
 
 
 def _grok(config: Config, name: str) -> ModelGraph:
     """Norms before and after both halves, eight experts."""
-    shape = _sized(config, "intermediate_size", head_dim=128)
+    shape = sized(config, "intermediate_size", head_dim=128)
     mixture = Mixture(
         config.size("num_experts", default=8),
         config.size("num_experts_per_tok", default=2),
         config.size("intermediate_size"),
     )
     style = Style(tied=_tied(config, default=True), norms=4)
-    return build(name, _with(shape, mixture), style)
+    return build(name, with_experts(shape, mixture), style)
 
 
 MIXTURES: dict[str, Family] = {

@@ -44,27 +44,34 @@ class Mamba:
         }  # fmt: skip
 
 
-def mamba(source: str) -> list[Operator]:
+def mamba(source: str, *, bias: bool = False, conv_bias: bool = True, normed: bool = True) -> list[Operator]:
     """Operators of one mixer that reads ``source``; the last is the output projection."""
     kernel = tuple((times, (*names, "conv")) for times, names in MIXED)
-    convolution = (Weight("conv.weight", kernel), Weight("conv.bias", MIXED, "vector"))
+    convolution = [
+        Weight("conv.weight", kernel),
+        *([Weight("conv.bias", MIXED, "vector")] if conv_bias else []),
+    ]
     heads = [Weight(f"scan.{name}", term("mamba_heads"), "vector") for name in ("decay", "skip", "step_bias")]
+    mixer_norm = Operator(
+        "mixer_norm", "norm", TOKENS, INNER, "tensor", weights=(Weight("mixer_norm.weight", INNER, "vector"),),
+        inputs=("gate",), saves=("gate", "stats"),
+    )  # fmt: skip
     return [
-        _product("in_proj", source, HIDDEN, PROJECTED),
-        Operator("conv", "convolution", TOKENS, MIXED, "tensor", weights=convolution, inputs=("in_proj",),
+        _product("in_proj", source, HIDDEN, PROJECTED, bias=bias),
+        Operator("conv", "convolution", TOKENS, MIXED, "tensor", weights=tuple(convolution), inputs=("in_proj",),
                  saves=("in_proj",)),
         Operator("scan", "scan", TOKENS, INNER, "tensor", weights=tuple(heads), inputs=("conv",),
                  saves=("in_proj",)),
         Operator("gate", "gate", TOKENS, INNER, "tensor", inputs=("in_proj", "scan"), saves=("in_proj", "scan")),
-        Operator("mixer_norm", "norm", TOKENS, INNER, "tensor", weights=(Weight("mixer_norm.weight", INNER, "vector"),),
-                 inputs=("gate",), saves=("gate", "stats")),
-        _product("out_proj", "mixer_norm", INNER, HIDDEN),
+        *([mixer_norm] if normed else []),
+        _product("out_proj", "mixer_norm" if normed else "gate", INNER, HIDDEN, bias=bias),
     ]  # fmt: skip
 
 
-def _product(name: str, source: str, contraction: Size, columns: Size) -> Operator:
+def _product(name: str, source: str, contraction: Size, columns: Size, *, bias: bool) -> Operator:
     size = tuple((a * b, (*x, *y)) for a, x in contraction for b, y in columns)
+    weights = [Weight(f"{name}.weight", size), *([Weight(f"{name}.bias", columns, "vector")] if bias else [])]
     return Operator(
         name, "matmul", TOKENS, columns, "tensor", contraction=contraction,
-        weights=(Weight(f"{name}.weight", size),), inputs=(source,), saves=(source,),
+        weights=tuple(weights), inputs=(source,), saves=(source,),
     )  # fmt: skip

@@ -69,6 +69,12 @@ def _each(turn: Callable[[Tensor], Tensor]) -> Layout:
     )
 
 
+def _mixed_widths(dims: Mapping[str, int]) -> list[int]:
+    """Rows of the first product of a mixer, by what they make."""
+    inner, shared = dims["mamba_heads"] * dims["mamba_head_dim"], dims["mamba_groups"] * dims["state"]
+    return [inner, inner, shared, shared, dims["mamba_heads"]]
+
+
 def _rows_of_qkv(found: Tensors, dims: Mapping[str, int]) -> Tensors:
     queries, keys, values = found[0].split(_heads(dims))
     return [queries, keys, values]
@@ -139,6 +145,14 @@ MIXED = Layout(_mixed, _to_mixed)
 STACKED = Layout(_stacked, _apart)
 SWAPPED = _each(lambda x: _cat([*reversed(x.chunk(2, dim=1))], dim=1))
 """Of a product of two inputs side by side, checkpoints have the embedding's columns first."""
+STATE_ROWS = Layout(
+    lambda found, dims: found[0].split(_mixed_widths(dims)), lambda own, _: _side_by_side(own, {})
+)
+"""Gates, inputs, keys, queries and steps of a mixer one after the other."""
+DEPTHWISE = Layout(lambda found, _: [found[0].squeeze(1)], lambda own, _: [own[0].unsqueeze(1)])
+PAIRED = Layout(lambda found, _: [found[0].unflatten(1, (2, -1))], lambda own, _: [own[0].flatten(1, 2)])
+"""Gates of an expert first, then what they gate."""
+ROW = Layout(lambda found, _: [found[0].squeeze(0)], lambda own, _: [own[0].unsqueeze(0)])
 TURNED_ROWS = Layout(
     lambda found, dims: _rows_of_qkv(TURNED.read(found, dims), dims),
     lambda own, dims: TURNED.write(_side_by_side(own, dims), dims),
@@ -201,6 +215,32 @@ SANDWICH = _changed(
         "attention_post_norm": "post_attention_layernorm", "mlp_norm": "pre_feedforward_layernorm",
         "mlp_post_norm": "post_feedforward_layernorm",
     },
+)  # fmt: skip
+
+
+def _with_mixer(names: Names, mixer: str) -> Names:
+    """A family with state-space mixers under a name."""
+    return _changed(
+        names,
+        layer={"mixer_norm": f"{mixer}.norm", "out_proj.parts.0": f"{mixer}.out_proj", "conv": f"{mixer}.conv1d"},
+        fused={tuple(f"in_proj.parts.{part}" for part in range(5)): (f"{mixer}.in_proj", STATE_ROWS)},
+        whole={
+            "conv.weight": (f"{mixer}.conv1d.weight", DEPTHWISE), "scan.decay": (f"{mixer}.A_log", SAME),
+            "scan.skip": (f"{mixer}.D", SAME), "scan.step_bias": (f"{mixer}.dt_bias", SAME),
+        },
+    )  # fmt: skip
+
+
+HYBRID = _with_mixer(
+    _changed(
+        LLAMA,
+        layer={
+            "mlp_norm": "pre_ff_layernorm", "mlp_up.parts.0": "feed_forward.gate_proj",
+            "mlp_up.parts.1": "feed_forward.up_proj", "mlp_down.parts.0": "feed_forward.down_proj",
+        },
+        ends={"head.final_norm": "model.final_layernorm"},
+    ),
+    "mamba",
 )  # fmt: skip
 LATENT_LLAMA = _changed(LLAMA, layer={"q_up.parts.0": "self_attn.q_b_proj"})
 CHOOSING = {"router.bias": ("mlp.gate.e_score_correction_bias", SAME)}
@@ -335,6 +375,46 @@ FAMILIES: Mapping[str, Names] = {
     "deepseek": LLAMA, "deepseek_v2": LATENT_LLAMA,
     **dict.fromkeys(("deepseek_v3", "kimi_k2"), _changed(LATENT_LLAMA, whole=CHOOSING)),
     "glm4_moe": _changed(LLAMA, whole=CHOOSING),
+    "falcon_h1": HYBRID, "bamba": HYBRID,
+    "mamba2": _with_mixer(
+        _changed(
+            LLAMA, layers="backbone.layers", layer={"mamba_norm": "norm"},
+            ends={"embedding.token_embedding": "backbone.embeddings", "head.final_norm": "backbone.norm_f"},
+        ),
+        "mixer",
+    ),
+    "granitemoehybrid": _with_mixer(
+        _changed(
+            LLAMA, layer={"mlp_down.parts.0": "shared_mlp.output_linear"},
+            fused={UP: ("shared_mlp.input_linear", HALVES)},
+        ),
+        "mamba",
+    ),
+    "dots1": _changed(LLAMA, whole=CHOOSING), "flex_olmo": SANDWICH,
+    **dict.fromkeys(
+        ("granitemoe", "granitemoeshared"),
+        _changed(
+            LLAMA, layer={"router": "block_sparse_moe.router.layer", "shared_down.parts.0": "shared_mlp.output_linear"},
+            fused={("shared_up.parts.0", "shared_up.parts.1"): ("shared_mlp.input_linear", HALVES)},
+            whole={
+                "expert_up.weight": ("block_sparse_moe.input_linear.weight", PAIRED),
+                "expert_down.weight": ("block_sparse_moe.output_linear.weight", SAME),
+            },
+        ),
+    ),
+    "ernie4_5_moe": _changed(LLAMA, whole={"router.bias": ("mlp.moe_statics.e_score_correction_bias", ROW)}),
+    "hunyuan_v1_moe": _changed(
+        LLAMA,
+        layer={
+            "qk_norm.query": "self_attn.query_layernorm", "qk_norm.key": "self_attn.key_layernorm",
+            "router": "mlp.gate.wg", "shared_up.parts.0": "mlp.shared_mlp.gate_proj",
+            "shared_up.parts.1": "mlp.shared_mlp.up_proj", "shared_down.parts.0": "mlp.shared_mlp.down_proj",
+        },
+    ),
+    "minimax_m2": _changed(
+        LLAMA, layer={"router": "block_sparse_moe.gate"}, experts_in="block_sparse_moe.experts",
+        experts=("w1", "w3", "w2"), whole={"router.bias": ("block_sparse_moe.e_score_correction_bias", SAME)},
+    ),
     "gpt_oss": _changed(
         LLAMA, layer={"router": "mlp.router"},
         whole={

@@ -164,7 +164,7 @@ def test_defaults_are_those_of_transformers(family):
 def test_a_family_without_known_files_is_refused():
     """The families that are known are named."""
     with pytest.raises(
-        UserError, match=r"model_type = dbrx: its weight files are not known; allowed: arcee, bloom"
+        UserError, match=r"model_type = dbrx: its weight files are not known; allowed: arcee, bamba"
     ):
         rules("dbrx", [], {})
     assert {name.split("-")[0] for name in MODELS} <= set(FAMILIES)

@@ -8,6 +8,7 @@ LLAMA = {
 }  # fmt: skip
 WIDE = {**LLAMA, "head_dim": 8}
 DEEP = {**LLAMA, "num_hidden_layers": 4}
+MIXER = {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_chunk_size": 8}
 LATENT = {
     **LLAMA, "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 8,
     "qk_rope_head_dim": 4, "v_head_dim": 8, "n_routed_experts": 8, "moe_intermediate_size": 16,
@@ -51,6 +52,19 @@ MODELS: dict[str, dict[str, Any]] = {
                  "head_dim": 8, "use_qk_norm": True, "attention_bias": True},
     "gpt_oss": {**WIDE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
     "olmoe": {**LLAMA, "num_experts": 4, "num_experts_per_tok": 2},
+    "granitemoe": {**LLAMA, "num_local_experts": 4, "residual_multiplier": 0.3, "attention_multiplier": 0.2},
+    "granitemoeshared": {**LLAMA, "num_local_experts": 4, "shared_intermediate_size": 24},
+    "dots1": {**LLAMA, "num_hidden_layers": 3, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
+              "moe_intermediate_size": 16, "first_k_dense_replace": 1, "max_window_layers": 2, "sliding_window": 8},
+    "flex_olmo": {**LLAMA, "num_experts": 4, "num_experts_per_tok": 3},
+    "minimax_m2": {**WIDE, "num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 4},
+    "ernie4_5_moe": {**LLAMA, "num_hidden_layers": 3, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16},
+    "hunyuan_v1_moe": {**WIDE, "num_experts": 4, "moe_topk": 2},
+    "falcon_h1": {**LLAMA, **MIXER, "mamba_d_ssm": 64}, "bamba": {**DEEP, **MIXER, "attn_layer_indices": [1, 3]},
+    "granitemoehybrid": {**DEEP, **MIXER, "num_local_experts": 0, "shared_intermediate_size": 24,
+                         "layer_types": ["linear_attention", "full_attention"] * 2, "residual_multiplier": 0.3},
+    "mamba2": {**ENDS, "hidden_size": 32, "num_heads": 8, "head_dim": 8, "state_size": 16, "num_hidden_layers": 2,
+               "n_groups": 2, "chunk_size": 8, "pad_token_id": 0},
     "granite": {**LLAMA, "embedding_multiplier": 6.0, "logits_scaling": 4.0, "residual_multiplier": 0.3,
                 "attention_multiplier": 0.2},
     "arcee": LLAMA, "ernie4_5": {**WIDE, "use_bias": True},
