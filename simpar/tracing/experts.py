@@ -130,7 +130,8 @@ def drafts_of(mixture: Mixture, source: str, pieces: Pieces) -> list[Draft]:
         return Draft(name, kind, *size, inputs, (name,), end.owners, saves=inputs)
 
     dispatch, enter, clamp, act, leave = (f"{end.name}.{part}" for part in range(5))
-    clamps = any(known.base(node.op).startswith("clamp") for node in mixture.between)
+    inner = mixture.between[mixture.between.index(up) : mixture.between.index(mixture.down)]
+    clamps = any(known.base(node.op).startswith("clamp") for node in inner)
     first = draft(router.name, "router", (tokens, experts), source)
     entering = draft(enter, "grouped_matmul", (rows, wide), dispatch)
     leaving = draft(leave, "grouped_matmul", (rows, hidden), act)

@@ -21,7 +21,7 @@ def test_unknown_family_suggests() -> None:
         read({**LLAMA, "model_type": "lama"}, "config.json")
 
 
-@pytest.mark.parametrize("kind", ["jamba", "qwen3_next", "deepseek_v4"])
+@pytest.mark.parametrize("kind", ["jamba", "qwen3_next", "minimax", "lfm2", "deepseek_v4"])
 def test_what_is_not_modelled_says_so(kind: str) -> None:
     """Families with layers that no operator stands for are refused by name."""
     with pytest.raises(UserError, match="not modelled"):

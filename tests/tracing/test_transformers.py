@@ -19,10 +19,10 @@ PLANS = ({"zero": 3}, {"tp": 2, "sequence_parallel": True}, {"pp": 2, "recompute
 QUICK = ("gemma2", "olmo2", "falcon", "deepseek_v3")
 """One with caps and windows, one that norms all heads at once, one with branches side by side and copied keys, and one
 with experts and latent attention."""
-CHOOSING = ("deepseek_v3", "glm4_moe", "ernie4_5_moe", "dots1")
+CHOOSING = ("deepseek_v3", "glm4_moe", "minimax_m2", "dots1")
 """Families whose routers have a bias that is chosen by and not trained: transformers keeps it as a buffer."""
-BUFFERED = {"gpt_neo"}
-"""Families whose causal masks are buffers, which have no values without weights."""
+UNTRACED = {"gpt_neo", "falcon_h1", "bamba", "granitemoehybrid", "mamba2"}
+"""Families whose causal masks are buffers, which have no values without weights, and those with scans in chunks."""
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cases() -> list[object]:
     """Every tiny model, few of them in the quick suite."""
-    names = sorted(set(MODELS) - BUFFERED)
+    names = sorted(set(MODELS) - UNTRACED)
     return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
