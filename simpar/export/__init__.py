@@ -37,6 +37,10 @@ TARGETS = {
     "accelerate": "accelerate:ACCELERATE",
     "nanotron": "nanotron:NANOTRON",
     "sagemaker": "sagemaker:SAGEMAKER",
+    "transformers": "transformers:TRANSFORMERS",
+    "trl": "trl:TRL",
+    "axolotl": "axolotl:AXOLOTL",
+    "llama-factory": "llama_factory:LLAMA_FACTORY",
 }
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from simpar.export import rules
 from simpar.export.architecture import architecture
@@ -13,6 +11,7 @@ from simpar.export.launch import comment, launchers
 from simpar.export.nanotron_read import read
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
+from simpar.export.yaml_text import lines
 from simpar.plan.check import layers_by_cost
 from simpar.units import MIB
 
@@ -159,30 +158,12 @@ def _optimizer(s: Subject) -> Options:
 
 def files(s: Subject, given: Options) -> Mapping[str, str]:
     """The YAML config and the launchers."""
-    text = "\n".join([*comment(s), *_lines(nested(given), "")]) + "\n"
+    text = "\n".join([*comment(s), *lines(nested(given))]) + "\n"
     command = [
         '"${NANOTRON:?set NANOTRON to a checkout of nanotron}/run_train.py"',
         f"--config-file {CONFIG}",
     ]
     return {CONFIG: text, **launchers(s, command, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})}
-
-
-def _lines(value: Mapping[str, Any], indent: str) -> Iterator[str]:
-    for key, item in value.items():
-        if isinstance(item, Mapping):
-            yield f"{indent}{key}:"
-            yield from _lines(item, f"{indent}  ")
-        elif isinstance(item, list):
-            yield f"{indent}{key}:"
-            for entry in item:
-                yield f"{indent}  - {json.dumps(entry)}"
-        else:
-            yield f"{indent}{key}: {_scalar(item)}"
-
-
-def _scalar(value: Any) -> str:
-    """A scalar that YAML 1.1 reads with its type: no exponent without a point."""
-    return f"{value:.10f}".rstrip("0") if isinstance(value, float) else json.dumps(value)
 
 
 def notes(s: Subject) -> Iterator[str]:

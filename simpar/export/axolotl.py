@@ -1,0 +1,83 @@
+"""Axolotl: its YAML, all parameters of a released model trained on under FSDP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from simpar.export import hugging_face, rules, trainer_arguments
+from simpar.export.deepspeed import nested
+from simpar.export.hub import HUB
+from simpar.export.launch import comment, launchers
+from simpar.export.subject import Loss, Subject
+from simpar.export.target import Options, Target
+from simpar.export.yaml_text import lines
+
+CONFIG = "axolotl.yaml"
+
+
+def losses(s: Subject) -> Iterator[Loss]:
+    """What the config cannot say: hybrid sharding it can, other axes than data are not exported."""
+    yield from trainer_arguments.released(s)
+    yield from hugging_face.losses(s)
+    yield from rules.no_axis(s, "tp", "the exporter knows data parallelism with FSDP for it")
+    yield from rules.no_axis(s, "cp", "the exporter knows data parallelism with FSDP for it")
+    yield from trainer_arguments.sharded_losses(s)
+    if s.chose("bucket_bytes") and not s.plan.data_parallel.zero:
+        yield Loss("bucket_bytes", s.plan.data_parallel.bucket_bytes, "buckets are as DDP makes them")
+
+
+def options(s: Subject) -> Options:
+    """Options by their dotted names."""
+    data, numerics = s.plan.data_parallel, s.plan.numerics
+    full = s.plan.memory.recompute == "full"
+    found: Options = {
+        "base_model": HUB.get(s.graph.name, s.graph.name),
+        "datasets": [{"path": "tatsu-lab/alpaca", "type": "alpaca"}],
+        "output_dir": "output",
+        "sequence_len": s.training.seq_len,
+        "sample_packing": True,
+        "pad_to_sequence_len": True,
+        "micro_batch_size": s.plan.micro_batch,
+        "gradient_accumulation_steps": s.microbatches,
+        "max_steps": 100,
+        "optimizer": trainer_arguments.OPTIMIZERS.get(numerics.optimizer, "adamw_torch_fused"),
+        "learning_rate": 3e-4,
+        "lr_scheduler": "cosine",
+        "weight_decay": 0.1,
+        "max_grad_norm": 1.0,
+        "bf16": numerics.precision == "bf16",
+        "fp16": numerics.precision == "fp16",
+        "gradient_checkpointing": full and data.zero < 2,
+        "attn_implementation": "flash_attention_2",
+    }
+    if data.zero < 2:
+        return found
+    return found | {
+        "dp_shard_size": s.dp // data.hsdp,
+        "dp_replicate_size": data.hsdp,
+        "fsdp_version": 2,
+        "fsdp_config.reshard_after_forward": bool(data.reshard_after_forward),
+        "fsdp_config.activation_checkpointing": full,
+        "fsdp_config.auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_config.offload_params": s.plan.offload.offload_parameters == "cpu",
+        "fsdp_config.state_dict_type": "SHARDED_STATE_DICT",
+    }
+
+
+def files(s: Subject, given: Options) -> Mapping[str, str]:
+    """The YAML and the launchers."""
+    text = "\n".join([*comment(s), *lines(nested(given))]) + "\n"
+    return {CONFIG: text, **launchers(s, ["-m axolotl.cli.train", CONFIG])}
+
+
+AXOLOTL = Target(
+    name="axolotl",
+    description="Axolotl: its YAML, full parameters under FSDP",
+    version="Axolotl 0.19.0 (AxolotlInputConfig)",
+    stack="fsdp",
+    losses=losses,
+    options=options,
+    files=files,
+    notes=trainer_arguments.notes,
+    features=("offload", "a part"),
+)

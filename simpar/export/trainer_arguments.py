@@ -1,0 +1,98 @@
+"""Hugging Face's ``TrainingArguments``, which its Trainer, TRL and LLaMA-Factory take under the same names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from simpar.export import hugging_face, rules
+from simpar.export.hub import HUB
+from simpar.export.subject import Loss, Subject
+from simpar.export.target import Options
+from simpar.units import MIB
+
+OPTIMIZERS = {"adamw": "adamw_torch_fused", "sgd": "sgd"}
+PARSER = "transformers 5.23 (TrainingArguments)"
+
+
+def losses(s: Subject) -> Iterator[Loss]:
+    """What no option of the Trainer says: tensor and context parallelism, ZeRO-1, replicas of shards, 8 bits."""
+    yield from hugging_face.losses(s)
+    yield from rules.no_axis(
+        s, "tp", "the Trainer takes a mesh of tensor-parallel ranks from code, no option"
+    )
+    yield from rules.no_axis(
+        s, "cp", "the Trainer takes a mesh of context-parallel ranks from code, no option"
+    )
+    yield from sharded_losses(s)
+    if s.plan.data_parallel.hsdp > 1:
+        yield Loss("hsdp", s.plan.data_parallel.hsdp, "states are sharded over all ranks")
+
+
+def sharded_losses(s: Subject) -> Iterator[Loss]:
+    """What FSDP of Accelerate, on which trainers stand, does not have."""
+    data, numerics = s.plan.data_parallel, s.plan.numerics
+    if data.zero == 1:
+        yield Loss("zero", 1, "FSDP shards gradients with the optimizer states: zero 2 or 3")
+    if numerics.precision == "fp8":
+        yield Loss("precision", "fp8", "precision is bf16, fp16 or fp32")
+    if numerics.optimizer not in OPTIMIZERS:
+        yield Loss("optimizer", numerics.optimizer, f"the exporter knows {', '.join(OPTIMIZERS)}")
+    yield from rules.offload_of_shards(s)
+    where_sharded = "a layer is the unit of communication"
+    yield from rules.chosen(
+        s,
+        **({"bucket_bytes": where_sharded} if data.zero else {}),
+        overlap_grad_reduce="gradients overlap always",
+        overlap_param_gather="parameters are fetched ahead always",
+        master_weights="parameters are fp32",
+        grad_dtype="gradients are reduced as they are computed",
+    )
+
+
+def released(s: Subject) -> Iterator[Loss]:
+    """A model that the hub has no name for."""
+    if s.graph.name not in HUB:
+        yield Loss("model", s.graph.name, "the target loads a released model by its name on the hub")
+
+
+def arguments(s: Subject) -> Options:
+    """Options by name; those of FSDP by dotted name."""
+    numerics = s.plan.numerics
+    full = s.plan.memory.recompute == "full"
+    found: Options = {
+        "output_dir": "output",
+        "per_device_train_batch_size": s.plan.micro_batch,
+        "gradient_accumulation_steps": s.microbatches,
+        "max_steps": 100,
+        "learning_rate": 3e-4,
+        "weight_decay": 0.1,
+        "max_grad_norm": 1.0,
+        "optim": OPTIMIZERS.get(numerics.optimizer, "adamw_torch_fused"),
+        "bf16": numerics.precision == "bf16",
+        "fp16": numerics.precision == "fp16",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+    }
+    if s.plan.data_parallel.zero < 2:
+        found["gradient_checkpointing"] = full
+        if s.chose("bucket_bytes"):
+            found["ddp_bucket_cap_mb"] = max(1, round(float(s.plan.data_parallel.bucket_bytes or 0) / MIB))
+        return found
+    return found | {
+        "gradient_checkpointing": False,
+        "fsdp": True,
+        "fsdp_config.version": 2,
+        "fsdp_config.reshard_after_forward": bool(s.plan.data_parallel.reshard_after_forward),
+        "fsdp_config.activation_checkpointing": full,
+        "fsdp_config.auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_config.cpu_offload": s.plan.offload.offload_parameters == "cpu",
+        "fsdp_config.state_dict_type": "SHARDED_STATE_DICT",
+    }
+
+
+def notes(s: Subject) -> Iterator[str]:
+    """What to know of all of them."""
+    yield "Learning rate, data and number of steps are placeholders: a plan does not say them."
+    if s.plan.data_parallel.zero == 2:
+        yield "zero 2 becomes FSDP that keeps gathered parameters until the backward pass."

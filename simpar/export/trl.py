@@ -1,0 +1,52 @@
+"""TRL: the YAML of ``trl sft``, supervised fine-tuning of a released model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from simpar.export import trainer_arguments
+from simpar.export.deepspeed import nested
+from simpar.export.hub import HUB
+from simpar.export.launch import comment, launchers
+from simpar.export.subject import Loss, Subject
+from simpar.export.target import Options, Target
+from simpar.export.yaml_text import lines
+
+CONFIG = "sft.yaml"
+
+
+def losses(s: Subject) -> Iterator[Loss]:
+    """What the Trainer cannot say, and models that are not on the hub."""
+    yield from trainer_arguments.released(s)
+    yield from trainer_arguments.losses(s)
+
+
+def options(s: Subject) -> Options:
+    """The Trainer's options, and TRL's own."""
+    return {
+        "model_name_or_path": HUB.get(s.graph.name, s.graph.name),
+        "dtype": "float32",
+        "dataset_name": "trl-lib/Capybara",
+        "max_length": s.training.seq_len,
+        "packing": True,
+        **trainer_arguments.arguments(s),
+    }
+
+
+def files(s: Subject, given: Options) -> Mapping[str, str]:
+    """The YAML and the launchers."""
+    text = "\n".join([*comment(s), *lines(nested(given))]) + "\n"
+    return {CONFIG: text, **launchers(s, ["-m trl.scripts.sft", f"--config {CONFIG}"])}
+
+
+TRL = Target(
+    name="trl",
+    description="TRL: the YAML of supervised fine-tuning (trl sft)",
+    version="TRL 1.16.0 (SFTConfig, ScriptArguments, ModelConfig)",
+    stack="fsdp",
+    losses=losses,
+    options=options,
+    files=files,
+    notes=trainer_arguments.notes,
+    features=("offload", "a part"),
+)
