@@ -20,6 +20,7 @@ in hooks that a split backward (I and W) does not reach.
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,7 +36,7 @@ from simpar.plan.torch_roles import refuse_roles
 from simpar.simulation import tuned_graph
 
 Reduction = Literal["none", "ddp", "explicit", "fsdp", "one_process", "servers", "stages"]
-PRECISIONS = ("bf16", "fp32")
+PRECISIONS = ("bf16", "fp32", "fp8")
 OPTIMIZERS = ("adamw", "sgd", "sgd_momentum")
 
 
@@ -64,6 +65,8 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
     _refuse(plan, graph)
     if schedule is not None:
         refuse_schedule(schedule)
+    if plan.numerics.precision == "fp8":
+        _refuse_eight_bits(plan, schedule, graph)
     if schedule is not None and graph is not None and graph.auxiliary:
         _refuse_further(plan, graph, schedule)
     if plan.pipeline.stages and graph is not None:
@@ -169,7 +172,7 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
             )
     if numerics.precision not in PRECISIONS:
         raise UserError(
-            f"plan.precision = {numerics.precision}: needs scaled losses or 8-bit products; "
+            f"plan.precision = {numerics.precision}: needs scaled losses, or products that torch has not; "
             f"allowed in a real run: {', '.join(PRECISIONS)}"
         )
     if graph is None:
@@ -189,6 +192,32 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
         _refuse_mixers(plan, graph)
     if mesh.tp > 1:
         _refuse_tensor(mesh.tp, graph)
+
+
+def _refuse_eight_bits(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None) -> None:
+    """Products in 8 bits are torchao's, of whole weights in dense layers, with a backward in one piece."""
+    mesh = plan.mesh
+    for wrong, said in (
+        (graph is None, "a model of your own decides on its products itself; allowed: bf16, fp32"),
+        (
+            graph is not None and graph.is_mixture,
+            "products of experts in 8 bits are not written; allowed: bf16",
+        ),
+        (mesh.tp > 1, f"tp = {mesh.tp}: parts of a product would have scales of their own; allowed: 1"),
+        (bool(plan.pipeline.stages), "stages of their own place products by role; allowed: bf16"),
+        (plan.tuning.is_used, "adapters and frozen layers; allowed: bf16"),
+        (
+            plan.data_parallel.kind == "single_process",
+            "kind = single_process; allowed: processes of their own",
+        ),
+        (schedule is not None and is_split(schedule), "a backward in I and W; allowed: a schedule without W"),
+        (
+            importlib.util.find_spec("torchao") is None,
+            "torchao, which computes 8-bit products, is not installed: pip install torchao",
+        ),
+    ):
+        if wrong:
+            raise UserError(f"plan.precision = fp8: {said}")
 
 
 def _refuse_details(plan: Plan, graph: ModelGraph) -> None:
