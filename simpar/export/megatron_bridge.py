@@ -13,15 +13,26 @@ from simpar.export import megatron
 from simpar.export.architecture import architecture
 from simpar.export.bridge_names import PLAIN, SWITCHES
 from simpar.export.bridge_read import read
+from simpar.export.hub import HUB
 from simpar.export.launch import comment, launchers
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
+from simpar.models.catalogue import load_model
 
 MODULE, FUNCTION = "simpar_recipe", "plan"
+PROVIDER = ".models.gpt_provider import GPTModelProvider"
 PRECISIONS = {
     "bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_delayed_scaling_mixed",
     "fp8_blockwise": "bf16_with_fp8_subchannel_scaling_mixed", "mxfp8": "bf16_with_mxfp8_mixed",
 }  # fmt: skip
+BRIDGES = ("gpt_oss", "deepseek_v2", "deepseek_v3")
+"""Families of mixtures that Megatron-Bridge builds from the hub's config, and whose options are not written out."""
+OF_A_PLAN = (
+    "--moe-token-dispatcher-type", "--moe-flex-dispatcher-backend", "--expert-tensor-parallel-size",
+    "--moe-expert-capacity-factor", "--moe-pad-expert-input-to-capacity", "--overlap-moe-expert-parallel-comm",
+    "--moe-grouped-gemm",
+)  # fmt: skip
+"""Arguments of experts that are the plan's, not the model's."""
 CLASSES = {
     "model": "GPTModelProvider",
     "train": "TrainingConfig",
@@ -48,6 +59,9 @@ def losses(s: Subject) -> Iterator[Loss]:
     """What the config cannot say: Megatron-Core's limits, and Bridge's own."""
     if s.graph.has_state:
         yield Loss("model", s.graph.name, "the exporter builds GPT models for it, no hybrids")
+    if is_by_name(s):
+        yield from megatron.parallel_losses(s)
+        return
     if "qk_dim" in s.graph.dims:
         yield Loss("model", s.graph.name, "latent attention has providers of its own; --to megatron says it")
     yield from megatron.losses(s)
@@ -60,15 +74,34 @@ def losses(s: Subject) -> Iterator[Loss]:
         )
 
 
+def is_by_name(s: Subject) -> bool:
+    """Whether Bridge is told a model by its name on the hub: released mixtures that it has a bridge of its own for."""
+    name = s.graph.name
+    if name not in HUB or s.config.get("model_type") not in BRIDGES:
+        return False
+    shipped = load_model(name)
+    return (shipped.dims, shipped.layers) == (s.graph.dims, s.graph.layers)
+
+
+def _arguments(s: Subject) -> Options:
+    """Megatron-LM's arguments; of a model that is named, without those of its architecture."""
+    found = megatron.options(s)
+    if not is_by_name(s):
+        return found
+    known = set(megatron.model_arguments(s)) - set(OF_A_PLAN)
+    return {flag: value for flag, value in found.items() if flag not in known}
+
+
 def options(s: Subject) -> Options:
     """Fields by their dotted names."""
-    arguments = megatron.options(s)
+    arguments = _arguments(s)
     found: Options = {PLAIN[flag]: value for flag, value in arguments.items() if flag in PLAIN}
     for flag, fields in SWITCHES.items():
         found |= fields if flag in arguments else {}
-    found["model.share_embeddings_and_output_weights"] = (
-        "--untie-embeddings-and-output-weights" not in arguments
-    )
+    if not is_by_name(s):
+        found["model.share_embeddings_and_output_weights"] = (
+            "--untie-embeddings-and-output-weights" not in arguments
+        )
     if "--swiglu" in arguments:
         found |= {"model.gated_linear_unit": True, "model.activation_func": Code("functional.silu")}
     if "--moe-layer-freq" in arguments:
@@ -143,7 +176,7 @@ def _module(s: Subject, given: Options) -> str:
         *comment(s),
         *(["from dataclasses import replace", ""] if low else []),
         "import torch",
-        "from megatron.bridge.models.gpt_provider import GPTModelProvider",
+        f"from megatron.bridge{' import AutoBridge' if is_by_name(s) else PROVIDER}",
         f"from megatron.bridge.training.config import (\n    {configs},\n)",
         *(["from megatron.bridge.training.mixed_precision import get_mixed_precision_config"] if low else []),
         "from torch.nn import functional",
@@ -154,13 +187,24 @@ def _module(s: Subject, given: Options) -> str:
         "    return ConfigContainer(",
     ]
     sections = [(key, value) for key, value in given.items() if "." in key]
-    for section, fields in groupby(sections, key=lambda item: item[0].split(".")[0]):
+    if is_by_name(s):
+        provider = (
+            f"AutoBridge.from_hf_pretrained({HUB[s.graph.name]!r}).to_megatron_provider(load_weights=False)"
+        )
+        own = [
+            f"    model.{key.partition('.')[2]} = {_text(value)}"
+            for key, value in sections
+            if _of(key) == "model"
+        ]
+        lines[-1:] = [f"    model = {provider}", *own, lines[-1], "        model=model,"]
+        sections = [(key, value) for key, value in sections if _of(key) != "model"]
+    for section, fields in groupby(sections, key=lambda item: _of(item[0])):
         lines.append(f"        {section}={CLASSES[section]}(")
         lines += [f"            {key.split('.', 1)[1]}={_text(value)}," for key, value in fields]
         lines.append("        ),")
     lines += [
         f"        {section}={CLASSES[section]}()," for section in CLASSES
-        if not any(key.startswith(f"{section}.") for key, _ in sections)
+        if section != "model" and not any(key.startswith(f"{section}.") for key, _ in sections)
     ]  # fmt: skip
     if precision:
         name = f'get_mixed_precision_config("{precision}")'
@@ -169,12 +213,18 @@ def _module(s: Subject, given: Options) -> str:
     return "\n".join([*lines, "    )"]) + "\n"
 
 
+def _of(key: str) -> str:
+    return key.partition(".")[0]
+
+
 def _text(value: Any) -> str:
     return str(value) if isinstance(value, Code) else repr(value)
 
 
 def notes(s: Subject) -> Iterator[str]:
     """What to know."""
+    if is_by_name(s):
+        yield f"The model is built from the config of {HUB[s.graph.name]} on the hub, which is fetched at the start."
     yield "Mock data and a null tokenizer, learning rate and number of iterations are placeholders."
     if s.plan.tensor_parallel.overlap and s.plan.mesh.tp > 1:
         yield "Overlap of tensor parallelism takes its buffers from `comm_overlap`: set it for your sizes."

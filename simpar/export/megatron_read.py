@@ -54,11 +54,9 @@ def _mesh(given: Arguments) -> dict[str, Any]:
         found["rank_order"] = "tp-cp-pp-dp"
     found |= _context(given)
     found["etp"] = given.number("--expert-tensor-parallel-size")
-    if given.has("--num-experts"):
-        found["etp"] = given.number("--expert-tensor-parallel-size")
-        found["capacity_factor"] = given.text("--moe-expert-capacity-factor")
-        found["token_dispatch"] = "per_node" if given.text("--moe-token-dispatcher-type") == "flex" else None
-        found["ep_overlap"] = True if given.has("--overlap-moe-expert-parallel-comm") else None
+    found["capacity_factor"] = given.text("--moe-expert-capacity-factor")
+    found["token_dispatch"] = "per_node" if given.text("--moe-token-dispatcher-type") == "flex" else None
+    found["ep_overlap"] = True if given.has("--overlap-moe-expert-parallel-comm") else None
     overlap = given.has("--tp-comm-overlap")
     if (found["tp"] or 1) > 1:
         found |= {

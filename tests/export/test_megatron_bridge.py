@@ -6,11 +6,12 @@ import pytest
 
 from simpar.export import unsupported
 from simpar.export.bridge_names import PLAIN, SWITCHES
+from simpar.export.hub import HUB
 from simpar.export.megatron import options as arguments
 from simpar.export.subject import subject
 from simpar.models.catalogue import load_model
 
-from .conftest import PLANS, TRAINING, checked, comes_back, exported
+from .conftest import MIXTURES, PLANS, TRAINING, checked, comes_back, exported
 
 ELSEWHERE = {
     "--group-query-attention", "--max-position-embeddings", "--swiglu", "--untie-embeddings-and-output-weights",
@@ -59,6 +60,20 @@ def test_bf16_gradients_change_the_precision_recipe():
     text = exported("megatron-bridge", checked(dp=8, zero=1, grad_dtype="bf16"))["simpar_recipe.py"]
     assert "grad_reduce_in_fp32=False)" in text
     compile(text, "simpar_recipe.py", "exec")
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "deepseek-v3", "qwen3-30b-a3b", "mixtral-8x7b"])
+def test_mixtures_are_told_whole_or_by_their_released_name(model):
+    """Families whose options are not written out, and that Bridge has a bridge for, are built from the hub's config."""
+    plan = checked(model, **MIXTURES["experts-pp"])
+    assert not unsupported(plan, load_model(model), TRAINING, "megatron-bridge")
+    text = exported("megatron-bridge", plan)["simpar_recipe.py"]
+    ast.parse(text)
+    named = model.startswith(("gpt-oss", "deepseek"))
+    assert (f"AutoBridge.from_hf_pretrained({HUB[model]!r})" in text) is named
+    assert ("GPTModelProvider(" in text) is not named
+    assert "num_moe_experts" not in text or not named
+    assert comes_back("megatron-bridge", plan, "simpar_recipe.py")
 
 
 def test_learned_positions_must_be_as_long_as_sequences():
