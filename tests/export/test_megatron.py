@@ -91,9 +91,14 @@ def test_layouts_as_people_write_them(text, stages):
     assert layers_of(text) == stages
 
 
-@pytest.mark.parametrize("text", ["t|t", "E|t", "Et|x|L", "Et|mL", "(Et|)*9999" * 200, ""])
+def test_layers_that_predict_count_as_layers_of_their_stage():
+    """As an export writes them at the end of the last stage."""
+    assert layers_of("E,t*8|(t*8|)*6,t*5,m,L") == (8,) * 7 + (6,)
+
+
+@pytest.mark.parametrize("text", ["t|t", "E|t", "Et|x|L", "Et|nL", "(Et|)*9999" * 200, ""])
 def test_malformed_layouts_are_refused(text):
-    """A layout begins with the embedding and ends with the loss; multi-token prediction is not in a plan."""
+    """A layout begins with the embedding and ends with the loss; of other letters it has t and m."""
     with pytest.raises(UserError, match="layout"):
         layers_of(text)
 
