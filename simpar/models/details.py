@@ -182,8 +182,9 @@ class Details:
     """What a run needs beside sizes and operators.
 
     ``activation`` goes by its name in transformers. Norms add ``norm_eps`` to the mean square and multiply with
-    ``norm_offset`` + weight. Matrices start from a normal distribution of standard deviation ``init_std``. ``unread``
-    are fields of the config that nothing here understands, ``unbuilt`` parts that are simulated and not run.
+    ``norm_offset`` + weight. Matrices start from a normal distribution of standard deviation ``init_std``. Steps of
+    state-space scans are at least ``least_step``. ``unread`` are fields of the config that nothing here understands,
+    ``unbuilt`` parts that are simulated and not run.
     """
 
     activation: str = "silu"
@@ -195,6 +196,7 @@ class Details:
     scales: Scales = field(default_factory=Scales)
     caps: Caps = field(default_factory=Caps)
     gating: Gating = field(default_factory=Gating)
+    least_step: float = 0.0
     unread: tuple[str, ...] = ()
     unbuilt: tuple[str, ...] = ()
 

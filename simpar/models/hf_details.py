@@ -66,7 +66,7 @@ DEFAULTS: Mapping[str, Details] = {
     "olmoe": Details(gating=_PLAIN),
     "phimoe": Details(positions=_turning(1_000_000.0), gating=Gating("sparse_mixer")),
     "dbrx": Details(), "grok-1": Details("gelu", gating=_PLAIN),
-    "nemotron_h": Details("relu2", gating=_CHOSEN),
+    "nemotron_h": Details("relu2", gating=_CHOSEN, least_step=0.001),
     **dict.fromkeys(
         ("granite", "granitemoe", "granitemoeshared", "granitemoehybrid"),
         replace(_MISTRAL, scales=Scales(attention=1.0)),
@@ -136,6 +136,7 @@ def details(config: Config, graph: ModelGraph) -> Details:
             config.optional("final_logit_softcapping", default=usual.caps.logits),
         ),
         gating=_gating(config, usual.gating),
+        least_step=config.number("time_step_min", default=usual.least_step) if usual.least_step else 0.0,
     )
     return replace(found, unread=config.unread(SILENT), unbuilt=graph.details.unbuilt)
 

@@ -29,6 +29,8 @@ from simpar.models.transformer import (
 from simpar.units import CAST_DTYPES, FOUR_BITS
 
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+NEWER = {"linear_attention": "M", "full_attention": "*"}
+"""Kinds as newer versions of transformers write them."""
 PREDICTION = "*E"
 KEPT = {"out_proj": "mxfp8", "latent_down": "bf16", "latent_up": "bf16", "qkv": "bf16", "o_proj": "bf16"}
 """Products that the 4-bit recipe of Nemotron 3 Super and Ultra keeps in more bits, beside whole layers at the end and
@@ -160,7 +162,7 @@ def _pattern(config: Config) -> str:
     """The layers as letters. Raises UserError for others, or for another number of layers than the config says."""
     kinds = config.data.get("layers_block_type")
     if isinstance(kinds, list):
-        names = {kind: letter for letter, kind in LETTERS.items()}
+        names = {**{kind: letter for letter, kind in LETTERS.items()}, **NEWER}
         pattern = "".join(names.get(str(kind), "?") for kind in kinds)
     else:
         pattern = config.text("hybrid_override_pattern")

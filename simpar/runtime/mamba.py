@@ -48,8 +48,9 @@ class Convolution(nn.Module):
 class Scan(nn.Module):
     """The state-space scan with its three vectors of parameters."""
 
-    def __init__(self, dims: Mapping[str, int]) -> None:
+    def __init__(self, dims: Mapping[str, int], least_step: float) -> None:
         super().__init__()
+        self.least_step = least_step
         self.heads, self.groups, self.chunk = dims["mamba_heads"], dims["mamba_groups"], dims["chunk"]
         self.decay, self.skip, self.step_bias = (nn.Parameter(torch.empty(self.heads)) for _ in range(3))
 
@@ -58,6 +59,7 @@ class Scan(nn.Module):
         x, b, c, steps = mixed
         wide = torch.promote_types(x.dtype, torch.float32)
         size = functional.softplus(steps.to(wide) + self.step_bias.to(wide))
+        size = size.clamp(min=self.least_step) if self.least_step else size
         heads = x.unflatten(-1, (self.heads, -1)).to(wide)
         by_group = [each.unflatten(-1, (self.groups, -1)).to(wide) for each in (b, c)]
         y = scan(heads, size, -torch.exp(self.decay.to(wide)), *by_group, chunk=self.chunk)
@@ -125,11 +127,11 @@ class GroupNorm(nn.Module):
         )
 
 
-def makers(dims: Mapping[str, int]) -> dict[str, Callable[[Operator], nn.Module]]:
+def makers(dims: Mapping[str, int], least_step: float) -> dict[str, Callable[[Operator], nn.Module]]:
     """How to make a module of every kind of operator that only a mixer has."""
     return {
         "convolution": lambda _: Convolution(dims),
-        "scan": lambda _: Scan(dims),
+        "scan": lambda _: Scan(dims, least_step),
         "gate": lambda _: Gate(),
     }
 

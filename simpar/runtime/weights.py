@@ -16,7 +16,8 @@ from simpar import files
 from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
 from simpar.runtime.decoder import OUTPUT
-from simpar.runtime.hf_weights import SAME, Rule, rules
+from simpar.runtime.hf_layouts import SAME
+from simpar.runtime.hf_weights import Rule, rules
 from simpar.runtime.released import CONFIG, INDEX, Released, opener
 from simpar.runtime.sharded import plain
 from simpar.units import GIB

@@ -37,6 +37,8 @@ def test_kinds_may_be_listed() -> None:
     listed = ["mamba", "mlp", "mamba", "attention", "mlp"]
     config = {**CONFIG, "hybrid_override_pattern": None, "layers_block_type": listed}
     assert read(config).layers == tuple(listed)
+    newer = [{"mamba": "linear_attention", "attention": "full_attention"}.get(kind, kind) for kind in listed]
+    assert read({**config, "layers_block_type": newer}).layers == tuple(listed)
 
 
 def test_experts_read_the_latent() -> None:

@@ -1,0 +1,135 @@
+"""How parameters lie in the tensors of Hugging Face checkpoints: as they are, turned, together, one an expert.
+
+No torch until tensors are read or written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Tensor = Any
+Tensors = Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How some parameters lie in tensors of a checkpoint: ``read`` and ``write``, the inverse, get the dims."""
+
+    read: Callable[[Tensors, Mapping[str, int]], Tensors]
+    write: Callable[[Tensors, Mapping[str, int]], Tensors]
+
+
+def _cat(parts: Tensors, dim: int = 0) -> Tensor:
+    import torch
+
+    return torch.cat(list(parts), dim=dim)
+
+
+def _stack(parts: Tensors, dim: int = 0) -> Tensor:
+    import torch
+
+    return torch.stack(list(parts), dim=dim)
+
+
+def _heads(dims: Mapping[str, int]) -> tuple[int, int, int]:
+    """Rows of queries, of keys and of values."""
+    keys = dims["kv_heads"] * dims["head_dim"]
+    return dims["heads"] * dims["head_dim"], keys, keys
+
+
+def _each(turn: Callable[[Tensor], Tensor]) -> Layout:
+    return Layout(
+        lambda found, _: [turn(each) for each in found], lambda own, _: [turn(each) for each in own]
+    )
+
+
+def _mixed_widths(dims: Mapping[str, int]) -> list[int]:
+    """Rows of the first product of a mixer, by what they make."""
+    inner, shared = dims["mamba_heads"] * dims["mamba_head_dim"], dims["mamba_groups"] * dims["state"]
+    return [inner, inner, shared, shared, dims["mamba_heads"]]
+
+
+def _rows_of_qkv(found: Tensors, dims: Mapping[str, int]) -> Tensors:
+    queries, keys, values = found[0].split(_heads(dims))
+    return [queries, keys, values]
+
+
+def _by_group(found: Tensors, dims: Mapping[str, int]) -> Tensors:
+    """Rows are [key-value heads, their query heads and the two, head_dim]."""
+    whole, groups = found[0], dims["kv_heads"]
+    split = whole.unflatten(0, (groups, -1, dims["head_dim"]))
+    parts = split[:, :-2], split[:, -2:-1], split[:, -1:]
+    return [part.flatten(0, 2) for part in parts]
+
+
+def _to_groups(own: Tensors, dims: Mapping[str, int]) -> Tensors:
+    split = [part.unflatten(0, (dims["kv_heads"], -1, dims["head_dim"])) for part in own]
+    return [_cat(split, dim=1).flatten(0, 2)]
+
+
+def _latent(found: Tensors, dims: Mapping[str, int]) -> Tensors:
+    """Rows of a product out of the latent are [heads, plain and value features]."""
+    split = found[0].unflatten(0, (dims["heads"], -1)).split((dims["plain_dim"], dims["value_dim"]), dim=1)
+    return [part.flatten(0, 1) for part in split]
+
+
+def _to_latent(own: Tensors, dims: Mapping[str, int]) -> Tensors:
+    return [_cat([part.unflatten(0, (dims["heads"], -1)) for part in own], dim=1).flatten(0, 1)]
+
+
+def _mixed(found: Tensors, _: Mapping[str, int]) -> Tensors:
+    """Outputs of a gate and of what it gates take turns: [experts, hidden, 2 ffn] or [experts, 2 ffn]."""
+    whole = found[0].unflatten(-1, (-1, 2))
+    return [whole.movedim(-1, 1).transpose(2, 3) if whole.ndim > 3 else whole.movedim(-1, 1)]
+
+
+def _to_mixed(own: Tensors, _: Mapping[str, int]) -> Tensors:
+    whole = own[0].transpose(2, 3) if own[0].ndim > 3 else own[0]
+    return [whole.movedim(1, -1).flatten(-2)]
+
+
+def _stacked(found: Tensors, dims: Mapping[str, int]) -> Tensors:
+    """One tensor an expert, or a pair of them: gates first, then what they gate."""
+    count = dims["num_experts"]
+    parts = [_stack(found[at : at + count]) for at in range(0, len(found), count)]
+    return [parts[0] if len(parts) == 1 else _stack(parts, dim=1)]
+
+
+def _apart(own: Tensors, _: Mapping[str, int]) -> Tensors:
+    whole = own[0]
+    return (
+        [*whole.unbind(0)]
+        if whole.ndim == 3
+        else [each for part in whole.unbind(1) for each in part.unbind(0)]
+    )
+
+
+def _side_by_side(own: Tensors, _: Mapping[str, int]) -> Tensors:
+    return [_cat(own)]
+
+
+SAME = _each(lambda x: x)
+TURNED = _each(lambda x: x.transpose(-1, -2) if x.ndim > 1 else x)
+ROWS = Layout(_rows_of_qkv, _side_by_side)
+HALVES = Layout(lambda found, _: found[0].chunk(2), _side_by_side)
+GROUPS = Layout(_by_group, _to_groups)
+LATENT = Layout(_latent, _to_latent)
+LATENT_KEY = Layout(lambda found, dims: found[0].split((dims["kv_rank"], dims["rotary_dim"])), _side_by_side)
+MIXED = Layout(_mixed, _to_mixed)
+STACKED = Layout(_stacked, _apart)
+SWAPPED = _each(lambda x: _cat([*reversed(x.chunk(2, dim=1))], dim=1))
+"""Of a product of two inputs side by side, checkpoints have the embedding's columns first."""
+STATE_ROWS = Layout(
+    lambda found, dims: found[0].split(_mixed_widths(dims)), lambda own, _: _side_by_side(own, {})
+)
+"""Gates, inputs, keys, queries and steps of a mixer one after the other."""
+DEPTHWISE = Layout(lambda found, _: [found[0].squeeze(1)], lambda own, _: [own[0].unsqueeze(1)])
+PAIRED = Layout(lambda found, _: [found[0].unflatten(1, (2, -1))], lambda own, _: [own[0].flatten(1, 2)])
+"""Gates of an expert first, then what they gate."""
+ROW = Layout(lambda found, _: [found[0].squeeze(0)], lambda own, _: [own[0].unsqueeze(0)])
+TURNED_ROWS = Layout(
+    lambda found, dims: _rows_of_qkv(TURNED.read(found, dims), dims),
+    lambda own, dims: TURNED.write(_side_by_side(own, dims), dims),
+)
