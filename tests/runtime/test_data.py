@@ -47,6 +47,21 @@ def test_ranks_share_out_every_batch(tmp_path):
     assert seen[:25].tolist() != seen[25:50].tolist()
 
 
+def test_a_resume_goes_on_in_the_same_order(tmp_path):
+    """From any step, on other numbers of ranks, over the end of an epoch: the batches of an undisturbed run."""
+    path = tmp_path / "tokens.bin"
+    np.arange(8 * 11 + 1, dtype=np.uint16).tofile(path)
+    source = open_source(Data(kind="tokens", path=str(path)), Training(seq_len=8, global_batch=4), 1000, 5)
+    assert len(source) == 11
+    whole = [Loader(source, 4, 0, 1, 5).batch(step) for step in range(9)]
+    for ranks in (1, 2, 4):
+        loaders = [Loader(source, 4, rank, ranks, 5) for rank in range(ranks)]
+        for step in (7, 3, 8):  # asked for in any order
+            assert np.array_equal(np.concatenate([each.batch(step) for each in loaders]), whole[step])
+    seen = np.concatenate(whole)[:11, 0]
+    assert len(set(seen.tolist())) == 11
+
+
 def test_samples_are_windows_of_the_file(tmp_path):
     """Sample i starts at i x seq_len and ends with the first token of the next."""
     source = open_source(Data(kind="tokens", path=str(token_file(tmp_path))), TRAINING, 200, 0)

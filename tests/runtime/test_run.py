@@ -73,13 +73,19 @@ def test_a_run_reports_measured_beside_predicted(simpar_run, tmp_path):
 
 def test_one_process_that_drives_all_replicas_trains_as_ddp_does(simpar_run, tmp_path):
     """torch.nn.DataParallel's way, replicas in turn in one process, gives the losses of two processes under DDP."""
-    losses = []
+    losses, held_out = [], []
     for kind in ("single_process", "ddp"):
-        flags = ["--set", f"plan.kind={kind}", "--learning-rate", "1e-3"]
+        flags = ["--set", f"plan.kind={kind}", "--learning-rate", "1e-3", "--eval-every", "3"]
         done = simpar_run(*TWO, "--steps", 4, *flags, "--json", f"{kind}.json", "-o", kind)
         assert done.returncode == 0, done.stderr
-        losses.append(json.loads((tmp_path / f"{kind}.json").read_text())["measured"]["losses"])
+        measured = json.loads((tmp_path / f"{kind}.json").read_text())["measured"]
+        losses.append(measured["losses"])
+        held_out.append(measured["evaluations"])
+        assert "held-out loss" in done.stdout
     assert losses[0] == pytest.approx(losses[1], abs=2e-5)
+    assert list(held_out[0]) == ["3", "4"]
+    assert held_out[0] == pytest.approx(held_out[1], abs=2e-5)
+    assert held_out[0]["4"] < held_out[0]["3"] < losses[0][0]
     assert losses[0][-1] < losses[0][0]
     assert len(list((tmp_path / "single_process").glob("rank*.json"))) == 1
 
