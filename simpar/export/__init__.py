@@ -37,6 +37,7 @@ TARGETS = {
     "accelerate": "accelerate:ACCELERATE",
     "nanotron": "nanotron:NANOTRON",
     "sagemaker": "sagemaker:SAGEMAKER",
+    "maxtext": "maxtext:MAXTEXT",
     "transformers": "transformers:TRANSFORMERS",
     "trl": "trl:TRL",
     "axolotl": "axolotl:AXOLOTL",

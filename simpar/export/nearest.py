@@ -21,7 +21,10 @@ LEFT_OPEN = (
 """Fields that a target decides where a plan leaves them open."""
 OTHERWISE: dict[str, tuple[dict[str, Any], ...]] = {
     "schedule": ({"schedule": None, "actions": None, "pass_costs": None}, {"schedule": "gpipe"}),
-    "recompute": ({"recompute": "selective"}, {"recompute": "full"}, {"recompute": "none"}),
+    "recompute": (
+        {"recompute": "selective"}, {"recompute": "modules:core_attn+layernorm"}, {"recompute": "full"},
+        {"recompute": "none"},
+    ),
     "sequence_parallel": ({"sequence_parallel": False}, {"sequence_parallel": True}),
     "overlap": ({"tensor_parallel": {"overlap": False}},),
     "cp_method": ({"cp_method": "ring"}, {"cp_method": "all_gather"}, {"cp_method": "ulysses"}),

@@ -49,7 +49,7 @@ FEW = ("ddp", "zero-2", "zero-3", "hsdp", "tp-fsdp", "cp-gathered", "fp8", "offl
 CASES = [
     (target, label, model)
     for target in TARGETS
-    for label in (FEW if target in TRAINERS else PLANS)
+    for label in (FEW if target in (*TRAINERS, "maxtext") else PLANS)
     for model in (("llama-3-8b",) if target in TRAINERS else MODELS)
 ]
 
@@ -182,7 +182,7 @@ def test_pages_name_only_files_that_are_there(target, nodes):
     assert ("local.sh" in made) == ("local.sh" in named) == (nodes == 1 and "slurm.sh" in made)
 
 
-@pytest.mark.parametrize("target", [name for name in TARGETS if name != "sagemaker"])
+@pytest.mark.parametrize("target", [name for name in TARGETS if name not in ("sagemaker", "maxtext")])
 def test_jobs_of_kubernetes_have_a_pod_a_node(target):
     """A PyTorchJob that parses: replicas, devices, and a start that is shell."""
     job = YAML(typ="safe", pure=True).load(written(target, 32, dp=32, zero=3)["pytorchjob.yaml"])
@@ -220,6 +220,7 @@ def test_a_dtype_of_gradients_that_a_plan_says_is_kept_or_lost_aloud(target, dty
         "torchtitan-0.2",
         "accelerate",
         "sagemaker",
+        "maxtext",
         *TRAINERS,
     )
     found = plan.model_copy(update={"predicted": {"step_time_s": 1.0}})

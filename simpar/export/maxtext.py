@@ -1,0 +1,130 @@
+"""MaxText: a config laid over its base, for TPUs and GPUs; the compiler shards as the mesh says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from simpar.export import rules
+from simpar.export.launch import LOCAL_HEAD, SLURM_HEAD, comment
+from simpar.export.subject import Loss, Subject
+from simpar.export.target import Options, Target
+from simpar.export.yaml_text import lines
+from simpar.models.catalogue import load_model
+
+CONFIG = "maxtext.yml"
+MODELS = {
+    "llama-2-7b": "llama2-7b", "llama-2-13b": "llama2-13b", "llama-2-70b": "llama2-70b", "llama-3-8b": "llama3-8b",
+    "llama-3-70b": "llama3-70b", "llama-3.1-8b": "llama3.1-8b", "llama-3.1-70b": "llama3.1-70b",
+    "llama-3.1-405b": "llama3.1-405b", "mistral-7b": "mistral-7b", "gemma-2-2b": "gemma2-2b", "gemma-2-9b": "gemma2-9b",
+    "gemma-2-27b": "gemma2-27b", "qwen3-0.6b": "qwen3-0.6b", "qwen3-4b": "qwen3-4b", "qwen3-8b": "qwen3-8b",
+    "qwen3-14b": "qwen3-14b", "qwen3-32b": "qwen3-32b", "gpt3-175b": "gpt3-175b",
+}  # fmt: skip
+"""Names of MaxText's ``configs/models`` by those of shipped models."""
+REMAT = {"full": "full", "modules:core_attn+layernorm": "minimal"}
+"""What is computed again: all, or all but products with weights."""
+DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16"}
+_START = """exec {srun}python -m MaxText.train {config} "$@"
+"""
+
+
+def losses(s: Subject) -> Iterator[Loss]:
+    """What the exporter does not say in a MaxText config."""
+    name, data = s.graph.name, s.plan.data_parallel
+    if name not in MODELS or load_model(name).dims != s.graph.dims:
+        yield Loss("model", name, f"models are named: {', '.join(MODELS)}")
+    yield from rules.no_single_process(s)
+    yield from rules.only_rank_orders(s, "tp-cp-dp-pp")
+    for axis in ("pp", "cp", "ep"):
+        yield from rules.no_axis(s, axis, "the exporter knows the mesh axes data, fsdp and tensor for it")
+    if data.zero in (1, 2):
+        yield Loss(
+            "zero", data.zero, "states and parameters are sharded together (fsdp), or nothing: zero 0 or 3"
+        )
+    if s.plan.memory.recompute not in REMAT:
+        yield Loss(
+            "recompute",
+            s.plan.memory.recompute,
+            "remat_policy is full, or minimal: modules:core_attn+layernorm",
+        )
+    numerics = s.plan.numerics
+    if numerics.precision not in DTYPES:
+        yield Loss(
+            "precision", numerics.precision, "dtype is bfloat16 or float32, products have 16 or 8 bits"
+        )
+    if numerics.optimizer != "adamw":
+        yield Loss("optimizer", numerics.optimizer, "the optimizer is AdamW")
+    offload = s.plan.offload
+    if offload.is_used:
+        yield Loss(
+            "offload_optimizer", offload.offload_optimizer, "the exporter keeps all in the device's memory"
+        )
+    by_compiler = "the compiler decides what is sent when"
+    yield from rules.chosen(
+        s,
+        bucket_bytes=by_compiler,
+        first_bucket_bytes=by_compiler,
+        overlap_grad_reduce=by_compiler,
+        overlap_param_gather=by_compiler,
+        overlap=by_compiler,
+        reshard_after_forward=by_compiler,
+        grad_dtype="gradients have the dtype of weights",
+        master_weights="weights are fp32",
+    )
+
+
+def options(s: Subject) -> Options:
+    """Options by name: axes inside of a slice (ici) are the fast ones, replicas of shards lie between slices (dcn)."""
+    data, sharded = s.plan.data_parallel, s.plan.data_parallel.zero == 3
+    found: Options = {
+        "base_config": "base.yml",
+        "run_name": "simpar",
+        "model_name": MODELS.get(s.graph.name, s.graph.name),
+        "max_target_length": s.training.seq_len,
+        "per_device_batch_size": s.plan.micro_batch / s.plan.mesh.tp,
+        "gradient_accumulation_steps": s.microbatches,
+        "ici_tensor_parallelism": s.plan.mesh.tp,
+        "ici_fsdp_parallelism": s.dp // data.hsdp if sharded else 1,
+        "ici_data_parallelism": 1 if sharded else s.dp,
+        "dcn_data_parallelism": data.hsdp if sharded else 1,
+        "dcn_fsdp_parallelism": 1,
+        "remat_policy": REMAT.get(s.plan.memory.recompute, "full"),
+        "dtype": DTYPES.get(s.plan.numerics.precision, "bfloat16"),
+        "weight_dtype": "float32",
+        "steps": 100,
+        "learning_rate": 3e-4,
+        "dataset_type": "synthetic",
+        "enable_checkpointing": False,
+        "base_output_directory": "output",
+    }
+    return found | ({"quantization": "fp8"} if s.plan.numerics.precision == "fp8" else {})
+
+
+def files(s: Subject, given: Options) -> Mapping[str, str]:
+    """The config and the launchers: JAX has a process a host."""
+    shape = {"nodes": s.nodes, "devices": s.devices_per_node}
+    found = {
+        CONFIG: "\n".join([*comment(s), *lines(given)]) + "\n",
+        "slurm.sh": SLURM_HEAD.format(**shape) + _START.format(srun="srun ", config=CONFIG),
+    }
+    local = LOCAL_HEAD.format(**shape) + _START.format(srun="", config=CONFIG)
+    return found | ({"local.sh": local} if s.nodes == 1 else {})
+
+
+def notes(_: Subject) -> Iterator[str]:
+    """What to know."""
+    yield "Synthetic data, learning rate and number of steps are placeholders: a plan does not say them."
+    yield "On TPUs start the same command on every host of the slice; `hardware=gpu` runs it on GPUs."
+
+
+MAXTEXT = Target(
+    name="maxtext",
+    description="MaxText: a config over its base, for TPUs and GPUs",
+    version="MaxText git main (configs/base.yml, configs/models)",
+    stack="maxtext",
+    losses=losses,
+    options=options,
+    files=files,
+    notes=notes,
+    features=("a part",),
+    how="Put `base.yml` of MaxText's `configs` beside this page, or name its path in `base_config`.",
+)
