@@ -239,6 +239,7 @@ def _refuse_details(plan: Plan, graph: ModelGraph) -> None:
     for has, what in (
         (details.caps.attention, "a cap of attention scores"),
         (details.positions.alibi, "ALiBi"),
+        (details.dropout.attention > 0, "dropout of attention"),
     ):
         if has and plan.mesh.cp > 1:
             raise UserError(

@@ -91,6 +91,16 @@ def test_what_cannot_run_is_refused_with_the_reason(values, words):
         strategy(**values)
 
 
+def test_dropout_of_attention_is_refused_in_parts_of_a_sequence(tmp_path):
+    """Parts of a sequence go through kernels that drop nothing; whole sequences drop."""
+    path = tmp_path / "config.json"
+    sizes = {"vocab_size": 96, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64}
+    path.write_text(json.dumps({"model_type": "gpt2", "attn_pdrop": 0.1, **sizes}))
+    assert strategy(model=str(path), dp=4)
+    with pytest.raises(UserError, match=r"plan.cp = 2 with dropout of attention: .*allowed: 1"):
+        strategy(model=str(path), cp=2, dp=2)
+
+
 def test_a_part_of_a_model_that_no_run_computes_is_named(tmp_path):
     """Apertus is simulated; its activation has parameters of its own, which no run has."""
     sizes = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
