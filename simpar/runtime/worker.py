@@ -29,6 +29,8 @@ PORT = "port{attempt}"
 POLL_S = 0.02
 FAILED = 1
 BAD_INPUT = 2
+SAME = {"plan", "model", "training", "steps", "learning", "selective"}
+"""Fields of a job that every node has alike; folders, files of data and devices are its own."""
 
 
 def main() -> int:
@@ -72,11 +74,41 @@ def run(job: Job) -> dict[str, Any]:
 
     rank = int(os.environ["RANK"])
     trained = int(os.environ["WORLD_SIZE"]) - int(job.plan.data_parallel.servers or 0)
+    nodes = os.environ.get("GROUP_WORLD_SIZE", "1")
     with joined(job.machine, Path(job.folder), on_host=rank >= trained) as device:
+        if nodes != "1":
+            _agree(job)
         found = train(job, rank, trained, device) if rank < trained else serve_job(job, rank, trained)
-        if os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
+        if nodes != "1":
             _bring_home(found, Path(job.folder))
         return found
+
+
+def _agree(job: Job) -> None:
+    """Refuse jobs of nodes that were given unlike commands, on every rank. Raises UserError."""
+    import torch.distributed as dist
+
+    here = job.model_dump(mode="json", include=SAME)
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, here)
+    for rank, there in enumerate(every):
+        if unlike := first_difference(here, there):
+            name, mine, other = unlike
+            raise UserError(
+                f"{name}: {mine!r} on the node of rank {dist.get_rank()}, {other!r} on that of rank {rank}; "
+                "allowed: the same command on every node, but for --node-rank"
+            )
+
+
+def first_difference(one: Any, other: Any, name: str = "") -> tuple[str, Any, Any] | None:
+    """(dotted name, value here, value there) of the first field that differs; None where two documents agree."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in dict.fromkeys((*one, *other)):
+            dotted = f"{name}.{key}" if name else str(key)
+            if found := first_difference(one.get(key), other.get(key), dotted):
+                return found
+        return None
+    return None if one == other else (name, one, other)
 
 
 def _bring_home(found: dict[str, Any], folder: Path) -> None:

@@ -1,12 +1,16 @@
 """What ranks of several nodes leave for each other's launchers."""
 
 import json
+import re
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from simpar.errors import UserError  # noqa: E402
+from simpar.plan.plan import Plan  # noqa: E402
 from simpar.runtime import worker  # noqa: E402
+from simpar.runtime.job import Job  # noqa: E402
 
 
 @pytest.mark.parametrize(("rank", "local", "left"), [(0, 0, [2, 3]), (1, 1, []), (2, 0, [0, 1]), (3, 1, [])])
@@ -25,3 +29,35 @@ def test_every_node_gets_what_the_others_measured(tmp_path, monkeypatch, rank, l
     worker._bring_home({"rank": rank}, tmp_path)
     found = {path.name: json.loads(path.read_text())["rank"] for path in tmp_path.iterdir()}
     assert found == {f"rank{other}.json": other for other in left}
+
+
+def job(folder, **plan):
+    """A job of a shipped model on one node, with some keys of its plan."""
+    training = {"global_batch": 8, "seq_len": 32}
+    return Job(plan=Plan().with_values(**plan), model="tiny-llama", training=training, steps=3, folder=folder)
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({}, None),
+        (
+            {"zero": 3},
+            "plan.data_parallel.zero: 0 on the node of rank 0, 3 on that of rank 1; allowed: the same command",
+        ),
+    ],
+)
+def test_nodes_with_unlike_commands_are_told_the_first_difference(monkeypatch, plan, words):
+    """Every rank compares what all nodes were told to train; folders of their own do not count."""
+
+    def gather(every, here):
+        every[:] = [here, job("there", **plan).model_dump(mode="json", include=worker.SAME)]
+
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    if words is None:
+        worker._agree(job("here"))
+    else:
+        with pytest.raises(UserError, match=re.escape(words)):
+            worker._agree(job("here"))
