@@ -140,7 +140,10 @@ def test_microbatches():
         ("search: {fit_probability: 0.9, stack: x}", "unknown key search.stack; allowed: fit_probability"),
         ("search: {fit_probability: 1.5}", "/plan.yaml:1: search.fit_probability = 1.5: "),
         ("version: 2", "/plan.yaml:1: version = 2: plans of another version cannot be read; allowed: '1'"),
-        ("training: {seq_len: 4}", "/plan.yaml:1: training.global_batch is missing"),
+        (
+            "training: {seq_len: 0}",
+            "/plan.yaml:1: training.seq_len = 0: Input should be greater than or equal to 1",
+        ),
         ("tp: 2\ntensor_parallel_size: 4", "tp = 2 and tensor_parallel_size = 4 mean the same; give one"),
         ("micro_batch: 2\nmicro_batch_size: 4", "micro_batch_size = 4 mean the same; give one"),
         ("pipeline: 1f1b\nvpp: 2", "'1f1b' stands where a section with fields is needed"),

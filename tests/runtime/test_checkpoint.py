@@ -214,7 +214,7 @@ def test_a_killed_rank_costs_nothing_but_time(simpar_run, tmp_path):
         "run",
         *SMALL,
         "--steps",
-        "30",
+        "20",
         "--zero",
         "1",
         "--json",
@@ -233,10 +233,10 @@ def test_a_killed_rank_costs_nothing_but_time(simpar_run, tmp_path):
     assert process.returncode == 0, errors
     assert int((tmp_path / "out/rank1.pid").read_text()) != killed
     after, report = losses(tmp_path / "out"), json.loads((tmp_path / "out.json").read_text())
-    assert sorted(after) == list(range(30))
+    assert sorted(after) == list(range(20))
     assert {step: after[step] for step in before} == before
     assert report["measured"]["losses"] == list(after.values())
-    assert report["measured"]["steps_measured"] <= 30 - 6 - 2, "it went on from a checkpoint"
-    done = simpar_run(*SMALL, "--steps", 30, "--zero", 1, "--checkpoint", "saved")
+    assert report["measured"]["steps_measured"] <= 20 - 6 - 2, "it went on from a checkpoint"
+    done = simpar_run(*SMALL, "--steps", 20, "--zero", 1, "--checkpoint", "saved")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "30 steps are done; allowed: --steps above 30" in done.stderr
+    assert "20 steps are done; allowed: --steps above 20" in done.stderr

@@ -25,6 +25,7 @@ def test_replicas_on_ranks_train_like_replicas_one_by_one(run_rounds):
     assert all(result["spread"] > 1e-4 for result in results)
 
 
+@pytest.mark.slow
 def test_averaging_every_step_of_sgd_is_data_parallelism(run_matrix):
     """The mean of parameters after one step of SGD is the step of the mean gradient."""
     cases = [{"dp": 4, "sync": "local-sgd", "sync_every": 1, "optimizer": "sgd", "precision": "fp32"}]

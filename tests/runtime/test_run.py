@@ -75,7 +75,7 @@ def test_one_process_that_drives_all_replicas_trains_as_ddp_does(simpar_run, tmp
     """torch.nn.DataParallel's way, replicas in turn in one process, gives the losses of two processes under DDP."""
     losses, held_out = [], []
     for kind in ("single_process", "ddp"):
-        flags = ["--set", f"plan.kind={kind}", "--learning-rate", "1e-3", "--eval-every", "3"]
+        flags = ["--set", f"plan.kind={kind}", "--threads", 1, "--learning-rate", "1e-3", "--eval-every", "3"]
         done = simpar_run(*TWO, "--steps", 4, *flags, "--json", f"{kind}.json", "-o", kind)
         assert done.returncode == 0, done.stderr
         measured = json.loads((tmp_path / f"{kind}.json").read_text())["measured"]

@@ -35,6 +35,7 @@ def test_servers_hold_what_one_process_has(run_servers):
     assert asp["stale"] > 0
 
 
+@pytest.mark.slow
 def test_a_run_reports_measured_beside_simulated_staleness(simpar_run, tmp_path):
     """Two replicas, a server, asynchronous: losses of both, and both distributions."""
     flags = ["--sync", "asp", "--set", "plan.servers=1", "--json", "out.json", "-o", "here"]
