@@ -8,7 +8,7 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
-from simpar.models.transformer import Shape
+from simpar.models.transformer import Shape, Style
 
 MAX_SIZE = 2**31
 
@@ -109,6 +109,10 @@ class Config:
             raise UserError(f"{self.source}: {name} = {value!r}: allowed: true, false")
         return value
 
+    def tied(self, *, default: bool = False) -> bool:
+        """Whether the head uses the embedding's table. Raises UserError."""
+        return self.flag("tie_word_embeddings", default=default)
+
     def text(self, name: str, default: str = "") -> str:
         """A text field."""
         value = self.data.get(name)
@@ -174,3 +178,20 @@ def windows_of(config: Config, layers: int, *, default: bool) -> tuple[int | Non
     if isinstance(kinds, list) and len(kinds) == layers:
         return tuple(size if "sliding" in str(kind) else None for kind in kinds)
     return (size,) * layers
+
+
+def gpt_shape(config: Config, *, kv_heads: int = 0) -> Shape:
+    """The shape behind GPT-2's field names, with positions that are learnt. Raises UserError."""
+    hidden = config.size("n_embd", "hidden_size")
+    return shape_of(
+        config, hidden=hidden, ffn=config.size("n_inner", default=4 * hidden),
+        layers=config.size("n_layer", "num_hidden_layers"), heads=config.size("n_head", "num_attention_heads"),
+        kv_heads=kv_heads, positions=config.size("n_positions", "max_position_embeddings", default=1024),
+    )  # fmt: skip
+
+
+def gpt_style(*, tied: bool, rotary: bool = False, **more: Any) -> Style:
+    """GPT's style: LayerNorm, plain MLP, biases everywhere."""
+    return Style(
+        norm="layer", gated=False, tied=tied, qkv_bias=True, output_bias=True, mlp_bias=True, rotary=rotary, **more
+    )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.files import allowed, suggest
-from simpar.models.config import Config, Family, llama_shape, shape_of, windows_of
+from simpar.models.config import Config, Family, gpt_shape, gpt_style, llama_shape, shape_of, windows_of
 from simpar.models.graph import ModelGraph
 from simpar.models.hf_dense import DENSE
 from simpar.models.hf_details import details
@@ -54,21 +54,19 @@ def read(config: Mapping[str, Any], name: str = "model") -> ModelGraph:
 def _llama(config: Config, name: str) -> ModelGraph:
     bias = config.flag("attention_bias", default=False)
     mlp = config.flag("mlp_bias", default=False)
-    style = Style(
-        tied=config.flag("tie_word_embeddings", default=False), qkv_bias=bias, output_bias=bias, mlp_bias=mlp
-    )
+    style = Style(tied=config.tied(), qkv_bias=bias, output_bias=bias, mlp_bias=mlp)
     return build(name, llama_shape(config), style)
 
 
 def _mistral(config: Config, name: str) -> ModelGraph:
     shape = llama_shape(config, kv_heads=8)
-    style = Style(tied=config.flag("tie_word_embeddings", default=False))
+    style = Style(tied=config.tied())
     return build(name, shape, style, layers=windowed(windows_of(config, shape.layers, default=True)))
 
 
 def _qwen2(config: Config, name: str) -> ModelGraph:
     shape = llama_shape(config)
-    style = Style(tied=config.flag("tie_word_embeddings", default=False), qkv_bias=True)
+    style = Style(tied=config.tied(), qkv_bias=True)
     return build(name, shape, style, layers=windowed(windows_of(config, shape.layers, default=False)))
 
 
@@ -76,7 +74,7 @@ def _qwen3(config: Config, name: str) -> ModelGraph:
     shape = llama_shape(config, head_dim=128)
     bias = config.flag("attention_bias", default=False)
     style = Style(
-        tied=config.flag("tie_word_embeddings", default=False),
+        tied=config.tied(),
         qkv_bias=bias,
         output_bias=bias,
         qk_norm="head",
@@ -86,7 +84,7 @@ def _qwen3(config: Config, name: str) -> ModelGraph:
 
 def _gemma(config: Config, name: str) -> ModelGraph:
     shape = llama_shape(config, head_dim=256)
-    return build(name, shape, Style(tied=config.flag("tie_word_embeddings", default=True)))
+    return build(name, shape, Style(tied=config.tied(default=True)))
 
 
 def _alternating(config: Config, layers: int, period: int) -> tuple[int | None, ...]:
@@ -100,7 +98,7 @@ def _alternating(config: Config, layers: int, period: int) -> tuple[int | None, 
 
 def _gemma2(config: Config, name: str) -> ModelGraph:
     shape = llama_shape(config, head_dim=256)
-    style = Style(tied=config.flag("tie_word_embeddings", default=True), norms=4)
+    style = Style(tied=config.tied(default=True), norms=4)
     return build(name, shape, style, layers=windowed(_alternating(config, shape.layers, 2)))
 
 
@@ -108,70 +106,43 @@ def _gemma3(config: Config, name: str) -> ModelGraph:
     sizes = {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4}
     config = config.having(sizes, unless_given=True)
     shape = llama_shape(config, head_dim=256)
-    style = Style(tied=config.flag("tie_word_embeddings", default=True), norms=4, qk_norm="head")
+    style = Style(tied=config.tied(default=True), norms=4, qk_norm="head")
     period = config.size("sliding_window_pattern", "_sliding_window_pattern", default=6)
     return build(name, shape, style, layers=windowed(_alternating(config, shape.layers, period)))
 
 
 def _phi3(config: Config, name: str) -> ModelGraph:
     shape = llama_shape(config)
-    style = Style(tied=config.flag("tie_word_embeddings", default=False))
+    style = Style(tied=config.tied())
     return build(name, shape, style, layers=windowed(windows_of(config, shape.layers, default=True)))
 
 
 def _phi(config: Config, name: str) -> ModelGraph:
     style = Style(
         norm="layer", gated=False, qkv_bias=True, output_bias=True, mlp_bias=True, head_bias=True, parallel=True,
-        norms=1, tied=config.flag("tie_word_embeddings", default=False),
+        norms=1, tied=config.tied(),
     )  # fmt: skip
     return build(name, llama_shape(config), style)
 
 
 def _olmo2(config: Config, name: str) -> ModelGraph:
-    style = Style(
-        tied=config.flag("tie_word_embeddings", default=False), qk_norm="full", extra={"post_norm_only": True}
-    )
+    style = Style(tied=config.tied(), qk_norm="full", extra={"post_norm_only": True})
     return build(name, llama_shape(config), style)
 
 
 def _olmo(config: Config, name: str) -> ModelGraph:
-    return build(
-        name, llama_shape(config), Style(norm="none", tied=config.flag("tie_word_embeddings", default=False))
-    )
+    return build(name, llama_shape(config), Style(norm="none", tied=config.tied()))
 
 
 def _gpt2(config: Config, name: str) -> ModelGraph:
-    hidden = config.size("n_embd", "hidden_size")
-    shape = shape_of(
-        config,
-        hidden=hidden,
-        ffn=config.size("n_inner", default=4 * hidden),
-        layers=config.size("n_layer", "num_hidden_layers"),
-        heads=config.size("n_head", "num_attention_heads"),
-        positions=config.size("n_positions", "max_position_embeddings", default=1024),
-    )
-    style = _biased(tied=config.flag("tie_word_embeddings", default=True))
+    style = gpt_style(tied=config.tied(default=True))
     dropout = config.rate("resid_pdrop", "attn_pdrop", "embd_pdrop")
-    return build(name, shape, style, dropout=dropout > 0)
-
-
-def _biased(*, tied: bool, rotary: bool = False, **more: Any) -> Style:
-    """The GPT style: LayerNorm, plain MLP, biases everywhere."""
-    return Style(
-        norm="layer",
-        gated=False,
-        tied=tied,
-        qkv_bias=True,
-        output_bias=True,
-        mlp_bias=True,
-        rotary=rotary,
-        **more,
-    )
+    return build(name, gpt_shape(config), style, dropout=dropout > 0)
 
 
 def _gpt_neox(config: Config, name: str) -> ModelGraph:
     parallel = config.flag("use_parallel_residual", default=True)
-    style = _biased(tied=config.flag("tie_word_embeddings", default=False), rotary=True, parallel=parallel)
+    style = gpt_style(tied=config.tied(), rotary=True, parallel=parallel)
     bias = config.flag("attention_bias", default=True)
     shape = llama_shape(config.having({"num_key_value_heads": None}))  # the family has none
     return build(name, shape, replace(style, qkv_bias=bias, output_bias=bias))
@@ -190,7 +161,7 @@ def _falcon(config: Config, name: str) -> ModelGraph:
     parallel = config.flag("parallel_attn", default=True) or new
     norms = 2 if new and config.size("num_ln_in_parallel_attn", default=2) == 2 else (1 if parallel else 2)
     style = Style(
-        norm="layer", gated=False, tied=config.flag("tie_word_embeddings", default=True), qkv_bias=bias,
+        norm="layer", gated=False, tied=config.tied(default=True), qkv_bias=bias,
         output_bias=bias, mlp_bias=bias, rotary=not config.flag("alibi", default=False), parallel=parallel, norms=norms,
     )  # fmt: skip
     return build(name, shape, style)
@@ -209,7 +180,7 @@ def _mpt(config: Config, name: str) -> ModelGraph:
     plain = config.flag("no_bias", default=True)
     style = Style(
         norm="weight" if plain else "layer", gated=False, rotary=False, qkv_bias=not plain, output_bias=not plain,
-        mlp_bias=not plain, tied=config.flag("tie_word_embeddings", default=True),
+        mlp_bias=not plain, tied=config.tied(default=True),
     )  # fmt: skip
     return build(name, shape, style)
 
@@ -228,7 +199,7 @@ def _opt(config: Config, name: str) -> ModelGraph:
         raise UserError(
             f"{name}: word_embed_proj_dim: allowed: hidden_size, {hidden}; projections are not modelled"
         )
-    style = _biased(tied=config.flag("tie_word_embeddings", default=True))
+    style = gpt_style(tied=config.tied(default=True))
     bias = config.flag("enable_bias", default=True)
     plain = not config.flag("layer_norm_elementwise_affine", default=True)
     style = replace(style, qkv_bias=bias, output_bias=bias, mlp_bias=bias, norm="none" if plain else "layer")
@@ -241,13 +212,13 @@ def _bloom(config: Config, name: str) -> ModelGraph:
         config, hidden=hidden, ffn=4 * hidden, layers=config.size("n_layer", "num_hidden_layers"),
         heads=config.size("n_head", "num_attention_heads"),
     )  # fmt: skip
-    tied = config.flag("tie_word_embeddings", default=True)
-    return build(name, shape, _biased(tied=tied, extra={"embedding_norm": True}))
+    tied = config.tied(default=True)
+    return build(name, shape, gpt_style(tied=tied, extra={"embedding_norm": True}))
 
 
 def _starcoder2(config: Config, name: str) -> ModelGraph:
     shape = llama_shape(config, kv_heads=2)
-    style = _biased(tied=config.flag("tie_word_embeddings", default=True), rotary=True)
+    style = gpt_style(tied=config.tied(default=True), rotary=True)
     bias = config.flag("use_bias", default=True)
     style = replace(style, qkv_bias=bias, output_bias=bias, mlp_bias=bias)
     return build(name, shape, style, layers=windowed(windows_of(config, shape.layers, default=True)))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from simpar.errors import UserError
-from simpar.models.config import Config, Family, llama_shape, shape_of, windows_of
+from simpar.models.config import Config, Family, gpt_shape, gpt_style, llama_shape, shape_of, windows_of
 from simpar.models.graph import ModelGraph
 from simpar.models.transformer import Layer, Style, build, windowed
 
@@ -22,10 +22,6 @@ PARALLEL_DROPOUT = "dropout behind branches side by side"
 def unbuilt(graph: ModelGraph, *what: str) -> ModelGraph:
     """The graph with what of it is simulated, and not computed by the runtime."""
     return replace(graph, details=replace(graph.details, unbuilt=(*graph.details.unbuilt, *what)))
-
-
-def _tied(config: Config, *, default: bool) -> bool:
-    return config.flag("tie_word_embeddings", default=default)
 
 
 def _kinds(config: Config, layers: int, usual: Sequence[bool]) -> tuple[bool, ...]:
@@ -42,8 +38,13 @@ def _kinds(config: Config, layers: int, usual: Sequence[bool]) -> tuple[bool, ..
     return tuple("sliding" in str(kind) for kind in listed)
 
 
+def _seeing_near(near: Sequence[bool], window: int | None) -> tuple[Layer, ...]:
+    """Layers with a window, and layers that see everything."""
+    return windowed(tuple(window if each else None for each in near))
+
+
 def _every(config: Config, layers: int, *fields: str, default: int) -> list[bool]:
-    """All layers but every n-th, n a field of the config."""
+    """All layers but every n-th, n a field of the config or the default."""
     period = config.size(*fields, default=default)
     return [(layer + 1) % period != 0 for layer in range(layers)]
 
@@ -68,7 +69,7 @@ def _llama_like(config: Config, name: str) -> ModelGraph:
     if kind == "helium":
         output, heads = False, {"head_dim": 128}
     style = Style(
-        tied=_tied(config, default=kind == "ernie4_5"), qkv_bias=qkv, output_bias=output, mlp_bias=mlp,
+        tied=config.tied(default=kind == "ernie4_5"), qkv_bias=qkv, output_bias=output, mlp_bias=mlp,
         gated=kind != "arcee", extra={"embedding_kept": True},
     )  # fmt: skip
     rates = config.having({"residual_dropout": 0.1, "attention_dropout": 0.1}, unless_given=True)
@@ -84,14 +85,14 @@ def _windowed_llama(config: Config, name: str) -> ModelGraph:
     sizes = {"sliding_window": 8192 if first else 4096}
     near = _kinds(config, shape.layers, usual)
     window = config.having(sizes, unless_given=True).size("sliding_window") if any(near) else None
-    style = Style(tied=_tied(config, default=False), mlp_bias=config.flag("mlp_bias", default=False))
-    return build(name, shape, style, layers=windowed(tuple(window if each else None for each in near)))
+    style = Style(tied=config.tied(), mlp_bias=config.flag("mlp_bias", default=False))
+    return build(name, shape, style, layers=_seeing_near(near, window))
 
 
 def _ministral3(config: Config, name: str) -> ModelGraph:
     shape = llama_shape(config, head_dim=128, kv_heads=8)
     layers = windowed(windows_of(config, shape.layers, default=True))
-    graph = build(name, shape, Style(tied=_tied(config, default=False)), layers=layers)
+    graph = build(name, shape, Style(tied=config.tied()), layers=layers)
     rope = config.mapping("rope_parameters") or config.mapping("rope_scaling")
     return unbuilt(graph, LONG_SCALE) if rope is None or rope.get("llama_4_scaling_beta") else graph
 
@@ -105,7 +106,7 @@ def _cohere(config: Config, name: str) -> ModelGraph:
     bias = config.flag("attention_bias", default=False)
     style = Style(
         norm="weight",
-        tied=_tied(config, default=True),
+        tied=config.tied(default=True),
         qkv_bias=bias,
         output_bias=bias,
         parallel=True,
@@ -129,7 +130,7 @@ def _turning_near(near: Sequence[bool], window: int | None) -> tuple[Layer, ...]
 def _glm(config: Config, name: str) -> ModelGraph:
     """GLM-4: half of a head turns; the versions of 2025 (glm4) have norms before and after both branches."""
     style = Style(
-        tied=_tied(config, default=False), qkv_bias=config.flag("attention_bias", default=True),
+        tied=config.tied(), qkv_bias=config.flag("attention_bias", default=True),
         norms=4 if config.text("model_type") == "glm4" else 2,
     )  # fmt: skip
     return build(name, llama_shape(config, head_dim=128, kv_heads=2), style)
@@ -139,18 +140,18 @@ def _olmo3(config: Config, name: str) -> ModelGraph:
     shape = llama_shape(config)
     bias = config.flag("attention_bias", default=False)
     style = Style(
-        tied=_tied(config, default=False), qk_norm="full", qkv_bias=bias, output_bias=bias,
+        tied=config.tied(), qk_norm="full", qkv_bias=bias, output_bias=bias,
         extra={"post_norm_only": True},
     )  # fmt: skip
-    near = _kinds(config, shape.layers, [(layer + 1) % 4 != 0 for layer in range(shape.layers)])
+    near = _kinds(config, shape.layers, _every(config, shape.layers, default=4))
     window = config.size("sliding_window", default=4096) if any(near) else None
-    return build(name, shape, style, layers=windowed(tuple(window if each else None for each in near)))
+    return build(name, shape, style, layers=_seeing_near(near, window))
 
 
 def _exaone4(config: Config, name: str) -> ModelGraph:
     """Norms behind both branches, normed heads; where layers have windows, those without know no positions."""
     shape = llama_shape(config)
-    style = Style(tied=_tied(config, default=False), qk_norm="head", extra={"post_norm_only": True})
+    style = Style(tied=config.tied(), qk_norm="head", extra={"post_norm_only": True})
     listed = config.data.get("layer_types") is not None or config.data.get("sliding_window", 0) is None
     usual = [] if listed else _every(config, shape.layers, "sliding_window_pattern", default=4)
     config.data.get("sliding_window_pattern")
@@ -176,7 +177,7 @@ def _smollm3(config: Config, name: str) -> ModelGraph:
         windows = tuple(None if each else window for each, window in zip(listed, windows, strict=True))
     bias = config.flag("attention_bias", default=False)
     style = Style(
-        tied=_tied(config, default=True), qkv_bias=bias, output_bias=bias,
+        tied=config.tied(default=True), qkv_bias=bias, output_bias=bias,
         mlp_bias=config.flag("mlp_bias", default=False),
     )  # fmt: skip
     pairs = zip(windows or (None,) * shape.layers, listed, strict=True)
@@ -186,7 +187,7 @@ def _smollm3(config: Config, name: str) -> ModelGraph:
 def _stablelm(config: Config, name: str) -> ModelGraph:
     parallel = config.flag("use_parallel_residual", default=False)
     style = Style(
-        norm="layer", tied=_tied(config, default=False), qkv_bias=config.flag("use_qkv_bias", default=False),
+        norm="layer", tied=config.tied(), qkv_bias=config.flag("use_qkv_bias", default=False),
         parallel=parallel, norms=1 if parallel else 2,
     )  # fmt: skip
     shape = llama_shape(config)
@@ -200,7 +201,7 @@ def _plain_llama(config: Config, name: str) -> ModelGraph:
     usual = config.text("model_type") == "jais2"
     bias = config.flag("attention_bias", default=usual)
     style = Style(
-        norm="layer", gated=False, tied=_tied(config, default=False), qkv_bias=bias, output_bias=bias,
+        norm="layer", gated=False, tied=config.tied(), qkv_bias=bias, output_bias=bias,
         mlp_bias=config.flag("mlp_bias", default=usual),
     )  # fmt: skip
     return build(name, llama_shape(config), style)
@@ -210,7 +211,7 @@ def _hunyuan(config: Config, name: str) -> ModelGraph:
     """Heads are normed after they turned."""
     bias = config.flag("attention_bias", default=False)
     style = Style(
-        tied=_tied(config, default=False), qkv_bias=bias, output_bias=bias, qk_norm="head",
+        tied=config.tied(), qkv_bias=bias, output_bias=bias, qk_norm="head",
         extra={"qk_norm_last": True},
     )  # fmt: skip
     return build(name, llama_shape(config), style)
@@ -221,7 +222,7 @@ def _apertus(config: Config, name: str) -> ModelGraph:
     learnt = config.text("hidden_act", "xielu") == "xielu"
     bias = config.flag("attention_bias", default=False)
     style = Style(
-        gated=False, tied=_tied(config, default=False), qkv_bias=bias, output_bias=bias, qk_norm="head",
+        gated=False, tied=config.tied(), qkv_bias=bias, output_bias=bias, qk_norm="head",
         extra={"activation_parameters": 2} if learnt else {},
     )  # fmt: skip
     graph = build(name, llama_shape(config), style)
@@ -230,9 +231,9 @@ def _apertus(config: Config, name: str) -> ModelGraph:
 
 def _persimmon(config: Config, name: str) -> ModelGraph:
     normed = config.flag("qk_layernorm", default=True)
-    style = Style(
-        norm="layer", gated=False, tied=_tied(config, default=False), qkv_bias=True, output_bias=True, mlp_bias=True,
-        qk_norm="head" if normed else "", extra={"qk_norm_bias": True} if normed else {},
+    style = gpt_style(
+        tied=config.tied(), rotary=True, qk_norm="head" if normed else "",
+        extra={"qk_norm_bias": True} if normed else {},
     )  # fmt: skip
     graph = build(name, llama_shape(config.having({"num_key_value_heads": None})), style)
     return unbuilt(graph, HEAD_LAYER_NORM) if normed else graph
@@ -250,7 +251,7 @@ def _gptj(config: Config, name: str) -> ModelGraph:
             f"{config.source}: rotary_dim = {turned!r}: allowed: 1 to the {shape.head_dim} features of a head"
         )
     style = Style(
-        norm="layer", gated=False, tied=_tied(config, default=False), mlp_bias=True, head_bias=True, parallel=True,
+        norm="layer", gated=False, tied=config.tied(), mlp_bias=True, head_bias=True, parallel=True,
         norms=1,
     )  # fmt: skip
     graph = build(name, shape, style, dropout=config.rate("resid_pdrop", "attn_pdrop", "embd_pdrop") > 0)
@@ -269,7 +270,7 @@ def _gpt_neo(config: Config, name: str) -> ModelGraph:
     style = Style(
         norm="layer",
         gated=False,
-        tied=_tied(config, default=True),
+        tied=config.tied(default=True),
         output_bias=True,
         mlp_bias=True,
         rotary=False,
@@ -277,8 +278,7 @@ def _gpt_neo(config: Config, name: str) -> ModelGraph:
     kinds = _local(config, layers)
     window = config.size("window_size", default=256) if any(kinds) else None
     drops = config.rate("resid_dropout", "embed_dropout", "attention_dropout") > 0
-    windows = tuple(window if each else None for each in kinds)
-    return build(name, shape, style, layers=windowed(windows), dropout=drops)
+    return build(name, shape, style, layers=_seeing_near(kinds, window), dropout=drops)
 
 
 def _local(config: Config, layers: int) -> list[bool]:
@@ -301,19 +301,10 @@ def _local(config: Config, layers: int) -> list[bool]:
 
 def _gpt_bigcode(config: Config, name: str) -> ModelGraph:
     """GPT-2 whose heads share one key-value head [SantaCoder, arXiv 2301.03988]."""
-    hidden, heads = config.size("n_embd", "hidden_size"), config.size("n_head", "num_attention_heads")
     if config.flag("add_cross_attention", default=False):
         raise UserError(f"{config.source}: add_cross_attention = true: allowed: false, a decoder alone")
-    shape = shape_of(
-        config, hidden=hidden, ffn=config.size("n_inner", default=4 * hidden),
-        layers=config.size("n_layer", "num_hidden_layers"), heads=heads,
-        kv_heads=1 if config.flag("multi_query", default=True) else heads,
-        positions=config.size("n_positions", "max_position_embeddings", default=1024),
-    )  # fmt: skip
-    style = Style(
-        norm="layer", gated=False, tied=_tied(config, default=True), qkv_bias=True, output_bias=True, mlp_bias=True,
-        rotary=False,
-    )  # fmt: skip
+    shape = gpt_shape(config, kv_heads=1 if config.flag("multi_query", default=True) else 0)
+    style = gpt_style(tied=config.tied(default=True))
     config.data.get("num_key_value_heads")  # what multi_query says
     usual = dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), 0.1)
     return build(name, shape, style, dropout=config.having(usual, unless_given=True).rate(*usual) > 0)

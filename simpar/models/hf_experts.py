@@ -12,10 +12,6 @@ from simpar.models.mixture import Mixture
 from simpar.models.transformer import Layer, Style, build
 
 
-def _tied(config: Config, *, default: bool = False) -> bool:
-    return config.flag("tie_word_embeddings", default=default)
-
-
 def _granite(config: Config, name: str) -> ModelGraph:
     """Granite 3 with experts, and with a shared expert besides."""
     shape = sized(config, "intermediate_size")
@@ -26,7 +22,7 @@ def _granite(config: Config, name: str) -> ModelGraph:
     )  # fmt: skip
     bias = config.flag("attention_bias", default=False)
     return build(
-        name, with_experts(shape, mixture), Style(tied=_tied(config), qkv_bias=bias, output_bias=bias)
+        name, with_experts(shape, mixture), Style(tied=config.tied(), qkv_bias=bias, output_bias=bias)
     )
 
 
@@ -42,7 +38,7 @@ def _dots(config: Config, name: str) -> ModelGraph:
     windows = _late(config, shape.layers)
     layers = tuple(Layer(window, experts=at >= dense) for at, window in enumerate(windows))
     bias = config.flag("attention_bias", default=False)
-    style = Style(tied=_tied(config), qkv_bias=bias, output_bias=bias, qk_norm="head")
+    style = Style(tied=config.tied(), qkv_bias=bias, output_bias=bias, qk_norm="head")
     ffn = config.size("intermediate_size") if dense else 0
     full = with_experts(shape, in_groups(config, mixture), ffn=ffn)
     return build(name, full, style, layers=layers)
@@ -68,7 +64,7 @@ def _flex_olmo(config: Config, name: str) -> ModelGraph:
     )  # fmt: skip
     bias = config.flag("attention_bias", default=False)
     style = Style(
-        tied=_tied(config), qk_norm="full", qkv_bias=bias, output_bias=bias, extra={"post_norm_only": True}
+        tied=config.tied(), qk_norm="full", qkv_bias=bias, output_bias=bias, extra={"post_norm_only": True}
     )
     return build(name, with_experts(shape, mixture), style)
 
@@ -79,7 +75,7 @@ def _minimax_m2(config: Config, name: str) -> ModelGraph:
         config.size("num_local_experts", "num_experts", default=256), config.size("num_experts_per_tok", default=8),
         config.size("intermediate_size"), router_bias=True,
     )  # fmt: skip
-    return build(name, with_experts(shape, mixture), Style(tied=_tied(config), qk_norm="full"))
+    return build(name, with_experts(shape, mixture), Style(tied=config.tied(), qk_norm="full"))
 
 
 def _ernie(config: Config, name: str) -> ModelGraph:
@@ -108,7 +104,7 @@ def _ernie(config: Config, name: str) -> ModelGraph:
         raise UserError(
             f"{config.source}: use_bias = true: allowed: false, shared experts have no biases here"
         )
-    style = Style(tied=_tied(config, default=True), qkv_bias=bias, output_bias=bias, mlp_bias=bias)
+    style = Style(tied=config.tied(default=True), qkv_bias=bias, output_bias=bias, mlp_bias=bias)
     full = with_experts(shape, mixture, ffn=config.size("intermediate_size") if dense else 0)
     return build(name, full, style, layers=layers)
 
@@ -128,7 +124,7 @@ def _hunyuan(config: Config, name: str) -> ModelGraph:
     )  # fmt: skip
     bias = config.flag("attention_bias", default=False)
     style = Style(
-        tied=_tied(config), qkv_bias=bias, output_bias=bias, qk_norm="head", extra={"qk_norm_last": True}
+        tied=config.tied(), qkv_bias=bias, output_bias=bias, qk_norm="head", extra={"qk_norm_last": True}
     )
     return build(name, with_experts(shape, mixture), style)
 

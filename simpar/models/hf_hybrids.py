@@ -137,7 +137,7 @@ def _nemotron_h(config: Config, name: str) -> ModelGraph:
         )
     bias, mlp_bias = config.flag("attention_bias", default=False), config.flag("mlp_bias", default=False)
     style = Style(
-        gated=False, tied=config.flag("tie_word_embeddings", default=False), rotary=False, qkv_bias=bias,
+        gated=False, tied=config.tied(), rotary=False, qkv_bias=bias,
         output_bias=bias, mlp_bias=mlp_bias,
     )  # fmt: skip
     given = config.data.get("num_layers_at_end_in_bf16")

@@ -13,10 +13,6 @@ from simpar.models.mixture import Mixture
 from simpar.models.transformer import Layer, Shape, Style, build
 
 
-def _tied(config: Config, *, default: bool = False) -> bool:
-    return config.flag("tie_word_embeddings", default=default)
-
-
 def with_experts(shape: Shape, mixture: Mixture, *, ffn: int = 0, **parts: Any) -> Shape:
     """The shape with experts; ``ffn`` is the width of its dense layers, 0 where it has none."""
     if mixture.topk > mixture.experts:
@@ -40,7 +36,7 @@ def _mixtral(config: Config, name: str) -> ModelGraph:
         Layer(window, experts=True)
         for window in windows_of(config, shape.layers, default=True) or (None,) * shape.layers
     )
-    return build(name, with_experts(shape, mixture), Style(tied=_tied(config)), layers=layers)
+    return build(name, with_experts(shape, mixture), Style(tied=config.tied()), layers=layers)
 
 
 def _sparse_layers(config: Config, count: int) -> tuple[bool, ...]:
@@ -67,7 +63,10 @@ def _qwen2_moe(config: Config, name: str) -> ModelGraph:
         shared_gate=True,
     )
     return _qwen_moe(
-        config, name, Style(tied=_tied(config), qkv_bias=config.flag("qkv_bias", default=True)), mixture
+        config,
+        name,
+        Style(tied=config.tied(), qkv_bias=config.flag("qkv_bias", default=True)),
+        mixture,
     )
 
 
@@ -78,7 +77,7 @@ def _qwen3_moe(config: Config, name: str) -> ModelGraph:
         config.size("moe_intermediate_size"),
     )
     bias = config.flag("attention_bias", default=False)
-    style = Style(tied=_tied(config), qkv_bias=bias, output_bias=bias, qk_norm="head")
+    style = Style(tied=config.tied(), qkv_bias=bias, output_bias=bias, qk_norm="head")
     return _qwen_moe(config, name, style, mixture, head_dim=128)
 
 
@@ -98,7 +97,7 @@ def _deepseek(config: Config, name: str) -> ModelGraph:
     dense = _first_dense(config)
     ffn = config.size("intermediate_size") if dense else 0
     full = with_experts(shape, in_groups(config, mixture), ffn=ffn, latent=_latent(config))
-    style = Style(tied=_tied(config), qkv_bias=bias, output_bias=bias)
+    style = Style(tied=config.tied(), qkv_bias=bias, output_bias=bias)
     return build(name, full, style, layers=dense_first(config, shape.layers, dense))
 
 
@@ -150,7 +149,7 @@ def _glm4_moe(config: Config, name: str) -> ModelGraph:
     )
     dense = _first_dense(config)
     style = Style(
-        tied=_tied(config),
+        tied=config.tied(),
         qkv_bias=config.flag("attention_bias", default=False),
         qk_norm="head" if config.flag("use_qk_norm", default=False) else "",
     )
@@ -174,7 +173,7 @@ def _gpt_oss(config: Config, name: str) -> ModelGraph:
         if config.number(field, default=value) != value:
             raise UserError(f"{name}: {field} = {config.data[field]}: allowed: {value}, as published")
     bias = config.flag("attention_bias", default=True)
-    style = Style(tied=_tied(config), qkv_bias=bias, output_bias=bias, extra={"sinks": True})
+    style = Style(tied=config.tied(), qkv_bias=bias, output_bias=bias, extra={"sinks": True})
     window = config.size("sliding_window", default=128)
     listed = windows_of(config, shape.layers, default=True) if config.data.get("layer_types") else ()
     windows = listed or tuple(window if i % 2 == 0 else None for i in range(shape.layers))
@@ -204,7 +203,7 @@ def _llama4(config: Config, name: str) -> ModelGraph:
         for i in range(shape.layers)
     )
     ffn = config.size("intermediate_size_mlp") if step > 1 else 0
-    return build(name, with_experts(shape, mixture, ffn=ffn), Style(tied=_tied(config)), layers=layers)
+    return build(name, with_experts(shape, mixture, ffn=ffn), Style(tied=config.tied()), layers=layers)
 
 
 def _olmoe(config: Config, name: str) -> ModelGraph:
@@ -214,7 +213,7 @@ def _olmoe(config: Config, name: str) -> ModelGraph:
         config.size("num_experts_per_tok", default=8),
         config.size("intermediate_size"),
     )
-    return build(name, with_experts(shape, mixture), Style(tied=_tied(config), qk_norm="full"))
+    return build(name, with_experts(shape, mixture), Style(tied=config.tied(), qk_norm="full"))
 
 
 def _phimoe(config: Config, name: str) -> ModelGraph:
@@ -226,7 +225,7 @@ def _phimoe(config: Config, name: str) -> ModelGraph:
     )
     bias = config.flag("attention_bias", default=False)
     style = Style(
-        norm="layer", tied=_tied(config), qkv_bias=bias, output_bias=bias,
+        norm="layer", tied=config.tied(), qkv_bias=bias, output_bias=bias,
         head_bias=config.flag("lm_head_bias", default=False),
     )  # fmt: skip
     return build(name, with_experts(shape, mixture), style)
@@ -243,7 +242,7 @@ def _dbrx(config: Config, name: str) -> ModelGraph:
     mixture = Mixture(
         inner.size("moe_num_experts"), inner.size("moe_top_k", default=1), inner.size("ffn_hidden_size")
     )
-    return build(name, with_experts(shape, mixture), Style(norm="weight", tied=_tied(config)))
+    return build(name, with_experts(shape, mixture), Style(norm="weight", tied=config.tied()))
 
 
 def _grok(config: Config, name: str) -> ModelGraph:
@@ -254,7 +253,7 @@ def _grok(config: Config, name: str) -> ModelGraph:
         config.size("num_experts_per_tok", default=2),
         config.size("intermediate_size"),
     )
-    style = Style(tied=_tied(config, default=True), norms=4)
+    style = Style(tied=config.tied(default=True), norms=4)
     return build(name, with_experts(shape, mixture), style)
 
 

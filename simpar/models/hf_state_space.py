@@ -135,16 +135,16 @@ def _listed(config: Config, count: int) -> tuple[str, ...]:
     return kinds
 
 
+def _style(config: Config) -> Style:
+    """Llama's, with biases where the config asks for them."""
+    bias = config.flag("attention_bias", default=False)
+    mlp_bias = config.flag("mlp_bias", default=False)
+    return Style(tied=config.tied(), qkv_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
+
+
 def _falcon_h1(config: Config, name: str) -> ModelGraph:
-    bias, mlp_bias = config.flag("attention_bias", default=False), config.flag("mlp_bias", default=False)
-    style = Style(
-        tied=config.flag("tie_word_embeddings", default=False),
-        qkv_bias=bias,
-        output_bias=bias,
-        mlp_bias=mlp_bias,
-    )
     shape = llama_shape(config, kv_heads=8)
-    return _layers(config, name, shape, style, (f"{ATTENTION}_{MAMBA}",) * shape.layers)
+    return _layers(config, name, shape, _style(config), (f"{ATTENTION}_{MAMBA}",) * shape.layers)
 
 
 def _bamba(config: Config, name: str) -> ModelGraph:
@@ -155,14 +155,7 @@ def _bamba(config: Config, name: str) -> ModelGraph:
     kinds = tuple(ATTENTION if layer in indices else MAMBA for layer in range(shape.layers))
     if not indices and (config.data.get("layers_block_type") or config.data.get("layer_types")):
         kinds = _listed(config, shape.layers)
-    bias, mlp_bias = config.flag("attention_bias", default=False), config.flag("mlp_bias", default=False)
-    style = Style(
-        tied=config.flag("tie_word_embeddings", default=False),
-        qkv_bias=bias,
-        output_bias=bias,
-        mlp_bias=mlp_bias,
-    )
-    return _layers(config, name, shape, style, kinds)
+    return _layers(config, name, shape, _style(config), kinds)
 
 
 def _granite_hybrid(config: Config, name: str) -> ModelGraph:
@@ -173,7 +166,7 @@ def _granite_hybrid(config: Config, name: str) -> ModelGraph:
     config.data.get("num_experts_per_tok")
     bias = config.flag("attention_bias", default=False)
     style = Style(
-        tied=config.flag("tie_word_embeddings", default=False), qkv_bias=bias, output_bias=bias,
+        tied=config.tied(), qkv_bias=bias, output_bias=bias,
         rotary=config.text("position_embedding_type") == "rope",
     )  # fmt: skip
     if routed:
@@ -203,7 +196,7 @@ def _mamba2(config: Config, name: str) -> ModelGraph:
         )
     layers = config.size("num_hidden_layers", default=64)
     shape = Shape(config.size("vocab_size", default=32768), hidden, 0, layers, heads, heads, head_dim)
-    style = Style(tied=config.flag("tie_word_embeddings", default=False), rotary=False)
+    style = Style(tied=config.tied(), rotary=False)
     graph = hybrid(name, "M" * layers, shape, state, style)
     bias, conv_bias = config.flag("use_bias", default=False), config.flag("use_conv_bias", default=True)
     ops = mamba("mamba_norm", bias=bias, conv_bias=conv_bias)

@@ -27,7 +27,7 @@ def _t5(config: Config, name: str) -> ModelGraph:
         heads=heads, kv_heads=heads, head_dim=config.size("d_kv", default=64),
     )  # fmt: skip
     gated = config.text("feed_forward_proj", "relu").startswith("gated")
-    style = Style(gated=gated, rotary=False, tied=config.flag("tie_word_embeddings", default=True))
+    style = Style(gated=gated, rotary=False, tied=config.tied(default=True))
     decoder_seq = config.size("decoder_seq_len") if config.data.get("decoder_seq_len") else None
     depth = config.size("num_decoder_layers", default=layers)
     return encoder_decoder(name, shape, style, decoder_layers=depth, decoder_seq=decoder_seq)

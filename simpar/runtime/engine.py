@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,11 +58,11 @@ class Engine:
 
     def _accumulate(self, tokens: Tensor, targets: Tensor) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=tokens.device)
-        batches = list(zip(tokens.chunk(self.microbatches), targets.chunk(self.microbatches), strict=True))
-        for number, (inputs, wanted) in enumerate(batches):
+        batches = self._batches(tokens, targets)
+        for number, batch in enumerate(batches):
             with self._synchronised(last=number == len(batches) - 1):
                 with self.clock.phase("forward"):
-                    loss = mean_loss(self._outputs(inputs, wanted), wanted) / self.microbatches
+                    loss = self._loss(*batch)
                 with self.clock.phase("backward"):
                     loss.backward()
                     self.update.collect()
@@ -94,7 +94,7 @@ class Engine:
                 losses = self.pipeline.evaluate(tokens, targets)
             else:
                 assert self.pipeline is None, "stages of their own are refused"
-                losses = list(self._losses(tokens, targets))
+                losses = [self._loss(*batch) for batch in self._batches(tokens, targets)]
         for module in (*self.stages.values(), *self.wrapped.values()):
             module.train()
             for unit in module.modules():
@@ -102,18 +102,15 @@ class Engine:
                     unit.reshard()
         return torch.stack([plain(loss).double() for loss in losses]).sum() if losses else None
 
-    def _losses(self, tokens: Tensor, targets: Tensor) -> Iterator[Tensor]:
-        """The share of every microbatch in the mean loss."""
-        for inputs, wanted in zip(
-            tokens.chunk(self.microbatches), targets.chunk(self.microbatches), strict=True
-        ):
-            outputs = self._outputs(inputs, wanted)
-            yield mean_loss(outputs, wanted) / self.microbatches
+    def _batches(self, tokens: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """The microbatches: inputs and what is wanted of each."""
+        return list(zip(tokens.chunk(self.microbatches), targets.chunk(self.microbatches), strict=True))
 
-    def _outputs(self, inputs: Tensor, wanted: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Logits of a microbatch, of further tokens as well where those are wanted."""
+    def _loss(self, inputs: Tensor, wanted: Tensor) -> Tensor:
+        """The share of a microbatch in the mean loss, with that of further tokens where those are wanted."""
         model = self.wrapped[0]
-        return model(inputs, wanted[:, :-1]) if wanted.ndim > inputs.ndim else model(inputs)
+        outputs = model(inputs, wanted[:, :-1]) if wanted.ndim > inputs.ndim else model(inputs)
+        return mean_loss(outputs, wanted) / self.microbatches
 
     def measure(self, clock: Clock) -> None:
         """Count the time of forward, backward, communication after it, and update on a clock."""

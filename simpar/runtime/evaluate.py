@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from simpar.errors import UserError
-from simpar.models.training import Training
 from simpar.runtime.data import Loader, Source, open_source
 from simpar.runtime.job import Job
 
@@ -56,14 +55,10 @@ def held_out(job: Job, vocab: int) -> Source:
     if path is None:
         raise UserError(f"--eval-every: nothing is held out of {data.path}; allowed: with --held-out FILE")
     source = open_source(data.model_copy(update={"path": path}), training, vocab, job.learning.seed)
-    needed = _sequences(training, job.measuring.evaluate_batches)
+    needed = training.global_batch * job.measuring.evaluate_batches
     if len(source) < needed:
         raise UserError(
             f"--held-out {path}: {len(source)} sequences of {training.seq_len} tokens; allowed: {needed} or more, "
             f"--eval-batches {job.measuring.evaluate_batches} of {training.global_batch}"
         )
     return source
-
-
-def _sequences(training: Training, batches: int) -> int:
-    return training.global_batch * batches
