@@ -46,6 +46,7 @@ from simpar.validate.recipes import completed
 from simpar.validate.rows import Case, Measured, case, measured
 from simpar.validate.summary import CELL
 from simpar.validate.table import read_table, suspect
+from simpar.validate.tight import as_it_ran
 from simpar.validate.tuned import settled
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -120,6 +121,7 @@ def run_of(row: Row, place: tuple[str, int], older: Run | None, *, move: bool) -
         entry, predicted = settled(asked)
         if not found.step_time_s and has_rate(row):
             found = with_rates(found, row, entry)
+        ran, as_run = as_it_ran(entry, predicted, found)
         cluster = cluster_of(entry)
         lowered, timing = timed(entry, cluster)
     except Unmodelled:
@@ -129,17 +131,17 @@ def run_of(row: Row, place: tuple[str, int], older: Run | None, *, move: bool) -
     said = not asked.open and not completed(row)[1]  # its whole plan
     error = None
     if found.step_time_s and not suspect(row) and not text(row, "notes").startswith("tier C"):
-        error = float(np.log(found.step_time_s / predicted.step_time_s))
+        error = float(np.log(found.step_time_s / as_run.step_time_s))
     return Run(
         source=text(row, "source"),
         family=_family(text(row, "model_name")),
         cell=tuple(text(row, name) for name in CELL),
         traits=traits_of(lowered.job, cluster, cluster.device.name),
         error=error,
-        slopes=_slopes(entry, predicted.step_time_s, older) if move and error is not None else {},
+        slopes=_slopes(ran, as_run.step_time_s, older) if move and error is not None else {},
         fitted=error is not None and said and is_fitted(text(row, "source"), entry, predicted),
         row=place,
-        predicted_s=predicted.step_time_s,
+        predicted_s=as_run.step_time_s,
         measured_s=found.step_time_s,
         fits=None if suspect(row) else found.fits,
         needed_bytes=fullest.needed_bytes,

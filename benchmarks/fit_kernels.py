@@ -292,7 +292,7 @@ def write(name: str, values: Mapping[str, Any], note: str) -> None:
     path = PROFILES / f"{name}.yaml"
     document = parser.load(path.read_text())
     kept = dict(document.get("kernels") or {})
-    ours = {*GEMM, *ATTENTION, *DIMS, *FLASH2, "gemm_efficiency_fp8"}
+    ours = {*GEMM, *ATTENTION, *DIMS, *TAILS, *FLASH2, "gemm_efficiency_fp8"}
     document["kernels"] = {**values, **{k: v for k, v in kept.items() if k not in ours}}
     told = str(document.get("provenance", "")).partition("; sustained clock")
     document["provenance"] = note + told[1] + told[2]

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from calibrate_uncertainty_rows import ROOT, Run, errors_under, kept_runs
 from numpy.typing import NDArray
-from pooled import BY_KIND, Fitted, Pool, architecture, effects_of
+from pooled import BY_KIND, Fitted, Pool, architecture, effects_of, like_measured
 
 from simpar import files
 from simpar.learn.parameters import CLOCKS, Name, parameter, tuning_of
@@ -162,6 +162,9 @@ def write_alike(pool: Pool, found: Fitted) -> None:
         ]
         values = {key: min(1.0, float(clock)) for key, clock in zip(CLOCKS, clocks, strict=False)}
         note = f"by its power and what others of {architecture(device)} show"
+        if alike := like_measured(device, dict(zip(pool.names, pool.values.tolist(), strict=True))):
+            note = f"that of {alike[0]} by the clocks that both have in long products (AMD, max-achievable FLOPs)"
+            values = alike[1]
         _update(ROOT / "hardware_profiles" / "devices" / f"{device}.yaml", "device", values, note)
 
 

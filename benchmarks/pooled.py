@@ -90,6 +90,9 @@ BY_KIND = ("launch.kernel_overhead", "launch.step_overhead_s")
 COMPILED = ("maxtext",)
 """Stacks whose whole step a compiler lowers: no module runs by itself, with copies and casts in front of it."""
 POWER = 0.5  # W a TFLOP/s of 16 bits, of which the general clock is
+PRODUCTS_HZ: dict[str, tuple[float, float]] = {"mi300x": (1.207e9, 1.23e9), "mi325x": (1.447e9, 1.464e9)}
+"""Median clocks of boards with one die in long products of 16 and of 8 bits, warm and with values as in models [AMD,
+Measuring Max-Achievable FLOPs, part 2 (2025), table 1]: what they tell of each other, no law of power has to."""
 
 
 def power_of(device: str) -> float:
@@ -103,6 +106,23 @@ def power_of(device: str) -> float:
 def architecture(device: str) -> str:
     """What devices with the same multiprocessors have in common; a board of its own where none is known."""
     return next((name for pattern, name in ARCHITECTURES if re.match(pattern, device)), f"the board {device}")
+
+
+def like_measured(device: str, known: Mapping[Name, float]) -> tuple[str, dict[str, float]] | None:
+    """(Board of the same die that runs were fitted on, clocks of this one): its own times those of long products.
+
+    None where no such clocks are published of both, or where nothing is fitted to the other either.
+    """
+    own = PRODUCTS_HZ.get(device)
+    for other, clocks_hz in PRODUCTS_HZ.items():
+        fitted = [known.get(("device", other, key)) for key in CLOCKS[:2]]
+        if own is None or other == device or fitted[0] is None:
+            continue
+        eight = fitted[1] or fitted[0]
+        ratios = [mine / theirs for mine, theirs in zip(own, clocks_hz, strict=True)]
+        values = [clock * ratio for clock, ratio in zip((fitted[0], eight), ratios, strict=True)]
+        return other, dict(zip(CLOCKS, values, strict=False))
+    return None
 
 
 def kind_of(stack: str) -> str:

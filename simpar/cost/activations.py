@@ -142,9 +142,11 @@ class _Sizes:
 
     def _as_kept(self, key: str) -> float:
         """Times a tensor is kept: as it is for whoever reads it so, and as products cast it if they keep the cast."""
+        savers = [op for op in self.block.operators if key in op.saves]
+        if self.stack.memory.gate_inputs == "fp8" and [op.kind for op in savers] == ["gated_activation"]:
+            return DTYPE_BYTES["fp8"] / self.width
         if self.kept == self.width:
             return 1.0
-        savers = [op for op in self.block.operators if key in op.saves]
         casts = [op.kind in ("matmul", "grouped_matmul") and self._is_cast(op) for op in savers]
         return float(not all(casts)) + any(casts) * self.kept / self.width
 

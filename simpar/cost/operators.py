@@ -10,7 +10,7 @@ import numpy as np
 from simpar.cost.kernels import KernelModel
 from simpar.cost.stack import Stack
 from simpar.cost.state_space import BACKWARD, FORWARD, scan_time_s
-from simpar.models.graph import Attention, Dims, Operator, evaluate
+from simpar.models.graph import Attention, Dims, Operator, Weight, evaluate
 from simpar.plan.sharding import RankDims
 from simpar.units import BLOCK_SCALED, CAST_DTYPES, DTYPE_BYTES, MICROSCALED, Numbers
 
@@ -112,18 +112,19 @@ def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
         input_s = kernels.memory_time_s(m * k * cast.first)
         gradient_s = kernels.memory_time_s(m * n * cast.first + k * n * cast.weights)
         columns_s = kernels.memory_time_s(m * (k * cast.inputs + n * cast.gradients), kernels=later)
-    frozen, widen_s, swizzled_s = _is_frozen(op), _widen_s(op, sizes), swizzles * kernels.latency_s
+    frozen, swizzled_s = _is_frozen(op), swizzles * kernels.latency_s
+    widen_s, turn_s = _widen_s(op, sizes), _turn_s(op, sizes)
     fused = sizes.stack.numerics.gradient_accumulation_fusion
     in_blocks = WEIGHTS_IN_BLOCKS.get(kernels.precision, 1.0)
     return OperatorTime(
         op.name,
         kernels.gemm_time_s(m, n, k) + input_s + swizzled_s + widen_s,
-        kernels.gemm_time_s(m, k, n) + gradient_s + swizzled_s + widen_s,
+        kernels.gemm_time_s(m, k, n) + gradient_s + swizzled_s + widen_s + turn_s,
         0.0
         if frozen
         else in_blocks * kernels.gemm_time_s(k, n, m, accumulate=fused) + swizzled_s + columns_s,
         casts + 1 + swizzles,
-        casts + (1 + swizzles if frozen else 2 * (1 + swizzles) + later),
+        casts + (1 + swizzles if frozen else 2 * (1 + swizzles) + later) + bool(np.any(turn_s)),
     )
 
 
@@ -132,9 +133,27 @@ def _is_frozen(op: Operator) -> bool:
     return bool(op.weights) and not op.is_trained
 
 
+def _turn_s(op: Operator, sizes: Sizes) -> Numbers:
+    """Seconds to transpose frozen 8-bit weights for the gradient of inputs.
+
+    Before devices with scaled blocks 8-bit products read operands in one layout only, and recipes keep no transposed
+    copy of what is frozen [NVIDIA Megatron-Bridge, disable_parameter_transpose_cache of the presets of adapters].
+    """
+    kernels = sizes.kernels
+    mine = [weight for weight in op.weights if _in_eight_bits(weight, kernels)]
+    if not mine or "fp4" in kernels.device.peak_flop_per_s:
+        return 0.0
+    return kernels.memory_time_s(sum(evaluate(w.size, sizes.dims) for w in mine) * 2.0 * DTYPE_BYTES["fp8"])
+
+
+def _in_eight_bits(weight: Weight, kernels: KernelModel) -> bool:
+    """Whether a frozen weight is stored as 8-bit products read it."""
+    return weight.stored_bytes == DTYPE_BYTES["fp8"] and kernels.precision == "fp8"
+
+
 def _widen_s(op: Operator, sizes: Sizes) -> Numbers:
     """Seconds to widen packed weights before a product."""
-    packed = [weight for weight in op.weights if weight.stored_bytes]
+    packed = [w for w in op.weights if w.stored_bytes and not _in_eight_bits(w, sizes.kernels)]
     width = sizes.kernels.activation_bytes
     widened = (evaluate(w.size, sizes.dims) * ((w.stored_bytes or 0.0) + width) for w in packed)
     return sizes.kernels.memory_time_s(sum(widened)) if packed else 0.0
@@ -218,6 +237,7 @@ def _grouped_matmul(op: Operator, sizes: Sizes) -> OperatorTime:
         overhead * (kernels.gemm_time_s(m, n, k, batch=experts) + cast_s[0]) + widen_s + bias.forward_s,
         overhead * (kernels.gemm_time_s(m, k, n, batch=experts) + cast_s[1])
         + widen_s
+        + _turn_s(op, sizes)
         + bias.backward_input_s,
         overhead * weights_s,
         casts + each + bias.forward_kernels,
@@ -374,17 +394,25 @@ def _eager_norm(op: Operator) -> tuple[float, float, int]:
 
 
 _NO_PASSES = (0.0, 0.0, 0)
+
+
+def _gated_activation(op: Operator, stack: Stack) -> tuple[float, float, int]:
+    """(Forward, backward) passes and kernels; inputs kept in 8 bits are cast there and back, 2 x 3 bytes an output."""
+    if stack.fusion.expert_epilogues and op.region == "expert":
+        return _NO_PASSES
+    cast = float(stack.memory.gate_inputs == "fp8")
+    again = float(stack.memory.gate == "inputs")
+    forward, backward, kernels = (3.0, 5.0 + again, 1) if stack.fusion.activation else (5.0, 8.0, 2)
+    return forward + 3.0 * cast, backward + 3.0 * cast, kernels + int(cast)
+
+
 _PASSES: dict[str, Callable[[Operator, Stack], tuple[float, float, int]]] = {
     "copy": lambda _op, _stack: (2.0, 2.0, 1),
     # fused: read x, write y; backward reads x, dy and writes dx
     "norm": lambda op, stack: (2.0, 3.0, 1) if stack.fusion.norm else _eager_norm(op),
     # per output element: read gate and up, write; eager keeps the silu output as a tensor of its own. Of experts with
     # epilogues the product before does it, backward the product behind. Backward writes an output that was not kept
-    "gated_activation": lambda op, stack: (
-        _NO_PASSES
-        if stack.fusion.expert_epilogues and op.region == "expert"
-        else ((3.0, 5.0 + (stack.memory.gate == "inputs"), 1) if stack.fusion.activation else (5.0, 8.0, 2))
-    ),
+    "gated_activation": lambda op, stack: _gated_activation(op, stack),
     # read, write; the bias in front is a pass of its own unless fused
     "activation": lambda _, stack: (2.0, 3.0, 1) if stack.fusion.activation else (4.0, 5.0, 2),
     # two halves read, limited, written and joined again; backward reads the input too and joins the gradients

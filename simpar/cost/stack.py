@@ -13,7 +13,7 @@ from simpar import files
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
 from simpar.plan.staged import has_tensor_ranks
-from simpar.profiles import load_profile
+from simpar.profiles import LIKE, load_profile
 from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns
 from simpar.units import MS, NS, Bytes, Flags, Floats, Fraction, Numbers, Seconds
 
@@ -215,7 +215,8 @@ class MemoryHabits(LossHabits):
 
     Of a layer: ``pins_packed_qkv`` (views keep the packed projection alive), ``gate`` (of a gated activation "inputs"
     alone, whose product backward computes again in the kernel that reads them anyway, the "product" as well, or "all",
-    where the activated gate is a tensor of its own), ``eager_copies`` (that, and fp32 copies in norms),
+    where the activated gate is a tensor of its own), ``gate_inputs`` (its inputs, as they are or in 8 bits:
+    activation_func_fp8_input_store of Megatron-Core), ``eager_copies`` (that, and fp32 copies in norms),
     ``extra_saved`` bytes per token and hidden feature. For the whole run:
     ``gather_buffers`` of one full residual stream each under sequence parallelism, ``bucket_bytes`` per parameter
     for gradient buckets apart from the gradients, ``gather_copies`` (flat copies made to gather sharded parameters
@@ -227,6 +228,7 @@ class MemoryHabits(LossHabits):
 
     pins_packed_qkv: bool = False
     gate: Literal["inputs", "product", "all"] = "product"
+    gate_inputs: Literal["bf16", "fp8"] = "bf16"
     eager_copies: bool = False
     extra_saved: float = Field(0.0, ge=0, allow_inf_nan=False)
     selective: Literal["attention", "operators"] = "attention"
@@ -299,7 +301,7 @@ def load_stack(name: str) -> Stack:
         newest = load_stack(named)
         until = next((last for last in sorted(newest.earlier) if release[:5] <= last), None)
         return newest if until is None else load_stack(newest.earlier[until])
-    return files.parse(Stack, load_profile(name, "stacks", "stack")[0])
+    return files.parse(Stack, load_profile(name, "stacks", "stack")[0], also=(LIKE,))
 
 
 def under(stack: Stack, plan: Plan) -> Stack:

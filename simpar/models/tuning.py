@@ -1,4 +1,4 @@
-"""Fine-tuning of a part: low-rank adapters beside frozen weights, frozen layers, frozen weights in 4 bits.
+"""Fine-tuning of a part: low-rank adapters beside frozen weights, frozen layers, frozen weights in 8 or 4 bits.
 
 An adapter of rank r beside a matrix of k inputs and n outputs is a product with k x r and one with r x n values [LoRA,
 Hu et al. 2021, arXiv 2106.09685]. In a mixture every expert's projections have adapters of their own, in grouped
@@ -6,7 +6,8 @@ products, and so have those of shared experts; routers are frozen (PEFT beside e
 GroupedExpertsLoRA). Frozen weights have neither gradients nor states and no weight-gradient product, and
 their inputs are not kept for one. Below the first trained layer nothing runs backward. Matrices inside layers may be
 stored in NF4, 4 bits and 0.127 of doubly quantised scales an element, and are widened before every product
-[QLoRA, Dettmers et al. 2023, arXiv 2305.14314, section 3].
+[QLoRA, Dettmers et al. 2023, arXiv 2305.14314, section 3]. Or in the 8 bits that 8-bit products read, with a scale a
+tensor [NVIDIA Megatron-Bridge, llama2_70b_lora presets: "the base is stored quantized"].
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from simpar.models.graph import PRODUCTS, Block, ModelGraph, Operator, Size, Wei
 TUNED = "tuned"
 """Fact of a graph that is tuned already."""
 NF4_BYTES = (4.0 + 0.127) / 8.0
+STORED_BYTES = {"bf16": None, "fp8": 1.0, "nf4": NF4_BYTES}
+"""Bytes of an element of a frozen matrix by its dtype; None: as it is computed with."""
 PARTS: dict[str, tuple[str, int]] = {
     "q_proj": ("qkv", -3), "k_proj": ("qkv", -2), "v_proj": ("qkv", -1), "o_proj": ("o_proj", -1),
     "gate_proj": ("mlp_up", -2), "up_proj": ("mlp_up", -1), "down_proj": ("mlp_down", -1),
@@ -31,7 +34,7 @@ LATENT = {"q_proj": ("q_down", "q_up"), "k_proj": ("kv_down", "kv_up"), "v_proj"
 
 
 def tuned(
-    graph: ModelGraph, *, rank: int | None, targets: tuple[str, ...], frozen_layers: int, nf4: bool
+    graph: ModelGraph, *, rank: int | None, targets: tuple[str, ...], frozen_layers: int, frozen_dtype: str
 ) -> ModelGraph:
     """The model with adapters of a rank beside projections, or without them and only its first layers frozen.
 
@@ -45,46 +48,46 @@ def tuned(
         )
     if rank is None and not frozen_layers:
         return graph
-    still = {name: _still(graph.blocks[name], nf4) for name in graph.layers[:frozen_layers]}
+    stored = STORED_BYTES[frozen_dtype]
+    still = {name: _still(graph.blocks[name], stored) for name in graph.layers[:frozen_layers]}
     blocks = dict(graph.blocks)
     if rank is not None:
-        blocks = {name: _adapted(block, rank, targets, nf4) for name, block in blocks.items()}
+        blocks = {name: _adapted(block, rank, targets, stored) for name, block in blocks.items()}
     blocks |= {block.name: block for block in still.values()}
     layers = (*(still[name].name for name in graph.layers[:frozen_layers]), *graph.layers[frozen_layers:])
-    head = graph.head if rank is None and not graph.tied_embeddings else _frozen(graph.head, nf4=False)
-    embedding = replace(_frozen(graph.embedding, nf4=False), still=True)
+    head = graph.head if rank is None and not graph.tied_embeddings else _frozen(graph.head)
+    embedding = replace(_frozen(graph.embedding), still=True)
     facts = {**graph.facts, TUNED: True}
     return replace(graph, blocks=blocks, layers=layers, head=head, embedding=embedding, facts=facts)
 
 
-def _still(block: Block, nf4: bool) -> Block:
+def _still(block: Block, stored: float | None) -> Block:
     """A frozen block below everything that is trained."""
-    return replace(_frozen(block, nf4=nf4), name=f"{block.name}.still", still=True)
+    return replace(_frozen(block, stored), name=f"{block.name}.still", still=True)
 
 
-def _frozen(block: Block, *, nf4: bool) -> Block:
-    return replace(block, operators=tuple(_frozen_operator(op, nf4) for op in block.operators))
+def _frozen(block: Block, stored: float | None = None) -> Block:
+    return replace(block, operators=tuple(_frozen_operator(op, stored) for op in block.operators))
 
 
-def _frozen_operator(op: Operator, nf4: bool) -> Operator:
+def _frozen_operator(op: Operator, stored: float | None) -> Operator:
     """The operator without gradients of its weights, which it then keeps no input for."""
-    weights = tuple(_frozen_weight(weight, nf4) for weight in op.weights)
+    weights = tuple(_frozen_weight(weight, stored) for weight in op.weights)
     saves = op.saves
     if op.weights and op.kind in PRODUCTS:
         saves = tuple(name for name in saves if name == op.name)  # a router keeps its logits
     return replace(op, weights=weights, saves=saves)
 
 
-def _frozen_weight(weight: Weight, nf4: bool) -> Weight:
-    stored = NF4_BYTES if nf4 and _is_matrix(weight) else None
-    return replace(weight, trainable=False, stored_bytes=stored)
+def _frozen_weight(weight: Weight, stored: float | None) -> Weight:
+    return replace(weight, trainable=False, stored_bytes=stored if _is_matrix(weight) else None)
 
 
-def _adapted(block: Block, rank: int, targets: tuple[str, ...], nf4: bool) -> Block:
+def _adapted(block: Block, rank: int, targets: tuple[str, ...], stored: float | None) -> Block:
     """A block with frozen weights and an adapter behind every product that has targets."""
     operators: list[Operator] = []
     for op in block.operators:
-        operators.append(_frozen_operator(op, nf4))
+        operators.append(_frozen_operator(op, stored))
         columns = _columns(op, targets)
         if columns:
             operators += _adapter(op, rank, columns)

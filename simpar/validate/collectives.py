@@ -59,14 +59,19 @@ def call(row: Row) -> Call:
     return Call(profile, op, _algorithm(row), domains, per_domain, size, time)
 
 
+def bus_factor(op: str, ranks: int) -> float:
+    """Bytes over the links of a rank per byte of the larger buffer, as nccl-tests counts bus bandwidth."""
+    factors = {"all_reduce": 2 * (ranks - 1) / ranks, "sendrecv": 1.0, "collective_permute": 1.0}
+    return factors.get(op, (ranks - 1) / ranks)
+
+
 def measured_s(row: Row, ranks: int, size_bytes: float) -> float | None:
     """Measured time, or the time that the bus (or algorithm) bandwidth stands for."""
     time_us, bus = measurement(row, "time_us"), measurement(row, "busbw_GBps")
     if time_us:
         return time_us * US
     if bus:
-        factor = {"all_reduce": 2 * (ranks - 1) / ranks, "sendrecv": 1.0, "collective_permute": 1.0}
-        return size_bytes * factor.get(text(row, "op"), (ranks - 1) / ranks) / (bus * GB)
+        return size_bytes * bus_factor(text(row, "op"), ranks) / (bus * GB)
     rate = measurement(row, "algbw_GBps")
     return size_bytes / (rate * GB) if rate else None
 

@@ -1,13 +1,14 @@
 """What a row leaves blank and its authors published elsewhere: configurations by source and model, with citations.
 
-Facts of configurations only: columns that a row has stay its own, and nothing here was measured.
+Facts of configurations only, and nothing here was measured. Columns that a row has stay its own, but where rows of the
+same settings contradict each other and the framework's configuration tells which is meant (``instead``).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,7 +22,8 @@ GPUS_OF_A_NODE = 8
 class Recipe:
     """Columns that a configuration says, the columns by which its rows are known, and where it is published.
 
-    ``model`` is the catalogue's name of the model ("": the row's own name says it); ``notes`` stand beside the row's.
+    ``model`` is the catalogue's name of the model ("": the row's own name says it); ``notes`` stand beside the row's,
+    and what is ``instead`` in place of it.
     """
 
     row: Mapping[str, str | float]
@@ -29,6 +31,7 @@ class Recipe:
     of: str
     model: str = ""
     notes: str = ""
+    instead: Mapping[str, str] = field(default_factory=dict)
 
     def is_of(self, row: Row) -> bool:
         """Whether a row is of this configuration: words match anywhere, numbers are equal."""
@@ -47,10 +50,11 @@ def recipes() -> tuple[Recipe, ...]:
     return tuple(
         Recipe(
             each["row"],
-            {name: str(value) for name, value in each["says"].items()},
+            {name: str(value) for name, value in each.get("says", {}).items()},
             each["of"],
             each.get("model", ""),
             each.get("notes", ""),
+            {name: str(value) for name, value in each.get("instead", {}).items()},
         )
         for each in document.data["recipes"]
     )
@@ -62,12 +66,16 @@ def completed(row: Row) -> tuple[Row, tuple[str, ...]]:
     if found is None:
         return row, ()
     filled = {name: value for name, value in found.says.items() if not text(row, name)}
-    if not filled:
+    replaced = {name: value for name, value in found.instead.items() if text(row, name) != value}
+    notes_alone = found.notes and not found.says and not found.instead
+    if not filled and not replaced and not notes_alone:
         return row, ()
     named = {"model_name": found.model} if found.model else {}
     noted = {"notes": f"{text(row, 'notes')}; {found.notes}"} if found.notes else {}
-    said = ", ".join(f"{name} {value}" for name, value in filled.items())
-    return {**row, **filled, **named, **noted}, (f"{said} [{found.of}]",)
+    words = [f"{name} {value}" for name, value in filled.items()]
+    words += [f"{name} {value} in place of {text(row, name)}" for name, value in replaced.items()]
+    words += [found.notes] if found.notes else []
+    return {**row, **filled, **named, **noted, **replaced}, (f"{', '.join(words)} [{found.of}]",)
 
 
 def _model_parallel(row: Row) -> Recipe | None:

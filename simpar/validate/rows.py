@@ -32,13 +32,14 @@ from simpar.validate.mixtures import (
 from simpar.validate.networks import Network, network_of
 from simpar.validate.recipes import completed
 from simpar.validate.released import config, entry, unsized
-from simpar.validate.stacks import copies_of_batch, fused_experts, is_nemo, stack_of
+from simpar.validate.stacks import contest_attention, copies_of_batch, fused_experts, is_nemo, stack_of
 from simpar.validate.words import (
     LOG_FIRST_RANK,
     PeakCounts,
     adapters,
     forward_again,
     gradient_dtypes,
+    is_of_contest,
     memory_unit,
     peak_counts,
 )
@@ -113,7 +114,7 @@ def case(row: Row, on: tuple[str, int] | None = None) -> Case:
         seq_len=sequence(row), global_batch=_global_batch(row, plan, devices), documents=_documents(row)
     )
     stack, changes = stack_of(row)
-    changes |= fused_experts(graph, stack, plan, changes)
+    changes |= {**fused_experts(graph, stack, plan, changes), **contest_attention(row, plan)}
     network = None
     if devices > per_node:
         network = network_of(text(row, "interconnect"), per_node, load_cluster(hardware).profile.scale_out)
@@ -129,6 +130,8 @@ def _supposed(row: Row, graph: ModelGraph, plan: Mapping[str, object]) -> tuple[
     said = {"added up": plan.get("grad_dtype"), "reduced": plan.get("reduce_dtype")}
     if dtypes := [f"{how} in {dtype}" for how, dtype in said.items() if dtype]:
         found.append(f"gradients {' and '.join(dtypes)}")
+    if plan.get("frozen_dtype") == "fp8":
+        found.append(f"frozen weights{' and attention' if contest_attention(row, plan) else ''} in 8 bits")
     if plan["recompute"] == "full" and not text(row, "recompute"):
         found.append("all layers recomputed")
     if not text(row, "stack") and not text(row, "attention_kernel") and unfused(row):
@@ -238,7 +241,8 @@ def _plan(row: Row, devices: int, graph: ModelGraph) -> dict[str, object]:
     said = gradient_dtypes(row, one_buffer=stack.name in MEGATRONS)
     plan |= {name: dtype for name, dtype in said.items() if dtype != getattr(stack.numerics, name)}
     if "lora" in text(row, "model_name").lower():
-        plan |= adapters(row, recipe=stack.name)
+        eight_bits = plan["precision"] == "fp8" and stack.name in MEGATRONS
+        plan |= adapters(row, recipe=stack.name, eight_bits=eight_bits)
     if offloaded := _OFFLOADED.fullmatch(text(row, "recompute").lower()):
         plan["offload_activations"] = int(offloaded.group(1)) / whole(row, "n_layers")
     if cp > 1 and "cp all-to-all" in overlap_words(row):
@@ -299,8 +303,9 @@ def _open(row: Row) -> tuple[str, ...]:
     Submissions to MLPerf tune the kernels and settings that the benchmark's rules leave free: how ranks share keys too.
     """
     stages, cp = whole(row, "pp", 1), whole(row, "cp", 1)
-    contest = re.search(r"mlperf|mlcommons", f"{text(row, 'source')} {text(row, 'citation')}".lower())
-    free = ["cp_method"] if contest and cp > 1 and "cp all-to-all" not in overlap_words(row) else []
+    free = (
+        ["cp_method"] if is_of_contest(row) and cp > 1 and "cp all-to-all" not in overlap_words(row) else []
+    )
     if _micro_batch(row, whole(row, "n_gpus") // (whole(row, "tp", 1) * stages * cp)):
         return tuple(free)
     if is_mixture(row):

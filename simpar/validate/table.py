@@ -20,6 +20,7 @@ from simpar.validate.rates import has_rate, with_rates
 from simpar.validate.rows import measured
 from simpar.validate.single import is_single, single_outcomes
 from simpar.validate.summary import CELL, Outcome, summary
+from simpar.validate.tight import as_it_ran
 from simpar.validate.tuned import settled
 
 NEEDED = ("source", "n_gpus", "seq_len")
@@ -106,6 +107,8 @@ def outcome(line: int, row: Row, chosen: Chosen = AS_NAMED) -> Outcome:
         entry, prediction = settled(chosen.case(row))
         if not known:
             actual = with_rates(actual, row, entry)
+        entry, ran = as_it_ran(entry, prediction, actual)
+        prediction = replace(ran, fits=prediction.fits)  # whether what is printed fits
     except (Unmodelled, UserError) as reason:
         why = str(reason).partition("\n")[0]
         return Outcome(**words, cell=cell, measured=None, prediction=None, reason=why)  # type: ignore[arg-type]

@@ -118,13 +118,22 @@ _ADAPTED = (
 )
 
 
-def adapters(row: Row, *, recipe: str = "") -> dict[str, object]:
+def is_of_contest(row: Row) -> bool:
+    """Whether a run is a submission to MLPerf."""
+    words = f"{text(row, 'source')} {text(row, 'citation')}".lower()
+    return re.search(r"mlperf|mlcommons", words) is not None
+
+
+def adapters(row: Row, *, recipe: str = "", eight_bits: bool = False) -> dict[str, object]:
     """A plan's low-rank adapters: rank and projections as notes say, else as recipes of the framework have them.
 
-    NeMo's: 32 beside the packed qkv. Those of "automodel": 16 at all projections.
+    NeMo's: 32 beside the packed qkv. Those of "automodel": 16 at all projections. What is frozen beside 8-bit products
+    of Megatron-Core is in ``eight_bits`` in contests, without transposed copies [NVIDIA Megatron-Bridge, presets of
+    MLPerf's llama2_70b_lora]; NeMo keeps these, which take as much as 16 bits.
     """
     rank_of, parts_of = (16, EVERYWHERE) if recipe == "automodel" else (32, ATTENTION[:3])
     words = text(row, "notes").lower()
     rank = _RANK.search(words)
     said = next((parts for pattern, parts in _ADAPTED if re.search(pattern, words)), parts_of)
-    return {"lora_rank": int(rank[1] or rank[2]) if rank else rank_of, "lora_targets": said}
+    frozen = {"frozen_dtype": "fp8"} if eight_bits and is_of_contest(row) else {}
+    return {"lora_rank": int(rank[1] or rank[2]) if rank else rank_of, "lora_targets": said, **frozen}

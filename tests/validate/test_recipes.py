@@ -23,7 +23,7 @@ def test_every_recipe_is_known_by_columns_fills_columns_and_is_cited() -> None:
     measured = {"iteration_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct", "peak_mem_gib"}
     for recipe in recipes():
         assert set(recipe.row) <= set(RUN_COLUMNS)
-        assert set(recipe.says) <= set(RUN_COLUMNS) - measured
+        assert set(recipe.says) | set(recipe.instead) <= set(RUN_COLUMNS) - measured
         assert "/" in recipe.of
 
 
@@ -37,6 +37,16 @@ def test_blanks_are_filled_and_the_row_s_own_cells_are_not() -> None:
     own = case({**T5, "tp": "4"})
     assert own.plan["tp"] == 4
     assert "tp 4" not in own.read_as
+
+
+def test_a_configuration_tells_which_of_two_rows_is_meant() -> None:
+    """And the report says what was there."""
+    row = {**ROW, "source": "MLPerf Training v5.1 llama31_8b", "gpu_type": "MI355X", "precision": "bf16"}
+    found = case(row)
+    assert found.plan["precision"] == "fp8"
+    assert "precision fp8 in place of bf16 [AMD-AGI/Primus" in found.read_as
+    assert case({**row, "gpu_type": "H100"}).plan["precision"] == "bf16"
+    assert completed({**row, "precision": "fp8"})[1] == ()
 
 
 def test_a_row_that_no_configuration_is_of_stays_as_it_is() -> None:

@@ -16,6 +16,7 @@ from simpar.errors import Infeasible, UserError
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import Block
 from simpar.models.recompute import MODULES, OPTIMAL, by_layer
+from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import CHANGE_IN_FLIGHT, Schedule
 from simpar.program.blocks.rank_view import Job
 from simpar.program.resolve.pass_costs import PassesAlone
@@ -36,15 +37,20 @@ Measure = Callable[[Job], Room]
 
 def with_checkpoints(job: Job, cluster: Cluster, measure: Measure) -> Job:
     """The job with the choice that ``recompute: optimal`` stands for in its plan. Raises UserError, Infeasible."""
-    plan = job.plan
-    if plan.memory.recompute != OPTIMAL:
+    check_optimal(job.plan, cluster)
+    if job.plan.memory.recompute != OPTIMAL:
         return job
-    if plan.pipeline.stages or cluster.is_mixed or plan.offload.offload_activations:
+    return _Checkpointing(job, cluster, measure).chosen()
+
+
+def check_optimal(plan: Plan, cluster: Cluster) -> None:
+    """Raise UserError where ``recompute: optimal`` is asked for and cannot be chosen."""
+    own = plan.pipeline.stages or cluster.is_mixed or plan.offload.offload_activations
+    if plan.memory.recompute == OPTIMAL and own:
         raise UserError(
             "plan.recompute = optimal: not with stages of their own, several kinds of nodes or offload_activations; "
             "allowed: none of them"
         )
-    return _Checkpointing(job, cluster, measure).chosen()
 
 
 @dataclass(frozen=True)
